@@ -1,0 +1,46 @@
+"""What a collector hands out: Sample, LogLine and the two kinds of absence.
+
+Owns the vocabulary between the machine and everything that decides.  A leaf: it imports nothing
+of Holdfast and does no I/O.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class NoData(Exception):
+    """The source is not on this machine, or may not be read.  Expected; never an error."""
+
+
+class Sample(NamedTuple):
+    """One reading of one quantity of one subject.
+
+    name     metric name without the `holdfast_` prefix, base unit last (`host_memory_available_bytes`)
+    subject  what was read: "" for the node, else `key=value[,key=value]` (`cpu=3`, `mount=/data`)
+    value    the reading in the unit that the name ends in
+    boot_s   CLOCK_BOOTTIME seconds at which it was read
+    """
+
+    name: str
+    subject: str
+    value: float
+    boot_s: float
+
+
+class LogLine(NamedTuple):
+    """One line of a log, with the cursor by which its source finds it again."""
+
+    source: str
+    cursor: int
+    boot_s: float
+    text: str
+
+
+class Metric(NamedTuple):
+    """A collector's declaration of one metric: the name as in Sample, its kind and its help text."""
+
+    name: str
+    kind: str  # "gauge" | "counter"
+    help: str
+    labels: tuple[str, ...] = ()

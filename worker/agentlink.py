@@ -1,0 +1,152 @@
+"""The launcher's line to the agent: find one or start a private one, and never lose it for long.
+
+Owns the agent socket and the private agent's process.  The agent may die, freeze, be upgraded or
+be missing altogether: no rank notices, this module connects again and the launcher repeats its
+levels.  It decides nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from typing import Dict, List, NamedTuple, Optional
+
+from .wire import Channel
+
+NODE_SOCKET = "/run/holdfast/agent.sock"
+RETRY_S = 0.2
+RESTART_S = 1.0  # least time between two starts of a private agent
+END_WAIT_S = 3.0
+SUN_PATH = 107
+
+
+class Places(NamedTuple):
+    """Where this run's agent listens and what it writes to."""
+
+    socket: str
+    runtime_dir: str
+    state_dir: str
+    private: bool
+
+
+def places(run: str, environ: Dict[str, str]) -> Places:
+    """The node agent's places when one listens, else those of a private agent of this run."""
+    state = environ.get("HOLDFAST_STATE_DIR") or os.path.join(
+        environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"), "holdfast"
+    )
+    state = os.path.join(state, "runs", run)
+    override = environ.get("HOLDFAST_RUNTIME_DIR")
+    if not override and connect(NODE_SOCKET, close=True):
+        return Places(NODE_SOCKET, os.path.dirname(NODE_SOCKET), state, private=False)
+    base = override or environ.get("XDG_RUNTIME_DIR") or "/tmp/holdfast-%d" % os.getuid()
+    runtime = os.path.join(base, run) if override else os.path.join(base, "holdfast", run)
+    path = os.path.join(runtime, "agent.sock")
+    if len(path) > SUN_PATH:
+        raise OSError(
+            errno.ENAMETOOLONG, "the agent's socket path is longer than %d characters; set "
+            "HOLDFAST_RUNTIME_DIR to a shorter folder" % SUN_PATH, path)  # fmt: skip
+    return Places(path, runtime, state, private=True)
+
+
+def connect(path: str, close: bool = False) -> Optional[Channel]:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        sock.connect(path)
+    except OSError:
+        sock.close()
+        return None
+    if close:
+        sock.close()
+    return Channel(sock)
+
+
+class AgentLink:
+    """Connects, reconnects and, for a private agent, starts it again."""
+
+    def __init__(self, run: str, where: Places, environ: Dict[str, str]) -> None:
+        self.run = run
+        self.where = where
+        self.environ = environ
+        self.channel: Optional[Channel] = None
+        self.process: Optional[subprocess.Popen[bytes]] = None
+        self.tried_s = 0.0
+        self.started_s = 0.0
+        self.lost_s = time.monotonic()
+        self.problem = ""
+
+    def start_private(self) -> None:
+        """Starts this run's own agent, in a session of its own, under Holdfast's interpreter."""
+        os.makedirs(self.where.state_dir, mode=0o700, exist_ok=True)
+        os.makedirs(self.where.runtime_dir, mode=0o700, exist_ok=True)
+        self.started_s = time.monotonic()
+        python = self.environ.get("HOLDFAST_PYTHON") or sys.executable
+        command = [
+            python, "-m", "holdfast.agent", "--private", "--run", self.run,
+            "--state", self.where.state_dir, "--runtime", self.where.runtime_dir,
+        ]  # fmt: skip
+        config = self.environ.get("HOLDFAST_CONFIG")
+        if config:
+            command += ["--config", config]
+        with open(os.path.join(self.where.state_dir, "agent.log"), "ab") as log:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True, env=self.environ, close_fds=True,
+            )  # fmt: skip
+
+    def tend(self) -> bool:
+        """Brings the line back when it is down; True when it has just come up."""
+        if self.channel is not None:
+            return False
+        now = time.monotonic()
+        if now - self.tried_s < RETRY_S:
+            return False
+        self.tried_s = now
+        self.channel = connect(self.where.socket)
+        if self.channel is not None:
+            return True
+        gone = self.process is None or self.process.poll() is not None
+        if self.where.private and gone and now - self.started_s >= RESTART_S:
+            if self.process is not None:
+                self.problem = "the private agent ended with %s: %s" % (
+                    self.process.returncode, self.last_words())  # fmt: skip
+            self.start_private()
+        return False
+
+    def last_words(self) -> str:
+        try:
+            with open(os.path.join(self.where.state_dir, "agent.log"), errors="replace") as log:
+                lines = log.read()[-4000:].strip().splitlines()
+        except OSError:
+            return "it left no log"
+        return lines[-1][:200] if lines else "it left no log"
+
+    def drop(self) -> None:
+        if self.channel is not None:
+            self.channel.close()
+        self.channel = None
+        self.lost_s = time.monotonic()
+
+    def pids(self) -> List[int]:
+        return [self.process.pid] if self.process is not None else []
+
+    def end(self, code: int) -> None:
+        """Says goodbye, and sees a private agent out."""
+        if self.channel is not None:
+            self.channel.send({"t": "bye", "code": code})
+            self.channel.close()
+            self.channel = None
+        if self.process is None:
+            return
+        for number in (0, signal.SIGTERM, signal.SIGKILL):
+            if number:
+                self.process.send_signal(number)
+            try:
+                self.process.wait(END_WAIT_S)
+                return
+            except subprocess.TimeoutExpired:
+                continue

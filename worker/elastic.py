@@ -1,0 +1,383 @@
+"""What a program under the launcher can say and ask: phases, steps, survival.
+
+Owns the rank's side of the page's [M] fields and of the control channel.  A trainer that can
+survive the loss of a peer calls `ready`, `park`, `step_begin`, `step_end`; a script may call
+`phase` or `during`, which is all it needs to be seen exactly.  Outside a launcher every call is
+harmless: `active()` says which.  Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+import time
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+from . import page as pages
+from . import snapshot as snapshots
+from .snapshot import SnapshotShard
+from .wire import Channel, Packet, close_all, cut
+
+SNAPSHOT_WAIT_S = 2.0  # for the launcher to hand out a memfd
+
+
+class Broken(RuntimeError):
+    """The generation is over: leave the step and call `park`."""
+
+
+class Assignment(NamedTuple):
+    """A place in a generation."""
+
+    run: str
+    generation: int
+    rank: int
+    local_rank: int
+    world: int
+    store_host: str
+    store_port: int
+    resume_kind: str  # fresh | survivor | snapshot | disk | own
+    resume_step: int
+    resume_generation: int
+    resume_path: str
+    history: Tuple[Tuple[int, int], ...]
+    node: str
+
+
+class Worker:
+    """One rank's runtime.  Main thread writes the page; the ticker thread delivers packets."""
+
+    def __init__(self, fields: memoryview, channel: Channel) -> None:
+        self.fields = fields
+        self.channel = channel
+        self.lock = threading.Condition()
+        self.assignment: Optional[Assignment] = None
+        self.generation = 0
+        self.ticker: Any = None
+        self.cut: Optional[Callable[[], None]] = None
+        self.watched: Any = None
+        self.injected: Dict[str, Any] = {}
+        self.snapshot_fds: List[int] = []
+        self.snapshot_answer: Optional[List[int]] = None
+        self.snapshot_file: Optional[snapshots.SnapshotFile] = None
+        self.snapshot_bytes = 0
+        self.snapshot_off = False
+        self.step_began_ns = 0
+        self.phase_number = pages.UNKNOWN
+        self.assigned_hooks: List[Callable[[Assignment], None]] = []
+
+    # -------------------------------------------------------------- ticker's thread
+
+    def on_packet(self, packet: Packet, fds: List[int]) -> None:
+        """Takes one packet from the launcher; runs on the ticker's thread."""
+        kind = packet["t"]
+        if kind == "assign":
+            self.on_assign(packet, fds)
+        elif kind == "leave":
+            self.on_leave(int(packet["generation"]))
+        elif kind == "snapshot":
+            with self.lock:
+                self.snapshot_answer = fds
+                self.lock.notify_all()
+        elif kind == "inject":
+            self.injected[str(packet["fault"])] = packet.get("args", {})
+        elif kind == "flight":
+            self.send({"t": "flight", "entries": flight_record()})
+        else:
+            close_all(fds)
+
+    def on_assign(self, packet: Packet, fds: List[int]) -> None:
+        resume = packet["resume"]
+        assignment = Assignment(
+            run=packet["run"],
+            generation=packet["generation"],
+            rank=packet["rank"],
+            local_rank=packet["local_rank"],
+            world=packet["world"],
+            store_host=packet["store_host"],
+            store_port=packet["store_port"],
+            resume_kind=resume["kind"],
+            resume_step=resume.get("step", 0),
+            resume_generation=resume.get("generation", 0),
+            resume_path=resume.get("path", ""),
+            history=tuple((g, s) for g, s in packet.get("history", ())),
+            node=packet["node"],
+        )
+        with self.lock:
+            self.snapshot_fds = fds
+            self.assignment = assignment
+            self.lock.notify_all()
+
+    def on_leave(self, generation: int) -> None:
+        """The generation is over: unblocks a main thread that sits in one of its collectives."""
+        self.fields[pages.F_BROKEN] = max(self.fields[pages.F_BROKEN], generation)
+        with self.lock:
+            if self.cut is not None and self.generation <= generation:
+                self.cut()
+
+    # -------------------------------------------------------------- main thread
+
+    def send(self, packet: Packet) -> None:
+        self.channel.send(packet)
+
+    def wait_assignment(self) -> Assignment:
+        with self.lock:
+            while self.assignment is None or self.assignment.generation <= self.generation:
+                self.lock.wait(1.0)
+            assignment = self.assignment
+            self.generation = assignment.generation
+        fields = self.fields
+        fields[pages.F_RANK] = assignment.rank
+        fields[pages.F_GENERATION] = assignment.generation
+        fields[pages.F_STEP_BEGIN] = fields[pages.F_STEP_END]
+        self.step_began_ns = 0
+        os.environ.update(
+            RANK=str(assignment.rank),
+            LOCAL_RANK=str(assignment.local_rank),
+            WORLD_SIZE=str(assignment.world),
+            MASTER_ADDR=assignment.store_host,
+            MASTER_PORT=str(assignment.store_port),
+        )
+        for hook in self.assigned_hooks:
+            hook(assignment)
+        return assignment
+
+    def switch_phase(self, number: int) -> None:
+        """Closes the current phase's account and opens the next; one clock read."""
+        fields, now = self.fields, time.monotonic_ns()
+        began = fields[pages.F_PHASE_BEGIN]
+        if began:
+            fields[pages.F_PHASE_NS + self.phase_number] += now - began
+        self.phase_number = number
+        fields[pages.F_PHASE] = number
+        fields[pages.F_PHASE_BEGIN] = now
+        fields[pages.F_PROGRESS] = now
+
+    def finish_step(self, step: int) -> None:
+        fields, now = self.fields, time.monotonic_ns()
+        at = step % pages.RING
+        if self.step_began_ns:
+            fields[pages.F_STEP_NS + at] = now - self.step_began_ns
+        self.step_began_ns = now
+        sequence = 0
+        if self.ticker is not None and self.ticker.groups:
+            try:
+                sequence = self.ticker.groups[0][1]()
+            except RuntimeError:
+                sequence = 0  # the group is being torn down: the next step tells
+        fields[pages.F_RING + 2 * at + 1] = sequence
+        fields[pages.F_RING + 2 * at] = step
+        fields[pages.F_STEP] = step
+        fields[pages.F_STEP_END] = fields[pages.F_STEP_BEGIN]
+        fields[pages.F_PROGRESS] = now
+
+
+_worker: Optional[Worker] = None
+
+
+def attach(worker: Worker) -> None:
+    global _worker
+    _worker = worker
+
+
+def active() -> bool:
+    """True in a rank that a Holdfast launcher started."""
+    return _worker is not None
+
+
+def _get() -> Worker:
+    if _worker is None:
+        raise RuntimeError("holdfast: not under a launcher; ask elastic.active() first")
+    return _worker
+
+
+def ready(checkpoint_dir: str = "", keep: int = 3) -> Assignment:
+    """Blocks until this process has a place in a generation.  A warm standby waits here."""
+    worker = _get()
+    worker.send({"t": "ready", "checkpoint_dir": checkpoint_dir, "keep": keep})
+    return worker.wait_assignment()
+
+
+def park(
+    step: int, torn: bool, reason: str, meanwhile: Optional[Callable[[], None]] = None
+) -> Assignment:
+    """Leaves the generation with `step` optimizer steps in memory; blocks until the next one."""
+    worker = _get()
+    worker.send({"t": "parked", "generation": worker.generation, "step": step, "torn": torn,
+                 "reason": cut(reason, 300)})  # fmt: skip
+    if meanwhile is not None:
+        meanwhile()
+    return worker.wait_assignment()
+
+
+def broken() -> bool:
+    """True once the launcher has told this rank to leave its generation."""
+    worker = _get()
+    return bool(worker.fields[pages.F_BROKEN] >= worker.generation > 0)
+
+
+def phase(name: str) -> None:
+    """Says what this rank does from now on.  Raises Broken when the generation is over."""
+    if _worker is None:
+        return
+    worker = _worker
+    worker.switch_phase(pages.PHASES.index(name))
+    if worker.injected:
+        inject(worker, name)
+    if worker.fields[pages.F_BROKEN] >= worker.generation > 0:
+        raise Broken("generation %d is over" % worker.generation)
+
+
+@contextlib.contextmanager
+def during(name: str) -> Iterator[None]:
+    """`with during("eval"):` for scripts: the phase inside, `unknown` again behind it."""
+    if _worker is None:
+        yield
+        return
+    _worker.switch_phase(pages.PHASES.index(name))
+    try:
+        yield
+    finally:
+        _worker.switch_phase(pages.UNKNOWN)
+
+
+def step_begin() -> None:
+    """Just before optimizer.step.  Raises Broken, and then nothing is torn."""
+    if _worker is None:
+        return
+    phase("optimizer")
+    _worker.fields[pages.F_STEP_BEGIN] += 1
+
+
+def step_end(step: int, loss: float) -> None:
+    """`step` optimizer steps are done and whole."""
+    if _worker is None:
+        return
+    _worker.fields[pages.F_LOSS] = pages.bits(loss)
+    _worker.finish_step(step)
+
+
+def progress(step: int, loss: float, rate: float, total_steps: int) -> None:
+    """Feeds the launcher's bar: tokens (or samples) a second, and the steps the run wants."""
+    if _worker is None:
+        return
+    fields = _worker.fields
+    fields[pages.F_RATE], fields[pages.F_TOTAL] = pages.bits(rate), total_steps
+    fields[pages.F_LOSS] = pages.bits(loss)
+
+
+def register_group(group: Any, cut_sockets: Optional[Callable[[], None]]) -> None:
+    """The generation's process group and how to unblock it; (None, None) before it goes."""
+    worker = _get()
+    with worker.lock:
+        worker.cut = cut_sockets
+        worker.ticker.forget_groups()
+        if group is not None:
+            worker.ticker.watch_group(group)
+            if worker.fields[pages.F_BROKEN] >= worker.generation and cut_sockets is not None:
+                cut_sockets()  # the order to leave came while the group was being made
+
+
+def report(fault: str, text: str) -> None:
+    """One line for the terminal and the agent; `fault` is a runbook's name or ""."""
+    _get().send({"t": "report", "fault": fault, "text": cut(text)})
+
+
+def committed(generation: int, step: int, path: str, world: int) -> None:
+    """A checkpoint's marker is durable."""
+    _get().send({"t": "committed", "generation": generation, "step": step, "path": path,
+                 "world": world})  # fmt: skip
+
+
+def bad_checkpoint(path: str, why: str) -> None:
+    """A checkpoint did not verify and was put aside."""
+    _get().send({"t": "bad_checkpoint", "path": path, "why": cut(why, 500)})
+
+
+def stop_after() -> int:
+    """0, or the step at whose end to write a checkpoint and leave with code 0."""
+    return int(_get().fields[pages.F_STOP_AFTER])
+
+
+def skip_collective() -> bool:
+    """True once after `holdfast inject skip-collective`: leave this step's all-reduce out."""
+    return _worker is not None and _worker.injected.pop("skip-collective", None) is not None
+
+
+def snapshot_buffer(nbytes: int) -> Optional[memoryview]:
+    """Room for this rank's shard, in the half that does not hold its newest whole snapshot.
+
+    None when the launcher has no memory to give; asked for once per generation and size.
+    """
+    worker = _get()
+    if worker.snapshot_off and worker.snapshot_bytes == nbytes:
+        return None
+    if worker.snapshot_file is None or worker.snapshot_bytes != nbytes:
+        worker.snapshot_bytes = nbytes
+        with worker.lock:
+            worker.snapshot_answer = None
+            worker.send({"t": "snapshot", "nbytes": nbytes})
+            worker.lock.wait_for(lambda: worker.snapshot_answer is not None, SNAPSHOT_WAIT_S)
+            fds = worker.snapshot_answer or []
+        worker.snapshot_off = not fds
+        worker.snapshot_file = snapshots.SnapshotFile(fds[0]) if fds else None
+        close_all(fds)
+    return worker.snapshot_file.begin(nbytes) if worker.snapshot_file else None
+
+
+def snapshot_commit(step: int, digest: str) -> None:
+    """The half handed out last holds the state after `step` steps, whole."""
+    worker = _get()
+    assignment = worker.assignment
+    if worker.snapshot_file is None or assignment is None:
+        return
+    worker.snapshot_file.commit(
+        assignment.generation, assignment.rank, assignment.world, step, worker.snapshot_bytes, digest
+    )
+
+
+def snapshot_shards() -> List[SnapshotShard]:
+    """Every whole shard the launcher held when it made this assignment."""
+    worker = _get()
+    return snapshots.shards_of(worker.snapshot_fds)
+
+
+def inject(worker: Worker, name: str) -> None:
+    """Carries out an injected fault at the phase it is meant for, in the main thread."""
+    if name != "forward_backward":
+        return
+    if "exception" in worker.injected:
+        worker.injected.pop("exception")
+        raise RuntimeError("injected by holdfast inject exception")
+    if "stall" in worker.injected:
+        args = worker.injected.pop("stall")
+        _stall(float(args.get("seconds", 3600.0)))
+    if "hold-gil" in worker.injected:
+        args = worker.injected.pop("hold-gil")
+        import ctypes
+
+        # PyDLL keeps the GIL for the length of the call: a real hold, as by a bad extension.
+        ctypes.PyDLL(None).sleep(int(args.get("seconds", 3600)))
+
+
+def _stall(seconds: float) -> None:
+    """The injected stall: a wait inside the step that nothing ends."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        time.sleep(min(1.0, deadline - time.monotonic()))
+
+
+def flight_record(limit: int = 64) -> List[Tuple[int, str, str]]:
+    """The last collectives of torch's flight recorder: (sequence, name, sizes); [] without one."""
+    try:
+        from torch._C._distributed_c10d import _dump_fr_trace_json  # noqa: PLC0415
+
+        entries = json.loads(_dump_fr_trace_json()).get("entries", [])
+    except (ImportError, ValueError, RuntimeError, AttributeError):
+        return []
+    return [
+        (int(e.get("collective_seq_id", 0)), str(e.get("profiling_name", "")),
+         json.dumps(e.get("input_sizes", [])))
+        for e in entries[-limit:]
+    ]  # fmt: skip

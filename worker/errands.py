@@ -1,0 +1,150 @@
+"""Short-lived children of the launcher that answer through a pipe: evidence, listings, deletions.
+
+Owns their deadline and their output's limit.  The launcher's loop never waits for one: a child
+that hangs (a dead mount, a stopped process) is killed and its answer is an error; one that cannot
+be killed is left behind and said.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from typing import Any, Callable, Dict, List, Optional
+
+from . import forking
+from .forking import Child
+
+OUTPUT_LIMIT = 200_000
+Done = Callable[[bool, str], None]
+
+
+class Errand:
+    """One running child and whom to tell."""
+
+    def __init__(self, child: Child, reader: int, deadline_s: float, done: Done, what: str) -> None:
+        self.child = child
+        self.reader = reader
+        self.deadline_s = deadline_s
+        self.done = done
+        self.what = what
+        self.output = b""
+
+    def fileno(self) -> int:
+        return self.reader
+
+    def read(self) -> bool:
+        """Takes what has arrived; True once the child has closed its end."""
+        piece = os.read(self.reader, 65536)
+        self.output = (self.output + piece)[:OUTPUT_LIMIT]
+        return not piece
+
+
+class Errands:
+    """All running errands; the owner polls their descriptors."""
+
+    def __init__(self) -> None:
+        self.running: List[Errand] = []
+
+    def command(
+        self, argv: List[str], environ: Dict[str, str], timeout_s: float, done: Done, what: str
+    ) -> Optional[Errand]:
+        """Runs a command; `done(ok, stdout or problem)` comes later."""
+        reader, writer = os.pipe()
+        try:
+            process = subprocess.Popen(
+                argv, stdin=subprocess.DEVNULL, stdout=writer, stderr=subprocess.DEVNULL,
+                env=environ, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            os.close(reader)
+            done(False, "%s: %s" % (what, error))
+            return None
+        finally:
+            os.close(writer)
+        process.returncode = 0  # reaped here, not by subprocess
+        return self.add(Child(process.pid, -1), reader, timeout_s, done, what)
+
+    def call(
+        self, body: Callable[[], Any], timeout_s: float, done: Done, what: str
+    ) -> Optional[Errand]:
+        """Runs a function of this interpreter in a forked child; its result travels as JSON."""
+        reader, writer = os.pipe()
+        launcher = os.getpid()
+
+        def child() -> None:
+            forking.close_others([writer])
+            os.setsid()
+            forking.ranks.prctl(forking.ranks.PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != launcher:
+                os._exit(1)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            with os.fdopen(writer, "w") as pipe:
+                try:
+                    json.dump({"ok": body()}, pipe)
+                except Exception as error:  # the border of a process: the problem is the answer
+                    json.dump({"error": "%s: %s" % (type(error).__name__, error)}, pipe)
+            os._exit(0)
+
+        forked = forking.fork(child)
+        os.close(writer)
+
+        def answer(ok: bool, text: str) -> None:
+            try:
+                said = json.loads(text) if ok else {"error": text}
+            except ValueError:
+                said = {"error": "%s gave no answer" % what}
+            done("error" not in said, said.get("error") or json.dumps(said["ok"]))
+
+        return self.add(forked, reader, timeout_s, answer, what)
+
+    def add(self, child: Child, reader: int, timeout_s: float, done: Done, what: str) -> Errand:
+        errand = Errand(child, reader, time.monotonic() + timeout_s, done, what)
+        self.running.append(errand)
+        return errand
+
+    def tend(self, now_s: float) -> None:
+        """Ends what is overdue."""
+        for errand in list(self.running):
+            if now_s >= errand.deadline_s:
+                self.finish(errand, overdue=True)
+
+    def finish(self, errand: Errand, overdue: bool = False) -> None:
+        """Reaps the child and tells its caller."""
+        self.running.remove(errand)
+        os.close(errand.reader)
+        try:
+            os.killpg(errand.child.pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):
+            pass  # gone, or not yet in its own session: the next line meets that
+        if overdue:
+            try:
+                os.kill(errand.child.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        status = self.reap(errand.child)
+        text = errand.output.decode("utf-8", "replace")
+        if overdue:
+            errand.done(False, "%s took too long and was ended" % errand.what)
+        else:
+            errand.done(status == 0, text if status == 0 else "%s failed" % errand.what)
+
+    @staticmethod
+    def reap(child: Child) -> int:
+        """The child's exit code, bounded: a process in D state is left behind (code -1)."""
+        if child.pidfd >= 0:
+            os.close(child.pidfd)
+        for _ in range(200):
+            status = forking.reap(child.pid)
+            if status is not None:
+                return status[0]
+            time.sleep(0.005)  # bounded to 1 s; a killed child is gone within microseconds
+        return -1
+
+    def end_all(self) -> None:
+        for errand in list(self.running):
+            errand.done = lambda ok, text: None
+            self.finish(errand, overdue=True)

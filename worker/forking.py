@@ -1,0 +1,247 @@
+"""How ranks and store children come to be: forked warm, or spawned when a fork is not safe.
+
+Owns the fork server's rules.  The launcher's process has one thread and never runs an operation,
+a collective or a store: a child forked after one multi-threaded operation hangs for ever in its
+first one.  Before every fork that is checked, not believed; when it does not hold, ranks are
+spawned and import for themselves, and one line says so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+
+from . import rank as ranks
+from .rank import Program, Seat
+
+PRELOAD = ("torch", "torch._dynamo")
+THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
+KEPT = "HOLDFAST_USER_"  # the user's own thread settings, across the launcher's re-exec
+WAIT_STORE_S = 20.0
+
+
+def single_threaded_environ(environ: Dict[str, str]) -> Optional[Dict[str, str]]:
+    """The environment to re-exec under before torch is imported; None when already under it.
+
+    OpenBLAS starts its threads while numpy is imported, unless told not to before.
+    """
+    if environ.get(KEPT + "SET"):
+        return None
+    changed = dict(environ)
+    for name in THREAD_VARIABLES:
+        if name in environ:
+            changed[KEPT + name] = environ[name]
+        changed[name] = "1"
+    changed[KEPT + "SET"] = "1"
+    return changed
+
+
+def user_environ(environ: Dict[str, str]) -> Dict[str, str]:
+    """The environment as the caller gave it, before the re-exec."""
+    users = {k: v for k, v in environ.items() if not k.startswith(KEPT)}
+    if environ.get(KEPT + "SET"):
+        for name in THREAD_VARIABLES:
+            users.pop(name, None)
+            if KEPT + name in environ:
+                users[name] = environ[KEPT + name]
+    return users
+
+
+def preload(names: List[str]) -> List[str]:
+    """Imports what every rank would import; returns one line for each that failed."""
+    problems = []
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception as error:  # any module of the user's may raise anything on import
+            problems.append("preload %s: %s: %s" % (name, type(error).__name__, error))
+    return problems
+
+
+def has_torch() -> bool:
+    try:
+        return importlib.util.find_spec("torch") is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def why_not_fork() -> str:
+    """Why a fork of this process would not be safe now; "" when it is."""
+    tasks = len(os.listdir("/proc/self/task"))
+    if tasks != 1:
+        return "%d threads run in the launcher after the preload" % tasks
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        cuda = getattr(torch, "cuda", None)
+        if cuda is not None and cuda.is_initialized():
+            return "the preload has opened the accelerator"
+    if "torch_xla" in sys.modules:
+        return "torch_xla does not survive a fork"
+    return ""
+
+
+class Child(NamedTuple):
+    """A process of ours: its pid and, where the kernel offers one, its pidfd (else -1)."""
+
+    pid: int
+    pidfd: int
+
+
+def open_pidfd(pid: int) -> int:
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return -1
+
+
+def fork(body: Callable[[], None]) -> Child:
+    """Forks; the child runs `body` and never returns into the launcher's stack."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            body()
+        except BaseException:  # the border of a process: nothing may reach the launcher's loop
+            sys.excepthook(*sys.exc_info())
+            os._exit(1)
+        os._exit(0)
+    return Child(pid, open_pidfd(pid))
+
+
+def close_others(keep: List[int]) -> None:
+    """Closes every inherited descriptor but the standard streams and `keep`."""
+    for name in os.listdir("/proc/self/fd"):
+        number = int(name)
+        if number > 2 and number not in keep:
+            try:
+                os.close(number)
+            except OSError:
+                continue  # the directory listing's own descriptor
+
+
+def fork_rank(program: Program, seat: Seat) -> Child:
+    """A warm rank: everything preloaded is there, nothing has run."""
+
+    def body() -> None:
+        close_others([seat.page_fd, seat.control_fd])
+        ranks.settle(seat)
+        ranks.run(program, seat)
+
+    return fork(body)
+
+
+def spawn_rank(program: Program, seat: Seat) -> Child:
+    """A cold rank: a new interpreter that imports for itself."""
+    bootstrap = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bootstrap.py")
+    order = json.dumps({"program": program._asdict(), "seat": seat._asdict()})
+    reader = os.memfd_create("holdfast-order", os.MFD_CLOEXEC)  # a pipe holds 64 KiB, environ more
+    os.write(reader, order.encode())
+    os.lseek(reader, 0, os.SEEK_SET)
+    fds = (seat.page_fd, seat.control_fd, reader)
+    process = subprocess.Popen(
+        [sys.executable, bootstrap, "rank", str(reader)],
+        pass_fds=fds,
+        env=seat.environ,
+        stdin=subprocess.DEVNULL,
+    )
+    os.close(reader)
+    process.returncode = 0  # reaped by the launcher's own loop, not by subprocess
+    return Child(process.pid, open_pidfd(process.pid))
+
+
+def spawn_command(program: Program, seat: Seat) -> Child:
+    """`--no-python`: an opaque command with its own files and the death signal."""
+
+    def body() -> None:
+        close_others([])
+        ranks.settle(seat)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        try:
+            os.execvpe(program.target, [program.target, *program.argv], os.environ)
+        except OSError as error:
+            os.write(2, ("holdfast: %s: %s\n" % (program.target, error.strerror)).encode())
+            os._exit(127)
+
+    return fork(body)
+
+
+class StoreChild(NamedTuple):
+    """One generation's TCPStore server in a process of its own."""
+
+    child: Child
+    port: int
+
+
+class StoreStart:
+    """A store child that has been forked and will say its port."""
+
+    def __init__(self, port: int = 0) -> None:
+        reader, writer = os.pipe()
+        launcher = os.getpid()
+
+        def body() -> None:
+            close_others([writer])
+            os.setsid()
+            ranks.prctl(ranks.PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != launcher:
+                os._exit(1)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_IGN)
+            serve_store(writer, port)
+
+        self.child = fork(body)
+        os.close(writer)
+        self.reader = reader
+
+    def wait(self) -> StoreChild:
+        """The store once it listens.  Raises OSError when it could not."""
+        with os.fdopen(self.reader, "rb") as pipe:
+            said = pipe.read().decode()  # a dead child closes the pipe: this cannot hang on it
+        if not said.isdigit():
+            raise OSError("the rendezvous store did not start: %s" % (said or "it died"))
+        return StoreChild(self.child, int(said))
+
+
+def serve_store(writer: int, port: int) -> None:
+    """Hosts the store until killed.  Its threads are this child's own."""
+    try:
+        from torch.distributed import TCPStore
+
+        store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+        os.write(writer, str(store.port).encode())
+    except Exception as error:  # the border of a process: the launcher is told what happened
+        os.write(writer, str(error)[:500].encode())
+        os._exit(1)
+    os.close(writer)
+    while True:
+        signal.pause()
+
+
+def free_port() -> int:
+    """A port nobody listens on now, for jobs without torch's store."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+def reap(pid: int) -> Optional[Tuple[int, int]]:
+    """(exit status, signal) of a child that has ended, None while it runs."""
+    try:
+        done, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return 0, 0
+    if done == 0:
+        return None
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        return 128 + number, number
+    return os.WEXITSTATUS(status), 0

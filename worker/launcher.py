@@ -1,0 +1,433 @@
+"""`holdfast run`: the launcher, root of the job's processes.
+
+Owns the loop that ties the crew (ranks), the line to the agent and the terminal together.  It
+runs where the caller put it, as the caller's user, in the caller's cgroup, under the job's
+interpreter.  It reports levels and carries out orders; it decides only what must not depend on an
+agent: that an interrupt ends everything, and that a run without any agent still ends.
+"""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+from typing import Any, Dict, List, Optional
+
+from . import forking, rank, spec
+from . import page as pages
+from .agentlink import AgentLink, Places, places
+from .crew import Crew, Order, RankProcess
+from .errands import Errand, Errands
+from .orders import Orders
+from .terminal import Terminal
+from .wire import PROTOCOL, Packet, cut
+
+BEAT_S = 0.1
+ALONE_S = 10.0  # without an agent for this long, the run starts, ends or gives up by itself
+OUTCOMES_KEPT = 64
+PR_SET_CHILD_SUBREAPER = 36
+EXIT_RETRY = 75
+
+
+class Launcher:
+    """One run on this node."""
+
+    def __init__(self, options: spec.Spec, environ: Dict[str, str], where: Places) -> None:
+        self.spec = options
+        self.environ = environ
+        self.terminal = Terminal(options.tee)
+        self.log_dir = options.log_dir or os.path.join(where.state_dir, "logs")
+        self.crew = Crew(options, forking.user_environ(environ), self.log_dir, self.terminal.say)
+        self.crew.on_fork = self.watch_rank
+        self.crew.on_page = self.send_page
+        self.link = AgentLink(options.run, where, forking.user_environ(environ))
+        self.errands = Errands()
+        self.orders = Orders(self)
+        self.selector = selectors.DefaultSelector()
+        self.outcomes: List[Packet] = []
+        self.commits: Dict[str, Dict[str, Any]] = {}
+        self.checkpoint_dir = ""
+        self.listed = not options.program.trainer
+        self.shutdown = ""
+        self.shutdown_s = 0.0
+        self.exit_code: Optional[int] = None
+        self.sent_levels: Dict[str, Any] = {}
+        self.levels_number = 0
+        self.started_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self.first_start_s = 0.0
+        self.startup_s = 0.0
+        self.address = ""
+        self.wake_reader, self.wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    # ------------------------------------------------------------------ set-up
+
+    def run(self) -> int:
+        """Runs to the end; returns the exit code.  Everything started is gone afterwards."""
+        os.makedirs(self.log_dir, exist_ok=True)
+        rank.prctl(PR_SET_CHILD_SUBREAPER, 1)
+        self.take_signals()
+        self.link.tend()  # a private agent starts while this process imports
+        for problem in forking.preload(self.preloads()):
+            self.terminal.say(problem, "warn")
+        try:
+            if self.spec.program.trainer:
+                self.crew.prepare()
+            while self.exit_code is None:
+                self.once()
+        finally:
+            self.end()
+        return self.exit_code if self.exit_code is not None else 1
+
+    def preloads(self) -> List[str]:
+        names = [] if self.spec.start_method == "spawn" else self.spec.preload
+        return names if forking.has_torch() else [n for n in names if not n.startswith("torch")]
+
+    def take_signals(self) -> None:
+        signal.set_wakeup_fd(self.wake_writer, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self.on_signal)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        self.selector.register(self.wake_reader, selectors.EVENT_READ, "wake")
+
+    def on_signal(self, number: int, _frame: Any) -> None:
+        """The caller wants the run to end; a second interrupt ends it at once."""
+        if self.shutdown and number == signal.SIGINT:
+            self.exit_code = 130
+        elif not self.shutdown:
+            self.shutdown = "interrupted" if number == signal.SIGINT else "preempted"
+            self.shutdown_s = time.monotonic()
+
+    # ------------------------------------------------------------------ the loop
+
+    def once(self) -> None:
+        """One turn: wait for anything, handle all of it, tell the agent what changed."""
+        for key, _ in self.selector.select(BEAT_S):
+            source = key.data
+            if source == "wake":
+                self.drain_wake()
+            elif source == "agent":
+                self.read_agent()
+            elif isinstance(source, RankProcess):
+                self.read_rank(source)
+            elif isinstance(source, Errand) and source.read():
+                self.selector.unregister(source)
+                self.errands.finish(source)
+        self.reap()
+        if self.crew.waiting is not None:
+            self.crew.start_when_clear()
+        now_s = time.monotonic()
+        if self.link.tend():
+            self.greet()
+        self.crew.tend(now_s, self.moving())
+        self.errands.tend(now_s)
+        self.watch_shutdown(now_s)
+        self.watch_alone(now_s)
+        self.send_levels()
+        self.show()
+
+    def drain_wake(self) -> None:
+        try:
+            os.read(self.wake_reader, 4096)
+        except BlockingIOError:
+            pass  # another turn of the loop took it
+
+    def moving(self) -> bool:
+        """Whether the current generation has finished a step: then there is time for chores."""
+        ranks = [p for p in self.crew.living() if p.assigned]
+        return bool(ranks) and all(p.fields[pages.F_STEP_NS + i] for p in ranks[:1]
+                                   for i in range(1))  # fmt: skip
+
+    def watch_rank(self, process: RankProcess) -> None:
+        self.selector.register(process.channel.fileno(), selectors.EVENT_READ, process)
+        self.terminal.skip_existing(process.home)
+
+    def read_rank(self, process: RankProcess) -> None:
+        try:
+            packet, _ = process.channel.receive(fds=0)
+        except (ValueError, OSError) as error:
+            self.terminal.say("rank %d sent rubbish: %s" % (process.rank, error), "warn")
+            return
+        if packet is None:
+            self.selector.unregister(process.channel.fileno())
+            return
+        rest = self.crew.on_packet(process, packet)
+        if rest is not None:
+            self.on_rank_word(process, rest)
+
+    def on_rank_word(self, process: RankProcess, packet: Packet) -> None:
+        kind = packet["t"]
+        if kind == "ready" and not self.listed:
+            self.checkpoint_dir = str(packet.get("checkpoint_dir") or "")
+            self.listed = True
+            self.list_commits()
+        elif kind == "committed":
+            path = str(packet["path"])
+            self.commits[path] = {"generation": packet["generation"], "step": packet["step"],
+                                  "path": path, "world": packet["world"], "bad": ""}  # fmt: skip
+        elif kind == "bad_checkpoint":
+            path = str(packet["path"])
+            known = self.commits.setdefault(path, {"generation": 0, "step": 0, "path": path,
+                                                   "world": 0, "bad": ""})  # fmt: skip
+            known["bad"] = packet["why"] or "bad"
+            self.terminal.say("checkpoint put aside: %s: %s" % (path, packet["why"]), "warn")
+        elif kind == "report":
+            self.terminal.say(packet["text"], "warn" if packet.get("fault") else "info")
+            self.orders.tell({"t": "report", "rank": process.rank, "fault": packet["fault"],
+                              "text": packet["text"]})  # fmt: skip
+
+    def list_commits(self) -> None:
+        """Reads which checkpoints exist, in a child: the folder may lie on a dead mount."""
+        folder = self.checkpoint_dir
+        if not folder:
+            return
+        self.listed = False
+
+        def listing() -> List[Dict[str, Any]]:
+            from holdfast.trainer import checkpoint_format
+
+            return [c._asdict() for c in checkpoint_format.listing(folder)]
+
+        def done(ok: bool, text: str) -> None:
+            self.listed = True
+            if not ok:
+                self.terminal.say("checkpoints in %s: %s" % (folder, text), "warn")
+                return
+            for commit in json.loads(text):
+                fields = ("generation", "step", "path", "world", "bad")
+                self.commits[commit["path"]] = {name: commit[name] for name in fields}
+
+        self.add_errand(self.errands.call(listing, 30.0, done, "listing " + folder))
+
+    def add_errand(self, errand: Optional[Errand]) -> None:
+        if errand is not None:
+            self.selector.register(errand, selectors.EVENT_READ, errand)
+
+    def reap(self) -> None:
+        """Collects ended ranks, and orphans that they left to this subreaper."""
+        for process in self.crew.reap():
+            try:
+                self.selector.unregister(process.channel.fileno())
+            except (KeyError, ValueError):
+                pass  # its channel closed first
+            if process.rank < 0 and not process.by_us:
+                self.lost_standby(process)
+        self.end_orphans()
+
+    def lost_standby(self, process: RankProcess) -> None:
+        """A process that died before it had a place: at the start, that is the run's end."""
+        ended = process.ended or {}
+        if self.crew.generation == 0 and self.exit_code is None:
+            self.terminal.follow([process.home], last=True)
+            self.exit_code = int(ended.get("code", 1)) or 1
+
+    def end_orphans(self) -> None:
+        """A rank's orphan becomes this process's child: it must not outlive its rank."""
+        path = "/proc/self/task/%d/children" % os.getpid()
+        try:
+            with open(path) as file:
+                children = {int(word) for word in file.read().split()}
+        except OSError:
+            return  # a kernel without this list: the session kill has caught the most
+        known = {p.child.pid for p in self.crew.processes} | set(self.link.pids())
+        known |= {e.child.pid for e in self.errands.running}
+        if self.crew.store is not None:
+            known.add(self.crew.store.child.pid)
+        if self.crew.next_store is not None:
+            known.add(self.crew.next_store.child.pid)
+        for pid in children - known:
+            try:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, os.WNOHANG)
+            except (ProcessLookupError, ChildProcessError):
+                continue
+
+    # ------------------------------------------------------------------ the agent
+
+    def greet(self) -> None:
+        """Says who this is, and repeats everything the agent needs to know."""
+        channel = self.link.channel
+        assert channel is not None
+        self.selector.register(channel.fileno(), selectors.EVENT_READ, "agent")
+        torch = sys.modules.get("torch")
+        options = self.spec
+        self.orders.tell({
+            "t": "hello", "protocol": PROTOCOL, "run": options.run, "node": socket.gethostname(),
+            "user": getpass.getuser(), "pid": os.getpid(), "grade": self.grade(),
+            "nproc": options.nproc, "max_restarts": options.max_restarts,
+            "argv": [cut(a, 200) for a in options.argv[:50]], "cwd": os.getcwd(),
+            "python": sys.executable, "torch": getattr(torch, "__version__", ""),
+            "log_dir": self.log_dir, "checkpoint_dir": self.checkpoint_dir,
+            "hang_limit_s": options.hang_limit_s, "generation": self.crew.generation,
+            "started_boot_s": self.started_boot_s,
+        })  # fmt: skip
+        for process in self.crew.living():
+            if process.rank >= 0:
+                self.send_page(process)
+        for outcome in self.outcomes:
+            self.orders.tell(outcome)
+        self.sent_levels = {}
+
+    def grade(self) -> str:
+        if self.spec.program.trainer:
+            return "trainer"
+        return "opaque" if self.spec.program.kind == "command" else "script"
+
+    def send_page(self, process: RankProcess) -> None:
+        if self.link.channel is None or process.child.pidfd < 0:
+            return
+        self.link.channel.send(
+            {"t": "page", "rank": process.rank, "generation": process.generation,
+             "pid": process.child.pid, "local_rank": process.rank},
+            [process.page_fd, process.child.pidfd])  # fmt: skip
+
+    def read_agent(self) -> None:
+        channel = self.link.channel
+        if channel is None:
+            return
+        try:
+            packet, _ = channel.receive(fds=0)
+        except (ValueError, OSError) as error:
+            self.terminal.say("the agent sent rubbish: %s" % error, "warn")
+            packet = None
+        if packet is None:
+            self.selector.unregister(channel.fileno())
+            self.link.drop()
+            return
+        self.orders.on_packet(packet)
+
+    def on_address(self, address: str) -> None:
+        """The live page's address, said once."""
+        if address != self.address:
+            self.address = address
+            self.terminal.say("run %s, live page %s" % (self.spec.run, address))
+
+    def send_levels(self) -> None:
+        """The full state of everything, whenever any of it has changed."""
+        if self.link.channel is None:
+            return
+        levels = self.levels()
+        if levels == self.sent_levels:
+            return
+        self.sent_levels = levels
+        self.levels_number += 1
+        self.orders.tell(dict(levels, n=self.levels_number))
+
+    def levels(self) -> Dict[str, Any]:
+        crew = self.crew
+        ranks = [
+            {"rank": p.rank, "local_rank": p.rank, "pid": p.child.pid, "generation": p.generation,
+             "state": p.state, "ended": p.ended, "parked": p.parked}
+            for _, p in sorted(crew.by_rank().items())
+        ]  # fmt: skip
+        return {
+            "t": "levels", "generation": crew.generation, "state": self.state(),
+            "shutdown": self.shutdown, "compiling": "", "startup_s": self.startup(),
+            "ranks": ranks, "commits": self.newest_commits(), "snapshot": crew.snapshot_view(),
+        }  # fmt: skip
+
+    def newest_commits(self) -> List[Dict[str, Any]]:
+        """Bounded: a packet has 60 kB; keep-N lets old ones go long before."""
+        commits = sorted(self.commits.values(), key=lambda c: (c["step"], c["generation"]))
+        return commits[-100:]
+
+    def state(self) -> str:
+        crew = self.crew
+        if crew.generation == 0:
+            return "idle" if self.listed else "preparing"
+        ranks = crew.by_rank().values()
+        done = bool(ranks) and all(p.ended is not None and p.ended["code"] == 0 for p in ranks)
+        return "done" if done else "running"
+
+    def startup(self) -> float:
+        """First start to first finished step, once known."""
+        if not self.startup_s and self.first_start_s and self.moving():
+            self.startup_s = round(time.monotonic() - self.first_start_s, 3)
+        return self.startup_s
+
+    # ------------------------------------------------------------------ ends
+
+    def watch_shutdown(self, now_s: float) -> None:
+        """An interrupt or preemption must end the run even when no agent answers."""
+        if not self.shutdown or self.exit_code is not None:
+            return
+        grace_s = 2.0 if self.shutdown == "interrupted" else self.spec.grace_s
+        if not self.crew.living() or self.crew.generation == 0:
+            self.exit_code = 130 if self.shutdown == "interrupted" else EXIT_RETRY
+            return
+        if self.spec.program.trainer and self.shutdown == "preempted":
+            self.crew.stop_at_step()
+        for process in self.crew.living():
+            if not process.by_us and (process.assigned or self.shutdown == "interrupted"):
+                number = signal.SIGINT if self.shutdown == "interrupted" else signal.SIGTERM
+                self.crew.kill(process, grace_s, number)
+
+    def watch_alone(self, now_s: float) -> None:
+        """Without an agent the job still runs once, and still ends."""
+        alone_s = now_s - self.link.lost_s if self.link.channel is None else 0.0
+        ranks = list(self.crew.by_rank().values())
+        if self.state() == "done" and alone_s > 1.0:
+            self.exit_code = 0
+        if alone_s < ALONE_S:
+            return
+        if self.crew.generation == 0 and self.listed and not self.crew.waiting:
+            self.terminal.say("no agent (%s): the run goes on unwatched and is not restarted"
+                              % (self.link.problem or "none answers"), "error")  # fmt: skip
+            numbers = tuple(range(self.spec.nproc))
+            self.begin(Order(1, numbers, (), self.spec.nproc, {"kind": "fresh"}, [], 0))
+        failed = [p for p in ranks if p.ended is not None and p.ended["code"]]
+        if failed and self.crew.generation:
+            first = min(failed, key=lambda p: p.ended["boot_s"] if p.ended else 0.0)
+            self.exit_code = first.ended["code"] if first.ended else 1
+
+    def begin(self, order: Order) -> None:
+        """Starts a generation; remembers when the first one began."""
+        self.first_start_s = self.first_start_s or time.monotonic()
+        self.crew.start(order)
+
+    def show(self) -> None:
+        ranks = [p for p in self.crew.processes if p.rank >= 0 or p.ended is not None]
+        self.terminal.follow([p.home for p in ranks])
+        lead = self.crew.by_rank().get(0)
+        if lead is not None and lead.ended is None and lead.assigned:
+            view = pages.read_page(lead.fields)
+            if view.total_steps:
+                self.terminal.progress(view.step, view.total_steps, view.loss, view.rate)
+
+    def end(self) -> None:
+        """Leaves nothing: no process, no socket, no line unread."""
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        self.crew.end_all()
+        self.errands.end_all()
+        self.end_orphans()
+        folders = [p.home for p in self.crew.processes]
+        while self.terminal.follow(folders, last=True):
+            pass
+        self.terminal.end_bar()
+        self.send_levels()
+        self.link.end(self.exit_code if self.exit_code is not None else 1)
+
+
+def main(command: str, argv: List[str]) -> None:
+    """Entry of `holdfast run` and `holdfast train`; does not return."""
+    environ = dict(os.environ)
+    single = forking.single_threaded_environ(environ)
+    if single is not None:
+        # OpenBLAS reads its thread count while numpy is imported, so the whole process starts over.
+        bootstrap = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bootstrap.py")
+        os.execve(sys.executable, [sys.executable, bootstrap, command, *argv], single)
+    options = spec.parse(command, argv, forking.user_environ(environ))
+    try:
+        where = places(options.run, environ)
+        code = Launcher(options, environ, where).run()
+    except OSError as error:
+        print("holdfast: %s" % error, file=sys.stderr)
+        code = spec.EXIT_CONFIG
+    sys.stdout.flush()
+    os._exit(code)

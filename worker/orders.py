@@ -1,0 +1,200 @@
+"""What the agent says to a launcher, carried out.
+
+Owns the agent's packets: one handler a kind, exactly one outcome an effect, idempotent under the
+effect's id.  An order that makes no sense is refused with a reason and changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Callable, Dict, List
+
+from .crew import Order
+from .wire import Packet, cut
+
+if TYPE_CHECKING:
+    from .launcher import Launcher
+
+EVIDENCE_S = 5.0
+FLIGHT_LIMIT = 12
+
+
+class Refused(Exception):
+    """An order that cannot be carried out; its text is the outcome's error."""
+
+
+class Orders:
+    """The agent's orders to one launcher."""
+
+    def __init__(self, launcher: "Launcher") -> None:
+        self.launcher = launcher
+        self.done: Dict[str, Packet] = {}
+        self.running: Dict[str, float] = {}
+
+    def tell(self, packet: Packet) -> None:
+        channel = self.launcher.link.channel
+        if channel is not None:
+            channel.send(packet)
+
+    def outcome(self, order_id: str, ok: bool, text: str = "") -> None:
+        """Reports an effect's end, now and again after each reconnect."""
+        self.running.pop(order_id, None)
+        packet: Packet = {"t": "outcome", "id": order_id, "ok": ok, "error": "", "detail": ""}
+        packet["detail" if ok else "error"] = cut(text, 20_000)
+        self.done[order_id] = packet
+        outcomes = self.launcher.outcomes
+        outcomes.append(packet)
+        for old in outcomes[:-64]:
+            self.done.pop(old["id"], None)
+        del outcomes[:-64]
+        self.tell(packet)
+
+    def on_packet(self, packet: Packet) -> None:
+        kind = packet["t"]
+        if kind == "do":
+            self.carry_out(str(packet.get("kind")), str(packet["id"]), packet.get("body") or {})
+        elif kind == "inject":
+            self.carry_out("inject", str(packet["id"]), packet)
+        elif kind == "say":
+            self.launcher.terminal.say(str(packet["text"]), str(packet.get("level", "info")))
+        elif kind in ("welcome", "address") and packet.get("address"):
+            self.launcher.on_address(str(packet["address"]))
+
+    def carry_out(self, kind: str, order_id: str, body: Dict[str, Any]) -> None:
+        """One order, once: a repeated one is answered with what became of the first."""
+        if order_id in self.done:
+            self.tell(self.done[order_id])
+            return
+        if order_id in self.running:
+            return
+        self.running[order_id] = time.monotonic()
+        handlers: Dict[str, Callable[[str, Dict[str, Any]], None]] = {
+            "start": self.start, "stop": self.stop, "finish": self.finish,
+            "evidence": self.evidence, "delete": self.delete, "inject": self.inject,
+        }  # fmt: skip
+        try:
+            if kind not in handlers:
+                raise Refused("this launcher knows no order %r" % kind)
+            handlers[kind](order_id, body)
+        except Refused as refusal:
+            self.outcome(order_id, False, str(refusal))
+        except (KeyError, TypeError, ValueError) as error:
+            self.outcome(order_id, False, "malformed order: %r" % error)
+        except OSError as error:
+            self.outcome(order_id, False, str(error))
+
+    def start(self, order_id: str, body: Dict[str, Any]) -> None:
+        crew = self.launcher.crew
+        generation = int(body["generation"])
+        if generation <= crew.generation:
+            raise Refused("generation %d is not newer than %d" % (generation, crew.generation))
+        if self.launcher.shutdown:
+            raise Refused("the run is shutting down")
+        permit_s = float(body.get("permit_s") or 0.0)
+        deadline = time.clock_gettime_ns(time.CLOCK_BOOTTIME) + int(permit_s * 1e9)
+        self.launcher.begin(Order(
+            generation=generation,
+            ranks=tuple(int(r) for r in body["ranks"]),
+            keep=tuple(int(r) for r in body.get("keep", ())),
+            world=int(body["world"]),
+            resume=dict(body["resume"]),
+            history=list(body.get("history", ())),
+            permit_ns=deadline if permit_s else 0,
+        ))  # fmt: skip
+        self.outcome(order_id, True)
+
+    def stop(self, order_id: str, body: Dict[str, Any]) -> None:
+        crew = self.launcher.crew
+        wanted = {int(r) for r in body.get("ranks", ())}
+        grace_s = float(body.get("grace_s", 0.0))
+        for process in crew.living():
+            of_generation = process.rank >= 0 and process.generation == int(body["generation"])
+            if of_generation and (not wanted or process.rank in wanted) and not process.by_us:
+                crew.kill(process, grace_s)
+        self.outcome(order_id, True)
+
+    def finish(self, order_id: str, body: Dict[str, Any]) -> None:
+        code = int(body["code"])
+        self.outcome(order_id, True)
+        launcher = self.launcher
+        if code and not launcher.shutdown:
+            launcher.terminal.say("ends with code %d: %s" % (code, body.get("reason", "")), "error")
+            self.show_failures()
+        launcher.exit_code = code
+
+    def show_failures(self) -> None:
+        """The first failing rank, as torchrun's summary would name it."""
+        processes = self.launcher.crew.by_rank().values()
+        failed = [p for p in processes if p.ended and p.ended["code"] and not p.ended["by_us"]]
+        for process in sorted(failed, key=lambda p: p.ended["boot_s"] if p.ended else 0.0)[:1]:
+            ended = process.ended or {}
+            how = "signal %s" % signal.Signals(ended["signal"]).name if ended["signal"] else (
+                "exit code %d" % ended["code"])  # fmt: skip
+            self.launcher.terminal.say(
+                "first to fail: rank %d (pid %d), %s%s" % (
+                    process.rank, process.child.pid, how,
+                    ", " + ended["error"] if ended["error"] else ""), "error")  # fmt: skip
+            self.launcher.terminal.say("its log: %s" % process.home, "error")
+
+    def evidence(self, order_id: str, body: Dict[str, Any]) -> None:
+        """Reads a suspect from outside, in a child of its own; asks all for their last collectives."""
+        pid = int(body["pid"])
+        crew = self.launcher.crew
+        known = {p.child.pid: p for p in crew.living()}
+        if pid not in known:
+            raise Refused("pid %d is no rank of this run" % pid)
+        for process in crew.living():
+            if process.assigned:
+                process.channel.send({"t": "flight"})
+        python = self.launcher.environ.get("HOLDFAST_PYTHON") or sys.executable
+        self.launcher.add_errand(self.launcher.errands.command(
+            [python, "-m", "holdfast.agent.evidence", "--pid", str(pid), "--json"],
+            self.launcher.link.environ, EVIDENCE_S,
+            lambda ok, text: self.outcome(order_id, ok, text), "evidence",
+        ))  # fmt: skip
+
+    def delete(self, order_id: str, body: Dict[str, Any]) -> None:
+        """Lets checkpoints go; only of this run's folder and only from the newest generation."""
+        launcher = self.launcher
+        if int(body["generation"]) != launcher.crew.generation:
+            raise Refused("generation %s is not the newest" % body["generation"])
+        root = os.path.realpath(launcher.checkpoint_dir) if launcher.checkpoint_dir else ""
+        paths: List[str] = [str(p) for p in body["paths"]]
+        for path in paths:
+            real = os.path.realpath(path)
+            if not root or os.path.dirname(real) != root or path not in launcher.commits:
+                raise Refused("%s is no checkpoint of this run" % path)
+
+        def remove() -> int:
+            for path in paths:
+                # Without its marker it is no checkpoint any more, however far the rest gets.
+                os.unlink(os.path.join(path, "COMMIT"))
+                shutil.rmtree(path)
+            return len(paths)
+
+        def done(ok: bool, text: str) -> None:
+            for path in paths if ok else ():
+                launcher.commits.pop(path, None)
+            self.outcome(order_id, ok, text)
+
+        launcher.add_errand(launcher.errands.call(remove, 60.0, done, "deleting checkpoints"))
+
+    def inject(self, order_id: str, body: Dict[str, Any]) -> None:
+        """A fault on one's own run, by the front door."""
+        fault, number = str(body["fault"]), int(body["rank"])
+        process = self.launcher.crew.by_rank().get(number)
+        if process is None or process.ended is not None:
+            raise Refused("rank %d does not run" % number)
+        signals = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+        if fault in signals:
+            os.kill(process.child.pid, signals[fault])
+        elif fault in ("stall", "exception", "hold-gil", "skip-collective"):
+            process.channel.send({"t": "inject", "fault": fault, "args": body.get("args") or {}})
+        else:
+            raise Refused("no fault %r: kill, stop, stall, exception, hold-gil, skip-collective"
+                          % fault)  # fmt: skip
+        self.outcome(order_id, True)

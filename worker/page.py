@@ -1,0 +1,176 @@
+"""The page: one rank's progress in 4 KiB of shared memory, written without a system call.
+
+Owns the layout.  A page is an mmap of a memfd that the launcher makes before the fork and seals
+against shrinking.  Every field is eight native bytes and has exactly one writing thread, so no
+reader ever sees half a value.  Readers treat the content as input from outside: it is bounded,
+and never a source of hardware faults.  Imports nothing but the standard library; the agent
+imports this module for its layout alone.
+
+Times are CLOCK_MONOTONIC nanoseconds, except `permit_ns`, which is CLOCK_BOOTTIME.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import struct
+import sys
+from typing import NamedTuple, Tuple
+
+MAGIC = int.from_bytes(b"HOLDFAST", sys.byteorder)
+VERSION = 1
+SIZE = 4096
+PHASES = (
+    "startup",
+    "compile",
+    "data",
+    "forward_backward",
+    "collective",
+    "optimizer",
+    "checkpoint",
+    "eval",
+    "unknown",
+)
+UNKNOWN = len(PHASES) - 1
+GROUPS = 8  # process groups watched per rank; further ones are not copied
+RING = 8  # steps remembered, for comparing ranks at an equal step
+
+# Field numbers.  Writer in brackets: L launcher, M the rank's main thread, T its ticker.
+F_MAGIC, F_VERSION, F_SIZE = 0, 1, 2  # [L]
+F_GENERATION, F_RANK, F_PID = 3, 4, 5  # [M] on assignment
+F_STEP = 6  # [M] optimizer steps done
+F_PHASE, F_PHASE_BEGIN = 7, 8  # [M]
+F_STEP_BEGIN, F_STEP_END = 9, 10  # [M] differ while inside optimizer.step: the state is torn
+F_PROGRESS = 11  # [M] when anything of the above last moved
+F_BEAT = 12  # [T]
+F_PERMIT = 13  # [L] BOOTTIME deadline, 0 = none
+F_OUTCOME, F_CODE = 14, 15  # [M] index into OUTCOMES; exit code
+F_LOSS = 16  # [M] bits of a double
+F_GROUPS = 17  # [M] number of registered groups
+F_TOTAL = 18  # [M] steps the run wants, 0 unknown
+F_RATE = 19  # [M] bits of a double: tokens or samples a second
+F_STOP_AFTER = 20  # [L] end after this step, with a checkpoint; 0 = go on
+F_BROKEN = 21  # [T] the newest generation that this rank was told to leave
+F_SEQ = 24  # [T] GROUPS pairs (group id, sequence number)
+F_RING = F_SEQ + 2 * GROUPS  # [M] RING pairs (step, default group's number at its end)
+F_STEP_NS = F_RING + 2 * RING  # [M] RING last step durations
+F_PHASE_NS = F_STEP_NS + RING  # [M] one accumulator per phase
+FIELDS = F_PHASE_NS + len(PHASES)
+
+OUTCOMES = ("", "done", "exception", "exit", "bad_checkpoint")
+
+
+class PageView(NamedTuple):
+    """One consistent-enough reading of a page; see the module's docstring for units."""
+
+    generation: int
+    rank: int
+    pid: int
+    step: int
+    phase: str
+    phase_begin_ns: int
+    step_begin: int
+    step_end: int
+    progress_ns: int
+    beat_ns: int
+    permit_ns: int
+    outcome: str
+    code: int
+    loss: float
+    rate: float
+    total_steps: int
+    groups: Tuple[Tuple[int, int], ...]
+    step_seq: Tuple[Tuple[int, int], ...]
+    last_step_ns: Tuple[int, ...]
+    phase_ns: Tuple[int, ...]
+
+
+def create() -> int:
+    """A new sealed page; returns its file descriptor (inheritable across a fork, not an exec)."""
+    fd = os.memfd_create("holdfast-page", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, SIZE)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        fields = map_fields(fd)
+        fields[F_PHASE], fields[F_RANK] = UNKNOWN, (1 << 64) - 1
+        fields[F_VERSION], fields[F_SIZE], fields[F_MAGIC] = VERSION, SIZE, MAGIC
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def map_fields(fd: int) -> memoryview:
+    """The page behind `fd` as a writable view of 8-byte unsigned fields."""
+    return memoryview(mmap.mmap(fd, SIZE)).cast("Q")
+
+
+def map_readonly(fd: int) -> mmap.mmap:
+    """The page behind a descriptor that came from outside, for reading.
+
+    Raises ValueError unless it is a memfd of the right size that can no longer shrink: reading a
+    mapping whose file was cut kills the reader with SIGBUS.
+    """
+    try:
+        seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+    except OSError as error:
+        raise ValueError("not a sealed memfd: %s" % error) from error
+    if not seals & fcntl.F_SEAL_SHRINK:
+        raise ValueError("the memfd lacks F_SEAL_SHRINK")
+    if os.fstat(fd).st_size < SIZE:
+        raise ValueError("the page is smaller than %d bytes" % SIZE)
+    return mmap.mmap(fd, SIZE, prot=mmap.PROT_READ)
+
+
+def signed(value: int) -> int:
+    """A field that may hold -1."""
+    return value - (1 << 64) if value >> 63 else value
+
+
+def double(bits: int) -> float:
+    return struct.unpack("=d", struct.pack("=Q", bits))[0]
+
+
+def bits(value: float) -> int:
+    return struct.unpack("=Q", struct.pack("=d", value))[0]
+
+
+def read_page(mapped: "mmap.mmap | memoryview | bytes") -> PageView:
+    """Reads a page.  Raises ValueError when it is not one of ours or of another version."""
+    field = struct.unpack_from("=%dQ" % FIELDS, mapped, 0)
+    if field[F_MAGIC] != MAGIC:
+        raise ValueError("no page: the magic number is missing")
+    if field[F_VERSION] != VERSION:
+        raise ValueError("page of version %d, this reads %d" % (field[F_VERSION], VERSION))
+    groups = min(field[F_GROUPS], GROUPS)
+    ring = [
+        (field[F_RING + 2 * i], field[F_RING + 2 * i + 1], field[F_STEP_NS + i])
+        for i in range(RING)
+        if field[F_RING + 2 * i]
+    ]
+    ring.sort()
+    loss = double(field[F_LOSS])
+    outcome = field[F_OUTCOME]
+    return PageView(
+        generation=field[F_GENERATION],
+        rank=signed(field[F_RANK]),
+        pid=field[F_PID],
+        step=field[F_STEP],
+        phase=PHASES[min(field[F_PHASE], UNKNOWN)],
+        phase_begin_ns=field[F_PHASE_BEGIN],
+        step_begin=field[F_STEP_BEGIN],
+        step_end=field[F_STEP_END],
+        progress_ns=field[F_PROGRESS],
+        beat_ns=field[F_BEAT],
+        permit_ns=field[F_PERMIT],
+        outcome=OUTCOMES[outcome] if outcome < len(OUTCOMES) else "",
+        code=signed(field[F_CODE]),
+        loss=loss,
+        rate=double(field[F_RATE]),
+        total_steps=field[F_TOTAL],
+        groups=tuple((field[F_SEQ + 2 * i], field[F_SEQ + 2 * i + 1]) for i in range(groups)),
+        step_seq=tuple((step, seq) for step, seq, _ in ring),
+        last_step_ns=tuple(took for _, _, took in ring if took),
+        phase_ns=field[F_PHASE_NS : F_PHASE_NS + len(PHASES)],
+    )
