@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from typing import Dict, List, NamedTuple, Optional
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from .wire import Channel
 
@@ -65,6 +65,19 @@ def connect(path: str, close: bool = False) -> Optional[Channel]:
     return Channel(sock)
 
 
+def own_python(environ: Dict[str, str]) -> Tuple[str, Dict[str, str]]:
+    """Holdfast's own interpreter and the environment for it.
+
+    When it is not the job's, the job's import path must not enter it: a user's PYTHONPATH may
+    hold another version of anything the agent imports.
+    """
+    python = environ.get("HOLDFAST_PYTHON") or sys.executable
+    if os.path.realpath(python) == os.path.realpath(sys.executable):
+        return python, environ
+    hidden = ("PYTHONPATH", "PYTHONHOME")
+    return python, {name: value for name, value in environ.items() if name not in hidden}
+
+
 class AgentLink:
     """Connects, reconnects and, for a private agent, starts it again."""
 
@@ -84,7 +97,7 @@ class AgentLink:
         os.makedirs(self.where.state_dir, mode=0o700, exist_ok=True)
         os.makedirs(self.where.runtime_dir, mode=0o700, exist_ok=True)
         self.started_s = time.monotonic()
-        python = self.environ.get("HOLDFAST_PYTHON") or sys.executable
+        python, environ = own_python(self.environ)
         command = [
             python, "-m", "holdfast.agent", "--private", "--run", self.run,
             "--state", self.where.state_dir, "--runtime", self.where.runtime_dir,
@@ -95,7 +108,7 @@ class AgentLink:
         with open(os.path.join(self.where.state_dir, "agent.log"), "ab") as log:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True, env=self.environ, close_fds=True,
+                start_new_session=True, env=environ, close_fds=True,
             )  # fmt: skip
 
     def tend(self) -> bool:

@@ -33,10 +33,10 @@ def prepare() -> None:
     """Makes `holdfast.worker` importable; leaves sys.path as `python SCRIPT` finds it."""
     if sys.path and os.path.abspath(sys.path[0] or ".") == HERE:
         del sys.path[0]
-    sys.meta_path.insert(0, WorkerFinder)  # type: ignore[arg-type]
+    sys.meta_path.insert(0, WorkerFinder)
     if importlib.util.find_spec("holdfast") is None:
         package = types.ModuleType("holdfast")
-        package.__path__ = []  # type: ignore[attr-defined]
+        package.__path__ = []
         package.__spec__ = importlib.machinery.ModuleSpec("holdfast", None, is_package=True)
         sys.modules["holdfast"] = package
 
@@ -44,7 +44,7 @@ def prepare() -> None:
 def main() -> None:
     prepare()
     if sys.version_info < (3, 9):
-        sys.exit("holdfast: the job's Python is %s; 3.9 or newer is needed" % sys.version.split()[0])
+        sys.exit("holdfast: the job's Python is %s; 3.9 or newer is needed" % sys.version[:6])
     if sys.argv[1:2] == ["rank"]:
         from holdfast.worker import cold
 

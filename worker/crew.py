@@ -11,63 +11,17 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, List, Optional
 
 from . import forking, rank
 from . import page as pages
 from . import snapshot as snapshots
 from .forking import Child, StoreChild, StoreStart
+from .process import Order, Place, RankProcess, environ_of, error_line
 from .spec import Spec
-from .wire import Channel, Packet, pair
+from .wire import Packet, pair
 
 STANDBY_DELAY_S = 3.0  # a new standby is prepared when recovery is over, not while it goes on
-
-
-class Order(NamedTuple):
-    """One generation as the plan wants it here."""
-
-    generation: int
-    ranks: Tuple[int, ...]
-    keep: Tuple[int, ...]
-    world: int
-    resume: Dict[str, Any]
-    history: List[Any]
-    permit_ns: int
-
-
-class RankProcess:
-    """One process: a rank, or a standby (rank -1)."""
-
-    def __init__(self, number: int, home: str, page_fd: int, channel: Channel) -> None:
-        self.number = number
-        self.home = home
-        self.page_fd = page_fd
-        self.fields = pages.map_fields(page_fd)
-        self.channel = channel
-        self.child = Child(0, -1)
-        self.rank = -1
-        self.generation = 0
-        self.ready = False
-        self.assigned = False
-        self.by_us = False
-        self.parked: Optional[Dict[str, Any]] = None
-        self.ended: Optional[Dict[str, Any]] = None
-        self.flight: List[Any] = []
-        self.kill_at_s = 0.0
-
-    @property
-    def state(self) -> str:
-        if self.ended is not None:
-            return "ended"
-        if self.parked is not None:
-            return "parked"
-        return "running" if self.assigned else "starting"
-
-    def close(self) -> None:
-        self.fields.release()
-        for fd in (self.page_fd, self.child.pidfd):
-            if fd >= 0:
-                os.close(fd)
 
 
 class Crew:
@@ -82,6 +36,7 @@ class Crew:
         self.say = say
         self.processes: List[RankProcess] = []
         self.launched = 0
+        self.starts = 0
         self.generation = 0
         self.order: Optional[Order] = None
         self.waiting: Optional[Order] = None  # until those it replaces are gone
@@ -166,31 +121,13 @@ class Crew:
         return "1" if self.spec.nproc_unset_threads else self.environ.get("OMP_NUM_THREADS", "")
 
     def rank_environ(self, process: RankProcess) -> Dict[str, str]:
-        """torchrun's environment for one rank."""
-        spec, order = self.spec, self.order
-        environ = dict(self.environ)
-        world = str(order.world if order else spec.nproc)
-        rank_text = str(max(process.rank, 0))
-        port = self.store.port if self.store else 0
-        environ.update(
-            LOCAL_RANK=rank_text, RANK=rank_text, GROUP_RANK="0", ROLE_RANK=rank_text,
-            ROLE_NAME=spec.role, LOCAL_WORLD_SIZE=str(spec.nproc), WORLD_SIZE=world,
-            GROUP_WORLD_SIZE="1", ROLE_WORLD_SIZE=world, MASTER_ADDR="127.0.0.1",
-            MASTER_PORT=str(port), TORCHELASTIC_RESTART_COUNT=str(self.restart_count()),
-            TORCHELASTIC_MAX_RESTARTS=str(spec.max_restarts),
-            TORCHELASTIC_RUN_ID=spec.run_id, TORCHELASTIC_USE_AGENT_STORE="True",
-            TORCHELASTIC_ERROR_FILE=os.path.join(process.home, "error-%d.json" % process.number),
-            HOLDFAST_RUN=spec.run,
-        )  # fmt: skip
-        environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
-        environ.setdefault("TORCH_FR_BUFFER_SIZE", "256")
-        if spec.nproc_unset_threads:
-            environ["OMP_NUM_THREADS"] = "1"
-        return environ
-
-    def restart_count(self) -> int:
-        """Restarts of this launcher so far; scripts log it and some branch on it."""
-        return max(0, self.starts - 1) if hasattr(self, "starts") else 0
+        order = self.order
+        place = Place(
+            world=order.world if order else self.spec.nproc,
+            port=self.store.port if self.store else 0,
+            restarts=max(0, self.starts - 1),
+        )
+        return environ_of(self.environ, self.spec, process, place)
 
     def prepare(self) -> None:
         """For a trainer: processes that build and wait, before anybody has planned anything."""
@@ -236,7 +173,7 @@ class Crew:
         if order is None or any(p.by_us for p in self.living()):
             return False
         self.waiting = None
-        self.starts = getattr(self, "starts", 0) + 1
+        self.starts += 1
         old_store, self.store = self.store, None
         if self.spec.master_port and old_store:
             self.kill_child(old_store.child)
@@ -425,17 +362,3 @@ class Crew:
             self.kill_child(self.store.child)
         if self.next_store is not None:
             self.kill_child(self.next_store.child)
-
-
-def error_line(process: RankProcess) -> str:
-    """Type and message of the exception in the rank's error file, one line."""
-    import json
-
-    path = os.path.join(process.home, "error-%d.json" % process.number)
-    try:
-        with open(path) as file:
-            message = json.load(file)["message"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
-    text = message.get("message", "") if isinstance(message, dict) else str(message)
-    return " ".join(str(text).split())[:500]

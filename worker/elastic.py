@@ -319,7 +319,7 @@ def snapshot_buffer(nbytes: int) -> Optional[memoryview]:
             worker.snapshot_answer = None
             worker.send({"t": "snapshot", "nbytes": nbytes})
             worker.lock.wait_for(lambda: worker.snapshot_answer is not None, SNAPSHOT_WAIT_S)
-            fds = worker.snapshot_answer or []
+            fds: List[int] = worker.snapshot_answer or []
         worker.snapshot_off = not fds
         worker.snapshot_file = snapshots.SnapshotFile(fds[0]) if fds else None
         close_all(fds)
@@ -333,8 +333,9 @@ def snapshot_commit(step: int, digest: str) -> None:
     if worker.snapshot_file is None or assignment is None:
         return
     worker.snapshot_file.commit(
-        assignment.generation, assignment.rank, assignment.world, step, worker.snapshot_bytes, digest
-    )
+        assignment.generation, assignment.rank, assignment.world, step,
+        worker.snapshot_bytes, digest,
+    )  # fmt: skip
 
 
 def snapshot_shards() -> List[SnapshotShard]:
@@ -371,9 +372,10 @@ def _stall(seconds: float) -> None:
 def flight_record(limit: int = 64) -> List[Tuple[int, str, str]]:
     """The last collectives of torch's flight recorder: (sequence, name, sizes); [] without one."""
     try:
-        from torch._C._distributed_c10d import _dump_fr_trace_json  # noqa: PLC0415
+        from torch._C import _distributed_c10d as c10d
 
-        entries = json.loads(_dump_fr_trace_json()).get("entries", [])
+        record = json.loads(c10d._dump_fr_trace_json())  # type: ignore[attr-defined]
+        entries = record.get("entries", [])
     except (ImportError, ValueError, RuntimeError, AttributeError):
         return []
     return [

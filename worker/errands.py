@@ -14,7 +14,7 @@ import subprocess
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from . import forking
+from . import forking, rank
 from .forking import Child
 
 OUTPUT_LIMIT = 200_000
@@ -77,7 +77,7 @@ class Errands:
         def child() -> None:
             forking.close_others([writer])
             os.setsid()
-            forking.ranks.prctl(forking.ranks.PR_SET_PDEATHSIG, signal.SIGKILL)
+            rank.prctl(rank.PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != launcher:
                 os._exit(1)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):
@@ -116,15 +116,12 @@ class Errands:
         """Reaps the child and tells its caller."""
         self.running.remove(errand)
         os.close(errand.reader)
-        try:
-            os.killpg(errand.child.pid, signal.SIGKILL)
-        except (ProcessLookupError, PermissionError):
-            pass  # gone, or not yet in its own session: the next line meets that
         if overdue:
-            try:
-                os.kill(errand.child.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            for kill in (os.killpg, os.kill):  # its session, and itself if it has none yet
+                try:
+                    kill(errand.child.pid, signal.SIGKILL)
+                except (ProcessLookupError, PermissionError):
+                    continue
         status = self.reap(errand.child)
         text = errand.output.decode("utf-8", "replace")
         if overdue:

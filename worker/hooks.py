@@ -36,10 +36,10 @@ class ScriptHooks:
     def install(self) -> None:
         optimizer = sys.modules["torch.optim.optimizer"]
         try:
-            optimizer.register_optimizer_step_pre_hook(self.before_step)  # type: ignore[attr-defined]
-            optimizer.register_optimizer_step_post_hook(self.after_step)  # type: ignore[attr-defined]
+            optimizer.register_optimizer_step_pre_hook(self.before_step)
+            optimizer.register_optimizer_step_post_hook(self.after_step)
         except AttributeError:
-            print("holdfast: this torch has no optimizer hooks: steps are not seen", file=sys.stderr)
+            print("holdfast: this torch has no optimizer hooks, so steps are unseen", file=sys.stderr)
 
     def follow_group(self) -> None:
         """Hands the default process group to the ticker when it appears or is replaced."""

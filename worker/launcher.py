@@ -8,28 +8,26 @@ agent: that an interrupt ends everything, and that a run without any agent still
 
 from __future__ import annotations
 
-import getpass
 import json
 import os
 import selectors
 import signal
-import socket
 import sys
 import time
 from typing import Any, Dict, List, Optional
 
-from . import forking, rank, spec
+from . import forking, levels, rank, spec
 from . import page as pages
 from .agentlink import AgentLink, Places, places
-from .crew import Crew, Order, RankProcess
+from .crew import Crew
 from .errands import Errand, Errands
 from .orders import Orders
+from .process import Order, RankProcess
 from .terminal import Terminal
-from .wire import PROTOCOL, Packet, cut
+from .wire import Packet
 
 BEAT_S = 0.1
 ALONE_S = 10.0  # without an agent for this long, the run starts, ends or gives up by itself
-OUTCOMES_KEPT = 64
 PR_SET_CHILD_SUBREAPER = 36
 EXIT_RETRY = 75
 
@@ -137,10 +135,9 @@ class Launcher:
             pass  # another turn of the loop took it
 
     def moving(self) -> bool:
-        """Whether the current generation has finished a step: then there is time for chores."""
+        """Whether every rank has finished a step here: then there is time for chores."""
         ranks = [p for p in self.crew.living() if p.assigned]
-        return bool(ranks) and all(p.fields[pages.F_STEP_NS + i] for p in ranks[:1]
-                                   for i in range(1))  # fmt: skip
+        return bool(ranks) and all(p.fields[pages.F_STEP] for p in ranks)
 
     def watch_rank(self, process: RankProcess) -> None:
         self.selector.register(process.channel.fileno(), selectors.EVENT_READ, process)
@@ -227,19 +224,10 @@ class Launcher:
 
     def end_orphans(self) -> None:
         """A rank's orphan becomes this process's child: it must not outlive its rank."""
-        path = "/proc/self/task/%d/children" % os.getpid()
-        try:
-            with open(path) as file:
-                children = {int(word) for word in file.read().split()}
-        except OSError:
-            return  # a kernel without this list: the session kill has caught the most
         known = {p.child.pid for p in self.crew.processes} | set(self.link.pids())
         known |= {e.child.pid for e in self.errands.running}
-        if self.crew.store is not None:
-            known.add(self.crew.store.child.pid)
-        if self.crew.next_store is not None:
-            known.add(self.crew.next_store.child.pid)
-        for pid in children - known:
+        known |= {store.child.pid for store in (self.crew.store, self.crew.next_store) if store}
+        for pid in forking.children() - known:
             try:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, os.WNOHANG)
@@ -253,29 +241,13 @@ class Launcher:
         channel = self.link.channel
         assert channel is not None
         self.selector.register(channel.fileno(), selectors.EVENT_READ, "agent")
-        torch = sys.modules.get("torch")
-        options = self.spec
-        self.orders.tell({
-            "t": "hello", "protocol": PROTOCOL, "run": options.run, "node": socket.gethostname(),
-            "user": getpass.getuser(), "pid": os.getpid(), "grade": self.grade(),
-            "nproc": options.nproc, "max_restarts": options.max_restarts,
-            "argv": [cut(a, 200) for a in options.argv[:50]], "cwd": os.getcwd(),
-            "python": sys.executable, "torch": getattr(torch, "__version__", ""),
-            "log_dir": self.log_dir, "checkpoint_dir": self.checkpoint_dir,
-            "hang_limit_s": options.hang_limit_s, "generation": self.crew.generation,
-            "started_boot_s": self.started_boot_s,
-        })  # fmt: skip
+        self.orders.tell(levels.hello_of(self))
         for process in self.crew.living():
             if process.rank >= 0:
                 self.send_page(process)
         for outcome in self.outcomes:
             self.orders.tell(outcome)
         self.sent_levels = {}
-
-    def grade(self) -> str:
-        if self.spec.program.trainer:
-            return "trainer"
-        return "opaque" if self.spec.program.kind == "command" else "script"
 
     def send_page(self, process: RankProcess) -> None:
         if self.link.channel is None or process.child.pidfd < 0:
@@ -310,38 +282,15 @@ class Launcher:
         """The full state of everything, whenever any of it has changed."""
         if self.link.channel is None:
             return
-        levels = self.levels()
-        if levels == self.sent_levels:
+        now = levels.levels_of(self)
+        if now == self.sent_levels:
             return
-        self.sent_levels = levels
+        self.sent_levels = now
         self.levels_number += 1
-        self.orders.tell(dict(levels, n=self.levels_number))
-
-    def levels(self) -> Dict[str, Any]:
-        crew = self.crew
-        ranks = [
-            {"rank": p.rank, "local_rank": p.rank, "pid": p.child.pid, "generation": p.generation,
-             "state": p.state, "ended": p.ended, "parked": p.parked}
-            for _, p in sorted(crew.by_rank().items())
-        ]  # fmt: skip
-        return {
-            "t": "levels", "generation": crew.generation, "state": self.state(),
-            "shutdown": self.shutdown, "compiling": "", "startup_s": self.startup(),
-            "ranks": ranks, "commits": self.newest_commits(), "snapshot": crew.snapshot_view(),
-        }  # fmt: skip
-
-    def newest_commits(self) -> List[Dict[str, Any]]:
-        """Bounded: a packet has 60 kB; keep-N lets old ones go long before."""
-        commits = sorted(self.commits.values(), key=lambda c: (c["step"], c["generation"]))
-        return commits[-100:]
+        self.orders.tell(dict(now, n=self.levels_number))
 
     def state(self) -> str:
-        crew = self.crew
-        if crew.generation == 0:
-            return "idle" if self.listed else "preparing"
-        ranks = crew.by_rank().values()
-        done = bool(ranks) and all(p.ended is not None and p.ended["code"] == 0 for p in ranks)
-        return "done" if done else "running"
+        return levels.state_of(self.crew, self.listed)
 
     def startup(self) -> float:
         """First start to first finished step, once known."""

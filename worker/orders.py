@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import sys
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List
 
-from .crew import Order
+from .agentlink import own_python
+from .process import Order
 from .wire import Packet, cut
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ class Orders:
             self.launcher.terminal.say("its log: %s" % process.home, "error")
 
     def evidence(self, order_id: str, body: Dict[str, Any]) -> None:
-        """Reads a suspect from outside, in a child of its own; asks all for their last collectives."""
+        """Reads a suspect from outside, in a child; asks all for their last collectives."""
         pid = int(body["pid"])
         crew = self.launcher.crew
         known = {p.child.pid: p for p in crew.living()}
@@ -150,10 +150,10 @@ class Orders:
         for process in crew.living():
             if process.assigned:
                 process.channel.send({"t": "flight"})
-        python = self.launcher.environ.get("HOLDFAST_PYTHON") or sys.executable
+        python, environ = own_python(self.launcher.link.environ)
         self.launcher.add_errand(self.launcher.errands.command(
             [python, "-m", "holdfast.agent.evidence", "--pid", str(pid), "--json"],
-            self.launcher.link.environ, EVIDENCE_S,
+            environ, EVIDENCE_S,
             lambda ok, text: self.outcome(order_id, ok, text), "evidence",
         ))  # fmt: skip
 

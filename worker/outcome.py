@@ -47,7 +47,7 @@ def show(error: BaseException) -> None:
     here = os.path.dirname(os.path.abspath(__file__))
     while trace is not None and trace.tb_frame.f_code.co_filename.startswith(here):
         trace = trace.tb_next  # the reader's own lines only; ours are not at fault
-    sys.excepthook(type(error), error, trace)
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
 
 
 def write_error_file(path: str, rank: int, error: BaseException) -> None:

@@ -128,12 +128,14 @@ def signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value
 
 
-def double(bits: int) -> float:
-    return struct.unpack("=d", struct.pack("=Q", bits))[0]
+def double(pattern: int) -> float:
+    value: float = struct.unpack("=d", struct.pack("=Q", pattern))[0]
+    return value
 
 
 def bits(value: float) -> int:
-    return struct.unpack("=Q", struct.pack("=d", value))[0]
+    pattern: int = struct.unpack("=Q", struct.pack("=d", value))[0]
+    return pattern
 
 
 def read_page(mapped: "mmap.mmap | memoryview | bytes") -> PageView:

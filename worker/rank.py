@@ -13,6 +13,7 @@ import os
 import random
 import runpy
 import signal
+import socket
 import sys
 import types
 from typing import Dict, List, NamedTuple, Optional
@@ -109,8 +110,6 @@ def attach_worker(seat: Seat) -> elastic.Worker:
     if seat.rank >= 0:
         fields[pages.F_RANK] = seat.rank
         fields[pages.F_GENERATION] = seat.generation
-    import socket
-
     channel = Channel(socket.socket(fileno=seat.control_fd))
     worker = elastic.Worker(fields, channel)
     ticker = Ticker(fields, channel, worker.on_packet)
@@ -123,7 +122,7 @@ def run(program: Program, seat: Seat) -> None:
     """Runs the program in this process; does not return."""
     worker = attach_worker(seat)
     if seat.threads and "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(seat.threads)  # type: ignore[attr-defined]
+        sys.modules["torch"].set_num_threads(seat.threads)
     reseed()
     if program.trainer:
         worker.switch_phase(pages.PHASES.index("startup"))

@@ -15,7 +15,7 @@ from typing import List, NamedTuple, Optional, Tuple
 
 HEADER_BYTES = 4096
 ALIGN = 4096
-_HALF = struct.Struct("=QQQQQ48s")  # generation, rank, world, step + 1 (0 = not whole), nbytes, digest
+_HALF = struct.Struct("=QQQQQ48s")  # generation, rank, world, step + 1 (0: none), nbytes, digest
 _HALF_AT = (64, 64 + 128)
 _SIZE = struct.Struct("=QQ")  # magic, bytes of one half
 MAGIC = 0x31504E5348464C48
@@ -78,7 +78,10 @@ class SnapshotFile:
         start = HEADER_BYTES + self.writing * self.half
         return self.view[start : start + nbytes]
 
-    def commit(self, generation: int, rank: int, world: int, step: int, nbytes: int, digest: str) -> None:
+    def commit(
+        self, generation: int, rank: int, world: int, step: int, nbytes: int, digest: str
+    ) -> None:
+        """Makes the half handed out last the newest: all else first, the step in one write."""
         at = _HALF_AT[self.writing]
         packed = _HALF.pack(generation, rank, world, step + 1, nbytes, digest.encode())
         self.map[at + 32 : at + _HALF.size] = packed[32:]
@@ -126,11 +129,11 @@ def budget_bytes(fraction: float = 0.1) -> int:
                 free = int(line.split()[1]) * 1024
     room = int(free * fraction)
     for limit, used in (
-        ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
-        ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
+        ("memory.max", "memory.current"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
     ):
         try:
-            with open(limit) as top, open(used) as now:
+            with open("/sys/fs/cgroup/" + limit) as top, open("/sys/fs/cgroup/" + used) as now:
                 room = min(room, max(0, int(top.read()) - int(now.read())) // 2)
         except (OSError, ValueError):
             continue  # no such controller here, or "max"

@@ -62,7 +62,7 @@ def fail(message: str) -> None:
     raise SystemExit(EXIT_CONFIG)
 
 
-def flag(parser: argparse.ArgumentParser, *names: str, **options: Any) -> None:
+def flag(parser: argparse._ActionsContainer, *names: str, **options: Any) -> None:
     """A flag in both spellings (--a-b, --a_b), its default from torchrun's PET_ variable."""
     spellings: List[str] = []
     for name in names:
@@ -104,10 +104,12 @@ def build(command: str) -> argparse.ArgumentParser:
     ours = parser.add_argument_group("holdfast")
     flag(ours, "--run", default="", help="name of the run (scheduler's job id, script and time)")
     flag(ours, "--python", default="", help="the job's interpreter (the active venv's or conda's)")
-    flag(ours, "--preload", default="", help="modules to import before the fork, a,b,c; none = none")
+    flag(ours, "--preload", default="", help="modules to import before the fork (a,b,c), or none")
     flag(ours, "--no-hooks", action="store_true", help="watch nothing inside the script")
     flag(ours, "--standby", type=int, default=-1, help="warm spare processes (trainer: 1 on CPU)")
     flag(ours, "--grace", type=float, default=30.0, help="seconds to checkpoint after SIGTERM")
+    if command == "train":
+        flag(ours, "--config", default="", help="the trainer's settings, a TOML file")
     flag(ours, "--hang-limit", type=float, default=0.0, help="seconds without progress = hung")
     ignored = parser.add_argument_group("torchrun's, accepted without effect on one node")
     for name in ("--rdzv-backend", "--rdzv-endpoint", "--rdzv-conf", "--monitor-interval",
@@ -176,7 +178,7 @@ def parse(command: str, argv: List[str], environ: Dict[str, str]) -> Spec:
     if options.preload != "none" and program.kind != "command":
         preload = ["torch", "torch._dynamo", *preload]
         if program.trainer:
-            preload.append("holdfast.trainer.preload")
+            preload.append("holdfast.trainer.loop")
     name = run_name(options.run, options.rdzv_id, program.target, environ)
     return Spec(
         run=name, program=program, nproc=nproc, max_restarts=options.max_restarts,
@@ -192,7 +194,8 @@ def parse(command: str, argv: List[str], environ: Dict[str, str]) -> Spec:
 def program_of(command: str, options: argparse.Namespace, rest: List[str]) -> Program:
     hooks = not options.no_hooks
     if command == "train":
-        return Program("module", "holdfast.trainer", rest, trainer=True)
+        settings = ["--config", options.config] if options.config else []
+        return Program("module", "holdfast.trainer", settings + rest, trainer=True)
     if not rest:
         fail("what shall run? holdfast run [flags] SCRIPT ARGS (see holdfast run --help)")
     target = rest[0]

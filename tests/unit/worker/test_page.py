@@ -1,0 +1,91 @@
+"""The page: written by one, read by another, and nothing that comes from outside is believed."""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+
+import pytest
+
+from holdfast.worker import page as pages
+
+
+@pytest.fixture()
+def page_fd():
+    fd = pages.create()
+    yield fd
+    os.close(fd)
+
+
+def test_a_new_page_reads_as_a_rank_that_has_done_nothing(page_fd):
+    view = pages.read_page(pages.map_readonly(page_fd))
+    assert (view.rank, view.step, view.phase, view.outcome) == (-1, 0, "unknown", "")
+    assert view.groups == () and view.step_seq == () and view.last_step_ns == ()
+
+
+def test_what_is_written_is_read(page_fd):
+    fields = pages.map_fields(page_fd)
+    fields[pages.F_RANK], fields[pages.F_STEP] = 3, 41
+    fields[pages.F_PHASE] = pages.PHASES.index("data")
+    fields[pages.F_LOSS] = pages.bits(-0.25)
+    fields[pages.F_GROUPS], fields[pages.F_SEQ + 1] = 1, 77
+    fields[pages.F_RING], fields[pages.F_RING + 1], fields[pages.F_STEP_NS] = 40, 70, 5
+    view = pages.read_page(pages.map_readonly(page_fd))
+    assert (view.rank, view.step, view.phase, view.loss) == (3, 41, "data", -0.25)
+    assert view.groups == ((0, 77),)
+    assert view.step_seq == ((40, 70),) and view.last_step_ns == (5,)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "says"),
+    [(pages.F_MAGIC, 1, "magic"), (pages.F_VERSION, 9, "version 9")],
+)
+def test_a_foreign_page_is_refused(page_fd, field, value, says):
+    pages.map_fields(page_fd)[field] = value
+    with pytest.raises(ValueError, match=says):
+        pages.read_page(pages.map_readonly(page_fd))
+
+
+def test_numbers_out_of_range_are_bounded(page_fd):
+    fields = pages.map_fields(page_fd)
+    for field in range(pages.F_GENERATION, pages.FIELDS):
+        fields[field] = (1 << 64) - 1
+    view = pages.read_page(pages.map_readonly(page_fd))
+    assert view.phase == "unknown" and view.outcome == "" and len(view.groups) == pages.GROUPS
+
+
+def test_a_page_that_could_shrink_is_never_mapped():
+    """A mapping whose file is cut kills its reader with SIGBUS."""
+    fd = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, pages.SIZE)
+    with pytest.raises(ValueError, match="F_SEAL_SHRINK"):
+        pages.map_readonly(fd)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    assert isinstance(pages.map_readonly(fd), mmap.mmap)
+    os.close(fd)
+
+
+def test_a_page_that_is_no_memfd_or_too_small_is_refused(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"0" * pages.SIZE)
+    fd = os.open(path, os.O_RDWR)
+    with pytest.raises(ValueError, match="sealed"):
+        pages.map_readonly(fd)
+    os.close(fd)
+    small = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+    os.ftruncate(small, 64)
+    fcntl.fcntl(small, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    with pytest.raises(ValueError, match="smaller"):
+        pages.map_readonly(small)
+    os.close(small)
+
+
+def test_our_own_page_cannot_be_cut(page_fd):
+    with pytest.raises(PermissionError):
+        os.ftruncate(page_fd, 16)
+
+
+def test_the_layout_fits_its_page():
+    assert pages.FIELDS * 8 <= pages.SIZE
+    assert pages.F_BROKEN < pages.F_SEQ

@@ -1,0 +1,105 @@
+"""The command line: torchrun's flags mean what they mean there; a mistake is one line and 78."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.worker import spec
+
+
+@pytest.fixture()
+def script(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("")
+    return str(path)
+
+
+def parse(*argv: str, command: str = "run", **environ: str) -> spec.Spec:
+    return spec.parse(command, list(argv), dict(environ))
+
+
+def test_a_torchrun_line_is_a_holdfast_run_line(script):
+    options = parse(
+        "--standalone", "--nnodes=1", "--nproc_per_node", "2", "--rdzv-backend", "c10d",
+        "--rdzv_endpoint=localhost:0", "--max-restarts=5", "--redirects", "3", "--tee", "3",
+        "--local-ranks-filter", "0", "--log-dir", "/tmp/logs", script, "--lr", "1", "-m", "x",
+    )  # fmt: skip
+    assert options.nproc == 2 and options.max_restarts == 5 and options.tee
+    assert options.log_dir == "/tmp/logs"
+    assert options.program == ("script", script, ["--lr", "1", "-m", "x"], False, True)
+
+
+def test_a_module_and_a_command(script):
+    assert parse("-m", "package.train", "--x").program[:3] == ("module", "package.train", ["--x"])
+    assert parse("--no-python", "echo", "-n", "hi").program[:3] == ("command", "echo", ["-n", "hi"])
+    assert parse("--no-python", "echo").preload == []
+
+
+def test_torchruns_environment_defaults_count(script, monkeypatch):
+    monkeypatch.setenv("PET_NPROC_PER_NODE", "3")
+    monkeypatch.setenv("PET_MAX_RESTARTS", "7")
+    options = parse(script)
+    assert (options.nproc, options.max_restarts) == (3, 7)
+    assert parse("--nproc-per-node", "2", script).nproc == 2
+
+
+def test_the_trainer_takes_the_flags_and_the_rest_is_its_own():
+    options = parse("--nproc-per-node", "2", "--config", "t.toml", "steps=5", command="train")
+    assert options.program.trainer and options.program.argv == ["--config", "t.toml", "steps=5"]
+    assert options.standby == 1 and "torch" in options.preload
+
+
+def test_gpus_are_counted_without_opening_one(script):
+    assert spec.count_accelerators({"CUDA_VISIBLE_DEVICES": "0,3,GPU-abc"}) == 3
+    assert spec.count_accelerators({"CUDA_VISIBLE_DEVICES": ""}) == 0
+    assert parse("--nproc-per-node", "gpu", script, CUDA_VISIBLE_DEVICES="0,1").nproc == 2
+    auto = parse("--nproc-per-node", "auto", script, CUDA_VISIBLE_DEVICES="")
+    assert auto.nproc == parse("--nproc-per-node", "cpu", script).nproc
+
+
+@pytest.mark.parametrize(
+    ("argv", "says"),
+    [
+        ([], "what shall run"),
+        (["--nproc-per-node", "0", "SCRIPT"], "from 1 to 256"),
+        (["--nproc-per-node", "many", "SCRIPT"], "auto, gpu, cpu"),
+        (["--nproc-per-node", "gpu", "SCRIPT"], "no GPU"),
+        (["--nnodes", "2", "SCRIPT"], "one node"),
+        (["--max-restarts", "-1", "SCRIPT"], "0 or more"),
+        (["--max-restarts", "x", "SCRIPT"], "max-restarts"),
+        (["missing.py"], "no such file"),
+        (["--no-such-flag", "SCRIPT"], "no-such-flag"),
+        (["-m", "--no-python", "x"], "exclude"),
+    ],
+)
+def test_a_mistake_is_one_line_and_78(argv, says, script, capsys):
+    words = [script if word == "SCRIPT" else word for word in argv]
+    with pytest.raises(SystemExit) as leaving:
+        spec.parse("run", words, {"CUDA_VISIBLE_DEVICES": ""})
+    assert leaving.value.code == 78
+    error = capsys.readouterr().err
+    assert says in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "rdzv", "environ", "name"),
+    [
+        ("night", "x", {"SLURM_JOB_ID": "7"}, "night"),
+        ("", "x", {"SLURM_JOB_ID": "7"}, "x"),
+        ("", "none", {"SLURM_JOB_ID": "7"}, "7"),
+        ("a/b c", "", {}, "a-b-c"),
+        ("n" * 100, "", {}, "n" * spec.RUN_LIMIT),
+    ],
+)
+def test_the_runs_name(given, rdzv, environ, name):
+    assert spec.run_name(given, rdzv, "dir/train.py", environ) == name
+
+
+def test_without_any_name_script_and_time_are_one(script):
+    assert spec.run_name("", "", "dir/train.py", {}).startswith("train-20")
+
+
+def test_many_ranks_get_one_thread_each_unless_the_user_says_otherwise(script):
+    assert parse("--nproc-per-node", "2", script).nproc_unset_threads
+    assert not parse("--nproc-per-node", "1", script).nproc_unset_threads
+    assert not parse("--nproc-per-node", "2", script, OMP_NUM_THREADS="4").nproc_unset_threads
