@@ -339,7 +339,7 @@ class Crew:
             code, number = int(process.fields[pages.F_CODE]), 0
         process.ended = {
             "code": code, "signal": number, "outcome": outcome,
-            "error": error_line(process), "by_us": process.by_us,
+            "error": error_line(process, number), "by_us": process.by_us,
             "boot_s": time.clock_gettime(time.CLOCK_BOOTTIME), "wall_s": time.time(),
         }  # fmt: skip
 

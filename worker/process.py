@@ -7,12 +7,18 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from . import page as pages
 from .forking import Child
 from .spec import Spec
 from .wire import Channel
+
+
+ERROR_LIMIT = 500  # characters
+TAIL_BYTES = 8192
+CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 
 class Order(NamedTuple):
@@ -93,13 +99,32 @@ def environ_of(
     return environ
 
 
-def error_line(process: RankProcess) -> str:
-    """Type and message of the exception in the rank's error file, one line."""
+def error_line(process: RankProcess, number: int) -> str:
+    """Why a process ended, one line: from its error file, else from what it said last.
+
+    A crash in native code (signal `number`) leaves no error file, but its runtime has usually
+    printed the reason: gloo says "collective mismatch" there before it aborts.
+    """
     path = os.path.join(process.home, "error-%d.json" % process.number)
     try:
         with open(path) as file:
             message = json.load(file)["message"]
     except (OSError, ValueError, KeyError, TypeError):
-        return ""
+        return last_words(process.home) if number in CRASHES else ""
     text = message.get("message", "") if isinstance(message, dict) else str(message)
-    return " ".join(str(text).split())[:500]
+    return " ".join(str(text).split())[:ERROR_LIMIT]
+
+
+def last_words(home: str) -> str:
+    """The reason that a crashing runtime printed at the end of stderr; "" when there is none."""
+    try:
+        with open(os.path.join(home, "stderr.log"), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    for line in reversed(lines):
+        text = line.strip()
+        if text.startswith(("what():", "Fatal Python error", "terminate called")):
+            return text.replace("what():", "", 1).strip()[:ERROR_LIMIT]
+    return ""
