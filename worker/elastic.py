@@ -9,17 +9,28 @@ harmless: `active()` says which.  Standard library only.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import threading
 import time
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)  # fmt: skip
 
+from . import faults
 from . import page as pages
 from . import snapshot as snapshots
 from .snapshot import SnapshotShard
 from .wire import Channel, Packet, close_all, cut
 
+COMMITS_SENT = 100  # a packet has 60 kB
 SNAPSHOT_WAIT_S = 2.0  # for the launcher to hand out a memfd
 
 
@@ -69,6 +80,14 @@ class Worker:
 
     # -------------------------------------------------------------- ticker's thread
 
+    def each_beat(self) -> None:
+        """Cuts again while a broken generation is not left: its group may be younger than the
+        order to leave, and a collective entered after the first cut would block anew."""
+        if self.fields[pages.F_BROKEN] >= self.generation > 0:
+            with self.lock:
+                if self.cut is not None:
+                    self.cut()
+
     def on_packet(self, packet: Packet, fds: List[int]) -> None:
         """Takes one packet from the launcher; runs on the ticker's thread."""
         kind = packet["t"]
@@ -83,7 +102,7 @@ class Worker:
         elif kind == "inject":
             self.injected[str(packet["fault"])] = packet.get("args", {})
         elif kind == "flight":
-            self.send({"t": "flight", "entries": flight_record()})
+            self.send({"t": "flight", "entries": faults.flight_record()})
         else:
             close_all(fds)
 
@@ -192,10 +211,17 @@ def _get() -> Worker:
     return _worker
 
 
-def ready(checkpoint_dir: str = "", keep: int = 3) -> Assignment:
-    """Blocks until this process has a place in a generation.  A warm standby waits here."""
+def ready(
+    checkpoint_dir: str = "", keep: int = 3, commits: Sequence[Dict[str, Any]] = ()
+) -> Assignment:
+    """Blocks until this process has a place in a generation.  A warm standby waits here.
+
+    `commits`: what `checkpoint_dir` holds, newest first, each with generation, step, path, world
+    and bad ("" or why); the plan chooses from them where the first generation resumes.
+    """
     worker = _get()
-    worker.send({"t": "ready", "checkpoint_dir": checkpoint_dir, "keep": keep})
+    worker.send({"t": "ready", "checkpoint_dir": checkpoint_dir, "keep": keep,
+                 "commits": list(commits)[:COMMITS_SENT]})  # fmt: skip
     return worker.wait_assignment()
 
 
@@ -223,8 +249,8 @@ def phase(name: str) -> None:
         return
     worker = _worker
     worker.switch_phase(pages.PHASES.index(name))
-    if worker.injected:
-        inject(worker, name)
+    if worker.injected and name == "forward_backward":
+        faults.inject(worker.injected)
     if worker.fields[pages.F_BROKEN] >= worker.generation > 0:
         raise Broken("generation %d is over" % worker.generation)
 
@@ -342,44 +368,3 @@ def snapshot_shards() -> List[SnapshotShard]:
     """Every whole shard the launcher held when it made this assignment."""
     worker = _get()
     return snapshots.shards_of(worker.snapshot_fds)
-
-
-def inject(worker: Worker, name: str) -> None:
-    """Carries out an injected fault at the phase it is meant for, in the main thread."""
-    if name != "forward_backward":
-        return
-    if "exception" in worker.injected:
-        worker.injected.pop("exception")
-        raise RuntimeError("injected by holdfast inject exception")
-    if "stall" in worker.injected:
-        args = worker.injected.pop("stall")
-        _stall(float(args.get("seconds", 3600.0)))
-    if "hold-gil" in worker.injected:
-        args = worker.injected.pop("hold-gil")
-        import ctypes
-
-        # PyDLL keeps the GIL for the length of the call: a real hold, as by a bad extension.
-        ctypes.PyDLL(None).sleep(int(args.get("seconds", 3600)))
-
-
-def _stall(seconds: float) -> None:
-    """The injected stall: a wait inside the step that nothing ends."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        time.sleep(min(1.0, deadline - time.monotonic()))
-
-
-def flight_record(limit: int = 64) -> List[Tuple[int, str, str]]:
-    """The last collectives of torch's flight recorder: (sequence, name, sizes); [] without one."""
-    try:
-        from torch._C import _distributed_c10d as c10d
-
-        record = json.loads(c10d._dump_fr_trace_json())  # type: ignore[attr-defined]
-        entries = record.get("entries", [])
-    except (ImportError, ValueError, RuntimeError, AttributeError):
-        return []
-    return [
-        (int(e.get("collective_seq_id", 0)), str(e.get("profiling_name", "")),
-         json.dumps(e.get("input_sizes", [])))
-        for e in entries[-limit:]
-    ]  # fmt: skip

@@ -8,6 +8,7 @@ spawned and import for themselves, and one line says so.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import json
@@ -62,6 +63,9 @@ def preload(names: List[str]) -> List[str]:
             importlib.import_module(name)
         except Exception as error:  # any module of the user's may raise anything on import
             problems.append("preload %s: %s: %s" % (name, type(error).__name__, error))
+    # What is imported lives to the end: a collection in a child would copy all of its pages.
+    gc.collect()
+    gc.freeze()
     return problems
 
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 import sys
 from typing import Any, Dict, Optional
 
+from . import faults
 from . import page as pages
-from .elastic import Worker, inject
+from .elastic import Worker
 
 
 class ScriptHooks:
@@ -68,7 +69,7 @@ class ScriptHooks:
             worker.finish_step(self.counts[key])
         worker.switch_phase(pages.UNKNOWN)
         if worker.injected:
-            inject(worker, "forward_backward")
+            faults.inject(worker.injected)
 
 
 def install(worker: Worker) -> Optional[ScriptHooks]:

@@ -8,7 +8,6 @@ agent: that an interrupt ends everything, and that a run without any agent still
 
 from __future__ import annotations
 
-import json
 import os
 import selectors
 import signal
@@ -160,8 +159,8 @@ class Launcher:
         kind = packet["t"]
         if kind == "ready" and not self.listed:
             self.checkpoint_dir = str(packet.get("checkpoint_dir") or "")
+            self.commits = {str(c["path"]): c for c in packet.get("commits") or ()}
             self.listed = True
-            self.list_commits()
         elif kind == "committed":
             path = str(packet["path"])
             self.commits[path] = {"generation": packet["generation"], "step": packet["step"],
@@ -176,29 +175,6 @@ class Launcher:
             self.terminal.say(packet["text"], "warn" if packet.get("fault") else "info")
             self.orders.tell({"t": "report", "rank": process.rank, "fault": packet["fault"],
                               "text": packet["text"]})  # fmt: skip
-
-    def list_commits(self) -> None:
-        """Reads which checkpoints exist, in a child: the folder may lie on a dead mount."""
-        folder = self.checkpoint_dir
-        if not folder:
-            return
-        self.listed = False
-
-        def listing() -> List[Dict[str, Any]]:
-            from holdfast.trainer import checkpoint_format
-
-            return [c._asdict() for c in checkpoint_format.listing(folder)]
-
-        def done(ok: bool, text: str) -> None:
-            self.listed = True
-            if not ok:
-                self.terminal.say("checkpoints in %s: %s" % (folder, text), "warn")
-                return
-            for commit in json.loads(text):
-                fields = ("generation", "step", "path", "world", "bad")
-                self.commits[commit["path"]] = {name: commit[name] for name in fields}
-
-        self.add_errand(self.errands.call(listing, 30.0, done, "listing " + folder))
 
     def add_errand(self, errand: Optional[Errand]) -> None:
         if errand is not None:

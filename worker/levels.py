@@ -12,12 +12,12 @@ import sys
 from typing import TYPE_CHECKING, Any, Dict, List
 
 from .crew import Crew
+from .elastic import COMMITS_SENT
 from .wire import PROTOCOL, Packet, cut
 
 if TYPE_CHECKING:
     from .launcher import Launcher
 
-COMMITS_SENT = 100  # a packet has 60 kB; keep-N lets old ones go long before
 
 
 def hello_of(launcher: "Launcher") -> Packet:

@@ -15,7 +15,6 @@ from .forking import Child
 from .spec import Spec
 from .wire import Channel
 
-
 ERROR_LIMIT = 500  # characters
 TAIL_BYTES = 8192
 CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)

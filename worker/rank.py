@@ -18,7 +18,7 @@ import sys
 import types
 from typing import Dict, List, NamedTuple, Optional
 
-from . import elastic, hooks, outcome
+from . import elastic, faults, hooks, outcome
 from . import page as pages
 from .ticker import Ticker
 from .wire import Channel
@@ -125,6 +125,7 @@ def run(program: Program, seat: Seat) -> None:
         sys.modules["torch"].set_num_threads(seat.threads)
     reseed()
     if program.trainer:
+        worker.ticker.each_beat.append(worker.each_beat)
         worker.switch_phase(pages.PHASES.index("startup"))
         files = (seat.stdout, seat.stderr)
         worker.assigned_hooks.append(lambda a: own_files(seat, a, files))
@@ -138,7 +139,7 @@ def run(program: Program, seat: Seat) -> None:
         outcome.write_error_file(
             os.environ.get("TORCHELASTIC_ERROR_FILE", ""), seat.rank, error
         )
-        worker.send({"t": "flight", "entries": elastic.flight_record(16)})
+        worker.send({"t": "flight", "entries": faults.flight_record(16)})
     outcome.leave(worker.fields, word, code)
 
 

@@ -20,7 +20,7 @@ class Value(msgspec.Struct, frozen=True, omit_defaults=True):
     """Base of every value of the core."""
 
 
-class Now(Value):
+class Now(Value, frozen=True):
     """The only time there is."""
 
     boot_s: float
@@ -31,7 +31,7 @@ class Now(Value):
 # ---------------------------------------------------------------- observed: levels, never edges
 
 
-class Ended(Value):
+class Ended(Value, frozen=True):
     """How a rank ended.  `outcome` is what the worker wrote before teardown; the wait status
     (`code`, `signal`) counts only when it wrote none."""
 
@@ -44,7 +44,7 @@ class Ended(Value):
     wall_s: float = 0.0
 
 
-class Parked(Value):
+class Parked(Value, frozen=True):
     """A survivor that has left its generation and waits for the next, with its state in memory."""
 
     step: int  # optimizer steps whose result it holds
@@ -52,7 +52,7 @@ class Parked(Value):
     reason: str = ""
 
 
-class RankView(Value):
+class RankView(Value, frozen=True):
     """One rank as its page, its process and its launcher show it now."""
 
     rank: int
@@ -70,16 +70,16 @@ class RankView(Value):
     active: bool = False  # CPU or I/O of the rank or its children moved in the last second
     in_optimizer: bool = False  # step_begin != step_end
     seq: tuple[tuple[int, int], ...] = ()  # (group id, collective sequence number)
-    step_seq: tuple[tuple[int, int], ...] = ()  # (step, default group's number at its end), newest last
+    step_seq: tuple[tuple[int, int], ...] = ()  # (step, number at its end), newest last
     step_time_s: float = 0.0  # median of the latest steps, 0 unknown
-    collective: tuple[int, int, int] = (0, 0, 0)  # (sequence, op code, bytes) where known
+    flight: tuple[tuple[int, str, str], ...] = ()  # last collectives: (sequence, name, sizes)
     where: str = ""  # source line of the main thread, from evidence
     phase_s: tuple[tuple[str, float], ...] = ()  # accumulated seconds per phase
     ended: Ended | None = None
     parked: Parked | None = None
 
 
-class Commit(Value):
+class Commit(Value, frozen=True):
     """A durable checkpoint's marker, as listed on disk; its bytes are proven when read."""
 
     generation: int
@@ -89,7 +89,7 @@ class Commit(Value):
     bad: str = ""  # why it was quarantined; "" = not known to be bad
 
 
-class SnapshotView(Value):
+class SnapshotView(Value, frozen=True):
     """The newest step for which every shard of an in-memory snapshot is whole."""
 
     generation: int
@@ -97,7 +97,7 @@ class SnapshotView(Value):
     shards: int
 
 
-class RunView(Value):
+class RunView(Value, frozen=True):
     """One run on this node: what its launcher says, as levels."""
 
     run: str
@@ -119,7 +119,7 @@ class RunView(Value):
     registered_boot_s: float = 0.0
 
 
-class Doc(Value):
+class Doc(Value, frozen=True):
     """A document of the store with its version (0 = absent)."""
 
     key: str
@@ -127,7 +127,7 @@ class Doc(Value):
     body: bytes = b""
 
 
-class Lease(Value):
+class Lease(Value, frozen=True):
     """Who may lead a run.  `until_boot_s` is this node's clock, counted from before the renewal was
     sent (so it ends here before it ends in the store); 0 for another node's lease."""
 
@@ -136,7 +136,7 @@ class Lease(Value):
     until_boot_s: float = 0.0
 
 
-class StoreView(Value):
+class StoreView(Value, frozen=True):
     """What the store said last, and whether it answers."""
 
     up: bool
@@ -144,7 +144,7 @@ class StoreView(Value):
     leases: tuple[Lease, ...] = ()
 
 
-class EffectOutcome(Value):
+class EffectOutcome(Value, frozen=True):
     """What became of an effect; kept as a level until the core stops asking."""
 
     id: str
@@ -153,7 +153,7 @@ class EffectOutcome(Value):
     detail: str = ""  # JSON where the kind says so (evidence: {"where": ..., "stacks": ...})
 
 
-class Beat(Value):
+class Beat(Value, frozen=True):
     """What another member of a run says of itself, through the store or directly."""
 
     node: str
@@ -164,7 +164,7 @@ class Beat(Value):
     fatal: str = ""  # name of a fatal fault on that node
 
 
-class Observed(Value):
+class Observed(Value, frozen=True):
     """Everything the core may look at in one step."""
 
     runs: tuple[RunView, ...] = ()
@@ -180,7 +180,7 @@ class Observed(Value):
 # ---------------------------------------------------------------- concluded
 
 
-class Verdict(Value):
+class Verdict(Value, frozen=True):
     """A detector's conclusion about one subject, with what it rests on."""
 
     fault: str  # name of a runbook
@@ -195,7 +195,7 @@ class Verdict(Value):
     generation: int = 0
 
 
-class Incident(Value):
+class Incident(Value, frozen=True):
     """A fault over its lifetime: opened by a verdict, acted on, closed."""
 
     id: str
@@ -218,7 +218,7 @@ class Incident(Value):
     would_have: str = ""  # what acting would have done, for observe-only detectors
 
 
-class Request(Value):
+class Request(Value, frozen=True):
     """A rung of a ladder, or an operator's or alert's wish; granted by plan or node document."""
 
     id: str
@@ -231,7 +231,7 @@ class Request(Value):
     by: str = ""  # who, for people
 
 
-class Resume(Value):
+class Resume(Value, frozen=True):
     """Where a generation starts from."""
 
     kind: str  # fresh | survivor | snapshot | disk | own (a script's own checkpoint)
@@ -240,7 +240,7 @@ class Resume(Value):
     path: str = ""
 
 
-class Plan(Value):
+class Plan(Value, frozen=True):
     """The run's document: the one authority over members, ranks and the resume point."""
 
     run: str
@@ -262,7 +262,7 @@ class Plan(Value):
 # ---------------------------------------------------------------- done
 
 
-class Effect(Value):
+class Effect(Value, frozen=True):
     """Something to be done at the edge.  Idempotent under its id; pending until its outcome or
     its deadline; one in flight per subject, only `stop` overtakes.
 
@@ -286,14 +286,14 @@ class Effect(Value):
     request: str = ""
 
 
-class StoreWrite(Value, tag="put"):
+class StoreWrite(Value, frozen=True, tag="put"):
     key: str  # "run/NAME" | "node/NAME" | "lease/NAME"
     expect_version: int  # 0 = must be absent
     body: bytes
     lease: str = ""  # compare(lease of this run is mine); "" = no lease (one node)
 
 
-class Start(Value, tag="start"):
+class Start(Value, frozen=True, tag="start"):
     run: str
     generation: int
     ranks: tuple[int, ...]  # this node's
@@ -305,7 +305,7 @@ class Start(Value, tag="start"):
     history: tuple[tuple[int, int], ...] = ()
 
 
-class Stop(Value, tag="stop"):
+class Stop(Value, frozen=True, tag="stop"):
     run: str
     generation: int
     ranks: tuple[int, ...]  # () = all
@@ -313,13 +313,13 @@ class Stop(Value, tag="stop"):
     reason: str
 
 
-class Finish(Value, tag="finish"):
+class Finish(Value, frozen=True, tag="finish"):
     run: str
     code: int
     reason: str
 
 
-class TakeEvidence(Value, tag="evidence"):
+class TakeEvidence(Value, frozen=True, tag="evidence"):
     run: str
     generation: int
     rank: int
@@ -327,13 +327,13 @@ class TakeEvidence(Value, tag="evidence"):
     reason: str
 
 
-class Delete(Value, tag="delete"):
+class Delete(Value, frozen=True, tag="delete"):
     run: str
     generation: int
     paths: tuple[str, ...]
 
 
-class Decision(Value):
+class Decision(Value, frozen=True):
     """What one step returns: effects to perform and the view that people and metrics read."""
 
     effects: tuple[Effect, ...] = ()
@@ -347,13 +347,13 @@ class Decision(Value):
     next_step_s: float = 1.0  # step again no later than this
 
 
-class Runbook(Value):
+class Runbook(Value, frozen=True):
     """The machine part of runbooks/<fault>.md: the policy for one fault."""
 
     fault: str
     severity: str
     scope: str  # gpu | neuron | nic | rank | node | run | store
-    ladder: tuple[str, ...] = ()  # take_evidence restart_ranks resume_older exclude_node reboot_node stop_run ...
+    ladder: tuple[str, ...] = ()  # restart_ranks resume_older exclude_node stop_run ...
     budget_count: int = 3  # per rung and subject, then climb
     budget_window_h: float = 24.0
     clears: str = "check"  # reboot | quiet_10m | check | operator
@@ -361,7 +361,7 @@ class Runbook(Value):
     path: str = ""  # the file that spoke
 
 
-class Settings(Value):
+class Settings(Value, frozen=True):
     """What of the configuration the core needs."""
 
     suspect_floor_s: float = 2.0

@@ -1,0 +1,83 @@
+"""Proofs that the ranks' collectives cannot match: another operation or size, or one left out.
+
+Owns two comparisons of what the pages hold, over live, parked and ended ranks alike: the rank that
+raises is often the innocent one.  Pure.
+"""
+
+from __future__ import annotations
+
+from ..model import RankView
+from .ended import Cause
+
+DETECTOR = "hang"
+SETTLED_S = 0.5  # a live rank must stand still this long before its page is compared
+COMMON_STEPS = 2  # differing ends of step that prove a skip while everything still moves
+
+
+def proofs(ranks: tuple[RankView, ...], resumed_step: int, boot_s: float) -> Cause | None:
+    """The cause, when the numbers prove one."""
+    return mismatch(ranks, boot_s) or skipped(ranks, resumed_step, boot_s)
+
+
+def mismatch(ranks: tuple[RankView, ...], boot_s: float) -> Cause | None:
+    """Same sequence number, another operation or size.  The minority is to blame; no tie is."""
+    tables = {r.rank: {n: (op, size) for n, op, size in r.flight} for r in ranks if _settled(r)}
+    for number in sorted({n for table in tables.values() for n in table}):
+        same = [r for r in ranks if number in tables.get(r.rank, ())]
+        kinds = [tables[r.rank][number] for r in same]
+        if len(set(kinds)) < 2:
+            continue
+        least = min(kinds.count(k) for k in kinds)
+        odd = [r for r, k in zip(same, kinds, strict=True) if kinds.count(k) == least]
+        alone = odd[0] if len(odd) == 1 and least < max(kinds.count(k) for k in kinds) else None
+        rows = tuple(
+            (f"rank {r.rank}", f"collective {number}: {op} {size}")
+            for r, (op, size) in zip(same, kinds, strict=True)
+        )
+        return _cause("collective_mismatch", alone, same, rows, boot_s,
+                      f"different operations or sizes at collective {number}")  # fmt: skip
+    return None
+
+
+def skipped(ranks: tuple[RankView, ...], resumed_step: int, boot_s: float) -> Cause | None:
+    """At the end of an equal step a rank has entered fewer collectives: it left one out."""
+    tables = {r.rank: dict(r.step_seq) for r in ranks if r.step_seq}
+    if len(tables) < 2:
+        return None
+    common = sorted(set.intersection(*(set(t) for t in tables.values())))
+    differing = [s for s in common if len({t[s] for t in tables.values()}) > 1]
+    if not differing or differing[-1] != common[-1]:
+        return None
+    trouble = any(r.state in ("parked", "ended") or r.still_s >= SETTLED_S for r in ranks)
+    if len(differing) < COMMON_STEPS and not trouble:
+        return None
+    last = differing[-1]
+    most = max(t[last] for t in tables.values())
+    behind = [r for r in ranks if r.rank in tables and tables[r.rank][last] < most]
+    alone = behind[0] if len(behind) == 1 else None
+    rows = tuple((f"rank {n}", f"{tables[n][last]} collectives by the end of step {last}")
+                 for n in sorted(tables))  # fmt: skip
+    # The step before the first difference is good; with none in sight all of the generation is
+    # in doubt, back to where it resumed.
+    agreed = [s for s in common if s < differing[0]]
+    first_bad = differing[0] if agreed else min(differing[0], resumed_step + 1)
+    return _cause("collective_skipped", alone, behind, rows, boot_s,
+                  f"a collective was left out by the end of step {differing[0]}",
+                  bad_from=first_bad)  # fmt: skip
+
+
+def _settled(rank: RankView) -> bool:
+    return rank.state in ("parked", "ended") or rank.still_s >= SETTLED_S
+
+
+def _cause(
+    fault: str, rank: RankView | None, involved: list[RankView],
+    rows: tuple[tuple[str, str], ...], boot_s: float, what: str, bad_from: int = 0,
+) -> Cause:  # fmt: skip
+    who = f"rank {rank.rank} (pid {rank.pid}) on {rank.node}" if rank else "culprit unknown"
+    return Cause(
+        fault=fault, generation=involved[0].generation, reason=f"{who}: {what}",
+        rank=rank.rank if rank else -1, node=rank.node if rank else "",
+        pid=rank.pid if rank else 0, step=max(r.step for r in involved), boot_s=boot_s,
+        detector=DETECTOR, evidence=rows, bad_from=bad_from,
+    )  # fmt: skip

@@ -1,0 +1,300 @@
+"""One node's state machine: what is observed goes in, effects and the view for people come out.
+
+Owns the step and the memory; the runs' lives are in agent/core/run.py.  No I/O, no clock, no
+randomness, no globals: the same code runs on a node and in the simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from . import ledger, plan, reconcile, world
+from .fleet import Fleet
+from .ledger import Ledger
+from .memory import Context, RunMemory
+from .model import (
+    DEGRADED,
+    WARN,
+    Decision,
+    Effect,
+    Incident,
+    Now,
+    Observed,
+    Request,
+    Runbook,
+    RunView,
+    Settings,
+    Verdict,
+)
+from .notice import Wish
+from .outbox import Outbox, Settled
+from .run import RunCase
+
+TICK_S = 1.0
+FROZEN_S = 3.0  # between two steps: this agent stood still itself
+THAW_S = 1.5  # after that, until pages prove anything again
+RUNS_MAX = 32
+HANDLED_MAX = 256
+
+
+class NodeMemory(msgspec.Struct):
+    """What a restart of the agent remembers.  Authority stays in the store's documents."""
+
+    runs: dict[str, RunMemory] = {}
+    outbox: Outbox = msgspec.field(default_factory=Outbox)
+    ledger: Ledger = msgspec.field(default_factory=Ledger)
+    counts: dict[str, int] = {}
+    handled: list[str] = []  # request ids
+    wishes: dict[str, world.NodeDoc] = {}  # node -> document that is still to be written
+    fleet_incidents: dict[str, Incident] = {}
+    boot_id: str = ""
+
+
+class Node:
+    """The agent's mind on one node.
+
+    memory: what `memory()` returned before a restart; b"" or anything unreadable starts fresh,
+    which costs history (windows, open incidents) and no decision.
+    """
+
+    def __init__(
+        self, name: str, settings: Settings, runbooks: Mapping[str, Runbook], memory: bytes = b""
+    ) -> None:
+        self.name = name
+        self.settings = settings
+        self.runbooks = runbooks
+        self.kept = _read_memory(memory)
+        # An intent without an outcome is never replayed: what is still wanted gets a new id.
+        self.kept.outbox.pending = {}
+        self.cases = {run: RunCase(m) for run, m in sorted(self.kept.runs.items())}
+        self.fleet = Fleet(name)
+        self.since_boot_s = -1.0
+        self.last_boot_s = -1.0
+        self.thaw_boot_s = 0.0
+
+    def memory(self) -> bytes:
+        """JSON for the next start of the agent; bounded."""
+        return msgspec.json.encode(self.kept)
+
+    def step(self, now: Now, observed: Observed) -> Decision:
+        """One step.  The same (now, observed) twice gives no new effect and no changed incident."""
+        self._clock(now)
+        settled = self.kept.outbox.settle(observed.outcomes, now.boot_s)
+        self._requests(observed)
+        effects: list[Effect] = []
+        verdicts = self._own_verdicts(observed)
+        changed: dict[str, Incident] = {}
+        contexts: list[Context] = []
+        doing: dict[str, str] = {}
+        for view in sorted(observed.runs, key=lambda v: v.run):
+            context = self._context(now, observed, view, settled, effects, verdicts, changed)
+            case = self._case(view.run)
+            case.document.read(context)  # first: who may lead follows from the newest document
+            self._lease(context, case)
+            case.step(context)
+            doing[view.run] = self._doing(context, case)
+            contexts.append(context)
+        led = [c for c in contexts if c.leader]
+        self.fleet.step(self.kept.wishes, self.kept.fleet_incidents, led, contexts, self._any(
+            now, observed, settled, effects, verdicts, changed))  # fmt: skip
+        self.kept.ledger.settle(now.boot_s, now.boot_id, doing)
+        self._forget({v.run for v in observed.runs})
+        return self._decision(now, contexts, effects, verdicts, changed)
+
+    # ------------------------------------------------------------ inputs
+
+    def _clock(self, now: Now) -> None:
+        if self.since_boot_s < 0:
+            self.since_boot_s = now.boot_s
+        elif now.boot_s - self.last_boot_s > FROZEN_S:
+            self.thaw_boot_s = now.boot_s + THAW_S
+        self.last_boot_s = now.boot_s
+        if now.boot_id != self.kept.boot_id:
+            # Another boot's seconds mean nothing here.
+            self.kept.outbox.attempts = {}
+            for memory in self.kept.runs.values():
+                memory.refused_version, memory.refused_boot_s = -1, 0.0
+                memory.stop_boot_s = memory.lonely_boot_s = memory.shutdown_boot_s = 0.0
+                memory.cause_boot_s = min(memory.cause_boot_s, now.boot_s)
+            self.kept.boot_id = now.boot_id
+
+    def _requests(self, observed: Observed) -> None:
+        for request in sorted(observed.requests, key=lambda r: r.id):
+            if request.id in self.kept.handled:
+                continue
+            self.kept.handled = [*self.kept.handled[-(HANDLED_MAX - 1) :], request.id]
+            self._request(request)
+
+    def _request(self, request: Request) -> None:
+        node = request.subject.removeprefix("node/") if request.subject.startswith("node/") else ""
+        reason = request.reason or "asked for by an operator"
+        if node and request.kind in ("exclude_node", "release_node", "drain"):
+            self.kept.wishes[node] = world.NodeDoc(
+                excluded=request.kind != "release_node", reason=reason, by=request.by,
+                fault=request.fault,
+            )  # fmt: skip
+        run = request.run or _run_of(request.subject)
+        mine = [run] if run else sorted(self.cases) if node in ("", self.name) else []
+        for name in mine:
+            case = self.cases.get(name)
+            if case is not None:
+                _wish(case, request, reason)
+
+    def _own_verdicts(self, observed: Observed) -> list[Verdict]:
+        found = []
+        if observed.journal_stalled:
+            found.append(
+                Verdict(
+                    fault="journal_stalled", subject=f"node/{self.name}", severity=DEGRADED,
+                    confidence=1.0, detector="journal",
+                    reason="the journal takes no writes: nothing that outlives the node is done",
+                )
+            )  # fmt: skip
+        if not observed.store.up:
+            found.append(
+                Verdict(
+                    fault="store_lost", subject="store", severity=WARN, confidence=1.0,
+                    reason="the store does not answer: no plan is made, training goes on",
+                    detector="store",
+                )
+            )  # fmt: skip
+        return found
+
+    def _context(
+        self, now: Now, observed: Observed, view: RunView, settled: list[Settled],
+        effects: list[Effect], verdicts: list[Verdict], changed: dict[str, Incident],
+    ) -> Context:  # fmt: skip
+        leader = self.settings.single_node or plan.is_leader(
+            view.run, self.name, observed.store.leases, now
+        )
+        return Context(
+            now=now, view=view, observed=observed, settings=self.settings,
+            runbooks=self.runbooks, outbox=self.kept.outbox, settled=settled,
+            since_boot_s=self.since_boot_s, frozen=now.boot_s < self.thaw_boot_s,
+            counts=self.kept.counts, effects=effects, verdicts=verdicts, changed=changed,
+            leader=leader, wake_s=TICK_S,
+        )  # fmt: skip
+
+    def _any(
+        self, now: Now, observed: Observed, settled: list[Settled], effects: list[Effect],
+        verdicts: list[Verdict], changed: dict[str, Incident],
+    ) -> Context:  # fmt: skip
+        """A context of no run, for what concerns nodes."""
+        view = RunView(run="", node=self.name, grade="", nproc=0)
+        return self._context(now, observed, view, settled, effects, verdicts, changed)
+
+    def _case(self, run: str) -> RunCase:
+        if run not in self.cases:
+            self.kept.runs[run] = RunMemory(run)
+            self.cases[run] = RunCase(self.kept.runs[run])
+        return self.cases[run]
+
+    # ------------------------------------------------------------ leading
+
+    def _lease(self, context: Context, case: RunCase) -> None:
+        """Ask for the run's lease while nobody heard of holds it; renew it well before its end."""
+        if self.settings.single_node or not context.view.connected:
+            return
+        run, now = context.view.run, context.now
+        known = case.memory.plan
+        over = known is not None and known.finished >= 0 and context.view.generation > 0
+        named = known is None or known.finished >= 0 or (
+            self.name in (*known.members, *known.spares) or not known.members
+        )
+        lease = next((s for s in context.observed.store.leases if s.run == run), None)
+        others = lease is not None and lease.holder != self.name
+        mine = lease is not None and lease.holder == self.name
+        left_s = lease.until_boot_s - now.boot_s if lease is not None and mine else 0.0
+        if over or not named or others or left_s > self.settings.lease_s * 2 / 3:
+            return
+        key = f"lease/{run}"
+        draft = reconcile.put_draft(key, 0, self.name.encode(), "lead the run", run)
+        draft = msgspec.structs.replace(draft, deadline_s=self.settings.lease_s / 3)
+        context.emit(context.view.generation, draft)
+
+    # ------------------------------------------------------------ outputs
+
+    def _doing(self, context: Context, case: RunCase) -> str:
+        m, view = case.memory, context.view
+        current = case.document.current(context)
+        mine = [r for r in view.ranks if current and r.generation == current.generation]
+        live = [r for r in mine if r.state in ("starting", "running")]
+        broken = m.recovering or m.cause is not None or any(r.ended for r in mine)
+        return ledger.category(
+            ledger.Doing(
+                connected=view.connected, live=bool(live), known=m.recovering,
+                over=view.state == "done" or m.finish_code >= 0,
+                fault_paused=m.paused and m.cause is not None, broken=broken,
+                phases=tuple(sorted({_phase(r.phase, r.state, view) for r in live})),
+                step=min((r.step for r in live), default=0), base_step=m.base_step,
+                resumed_step=current.resume.step if current else 0,
+                redoes=view.grade == "trainer", step_s=m.history.step_s,
+                still_s=max((r.still_s for r in live), default=0.0),
+            )
+        )  # fmt: skip
+
+    def _forget(self, seen: set[str]) -> None:
+        """Runs that nobody shows any more go first when there are too many."""
+        gone = [run for run in sorted(self.cases) if run not in seen]
+        for run in gone[: max(0, len(self.cases) - RUNS_MAX)]:
+            del self.cases[run]
+            del self.kept.runs[run]
+
+    def _decision(
+        self, now: Now, contexts: list[Context], effects: list[Effect],
+        verdicts: list[Verdict], changed: dict[str, Incident],
+    ) -> Decision:  # fmt: skip
+        shown = dict(self.kept.fleet_incidents)
+        for run in sorted(self.cases):
+            memory = self.cases[run].memory
+            shown.update({i: memory.open[i].incident for i in sorted(memory.open)})
+        shown.update(changed)
+        waits = [TICK_S, self.kept.outbox.retry_at_s(now.boot_s), *(c.wake_s for c in contexts)]
+        plans = [(c.view.run, self.cases[c.view.run].memory.plan) for c in contexts]
+        counts = [(key.partition("/"), n) for key, n in sorted(self.kept.counts.items())]
+        return Decision(
+            effects=tuple(effects), verdicts=tuple(verdicts),
+            incidents=tuple(shown[i] for i in sorted(shown)),
+            plans=tuple(p for _, p in plans if p is not None),
+            reasons=tuple((c.view.run, c.reason) for c in contexts),
+            ledger=self.kept.ledger.node_rows(), run_ledger=self.kept.ledger.run_rows(),
+            detector_counts=tuple((key[0], key[2], n) for key, n in counts),
+            next_step_s=max(0.01, min(waits)),
+        )  # fmt: skip
+
+
+def _wish(case: RunCase, request: Request, reason: str) -> None:
+    memory = case.memory
+    if request.kind in ("restart_ranks", "restart"):
+        tail = request.subject.rpartition("/rank/")[2] if "/rank/" in request.subject else ""
+        case.notice.wish = Wish(reason, int(tail) if tail.isdecimal() else -1)
+    elif request.kind == "pause":
+        memory.paused = True
+    elif request.kind == "resume":
+        memory.paused, memory.resumed = False, True
+    elif request.kind in ("drain", "stop_run"):
+        memory.drain = reason
+
+
+def _run_of(subject: str) -> str:
+    parts = subject.split("/")
+    return parts[1] if len(parts) >= 2 and parts[0] == "run" else ""
+
+
+def _phase(phase: str, state: str, view: RunView) -> str:
+    if view.compiling:
+        return "compile"
+    return "startup" if state == "starting" else phase
+
+
+def _read_memory(memory: bytes) -> NodeMemory:
+    if not memory:
+        return NodeMemory()
+    try:
+        return msgspec.json.decode(memory, type=NodeMemory)
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return NodeMemory()
+
+

@@ -1,0 +1,258 @@
+"""A small world for the core's tests: one node, its store and its launchers as plain values.
+
+`Lab.step()` performs the effects of the last step the way the edge would, as a pure function of
+state, and feeds the outcomes back.  Tests move the clock and change the launcher's levels.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from holdfast.agent.core.model import (
+    Beat,
+    Commit,
+    Decision,
+    Doc,
+    Effect,
+    EffectOutcome,
+    Ended,
+    Lease,
+    Now,
+    Observed,
+    Parked,
+    Plan,
+    RankView,
+    Request,
+    RunView,
+    Settings,
+    Start,
+    Stop,
+    StoreView,
+    StoreWrite,
+)
+from holdfast.agent.core.node import Node
+
+replace = msgspec.structs.replace
+
+
+class Lab:
+    """One node `a` with one run `r`; single node unless settings say otherwise."""
+
+    def __init__(
+        self, grade: str = "trainer", nproc: int = 2, settings: Settings | None = None,
+        name: str = "a", **view: Any,
+    ) -> None:  # fmt: skip
+        self.name = name
+        self.settings = settings or Settings()
+        self.runbooks: dict[str, Any] = {}
+        self.node = Node(name, self.settings, self.runbooks)
+        view.setdefault("max_restarts", 3)
+        view.setdefault("startup_s", 2.0)
+        self.view = RunView(run="r", node=name, grade=grade, nproc=nproc, **view)
+        self.boot_s = 100.0
+        self.docs: dict[str, Doc] = {}
+        self.leases: dict[str, tuple[str, float]] = {}  # run -> holder, end; as the store keeps it
+        self.outcomes: list[EffectOutcome] = []
+        self.requests: tuple[Request, ...] = ()
+        self.beats: tuple[Beat, ...] = ()
+        self.lines: tuple[tuple[str, int, float, str], ...] = ()
+        self.store_up = True
+        self.journal_stalled = False
+        self.hold: set[str] = set()  # kinds of effects that get no outcome
+        self.log: list[Effect] = []
+        self.decision = Decision()
+        self.refuse_puts = 0
+        self.next_pid = 1000
+        self.seen = Observed()
+
+    # ------------------------------------------------------------ the step
+
+    def observed(self) -> Observed:
+        return Observed(
+            runs=(self.view,),
+            store=StoreView(
+                up=self.store_up, docs=tuple(self.docs.values()), leases=self._lease_views()
+            ),
+            outcomes=tuple(self.outcomes[-64:]), requests=self.requests, beats=self.beats,
+            lines=self.lines, journal_stalled=self.journal_stalled,
+        )  # fmt: skip
+
+    def step(self, seconds: float = 0.0) -> list[Effect]:
+        """One step after so many seconds; its effects are performed before the next."""
+        self.boot_s += seconds
+        now = Now(boot_s=self.boot_s, wall_s=1e9 + self.boot_s, boot_id="b")
+        self.seen = self.observed()
+        self.decision = self.node.step(now, self.seen)
+        effects = list(self.decision.effects)
+        self.log += effects
+        for effect in effects:
+            self._perform(effect)
+        return effects
+
+    def settle(self, limit: int = 20) -> list[Effect]:
+        """Step without time until nothing more is asked for."""
+        asked: list[Effect] = []
+        for _ in range(limit):
+            effects = self.step()
+            asked += effects
+            if not effects:
+                return asked
+        raise AssertionError(f"still asking after {limit} steps: {asked[-3:]}")
+
+    def _perform(self, effect: Effect) -> None:
+        if effect.kind in self.hold:
+            return
+        ok, error, detail = True, "", ""
+        body = effect.body
+        if isinstance(body, StoreWrite):
+            ok = self._put(body)
+            error = "" if ok else "version conflict"
+        elif isinstance(body, Start):
+            self._start(body)
+        elif isinstance(body, Stop):
+            self._stop(body)
+        elif effect.kind == "evidence":
+            detail = '{"where": "train.py:12 in step", "stack": [], "state": "S", "wchan": "x"}'
+        self.outcomes.append(EffectOutcome(effect.id, ok, error, detail))
+
+    def _lease_views(self) -> tuple[Lease, ...]:
+        held = [(r, h, end) for r, (h, end) in self.leases.items() if end > self.boot_s]
+        return tuple(Lease(r, h, end if h == self.name else 0.0) for r, h, end in held)
+
+    def _put(self, body: StoreWrite) -> bool:
+        if not self.store_up:
+            return False
+        holder, end = self.leases.get(body.lease, ("", 0.0))
+        free = end <= self.boot_s or holder == self.name
+        if body.key.startswith("lease/"):
+            if free:
+                self.leases[body.lease] = (self.name, self.boot_s + self.settings.lease_s)
+            return free
+        if body.lease and (holder != self.name or end <= self.boot_s):
+            return False
+        now = self.docs[body.key].version if body.key in self.docs else 0
+        if not self.store_up or now != body.expect_version or self.refuse_puts > 0:
+            self.refuse_puts = max(0, self.refuse_puts - 1)
+            return False
+        self.docs[body.key] = Doc(body.key, now + 1, body.body)
+        return True
+
+    def _start(self, body: Start) -> None:
+        ranks = []
+        for rank in body.ranks:
+            old = next((r for r in self.view.ranks if r.rank == rank), None)
+            kept = rank in body.keep and old is not None
+            self.next_pid += 1
+            pid = old.pid if kept and old else self.next_pid
+            ranks.append(
+                RankView(rank, self.name, pid, body.generation, "running", step=body.resume.step,
+                         phase="startup", proc_state="S", beat_age_s=0.05)
+            )  # fmt: skip
+        self.view = replace(
+            self.view, generation=body.generation, state="running", ranks=tuple(ranks)
+        )
+
+    def _stop(self, body: Stop) -> None:
+        for rank in body.ranks or tuple(r.rank for r in self.view.ranks):
+            if self.rank(rank).state != "ended":
+                self.end(rank, Ended(137, 9, by_us=True, boot_s=self.boot_s))
+
+    # ------------------------------------------------------------ what happens to the job
+
+    def rank(self, number: int) -> RankView:
+        return next(r for r in self.view.ranks if r.rank == number)
+
+    def change(self, number: int, **fields: Any) -> None:
+        ranks = tuple(replace(r, **fields) if r.rank == number else r for r in self.view.ranks)
+        self.view = replace(self.view, ranks=ranks)
+
+    def all(self, **fields: Any) -> None:
+        for rank in self.view.ranks:
+            self.change(rank.rank, **fields)
+
+    def end(self, number: int, ended: Ended) -> None:
+        self.change(number, state="ended", ended=ended)
+
+    def kill(self, number: int, signal: int = 9) -> None:
+        self.end(number, Ended(128 + signal, signal, boot_s=self.boot_s))
+
+    def raises(self, number: int, error: str, code: int = 1, after_s: float = 0.0) -> None:
+        self.end(number, Ended(code, 0, "exception", error, boot_s=self.boot_s + after_s))
+
+    def park(self, number: int, step: int, torn: bool = False) -> None:
+        self.change(number, state="parked", parked=Parked(step, torn, "peer gone"))
+
+    def begin(self) -> None:
+        """Plan and start the first generation."""
+        self.settle()
+        assert self.view.state == "running", self.decision
+
+    def train(self, to: int, seconds: float = 0.15, phase: str = "forward_backward") -> None:
+        """Every rank finishes steps up to `to`."""
+        while self.rank(0).step < to:
+            self.all(step=self.rank(0).step + 1, phase=phase, still_s=0.0, step_time_s=seconds,
+                     state="running", parked=None)  # fmt: skip
+            self.step(seconds)
+
+    def commit(self, step: int, generation: int | None = None, bad: str = "") -> None:
+        generation = self.view.generation if generation is None else generation
+        new = Commit(generation, step, f"step-{step}.gen-{generation}", bad=bad)
+        self.view = replace(self.view, commits=(*self.view.commits, new))
+
+    # ------------------------------------------------------------ what is to be seen
+
+    def plan(self) -> Plan:
+        return msgspec.json.decode(self.docs["run/r"].body, type=Plan)
+
+    def kinds(self, effects: list[Effect]) -> list[str]:
+        return [e.kind for e in effects]
+
+    def starts(self) -> list[Start]:
+        return [e.body for e in self.log if isinstance(e.body, Start)]
+
+    def finishes(self) -> list[int]:
+        return [e.body.code for e in self.log if e.kind == "finish"]  # type: ignore[union-attr]
+
+    def restart_agent(self) -> None:
+        self.node = Node(self.name, self.settings, self.runbooks, self.node.memory())
+
+
+class Cluster:
+    """Several nodes of one run around one store, as values; beats travel each step."""
+
+    def __init__(self, names: str = "abc", nnodes: int = 2, grade: str = "trainer") -> None:
+        settings = Settings(single_node=False)
+        self.labs = {
+            n: Lab(grade=grade, nproc=1, settings=settings, name=n, nnodes=nnodes) for n in names
+        }
+        self.docs: dict[str, Doc] = {}
+        self.leases: dict[str, tuple[str, float]] = {}
+        for lab in self.labs.values():
+            lab.docs, lab.leases = self.docs, self.leases
+        self.dead: set[str] = set()
+        self.fatal: dict[str, str] = {}
+        self.heard: dict[str, Beat] = {}
+
+    def step(self, seconds: float = 1.0) -> None:
+        for name, lab in self.labs.items():
+            if name in self.dead:
+                lab.boot_s += seconds
+                continue
+            lab.beats = tuple(self.heard.values())
+            lab.step(seconds)
+            self.heard[name] = Beat(
+                name, "r", lab.view.generation, lab.boot_s, lab.view.ranks,
+                self.fatal.get(name, ""),
+            )  # fmt: skip
+
+    def run(self, seconds: float) -> None:
+        for _ in range(int(seconds)):
+            self.step()
+
+    def plan(self) -> Plan:
+        return msgspec.json.decode(self.docs["run/r"].body, type=Plan)
+
+    def leader(self) -> str:
+        return self.leases["r"][0]

@@ -1,0 +1,322 @@
+"""Stillness: who is suspected, when, with what evidence, and when acting is cheaper."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.agent.core.model import Settings, Stop, Verdict
+
+from .driver import Lab, replace
+
+
+def trained(grade: str = "trainer", nproc: int = 2, to: int = 20, **view: Any) -> Lab:
+    lab = Lab(grade=grade, nproc=nproc, **view)
+    lab.begin()
+    lab.train(to)
+    return lab
+
+
+def stand(lab: Lab, seconds: float, step_s: float = 0.5) -> list[str]:
+    """Let every live rank stand still for so long, in ticks; the kinds of effects asked for."""
+    kinds: list[str] = []
+    done = 0.0
+    while done < seconds - 1e-9:
+        tick = min(step_s, seconds - done)
+        for rank in lab.view.ranks:
+            if rank.state == "running":
+                lab.change(rank.rank, still_s=rank.still_s + tick)
+        kinds += lab.kinds(lab.step(tick))
+        done += tick
+    return kinds
+
+
+def hang(lab: Lab) -> list[Verdict]:
+    return [v for v in lab.decision.verdicts if v.detector == "hang"]
+
+
+def stall(lab: Lab, culprit: int = 1, phase: str = "data", **fields: Any) -> None:
+    """The culprit stops in a phase of its own; the others wait for it in a collective."""
+    for rank in lab.view.ranks:
+        mine = rank.rank == culprit
+        lab.change(rank.rank, phase=phase if mine else "collective", still_s=0.0,
+                   seq=((0, 40 if mine else 41),), **(fields if mine else {}))  # fmt: skip
+
+
+def test_a_stopped_process_is_proof_after_a_second() -> None:
+    lab = trained()
+    lab.change(1, proc_state="T", beat_age_s=0.5)
+    assert lab.kinds(lab.step(0.5)) == ["evidence"] and hang(lab) == []
+    assert 0.5 < lab.decision.next_step_s < 0.6
+    lab.change(1, beat_age_s=1.06, still_s=1.0)
+    effects = lab.step(0.56)
+    assert [(v.fault, v.subject, v.act) for v in hang(lab)] == [
+        ("rank_stopped", "run/r/rank/1", True)
+    ]
+    body = effects[-1].body
+    assert isinstance(body, Stop) and (body.ranks, body.grace_s) == ((1,), 0.0)
+    lab.park(0, 20)
+    assert lab.kinds(lab.settle()) == ["put", "start"]
+    assert lab.starts()[-1].keep == (0,) and lab.starts()[-1].resume.kind == "survivor"
+
+
+def test_a_stop_under_a_debugger_is_left_to_the_person() -> None:
+    lab = trained()
+    lab.change(1, proc_state="t", traced=True, stopped_s=900.0, still_s=900.0)
+    assert stand(lab, 3.0) == [] and hang(lab) == []
+    lab.change(1, proc_state="T", traced=True)
+    assert stand(lab, 3.0) == [] and hang(lab) == []
+
+
+def test_a_verdict_waits_at_most_a_fifth_of_a_second_for_evidence() -> None:
+    lab = trained()
+    lab.hold = {"evidence"}
+    lab.change(1, proc_state="T", stopped_s=1.2)
+    assert lab.kinds(lab.step(0.1)) == ["evidence"]
+    assert lab.decision.next_step_s <= 0.2
+    assert lab.kinds(lab.step(0.2)) == ["stop"]
+
+
+def test_a_stall_is_suspected_with_the_right_rank_and_then_taken_back() -> None:
+    lab = trained()
+    stall(lab, 1)
+    stand(lab, 2.3)
+    assert hang(lab) == [] and lab.decision.next_step_s < 0.2
+    assert stand(lab, 0.2) == ["evidence"]
+    verdict = hang(lab)[0]
+    assert (verdict.subject, verdict.severity, verdict.act) == ("run/r/rank/1", "warn", False)
+    assert "sequence" in verdict.reason
+    assert stand(lab, 1.0) == []
+    assert ("where", "train.py:12 in step") in lab.decision.incidents[0].evidence
+    lab.all(still_s=0.0, step=21)
+    lab.step(0.1)
+    assert lab.decision.incidents[0].state == "taken_back"
+    assert lab.decision.detector_counts == (("hang", "false", 1),)
+
+
+def test_acting_waits_for_the_cost_of_a_restart() -> None:
+    for active, limit_s in ((False, 6.0), (True, 18.0)):
+        lab = trained(startup_s=2.0)
+        stall(lab, 1, active=active)
+        assert "stop" not in stand(lab, limit_s - 0.1)
+        assert "stop" in stand(lab, 0.2, 0.1)
+        assert lab.decision.verdicts[0].fault == "rank_hung"
+
+
+def test_after_a_measured_restart_its_cost_is_what_counts() -> None:
+    lab = trained(startup_s=60.0)
+    lab.kill(1)
+    lab.step()
+    lab.park(0, 20)
+    lab.settle()
+    lab.train(40, 0.4)
+    stall(lab, 1)
+    assert "stop" in stand(lab, 4.0)
+
+
+def test_never_before_three_times_the_longest_wait_that_ended_well() -> None:
+    lab = trained(startup_s=1.5)
+    lab.all(phase="data", still_s=0.0)
+    lab.step(0.1)
+    stand(lab, 4.0)
+    lab.all(still_s=0.0, step=21)
+    lab.step(0.05)
+    stall(lab, 1, phase="data")
+    assert "stop" not in stand(lab, 11.5)
+    assert "stop" in stand(lab, 1.5)
+
+
+def test_the_same_step_stalling_again_doubles_the_wait() -> None:
+    lab = trained(startup_s=2.0)
+    for wait_s in (6.2, 12.2):
+        stall(lab, 1)
+        assert "stop" not in stand(lab, wait_s - 0.4)
+        assert "stop" in stand(lab, 0.4, 0.1)
+        lab.park(0, 20)
+        lab.settle()
+        lab.node.kept.runs["r"].history.restarts_s = []
+        lab.all(phase="data", still_s=0.0)
+
+
+def test_a_held_gil_is_a_stale_ticker_in_a_living_process() -> None:
+    lab = trained()
+    lab.change(1, beat_age_s=1.6, still_s=1.6, proc_state="R", active=True)
+    lab.step(0.1)
+    assert [(v.fault, v.subject) for v in hang(lab)] == [("rank_gil_held", "run/r/rank/1")]
+
+
+def test_every_ticker_stale_at_once_is_a_frozen_machine_not_a_held_gil() -> None:
+    lab = trained()
+    lab.all(beat_age_s=1.6, still_s=1.6, proc_state="R")
+    lab.step(0.1)
+    assert hang(lab) == []
+
+
+def test_quiet_phases_are_never_killed_by_the_limits_of_a_step() -> None:
+    for phase in ("checkpoint", "eval", "compile"):
+        lab = trained(startup_s=1.0)
+        stall(lab, 0, phase=phase)
+        assert "stop" not in stand(lab, 300.0, 2.5), phase
+
+
+def test_a_later_start_is_measured_against_the_first() -> None:
+    lab = trained(startup_s=7.0)
+    lab.kill(1)
+    lab.step()
+    lab.park(0, 20)
+    lab.settle()
+    lab.all(phase="startup", still_s=0.0)
+    assert "stop" not in stand(lab, 69.0, 2.5)
+    assert "stop" in stand(lab, 2.0)
+
+
+def test_a_compiler_under_way_excuses_everybody() -> None:
+    lab = trained(startup_s=1.0, compiling="inductor")
+    stall(lab, 1, phase="forward_backward", active=True)
+    assert stand(lab, 1200.0, 2.5) == []
+
+
+def test_a_slow_first_step_is_startup_until_a_step_was_finished() -> None:
+    lab = Lab(startup_s=0.0)
+    lab.begin()
+    lab.all(phase="forward_backward")
+    assert stand(lab, 500.0, 2.5) == []
+
+
+def test_a_script_is_not_ended_before_its_floor_and_ten_times_its_p99() -> None:
+    lab = trained(grade="script", startup_s=1.0)
+    stall(lab, 1, phase="unknown")
+    assert "stop" not in stand(lab, 59.5)
+    assert hang(lab)[0].subject == "run/r/rank/1"
+    assert "stop" in stand(lab, 1.0)
+
+
+def test_a_users_limit_overrides_both_ways_but_not_start_up() -> None:
+    lab = trained(grade="script", hang_limit_s=2.0)
+    stall(lab, 1, phase="unknown")
+    assert "stop" not in stand(lab, 1.9)
+    assert "stop" in stand(lab, 0.15, 0.05)
+    patient = trained(hang_limit_s=500.0)
+    stall(patient, 1)
+    assert "stop" not in stand(patient, 499.0, 2.5)
+    starting = Lab(grade="script", hang_limit_s=2.0)
+    starting.begin()
+    assert stand(starting, 60.0, 1.0) == []
+
+
+def test_an_opaque_job_is_left_alone_unless_stopped_or_limited() -> None:
+    lab = Lab(grade="opaque")
+    lab.begin()
+    assert stand(lab, 4000.0, 2.5) == []
+    lab.change(1, proc_state="T", stopped_s=1.0)
+    assert "stop" in lab.kinds(lab.settle())
+
+
+def test_when_nothing_tells_them_apart_nobody_is_blamed() -> None:
+    lab = trained()
+    lab.all(phase="forward_backward", seq=((0, 41),), still_s=0.0)
+    kinds = stand(lab, 2.6)
+    assert kinds == ["evidence", "evidence"]
+    verdict = hang(lab)[0]
+    assert verdict.subject == "run/r" and "culprit unknown" in verdict.reason
+
+
+def test_the_one_that_stood_still_first_is_named_when_the_rest_is_equal() -> None:
+    lab = trained()
+    lab.all(phase="forward_backward", seq=((0, 41),))
+    lab.change(1, still_s=0.3)
+    stand(lab, 2.5)
+    assert hang(lab)[0].subject == "run/r/rank/1"
+
+
+def test_a_waiting_rank_is_not_suspected_while_another_still_moves() -> None:
+    lab = trained()
+    stall(lab, 1)
+    lab.change(0, still_s=3.0)
+    lab.step(0.1)
+    assert hang(lab) == []
+
+
+def test_collectives_that_differ_name_the_odd_one() -> None:
+    lab = trained(nproc=3)
+    for rank, size in ((0, 512), (1, 512), (2, 256)):
+        lab.change(
+            rank, flight=((40, "all_reduce", "[8]"), (41, "all_reduce", f"[{size}]")),
+            still_s=0.6, phase="collective",
+        )  # fmt: skip
+    lab.step(0.6)
+    verdict = hang(lab)[0]
+    assert (verdict.fault, verdict.subject) == ("collective_mismatch", "run/r/rank/2")
+    assert ("rank 2", "collective 41: op 1, 256 bytes") in verdict.evidence
+
+
+def test_a_skipped_collective_blames_the_rank_behind_not_the_one_that_raised() -> None:
+    lab = trained()
+    lab.change(0, step_seq=((17, 170), (18, 180), (19, 190)))
+    lab.change(1, step_seq=((17, 170), (18, 179), (19, 189)), still_s=0.1)
+    lab.commit(17)
+    lab.commit(18)
+    lab.raises(0, "RuntimeError: Gloo: Connection closed by peer")
+    lab.step(0.1)
+    verdict = lab.decision.verdicts[0]
+    assert (verdict.fault, verdict.subject) == ("collective_skipped", "run/r/rank/1")
+    lab.park(1, 19)
+    lab.settle()
+    # What both made from step 18 on is wrong, survivors' and commits' alike.
+    assert (lab.starts()[-1].resume.kind, lab.starts()[-1].resume.step) == ("disk", 17)
+
+
+def test_one_differing_step_between_moving_ranks_is_not_yet_proof() -> None:
+    lab = trained()
+    lab.change(0, step_seq=((18, 180), (19, 190)))
+    lab.change(1, step_seq=((18, 180), (19, 189)))
+    lab.step(0.1)
+    assert hang(lab) == []
+
+
+def test_a_detector_that_observes_says_what_it_would_have_done() -> None:
+    lab = Lab(settings=Settings(act=("ended",)))
+    lab.begin()
+    lab.train(20)
+    stall(lab, 1)
+    assert "stop" not in stand(lab, 30.0)
+    assert lab.decision.incidents[0].state == "open"
+    assert "ended the rank" in lab.decision.incidents[0].would_have
+
+
+def test_a_frozen_agent_believes_no_still_page() -> None:
+    lab = trained()
+    stall(lab, 1)
+    lab.all(still_s=40.0)
+    assert lab.step(40.0) == [] and hang(lab) == []
+    lab.all(still_s=0.0, step=21)
+    assert lab.step(1.0) == [] and lab.decision.incidents == ()
+
+
+def test_a_suspected_rank_that_dies_is_one_incident_more_and_no_false_alarm() -> None:
+    lab = trained()
+    stall(lab, 1)
+    stand(lab, 3.0)
+    lab.kill(1)
+    lab.step(0.1)
+    assert sorted((i.fault, i.state) for i in lab.decision.incidents) == [
+        ("rank_hung", "closed"), ("rank_killed", "acted"),
+    ]  # fmt: skip
+    assert ("hang", "false", 1) not in lab.decision.detector_counts
+
+
+def test_all_ranks_left_a_broken_collective_and_nobody_ended() -> None:
+    lab = trained()
+    lab.park(0, 20)
+    lab.park(1, 20)
+    lab.settle()
+    assert lab.starts()[-1].keep == (0, 1) and lab.starts()[-1].resume.step == 20
+
+
+def test_alone_in_the_world_steps_since_the_last_state_count() -> None:
+    lab = trained(nproc=1, startup_s=1.0, to=40)
+    lab.commit(20)
+    lab.all(still_s=0.0, phase="data")
+    # 3 * (1 s + 20 steps of 0.15 s) = 12 s
+    assert "stop" not in stand(lab, 11.8)
+    assert "stop" in stand(lab, 0.4, 0.1)
+    assert replace(lab.plan()).generation >= 1

@@ -1,0 +1,210 @@
+"""The pure leaves, by value: validity, budgets, layout, outbox, windows, breaker, ledger."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.agent.core import breaker, ledger, outbox, plan, policy, reconcile, validity
+from holdfast.agent.core.detect.ended import Cause
+from holdfast.agent.core.model import Commit, Effect, EffectOutcome, Finish, Resume, Settings
+from holdfast.agent.core.windows import History, Seen, percentile
+
+from .driver import Lab, replace
+
+
+def commits(*pairs: tuple[int, int]) -> tuple[Commit, ...]:
+    return tuple(Commit(g, s, f"step-{s}.gen-{g}") for g, s in pairs)
+
+
+def keys(found: tuple[Commit, ...]) -> list[tuple[int, int]]:
+    return [(c.generation, c.step) for c in found]
+
+
+def test_a_commit_above_where_a_later_plan_resumed_is_void() -> None:
+    history = ((1, 0), (2, 10), (3, 12))
+    found = validity.valid_commits(commits((1, 15), (1, 10), (2, 12), (2, 15), (3, 15)), history)
+    assert keys(found) == [(1, 10), (2, 12), (3, 15)]
+
+
+def test_bad_commits_are_not_valid_and_quarantined_ones_not_used() -> None:
+    listed = (*commits((1, 5), (1, 10)), Commit(1, 15, "x", bad="digest"))
+    assert keys(validity.valid_commits(listed, ())) == [(1, 5), (1, 10)]
+    newest = validity.newest_valid(listed, (), ("step-10.gen-1",))
+    assert newest is not None and newest.step == 5
+
+
+steps = st.lists(st.integers(0, 40), min_size=1, max_size=60)
+
+
+@settings(max_examples=200, deadline=None)
+@given(steps, st.integers(1, 60), st.integers(0, 40))
+def test_a_shortened_history_voids_exactly_what_the_full_one_does(
+    resumed: list[int], generation: int, step: int
+) -> None:
+    full = tuple(enumerate(resumed, start=1))
+    short: validity.History = ()
+    for g, s in full:
+        short = validity.extend_history(short, g, s)
+    assert validity.is_valid(generation, step, short) == validity.is_valid(generation, step, full)
+
+
+def test_a_very_long_history_is_bounded_and_never_revives_a_void_commit() -> None:
+    history: validity.History = ()
+    for generation in range(1, 1000):
+        history = validity.extend_history(history, generation, generation * 10)
+    assert len(history) == validity.HISTORY_MAX
+    for generation in (1, 400, 700, 998):
+        assert not validity.is_valid(generation, generation * 10 + 11, history)
+    assert validity.is_valid(999, 10_000, history)
+
+
+def test_keep_n_counts_valid_ones_and_spares_what_lies_above() -> None:
+    listed = commits((1, 5), (1, 10), (1, 20), (2, 15), (2, 20))
+    gone = reconcile.deletable(listed, ((1, 0), (2, 10)), 2, ())
+    assert gone == ("step-10.gen-1", "step-5.gen-1")
+    assert reconcile.deletable(listed[:1], (), 2, ()) == ()
+
+
+def test_codes_say_whose_fault_it_was() -> None:
+    user = Cause("rank_exited", 1, "x", user=True, code=9)
+    infra = Cause("rank_killed", 1, "x", code=137)
+    account = policy.Account("r", 0)
+    assert policy.grant(user, account, {}, Settings()).code == 9
+    assert policy.grant(infra, account, {}, Settings()).code == 76
+
+
+def test_an_expired_window_forgets_what_was_spent() -> None:
+    cause = Cause("rank_killed", 1, "x", rank=1)
+    key = "rank_killed/restart_ranks/run/r/rank/1"
+    spent = ((key, 3),)
+    over = policy.grant(cause, policy.Account("r", 9, spent), {}, Settings())
+    again = policy.grant(cause, policy.Account("r", 9, spent, expired=(key,)), {}, Settings())
+    assert (over.action, again.action) == ("finish", "restart")
+    assert dict(again.spent)[key] == 1
+
+
+def test_signatures_are_bounded() -> None:
+    many = {f"signature/f/{n}/e": 1 for n in range(100)} | {"restarts": 2}
+    kept = dict(policy.bounded(many))
+    assert len(kept) == policy.SIGNATURES_MAX + 1 and kept["restarts"] == 2
+
+
+def test_layout_keeps_places_and_moves_only_what_must_move() -> None:
+    old = plan.Plan("r", 1, ("a", "b"), ((0, "a"), (1, "b")), Resume("fresh"), "x")
+    members = (plan.Member("a", False, lost=True), plan.Member("b", True), plan.Member("c", True))
+    view = plan.PlanView("r", "trainer", True, 1, 1, "x", members, nnodes=2, current=old)
+    assert plan.layout(view)[0] == ("c", "b")
+    unknown = (plan.Member("a", False), *members[1:])
+    ranks = (Lab().view.ranks, ())
+    assert ranks
+    stuck = replace(view, members=unknown, ranks=_ranks())
+    assert plan.layout(stuck) == ((), "waiting until a is heard of again or lost")
+
+
+def _ranks():  # type: ignore[no-untyped-def]
+    lab = Lab()
+    lab.begin()
+    return lab.view.ranks
+
+
+def draft(kind: str = "finish", subject: str = "run/r") -> Effect:
+    return Effect("", kind, subject, "x", 5.0, Finish("r", 0, "x"))
+
+
+def test_one_effect_in_flight_a_subject_and_only_stop_overtakes() -> None:
+    box = outbox.Outbox()
+    first = box.add(1, draft("start"), 0.0)
+    assert first is not None and first.id == "1/run/r/start/1"
+    assert box.add(1, draft("finish"), 0.0) is None
+    assert box.add(1, draft("stop"), 0.0) is not None
+    assert box.add(1, draft("stop"), 0.0) is None
+
+
+def test_a_deadline_is_a_failure_and_failures_wait_longer_each_time() -> None:
+    box = outbox.Outbox()
+    box.add(1, draft(), 0.0)
+    assert box.settle((), 5.0) == []
+    assert [s.error for s in box.settle((), 5.1)] == ["no outcome in time"]
+    assert box.add(1, draft(), 6.0) is None
+    second = box.add(1, draft(), 6.2)
+    assert second is not None and second.id.endswith("/2")
+    box.settle((EffectOutcome(second.id, False, "no"),), 6.3)
+    assert box.add(1, draft(), 8.2) is None and box.add(1, draft(), 8.4) is not None
+
+
+def test_an_outcome_of_something_not_asked_for_is_ignored() -> None:
+    box = outbox.Outbox()
+    assert box.settle((EffectOutcome("9/x/y/1", True),), 0.0) == []
+
+
+def test_a_wait_counts_when_it_ended_well_and_only_what_was_seen_of_it() -> None:
+    lab = Lab()
+    lab.begin()
+    history, seen = History(), {0: Seen(1, 5, "data", 3.0, 10.0, True)}
+    rank = replace(lab.rank(0), step=5, still_s=0.25)
+    history.look((rank,), seen, 11.0)
+    assert history.longest_s("data") == pytest.approx(3.75)
+    seen = {0: Seen(1, 5, "data", 3.0, 10.0, True)}
+    history = History()
+    history.look((replace(rank, step=9),), seen, 11.0)
+    assert history.longest_s("data") == 3.0
+
+
+def test_percentiles_of_nothing_are_zero() -> None:
+    assert percentile([], 0.99) == 0.0 and percentile([1.0, 2.0, 9.0], 0.99) == 9.0
+
+
+def test_the_breaker_needs_nodes_and_a_share_of_the_fleet() -> None:
+    three = {"f": ("a", "b", "c")}
+    assert breaker.is_open(three, "f", 20, Settings())[0]
+    assert not breaker.is_open(three, "f", 60, Settings())[0]
+    assert not breaker.is_open({"f": ("a", "b")}, "f", 4, Settings())[0]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.tuples(st.floats(0.0, 30.0), st.sampled_from(ledger.CATEGORIES)), max_size=30))
+def test_the_ledger_sums_to_the_time_that_went_by(rows: list[tuple[float, str]]) -> None:
+    book, now = ledger.Ledger(), 5.0
+    book.settle(now, "b", {})
+    for seconds, category in rows:
+        now += seconds
+        book.settle(now, "b", {"x": category, "y": "training"})
+    assert sum(s for _, s in book.node_rows()) == pytest.approx(now - 5.0)
+
+
+def test_a_gap_is_unknown_and_a_reboot_starts_anew() -> None:
+    book = ledger.Ledger()
+    book.settle(0.0, "b", {"r": "training"})
+    book.settle(60.0, "b", {"r": "training"})
+    book.settle(3.0, "c", {"r": "training"})
+    book.settle(4.0, "c", {"r": "training"})
+    assert {c: s for c, s in book.node_rows() if s} == {"unknown": 60.0, "training": 1.0}
+
+
+def test_redone_steps_are_not_training() -> None:
+    lab = Lab()
+    lab.begin()
+    lab.train(12)
+    lab.commit(10)
+    for rank in (0, 1):
+        lab.kill(rank)
+    lab.settle()
+    assert lab.starts()[-1].resume.step == 10
+    lab.train(15)
+    assert lab.node.kept.ledger.node["redone"] > 0
+    incident_steps = lab.node.kept.runs["r"].peak_step
+    assert incident_steps == 15
+
+
+def test_memory_comes_back_and_junk_is_no_crash() -> None:
+    lab = Lab()
+    lab.begin()
+    lab.train(5)
+    memory = lab.node.memory()
+    lab.restart_agent()
+    assert lab.node.memory() == memory
+    node = type(lab.node)("a", lab.settings, {}, b"\x00{junk")
+    assert msgspec.json.decode(node.memory())["runs"] == {}

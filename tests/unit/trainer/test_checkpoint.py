@@ -1,0 +1,148 @@
+"""Writing while training goes on: stalls, keep-N, and disks that refuse."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.trainer import checkpoint_format as files
+from holdfast.trainer.config import load
+from holdfast.trainer.loop import train
+from holdfast.trainer.standalone import Standalone
+
+HERE = Path(__file__).parent
+
+
+class Said(Standalone):
+    """Alone, with an ear for what is said."""
+
+    def __init__(self):
+        self.reports, self.commits = [], []
+
+    def report(self, fault, text):
+        self.reports.append((fault, text))
+
+    def committed(self, generation, step, path, world):
+        self.commits.append(step)
+
+
+def run(tmp_path, *more, root=None):
+    said = Said()
+    result = train(load(None, [
+        "model=tiny:Model", "data=tiny:Data", "steps=12", f"work_dir={tmp_path}",
+        "checkpoint.every=4", f"checkpoint.dir={root or tmp_path / 'checkpoints'}", *more,
+    ]), said)
+    return result, said
+
+
+@pytest.fixture(autouse=True)
+def clean_group(monkeypatch):
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    yield
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def test_resumed_run_equals_one_that_never_stopped(tmp_path):
+    constant = "optimizer.final_fraction=1"  # else the rate's plan depends on `steps`
+    whole, _ = run(tmp_path / "a", constant)
+    run(tmp_path / "b", "steps=4", constant)
+    resumed, _ = run(tmp_path / "b", constant)
+    assert resumed.digest == whole.digest
+
+
+def test_manifest_says_what_the_run_was(tmp_path):
+    run(tmp_path)
+    manifest = files.read_manifest(Path(files.listing(tmp_path / "checkpoints")[0].path))
+    about = manifest["run_manifest"]
+    assert about["data_digest"] == "tiny" and about["config"]["steps"] == 12
+    assert about["packages"]["torch"] and manifest["model"]["class"] == "tiny:Model"
+    assert manifest["step"] == 12 and manifest["world"] == 1
+
+
+def test_keep_counts_valid_ones(tmp_path):
+    _, said = run(tmp_path, "checkpoint.every=2", "checkpoint.keep=2")
+    assert len(files.listing(tmp_path / "checkpoints")) <= 2
+    assert said.commits[-1] == 12
+
+
+def test_bad_newest_is_put_aside_and_the_older_used(tmp_path):
+    run(tmp_path, "steps=8")
+    newest = Path(files.listing(tmp_path / "checkpoints")[0].path)
+    os.truncate(newest / "shard-00000-of-00001.bin", 64)
+    _, said = run(tmp_path)
+    ((fault, text),) = [r for r in said.reports if r[0]]
+    assert fault == "checkpoint_bad" and "shard-00000-of-00001.bin: truncated: 64 bytes" in text
+    assert not newest.exists() and len(list((tmp_path / "checkpoints/quarantine").iterdir())) == 1
+
+
+def test_a_directory_in_the_way_is_said_and_training_ends_well(tmp_path):
+    (tmp_path / "file").write_text("")
+    result, said = run(tmp_path, root=tmp_path / "file" / "x")
+    assert result.step == 12
+    assert said.reports[0][0] == "checkpoint_failed" and "Not a directory" in said.reports[0][1]
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 4 MB."""
+    point = tmp_path / "disk"
+    point.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "none", str(point)],
+                          capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"mounting a tmpfs needs root: {done.stderr.strip()}")
+    yield point
+    subprocess.run(["umount", "-l", str(point)], check=False)
+
+
+def test_full_disk(tmp_path, small_disk):
+    wide = "model_options.width=700"  # 6 MB of state
+    result, said = run(tmp_path, wide, root=small_disk / "c")
+    assert result.step == 12 and not said.commits
+    failed = [text for fault, text in said.reports if fault == "checkpoint_failed"]
+    assert failed and all("No space left on device" in text for text in failed)
+    assert "training goes on, tried again in 4 steps" in failed[0]
+    assert files.listing(small_disk / "c") == []
+    assert not list(small_disk.rglob("*.bin"))  # the room is given back
+
+
+def test_read_only_disk(tmp_path, small_disk):
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    result, said = run(tmp_path, root=small_disk / "c")
+    assert result.step == 12
+    assert "Read-only file system" in said.reports[0][1]
+
+
+def command(*arguments, launcher=()):
+    path = os.pathsep.join([str(HERE), *(p for p in sys.path if p)])
+    return subprocess.run(
+        [sys.executable, *launcher, "-m", "holdfast.trainer", *arguments],
+        capture_output=True, text=True, timeout=120,
+        env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def test_alone_as_a_command(tmp_path):
+    done = command("model=tiny:Model", "data=tiny:Data", "steps=4", f"work_dir={tmp_path}")
+    assert done.returncode == 0, done.stderr
+    assert "step 4/4" in done.stdout and '"digest"' in done.stderr
+    assert "unused parameters" not in done.stderr
+    done = command("model=tiny:Model", "stepz=1", "seed=x")
+    assert done.returncode == 78 and "stepz: unknown key; did you mean steps?" in done.stderr
+
+
+def test_plain_torchrun(tmp_path):
+    done = command(
+        "model=tiny:Model", "data=tiny:Data", "steps=4", f"work_dir={tmp_path}",
+        "checkpoint.every=2",
+        launcher=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"))
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert files.listing(tmp_path / "checkpoints")[0].world == 2

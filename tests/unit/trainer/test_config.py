@@ -1,0 +1,74 @@
+"""Settings: types, limits, and all errors at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.trainer.config import Config, ConfigError, load, named_class, read_options
+from holdfast.trainer.data import CodeSearchOptions
+
+
+def problems(path=None, overrides=()):
+    with pytest.raises(ConfigError) as caught:
+        load(path, overrides)
+    return caught.value.problems
+
+
+def test_defaults_are_valid():
+    assert load(None) == Config()
+
+
+def test_file_then_overrides(tmp_path):
+    file = tmp_path / "train.toml"
+    file.write_text('steps = 7\n[optimizer]\nlearning_rate = 1\n[model_options]\nwidth = 64\n')
+    config = load(str(file), ["steps=9", "checkpoint.dir=/x y", "model_options.layers=2"])
+    assert (config.steps, config.optimizer.learning_rate) == (9, 1.0)
+    assert config.checkpoint.dir == "/x y"
+    assert config.model_options == {"width": 64, "layers": 2}
+
+
+def test_all_errors_at_once_with_key_and_remedy():
+    found = problems(None, ["step=3", "batch=-1", "steps=x", "optimizer.beta1=2", "seed", "a.b=1"])
+    text = "\n".join(found)
+    assert "step: unknown key; did you mean steps?" in text
+    assert "batch = -1: set at least 1" in text
+    assert "steps = 'x': set a value of type int" in text
+    assert "optimizer.beta1 = 2" in text
+    assert "'seed': set it as key=value" in text
+    assert "a: unknown key" in text
+
+
+@pytest.mark.parametrize("override, said", [
+    ("seed=true", "type int"), ("checkpoint=3", "set a table [checkpoint]"),
+    ("checkpoint.keep=0", "at least 1"), ("checkpoint.digest=md5", "xxh3_128, sha256"),
+    ("model=nothing", "module:Class"), ("device=tpu", "auto, cpu or cuda"),
+    ("model_options=3", "table"), ("steps.x=1", "type int"),
+])
+def test_each_limit(override, said):
+    assert said in "\n".join(problems(None, [override]))
+
+
+@pytest.mark.parametrize("content, said", [
+    (b"steps = ", "not TOML"), (b"\xff\xfe", "not TOML"), (b"#" * (1 << 20) + b"\n\n", "larger"),
+])
+def test_bad_file(tmp_path, content, said):
+    file = tmp_path / "train.toml"
+    file.write_bytes(content)
+    (problem,) = problems(str(file))
+    assert said in problem and str(file) in problem
+
+
+def test_no_file(tmp_path):
+    assert "cannot be read" in problems(str(tmp_path / "none.toml"))[0]
+
+
+def test_named_class():
+    assert named_class("holdfast.trainer.config:Config", "model") is Config
+    for name in ("nowhere:X", "holdfast.trainer.config:Nothing"):
+        with pytest.raises(ConfigError, match="model = "):
+            named_class(name, "model")
+
+
+def test_options_of_a_plugged_in_class():
+    with pytest.raises(ConfigError, match="data_options.vocabulary = 3"):
+        read_options(CodeSearchOptions, {"vocabulary": 3}, "data_options")

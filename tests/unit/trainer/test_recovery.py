@@ -1,0 +1,198 @@
+"""Promise 3 with real processes: whatever is lost, the weights end as in an unbroken run."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+
+import pytest
+from harness import Launcher, Lost, read_shards
+
+from holdfast.trainer import checkpoint_format as files
+from holdfast.trainer.config import load
+
+STEPS = 12
+
+
+def config(tmp, world, *more):
+    return load(None, [
+        "model=tiny:Model", "data=tiny:Data", f"steps={STEPS}", "batch=3",
+        f"micro_batches={world + 1}", f"work_dir={tmp}", "checkpoint.every=0", *more,
+    ])
+
+
+@functools.cache
+def unbroken(world):
+    """The digest of a run that never failed."""
+    with tempfile.TemporaryDirectory() as tmp:
+        (digest,) = {r.digest for r in Launcher(config(tmp, world), world, tmp).run().values()}
+    return digest
+
+
+def run(tmp, world, faults, *more, snapshots=False, standby=0, together=False):
+    launcher = Launcher(config(tmp, world, *more), world, tmp, faults, snapshots, standby)
+    launcher.together = together
+    results = launcher.run()
+    assert {r.digest for r in results.values()} == {unbroken(world)}, launcher.log()
+    steps = [(e[1], e[3]) for e in launcher.said("step")]
+    launcher.redone = len(steps) - len(set(steps))
+    return launcher
+
+
+@pytest.mark.parametrize("world", [2, 3, 4])
+def test_kills_of_any_rank_anywhere(tmp_path, world):
+    launcher = run(tmp_path, world, {
+        (1, world - 1, 3, "forward_backward"): "kill",
+        (2, 0, 3, "data"): "kill",  # at once again: before the new generation did a step
+        (3, 1, 7, "optimizer"): "kill",  # gradients are summed: the others may be a step ahead
+    }, standby=1)
+    assert [kind for kind, _ in launcher.plans] == ["fresh"] + ["survivor"] * 3
+    assert launcher.redone == 0
+
+
+def test_kill_inside_the_optimizer(tmp_path):
+    launcher = run(tmp_path, 2, {(1, 1, 5, "step_begin"): "kill"})
+    # Rank 0 may have had all gradients in time, or not: nothing is done twice.
+    assert launcher.plans[1] in (("survivor", 5), ("survivor", 6)) and launcher.redone == 0
+
+
+def test_a_peer_lost_while_joining(tmp_path):
+    launcher = run(tmp_path, 3, {
+        (1, 1, 4, "forward_backward"): "kill", (2, 1, 4, "startup"): "kill",
+        (3, 2, 4, "startup"): "kill",
+    }, standby=1)
+    assert launcher.plans == [("fresh", 0)] + [("survivor", 4)] * 3
+
+
+def test_all_but_one_lost_at_once(tmp_path):
+    faults = {(1, rank, 6, "forward_backward"): "kill" for rank in (0, 1, 2)}
+    run(tmp_path, 4, faults)
+
+
+def test_torn_state_is_not_used(tmp_path):
+    """A fault of the group inside optimizer.step: the survivor's own state is refused."""
+    launcher = run(tmp_path, 1, {(1, 0, 5, "torn"): "gloo"}, "model=faulty:Model")
+    assert [e[3:5] for e in launcher.said("parked")] == [(5, True)]
+    assert launcher.plans == [("fresh", 0), ("fresh", 0)]
+
+
+def test_one_torn_state_is_replaced_by_the_whole_one(tmp_path):
+    launcher = run(tmp_path, 2, {(1, 0, 5, "torn"): "gloo"}, "model=faulty:Model")
+    assert (5, True) in [e[3:5] for e in launcher.said("parked")]
+    assert launcher.plans[1] in (("survivor", 5), ("survivor", 6))
+
+
+def test_snapshot_when_none_lives(tmp_path):
+    faults = {(1, 0, 9, "data"): "kill"}
+    launcher = run(tmp_path, 3, faults, "snapshot.every=4", snapshots=True, together=True)
+    assert launcher.plans == [("fresh", 0), ("snapshot", 8)]
+
+
+def test_damaged_snapshot_falls_back_to_disk(tmp_path):
+    class Damaging(Launcher):
+        def replan(self):
+            if not self.ranks and self.generation == 1:
+                path = tmp_path / "snapshots" / "1.1"
+                for head in (tmp_path / "snapshots").glob("1.?.head"):
+                    path = head.with_suffix("")
+                data = bytearray(path.read_bytes())
+                data[10] ^= 1
+                path.write_bytes(data)
+            super().replan()
+
+    faults = {(1, 0, 9, "data"): "kill"}
+    launcher = Damaging(
+        config(tmp_path, 2, "snapshot.every=8", "checkpoint.every=4"), 2, tmp_path, faults, True)
+    launcher.together = True
+    results = launcher.run()
+    assert {r.digest for r in results.values()} == {unbroken(2)}
+    assert launcher.plans[1] == ("snapshot", 8) and launcher.plans[2][0] in ("disk", "fresh")
+    assert "differs from what was written" in launcher.said("parked")[0][5] + \
+        launcher.said("parked")[1][5]
+
+
+def test_snapshot_cadence_is_chosen_and_said(tmp_path):
+    launcher = run(tmp_path, 2, {}, snapshots=True)
+    (said,) = [e[4] for e in launcher.said("report") if "snapshot every" in e[4]]
+    assert "% of a step of" in said
+    every = int(said.split()[2])
+    assert all(s.step == 3 or s.step % every == 0 for s in read_shards(tmp_path / "snapshots"))
+
+
+def commits(tmp_path, world=2):
+    """Checkpoints of steps 4 and 8, as an earlier run left them."""
+    first = Launcher(config(tmp_path, world, "steps=8", "checkpoint.every=4",
+                            "optimizer.warmup_steps=1000"), world, tmp_path)
+    first.run()
+    found = files.listing(tmp_path / "checkpoints")
+    assert [f.step for f in found] == [8, 4] and not any(files.verify(f.path) for f in found)
+    return found
+
+
+def test_disk_when_nothing_else_is_left_and_the_bad_one_is_put_aside(tmp_path):
+    newest, older = commits(tmp_path)
+    shard = tmp_path / "checkpoints" / "step-000000008.gen-1" / "shard-00001-of-00002.bin"
+    data = bytearray(shard.read_bytes())
+    data[100] ^= 1
+    shard.write_bytes(data)
+    more = ("optimizer.warmup_steps=1000", "checkpoint.every=4")
+    whole = Launcher(config(tmp_path / "b", 2, *more), 2, tmp_path)
+    digests = {r.digest for r in whole.run().values()}
+    launcher = Launcher(config(tmp_path, 2, *more), 2, tmp_path)
+    launcher.generation = 1
+    results = launcher.run(("disk", 8, 1, newest.path))
+    assert {r.digest for r in results.values()} == digests
+    assert launcher.plans == [("disk", 8), ("disk", 4)]
+    ((path, why),) = [e[3:5] for e in launcher.said("bad_checkpoint")]
+    assert path == newest.path and "shard-00001-of-00002.bin: bytes differ" in why
+    assert all("bad_checkpoint" in e[5] for e in launcher.said("parked"))
+    assert (tmp_path / "checkpoints" / "quarantine").is_dir()
+    assert older.path.endswith("step-000000004.gen-1")
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_another_world_reads_the_checkpoint(tmp_path, world):
+    newest, _ = commits(tmp_path)
+    launcher = Launcher(config(tmp_path, 3), world, tmp_path)
+    launcher.generation = 1
+    results = launcher.run(("disk", 8, 1, newest.path))
+    assert {r.step for r in results.values()} == {STEPS}
+
+
+def test_another_model_is_the_users_error_and_keeps_the_checkpoint(tmp_path):
+    newest, _ = commits(tmp_path)
+    launcher = Launcher(config(tmp_path, 2, "model=tiny:OtherModel"), 2, tmp_path)
+    with pytest.raises(Lost, match="ConfigError: checkpoint .* holds another model"):
+        launcher.run(("disk", 8, 1, newest.path))
+    assert files.verify(newest.path) == []
+
+
+def test_a_users_exception_ends_the_rank(tmp_path):
+    launcher = Launcher(config(tmp_path, 2), 2, tmp_path, {(1, 1, 3, "data"): "value"})
+    with pytest.raises(Lost, match="rank 1: ValueError: the user's own"):
+        launcher.run()
+
+
+def test_loss_that_is_no_number_ends_the_rank(tmp_path):
+    launcher = Launcher(config(tmp_path, 2, "model_options.nan_after=5"), 2, tmp_path)
+    with pytest.raises(Lost, match="FloatingPointError: loss is nan at step"):
+        launcher.run()
+
+
+def test_stop_is_at_the_same_step_and_leaves_a_checkpoint(tmp_path):
+    class Stopping(Launcher):
+        def heard(self, rank, message):
+            super().heard(rank, message)
+            if message[:2] == ("step", 3) and not self.stopped:
+                self.stopped = True
+                for _, pipe, _ in self.ranks.values():
+                    pipe.send(("stop", 6))
+
+    # Slow steps: in this stand-in the order travels through a pipe.
+    launcher = Stopping(config(tmp_path, 2, "steps=10000", "checkpoint.every=5000",
+                               "model_options.width=700"), 2, tmp_path)
+    launcher.stopped = False
+    results = launcher.run()
+    (step,) = {r.step for r in results.values()}
+    assert 6 <= step < 60
+    assert [f.step for f in files.listing(tmp_path / "checkpoints")] == [step]

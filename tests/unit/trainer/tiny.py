@@ -1,0 +1,49 @@
+"""A model and data small enough for a test, plugged in as a user would: `tiny:Model`."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class Data:
+    """Vectors to be summed."""
+
+    digest = "tiny"
+
+    def __init__(self, options, work_dir):
+        generator = torch.Generator().manual_seed(7)
+        self.rows = torch.randn(options.get("samples", 40), 8, generator=generator)
+
+    def __len__(self):
+        return len(self.rows)
+
+    def batch(self, indices):
+        rows = self.rows[list(indices)]
+        return {"x": rows, "y": rows.sum(1, keepdim=True)}
+
+
+class Model(nn.Module):
+    """Dropout (so that seeding shows), a running statistic (so that buffers show), four layers
+    of odd sizes (so that DDP's order of summing shows)."""
+
+    def __init__(self, options):
+        super().__init__()
+        width = options.get("width", 33)
+        self.norm = nn.BatchNorm1d(8)
+        self.layers = nn.Sequential(
+            nn.Linear(8, width), nn.GELU(), nn.Dropout(0.1), nn.Linear(width, width), nn.GELU(),
+            nn.Linear(width, 1),
+        )
+        self.nan_after = options.get("nan_after", 0)
+        self.seen = 0
+
+    def forward(self, batch):
+        self.seen += 1
+        loss = nn.functional.mse_loss(self.layers(self.norm(batch["x"])), batch["y"])
+        return loss * float("nan") if 0 < self.nan_after < self.seen else loss
+
+
+class OtherModel(Model):
+    def __init__(self, options):
+        super().__init__({"width": 17})

@@ -1,0 +1,393 @@
+"""The checkpoint on disk: names, durable writes, the commit marker, and the proof of every byte.
+
+Owns the layout.  Must not import torch: `holdfast verify` and the launcher read checkpoints
+without it.  A directory without COMMIT is not a checkpoint; "newest" is computed from names, never
+stored.  Every world size can read every checkpoint: shards are contiguous runs of one sorted list.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Union
+
+import xxhash
+
+FORMAT = 1
+MANIFEST, COMMIT, QUARANTINE = "manifest.json", "COMMIT", "quarantine"
+ALGORITHMS = ("xxh3_128", "sha256")
+ALIGN_BYTES = 64
+JSON_BYTES_MAX = 64 << 20  # a shard's table of tensors; more is not ours
+READ_BYTES = 4 << 20
+LISTING_MAX = 10_000
+_NAME = re.compile(r"step-(\d{9,18})\.gen-(\d{1,18})\Z")
+
+Buffer = Union[bytes, bytearray, memoryview]
+
+
+class CheckpointError(Exception):
+    """A checkpoint that must not be used; the text names the file and what is wrong with it."""
+
+
+class Entry(NamedTuple):
+    """One tensor: `offset` counts from the start of the file (or buffer) that holds it."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+class Found(NamedTuple):
+    """A committed directory, as its name and marker say; its bytes are proven by `verify`."""
+
+    generation: int
+    step: int
+    path: str
+    world: int
+    bad: str = ""
+
+
+class Problem(NamedTuple):
+    """What is wrong, and in which file."""
+
+    file: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.what}"
+
+
+# ------------------------------------------------------------------------------------ names
+
+
+def directory_name(step: int, generation: int) -> str:
+    return f"step-{step:09d}.gen-{generation}"
+
+
+def shard_name(rank: int, world: int) -> str:
+    return f"shard-{rank:05d}-of-{world:05d}"
+
+
+def align(nbytes: int) -> int:
+    return -(-nbytes // ALIGN_BYTES) * ALIGN_BYTES
+
+
+def shard_ranges(entries: Sequence[Entry], world: int) -> list[tuple[int, int]]:
+    """Cuts the list into `world` contiguous runs of about equal bytes: [(first, end)), ...].
+
+    A run may be empty when there are fewer tensors than ranks.
+    """
+    total = sum(align(entry.nbytes) for entry in entries)
+    ranges, first, seen = [], 0, 0
+    for rank in range(world):
+        end, goal = first, total * (rank + 1) / world
+        while end < len(entries) and (rank == world - 1 or seen < goal):
+            size = align(entries[end].nbytes)
+            if seen + size / 2 > goal and rank < world - 1:
+                break  # nearer to the goal without it
+            seen, end = seen + size, end + 1
+        ranges.append((first, end))
+        first = end
+    return ranges
+
+
+# ------------------------------------------------------------------------------------ digests
+
+
+def digest(data: Buffer, algorithm: str = "xxh3_128") -> str:
+    """`algorithm:hex` of the bytes.  xxh3_128 takes 2.4 ms for 63 MB, sha256 35 ms."""
+    if algorithm == "xxh3_128":
+        return "xxh3_128:" + xxhash.xxh3_128_hexdigest(data)
+    if algorithm == "sha256":
+        return "sha256:" + hashlib.sha256(data).hexdigest()
+    raise CheckpointError(f"digest {algorithm!r} is not known: one of {', '.join(ALGORITHMS)}")
+
+
+def digest_file(path: Path, algorithm: str) -> str:
+    if algorithm not in ALGORITHMS:
+        raise CheckpointError(f"{path}: digest {algorithm!r} is not known")
+    hasher: Any = xxhash.xxh3_128() if algorithm == "xxh3_128" else hashlib.sha256()
+    with open(path, "rb") as file:
+        while chunk := file.read(READ_BYTES):
+            hasher.update(chunk)
+    return f"{algorithm}:{hasher.hexdigest()}"
+
+
+# ------------------------------------------------------------------------------------ writing
+
+
+def sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _write_temporary(path: Path, data: Buffer) -> Path:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb", buffering=0) as file:
+            view = memoryview(data).cast("B")
+            while view:  # a raw write may take less than it was given
+                view = view[file.write(view) :]
+            os.fsync(file.fileno())
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    return temporary
+
+
+def write_file(path: Path, data: Buffer) -> None:
+    """Writes durably: a reader sees the old file or the whole new one.  Raises OSError."""
+    temporary = _write_temporary(path, data)
+    os.replace(temporary, path)
+    sync_directory(path.parent)
+
+
+def write_exclusive(path: Path, data: Buffer) -> None:
+    """As write_file, but FileExistsError if the name is taken: the marker is given once."""
+    temporary = _write_temporary(path, data)
+    try:
+        os.link(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    sync_directory(path.parent)
+
+
+def to_json(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def write_shard(
+    directory: Path,
+    rank: int,
+    world: int,
+    entries: Iterable[Entry],
+    data: Buffer,
+    algorithm: str = "xxh3_128",
+) -> None:
+    """One rank's tensors, then the table that describes them: the table means "shard is whole"."""
+    name = shard_name(rank, world)
+    directory.mkdir(parents=True, exist_ok=True)
+    write_file(directory / f"{name}.bin", data)
+    table = {
+        "tensors": [entry._asdict() for entry in entries],
+        "digest": digest(data, algorithm),
+        "nbytes": memoryview(data).nbytes,
+    }
+    write_file(directory / f"{name}.json", to_json(table))
+
+
+def missing_shards(directory: Path, world: int) -> list[str]:
+    names = (shard_name(rank, world) + ".json" for rank in range(world))
+    return [name for name in names if not (directory / name).exists()]
+
+
+def commit(directory: Path, manifest: dict[str, Any], algorithm: str = "xxh3_128") -> None:
+    """Writes manifest.json and then COMMIT.  Raises FileExistsError when committed before."""
+    if (directory / COMMIT).exists():
+        raise FileExistsError(f"{directory / COMMIT} is there: what is committed stays as it is")
+    world, shards = int(manifest["world"]), []
+    for rank in range(world):
+        table_path = directory / f"{shard_name(rank, world)}.json"
+        table_bytes = table_path.read_bytes()
+        table = json.loads(table_bytes)
+        shards.append(
+            {"file": f"{shard_name(rank, world)}.bin", "nbytes": table["nbytes"],
+             "digest": table["digest"]}
+        )
+        shards.append(
+            {"file": table_path.name, "nbytes": len(table_bytes),
+             "digest": digest(table_bytes, algorithm)}
+        )
+    body = to_json({**manifest, "format": FORMAT, "shards": shards, "created_wall_s": time.time()})
+    write_file(directory / MANIFEST, body)
+    sync_directory(directory.parent)
+    marker = {
+        "generation": manifest["generation"],
+        "step": manifest["step"],
+        "manifest_digest": digest(body, algorithm),
+    }
+    write_exclusive(directory / COMMIT, to_json(marker))
+
+
+# ------------------------------------------------------------------------------------ reading
+
+
+def _load_json(path: Path) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > JSON_BYTES_MAX:
+            raise CheckpointError(f"{path.name}: larger than {JSON_BYTES_MAX} bytes")
+        value = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path.name}: missing") from None
+    except OSError as error:
+        raise CheckpointError(f"{path.name}: cannot be read: {error.strerror}") from None
+    except ValueError:
+        raise CheckpointError(f"{path.name}: not JSON (torn write?)") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path.name}: not a JSON object")
+    return value
+
+
+def parse_name(name: str) -> tuple[int, int] | None:
+    """(step, generation) of a directory's name, None for any other name."""
+    match = _NAME.match(name)
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def listing(root: str | os.PathLike[str]) -> list[Found]:
+    """Every committed directory, newest (step, generation) first; [] when there is none.
+
+    Cheap: reads names and markers, proves nothing.  A marker that does not fit gives `bad`.
+    """
+    found = []
+    try:
+        names = sorted(os.listdir(root))[-LISTING_MAX:]
+    except OSError:
+        return []
+    for name in names:
+        parsed = parse_name(name)
+        path = Path(root) / name
+        if parsed is None or not (path / COMMIT).exists():
+            continue
+        step, generation = parsed
+        worlds = [int(f.name[-10:-5]) for f in path.glob("shard-*-of-?????.json")]
+        bad = ""
+        try:
+            marker = _load_json(path / COMMIT)
+            if (marker.get("step"), marker.get("generation")) != (step, generation):
+                bad = f"{COMMIT}: names another step or generation than the directory"
+        except CheckpointError as error:
+            bad = str(error)
+        found.append(Found(generation, step, str(path), max(worlds, default=0), bad))
+    return sorted(found, key=lambda f: (f.step, f.generation), reverse=True)
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """The manifest, proven by COMMIT's digest of it.  Raises CheckpointError."""
+    marker = _load_json(directory / COMMIT)
+    manifest = _load_json(directory / MANIFEST)
+    expected = str(marker.get("manifest_digest", ""))
+    if digest_file(directory / MANIFEST, expected.split(":")[0]) != expected:
+        raise CheckpointError(f"{MANIFEST}: its digest is not the one in {COMMIT}")
+    if manifest.get("format") != FORMAT:
+        raise CheckpointError(f"{MANIFEST}: format {manifest.get('format')!r}, not {FORMAT}")
+    for key, kind in (("step", int), ("generation", int), ("world", int), ("shards", list)):
+        if not isinstance(manifest.get(key), kind):
+            raise CheckpointError(f"{MANIFEST}: key {key!r} is missing or not {kind.__name__}")
+    if (marker.get("step"), marker.get("generation")) != (
+        manifest["step"],
+        manifest["generation"],
+    ):
+        raise CheckpointError(f"{COMMIT}: names another step or generation than {MANIFEST}")
+    return manifest
+
+
+def check_file(directory: Path, listed: dict[str, Any], content: Buffer | None = None) -> None:
+    """Proves one file of the manifest (or the bytes read from it).  Raises CheckpointError."""
+    name, nbytes, expected = (str(listed.get("file", "")), listed.get("nbytes"),
+                              str(listed.get("digest", "")))
+    if not name or os.path.basename(name) != name:
+        raise CheckpointError(f"{MANIFEST}: lists a file {name!r} outside the directory")
+    algorithm = expected.split(":")[0]
+    try:
+        if content is None:
+            size = (directory / name).stat().st_size
+        else:
+            size = memoryview(content).nbytes
+        if size != nbytes:
+            kind = "truncated" if size < int(nbytes or 0) else "too long"
+            raise CheckpointError(f"{name}: {kind}: {size} bytes, not {nbytes}")
+        if content is None:
+            actual = digest_file(directory / name, algorithm)
+        else:
+            actual = digest(content, algorithm)
+    except FileNotFoundError:
+        raise CheckpointError(f"{name}: missing") from None
+    except OSError as error:
+        raise CheckpointError(f"{name}: cannot be read: {error.strerror}") from None
+    if actual != expected:
+        raise CheckpointError(f"{name}: bytes differ from what was written ({algorithm})")
+
+
+def verify(directory: str | os.PathLike[str]) -> list[Problem]:
+    """Every reason why this checkpoint must not be used; [] = every byte is proven."""
+    root = Path(directory)
+    if not root.is_dir():
+        return [Problem(str(root), "no such directory")]
+    problems = []
+    try:
+        manifest = read_manifest(root)
+    except CheckpointError as error:
+        return [_problem(error)]
+    wanted = {shard_name(r, manifest["world"]) + end for r in range(manifest["world"])
+              for end in (".bin", ".json")}
+    listed = {str(item.get("file")) for item in manifest["shards"] if isinstance(item, dict)}
+    problems += [Problem(MANIFEST, f"does not list {name}") for name in sorted(wanted - listed)]
+    for item in manifest["shards"]:
+        try:
+            check_file(root, item)
+        except CheckpointError as error:
+            problems.append(_problem(error))
+    return problems
+
+
+def _problem(error: CheckpointError) -> Problem:
+    file, _, what = str(error).partition(": ")
+    return Problem(file, what)
+
+
+# ------------------------------------------------------------------------------------ housekeeping
+
+
+def quarantine(path: Path, reason: str) -> Path:
+    """Renames a bad checkpoint out of the way (nothing is deleted) and returns its new place."""
+    word = re.sub(r"[^a-z0-9]+", "-", reason.lower()).strip("-")[:60] or "bad"
+    target = path.parent / QUARANTINE / f"{path.name}.{word}"
+    target.parent.mkdir(exist_ok=True)
+    number = 1
+    while target.exists() and number < 1000:  # the same step may go bad again after a rerun
+        number += 1
+        target = target.with_name(f"{path.name}.{word}.{number}")
+    os.rename(path, target)
+    sync_directory(path.parent)
+    return target
+
+
+def newest_valid(root: Path) -> tuple[Found | None, list[tuple[Found, str]]]:
+    """The newest checkpoint whose every byte is proven, and the bad ones found on the way."""
+    bad: list[tuple[Found, str]] = []
+    for found in listing(root):
+        problems = verify(found.path)
+        if not problems:
+            return found, bad
+        bad.append((found, str(problems[0])))
+    return None, bad
+
+
+def surplus(root: Path, keep: int) -> list[Found]:
+    """Checkpoints beyond the newest `keep` valid ones, oldest last.  Bad ones do not count."""
+    valid = 0
+    for index, found in enumerate(listings := listing(root)):
+        if valid >= keep:
+            return listings[index:]
+        valid += not found.bad and not verify(found.path)
+    return []
+
+
+def delete(path: Path) -> None:
+    """Removes a checkpoint, marker first: half a deletion is never taken for a checkpoint."""
+    (path / COMMIT).unlink(missing_ok=True)
+    sync_directory(path)
+    for file in sorted(path.iterdir()):
+        file.unlink(missing_ok=True)
+    path.rmdir()

@@ -1,0 +1,256 @@
+"""The trainer's settings: train.toml, then key=value, checked at once.
+
+Owns names, types, defaults and limits.  Must not build anything.  Every error is found before the
+first is told, each with its key and what to set; an unknown key is an error.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+try:
+    import tomllib
+except ModuleNotFoundError:  # Python 3.10
+    import tomli as tomllib  # type: ignore[no-redef,import-not-found]
+
+from .checkpoint_format import ALGORITHMS
+
+FILE_BYTES_MAX = 1 << 20
+
+
+class ConfigError(ValueError):
+    """Everything that is wrong with the settings, one line each."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(problems))
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Base of a table of settings: fields with defaults, and a check across them."""
+
+    def problems(self) -> list[str]:
+        """What is wrong, one line each: "key = value: set ..."."""
+        return []
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerOptions(Options):
+    """AdamW; the rate rises over `warmup_steps`, then falls as a cosine to a fraction of it."""
+
+    learning_rate: float = 5e-4
+    weight_decay: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.98
+    warmup_steps: int = 20
+    final_fraction: float = 0.1
+    clip_norm: float = 1.0  # 0 = off
+
+    def problems(self) -> list[str]:
+        found = []
+        if self.learning_rate <= 0:
+            found.append(f"learning_rate = {self.learning_rate}: set a number above 0")
+        for key in ("weight_decay", "warmup_steps", "final_fraction", "clip_norm"):
+            if getattr(self, key) < 0:
+                found.append(f"{key} = {getattr(self, key)}: set 0 or more")
+        for key in ("beta1", "beta2"):
+            if not 0.0 <= getattr(self, key) < 1.0:
+                found.append(f"{key} = {getattr(self, key)}: set 0 up to below 1")
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckpointOptions(Options):
+    dir: str = ""  # "" = WORK_DIR/checkpoints
+    every: int = 50  # steps; 0 = never
+    keep: int = 3  # valid ones
+    digest: str = "xxh3_128"
+    wait_s: float = 60.0  # rank 0 waits this long for the other ranks' shards
+
+    def problems(self) -> list[str]:
+        found = []
+        if self.every < 0:
+            found.append(f"every = {self.every}: set 0 (never) or more")
+        if self.keep < 1:
+            found.append(f"keep = {self.keep}: set at least 1")
+        if self.digest not in ALGORITHMS:
+            found.append(f"digest = {self.digest!r}: set one of {', '.join(ALGORITHMS)}")
+        if not 0.0 < self.wait_s <= 3600.0:
+            found.append(f"wait_s = {self.wait_s}: set above 0 and at most 3600")
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class SnapshotOptions(Options):
+    enabled: bool = True
+    cost_percent: float = 0.25  # of step time, amortised over the steps in between
+    every: int = 0  # steps; 0 = chosen from the measured cost
+
+    def problems(self) -> list[str]:
+        found = []
+        if self.cost_percent <= 0:
+            found.append(f"cost_percent = {self.cost_percent}: set a number above 0")
+        if self.every < 0:
+            found.append(f"every = {self.every}: set 0 (chosen by cost) or more")
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(Options):
+    """Everything one run is told.  Steps are optimizer steps, batches are counted in pairs."""
+
+    model: str = "holdfast.trainer.model:Encoder"
+    data: str = "holdfast.trainer.data:CodeSearch"
+    seed: int = 0
+    steps: int = 200
+    batch: int = 4  # samples in a micro-batch
+    micro_batches: int = 0  # in a step, over all ranks; 0 = one for each rank
+    device: str = "auto"  # auto | cpu | cuda
+    work_dir: str = "holdfast-work"  # corpus, tokenizer, checkpoints
+    log_every: int = 10  # steps
+    eval_every: int = 0  # steps; 0 = at the end only
+    optimizer: OptimizerOptions = OptimizerOptions()
+    checkpoint: CheckpointOptions = CheckpointOptions()
+    snapshot: SnapshotOptions = SnapshotOptions()
+    model_options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    data_options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def problems(self) -> list[str]:
+        found = []
+        for key in ("steps", "batch", "log_every"):
+            if getattr(self, key) < 1:
+                found.append(f"{key} = {getattr(self, key)}: set at least 1")
+        for key in ("seed", "micro_batches", "eval_every"):
+            if getattr(self, key) < 0:
+                found.append(f"{key} = {getattr(self, key)}: set 0 or more")
+        for key in ("model", "data"):
+            if not all(getattr(self, key).partition(":")[::2]):
+                found.append(f'{key} = {getattr(self, key)!r}: set "module:Class"')
+        if self.device not in ("auto", "cpu", "cuda"):
+            found.append(f"device = {self.device!r}: set auto, cpu or cuda")
+        return found
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        return Path(self.checkpoint.dir or Path(self.work_dir) / "checkpoints").absolute()
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def text(self) -> str:
+        return json.dumps(self.as_dict(), sort_keys=True)
+
+
+Table = TypeVar("Table", bound=Options)
+
+
+def read_options(kind: type[Table], values: Mapping[str, Any], where: str = "") -> Table:
+    """Builds one table of settings.  Raises ConfigError with all that is wrong in it."""
+    problems: list[str] = []
+    table = _table(kind, values, where + "." if where else "", problems)
+    if problems:
+        raise ConfigError(problems)
+    assert table is not None
+    return table
+
+
+def _table(
+    kind: type[Table], values: Mapping[str, Any], prefix: str, problems: list[str]
+) -> Table | None:
+    hints, chosen, before = get_type_hints(kind), dict[str, Any](), len(problems)
+    for key, value in values.items():
+        wanted = hints.get(key)
+        if wanted is None:
+            near = difflib.get_close_matches(key, hints, 1)
+            hint = f"did you mean {prefix}{near[0]}?" if near else f"set one of {', '.join(hints)}"
+            problems.append(f"{prefix}{key}: unknown key; {hint}")
+        elif isinstance(wanted, type) and issubclass(wanted, Options):
+            if isinstance(value, Mapping):
+                inner: type[Options] = wanted
+                table = _table(inner, value, f"{prefix}{key}.", problems)
+                chosen[key] = inner() if table is None else table
+            else:
+                problems.append(f"{prefix}{key} = {value!r}: set a table [{prefix}{key}]")
+        else:
+            fits, fitted = _fit(wanted, value)
+            if fits:
+                chosen[key] = fitted
+            else:
+                name = wanted.__name__ if wanted in (int, float, str, bool) else "table"
+                problems.append(f"{prefix}{key} = {value!r}: set a value of type {name}")
+    built = kind(**chosen)  # what does not fit is told above; the rest is checked all the same
+    problems += [prefix + problem for problem in built.problems()]
+    return built if len(problems) == before else None
+
+
+def _fit(wanted: Any, value: Any) -> tuple[bool, Any]:
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        return True, float(value)
+    if wanted in (int, float, str, bool):
+        return type(value) is wanted, value
+    return isinstance(value, Mapping), dict(value) if isinstance(value, Mapping) else value
+
+
+def load(path: str | None, overrides: Sequence[str] = ()) -> Config:
+    """train.toml (or none) with `a.b=value` on top.  Raises ConfigError."""
+    problems: list[str] = []
+    values = _read_file(Path(path), problems) if path else {}
+    for override in overrides:
+        key, equals, text = override.partition("=")
+        if not equals or not key:
+            problems.append(f"{override!r}: set it as key=value")
+            continue
+        table: Any = values
+        *parents, last = key.split(".")
+        for parent in parents:
+            table = table.setdefault(parent, {}) if isinstance(table, dict) else None
+        if not isinstance(table, dict):
+            problems.append(f"{key}: {'.'.join(parents)} is not a table")
+            continue
+        table[last] = _value(text)
+    config = _table(Config, values, "", problems)
+    if problems:
+        raise ConfigError([f"{path}: {p}" if path else p for p in problems])
+    assert config is not None
+    return config
+
+
+def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
+    try:
+        if path.stat().st_size > FILE_BYTES_MAX:
+            problems.append(f"larger than {FILE_BYTES_MAX} bytes: set a smaller file")
+            return {}
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        problems.append(f"cannot be read: {error.strerror}")
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        problems.append(f"not TOML: {error}")
+    return {}
+
+
+def _value(text: str) -> Any:
+    """A TOML value; what is none is a string, so that paths need no quotes."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def named_class(name: str, key: str) -> Any:
+    """The class that "module:Class" names.  Raises ConfigError naming the key."""
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        if error.name and not module.startswith(error.name):
+            raise  # the module is there; an import of its own is not
+        raise ConfigError([f"{key} = {name!r}: no module {error.name!r}; set PYTHONPATH"]) from None
+    except AttributeError:
+        raise ConfigError([f"{key} = {name!r}: {module} has no {attribute!r}"]) from None

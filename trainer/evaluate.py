@@ -1,0 +1,55 @@
+"""Retrieval quality on held-out pairs: MRR@10 and recall@10.
+
+Owns the measure.  Each query is searched among all held-out documents; ranks share the encoding.
+Must not change the weights or any generator's state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .group import Group
+
+ROWS = 32  # encoded at a time
+CUTOFF = 10
+
+
+def retrieval(queries: Tensor, documents: Tensor) -> dict[str, float]:
+    """Row i of `documents` is the right answer to row i of `queries`; rows have length 1."""
+    scores = queries @ documents.T
+    right = scores.diagonal().unsqueeze(1)
+    # Ties count against us: a model that maps all to one point must not look good.
+    places = (scores >= right).sum(dim=1).clamp(min=1)
+    hit = places <= CUTOFF
+    reciprocal = torch.where(hit, 1.0 / places, torch.zeros_like(places, dtype=torch.float32))
+    return {
+        "mrr_at_10": round(float(reciprocal.mean()), 6),
+        "recall_at_10": round(float(hit.float().mean()), 6),
+    }
+
+
+def evaluate(model: Any, held_out: tuple[Tensor, Tensor], group: Group) -> dict[str, float]:
+    """All ranks call it, and get the same numbers."""
+    training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            encoded = [_encode(model.embed, tokens, group) for tokens in held_out]
+    finally:
+        model.train(training)
+    return retrieval(encoded[0], encoded[1])
+
+
+def _encode(embed: Callable[[Tensor], Tensor], tokens: Tensor, group: Group) -> Tensor:
+    """Embeddings of all rows: rank r encodes rows r, r + world, ..."""
+    rows, world = tokens.shape[0], group.world
+    each = -(-rows // world)
+    mine = torch.arange(each) * world + group.rank
+    mine = tokens[mine.clamp(max=rows - 1)].to(group.device)
+    parts = [embed(mine[first : first + ROWS]) for first in range(0, each, ROWS)]
+    gathered = torch.stack(group.gather(torch.cat(parts)), dim=1)
+    return gathered.flatten(0, 1)[:rows]

@@ -1,0 +1,326 @@
+"""The trainer, top to bottom: prepare, join, restore, step; and when a peer is lost, join again.
+
+Owns the training loop and the order of things.  Must not decide where a generation resumes or who
+is in it: the agent plans, the launcher hands out assignments, `elastic` carries them here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import math
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from . import checkpoint_format as files
+from . import optimizer as adamw
+from .checkpoint import Checkpoints
+from .config import Config, named_class
+from .data import Sampler, seed_for
+from .evaluate import evaluate
+from .group import BadCheckpoint, Group, RestoreFailed, is_broken_group
+from .manifest import run_manifest
+from .restore import Held, restore
+from .snapshot import Snapshots
+from .state import State
+
+STEP_TIMES = 64  # the latest, for the snapshots' cadence
+
+
+class Job(NamedTuple):
+    """What a process builds once and keeps through all its generations."""
+
+    config: Config
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    state: State
+    data: Any
+    device: torch.device
+    initial: Tensor  # bytes of the seeded, untrained state
+
+
+class Result(NamedTuple):
+    rank: int
+    step: int
+    loss: float
+    digest: str
+    evaluation: dict[str, float]
+
+
+def train(config: Config, elastic: Any) -> Result:
+    """Trains to the last step through any number of generations.
+
+    Raises what the user's own code raises, FloatingPointError when the loss is no number,
+    ConfigError for settings; a lost peer is none of these: this rank parks and goes on.
+    """
+    job = prepare(config)
+    checkpoints = Checkpoints(
+        config.checkpoint, config.checkpoint_dir, job.state, elastic,
+        lambda: run_manifest(config, job.data.digest),
+    )
+    held = Held()
+    root = str(config.checkpoint_dir) if config.checkpoint.every else ""
+    commits = [found._asdict() for found in files.listing(root)] if root else []
+    assignment = elastic.ready(root, config.checkpoint.keep, commits)
+    while True:
+        generation = Generation(job, held, checkpoints, elastic)
+        try:
+            result = generation.run(assignment)
+        except RuntimeError as error:
+            if not is_broken_group(error, elastic.broken()):
+                raise
+            reason = _reason(error)
+        else:
+            generation.leave()
+            checkpoints.close()
+            return result
+        checkpoints.generation_over()
+        assignment = elastic.park(held.step, held.torn, reason, generation.leave)
+
+
+def _reason(error: BaseException) -> str:
+    word = "peer_lost"
+    if isinstance(error, BadCheckpoint):
+        word = "bad_checkpoint"
+    elif isinstance(error, RestoreFailed):
+        word = "restore_failed"
+    elif type(error).__name__ == "Broken":
+        word = "generation_over"
+    return f"{word}: {' '.join(str(error).split())[:300]}"
+
+
+# ------------------------------------------------------------------------------------ prepare
+
+
+def prepare(config: Config) -> Job:
+    """Model, data and optimizer, warm: a rank that waits here joins at once and steps at once."""
+    device = _device(config)
+    model_class, data_class = (
+        named_class(config.model, "model"), named_class(config.data, "data"),
+    )
+    data = data_class(config.data_options, Path(config.work_dir))
+    torch.manual_seed(seed_for(config.seed, 0, -1))
+    model: nn.Module = model_class(config.model_options).to(device)
+    optimizer = adamw.build(model, config.optimizer)
+    state = State(model, optimizer)
+    job = Job(config, model, optimizer, state, data, device, state.data.clone())
+    _warm_up(job)
+    # What lives now lives to the end: a collection in a recovery need not look at it (240 ms).
+    gc.freeze()
+    return job
+
+
+def _device(config: Config) -> torch.device:
+    name = config.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda":
+        import os
+
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device(name)
+
+
+def _warm_up(job: Job) -> None:
+    """One step on values that are thrown away: allocator, kernels, lazy imports."""
+    batch = job.data.batch(range(min(job.config.batch, len(job.data))))
+    job.model({key: value.to(job.device) for key, value in batch.items()}).backward()
+    _clip(job)
+    job.optimizer.step()
+    job.optimizer.zero_grad(set_to_none=True)
+    job.state.digest()
+    initialise(job)
+
+
+def initialise(job: Job) -> None:
+    """The seeded, untrained state."""
+    job.state.data.copy_(job.initial)
+
+
+def _clip(job: Job) -> float:
+    limit = job.config.optimizer.clip_norm or math.inf
+    return float(torch.nn.utils.clip_grad_norm_(job.model.parameters(), limit))
+
+
+# ------------------------------------------------------------------------------------ generation
+
+
+class Generation:
+    """This process's part in one generation, from joining to its end or its last step."""
+
+    def __init__(self, job: Job, held: Held, checkpoints: Checkpoints, elastic: Any) -> None:
+        self.job, self.held, self.checkpoints = job, held, checkpoints
+        self.elastic = elastic
+        self.group: Group | None = None
+        self.ddp: DistributedDataParallel | None = None
+        self.loss, self.step_times_s = math.nan, list[float]()
+        self.buffers_before: list[Tensor] = []
+        self.hooks: list[Any] = []
+
+    def run(self, assignment: Any) -> Result:
+        self.join(assignment)
+        group = self.group
+        assert group is not None
+        job, held, elastic = self.job, self.held, self.elastic
+        config = job.config
+        while held.step < config.steps:
+            begin = time.monotonic()
+            tokens = self.step()
+            self.after_step()
+            self.step_times_s = [*self.step_times_s[1 - STEP_TIMES :], time.monotonic() - begin]
+            self.tell(tokens / self.step_times_s[-1])
+            if 0 < elastic.stop_after() <= held.step:
+                break
+        return self.finish()
+
+    def join(self, assignment: Any) -> None:
+        """The group, then proven state on every rank, then DDP around it."""
+        job, elastic = self.job, self.elastic
+        self.group = group = Group(assignment, job.device, elastic)
+        restore(assignment, group, job.state, self.held, elastic, lambda: initialise(job))
+        self.ddp = group.wrap(job.model)
+        self.hooks = [
+            parameter.register_post_accumulate_grad_hook(self.check)
+            for parameter in job.model.parameters()
+            if parameter.requires_grad
+        ]
+        micro_batches = job.config.micro_batches or group.world
+        self.sampler = Sampler(len(job.data), job.config.seed, job.config.batch, micro_batches)
+        self.mine = self.sampler.mine(group.rank, group.world)
+        self.checkpoints.join(assignment, group)
+        self.snapshots = Snapshots(job.config.snapshot, job.state, group, self.held, elastic)
+
+    def step(self) -> int:
+        """One optimizer step over all micro-batches; returns the tokens of the whole step."""
+        job, held, elastic = self.job, self.held, self.elastic
+        elastic.phase("data")
+        batches = [
+            {key: value.to(job.device) for key, value in
+             job.data.batch(self.sampler.indices(held.step, number)).items()}
+            for number in self.mine
+        ]
+        elastic.phase("forward_backward")
+        self.buffers_before = [buffer.clone() for buffer in job.state.buffers]
+        self.forward_backward(batches)
+        norm = _clip(job)
+        if not math.isfinite(norm):
+            # On every rank alike, and before the weights are touched.
+            raise FloatingPointError(
+                f"gradient norm is {norm} at step {held.step}: set a lower learning_rate"
+            )
+        for group in job.optimizer.param_groups:
+            group["lr"] = adamw.learning_rate(job.config.optimizer, held.step, job.config.steps)
+        elastic.phase("optimizer")
+        elastic.step_begin()
+        held.torn = True
+        job.optimizer.step()
+        held.step, held.torn = held.step + 1, False
+        elastic.step_end(held.step, self.loss)
+        self.buffers_before = []
+        job.optimizer.zero_grad(set_to_none=True)
+        tokens: int = sum(value.numel() for value in batches[0].values())
+        return tokens * self.sampler.micro_batches
+
+    def forward_backward(self, batches: list[dict[str, Tensor]]) -> None:
+        """Gradients of the mean over all micro-batches of all ranks.
+
+        DDP divides by the world, so each loss is weighted with world / micro-batches: the
+        objective does not depend on how many ranks share the work.
+        """
+        assert self.ddp is not None and self.group is not None
+        step, total = self.held.step, 0.0
+        weight = self.group.world / self.sampler.micro_batches
+        for number, batch in zip(self.mine, batches):
+            torch.manual_seed(seed_for(self.job.config.seed, step, number))
+            summing = number == self.mine[-1] and not self.elastic.skip_collective()
+            with contextlib.nullcontext() if summing else self.ddp.no_sync():
+                loss = self.ddp(batch)
+                value = float(loss.detach())
+                if not math.isfinite(value):
+                    raise FloatingPointError(
+                        f"loss is {value} at step {step}, micro-batch {number}: "
+                        "set a lower learning_rate, or look at the data"
+                    )
+                self.check()
+                (loss * weight).backward()
+            total += value
+        self.loss = total / len(batches)
+        for buffer in self.job.state.buffers:
+            self.group.broadcast(buffer)
+
+    def check(self, _parameter: Tensor | None = None) -> None:
+        """Leaves a generation that is over at once, and not only at the end of a backward pass.
+
+        As a hook on every parameter's gradient it is called some 50 times a step, 0.2 us each.
+        """
+        if self.elastic.broken():
+            raise self.elastic.Broken("generation is over")
+
+    def after_step(self) -> None:
+        step, elastic = self.held.step, self.elastic
+        last = step == self.job.config.steps or 0 < elastic.stop_after() <= step
+        self.snapshots.after_step(step, self.step_times_s or [math.inf])
+        if self.checkpoints.due(step) or (last and self.job.config.checkpoint.every):
+            elastic.phase("checkpoint")
+            if last:
+                self.checkpoints.wait()
+            self.checkpoints.save(step)
+        if self.job.config.eval_every and step % self.job.config.eval_every == 0 and not last:
+            found = self.evaluate()
+            if found and self.group is not None and self.group.rank == 0:
+                words = ", ".join(f"{key} {value:.4f}" for key, value in found.items())
+                elastic.report("", f"held out at step {step}: {words}")
+
+    def tell(self, tokens_per_s: float) -> None:
+        config, step = self.job.config, self.held.step
+        self.elastic.progress(step, self.loss, tokens_per_s, config.steps)
+        if self.elastic.active() or self.group is None or self.group.rank:
+            return
+        if step % config.log_every == 0 or step == config.steps:
+            print(f"step {step}/{config.steps}  loss {self.loss:.4f}  {tokens_per_s:.0f} tokens/s",
+                  flush=True)
+
+    def evaluate(self) -> dict[str, float]:
+        job = self.job
+        if not (hasattr(job.data, "heldout") and hasattr(job.model, "embed")):
+            return {}
+        assert self.group is not None
+        self.elastic.phase("eval")
+        return evaluate(job.model, job.data.heldout(), self.group)
+
+    def finish(self) -> Result:
+        """After the last step: quality, the proof line's digest, and the last checkpoint."""
+        assert self.group is not None
+        evaluation = self.evaluate() if self.held.step == self.job.config.steps else {}
+        self.elastic.phase("checkpoint")
+        self.checkpoints.wait()
+        if self.group.rank == 0 and (summary := self.checkpoints.summary()):
+            self.elastic.report("", summary)
+        result = Result(
+            self.group.rank, self.held.step, self.loss, self.job.state.digest(), evaluation
+        )
+        # Nobody leaves while another may still need a peer.
+        self.group.any(False)
+        return result
+
+    def leave(self) -> None:
+        """Drops the half step and frees the group.  The optimizer was not entered for it."""
+        self.elastic.register_group(None, None)
+        if self.group is not None:
+            self.group.cut()
+        for buffer, before in zip(self.job.state.buffers, self.buffers_before):
+            buffer.copy_(before)
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks, self.ddp = [], None
+        self.job.optimizer.zero_grad(set_to_none=True)
+        gc.collect()  # DDP is in cycles, and its hooks sit on the parameters until it is gone
+        if self.group is not None:
+            self.group.leave()
+            self.group = None

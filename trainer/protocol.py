@@ -1,0 +1,44 @@
+"""What a user's own model and data must offer.  Owns two Protocols, and no code.
+
+`model = "mine:Model"` and `data = "mine:Data"` in train.toml name any classes of this shape; both
+are built with one dict, the tables [model_options] and [data_options].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from torch import Tensor
+
+Batch = Mapping[str, Tensor]
+
+
+class Model(Protocol):
+    """A torch.nn.Module, built as `Class(options)`, whose forward returns the loss of one batch.
+
+    It may also have `embed(tokens) -> Tensor` (rows of length 1): then held-out retrieval is
+    measured.  Randomness must come from torch's generators: they are seeded for every batch.
+    """
+
+    def __init__(self, options: dict[str, Any]) -> None: ...
+
+    def forward(self, batch: Batch) -> Tensor:
+        """A scalar, the mean loss over the batch."""
+        ...
+
+
+class Data(Protocol):
+    """Samples by number, built as `Class(options, work_dir)`; the same numbers give the same batch.
+
+    It may also have `heldout() -> (queries, documents)`, two token tensors with equal row counts.
+    """
+
+    digest: str  # names the content: a checkpoint says which data it was trained on
+
+    def __init__(self, options: dict[str, Any], work_dir: Path) -> None: ...
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Sequence[int]) -> Batch: ...

@@ -1,0 +1,102 @@
+"""What holdfast.worker.elastic offers, for a trainer without a launcher.
+
+Owns the trainer's life alone or under plain torchrun: one generation, whose world comes from the
+environment, and no recovery within it.  Must not import worker.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from . import checkpoint_format
+
+
+class Broken(RuntimeError):
+    """Never raised here: nothing but a launcher can end a generation."""
+
+
+class Assignment(NamedTuple):
+    """As holdfast.worker.elastic.Assignment; an empty store_host means env:// or no group."""
+
+    generation: int
+    rank: int
+    local_rank: int
+    world: int
+    store_host: str = ""
+    store_port: int = 0
+    resume_kind: str = "fresh"
+    resume_step: int = 0
+    resume_generation: int = 0
+    resume_path: str = ""
+    history: tuple[tuple[int, int], ...] = ()
+    node: str = ""
+    run: str = ""
+
+
+class GenerationLost(RuntimeError):
+    """The group broke, and nobody is there to plan the next one."""
+
+
+class Standalone:
+    """The same calls as the elastic module's, for one generation."""
+
+    Broken = Broken
+
+    def active(self) -> bool:
+        return False
+
+    def ready(self, checkpoint_dir: str = "", keep: int = 3, commits: Any = ()) -> Assignment:
+        """Resumes from the newest checkpoint that proves; rank 0 finds it, once joined."""
+        number = {key: int(os.environ.get(key, "0")) for key in ("RANK", "LOCAL_RANK")}
+        known = checkpoint_format.listing(checkpoint_dir) if checkpoint_dir else []
+        return Assignment(
+            generation=max((found.generation for found in known), default=0) + 1,
+            rank=number["RANK"],
+            local_rank=number["LOCAL_RANK"],
+            world=int(os.environ.get("WORLD_SIZE", "1")),
+            resume_kind="newest",
+            resume_path=checkpoint_dir,
+            run=os.environ.get("TORCHELASTIC_RUN_ID", "") or "alone",
+        )
+
+    def park(
+        self, step: int, torn: bool, reason: str, meanwhile: Callable[[], None] | None = None
+    ) -> Assignment:
+        raise GenerationLost(f"at step {step}: {reason}; no launcher to plan another generation")
+
+    def phase(self, name: str) -> None: ...
+
+    def step_begin(self) -> None: ...
+
+    def step_end(self, step: int, loss: float) -> None: ...
+
+    def broken(self) -> bool:
+        return False
+
+    def register_group(self, group: Any, cut: Callable[[], None] | None) -> None: ...
+
+    def progress(self, step: int, loss: float, tokens_per_s: float, total_steps: int) -> None: ...
+
+    def report(self, fault: str, text: str) -> None:
+        print(f"{fault}: {text}" if fault else text, file=sys.stderr, flush=True)
+
+    def committed(self, generation: int, step: int, path: str, world: int) -> None: ...
+
+    def bad_checkpoint(self, path: str, why: str) -> None: ...
+
+    def skip_collective(self) -> bool:
+        return False
+
+    def stop_after(self) -> int:
+        return 0
+
+    def snapshot_buffer(self, nbytes: int) -> memoryview | None:
+        return None
+
+    def snapshot_commit(self, step: int, digest: str) -> None: ...
+
+    def snapshot_shards(self) -> list[Any]:
+        return []
