@@ -21,7 +21,7 @@ from .process import Order, Place, RankProcess, environ_of, error_line
 from .spec import Spec
 from .wire import Packet, pair
 
-STANDBY_DELAY_S = 3.0  # a new standby is prepared when recovery is over, not while it goes on
+STANDBY_DELAY_S = 1.0  # a new standby is built when recovery is over, not while it goes on
 
 
 class Crew:
@@ -131,7 +131,7 @@ class Crew:
 
     def prepare(self) -> None:
         """For a trainer: processes that build and wait, before anybody has planned anything."""
-        for _ in range(self.spec.nproc):
+        for _ in range(self.spec.nproc + self.spec.standby):
             self.launch(-1, 0)
 
     def fetch_store(self) -> StoreChild:

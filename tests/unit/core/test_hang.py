@@ -246,7 +246,7 @@ def test_collectives_that_differ_name_the_odd_one() -> None:
     lab.step(0.6)
     verdict = hang(lab)[0]
     assert (verdict.fault, verdict.subject) == ("collective_mismatch", "run/r/rank/2")
-    assert ("rank 2", "collective 41: op 1, 256 bytes") in verdict.evidence
+    assert ("rank 2", "collective 41: all_reduce [256]") in verdict.evidence
 
 
 def test_a_skipped_collective_blames_the_rank_behind_not_the_one_that_raised() -> None:

@@ -1,0 +1,57 @@
+"""Every measurement, one after the other, then the table: what `make bench` runs.
+
+Owns the order and the sizes.  One measurement that fails does not keep the next from running.
+
+    python -m bench.all            # about 35 minutes: the table without the long runs
+    python -m bench.all --full     # about two and a half hours: 4,500 pairs, 30 minutes unevenly
+    python -m bench.all --quick    # about six minutes: one run of each, to see that all work
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from . import false_acts, memory, overhead, recovery, report, startup
+from .common import BENCH, Failed
+
+Main = Callable[[list[str]], int]
+
+
+def sizes(quick: bool, full: bool) -> list[tuple[str, Main, list[str]]]:
+    if quick:
+        return [(name, main, ["--quick"]) for name, main in (
+            ("startup", startup.main), ("memory", memory.main), ("recovery", recovery.main),
+            ("overhead", overhead.main), ("false acts", false_acts.main))]
+    return [
+        ("startup", startup.main, ["--pairs", "7"]),
+        ("memory", memory.main, ["--runs", "5"]),
+        ("recovery", recovery.main, ["--runs", "10"]),
+        ("overhead", overhead.main, ["--full"] if full else []),
+        ("false acts", false_acts.main, ["--minutes", "30" if full else "5"]),
+    ]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="bench.all", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--out", type=Path, default=BENCH / "results")
+    options = parser.parse_args(arguments)
+    worst = 0
+    for name, run, given in sizes(options.quick, options.full):
+        print(f"== {name}", flush=True)
+        try:
+            worst = max(worst, run([*given, "--out", str(options.out)]))
+        except (OSError, Failed) as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            worst = 1
+    report.main(["--folder", str(options.out)])
+    return worst
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,36 @@
+"""Runs a script under torchrun with a store prefix of its own for each restart.
+
+torchrun's workers meet in the agent's store, which keeps what the dead ones wrote: a restarted
+rank may read its predecessor's address and never come back.  This wrapper, and not the script,
+sets a fresh prefix, so that torchrun is also measured at its best.
+
+    python -m torch.distributed.run ... fresh_prefix.py SCRIPT ARGS
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+from typing import Any
+
+import torch.distributed as dist
+
+
+def main() -> None:
+    script, *sys.argv[1:] = sys.argv[1:]
+    sys.argv[0] = script
+    original = dist.init_process_group
+
+    def init_process_group(backend: str, **options: Any) -> None:
+        store, rank, world = next(iter(dist.rendezvous("env://")))
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        prefixed = dist.PrefixStore(f"restart-{attempt}", store)
+        original(backend, store=prefixed, rank=rank, world_size=world, **options)
+
+    setattr(dist, "init_process_group", init_process_group)  # noqa: B010 - a patch
+    runpy.run_path(script, run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

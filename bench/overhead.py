@@ -1,0 +1,257 @@
+"""What Holdfast costs a step: switched on and off inside one run, pair by pair.
+
+Owns the comparison and its confidence interval, and the CPU-seconds and memory of the processes
+beside the ranks.  Two runs: a plain script (optimizer hooks, ticker) and the trainer (phases, step
+markers, ticker; snapshots by whole cadences).  In a pair one step has everything on and its
+neighbour everything off, in random order; a pair with a snapshot in it does not count for hooks.
+
+    python -m bench.overhead            # 150 pairs each: shows that it works, not the number
+    python -m bench.overhead --full     # 4,500 pairs each: about 25 minutes a grade
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from . import common, memory
+from .common import BENCH, ROOT, Failed, Place, Results
+from .overhead_switch import WARM_STEPS
+
+RANKS = 2
+STEP_LIMIT_S = 5.0  # on average; a bound, never a condition
+SCRAPE_S = 15.0
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class Line(NamedTuple):
+    step: int
+    hooks_on: bool
+    snapshots_on: bool
+    ns: int
+    cadence: int
+
+    def has_snapshot(self) -> bool:
+        return self.cadence > 0 and self.step % self.cadence == 0
+
+
+def read_record(path: Path) -> tuple[tuple[int, int], list[Line]]:
+    """((pid, ticker's thread id), finished steps)."""
+    head, *rest = path.read_text().splitlines()
+    _, pid, thread = head.split()
+    lines = []
+    for text in rest:
+        step, hooks, snapshots, ns, cadence = (int(word) for word in text.split())
+        lines.append(Line(step, bool(hooks), bool(snapshots), ns, cadence))
+    return (int(pid), int(thread)), lines
+
+
+def compare(on: list[float], off: list[float]) -> dict[str, Any]:
+    """Relative cost of `on` over `off`, pairs in the same place; per cent with a 95 % interval."""
+    if len(on) < 2:
+        return {"pairs": len(on)}
+    base = statistics.fmean(off)
+    differences = [a - b for a, b in zip(on, off, strict=True)]
+    low, high = common.bootstrap(differences)
+    return {
+        "pairs": len(on), "mean_percent": round(100 * statistics.fmean(differences) / base, 3),
+        "low_percent": round(100 * low / base, 3), "high_percent": round(100 * high / base, 3),
+        "median_percent": round(100 * statistics.median(differences) / base, 3),
+        "step_s": round(base / 1e9, 5),
+        "sd_percent": round(100 * statistics.stdev(differences) / base, 2),
+    }
+
+
+def hooks_effect(lines: list[Line], pairs: int) -> dict[str, Any]:
+    """Lines WARM_STEPS+1 .. are the pairs, two by two."""
+    used = lines[WARM_STEPS : WARM_STEPS + 2 * pairs]
+    on, off = [], []
+    for first, second in zip(used[::2], used[1::2], strict=True):
+        if first.has_snapshot() or second.has_snapshot():
+            continue
+        assert first.hooks_on != second.hooks_on
+        a, b = (first, second) if first.hooks_on else (second, first)
+        on.append(float(a.ns))
+        off.append(float(b.ns))
+    return compare(on, off)
+
+
+def snapshots_effect(lines: list[Line], pairs: int) -> dict[str, Any]:
+    """Whole cadences with their snapshot against whole cadences without."""
+    used = [line for line in lines[WARM_STEPS : WARM_STEPS + 2 * pairs] if line.cadence]
+    blocks: dict[int, list[Line]] = {}
+    for line in used:
+        blocks.setdefault(line.step // line.cadence, []).append(line)
+    whole = {number: block for number, block in blocks.items()
+             if len(block) == block[0].cadence and len({b.snapshots_on for b in block}) == 1}
+    on, off = [], []
+    for number in sorted(whole):
+        if number % 2 or number + 1 not in whole:
+            continue
+        means = {block[0].snapshots_on: statistics.fmean(line.ns for line in block)
+                 for block in (whole[number], whole[number + 1])}
+        if len(means) == 2:
+            on.append(means[True])
+            off.append(means[False])
+    cadence = used[-1].cadence if used else 0
+    return {**compare(on, off), "cadence_steps": cadence}
+
+
+# ------------------------------------------------------------------------------------ CPU
+
+
+def process_cpu_s(pid: int) -> float:
+    fields = common.stat_fields(pid)
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+
+
+def thread_cpu_s(pid: int, thread: int) -> float:
+    with open(f"/proc/{pid}/task/{thread}/schedstat") as file:
+        return int(file.read().split()[0]) / 1e9
+
+
+def cpu_by_part(root: int, tickers: list[tuple[int, int]]) -> dict[str, float]:
+    """CPU-seconds so far of launcher, agent, store children, standbys and tickers."""
+    ranks = {pid for pid, _ in tickers}
+    found: dict[str, float] = {}
+    for pid in [root, *common.descendants(root)]:
+        if pid in ranks:
+            continue
+        try:
+            kind = memory.kind_of(pid, root, set())
+            kind = "store and standby" if kind == "store" else kind
+            found[kind] = found.get(kind, 0.0) + process_cpu_s(pid)
+        except OSError:
+            continue  # an errand that ended
+    found["tickers"] = sum(thread_cpu_s(pid, thread) for pid, thread in tickers)
+    return found
+
+
+def cpu_window(where: Place, root: int, tickers: list[tuple[int, int]], seconds: float
+               ) -> dict[str, Any]:
+    """Everything on, one scrape of /metrics per 15 s, for `seconds`."""
+    before, began_s, scrapes = cpu_by_part(root, tickers), time.monotonic(), 0
+    next_scrape_s = began_s
+    while (now_s := time.monotonic()) < began_s + seconds:
+        if now_s >= next_scrape_s:
+            next_scrape_s += SCRAPE_S
+            try:
+                common.api(where, "bench", "/metrics")
+                scrapes += 1
+            except Failed:
+                pass  # counted by its absence from `scrapes`
+        time.sleep(0.1)  # the window is a length of time
+    took_s = time.monotonic() - began_s
+    after = cpu_by_part(root, tickers)
+    cpu_s = {part: round(after[part] - before.get(part, 0.0), 4) for part in after}
+    agent = [memory.rollup(pid) for pid in common.descendants(root)
+             if memory.kind_of(pid, root, set()) == "agent"]
+    return {
+        "window_s": round(took_s, 2), "scrapes": scrapes, "cpu_s": cpu_s,
+        "core_percent": {part: round(100 * value / took_s, 3) for part, value in cpu_s.items()},
+        "agent_rss_mb": round(agent[0]["Rss"], 1) if agent else None,
+        "agent_pss_mb": round(agent[0]["Pss"], 1) if agent else None,
+    }
+
+
+# ------------------------------------------------------------------------------------ runs
+
+
+def command_of(grade: str, where: Place, shared: Path, pairs: int) -> list[str]:
+    if grade == "script":
+        script = [str(BENCH / "overhead_script.py"), str(where.home), str(pairs)]
+        return common.run_command(script, RANKS, "bench")
+    return common.train_command(
+        RANKS, "bench", f"work_dir={shared}", "checkpoint.every=0", "steps=1000000",
+        f"micro_batches={RANKS}", "data=bench.overhead_data:Data",
+        f'data_options.folder="{where.home}"', f"data_options.pairs={pairs}",
+    )
+
+
+def measure(grade: str, shared: Path, pairs: int, window_s: float) -> dict[str, Any]:
+    with common.place(grade) as where:
+        path = [str(ROOT), where.environ.get("PYTHONPATH", "")]
+        where.environ["PYTHONPATH"] = os.pathsep.join(filter(None, path))
+        command = command_of(grade, where, shared, pairs)
+        row: dict[str, Any] = {"case": f"overhead_{grade}", "ok": False, "why": "",
+                               "command": common.neutral(command, where)}
+        with common.running(command, where) as process:
+            records = [where.home / f"overhead-{rank}" for rank in range(RANKS)]
+            try:
+                wait_lines(process, records[0], WARM_STEPS + 2 * pairs)
+                tickers = [read_record(record)[0] for record in records]
+                row["beside"] = cpu_window(where, process.pid, tickers, window_s)
+            except Failed as error:
+                return {**row, "why": str(error), "log": common.log_tail(where)}
+        lines = read_record(records[0])[1]
+        row["hooks"] = hooks_effect(lines, pairs)
+        if grade == "trainer":
+            row["snapshots"] = snapshots_effect(lines, pairs)
+        row["steps"] = [list(map(int, line)) for line in lines]
+    return {**row, "ok": True}
+
+
+def wait_lines(process: Any, record: Path, count: int) -> None:
+    deadline = time.monotonic() + 120.0 + STEP_LIMIT_S * count
+    done, file = -1, None  # the first line is the ticker's
+    try:
+        while done < count:
+            if process.poll() is not None:
+                raise Failed(f"ended with {process.returncode} after {max(done, 0)} steps")
+            if time.monotonic() > deadline:
+                raise Failed(f"only {max(done, 0)} of {count} steps in time")
+            if file is None and record.exists():
+                file = open(record, "rb")  # closed below
+            if file is not None:
+                done += file.read().count(b"\n")
+            time.sleep(0.1)  # a poll: nothing here is timed by it
+    finally:
+        if file is not None:
+            file.close()
+
+
+def show(row: dict[str, Any]) -> None:
+    print(f"{row['case']}: {'ok' if row['ok'] else 'FAIL ' + row['why']}")
+    for part in ("hooks", "snapshots"):
+        found = row.get(part, {})
+        if "mean_percent" in found:
+            print(f"    {part:9s} {found['mean_percent']:+.3f} % of a step of "
+                  f"{found['step_s']:.3f} s, 95 % interval {found['low_percent']:+.3f} to "
+                  f"{found['high_percent']:+.3f}, {found['pairs']} pairs, "
+                  f"sd {found['sd_percent']} %")
+        elif found:
+            print(f"    {part:9s} {found['pairs']} pairs: too few")
+    for part, value in row.get("beside", {}).get("core_percent", {}).items():
+        print(f"    {part:9s} {value:6.3f} % of a core")
+    if row["ok"]:
+        print(f"    agent     rss {row['beside']['agent_rss_mb']} MB, "
+              f"pss {row['beside']['agent_pss_mb']} MB", flush=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="bench.overhead")
+    parser.add_argument("--full", action="store_true", help="4,500 pairs, CPU over 120 s")
+    parser.add_argument("--quick", action="store_true", help="20 pairs, CPU over 5 s")
+    parser.add_argument("--pairs", type=int, default=0)
+    parser.add_argument("--grades", default="script,trainer")
+    parser.add_argument("--out", type=Path, default=BENCH / "results")
+    options = parser.parse_args(arguments)
+    pairs, window_s = (4500, 120.0) if options.full else (20, 5.0) if options.quick else (150, 30.0)
+    results = Results("overhead", options.out)
+    with tempfile.TemporaryDirectory(prefix="hfb-") as folder:
+        for grade in options.grades.split(","):
+            row = measure(grade, Path(folder), options.pairs or pairs, window_s)
+            results.add(row)
+            show(row)
+    print(f"rows: {results.path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

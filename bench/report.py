@@ -1,0 +1,191 @@
+"""Prints the tables of docs/bench.md from the raw rows; measures nothing.
+
+Owns the choice of rows: for each measurement the newest invocation in the folder, or the one that
+is named, so that a ratio never mixes two.  A run that did not
+come back has no time: it shows in "came back", and the median is of those that did.
+
+    python -m bench.report [--folder bench/results] [--invocation 20260101T000000Z]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from .common import BENCH, percentile, read_rows
+
+Row = dict[str, Any]
+NAMES = ("recovery", "startup", "memory", "overhead", "false_acts")
+# case -> (what a person calls it, the torchrun case to compare with)
+RECOVERY = {
+    "trainer_sigkill": ("trainer, SIGKILL", "torchrun_sigkill_prefix"),
+    "trainer_sigkill_3": ("trainer, SIGKILL, 3 ranks", ""),
+    "trainer_sigkill_4": ("trainer, SIGKILL, 4 ranks", ""),
+    "trainer_sigstop": ("trainer, SIGSTOP", ""),
+    "trainer_stall": ("trainer, stall in a step", ""),
+    "script_sigkill": ("script, SIGKILL", "torchrun_sigkill_prefix"),
+    "script_sigstop": ("script, SIGSTOP, limit 2 s", ""),
+    "torchrun_sigkill": ("torchrun as it comes, SIGKILL", ""),
+    "torchrun_sigkill_prefix": ("torchrun with a fresh prefix, SIGKILL", ""),
+    "torchrun_sigstop": ("torchrun, SIGSTOP", ""),
+}
+
+
+def load(folder: Path, name: str, invocation: str) -> list[Row]:
+    rows = [row for path in sorted(folder.glob(f"{name}-*.jsonl")) for row in read_rows(path)]
+    wanted = invocation or max((row["invocation"] for row in rows), default="")
+    return [row for row in rows if row["invocation"] == wanted]
+
+
+def values(rows: Iterable[Row], key: str, failed: bool = False) -> list[float]:
+    """Of the runs that ended well; with `failed` of all that have a number."""
+    return [row[key] for row in rows if (row["ok"] or failed) and row.get(key) is not None]
+
+
+def spread(found: Sequence[float], digits: int = 2) -> str:
+    """Median (p5 to p95), or (lowest to highest) of fewer than 20."""
+    if not found:
+        return "-"
+    ends = (0.05, 0.95) if len(found) >= 20 else (0.0, 1.0)
+    low, high = (percentile(found, share) for share in ends)
+    return f"{percentile(found, 0.5):.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def ratio(found: Sequence[float], other: Sequence[float]) -> str:
+    if not found or not other:
+        return "-"
+    return f"{percentile(other, 0.5) / percentile(found, 0.5):.1f} x"
+
+
+def table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in body)])
+
+
+def by_case(rows: list[Row]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row["case"], []).append(row)
+    return found
+
+
+def recovery(rows: list[Row]) -> str:
+    cases = by_case(rows)
+    body = []
+    for name, (title, against) in RECOVERY.items():
+        mine = cases.get(name, [])
+        if not mine:
+            continue
+        times = values(mine, "recovery_s", failed=True)
+        equal = [row["digest_equal"] for row in mine if "digest_equal" in row]
+        redone = values(mine, "redone_steps")
+        body.append([
+            title, f"{len(times)} of {len(mine)}", f"{sum(row['ok'] for row in mine)}",
+            spread(times), spread(values(mine, "verdict_s")),
+            spread(values(mine, "after_verdict_s")),
+            f"{percentile(redone, 0.5):.0f}" if redone else "-",
+            f"{sum(equal)} of {len(equal)}" if equal else "-",
+            ratio(times, values(cases.get(against, []), "recovery_s", failed=True)),
+        ])
+    steps = values(rows, "step_s")
+    stalls = cases.get("trainer_stall", [])
+    lines = [table(["fault", "came back", "ended with 0", "first new step, s", "verdict, s",
+                    "after the verdict, s", "steps redone", "weights equal",
+                    "faster than torchrun"], body)]
+    lines.append(f"A step takes {spread(steps, 3)} s. Seconds count from the fault to the first "
+                 "step that no rank had finished before, on the slowest rank.")
+    if stalls:
+        still = spread(values(stalls, "still_at_suspicion_s"))
+        right = sum(bool(row.get("right_rank")) for row in stalls)
+        lines.append(f"Stall: suspected {still} s after the last finished step, "
+                     f"right rank in {right} of {len(stalls)}.")
+    return "\n\n".join(lines)
+
+
+def startup(rows: list[Row]) -> str:
+    cases = by_case(rows)
+    ours, theirs = (values(cases.get(f"startup_{which}", []), "startup_s")
+                    for which in ("holdfast", "torchrun"))
+    body = [["holdfast run", str(len(ours)), spread(ours)],
+            ["torchrun", str(len(theirs)), spread(theirs)]]
+    pairs: dict[int, dict[str, float]] = {}
+    for row in rows:
+        if row["ok"]:
+            pairs.setdefault(row["pair"], {})[row["case"]] = row["startup_s"]
+    later = [pair["startup_holdfast"] - pair["startup_torchrun"]
+             for pair in pairs.values() if len(pair) == 2]
+    return (table(["launch to first finished step", "runs", "s"], body)
+            + f"\n\nDifference within a pair: {spread(later)} s (below 0: Holdfast is first).")
+
+
+def memory(rows: list[Row]) -> str:
+    body = []
+    for name, mine in by_case(rows).items():
+        good = [row for row in mine if row["ok"]]
+        body.append([f"**{name.removeprefix('memory_')}**", str(len(good)),
+                     *(spread(values(good, key), 0) for key in
+                       ("total_rss_mb", "total_pss_mb", "total_private_mb", "job_pss_mb"))])
+        for item in good[-1]["processes"] if good else ():
+            body.append([f"- {item['process']}", "", f"{item['rss_mb']:.0f}",
+                         f"{item['pss_mb']:.0f}", f"{item['private_mb']:.0f}", ""])
+    return table(["beside the ranks", "runs", "RSS, MB", "PSS, MB", "private, MB",
+                  "whole job, PSS, MB"], body)
+
+
+def overhead(rows: list[Row]) -> str:
+    effects, beside = [], []
+    for row in rows:
+        if not row["ok"]:
+            continue
+        grade = row["case"].removeprefix("overhead_")
+        for part in ("hooks", "snapshots"):
+            found = row.get(part, {})
+            if "mean_percent" in found:
+                effects.append([
+                    grade, part, str(found["pairs"]), f"{found['step_s']:.3f}",
+                    f"{found['mean_percent']:+.2f} %",
+                    f"{found['low_percent']:+.2f} to {found['high_percent']:+.2f} %",
+                ])
+        window = row["beside"]
+        for part, percent in sorted(window["core_percent"].items()):
+            beside.append([grade, part, f"{window['cpu_s'][part]:.2f}",
+                           f"{window['window_s']:.0f}", f"{percent:.2f} %"])
+        beside.append([grade, "agent's memory", f"RSS {window['agent_rss_mb']} MB",
+                       f"PSS {window['agent_pss_mb']} MB", ""])
+    return (table(["grade", "switched", "pairs", "step, s", "cost", "95 % interval"], effects)
+            + "\n\n" + table(["grade", "process", "CPU-s", "window, s", "of a core"], beside))
+
+
+def false_acts(rows: list[Row]) -> str:
+    head = ["minutes", "steps", "step p5, s", "longest, s", "acts", "suspicions", "taken back"]
+    keys = ("minutes", "steps", "step_p5_s", "step_max_s", "acts", "suspicions", "taken_back")
+    return table(["grade", *head], [
+        [row["case"].removeprefix("false_acts_"), *(str(row.get(key, "-")) for key in keys)]
+        for row in rows
+    ])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="bench.report")
+    parser.add_argument("--folder", type=Path, default=BENCH / "results")
+    parser.add_argument("--invocation", default="", help="instead of the newest of each")
+    options = parser.parse_args(arguments)
+    writers = dict(zip(NAMES, (recovery, startup, memory, overhead, false_acts), strict=True))
+    for name, write in writers.items():
+        rows = load(options.folder, name, options.invocation)
+        if not rows:
+            continue
+        facts = rows[-1]["machine"]
+        print(f"## {name.replace('_', ' ')}\n\n{write(rows)}\n")
+        print(f"Rows: `{name}`, invocation {rows[-1]['invocation']}, revision "
+              f"{facts['revision'] or 'unknown'}; {facts['cores']} cores ({facts['cpu']}), "
+              f"Python {facts['python']}, torch {facts['torch']}, load "
+              f"{facts['load_1m']} at the start.\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,47 @@
+"""When the uneven workload pauses: a pure schedule, shared by its script and its data set.
+
+Owns the pauses, which vary a step's time more than 50-fold.  Nothing here is a fault: everything
+is what healthy jobs do.
+"""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+import time
+
+BASE_S = 0.1
+SLOW_FIRST_STEPS = 3
+BURN = "import time\nend = time.time() + %f\nwhile time.time() < end: pass"
+
+
+def pause_of(step: int, rank: int) -> tuple[str, float]:
+    """(kind, seconds) of what this rank does before `step`, which counts from 1."""
+    if step <= SLOW_FIRST_STEPS:
+        return "first_step", 5.0 if rank == 0 else 4.0
+    if step == 12 or step % 1500 == 0:
+        return "compile", 20.0 if rank == 0 else 0.0
+    if step % 100 == 0:
+        return "evaluation", 6.0 if rank == 0 else 0.0
+    if step % 70 == 0:
+        return "checkpoint", 3.0 if rank == 0 else 0.0
+    draw = random.Random(step)
+    if draw.random() < 0.01:
+        slow_rank, seconds = draw.randrange(2), draw.uniform(1.0, 6.0)
+        return "slow_read", seconds if rank == slow_rank else 0.0
+    return "", 0.0
+
+
+def carry_out(kind: str, seconds: float) -> None:
+    """Evaluations compute, compilers are children that compute, reads and writes wait."""
+    if seconds <= 0:
+        return
+    if kind == "compile":
+        subprocess.run([sys.executable, "-c", BURN % seconds], timeout=10 * seconds, check=True)
+    elif kind == "evaluation":
+        end_s = time.monotonic() + seconds
+        while time.monotonic() < end_s:
+            sum(range(10_000))
+    else:
+        time.sleep(seconds)
