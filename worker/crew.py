@@ -43,6 +43,7 @@ class Crew:
         self.store: Optional[StoreChild] = None
         self.next_store: Optional[StoreStart] = None
         self.snapshots: Dict[int, int] = {}  # rank -> memfd
+        self.with_store = forking.has_torch()
         self.spawn_reason = ""
         self.standby_at_s = 0.0
         self.on_fork: Callable[[RankProcess], None] = lambda process: None
@@ -179,7 +180,7 @@ class Crew:
             self.kill_child(old_store.child)
             old_store = None
         self.order, self.generation = order, order.generation
-        self.store = self.fetch_store() if forking.has_torch() else StoreChild(
+        self.store = self.fetch_store() if self.with_store else StoreChild(
             Child(0, -1), self.spec.master_port or forking.free_port())  # fmt: skip
         present = {p.rank: p for p in self.living() if p.rank >= 0}
         for number in order.ranks:
@@ -221,16 +222,21 @@ class Crew:
         process.assigned, process.parked = True, None
 
     def tend(self, now_s: float, moving: bool) -> None:
-        """Work that may wait for a quiet moment: the next store, a new standby, overdue kills."""
+        """Work that may wait for a quiet moment: the next store, a new standby, overdue kills.
+
+        The first store is made ahead too.  A command shows no steps, and its store child has to
+        import torch for itself: that one is never waited for if it can be helped.
+        """
         for process in self.living():
             if process.kill_at_s and now_s >= process.kill_at_s:
                 self.signal_group(process, signal.SIGKILL)
                 process.kill_at_s = 0.0
-        if not moving or self.waiting is not None or self.generation == 0:
+        if self.waiting is not None:
             return
-        if self.next_store is None and not self.spec.master_port and forking.has_torch():
+        quiet = moving or self.generation == 0 or self.spec.program.kind == "command"
+        if quiet and self.next_store is None and not self.spec.master_port and self.with_store:
             self.next_store = StoreStart(0)
-        if now_s >= self.standby_at_s and len(self.standbys()) < self.spec.standby:
+        if moving and self.generation and now_s >= self.standby_at_s and len(self.standbys()) < self.spec.standby:
             self.launch(-1, 0)
 
     # ------------------------------------------------------------------ packets from ranks
@@ -325,7 +331,6 @@ class Crew:
                 os.killpg(process.child.pid, signal.SIGKILL)
             except (ProcessLookupError, PermissionError):
                 pass  # it left nothing behind
-            process.channel.close()
             ended.append(process)
             abnormal = process.ended is not None and process.ended["code"] != 0
             if abnormal and process.assigned and process.generation == self.generation:

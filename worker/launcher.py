@@ -142,6 +142,11 @@ class Launcher:
         self.selector.register(process.channel.fileno(), selectors.EVENT_READ, process)
         self.terminal.skip_existing(process.home)
 
+    def unwatch(self, process: RankProcess) -> None:
+        """Must come before its channel is closed: the descriptor's number is soon another's."""
+        if process.channel.fileno() in self.selector.get_map():
+            self.selector.unregister(process.channel.fileno())
+
     def read_rank(self, process: RankProcess) -> None:
         try:
             packet, _ = process.channel.receive(fds=0)
@@ -149,7 +154,7 @@ class Launcher:
             self.terminal.say("rank %d sent rubbish: %s" % (process.rank, error), "warn")
             return
         if packet is None:
-            self.selector.unregister(process.channel.fileno())
+            self.unwatch(process)
             return
         rest = self.crew.on_packet(process, packet)
         if rest is not None:
@@ -183,10 +188,8 @@ class Launcher:
     def reap(self) -> None:
         """Collects ended ranks, and orphans that they left to this subreaper."""
         for process in self.crew.reap():
-            try:
-                self.selector.unregister(process.channel.fileno())
-            except (KeyError, ValueError):
-                pass  # its channel closed first
+            self.unwatch(process)
+            process.channel.close()
             if process.rank < 0 and not process.by_us:
                 self.lost_standby(process)
         self.end_orphans()

@@ -1,0 +1,66 @@
+# Two commands for a person: `make demo` and `make test`.  Both make .venv when it is not there.
+# Plain pip; constraints.txt pins what was tested.  Every target is incremental.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV := .venv
+BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest
+SOURCES := agent collectors dashboards runbooks trainer worker
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
+
+export PIP_PROGRESS_BAR := off
+
+.PHONY: help demo check types test sim e2e golden bench packages clean
+
+help:  ## this list
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+
+demo: $(VENV)/.demo  ## train, lose ranks three ways, come back, print what it cost (a minute)
+	@$(BIN)/holdfast demo
+
+check: $(VENV)/.test  ## style and layout: ruff, the tidy rules, the unit files
+	$(BIN)/ruff check $(SOURCES) tests $(wildcard bench)
+	$(PYTEST) -q tests/test_tidy.py
+
+types: $(VENV)/.test  ## mypy --strict over every package
+	$(BIN)/mypy $(foreach folder,$(SOURCES),-p holdfast.$(folder))
+
+test: packages check types  ## everything that CI runs
+	$(PYTEST)
+
+sim: $(VENV)/.test  ## the core in storms on a virtual cluster
+	$(PYTEST) tests/sim
+
+e2e: $(VENV)/.test packages  ## real processes
+	$(PYTEST) tests/e2e
+
+golden: $(VENV)/.test  ## recorded input, expected output
+	$(PYTEST) tests/golden
+
+bench: $(VENV)/.test  ## the table with torchrun measured beside (minutes)
+	$(BIN)/python -m bench.all
+
+packages:  # Debian packages that tests use; installs only as root, else names what will be skipped
+	@tests/debian-packages
+
+clean:  ## remove .venv, builds and caches
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Python 3.11 or later is needed: make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || tests/debian-packages python3-venv
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
+	@echo "installing Holdfast and its trainer into $(VENV) ..."
+	$(PIP_INSTALL) -e '.[trainer]'
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.demo
+	$(PIP_INSTALL) -e '.[trainer,test]'
+	@touch $@

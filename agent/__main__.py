@@ -1,0 +1,73 @@
+"""`python -m holdfast.agent`: starts the agent, a node's or a private one.
+
+Owns the command line and the exit code: 0 ended, 78 configuration, 1 a crash of ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from .config import DEFAULT_FILE, ConfigError, load
+from .daemon import Daemon, Node, Options
+from .runbook import RunbookError
+from .store.base import StoreError
+
+EXIT_CONFIG = 78
+
+
+def options_of(arguments: Sequence[str]) -> Options:
+    """The command line as options; argparse ends the process on a bad one."""
+    parser = argparse.ArgumentParser(prog="holdfast agent", description=__doc__)
+    parser.add_argument("--config", type=Path, help=f"TOML file; a node agent's is {DEFAULT_FILE}")
+    parser.add_argument("--private", action="store_true", help="serve one run alone, then end")
+    parser.add_argument("--run", default="", help="the private agent's run")
+    parser.add_argument("--state", help="directory of journal and store")
+    parser.add_argument("--runtime", help="directory of sockets")
+    parser.add_argument("--listen", help="HOST:PORT of page, API and metrics")
+    given = parser.parse_args(arguments)
+    if given.private and not (given.run and given.state and given.runtime):
+        parser.error("--private needs --run, --state and --runtime")
+    overrides: dict[str, tuple[object, str]] = {}
+    for key, variable, value in (
+        ("agent.state_dir", "HOLDFAST_STATE_DIR", given.state),
+        ("agent.runtime_dir", "HOLDFAST_RUNTIME_DIR", given.runtime),
+        ("agent.listen", "", given.listen),
+    ):
+        if value is not None:
+            overrides[key] = (value, "command line")
+        elif os.environ.get(variable):
+            overrides[key] = (os.environ[variable], f"environment {variable}")
+    if given.private:
+        overrides["inject.enabled"] = (True, "private agent")
+    file = given.config
+    if file is None and not given.private and DEFAULT_FILE.exists():
+        file = DEFAULT_FILE
+    return Options(given.private, given.run, file, overrides)
+
+
+def _make_node(*arguments: object) -> Node:
+    from .core.node import Node as CoreNode  # the largest import; nothing above needs it
+
+    return CoreNode(*arguments)  # type: ignore[arg-type]
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = options_of(arguments)
+    try:
+        loaded = load(options.config_file, options.overrides)
+        return asyncio.run(Daemon(loaded, options, _make_node).run())
+    except (ConfigError, RunbookError, StoreError) as error:
+        print(f"holdfast agent: {error}", file=sys.stderr)
+        return EXIT_CONFIG
+    except OSError as error:
+        print(f"holdfast agent: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

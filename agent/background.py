@@ -1,0 +1,228 @@
+"""The parts of the agent that run beside its steps, each in a task of its own.
+
+Owns their loops and intervals.  Each takes the daemon, wakes it or leaves something for its next
+step, and may crash without touching another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from holdfast.collectors.sample import NoData
+
+from . import procfs
+from .core.model import UNKNOWN, WARN, Commit, Incident, Verdict
+from .notify import notify, watchdog_s
+from .runner import Runner
+
+if TYPE_CHECKING:
+    from .daemon import Daemon
+
+WATCH_S = 0.1  # how often scheduler states are read while ranks exist
+IDLE_WATCH_S = 0.5
+STORE_RETRY_S = 1.0
+AFTER_BYE_S = 0.5  # a private agent ends this long after its launcher said bye
+AFTER_LOSS_S = 5.0  # ... or this long after the launcher's process was gone
+FIRST_HELLO_S = 30.0  # ... or when no launcher ever came
+COMMITS_MAX = 4096
+REPORTS_MAX = 256
+REPORT_KEPT_S = 600.0
+LAG_FADES = 0.9  # per look: the shown lag is the worst of about the last ten seconds
+
+
+async def watch_ranks(daemon: Daemon) -> None:
+    """Reads scheduler states ten times a second, so that a stop is dated to 0.1 s, and measures
+    how late the event loop is."""
+    loop = asyncio.get_running_loop()
+    while True:
+        has_ranks = any(session.tracks for session in daemon.sessions.sessions())
+        pause_s = WATCH_S if has_ranks else IDLE_WATCH_S
+        due_s = loop.time() + pause_s
+        await asyncio.sleep(pause_s)
+        late_s = max(0.0, loop.time() - due_s)
+        daemon.loop_lag_s = max(late_s, daemon.loop_lag_s * LAG_FADES ** (pause_s / WATCH_S))
+        if has_ranks and daemon.sessions.look(time.monotonic()):
+            daemon.wake("stop state")
+
+
+async def feed_watchdog(daemon: Daemon) -> None:
+    """WATCHDOG=1 as long as steps are made: a loop that turns without them is no agent."""
+    every_s = watchdog_s()
+    if not every_s:
+        return
+    seen = -1
+    while True:
+        if daemon.turns != seen:
+            seen = daemon.turns
+            notify("WATCHDOG=1")
+        await asyncio.sleep(max(every_s, daemon.config.agent.tick_s))
+
+
+async def recheck_store(daemon: Daemon) -> None:
+    """Finds out whether a store that failed answers again."""
+    while True:
+        await asyncio.sleep(STORE_RETRY_S)
+        if not daemon.store.view().up:
+            await daemon.store.refresh()
+            if daemon.store.view().up:
+                daemon.wake("store is back")
+
+
+async def collect(daemon: Daemon) -> None:
+    """Runs the collectors."""
+    await asyncio.sleep(0)
+    daemon.runner = Runner(daemon.config, daemon.trouble)
+    await daemon.runner.run()
+
+
+async def follow_kernel_log(daemon: Daemon) -> None:
+    """Reads the kernel's log as it is written; a machine that does not let us is no fault."""
+    log, loop = daemon.kernel_log, asyncio.get_running_loop()
+    try:
+        fd = log.open()
+    except NoData:
+        return
+
+    def readable() -> None:
+        try:
+            if log.read(time.clock_gettime(time.CLOCK_BOOTTIME)):
+                daemon.wake("kernel line")
+        except OSError as error:
+            loop.remove_reader(fd)
+            daemon.trouble("kernel log", error)
+
+    try:
+        loop.add_reader(fd, readable)
+    except OSError:  # a recorded log is a plain file: read once
+        readable()
+    try:
+        await asyncio.Event().wait()
+    finally:
+        loop.remove_reader(fd)
+        log.close()
+
+
+async def serve_web(daemon: Daemon) -> None:
+    """Page, API and metrics.  Imported in a thread, after the launchers' socket is up: the import
+    takes longer than everything before it."""
+    site = await asyncio.to_thread(importlib.import_module, "holdfast.agent.web.site")
+    await site.serve(daemon)
+
+
+async def end_with_launcher(daemon: Daemon) -> None:
+    """A private agent ends when its launcher has: soon after a bye, later after a death, because
+    a launcher that merely lost its socket comes back."""
+    if not daemon.options.private:
+        return
+    parent = os.getppid()
+    while True:
+        await asyncio.sleep(0.1)
+        now_s = time.monotonic()
+        connected = any(session.link is not None for session in daemon.sessions.sessions())
+        if connected:
+            continue
+        if daemon.gone_s == 0.0:
+            # Nobody came yet; the process that started this one may be dead already.
+            if os.getppid() != parent or now_s - daemon.started_s > FIRST_HELLO_S:
+                break
+            continue
+        gone_for_s = now_s - daemon.gone_s
+        alive = any(
+            procfs.process_alive(session.pid) for session in daemon.sessions.sessions()
+        )
+        if daemon.said_bye and gone_for_s > AFTER_BYE_S:
+            break
+        if not alive and gone_for_s > AFTER_LOSS_S:
+            break
+    daemon.stop.set()
+
+
+def generation_of(body: bytes) -> int:
+    """The generation in a run's document; 0 when there is none to be read."""
+    try:
+        plan = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        return 0
+    generation = plan.get("generation", 0) if isinstance(plan, dict) else 0
+    return generation if isinstance(generation, int) else 0
+
+
+def own_verdicts(daemon: Daemon) -> tuple[Verdict, ...]:
+    """What is wrong with the agent itself and only its shell can see.  Shown, never acted on."""
+    node = f"node/{daemon.name}"
+    found = []
+    if not daemon.reload_ok:
+        found.append(Verdict(
+            "agent_config_bad", node, WARN, 1.0, f"reload refused: {daemon.reload_error[:300]}",
+            detector="config",
+        ))  # fmt: skip
+    for health in daemon.runner.health() if daemon.runner is not None else ():
+        if not health.up and not health.absent and health.read_s:
+            found.append(Verdict(
+                "collector_failed", f"{node}/collector/{health.name}", UNKNOWN, 1.0,
+                f"collector {health.name}: {health.error}", detector="collectors",
+            ))  # fmt: skip
+    now_s = time.monotonic()
+    for (run, fault, rank), (text, said_s) in list(daemon.reports.items()):
+        if now_s - said_s > REPORT_KEPT_S:
+            del daemon.reports[(run, fault, rank)]
+            continue
+        subject = f"run/{run}/rank/{rank}" if rank >= 0 else f"run/{run}"
+        found.append(Verdict(fault, subject, WARN, 1.0, text, detector="trainer", run=run))
+    return tuple(found)
+
+
+def keep_incident(daemon: Daemon, incident: Incident) -> None:
+    """Writes an incident to evidence.store, in a thread; the journal has it in any case."""
+    folder = daemon.config.evidence.store
+    if not folder:
+        return
+    writing = daemon.loop.run_in_executor(None, _write_incident, Path(folder), incident)
+
+    def ended(done: asyncio.Future[None]) -> None:
+        error = None if done.cancelled() else done.exception()
+        if error is not None:
+            daemon.trouble("evidence", error)
+
+    writing.add_done_callback(ended)
+
+
+def _write_incident(folder: Path, incident: Incident) -> None:
+    """One file an incident, replaced whole at each change."""
+    name = "".join(c if c.isalnum() or c in "-_." else "_" for c in incident.id)[:200]
+    folder.mkdir(parents=True, exist_ok=True)
+    draft = folder / f".{name}.new"
+    draft.write_bytes(msgspec.json.encode(incident))
+    draft.replace(folder / f"{name}.json")
+
+
+class CommitClock:
+    """When each run's checkpoints became durable, for people: the age that is shown."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, str], float] = {}  # (run, path) -> wall_s
+
+    def age_s(self, run: str, commit: Commit) -> float:
+        """Seconds since a checkpoint was committed; since it was first seen where its directory
+        does not tell."""
+        key = (run, commit.path)
+        if key not in self._seen:
+            if len(self._seen) >= COMMITS_MAX:
+                self._seen.clear()
+            self._seen[key] = time.time()
+            asyncio.get_running_loop().run_in_executor(None, self._stat, key)
+        return max(0.0, time.time() - self._seen[key])
+
+    def _stat(self, key: tuple[str, str]) -> None:
+        """In a thread, because a file system may hang."""
+        try:
+            self._seen[key] = min(time.time(), os.stat(key[1]).st_mtime)
+        except OSError:
+            pass  # the time at which it was first seen stays

@@ -1,0 +1,61 @@
+"""`holdfast verify DIR`: proves checkpoints by their digests, without torch.
+
+Owns what is proven and said; the layout and the proof are trainer/checkpoint_format's.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import NamedTuple
+
+from holdfast.trainer import checkpoint_format
+
+from .failure import Failure
+from .live import print_json
+from .text import BAD, GOOD, Line, Span, field, line, show
+
+BAD_EXIT = 2
+
+
+class Verdict(NamedTuple):
+    name: str
+    problems: tuple[str, ...]
+
+
+def verify(options: argparse.Namespace) -> int:
+    """0 when every checkpoint is good, 2 when one is bad; 1 when there is none."""
+    root = Path(options.directory)
+    if options.directory.startswith("s3://"):
+        raise Failure("checkpoints on S3 cannot be verified by this version")
+    verdicts = [
+        Verdict(path.name, tuple(str(problem) for problem in checkpoint_format.verify(path)))
+        for path in directories(root)
+    ]
+    bad = [one for one in verdicts if one.problems]
+    if options.json:
+        print_json([one._asdict() for one in verdicts])
+    else:
+        show(report(verdicts))
+    return BAD_EXIT if bad else 0
+
+
+def directories(root: Path) -> list[Path]:
+    """The checkpoint itself, or every one in a directory of them, newest first."""
+    if not root.is_dir():
+        raise Failure(f"{root} is not a directory")
+    if checkpoint_format.parse_name(root.resolve().name):
+        return [root]
+    found = checkpoint_format.listing(root)
+    if found:
+        return [Path(one.path) for one in found]
+    raise Failure(f"{root} holds no committed checkpoint (step-*.gen-*/{checkpoint_format.COMMIT})")
+
+
+def report(verdicts: list[Verdict]) -> list[Line]:
+    lines: list[Line] = []
+    for one in verdicts:
+        said = Span("bad", BAD) if one.problems else Span("good: every byte is proven", GOOD)
+        lines.append(line(f"{one.name}  ", said))
+        lines += [row for problem in one.problems for row in field("", problem, indent=4)]
+    return lines

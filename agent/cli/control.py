@@ -1,0 +1,76 @@
+"""The operator's hand: pause, resume, inject.
+
+Owns the requests; the agent decides whether the caller may, and keeps the reason in its journal.
+"""
+
+from __future__ import annotations
+
+import argparse
+import getpass
+from typing import Any
+
+from .client import choose, node_route, reach, run_route
+from .failure import Failure
+from .live import print_json
+from .text import line, show
+
+
+def pause(options: argparse.Namespace) -> int:
+    return _hand(options, "pause", "Holdfast will watch and not act")
+
+
+def resume(options: argparse.Namespace) -> int:
+    return _hand(options, "resume", "Holdfast acts again")
+
+
+def _hand(options: argparse.Namespace, verb: str, said: str) -> int:
+    if options.run and options.node:
+        raise Failure("--run and --node exclude each other", 2)
+    found = reach()
+    body = {"reason": options.reason, "by": _who()}
+    if options.node:
+        agents = [agent for agent, answer in found if answer["node"] == options.node]
+        if not agents:
+            nodes = ", ".join(sorted(answer["node"] for _, answer in found))
+            raise Failure(f"no node {options.node!r} here (there are: {nodes})")
+        # a node agent and private ones may share the node: the hand is laid on each
+        answers = [agent.post(node_route(options.node, verb), body) for agent in agents]
+        return _done(options, answers, f"node {options.node}: {said}")
+    agent, _, run = choose(found, options.run)
+    return _done(options, [agent.post(run_route(run, verb), body)], f"run {run}: {said}")
+
+
+def inject(options: argparse.Namespace) -> int:
+    agent, answer, run = choose(reach(), options.run)
+    ranks = [one["rank"] for one in answer_run(answer, run).get("ranks", ())]
+    if ranks and options.rank not in ranks:
+        known = f"{min(ranks)} to {max(ranks)}"
+        raise Failure(f"run {run} has no rank {options.rank} here: it has {known}")
+    arguments: dict[str, Any] = {}
+    if options.seconds is not None:
+        arguments["seconds"] = options.seconds
+    body = {
+        "fault": options.fault, "rank": options.rank, "args": arguments,
+        "reason": options.reason or "injected by hand", "by": _who(),
+    }
+    done = agent.post(run_route(run, "inject"), body)
+    return _done(options, [done], f"run {run}: {options.fault} on rank {options.rank}")
+
+
+def answer_run(answer: dict[str, Any], run: str) -> dict[str, Any]:
+    return next((one for one in answer["runs"] if one["run"] == run), {})
+
+
+def _done(options: argparse.Namespace, answers: list[Any], said: str) -> int:
+    if options.json:
+        print_json(answers)
+    else:
+        show([line(said)])
+    return 0
+
+
+def _who() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a uid without a name, as in many containers
+        return "unknown"

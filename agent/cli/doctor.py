@@ -1,0 +1,228 @@
+"""`holdfast doctor`: what this host lacks, and what that costs.
+
+Owns one probe for each thing that Holdfast can use; every probe is bounded, changes nothing, and
+its finding names the promise or the command that is lost.  A probe that fails is a finding.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from .failure import Failure
+from .launch import job_python
+from .live import print_json
+from .text import BAD, CARE, GOOD, WIDTH, Line, Span, cut, field, line, show
+
+PROBE_TIMEOUT_S = 20.0  # a cold `import torch` reads 300 MB
+HAVE, LACK, NEED = "have", "lack", "need"  # lack costs something; need: a job cannot run
+STYLES = {HAVE: GOOD, LACK: CARE, NEED: BAD}
+DISK_FREE_MIN_BYTES = 1 << 30
+CAP_SYS_PTRACE = 1 << 19
+CAP_SYSLOG = 1 << 34
+
+
+class Finding(NamedTuple):
+    what: str
+    state: str
+    said: str
+    cost: str = ""  # what is lost without it
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """0 when a job can run here, 1 when something that it needs is missing."""
+    findings = [probe(os.environ) for probe in PROBES]
+    if options.json:
+        print_json([one._asdict() for one in findings])
+    else:
+        show(report(findings))
+    return 1 if any(one.state == NEED for one in findings) else 0
+
+
+def report(findings: list[Finding]) -> list[Line]:
+    lines: list[Line] = []
+    width = max(len(one.what) for one in findings) + 2
+    for one in findings:
+        head = [Span(one.state.ljust(6), STYLES[one.state]), Span(one.what.ljust(width))]
+        if len(one.said) <= WIDTH - 6 - width:
+            lines.append(line(*head, one.said))
+        else:
+            lines.append(line(*head, cut(one.said, WIDTH - 6 - width)))
+        if one.cost and one.state != HAVE:
+            lines += field("", f"without: {one.cost}", indent=6 + width)
+    lacking = [one for one in findings if one.state != HAVE]
+    return [*lines, (), line(f"{len(lacking)} of {len(findings)} things are missing here"
+                             if lacking else "nothing is missing here")]
+
+
+# -------------------------------------------------------------------------------------- probes
+
+
+def job_interpreter(environ: Mapping[str, str]) -> Finding:
+    """The interpreter that `holdfast run` would take, and the torch that it has."""
+    what, cost = "job's Python", "`holdfast run` cannot start here"
+    try:
+        python = job_python([], environ)
+    except Failure as failure:
+        return Finding(what, NEED, str(failure), cost)
+    code = (
+        "import sys, importlib.util as u\n"
+        "version = '%d.%d.%d' % sys.version_info[:3]\n"
+        "spec = u.find_spec('torch')\n"
+        "from importlib import metadata as m\n"
+        "print(version, m.version('torch') if spec else '-')"
+    )
+    try:
+        done = subprocess.run([python, "-c", code], capture_output=True, text=True,
+                              timeout=PROBE_TIMEOUT_S, check=True)
+        version, torch = done.stdout.split()
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return Finding(what, NEED, f"{python}: {error}", cost)
+    if tuple(int(part) for part in version.split(".")[:2]) < (3, 9):
+        return Finding(what, NEED, f"{python} is {version}; 3.9 or later is needed", cost)
+    if torch == "-":
+        return Finding(what, LACK, f"{version} without torch ({python})",
+                       "no warm start, no step and phase of a script; no built-in trainer")
+    return Finding(what, HAVE, f"{version} with torch {torch} ({python})")
+
+
+def trainer(_: Mapping[str, str]) -> Finding:
+    from importlib.util import find_spec
+
+    lacking = [name for name in ("torch", "tokenizers", "numpy") if find_spec(name) is None]
+    if lacking:
+        return Finding("trainer", LACK, f"no {', '.join(lacking)} in {sys.executable}",
+                       "`holdfast train` and `holdfast demo`; install holdfast[trainer]")
+    return Finding("trainer", HAVE, "holdfast[trainer] is installed")
+
+
+def memfd(_: Mapping[str, str]) -> Finding:
+    cost = "no page: no step, phase or hang of any rank is seen"
+    try:
+        import fcntl
+
+        descriptor = os.memfd_create("holdfast-doctor", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(descriptor, 4096)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        finally:
+            os.close(descriptor)
+    except (OSError, AttributeError) as error:
+        return Finding("memfd", NEED, f"sealed memfds fail: {error}", cost)
+    return Finding("memfd", HAVE, "sealed memfds work")
+
+
+def pidfd(_: Mapping[str, str]) -> Finding:
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except (OSError, AttributeError) as error:
+        return Finding("pidfd", LACK, f"pidfd_open fails: {error}",
+                       "a rank's death is seen by its launcher only, not by the agent at once")
+    return Finding("pidfd", HAVE, "deaths are seen in under a millisecond")
+
+
+def py_spy(_: Mapping[str, str]) -> Finding:
+    beside = Path(sys.executable).with_name("py-spy")
+    found = str(beside) if beside.is_file() else shutil.which("py-spy")
+    cost = "a hung rank is named without its source line"
+    if not found:
+        return Finding("py-spy", LACK, "not installed beside this Python", cost)
+    try:
+        done = subprocess.run([found, "--version"], capture_output=True, text=True, check=True,
+                              timeout=PROBE_TIMEOUT_S)
+    except (OSError, subprocess.SubprocessError) as error:
+        return Finding("py-spy", LACK, f"{found}: {error}", cost)
+    return Finding("py-spy", HAVE, done.stdout.strip())
+
+
+def effective_capabilities() -> int:
+    for row in Path("/proc/self/status").read_text().splitlines():
+        if row.startswith("CapEff:"):
+            return int(row.split()[1], 16)
+    return 0
+
+
+def ptrace(_: Mapping[str, str]) -> Finding:
+    cost = "stacks of ranks cannot be read; a hung rank is named without its source line"
+    try:
+        scope = int(Path("/proc/sys/kernel/yama/ptrace_scope").read_text())
+    except (OSError, ValueError):
+        return Finding("ptrace", HAVE, "Yama is off: a user may read own processes' stacks")
+    if scope <= 1:
+        return Finding("ptrace", HAVE, f"ptrace_scope {scope}: a rank permits its own reader")
+    if effective_capabilities() & CAP_SYS_PTRACE:
+        return Finding("ptrace", HAVE, f"ptrace_scope {scope}, and CAP_SYS_PTRACE is held")
+    return Finding("ptrace", LACK, f"ptrace_scope {scope}: only CAP_SYS_PTRACE may", cost)
+
+
+def kernel_log(_: Mapping[str, str]) -> Finding:
+    cost = "kernel lines (out of memory, I/O errors) are not read; wait statuses are"
+    try:
+        with open("/dev/kmsg", "rb", buffering=0):
+            pass
+    except OSError as error:
+        return Finding("kernel log", LACK, f"/dev/kmsg: {error.strerror}", cost)
+    return Finding("kernel log", HAVE, "/dev/kmsg is readable")
+
+
+def cgroup(_: Mapping[str, str]) -> Finding:
+    cost = "an out-of-memory kill is told by the kernel log only, else shown as rank_killed"
+    try:
+        rows = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError as error:
+        return Finding("cgroup", LACK, f"/proc/self/cgroup: {error.strerror}", cost)
+    own = [row.partition("::")[2] for row in rows if row.startswith("0::")]
+    for place in own:
+        events = Path("/sys/fs/cgroup") / place.lstrip("/") / "memory.events"
+        if events.is_file():
+            return Finding("cgroup", HAVE, f"v2 with memory events ({place})")
+    if any(":memory:" in row for row in rows):
+        return Finding("cgroup", HAVE, "v1 with a memory controller")
+    return Finding("cgroup", LACK, "no memory controller here", cost)
+
+
+def systemd(_: Mapping[str, str]) -> Finding:
+    if Path("/run/systemd/system").is_dir():
+        return Finding("systemd", HAVE, "runs here")
+    return Finding("systemd", LACK, "does not run here",
+                   "nothing restarts a node agent; private agents, one a run, need none")
+
+
+def state_directory(environ: Mapping[str, str]) -> Finding:
+    default = Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "holdfast"
+    place = Path(environ.get("HOLDFAST_STATE_DIR") or default)
+    there = next(path for path in (place, *place.parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    if not os.access(there, os.W_OK):
+        return Finding("state directory", NEED, f"{there} is not writable",
+                       "no journal and no store: no plan; set HOLDFAST_STATE_DIR")
+    if free < DISK_FREE_MIN_BYTES:
+        return Finding("state directory", LACK, f"{free >> 20} MB free for {place}",
+                       "the journal stalls when the disk is full")
+    return Finding("state directory", HAVE, f"{place}, {free >> 30} GB free")
+
+
+def node_agent(_: Mapping[str, str]) -> Finding:
+    if Path("/run/holdfast/agent.sock").is_socket():
+        return Finding("node agent", HAVE, "/run/holdfast/agent.sock is there")
+    return Finding("node agent", LACK, "none on this node",
+                   "each run starts a private one: no faults of the host, no memory of the node")
+
+
+def cores(_: Mapping[str, str]) -> Finding:
+    number = len(os.sched_getaffinity(0))
+    if number < 2:
+        return Finding("cores", LACK, "1 core", "the agent and a rank share it: slower verdicts")
+    return Finding("cores", HAVE, f"{number} cores")
+
+
+PROBES: tuple[Callable[[Mapping[str, str]], Finding], ...] = (
+    job_interpreter, trainer, memfd, pidfd, py_spy, ptrace, kernel_log, cgroup, systemd,
+    state_directory, node_agent, cores,
+)

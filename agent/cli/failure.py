@@ -1,0 +1,13 @@
+"""What a command says when it cannot do what was asked: one sentence and an exit code."""
+
+from __future__ import annotations
+
+GENERAL, USAGE, CONFIGURATION = 1, 2, 78
+
+
+class Failure(Exception):
+    """Ends the command.  The text says what is wrong and what to do about it."""
+
+    def __init__(self, text: str, code: int = GENERAL) -> None:
+        super().__init__(text)
+        self.code = code

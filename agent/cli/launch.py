@@ -1,0 +1,84 @@
+"""`holdfast run` and `holdfast train`: from Holdfast's interpreter into the job's own.
+
+Owns which interpreter that is.  Holdfast's packages must not enter the job, so this process
+replaces itself: same pid, same terminal, same cgroup, the launcher found by its file.  All other
+arguments are the launcher's to read (worker/bootstrap.py).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import NoReturn
+
+from .failure import CONFIGURATION, Failure
+
+# Flags of the launcher that take no value.  Of every other flag the next word is the value, so
+# that a script's own `--python` is never read as ours.
+# A test compares this list with worker/spec.py's parser.
+WITHOUT_VALUE = frozenset({
+    "-h", "--help", "-m", "--module", "--standalone", "--no-python", "--no-hooks", "--run-path",
+    "--virtual-local-rank",
+})
+
+
+def python_flag(argv: Sequence[str]) -> str:
+    """The value of `--python` among the launcher's own flags; "" when it is not given."""
+    words = iter(argv)
+    for word in words:
+        if not word.startswith("-") or word == "--":
+            return ""  # here the script, the module or key=value begins
+        flag, equals, value = word.partition("=")
+        if flag == "--python":
+            return value if equals else next(words, "")
+        if not equals and flag.replace("_", "-") not in WITHOUT_VALUE:
+            next(words, "")
+    return ""
+
+
+def job_python(argv: Sequence[str], environ: Mapping[str, str]) -> str:
+    """The job's interpreter: --python, the active venv's, conda's, else this one.
+
+    Raises Failure (78) when the one that was named is not there."""
+    named = python_flag(argv)
+    if named:
+        return _existing(named, "--python", environ)
+    for variable in ("VIRTUAL_ENV", "CONDA_PREFIX"):
+        if environ.get(variable):
+            return _existing(f"{environ[variable]}/bin/python", f"${variable}", environ)
+    return sys.executable
+
+
+def _existing(python: str, origin: str, environ: Mapping[str, str]) -> str:
+    import shutil
+
+    found = shutil.which(python, path=environ.get("PATH"))
+    if not found:
+        hint = "deactivate that environment, or name the interpreter with --python"
+        raise Failure(f"{origin} names {python}, which cannot be executed: {hint}", CONFIGURATION)
+    return os.path.abspath(found)
+
+
+def bootstrap() -> str:
+    """The launcher's file, found without importing it."""
+    spec = find_spec("holdfast.worker")
+    places = list(spec.submodule_search_locations or ()) if spec else []
+    for place in places:
+        file = Path(place) / "bootstrap.py"
+        if file.is_file():
+            return str(file.resolve())
+    raise Failure("this installation has no launcher (worker/bootstrap.py): install it again")
+
+
+def launch(command: str, argv: Sequence[str]) -> NoReturn:
+    """Replaces this process by the launcher.  Returns never; raises Failure before."""
+    python = job_python(argv, os.environ)
+    environ = {**os.environ, "HOLDFAST_PYTHON": sys.executable}
+    sys.stdout.flush()
+    try:
+        os.execve(python, [python, bootstrap(), command, *argv], environ)
+    except OSError as error:
+        raise Failure(f"cannot start {python}: {error.strerror}", CONFIGURATION) from error

@@ -1,0 +1,108 @@
+"""Commands that ask the agents what goes on: status, why, incidents, ledger.
+
+Owns which answers are asked for and combined; report.py owns how they read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+from urllib.parse import quote
+
+from . import report
+from .client import Agent, choose, reach
+from .failure import Failure
+from .text import line, show
+
+
+def print_json(value: Any) -> None:
+    print(json.dumps(value, indent=2, sort_keys=True))
+
+
+def status(options: argparse.Namespace) -> int:
+    found = reach()
+    if options.run:
+        agent, answer, _ = choose(found, options.run)
+        found = [(agent, answer)]
+    if options.json:
+        print_json([answer for _, answer in found])
+        return 0
+    show(report.status([answer for _, answer in found], options.run))
+    show(line(f"page: {agent.address()}") for agent, _ in found if agent.address())
+    return 0
+
+
+def why(options: argparse.Namespace) -> int:
+    answers = [answer for _, answer in reach()]
+    if options.node:
+        nodes = sorted({answer["node"] for answer in answers})
+        answers = [answer for answer in answers if answer["node"] == options.node]
+        if not answers:
+            raise Failure(f"no node {options.node!r} here (there are: {', '.join(nodes)})")
+    if options.json:
+        keys = ("node", "faults", "collectors", "store_up", "paused", "breaker_open")
+        print_json([{key: answer.get(key) for key in keys} for answer in answers])
+        return 0
+    for answer in answers:
+        show(report.why(answer))
+    return 0
+
+
+def incidents(options: argparse.Namespace) -> int:
+    found = reach()
+    if options.run:
+        agent, answer, _ = choose(found, options.run)
+        found = [(agent, answer)]
+    if options.id:
+        one = _one(found, options.id)
+        print_json(one) if options.json else show(report.incident(one))
+        return 0
+    route = "/api/v1/incidents?all=1" if options.all else "/api/v1/incidents"
+    listed = [one for agent, _ in found for one in agent.get(route)]
+    if options.run:
+        listed = [one for one in listed if one.get("run") == options.run]
+    if options.would_have:
+        listed = [one for one in listed if one.get("would_have")]
+    listed.sort(key=lambda one: -one["opened_wall_s"])
+    if options.json:
+        print_json(listed)
+        return 0
+    show(report.incidents(listed))
+    if listed:
+        show([(), line("one of them, whole: holdfast incidents ID")])
+    return 0
+
+
+def _one(found: list[tuple[Agent, dict[str, Any]]], wanted: str) -> dict[str, Any]:
+    """The incident whose id begins so; the exact one where several do."""
+    matches: dict[str, tuple[Agent, str]] = {}
+    for agent, _ in found:
+        for one in agent.get("/api/v1/incidents?all=1"):
+            if one["id"].startswith(wanted):
+                matches[one["id"]] = (agent, one["id"])
+    if not matches:
+        raise Failure(f"no incident {wanted!r}: `holdfast incidents --all` lists them")
+    if len(matches) > 1 and wanted not in matches:
+        raise Failure(f"{wanted!r} fits several: {', '.join(sorted(matches)[:8])}")
+    agent, identity = matches.get(wanted) or next(iter(matches.values()))
+    answer: dict[str, Any] = agent.get(f"/api/v1/incidents/{quote(identity, safe='')}")
+    return answer
+
+
+def ledger(options: argparse.Namespace) -> int:
+    found = reach()
+    if options.run:
+        agent, answer, _ = choose(found, options.run)
+        found = [(agent, answer)]
+    answers = {answer["node"]: agent.get("/api/v1/ledger") for agent, answer in found}
+    if options.json:
+        print_json(answers)
+        return 0
+    for index, (node, one) in enumerate(answers.items()):
+        if len(answers) > 1:
+            show([*([()] if index else []), line(f"node {node}")])
+        if options.run and options.run not in one.get("runs", {}):
+            raise Failure(f"the ledger of {node} does not know run {options.run!r} yet")
+        show(report.ledger(one, options.run))
+    return 0

@@ -1,0 +1,167 @@
+"""The commands as data: name, one line of help, an example, arguments, and where each one lives.
+
+Owns the public surface's words.  Nothing here runs a command.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from importlib import import_module
+from typing import NamedTuple
+
+INJECTABLE = ("kill", "stop", "stall", "exception", "hold-gil", "skip-collective")
+WIDTH = 80
+Configure = Callable[[argparse.ArgumentParser], None]
+
+
+class Command(NamedTuple):
+    name: str
+    help: str
+    example: str
+    place: str  # "module:function" inside this package; "" = handed over whole
+    configure: Configure | None = None
+    json: bool = True  # a program may read it
+
+
+def _run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--run", metavar="NAME", help="the run, where several go on")
+
+
+def _why(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("node", nargs="?", help="the node's name (default: this one)")
+
+
+def _incidents(parser: argparse.ArgumentParser) -> None:
+    _run(parser)
+    parser.add_argument("id", nargs="?", metavar="ID", help="one of them, whole (a prefix will do)")
+    parser.add_argument("--all", action="store_true", help="closed ones too")
+    parser.add_argument("--would-have", action="store_true",
+                        help="only those where acting was off: what would have been done")
+
+
+def _verify(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("directory", metavar="DIR", help="one checkpoint, or a directory of them")
+
+
+def _inject(parser: argparse.ArgumentParser) -> None:
+    _run(parser)
+    parser.add_argument("fault", choices=INJECTABLE, help="what to do to the rank")
+    parser.add_argument("--rank", type=int, default=0, help="to which rank (default 0)")
+    parser.add_argument("--seconds", type=float, help="how long a stall or a held GIL lasts")
+    parser.add_argument("--reason", default="", help="kept in the journal")
+
+
+def _explain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("fault", nargs="?", help="its name; without one, all are listed")
+
+
+def _config(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", choices=("check", "show"))
+    parser.add_argument("--config", metavar="FILE", help="default: /etc/holdfast/agent.toml")
+
+
+def _hand(parser: argparse.ArgumentParser) -> None:
+    _run(parser)
+    parser.add_argument("--node", metavar="NAME", help="a whole node instead of a run")
+    parser.add_argument("--reason", required=True, help="kept in the journal")
+
+
+def _dashboards(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", choices=("render",))
+    parser.add_argument("--to", metavar="DIR", default=".", help="where to write (default: here)")
+    parser.add_argument("--runbook-base", metavar="URL", default="runbooks",
+                        help="address below which people read the runbooks")
+
+
+def _demo(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ranks", type=int, default=2, help="how many (default 2)")
+    parser.add_argument("--steps", type=int, default=200, help="how many steps (default 200)")
+    parser.add_argument("--keep", action="store_true", help="keep logs and checkpoints at the end")
+
+
+COMMANDS = (
+    Command("run", "run a torchrun script: same flags, same environment",
+            "holdfast run --standalone --nproc-per-node 2 train.py --epochs 3", "", json=False),
+    Command("train", "the built-in trainer", "holdfast train --config train.toml steps=500", "",
+            json=False),
+    Command("agent", "the node's agent", "holdfast agent --config /etc/holdfast/agent.toml", "",
+            json=False),
+    Command("status", "is it training, and what must I do?", "holdfast status --run demo",
+            "live:status", _run),
+    Command("why", "what is wrong with a node, and what that rests on", "holdfast why node-a",
+            "live:why", _why),
+    Command("incidents", "what happened, who was to blame, what it cost",
+            "holdfast incidents --all", "live:incidents", _incidents),
+    Command("ledger", "where the node's seconds went", "holdfast ledger", "live:ledger", _run),
+    Command("verify", "prove a checkpoint by its digests", "holdfast verify runs/m5/checkpoints",
+            "checkpoint:verify", _verify),
+    Command("inject", "cause a fault in your own run", "holdfast inject kill --rank 1",
+            "control:inject", _inject),
+    Command("explain", "a fault's runbook, and what would happen now",
+            "holdfast explain rank_hung", "policy:explain", _explain),
+    Command("doctor", "what this host lacks, and what that costs", "holdfast doctor",
+            "doctor:doctor"),
+    Command("config", "check the configuration, or show the one in force",
+            "holdfast config check --config agent.toml", "policy:config", _config),
+    Command("pause", "keep Holdfast's hands off a run or node",
+            "holdfast pause --run m5 --reason 'debugging rank 3'", "control:pause", _hand),
+    Command("resume", "let Holdfast act again", "holdfast resume --run m5 --reason done",
+            "control:resume", _hand),
+    Command("dashboards", "write the alert rules that follow from the runbooks",
+            "holdfast dashboards render --to /etc/prometheus", "policy:dashboards", _dashboards,
+            json=False),
+    Command("simulate", "the real policy on a virtual cluster", "holdfast simulate --help", "",
+            json=False),
+    Command("demo", "train, lose ranks three ways, come back, show the bill (a minute)",
+            "holdfast demo", "show:demo", _demo, json=False),
+)
+
+
+def _format(prog: str) -> argparse.HelpFormatter:
+    return argparse.HelpFormatter(prog, max_help_position=20, width=WIDTH)
+
+
+def build() -> argparse.ArgumentParser:
+    """The whole parser, without importing any command."""
+    parser = argparse.ArgumentParser(
+        prog="holdfast",
+        formatter_class=_format,
+        description="Keeps training runs going.",
+        epilog="`holdfast COMMAND --help` shows an example of each.",
+    )
+    parser.add_argument("--version", action="store_const", const="version", dest="command",
+                        help="show the version and exit")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for command in COMMANDS:
+        one = commands.add_parser(
+            command.name, help=command.help, description=command.help,
+            epilog=f"example: {command.example}", formatter_class=_format,
+        )
+        if command.json:
+            one.add_argument("--json", action="store_true", help="for a program to read")
+        if command.configure:
+            command.configure(one)
+    return parser
+
+
+def load(name: str) -> Callable[[argparse.Namespace], int]:
+    """The function behind a command; imports its module only now."""
+    if name == "version":
+        return _version
+    place = next(command.place for command in COMMANDS if command.name == name)
+    module, function = place.split(":")
+    found: Callable[[argparse.Namespace], int] = getattr(
+        import_module(f".{module}", __package__), function
+    )
+    return found
+
+
+def _version(_: argparse.Namespace) -> int:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        print(f"holdfast {version('holdfast')}")
+    except PackageNotFoundError:  # run from a checkout
+        print("holdfast (not installed)")
+    return 0

@@ -1,0 +1,221 @@
+"""Commands about the policy: explain, config, dashboards.
+
+Owns how runbooks and configuration are said to a person.  What they mean is decided in
+agent/core/policy.py; the files are read by agent/runbook.py and agent/config.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from typing import Any
+
+from holdfast.agent.core.model import Runbook
+from holdfast.runbooks import prose
+
+from .failure import CONFIGURATION, Failure
+from .text import (
+    FAINT,
+    STRONG,
+    Cell,
+    Line,
+    Span,
+    clock,
+    count,
+    field,
+    line,
+    paragraphs,
+    show,
+    table,
+)
+
+RUNGS = {
+    "take_evidence": "reads the rank's stack and state, without stopping it",
+    "restart_ranks": "ends the faulty ranks and starts a new generation of the run",
+    "resume_older": "sets the state aside and resumes from the next older verified one",
+    "stop_run": "ends the run with the exit code that says whose fault it was",
+}
+CLEARS = {
+    "reboot": "with the node's next boot",
+    "quiet_10m": "after ten minutes without it",
+    "check": "as soon as what was watched is good again",
+    "operator": "by a person's hand",
+}
+OTHER_RUNG = "off in this version"
+
+
+def runbooks() -> dict[str, Runbook]:
+    """The runbooks in force, shadows included.  Raises Failure for a bad one."""
+    from holdfast.agent.runbook import load_runbooks
+
+    configuration = _load(None).config
+    try:
+        return load_runbooks(Path(configuration.runbooks.directory))
+    except (OSError, ValueError) as error:
+        raise Failure(str(error), CONFIGURATION) from error
+
+
+# ------------------------------------------------------------------------------------- explain
+
+
+def explain(options: argparse.Namespace) -> int:
+    books = runbooks()
+    if not options.fault:
+        return _list(books, options.json)
+    book = books.get(options.fault)
+    if book is None:
+        import difflib
+
+        near = difflib.get_close_matches(options.fault, books, 1)
+        hint = f"did you mean {near[0]}?" if near else "`holdfast explain` lists all"
+        raise Failure(f"no fault {options.fault!r}: {hint}")
+    _, sections = prose.split(prose.text_of(book.fault))
+    now = _now(book)
+    if options.json:
+        from .live import print_json
+
+        print_json({**_as_json(book), "now": now, "text": sections})
+        return 0
+    show(explained(book, sections, now))
+    return 0
+
+
+def explained(book: Runbook, sections: dict[str, str], now: list[str]) -> list[Line]:
+    """The runbook for a person, the machine's part first."""
+    lines = [
+        line(Span(book.fault, STRONG), f": {book.severity}, about a {book.scope}"),
+        *field("written in", book.path or "the shipped runbook"),
+        *field("alert", book.alert or "none"),
+        *field("clears", CLEARS.get(book.clears, book.clears)),
+    ]
+    budget = f"each {count(book.budget_count, 'time')} in {book.budget_window_h:g} h per subject:"
+    lines += field("done", budget if book.ladder else "nothing by itself")
+    for number, rung in enumerate(book.ladder, 1):
+        lines += field(f"  {number} {rung}", RUNGS.get(rung, OTHER_RUNG), indent=20)
+    lines += [row for text in now for row in field("now", text)]
+    for title, body in sections.items():
+        lines += [(), line(Span(title, FAINT)), *paragraphs(body)]
+    return lines
+
+
+def _now(book: Runbook) -> list[str]:
+    """What would happen if it came now, from the agents that answer."""
+    from .client import reach
+
+    try:
+        found = reach()
+    except Failure:
+        return ["no agent answers here; this is what the next run would do"]
+    said = []
+    for agent, answer in found:
+        where = answer["node"]
+        if answer.get("paused"):
+            said.append(f"{where}: paused, it would be shown and nothing done")
+        elif answer.get("breaker_open"):
+            said.append(f"{where}: the breaker is open, nothing disruptive would be done")
+        else:
+            recent = _recent(agent.get("/api/v1/incidents?all=1"), book)
+            first = book.ladder[0] if book.ladder else "only shown"
+            said.append(
+                f"{where}: {first}; {count(recent, 'incident')} of it in the last "
+                f"{book.budget_window_h:g} h"
+            )
+    return said
+
+
+def _recent(incidents: list[dict[str, Any]], book: Runbook) -> int:
+    since = time.time() - book.budget_window_h * 3600
+    return sum(one["fault"] == book.fault and one["opened_wall_s"] > since for one in incidents)
+
+
+def _list(books: dict[str, Runbook], as_json: bool) -> int:
+    if as_json:
+        from .live import print_json
+
+        print_json([_as_json(book) for _, book in sorted(books.items())])
+        return 0
+    rows: list[list[Cell]] = [
+        [name, book.severity, book.scope, ", ".join(book.ladder) or "shown only"]
+        for name, book in sorted(books.items())
+    ]
+    show(table(("fault", "severity", "scope", "what is done"), rows))
+    return 0
+
+
+def _as_json(book: Runbook) -> dict[str, Any]:
+    return {name: getattr(book, name) for name in book.__struct_fields__}
+
+
+# -------------------------------------------------------------------------------------- config
+
+
+def _load(file: str | None) -> Any:
+    """agent.config's Loaded.  Raises Failure (78) with every error on its own line."""
+    from holdfast.agent import config as configuration
+
+    path = Path(file) if file else configuration.DEFAULT_FILE
+    if not file and not path.exists():
+        return configuration.load(None)
+    try:
+        return configuration.load(path)
+    except configuration.ConfigError as error:
+        lines = "\n  ".join(error.errors)
+        raise Failure(f"{count(len(error.errors), 'error')}:\n  {lines}", CONFIGURATION) from error
+
+
+def config(options: argparse.Namespace) -> int:
+    """check: 0, or 78 with all errors.  show: every value and the file that it comes from."""
+    from holdfast.agent.config import flatten
+
+    loaded = _load(options.config)
+    values = {key: (value, loaded.origins[key]) for key, value in flatten(loaded.config)}
+    if options.json:
+        from .live import print_json
+
+        print_json({key: {"value": value, "origin": origin}
+                    for key, (value, origin) in values.items()})
+        return 0
+    if options.what == "check":
+        changed = sum(origin != "default" for _, origin in values.values())
+        show([line(f"good: {count(changed, 'value')} set, {len(values) - changed} by default")])
+        return 0
+    show(configured(values))
+    return 0
+
+
+def configured(values: dict[str, tuple[object, str]]) -> list[Line]:
+    """TOML that could be loaded again, each value with its origin."""
+    import json
+
+    lines: list[Line] = []
+    section = ""
+    for key, (value, origin) in values.items():
+        here, _, name = key.partition(".")
+        if here != section:
+            lines += [*([()] if section else []), line(Span(f"[{here}]", STRONG))]
+            section = here
+        note = "" if origin == "default" else f"  # {origin}"
+        lines.append(line(f"{name} = {json.dumps(value)}", Span(note, FAINT)))
+    return lines
+
+
+# ---------------------------------------------------------------------------------- dashboards
+
+
+def dashboards(options: argparse.Namespace) -> int:
+    """Writes holdfast-alerts.yml into --to."""
+    from holdfast.dashboards import rules
+
+    entries = []
+    for name, book in runbooks().items():
+        _, sections = prose.split(prose.text_of(name))
+        texts = (prose.first_sentence(sections[one]) for one in ("Meaning", "Impact"))
+        entries.append(rules.Entry(book, *texts))
+    target = Path(options.to) / "holdfast-alerts.yml"
+    try:
+        target.write_text(rules.render(entries, options.runbook_base), encoding="utf-8")
+    except OSError as error:
+        raise Failure(f"{target}: {error.strerror}") from error
+    show([line(f"{target}: {count(len(entries), 'alert rule')}, written {clock(time.time())}")])
+    return 0

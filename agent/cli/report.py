@@ -1,0 +1,227 @@
+"""What the agent's answers say to a person: pure, from the API's JSON to lines.
+
+Owns the words and their order; status answers four questions before anything else.  Reads no
+socket and no clock: ages come with the answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .text import (
+    BAD,
+    CARE,
+    FAINT,
+    GOOD,
+    STRONG,
+    Cell,
+    Line,
+    Span,
+    clock,
+    count,
+    field,
+    line,
+    seconds,
+    size,
+    table,
+)
+
+Json = Mapping[str, Any]
+HEALTH_STYLE = {"ok": GOOD, "suspect": CARE, "fault": BAD}
+SEVERITY_STYLE = {"fatal": BAD, "degraded": CARE, "warn": CARE, "ok": GOOD}
+
+
+# -------------------------------------------------------------------------------------- status
+
+
+def status(answers: Sequence[Json], run: str | None = None) -> list[Line]:
+    """Every run's block, then every node's."""
+    runs = [one for answer in answers for one in answer["runs"] if run in (None, one["run"])]
+    lines: list[Line] = []
+    if not runs:
+        lines += [*field("training", Span("no: no run is registered here", CARE)), ()]
+    for one in runs:
+        lines += [*_run(one), ()]
+    for answer in answers:
+        lines += _node(answer)
+    return lines
+
+
+def _run(run: Json) -> list[Line]:
+    training = Span("yes", GOOD) if run["training"] else Span("no", BAD)
+    restarts = f", {count(run['restarts'], 'restart')}" if run.get("restarts") else ""
+    pace = f", {seconds(run['step_time_s'])} a step" if run.get("step_time_s") else ""
+    loss = f", loss {run['loss']:.4f}" if run.get("loss") is not None else ""
+    need = run.get("need") or "nothing"
+    return [
+        *field("training", training),
+        *field("checkpoint", checkpoint(run)),
+        *field("doing", run["doing"]),
+        *field("you", need if need == "nothing" else Span(need, CARE)),
+        *field("run", f"{run['run']} ({run['grade']}): {run['state']}, generation "
+               f"{run['generation']}, step {run['step']}{pace}{loss}{restarts}"),
+        (),
+        *_ranks(run.get("ranks", ())),
+    ]
+
+
+def checkpoint(run: Json) -> str:
+    """The last verified one, and the snapshot in memory."""
+    found = run.get("checkpoint")
+    said = "none verified yet"
+    if found:
+        said = f"step {found['step']}, verified {seconds(found['age_s'])} ago"
+    if run.get("snapshot_step") is not None:
+        said += f"; in memory: step {run['snapshot_step']}"
+    return said
+
+
+def _ranks(ranks: Sequence[Json]) -> list[Line]:
+    heads = ("rank", "pid", "state", "step", "phase", "for", "health")
+    rows: list[list[Cell]] = []
+    for one in ranks:
+        health = one.get("health", "ok")
+        rows.append([
+            str(one["rank"]), str(one["pid"]), one["state"], str(one["step"]), one["phase"],
+            seconds(one["phase_age_s"]), Span(health, HEALTH_STYLE.get(health, "")),
+        ])
+    reasons = [
+        row for one in ranks if one.get("why")
+        for row in field(f"  rank {one['rank']}", Span(one["why"], CARE))
+    ]
+    return [*(table(heads, rows, indent=2) if rows else []), *reasons]
+
+
+def _node(answer: Json) -> list[Line]:
+    agent = answer["agent"]
+    down = [one for one in answer.get("collectors", ()) if not one["up"]]
+    said = [
+        f"agent {answer['version']} (pid {agent['pid']}), up {seconds(agent['uptime_s'])}, "
+        f"{size(agent['rss_bytes'])}",
+        "store up" if answer["store_up"] else "store down",
+    ]
+    said += [f"collector {one['name']} down: {one['error']}" for one in down]
+    said += ["paused"] if answer.get("paused") else []
+    said += ["breaker open: a common cause is suspected"] if answer.get("breaker_open") else []
+    lines = field(f"node {answer['node']}", "; ".join(said), indent=len(answer["node"]) + 7)
+    opened = answer.get("incidents", ())
+    return lines + ([()] if opened else []) + [row for one in opened for row in incident_line(one)]
+
+
+# ------------------------------------------------------------------------------------- incidents
+
+
+def incident_line(incident: Json) -> list[Line]:
+    style = SEVERITY_STYLE.get(incident["severity"], "")
+    text = f"{incident['culprit'] or incident['subject']}: {incident['reason']}"
+    head = f"open: {incident['fault']}"
+    return field(head, Span(text, style), indent=max(13, len(head) + 2))
+
+
+def cost(incident: Json) -> str:
+    """What it cost the run, in steps and seconds."""
+    parts = []
+    if incident.get("lost_steps"):
+        parts.append(count(incident["lost_steps"], "step") + " redone")
+    if incident.get("lost_s"):
+        parts.append(seconds(incident["lost_s"]))
+    return ", ".join(parts) or "nothing"
+
+
+def incidents(found: Sequence[Json]) -> list[Line]:
+    """One row each, newest first."""
+    if not found:
+        return [line("no incidents")]
+    rows: list[list[Cell]] = [
+        [
+            clock(one["opened_wall_s"]), one.get("state", "open"),
+            Span(one["fault"], SEVERITY_STYLE.get(one["severity"], "")), cost(one),
+            (one["culprit"] or one["subject"]).partition(" (")[0], one["id"],
+        ]
+        for one in found
+    ]
+    return table(("opened", "state", "fault", "cost", "who", "id"), rows)
+
+
+def incident(one: Json) -> list[Line]:
+    """One incident, whole: culprit, evidence, timeline, cost."""
+    state = one.get("state", "open")
+    lines = [
+        line(Span(f"{one['fault']}", SEVERITY_STYLE.get(one["severity"], STRONG)),
+             f"  {one['id']}, {state}"),
+        *field("reason", one["reason"]),
+        *field("culprit", one["culprit"] or "not known"),
+        *field("run", f"{one['run'] or 'none'}, generation {one['generation']}"),
+        *field("cost", cost(one)),
+    ]
+    if one.get("would_have"):
+        lines += field("would have", one["would_have"])
+    if one.get("evidence"):
+        lines += [(), line(Span("evidence", FAINT))]
+        lines += [row for what, value in one["evidence"] for row in evidence(what, value)]
+    if one.get("timeline"):
+        start = one["timeline"][0][0]
+        lines += [(), line(Span(f"timeline, from {clock(start)}", FAINT))]
+        for wall_s, text in one["timeline"]:
+            lines += field(f"{wall_s - start:+9.2f} s", text)
+    return [*lines, (), line(f"what to do: holdfast explain {one['fault']}")]
+
+
+def evidence(what: str, value: str) -> list[Line]:
+    """`what: value`; a value of several lines (a stack) stands below it as it is."""
+    rows = value.rstrip().splitlines()
+    if len(rows) > 1:
+        return [line(f"  {what}:"), *(line(f"    {row}") for row in rows[:200])]
+    return field(f"  {what}", value, indent=max(16, len(what) + 4))
+
+
+# ------------------------------------------------------------------------------------ why, ledger
+
+
+def why(answer: Json) -> list[Line]:
+    """What is wrong with a node, each with what it rests on."""
+    lines = [line(Span(f"node {answer['node']}", STRONG))]
+    said = []
+    for fault in answer.get("faults", ()):
+        act = "acted on" if fault.get("act") else "shown only"
+        said += [
+            line(Span(fault["fault"], SEVERITY_STYLE.get(fault["severity"], "")),
+                 f" ({fault['severity']}, {act}): {fault['subject']}"),
+            *field("  because", fault["reason"]),
+            *(row for what, value in fault.get("evidence", ()) for row in evidence(what, value)),
+        ]
+    for one in answer.get("collectors", ()):
+        if not one["up"]:
+            said += field("  not seen", f"{one['name']}: {one['error']} ({seconds(one['age_s'])})")
+    if not answer["store_up"]:
+        said += field("  store", "does not answer: no new plan can be made")
+    if answer.get("paused"):
+        said += field("  paused", "an operator's hand is on it: nothing is acted on")
+    if answer.get("breaker_open"):
+        said += field("  breaker", "open: the same fault in many places, a person decides")
+    return lines + (said or [line("  nothing is wrong, as far as it is watched")])
+
+
+def ledger(answer: Json, run: str | None = None) -> list[Line]:
+    """Seconds by category, and that they sum to the wall time."""
+    part = answer["runs"][run] if run else answer
+    categories: Mapping[str, float] = part["categories"] if "categories" in part else part
+    total = sum(categories.values())
+    wall = float(part["wall_s"]) if "wall_s" in part else total
+    ordered = sorted(categories.items(), key=lambda item: -item[1])
+    rows: list[list[Cell]] = [
+        [name, f"{spent:10.1f} s", f"{100 * spent / total if total else 0:5.1f} %"]
+        for name, spent in ordered if spent > 0
+    ]
+    lines = table(("category", "seconds".rjust(12), "share".rjust(7)), rows)
+    gap = abs(total - wall)
+    sums = Span("sums to the wall time", GOOD) if gap <= 0.01 * wall + 1.0 else Span(
+        f"{seconds(gap)} are not accounted for", BAD)
+    training = categories.get("training", 0.0)
+    share = 100 * training / total if total else 0.0
+    return [
+        *lines, (),
+        line(f"wall time {seconds(wall)}: ", sums),
+        line(f"goodput   {share:.1f} % of it was training that counts"),
+    ]

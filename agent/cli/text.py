@@ -1,0 +1,131 @@
+"""Lines of styled words for people: coloured on a terminal, plain when piped, 80 columns wide.
+
+Owns wrapping, tables, and how seconds and bytes are said.  A line is a tuple of spans, so that
+what a command says can be tested by value; rich is imported only for a terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+WIDTH = 80
+GOOD, BAD, CARE, FAINT, STRONG = "green", "bold red", "yellow", "dim", "bold"
+
+
+class Span(NamedTuple):
+    text: str
+    style: str = ""
+
+
+Line = tuple[Span, ...]
+Cell = str | Span
+
+
+def line(*parts: Cell) -> Line:
+    return tuple(Span(part) if isinstance(part, str) else part for part in parts)
+
+
+def plain(lines: Iterable[Line]) -> str:
+    return "".join("".join(span.text for span in one).rstrip() + "\n" for one in lines)
+
+
+def show(lines: Iterable[Line]) -> None:
+    """Prints to standard output."""
+    found = list(lines)
+    if not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
+        sys.stdout.write(plain(found))
+        sys.stdout.flush()
+        return
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, soft_wrap=True)
+    for one in found:
+        console.print(Text.assemble(*((span.text, span.style) for span in one)))
+
+
+def field(name: str, value: Cell, indent: int = 13) -> list[Line]:
+    """`name        value`, the value wrapped under itself."""
+    span = Span(value) if isinstance(value, str) else value
+    rows = textwrap.wrap(span.text, WIDTH - indent) or [""]
+    head = [line(Span(name.ljust(indent - 1) + " ", FAINT), Span(rows[0], span.style))]
+    return head + [line(" " * indent, Span(row, span.style)) for row in rows[1:]]
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[Cell]], indent: int = 0) -> list[Line]:
+    """Columns as wide as their widest cell; the last one is cut at the width of the page."""
+    cells = [[Span(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
+    last = len(heads) - 1
+    widths = [
+        max([len(head), *(len(row[column].text) for row in cells)])
+        for column, head in enumerate(heads)
+    ]
+    room = max(8, WIDTH - indent - sum(widths[:last]) - 2 * last)
+
+    def fit(span: Span, column: int) -> Span:
+        if column == last:
+            return Span(cut(span.text, room), span.style)
+        return Span(span.text.ljust(widths[column] + 2), span.style)
+
+    head = [Span(name, FAINT) for name in heads]
+    return [
+        line(" " * indent, *(fit(span, column) for column, span in enumerate(row)))
+        for row in [head, *cells]
+    ]
+
+
+def cut(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: max(1, width - 1)] + "…"
+
+
+def paragraphs(text: str, indent: int = 2) -> list[Line]:
+    """Prose wrapped anew; indented blocks (commands) stay as they are."""
+    found: list[Line] = []
+    for block in text.split("\n\n"):
+        if block.startswith("    "):
+            found += [line(" " * indent, Span(row[2:])) for row in block.splitlines()]
+        else:
+            rows = textwrap.wrap(" ".join(block.split()), WIDTH - indent)
+            found += [line(" " * indent, row) for row in rows]
+        found.append(())
+    return found[:-1]
+
+
+def seconds(value: float | None) -> str:
+    """0.45 s, 12 s, 3 min 20 s, 2 h 5 min; "unknown" for None."""
+    if value is None:
+        return "unknown"
+    if value < 9.95:
+        return f"{value:.2f} s" if value < 0.995 else f"{value:.1f} s"
+    whole = round(value)
+    if whole < 120:
+        return f"{whole} s"
+    if whole < 7200:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def size(value: float) -> str:
+    """Bytes in the unit that people use for memory."""
+    for unit in ("bytes", "kB", "MB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}"
+        value /= 1000
+    return f"{value:.1f} GB"
+
+
+def clock(wall_s: float) -> str:
+    """Local time of day, with the date when it was not today."""
+    import time
+
+    then = time.localtime(wall_s)
+    today = time.localtime()[:3] == then[:3]
+    return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", then)
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

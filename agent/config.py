@@ -1,0 +1,229 @@
+"""Reads the agent's configuration: TOML files, every error at once, the origin of each value.
+
+Owns loading and checking.  The settings themselves are in settings.py.  Bad input changes nothing
+and is named by file, key and what to set.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
+
+import msgspec
+
+from .settings import Config
+
+FILE_MAX_BYTES = 1 << 20
+CONF_D_MAX = 100
+ALLOWED_ACTIONS = ("reboot_node", "replace_node", "drain_node")
+DEFAULT_FILE = Path("/etc/holdfast/agent.toml")
+
+# (shorter, longer, why): checked when the configuration is loaded
+LATTICE = (
+    ("agent.tick_s", "agent.fast_s", "a collector cannot run more often than the agent ticks"),
+    ("agent.fast_s", "agent.slow_s", "the slow set is the slower one"),
+    ("agent.tick_s", "detect.suspect_floor_s", "a stall is noticed on a tick"),
+    ("collectors.deadline_s", "agent.slow_s", "a collector must be given up before it is due"),
+    ("detect.suspect_floor_s", "detect.script_floor_s", "suspicion comes before action"),
+    ("detect.odds", "detect.odds_active", "activity speaks for waiting longer"),
+    ("detect.script_floor_s", "detect.quiet_limit_s", "a quiet phase may be quiet for longer"),
+    ("detect.script_floor_s", "detect.compile_limit_s", "a compile may be quiet for longer"),
+    ("detect.park_wait_s", "detect.stop_grace_s", "survivors park before ranks are killed"),
+    ("agent.tick_s", "detect.lease_s", "a lease is renewed on ticks"),
+)
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; `errors` has one line for each thing to change."""
+
+    def __init__(self, errors: list[str]) -> None:
+        super().__init__("\n".join(errors))
+        self.errors = errors
+
+
+class Loaded(NamedTuple):
+    """A configuration with the origin of each value: {"agent.tick_s": "/etc/... "}."""
+
+    config: Config
+    origins: dict[str, str]
+
+
+def load(
+    file: Path | None, overrides: Mapping[str, tuple[object, str]] | None = None
+) -> Loaded:
+    """Reads FILE and conf.d/*.toml beside it (sorted, a later file wins), then the overrides
+    {"agent.state_dir": (value, origin)}.  Raises ConfigError with every error found."""
+    errors: list[str] = []
+    values: dict[str, tuple[Any, str]] = {}
+    for path in _files(file, errors):
+        for key, value in _read(path, errors):
+            if _is_known(key, value, str(path), errors):
+                values[key] = (value, str(path))
+    values.update(overrides or {})
+    config = _build(values, errors)
+    errors.extend(_check_lattice(config, values))
+    for action in config.actions.allow:
+        if action not in ALLOWED_ACTIONS:
+            errors.append(
+                f"{_origin('actions.allow', values)}: actions.allow: {action!r} is no action: "
+                f"set some of {', '.join(ALLOWED_ACTIONS)}"
+            )
+    if errors:
+        raise ConfigError(errors)
+    return Loaded(config, {key: _origin(key, values) for key, _ in flatten(config)})
+
+
+def flatten(config: Config) -> list[tuple[str, object]]:
+    """Every setting as ("section.key", value)."""
+    return [
+        (f"{section}.{key}", getattr(getattr(config, section), key))
+        for section in config.__struct_fields__
+        for key in getattr(config, section).__struct_fields__
+    ]
+
+
+def describe(key: str) -> tuple[str, str]:
+    """(type and bounds, description) of "section.key", for people."""
+    section, name = key.split(".", 1)
+    hint = get_type_hints(type(getattr(Config(), section)), include_extras=True)[name]
+    metas = _metas(hint)
+    text = next((meta.description for meta in reversed(metas) if meta.description), "")
+    bounds = [
+        f"{sign} {getattr(meta, field):g}"
+        for meta in metas
+        for field, sign in (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
+        if getattr(meta, field) is not None
+    ]
+    base = hint
+    while hasattr(base, "__metadata__"):
+        base = base.__origin__
+    kind = {float: "number", int: "whole number", str: "text", bool: "true or false"}.get(
+        base, "list of texts"
+    )
+    return " ".join([kind, " and ".join(bounds)]).strip(), text
+
+
+def render_config_docs() -> str:
+    """docs/config.md."""
+    lines = [
+        "# Configuration of the agent",
+        "",
+        "Generated from agent/settings.py; do not edit. `holdfast agent --config F` reads F, then",
+        "every `conf.d/*.toml` beside it in order of their names; a later value wins. An unknown",
+        "key is an error. All errors are said at once, each with file, key and what to set.",
+        "`holdfast config check` checks, `holdfast config show` shows each value and its origin.",
+    ]
+    config = Config()
+    for section in config.__struct_fields__:
+        part = getattr(config, section)
+        lines += ["", f"## [{section}]", "", (type(part).__doc__ or "").strip(), ""]
+        lines += ["| key | type | default | what it is for |", "|---|---|---|---|"]
+        for key in part.__struct_fields__:
+            kind, text = describe(f"{section}.{key}")
+            default = msgspec.json.encode(getattr(part, key)).decode()
+            lines.append(f"| `{key}` | {kind} | `{default}` | {text} |")
+    lines += ["", "## What must be shorter than what", ""]
+    lines += [f"* `{short}` <= `{long}`: {why}" for short, long, why in LATTICE]
+    return "\n".join(lines) + "\n"
+
+
+def _metas(hint: Any) -> list[msgspec.Meta]:
+    """The constraints of an annotated type, innermost first."""
+    found: list[msgspec.Meta] = []
+    while hasattr(hint, "__metadata__"):
+        found = [one for one in hint.__metadata__ if isinstance(one, msgspec.Meta)] + found
+        hint = hint.__origin__
+    return found
+
+
+def _files(file: Path | None, errors: list[str]) -> list[Path]:
+    if file is None:
+        return []
+    if not file.is_file():
+        errors.append(f"{file}: no such file: create it or give another with --config")
+        return []
+    extra = sorted((file.parent / "conf.d").glob("*.toml"))
+    if len(extra) > CONF_D_MAX:
+        errors.append(f"{file.parent / 'conf.d'}: more than {CONF_D_MAX} files: join some")
+    return [file, *extra[:CONF_D_MAX]]
+
+
+def _read(path: Path, errors: list[str]) -> list[tuple[str, Any]]:
+    """One file as ("section.key", value) pairs; sections that are no tables as ("section", v)."""
+    try:
+        with path.open("rb") as handle:
+            text = handle.read(FILE_MAX_BYTES + 1)
+        if len(text) > FILE_MAX_BYTES:
+            raise ValueError(f"longer than {FILE_MAX_BYTES} bytes")
+        content = tomllib.loads(text.decode("utf-8"))
+    except OSError as error:
+        errors.append(f"{path}: {error.strerror}: make it readable for uid {os.getuid()}")
+        return []
+    except ValueError as error:
+        errors.append(f"{path}: no valid TOML: {error}")
+        return []
+    pairs: list[tuple[str, Any]] = []
+    for section, table in content.items():
+        if isinstance(table, dict):
+            pairs.extend((f"{section}.{key}", value) for key, value in table.items())
+        else:
+            pairs.append((section, table))
+    return pairs
+
+
+def _is_known(key: str, value: Any, origin: str, errors: list[str]) -> bool:
+    section, _, name = key.partition(".")
+    sections = Config.__struct_fields__
+    if section not in sections:
+        errors.append(f"{origin}: [{section}] is unknown: {_nearest(section, sections)}")
+        return False
+    fields = getattr(Config(), section).__struct_fields__
+    if not name or name not in fields:
+        what = f"[{section}]" if not name else key
+        errors.append(f"{origin}: {what} is unknown: {_nearest(name, fields)}")
+        return False
+    hint = get_type_hints(type(getattr(Config(), section)), include_extras=True)[name]
+    try:
+        msgspec.convert(value, hint)
+    except msgspec.ValidationError as error:
+        kind, _ = describe(key)
+        default = msgspec.json.encode(getattr(getattr(Config(), section), name)).decode()
+        errors.append(f"{origin}: {key}: {error}: set {kind}, for example {default}")
+        return False
+    return True
+
+
+def _nearest(word: str, known: tuple[str, ...]) -> str:
+    import difflib  # needed for errors alone
+
+    near = difflib.get_close_matches(word, known, 1)
+    return f"did you mean {near[0]}?" if near else f"set one of {', '.join(known)}"
+
+
+def _build(values: Mapping[str, tuple[Any, str]], errors: list[str]) -> Config:
+    tables: dict[str, dict[str, Any]] = {}
+    for key, (value, _) in values.items():
+        section, _, name = key.partition(".")
+        tables.setdefault(section, {})[name] = value
+    try:
+        return msgspec.convert(tables, Config)
+    except msgspec.ValidationError as error:  # an override of ours; files were checked before
+        errors.append(f"command line: {error}")
+        return Config()
+
+
+def _check_lattice(config: Config, values: Mapping[str, tuple[Any, str]]) -> list[str]:
+    have: dict[str, Any] = dict(flatten(config))
+    return [
+        f"{_origin(short if short in values else long, values)}: {short} = {have[short]:g} is "
+        f"longer than {long} = {have[long]:g}, but {why}: raise {long} or lower {short}"
+        for short, long, why in LATTICE
+        if have[short] > have[long]
+    ]
+
+
+def _origin(key: str, values: Mapping[str, tuple[Any, str]]) -> str:
+    return values[key][1] if key in values else "default"

@@ -1,0 +1,310 @@
+"""The agent's metrics: one prometheus collector over the last snapshot.
+
+Owns names, help texts and rendering, and is the only user of prometheus_client.  Holds no numbers
+of its own and no global registry: what happened is counted in the journal, what is comes from the
+snapshot.  The text is rendered at most once a snapshot.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from holdfast.collectors.sample import Sample
+
+from . import procfs
+from .core.model import SEVERITIES
+from .narrate import RECOVERY_BUCKETS_S
+from .version import VERSION
+from .web import status
+
+if TYPE_CHECKING:
+    from .daemon import Daemon
+
+CONTENT_TYPE = CONTENT_TYPE_LATEST
+PREFIX = "holdfast_"
+FRESH_S = 0.25  # metrics of the agent itself move between snapshots, but no faster than this
+CATEGORIES = (
+    "training", "startup", "compile", "checkpoint", "evaluation", "detection", "recovery",
+    "redone", "idle", "paused", "unknown",
+)  # fmt: skip
+PHASES = ("total", "after_verdict")
+
+
+class Name(NamedTuple):
+    """One metric: kind, help, labels."""
+
+    kind: str
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+NAMES: dict[str, Name] = {
+    "build_info": Name("gauge", "Always 1; which agent this is.", ("version", "python")),
+    "store_up": Name("gauge", "1 when the store answers."),
+    "breaker_open": Name(
+        "gauge", "1 when one fault is on so many nodes that nothing is done to nodes."
+    ),
+    "paused": Name("gauge", "1 when an operator told the agent not to act.", ("scope",)),
+    "fault_active": Name(
+        "gauge", "1 for each fault that is seen now.", ("fault", "subject", "severity")
+    ),
+    "events_total": Name(
+        "counter", "Faults and events seen, by their source and code.",
+        ("source", "code", "class", "action"),
+    ),
+    "actions_total": Name(
+        "counter", "Effects with an outcome.", ("action", "fault", "outcome")
+    ),
+    "restarts_total": Name("counter", "Generations after a run's first.", ("run", "fault")),
+    "recovery_seconds": Name(
+        "histogram",
+        "Time to come back: total = last step before the fault to the first new one; "
+        "after_verdict = from the verdict on.",
+        ("phase",),
+    ),
+    "lost_steps_total": Name("counter", "Steps that had to be done again.", ("run",)),
+    "detector_verdicts_total": Name(
+        "counter", "Verdicts that turned out true or false.", ("detector", "outcome")
+    ),
+    "node_seconds_total": Name(
+        "counter", "The ledger: each second of this node in one category, once settled.",
+        ("category",),
+    ),
+    "train_step": Name("gauge", "Optimizer steps done by the slowest rank.", ("run",)),
+    "train_loss": Name("gauge", "Latest loss that the run reported.", ("run",)),
+    "train_step_seconds": Name("gauge", "Median duration of the latest steps.", ("run",)),
+    "run_generation": Name("gauge", "Generation that runs now.", ("run",)),
+    "run_ranks": Name("gauge", "Ranks by state.", ("run", "state")),
+    "rank_still_seconds": Name(
+        "gauge", "How long a rank's progress has stood still.", ("run", "rank")
+    ),
+    "checkpoint_verified_step": Name(
+        "gauge", "Step of the newest checkpoint that is not known to be bad.", ("run",)
+    ),
+    "checkpoint_age_seconds": Name("gauge", "Age of that checkpoint.", ("run",)),
+    "collector_up": Name("gauge", "1 when the collector's last reading went well.",
+                         ("collector",)),
+    "collector_duration_seconds": Name(
+        "gauge", "How long the collector's last reading took.", ("collector",)
+    ),
+    "config_reload_ok": Name("gauge", "0 when the last reload was refused."),
+    "journal_stalled": Name("gauge", "1 when the journal cannot be written."),
+    "journal_dropped_total": Name("counter", "Records given up while the journal was stalled."),
+    "agent_steps_total": Name("counter", "Steps of the state machine."),
+    "agent_step_seconds": Name("gauge", "Duration of the last step."),
+    "agent_event_loop_lag_seconds": Name("gauge", "Worst lateness of the loop, fading in 10 s."),
+    "agent_troubles_total": Name("counter", "Failures of the agent's own parts.", ("part",)),
+    "agent_resident_memory_bytes": Name("gauge", "Resident memory of the agent."),
+    "agent_cpu_seconds_total": Name("counter", "Processor time of the agent, children apart."),
+}
+Rows = Sequence[tuple[tuple[str, ...], float]]  # (label values, value)
+STATES = ("starting", "running", "parked", "ended")
+# counter in the journal -> metric
+JOURNALLED = {
+    "events": "events_total",
+    "actions": "actions_total",
+    "restarts": "restarts_total",
+    "lost_steps": "lost_steps_total",
+}
+
+
+class Exposition:
+    """The text of /metrics."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(_Collector(daemon))
+        self._number = -1
+        self._made_s = 0.0
+        self._text = b""
+
+    def text(self) -> bytes:
+        """Rendered anew when there is a newer snapshot, else as it was."""
+        now_s = time.monotonic()
+        number = self._daemon.snapshot.number
+        if number != self._number and now_s - self._made_s > FRESH_S:
+            self._text = generate_latest(self._registry)
+            self._number, self._made_s = number, now_s
+        return self._text
+
+
+class _Collector:
+    """Everything of the last snapshot as metric families."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._agent()
+        yield from self._journalled()
+        yield self._recovery()
+        yield from self._runs()
+        yield from self._collectors()
+
+    def _agent(self) -> Iterator[Metric]:
+        daemon, snapshot = self._daemon, self._daemon.snapshot
+        usage = os.times()
+        yield family("build_info", [((VERSION, platform.python_version()), 1)])
+        yield family("store_up", [((), int(snapshot.observed.store.up))])
+        yield family("breaker_open", [((), int(status.breaker_open(daemon)))])
+        paused = [((f"node/{daemon.name}",), int(status.node_paused(daemon)))]
+        paused += [
+            ((f"run/{view.run}",), int(status.run_paused(daemon, view.run)))
+            for view in snapshot.observed.runs
+        ]
+        yield family("paused", paused)
+        active = {
+            (verdict.fault, verdict.subject, verdict.severity): 1
+            for verdict in snapshot.decision.verdicts
+            if verdict.severity in SEVERITIES
+        }
+        yield family("fault_active", sorted(active.items()))
+        ledger = dict.fromkeys(CATEGORIES, 0.0) | dict(snapshot.decision.ledger)
+        yield family("node_seconds_total", [((name,), value) for name, value in ledger.items()])
+        yield family("detector_verdicts_total", [
+            ((detector, outcome), count)
+            for detector, outcome, count in snapshot.decision.detector_counts
+        ])  # fmt: skip
+        yield family("config_reload_ok", [((), int(daemon.reload_ok))])
+        yield family("journal_stalled", [((), int(snapshot.observed.journal_stalled))])
+        yield family("journal_dropped_total", [((), daemon.journal.dropped)])
+        yield family("agent_steps_total", [((), daemon.steps)])
+        yield family("agent_step_seconds", [((), daemon.step_s)])
+        yield family("agent_event_loop_lag_seconds", [((), daemon.loop_lag_s)])
+        yield family("agent_troubles_total", [
+            ((part,), count) for part, count in sorted(daemon.troubles.counts.items())
+        ])  # fmt: skip
+        yield family("agent_resident_memory_bytes", [((), procfs.rss_bytes())])
+        yield family("agent_cpu_seconds_total", [((), usage.user + usage.system)])
+
+    def _journalled(self) -> Iterator[Metric]:
+        counters = self._daemon.performer.counters
+        for name, metric in JOURNALLED.items():
+            width = len(NAMES[metric].labels)
+            yield family(metric, [
+                (labels, value) for (counter, labels), value in sorted(counters.items())
+                if counter == name and len(labels) == width
+            ])  # fmt: skip
+
+    def _recovery(self) -> Metric:
+        counters = self._daemon.performer.counters
+        name = NAMES["recovery_seconds"]
+        histogram = HistogramMetricFamily(
+            PREFIX + "recovery_seconds", name.help, labels=name.labels
+        )
+        for phase in PHASES:
+            buckets = [
+                (bound, counters.get(("recovery_bucket", (phase, bound)), 0.0))
+                for bound in (*(f"{seconds:g}" for seconds in RECOVERY_BUCKETS_S), "+Inf")
+            ]
+            total = counters.get(("recovery_sum", (phase,)), 0.0)
+            histogram.add_metric((phase,), buckets, total)
+        return histogram
+
+    def _runs(self) -> Iterator[Metric]:
+        daemon = self._daemon
+        rows: dict[str, list[tuple[tuple[str, ...], float]]] = {
+            "train_step": [], "train_loss": [], "train_step_seconds": [], "run_generation": [],
+            "run_ranks": [], "rank_still_seconds": [], "checkpoint_verified_step": [],
+            "checkpoint_age_seconds": [],
+        }  # fmt: skip
+        for view in daemon.snapshot.observed.runs:
+            label = (view.run,)
+            running = [rank for rank in view.ranks if rank.state == "running"]
+            times = sorted(rank.step_time_s for rank in running if rank.step_time_s > 0)
+            loss = status.loss(daemon.sessions.session(view.run), running)
+            checkpoint = status.checkpoint(daemon, view)
+            rows["run_generation"].append((label, view.generation))
+            for state in STATES:
+                count = sum(rank.state == state for rank in view.ranks)
+                rows["run_ranks"].append(((view.run, state), count))
+            for rank in running:
+                key = (view.run, str(rank.rank))
+                rows["rank_still_seconds"].append((key, rank.still_s))
+            if running:
+                rows["train_step"].append((label, min(rank.step for rank in running)))
+            if loss is not None:
+                rows["train_loss"].append((label, loss))
+            if times:
+                rows["train_step_seconds"].append((label, times[len(times) // 2]))
+            if checkpoint is not None:
+                rows["checkpoint_verified_step"].append((label, checkpoint["step"]))
+                rows["checkpoint_age_seconds"].append((label, checkpoint["age_s"]))
+        for name, values in rows.items():
+            yield family(name, values)
+
+    def _collectors(self) -> Iterator[Metric]:
+        runner = self._daemon.runner
+        if runner is None:
+            return
+        health = runner.health()
+        yield family("collector_up", [((one.name,), int(one.up)) for one in health])
+        yield family("collector_duration_seconds", [((h.name,), h.duration_s) for h in health])
+        by_name: dict[str, list[Sample]] = {}
+        for sample in runner.samples():
+            by_name.setdefault(sample.name, []).append(sample)
+        for metric in runner.metrics():
+            name = Name(metric.kind, metric.help, metric.labels)
+            yield family(metric.name, [
+                (labels_of(sample.subject, metric.labels), sample.value)
+                for sample in by_name.get(metric.name, ())
+            ], name)  # fmt: skip
+
+
+def labels_of(subject: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """A sample's subject `key=value,key=value` as values in the order of `names`."""
+    pairs = dict(part.partition("=")[::2] for part in subject.split(",") if part)
+    return tuple(pairs.get(name, "") for name in names)
+
+
+def family(
+    name: str, rows: Rows, declared: Name | None = None
+) -> Metric:
+    """One metric family with its rows (label values, value)."""
+    what = declared or NAMES[name]
+    made: CounterMetricFamily | GaugeMetricFamily
+    if what.kind == "counter":
+        made = CounterMetricFamily(PREFIX + name, what.help, labels=what.labels)
+    else:
+        made = GaugeMetricFamily(PREFIX + name, what.help, labels=what.labels)
+    for labels, value in rows:
+        made.add_metric(labels, value)
+    return made
+
+
+def render_metrics_docs() -> str:
+    """docs/metrics.md."""
+    from holdfast.collectors import ALL
+
+    lines = [
+        "# Metrics",
+        "",
+        "Generated from agent/metrics.py and the collectors' declarations; do not edit.",
+        "Served at /metrics (default http://127.0.0.1:9855/metrics). Base units; the run's label",
+        "is `run`, never `job` or `instance`. Counters of events, actions and restarts go on",
+        "after a restart of the agent: they are seeded from its journal.",
+        "",
+        "| metric | kind | labels | meaning |",
+        "|---|---|---|---|",
+    ]
+    rows = [(name, what.kind, what.labels, what.help) for name, what in NAMES.items()]
+    for collector in ALL:
+        rows += [(one.name, one.kind, one.labels, one.help) for one in collector.metrics]
+    for name, kind, labels, text in rows:
+        listed = ", ".join(f"`{label}`" for label in labels)
+        lines.append(f"| `{PREFIX}{name}` | {kind} | {listed} | {text} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,255 @@
+"""Performs what the core decided: intent first, then the effect, then its outcome as a level.
+
+Owns which effects are in flight and what became of the latest.  Decides nothing and retries
+nothing: an effect that failed or ran out of time is an outcome, and the core plans on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from . import wire
+from .core.model import Effect, EffectOutcome, Start, StoreWrite
+from .journal import (
+    UNFINISHED_ERROR,
+    Count,
+    Finished,
+    Intent,
+    Journal,
+    Memory,
+    intent_of,
+    needs_sync,
+)
+from .store.base import Conflict, Store, StoreError
+
+OUTCOMES_MAX = 256  # kept as levels
+FINISHED_MAX = 4096  # ids remembered, so that a launcher's repetition is no second outcome
+OUTCOME_KEPT_S = 30.0
+JOURNAL_WAIT_S = 0.25  # an ordinary restart waits no longer for a disk that does not answer
+DETAIL_MAX = 32_768
+GRACE_FOR_RESEND_S = 5.0  # after a restart: launchers repeat their last outcomes by then
+
+
+class Flight:
+    """An effect that has begun and has no outcome yet."""
+
+    def __init__(self, effect: Effect, timer: asyncio.TimerHandle | None) -> None:
+        self.effect = effect
+        self.timer = timer
+        self.sent = False
+
+
+class Performer:
+    """The one place where effects happen."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        store: Store,
+        order: Callable[[str, dict[str, object]], str],
+        wake: Callable[[str], None],
+        trouble: Callable[[str, BaseException | str], None],
+    ) -> None:
+        self._journal = journal
+        self._store = store
+        self._order = order
+        self._wake = wake
+        self._trouble = trouble
+        self._flights: dict[str, Flight] = {}
+        self._levels: OrderedDict[str, tuple[EffectOutcome, float]] = OrderedDict()
+        self._finished: OrderedDict[str, None] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._orphans: dict[str, Intent] = {}
+        self.counters = dict(journal.seed.counters)
+        self.where: dict[tuple[str, int, int], str] = {}  # (run, generation, rank) -> source line
+        now_s = time.monotonic()
+        for done in journal.seed.finished:
+            # The core's memory may be older than the outcome: it is told again.
+            self._finished[done.id] = None
+            self._levels[done.id] = (EffectOutcome(done.id, done.ok, done.error), now_s)
+        for intent in journal.seed.unfinished:
+            self._orphans[intent.id] = intent
+        if self._orphans:
+            asyncio.get_running_loop().call_later(GRACE_FOR_RESEND_S, self._end_orphans)
+
+    # ------------------------------------------------------------- the core's side
+
+    def outcomes(self, wanted: Iterable[str], now_s: float) -> tuple[EffectOutcome, ...]:
+        """Outcomes as levels; those that nobody lists any more are let go after a while."""
+        listed = set(wanted)
+        for key, (_, since_s) in list(self._levels.items()):
+            if len(self._levels) <= OUTCOMES_MAX and (
+                key in listed or now_s - since_s < OUTCOME_KEPT_S
+            ):
+                continue
+            del self._levels[key]
+        return tuple(outcome for outcome, _ in self._levels.values())
+
+    def fresh(self, effects: Iterable[Effect]) -> list[Effect]:
+        """Those that are neither in flight nor over.  One whose intent an earlier life of the
+        agent left unfinished is over: it failed, and is never replayed."""
+        found = []
+        for effect in effects:
+            if effect.id in self._orphans:
+                del self._orphans[effect.id]
+                self._end(effect.id, False, UNFINISHED_ERROR, "", effect)
+            elif effect.id not in self._flights and effect.id not in self._finished:
+                found.append(effect)
+        return found
+
+    def perform(self, fresh: list[Effect], memory: bytes | None) -> None:
+        """Begins effects that `fresh` returned; `memory` is committed with their intents."""
+        if not fresh:
+            return
+        for effect in fresh:
+            self._flights[effect.id] = Flight(effect, None)
+        task = asyncio.get_running_loop().create_task(self._begin(fresh, memory))
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flights)
+
+    async def close(self) -> None:
+        """Ends tasks; effects that have begun stay intents without outcome."""
+        for flight in self._flights.values():
+            if flight.timer is not None:
+                flight.timer.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ------------------------------------------------------------- beginning
+
+    async def _begin(self, effects: list[Effect], memory: bytes | None) -> None:
+        wall_s = time.time()
+        records = [intent_of(effect, wall_s) for effect in effects]
+        committed = self._journal.append(
+            *records, *([Memory(memory)] if memory is not None else []),
+            synced=any(needs_sync(effect) for effect in effects), wait=True,
+        )  # fmt: skip
+        assert committed is not None
+        stalled = self._journal.stalled
+        if not stalled:
+            try:
+                await asyncio.wait_for(asyncio.shield(committed), JOURNAL_WAIT_S)
+            except (TimeoutError, asyncio.CancelledError):
+                if not committed.done() or committed.cancelled():
+                    stalled = True
+                    self._trouble("journal", f"no commit within {JOURNAL_WAIT_S} s")
+        # Put effects wait for the disk; orders to launchers must not wait behind them.
+        for effect in sorted(effects, key=lambda one: one.kind == "put"):
+            flight = self._flights.get(effect.id)
+            if flight is None:
+                continue
+            if stalled and (effect.outlives_node or needs_sync(effect)):
+                self._end(effect.id, False, "refused: the journal is stalled", "", effect)
+            elif isinstance(effect.body, StoreWrite):
+                await self._put(effect, effect.body)
+            else:
+                self._send(flight)
+
+    async def _put(self, effect: Effect, write: StoreWrite) -> None:
+        try:
+            version = await asyncio.wait_for(self._store.put(write), effect.deadline_s or 5.0)
+        except Conflict as error:
+            self._end(effect.id, False, f"conflict: {error}", "", effect)
+        except (StoreError, TimeoutError) as error:
+            self._end(effect.id, False, f"store: {error or 'no answer'}", "", effect)
+        else:
+            self._end(effect.id, True, "", str(version), effect)
+
+    def _send(self, flight: Flight) -> None:
+        effect = flight.effect
+        loop = asyncio.get_running_loop()
+        if flight.timer is None:
+            flight.timer = loop.call_later(max(0.05, effect.deadline_s), self._too_late, effect)
+        body = msgspec.to_builtins(effect.body)
+        body.pop("type", None)
+        why_not = self._order(
+            getattr(effect.body, "run", ""),
+            {"t": "do", "id": effect.id, "kind": effect.kind, "body": body},
+        )
+        flight.sent = not why_not  # else it goes out when the launcher comes back, or times out
+
+    def launcher_came(self, run: str) -> None:
+        """Sends again what the launcher has not answered; it is idempotent under the id."""
+        for flight in list(self._flights.values()):
+            if flight.timer is not None and getattr(flight.effect.body, "run", "") == run:
+                self._send(flight)
+
+    # ------------------------------------------------------------- ending
+
+    def launcher_outcome(self, run: str, packet: wire.Outcome) -> None:
+        """A launcher said what became of an effect, perhaps for the second time."""
+        flight = self._flights.get(packet.id)
+        detail = packet.detail[:DETAIL_MAX]
+        if flight is not None:
+            if getattr(flight.effect.body, "run", "") == run:
+                self._end(packet.id, packet.ok, packet.error[:500], detail, flight.effect)
+        elif packet.id in self._orphans:
+            intent = self._orphans.pop(packet.id)
+            self._end(packet.id, packet.ok, packet.error[:500], detail, None, intent)
+
+    def _too_late(self, effect: Effect) -> None:
+        if effect.id in self._flights:
+            error = f"no outcome within {effect.deadline_s:g} s"
+            self._end(effect.id, False, error, "", effect)
+
+    def _end_orphans(self) -> None:
+        for intent in list(self._orphans.values()):
+            del self._orphans[intent.id]
+            self._end(intent.id, False, UNFINISHED_ERROR, "", None, intent)
+
+    def _end(
+        self, id: str, ok: bool, error: str, detail: str,
+        effect: Effect | None, intent: Intent | None = None,
+    ) -> None:  # fmt: skip
+        flight = self._flights.pop(id, None)
+        if flight is not None and flight.timer is not None:
+            flight.timer.cancel()
+        self._finished[id] = None
+        while len(self._finished) > FINISHED_MAX:
+            self._finished.popitem(last=False)
+        self._levels[id] = (EffectOutcome(id, ok, error, detail), time.monotonic())
+        kind = effect.kind if effect is not None else intent.kind if intent is not None else ""
+        fault = effect.fault if effect is not None else intent.fault if intent is not None else ""
+        counts = [Count("actions", (kind, fault, "ok" if ok else "failed"))]
+        if effect is not None and isinstance(effect.body, Start) and ok:
+            if effect.body.generation > 1:
+                counts.append(Count("restarts", (effect.body.run, fault)))
+        self._journal.append(Finished(id, ok, error, time.time(), tuple(counts)))
+        self.count(*counts)
+        if effect is not None and effect.kind == "evidence" and ok:
+            self._remember_where(effect, detail)
+        if not (ok and kind == "start"):
+            # After a start the launcher's levels follow at once and wake; a step before them would
+            # see the old generation and ask again.
+            self._wake("outcome")
+
+    def count(self, *counts: Count) -> None:
+        """Adds to the counters that metrics show; the journal adds the same on its side."""
+        for count in counts:
+            key = (count.name, count.labels)
+            self.counters[key] = self.counters.get(key, 0.0) + count.more
+
+    def _remember_where(self, effect: Effect, detail: str) -> None:
+        body = effect.body
+        try:
+            where = msgspec.json.decode(detail).get("where", "")
+        except (msgspec.DecodeError, AttributeError):
+            return
+        if isinstance(where, str) and where and len(self.where) < 4096:
+            key = (getattr(body, "run"), getattr(body, "generation"), getattr(body, "rank"))
+            self.where[key] = where[:200]
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._trouble("perform", task.exception() or "")

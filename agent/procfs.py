@@ -1,0 +1,131 @@
+"""Reads of /proc about one process: scheduler state, processor time, input and output.
+
+Owns the parsing of /proc/PID files.  Decides nothing, keeps no history, starts nothing.  A file
+that is gone or may not be read gives None, never an exception: processes end at any time.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+CHILDREN_MAX = 64  # processes below one rank that count towards its activity
+THREADS_MAX = 64  # threads of a rank whose children lists are read
+READ_MAX_BYTES = 4096
+
+
+class ProcStat(NamedTuple):
+    """One reading of /proc/PID/stat.  `cpu_ticks` counts the process and its reaped children."""
+
+    state: str
+    ppid: int
+    cpu_ticks: int
+    start_ticks: int
+
+
+def parse_stat(text: bytes) -> ProcStat | None:
+    """Parses the one line of /proc/PID/stat; the name may hold spaces and parentheses."""
+    fields = text[text.rfind(b")") + 2 :].split()
+    if len(fields) < 20:
+        return None
+    try:
+        ticks = sum(int(field) for field in fields[11:15])
+        return ProcStat(fields[0].decode("ascii"), int(fields[1]), ticks, int(fields[19]))
+    except ValueError:
+        return None
+
+
+class StatFile:
+    """/proc/PID/stat held open: one pread a reading, and immune to a reused pid, because the file
+    belongs to the process it was opened for and fails once that is gone."""
+
+    def __init__(self, pid: int, proc: str = "/proc") -> None:
+        try:
+            self._fd = os.open(f"{proc}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._fd = -1
+
+    def read(self) -> ProcStat | None:
+        if self._fd < 0:
+            return None
+        try:
+            return parse_stat(os.pread(self._fd, READ_MAX_BYTES, 0))
+        except OSError:
+            return None
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def read_small(path: str, limit_bytes: int = READ_MAX_BYTES) -> bytes:
+    """At most `limit_bytes` of a file; b"" when it is gone or may not be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, limit_bytes)
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)
+
+
+def is_traced(pid: int, proc: str = "/proc") -> bool:
+    """Whether a debugger holds the process: a stop under one is a person's doing, not a fault."""
+    for line in read_small(f"{proc}/{pid}/status").splitlines():
+        if line.startswith(b"TracerPid:"):
+            return line.split()[-1] != b"0"
+    return False
+
+
+def io_bytes(pid: int, proc: str = "/proc") -> int:
+    """Bytes read and written so far, through any file or socket; 0 where that may not be read."""
+    total = 0
+    for line in read_small(f"{proc}/{pid}/io").splitlines():
+        if line.startswith((b"rchar:", b"wchar:")):
+            total += int(line.split()[1])
+    return total
+
+
+def children_of(pid: int, proc: str = "/proc") -> list[int]:
+    """All processes below `pid`, bounded, itself excluded."""
+    found: list[int] = []
+    todo = [pid]
+    while todo and len(found) < CHILDREN_MAX:
+        parent = todo.pop()
+        try:
+            threads = os.listdir(f"{proc}/{parent}/task")[:THREADS_MAX]
+        except OSError:
+            continue
+        for thread in threads:
+            text = read_small(f"{proc}/{parent}/task/{thread}/children")
+            below = [int(word) for word in text.split()]
+            found.extend(below)
+            todo.extend(below)
+    return found[:CHILDREN_MAX]
+
+
+def activity(pid: int, proc: str = "/proc") -> tuple[int, int]:
+    """(processor ticks, bytes moved) of a process and everything below it, as running totals."""
+    ticks, moved = 0, 0
+    for one in (pid, *children_of(pid, proc)):
+        stat = parse_stat(read_small(f"{proc}/{one}/stat"))
+        if stat is not None:
+            ticks += stat.cpu_ticks
+            moved += io_bytes(one, proc)
+    return ticks, moved
+
+
+def process_alive(pid: int, proc: str = "/proc") -> bool:
+    """Whether a process exists and is more than a zombie."""
+    stat = parse_stat(read_small(f"{proc}/{pid}/stat"))
+    return stat is not None and stat.state not in "ZX"
+
+
+def rss_bytes(pid: int | str = "self", proc: str = "/proc") -> int:
+    """Resident memory of a process; 0 when unknown."""
+    fields = read_small(f"{proc}/{pid}/statm").split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 1 else 0

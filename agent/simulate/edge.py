@@ -1,0 +1,385 @@
+"""The agent's shell on a virtual node: observes, steps the real core, performs what it asks.
+
+Owns what daemon, journal, perform and the store's client own in the real agent, with their
+faults: killed between any two of them, wake-ups dropped, requests and acknowledgements lost,
+outcomes late or twice.  Must not decide anything: every decision is the core's.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from ..core.model import (
+    Beat,
+    Decision,
+    Doc,
+    Effect,
+    EffectOutcome,
+    Lease,
+    Now,
+    Observed,
+    Plan,
+    Request,
+    Runbook,
+    RunView,
+    Settings,
+    StoreView,
+    StoreWrite,
+)
+from ..core.node import Node
+from .launcher import Launcher
+from .loop import Loop
+from .machine import Machine
+from .store import MemoryStore
+
+decode_plan = msgspec.json.Decoder(Plan).decode
+LEAST_GAP_S = 0.01  # at most one step in 10 ms
+OUTCOMES_KEPT = 64
+RESENT_S = 20.0  # a request into a cut connection may still arrive this late
+
+
+@dataclass(slots=True)
+class Weather:
+    """What goes wrong between an edge and the rest, while it does; set by the storm."""
+
+    lost_ack: float = 0.0  # chance that a performed write's answer is lost
+    lost_request: float = 0.0
+    slow_s: float = 0.0  # extra delay of every message, up to
+    stale_s: float = 0.0  # reads may be this far behind
+    twice: float = 0.0  # chance that an outcome comes a second time
+    dropped_wakes: float = 0.0
+    freeze_at_put_s: float = 0.0  # the next plan leaves its machine this late, and freezes it
+    kill_mid_effect: float = 0.0  # chance that a step with effects is the agent's last
+
+    def clear(self) -> None:
+        """Fair again."""
+        for name in self.__slots__:
+            setattr(self, name, 0.0)
+
+
+class Network:
+    """Who can reach whom; "store" is a place like any other."""
+
+    def __init__(self) -> None:
+        self.cut: set[tuple[str, str]] = set()
+
+    def open(self, source: str, target: str) -> bool:
+        """Does a message from `source` arrive at `target`?"""
+        return (source, target) not in self.cut
+
+
+class Edge:
+    """One node's agent process, its journal and its connections."""
+
+    def __init__(self, loop: Loop, machine: Machine, store: MemoryStore, network: Network,
+                 settings: Settings, runbooks: Mapping[str, Runbook], seed: int) -> None:
+        self.loop, self.machine, self.store, self.network = loop, machine, store, network
+        self.settings, self.runbooks = settings, runbooks
+        self.rng = random.Random(seed)
+        self.wake_rng = random.Random(seed + 1)  # apart, so that dropping one changes no draw
+        self.weather = Weather()
+        self.launchers: dict[str, Launcher] = {}
+        self.peers: list[Edge] = []
+        self.journal = b""
+        self.journal_stalled = False
+        self.requests: tuple[Request, ...] = ()
+        self.life = 0
+        self.node: Node | None = None
+        self.decision = Decision()
+        self.steps = 0
+        self.on_step: Callable[[Edge, Now, Observed, Decision], None] = lambda *_: None
+        self.on_effect: Callable[[Edge, Effect], None] = lambda *_: None
+        self.filter: Callable[[Edge, Observed], Observed] | None = None  # mutants only
+        self._forget()
+
+    def _forget(self) -> None:
+        """What lives in the process' memory alone."""
+        self.beats: dict[tuple[str, str], Beat] = {}
+        self.outcomes: dict[str, EffectOutcome] = {}
+        self.performed: set[str] = set()
+        self.raw_beats: dict[tuple[str, str], Beat] = {}
+        self.docs: tuple[Doc, ...] = ()
+        self.holders: tuple[tuple[str, str], ...] = ()
+        self.own_leases: dict[str, float] = {}
+        self.store_up = False
+        self._due_s = -1.0
+        self._said: dict[str, tuple[object, ...]] = {}
+
+    # ------------------------------------------------------------ life
+
+    def start(self) -> None:
+        """Start the agent process with what its journal holds."""
+        if self.node is not None or not self.machine.up:
+            return
+        self.life += 1
+        self._forget()
+        self.node = Node(self.machine.name, self.settings, self.runbooks, self.journal)
+        for launcher in self.launchers.values():
+            launcher.wake = self.wake
+            if launcher.alive:
+                self.outcomes.update(launcher.outcomes)
+        self.loop.note(self.machine.name, "agent starts, life %d", self.life)
+        self._poll()
+        self._tick(self.life)
+
+    def kill(self, why: str) -> None:
+        """kill -9: nothing in memory stays, what was sent goes its way."""
+        if self.node is None:
+            return
+        self.node = None
+        self.loop.note(self.machine.name, "agent dies: %s", why)
+        self.machine.after(0.3 + 2.0 * self.rng.random(), self.start)  # systemd, or the launcher
+
+    def later(self, delay_s: float, action: Callable[[], None]) -> None:
+        """Run `action` in this life of the agent, on this machine."""
+        life = self.life
+
+        def fire() -> None:
+            if self.life == life and self.node is not None:
+                action()
+
+        self.machine.after(delay_s, fire)
+
+    # ------------------------------------------------------------ stepping
+
+    def _tick(self, life: int) -> None:
+        if self.life != life or self.node is None:
+            return
+        for launcher in self.launchers.values():
+            launcher.check_permit()
+        self._poll()
+        self.step()
+        self._tell_peers(False)
+        if self.node is not None:
+            delay_s = min(1.0, max(0.1, self.decision.next_step_s))
+            self.later(delay_s, lambda: self._tick(life))
+
+    def wake(self) -> None:
+        """Something urgent arrived: step soon, unless this wake-up is one that gets lost."""
+        if self.node is None or self._due_s >= self.loop.now_s:
+            return
+        drop = self.weather.dropped_wakes
+        if drop and self.wake_rng.random() < drop:
+            return
+        self._due_s = self.loop.now_s + LEAST_GAP_S
+        self.later(LEAST_GAP_S, self._woken)
+
+    def _woken(self) -> None:
+        self._due_s = -1.0
+        self.step()
+        self._tell_peers(True)
+
+    def observe(self) -> Observed:
+        """All levels, as this node sees them now."""
+        runs = tuple(each.view() for each in self.launchers.values() if each.alive)
+        now_boot_s = self.machine.boot_s()
+        beats = self.raw_beats = dict(self.beats)
+        if self.peers:
+            for view in runs:
+                key = (self.machine.name, view.run)
+                beats[key] = Beat(self.machine.name, view.run, view.generation, now_boot_s,
+                                  view.ranks, self.machine.fatal)
+        leases = tuple(
+            Lease(run, who, self.own_leases.get(run, 0.0) if who == self.machine.name else 0.0)
+            for run, who in self.holders
+        )
+        return Observed(
+            runs=runs, beats=tuple(beats.values()),
+            store=StoreView(self.store_up, self.docs, leases),
+            outcomes=tuple(self.outcomes.values()), requests=self.requests,
+            journal_stalled=self.journal_stalled,
+        )
+
+    def truth_beats(self) -> list[Beat]:
+        """The beats of the latest observation, as they came."""
+        return list(self.raw_beats.values())
+
+    def step(self) -> None:
+        """Observe, decide, journal, perform."""
+        if self.node is None:
+            return
+        now, observed = self.machine.now(), self.observe()
+        if self.filter is not None:
+            observed = self.filter(self, observed)
+        self.decision = decision = self.node.step(now, observed)
+        self.steps += 1
+        self.on_step(self, now, observed, decision)
+        doomed = bool(decision.effects) and self.rng.random() < self.weather.kill_mid_effect
+        point = self.rng.randrange(3) if doomed else 3
+        if point == 0:
+            self.kill("before the intent was journalled")
+            return
+        if decision.effects and not self.journal_stalled:
+            self.journal = self.node.memory()
+        if point == 1:
+            self.kill("after the intent, before the effect")
+            return
+        for effect in decision.effects:
+            if effect.id not in self.performed:
+                self.performed.add(effect.id)
+                self._perform(effect)
+        if point == 2:
+            self.kill("in mid effect")
+
+    # ------------------------------------------------------------ performing
+
+    def _perform(self, effect: Effect) -> None:
+        if not effect.subject.startswith("lease/"):  # renewals would fill the trace
+            self.loop.note(self.machine.name, "effect %s %s: %s", effect.kind, effect.subject,
+                           effect.reason)
+        self.on_effect(self, effect)
+        if isinstance(effect.body, StoreWrite):
+            self._put(effect, effect.body)
+            return
+        run = effect.body.run
+        launcher = self.launchers.get(run)
+        life = self.life
+
+        def deliver() -> None:
+            if launcher is None or not launcher.alive:
+                self._outcome(life, EffectOutcome(effect.id, False, "launcher is gone"))
+                return
+            launcher.perform(effect, lambda outcome: self._come_back(life, outcome))
+
+        self.machine.after(self._delay_s(0.002), deliver)
+
+    def _come_back(self, life: int, outcome: EffectOutcome) -> None:
+        self.machine.after(self._delay_s(0.002), lambda: self._outcome(life, outcome))
+        if self.rng.random() < self.weather.twice:
+            self.machine.after(self.rng.uniform(0.5, 5.0), lambda: self._outcome(life, outcome))
+
+    def _outcome(self, life: int, outcome: EffectOutcome) -> None:
+        if self.life != life or self.node is None:
+            return
+        if not outcome.ok:
+            self.loop.note(self.machine.name, "outcome %s: %s", outcome.id, outcome.error)
+        self.outcomes.pop(outcome.id, None)
+        self.outcomes[outcome.id] = outcome
+        while len(self.outcomes) > OUTCOMES_KEPT:
+            del self.outcomes[next(iter(self.outcomes))]
+        self.wake()
+
+    def _delay_s(self, least_s: float) -> float:
+        return least_s + self.rng.random() * (0.01 + self.weather.slow_s)
+
+    def _put(self, effect: Effect, write: StoreWrite) -> None:
+        """A write over the network: the request, the answer or both may get lost."""
+        name, life = self.machine.name, self.life
+        sent_boot_s = self.machine.boot_s()
+        lost = self.rng.random() < self.weather.lost_request
+        held = self.rng.random() < 0.5
+        sent_s = self.loop.now_s
+        ack_lost = self.rng.random() < self.weather.lost_ack
+        answered: list[bool] = []
+
+        def arrive() -> None:
+            if lost:
+                return
+            if not self.network.open(name, "store"):
+                if held and self.loop.now_s < sent_s + RESENT_S:  # TCP sends it again, and again
+                    self.loop.after(0.5, arrive)
+                return
+            answer = self.store.write(name, write)
+            if not ack_lost and self.network.open("store", name):
+                self.machine.after(self._delay_s(0.002), lambda: back(answer.ok, answer.error))
+
+        def back(ok: bool, error: str) -> None:
+            if answered or self.life != life or self.node is None:
+                return
+            answered.append(True)
+            if ok and write.key.startswith("lease/"):
+                run = write.key.removeprefix("lease/")
+                self.own_leases[run] = sent_boot_s + self.settings.lease_s
+                mine = tuple(each for each in self.holders if each[0] != run)
+                self.holders = (*mine, (run, name))
+            elif ok:
+                self._poll()
+            self._outcome(life, EffectOutcome(effect.id, ok, error))
+
+        frozen_s, stalls = self.weather.freeze_at_put_s, write.key.startswith("run/")
+        if frozen_s and stalls:
+            self.weather.freeze_at_put_s = 0.0
+            self.loop.note("STORM", "%s: its plan arrives %.1f s late", name, frozen_s)
+            if self.peers and held:
+                self.machine.freeze(False)
+                self.loop.after(frozen_s, self.machine.thaw)
+            self.loop.after(frozen_s, arrive)
+        else:
+            self.loop.after(self._delay_s(0.001), arrive)
+        timeout_s = min(2.0, effect.deadline_s) if effect.deadline_s > 0 else 2.0
+        self.machine.after(timeout_s, lambda: back(False, "timeout: it may have been performed"))
+
+    # ------------------------------------------------------------ the store and the peers
+
+    def _poll(self) -> None:
+        name = self.machine.name
+        sent_boot_s = self.machine.boot_s()
+        if not (self.store.available and self.network.open(name, "store")
+                and self.network.open("store", name)):
+            self.store_up = False
+            return
+        stale_s = self.weather.stale_s * self.rng.random() if self.weather.stale_s else 0.0
+        self.docs, self.holders = self.store.read(stale_s)
+        self.store_up = True
+        if stale_s:
+            return
+        for launcher in self.launchers.values():
+            if launcher.permit_s and self._stands(launcher):
+                launcher.renew_permit(sent_boot_s)
+
+    def _stands(self, launcher: Launcher) -> bool:
+        key = f"run/{launcher.job.name}"
+        for doc in self.docs:
+            if doc.key == key:
+                return decode_plan(doc.body).generation == launcher.generation
+        return False
+
+    def changed(self) -> None:
+        """The store's watch: something was written."""
+        if self.node is not None:
+            self.later(self._delay_s(0.005), self._watched)
+
+    def _watched(self) -> None:
+        before = self.docs
+        self._poll()
+        if self.docs is not before:
+            self.wake()
+
+    def _tell_peers(self, only_news: bool) -> None:
+        if not self.peers or self.node is None:
+            return
+        for launcher in self.launchers.values():
+            if not launcher.alive:
+                continue
+            view = launcher.view()
+            news = (view.generation, self.machine.fatal,
+                    *((rank.rank, rank.state) for rank in view.ranks))
+            if only_news and self._said.get(view.run) == news:
+                continue
+            urgent = self._said.get(view.run) != news
+            self._said[view.run] = news
+            send = partial(self._send, view, self.machine.fatal, urgent)
+            self.loop.after(self._delay_s(0.001), send)
+
+    def _send(self, view: RunView, fatal: str, urgent: bool) -> None:
+        name = self.machine.name
+        for peer in self.peers:
+            if peer.node is None or not peer.machine.up or view.run not in peer.launchers:
+                continue
+            if not self.network.open(name, peer.machine.name):
+                continue
+            peer.machine.after(0.0, partial(peer.hear, name, view, fatal, urgent))
+
+    def hear(self, name: str, view: RunView, fatal: str, urgent: bool) -> None:
+        """A peer's beat arrives."""
+        if self.node is None:
+            return
+        self.beats[name, view.run] = Beat(name, view.run, view.generation, self.machine.boot_s(),
+                                          view.ranks, fatal)
+        if urgent:
+            self.wake()

@@ -1,0 +1,357 @@
+"""What a storm does to a cluster: one small function a fault.
+
+Owns the faults.  A fault is drawn before the storm begins (when, what, two numbers in [0, 1) that
+choose its target and its length), so that the same seed makes the same storm whatever the system
+under test does meanwhile.  What a fault breaks, the end of the storm heals, except what only the
+system under test may put right (a hung or stopped rank, a spoilt checkpoint).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from ..core.model import Ended, Request
+from .cluster import Cluster
+from .edge import Edge
+from .job import RUN, Job, Rank
+
+Fault = Callable[[Cluster, float, float], None]
+
+
+def pick_rank(cluster: Cluster, u: float) -> Rank | None:
+    """A running rank, chosen by `u`."""
+    ranks = [rank for _, rank in cluster.ranks() if rank.state == RUN]
+    return ranks[int(u * len(ranks))] if ranks else None
+
+
+def pick_edge(cluster: Cluster, u: float) -> Edge:
+    """A node, chosen by `u`."""
+    edges = list(cluster.edges.values())
+    return edges[int(u * len(edges))]
+
+
+def _say(cluster: Cluster, who: str, text: str, *values: object) -> None:
+    cluster.loop.note("STORM", f"{who}: {text}", *values)
+
+
+def _wake(cluster: Cluster, rank: Rank) -> None:
+    cluster.edges[rank.machine.name].wake()
+
+
+def _end(cluster: Cluster, rank: Rank, how: Ended) -> None:
+    for job, each in cluster.ranks():
+        if each is rank:
+            job.end(rank, how)
+
+
+def rank_killed(cluster: Cluster, u: float, _v: float) -> None:
+    """SIGKILL from outside."""
+    rank = pick_rank(cluster, u)
+    if rank is not None:
+        _say(cluster, rank.machine.name, "SIGKILL rank %d", rank.rank)
+        _end(cluster, rank, Ended(137, 9))
+
+
+def rank_exited(cluster: Cluster, u: float, v: float) -> None:
+    """An exception that comes once (v chooses its step's text)."""
+    rank = pick_rank(cluster, u)
+    if rank is not None and rank.moves():  # what stands still raises nothing
+        _say(cluster, rank.machine.name, "rank %d raises", rank.rank)
+        _end(cluster, rank, Ended(1, outcome="exception", error=f"OSError: shard {int(v * 99)}"))
+
+
+def rank_hung(cluster: Cluster, u: float, v: float) -> None:
+    """The main thread stops moving; one in three holds the GIL, some come back by themselves."""
+    rank = pick_rank(cluster, u)
+    if rank is None:
+        return
+    rank.hung, rank.holds_gil = True, v < 0.33
+    _say(cluster, rank.machine.name, "rank %d hangs%s", rank.rank, ", GIL" if v < 0.33 else "")
+    if v > 0.8:
+        cluster.loop.after(4.0, lambda: _resume_rank(cluster, rank))
+
+
+def _resume_rank(cluster: Cluster, rank: Rank) -> None:
+    rank.hung = rank.holds_gil = False
+    rank.stopped_at_s = -1.0
+    _say(cluster, rank.machine.name, "rank %d goes on", rank.rank)
+
+
+def rank_stopped(cluster: Cluster, u: float, v: float) -> None:
+    """SIGSTOP; some get SIGCONT later."""
+    rank = pick_rank(cluster, u)
+    if rank is None:
+        return
+    rank.stopped_at_s = cluster.loop.now_s
+    _say(cluster, rank.machine.name, "SIGSTOP rank %d", rank.rank)
+    if v > 0.5:
+        cluster.loop.after(6.0 * v, lambda: _resume_rank(cluster, rank))
+
+
+def generation_killed(cluster: Cluster, u: float, _v: float) -> None:
+    """Every rank of a run at once: the kernel's out-of-memory killer, or a user's kill."""
+    job = list(cluster.jobs.values())[int(u * len(cluster.jobs))]
+    for launcher in cluster.launchers(job.name):
+        for rank in launcher.ranks.values():
+            job.end(rank, Ended(137, 9))
+    _say(cluster, job.name, "SIGKILL to every rank")
+
+
+def user_bug(cluster: Cluster, u: float, v: float) -> None:
+    """From now on every generation of one run dies at the same step."""
+    job = list(cluster.jobs.values())[int(u * len(cluster.jobs))]
+    if job.bug_step < 0:
+        job.bug_step = job.best + 1 + int(v * 6)
+        _say(cluster, job.name, "a bug waits at step %d", job.bug_step)
+
+
+def commit_spoilt(cluster: Cluster, u: float, _v: float) -> None:
+    """A flipped byte in the newest checkpoint, which nobody has read yet."""
+    job = list(cluster.jobs.values())[int(u * len(cluster.jobs))]
+    paths = [each.path for each in job.disk.listing() if not each.bad]
+    if paths:
+        job.disk.rotten.add(paths[-1])
+        _say(cluster, job.name, "rots %s", paths[-1])
+
+
+def slow_commits(cluster: Cluster, u: float, v: float) -> None:
+    """Markers come late: processes of an old generation write them beside a new one."""
+    for job in cluster.jobs.values():
+        job.slow_commit_s = 3.0 + 6.0 * u
+        cluster.loop.after(8.0 + 8.0 * v, partial(setattr, job, "slow_commit_s", 0.0))
+
+
+def agent_killed(cluster: Cluster, u: float, _v: float) -> None:
+    """kill -9 of the agent; systemd or the launcher brings it back."""
+    pick_edge(cluster, u).kill("SIGKILL")
+
+
+def kill_mid_effect(cluster: Cluster, u: float, v: float) -> None:
+    """For a while agents die between intent, effect and outcome."""
+    cluster.weather.kill_mid_effect = 0.2 + 0.5 * u
+    cluster.loop.after(3.0 + 6.0 * v, lambda: setattr(cluster.weather, "kill_mid_effect", 0.0))
+    _say(cluster, "agents", "die in mid effect with chance %.2f", cluster.weather.kill_mid_effect)
+
+
+def launcher_killed(cluster: Cluster, u: float, v: float) -> None:
+    """A launcher dies and takes its ranks along; its caller starts it again."""
+    edge = pick_edge(cluster, u)
+    for name, launcher in edge.launchers.items():
+        if launcher.alive and launcher.ranks:
+            _say(cluster, edge.machine.name, "launcher of %s dies", name)
+            launcher.alive = False
+            launcher.drop_ranks()
+            edge.machine.after(2.0 + 6.0 * v, partial(_relaunch, cluster, launcher.job, edge))
+            return
+
+
+def _relaunch(cluster: Cluster, job: Job, edge: Edge) -> None:
+    cluster.launch(job, edge)
+
+
+def node_crashed(cluster: Cluster, u: float, v: float) -> None:
+    """Power loss and reboot; one in four loses its journal with its disk."""
+    edge = pick_edge(cluster, u)
+    machine = edge.machine
+    if not machine.up:
+        return
+    _say(cluster, machine.name, "loses power")
+    edge.kill("power")
+    dead = [each for each in edge.launchers.values() if each.alive]
+    for launcher in dead:
+        launcher.alive = False
+    machine.crash()
+    for launcher in dead:
+        launcher.drop_ranks()
+    if v > 0.75:
+        edge.journal = b""
+    jobs = [each.job for each in edge.launchers.values() if each.exit_code is None]
+    cluster.loop.after(3.0 + 10.0 * v, lambda: _reboot(cluster, edge, jobs))
+
+
+def _reboot(cluster: Cluster, edge: Edge, jobs: list[Job]) -> None:
+    if edge.machine.gone:
+        return
+    _say(cluster, edge.machine.name, "boots")
+    edge.machine.boot()
+    edge.start()
+    for job in jobs:
+        edge.machine.after(1.0, partial(_relaunch, cluster, job, edge))
+
+
+def node_gone(cluster: Cluster, u: float, _v: float) -> None:
+    """A machine that never comes back, where a spare is left."""
+    edge = pick_edge(cluster, u)
+    lost = [each for each in cluster.machines.values() if each.fatal or each.gone]
+    if len(lost) >= cluster.shape.spares or not edge.machine.up:
+        return
+    edge.machine.gone = True
+    node_crashed(cluster, u, 0.0)
+
+
+def frozen_at_put(cluster: Cluster, u: float, v: float) -> None:
+    """The next plan arrives late, by a slow network or with its writer frozen meanwhile."""
+    cluster.weather.freeze_at_put_s = 1.0 + 16.0 * v * v
+
+
+def node_frozen(cluster: Cluster, u: float, v: float) -> None:
+    """Everything on a machine stops, and later goes on as if nothing had been; a paused guest's
+    boot clock stops as well."""
+    edge = pick_edge(cluster, u)
+    if edge.machine.frozen or not edge.machine.up:
+        return
+    _say(cluster, edge.machine.name, "freezes%s", " with its clock" if v < 0.4 else "")
+    edge.machine.freeze(v < 0.4 and not cluster.scripts_over_nodes())
+    cluster.loop.after(1.0 + 12.0 * v, lambda: _thaw(cluster, edge))
+
+
+def _thaw(cluster: Cluster, edge: Edge) -> None:
+    if edge.machine.frozen:
+        _say(cluster, edge.machine.name, "thaws")
+        edge.machine.thaw()
+
+
+def node_fatal(cluster: Cluster, u: float, v: float) -> None:
+    """Hardware breaks for good: its ranks die now, and would again."""
+    edge = pick_edge(cluster, u)
+    sick = [each for each in cluster.machines.values() if each.fatal or each.gone]
+    if len(sick) >= cluster.shape.spares:
+        return
+    _break_node(cluster, edge, "gpu_lost", v)
+
+
+def common_cause(cluster: Cluster, u: float, v: float) -> None:
+    """The same fatal fault on most nodes at once: a driver, a switch, a bad rule."""
+    if len(cluster.machines) < 5 or u < 0.3:
+        return
+    for edge in list(cluster.edges.values())[:3 + int(v * 2)]:
+        _break_node(cluster, edge, "fabric_down", v)
+    cluster.loop.after(6.0 + 8.0 * v, lambda: _repair(cluster, "fabric_down"))
+
+
+def _break_node(cluster: Cluster, edge: Edge, fault: str, v: float) -> None:
+    edge.machine.fatal = fault
+    _say(cluster, edge.machine.name, "fatal fault %s", fault)
+    edge.wake()
+    if v < 0.7:
+        for _, rank in cluster.ranks():
+            if rank.machine is edge.machine:
+                edge.machine.after(0.5, partial(_end, cluster, rank, Ended(134, 6)))
+
+
+def _repair(cluster: Cluster, fault: str) -> None:
+    for machine in cluster.machines.values():
+        if machine.fatal == fault:
+            machine.fatal = ""
+            _say(cluster, machine.name, "%s is over", fault)
+
+
+def store_down(cluster: Cluster, _u: float, v: float) -> None:
+    """No quorum."""
+    cluster.store.available = False
+    _say(cluster, "store", "unavailable")
+    cluster.loop.after(1.0 + 9.0 * v, lambda: setattr(cluster.store, "available", True))
+
+
+def cut_from_store(cluster: Cluster, u: float, v: float) -> None:
+    """One node and the store; both ways, or only requests, or only answers."""
+    name = pick_edge(cluster, u).machine.name
+    ways = {(name, "store"), ("store", name)}
+    if v < 0.6:
+        ways = {(name, "store")} if v < 0.3 else {("store", name)}
+    _cut(cluster, ways, 2.0 + 14.0 * v)
+
+
+def isolate(cluster: Cluster, u: float, v: float) -> None:
+    """One node and everybody else; sometimes all members together, apart from spares and store:
+    they train on while a spare leads."""
+    names = list(cluster.machines)
+    chosen = {pick_edge(cluster, u).machine.name}
+    if v > 0.4:
+        chosen = set(names[:cluster.shape.members])
+    rest = [name for name in (*names, "store") if name not in chosen]
+    ways = {pair for a in chosen for b in rest for pair in ((a, b), (b, a))}
+    _cut(cluster, ways, 4.0 + 16.0 * v)
+
+
+def _cut(cluster: Cluster, ways: set[tuple[str, str]], for_s: float) -> None:
+    _say(cluster, "network", "cut %s", sorted(ways)[:4])
+    cluster.network.cut |= ways
+    cluster.loop.after(for_s, lambda: cluster.network.cut.difference_update(ways))
+
+
+def weather(name: str, value: float) -> Fault:
+    """A spell of bad weather: `Weather.name` at up to `value` for some seconds."""
+
+    def spell(cluster: Cluster, u: float, v: float) -> None:
+        setattr(cluster.weather, name, value * u)
+        _say(cluster, "weather", "%s %.2f", name, value * u)
+        cluster.loop.after(4.0 + 10.0 * v, lambda: setattr(cluster.weather, name, 0.0))
+
+    return spell
+
+
+def wall_jump(cluster: Cluster, u: float, v: float) -> None:
+    """Somebody sets the clock."""
+    pick_edge(cluster, u).machine.wall_ahead_s += (v - 0.5) * 7200
+
+
+def journal_stall(cluster: Cluster, u: float, v: float) -> None:
+    """The journal's disk does not answer."""
+    edge = pick_edge(cluster, u)
+    edge.journal_stalled = True
+    _say(cluster, edge.machine.name, "journal stalls")
+    cluster.loop.after(2.0 + 8.0 * v, lambda: setattr(edge, "journal_stalled", False))
+
+
+def preempted(cluster: Cluster, u: float, v: float) -> None:
+    """The scheduler asks a launcher to end."""
+    if v < 0.6:
+        return
+    edge = pick_edge(cluster, u)
+    for launcher in edge.launchers.values():
+        launcher.shutdown = "preempted"
+    _say(cluster, edge.machine.name, "preempted")
+    edge.wake()
+
+
+def operator(cluster: Cluster, u: float, v: float) -> None:
+    """An operator asks for a restart of one run, on whichever node is at hand."""
+    edge = pick_edge(cluster, v)
+    run = list(cluster.jobs)[int(u * len(cluster.jobs))]
+    wish = Request(id=f"operator-{cluster.loop.now_s:.3f}", kind="restart_ranks",
+                   subject=f"run/{run}", reason="by hand", origin="operator", run=run, by="storm")
+    edge.requests = (*edge.requests[-3:], wish)
+    _say(cluster, edge.machine.name, "operator restarts %s", run)
+    edge.wake()
+
+
+def heal(cluster: Cluster) -> None:
+    """The end of the storm: the world is whole again, whatever is broken in the runs."""
+    _say(cluster, "end", "of the storm")
+    cluster.weather.clear()
+    cluster.network.cut.clear()
+    cluster.store.available = True
+    for job in cluster.jobs.values():
+        job.slow_commit_s = 0.0
+    for edge in cluster.edges.values():
+        edge.journal_stalled = False
+        _thaw(cluster, edge)
+    _repair(cluster, "fabric_down")
+
+
+FAULTS: dict[str, Fault] = {
+    "rank_killed": rank_killed, "rank_exited": rank_exited, "rank_hung": rank_hung,
+    "rank_stopped": rank_stopped, "user_bug": user_bug, "commit_spoilt": commit_spoilt,
+    "slow_commits": slow_commits, "agent_killed": agent_killed,
+    "kill_mid_effect": kill_mid_effect, "launcher_killed": launcher_killed,
+    "node_crashed": node_crashed, "node_gone": node_gone, "frozen_at_put": frozen_at_put,
+    "generation_killed": generation_killed, "node_frozen": node_frozen, "node_fatal": node_fatal,
+    "common_cause": common_cause, "store_down": store_down, "cut_from_store": cut_from_store,
+    "isolate": isolate, "lost_ack": weather("lost_ack", 0.6),
+    "lost_request": weather("lost_request", 0.4), "slow": weather("slow_s", 1.5),
+    "stale_reads": weather("stale_s", 4.0), "twice": weather("twice", 1.0),
+    "wall_jump": wall_jump, "journal_stall": journal_stall, "preempted": preempted,
+    "operator": operator,
+}

@@ -1,0 +1,261 @@
+"""A virtual training job: ranks as small state machines that train together, or not at all.
+
+Owns the truth about a run: which ranks live, how far each generation got, what was written to
+disk and from which state each generation began.  Must not decide anything about recovery.  A
+generation is a gang: it takes a step when every rank of its world is running and moving.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ..core.model import TRAINER, Ended, Parked, Resume
+from .disk import Disk, Origin
+from .loop import Loop
+from .machine import Machine
+
+START, RUN, PARK, END = "starting", "running", "parked", "ended"
+
+
+@dataclass(slots=True, eq=False)
+class Rank:
+    """One rank's process.  `hung` and `stopped` are the truth that the core has to find out."""
+
+    rank: int
+    local: int
+    pid: int
+    machine: Machine
+    generation: int
+    state: str = START
+    step: int = 0
+    moved_s: float = 0.0  # loop time at which the page last changed
+    hung: bool = False
+    holds_gil: bool = False
+    stopped_at_s: float = -1.0
+    ended: Ended | None = None
+    parked: Parked | None = None
+    held: Origin = (0, 0)  # the state in memory, by lineage
+    gang: Gang | None = None
+
+    def moves(self) -> bool:
+        """Can this rank's main thread make progress now?"""
+        live = self.state == RUN and not self.hung and self.stopped_at_s < 0
+        return live and self.machine.up and not self.machine.frozen
+
+
+@dataclass(slots=True, eq=False)
+class Gang:
+    """One generation of ranks."""
+
+    generation: int
+    world: int
+    resume: Resume
+    ranks: dict[int, Rank] = field(default_factory=dict)
+    step: int = 0
+    formed: bool = False
+    broken: bool = False
+    torn: bool = False  # broke inside optimizer.step: survivors' state may be torn
+    from_torn: bool = False  # it began from such a state, which must never happen
+
+
+class Job:
+    """The truth about one run."""
+
+    def __init__(self, loop: Loop, rng: random.Random, name: str, grade: str) -> None:
+        self.loop = loop
+        self.rng = rng
+        self.name = name
+        self.grade = grade
+        self.disk = Disk(name)
+        self.gangs: dict[int, Gang] = {}
+        self.step_s = rng.choice((0.5, 0.8, 1.2))
+        self.target = 10**6
+        self.commit_every = rng.choice((3, 5, 8))
+        self.snapshot_every = rng.choice((0, 2, 4))
+        self.torn_share = rng.choice((0.1, 0.1, 0.6))  # breaks that fall into optimizer.step
+        self.bug_step = -1  # every generation dies here: a user's bug
+        self.slow_commit_s = 0.0
+        self.best = 0  # highest step ever finished
+        self.useful_s = 0.0
+        self.patience = 99  # generations without a new step that its budgets allow
+        self.own_step = 0  # a script's own newest checkpoint
+        self.last_progress_s = 0.0
+        self.reachable: Callable[[Machine, Machine], bool] = lambda _a, _b: True
+        self.on_break: Callable[[Gang, Rank | None, str], None] = lambda *_: None
+        self.load_snapshot: Callable[[Gang], bool] = lambda _: False
+        self.on_snapshot: Callable[[Gang], None] = lambda _: None
+        self.on_commit: Callable[[Job, int, int], None] = lambda *_: None
+        self.on_step: Callable[[Job, Gang], None] = lambda *_: None
+        self.on_resume: Callable[[Job, Gang, Origin, bool], None] = lambda *_: None
+        self.on_level: Callable[[Job], None] = lambda _: None
+
+    def join(self, rank: Rank, generation: int, world: int, resume: Resume) -> None:
+        """`rank` stands ready in `generation`; the last one to come lets it begin."""
+        gang = self.gangs.get(generation)
+        if gang is None:
+            gang = self.gangs[generation] = Gang(generation, world, resume)
+        if gang.broken:
+            self.loop.after(0.2, lambda: self.on_break(gang, None, "peer gone at rendezvous"))
+        gang.ranks[rank.rank] = rank
+        rank.gang = gang
+        whole = len(gang.ranks) == world and not gang.formed and not gang.broken
+        if whole and all(each.state == START for each in gang.ranks.values()):
+            self._begin(gang)
+
+    def _begin(self, gang: Gang) -> None:
+        origin, trouble = self._load(gang)
+        if origin is None:
+            first = gang.ranks[min(gang.ranks)]
+            self.loop.note(self.name, "gen %d cannot load: %s", gang.generation, trouble)
+            word = "bad_checkpoint" if trouble.startswith("bad") else "exception"
+            self.end(first, Ended(1, outcome=word, error=f"LoadError: {trouble}"))
+            return
+        if self.grade == TRAINER:
+            self.on_resume(self, gang, origin, gang.from_torn)
+        self.disk.begin(gang.generation, origin)
+        gang.step, gang.formed = origin[1], True
+        for rank in gang.ranks.values():
+            rank.state, rank.parked, rank.step = RUN, None, gang.step
+            rank.moved_s, rank.held = self.loop.now_s, (gang.generation, gang.step)
+        self.loop.note(self.name, "gen %d begins at step %d from %s (state of gen %d)",
+                       gang.generation, gang.step, gang.resume.kind, origin[0])
+        self.on_level(self)
+        self._beat(gang, self.step_s * 1.5)
+
+    def _load(self, gang: Gang) -> tuple[Origin | None, str]:
+        resume = gang.resume
+        if self.grade != TRAINER:
+            return (self._parent(gang), self.own_step), ""
+        if resume.kind == "fresh":
+            return (0, 0), ""
+        if resume.kind == "disk":
+            for path, commit in self.disk.commits.items():
+                if (commit.generation, commit.step) != (resume.generation, resume.step):
+                    continue
+                if path in self.disk.rotten or commit.bad:
+                    self.disk.spoil(path, "digest mismatch")
+                    return None, f"bad checkpoint {path}"
+                return (commit.generation, commit.step), ""
+            return None, f"no checkpoint gen {resume.generation} step {resume.step}"
+        if resume.kind == "snapshot":
+            if self.load_snapshot(gang):
+                return (resume.generation, resume.step), ""
+            return None, f"no snapshot of step {resume.step} here"
+        held = [rank for rank in gang.ranks.values()
+                if rank.parked is not None and rank.parked.step == resume.step]
+        whole = [rank for rank in held if rank.parked is not None and not rank.parked.torn]
+        for rank in whole or held:
+            gang.from_torn = not whole
+            return rank.held, ""
+        return None, f"no survivor holds step {resume.step}"
+
+    def _parent(self, gang: Gang) -> int:
+        return max((each for each in self.disk.lineage if each < gang.generation), default=0)
+
+    def _beat(self, gang: Gang, delay_s: float) -> None:
+        self.loop.after(delay_s, lambda: self._advance(gang))
+
+    def _advance(self, gang: Gang) -> None:
+        if gang.broken:
+            return
+        ranks = list(gang.ranks.values())
+        if not all(rank.moves() for rank in ranks) or not self._connected(ranks):
+            self._beat(gang, self.step_s)
+            return
+        if gang.step + 1 == self.bug_step:
+            self.end(ranks[0], Ended(1, outcome="exception", error="ValueError: bad sample"))
+            return
+        gang.step += 1
+        now = self.loop.now_s
+        for rank in ranks:
+            rank.step, rank.moved_s, rank.held = gang.step, now, (gang.generation, gang.step)
+        self.on_step(self, gang)
+        if gang.step > self.best:
+            self.best = gang.step
+            self.useful_s += self.step_s
+        self.last_progress_s = now
+        if gang.step >= self.target:
+            for rank in ranks:
+                self.end(rank, Ended(0, outcome="done"))
+            return
+        self._save(gang, ranks)
+        self._beat(gang, self.step_s)
+
+    def _connected(self, ranks: list[Rank]) -> bool:
+        machines = {rank.machine.name: rank.machine for rank in ranks}
+        if len(machines) < 2:
+            return True
+        first, *rest = machines.values()
+        return all(self.reachable(first, each) and self.reachable(each, first) for each in rest)
+
+    def _save(self, gang: Gang, ranks: list[Rank]) -> None:
+        if self.grade != TRAINER:
+            if gang.step % self.commit_every == 0:
+                self.own_step = max(self.own_step, gang.step)
+            return
+        if self.snapshot_every and gang.step % self.snapshot_every == 0:
+            self.on_snapshot(gang)
+        if gang.step % self.commit_every == 0:
+            writer, step = gang.ranks[0], gang.step
+            delay_s = self.rng.uniform(0.1, 0.6) + self.slow_commit_s * self.rng.random()
+            writer.machine.after(delay_s, lambda: self._commit(gang, writer, step, ranks))
+
+    def _commit(self, gang: Gang, writer: Rank, step: int, ranks: list[Rank]) -> None:
+        """The marker, last; by a process that may have been frozen or told to join another
+        generation since, and goes on with what it had begun."""
+        if writer.state == END:
+            return
+        if writer.stopped_at_s >= 0 or any(each.stopped_at_s >= 0 for each in ranks):
+            writer.machine.after(0.5, lambda: self._commit(gang, writer, step, ranks))
+            return
+        made = self.disk.create(gang.generation, step, gang.world)
+        if made is None:
+            return
+        if self.rng.random() < 0.03:
+            self.disk.rotten.add(made.path)
+        self.loop.note(self.name, "commit gen %d step %d", gang.generation, step)
+        self.on_commit(self, gang.generation, step)
+        self.on_level(self)
+
+    def end(self, rank: Rank, how: Ended) -> None:
+        """The process of `rank` is over; abnormally, it takes its generation with it."""
+        if rank.state == END:
+            return
+        was = rank.state
+        rank.state = END
+        rank.ended = Ended(how.code, how.signal, how.outcome, how.error, how.by_us,
+                           rank.machine.boot_s(), rank.machine.now().wall_s)
+        rank.parked = None
+        if not how.by_us:
+            self.loop.note(self.name, "rank %d gen %d ended (%s): code %d %s", rank.rank,
+                           rank.generation, was, how.code, how.error)
+        gang = rank.gang
+        if gang is not None and how.outcome != "done" and gang.ranks.get(rank.rank) is rank:
+            self.break_gang(gang, rank, how.error or f"rank {rank.rank} gone")
+        self.on_level(self)
+
+    def break_gang(self, gang: Gang, culprit: Rank | None, why: str) -> None:
+        """The generation takes no further step; its survivors will notice."""
+        if gang.broken:
+            return
+        gang.broken = True
+        gang.torn = gang.formed and self.rng.random() < self.torn_share
+        self.on_break(gang, culprit, why)
+
+    def park(self, rank: Rank, why: str) -> None:
+        """A trainer's survivor leaves its generation with its state in memory."""
+        if rank.state != RUN or not rank.moves():
+            return
+        torn = rank.gang is not None and rank.gang.torn and self.rng.random() < 0.8
+        rank.state = PARK
+        rank.parked = Parked(step=rank.step, torn=torn, reason=why)
+        if rank.gang is not None:
+            self.break_gang(rank.gang, None, why)
+        self.on_level(self)
+
+    def newest(self) -> Gang | None:
+        """The newest generation that has begun."""
+        formed = [gang for gang in self.gangs.values() if gang.formed]
+        return max(formed, key=lambda gang: gang.generation) if formed else None

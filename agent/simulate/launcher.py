@@ -1,0 +1,271 @@
+"""A virtual launcher: obeys start, stop, finish, evidence and delete, and tells levels.
+
+Owns the processes of one run on one machine.  Must not decide about recovery: what it does by
+itself is what the real launcher does by itself (tell the trainer's survivors to leave a broken
+generation; refuse a generation that is not new; answer a known effect id with its known outcome).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+
+from ..core import model
+from ..core.model import TRAINER, Effect, EffectOutcome, Ended, RankView, RunView
+from .job import END, PARK, RUN, START, Gang, Job, Rank
+from .machine import Machine
+
+OUTCOMES_KEPT = 64
+Reply = Callable[[EffectOutcome], None]
+
+
+class Launcher:
+    """`holdfast run` on one machine."""
+
+    def __init__(self, job: Job, machine: Machine, nproc: int, rng: random.Random,
+                 nnodes: int = 1) -> None:
+        self.job = job
+        self.machine = machine
+        self.nproc = nproc
+        self.nnodes = nnodes
+        self.rng = rng
+        self.alive = True
+        self.exit_code: int | None = None
+        self.exit_reason = ""
+        self.generation = 0
+        self.max_restarts = 3
+        self.hang_limit_s = 0.0
+        self.shutdown = ""
+        self.ranks: dict[int, Rank] = {}
+        self.snapshot: tuple[int, int] | None = None
+        self.outcomes: dict[str, EffectOutcome] = {}
+        self.started_s = 0.0
+        self.startup_s = 0.0
+        self.registered_boot_s = machine.boot_s()
+        self.permit_s = 0.0
+        self.permit_end_boot_s = 0.0
+        self.wake: Callable[[], None] = lambda: None
+        self.on_start: Callable[[Launcher, model.Start], None] = lambda *_: None
+        self.on_delete: Callable[[Launcher, model.Delete, str], None] = lambda *_: None
+
+    # ------------------------------------------------------------ levels
+
+    def view(self, connected: bool = True) -> RunView:
+        """The levels of this run on this machine."""
+        snapshot = None
+        if self.snapshot is not None:
+            snapshot = model.SnapshotView(self.snapshot[0], self.snapshot[1], self.nproc)
+        state = "idle"
+        if self.ranks:
+            over = all(_done(rank) for rank in self.ranks.values())
+            state = "done" if over else "running"
+        trainer = self.job.grade == TRAINER
+        return RunView(
+            run=self.job.name, node=self.machine.name, grade=self.job.grade, nproc=self.nproc,
+            nnodes=self.nnodes, generation=self.generation, state=state,
+            max_restarts=self.max_restarts, hang_limit_s=self.hang_limit_s,
+            ranks=tuple(self._rank_view(rank) for _, rank in sorted(self.ranks.items())),
+            commits=self.job.disk.listing() if trainer else (),
+            snapshot=snapshot, shutdown=self.shutdown, connected=connected,
+            startup_s=self.startup_s, registered_boot_s=self.registered_boot_s,
+        )
+
+    def _rank_view(self, rank: Rank) -> RankView:
+        now_s = self.job.loop.now_s
+        stopped = rank.stopped_at_s >= 0
+        waits = rank.state == RUN and not rank.hung
+        behind = 1 if rank.hung else 0
+        known = self.job.grade == TRAINER
+        still_s = max(0.0, now_s - rank.moved_s)
+        blocked = waits and still_s > self.job.step_s * 1.5
+        beat_age_s = 0.05
+        if stopped:
+            beat_age_s = now_s - rank.stopped_at_s
+        elif rank.holds_gil:
+            beat_age_s = still_s
+        phase = "unknown"
+        if known:
+            phase = "collective" if blocked else "forward_backward"
+        return RankView(
+            rank=rank.rank, node=self.machine.name, pid=rank.pid, generation=rank.generation,
+            state=rank.state, step=rank.step, phase="startup" if rank.state == START else phase,
+            still_s=still_s, beat_age_s=beat_age_s,
+            proc_state="T" if stopped else ("Z" if rank.state == END else "S"),
+            stopped_s=now_s - rank.stopped_at_s if stopped else 0.0,
+            active=not rank.hung and not blocked and rank.state == RUN and not stopped,
+            seq=((0, 8 * rank.step + 4 - behind),), step_seq=((rank.step, 8 * rank.step),),
+            step_time_s=self.job.step_s if rank.step else 0.0, ended=rank.ended, parked=rank.parked,
+        )
+
+    # ------------------------------------------------------------ orders
+
+    def perform(self, effect: Effect, reply: Reply) -> None:
+        """Obey one order; exactly one outcome, the same one for the same id."""
+        known = self.outcomes.get(effect.id)
+        if known is not None:
+            reply(known)
+            return
+        error, detail = self._obey(effect)
+        outcome = EffectOutcome(effect.id, not error, error, detail)
+        self.outcomes[effect.id] = outcome
+        while len(self.outcomes) > OUTCOMES_KEPT:
+            del self.outcomes[next(iter(self.outcomes))]
+        reply(outcome)
+        self.wake()
+
+    def _obey(self, effect: Effect) -> tuple[str, str]:
+        body = effect.body
+        if isinstance(body, model.Start):
+            return self._start(body), ""
+        if isinstance(body, model.Stop):
+            return self._stop(body), ""
+        if isinstance(body, model.Finish):
+            self.leave(body.code, body.reason)
+            return "", ""
+        if isinstance(body, model.TakeEvidence):
+            rank = self.ranks.get(body.rank)
+            if rank is None or rank.state == END:
+                return "no such rank", ""
+            where = "loader.py:41 in fetch" if rank.hung else "train.py:12 in step"
+            return "", f'{{"where":"{where}","stack":[],"state":"S","wchan":""}}'
+        if isinstance(body, model.Delete):
+            return self._delete(body), ""
+        return f"unknown order {effect.kind}", ""
+
+    def _start(self, start: model.Start) -> str:
+        if start.generation <= self.generation:
+            return f"refused: generation {start.generation} is not above {self.generation}"
+        self.on_start(self, start)
+        self.generation = start.generation
+        self.permit_s = start.permit_s
+        self.permit_end_boot_s = self.machine.boot_s() + start.permit_s
+        self.started_s = self.job.loop.now_s
+        survivors: dict[int, Rank] = {}
+        for number, rank in list(self.ranks.items()):
+            kept = number in start.keep and number in start.ranks
+            if kept and rank.state in (RUN, PARK, START) and rank.held != (0, 0):
+                survivors[number] = rank
+            else:
+                self.job.end(rank, Ended(137, 9, by_us=True))
+        self.ranks = {}
+        for local, number in enumerate(sorted(start.ranks)):
+            if number in survivors:
+                self._take_along(survivors[number], start)
+            else:
+                self._fork(number, local, start)
+        return ""
+
+    def _take_along(self, rank: Rank, start: model.Start) -> None:
+        if rank.state == RUN:
+            self.job.park(rank, "told to leave")
+        self.ranks[rank.rank] = rank
+        if rank.state == RUN:  # it cannot move: it stays behind, and the gang never forms
+            return
+        rank.generation = start.generation
+        rank.state, rank.moved_s, rank.gang = START, self.job.loop.now_s, None
+        self.machine.after(self.rng.uniform(0.02, 0.1), lambda: self._ready(rank, start))
+
+    def _fork(self, number: int, local: int, start: model.Start) -> None:
+        self.job.loop.pid += 1
+        rank = Rank(number, local, self.job.loop.pid, self.machine, start.generation,
+                    moved_s=self.job.loop.now_s)
+        self.ranks[number] = rank
+        delay_s = self.rng.uniform(0.2, 0.5)
+        if not self.startup_s:
+            delay_s += 1.0  # the first start imports and preloads
+        self.machine.after(delay_s, lambda: self._ready(rank, start))
+
+    def _ready(self, rank: Rank, start: model.Start) -> None:
+        if not self.alive or rank.state != START or rank.generation != start.generation:
+            return
+        if rank.stopped_at_s >= 0 or rank.hung:
+            self.machine.after(0.5, lambda: self._ready(rank, start))
+            return
+        rank.moved_s = self.job.loop.now_s
+        self.job.join(rank, start.generation, start.world, start.resume)
+
+    def first_step(self) -> None:
+        """A generation has begun: from now on this run's start-up time is known."""
+        if not self.startup_s:
+            self.startup_s = self.job.loop.now_s - self.started_s
+
+    def _stop(self, stop: model.Stop) -> str:
+        if stop.generation < self.generation:
+            return f"refused: generation {stop.generation} is below {self.generation}"
+        for number, rank in list(self.ranks.items()):
+            if stop.ranks and number not in stop.ranks:
+                continue
+            wait_s = stop.grace_s if rank.stopped_at_s >= 0 or rank.hung else 0.05
+            self.machine.after(wait_s, partial(self._ended_by_us, rank))
+        return ""
+
+    def _ended_by_us(self, rank: Rank) -> None:
+        self.job.end(rank, Ended(137, 9, by_us=True))
+        self.wake()
+
+    def _delete(self, delete: model.Delete) -> str:
+        if delete.generation != self.generation:
+            return f"refused: generation {delete.generation} is not {self.generation}"
+        for path in delete.paths:
+            self.on_delete(self, delete, path)
+            self.job.disk.delete(path)
+        return ""
+
+    def leave(self, code: int, reason: str) -> None:
+        """The launcher ends, and with it every rank."""
+        if not self.alive:
+            return
+        self.alive = False
+        self.exit_code, self.exit_reason = code, reason
+        self.job.loop.note(self.machine.name, "launcher of %s leaves with %d: %s",
+                           self.job.name, code, reason)
+        self.drop_ranks()
+
+    def drop_ranks(self) -> None:
+        """Every rank dies with the launcher."""
+        for rank in self.ranks.values():
+            self.job.end(rank, Ended(137, 9, by_us=True))
+        self.snapshot = None
+        self.wake()
+
+    # ------------------------------------------------------------ what happens by itself
+
+    def leave_generation(self, gang: Gang, why: str) -> None:
+        """The trainer's ranks leave a broken generation; a script's fail or stay blocked."""
+        if not self.alive:
+            return
+        for rank in self.ranks.values():
+            if rank.gang is not gang or rank.state == END:
+                continue
+            if self.job.grade == TRAINER:
+                self._park(rank, why)
+            elif self.rng.random() < 0.5 and rank.moves():
+                self.job.end(rank, Ended(1, outcome="exception",
+                                         error="RuntimeError: Connection closed by peer"))
+        self.wake()
+
+    def _park(self, rank: Rank, why: str) -> None:
+        if rank.state == RUN:
+            self.job.park(rank, why)
+        elif rank.state == START and rank.parked is not None:
+            rank.state = PARK
+        elif rank.state == START:
+            self.job.end(rank, Ended(1, outcome="exception", error=f"PeerGone: {why}"))
+
+    def renew_permit(self, sent_boot_s: float) -> None:
+        """The agent heard from the store that this generation still stands."""
+        if self.permit_s:
+            self.permit_end_boot_s = sent_boot_s + self.permit_s
+
+    def check_permit(self) -> None:
+        """A permit that ran out ends the ranks, whoever else is there or not."""
+        if self.permit_s and self.machine.boot_s() > self.permit_end_boot_s:
+            for rank in self.ranks.values():
+                self.job.end(rank, Ended(137, 9, by_us=True))
+            self.permit_s = 0.0
+            self.wake()
+
+
+def _done(rank: Rank) -> bool:
+    return rank.ended is not None and rank.ended.outcome == "done"

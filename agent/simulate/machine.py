@@ -1,0 +1,85 @@
+"""A virtual machine: its clocks, its freezing, its death.
+
+Owns what is common to everything that runs on one machine.  Work scheduled through `after` is
+lost when the machine dies and waits while it is frozen, as a process's would; nothing on a
+machine may schedule itself in any other way.
+"""
+
+from __future__ import annotations
+
+from ..core.model import Now
+from .loop import Action, Loop
+
+
+class Machine:
+    """One node's hardware and kernel."""
+
+    def __init__(self, loop: Loop, name: str, drift: float, wall_ahead_s: float) -> None:
+        self.loop = loop
+        self.name = name
+        self.up = True
+        self.frozen = False
+        self.fatal = ""  # the truth: name of the fatal fault of this hardware, "" = fit
+        self.was_paused = False  # with its clock, ever
+        self.gone = False  # dead for good
+        self.boots = 1
+        self.rate = 1.0 + drift
+        self.wall_ahead_s = wall_ahead_s  # a jump of the wall clock changes this and no more
+        self._zero_s = -1000.0 * (len(name) + drift)  # booted long ago, each at another time
+        self._frozen_at_s = 0.0
+        self._clock_stops = False
+        self._waiting: list[Action] = []
+
+    def boot_s(self) -> float:
+        """CLOCK_BOOTTIME of this machine."""
+        at_s = self._frozen_at_s if self.frozen and self._clock_stops else self.loop.now_s
+        return (at_s - self._zero_s) * self.rate
+
+    def now(self) -> Now:
+        """What the core is told of time."""
+        wall_s = 1.7e9 + self.loop.now_s + self.wall_ahead_s
+        return Now(self.boot_s(), wall_s, f"{self.name}-boot-{self.boots}")
+
+    def after(self, delay_s: float, action: Action) -> None:
+        """Run `action` here in `delay_s`: dropped by death, held back by a freeze."""
+        boots = self.boots
+
+        def fire() -> None:
+            if self.boots != boots or not self.up:
+                return
+            if self.frozen:
+                self._waiting.append(fire)
+            else:
+                action()
+
+        self.loop.after(delay_s, fire)
+
+    def freeze(self, clock_stops: bool) -> None:
+        """Stop everything on the machine; `clock_stops` as a paused guest's boot clock does."""
+        self.frozen = True
+        self._clock_stops = clock_stops
+        self.was_paused = self.was_paused or clock_stops
+        self._frozen_at_s = self.loop.now_s
+
+    def thaw(self) -> None:
+        """Go on: whatever was due runs now, in the order in which it was due."""
+        if not self.frozen:
+            return
+        self.frozen = False
+        if self._clock_stops:
+            self._zero_s += self.loop.now_s - self._frozen_at_s
+        waiting, self._waiting = self._waiting, []
+        for action in waiting:
+            action()
+
+    def crash(self) -> None:
+        """Power off: nothing that was scheduled here ever runs."""
+        self.up = False
+        self.frozen = False
+        self._waiting = []
+
+    def boot(self) -> None:
+        """Power on with a new boot id and a boot clock that starts at nought."""
+        self.up = True
+        self.boots += 1
+        self._zero_s = self.loop.now_s

@@ -1,0 +1,305 @@
+"""The invariants: what must hold after every event, whatever the storm does.
+
+Owns the judgement.  It sees the truth (store, disk, lineage, launchers), which the core does not,
+and must not change anything.  Each property has a name; a broken one raises InvariantBroken.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..core import model, validity
+from ..core.model import TRAINER, Decision, Doc, Effect, Now, Observed, Plan, StoreWrite
+from .disk import Origin, void_by
+from .edge import Edge
+from .job import Gang, Job
+from .launcher import Launcher
+from .loop import InvariantBroken, Loop
+from .store import MemoryStore
+
+decode_plan = msgspec.json.Decoder(Plan).decode
+LEDGER_SLACK_S = 1.5  # the ledger may settle one tick late
+IDEMPOTENT_EVERY = 7  # every 7th step is made twice: enough to catch, cheap enough to keep
+
+
+class RunTruth:
+    """What the monitor remembers of one run."""
+
+    def __init__(self) -> None:
+        self.plans: dict[int, Plan] = {}
+        self.resumes: list[tuple[int, int]] = []  # of durable kinds, by accepted plan
+        self.fruitless = 0  # generations in a row without a new step
+        self.best_at_plan = 0
+        self.started: dict[str, int] = {}  # launcher -> highest generation
+
+
+class Monitor:
+    """All invariants of one simulated world."""
+
+    def __init__(self, loop: Loop, store: MemoryStore, single: bool) -> None:
+        self.loop, self.store, self.single = loop, store, single
+        self.jobs: dict[str, Job] = {}
+        self.runs: dict[str, RunTruth] = {}
+        self.edges: dict[str, Edge] = {}
+        self.excluded_by: dict[str, list[tuple[float, str]]] = {}  # fault -> (time, node)
+        self.restarts: dict[str, int] = {}
+        self.incidents = 0
+        self._first: dict[tuple[str, int, str], float] = {}
+        self._base: dict[tuple[str, int, str], float] = {}
+        store.on_accept = self.accepted
+
+    def fail(self, invariant: str, detail: str) -> None:
+        """Raise; the runner adds the seed and the trace."""
+        raise InvariantBroken(invariant, detail)
+
+    # ------------------------------------------------------------ the store
+
+    def accepted(self, node: str, write: StoreWrite, old: Doc | None) -> None:
+        """A write is about to take effect."""
+        version = old.version if old is not None else 0
+        if version != write.expect_version:
+            self.fail("compare_and_set", f"{node} overwrote version {version} of {write.key}, "
+                      f"having seen {write.expect_version}")
+        if write.key.startswith("run/"):
+            self._plan_accepted(node, write, old)
+        elif write.key.startswith("node/"):
+            self.node_accepted(node, write)
+
+    def _plan_accepted(self, node: str, write: StoreWrite, old: Doc | None) -> None:
+        plan = decode_plan(write.body)
+        run = write.key.removeprefix("run/")
+        self.loop.note("store", "%s v%d by %s: gen %d %s %s@%d keep=%s ranks=%s: %s", write.key,
+                       write.expect_version + 1, node, plan.generation,
+                       f"finished={plan.finished}" if plan.finished >= 0 else "",
+                       plan.resume.kind, plan.resume.step, plan.keep,
+                       ",".join(f"{rank}:{where}" for rank, where in plan.ranks), plan.reason)
+        holder = self.store.holder(run)
+        if not self.single and holder != node:
+            self.fail("only_the_leader_plans", f"{node} wrote {write.key}, while "
+                      f"{holder or 'nobody'} holds the lease")
+        truth = self.runs.setdefault(run, RunTruth())
+        highest = max(truth.plans, default=-1)
+        if plan.generation < highest:
+            self.fail("generations_grow", f"{run}: plan {plan.generation} after {highest}")
+        known = truth.plans.get(plan.generation)
+        if known is not None:
+            same = (known.ranks, known.resume) == (plan.ranks, plan.resume)
+            if not same and known.generation > 0:
+                self.fail("one_plan_per_generation", f"{run}: two plans of {plan.generation}")
+            truth.plans[plan.generation] = plan
+            return
+        self._new_generation(run, truth, plan)
+
+    def _new_generation(self, run: str, truth: RunTruth, plan: Plan) -> None:
+        job = self.jobs[run]
+        resume = plan.resume
+        if resume.kind == "disk":
+            commit = next((each for each in job.disk.commits.values()
+                           if (each.generation, each.step) == (resume.generation, resume.step)),
+                          None)
+            voided = commit and void_by(commit, truth.resumes)
+            if voided:
+                self.fail("void_never_resumed", f"{run}: gen {plan.generation} resumes from gen "
+                          f"{resume.generation} step {resume.step}, void since gen {voided[0]} "
+                          f"resumed at {voided[1]}")
+        truth.plans[plan.generation] = plan
+        if job.grade == TRAINER:
+            truth.resumes.append((plan.generation, resume.step))
+        if job.best > truth.best_at_plan:
+            truth.fruitless = 0
+        truth.best_at_plan = job.best
+        truth.fruitless += 1
+        self.restarts[run] = self.restarts.get(run, 0) + 1
+        self.budget(run, truth, plan)
+        self.chain(job, plan)
+
+    def budget(self, run: str, truth: RunTruth, plan: Plan) -> None:
+        """Generations in a row that made no new step are bounded (crash loop, max_restarts)."""
+        limit = self.jobs[run].patience
+        if truth.fruitless > limit:
+            self.fail("budgets_hold", f"{run}: {truth.fruitless} generations without one new step"
+                      f" (limit {limit}), last: {plan.reason}")
+
+    def node_accepted(self, node: str, write: StoreWrite) -> None:
+        """A node's document: exclusions are counted for the breaker."""
+        self.loop.note("store", "%s v%d by %s: %s", write.key, write.expect_version + 1, node,
+                       write.body[:120].decode("utf-8", "replace"))
+        fault = excluded(write.body)
+        name = write.key.removeprefix("node/")
+        if not fault:
+            return
+        held = self.excluded_by.setdefault(fault, [])
+        held[:] = [each for each in held if each[1] != name]
+        held.append((self.loop.now_s, name))
+        edge = self.edges.get(node)
+        settings = edge.settings if edge is not None else model.Settings()
+        many = len(held) > settings.breaker_nodes - 1
+        if many and len(held) > settings.breaker_fraction * len(self.edges) + 1:
+            self.fail("breaker_holds", f"{len(held)} nodes excluded for {fault}: "
+                      f"{', '.join(each[1] for each in held)}")
+
+    # ------------------------------------------------------------ the disk
+
+    def chain(self, job: Job, plan: Plan | None = None) -> None:
+        """The commits that the core calls valid are each a continuation of the one before."""
+        truth = self.runs.get(job.name)
+        if truth is None or not truth.plans:
+            return
+        newest = plan or truth.plans[max(truth.plans)]
+        valid = validity.valid_commits(job.disk.listing(), newest.history)
+        ordered = sorted(valid, key=lambda each: (each.generation, each.step))
+        before: Origin | None = None
+        for commit in ordered:
+            origin = (commit.generation, commit.step)
+            if before is not None and not job.disk.descends(before, origin):
+                self.fail("one_chain", f"{job.name}: gen/step {origin} does not continue {before}")
+            before = origin
+
+    def resumed(self, job: Job, gang: Gang, origin: Origin, torn: bool) -> None:
+        """A generation begins from `origin`."""
+        if torn and gang.resume.kind == "survivor":
+            self.fail("torn_never_used", f"{job.name}: gen {gang.generation} from torn {origin}")
+        truth = self.runs.get(job.name, RunTruth())
+        plan = truth.plans.get(gang.generation)
+        if plan is None:
+            self.fail("started_by_plan", f"{job.name}: gen {gang.generation} without a plan")
+        elif plan.resume != gang.resume:
+            self.fail("started_by_plan", f"{job.name}: gen {gang.generation} not as planned")
+        for generation, step in truth.resumes:
+            if origin[0] < generation < gang.generation and step < origin[1]:
+                self.fail("void_never_resumed", f"{job.name}: gen {gang.generation} holds state "
+                          f"{origin}, void since gen {generation} resumed at {step}")
+
+    def deleted(self, launcher: Launcher, delete: model.Delete, path: str) -> None:
+        """A checkpoint is about to be removed."""
+        job = launcher.job
+        truth = self.runs.get(job.name, RunTruth())
+        left = [each for each in job.disk.commits.values()
+                if not each.bad and void_by(each, truth.resumes) is None and each.path != path]
+        gone = job.disk.commits.get(path)
+        if gone is not None and not gone.bad and void_by(gone, truth.resumes) is None:
+            newer = [each for each in left if each.step > gone.step]
+            if not newer:
+                self.fail("newest_deletes", f"{job.name}: the newest valid {path} was deleted")
+
+    def asked(self, edge: Edge, effect: Effect) -> None:
+        """An effect leaves the core.  Only the newest generation may ask for a delete; one that
+        is under way when a newer plan is written can only be judged by what it removes.  A guest
+        that was paused with its clock cannot know that its lease is over."""
+        body = effect.body
+        if not isinstance(body, model.Delete) or edge.machine.was_paused:
+            return
+        highest = max(self.runs.get(body.run, RunTruth()).plans, default=0)
+        if body.generation < highest:
+            self.fail("newest_deletes", f"{edge.machine.name}: gen {body.generation} of {body.run} "
+                      f"deletes {body.paths}, gen {highest} is planned")
+
+    # ------------------------------------------------------------ ranks
+
+    def starting(self, launcher: Launcher, start: model.Start) -> None:
+        """A launcher obeys a start."""
+        job = launcher.job
+        truth = self.runs.setdefault(job.name, RunTruth())
+        plan = truth.plans.get(start.generation)
+        name = launcher.machine.name
+        if plan is None:
+            self.fail("started_by_plan", f"{job.name}: gen {start.generation} without a plan")
+            return
+        planned = tuple(sorted(rank for rank, node in plan.ranks if node == name))
+        if tuple(sorted(start.ranks)) != planned:
+            self.fail("started_by_plan", f"{job.name} on {name}: ranks {start.ranks}, "
+                      f"planned {planned}")
+
+    def stepped(self, job: Job, gang: Gang) -> None:
+        """A generation finished a step."""
+        if job.grade == TRAINER:
+            return
+        for other in job.gangs.values():
+            if other.generation > gang.generation and other.formed:
+                permits = any(rank.machine.name != each.machine.name
+                              for rank in gang.ranks.values() for each in other.ranks.values())
+                self.fail("one_generation_computes", f"{job.name}: gen {gang.generation} computes "
+                          f"beside gen {other.generation}{' across nodes' if permits else ''}")
+
+    # ------------------------------------------------------------ steps of the core
+
+    def decided(self, edge: Edge, now: Now, observed: Observed, decision: Decision) -> None:
+        """The core made a step."""
+        if edge.steps % IDEMPOTENT_EVERY == 0 and edge.node is not None:
+            again = edge.node.step(now, observed)
+            known = {effect.id for effect in decision.effects}
+            new = [effect for effect in again.effects if effect.id not in known]
+            if new:
+                self.fail("stepping_twice", f"{edge.machine.name}: {new[0].kind} {new[0].id}: "
+                          f"{new[0].reason}")
+            opened = {each.id for each in again.incidents} - {e.id for e in decision.incidents}
+            if opened:
+                self.fail("stepping_twice", f"{edge.machine.name}: incident {opened}")
+        if decision.effects:
+            self._effects(edge, now, observed, decision)
+        self._ledger(edge, now, decision)
+
+    def _effects(self, edge: Edge, now: Now, observed: Observed, decision: Decision) -> None:
+        seen: set[str] = set()
+        for effect in decision.effects:
+            if effect.id in seen or effect.id in edge.performed:
+                self.fail("effect_once", f"{edge.machine.name}: {effect.id} asked for again")
+            seen.add(effect.id)
+            if effect.outlives_node and observed.journal_stalled:
+                self.fail("stalled_journal", f"{edge.machine.name}: {effect.id}")
+            body = effect.body
+            if isinstance(body, StoreWrite) and body.key.startswith("run/"):
+                self._fit(edge, now, observed, decode_plan(body.body))
+
+    def _fit(self, edge: Edge, now: Now, observed: Observed, plan: Plan) -> None:
+        """No rank on a node that is excluded, or whose fresh beat says that it is sick."""
+        if plan.finished >= 0 or any(each.generation == plan.generation and
+                                     each.ranks == plan.ranks
+                                     for each in self._plans_in(observed)):
+            return
+        unfit = {doc.key.removeprefix("node/") for doc in observed.store.docs
+                 if doc.key.startswith("node/") and excluded(doc.body)}
+        if not self.breaker_open(edge, now):
+            unfit |= {beat.node for beat in edge.truth_beats() if beat.fatal
+                      and now.boot_s - beat.boot_s < edge.settings.lease_s / 2}
+        placed = {node for _, node in plan.ranks}
+        if placed & unfit:
+            self.fail("no_rank_on_unfit", f"{edge.machine.name} plans gen {plan.generation} of "
+                      f"{plan.run} on {sorted(placed & unfit)}: {plan.reason}")
+
+    def _plans_in(self, observed: Observed) -> list[Plan]:
+        return [decode_plan(doc.body) for doc in observed.store.docs if doc.key.startswith("run/")]
+
+    def breaker_open(self, edge: Edge, now: Now) -> bool:
+        """Would the same fault on that many nodes be a common cause?"""
+        sick: dict[str, int] = {}
+        for other in self.edges.values():
+            if other.machine.fatal:
+                sick[other.machine.fatal] = sick.get(other.machine.fatal, 0) + 1
+        return max(sick.values(), default=0) >= edge.settings.breaker_nodes
+
+    def _ledger(self, edge: Edge, now: Now, decision: Decision) -> None:
+        if not decision.ledger:
+            return
+        key = (edge.machine.name, edge.life, now.boot_id)
+        total = sum(seconds for _, seconds in decision.ledger)
+        if any(seconds < -1e-6 for _, seconds in decision.ledger):
+            self.fail("ledger_sums", f"{key}: a negative category {decision.ledger}")
+        if key not in self._first:
+            self._first[key], self._base[key] = now.boot_s, total
+            return
+        elapsed = now.boot_s - self._first[key]
+        if abs(total - self._base[key] - elapsed) > LEDGER_SLACK_S:
+            self.fail("ledger_sums", f"{key}: {total - self._base[key]:.3f} s in categories, "
+                      f"{elapsed:.3f} s went by: {decision.ledger}")
+
+
+def excluded(body: bytes) -> str:
+    """The fault for which a node's document takes it out of service, "" when it does not."""
+    try:
+        doc = msgspec.json.decode(body)
+    except msgspec.DecodeError:
+        return ""
+    if not isinstance(doc, dict) or not doc.get("excluded"):
+        return ""
+    return str(doc.get("fault") or doc.get("excluded"))

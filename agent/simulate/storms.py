@@ -1,0 +1,116 @@
+"""Storms as data: which faults, how many, how long, and in which worlds.
+
+Owns the tables.  The settings are the real ones with shorter times, so that a world needs tens of
+virtual seconds where a cluster needs minutes.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from ..core.model import DEGRADED, FATAL, UNKNOWN, WARN, Runbook, Settings
+from .cluster import Shape
+
+SINGLE = Settings(
+    script_floor_s=5.0, compile_limit_s=30.0, quiet_limit_s=20.0, stop_grace_s=1.0, lease_s=3.0,
+    keep_checkpoints=3, single_node=True,
+)
+MANY = Settings(
+    script_floor_s=5.0, compile_limit_s=30.0, quiet_limit_s=20.0, stop_grace_s=1.0, lease_s=3.0,
+    keep_checkpoints=3, single_node=False,
+)
+
+
+@dataclass(frozen=True)
+class Storm:
+    """A kind of bad day.  `weights`: fault -> how often, relative to the others."""
+
+    name: str
+    weights: Mapping[str, float]
+    faults: tuple[int, int] = (3, 9)
+    storm_s: float = 40.0
+    calm_s: float = 150.0
+    single_share: float = 0.55
+    shapes: tuple[Shape, ...] = field(default=(
+        Shape(2, 1, 1, 1), Shape(2, 1, 1, 2), Shape(2, 2, 1, 1), Shape(3, 1, 1, 1),
+        Shape(2, 1, 2, 1), Shape(4, 2, 1, 1),
+        Shape(1, 1, 1, 2), Shape(1, 1, 1, 1),
+    ))
+    dropped_wakes: float = 0.0
+
+    def shape(self, rng: random.Random) -> Shape:
+        """A world for one seed."""
+        if rng.random() < self.single_share:
+            return Shape(1, 0, rng.choice((1, 1, 2)), rng.choice((1, 2, 2, 3)))
+        return rng.choice(self.shapes)
+
+    def draw(self, rng: random.Random) -> list[tuple[float, str, float, float]]:
+        """(when, fault, u, v) of every fault, in order of time."""
+        kinds, weights = list(self.weights), list(self.weights.values())
+        count = rng.randint(*self.faults)
+        return sorted((rng.uniform(3.0, self.storm_s), rng.choices(kinds, weights)[0],
+                       rng.random(), rng.random()) for _ in range(count))
+
+
+RANKS = {"rank_killed": 4.0, "rank_exited": 1.5, "rank_hung": 1.5, "rank_stopped": 1.5}
+AGENTS = {"agent_killed": 2.0, "kill_mid_effect": 1.5, "twice": 0.5, "journal_stall": 0.7,
+          "wall_jump": 0.5, "slow": 0.7}
+DISK = {"commit_spoilt": 1.0, "slow_commits": 2.0, "generation_killed": 0.7}
+STORE = {"store_down": 1.0, "cut_from_store": 1.5, "isolate": 1.5, "lost_ack": 1.0,
+         "lost_request": 0.7, "stale_reads": 0.7, "frozen_at_put": 1.0}
+NODES = {"node_crashed": 1.5, "node_gone": 0.7, "node_frozen": 2.0, "node_fatal": 1.0,
+         "common_cause": 0.7, "launcher_killed": 0.7}
+PEOPLE = {"user_bug": 0.4, "operator": 0.7, "preempted": 0.3}
+
+STORMS: dict[str, Storm] = {
+    "default": Storm("default", RANKS | AGENTS | DISK | STORE | NODES | PEOPLE),
+    "calm": Storm("calm", {"rank_killed": 1.0}, faults=(1, 2)),
+    # A whole generation out of sight trains on beside its successor: void commits.
+    "commits": Storm("commits", {
+        "isolate": 4.0, "node_frozen": 3.0, "slow_commits": 2.0, "generation_killed": 2.0,
+        "rank_killed": 4.0}, faults=(4, 9), single_share=0.0,
+        shapes=(Shape(1, 1, 1, 2), Shape(1, 2, 1, 1), Shape(2, 2, 1, 1))),
+    # Plans that arrive late, twice or unacknowledged.
+    "writes": Storm("writes", {
+        "frozen_at_put": 5.0, "rank_killed": 6.0, "lost_ack": 2.0, "agent_killed": 2.0,
+        "operator": 2.0, "isolate": 1.0, "generation_killed": 1.0}, faults=(6, 12)),
+    "leases": Storm("leases", {
+        "frozen_at_put": 6.0, "rank_killed": 6.0, "generation_killed": 2.0, "node_frozen": 2.0},
+        faults=(6, 12), single_share=0.0),
+    "ranks": Storm("ranks", RANKS | DISK, faults=(4, 12)),
+    "network": Storm("network", STORE | DISK | {"rank_killed": 2.0, "node_frozen": 2.0},
+                     single_share=0.0),
+    "nodes": Storm("nodes", NODES | DISK | {"rank_killed": 1.0}, single_share=0.0),
+    "fleet": Storm("fleet", {"common_cause": 3.0, "node_fatal": 1.0, "rank_killed": 1.0},
+                   faults=(2, 5), single_share=0.0, shapes=(Shape(4, 2, 1, 1), Shape(5, 3, 1, 1))),
+    "agents": Storm("agents", AGENTS | {"rank_killed": 4.0}, faults=(4, 10)),
+}
+
+_RESTART = ("take_evidence", "restart_ranks", "stop_run")
+
+
+def _runbook(fault: str, severity: str, scope: str, ladder: tuple[str, ...]) -> Runbook:
+    return Runbook(fault=fault, severity=severity, scope=scope, ladder=ladder, budget_count=4,
+                   budget_window_h=1.0, path=f"runbooks/{fault}.md")
+
+
+RUNBOOKS: dict[str, Runbook] = {each.fault: each for each in (
+    *(_runbook(fault, FATAL, "rank", _RESTART) for fault in (
+        "rank_exited", "rank_killed", "rank_oom_killed", "rank_stopped", "rank_hung",
+        "rank_gil_held", "collective_mismatch", "collective_skipped")),
+    _runbook("checkpoint_bad", DEGRADED, "run", ("resume_older", "restart_ranks", "stop_run")),
+    _runbook("checkpoint_failed", DEGRADED, "run", ()),
+    _runbook("snapshot_off", WARN, "run", ()),
+    _runbook("crash_loop", FATAL, "run", ("stop_run",)),
+    _runbook("budget_spent", FATAL, "run", ("stop_run",)),
+    _runbook("journal_stalled", WARN, "node", ()),
+    _runbook("store_lost", WARN, "store", ()),
+    _runbook("agent_config_bad", WARN, "node", ()),
+    _runbook("launcher_lost", FATAL, "run", ("restart_ranks",)),
+    _runbook("collector_failed", WARN, "node", ()),
+    _runbook("host_unknown", UNKNOWN, "node", ("restart_ranks",)),
+    *(_runbook(fault, FATAL, "gpu", ("exclude_node", "restart_ranks"))
+      for fault in ("gpu_lost", "fabric_down")),
+)}

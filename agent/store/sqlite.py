@@ -1,0 +1,185 @@
+"""The store of one node: SQLite in the state directory, held by one agent at a time.
+
+Owns store.db, the lock of the state directory, and the thread that writes.  One writer by flock,
+so a version never moves behind this object's back and reads come from memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import sqlite3
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from ..core.model import Doc, StoreView, StoreWrite
+from .base import Conflict, StoreError
+
+APPLICATION_ID = 0x484F4C44  # "HOLD" in the header of every database of ours
+SCHEMA_VERSION = 1
+DOCUMENTS_MAX = 10_000
+KEEP_S = 30 * 86400.0  # documents nobody touched for this long are dropped when the agent starts
+WRITE_LIMIT_S = 5.0
+
+
+class DirectoryLock:
+    """An exclusive flock on a state directory; the file names the holder's pid for people."""
+
+    def __init__(self, directory: Path) -> None:
+        """Takes the lock at once or raises StoreError naming who has it."""
+        path = directory / "lock"
+        try:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise StoreError(f"{path}: {error.strerror}: set agent.state_dir to a directory "
+                             "that this user may write") from error  # fmt: skip
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(fd, 64, 0).decode("ascii", "replace").strip() or "unknown"
+            os.close(fd)
+            raise StoreError(f"{directory}: in use by another agent, pid {holder}: stop it, or "
+                             "set agent.state_dir to another directory") from error  # fmt: skip
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+        self._fd = fd
+
+    def release(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def open_database(path: Path) -> sqlite3.Connection:
+    """Opens or creates one of our databases.  StoreError when the file is not ours or is damaged:
+    it is never overwritten, because it may hold what somebody needs."""
+    try:
+        connection = sqlite3.connect(
+            path, timeout=2.0, isolation_level=None, check_same_thread=False
+        )
+    except sqlite3.Error as error:
+        raise StoreError(f"{path}: {error}: set agent.state_dir to a writable directory") from error
+    try:
+        ours = connection.execute("PRAGMA application_id").fetchone()[0]
+        tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+        if ours != APPLICATION_ID and (ours or tables):
+            raise StoreError(f"{path}: an SQLite file of another program: move it away or set "
+                             "agent.state_dir to another directory")  # fmt: skip
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version > SCHEMA_VERSION:
+            raise StoreError(f"{path}: written by a newer holdfast (schema {version}, this one "
+                             f"reads {SCHEMA_VERSION}): install that release again")  # fmt: skip
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=NORMAL")
+        connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version={SCHEMA_VERSION}")
+        healthy = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if healthy != "ok":
+            raise StoreError(f"{path}: damaged ({healthy}): move it away, with its -wal file; "
+                             "the agent then starts with an empty one")  # fmt: skip
+    except sqlite3.Error as error:
+        connection.close()
+        raise StoreError(f"{path}: {error}: move the file away, with its -wal file; the agent "
+                         "then starts with an empty one") from error  # fmt: skip
+    except StoreError:
+        connection.close()
+        raise
+    return connection
+
+
+class SqliteStore:
+    """Documents of one node, see base.Store."""
+
+    def __init__(self, directory: Path) -> None:
+        """Opens DIR/store.db.  StoreError when it is foreign, damaged or not writable."""
+        self._path = directory / "store.db"
+        self._database = open_database(self._path)
+        try:
+            self._database.execute(
+                "CREATE TABLE IF NOT EXISTS documents (key TEXT PRIMARY KEY, "
+                "version INTEGER NOT NULL, body BLOB NOT NULL, written_wall_s REAL NOT NULL)"
+            )
+            self._database.execute(
+                "DELETE FROM documents WHERE written_wall_s < ? AND key LIKE 'run/%'",
+                (time.time() - KEEP_S,),
+            )
+            rows = self._read()
+        except sqlite3.Error as error:
+            self._database.close()
+            raise StoreError(f"{self._path}: {error}") from error
+        self._documents = {key: Doc(key, version, bytes(body)) for key, version, body in rows}
+        self._view = self._make_view(up=True)
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
+
+    def view(self) -> StoreView:
+        return self._view
+
+    async def put(self, write: StoreWrite) -> int:
+        loop = asyncio.get_running_loop()
+        try:
+            version = await asyncio.wait_for(
+                loop.run_in_executor(self._thread, self._put, write), WRITE_LIMIT_S
+            )
+        except Conflict:
+            await self.refresh()
+            raise
+        except (sqlite3.Error, TimeoutError) as error:
+            self._view = self._make_view(up=False)
+            raise StoreError(f"{self._path}: {error or 'no answer'}") from error
+        self._documents[write.key] = Doc(write.key, version, write.body)
+        self._view = self._make_view(up=True)
+        return version
+
+    async def refresh(self) -> None:
+        """Reads everything again: after a conflict, and to find out whether it answers again."""
+        loop = asyncio.get_running_loop()
+        try:
+            rows = await asyncio.wait_for(
+                loop.run_in_executor(self._thread, self._read), WRITE_LIMIT_S
+            )
+        except (sqlite3.Error, TimeoutError):
+            self._view = self._make_view(up=False)
+            return
+        self._documents = {key: Doc(key, version, bytes(body)) for key, version, body in rows}
+        self._view = self._make_view(up=True)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=True)
+        self._database.close()
+
+    def _make_view(self, up: bool) -> StoreView:
+        documents = sorted(self._documents.values(), key=lambda doc: doc.key)
+        return StoreView(up=up, docs=tuple(documents))
+
+    def _read(self) -> list[tuple[str, int, bytes]]:
+        return self._database.execute(
+            "SELECT key, version, body FROM documents ORDER BY key LIMIT ?", (DOCUMENTS_MAX,)
+        ).fetchall()
+
+    def _put(self, write: StoreWrite) -> int:
+        """In the thread: one transaction, synced to disk, because a plan outlives the machine."""
+        database = self._database
+        database.execute("PRAGMA synchronous=FULL")
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            row = database.execute(
+                "SELECT version FROM documents WHERE key = ?", (write.key,)
+            ).fetchone()
+            have = row[0] if row else 0
+            if have != write.expect_version:
+                raise Conflict(f"{write.key} is at version {have}, not {write.expect_version}")
+            database.execute(
+                "INSERT INTO documents VALUES (?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET "
+                "version = excluded.version, body = excluded.body, "
+                "written_wall_s = excluded.written_wall_s",
+                (write.key, have + 1, write.body, time.time()),
+            )
+            database.execute("COMMIT")
+        except BaseException:
+            if database.in_transaction:
+                database.execute("ROLLBACK")
+            raise
+        return have + 1

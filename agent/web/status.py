@@ -1,0 +1,270 @@
+"""The documents that people and programs read: status, incidents, ledger.
+
+Owns turning the last snapshot into plain JSON values.  Pure but for reading what the daemon holds;
+no waiting, no I/O.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from .. import procfs
+from ..core.model import Incident, RankView, RunView, Verdict
+from ..version import VERSION
+
+if TYPE_CHECKING:
+    from ..daemon import Daemon
+
+OPEN = ("open", "acted")
+FAULTY = ("degraded", "fatal")
+INCIDENTS_SHOWN = 200
+DOING = {
+    "startup": "starting up",
+    "compile": "compiling",
+    "checkpoint": "writing a checkpoint",
+    "eval": "evaluating",
+}
+NEEDS_A_PERSON = ("crash_loop", "budget_spent", "journal_stalled", "agent_config_bad")
+
+
+def status(daemon: Daemon) -> dict[str, Any]:
+    """GET /api/v1/status."""
+    snapshot = daemon.snapshot
+    decision = snapshot.decision
+    incidents = [one for one in daemon.narrator.incidents.values() if one.state in OPEN]
+    return {
+        "node": daemon.name,
+        "version": VERSION,
+        "now_wall_s": time.time(),
+        "store_up": snapshot.observed.store.up,
+        "journal_stalled": snapshot.observed.journal_stalled,
+        "paused": node_paused(daemon),
+        "breaker_open": breaker_open(daemon),
+        "config_reload_ok": daemon.reload_ok,
+        "agent": {
+            "pid": os.getpid(),
+            "rss_bytes": procfs.rss_bytes(),
+            "uptime_s": round(time.monotonic() - daemon.started_s, 3),
+            "steps": daemon.steps,
+            "step_s": round(daemon.step_s, 6),
+            "troubles": daemon.troubles.latest,
+        },
+        "collectors": collectors(daemon),
+        "runs": [_run(daemon, view, decision.verdicts) for view in snapshot.observed.runs],
+        "incidents": [msgspec.to_builtins(one) for one in reversed(incidents)],
+        "faults": [msgspec.to_builtins(verdict) for verdict in decision.verdicts],
+    }
+
+
+def incidents(daemon: Daemon, everything: bool) -> list[dict[str, Any]]:
+    """GET /api/v1/incidents: newest first; without `all` the open ones and the latest closed."""
+    newest_first: list[Incident] = list(reversed(daemon.narrator.incidents.values()))
+    newest_first.sort(key=lambda one: one.opened_wall_s, reverse=True)
+    if not everything:
+        newest_first = newest_first[:INCIDENTS_SHOWN]
+    return [msgspec.to_builtins(one) for one in newest_first]
+
+
+def ledger(daemon: Daemon) -> dict[str, Any]:
+    """GET /api/v1/ledger: settled seconds by category, of the node and of each run."""
+    decision = daemon.snapshot.decision
+    total_s = sum(seconds for _, seconds in decision.ledger)
+    runs: dict[str, dict[str, float]] = {}
+    for run, category, seconds in decision.run_ledger:
+        runs.setdefault(run, {})[category] = round(seconds, 6)
+    return {
+        "categories": {name: round(seconds, 6) for name, seconds in decision.ledger},
+        "wall_s": round(total_s, 6),
+        "since_wall_s": daemon.snapshot.now.wall_s - total_s,
+        "runs": runs,
+    }
+
+
+def collectors(daemon: Daemon) -> list[dict[str, Any]]:
+    """Each collector: whether its last reading went well, and how old it is."""
+    if daemon.runner is None:
+        return []
+    now_s = time.monotonic()
+    return [
+        {
+            "name": one.name,
+            "up": one.up,
+            "absent": one.absent,
+            "age_s": round(now_s - one.read_s, 3) if one.read_s else None,
+            "error": one.error,
+        }
+        for one in daemon.runner.health()
+    ]
+
+
+def node_paused(daemon: Daemon) -> bool:
+    """Whether an operator paused everything on this node."""
+    runs = daemon.snapshot.observed.runs
+    return bool(runs) and all(run_paused(daemon, view.run) for view in runs)
+
+
+def breaker_open(daemon: Daemon) -> bool:
+    """Whether a common cause was seen, so that nothing is done to nodes."""
+    return any(verdict.fault == "breaker_open" for verdict in daemon.snapshot.decision.verdicts)
+
+
+def run_paused(daemon: Daemon, run: str) -> bool:
+    """Whether an operator paused this run."""
+    return any(plan.run == run and plan.paused for plan in daemon.snapshot.decision.plans)
+
+
+def restarts(daemon: Daemon, run: str) -> int:
+    """Starts of this run after its first."""
+    return round(sum(
+        value for (name, labels), value in daemon.performer.counters.items()
+        if name == "restarts" and labels[0] == run
+    ))  # fmt: skip
+
+
+def checkpoint(daemon: Daemon, view: RunView) -> dict[str, Any] | None:
+    """The newest checkpoint that is not known to be bad."""
+    good = [commit for commit in view.commits if not commit.bad]
+    if not good:
+        return None
+    newest = max(good, key=lambda commit: (commit.step, commit.generation))
+    age_s = daemon.commits.age_s(view.run, newest)
+    return {"step": newest.step, "age_s": round(age_s, 3), "path": newest.path}
+
+
+def _run(daemon: Daemon, view: RunView, verdicts: tuple[Verdict, ...]) -> dict[str, Any]:
+    paused = run_paused(daemon, view.run)
+    prefix = f"run/{view.run}/rank/"
+    by_rank = {
+        verdict.subject[len(prefix) :]: verdict
+        for verdict in sorted(verdicts, key=lambda one: one.act)
+        if verdict.subject.startswith(prefix)
+    }
+    session = daemon.sessions.session(view.run)
+    running = [rank for rank in view.ranks if rank.state == "running"]
+    faulty = any(verdict.severity in FAULTY and verdict.run == view.run for verdict in verdicts)
+    steps = [rank.step for rank in running]
+    times = sorted(rank.step_time_s for rank in running if rank.step_time_s > 0)
+    phase = _common_phase(running)
+    is_training = bool(
+        view.state == "running" and view.connected and len(running) == view.nproc
+        and not faulty and phase not in ("startup", "compile")
+    )  # fmt: skip
+    return {
+        "run": view.run,
+        "grade": view.grade,
+        "generation": view.generation,
+        "state": view.state if view.connected else "launcher lost",
+        "connected": view.connected,
+        "paused": paused,
+        "training": is_training,
+        "doing": _doing(view, running, phase, faulty),
+        "need": _need(daemon, view, paused),
+        "reason": dict(daemon.snapshot.decision.reasons).get(view.run, ""),
+        "step": min(steps) if steps else _last_step(view),
+        "loss": loss(session, running),
+        "step_time_s": round(times[len(times) // 2], 6) if times else 0.0,
+        "checkpoint": checkpoint(daemon, view),
+        "snapshot_step": view.snapshot.step if view.snapshot is not None else None,
+        "restarts": restarts(daemon, view.run),
+        "nproc": view.nproc,
+        "log_dir": session.hello.log_dir if session is not None else "",
+        "checkpoint_dir": session.hello.checkpoint_dir if session is not None else "",
+        "launcher_pid": session.pid if session is not None else 0,
+        "user": session.hello.user if session is not None else "",
+        "ranks": [_rank(rank, by_rank.get(str(rank.rank))) for rank in view.ranks],
+    }
+
+
+def _rank(rank: RankView, verdict: Verdict | None) -> dict[str, Any]:
+    health, why = "ok", ""
+    if verdict is not None:
+        health = "fault" if verdict.act and verdict.severity in FAULTY else "suspect"
+        why = verdict.reason
+    if rank.ended is not None:
+        health = "ok" if rank.ended.code == 0 or rank.ended.by_us else "fault"
+        if health == "fault":
+            why = why or rank.ended.error or f"exit status {rank.ended.code}"
+    return {
+        "rank": rank.rank,
+        "pid": rank.pid,
+        "state": rank.state,
+        "generation": rank.generation,
+        "step": rank.step,
+        "phase": rank.phase,
+        "phase_age_s": round(rank.still_s, 3),
+        "beat_age_s": round(rank.beat_age_s, 3),
+        "step_time_s": round(rank.step_time_s, 6),
+        "proc_state": rank.proc_state,
+        "active": rank.active,
+        "where": rank.where,
+        "phase_s": {name: round(seconds, 3) for name, seconds in rank.phase_s if seconds > 0},
+        "health": health,
+        "why": why,
+    }
+
+
+def _common_phase(running: list[RankView]) -> str:
+    phases = [rank.phase for rank in running]
+    return max(sorted(set(phases)), key=phases.count) if phases else ""
+
+
+def _doing(view: RunView, running: list[RankView], phase: str, faulty: bool) -> str:
+    """One line for a person who was just woken."""
+    if not view.connected:
+        return "nothing: its launcher is gone"
+    if view.state == "done":
+        return "done"
+    if view.shutdown:
+        return f"ending: {view.shutdown}"
+    if view.state == "preparing":
+        return "preparing: imports and fork server"
+    if view.state == "idle" or not view.ranks:
+        return "waiting to start"
+    broken = [rank for rank in view.ranks if rank.state in ("parked", "ended")]
+    if faulty or broken:
+        left = max((rank.step for rank in running), default=0)
+        return f"recovering at step {left or _last_step(view)}"
+    if view.compiling:
+        return f"compiling: {view.compiling}"
+    step = min((rank.step for rank in running), default=0)
+    if phase in DOING:
+        return f"{DOING[phase]} at step {step}" if step else DOING[phase]
+    if phase == "unknown" and view.grade != "trainer" and not step:
+        return "running"
+    return f"training step {step + 1} ({phase})"
+
+
+def _need(daemon: Daemon, view: RunView, paused: bool) -> str:
+    """What a person has to do, or "nothing"."""
+    if paused:
+        return f"it is paused: holdfast resume {view.run} --reason ..."
+    for incident in reversed(daemon.narrator.incidents.values()):
+        if incident.state in OPEN and incident.fault in NEEDS_A_PERSON:
+            if incident.run in ("", view.run):
+                return f"see holdfast incidents {incident.id}: {incident.reason}"
+    if not daemon.snapshot.observed.store.up:
+        return "the store does not answer: training goes on, no plan is made"
+    return "nothing"
+
+
+def _last_step(view: RunView) -> int:
+    steps = [rank.step for rank in view.ranks]
+    steps += [rank.parked.step for rank in view.ranks if rank.parked is not None]
+    return max(steps, default=0)
+
+
+def loss(session: Any, running: list[RankView]) -> float | None:
+    """The loss that the lowest running rank wrote on its page; None where none was written."""
+    if session is None:
+        return None
+    for rank in running:
+        track = session.tracks.get(rank.rank)
+        if track is not None and track.view is not None and track.view.step > 0:
+            loss = track.view.loss
+            return loss if math.isfinite(loss) and loss != 0.0 else None
+    return None

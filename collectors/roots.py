@@ -1,0 +1,37 @@
+"""Where collectors read: the roots of /proc, /sys and the kernel log, so that a recorded tree can
+stand in for a machine.  A leaf, like sample.py."""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from .sample import NoData
+
+READ_MAX_BYTES = 1 << 20
+
+
+class Roots(NamedTuple):
+    """Directories (and one device) that collectors may read below."""
+
+    proc: str = "/proc"
+    sys: str = "/sys"
+    kmsg: str = "/dev/kmsg"
+
+
+def read_text(path: str, limit_bytes: int = READ_MAX_BYTES) -> str:
+    """At most `limit_bytes` of a file.  NoData when it is not there or may not be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise NoData(f"{path}: {error.strerror}") from error
+    try:
+        parts, left = [], limit_bytes
+        while left > 0 and (part := os.read(fd, min(left, 65536))):  # /proc answers in pieces
+            parts.append(part)
+            left -= len(part)
+        return b"".join(parts).decode("utf-8", "replace")
+    except OSError as error:
+        raise NoData(f"{path}: {error.strerror}") from error
+    finally:
+        os.close(fd)

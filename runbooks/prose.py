@@ -1,0 +1,44 @@
+"""The shipped runbooks as text: what a person reads, beside the machine part at the top.
+
+Owns where the files are and how they divide into sections.  The machine part is read, and checked
+against the configuration's shadows, by holdfast.agent.runbook; nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+from importlib import resources
+
+SECTIONS = ("Meaning", "Impact", "Diagnosis", "Mitigation")
+FENCE = "+++"
+
+
+def names() -> tuple[str, ...]:
+    """The faults that have a shipped runbook, sorted."""
+    files = resources.files(__package__).iterdir()
+    return tuple(sorted(one.name.removesuffix(".md") for one in files if one.name.endswith(".md")))
+
+
+def text_of(fault: str) -> str:
+    """The whole file.  Raises FileNotFoundError for a fault without a runbook."""
+    if fault not in names():
+        raise FileNotFoundError(f"no runbook for {fault!r}")
+    return resources.files(__package__).joinpath(f"{fault}.md").read_text(encoding="utf-8")
+
+
+def split(text: str) -> tuple[str, dict[str, str]]:
+    """(the TOML of the machine part, {section: its text}).  Raises ValueError without fences."""
+    _, toml, prose = (text.split(FENCE, 2) + ["", ""])[:3]
+    if not toml.strip():
+        raise ValueError(f"no machine part between {FENCE} and {FENCE}")
+    sections: dict[str, str] = {}
+    for part in prose.split("\n## ")[1:]:
+        title, _, body = part.partition("\n")
+        sections[title.strip()] = body.strip("\n")
+    return toml, sections
+
+
+def first_sentence(text: str) -> str:
+    """The first sentence of a section, on one line."""
+    line = " ".join(text.split("\n\n")[0].split())
+    head, dot, _ = line.partition(". ")
+    return head + "." if dot else line

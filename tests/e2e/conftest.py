@@ -1,0 +1,36 @@
+"""Real launchers, agents and ranks, each in directories of its own, and nothing left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from running import Runs
+
+
+@pytest.fixture()
+def runs() -> Iterator[Runs]:
+    """Directories with short names (a unix socket's path has 108 characters), and a final look."""
+    home = Path(tempfile.mkdtemp(prefix="hf-", dir="/tmp"))
+    before = set(os.listdir("/dev/shm"))
+    made = Runs(home)
+    yield made
+    for run in made.started:
+        if run.process.poll() is None:
+            run.kill_all()
+    left = made.left()
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    output = "\n".join(run.output for run in made.started)
+    shutil.rmtree(home, ignore_errors=True)
+    assert not left, f"processes left behind: {left}\n{output}"
+    assert set(os.listdir("/dev/shm")) <= before

@@ -1,0 +1,161 @@
+"""Starts real launchers with real agents and ranks, and asks them what they see."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from holdfast.agent.cli.client import Agent
+from holdfast.agent.cli.failure import Failure
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = Path(__file__).parent / "scripts"
+LIMIT_S = 90.0
+
+
+def wait_for(holds: Callable[[], Any], limit_s: float = LIMIT_S, what: str = "") -> Any:
+    """Polls a condition with a deadline; its truthy value, or a failure that says what."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        value = holds()
+        if value:
+            return value
+        time.sleep(0.02)
+    raise AssertionError(f"not within {limit_s} s: {what or holds}")
+
+
+def processes_with(mark: str) -> dict[int, str]:
+    """Pid and command line of every process whose environment carries `mark`."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if mark.encode() in (entry / "environ").read_bytes():
+                    command = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    found[int(entry.name)] = command
+            except OSError:
+                continue
+    return {pid: command for pid, command in found.items() if command}
+
+
+class Run:
+    """One `holdfast run` or `holdfast train` and its output."""
+
+    def __init__(self, home: Path, name: str, command: list[str], environ: dict[str, str]) -> None:
+        self.home, self.name = home, name
+        self.output_path = home / f"{name}.out"
+        with open(self.output_path, "wb") as output:
+            self.process = subprocess.Popen(
+                command, stdout=output, stderr=subprocess.STDOUT, env=environ, cwd=home,
+                stdin=subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+
+    @property
+    def output(self) -> str:
+        return self.output_path.read_text(errors="replace")
+
+    def wait(self, limit_s: float = LIMIT_S) -> int:
+        try:
+            return self.process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"still running after {limit_s} s:\n{self.output}") from None
+
+    def wait_output(self, text: str, count: int = 1, limit_s: float = LIMIT_S) -> None:
+        wait_for(
+            lambda: self.output.count(text) >= count or self.process.poll() is not None,
+            limit_s, f"{text!r} in the output:\n{self.output}",
+        )  # fmt: skip
+        assert self.output.count(text) >= count, self.output
+
+    def api(self, route: str) -> Any:
+        return Agent(self.home / "rt" / self.name / "api.sock").get(route)
+
+    def try_api(self, route: str) -> Any:
+        try:
+            return self.api(route)
+        except (OSError, Failure):
+            return None
+
+    def post(self, route: str, **body: Any) -> Any:
+        return Agent(self.home / "rt" / self.name / "api.sock").post(route, body)
+
+    def inject(self, fault: str, rank: int, **args: Any) -> Any:
+        return self.post(
+            f"/api/v1/runs/{self.name}/inject", fault=fault, rank=rank, args=args, reason="test"
+        )
+
+    def status(self) -> dict[str, Any]:
+        return self.api("/api/v1/status")["runs"][0]
+
+    def ranks(self) -> dict[int, dict[str, Any]]:
+        answer = self.try_api("/api/v1/status")
+        runs = answer["runs"] if answer else []
+        return {r["rank"]: r for r in runs[0]["ranks"]} if runs else {}
+
+    def at_step(self, step: int, rank: int = 1, limit_s: float = LIMIT_S) -> int:
+        """Waits until `rank` has done `step` steps; returns its pid."""
+
+        def reached() -> int:
+            seen = self.ranks().get(rank)
+            if seen and seen["state"] == "running" and seen["step"] >= step:
+                return int(seen["pid"])
+            assert self.process.poll() is None, self.output
+            return 0
+
+        return int(wait_for(reached, limit_s, f"step {step} on rank {rank}\n{self.output}"))
+
+    def incidents(self) -> list[dict[str, Any]]:
+        """From the journal's file too, so that they can be read after the end."""
+        answer = self.try_api("/api/v1/incidents?all=1")
+        return list(answer) if answer else []
+
+    def result(self) -> dict[str, Any]:
+        """What the trainer reported at its end."""
+        line = next(ln for ln in self.output.splitlines() if "result {" in ln)
+        return dict(json.loads(line[line.index("{") :]))
+
+    def kill_all(self) -> None:
+        for pid in processes_with(f"HOLDFAST_TEST_MARK={self.home}"):
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        self.process.wait(10)
+
+
+class Runs:
+    """Starts runs in one test's own directories."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.started: list[Run] = []
+        self.environ = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT / ".types"),
+            "HOLDFAST_STATE_DIR": str(home / "st"),
+            "HOLDFAST_RUNTIME_DIR": str(home / "rt"),
+            "HOLDFAST_TEST_MARK": str(home),
+            "PYTHONUNBUFFERED": "1",
+        }
+        for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+            self.environ.pop(name, None)
+
+    def start(self, command: str, *words: str, name: str = "t", **environ: str) -> Run:
+        line = [sys.executable, "-m", "holdfast.agent.cli", command, "--run", name, *words]
+        run = Run(self.home, name, line, {**self.environ, **environ})
+        self.started.append(run)
+        return run
+
+    def script(self, script: str, *words: str, flags: tuple[str, ...] = (), **options: Any) -> Run:
+        flags = flags or ("--nproc-per-node", "2")
+        return self.start("run", *flags, str(SCRIPTS / script), *words, **options)
+
+    def left(self) -> dict[int, str]:
+        return processes_with(f"HOLDFAST_TEST_MARK={self.home}")

@@ -1,0 +1,42 @@
+"""A plain torchrun script that keeps no state: DDP over gloo, nothing of Holdfast."""
+
+import os
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+STEPS, FAULT, AT = int(sys.argv[1]), (sys.argv[2:] or [""])[0], 6
+dist.init_process_group("gloo")
+rank, restarts = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+torch.manual_seed(0)
+model = DistributedDataParallel(torch.nn.Linear(32, 32))
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(STEPS):
+    if rank == 1 and step == AT:
+        if FAULT == "die-often" and restarts < 10:
+            os.kill(os.getpid(), 9)
+        if FAULT == "loop" and restarts == 0:
+            while True:
+                pass
+        if FAULT == "skip" and restarts == 0:
+            dist.all_reduce = lambda *a, **k: None
+        if FAULT == "size" and restarts == 0:
+            dist.all_reduce(torch.ones(4096))
+    if rank == 0 and step == AT and FAULT == "size" and restarts == 0:
+        dist.all_reduce(torch.ones(1))
+    loss = model(torch.randn(8, 32)).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if FAULT == "eval" and step == AT:
+        if rank == 0:
+            time.sleep(float(sys.argv[3]))
+        dist.barrier()
+    dist.all_reduce(torch.ones(8))
+    time.sleep(0.05)
+    print(f"step {step} rank {rank} restarts {restarts} pid {os.getpid()}", flush=True)
+dist.destroy_process_group()
+print(f"finished rank {rank} restarts {restarts}", flush=True)

@@ -1,0 +1,95 @@
+"""Unmodified scripts lose ranks and come back; the agent may die and no rank notices."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+
+import pytest
+from running import Run, Runs, wait_for
+
+pytest.importorskip("torch", reason="the trainer's extra is not installed")
+
+
+def agent_pid(runs: Runs) -> int:
+    return next(pid for pid, command in runs.left().items() if "holdfast.agent --private" in command)
+
+
+def test_ten_of_ten_restarts_train_on(runs: Runs) -> None:
+    """torchrun's in-place restart reuses its store and hangs or fails in a minority of tries."""
+    run = runs.script("plain.py", "16", "die-often",
+                      flags=("--nproc-per-node", "2", "--max-restarts", "10"),
+                      HOLDFAST_CONFIG=config(runs, crash_loop_count=20))  # fmt: skip
+    assert run.wait() == 0, run.output
+    assert run.output.count("finished") == 2
+    assert "restarts 10" in run.output
+
+
+def config(runs: Runs, **detect: float) -> str:
+    path = runs.home / "agent.toml"
+    lines = [f"{key} = {value}" for key, value in detect.items()]
+    path.write_text("[detect]\n" + "\n".join(lines) + "\n")
+    return str(path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_script_that_saves_itself_survives(runs: Runs, number: signal.Signals) -> None:
+    clean = runs.script("saving.py", "24", str(runs.home / "clean.pt"), name="clean")
+    assert clean.wait() == 0, clean.output
+    run = runs.script("saving.py", "24", str(runs.home / "state.pt"), name="faulty")
+    pid = run.at_step(8)
+    os.kill(pid, number)
+    wait_for(run.incidents, 10, "an incident")
+    incident = run.incidents()[0]
+    assert run.wait() == 0, run.output
+    assert incident["fault"] == ("rank_killed" if number == signal.SIGKILL else "rank_stopped")
+    assert "rank 1" in incident["culprit"] and str(pid) in incident["culprit"]
+    assert int(re.findall(r"from (\d+) rank 0", run.output)[-1]) >= 6
+    weights = re.compile(r"weights (\S+)")
+    assert set(weights.findall(run.output)) == set(weights.findall(clean.output))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_script_without_state_survives(runs: Runs, number: signal.Signals) -> None:
+    run = runs.script("plain.py", "20")
+    os.kill(run.at_step(6), number)
+    assert run.wait() == 0, run.output
+    assert "finished rank 0 restarts 1" in run.output
+
+
+def test_max_restarts_is_kept_and_the_infrastructures_fault_is_76(runs: Runs) -> None:
+    run = runs.script("plain.py", "16", "die-often",
+                      flags=("--nproc-per-node", "2", "--max-restarts", "1"))  # fmt: skip
+    assert run.wait() == 76, run.output
+    assert "restarts 2" not in run.output
+
+
+def pids(run: Run) -> set[int]:
+    return {int(rank["pid"]) for rank in run.ranks().values()}
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_the_agents_end_touches_no_rank(runs: Runs, number: signal.Signals) -> None:
+    run = runs.script("plain.py", "120")
+    run.at_step(5)
+    ranks, old = pids(run), agent_pid(runs)
+    os.kill(old, number)
+    new = wait_for(lambda: [p for p, c in runs.left().items()
+                            if "holdfast.agent --private" in c and p != old], 10)  # fmt: skip
+    assert new
+    wait_for(lambda: run.ranks().get(1, {}).get("step", 0) > 8, 15, "steps seen by the new agent")
+    assert pids(run) == ranks
+    os.kill(max(ranks), signal.SIGKILL)  # and it acts
+    assert run.wait() == 0, run.output
+    assert "restarts 1" in run.output and run.incidents() == []
+
+
+def test_a_frozen_agent_touches_no_rank(runs: Runs) -> None:
+    run = runs.script("plain.py", "60")
+    run.at_step(5)
+    os.kill(agent_pid(runs), signal.SIGSTOP)
+    run.wait_output("step 40 rank 1")
+    os.kill(agent_pid(runs), signal.SIGCONT)
+    assert run.wait() == 0, run.output
+    assert "restarts 1" not in run.output

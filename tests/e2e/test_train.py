@@ -1,0 +1,99 @@
+"""The trainer loses ranks every way there is, and ends with the same weights to the last bit."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from running import Run, Runs, wait_for
+
+pytest.importorskip("torch", reason="the trainer's extra is not installed")
+
+SMALL = (
+    "steps=40", "micro_batches=12", "batch=2", "model_options.width=32", "model_options.layers=1",
+    "model_options.heads=2", "data_options.vocabulary=512", "checkpoint.every=10",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Corpus and tokenizer are made once; checkpoints go elsewhere."""
+    return tmp_path_factory.mktemp("work")
+
+
+def train(runs: Runs, work: Path, name: str, nproc: int = 2, *more: str) -> Run:
+    checkpoints = f"checkpoint.dir={runs.home / name / 'ckpt'}"
+    return runs.start("train", "--nproc-per-node", str(nproc), f"work_dir={work}", *SMALL,
+                      checkpoints, *more, name=name)  # fmt: skip
+
+
+@pytest.mark.parametrize("nproc", [2, 3, 4])
+def test_a_killed_rank_leaves_no_trace_in_the_weights(runs: Runs, work: Path, nproc: int) -> None:
+    clean = train(runs, work, "clean", nproc)
+    assert clean.wait() == 0, clean.output
+    run = train(runs, work, "faulty", nproc)
+    os.kill(run.at_step(5), signal.SIGKILL)
+    wait_for(lambda: run.status()["generation"] == 2, 20)
+    os.kill(run.at_step(15, rank=0), signal.SIGKILL)
+    assert run.wait() == 0, run.output
+    assert run.result()["digest"] == clean.result()["digest"]
+    assert run.output.count("0 steps lost") == 2, run.output
+
+
+def test_all_ranks_killed_at_once_come_back_from_memory_or_disk(runs: Runs, work: Path) -> None:
+    clean = train(runs, work, "clean")
+    assert clean.wait() == 0, clean.output
+    run = train(runs, work, "faulty")
+    run.at_step(22)
+    for rank in run.ranks().values():
+        os.kill(rank["pid"], signal.SIGKILL)
+    assert run.wait() == 0, run.output
+    assert "resume from snapshot" in run.output or "resume from disk" in run.output
+    assert run.result()["digest"] == clean.result()["digest"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [("stop", "rank_stopped"), ("stall", "rank_hung"), ("hold-gil", "rank_gil_held"),
+     ("exception", "rank_exited"), ("skip-collective", "collective_skipped")],
+)  # fmt: skip
+def test_an_injected_fault_is_named_and_survived(
+    runs: Runs, work: Path, fault: str, expected: str
+) -> None:
+    clean = train(runs, work, "clean", 2, "steps=60")
+    assert clean.wait() == 0, clean.output
+    run = train(runs, work, "faulty", 2, "steps=60")
+    run.at_step(12)
+    run.inject(fault, 1)
+    found = wait_for(
+        lambda: [i for i in run.incidents() if i["fault"] == expected and i["actions"]],
+        60, f"{expected}\n{run.output}",
+    )  # fmt: skip
+    assert "rank 1" in found[0]["culprit"], found
+    assert run.wait() == 0, run.output
+    assert run.result()["digest"] == clean.result()["digest"]
+
+
+def test_preempted_it_checkpoints_within_the_grace_and_goes_on_later(
+    runs: Runs, work: Path
+) -> None:
+    clean = train(runs, work, "clean")
+    assert clean.wait() == 0, clean.output
+    run = train(runs, work, "job")
+    run.at_step(13)
+    run.process.terminate()
+    assert run.wait(40) == 75, run.output
+    again = train(runs, work, "job")
+    assert again.wait() == 0, again.output
+    assert "resume from disk" in again.output or again.result()["step"] == 40
+    assert again.result()["digest"] == clean.result()["digest"]
+
+
+def test_an_interrupted_trainer_leaves_nothing(runs: Runs, work: Path) -> None:
+    run = train(runs, work, "job")
+    run.at_step(5)
+    os.killpg(run.process.pid, signal.SIGINT)
+    assert run.wait(15) == 130, run.output
+    wait_for(lambda: not runs.left(), 5, "every process gone")

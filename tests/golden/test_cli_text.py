@@ -1,0 +1,48 @@
+"""Recorded answers of the agent, and what the command line says of them, word for word.
+
+`HOLDFAST_GOLDEN=write` writes the expected texts anew; read the difference before you keep it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.agent.cli import report
+from holdfast.agent.cli.text import WIDTH, Line, plain
+
+HERE = Path(__file__).resolve().parent / "cli"
+CASES: dict[str, tuple[str, Callable[[Any], list[Line]]]] = {
+    "status": ("status.json", lambda found: report.status([found])),
+    "status-of-nothing": ("status.json", lambda found: report.status([{**found, "runs": []}])),
+    "why": ("status.json", report.why),
+    "incidents": ("incident.json", lambda found: report.incidents([found])),
+    "incident": ("incident.json", report.incident),
+    "ledger": ("ledger.json", report.ledger),
+}
+
+
+@pytest.fixture(autouse=True)
+def utc(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_text(name: str) -> None:
+    source, render = CASES[name]
+    text = plain(render(json.loads((HERE / source).read_text())))
+    expected = HERE / f"{name}.txt"
+    if os.environ.get("HOLDFAST_GOLDEN") == "write":
+        expected.write_text(text)
+    assert text == expected.read_text()
+    assert max(len(row) for row in text.splitlines()) <= WIDTH

@@ -1,0 +1,323 @@
+"""The simulator's own honesty: store, disk, machine, launcher and edge, by value.
+
+A simulator that is kinder than the world finds nothing, and one that is harsher finds faults that
+cannot be; so what each part does under each fault is fixed here.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from holdfast.agent.core.model import (
+    Delete,
+    Effect,
+    Finish,
+    Resume,
+    Start,
+    Stop,
+    StoreWrite,
+)
+from holdfast.agent.simulate import run_storm
+from holdfast.agent.simulate.cluster import Cluster, Shape, build
+from holdfast.agent.simulate.disk import Disk, void_by
+from holdfast.agent.simulate.loop import InvariantBroken, Loop, Trace
+from holdfast.agent.simulate.machine import Machine
+from holdfast.agent.simulate.monitor import Monitor
+from holdfast.agent.simulate.store import MemoryStore
+from holdfast.agent.simulate.storms import MANY, RUNBOOKS, SINGLE, STORMS
+
+
+def new_store(rate: float = 1.0) -> tuple[Loop, MemoryStore]:
+    loop = Loop(Trace())
+    return loop, MemoryStore(loop, 3.0, rate)
+
+
+def put(key: str, expect: int, body: bytes = b"x", lease: str = "") -> StoreWrite:
+    return StoreWrite(key=key, expect_version=expect, body=body, lease=lease)
+
+
+def lease(run: str, who: str) -> StoreWrite:
+    return StoreWrite(key=f"lease/{run}", expect_version=0, body=who.encode())
+
+
+# ---------------------------------------------------------------- store
+
+
+def test_a_write_compares_the_version_and_changes_nothing_when_it_differs() -> None:
+    _, store = new_store()
+    assert store.write("a", put("run/r", 0, b"one")).ok
+    assert store.docs["run/r"].version == 1
+    answer = store.write("b", put("run/r", 0, b"two"))
+    assert not answer.ok and answer.error == "conflict: version 1, expected 0"
+    assert store.docs["run/r"].body == b"one"
+    assert store.write("b", put("run/r", 1, b"two")).ok
+    assert (store.docs["run/r"].version, store.docs["run/r"].body) == (2, b"two")
+
+
+def test_a_lease_is_granted_when_absent_own_or_expired_on_the_stores_clock() -> None:
+    loop, store = new_store(rate=2.0)  # the store's clock runs twice as fast
+    assert store.write("a", lease("r", "a")).ok
+    assert not store.write("b", lease("r", "b")).ok
+    assert store.holder("r") == "a"
+    loop.run_until(1.0)  # 2 s of 3 on the store's clock
+    assert store.write("a", lease("r", "a")).ok  # renewed: to 5 s
+    loop.run_until(2.4)
+    assert store.holder("r") == "a"
+    loop.run_until(2.6)
+    assert store.holder("r") == ""
+    assert store.write("b", lease("r", "b")).ok
+    assert not store.write("a", lease("r", "a")).ok
+
+
+def test_nobody_takes_a_lease_in_anothers_name() -> None:
+    _, store = new_store()
+    assert not store.write("b", lease("r", "a")).ok
+
+
+def test_lease_and_version_are_one_transaction() -> None:
+    loop, store = new_store()
+    store.write("a", lease("r", "a"))
+    assert not store.write("b", put("run/r", 0, lease="r")).ok
+    assert store.write("a", put("run/r", 0, lease="r")).ok
+    loop.run_until(3.5)
+    answer = store.write("a", put("run/r", 1, lease="r"))
+    assert not answer.ok and answer.error.startswith("lease: nobody")
+
+
+def test_an_unavailable_store_performs_nothing() -> None:
+    _, store = new_store()
+    store.available = False
+    assert store.write("a", put("run/r", 0)).error.startswith("unavailable")
+    assert store.docs == {}
+
+
+def test_a_stale_read_is_one_whole_older_moment() -> None:
+    loop, store = new_store()
+    store.write("a", put("run/r", 0, b"one"))
+    loop.run_until(1.0)
+    store.write("a", put("run/r", 1, b"two"))
+    store.write("a", put("run/q", 0, b"q"))
+    loop.run_until(2.0)
+    assert [doc.body for doc in store.read()[0]] == [b"two", b"q"]
+    assert [doc.body for doc in store.read(1.5)[0]] == [b"one"]
+    assert store.read(5.0) == ((), ())
+
+
+# ---------------------------------------------------------------- disk and validity
+
+
+def test_a_marker_is_created_once() -> None:
+    disk = Disk("r")
+    assert disk.create(1, 10, 2) is not None
+    assert disk.create(1, 10, 2) is None
+    assert [each.step for each in disk.listing()] == [10]
+
+
+def test_lineage_follows_what_each_generation_began_from() -> None:
+    disk = Disk("r")
+    disk.begin(1, (0, 0))
+    disk.begin(2, (1, 10))
+    disk.begin(4, (2, 15))
+    assert disk.descends((1, 10), (4, 20))
+    assert disk.descends((2, 15), (4, 16))
+    assert not disk.descends((2, 16), (4, 20))  # gen 4 left gen 2 at 15
+    assert not disk.descends((1, 11), (2, 12))
+    assert not disk.descends((3, 12), (4, 20))  # gen 3 is on nobody's way
+
+
+@pytest.mark.parametrize(
+    ("generation", "step", "voided"), [(1, 20, False), (1, 25, True), (2, 99, False)]
+)
+def test_the_second_writing_of_the_validity_rule(generation: int, step: int, voided: bool) -> None:
+    disk = Disk("r")
+    commit = disk.create(generation, step, 1)
+    assert commit is not None
+    assert (void_by(commit, [(1, 0), (2, 20)]) is not None) is voided
+
+
+# ---------------------------------------------------------------- machine
+
+
+def test_a_frozen_machine_does_late_what_was_due_and_a_dead_one_never() -> None:
+    loop = Loop(Trace())
+    machine = Machine(loop, "a", 0.0, 0.0)
+    done: list[str] = []
+    machine.after(1.0, lambda: done.append("one"))
+    machine.after(2.0, lambda: done.append("two"))
+    machine.freeze(clock_stops=False)
+    loop.run_until(5.0)
+    assert done == []
+    machine.thaw()
+    assert done == ["one", "two"]
+    machine.after(1.0, lambda: done.append("three"))
+    machine.crash()
+    machine.boot()
+    loop.run_until(9.0)
+    assert done == ["one", "two"]
+
+
+def test_clocks_drift_stop_in_a_paused_guest_and_start_anew_at_boot() -> None:
+    loop = Loop(Trace())
+    machine = Machine(loop, "a", 0.01, 0.0)
+    start = machine.boot_s()
+    loop.run_until(100.0)
+    assert machine.boot_s() - start == pytest.approx(101.0)
+    machine.freeze(clock_stops=True)
+    loop.run_until(150.0)
+    assert machine.boot_s() - start == pytest.approx(101.0)
+    machine.thaw()
+    loop.run_until(160.0)
+    assert machine.boot_s() - start == pytest.approx(111.1)
+    before = machine.now().boot_id
+    machine.crash()
+    machine.boot()
+    assert machine.boot_s() == 0.0 and machine.now().boot_id != before
+
+
+# ---------------------------------------------------------------- launcher
+
+
+@pytest.fixture
+def world() -> Cluster:
+    """One machine, one trainer of two ranks; its agent has not started."""
+    for seed in range(99):
+        cluster = build(seed, Shape(1, 0, 1, 2), SINGLE, RUNBOOKS)
+        if cluster.jobs["run-0"].grade == "trainer":
+            cluster.monitor.starting = lambda *_: None
+            cluster.loop._heap.clear()
+            return _quiet(cluster)
+    raise AssertionError("no seed makes a trainer")
+
+
+def _quiet(cluster: Cluster) -> Cluster:
+    job = cluster.jobs["run-0"]
+    job.on_resume = lambda *_: None
+    for launcher in cluster.launchers("run-0"):
+        launcher.on_start = lambda *_: None
+        launcher.on_delete = lambda *_: None
+    return cluster
+
+
+def order(number: int, body: Start | Stop | Finish | Delete) -> Effect:
+    kind = type(body).__name__.lower()
+    return Effect(f"e{number}", kind, "run/run-0", "test", 5.0, body)
+
+
+def start(generation: int, resume: Resume, keep: tuple[int, ...] = ()) -> Start:
+    return Start("run-0", generation, (0, 1), keep, 2, resume, "test")
+
+
+def test_ranks_train_only_when_the_whole_world_moves(world: Cluster) -> None:
+    launcher = world.launchers("run-0")[0]
+    launcher.perform(order(1, start(1, Resume("fresh"))), lambda _: None)
+    world.loop.run_until(10.0)
+    view = launcher.view()
+    assert [rank.state for rank in view.ranks] == ["running", "running"]
+    reached = view.ranks[0].step
+    assert reached > 3
+    launcher.ranks[1].hung = True
+    world.loop.run_until(20.0)
+    assert launcher.view().ranks[0].step <= reached + 1
+    assert launcher.view().ranks[0].phase == "collective"
+    assert launcher.view().ranks[1].seq < launcher.view().ranks[0].seq
+
+
+def test_an_old_generation_is_refused_and_a_known_id_gets_its_old_answer(world: Cluster) -> None:
+    launcher = world.launchers("run-0")[0]
+    said: list[tuple[bool, str]] = []
+    reply = lambda outcome: said.append((outcome.ok, outcome.error))  # noqa: E731
+    launcher.perform(order(1, start(3, Resume("fresh"))), reply)
+    launcher.perform(order(2, start(3, Resume("fresh"))), reply)
+    launcher.perform(order(1, start(9, Resume("fresh"))), reply)
+    assert said == [(True, ""), (False, "refused: generation 3 is not above 3"), (True, "")]
+    assert launcher.generation == 3
+
+
+def test_survivors_park_and_carry_their_state_into_the_next_generation(world: Cluster) -> None:
+    launcher, job = world.launchers("run-0")[0], world.jobs["run-0"]
+    launcher.perform(order(1, start(1, Resume("fresh"))), lambda _: None)
+    world.loop.run_until(10.0)
+    from holdfast.agent.core.model import Ended
+
+    job.end(launcher.ranks[1], Ended(137, 9))
+    world.loop.run_until(10.5)
+    parked = launcher.view().ranks[0].parked
+    assert parked is not None
+    resume = Resume("survivor", parked.step, 1)
+    kept_pid = launcher.ranks[0].pid
+    launcher.perform(order(2, start(2, resume, keep=(0,))), lambda _: None)
+    world.loop.run_until(15.0)
+    assert job.disk.lineage[2] == (1, parked.step)
+    assert launcher.ranks[0].pid == kept_pid and launcher.ranks[1].pid != kept_pid
+    assert launcher.ranks[0].step > parked.step
+
+
+def test_a_generation_cannot_begin_from_what_nobody_holds(world: Cluster) -> None:
+    launcher = world.launchers("run-0")[0]
+    launcher.perform(order(1, start(1, Resume("disk", 10, 7, "/no"))), lambda _: None)
+    world.loop.run_until(3.0)
+    ended = [rank.ended for rank in launcher.view().ranks if rank.ended is not None]
+    assert "no checkpoint gen 7 step 10" in ended[0].error
+
+
+def test_a_spoilt_checkpoint_is_found_when_it_is_read(world: Cluster) -> None:
+    launcher, job = world.launchers("run-0")[0], world.jobs["run-0"]
+    made = job.disk.create(7, 10, 2)
+    assert made is not None
+    job.disk.rotten.add(made.path)
+    assert launcher.view().commits[0].bad == ""
+    launcher.perform(order(1, start(8, Resume("disk", 10, 7, made.path))), lambda _: None)
+    world.loop.run_until(3.0)
+    assert launcher.view().commits[0].bad == "digest mismatch"
+    outcomes = [rank.ended.outcome for rank in launcher.view().ranks if rank.ended is not None]
+    assert "bad_checkpoint" in outcomes
+
+
+def test_a_permit_that_runs_out_ends_the_ranks(world: Cluster) -> None:
+    launcher = world.launchers("run-0")[0]
+    body = msgspec.structs.replace(start(1, Resume("fresh")), permit_s=4.0)
+    launcher.perform(order(1, body), lambda _: None)
+    world.loop.run_until(3.0)
+    launcher.renew_permit(launcher.machine.boot_s())
+    world.loop.run_until(6.0)
+    launcher.check_permit()
+    assert all(rank.state != "ended" for rank in launcher.ranks.values())
+    world.loop.run_until(8.0)
+    launcher.check_permit()
+    assert all(rank.state == "ended" for rank in launcher.ranks.values())
+
+
+# ---------------------------------------------------------------- the whole
+
+
+def test_the_monitor_raises_by_name() -> None:
+    loop, store = new_store()
+    Monitor(loop, store, single=True)
+    store.compare = False
+    store.write("a", put("other", 0))
+    with pytest.raises(InvariantBroken, match="compare_and_set"):
+        store.write("b", put("other", 0))
+
+
+def test_the_same_seed_is_the_same_world() -> None:
+    for seed in (1, 2, 3):
+        first: list[str] = []
+        second: list[str] = []
+        run_storm(seed, "default", sink=first.append)
+        run_storm(seed, "default", sink=second.append)
+        assert first == second
+        assert first
+
+
+def test_every_fault_of_every_storm_exists() -> None:
+    from holdfast.agent.simulate.faults import FAULTS
+
+    for storm in STORMS.values():
+        assert set(storm.weights) <= set(FAULTS)
+
+
+def test_worlds_of_many_nodes_have_a_first_document_and_single_ones_none() -> None:
+    assert build(1, Shape(1, 0, 1, 2), SINGLE, RUNBOOKS).store.docs == {}
+    many = build(1, Shape(2, 1, 2, 1), MANY, RUNBOOKS)
+    assert list(many.store.docs) == ["run/run-0", "run/run-1"]

@@ -1,0 +1,370 @@
+"""Holds the rules of the house over every source file, as a ratchet.
+
+Owns the rules of layout, import and style that a reader can rely on; each is a pure function of a
+path and a syntax tree, and each is shown to fail on a bad snippet below.  tests/tidy_allow.txt
+lists the exceptions, each with its reason; an exception that is no longer needed fails as well.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ("agent", "collectors", "dashboards", "runbooks", "trainer", "worker")
+TEXT_SUFFIXES = {".py", ".md", ".toml", ".txt", ".yml", ".json", ".service", ".svg", ".html"}
+LINE_MAX, FUNCTION_MAX, FILE_MAX = 100, 70, 400
+
+
+class Finding(NamedTuple):
+    """One breach: `key` is what tidy_allow.txt names, `size` what a ratchet measures (0 = none)."""
+
+    rule: str
+    key: str
+    message: str
+    size: int = 0
+
+
+class Source(NamedTuple):
+    path: str  # relative to the root, forward slashes
+    text: str
+
+    @property
+    def tree(self) -> ast.Module:
+        return parsed(self.text)
+
+    @property
+    def folder(self) -> str:
+        return self.path.split("/")[0]
+
+
+@lru_cache(maxsize=4)  # every rule asks for the same one
+def parsed(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+Rule = Callable[[Source], Iterator[Finding]]
+
+# ------------------------------------------------------------------------------------- imports
+
+# layer -> the layers it may import.  The order is the one of docs/architecture.md.
+MAY_IMPORT: dict[str, set[str]] = {
+    "collectors": {"collectors"},
+    "core": {"core", "collectors"},
+    "agent": {"agent", "core", "collectors", "runbooks", "dashboards", "worker.page"},
+    "cli": {"cli", "agent", "core", "collectors", "runbooks", "dashboards", "worker.page",
+            "trainer.checkpoint_format"},
+    "dashboards": {"dashboards", "runbooks", "core"},
+    "runbooks": {"runbooks"},
+    "trainer": {"trainer", "worker"},
+    "worker": {"worker"},
+}
+# module -> the only places that may import it
+HOMES: dict[str, tuple[str, ...]] = {
+    "torch": ("trainer/", "worker/", "agent/checks/"),
+    "aiohttp": ("agent/web/", "agent/store/", "agent/actions/"),
+    "prometheus_client": ("agent/metrics.py",),
+    "rich": ("agent/cli/", "agent/demo.py"),
+    "boto3": ("agent/store/", "agent/actions/"),
+    "tokenizers": ("trainer/",),
+}
+CORE_FORBIDS = {"time", "random", "os", "logging", "asyncio", "threading", "socket", "subprocess",
+                "secrets", "uuid", "datetime", "pathlib"}
+NEWER_THAN_39 = {"tomllib"}
+
+
+def layer_of(module: str) -> str:
+    """`agent.core.plan` -> core; `agent.cli.show` and `agent.demo` -> cli; else the folder."""
+    parts = module.split(".")
+    if parts[:2] == ["agent", "core"]:
+        return "core"
+    if parts[0] == "agent" and len(parts) > 1 and parts[1] in ("cli", "demo", "__main__"):
+        return "cli"
+    return parts[0]
+
+
+def imported(source: Source) -> Iterator[tuple[ast.stmt, str]]:
+    """Every module that a file imports, absolute, with `holdfast.` in front of our own."""
+    package = ["holdfast", *source.path.removesuffix(".py").split("/")[:-1]]
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            yield from ((node, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            name = ".".join([*base, *([node.module] if node.module else [])])
+            if not name.startswith("holdfast") or name.count(".") > 1:
+                yield node, name  # else a whole folder: judged by what is taken from it
+            yield from ((node, f"{name}.{alias.name}") for alias in node.names)
+
+
+def rule_import(source: Source) -> Iterator[Finding]:
+    here = source.path.removesuffix(".py").replace("/", ".")
+    layer = layer_of(here)
+    if layer not in MAY_IMPORT:
+        return
+    allowed = MAY_IMPORT[layer]
+    for node, name in imported(source):
+        top = name.split(".")[0]
+        if top in PACKAGES:
+            yield Finding("import", source.path, f"line {node.lineno}: {name} without holdfast.")
+        if not name.startswith("holdfast.") or name.count(".") < 1:
+            continue
+        target = name.removeprefix("holdfast.")
+        exact = ".".join(target.split(".")[:2])
+        if layer_of(target) not in allowed and exact not in allowed:
+            yield Finding("import", source.path, f"line {node.lineno}: {layer} imports {target}")
+
+
+def rule_home(source: Source) -> Iterator[Finding]:
+    if source.folder not in PACKAGES:
+        return
+    for node, name in imported(source):
+        homes = HOMES.get(name.split(".")[0])
+        if homes and not source.path.startswith(homes):
+            yield Finding("home", source.path, f"line {node.lineno}: {name} outside {homes}")
+
+
+def rule_core_pure(source: Source) -> Iterator[Finding]:
+    if not source.path.startswith("agent/core/"):
+        return
+    for node, name in imported(source):
+        if name.split(".")[0] in CORE_FORBIDS:
+            yield Finding("core_pure", source.path, f"line {node.lineno}: imports {name}")
+
+
+def rule_worker(source: Source) -> Iterator[Finding]:
+    """worker/ enters a user's Python: standard library of 3.9, torch only inside functions."""
+    if source.folder != "worker":
+        return
+    try:
+        tree = ast.parse(source.text, source.path, feature_version=(3, 9))
+    except SyntaxError as error:
+        yield Finding("worker", source.path, f"line {error.lineno}: not Python 3.9: {error.msg}")
+        return
+    inside = {
+        id(child)
+        for function in ast.walk(tree)
+        if isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef))
+        for child in ast.walk(function)
+    }
+    known = set(sys.stdlib_module_names) - NEWER_THAN_39
+    for node in ast.walk(tree):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            names = [node.module or ""]
+        for name in (name.split(".")[0] for name in names):
+            if name in known or name == "holdfast" or (name == "torch" and id(node) in inside):
+                continue
+            yield Finding("worker", source.path, f"line {node.lineno}: imports {name}")
+
+
+# --------------------------------------------------------------------------------------- style
+
+
+def rule_opening(source: Source) -> Iterator[Finding]:
+    """A module opens with a docstring and postponed annotations (an empty __init__ may not)."""
+    if source.folder not in PACKAGES or not source.text.strip():
+        return
+    if not ast.get_docstring(source.tree):
+        yield Finding("opening", source.path, "no module docstring")
+    annotates = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.AnnAssign)
+    needed = any(isinstance(node, annotates) for node in source.tree.body)
+    if needed and "from __future__ import annotations" not in source.text:
+        yield Finding("opening", source.path, "no `from __future__ import annotations`")
+
+
+def rule_size(source: Source) -> Iterator[Finding]:
+    lines = source.text.splitlines()
+    if len(lines) > FILE_MAX:
+        yield Finding("file", source.path, f"{len(lines)} lines", len(lines))
+    for number, line in enumerate(lines, 1):
+        if len(line) > LINE_MAX:
+            yield Finding("line", source.path, f"line {number}: {len(line)} columns", len(line))
+    for node in ast.walk(source.tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            if length > FUNCTION_MAX:
+                key = f"{source.path}:{node.name}"
+                yield Finding("function", key, f"line {node.lineno}: {length} lines", length)
+
+
+def rule_except(source: Source) -> Iterator[Finding]:
+    """`except Exception` only at the border of a process, a collector, an effect, a request; to
+    tidy up and raise again is no border."""
+    if source.folder not in PACKAGES:
+        return
+    for function, node in handlers(source.tree):
+        broad = {"Exception", "BaseException"}
+        names = {name.id for name in ast.walk(node.type) if isinstance(name, ast.Name)} \
+            if node.type else broad
+        last = node.body[-1]
+        if names & broad and not (isinstance(last, ast.Raise) and last.exc is None):
+            key = f"{source.path}:{function}"
+            yield Finding("except", key, f"line {node.lineno}: broad except in {function}")
+
+
+def handlers(tree: ast.AST, inside: str = "<module>") -> Iterator[tuple[str, ast.ExceptHandler]]:
+    for node in ast.iter_child_nodes(tree):
+        named = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+        if isinstance(node, ast.ExceptHandler):
+            yield inside, node
+        yield from handlers(node, node.name if named else inside)  # type: ignore[attr-defined]
+
+
+# Spelt in pieces, so that this file does not break its own rule.
+FORBIDDEN = re.compile(
+    "|".join([r"(?<![\w.])/ro" r"ot/", r"(?<![\w.])/wo" r"rk/", r"/tmp/h" r"f\b",
+              r"\.py" r"env\b", r"pythonhosted\.", r"\bFIX" r"ME\b", r"\bXX" r"X\b"])
+)
+
+
+def rule_words(source: Source) -> Iterator[Finding]:
+    """No path of one person's machine, no registry host, no note to self."""
+    for number, line in enumerate(source.text.splitlines(), 1):
+        if match := FORBIDDEN.search(line):
+            yield Finding("words", source.path, f"line {number}: {match.group()!r}")
+
+
+PYTHON_RULES: tuple[Rule, ...] = (
+    rule_import, rule_home, rule_core_pure, rule_worker, rule_opening, rule_size, rule_except,
+)
+
+# ----------------------------------------------------------------------------- over the repository
+
+
+class Allowed(NamedTuple):
+    rule: str
+    key: str
+    most: int
+    reason: str
+
+
+def parse_allowed(text: str) -> list[Allowed]:
+    """Lines `rule key [most] # reason`; raises ValueError for a line without a reason."""
+    found = []
+    for line in text.splitlines():
+        if not line.strip() or line.startswith("#"):
+            continue
+        fields, _, reason = line.partition(" # ")
+        rule, key, *most = fields.split()
+        if not reason.strip():
+            raise ValueError(f"tidy_allow.txt: no reason: {line}")
+        found.append(Allowed(rule, key, int(most[0]) if most else 0, reason.strip()))
+    return found
+
+
+def judge(findings: list[Finding], allowed: list[Allowed]) -> list[str]:
+    """What is wrong: findings that no line allows, lines that no finding needs or fills."""
+    limits = {(line.rule, line.key): line.most for line in allowed}
+    wrong, largest = [], dict[tuple[str, str], int]()
+    for finding in findings:
+        place = (finding.rule, finding.key)
+        largest[place] = max(largest.get(place, 0), finding.size)
+        if place not in limits or finding.size > limits[place]:
+            wrong.append(f"{finding.rule} {finding.key}: {finding.message}")
+    for line in allowed:
+        place = (line.rule, line.key)
+        if place not in largest:
+            wrong.append(f"tidy_allow.txt: no longer needed: {line.rule} {line.key}")
+        elif largest[place] < line.most:
+            wrong.append(f"tidy_allow.txt: lower {line.rule} {line.key} to {largest[place]}")
+    return wrong
+
+
+def repository_files() -> list[Path]:
+    """What git tracks or would track."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard", "-z"],
+        cwd=ROOT, capture_output=True, check=True, timeout=30,
+    ).stdout.decode()
+    paths = (ROOT / name for name in listing.split("\0") if name)
+    return sorted(path for path in paths if path.is_file() and not path.is_symlink())
+
+
+def test_the_repository_is_tidy() -> None:
+    findings: list[Finding] = []
+    for path in repository_files():
+        relative = path.relative_to(ROOT).as_posix()
+        if path.suffix in TEXT_SUFFIXES:
+            source = Source(relative, path.read_text())
+            findings += rule_words(source)
+            if path.suffix == ".py":
+                findings += [found for rule in PYTHON_RULES for found in rule(source)]
+    allowed = parse_allowed((ROOT / "tests/tidy_allow.txt").read_text())
+    wrong = judge(findings, allowed)
+    assert not wrong, "\n" + "\n".join(wrong)
+
+
+# ------------------------------------------------------------------- every rule can fail, and pass
+
+HEAD = '"""Owns a thing."""\nfrom __future__ import annotations\n'
+BAD: list[tuple[Rule, str, str]] = [
+    (rule_import, "collectors/host.py", "from holdfast.agent.core import model"),
+    (rule_import, "agent/core/plan.py", "from ..journal import Journal"),
+    (rule_import, "agent/core/plan.py", "from .. import journal"),
+    (rule_import, "agent/daemon.py", "from .cli import main"),
+    (rule_import, "agent/daemon.py", "import holdfast.trainer.loop"),
+    (rule_import, "agent/daemon.py", "from holdfast.worker import launcher"),
+    (rule_import, "agent/daemon.py", "from agent.core import model"),
+    (rule_import, "trainer/loop.py", "from holdfast.agent import runbook"),
+    (rule_import, "worker/launcher.py", "from holdfast.collectors import sample"),
+    (rule_home, "agent/daemon.py", "def f():\n    import torch"),
+    (rule_home, "agent/journal.py", "import aiohttp.web"),
+    (rule_core_pure, "agent/core/node.py", "import time"),
+    (rule_core_pure, "agent/core/detect/hang.py", "def f():\n    from os import path"),
+    (rule_worker, "worker/page.py", "import msgspec"),
+    (rule_worker, "worker/page.py", "import torch"),
+    (rule_worker, "worker/page.py", "import tomllib"),
+    (rule_worker, "worker/page.py", "match 1:\n    case 1: pass"),
+    (rule_opening, "agent/daemon.py", "import os"),
+    (rule_opening, "agent/daemon.py", '"""Owns."""\ndef f(): pass'),
+    (rule_size, "agent/daemon.py", "x = 1\n" * 401),
+    (rule_size, "agent/daemon.py", "x = '" + "y" * 100 + "'"),
+    (rule_size, "agent/daemon.py", "def f():\n" + "    x = 1\n" * 70),
+    (rule_except, "agent/daemon.py", "try: pass\nexcept Exception: pass"),
+    (rule_except, "agent/daemon.py", "try: pass\nexcept (OSError, BaseException): pass"),
+    (rule_except, "agent/daemon.py", "try: pass\nexcept: pass"),
+    (rule_words, "docs/guide.md", "see /ro" "ot/notes"),
+    (rule_words, "docs/guide.md", "XX" "X later"),
+]
+GOOD: list[tuple[Rule, str, str]] = [
+    (rule_import, "agent/core/plan.py", "from .model import Plan\nfrom .. import core"),
+    (rule_import, "agent/daemon.py", "from holdfast.worker import page\nfrom .core import node"),
+    (rule_import, "agent/cli/verify.py", "from holdfast.trainer import checkpoint_format"),
+    (rule_home, "worker/hooks.py", "def f():\n    import torch"),
+    (rule_worker, "worker/hooks.py", "def f():\n    import torch"),
+    (rule_opening, "agent/daemon.py", HEAD),
+    (rule_except, "agent/daemon.py", "try: pass\nexcept OSError: pass"),
+    (rule_except, "agent/daemon.py", "try: pass\nexcept BaseException:\n    f()\n    raise"),
+]
+
+
+@pytest.mark.parametrize(("rule", "path", "text"), BAD)
+def test_rule_finds(rule: Rule, path: str, text: str) -> None:
+    assert list(rule(Source(path, text)))
+
+
+@pytest.mark.parametrize(("rule", "path", "text"), GOOD)
+def test_rule_lets_pass(rule: Rule, path: str, text: str) -> None:
+    assert not list(rule(Source(path, text)))
+
+
+def test_the_ratchet_turns_one_way() -> None:
+    found = [Finding("function", "a.py:f", "line 1: 80 lines", 80)]
+    line = "function a.py:f {} # one table"
+    assert not judge(found, parse_allowed(line.format(80)))
+    assert judge(found, parse_allowed(line.format(79)))
+    assert judge(found, parse_allowed(line.format(90)))
+    assert judge([], parse_allowed(line.format(80)))
+    with pytest.raises(ValueError, match="no reason"):
+        parse_allowed("except a.py:f")

@@ -1,0 +1,122 @@
+"""A launcher and a core with state, for tests of the agent's shell."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+from pathlib import Path
+
+import msgspec
+
+from holdfast.agent.core.model import Decision, Effect, Incident, Now, Observed
+from holdfast.worker import page as page_module
+
+
+class FakeNode:
+    """A core that does what the test puts into `todo`, and remembers what it saw."""
+
+    def __init__(self, name="node-a", settings=None, runbooks=(), memory=b"") -> None:
+        self.name = name
+        self.settings = settings
+        self.start_memory = memory
+        self.steps = 0
+        self.todo: list[Effect] = []
+        self.incidents: tuple[Incident, ...] = ()
+        self.seen: list[Observed] = []
+        self.fail = False
+        self.next_step_s = 1.0
+        self.extra: dict = {}
+
+    def step(self, now: Now, observed: Observed) -> Decision:
+        self.steps += 1
+        self.seen = [*self.seen[-50:], observed]
+        if self.fail:
+            raise RuntimeError("a bug of ours")
+        effects, self.todo = tuple(self.todo), []
+        return Decision(
+            effects=effects, incidents=self.incidents, next_step_s=self.next_step_s, **self.extra
+        )
+
+    def memory(self) -> bytes:
+        return b"steps:%d" % (self.steps // 1000)
+
+
+class FakeLauncher:
+    """Speaks the launcher's side of the protocol over a real socket."""
+
+    def __init__(self, path: Path, run: str = "demo", **hello) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.sock.connect(str(path))
+        self.sock.setblocking(False)
+        self.run = run
+        self.hello_fields = {"run": run, "protocol": 1, "node": "node-a", "pid": os.getpid(),
+                             "grade": "trainer", "nproc": 2, "user": "me"} | hello
+        self.n = 0
+        self.pages: dict[int, memoryview] = {}
+        self.mail: list[dict] = []
+
+    def send(self, fds=(), **fields) -> None:
+        packet = json.dumps(fields).encode()
+        if fds:
+            socket.send_fds(self.sock, [packet], list(fds))
+        else:
+            self.sock.send(packet)
+
+    def hello(self) -> None:
+        self.send(t="hello", **self.hello_fields)
+
+    def levels(self, **fields) -> None:
+        self.n += 1
+        self.send(t="levels", n=self.n, **fields)
+
+    def page(self, rank: int, pid: int, generation: int = 1) -> memoryview:
+        fd = page_module.create()
+        pidfd = os.pidfd_open(pid)
+        fields = page_module.map_fields(fd)
+        fields[page_module.F_GENERATION] = generation
+        fields[page_module.F_RANK] = rank
+        fields[page_module.F_PID] = pid
+        self.send([fd, pidfd], t="page", rank=rank, generation=generation, pid=pid,
+                  local_rank=rank)
+        os.close(fd)
+        os.close(pidfd)
+        self.pages[rank] = fields
+        return fields
+
+    async def receive(self, kind: str, timeout_s: float = 5.0) -> dict:
+        """The next packet of this type; others are kept for later."""
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        while True:
+            for index, packet in enumerate(self.mail):
+                if packet["t"] == kind:
+                    return self.mail.pop(index)
+            left_s = deadline_s - loop.time()
+            data = await asyncio.wait_for(loop.sock_recv(self.sock, 1 << 17), left_s)
+            if not data:
+                raise ConnectionError("the agent closed the connection")
+            self.mail.append(json.loads(data))
+
+    def close(self) -> None:
+        self.sock.close()
+
+
+def rank_level(rank: int, pid: int, generation: int = 1, state: str = "running", **more) -> dict:
+    return {"rank": rank, "local_rank": rank, "pid": pid, "generation": generation,
+            "state": state, "ended": None, "parked": None} | more
+
+
+async def until(condition, timeout_s: float = 5.0) -> None:
+    """Waits for a condition, looking often; fails the test when it never comes."""
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + timeout_s
+    while not condition():
+        if loop.time() > deadline_s:
+            raise AssertionError(f"never became true: {condition}")
+        await asyncio.sleep(0.005)
+
+
+def to_json(value) -> dict:
+    return msgspec.to_builtins(value)

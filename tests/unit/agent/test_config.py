@@ -1,0 +1,139 @@
+"""Configuration: every error at once, each with file, key and what to set."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from holdfast.agent.config import (
+    LATTICE,
+    ConfigError,
+    describe,
+    flatten,
+    load,
+    render_config_docs,
+)
+from holdfast.agent.core.model import Settings
+from holdfast.agent.settings import Config, Detect
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_defaults_are_valid_and_are_the_cores_defaults():
+    loaded = load(None)
+    assert loaded.config == Config()
+    assert loaded.config.core_settings() == Settings()
+    assert set(loaded.origins.values()) == {"default"}
+    known = set(Settings.__struct_fields__)
+    assert set(Detect.__struct_fields__) == known - {"allow", "single_node"}
+
+
+def test_conf_d_wins_in_order_and_origins_are_kept(tmp_path):
+    main = tmp_path / "agent.toml"
+    main.write_text('[agent]\ntick_s = 0.5\nlisten = "127.0.0.1:1234"\n[detect]\nodds = 2\n')
+    (tmp_path / "conf.d").mkdir()
+    (tmp_path / "conf.d" / "10-a.toml").write_text("[detect]\nodds = 4\nodds_active = 12\n")
+    (tmp_path / "conf.d" / "20-b.toml").write_text("[detect]\nodds = 5\n")
+    loaded = load(main, {"agent.state_dir": ("/tmp/x", "command line")})
+    assert loaded.config.agent.tick_s == 0.5 and loaded.config.detect.odds == 5.0
+    assert loaded.config.agent.state_dir == "/tmp/x"
+    assert loaded.origins["agent.tick_s"] == str(main)
+    assert loaded.origins["detect.odds"].endswith("20-b.toml")
+    assert loaded.origins["detect.odds_active"].endswith("10-a.toml")
+    assert loaded.origins["agent.state_dir"] == "command line"
+    assert loaded.origins["agent.slow_s"] == "default"
+    assert len(flatten(loaded.config)) == len(loaded.origins)
+
+
+def test_all_errors_at_once(tmp_path):
+    main = tmp_path / "agent.toml"
+    main.write_text(
+        'tick = 1\n[agent]\ntick_s = "fast"\nlissten = "x"\nlisten = "nonsense"\n'
+        '[detekt]\nodds = 3\n[actions]\nallow = ["reboot_nodes"]\n[detect]\nact = "hang"\n'
+    )
+    (tmp_path / "conf.d").mkdir()
+    (tmp_path / "conf.d" / "bad.toml").write_text("[agent\n")
+    (tmp_path / "conf.d" / "worse.toml").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError) as caught:
+        load(main)
+    text = str(caught.value)
+    for part in (
+        "agent.toml: [tick] is unknown", "agent.tick_s: Expected `float`",
+        "agent.lissten is unknown: did you mean listen?", "agent.listen: Expected `str` matching",
+        "[detekt] is unknown: did you mean detect?", "'reboot_nodes' is no action",
+        "detect.act: Expected `array`", "bad.toml: no valid TOML", "worse.toml: no valid TOML",
+    ):  # fmt: skip
+        assert part in text, part
+    assert len(caught.value.errors) == 9
+    assert all(": " in line for line in caught.value.errors)
+
+
+@pytest.mark.parametrize("short, long, why", LATTICE)
+def test_the_lattice_of_timeouts(tmp_path, short, long, why):
+    defaults = dict(flatten(Config()))
+    assert defaults[short] <= defaults[long]
+    file = tmp_path / "agent.toml"
+    section, key = long.split(".")
+    section_short, key_short = short.split(".")
+    least = 1.0 if key.startswith("odds") else 0.0
+    file.write_text(f"[{section}]\n{key} = {max(least, defaults[short] / 4)}\n")
+    with pytest.raises(ConfigError) as caught:
+        load(file)
+    assert any(f"{short} = " in line and f"raise {long}" in line for line in caught.value.errors)
+    assert section_short and key_short
+
+
+def test_a_missing_or_unreadable_file_says_so(tmp_path):
+    with pytest.raises(ConfigError, match="no such file"):
+        load(tmp_path / "nope.toml")
+    if os.getuid() != 0:
+        secret = tmp_path / "secret.toml"
+        secret.touch(mode=0)
+        with pytest.raises(ConfigError, match="make it readable"):
+            load(secret)
+
+
+def test_every_setting_is_described():
+    for key, _value in flatten(Config()):
+        kind, text = describe(key)
+        assert text and kind, key
+    assert "| `tick_s` | number > 0 and <= 10 | `1.0` |" in render_config_docs()
+    assert msgspec.structs.fields(Config)
+
+
+def test_reload_keeps_the_old_configuration_when_the_new_is_bad(agent, tmp_path):
+    file = tmp_path / "agent.toml"
+    file.write_text("[detect]\nstopped_s = 2.0\n")
+
+    async def scenario():
+        async with agent() as (daemon, node):
+            daemon.options = daemon.options._replace(config_file=file)
+            daemon.reload()
+            assert daemon.reload_ok and daemon.config.detect.stopped_s == 2.0
+            assert daemon.node.settings.stopped_s == 2.0
+            file.write_text("[detect]\nstopped_s = -2.0\n")
+            daemon.reload()
+            assert not daemon.reload_ok and daemon.config.detect.stopped_s == 2.0
+            await asyncio.sleep(0.05)
+            faults = [verdict.fault for verdict in daemon.snapshot.decision.verdicts]
+            assert faults == ["agent_config_bad"]
+            file.write_text("[detect]\nstopped_s = 3.0\n")
+            daemon.reload()
+            assert daemon.reload_ok and daemon.config.detect.stopped_s == 3.0
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("name", ["config", "metrics"])
+def test_generated_documents_are_current(name):
+    path = ROOT / "docs" / f"{name}.md"
+    if not path.exists():
+        pytest.skip(f"docs/{name}.md is not generated yet")
+    from holdfast.agent.metrics import render_metrics_docs
+
+    made = {"config": render_config_docs, "metrics": render_metrics_docs}[name]()
+    assert path.read_text() == made, f"docs/{name}.md is old: generate it again"

@@ -1,0 +1,209 @@
+"""The journal: kills at every point, stalls, damage."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import sqlite3
+import time
+
+import pytest
+
+from holdfast.agent.core.model import Effect, Incident, Stop
+from holdfast.agent.journal import (
+    Count,
+    Finished,
+    Happened,
+    Intent,
+    Journal,
+    Memory,
+    intent_of,
+    needs_sync,
+)
+from holdfast.agent.store.base import StoreError
+
+KILLS = 520
+EFFECTS_PER_LIFE = 4
+
+
+class Point:
+    """Ends the process like SIGKILL at the n-th point where the journal could be hurt."""
+
+    def __init__(self, at: int) -> None:
+        self.left = at
+
+    def __call__(self, name: str) -> None:
+        self.left -= 1
+        if self.left <= 0:
+            os._exit(9)
+
+
+def record_in_world(path, effect_id: str) -> None:
+    """The effect itself: one line that no kill takes back."""
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(fd, f"{effect_id}\n".encode())
+    os.close(fd)
+
+
+async def one_life(directory, life: int, at: int, crash_after_effect: bool) -> None:
+    """An agent that performs effects until it is killed: intent, effect, outcome."""
+    journal = Journal(directory, Point(at))
+    for intent in journal.seed.unfinished:  # reported once as failed, never performed again
+        journal.append(Finished(intent.id, False, "unknown", 0.0, (Count("failed", ("x",)),)))
+    for number in range(EFFECTS_PER_LIFE):
+        effect_id = f"{life}/{number}"
+        committed = journal.append(
+            Intent(effect_id, "start", "run/x", "rank_killed", "", "test", 0.0),
+            Memory(b"attempts:%d" % life), wait=True,
+        )  # fmt: skip
+        await committed
+        record_in_world(directory / "world", effect_id)
+        if crash_after_effect and number == life % EFFECTS_PER_LIFE:
+            os._exit(9)
+        done = Finished(effect_id, True, "", 0.0, (Count("restarts", ("x", "rank_killed")),))
+        journal.append(done)
+        journal.append(done)  # an outcome that comes twice counts once
+        incident = Incident(
+            f"i{effect_id}", "f", "s", "warn", "x", 1, 0.0, 0.0, "r", "c", state="closed"
+        )
+        journal.append(Happened(incident, (Count("closed", ("x",)),)))
+        await journal.append(Happened(incident, (Count("closed", ("x",)),)), wait=True)
+    os._exit(0)
+
+
+def live(directory, life: int, at: int, crash_after_effect: bool) -> int:
+    """One life in a child process; its exit status."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            asyncio.run(one_life(directory, life, at, crash_after_effect))
+        finally:
+            os._exit(3)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@pytest.mark.filterwarnings("ignore:This process")  # forks of a threaded pytest, on purpose
+def test_kills_at_every_point_lose_no_intent_and_count_nothing_twice(tmp_path):
+    seed = int(os.environ.get("HOLDFAST_SEED", "20"))
+    chance = random.Random(seed)
+    kills, life, lives = 0, 0, 0
+    while kills < KILLS:
+        life += 1
+        lives += 1
+        status = live(tmp_path, life, chance.randint(1, 45), chance.random() < 0.2)
+        assert status in (0, 9), f"seed {seed}, life {life}: status {status}"
+        kills += status == 9
+        if life % 40 == 0 or kills == KILLS:
+            check(tmp_path, seed, life)
+    assert lives >= KILLS
+
+
+def check(directory, seed: int, life: int) -> None:
+    database = sqlite3.connect(directory / "journal.db")
+    intents = dict(database.execute("SELECT id, ok FROM intents"))
+    counters = {row[0]: row[1] for row in database.execute("SELECT name, value FROM counters")}
+    closed = database.execute("SELECT count(*) FROM incidents").fetchone()[0]
+    memory = database.execute("SELECT body FROM memory").fetchone()
+    database.close()
+    world = (directory / "world").read_text().split()
+    where = f"seed {seed}, life {life}"
+    assert len(world) == len(set(world)), f"{where}: an effect was performed twice"
+    missing = set(world) - set(intents)
+    assert not missing, f"{where}: performed without an intent: {missing}"
+    good = sum(ok == 1 for ok in intents.values())
+    failed = sum(ok == 0 for ok in intents.values())
+    assert counters.get("restarts", 0) == good, where
+    assert counters.get("failed", 0) == failed, where
+    assert counters.get("closed", 0) == closed, where
+    assert len([ok for ok in intents.values() if ok is None]) <= EFFECTS_PER_LIFE, where
+    latest = max(int(effect.split("/")[0]) for effect in intents)
+    assert memory[0] == b"attempts:%d" % latest, f"{where}: memory is not that of the last intent"
+
+
+def test_what_was_written_is_the_seed_of_the_next_life(tmp_path):
+    async def first_life():
+        journal = Journal(tmp_path)
+        await journal.append(
+            Intent("a", "start", "run/x", "f", "", "r", 1.0),
+            Intent("b", "stop", "run/x", "f", "", "r", 2.0), Memory(b"m"), wait=True,
+        )  # fmt: skip
+        counts = (Count("n", ("x", "y"), 2.0),)
+        await journal.append(Finished("a", True, "", 3.0, counts), wait=True)
+        journal.close()
+
+    asyncio.run(first_life())
+    seed = Journal(tmp_path).seed
+    assert seed.memory == b"m"
+    assert [intent.id for intent in seed.unfinished] == ["b"]
+    assert [done.id for done in seed.finished] == ["a"] and seed.finished[0].ok
+    assert seed.counters == {("n", ("x", "y")): 2.0}
+
+
+def test_a_locked_file_is_a_stalled_journal_that_recovers(tmp_path):
+    async def scenario():
+        journal = Journal(tmp_path)
+        journal._database.execute("PRAGMA busy_timeout=50")
+        other = sqlite3.connect(tmp_path / "journal.db", isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        done = journal.append(Memory(b"1"), wait=True)
+        deadline_s = time.monotonic() + 3.0
+        while not journal.stalled:
+            assert time.monotonic() < deadline_s
+            await asyncio.sleep(0.01)
+        assert not done.done()
+        other.execute("ROLLBACK")
+        other.close()
+        await asyncio.wait_for(done, 3.0)
+        assert not journal.stalled
+        journal.close()
+
+    asyncio.run(scenario())
+
+
+def test_the_queue_is_bounded_while_the_disk_is_full(tmp_path, monkeypatch):
+    monkeypatch.setattr("holdfast.agent.journal.BATCHES_MAX", 20)
+
+    async def scenario():
+        journal = Journal(tmp_path)
+        pages = journal._database.execute("PRAGMA page_count").fetchone()[0]
+        journal._database.execute(f"PRAGMA max_page_count={pages}")
+        for number in range(200):
+            journal.append(Intent(f"{number}" * 100, "s", "s" * 900, "", "", "", 0.0))
+        deadline_s = time.monotonic() + 3.0
+        while not journal.stalled:
+            assert time.monotonic() < deadline_s
+            await asyncio.sleep(0.01)
+        assert "full" in journal.error
+        assert journal.dropped > 0
+        journal.close(0.5)
+
+    asyncio.run(scenario())
+
+
+def test_only_what_outlives_the_node_is_synced():
+    stop = Effect("1", "stop", "run/x", "r", 1.0, Stop("x", 1, (), 1.0, "r"))
+    assert not needs_sync(stop)
+    from msgspec.structs import replace
+
+    assert needs_sync(replace(stop, kind="reboot_node"))
+    assert needs_sync(replace(stop, outlives_node=True))
+    assert intent_of(stop, 5.0).wall_s == 5.0
+
+
+@pytest.mark.parametrize("content", [b"not a database at all, but long enough" * 50, b"SQLite"])
+def test_a_foreign_file_is_named_and_left_alone(tmp_path, content):
+    path = tmp_path / "journal.db"
+    path.write_bytes(content)
+    with pytest.raises(StoreError, match="journal.db.*move"):
+        Journal(tmp_path)
+    assert path.read_bytes() == content
+
+
+def test_another_programs_database_is_refused(tmp_path):
+    database = sqlite3.connect(tmp_path / "journal.db")
+    database.execute("CREATE TABLE bookmarks (url TEXT)")
+    database.commit()
+    database.close()
+    with pytest.raises(StoreError, match="another program"):
+        Journal(tmp_path)

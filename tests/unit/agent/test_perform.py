@@ -1,0 +1,146 @@
+"""Effects at the edge while the journal is stalled, the launcher dies, or rubbish comes in."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+
+from fakes import FakeLauncher, until
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec import DecodeError
+from msgspec.structs import replace
+
+from holdfast.agent import wire
+from holdfast.agent.core.model import Effect, Incident, Stop
+
+STOP = Effect("1/run/demo/stop/1", "stop", "run/demo", "test", 5.0,
+              Stop("demo", 1, (), 1.0, "test"))  # fmt: skip
+
+
+def test_a_stalled_journal_lets_ordinary_effects_go_on_and_refuses_lasting_ones(agent, tmp_path):
+    async def scenario():
+        async with agent() as (daemon, node):
+            launcher = FakeLauncher(tmp_path / "run" / "agent.sock")
+            launcher.hello()
+            launcher.levels(generation=1, state="running", ranks=[])
+            await until(lambda: node.seen and node.seen[-1].runs)
+            daemon.journal._database.execute("PRAGMA busy_timeout=20")
+            other = sqlite3.connect(tmp_path / "state" / "journal.db", isolation_level=None)
+            other.execute("BEGIN IMMEDIATE")
+            begin_s = time.monotonic()
+            node.todo = [STOP, replace(STOP, id="2", kind="reboot_node", outlives_node=True)]
+            daemon.wake("test")
+            order = await launcher.receive("do")
+            assert order["id"] == STOP.id and time.monotonic() - begin_s < 1.0
+            await until(lambda: node.seen[-1].outcomes)
+            assert "journal is stalled" in node.seen[-1].outcomes[0].error
+            await until(lambda: node.seen[-1].journal_stalled)
+            other.execute("ROLLBACK")
+            other.close()
+            await until(lambda: not node.seen[-1].journal_stalled)
+            launcher.send(t="outcome", id=STOP.id, ok=True)
+            await until(lambda: len(node.seen[-1].outcomes) == 2)
+            launcher.close()
+
+    asyncio.run(scenario())
+    database = sqlite3.connect(tmp_path / "state" / "journal.db")
+    rows = dict(database.execute("SELECT id, ok FROM intents").fetchall())
+    assert rows == {STOP.id: 1, "2": 0}
+
+
+def test_an_order_in_flight_is_sent_again_when_its_launcher_comes_back(agent, tmp_path):
+    async def scenario():
+        async with agent() as (daemon, node):
+            launcher = FakeLauncher(tmp_path / "run" / "agent.sock")
+            launcher.hello()
+            launcher.levels(generation=1, state="running", ranks=[])
+            await until(lambda: node.seen and node.seen[-1].runs)
+            node.todo = [STOP]
+            daemon.wake("test")
+            await launcher.receive("do")
+            launcher.close()
+            await until(lambda: not node.seen[-1].runs[0].connected)
+            again = FakeLauncher(tmp_path / "run" / "agent.sock")
+            again.hello()
+            assert (await again.receive("do"))["id"] == STOP.id
+            again.send(t="outcome", id=STOP.id, ok=True)
+            again.send(t="outcome", id=STOP.id, ok=True)
+            await until(lambda: node.seen[-1].outcomes)
+            assert daemon.performer.counters[("actions", ("stop", "", "ok"))] == 1
+            again.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_private_agent_ends_when_its_launcher_was_killed(agent, tmp_path, monkeypatch):
+    monkeypatch.setattr("holdfast.agent.background.AFTER_LOSS_S", 0.3)
+    code = (
+        "import socket,sys,time;s=socket.socket(socket.AF_UNIX,socket.SOCK_SEQPACKET);"
+        "s.connect(sys.argv[1]);s.send(b'{\"t\":\"hello\",\"run\":\"demo\",\"protocol\":1}');"
+        "s.recv(65536);print('up',flush=True);time.sleep(60)"
+    )
+
+    async def scenario():
+        async with agent(private=True, run="demo") as (daemon, _node):
+            path = str(tmp_path / "run" / "agent.sock")
+            launcher = subprocess.Popen([sys.executable, "-c", code, path], stdout=subprocess.PIPE)
+            await asyncio.to_thread(launcher.stdout.readline)
+            assert not daemon.stop.is_set()
+            launcher.send_signal(signal.SIGKILL)
+            launcher.communicate()
+            await asyncio.wait_for(daemon.stop.wait(), 3.0)
+
+    asyncio.run(scenario())
+
+
+def test_incidents_are_kept_beside_the_journal(agent, tmp_path):
+    incident = Incident("demo/1", "rank_killed", "run/demo/rank/0", "fatal", "demo", 1, 1.0, 1.0,
+                        "killed", "rank 0")  # fmt: skip
+
+    async def scenario():
+        async with agent(evidence__store=str(tmp_path / "kept")) as (daemon, node):
+            await until(lambda: node.steps)
+            node.incidents = (incident,)
+            daemon.wake("test")
+            await until(lambda: (tmp_path / "kept" / "demo_1.json").exists())
+        assert json.loads((tmp_path / "kept" / "demo_1.json").read_text())["id"] == "demo/1"
+
+    asyncio.run(scenario())
+
+
+def test_urgent_wakes_are_joined_and_the_first_is_immediate(agent):
+    async def scenario():
+        async with agent(agent__tick_s=0.9) as (daemon, node):
+            await until(lambda: node.steps)
+            await asyncio.sleep(0.05)
+            before, begin_s = node.steps, time.monotonic()
+            daemon.wake("first")
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert node.steps == before + 1
+            while time.monotonic() - begin_s < 0.2:
+                daemon.wake("storm")
+                await asyncio.sleep(0.0005)
+            assert node.steps - before <= 23
+
+    asyncio.run(scenario())
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=200) | st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(
+        st.sampled_from(["t", "run", "ranks", "rank", "id", "ok", "commits", "n"]), inner),
+    max_leaves=10,
+).map(lambda value: json.dumps(value).encode()))  # fmt: skip
+def test_no_packet_raises_anything_but_a_decode_error(packet):
+    try:
+        wire.decode(packet)
+    except DecodeError:
+        pass

@@ -1,0 +1,271 @@
+"""What comes in from outside: bounded, checked, and never more than its own connection's end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+from fakes import FakeLauncher, rank_level, until
+
+from holdfast.agent import ranks, wire
+from holdfast.agent.wire import RankLevel
+from holdfast.worker import page as layout
+
+
+def serve(scenario, agent, tmp_path, **settings):
+    async def run():
+        async with agent(**settings) as (daemon, node):
+            await scenario(daemon, node, lambda **more: FakeLauncher(
+                tmp_path / "run" / "agent.sock", **more))  # fmt: skip
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "packet, says",
+    [
+        (b"\xff\xfe", "JSON"),
+        (b"{}", "required field `t`"),
+        (b'{"t":"dance"}', "dance"),
+        (b'{"t":"levels"}', "hello first"),
+        (b'{"t":"hello","run":"a/b","protocol":1}', "without '/'"),
+        (b'{"t":"hello","run":"","protocol":1}', "1 to 128 characters"),
+        (b'{"t":"hello","run":"x","protocol":1,"nproc":100000}', "nproc is 100000"),
+        (b'{"t":"hello","run":"x","protocol":9}', "the launcher speaks 9"),
+        (b'{"t":"hello","run":"x","protocol":0}', "the launcher speaks 0"),
+        (b'{"t":"hello","run":7,"protocol":1}', "Expected `str`"),
+    ],
+)
+def test_bad_packets_are_answered(agent, tmp_path, packet, says):
+    async def scenario(daemon, node, launch):
+        launcher = launch()
+        launcher.sock.send(packet)
+        assert says in (await launcher.receive("error"))["error"]
+        launcher.hello()
+        await launcher.receive("welcome")
+        launcher.close()
+
+    serve(scenario, agent, tmp_path)
+
+
+def test_a_neighbouring_protocol_and_unknown_keys_are_fine(agent, tmp_path):
+    async def scenario(daemon, node, launch):
+        launcher = launch(protocol=wire.PROTOCOL + 1, mood="good")
+        launcher.hello()
+        assert (await launcher.receive("welcome"))["protocol"] == wire.PROTOCOL
+        launcher.close()
+
+    serve(scenario, agent, tmp_path)
+
+
+def test_descriptors_are_checked_and_never_leak(agent, tmp_path):
+    async def scenario(daemon, node, launch):
+        launcher = launch()
+        launcher.hello()
+        await launcher.receive("welcome")
+        await until(lambda: daemon.address and daemon.runner and daemon.runner.samples())
+        open_before = len(os.listdir("/proc/self/fd"))
+        unsealed = os.memfd_create("x", os.MFD_ALLOW_SEALING)
+        os.ftruncate(unsealed, layout.SIZE)
+        good, pidfd = layout.create(), os.pidfd_open(os.getpid())
+        null = os.open("/dev/null", os.O_RDONLY)
+        page = dict(t="page", rank=0, generation=1, pid=os.getpid())
+        for fds, fields, says in (
+            ([], page, "carries descriptors"),
+            ([unsealed, pidfd], page, "F_SEAL_SHRINK"),
+            ([null, pidfd], page, "memfd"),
+            ([good, null], page, "no pidfd"),
+            ([good, pidfd], page | {"pid": 1}, "no pidfd of 1"),
+            ([good, pidfd], page | {"rank": -1}, "out of bounds"),
+            ([good, pidfd], page | {"rank": 10**9}, "out of bounds"),
+        ):
+            launcher.send(fds, **fields)
+            assert says in (await launcher.receive("error"))["error"]
+        for fd in (unsealed, good, pidfd, null):
+            os.close(fd)
+        assert len(os.listdir("/proc/self/fd")) == open_before
+        for _ in range(20):
+            launcher.page(0, os.getpid())  # the same rank again and again
+        launcher.levels(generation=1, state="running", ranks=[])
+        await until(lambda: node.seen and node.seen[-1].runs)
+        assert len(os.listdir("/proc/self/fd")) <= open_before + 2
+        launcher.close()
+
+    serve(scenario, agent, tmp_path)
+
+
+def test_a_page_of_rubbish_is_no_rank_that_moves(agent, tmp_path):
+    async def scenario(daemon, node, launch):
+        launcher = launch()
+        launcher.hello()
+        fields = launcher.page(0, os.getpid())
+        for number in range(layout.FIELDS):
+            fields[number] = (1 << 64) - 1
+        launcher.levels(generation=1, state="running", ranks=[rank_level(0, os.getpid())])
+        await until(lambda: node.seen and node.seen[-1].runs)
+        assert node.seen[-1].runs[0].ranks[0].phase == "unknown"
+        fields[layout.F_MAGIC], fields[layout.F_VERSION] = layout.MAGIC, layout.VERSION
+        fields[layout.F_GENERATION] = 1
+        before = daemon.steps
+        daemon.wake("test")
+        await until(lambda: daemon.steps > before)
+        assert node.seen[-1].runs[0].ranks[0].step > 0
+        assert "core" not in daemon.troubles.counts
+        launcher.close()
+
+    serve(scenario, agent, tmp_path)
+
+
+def test_a_second_launcher_of_a_run_is_refused_while_the_first_lives(agent, tmp_path):
+    code = (
+        "import socket,sys;s=socket.socket(socket.AF_UNIX,socket.SOCK_SEQPACKET);"
+        "s.connect(sys.argv[1]);s.send(b'{\"t\":\"hello\",\"run\":\"demo\",\"protocol\":1}');"
+        "print(s.recv(65536).decode())"
+    )
+
+    async def scenario(daemon, node, launch):
+        first = launch()
+        first.hello()
+        await first.receive("welcome")
+        path = str(tmp_path / "run" / "agent.sock")
+        other = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", code, path, stdout=asyncio.subprocess.PIPE
+        )
+        answer = json.loads((await other.communicate())[0])
+        assert answer["t"] == "error" and str(os.getpid()) in answer["error"]
+        again = launch()  # the same process once more: its old connection is given up
+        again.hello()
+        await again.receive("welcome")
+        with pytest.raises(ConnectionError):
+            await first.receive("levels", 2.0)
+        again.close()
+        first.close()
+
+    serve(scenario, agent, tmp_path)
+
+
+def test_a_private_agent_serves_its_run_alone_and_ends_with_it(agent, tmp_path):
+    async def scenario(daemon, node, launch):
+        other = launch(run="other")
+        other.hello()
+        assert "demo alone" in (await other.receive("error"))["error"]
+        launcher = launch()
+        launcher.hello()
+        await launcher.receive("welcome")
+        launcher.send(t="bye", code=0)
+        await asyncio.wait_for(daemon.stop.wait(), 2.0)
+        other.close()
+        launcher.close()
+
+    serve(scenario, agent, tmp_path, private=True, run="demo")
+
+
+def test_a_launcher_that_does_not_read_is_cut_off(agent, tmp_path):
+    async def scenario(daemon, node, launch):
+        launcher = launch()
+        launcher.hello()
+        launcher.levels(generation=0, state="idle", ranks=[])
+        await until(lambda: node.seen and node.seen[-1].runs)
+        for _ in range(3000):
+            if daemon.sessions.order("demo", {"t": "say", "text": "x" * 1000}):
+                break
+        await until(lambda: not node.seen[-1].runs[0].connected)
+        launcher.close()
+
+    serve(scenario, agent, tmp_path)
+
+
+def test_a_trainers_own_report_is_shown_and_counted(agent, tmp_path):
+    async def scenario(daemon, node, launch):
+        launcher = launch()
+        launcher.hello()
+        for _ in range(3):
+            launcher.send(t="report", rank=0, fault="snapshot_off", text="does not fit")
+        launcher.send(t="report", rank=0, fault="nonsense", text="?")
+        await until(lambda: daemon.snapshot.decision.verdicts)
+        assert daemon.snapshot.decision.verdicts[0].fault == "snapshot_off"
+        key = ("events", ("trainer", "snapshot_off", "warn", ""))
+        assert daemon.performer.counters[key] == 1
+        launcher.close()
+
+    serve(scenario, agent, tmp_path)
+
+
+def test_still_is_dated_by_the_page_but_bounded_by_the_looks():
+    fd = layout.create()
+    fields, mapping = layout.map_fields(fd), layout.map_readonly(fd)
+    track = ranks.RankTrack(0, os.getpid(), 1)
+    track.attach(mapping, -1)
+    fields[layout.F_GENERATION] = 1
+    said = RankLevel(0, os.getpid(), 1, "running")
+    track.look_at_page(100.0)
+    fields[layout.F_STEP], fields[layout.F_PROGRESS] = 1, int(100.4e9)
+    track.look_at_page(101.0)
+    assert track.level(said, "n", 101.0).still_s == pytest.approx(0.6)
+    fields[layout.F_STEP], fields[layout.F_PROGRESS] = 2, int(5e9)  # a lie: long ago
+    track.look_at_page(102.0)
+    assert track.level(said, "n", 102.0).still_s == pytest.approx(1.0)
+    fields[layout.F_STEP], fields[layout.F_PROGRESS] = 3, int(900e9)  # a lie: in the future
+    track.look_at_page(103.0)
+    assert track.level(said, "n", 103.0).still_s == 0.0
+    assert track.level(said, "n", 105.5).still_s == pytest.approx(2.5)
+    track.close()
+    os.close(fd)
+
+
+@pytest.mark.parametrize("code, active", [("while True: pass", True),
+                                          ("import time; time.sleep(60)", False)])
+def test_activity_is_processor_time_of_the_rank_and_its_children(code, active):
+    shell = subprocess.Popen([sys.executable, "-c", f"""
+import subprocess, sys
+subprocess.run([sys.executable, "-c", {code!r}])
+"""], start_new_session=True)
+    try:
+        track = ranks.RankTrack(0, shell.pid, 1)
+        track.look_at_page(time.monotonic())
+        said = RankLevel(0, shell.pid, 1, "running")
+        deadline_s = time.monotonic() + 8.0
+        while True:
+            now_s = time.monotonic()
+            track.look_at_activity(now_s)
+            if track.level(said, "n", now_s).active == active and now_s > deadline_s - 5.5:
+                break
+            assert now_s < deadline_s
+            time.sleep(0.2)
+        track.close()
+    finally:
+        os.killpg(shell.pid, 9)
+        shell.wait()
+
+
+def test_a_levels_packet_of_64_ranks_costs_less_than_a_step_may(agent, tmp_path):
+    async def scenario(daemon, node, launch):
+        launcher = launch(nproc=64)
+        launcher.hello()
+        for rank in range(64):
+            launcher.page(rank, os.getpid())
+        levels = [rank_level(rank, os.getpid()) for rank in range(64)]
+        launcher.levels(generation=1, state="running", ranks=levels)
+        await until(lambda: node.seen and node.seen[-1].runs)
+        begin_s = time.perf_counter()
+        daemon._decide(time.monotonic(), False)
+        took_s = time.perf_counter() - begin_s
+        assert took_s < 0.05  # generous for a busy machine; 3 ms is for 8 ranks
+        launcher.close()
+
+    serve(scenario, agent, tmp_path)
+
+
+def test_the_socket_is_seqpacket(agent, tmp_path):
+    async def scenario(daemon, node, launch):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as stream:
+            with pytest.raises(OSError):
+                stream.connect(str(tmp_path / "run" / "agent.sock"))
+
+    serve(scenario, agent, tmp_path)

@@ -1,0 +1,254 @@
+"""Page, API and metrics over real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import subprocess
+
+import aiohttp
+import pytest
+from fakes import FakeLauncher, rank_level, until
+
+from holdfast.agent.config import ConfigError
+from holdfast.agent.core.model import Incident, Plan, Resume, Verdict
+from holdfast.agent.metrics import NAMES, render_metrics_docs
+from holdfast.agent.web.guard import Tokens
+from holdfast.agent.web.page import load_page
+
+INCIDENT = Incident(
+    id="demo/1", fault="rank_killed", subject="run/demo/rank/0", severity="fatal", run="demo",
+    generation=1, opened_wall_s=5.0, opened_boot_s=1.0, reason="killed", culprit="rank 0",
+)  # fmt: skip
+
+
+async def with_run(daemon, node, tmp_path):
+    """A launcher with one rank, and the web server up."""
+    await until(lambda: daemon.address)
+    launcher = FakeLauncher(tmp_path / "run" / "agent.sock")
+    launcher.hello()
+    launcher.page(0, os.getpid())
+    launcher.levels(generation=1, state="running", ranks=[rank_level(0, os.getpid())],
+                    commits=[{"generation": 1, "step": 20, "path": "/", "world": 2, "bad": ""}])
+    await until(lambda: node.seen and node.seen[-1].runs)
+    return launcher
+
+
+def browse(scenario, agent, tmp_path, **settings):
+    async def run():
+        async with agent(**settings) as (daemon, node):
+            launcher = await with_run(daemon, node, tmp_path)
+            async with aiohttp.ClientSession(daemon.address) as tcp:
+                connector = aiohttp.UnixConnector(str(tmp_path / "run" / "api.sock"))
+                async with aiohttp.ClientSession("http://agent", connector=connector) as unix:
+                    await scenario(daemon, node, launcher, tcp, unix)
+            launcher.close()
+
+    asyncio.run(run())
+
+
+def test_reading(agent, tmp_path):
+    async def scenario(daemon, node, launcher, tcp, unix):
+        node.incidents = (INCIDENT,)
+        node.extra = {
+            "ledger": (("training", 30.0), ("idle", 10.0)),
+            "run_ledger": (("demo", "training", 30.0),),
+            "verdicts": (Verdict("rank_hung", "run/demo/rank/0", "warn", 0.5, "still"),),
+        }
+        daemon.wake("test")
+        await until(lambda: daemon.snapshot.decision.verdicts)
+        for client in (tcp, unix):
+            async with client.get("/api/v1/status") as answer:
+                assert answer.headers["X-Content-Type-Options"] == "nosniff"
+                status = await answer.json()
+            assert status["node"] == "node-a" and status["store_up"]
+            run = status["runs"][0]
+            assert run["run"] == "demo" and run["checkpoint"]["step"] == 20
+            assert run["ranks"][0]["health"] == "suspect" and run["ranks"][0]["why"] == "still"
+            assert run["need"] == "nothing"
+            async with client.get("/api/v1/ledger") as answer:
+                ledger = await answer.json()
+            assert ledger["wall_s"] == 40.0 and ledger["runs"]["demo"]["training"] == 30.0
+            async with client.get("/api/v1/incidents") as answer:
+                assert [one["id"] for one in await answer.json()] == ["demo/1"]
+            async with client.get("/api/v1/incidents/demo/1") as answer:
+                assert (await answer.json())["culprit"] == "rank 0"
+            async with client.get("/api/v1/incidents/nope") as answer:
+                assert answer.status == 404 and "set" in await answer.json()
+            for path in ("/healthz", "/readyz", "/"):
+                async with client.get(path) as answer:
+                    assert answer.status == 200
+        assert (tmp_path / "run" / "address").read_text().strip() == daemon.address
+        address = await launcher.receive("address") if not daemon.sessions.address else None
+        assert address is None or address["address"] == daemon.address
+
+    browse(scenario, agent, tmp_path)
+
+
+def test_changing_needs_a_role(agent, tmp_path):
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text('"operator-token-0123" = "operator"\n"reading-token-01234" = "read"\n')
+    tokens.chmod(0o600)
+
+    async def scenario(daemon, node, launcher, tcp, unix):
+        path, body = "/api/v1/runs/demo/pause", {"reason": "maintenance"}
+        for token, status in (("", 401), ("reading-token-01234", 401), ("wrong", 401),
+                              ("operator-token-0123", 202)):  # fmt: skip
+            headers = {"Authorization": f"Bearer {token}"} if token else {}
+            async with tcp.post(path, json=body, headers=headers) as answer:
+                assert answer.status == status, token
+        await until(lambda: node.seen[-1].requests)
+        request = node.seen[-1].requests[0]
+        assert (request.kind, request.subject, request.run, request.origin) == (
+            "pause", "run/demo", "demo", "operator"
+        )
+        async with unix.post("/api/v1/runs/demo/restart", json=body | {"rank": 1}) as answer:
+            assert answer.status == 202
+        await until(lambda: len(node.seen[-1].requests) == 2)
+        assert node.seen[-1].requests[1].subject == "run/demo/rank/1"
+        plan = Plan("demo", 1, ("node-a",), ((0, "node-a"),), Resume("fresh"), "r", paused=True,
+                    granted=tuple(one.id for one in node.seen[-1].requests))  # fmt: skip
+        node.extra = {"plans": (plan,)}
+        daemon.wake("test")
+        await until(lambda: not node.seen[-1].requests)
+        async with unix.get("/api/v1/status") as answer:
+            assert (await answer.json())["runs"][0]["paused"]
+
+    browse(scenario, agent, tmp_path, api__tokens_file=str(tokens))
+
+
+def test_bad_requests_say_what_to_set(agent, tmp_path):
+    async def scenario(daemon, node, launcher, tcp, unix):
+        async with tcp.get("/api/v1/status", headers={"Host": "evil.example:1"}) as answer:
+            assert answer.status == 403 and "not this machine" in (await answer.json())["error"]
+        async with tcp.post("/api/v1/runs/demo/pause", json={"reason": "x"}) as answer:
+            assert answer.status == 403 and "tokens" in (await answer.json())["error"]
+        for path, data, status in (
+            ("/api/v1/runs/demo/pause", b"{", 400),
+            ("/api/v1/runs/demo/pause", b"{}", 400),
+            ("/api/v1/runs/demo/pause", b'{"raeson": "x"}', 400),
+            ("/api/v1/runs/demo/explode", b'{"reason": "x"}', 404),
+            ("/api/v1/runs/nope/pause", b'{"reason": "x"}', 404),
+            ("/api/v1/nodes/other/pause", b'{"reason": "x"}', 404),
+            ("/api/v1/runs/demo/pause", b"x" * 100_000, 413),
+            ("/api/v1/runs/demo/inject", b'{"fault": "kill"}', 403),
+        ):
+            async with unix.post(path, data=data) as answer:
+                assert answer.status == status, (path, data[:20])
+                assert "set" in await answer.json()
+        async with unix.put("/api/v1/status") as answer:
+            assert answer.status == 405
+        assert not node.seen[-1].requests
+
+    browse(scenario, agent, tmp_path)
+
+
+def test_a_fault_on_purpose_goes_to_the_launcher(agent, tmp_path):
+    async def scenario(daemon, node, launcher, tcp, unix):
+        body = {"fault": "stop", "rank": 1, "args": {"seconds": 2}}
+        asked = asyncio.create_task(unix.post("/api/v1/runs/demo/inject", json=body))
+        order = await launcher.receive("inject")
+        assert (order["fault"], order["rank"], order["args"]) == ("stop", 1, {"seconds": 2})
+        launcher.send(t="outcome", id=order["id"], ok=False, error="rank 1 is not running")
+        answer = await asked
+        assert answer.status == 409
+        assert (await answer.json())["error"] == "rank 1 is not running"
+        async with unix.post("/api/v1/runs/demo/inject", json={"fault": "melt"}) as answer:
+            assert answer.status == 400
+
+    browse(scenario, agent, tmp_path, inject__enabled=True)
+
+
+def test_metrics_are_complete_and_clean(agent, tmp_path):
+    async def scenario(daemon, node, launcher, tcp, unix):
+        node.incidents = (INCIDENT,)
+        daemon.wake("test")
+        await until(lambda: daemon.runner is not None and daemon.runner.samples())
+        await until(lambda: daemon.performer.counters)
+        await asyncio.sleep(0.3)
+        daemon.wake("test")
+        async with tcp.get("/metrics") as answer:
+            text = await answer.text()
+        names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+        assert {f"holdfast_{name}" for name in NAMES} == {
+            name for name in names if name.removeprefix("holdfast_") in NAMES
+        }
+        assert 'holdfast_checkpoint_verified_step{run="demo"} 20.0' in text
+        assert 'code="rank_killed"' in text and "holdfast_host_memory_total_bytes" in text
+        assert "job=" not in text and "instance=" not in text
+        tool = shutil.which("promtool")
+        if tool is not None:
+            done = subprocess.run([tool, "check", "metrics"], input=text, text=True,
+                                  capture_output=True, timeout=20, check=False)  # fmt: skip
+            assert done.returncode == 0, done.stdout + done.stderr
+
+    browse(scenario, agent, tmp_path)
+
+
+def test_the_text_is_rendered_once_a_snapshot(agent, tmp_path):
+    from holdfast.agent.metrics import Exposition
+
+    async def scenario():
+        async with agent(agent__tick_s=5.0, agent__fast_s=5.0,
+                         detect__suspect_floor_s=6.0, detect__lease_s=20.0) as (daemon, node):
+            await until(lambda: daemon.steps)
+            exposition = Exposition(daemon)
+            assert exposition.text() is exposition.text()
+
+    asyncio.run(scenario())
+
+
+def test_the_page_loads_nothing_from_elsewhere():
+    page, policy = load_page()
+    text = page.decode()
+    assert "src=" not in text and "@import" not in text
+    assert "style=" not in text.split("<script>")[0]
+    assert "http://" not in text.replace("http://www.w3.org/2000/svg", "")
+    assert "'unsafe-inline'" not in policy and policy.count("sha256-") == 2
+
+
+def test_tokens_file_is_checked(tmp_path):
+    path = tmp_path / "tokens.toml"
+    path.write_text('"operator-token-0123" = "operator"\n')
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        Tokens(str(path))
+    path.chmod(0o600)
+    assert Tokens(str(path)).role("Bearer operator-token-0123") == "operator"
+    assert Tokens(str(path)).role("Basic operator-token-0123") == ""
+    path.write_text('"short" = "operator"\n')
+    with pytest.raises(ConfigError, match="16 characters"):
+        Tokens(str(path))
+
+
+def test_two_agents_take_two_ports(agent, tmp_path):
+    async def scenario():
+        import socket
+
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            port = taken.getsockname()[1]
+            async with agent(private=True, run="demo",
+                             agent__listen=f"127.0.0.1:{port}") as (daemon, node):
+                await until(lambda: daemon.address)
+                assert daemon.address != f"http://127.0.0.1:{port}"
+            async with agent(agent__listen=f"127.0.0.1:{port}") as (daemon, node):
+                await until(lambda: "web" in daemon.troubles.counts)
+                assert "agent.listen" in daemon.troubles.latest["web"]
+                async with aiohttp.ClientSession(
+                    "http://agent",
+                    connector=aiohttp.UnixConnector(str(tmp_path / "run" / "api.sock")),
+                ) as unix:
+                    async with unix.get("/healthz") as answer:
+                        assert answer.status == 200
+
+    asyncio.run(scenario())
+
+
+def test_the_documentation_names_every_metric():
+    text = render_metrics_docs()
+    assert all(f"`holdfast_{name}`" in text for name in NAMES)
+    assert json.dumps(text)

@@ -1,0 +1,174 @@
+"""The commands against a stand-in agent that speaks the API over a real Unix socket."""
+
+from __future__ import annotations
+
+import json
+import socketserver
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.agent.cli import main
+
+GOLDEN = Path(__file__).resolve().parents[2] / "golden/cli"
+
+
+class StandIn(socketserver.UnixStreamServer):
+    """One agent: answers from its tables, keeps what was posted."""
+
+    def __init__(self, socket: Path, node: str, run: str) -> None:
+        socket.parent.mkdir(parents=True, exist_ok=True)
+        status = json.loads((GOLDEN / "status.json").read_text())
+        status["node"], status["runs"][0]["run"] = node, run
+        incident = json.loads((GOLDEN / "incident.json").read_text())
+        self.answers: dict[str, Any] = {
+            "/api/v1/status": status,
+            "/api/v1/incidents": status["incidents"],
+            "/api/v1/incidents?all=1": [*status["incidents"], incident],
+            "/api/v1/incidents/i-16": incident,
+            "/api/v1/ledger": json.loads((GOLDEN / "ledger.json").read_text()),
+        }
+        self.posted: list[tuple[str, dict[str, Any]]] = []
+        self.refuse = ""
+        super().__init__(str(socket), Handler)
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: StandIn
+
+    def address_string(self) -> str:
+        return "unix"
+
+    def log_message(self, *_: object) -> None: ...
+
+    def reply(self, code: int, answer: object) -> None:
+        body = json.dumps(answer).encode()
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self) -> None:
+        if self.path in self.server.answers:
+            self.reply(200, self.server.answers[self.path])
+        else:
+            self.reply(404, {"error": f"no {self.path}"})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.server.refuse:
+            self.reply(403, {"error": self.server.refuse, "set": "inject.enabled = true"})
+            return
+        self.server.posted.append((self.path, body))
+        self.reply(200, {"id": "r-1"})
+
+
+@pytest.fixture
+def agents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, StandIn]]:
+    """Two private agents, of runs m5 and other, on one node."""
+    base = tmp_path / "r"
+    monkeypatch.setenv("HOLDFAST_RUNTIME_DIR", str(base))
+    found = {run: StandIn(base / run / "api.sock", "node-a", run) for run in ("m5", "other")}
+    threads = [threading.Thread(target=one.serve_forever, args=(0.02,)) for one in found.values()]
+    for thread in threads:
+        thread.start()
+    yield found
+    for one, thread in zip(found.values(), threads, strict=True):
+        one.shutdown()
+        one.server_close()
+        thread.join()
+
+
+Captured = pytest.CaptureFixture[str]
+
+
+def test_status_shows_every_run_and_answers_four_questions_first(
+    agents: dict[str, StandIn], capsys: Captured
+) -> None:
+    assert main(["status", "--run", "m5"]) == 0
+    rows = capsys.readouterr().out.splitlines()
+    assert [row.split()[0] for row in rows[:4]] == ["training", "checkpoint", "doing", "you"]
+    assert main(["status", "--json"]) == 0
+    runs = {one["runs"][0]["run"] for one in json.loads(capsys.readouterr().out)}
+    assert runs == set(agents)
+
+
+def test_two_runs_need_a_choice_and_an_unknown_one_is_refused(
+    agents: dict[str, StandIn], capsys: Captured
+) -> None:
+    assert main(["inject", "kill"]) == 1
+    assert "--run NAME (there are: m5, other)" in capsys.readouterr().err
+    assert main(["inject", "kill", "--run", "m6"]) == 1
+    assert "no run 'm6' here (there are: m5, other)" in capsys.readouterr().err
+
+
+def test_inject_asks_the_right_agent(agents: dict[str, StandIn]) -> None:
+    assert main(["inject", "stall", "--run", "m5", "--rank", "1", "--seconds", "3"]) == 0
+    route, body = agents["m5"].posted[0]
+    assert route == "/api/v1/runs/m5/inject"
+    assert (body["fault"], body["rank"], body["args"]) == ("stall", 1, {"seconds": 3.0})
+    assert not agents["other"].posted
+
+
+def test_inject_refuses_a_rank_that_is_not_there(
+    agents: dict[str, StandIn], capsys: Captured
+) -> None:
+    assert main(["inject", "kill", "--run", "m5", "--rank", "7"]) == 1
+    assert "has no rank 7 here: it has 0 to 1" in capsys.readouterr().err
+
+
+def test_an_agents_no_says_what_to_set(agents: dict[str, StandIn], capsys: Captured) -> None:
+    agents["m5"].refuse = "injection is off"
+    assert main(["inject", "kill", "--run", "m5"]) == 1
+    assert capsys.readouterr().err == "holdfast: injection is off; set inject.enabled = true\n"
+
+
+def test_a_node_is_paused_on_all_its_agents(agents: dict[str, StandIn], capsys: Captured) -> None:
+    assert main(["pause", "--node", "node-a", "--reason", "disk"]) == 0
+    for one in agents.values():
+        assert one.posted[0][0] == "/api/v1/nodes/node-a/pause"
+        assert one.posted[0][1]["reason"] == "disk"
+    assert main(["pause", "--node", "node-b", "--reason", "disk"]) == 1
+    assert "no node 'node-b'" in capsys.readouterr().err
+    assert main(["pause", "--node", "a", "--run", "b", "--reason", "c"]) == 2
+
+
+def test_an_incident_is_found_by_the_beginning_of_its_id(
+    agents: dict[str, StandIn], capsys: Captured
+) -> None:
+    assert main(["incidents", "i-16", "--run", "m5"]) == 0
+    assert "i-16, closed" in capsys.readouterr().out
+    assert main(["incidents", "i-1", "--run", "m5"]) == 1
+    assert "fits several: i-16, i-17" in capsys.readouterr().err
+    assert main(["incidents", "x", "--run", "m5"]) == 1
+    assert "no incident 'x'" in capsys.readouterr().err
+    assert main(["incidents", "--all", "--run", "m5", "--json"]) == 0
+    assert {one["id"] for one in json.loads(capsys.readouterr().out)} == {"i-16", "i-17"}
+
+
+def test_why_and_ledger(agents: dict[str, StandIn], capsys: Captured) -> None:
+    assert main(["why", "node-a"]) == 0
+    assert "rank_hung" in capsys.readouterr().out
+    assert main(["why", "node-z"]) == 1
+    assert "there are: node-a" in capsys.readouterr().err
+    assert main(["ledger"]) == 0
+    assert "sums to the wall time" in capsys.readouterr().out
+
+
+def test_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    monkeypatch.setenv("HOLDFAST_RUNTIME_DIR", str(tmp_path))
+    assert main(["status"]) == 1
+    assert "nothing runs here" in capsys.readouterr().err
+
+
+def test_a_socket_that_nobody_listens_on_is_passed_over(
+    agents: dict[str, StandIn], tmp_path: Path, capsys: Captured
+) -> None:
+    dead = StandIn(tmp_path / "r/dead/api.sock", "node-a", "dead")
+    dead.server_close()
+    assert main(["status", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 2

@@ -1,0 +1,221 @@
+"""Commands that need no agent: launching, verify, explain, config, doctor, dashboards, help."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.agent.cli import doctor, launch, main
+from holdfast.agent.cli.failure import Failure
+from holdfast.agent.cli.parser import COMMANDS
+from holdfast.agent.cli.text import paragraphs, plain, seconds, size, table
+from holdfast.runbooks import prose
+from holdfast.trainer import checkpoint_format
+from holdfast.worker import spec
+
+Captured = pytest.CaptureFixture[str]
+
+# ------------------------------------------------------------------------------------- launching
+
+
+@pytest.mark.parametrize(
+    ("argv", "python"),
+    [
+        (["--python", "/a/py", "train.py"], "/a/py"),
+        (["--nnodes", "1", "--python=/a/py", "-m", "job"], "/a/py"),
+        (["-m", "--python", "/a/py", "job"], "/a/py"),
+        (["--standalone", "train.py", "--python", "/of/the/script"], ""),
+        (["--nproc-per-node", "2", "train.py", "--python=/of/the/script"], ""),
+        (["--no_python", "job", "--python", "x"], ""),
+        (["--", "--python", "x"], ""),
+        ([], ""),
+    ],
+)
+def test_only_the_launchers_own_python_flag_counts(argv: list[str], python: str) -> None:
+    assert launch.python_flag(argv) == python
+
+
+def test_flags_without_a_value_are_those_of_the_launcher() -> None:
+    parser = spec.build("run")
+    without = {
+        name.replace("_", "-")
+        for action in parser._actions
+        if action.nargs == 0
+        for name in action.option_strings
+    }
+    assert without == launch.WITHOUT_VALUE
+
+
+def test_the_jobs_interpreter(tmp_path: Path) -> None:
+    python = tmp_path / "bin/python"
+    python.parent.mkdir()
+    python.symlink_to(sys.executable)
+    environ = {"VIRTUAL_ENV": str(tmp_path), "CONDA_PREFIX": "/nowhere", "PATH": ""}
+    assert launch.job_python([], environ) == str(python)
+    assert launch.job_python(["--python", sys.executable], environ) == sys.executable
+    assert launch.job_python([], {}) == sys.executable
+    with pytest.raises(Failure, match="CONDA_PREFIX names /nowhere/bin/python") as raised:
+        launch.job_python([], {"CONDA_PREFIX": "/nowhere"})
+    assert raised.value.code == 78
+
+
+def test_run_becomes_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, list[str], dict[str, str]]] = []
+    monkeypatch.setattr(launch.os, "execve", lambda *given: seen.append(given))
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)
+    monkeypatch.delenv("CONDA_PREFIX", raising=False)
+    main_argv = ["run", "--nproc-per-node", "2", "train.py", "--lr", "3"]
+    launch.launch(main_argv[0], main_argv[1:])
+    python, argv, environ = seen[0]
+    assert python == sys.executable
+    assert argv[1].endswith("worker/bootstrap.py")
+    assert argv[2:] == main_argv
+    assert environ["HOLDFAST_PYTHON"] == sys.executable
+
+
+# ---------------------------------------------------------------------------------------- verify
+
+
+def checkpoint(root: Path, step: int) -> Path:
+    directory = root / checkpoint_format.directory_name(step, 1)
+    entries = [checkpoint_format.Entry("w", "float32", (4,), 0, 16)]
+    checkpoint_format.write_shard(directory, 0, 1, entries, b"\x01" * 16)
+    checkpoint_format.commit(directory, {"generation": 1, "step": step, "world": 1})
+    return directory
+
+
+def test_verify_proves_one_or_all(tmp_path: Path, capsys: Captured) -> None:
+    good, bad = checkpoint(tmp_path, 10), checkpoint(tmp_path, 20)
+    assert main(["verify", str(tmp_path)]) == 0
+    assert capsys.readouterr().out.count("good: every byte is proven") == 2
+    (bad / "shard-00000-of-00001.bin").write_bytes(b"\x01" * 15 + b"\x02")
+    assert main(["verify", str(tmp_path), "--json"]) == 2
+    problems = {one["name"]: one["problems"] for one in json.loads(capsys.readouterr().out)}
+    assert problems[good.name] == []
+    assert "bytes differ" in problems[bad.name][0]
+    assert main(["verify", str(good)]) == 0
+
+
+def test_verify_of_nothing_is_an_error(tmp_path: Path, capsys: Captured) -> None:
+    assert main(["verify", str(tmp_path)]) == 1
+    assert "holds no committed checkpoint" in capsys.readouterr().err
+    assert main(["verify", str(tmp_path / "no")]) == 1
+
+
+# ---------------------------------------------------------------------- explain, config, doctor
+
+
+def test_explain_knows_every_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setenv("HOLDFAST_RUNTIME_DIR", str(tmp_path))
+    for name in prose.names():
+        assert main(["explain", name]) == 0
+        text = capsys.readouterr().out
+        assert text.startswith(f"{name}: ")
+        assert "off in this version" not in text
+    assert main(["explain", "rank_kiled"]) == 1
+    assert "did you mean rank_killed?" in capsys.readouterr().err
+    assert main(["explain", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == len(prose.names())
+
+
+def test_config_errors_come_all_at_once(tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text('[agent]\ntick_z = 1\n[detect]\nodds = "high"\n')
+    assert main(["config", "check", "--config", str(file)]) == 78
+    said = capsys.readouterr().err
+    assert "2 errors" in said
+    assert str(file) in said
+    file.write_text("[agent]\ntick_s = 0.5\n")
+    assert main(["config", "check", "--config", str(file)]) == 0
+    assert main(["config", "show", "--config", str(file)]) == 0
+    assert f"tick_s = 0.5  # {file}" in capsys.readouterr().out
+
+
+def test_what_config_show_writes_can_be_read_again(tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text("[agent]\ntick_s = 0.5\n")
+    assert main(["config", "show", "--config", str(file)]) == 0
+    file.write_text(capsys.readouterr().out)
+    assert main(["config", "check", "--config", str(file)]) == 0
+
+
+def test_doctor_names_the_cost_of_what_is_missing(capsys: Captured) -> None:
+    assert main(["doctor", "--json"]) in (0, 1)
+    findings = json.loads(capsys.readouterr().out)
+    assert len(findings) == len(doctor.PROBES)
+    assert all(one["cost"] for one in findings if one["state"] != "have")
+    broken = doctor.job_interpreter({"VIRTUAL_ENV": "/nowhere"})
+    assert broken.state == doctor.NEED
+    assert "cannot start" in plain(doctor.report([broken]))
+
+
+def test_alert_rules_are_written(tmp_path: Path, capsys: Captured) -> None:
+    base = ["dashboards", "render", "--runbook-base", "https://wiki/books"]
+    assert main([*base, "--to", str(tmp_path)]) == 0
+    text = (tmp_path / "holdfast-alerts.yml").read_text()
+    assert '"https://wiki/books/rank_killed.md"' in text
+    assert main([*base, "--to", str(tmp_path / "no")]) == 1
+    assert "No such file" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------------------ help
+
+
+@pytest.mark.parametrize("name", [one.name for one in COMMANDS if one.place])
+def test_every_command_explains_itself(name: str, capsys: Captured) -> None:
+    with pytest.raises(SystemExit) as raised:
+        main([name, "--help"])
+    assert raised.value.code == 0
+    said = capsys.readouterr().out
+    assert f"example: holdfast {name}" in said
+    assert max(len(row) for row in said.splitlines()) <= 80
+
+
+def test_help_and_start_import_nothing_heavy() -> None:
+    code = (
+        "import sys, contextlib, io\n"
+        "from holdfast.agent.cli import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()): main([])\n"
+        "print(sorted({'rich', 'msgspec', 'aiohttp', 'torch', 'http.client', 'tomllib'}"
+        " & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "[]\n"
+
+
+# ------------------------------------------------------------------------------------------ text
+
+
+def test_words_for_quantities() -> None:
+    said = [seconds(value) for value in (0.123, 5.04, 42, 200, 8000, None)]
+    assert said == ["0.12 s", "5.0 s", "42 s", "3 min 20 s", "2 h 13 min", "unknown"]
+    assert [size(value) for value in (12, 4500, 41_500_000, 7.6e10)] == [
+        "12 bytes", "4 kB", "42 MB", "76.0 GB",
+    ]
+
+
+def test_commands_in_prose_keep_their_lines() -> None:
+    text = plain(paragraphs("a b\nc\n\n    ls -l\n    df\n\nd"))
+    assert text == "  a b c\n\n    ls -l\n    df\n\n  d\n"
+
+
+def test_a_table_is_never_wider_than_the_page() -> None:
+    rows = table(("a", "b"), [["x" * 20, "y" * 200]])
+    assert max(len(row) for row in plain(rows).splitlines()) == 80
+
+
+def test_options_reach_commands_as_a_namespace() -> None:
+    from holdfast.agent.cli.parser import build
+
+    chosen = build().parse_args(["pause", "--run", "m5", "--reason", "x"])
+    assert isinstance(chosen, argparse.Namespace)
+    assert (chosen.run, chosen.node, chosen.reason) == ("m5", None, "x")
