@@ -121,8 +121,12 @@ def _lines(incident: Incident, before: Incident | None) -> list[Line]:
     if incident.state == "acted" and not _latest(incident).startswith("seen"):
         said.append(("info", f"acting on {incident.fault}: {_latest(incident)}"))
     elif incident.state == "closed" and incident.lost_s > 0.0:
-        cost = f"{incident.lost_s:.2f} s and {_steps(incident.lost_steps)} lost"
-        said.append(("info", f"training goes on after {incident.fault}: {cost}"))
+        cost = f"{incident.lost_s:.2f} s"
+        if incident.lost_steps >= 0:
+            cost += f" and {_steps(incident.lost_steps)}"
+        said.append(("info", f"training goes on after {incident.fault}: {cost} lost"))
+    elif incident.state == "closed" and _latest(incident).startswith("the run is over"):
+        pass  # the launcher's own last lines say it, once
     elif incident.state in ("closed", "taken_back"):
         word = "closed" if incident.state == "closed" else "taken back"
         said.append(("info", f"{incident.fault} of {_who(incident)} {word}: {_latest(incident)}"))

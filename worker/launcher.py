@@ -29,6 +29,7 @@ BEAT_S = 0.1
 ALONE_S = 10.0  # without an agent for this long, the run starts, ends or gives up by itself
 PR_SET_CHILD_SUBREAPER = 36
 EXIT_RETRY = 75
+INTERRUPT_GRACE_S = 2.0
 
 
 class Launcher:
@@ -283,15 +284,18 @@ class Launcher:
         """An interrupt or preemption must end the run even when no agent answers."""
         if not self.shutdown or self.exit_code is not None:
             return
-        grace_s = 2.0 if self.shutdown == "interrupted" else self.spec.grace_s
+        interrupted = self.shutdown == "interrupted"
+        grace_s = INTERRUPT_GRACE_S if interrupted else self.spec.grace_s
+        for process in self.crew.standbys():
+            self.crew.kill(process, 0.0)
         if not self.crew.living() or self.crew.generation == 0:
-            self.exit_code = 130 if self.shutdown == "interrupted" else EXIT_RETRY
+            self.exit_code = 130 if interrupted else EXIT_RETRY
             return
-        if self.spec.program.trainer and self.shutdown == "preempted":
+        if self.spec.program.trainer and not interrupted:
             self.crew.stop_at_step()
         for process in self.crew.living():
-            if not process.by_us and (process.assigned or self.shutdown == "interrupted"):
-                number = signal.SIGINT if self.shutdown == "interrupted" else signal.SIGTERM
+            if not process.by_us:
+                number = signal.SIGINT if interrupted else signal.SIGTERM
                 self.crew.kill(process, grace_s, number)
 
     def watch_alone(self, now_s: float) -> None:

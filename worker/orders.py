@@ -125,6 +125,8 @@ class Orders:
         code = int(body["code"])
         self.outcome(order_id, True)
         launcher = self.launcher
+        if launcher.shutdown and launcher.crew.living():
+            return  # the ranks have the caller's grace; the launcher leaves when they have
         if code and not launcher.shutdown:
             launcher.terminal.say("ends with code %d: %s" % (code, body.get("reason", "")), "error")
             self.show_failures()

@@ -122,7 +122,7 @@ def incident_line(incident: Json) -> list[Line]:
 def cost(incident: Json) -> str:
     """What it cost the run, in steps and seconds."""
     parts = []
-    if incident.get("lost_steps"):
+    if incident.get("lost_steps", 0) > 0:
         parts.append(count(incident["lost_steps"], "step") + " redone")
     if incident.get("lost_s"):
         parts.append(seconds(incident["lost_s"]))

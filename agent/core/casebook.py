@@ -97,12 +97,10 @@ class Casebook:
 
     def planned(self, ctx: Context, plan: Plan, effect_id: str) -> None:
         """The plan's line, and how many finished steps it gives up."""
-        unseen = plan.resume.kind == "own" and plan.resume.step == 0
+        unseen = ctx.view.grade != TRAINER  # a script's own checkpoint is not ours to read
         for item in self._waiting():
-            lost = 0 if unseen else max(0, item.base_step - plan.resume.step)
-            changed = msgspec.structs.replace(
-                item.incident, lost_steps=max(lost, item.incident.lost_steps)
-            )
+            lost = max(0, item.base_step - plan.resume.step, item.incident.lost_steps)
+            changed = msgspec.structs.replace(item.incident, lost_steps=-1 if unseen else lost)
             item.incident = incidents.noted(changed, ctx.now, incidents.plan_line(plan))
             self._keep(ctx, incidents.with_action(item.incident, effect_id))
 
@@ -184,6 +182,8 @@ class Casebook:
     def _last_step_s(self, cause: Cause) -> float:
         """The last finished step before: never later than the fault itself."""
         peak_s = self.memory.peak_boot_s
+        if peak_s <= 0.0:  # no step was ever seen: it costs from the fault on
+            return cause.boot_s if cause.boot_s > 0 else self.memory.cause_boot_s
         return min(peak_s, cause.boot_s) if cause.boot_s > 0 else peak_s
 
     def _waiting(self) -> list[incidents.OpenIncident]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from .detect.ended import Cause, subject_of
-from .model import Incident, Now, Plan
+from .model import Incident, Now, Plan, Resume
 
 TIMELINE_MAX = 64
 EVIDENCE_MAX = 32
@@ -76,9 +76,24 @@ def ended(incident: Incident, now: Now, state: str, text: str) -> Incident:
 
 
 def plan_line(plan: Plan) -> str:
-    kept = ", ".join(str(r) for r in plan.keep) or "none"
-    where = f"{plan.resume.kind} at step {plan.resume.step}"
-    return f"planned generation {plan.generation}: resume from {where}, ranks kept: {kept}"
+    kept = f"; kept {_ranks(plan.keep)}" if plan.keep else ""
+    return f"planned generation {plan.generation} from {source_of(plan.resume)}{kept}"
+
+
+def source_of(resume: Resume) -> str:
+    """Where a generation's state comes from, in words."""
+    if resume.kind == "survivor":
+        return f"the survivors' memory at step {resume.step}"
+    if resume.kind == "snapshot":
+        return f"the snapshot of step {resume.step}"
+    if resume.kind == "disk":
+        return f"the checkpoint of step {resume.step}"
+    return "the script's own checkpoint" if resume.kind == "own" else "the beginning"
+
+
+def _ranks(numbers: tuple[int, ...]) -> str:
+    word = "rank" if len(numbers) == 1 else "ranks"
+    return f"{word} {', '.join(str(number) for number in numbers)}"
 
 
 def recovered(item: OpenIncident, now: Now, step: int, first_boot_s: float) -> Incident:
@@ -86,9 +101,10 @@ def recovered(item: OpenIncident, now: Now, step: int, first_boot_s: float) -> I
     lost_s = max(0.0, first_boot_s - item.last_step_boot_s)
     after_s = max(0.0, first_boot_s - item.seen_boot_s)
     lost = item.incident.lost_steps
-    text = (
-        f"training goes on at step {step}, {after_s:.2f} s after the verdict; "
-        f"cost {lost_s:.2f} s and {lost} {'step' if lost == 1 else 'steps'} redone"
-    )
+    cost = f"cost {lost_s:.2f} s"
+    if lost >= 0:
+        cost += f" and {lost} {'step' if lost == 1 else 'steps'} redone"
+    where = f"training goes on at step {step}" if step else "the job runs again"
+    text = f"{where}, {after_s:.2f} s after the verdict; {cost}"
     closed = ended(item.incident, now, CLOSED, text)
     return msgspec.structs.replace(closed, lost_s=lost_s)

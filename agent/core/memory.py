@@ -48,6 +48,7 @@ class RunMemory(msgspec.Struct):
     cause_boot_s: float = 0.0
     cause_id: str = ""  # incident
     grant: Grant | None = None
+    stop_ranks: tuple[int, ...] = ()  # whom the last order to stop named
     stop_boot_s: float = 0.0  # when ranks were first ordered to stop for the cause
     finish_code: int = -1
     finish_reason: str = ""

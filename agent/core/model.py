@@ -213,7 +213,7 @@ class Incident(Value, frozen=True):
     state: str = "open"  # open | acted | closed | taken_back
     actions: tuple[str, ...] = ()  # effect ids
     closed_wall_s: float = 0.0
-    lost_steps: int = 0
+    lost_steps: int = 0  # -1: unknown, the job keeps its own checkpoints
     lost_s: float = 0.0  # from the last finished step before to the first new one after
     would_have: str = ""  # what acting would have done, for observe-only detectors
 

@@ -260,12 +260,15 @@ class RunCase:
 
     def _stop(self, ctx: Context, ranks: tuple[int, ...], grace_s: float) -> None:
         m, cause = self.memory, self.memory.cause
+        told = ranks == m.stop_ranks and m.stop_boot_s > 0
+        if told and ctx.now.boot_s - m.stop_boot_s < grace_s + STOP_WAIT_S:
+            return  # said once; its ranks have their grace before it is said again
         reason = cause.reason if cause else "the generation is replaced"
         fault = cause.fault if cause else ""
         draft = reconcile.stop_draft(ctx.view, ranks, grace_s, reason, fault)
         effect = ctx.emit(ctx.view.generation, draft)
         if effect is not None:
-            m.stop_boot_s = m.stop_boot_s or ctx.now.boot_s
+            m.stop_boot_s, m.stop_ranks = m.stop_boot_s or ctx.now.boot_s, ranks
             self.book.note_action(ctx, effect)
 
     # ------------------------------------------------------------ documents
