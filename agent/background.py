@@ -18,7 +18,9 @@ import msgspec
 from holdfast.collectors.sample import NoData
 
 from . import procfs
-from .core.model import UNKNOWN, WARN, Commit, Incident, Verdict
+from .catalogue import load as load_catalogue
+from .core.model import DEGRADED, UNKNOWN, WARN, Commit, Incident, Verdict
+from .journal import Count, Mark
 from .notify import notify, watchdog_s
 from .runner import Runner
 
@@ -84,15 +86,23 @@ async def collect(daemon: Daemon) -> None:
 
 async def follow_kernel_log(daemon: Daemon) -> None:
     """Reads the kernel's log as it is written; a machine that does not let us is no fault."""
-    log, loop = daemon.kernel_log, asyncio.get_running_loop()
+    watch, loop = daemon.kernel, asyncio.get_running_loop()
+    catalogue = await asyncio.to_thread(load_catalogue)
+    counters = daemon.performer.counters
     try:
-        fd = log.open()
+        fd = watch.open(catalogue, counters)
     except NoData:
         return
+    for labels in catalogue.alerted():  # from now on their absence means that none was seen
+        counters.setdefault(("events", labels), 0.0)
+
+    def record(counts: tuple[Count, ...], mark: Mark) -> None:
+        daemon.journal.append(*counts, mark)
+        daemon.performer.count(*counts)
 
     def readable() -> None:
         try:
-            if log.read(time.clock_gettime(time.CLOCK_BOOTTIME)):
+            if watch.read(time.clock_gettime(time.CLOCK_BOOTTIME), record):
                 daemon.wake("kernel line")
         except OSError as error:
             loop.remove_reader(fd)
@@ -106,7 +116,7 @@ async def follow_kernel_log(daemon: Daemon) -> None:
         await asyncio.Event().wait()
     finally:
         loop.remove_reader(fd)
-        log.close()
+        watch.close()
 
 
 async def serve_web(daemon: Daemon) -> None:
@@ -170,6 +180,12 @@ def own_verdicts(daemon: Daemon) -> tuple[Verdict, ...]:
                 f"collector {health.name}: {health.error}", detector="collectors",
             ))  # fmt: skip
     now_s = time.monotonic()
+    for left in daemon.runner.left_behind() if daemon.runner is not None else ():
+        found.append(Verdict(
+            "probe_stuck", f"{node}/probe/{left.name}", DEGRADED, 1.0,
+            f"probe {left.name} (pid {left.pid}) cannot be ended: it hangs in {left.wchan} "
+            f"since {now_s - left.since_s:.0f} s", detector="probes",
+        ))  # fmt: skip
     for (run, fault, rank), (text, said_s) in list(daemon.reports.items()):
         if now_s - said_s > REPORT_KEPT_S:
             del daemon.reports[(run, fault, rank)]

@@ -10,7 +10,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -18,7 +18,7 @@ from .settings import Config
 
 FILE_MAX_BYTES = 1 << 20
 CONF_D_MAX = 100
-ALLOWED_ACTIONS = ("reboot_node", "replace_node", "drain_node")
+ALLOWED_ACTIONS = ("reboot_node", "replace_node", "drain_node", "reset_gpu")
 DEFAULT_FILE = Path("/etc/holdfast/agent.toml")
 
 # (shorter, longer, why): checked when the configuration is loaded
@@ -100,6 +100,9 @@ def describe(key: str) -> tuple[str, str]:
     base = hint
     while hasattr(base, "__metadata__"):
         base = base.__origin__
+    choices = get_args(base) if get_origin(base) is Literal else ()
+    if choices:
+        return " or ".join(f"`{one}`" for one in choices), text
     kind = {float: "number", int: "whole number", str: "text", bool: "true or false"}.get(
         base, "list of texts"
     )

@@ -19,12 +19,11 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from holdfast.collectors.kmsg import KernelLog
-
 from . import background, procfs, wire
 from .config import ConfigError, Loaded, load
 from .core.model import WARN, Decision, Now, Observed, Request, Runbook, Settings
 from .journal import Count, Journal, Memory
+from .kernel_watch import KernelWatch
 from .narrate import Narrator
 from .notify import notify
 from .perform import Performer
@@ -105,7 +104,8 @@ class Daemon:
         self.gone_s = 0.0  # CLOCK_MONOTONIC when the last launcher went, 0 while one is here
         self.said_bye = False
         self.runner: Runner | None = None
-        self.kernel_log = KernelLog(self.config.collectors.kmsg)
+        collectors = self.config.collectors
+        self.kernel = KernelWatch(collectors.kmsg, self._boot_id, collectors.kmsg_users)
         self.commits = background.CommitClock()
         # (run, fault, rank) -> (text, CLOCK_MONOTONIC when it was said last)
         self.reports: dict[tuple[str, str, int], tuple[str, float]] = {}
@@ -249,7 +249,8 @@ class Daemon:
         observed = Observed(
             runs=self.sessions.run_views(now_s, is_tick),
             samples=self.runner.samples() if self.runner is not None else (),
-            lines=self.kernel_log.lines(now.boot_s),
+            lines=self.kernel.log.lines(now.boot_s),
+            events=self.kernel.events(now.boot_s),
             store=self.store.view(),
             outcomes=self.performer.outcomes(listed, now_s),
             requests=self._pending_requests(now_s),

@@ -56,6 +56,15 @@ class Count(NamedTuple):
     more: float = 1.0
 
 
+class Mark(NamedTuple):
+    """How far something was counted: replaces what was kept under its name, in the transaction of
+    the counts that it belongs to."""
+
+    name: str
+    labels: Labels
+    value: float
+
+
 class Intent(NamedTuple):
     """Recorded before an effect starts."""
 
@@ -91,7 +100,7 @@ class Memory(NamedTuple):
     body: bytes
 
 
-Record = Intent | Finished | Happened | Memory | Count
+Record = Intent | Finished | Happened | Memory | Count | Mark
 
 
 class Seed(NamedTuple):
@@ -244,6 +253,9 @@ class Journal:
             self._happened(record)
         elif isinstance(record, Memory):
             database.execute("INSERT OR REPLACE INTO memory VALUES (1, ?)", (record.body,))
+        elif isinstance(record, Mark):
+            database.execute("DELETE FROM counters WHERE name = ?", (record.name,))
+            self._add((Count(*record),))
         else:
             self._add((record,))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client import CollectorRegistry
@@ -22,16 +22,19 @@ from prometheus_client.core import (
 )
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from holdfast.collectors.sample import Metric as Declared
 from holdfast.collectors.sample import Sample
 
 from . import procfs
-from .core.model import SEVERITIES
+from .core.detect import accelerator
+from .core.model import SEVERITIES, RunView
 from .narrate import RECOVERY_BUCKETS_S
 from .version import VERSION
 from .web import status
 
 if TYPE_CHECKING:
     from .daemon import Daemon
+    from .runner import Runner
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 PREFIX = "holdfast_"
@@ -41,6 +44,8 @@ CATEGORIES = (
     "redone", "idle", "paused", "unknown",
 )  # fmt: skip
 PHASES = ("total", "after_verdict")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+FINISHED_S = 600.0  # a run that is no longer here leaves the page after this
 
 
 class Name(NamedTuple):
@@ -100,6 +105,25 @@ NAMES: dict[str, Name] = {
     "collector_duration_seconds": Name(
         "gauge", "How long the collector's last reading took.", ("collector",)
     ),
+    "probes_stuck": Name("gauge", "Children of collectors that the kernel does not let end."),
+    "probe_resident_memory_bytes": Name(
+        "gauge", "Resident memory of a collector's child, which the agent's own leaves out.",
+        ("collector",),
+    ),
+    "probe_cpu_seconds": Name(
+        "gauge", "Processor time of a collector's child; begins anew with each child.",
+        ("collector",),
+    ),
+    "accelerator_run_info": Name(
+        "gauge", "Always 1; the run and rank whose process computes on the device.",
+        ("device", "run", "rank"),
+    ),
+    "kernel_lines_missed_total": Name(
+        "counter", "Lines of the kernel's log that were overwritten before they were read."
+    ),
+    "kernel_lines_foreign_total": Name(
+        "counter", "Lines in the kernel's log that a program wrote; they are not believed."
+    ),
     "config_reload_ok": Name("gauge", "0 when the last reload was refused."),
     "journal_stalled": Name("gauge", "1 when the journal cannot be written."),
     "journal_dropped_total": Name("counter", "Records given up while the journal was stalled."),
@@ -142,13 +166,42 @@ class Exposition:
         return self._text
 
 
+class Recent:
+    """Which runs and which of their devices were here in the last minutes: short runs by the
+    thousand must not leave a series each."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, float] = {}
+        self._places: dict[tuple[str, ...], float] = {}
+
+    def see(self, now_s: float, runs: tuple[RunView, ...], samples: tuple[Sample, ...]) -> None:
+        """Looks at what is here now, and forgets what left long ago."""
+        self._runs |= {view.run: now_s for view in runs}
+        for (_, device), ranks in accelerator.ranks_of(samples, runs).items():
+            self._places |= {(device, run, str(rank)): now_s for run, rank in ranks}
+        since_s = now_s - FINISHED_S
+        self._runs = {run: seen_s for run, seen_s in self._runs.items() if seen_s >= since_s}
+        self._places = {key: seen_s for key, seen_s in self._places.items() if seen_s >= since_s}
+
+    def has(self, run: str) -> bool:
+        return run in self._runs
+
+    def places(self) -> Rows:
+        """Rows of accelerator_run_info."""
+        return [(key, 1) for key in sorted(self._places)]
+
+
 class _Collector:
     """Everything of the last snapshot as metric families."""
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
+        self._recent = Recent()
 
     def collect(self) -> Iterator[Metric]:
+        observed, runner = self._daemon.snapshot.observed, self._daemon.runner
+        samples = runner.samples() if runner is not None else ()
+        self._recent.see(time.monotonic(), observed.runs, samples)
         yield from self._agent()
         yield from self._journalled()
         yield self._recovery()
@@ -179,6 +232,8 @@ class _Collector:
             ((detector, outcome), count)
             for detector, outcome, count in snapshot.decision.detector_counts
         ])  # fmt: skip
+        yield family("kernel_lines_missed_total", [((), daemon.kernel.log.missed)])
+        yield family("kernel_lines_foreign_total", [((), daemon.kernel.log.foreign)])
         yield family("config_reload_ok", [((), int(daemon.reload_ok))])
         yield family("journal_stalled", [((), int(snapshot.observed.journal_stalled))])
         yield family("journal_dropped_total", [((), daemon.journal.dropped)])
@@ -198,6 +253,7 @@ class _Collector:
             yield family(metric, [
                 (labels, value) for (counter, labels), value in sorted(counters.items())
                 if counter == name and len(labels) == width
+                and (NAMES[metric].labels[0] != "run" or self._recent.has(labels[0]))
             ])  # fmt: skip
 
     def _recovery(self) -> Metric:
@@ -254,15 +310,44 @@ class _Collector:
         health = runner.health()
         yield family("collector_up", [((one.name,), int(one.up)) for one in health])
         yield family("collector_duration_seconds", [((h.name,), h.duration_s) for h in health])
-        by_name: dict[str, list[Sample]] = {}
-        for sample in runner.samples():
-            by_name.setdefault(sample.name, []).append(sample)
-        for metric in runner.metrics():
-            name = Name(metric.kind, metric.help, metric.labels)
-            yield family(metric.name, [
-                (labels_of(sample.subject, metric.labels), sample.value)
-                for sample in by_name.get(metric.name, ())
-            ], name)  # fmt: skip
+        yield from _children(runner)
+        yield family("accelerator_run_info", self._recent.places())
+        agent = self._daemon.config.agent
+        shown = [
+            metric for metric in runner.metrics()
+            if (metric.minimal or agent.metrics == "full")
+            and not metric.name.startswith(agent.metrics_hide)
+        ]  # fmt: skip
+        yield from families(runner.samples(), shown)
+
+
+def _children(runner: Runner) -> Iterator[Metric]:
+    """What the collectors' children cost, apart from the agent."""
+    children = runner.children()
+    stats = {
+        name: procfs.parse_stat(procfs.read_small(f"/proc/{pid}/stat"))
+        for name, pid in children.items()
+    }
+    yield family("probes_stuck", [((), len(runner.left_behind()))])
+    yield family("probe_resident_memory_bytes", [
+        ((name,), procfs.rss_bytes(pid)) for name, pid in children.items()
+    ])  # fmt: skip
+    yield family("probe_cpu_seconds", [
+        ((name,), stat.cpu_ticks / TICKS_PER_S) for name, stat in stats.items() if stat
+    ])  # fmt: skip
+
+
+def families(samples: Iterable[Sample], metrics: Iterable[Declared]) -> Iterator[Metric]:
+    """The collectors' samples as families; a sample that nobody declared is not shown."""
+    by_name: dict[str, list[Sample]] = {}
+    for sample in samples:
+        by_name.setdefault(sample.name, []).append(sample)
+    for metric in metrics:
+        name = Name(metric.kind, metric.help, metric.labels)
+        yield family(metric.name, [
+            (labels_of(sample.subject, metric.labels), sample.value)
+            for sample in by_name.get(metric.name, ())
+        ], name)  # fmt: skip
 
 
 def labels_of(subject: str, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -302,8 +387,8 @@ def render_metrics_docs() -> str:
         "|---|---|---|---|",
     ]
     rows = [(name, what.kind, what.labels, what.help) for name, what in NAMES.items()]
-    for collector in ALL:
-        rows += [(one.name, one.kind, one.labels, one.help) for one in collector.metrics]
+    declared = {one.name: one for collector in ALL for one in collector.metrics}
+    rows += [(one.name, one.kind, one.labels, one.help) for one in declared.values()]
     for name, kind, labels, text in rows:
         listed = ", ".join(f"`{label}`" for label in labels)
         lines.append(f"| `{PREFIX}{name}` | {kind} | {listed} | {text} |")

@@ -7,13 +7,16 @@ is left behind, counted and named, and the agent goes on.  Nothing here blocks t
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from . import procfs
 
 OUTPUT_MAX_BYTES = 1 << 20
+LINE_MAX_BYTES = 8 << 20  # one answer of a child that stays: 10,000 samples are 1 MB
 KILL_WAIT_S = 0.5  # a killed child that is still there after this is stuck in the kernel
 LEFT_MAX = 16  # children left behind; beyond that no further probe is started
 
@@ -57,17 +60,24 @@ class Prober:
         begin_s = time.monotonic()
         if name in self._running:
             return Answer(False, b"", f"{name} is still being asked", 0.0)
+        refused = self.refusal(name)
+        if refused is not None:
+            return refused
+        self._running.add(name)
+        try:
+            return await self._ask(name, command, timeout_s, begin_s)
+        finally:
+            self._running.discard(name)
+
+    def refusal(self, name: str) -> Answer | None:
+        """Why no child is started under this name now; None when one may be."""
         left = [one for one in self.left_behind() if one.name == name]
         if left:
             error = f"{name}: an earlier probe (pid {left[0].pid}) hangs in {left[0].wchan}"
             return Answer(False, b"", error, 0.0, stuck=True)
         if len(self._left) >= LEFT_MAX:
             return Answer(False, b"", f"{LEFT_MAX} probes hang already: none is started", 0.0)
-        self._running.add(name)
-        try:
-            return await self._ask(name, command, timeout_s, begin_s)
-        finally:
-            self._running.discard(name)
+        return None
 
     async def _ask(
         self, name: str, command: Sequence[str], timeout_s: float, begin_s: float
@@ -89,14 +99,14 @@ class Prober:
                 output = await _read_bounded(child.stdout)
                 code = await child.wait()
         except TimeoutError:
-            return await self._end(name, child, timeout_s, begin_s)
+            return await self.end(name, child, timeout_s, begin_s)
         except ValueError as error:
-            await self._end(name, child, timeout_s, begin_s)
+            await self.end(name, child, timeout_s, begin_s)
             return Answer(False, b"", f"{name}: {error}", time.monotonic() - begin_s)
         error_text = "" if code == 0 else f"{name}: exit status {code}"
         return Answer(code == 0, output, error_text, time.monotonic() - begin_s)
 
-    async def _end(
+    async def end(
         self, name: str, child: asyncio.subprocess.Process, timeout_s: float, begin_s: float
     ) -> Answer:
         """Kills a late child; one that stays is left and named."""
@@ -116,6 +126,90 @@ class Prober:
             error += f"; its process {child.pid} cannot be killed (state {state})"
             return Answer(False, b"", error, time.monotonic() - begin_s, stuck=True)
         return Answer(False, b"", error, time.monotonic() - begin_s)
+
+
+class Helper:
+    """A child that stays: asked line by line over its standard input, killed when it is late.
+
+    One question at a time.  What the child does is never raised: an answer says what was wrong,
+    and the next question starts a new child.
+    """
+
+    def __init__(
+        self, prober: Prober, name: str, command: Sequence[str], environ: Mapping[str, str]
+    ) -> None:
+        self._prober = prober
+        self._name = name
+        self._command = tuple(command)
+        self._environ = {**os.environ, **environ}
+        self._child: asyncio.subprocess.Process | None = None
+
+    @property
+    def pid(self) -> int:
+        """0 while there is no child."""
+        return self._child.pid if self._child is not None else 0
+
+    async def ask(self, line: bytes, timeout_s: float) -> Answer:
+        """The child's next line.  A cancelled question ends the child: its answer would be taken
+        for that of the next."""
+        begin_s = time.monotonic()
+        if self._child is None:
+            answer = self._prober.refusal(self._name) or await self._start()
+            if answer is not None:
+                return answer
+        child = self._child
+        assert child is not None and child.stdin is not None and child.stdout is not None
+        try:
+            async with asyncio.timeout(timeout_s):
+                child.stdin.write(line + b"\n")
+                await child.stdin.drain()
+                text = await child.stdout.readline()
+        except TimeoutError:
+            self._child = None
+            _kill(child)
+            return await self._prober.end(self._name, child, timeout_s, begin_s)
+        except (OSError, ValueError) as error:  # a closed pipe, a line beyond the limit
+            await self.close()
+            return Answer(False, b"", f"{self._name}: {error}", time.monotonic() - begin_s)
+        except asyncio.CancelledError:
+            _kill(child)
+            raise
+        took_s = time.monotonic() - begin_s
+        if not text.endswith(b"\n"):
+            await self.close()
+            said = f"{self._name}: its process ended with {child.returncode}"
+            return Answer(False, b"", said, took_s)
+        return Answer(True, text, "", took_s)
+
+    async def _start(self) -> Answer | None:
+        try:
+            self._child = await asyncio.create_subprocess_exec(
+                *self._command,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+                limit=LINE_MAX_BYTES,
+                env=self._environ,
+            )
+        except OSError as error:
+            return Answer(False, b"", f"{self._command[0]}: {error.strerror}", 0.0)
+        return None
+
+    async def close(self) -> None:
+        """Ends the child; one that stays is left and named."""
+        child, self._child = self._child, None
+        if child is not None:
+            _kill(child)
+            await self._prober.end(self._name, child, 0.0, time.monotonic())
+
+
+def _kill(child: asyncio.subprocess.Process) -> None:
+    """The child and the tools that it started itself."""
+    try:
+        os.killpg(child.pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
 
 
 async def _read_bounded(stream: asyncio.StreamReader) -> bytes:

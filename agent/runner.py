@@ -1,24 +1,31 @@
 """Runs the collectors: when, with which deadline, and what they said last.
 
-Owns their schedule, their threads and their self-metrics.  A collector that raises, hangs or
-finds nothing costs its own samples and nothing else.
+Owns their schedule, their threads and children, and their self-metrics.  A collector that raises,
+hangs or finds nothing costs its own samples and nothing else.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import msgspec
 
 from holdfast.collectors import ALL
 from holdfast.collectors.roots import Roots
 from holdfast.collectors.sample import Metric, NoData, Sample
 
+from .probe import Helper, Left, Prober
 from .settings import Config
 
 SAMPLES_MAX = 10_000  # of one collector and reading
+FIRST_FACTOR = 10.0  # a child's first answer: a driver without persistence takes seconds to wake
+ABSENT_S = 300.0  # a source that is not here is looked for this often
 
 
 class Collector(Protocol):
@@ -34,6 +41,26 @@ class Collector(Protocol):
     def metrics(self) -> tuple[Metric, ...]: ...
 
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]: ...
+
+
+@runtime_checkable
+class Probed(Protocol):
+    """What a collector has besides, whose source may never answer: it is read in a child."""
+
+    def here(self, roots: Roots) -> str:
+        """"" when the source may be here, else why not; cheap, and read by the agent itself."""
+
+    def environ(self, roots: Roots) -> Mapping[str, str]:
+        """Environment that its child needs beyond the agent's own."""
+
+
+class Reply(msgspec.Struct):
+    """One answer of such a child (collectors/__main__.py)."""
+
+    samples: tuple[Sample, ...] = ()
+    dropped: int = 0
+    absent: str = ""
+    error: str = ""
 
 
 class Health(NamedTuple):
@@ -57,6 +84,8 @@ class _Entry:
         self.due_s = 0.0
         self.thread: ThreadPoolExecutor | None = None
         self.stuck: asyncio.Future[list[Sample]] | None = None
+        self.helper: Helper | None = None
+        self.last: tuple[Sample, ...] = ()  # of the last good reading, however old
 
 
 class Runner:
@@ -67,7 +96,10 @@ class Runner:
     ) -> None:
         self._config = config
         self._trouble = trouble
-        self._roots = Roots(config.collectors.proc, config.collectors.sys, config.collectors.kmsg)
+        roots = config.collectors
+        self._roots = Roots(roots.proc, roots.sys, roots.kmsg, roots.nvml, roots.neuron,
+                            roots.compile_cache)  # fmt: skip
+        self._prober = Prober()
         disabled = set(config.collectors.disable)
         self._entries = [_Entry(make()) for make in ALL if make.name not in disabled]
         self._samples: tuple[Sample, ...] = ()
@@ -80,24 +112,106 @@ class Runner:
         return tuple(entry.health for entry in self._entries)
 
     def metrics(self) -> tuple[Metric, ...]:
-        """What the enabled collectors declare."""
-        return tuple(metric for entry in self._entries for metric in entry.collector.metrics)
+        """What the enabled collectors declare, each once: vendors share the accelerators'."""
+        declared = (metric for entry in self._entries for metric in entry.collector.metrics)
+        return tuple({metric.name: metric for metric in declared}.values())
+
+    def last(self, name: str) -> tuple[Sample, ...]:
+        """What a collector said when it last said anything; its samples carry their time."""
+        return next((one.last for one in self._entries if one.collector.name == name), ())
+
+    def children(self) -> dict[str, int]:
+        """Process id of each collector's child that lives."""
+        return {
+            entry.collector.name: entry.helper.pid
+            for entry in self._entries if entry.helper is not None and entry.helper.pid
+        }  # fmt: skip
+
+    def left_behind(self) -> tuple[Left, ...]:
+        """Children that cannot be ended, because the kernel holds them."""
+        return self._prober.left_behind()
 
     async def run(self) -> None:
-        """Reads for ever, each collector at its interval."""
-        agent = self._config.agent
+        """Reads for ever, each collector at its interval.  Threads are waited for together;
+        children each by itself, for the first answer of one may take long."""
+        threads = [one for one in self._entries if not isinstance(one.collector, Probed)]
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._run_threads(threads))
+                for entry in self._entries:
+                    if isinstance(entry.collector, Probed):
+                        group.create_task(self._run_child(entry, entry.collector))
+        finally:
+            for entry in self._entries:
+                if entry.helper is not None:
+                    await entry.helper.close()
+
+    async def _run_threads(self, entries: list[_Entry]) -> None:
         while True:
             begin_s = time.monotonic()
-            due = [entry for entry in self._entries if entry.due_s <= begin_s]
+            due = [entry for entry in entries if entry.due_s <= begin_s]
             for entry in due:
-                entry.due_s = begin_s + (agent.fast_s if entry.collector.fast else agent.slow_s)
+                entry.due_s = begin_s + self._interval_s(entry)
             if due:
                 await asyncio.gather(*(self._read(entry) for entry in due))
-                self._samples = tuple(
-                    sample for entry in self._entries for sample in entry.samples
-                )
-            next_s = min((entry.due_s for entry in self._entries), default=begin_s + 60.0)
+                self._gather()
+            next_s = min((entry.due_s for entry in entries), default=begin_s + 60.0)
             await asyncio.sleep(max(0.05, next_s - time.monotonic()))
+
+    async def _run_child(self, entry: _Entry, collector: Probed) -> None:
+        while True:
+            begin_s = time.monotonic()
+            await self._ask(entry, collector)
+            self._gather()
+            pause_s = ABSENT_S if entry.health.absent else self._interval_s(entry)
+            await asyncio.sleep(max(0.05, begin_s + pause_s - time.monotonic()))
+
+    def _interval_s(self, entry: _Entry) -> float:
+        agent = self._config.agent
+        return agent.fast_s if entry.collector.fast else agent.slow_s
+
+    def _gather(self) -> None:
+        self._samples = tuple(sample for entry in self._entries for sample in entry.samples)
+
+    async def _ask(self, entry: _Entry, collector: Probed) -> None:
+        """One reading in the collector's child.  One that is late is killed, and the next reading
+        starts another; one that says that it failed is ended as well, to load drivers anew."""
+        name, begin_s = entry.collector.name, time.monotonic()
+        reply = Reply(absent=collector.here(self._roots))
+        if not reply.absent:
+            reply = await self._reply(entry, name, collector)
+        if entry.helper is not None and (reply.absent or reply.error):
+            await entry.helper.close()
+        if reply.error:
+            self._trouble(f"collector {name}", reply.error)
+        elif reply.dropped:
+            self._trouble(f"collector {name}", f"{reply.dropped} readings were no numbers >= 0")
+        entry.samples = reply.samples[:SAMPLES_MAX]
+        entry.last = entry.samples or entry.last
+        now_s = time.monotonic()
+        error = reply.error or reply.absent
+        entry.health = Health(
+            name, not error, bool(reply.absent), error, now_s - begin_s, now_s
+        )
+
+    async def _reply(self, entry: _Entry, name: str, collector: Probed) -> Reply:
+        if entry.helper is None:
+            # -P: a run's own agent stands in the user's directory, whose json.py is not ours
+            command = (sys.executable, "-P", "-m", "holdfast.collectors", name,
+                       json.dumps(self._roots))  # fmt: skip
+            environ = collector.environ(self._roots)
+            entry.helper = Helper(self._prober, name, command, environ)
+        deadline_s = self._config.collectors.deadline_s
+        if not entry.helper.pid:
+            deadline_s *= FIRST_FACTOR
+        boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        answer = await entry.helper.ask(b"%f" % boot_s, deadline_s)
+        if not answer.ok:
+            return Reply(error=answer.error)
+        try:
+            return msgspec.json.decode(answer.output, type=Reply)
+        except msgspec.MsgspecError as error:
+            return Reply(error=f"{name}: {error}")
 
     async def _read(self, entry: _Entry) -> None:
         """One reading in the collector's own thread; one that still hangs is not joined by a
@@ -133,6 +247,7 @@ class Runner:
         if entry.stuck is not None:
             self._trouble(f"collector {name}", error)
         entry.samples = samples
+        entry.last = samples or entry.last
         now_s = time.monotonic()
         entry.health = Health(name, not error, absent, error, now_s - begin_s, now_s)
 

@@ -6,7 +6,7 @@ docs/config.md is generated from the descriptions here.  Reads nothing itself.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -59,6 +59,17 @@ class Agent(msgspec.Struct, frozen=True):
         float, _seconds("interval of collectors that are cheap and change fast", 60.0)
     ] = 5.0
     slow_s: Annotated[float, _seconds("interval of all other collectors", 3600.0)] = 15.0
+    metrics: Annotated[
+        Literal["minimal", "full"],
+        Meta(description="`minimal` leaves out what no alert or summary needs"),
+    ] = "full"
+    metrics_hide: Annotated[
+        tuple[str, ...],
+        Meta(description=(
+            "families of collectors that another exporter serves already, by the beginning of "
+            "their names without holdfast_ (`host_`, `accelerator_clock_`)"
+        )),
+    ] = ()
 
 
 class Detect(msgspec.Struct, frozen=True):
@@ -140,6 +151,20 @@ class Collectors(msgspec.Struct, frozen=True):
     proc: Annotated[Path, Meta(description="root of the proc file system")] = "/proc"
     sys: Annotated[Path, Meta(description="root of the sys file system")] = "/sys"
     kmsg: Annotated[Path, Meta(description="the kernel's log")] = "/dev/kmsg"
+    kmsg_users: Annotated[
+        bool,
+        Meta(description="believe lines that programs wrote into it as well; for tests alone"),
+    ] = False
+    nvml: Annotated[
+        Path,
+        Meta(description="directory of libnvidia-ml.so.1; empty: where the loader looks by itself"),
+    ] = ""
+    neuron: Annotated[Path, Meta(description="directory of neuron-monitor and neuron-ls")] = (
+        "/opt/aws/neuron/bin"
+    )
+    compile_cache: Annotated[
+        Path, Meta(description="directory in which Neuron's compiler keeps programs and locks")
+    ] = "/var/tmp/neuron-compile-cache"
 
 
 class Api(msgspec.Struct, frozen=True):
@@ -178,7 +203,7 @@ class Actions(msgspec.Struct, frozen=True):
     """What outlives a run is off until it is named here."""
 
     allow: Annotated[
-        tuple[str, ...], Meta(description="of reboot_node, replace_node, drain_node")
+        tuple[str, ...], Meta(description="of reboot_node, replace_node, drain_node, reset_gpu")
     ] = _SETTINGS.allow
 
 

@@ -6,7 +6,9 @@ and the core's business.  Keeps the latest lines for a while, because what is ob
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from collections import deque
 
 from .sample import LogLine, NoData
@@ -16,49 +18,99 @@ KEPT_S = 60.0
 LINE_MAX_BYTES = 8192  # the kernel's own limit for one record
 LINES_PER_READ = 1000
 TEXT_MAX = 1000
+FILE_MAX_BYTES = 16 << 20  # of a recorded log
+USER = 1  # the facility that the kernel gives to whatever a program wrote
 
 
 class KernelLog:
-    """See the module.  `missed` counts lines that the kernel overwrote before they were read."""
+    """See the module.
 
-    def __init__(self, path: str) -> None:
+    missed    lines that the kernel overwrote before they were read, by their sequence numbers
+    overruns  how often it said so
+    foreign   lines that a program wrote and the kernel did not say
+    broken    records that were too long or not of the kernel's form
+    """
+
+    def __init__(self, path: str, users: bool = False) -> None:
+        """users: take lines that programs wrote as well.  For tests: whoever may write to the
+        log could name any hardware."""
         self.path = path
-        self.missed = 0
+        self.users = users
+        self.missed = self.overruns = self.foreign = self.broken = 0
         self._fd = -1
         self._next = -1
+        self._after = -1
+        self._recorded: deque[bytes] | None = None
         self._lines: deque[LogLine] = deque(maxlen=LINES_MAX)
 
-    def open(self) -> int:
-        """Opens the log at its end; the descriptor to wait on.  NoData where it may not be read."""
+    @property
+    def next(self) -> int:
+        """The sequence number that is expected next; -1 while none was seen."""
+        return self._next
+
+    def open(self, after: int | None = None) -> int:
+        """Opens the log at its end, or behind the record `after` (-1: at its begin); the
+        descriptor to wait on.  NoData where it may not be read."""
         try:
             self._fd = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            os.lseek(self._fd, 0, os.SEEK_END)
+            if stat.S_ISREG(os.fstat(self._fd).st_mode):
+                text = os.read(self._fd, FILE_MAX_BYTES)
+                self._recorded = deque(text.splitlines())
+            elif after is None:
+                os.lseek(self._fd, 0, os.SEEK_END)
+            else:
+                os.lseek(self._fd, 0, os.SEEK_SET)
         except OSError as error:
             self.close()
             raise NoData(f"{self.path}: {error.strerror}: needs CAP_SYSLOG") from error
+        if after is not None:
+            self._after = after
+            self._next = after + 1 if after >= 0 else -1
         return self._fd
 
-    def read(self, boot_s: float) -> int:
-        """Takes what is there; how many lines.  OSError when the log can no longer be read."""
-        taken = 0
-        while self._fd >= 0 and taken < LINES_PER_READ:
-            try:
-                record = os.read(self._fd, LINE_MAX_BYTES)
-            except BlockingIOError:
+    def read(self, boot_s: float) -> tuple[LogLine, ...]:
+        """Takes what is there, at most LINES_PER_READ records.  OSError when the log can no
+        longer be read."""
+        taken: list[LogLine] = []
+        for _ in range(LINES_PER_READ):
+            record = self._record()
+            if record is None:
                 break
-            except BrokenPipeError:
-                continue  # overrun: the next read goes on with the oldest line that is left
-            if not record:
-                break
-            line = parse(record, boot_s)
+            line = parse(record, boot_s) if record else None
             if line is None:
+                self.broken += bool(record)
                 continue
-            if self._next >= 0 and line.cursor > self._next:
+            if line.cursor <= self._after:
+                continue  # taken before the agent's restart
+            if 0 <= self._next < line.cursor:
                 self.missed += line.cursor - self._next
             self._next = line.cursor + 1
-            self._lines.append(line)
-            taken += 1
-        return taken
+            facility = int(record.partition(b",")[0]) >> 3
+            if facility and not (self.users and facility == USER):
+                self.foreign += 1
+                continue
+            taken.append(line)
+        self._lines.extend(taken)
+        return tuple(taken)
+
+    def _record(self) -> bytes | None:
+        """The next record; b"" for one that could not be had, None when there is no more."""
+        if self._fd < 0:
+            return None
+        if self._recorded is not None:
+            return self._recorded.popleft() if self._recorded else None
+        try:
+            return os.read(self._fd, LINE_MAX_BYTES) or None
+        except BlockingIOError:
+            return None
+        except BrokenPipeError:
+            self.overruns += 1  # the next read goes on with the oldest line that is left
+            return b""
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            self.broken += 1  # longer than any record may be: the kernel has stepped over it
+            return b""
 
     def lines(self, boot_s: float) -> tuple[LogLine, ...]:
         """The lines of the last minute, oldest first."""
@@ -79,9 +131,7 @@ def parse(record: bytes, boot_s: float) -> LogLine | None:
     fields = head.split(b",")
     if not separator or len(fields) < 3:
         return None
-    try:
-        sequence = int(fields[1])
-    except ValueError:
+    if not all(field.isdigit() and len(field) < 19 for field in fields[:2]):
         return None
     text = rest.partition(b"\n")[0].decode("utf-8", "replace")[:TEXT_MAX]
-    return LogLine("kmsg", sequence, boot_s, text)
+    return LogLine("kmsg", int(fields[1]), boot_s, text)

@@ -17,6 +17,9 @@ class Roots(NamedTuple):
     proc: str = "/proc"
     sys: str = "/sys"
     kmsg: str = "/dev/kmsg"
+    nvml: str = ""  # directory of libnvidia-ml.so.1; empty: where the loader looks by itself
+    neuron: str = "/opt/aws/neuron/bin"  # directory of neuron-monitor and neuron-ls
+    compile_cache: str = "/var/tmp/neuron-compile-cache"
 
 
 def read_text(path: str, limit_bytes: int = READ_MAX_BYTES) -> str:

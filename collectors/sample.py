@@ -16,7 +16,8 @@ class NoData(Exception):
 class Sample(NamedTuple):
     """One reading of one quantity of one subject.
 
-    name     metric name without the `holdfast_` prefix, base unit last (`host_memory_available_bytes`)
+    name     metric name without the `holdfast_` prefix, base unit last (`host_load_average`,
+             `host_memory_available_bytes`)
     subject  what was read: "" for the node, else `key=value[,key=value]` (`cpu=3`, `mount=/data`)
     value    the reading in the unit that the name ends in
     boot_s   CLOCK_BOOTTIME seconds at which it was read
@@ -38,9 +39,10 @@ class LogLine(NamedTuple):
 
 
 class Metric(NamedTuple):
-    """A collector's declaration of one metric: the name as in Sample, its kind and its help text."""
+    """A collector's declaration of one metric: its name as in Sample, kind and help text."""
 
     name: str
     kind: str  # "gauge" | "counter"
     help: str
     labels: tuple[str, ...] = ()
+    minimal: bool = False  # stays on the page with agent.metrics = "minimal"

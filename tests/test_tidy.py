@@ -75,6 +75,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "rich": ("agent/cli/", "agent/demo.py"),
     "boto3": ("agent/store/", "agent/actions/"),
     "tokenizers": ("trainer/",),
+    "pynvml": ("collectors/nvidia.py",),
 }
 CORE_FORBIDS = {"time", "random", "os", "logging", "asyncio", "threading", "socket", "subprocess",
                 "secrets", "uuid", "datetime", "pathlib"}

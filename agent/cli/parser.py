@@ -44,6 +44,11 @@ def _verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", metavar="DIR", help="one checkpoint, or a directory of them")
 
 
+def _diagnose(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("log", nargs="+", metavar="LOG",
+                        help="one file a rank or all in one; .gz, a folder of them, or - for stdin")
+
+
 def _inject(parser: argparse.ArgumentParser) -> None:
     _run(parser)
     parser.add_argument("fault", choices=INJECTABLE, help="what to do to the rank")
@@ -96,6 +101,8 @@ COMMANDS = (
     Command("ledger", "where the node's seconds went", "holdfast ledger", "live:ledger", _run),
     Command("verify", "prove a checkpoint by its digests", "holdfast verify runs/m5/checkpoints",
             "checkpoint:verify", _verify),
+    Command("diagnose", "what killed a run, from its logs alone",
+            "holdfast diagnose logs/rank*.log", "diagnose:diagnose", _diagnose),
     Command("inject", "cause a fault in your own run", "holdfast inject kill --rank 1",
             "control:inject", _inject),
     Command("explain", "a fault's runbook, and what would happen now",

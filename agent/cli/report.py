@@ -95,7 +95,7 @@ def _ranks(ranks: Sequence[Json]) -> list[Line]:
 
 def _node(answer: Json) -> list[Line]:
     agent = answer["agent"]
-    down = [one for one in answer.get("collectors", ()) if not one["up"]]
+    down = [one for one in answer.get("collectors", ()) if not one["up"] and not one.get("absent")]
     said = [
         f"agent {answer['version']} (pid {agent['pid']}), up {seconds(agent['uptime_s'])}, "
         f"{size(agent['rss_bytes'])}",
@@ -105,8 +105,23 @@ def _node(answer: Json) -> list[Line]:
     said += ["paused"] if answer.get("paused") else []
     said += ["breaker open: a common cause is suspected"] if answer.get("breaker_open") else []
     lines = field(f"node {answer['node']}", "; ".join(said), indent=len(answer["node"]) + 7)
+    lines += _devices(answer.get("devices", ()))
     opened = answer.get("incidents", ())
     return lines + ([()] if opened else []) + [row for one in opened for row in incident_line(one)]
+
+
+def _devices(devices: Sequence[Json]) -> list[Line]:
+    """One row each that is unwell or has a rank; the others are counted."""
+    rows: list[list[Cell]] = []
+    for one in devices:
+        ranks = " ".join(f"{rank['run']}/{rank['rank']}" for rank in one["ranks"])
+        if ranks or one["health"] != "ok":
+            style = SEVERITY_STYLE.get(one["health"], CARE)
+            name = f"{one['vendor']} {one['device']}"
+            rows.append([name, Span(one["health"], style), ranks or "none", one["why"]])
+    quiet = len(devices) - len(rows)
+    lines = [(), *table(("device", "health", "ranks", "why"), rows, indent=2)] if rows else []
+    return lines + ([line(f"  {count(quiet, 'device')} ok, without a rank")] if quiet else [])
 
 
 # ------------------------------------------------------------------------------------- incidents
@@ -192,7 +207,7 @@ def why(answer: Json) -> list[Line]:
             *(row for what, value in fault.get("evidence", ()) for row in evidence(what, value)),
         ]
     for one in answer.get("collectors", ()):
-        if not one["up"]:
+        if not one["up"] and not one.get("absent"):
             said += field("  not seen", f"{one['name']}: {one['error']} ({seconds(one['age_s'])})")
     if not answer["store_up"]:
         said += field("  store", "does not answer: no new plan can be made")

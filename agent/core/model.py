@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import msgspec
 
+from .event import Event
+
 OK, UNKNOWN, WARN, DEGRADED, FATAL = "ok", "unknown", "warn", "degraded", "fatal"
 SEVERITIES = (OK, UNKNOWN, WARN, DEGRADED, FATAL)
 TRAINER, SCRIPT, OPAQUE = "trainer", "script", "opaque"
@@ -170,6 +172,7 @@ class Observed(Value, frozen=True):
     runs: tuple[RunView, ...] = ()
     samples: tuple[tuple[str, str, float, float], ...] = ()  # collectors.sample.Sample
     lines: tuple[tuple[str, int, float, str], ...] = ()  # collectors.sample.LogLine
+    events: tuple[Event, ...] = ()  # the kernel's, of the last minute
     beats: tuple[Beat, ...] = ()
     store: StoreView = StoreView(up=False)
     outcomes: tuple[EffectOutcome, ...] = ()
@@ -180,7 +183,7 @@ class Observed(Value, frozen=True):
 # ---------------------------------------------------------------- concluded
 
 
-class Verdict(Value, frozen=True):
+class Verdict(Value, frozen=True, omit_defaults=False):
     """A detector's conclusion about one subject, with what it rests on."""
 
     fault: str  # name of a runbook
@@ -195,7 +198,7 @@ class Verdict(Value, frozen=True):
     generation: int = 0
 
 
-class Incident(Value, frozen=True):
+class Incident(Value, frozen=True, omit_defaults=False):
     """A fault over its lifetime: opened by a verdict, acted on, closed."""
 
     id: str

@@ -11,7 +11,9 @@ from collections.abc import Mapping
 import msgspec
 
 from . import ledger, plan, reconcile, world
+from .detect.accelerator import Accelerators
 from .fleet import Fleet
+from .kernel import KernelCase, KernelMemory
 from .ledger import Ledger
 from .memory import Context, RunMemory
 from .model import (
@@ -49,7 +51,9 @@ class NodeMemory(msgspec.Struct):
     handled: list[str] = []  # request ids
     wishes: dict[str, world.NodeDoc] = {}  # node -> document that is still to be written
     fleet_incidents: dict[str, Incident] = {}
+    kernel: KernelMemory = msgspec.field(default_factory=KernelMemory)
     boot_id: str = ""
+    devices_most: dict[str, int] = {}  # vendor -> most devices that answered in this boot
 
 
 class Node:
@@ -70,6 +74,8 @@ class Node:
         self.kept.outbox.pending = {}
         self.cases = {run: RunCase(m) for run, m in sorted(self.kept.runs.items())}
         self.fleet = Fleet(name)
+        self.kernel = KernelCase(name, self.kept.kernel)
+        self.accelerators = Accelerators(name)
         self.since_boot_s = -1.0
         self.last_boot_s = -1.0
         self.thaw_boot_s = 0.0
@@ -88,8 +94,11 @@ class Node:
         changed: dict[str, Incident] = {}
         contexts: list[Context] = []
         doing: dict[str, str] = {}
+        whole = self._any(now, observed, settled, effects, verdicts, changed)
+        causes = self.kernel.step(whole)
         for view in sorted(observed.runs, key=lambda v: v.run):
             context = self._context(now, observed, view, settled, effects, verdicts, changed)
+            context.causes = causes
             case = self._case(view.run)
             case.document.read(context)  # first: who may lead follows from the newest document
             self._lease(context, case)
@@ -97,8 +106,7 @@ class Node:
             doing[view.run] = self._doing(context, case)
             contexts.append(context)
         led = [c for c in contexts if c.leader]
-        self.fleet.step(self.kept.wishes, self.kept.fleet_incidents, led, contexts, self._any(
-            now, observed, settled, effects, verdicts, changed))  # fmt: skip
+        self.fleet.step(self.kept.wishes, self.kept.fleet_incidents, led, contexts, whole)
         self.kept.ledger.settle(now.boot_s, now.boot_id, doing)
         self._forget({v.run for v in observed.runs})
         return self._decision(now, contexts, effects, verdicts, changed)
@@ -114,6 +122,7 @@ class Node:
         if now.boot_id != self.kept.boot_id:
             # Another boot's seconds mean nothing here.
             self.kept.outbox.attempts = {}
+            self.kept.devices_most = {}
             for memory in self.kept.runs.values():
                 memory.refused_version, memory.refused_boot_s = -1, 0.0
                 memory.stop_boot_s = memory.lonely_boot_s = memory.shutdown_boot_s = 0.0
@@ -160,7 +169,8 @@ class Node:
                     detector="store",
                 )
             )  # fmt: skip
-        return found
+        most = self.kept.devices_most
+        return [*found, *self.accelerators.verdicts(observed.samples, observed.runs, most)]
 
     def _context(
         self, now: Now, observed: Observed, view: RunView, settled: list[Settled],
@@ -246,7 +256,7 @@ class Node:
         self, now: Now, contexts: list[Context], effects: list[Effect],
         verdicts: list[Verdict], changed: dict[str, Incident],
     ) -> Decision:  # fmt: skip
-        shown = dict(self.kept.fleet_incidents)
+        shown = self.kept.fleet_incidents | self.kernel.incidents()
         for run in sorted(self.cases):
             memory = self.cases[run].memory
             shown.update({i: memory.open[i].incident for i in sorted(memory.open)})

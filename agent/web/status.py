@@ -15,6 +15,7 @@ import msgspec
 
 from .. import procfs
 from ..core.model import Incident, RankView, RunView, Verdict
+from ..devices import COLLECTORS, devices
 from ..version import VERSION
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ def status(daemon: Daemon) -> dict[str, Any]:
             "troubles": daemon.troubles.latest,
         },
         "collectors": collectors(daemon),
+        "devices": _devices(daemon),
         "runs": [_run(daemon, view, decision.verdicts) for view in snapshot.observed.runs],
         "incidents": [msgspec.to_builtins(one) for one in reversed(incidents)],
         "faults": [msgspec.to_builtins(verdict) for verdict in decision.verdicts],
@@ -99,6 +101,19 @@ def collectors(daemon: Daemon) -> list[dict[str, Any]]:
             "error": one.error,
         }
         for one in daemon.runner.health()
+    ]
+
+
+def _devices(daemon: Daemon) -> list[dict[str, Any]]:
+    """Each accelerator: health, why, and the ranks that compute there."""
+    if daemon.runner is None:
+        return []
+    boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    runs, interval_s = daemon.snapshot.observed.runs, daemon.config.agent.slow_s
+    return [
+        device
+        for health in daemon.runner.health() if health.name in COLLECTORS
+        for device in devices(health, daemon.runner.last(health.name), runs, boot_s, interval_s)
     ]
 
 

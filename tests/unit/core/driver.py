@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.agent.core.event import Event
 from holdfast.agent.core.model import (
     Beat,
     Commit,
@@ -58,6 +59,8 @@ class Lab:
         self.requests: tuple[Request, ...] = ()
         self.beats: tuple[Beat, ...] = ()
         self.lines: tuple[tuple[str, int, float, str], ...] = ()
+        self.events: tuple[Event, ...] = ()
+        self.samples: tuple[tuple[str, str, float, float], ...] = ()
         self.store_up = True
         self.journal_stalled = False
         self.hold: set[str] = set()  # kinds of effects that get no outcome
@@ -76,7 +79,8 @@ class Lab:
                 up=self.store_up, docs=tuple(self.docs.values()), leases=self._lease_views()
             ),
             outcomes=tuple(self.outcomes[-64:]), requests=self.requests, beats=self.beats,
-            lines=self.lines, journal_stalled=self.journal_stalled,
+            lines=self.lines, events=self.events, samples=self.samples,
+            journal_stalled=self.journal_stalled,
         )  # fmt: skip
 
     def step(self, seconds: float = 0.0) -> list[Effect]:
@@ -192,8 +196,10 @@ class Lab:
     def train(self, to: int, seconds: float = 0.15, phase: str = "forward_backward") -> None:
         """Every rank finishes steps up to `to`."""
         while self.rank(0).step < to:
-            self.all(step=self.rank(0).step + 1, phase=phase, still_s=0.0, step_time_s=seconds,
-                     state="running", parked=None)  # fmt: skip
+            done = self.rank(0).step + 1
+            ring = tuple((step, 2 * step) for step in range(max(1, done - 7), done + 1))
+            self.all(step=done, phase=phase, still_s=0.0, step_time_s=seconds,
+                     state="running", parked=None, step_seq=ring)  # fmt: skip
             self.step(seconds)
 
     def commit(self, step: int, generation: int | None = None, bad: str = "") -> None:

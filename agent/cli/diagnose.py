@@ -1,0 +1,126 @@
+"""`holdfast diagnose LOG...`: what killed a run that is already dead, from its logs alone.
+
+Owns the words.  Reading is agent/logfiles.py's, judging agent/core/detect/logroot.py's.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from holdfast.agent import logfiles
+from holdfast.agent.core.detect import logroot
+from holdfast.agent.core.detect.logs import CASCADE, ROOT, Match
+from holdfast.agent.core.detect.logtext import NO_RANK
+
+from .failure import CONFIGURATION, USAGE, Failure
+from .text import BAD, CARE, FAINT, STRONG, Line, Span, count, field, line, size
+
+FOUND, NONE = 0, 1
+SUFFIXES = (".log", ".out", ".err", ".txt", ".gz")  # of a folder's files
+SHOWN_MAX = 12  # kinds of lines
+ABOUT = {
+    "node": "the node: its kernel log and accelerators should say the same",
+    "link": "the network between ranks: see the peer or port in the line",
+    "job": "the job, not the node it ran on",
+}
+CULPRITS = {
+    "infra": "infrastructure", "network": "network", "user": "the job's own code or setup",
+    "data": "data or model", "storage": "storage", "policy": "the scheduler's policy",
+}
+
+
+def diagnose(options: argparse.Namespace) -> int:
+    """0 when a root was found, 1 when none; 2 for a file that cannot be read."""
+    try:
+        report = logfiles.diagnose(_unfolded(options.log))
+    except OSError as error:
+        raise Failure(f"{error.filename}: {error.strerror}", USAGE) from error
+    except ValueError as error:
+        raise Failure(str(error), CONFIGURATION) from error
+    if options.json:
+        from .live import print_json
+
+        print_json({
+            **logroot.as_json(report.diagnosis, report.names), "files": list(report.names),
+            "bytes": report.nbytes, "handled": dict(report.handled),
+            "lines_skipped": report.skipped, "problems": list(report.problems),
+        })  # fmt: skip
+    else:
+        from .text import show
+
+        show(said(report))
+    return FOUND if report.diagnosis.root else NONE
+
+
+def _unfolded(given: Sequence[str]) -> list[str]:
+    """A folder stands for the files in it, as a run's log directory does."""
+    paths: list[str] = []
+    for name in given:
+        folder = Path(name)
+        if name == "-" or not folder.is_dir():
+            paths.append(name)
+            continue
+        found = (one for one in sorted(folder.rglob("*")) if one.is_file())
+        paths += [str(one) for one in found if one.suffix in SUFFIXES]
+    if not paths:
+        raise Failure(f"no log in {', '.join(given)}", USAGE)
+    return paths
+
+
+def said(report: logfiles.Report) -> list[Line]:
+    """The root and its evidence, or what can be said without one."""
+    found = report.diagnosis
+    lines = _root(found, report.names) if found.root else [
+        *field("root", Span("none found", CARE)), *field("", found.hint),
+    ]  # fmt: skip
+    lines += field("meaning", report.note) if report.note else []
+    lines += _others(found)
+    read = f"{count(len(report.names), 'file')}, {size(report.nbytes)}"
+    lines += [(), *field("read", Span(read, FAINT))]
+    for name, times in report.handled:
+        lines += field("handled", f"{name}, {count(times, 'time')}: training went on after it")
+    if report.skipped:
+        lines += field("skipped", f"{count(report.skipped, 'line')} over the limits")
+    for problem in report.problems:
+        lines += field("problem", Span(problem, CARE))
+    return lines
+
+
+def _root(found: logroot.Diagnosis, names: Sequence[str]) -> list[Line]:
+    root = found.root
+    assert root is not None
+    culprit = CULPRITS.get(root.culprit, "not known from this line alone")
+    rank = "not named" if root.rank == NO_RANK else str(root.rank)
+    return [
+        *field("root", Span(f"{root.signature} ({root.category})", BAD)),
+        *field("culprit", Span(culprit, STRONG)),
+        *field("look at", ABOUT[found.blames] if root.culprit != "unknown" else
+               "the kernel log of the rank's node at that time, then the code"),
+        *field("retry", logroot.RETRY_WORDS[root.retryable]),
+        *field("rank", rank),
+        *field("where", f"{names[root.file]}, line {root.number}"),
+        *field("line", root.text[:400]),
+    ]
+
+
+def _others(found: logroot.Diagnosis) -> list[Line]:
+    """Every other kind of line, once, with the ranks that printed it."""
+    kinds: dict[tuple[str, str], list[Match]] = {}
+    for match in found.matches:
+        if match is not found.root:
+            kinds.setdefault((match.role, match.signature), []).append(match)
+    lines: list[Line] = []
+    shown = sorted(kinds.items(), key=lambda item: item[0][0] != ROOT)
+    for (role, name), matches in shown[:SHOWN_MAX]:
+        ranks = sorted({match.rank for match in matches if match.rank != NO_RANK})
+        who = f", ranks {', '.join(map(str, ranks[:8]))}" if len(ranks) > 1 else (
+            f", rank {ranks[0]}" if ranks else "")  # fmt: skip
+        more = ", …" if len(ranks) > 8 else ""
+        kind = {ROOT: "later", CASCADE: "follows from it" if found.root else "a consequence"}
+        lines += field(f"  {name}", f"{kind.get(role, role)}{who}{more}",
+                       indent=max(13, len(name) + 4))
+    if len(shown) > SHOWN_MAX:
+        lines.append(line(f"  and {len(shown) - SHOWN_MAX} more kinds (--json has all)"))
+    return [(), line(Span("also there", FAINT)), *lines] if lines else []

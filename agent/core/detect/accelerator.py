@@ -1,0 +1,189 @@
+"""Accelerators: what their samples say for certain, device by device.
+
+Owns which readings make a device unwell and which of those are faults of their own.  Only what the
+driver itself declares is a fault here (lost, rows to be remapped, memory that could not be
+corrected); the rest is shown as the device's health.  Shown and counted, never acted on.  Pure.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import NamedTuple
+
+from ..model import DEGRADED, FATAL, OK, SEVERITIES, WARN, RunView, Verdict
+from . import compile_cache
+
+DETECTOR = "accelerator"
+PREFIX = "accelerator_"
+Reading = tuple[str, str, float, float]  # collectors.sample.Sample, as in Observed
+Key = tuple[str, str]  # vendor, device
+Ranks = dict[Key, tuple[tuple[str, int], ...]]  # (run, rank) of the processes on each device
+SCOPE = {"neuron": "neuron"}  # vendor -> word of a subject; every other is a gpu
+
+
+class Rule(NamedTuple):
+    """A reading that is above zero makes the device unwell.  `label` must be in the subject."""
+
+    name: str
+    label: str
+    severity: str
+    why: str
+    fault: str = ""
+    vendor: str = ""
+
+
+RULES = (
+    Rule("lost", "", FATAL, "the driver says that it is lost", "accelerator_lost"),
+    Rule("row_remap_failed", "", FATAL, "a row of memory could not be remapped",
+         "row_remap_failed"),
+    Rule("ecc_errors_total", "error=uncorrected,period=volatile", DEGRADED,
+         "uncorrected memory errors since the driver was loaded", "neuron_memory_uncorrected",
+         "neuron"),
+    Rule("ecc_errors_total", "error=uncorrected,period=volatile", DEGRADED,
+         "uncorrected memory errors since the driver was loaded"),
+    Rule("recovery_action", "", DEGRADED, "the driver asks for {action}"),
+    Rule("row_remap_pending", "", WARN, "rows of memory wait for a reset to be remapped",
+         "row_remap_pending"),
+    Rule("fabric_fault", "", WARN, "the fabric reports {fault}"),
+    Rule("throttled", "reason=hw_", WARN, "clocks are held down: {reason}"),
+    Rule("busy_at_idle_power", "", WARN, "fully busy at idle power"),
+)  # fmt: skip
+NAMES = frozenset(PREFIX + rule.name for rule in RULES)
+
+
+class Sight(NamedTuple):
+    """One device: its worst finding decides the health; faults are (name, severity, why)."""
+
+    health: str
+    why: str
+    faults: tuple[tuple[str, str, str], ...] = ()
+
+
+def labels_of(subject: str) -> dict[str, str]:
+    """A sample's subject `key=value,key=value`."""
+    return dict(part.partition("=")[::2] for part in subject.split(",") if part)
+
+
+def ranks_of(samples: tuple[Reading, ...], runs: tuple[RunView, ...]) -> Ranks:
+    """Which ranks compute on which device, by the process ids that the driver lists."""
+    by_pid = {
+        rank.pid: (view.run, rank.rank)
+        for view in runs for rank in view.ranks if rank.pid and rank.state != "ended"
+    }  # fmt: skip
+    found: Ranks = {}
+    for sample in samples if by_pid else ():
+        if sample[0] != f"{PREFIX}process":
+            continue
+        labels = labels_of(sample[1])
+        pid = labels.get("pid", "")
+        rank = by_pid.get(int(pid)) if pid.isdecimal() else None
+        if rank is not None:
+            key = (labels.get("vendor", ""), labels.get("device", ""))
+            found[key] = tuple(sorted({*found.get(key, ()), rank}))
+    return found
+
+
+def look(samples: tuple[Reading, ...]) -> dict[Key, Sight]:
+    """Health of every device that the samples name, in their order."""
+    found: dict[Key, list[tuple[str, str, str]]] = {}
+    links: dict[Key, list[bool]] = {}
+    for sample in samples:
+        name, subject, value = sample[:3]
+        if name == f"{PREFIX}link_up":
+            links.setdefault(_key(labels_of(subject)), []).append(value > 0)
+        if name not in NAMES:
+            continue
+        labels = labels_of(subject)
+        findings = found.setdefault(_key(labels), [])
+        if value <= 0 or labels.get("action") == "none":
+            continue
+        words = defaultdict(str, labels)
+        for rule in RULES:
+            matches = name == PREFIX + rule.name and rule.label in subject
+            if matches and rule.vendor in ("", labels.get("vendor")):
+                findings.append((rule.fault, rule.severity, rule.why.format_map(words)))
+                break
+    for key, up in links.items():
+        # All down is a card without a bridge; some down beside others is a broken link.
+        if any(up) and not all(up):
+            down = f"{up.count(False)} of {len(up)} links are down"
+            found.setdefault(key, []).append(("", WARN, down))
+    return {key: _sight(findings) for key, findings in found.items()}
+
+
+def _key(labels: dict[str, str]) -> Key:
+    return labels.get("vendor", ""), labels.get("device", "")
+
+
+def _sight(findings: list[tuple[str, str, str]]) -> Sight:
+    worst = max((severity for _, severity, _ in findings), key=SEVERITIES.index, default=OK)
+    whys = dict.fromkeys(why for _, severity, why in findings if severity == worst)
+    return Sight(worst, "; ".join(whys), tuple(one for one in findings if one[0]))
+
+
+class Accelerators:
+    """The verdicts on this node's devices.  Samples change every few seconds, steps come up to a
+    hundred times a second: an equal tuple is looked at once."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._samples: tuple[Reading, ...] = ()
+        self._runs: Ranks = {}  # last known, for when a lost device lists no process any more
+        self._verdicts: list[Verdict] = []
+
+    def verdicts(
+        self, samples: tuple[Reading, ...], runs: tuple[RunView, ...], most: dict[str, int]
+    ) -> list[Verdict]:
+        """Faults of devices now.  `most`: the most devices that answered in this boot, by vendor;
+        kept up here."""
+        if samples is not self._samples:
+            self._samples = samples
+            self._runs |= ranks_of(samples, runs)
+            self._verdicts = [*self._devices(samples), *self._missing(samples, most),
+                              *compile_cache.verdicts(self._node, samples)]  # fmt: skip
+        return self._verdicts
+
+    def _devices(self, samples: tuple[Reading, ...]) -> list[Verdict]:
+        info = {
+            _key(labels): labels
+            for labels in (labels_of(one[1]) for one in samples if one[0] == f"{PREFIX}info")
+        }
+        return [
+            self._verdict(key, fault, severity, why, info.get(key, {}))
+            for key, sight in look(samples).items()
+            for fault, severity, why in sight.faults
+        ]
+
+    def _verdict(
+        self, key: Key, fault: str, severity: str, why: str, info: dict[str, str]
+    ) -> Verdict:
+        vendor, device = key
+        where = f" at {info['pci']}" if info.get("pci") else ""
+        ranks = ", ".join(f"rank {rank} of {run}" for run, rank in self._runs.get(key, ()))
+        lived = f"; {ranks} computed there" if ranks else ""
+        evidence = tuple((name, info[name]) for name in ("name", "uuid", "pci") if info.get(name))
+        return Verdict(
+            fault=fault, subject=f"node/{self._node}/{SCOPE.get(vendor, 'gpu')}/{device}",
+            severity=severity, confidence=1.0,
+            reason=f"{vendor} device {device}{where}: {why}{lived}",
+            evidence=evidence, detector=DETECTOR,
+        )  # fmt: skip
+
+    def _missing(self, samples: tuple[Reading, ...], most: dict[str, int]) -> list[Verdict]:
+        """Fewer devices than before answer, and no device is said to be lost."""
+        lost = {labels_of(one[1]).get("vendor") for one in samples
+                if one[0] == f"{PREFIX}lost" and one[2] > 0}  # fmt: skip
+        found = []
+        for name, subject, value, _ in samples:
+            if name != f"{PREFIX}devices":
+                continue
+            vendor = labels_of(subject).get("vendor", "")
+            most[vendor] = max(most.get(vendor, 0), int(value))
+            if value < most[vendor] and vendor not in lost:
+                found.append(Verdict(
+                    fault="accelerator_lost",
+                    subject=f"node/{self._node}/{SCOPE.get(vendor, 'gpu')}",
+                    severity=FATAL, confidence=1.0, detector=DETECTOR,
+                    reason=f"{value:.0f} of {most[vendor]} {vendor} devices answer",
+                ))  # fmt: skip
+        return found

@@ -1,0 +1,31 @@
+"""Locks that a killed compile left in the compile cache.
+
+Owns when such a lock is a fault: no compiler runs on this node, and it is older than the gap
+between two stages of a compile.  Shown and counted; its removal is a person's.  Pure.
+"""
+
+from __future__ import annotations
+
+from ..model import DEGRADED, Verdict
+
+DETECTOR = "compile_cache"
+STALE_S = 120.0  # a compile's stages follow each other within seconds
+
+
+def verdicts(
+    node: str, samples: tuple[tuple[str, str, float, float], ...]
+) -> list[Verdict]:
+    """One for each lock that nobody on this node can own."""
+    found = []
+    for name, subject, age_s, _ in samples:
+        if name != "compile_cache_lock_age_seconds" or age_s < STALE_S:
+            continue
+        path = subject.removeprefix("path=")
+        found.append(Verdict(
+            fault="compile_lock_stale", subject=f"node/{node}/lock{path}", severity=DEGRADED,
+            confidence=1.0, detector=DETECTOR,
+            reason=f"{path} is {age_s / 60:.0f} min old and no compiler runs on this node: "
+            "whoever wants this program waits for it without end",
+            evidence=(("path", path),),
+        ))  # fmt: skip
+    return found

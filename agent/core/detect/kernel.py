@@ -1,0 +1,292 @@
+"""Understands lines of the kernel's log: text in, Event or None out.
+
+Owns the forms in which drivers print and the decoding of registers.  What a number or a phrase
+means is data (agent/catalog/*.toml, read by agent/catalogue.py).  Pure; a line is input from
+outside: bounded, and never trusted to name a label of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import msgspec
+
+from ..event import Escalation, Event
+from ..model import FATAL, OK, WARN
+
+LINE_MAX = 2000  # what lies beyond is not looked at
+TEXT_MAX = 400
+SUBJECT_MAX = 64
+PID_MAX = 1 << 22
+UNCORRECTED_BIT = 61  # of a machine check's status register
+OTHER = "other"  # the code of a number that the catalogue does not know
+NVLINK_FAULT, INSPECT_FAULT = "gpu_nvlink_error", "gpu_needs_inspection"
+
+XID = re.compile(
+    r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]{4,20})\): (?P<xid>\d{1,6}), "
+    r"(?:pid='?(?P<pid>[^,']{0,40})'?, )?(?:name=(?P<name>[^,]{0,64}), )?(?P<text>.*)"
+)
+RECOVERY = re.compile(r"recovery action changed from 0x[0-9a-fA-F]+ \([^)]*\) to "
+                      r"0x(?P<value>[0-9a-fA-F]{1,4})\b")  # fmt: skip
+LINK5 = re.compile(
+    r"(?P<unit>[\w/]+)\s+(?P<word>Nonfatal|Fatal)\s+XC\d\s+i\d+\s+Link (?P<link>-?\d+) "
+    r"\((?P<registers>0x[0-9a-fA-F]{1,8}(?: 0x[0-9a-fA-F]{1,8}){0,7})\)"
+)
+LINK4 = re.compile(r"link (?P<link>\d+)\s?\((?P<registers>0x[0-9a-fA-F]{1,8}"
+                   r"(?:, 0x[0-9a-fA-F]{1,8}){0,7})\)", re.IGNORECASE)  # fmt: skip
+SXID = re.compile(
+    r"nvidia-nvswitch(?P<switch>\d{1,4}): SXid \(PCI:(?P<pci>[0-9a-fA-F:.]{4,20})\): "
+    r"(?P<sxid>\d{5}), (?P<text>.*)"
+)
+PLACE = re.compile(r"GPC (\d+), TPC (\d+)")
+CLEAN = re.compile(r"[^\w.:/#+@-]")
+
+
+class Numbered(msgspec.Struct, frozen=True):
+    """What one XID or SXid means."""
+
+    number: int
+    class_: str
+    action: str
+    severity: str
+    fault: str = ""
+    meaning: str = ""
+    stop: str = ""
+
+
+class Bits(msgspec.Struct, frozen=True):
+    """Bits of one register of an XID 74."""
+
+    register: int
+    mask: int
+    severity: str
+    action: str
+    meaning: str
+
+
+class Link5(msgspec.Struct, frozen=True):
+    """One rule for an XID of 144 to 150: (mask, value) of intrinfo for old and new drivers."""
+
+    xid: int
+    units: tuple[str, ...]
+    status: int
+    severity: str
+    resolution: str
+    patterns: tuple[tuple[int, int], ...]
+
+
+class Case(msgspec.Struct, frozen=True):
+    """What a line of a rule says instead, when this is found in it."""
+
+    match: re.Pattern[str]
+    severity: str
+    action: str
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """One kind of line that has no number."""
+
+    code: str
+    source: str
+    class_: str
+    action: str
+    severity: str
+    expression: re.Pattern[str]
+    meaning: str
+    fault: str = ""
+    subject: str = ""
+    uncorrected_in: str = ""  # group with a machine check's status
+    code_group: str = ""  # the code is this group, if it is one of `codes`
+    codes: tuple[str, ...] = ()
+    cases: tuple[Case, ...] = ()
+
+
+class Catalogue(msgspec.Struct, frozen=True):
+    """All of agent/catalog, ready for use."""
+
+    xids: Mapping[int, Numbered]
+    sxids: Mapping[int, Numbered]
+    recovery: Mapping[int, tuple[str, str]]  # value -> (text, rung)
+    register74: tuple[Bits, ...]
+    link5: tuple[Link5, ...]
+    needles: tuple[tuple[str, Rule], ...]  # in the rules' order
+    escalations: tuple[Escalation, ...] = ()
+    reboots: Escalation | None = None
+
+    def alerted(self) -> tuple[tuple[str, str, str, str], ...]:
+        """Labels of the events that alerts follow from: their counters begin at 0."""
+        repeats = {code for one in self.escalations for code in one.codes}
+        found = [("xid", str(x.number), x.class_, x.action) for x in self.xids.values()
+                 if x.severity == FATAL or str(x.number) in repeats]  # fmt: skip
+        for rule in dict.fromkeys(rule for _, rule in self.needles):
+            if rule.fault:
+                codes = rule.codes or (rule.code,)
+                found += [(rule.source, code, rule.class_, rule.action) for code in codes]
+        return tuple(found)
+
+
+def parse(catalogue: Catalogue, text: str, cursor: int = 0, boot_s: float = 0.0) -> Event | None:
+    """The event that a line tells of; None for a line that no rule knows."""
+    text = text[:LINE_MAX]
+    event = None
+    if "Xid (" in text and (match := XID.search(text)):
+        event = _xid(catalogue, match, text)
+    elif "SXid (" in text and (match := SXID.search(text)):
+        event = _sxid(catalogue, match, text)
+    else:
+        for needle, rule in catalogue.needles:
+            if needle in text and (found := rule.expression.search(text)):
+                event = _ruled(catalogue, rule, found, text)
+                break
+    return msgspec.structs.replace(event, cursor=cursor, boot_s=boot_s) if event else None
+
+
+def pci_of(text: str) -> str:
+    """`00000000:4E:00.0` and `0000:4e:00` both as `0000:4e:00`: one name for one GPU."""
+    parts = text.lower().strip(":.").split(":")
+    if len(parts) == 3:
+        parts[0] = parts[0][-4:].rjust(4, "0")
+    return ":".join(parts).partition(".")[0][:SUBJECT_MAX]
+
+
+# ------------------------------------------------------------------------------------ XID, SXid
+
+
+def _xid(catalogue: Catalogue, match: re.Match[str], text: str) -> Event:
+    number, said = int(match["xid"]), match["text"]
+    if number == 71 and "NVLink" in said:
+        number = 74  # some drivers print a broken link under the number of a copy engine
+    known = catalogue.xids.get(number)
+    known = known or Numbered(number, "unknown", "contact_support", WARN, INSPECT_FAULT,
+                              f"number {number} is in no catalogue")  # fmt: skip
+    code = str(number) if number in catalogue.xids else OTHER
+    severity, action, meaning, rung = known.severity, known.action, known.meaning, ""
+    fault = known.fault
+    if number == 154:
+        severity, meaning, rung = _recovery(catalogue, said)
+        fault = fault if rung else ""
+    elif number == 74:
+        severity, decoded, meaning = _link4(catalogue, said, known)
+        rung = "reset_gpu" if decoded == "reset_gpu" else ""
+    elif known.action == "decode_intrinfo":
+        severity, decoded, meaning = _link5(catalogue, number, said, known)
+        rung = "reset_gpu" if decoded == "reset_gpu" else ""
+    place = PLACE.search(said)
+    return Event(
+        source="xid", code=code, class_=known.class_, action=action, severity=severity,
+        text=text[:TEXT_MAX], meaning=meaning, fault=fault if severity != OK else "",
+        subject=f"gpu/{pci_of(match['pci'])}", pid=_pid(match["pid"]), rung=rung,
+        place=place.group() if place else "", reboots=catalogue.reboots,
+        escalations=tuple(
+            one for one in catalogue.escalations
+            if code in one.codes or (not one.codes and severity == FATAL)
+        ),
+    )  # fmt: skip
+
+
+def _recovery(catalogue: Catalogue, said: str) -> tuple[str, str, str]:
+    """(severity, meaning, rung) of the driver's instruction."""
+    match = RECOVERY.search(said)
+    wish, rung = catalogue.recovery.get(int(match["value"], 16) if match else -1, ("", ""))
+    if not wish:
+        return WARN, "the driver wants something done that no catalogue knows", "ask_person"
+    return (FATAL if rung else OK), f"the driver asks for: {wish}", rung
+
+
+def _link4(catalogue: Catalogue, said: str, known: Numbered) -> tuple[str, str, str]:
+    """(severity, action, meaning) from the registers of an XID 74."""
+    match = LINK4.search(said)
+    if match is None:
+        fatal = "fatal error" in said and "non-fatal" not in said
+        return (FATAL if fatal else known.severity), known.action, known.meaning
+    registers = [int(part, 16) for part in match["registers"].split(",")]
+    for bits in catalogue.register74:
+        if bits.register < len(registers) and registers[bits.register] & bits.mask:
+            return bits.severity, bits.action, f"link {match['link']}: {bits.meaning}"
+    return known.severity, known.action, f"link {match['link']}: {known.meaning}"
+
+
+def _link5(
+    catalogue: Catalogue, number: int, said: str, known: Numbered
+) -> tuple[str, str, str]:
+    """(severity, action, meaning) from the registers of an XID of 144 to 150.  A rule must agree
+    in pattern and status; where none does, or the vendor marks its rule so, the line's own word
+    counts."""
+    match = LINK5.search(said)
+    if match is None:
+        return known.severity, known.action, known.meaning
+    registers = [int(part, 16) for part in match["registers"].split()]
+    intrinfo, status = registers[0], registers[1] if len(registers) > 1 else 0
+    link = int(match["link"])
+    where = f"link {link}" if link >= 0 else "no single link"
+    meaning = f"{match['unit']} on {where}, subcode {intrinfo >> 20 & 0x3F}"
+    fatal = match["word"] == "Fatal"
+    for rule in catalogue.link5:
+        agrees = any(intrinfo & mask == value for mask, value in rule.patterns)
+        if rule.xid != number or rule.status != status or not agrees:
+            continue
+        if rule.resolution == "RESET_GPU" and (fatal or not rule.severity.endswith("**")):
+            return FATAL, "reset_gpu", meaning
+        if rule.resolution == "XID_154_EVAL":
+            return WARN, "obey_recovery_action", f"{meaning}: an XID 154 says what to do"
+        return (WARN if fatal else OK), "ignore", meaning
+    return (FATAL if fatal else WARN), ("reset_gpu" if fatal else "watch"), meaning
+
+
+def _sxid(catalogue: Catalogue, match: re.Match[str], text: str) -> Event | None:
+    number, said = int(match["sxid"]), match["text"]
+    if said.startswith(("Severity ", "Data ")):
+        return None  # goes on with the line before
+    known = catalogue.sxids.get(number)
+    silent = not said.startswith(("Fatal", "Non-fatal"))
+    calm = said.startswith("Non-fatal") or (silent and known is not None and known.stop == "no")
+    return Event(
+        source="sxid", code=str(number) if known else OTHER, class_="nvswitch",
+        action=known.action if known else "contact_support", severity=WARN if calm else FATAL,
+        text=text[:TEXT_MAX], meaning=known.meaning if known else "a switch error of no catalogue",
+        fault=NVLINK_FAULT, subject=f"nvswitch/{pci_of(match['pci'])}", reboots=catalogue.reboots,
+        rung="" if calm else "reset_gpu",
+    )  # fmt: skip
+
+
+# ------------------------------------------------------------------------------------ the others
+
+
+def _ruled(catalogue: Catalogue, rule: Rule, match: re.Match[str], text: str) -> Event:
+    groups = {name: value or "" for name, value in match.groupdict().items()}
+    severity, action = rule.severity, rule.action
+    for case in rule.cases:
+        if case.match.search(text):
+            severity, action = case.severity, case.action
+            break
+    if rule.uncorrected_in:
+        status = int(groups[rule.uncorrected_in][:16] or "0", 16)
+        severity = FATAL if status >> UNCORRECTED_BIT & 1 else severity
+    code = rule.code
+    if rule.code_group:
+        code = groups[rule.code_group] if groups[rule.code_group] in rule.codes else OTHER
+    return Event(
+        source=rule.source, code=code, class_=rule.class_, action=rule.action,
+        severity=severity, text=text[:TEXT_MAX], meaning=rule.meaning,
+        fault=rule.fault if severity != OK else "", subject=_subject(rule.subject, groups),
+        pid=_pid(groups.get("pid")), reboots=catalogue.reboots,
+        rung="replace_node" if action == "replace_node" else "",
+    )  # fmt: skip
+
+
+def _subject(template: str, groups: dict[str, str]) -> str:
+    """`disk/{dev}` with its group filled in; the node when the line does not name it."""
+    kind, _, field = template.partition("/")
+    value = groups.get(field.strip("{}"), "")
+    # A card's ports are functions of one address; a GPU or switch has but one.
+    whole = field == "{pci}" and kind in ("gpu", "nvswitch")
+    value = pci_of(value) if whole else CLEAN.sub("", value).strip(":.")
+    return f"{kind}/{value}"[:SUBJECT_MAX] if value else ""
+
+
+def _pid(text: str | None) -> int:
+    """0 for `<unknown>` and everything else that is no process id."""
+    number = int(text) if text and text.isdecimal() and text.isascii() and len(text) < 9 else 0
+    return number if 0 < number <= PID_MAX else 0
+

@@ -1,0 +1,373 @@
+"""Which of a training log's lines began the failure, and which only followed it.
+
+Owns the reading of one log (Scanner) by the catalogue's signatures: a search for a few literals
+first, whole lines only where one hits, tracebacks as one thing.  agent/core/detect/logroot.py
+weighs the matches of all ranks.  Pure and bounded: bytes in, matches out; files are read elsewhere.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from .logtext import LINE_MAX, NO_RANK, Clean, clean
+
+ROOT, CASCADE, CARRIER, TEARDOWN, SIGNAL = "root", "cascade", "carrier", "teardown", "signal"
+ROLES = (ROOT, CASCADE, CARRIER, TEARDOWN, SIGNAL)
+CULPRITS = ("infra", "network", "user", "data", "storage", "policy", "unknown", "none")
+RETRYABLE = ("yes", "no", "once", "elsewhere", "after_repair", "back_off", "requeue", "depends")
+
+LOOK_AHEAD = 64 << 10  # bytes: a traceback is whole within them
+LOOK_BACK = 4 << 10  # bytes in which a line without a time finds one before it
+HITS_MAX = 20_000  # lines a feed of about 1 MB that are looked at; the rest is counted
+KEPT_MAX = 8  # matches of one signature and stream
+MATCHES_MAX = 512  # of one file
+CHAIN_MAX = 32  # exceptions and lines of one chain
+BLOCK_LINES_MAX = 600  # of one traceback, other ranks' lines between included
+WOVEN_MAX = 64  # tracebacks of several ranks through each other, without prefixes
+WOVEN_LINES = 200  # lines of the others between two of their ends
+WALK_MAX = 100_000  # lines of tracebacks in a feed: about 0.3 s at the worst
+PROGRESS_MAX = 5000
+HANDLED_STEPS = 3  # different steps that went by after it: it was handled
+
+TRACEBACK = "Traceback (most recent call last)"
+_LINKS = ("above exception", "Original Traceback")
+_NAME = re.compile(r"(?P<name>(?:[A-Za-z_]\w*\.)*(?P<last>[A-Z]\w*))(?::(?: |$)|$)")
+_ENDINGS = ("Error", "Exception", "Interrupt", "Exit", "Timeout", "Warning", "Expired", "Killed")
+_PROGRESS = re.compile(rb"(?i)\b(?:step|iter(?:ation)?|epoch)s?[ :=\[#/]{1,4}(\d{1,12})")
+
+
+class Signature(NamedTuple):
+    """One row of agent/catalog/log_signatures.toml."""
+
+    id: str
+    role: str
+    weak: bool
+    category: str
+    culprit: str
+    retryable: str
+    pattern: re.Pattern[str]
+    literals: tuple[str, ...]
+    note: str = ""
+
+
+class Catalogue(NamedTuple):
+    signatures: tuple[Signature, ...]
+    gates: tuple[bytes, ...]
+    signal_gates: tuple[bytes, ...]
+    exceptions: dict[str, str]  # last part of a class's name -> role
+    cascade_text: tuple[str, ...]
+    exit_codes: dict[str, str]
+
+
+class Match(NamedTuple):
+    """One line that a signature knows, or the end of a traceback."""
+
+    signature: str
+    role: str
+    category: str
+    culprit: str
+    retryable: str
+    rank: int  # NO_RANK: nothing says
+    text: str
+    weak: bool = False
+    generic: bool = False  # an error of Python's that could as well follow from another
+    fields: tuple[tuple[str, str], ...] = ()
+    stream: int = NO_RANK
+    file: int = 0
+    offset: int = 0  # bytes, of the line's begin
+    number: int = 0  # of the line, from 1
+    time_s: float | None = None  # its own, or that of the line with one before it
+
+
+GENERIC = ("key_or_type", "import_error", "python_exception", "file_missing")
+PYTHON = Signature("python_exception", ROOT, False, "user_code", "user", "no", re.compile(""), (),
+                   "An exception of the job's Python that no signature knows.")  # fmt: skip
+FOLLOWS = PYTHON._replace(
+    id="python_consequence", role=CASCADE, category="consequence", culprit="unknown",
+    retryable="depends", note="An exception that says no more than that a peer went away.",
+)  # fmt: skip
+
+
+class Stream:
+    """What a rank's lines have left open: the chain of exceptions that may go on."""
+
+    def __init__(self) -> None:
+        self.chain: list[Match] = []
+        self.linked = False  # a line said that the next traceback belongs to the last
+
+
+class Scanner:
+    """Reads one log in pieces.  `feed` any number of times, then `close`; then `matches`."""
+
+    def __init__(
+        self, catalogue: Catalogue, file: int = 0, rank: int = NO_RANK, signals: bool = True
+    ) -> None:
+        self.catalogue = catalogue
+        self.file, self.rank = file, rank
+        self.matches: list[Match] = []
+        self.counts: Counter[tuple[int, str]] = Counter()  # all that were seen, kept or not
+        self.kept: Counter[tuple[int, str]] = Counter()
+        self.handled: Counter[str] = Counter()  # training went on after them
+        self.skipped = 0  # lines with a hit that were not looked at
+        self.streams: dict[int, Stream] = {}
+        self._gates = catalogue.gates + (catalogue.signal_gates if signals else ())
+        self._buffer = b""
+        self._begin = 0  # index in the buffer from which lines are new
+        self._base = 0  # offset of the buffer's begin in the file
+        self._lines = 0  # lines before the buffer
+        self._inside: set[int] = set()  # starts of lines that belong to a traceback
+        self._walk = WALK_MAX  # lines that this feed may still follow
+        self._steps: dict[int, set[bytes]] = {}  # index of a root -> steps that came after it
+
+    def feed(self, data: bytes) -> None:
+        """About 1 MB at a time; what could be cut in two waits for the next."""
+        buffer = self._buffer = self._buffer + data
+        limit = buffer.rfind(b"\n", self._begin, max(self._begin, len(buffer) - LOOK_AHEAD)) + 1
+        if limit == 0:  # no line ends here: a line longer than that is cut
+            limit = len(buffer) - LOOK_AHEAD if len(buffer) > self._begin + (1 << 20) else 0
+        if limit <= self._begin:
+            return
+        self._work(buffer, limit)
+        cut = max(0, limit - LOOK_BACK)
+        self._lines += buffer.count(b"\n", 0, cut)
+        live = {one.offset for one in self.matches}
+        live |= {one.offset for stream in self.streams.values() for one in stream.chain}
+        self._steps = {at: steps for at, steps in self._steps.items() if at in live}
+        self._inside = {start - cut for start in self._inside if start >= limit}
+        self._buffer, self._begin, self._base = buffer[cut:], limit - cut, self._base + cut
+
+    def close(self) -> None:
+        self._work(self._buffer, len(self._buffer))
+        for stream in self.streams.values():
+            self._settle(stream)
+        self.matches.sort(key=lambda one: one.offset)
+        self._buffer = b""
+
+    # ------------------------------------------------------------ lines
+
+    def _work(self, buffer: bytes, limit: int) -> None:
+        self._walk = WALK_MAX
+        for start, hit in sorted(self.hits(buffer, self._begin, limit).items()):
+            if start not in self._inside:
+                self._line(buffer, start, hit)
+        self._progress(self._begin, limit)
+        self._demote()
+
+    def hits(self, buffer: bytes, begin: int, limit: int) -> dict[int, int]:
+        """{begin of a line: first hit in it} for the lines that may matter."""
+        found: dict[int, int] = {}
+        for gate in self._gates:
+            at = buffer.find(gate, begin, limit)
+            while at >= 0:
+                start = max(begin, buffer.rfind(b"\n", begin, at) + 1)
+                if len(found) >= HITS_MAX and start not in found:
+                    self.skipped += 1
+                else:
+                    found[start] = min(at, found.get(start, at))
+                end = buffer.find(b"\n", at, limit)
+                at = buffer.find(gate, end, limit) if end >= 0 else -1
+        return found
+
+    def _line(self, buffer: bytes, start: int, hit: int) -> None:
+        far = hit - start > LINE_MAX // 2
+        begin = hit - LINE_MAX // 4 if far else start  # its prefix is too far away to help
+        read = clean(_decode(buffer, begin))
+        stream = self._stream(read)
+        if TRACEBACK in read.text:
+            stream.linked = stream.linked or "Original" in read.text
+            self._traceback(buffer, start, read, stream)
+        elif any(link in read.text for link in _LINKS):
+            stream.linked = True
+        else:
+            for signature in self._matching(read.text):
+                self._keep(self._match(buffer, start, read, signature))
+
+    def _stream(self, read: Clean) -> Stream:
+        number = read.stream if len(self.streams) < 8192 else NO_RANK
+        return self.streams.setdefault(number, Stream())
+
+    def _matching(self, text: str) -> list[Signature]:
+        return [
+            one for one in self.catalogue.signatures
+            if any(literal in text for literal in one.literals) and one.pattern.search(text)
+        ]  # fmt: skip
+
+    def _match(self, buffer: bytes, start: int, read: Clean, signature: Signature) -> Match:
+        found = signature.pattern.search(read.text)
+        fields = tuple(
+            (name, value[:200]) for name, value in (found.groupdict() if found else {}).items()
+            if value is not None
+        )  # fmt: skip
+        rank = read.rank if read.rank != NO_RANK else self.rank
+        return self._placed(Match(
+            signature.id, signature.role, signature.category, signature.culprit,
+            signature.retryable, rank, read.text.strip()[:1000], signature.weak,
+            signature.id in GENERIC, fields, read.stream, self.file, self._base + start,
+            time_s=read.time_s,
+        ))  # fmt: skip
+
+    # ------------------------------------------------------------ tracebacks
+
+    def _traceback(self, buffer: bytes, start: int, read: Clean, stream: Stream) -> None:
+        """Takes the frames out of the signatures' reach and finds the exception below them."""
+        if not stream.linked:
+            self._settle(stream)
+        stream.linked = False
+        indent = len(read.text) - len(read.text.lstrip())
+        framed, waiting, since = False, 1, 0  # several ranks in one stream end one by one
+        for begin, line in self._following(buffer, start, read.stream):
+            text = line.text[indent:] if line.text[:indent].isspace() else line.text
+            since += 1
+            if TRACEBACK in text and waiting < WOVEN_MAX:
+                self._inside.add(begin)
+                waiting += 1
+                continue
+            if text[:1].isspace():
+                self._inside.add(begin)
+                framed = True
+                continue
+            named = _NAME.match(text.rstrip())
+            if named and _is_exception(named, framed):
+                self._inside.add(begin)
+                self._exception(buffer, begin, line._replace(text=text), named["last"], stream)
+                waiting, since = waiting - 1, 0
+                if waiting == 0:
+                    return
+                self._settle(stream)
+                continue
+            if since > WOVEN_LINES and waiting > 1:
+                return
+            framed = framed and not text.strip()
+
+    def _exception(
+        self, buffer: bytes, start: int, read: Clean, name: str, stream: Stream
+    ) -> None:
+        stream.chain.append(self._judged(buffer, start, read, name))
+        for count, (begin, line) in enumerate(self._following(buffer, start, read.stream)):
+            blank = not line.text.strip()
+            linked = any(link in line.text for link in _LINKS) or TRACEBACK in line.text
+            named = _NAME.match(line.text.rstrip())
+            another = named is not None and _is_exception(named, framed=False)
+            if count >= 3 or blank or linked or another or line.time_s is not None:
+                break
+            for signature in self._matching(line.text):  # the message's next lines
+                self._inside.add(begin)
+                stream.chain.append(self._match(buffer, begin, line, signature))
+        del stream.chain[CHAIN_MAX:]
+
+    def _judged(self, buffer: bytes, start: int, read: Clean, name: str) -> Match:
+        """The exception's line: by signature, then by its class, else it is the job's own."""
+        catalogue = self.catalogue
+        known = self._matching(read.text)
+        roots = [one for one in known if one.role == ROOT and one.id not in GENERIC]
+        role = catalogue.exceptions.get(name, "")
+        if not role and any(text in read.text for text in catalogue.cascade_text):
+            role = CASCADE
+        if roots:
+            return self._match(buffer, start, read, roots[0])
+        if role:
+            same = next((one for one in known if one.role == role), None)
+            return self._match(buffer, start, read, same or FOLLOWS._replace(role=role))
+        ordered = sorted(known, key=lambda one: one.role not in (CASCADE, CARRIER))
+        found = self._match(buffer, start, read, ordered[0] if ordered else PYTHON)
+        return found if ordered else found._replace(generic=True, fields=(("class", name),))
+
+    def _settle(self, stream: Stream) -> None:
+        """One chain, one verdict: the last exception that says something of its own."""
+        chain, stream.chain = stream.chain, []
+        if not chain:
+            return
+        own = [one for one in chain if one.role == ROOT and not one.generic]
+        follows = any(one.role in (CASCADE, TEARDOWN, CARRIER) for one in chain)
+        generic = [one for one in chain if one.role == ROOT and one.generic]
+        chosen = own[-1] if own else None if follows else generic[-1] if generic else None
+        for one in chain:
+            if one.role == ROOT and one is not chosen:
+                one = one._replace(role=CARRIER if chosen else CASCADE)
+            self._keep(one)
+
+    def _following(
+        self, buffer: bytes, start: int, stream: int
+    ) -> Iterator[tuple[int, Clean]]:
+        """The lines after this one of the same stream, within the bounds of a traceback."""
+        at = buffer.find(b"\n", start)
+        for _ in range(BLOCK_LINES_MAX):
+            if at < 0 or at + 1 >= len(buffer) or at - start > LOOK_AHEAD or not self._walk:
+                return
+            self._walk -= 1
+            begin = at + 1
+            at = buffer.find(b"\n", begin)
+            read = clean(_decode(buffer, begin))
+            if read.stream == stream:
+                yield begin, read
+
+    # ------------------------------------------------------------ what is kept
+
+    def _placed(self, match: Match) -> Match:
+        """With line number and time, which cost a look around, while it may still be kept."""
+        full = len(self.matches) >= MATCHES_MAX
+        if full or self.kept[match.stream, match.signature] >= KEPT_MAX:
+            return match
+        at = match.offset - self._base
+        number = self._lines + self._buffer.count(b"\n", 0, at) + 1
+        time_s = match.time_s if match.time_s is not None else _time_before(self._buffer, at)
+        return match._replace(number=number, time_s=time_s)
+
+    def _keep(self, match: Match) -> None:
+        key = (match.stream, match.signature)
+        self.counts[key] += 1
+        if self._was_handled(match):
+            self.handled[match.signature] += 1
+        elif self.kept[key] < KEPT_MAX and len(self.matches) < MATCHES_MAX:
+            self.kept[key] += 1
+            self.matches.append(match)
+
+    def _progress(self, begin: int, limit: int) -> None:
+        """Which steps went by after each root: a job that trains on had handled it."""
+        open_chains = (one for stream in self.streams.values() for one in stream.chain)
+        live = [one for one in (*self.matches, *open_chains) if one.role == ROOT]
+        if not live:
+            return
+        begin = max(begin, min(one.offset for one in live) - self._base)
+        for count, found in enumerate(_PROGRESS.finditer(self._buffer, begin, limit)):
+            if count >= PROGRESS_MAX:
+                return
+            start = self._buffer.rfind(b"\n", max(0, found.start() - LINE_MAX), found.start()) + 1
+            stream = clean(_decode(self._buffer, start)).stream
+            for one in live:
+                if one.stream == stream and one.offset < self._base + start:
+                    steps = self._steps.setdefault(one.offset, set())
+                    if len(steps) < HANDLED_STEPS:
+                        steps.add(found[1])
+
+    def _was_handled(self, match: Match) -> bool:
+        return match.role == ROOT and len(self._steps.get(match.offset, ())) >= HANDLED_STEPS
+
+    def _demote(self) -> None:
+        for one in [match for match in self.matches if self._was_handled(match)]:
+            self.matches.remove(one)
+            self.kept[one.stream, one.signature] -= 1
+            self.handled[one.signature] += 1
+
+
+def _is_exception(named: re.Match[str], framed: bool) -> bool:
+    """Right below a frame any class will do; else it must sound like one."""
+    last = named["last"]
+    return last.endswith(_ENDINGS) or (framed and not last.isupper())
+
+
+def _decode(buffer: bytes, start: int) -> str:
+    end = buffer.find(b"\n", start, start + LINE_MAX)
+    return buffer[start : end if end >= 0 else start + LINE_MAX].decode("utf-8", "replace")
+
+
+def _time_before(buffer: bytes, at: int) -> float | None:
+    """Of the nearest earlier line that has one: a lower bound."""
+    for line in reversed(buffer[max(0, at - LOOK_BACK) : at].split(b"\n")[-20:]):
+        time_s = clean(line.decode("utf-8", "replace")).time_s
+        if time_s is not None:
+            return time_s
+    return None

@@ -1,0 +1,85 @@
+"""One line of a training log without its wrapping: whose it is, when it was, what it says.
+
+Owns colours, rank prefixes and timestamps, and nothing about faults.  Pure: text in, values out;
+every pattern runs over at most LINE_MAX characters, so that a line of any length costs the same.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+LINE_MAX = 4096  # characters of a line that are looked at
+NO_RANK = -1
+PREFIXES_MAX = 6
+
+_ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]{0,256}(?:\x07|\x1b\\)|[@-_])")
+# Wrappers in front of what the program said, each tried at the line's begin, again and again.
+_TAG = re.compile(r"\[(?:rank|default|trainer|worker)[ _]?(?P<rank>\d{1,6})\]:? ?")
+_LABEL = re.compile(r"(?P<rank>\d{1,5}): ")  # srun --label
+_RAY = re.compile(r"\((?:[\w.]+ )?pid=\d+(?:, ip=[\d.]+)?\) ?")
+_CRI = re.compile(r"std(?:out|err) [FP] ")  # a container runtime's own log file
+_CLOCK = re.compile(
+    r"[\[(]?\d{4}-(?P<mon>\d\d)-(?P<day>\d\d)[T ](?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d(?:[.,]\d+)?)"
+    r"(?:Z|[+-]\d\d:?\d\d)?[\])]?(?: ?[:|-])? ?"
+)
+# glog's, as PyTorch's C++ and torchrun print it; the letter is the severity, there is no year.
+_GLOG = re.compile(
+    r"\[?[IWEF](?P<mon>\d\d)(?P<day>\d\d) (?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d(?:\.\d+)?)"
+)
+_RANK = re.compile(r"\[(?:PG [^\]]{0,120}?)?[Rr]ank (?P<rank>\d{1,6})\]|^Rank (?P<of>\d{1,6})[: ]")
+_MONTH_DAYS = (0, 31, 60, 91, 121, 152, 182, 213, 244, 274, 305, 335)  # of a leap year
+DAY_S = 86_400.0
+YEAR_S = 366 * DAY_S
+
+
+class Clean(NamedTuple):
+    """`stream` is what tells interleaved ranks apart; `rank` the best that the line says."""
+
+    text: str  # indentation kept
+    stream: int  # from a prefix; NO_RANK without one
+    rank: int  # global rank where the line names one, else the stream
+    time_s: float | None  # seconds into a leap year: glog writes no year
+
+
+def clean(line: str) -> Clean:
+    """A line as its program wrote it.  Never raises."""
+    text = line[:LINE_MAX]
+    if "\x1b" in text:
+        text = _ANSI.sub("", text)
+    text = text.rsplit("\r", 1)[-1] if "\r" in text.rstrip("\r") else text.rstrip("\r")
+    text = text.replace("\x00", "")
+    stream, time_s = NO_RANK, None
+    for _ in range(PREFIXES_MAX):
+        if match := _TAG.match(text):
+            stream = int(match["rank"])
+        elif match := _CLOCK.match(text):
+            time_s = _seconds(match) if time_s is None else time_s
+        elif stream == NO_RANK and (match := _LABEL.match(text)):
+            stream = int(match["rank"])
+        elif match := _RAY.match(text) or _CRI.match(text):
+            pass
+        else:
+            break
+        text = text[match.end() :]
+    if found := _GLOG.match(text):  # stays in the text: the file and line behind it are evidence
+        time_s = _seconds(found)
+    named = _RANK.search(text, 0, 512) if "ank " in text else None
+    rank = int(named["rank"] or named["of"]) if named else stream
+    return Clean(text, stream, rank, time_s)
+
+
+def _seconds(match: re.Match[str]) -> float | None:
+    month, day = int(match["mon"]), int(match["day"])
+    if not (1 <= month <= 12 and 1 <= day <= 31):
+        return None
+    clock_s = int(match["h"]) * 3600 + int(match["m"]) * 60
+    days = _MONTH_DAYS[month - 1] + day - 1
+    return days * DAY_S + clock_s + float(match["s"].replace(",", "."))
+
+
+def around_new_year(times_s: list[float]) -> float:
+    """Times before this one belong to the year after (0: all are of one year)."""
+    if times_s and max(times_s) - min(times_s) > YEAR_S / 2:
+        return YEAR_S / 2
+    return 0.0

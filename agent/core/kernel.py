@@ -1,0 +1,323 @@
+"""The node's own faults, from what its kernel said.
+
+Owns the open incidents of the node's devices, the windows in which repeats are counted, and the
+choice of a rung.  Reads no line: events come understood.  Orders nothing: a rank that a fatal event
+names becomes a cause of its run (agent/core/notice.py); what concerns the node beyond a run is off
+until the operator allows it, and until then said and not done.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from . import incidents
+from .detect import accelerator
+from .detect.ended import Cause
+from .detect.kernel import pci_of
+from .event import Escalation, Event
+from .memory import Context
+from .model import FATAL, OK, SEVERITIES, Incident, Now, RankView, Runbook, Verdict
+
+DETECTOR = "kernel"
+OPEN_MAX = 64
+WINDOWS_MAX = 256
+TIMES_MAX = 32
+QUIET_S = 600.0  # clears = "quiet_10m"
+FOLLOWS_S = 60.0  # an XID 45 this soon after another of its GPU is that one's clean-up
+FOLLOWER = "follow_companion_xid"
+INSTRUCTION = "154"  # the XID by which a driver says what it wants done
+NODE_RUNGS = ("reset_gpu", "exclude_node", "drain_node", "reboot_node", "replace_node")
+PERSON_RUNGS = ("ask_person", "run_check")
+
+
+class Watched(msgspec.Struct):
+    """An open incident with what decides when it is said again and when it closes."""
+
+    incident: Incident
+    boot_id: str
+    last_boot_s: float  # newest event of it
+    count: int = 1
+    said: int = 1  # how many of them the incident tells
+    rung: str = ""  # instructed by the driver, or by repeats
+
+
+class KernelMemory(msgspec.Struct):
+    """Survives a restart of the agent, and a reboot."""
+
+    boot_id: str = ""
+    cursor: int = -1  # newest event taken, of this boot
+    open: dict[str, Watched] = {}  # "fault|subject" ->
+    times: dict[str, list[float]] = {}  # window -> wall_s of its events
+    numbers: dict[str, int] = {}
+
+
+class KernelCase:
+    """See the module."""
+
+    def __init__(self, name: str, memory: KernelMemory) -> None:
+        self.name = name
+        self.memory = memory
+
+    def step(self, ctx: Context) -> list[tuple[int, Cause]]:
+        """Takes the new events; (pid, cause) of each process under a fatal one."""
+        self._reboot(ctx)
+        found: list[tuple[int, Cause]] = []
+        for event in sorted(ctx.observed.events, key=lambda one: one.cursor):
+            if event.cursor <= self.memory.cursor:
+                continue
+            self.memory.cursor = event.cursor
+            found += self._take(ctx, event)
+        self._quiet(ctx)
+        ctx.verdicts.extend(self._verdict(ctx, one) for one in self._opened())
+        return found
+
+    def _opened(self) -> list[Watched]:
+        return [self.memory.open[key] for key in sorted(self.memory.open)]
+
+    def incidents(self) -> dict[str, Incident]:
+        return {one.incident.id: one.incident for one in self._opened()}
+
+    # ------------------------------------------------------------ events
+
+    def _take(self, ctx: Context, event: Event) -> list[tuple[int, Cause]]:
+        grown = self._grown(ctx, event)
+        fault, severity = event.fault, event.severity
+        if event.code == INSTRUCTION and severity == OK:
+            # The driver takes its instruction back: the device was reset.
+            for key in [k for k in sorted(self.memory.open) if k.endswith(f"|{event.subject}")]:
+                self._close(ctx, key, event.meaning)
+        if not fault or severity == OK:
+            return []
+        rung = event.rung
+        if grown is not None:
+            severity, rung = grown.severity, grown.then
+        same = self._of_subject(event.subject)
+        if event.action == FOLLOWER and any(
+            event.boot_s - one.last_boot_s < FOLLOWS_S for one in same
+        ):
+            return []
+        if event.code == INSTRUCTION and same:
+            # The driver's instruction for a device whose incident is open already.
+            for one in same:
+                self._instruct(ctx, one, event.rung, event.meaning)
+            return []
+        item = self.memory.open.get(f"{fault}|{event.subject}")
+        if item is not None:
+            self._again(ctx, item, event, severity)
+        elif self._room(ctx, severity):
+            item = self._open(ctx, event, severity)
+        else:
+            return []  # counted in any case
+        if grown is not None:
+            self._instruct(ctx, item, grown.then, grown.text)
+        elif rung:
+            self._instruct(ctx, item, rung, event.meaning)
+        if severity != FATAL:
+            return []
+        pids = {event.pid} if event.pid else {rank.pid for _, rank in device_of(ctx, event)[1]}
+        return [(pid, self._cause(event, pid)) for pid in sorted(pids)]
+
+    def _room(self, ctx: Context, severity: str) -> bool:
+        """Whether one more may be open; a milder one makes room for it."""
+        if len(self.memory.open) < OPEN_MAX:
+            return True
+        mildest = min(self.memory.open, key=lambda key: SEVERITIES.index(
+            self.memory.open[key].incident.severity))  # fmt: skip
+        worst = self.memory.open[mildest].incident.severity
+        if SEVERITIES.index(worst) >= SEVERITIES.index(severity):
+            return False
+        self._close(ctx, mildest, "made room for something worse")
+        return True
+
+    def _open(self, ctx: Context, event: Event, severity: str) -> Watched:
+        m, now = self.memory, ctx.now
+        key = f"{event.fault}|{event.subject}"
+        number = m.numbers.get(event.fault, 0) + 1
+        m.numbers[event.fault] = number
+        where = self._where(event.subject)
+        incident = Incident(
+            id=f"node-{self.name}-{event.fault}-{_plain(event.subject)}-{number}",
+            fault=event.fault, subject=where, severity=severity, run="", generation=0,
+            opened_wall_s=now.wall_s, opened_boot_s=event.boot_s or now.boot_s,
+            reason=self._reason(event), culprit=self._culprit(ctx, event),
+            evidence=(("kernel line", event.text),),
+            timeline=((now.wall_s, f"the kernel said: {event.text}"),),
+            would_have=self._would_have(ctx, event.fault, ""),
+        )  # fmt: skip
+        item = m.open[key] = Watched(incident, now.boot_id, event.boot_s or now.boot_s)
+        ctx.changed[incident.id] = incident
+        reboots = len(m.times.get(f"reboots|{key}", ()))
+        if event.reboots is not None and reboots >= event.reboots.count:
+            self._instruct(ctx, item, event.reboots.then, event.reboots.text)
+        return item
+
+    def _again(self, ctx: Context, item: Watched, event: Event, severity: str) -> None:
+        """One incident, however often it is said; its record changes when the number doubles."""
+        item.count += 1
+        item.last_boot_s = max(item.last_boot_s, event.boot_s)
+        worse = SEVERITIES.index(severity) > SEVERITIES.index(item.incident.severity)
+        if worse:
+            changed = msgspec.structs.replace(
+                item.incident, severity=severity, reason=self._reason(event)
+            )
+            self._keep(ctx, item, incidents.with_evidence(changed, (("kernel line", event.text),)))
+        if worse or item.count >= 2 * item.said:
+            item.said = item.count
+            text = f"said {item.count} times, the last: {event.text}"
+            self._keep(ctx, item, incidents.noted(item.incident, ctx.now, text))
+
+    def _instruct(self, ctx: Context, item: Watched, rung: str, why: str) -> None:
+        """A rung that somebody who knows asks for: it goes before the runbook's own."""
+        if not rung or rung == item.rung:
+            return
+        item.rung = rung
+        noted = incidents.noted(item.incident, ctx.now, f"{rung} is asked for: {why}")
+        would = self._would_have(ctx, item.incident.fault, rung)
+        self._keep(ctx, item, msgspec.structs.replace(noted, would_have=would))
+
+    def _cause(self, event: Event, pid: int) -> Cause:
+        return Cause(
+            fault=event.fault, generation=0, reason=self._reason(event), pid=pid,
+            boot_s=event.boot_s, detector=DETECTOR, evidence=(("kernel line", event.text),),
+        )  # fmt: skip
+
+    # ------------------------------------------------------------ repeats
+
+    def _grown(self, ctx: Context, event: Event) -> Escalation | None:
+        """The escalation that this event completes."""
+        for one in event.escalations:
+            place = event.place if one.place else ""
+            if one.place and not place:
+                continue
+            key = f"{one.name}|{event.subject}|{place}"
+            times = self._window(key, one, ctx.now)
+            if not times or ctx.now.wall_s - times[-1] > one.burst_s:
+                times.append(ctx.now.wall_s)
+            self._remember(key, times)
+            if len(times) >= one.count:
+                return one
+        return None
+
+    def _window(self, key: str, rule: Escalation, now: Now) -> list[float]:
+        begin_s = now.wall_s - rule.window_h * 3600.0
+        return [at_s for at_s in self.memory.times.get(key, ()) if begin_s < at_s <= now.wall_s]
+
+    def _remember(self, key: str, times: list[float]) -> None:
+        kept = self.memory.times
+        kept.pop(key, None)  # the newest goes to the end: the oldest is forgotten first
+        kept[key] = times[-TIMES_MAX:]
+        while len(kept) > WINDOWS_MAX:
+            del kept[next(iter(kept))]
+
+    # ------------------------------------------------------------ closing
+
+    def _reboot(self, ctx: Context) -> None:
+        m, now = self.memory, ctx.now
+        if now.boot_id == m.boot_id:
+            return
+        m.boot_id, m.cursor = now.boot_id, -1
+        for key in [k for k, item in sorted(m.open.items()) if item.boot_id != now.boot_id]:
+            times = [*m.times.get(f"reboots|{key}", ()), now.wall_s]
+            self._remember(f"reboots|{key}", [at for at in times if now.wall_s - at < 7 * 86400.0])
+            self._close(ctx, key, "the machine was rebooted")
+
+    def _quiet(self, ctx: Context) -> None:
+        for key, item in sorted(self.memory.open.items()):
+            book = ctx.runbooks.get(item.incident.fault)
+            quiet = ctx.now.boot_s - item.last_boot_s > QUIET_S
+            if quiet and item.incident.severity != FATAL and self._clears(book) == "quiet_10m":
+                self._close(ctx, key, "not said again for ten minutes")
+
+    def _clears(self, book: Runbook | None) -> str:
+        return book.clears if book is not None else "reboot"
+
+    def _close(self, ctx: Context, key: str, text: str) -> None:
+        item = self.memory.open.pop(key)
+        closed = incidents.ended(item.incident, ctx.now, incidents.CLOSED, text)
+        ctx.changed[closed.id] = closed
+
+    # ------------------------------------------------------------ words
+
+    def _would_have(self, ctx: Context, fault: str, rung: str) -> str:
+        """What the ladder asks for beyond the run, and why it is not done."""
+        book = ctx.runbooks.get(fault)
+        rungs = (rung,) if rung else (book.ladder if book is not None else ())
+        wanted = next((one for one in rungs if one in (*NODE_RUNGS, *PERSON_RUNGS)), "")
+        if not wanted:
+            return ""
+        if wanted in PERSON_RUNGS:
+            return f"{wanted}: a person's part"
+        if wanted not in ctx.settings.allow:
+            return f"{wanted}: not done, because actions.allow does not name it"
+        return f"{wanted}: allowed, and left to a person by this release"
+
+    def _reason(self, event: Event) -> str:
+        number = {"xid": f"XID {event.code} on ", "sxid": f"SXid {event.code} on "}
+        said = number.get(event.source, "")
+        what = event.meaning or event.code
+        return f"{said}{event.subject or 'this node'} of {self.name}: {what}"
+
+    def _culprit(self, ctx: Context, event: Event) -> str:
+        named = event.subject.replace("/", " ", 1)
+        device, ranks = device_of(ctx, event)
+        if device:
+            named = f"GPU {device} ({event.subject.partition('/')[2]})"
+        lived = ", ".join(f"rank {rank.rank} of run {run}" for run, rank in ranks[:8])
+        named = f"{named} of {self.name}" if named else self.name
+        return f"{named}; {lived} lived there" if lived else named
+
+    def _where(self, subject: str) -> str:
+        return f"node/{self.name}/{subject}" if subject else f"node/{self.name}"
+
+    def _of_subject(self, subject: str) -> list[Watched]:
+        where = self._where(subject)
+        return [one for one in self._opened() if one.incident.subject == where]
+
+    def _keep(self, ctx: Context, item: Watched, incident: Incident) -> None:
+        item.incident = incident
+        ctx.changed[incident.id] = incident
+
+    def _verdict(self, ctx: Context, item: Watched) -> Verdict:
+        one = item.incident
+        return Verdict(
+            fault=one.fault, subject=one.subject, severity=one.severity, confidence=1.0,
+            reason=one.reason, evidence=one.evidence[:2], detector=DETECTOR,
+        )  # fmt: skip
+
+
+def device_of(ctx: Context, event: Event) -> tuple[str, tuple[tuple[str, RankView], ...]]:
+    """(number, ranks on it) of the GPU whose address an event names, as its driver listed them
+    last; ("", ()) where that is unknown."""
+    kind, _, address = event.subject.partition("/")
+    if kind != "gpu":
+        return "", ()
+    for name, subject, _, _ in ctx.observed.samples:
+        labels = accelerator.labels_of(subject) if name == "accelerator_info" else {}
+        if pci_of(labels.get("pci", "")) != address:
+            continue
+        key = labels.get("vendor", ""), labels.get("device", "")
+        there = accelerator.ranks_of(ctx.observed.samples, ctx.observed.runs).get(key, ())
+        return key[1], tuple(
+            (view.run, rank) for view in ctx.observed.runs for rank in view.ranks
+            if (view.run, rank.rank) in there and rank.state != "ended"
+        )
+    return "", ()
+
+
+def cause_of(
+    found: list[tuple[int, Cause]], ranks: tuple[RankView, ...], generation: int
+) -> Cause | None:
+    """The first cause whose process is a rank that still runs; one that ended explains itself."""
+    for pid, cause in found:
+        for rank in ranks:
+            if rank.pid == pid and rank.ended is None and rank.generation == generation:
+                return msgspec.structs.replace(
+                    cause, generation=generation, rank=rank.rank, node=rank.node, step=rank.step,
+                    reason=f"rank {rank.rank} works there: {cause.reason}",
+                )  # fmt: skip
+    return None
+
+
+def _plain(subject: str) -> str:
+    text = "".join(c if c.isalnum() else "-" for c in subject)
+    return text or "host"

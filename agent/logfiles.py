@@ -1,0 +1,170 @@
+"""Training logs on disk: the shipped signatures, and files of any kind.
+
+Owns reading: plain or gzip, standard input, the last bytes of a file that still grows, in pieces
+and with a limit.  What lines mean is agent/core/detect/logs.py's.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import re
+import tomllib
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, cast
+
+from .core.detect import logroot
+from .core.detect.logs import CULPRITS, PYTHON, RETRYABLE, ROLES, Catalogue, Scanner, Signature
+from .core.detect.logtext import NO_RANK
+
+SHIPPED = Path(__file__).parent / "catalog/log_signatures.toml"
+PIECE_BYTES = 1 << 20
+FILE_MAX_BYTES = 64 << 30  # what a file may unpack to; more is not read, and said
+TAIL_BYTES = 1 << 20  # of each file of a run that goes on
+FILES_MAX = 8192
+CATALOGUE_MAX_BYTES = 1 << 20
+# Where a path names a rank: rank3.log, rank_3/..., 3/stderr.log, 3.out, g2-rank3.a1/stdout.log
+_RANK = re.compile(
+    r"rank[-_.]?(?P<rank>\d{1,6})(?!\d)|(?:^|/)(?P<dir>\d{1,6})/std(?:out|err)\b"
+    r"|(?:^|/)(?P<stem>\d{1,6})\.(?:log|out|err|txt)\b"
+)
+
+
+class Report(NamedTuple):
+    """What was read, and what it says."""
+
+    diagnosis: logroot.Diagnosis
+    names: tuple[str, ...]
+    nbytes: int
+    handled: tuple[tuple[str, int], ...]  # signature, times: training went on after them
+    skipped: int  # lines over the limits
+    problems: tuple[str, ...]  # files that could not be read to their end
+    note: str = ""  # what the catalogue says of the root
+
+
+def load_catalogue(path: Path = SHIPPED) -> Catalogue:
+    """Raises ValueError that names file, signature and key, and OSError."""
+    with path.open("rb") as file:
+        text = file.read(CATALOGUE_MAX_BYTES).decode()
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path}: {error}") from error
+    kinds = tables.get("exceptions", {})
+    roles = {name: role for role in ROLES for name in kinds.get(role, ())}
+    return Catalogue(
+        signatures=tuple(_signature(path, row) for row in tables.get("signature", ())),
+        gates=tuple(gate.encode() for gate in tables["gates"]),
+        signal_gates=tuple(gate.encode() for gate in tables["signal_gates"]),
+        exceptions=roles, cascade_text=tuple(kinds.get("cascade_text", ())),
+        exit_codes=dict(tables.get("exit_codes", {})),
+    )  # fmt: skip
+
+
+def _signature(path: Path, row: dict[str, Any]) -> Signature:
+    where = f"{path}: signature {row.get('id', '?')!r}"
+    allowed = {"role": ROLES, "culprit": CULPRITS, "retryable": RETRYABLE}
+    for key, values in allowed.items():
+        if row.get(key) not in values:
+            raise ValueError(f"{where}: {key} must be one of {', '.join(values)}")
+    try:
+        return Signature(
+            id=row["id"], role=row["role"], weak=bool(row.get("weak")), category=row["category"],
+            culprit=row["culprit"], retryable=row["retryable"], note=row.get("note", ""),
+            pattern=re.compile(row["pattern"], re.MULTILINE), literals=tuple(row["literals"]),
+        )  # fmt: skip
+    except KeyError as error:
+        raise ValueError(f"{where}: set {error.args[0]}") from error
+    except re.error as error:
+        raise ValueError(f"{where}: pattern: {error}") from error
+
+
+def rank_of(path: str) -> int:
+    found = list(_RANK.finditer(path.replace(os.sep, "/")))
+    if not found:
+        return NO_RANK
+    match = found[-1]
+    return int(match["rank"] or match["dir"] or match["stem"])
+
+
+def diagnose(paths: Sequence[str], standard_input: BinaryIO | None = None) -> Report:
+    """Over whole files; `-` is standard input.  A file that cannot be opened raises OSError."""
+    catalogue = load_catalogue()
+    scanners, problems, total = [], [], 0
+    for index, path in enumerate(paths[:FILES_MAX]):
+        scanner = Scanner(catalogue, index, rank_of(path))
+        with _open(path, standard_input) as file:
+            nbytes, problem = _drain(file, scanner)
+        total += nbytes
+        problems += [f"{path}: {problem}"] if problem else []
+        scanners.append(scanner)
+    return _report(catalogue, scanners, paths, total, problems)
+
+
+def diagnose_tails(paths: Sequence[str], tail_bytes: int = TAIL_BYTES) -> Report:
+    """Over the end of each file; one that cannot be read is named and left out."""
+    catalogue = load_catalogue()
+    scanners, problems, total = [], [], 0
+    for index, path in enumerate(paths[:FILES_MAX]):
+        scanner = Scanner(catalogue, index, rank_of(path), signals=False)
+        try:
+            with open(path, "rb") as file:
+                size = file.seek(0, io.SEEK_END)
+                file.seek(max(0, size - tail_bytes))
+                data = file.read(tail_bytes)
+        except OSError as error:
+            problems.append(f"{path}: {error.strerror}")
+            data = b""
+        scanner.feed(data)
+        scanner.close()
+        total += len(data)
+        scanners.append(scanner)
+    return _report(catalogue, scanners, paths, total, problems)
+
+
+def _report(
+    catalogue: Catalogue, scanners: Iterable[Scanner], paths: Sequence[str], total: int,
+    problems: list[str],
+) -> Report:
+    scanners = list(scanners)
+    matches = [match for scanner in scanners for match in scanner.matches]
+    handled: dict[str, int] = {}
+    for scanner in scanners:
+        for name, times in scanner.handled.items():
+            handled[name] = handled.get(name, 0) + times
+    found = logroot.diagnose(matches, catalogue.exit_codes)
+    root = found.root.signature if found.root else ""
+    notes = {one.id: one.note for one in (*catalogue.signatures, PYTHON)}
+    return Report(
+        found, tuple(paths), total, tuple(sorted(handled.items())),
+        sum(one.skipped for one in scanners), tuple(problems), notes.get(root, ""),
+    )
+
+
+def _open(path: str, standard_input: BinaryIO | None) -> BinaryIO:
+    if path == "-":
+        # Not to be closed by the `with`: it is the process's own.
+        source = standard_input.fileno() if standard_input else 0
+        return open(os.dup(source), "rb")
+    if path.endswith(".gz"):
+        return cast(BinaryIO, gzip.open(path, "rb"))
+    return open(path, "rb")
+
+
+def _drain(file: BinaryIO, scanner: Scanner) -> tuple[int, str]:
+    """(bytes read, what kept it from the end or "")."""
+    total, problem = 0, ""
+    try:
+        while piece := file.read(PIECE_BYTES):
+            total += len(piece)
+            scanner.feed(piece)
+            if total >= FILE_MAX_BYTES:
+                problem = f"only the first {FILE_MAX_BYTES >> 30} GB were read"
+                break
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        problem = f"not whole: {error}"
+    scanner.close()
+    return total, problem

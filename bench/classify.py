@@ -1,0 +1,114 @@
+"""How often the root of a dead run's logs is named rightly, and what the search costs.
+
+Owns the table: each of the catalogue's samples alone, and the cases of bench/classify_cases.py.
+A user's error that is put on a node is counted apart, and is never to happen.
+
+    python -m bench.classify       # a table and one row in bench/results; about 3 s
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from holdfast.agent import logfiles
+from holdfast.agent.core.detect import logs
+
+from . import classify_cases
+from .classify_cases import Case
+
+BENCH = Path(__file__).resolve().parent
+WANTED = 0.99
+THROUGHPUT_BYTES = 48 << 20
+BLAMABLE = ("infra", "network")
+
+
+def cases() -> list[Case]:
+    import tomllib
+
+    rows = tomllib.loads(logfiles.SHIPPED.read_text())["signature"]
+    samples = [
+        classify_cases.from_sample(row["id"], row["role"], row["culprit"], sample, number)
+        for row in rows for number, sample in enumerate(row["samples"], 1)
+    ]  # fmt: skip
+    return samples + classify_cases.variants()
+
+
+def judge(case: Case, folder: Path) -> dict[str, Any]:
+    """{name, expected, got, right, misblamed} of one case, through real files."""
+    paths = []
+    for name, text in case.files:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, errors="surrogatepass")
+        paths.append(str(path))
+    root = logfiles.diagnose(paths).diagnosis.root
+    got = root.signature if root else ""
+    culprit = root.culprit if root else ""
+    rank = root.rank if root else None
+    right = got == case.root and (not got or culprit == case.culprit)
+    if got and case.rank is not None:
+        right = right and rank == case.rank
+    innocent = case.culprit not in BLAMABLE
+    return {"name": case.name, "expected": case.root, "got": got, "rank": rank, "right": right,
+            "misblamed": innocent and culprit in BLAMABLE}
+
+
+def throughput(signals: bool) -> float:
+    """MB/s of one core over the log of a healthy run, in CPU time."""
+    row = ("2026-11-20 10:%02d:%02d,123 [rank%d] INFO iteration %d/ 500000 | lm loss: 2.609532E+00 "
+           "| grad norm: 0.038 | number of nan iterations:   0 | learning rate: 3.0E-04\n")
+    piece = "".join(row % (i // 60 % 60, i % 60, i % 8, i) for i in range(6600)).encode()
+    scanner = logs.Scanner(logfiles.load_catalogue(), signals=signals)
+    begin_s = time.process_time()
+    for _ in range(THROUGHPUT_BYTES // len(piece)):
+        scanner.feed(piece)
+    scanner.close()
+    spent_s = time.process_time() - begin_s
+    return THROUGHPUT_BYTES // len(piece) * len(piece) / 1e6 / spent_s
+
+
+def measure() -> dict[str, Any]:
+    found = []
+    for case in cases():
+        with tempfile.TemporaryDirectory(prefix="holdfast-classify-") as folder:
+            found.append(judge(case, Path(folder)))
+    right = sum(one["right"] for one in found)
+    return {
+        "bench": "classify", "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "cases": len(found), "right": right, "share": round(right / len(found), 4),
+        "misblamed": sum(one["misblamed"] for one in found),
+        "wrong": [one for one in found if not one["right"]],
+        "mb_per_s": round(throughput(False), 1), "mb_per_s_signals": round(throughput(True), 1),
+        "python": sys.version.split()[0], "load": [round(one, 2) for one in os.getloadavg()],
+    }  # fmt: skip
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0 when at least 99 % are right and nobody innocent is blamed."""
+    parser = argparse.ArgumentParser(prog="bench.classify", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=BENCH / "results")
+    options = parser.parse_args(arguments)
+    row = measure()
+    options.out.mkdir(parents=True, exist_ok=True)
+    with (options.out / f"classify-{row['at'][:10]}.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    for one in row["wrong"]:
+        print(f"wrong: {one['name']}: expected {one['expected'] or 'none'}, got {one['got']}")
+    share = 1.667 / row["mb_per_s"]  # 100 MB a minute
+    print(f"root right   {row['right']} of {row['cases']} ({100 * row['share']:.1f} %)")
+    print(f"misblamed    {row['misblamed']}")
+    print(f"throughput   {row['mb_per_s']} MB/s of one core: 100 MB/min cost {100 * share:.1f} %")
+    print(f"with signals {row['mb_per_s_signals']} MB/s")
+    return 0 if row["share"] >= WANTED and not row["misblamed"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""A kernel line -> its verdict: how long the running agent takes, on a quiet and on a busy machine.
+
+Owns the lines, the busy loops, and the child that is the agent: the daemon as it is, which says on
+its standard output when a step came out with a new verdict of detector `kernel`.  The clock starts
+just before the write to /dev/kmsg.  Needs root; sysctl kernel.printk_devkmsg is set and set back.
+
+    python -m bench.kernel_latency [--rounds 5] [--quick] [--cases quiet busy busy_nice]
+
+Each round is a new agent and 60 lines, of 60 GPUs; between two lines lies more than a step's gap.
+`busy` has two loops a core beside it, all at the same niceness; the unit's Nice=-10 is measured as
+`busy_nice`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from . import common
+from .common import BENCH, Failed, Place, Results
+
+SWITCH = Path("/proc/sys/kernel/printk_devkmsg")
+CASES = ("quiet", "busy", "busy_nice")
+LINES = 60
+GAP_S = 0.05
+LIMIT_S = 20.0
+NICE = -10  # of deploy/systemd/holdfast.service
+LINE = "<3>NVRM: Xid (PCI:0000:%02x:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off"
+AGENT = """
+import asyncio, sys, time
+from holdfast.agent.__main__ import _make_node
+from holdfast.agent.config import load
+from holdfast.agent.daemon import Daemon, Options
+told = set()
+class Told(Daemon):
+    def _follow(self, decision, now_s):
+        for verdict in decision.verdicts:
+            if verdict.detector == "kernel" and verdict.subject not in told:
+                told.add(verdict.subject)
+                print(verdict.subject.rpartition("/")[2], time.monotonic_ns(), flush=True)
+        super()._follow(decision, now_s)
+state, run = sys.argv[1:]
+settings = {"agent.state_dir": state, "agent.runtime_dir": run, "agent.listen": "127.0.0.1:0",
+            "collectors.kmsg_users": True}
+settings = {key: (value, "bench") for key, value in settings.items()}
+asyncio.run(Told(load(None, settings), Options(False, "", None, settings), _make_node).run())
+"""
+
+
+@contextmanager
+def kernel_log() -> Iterator[Any]:
+    """The kernel's log, open for writing without its limit of ten lines in five seconds."""
+    before = SWITCH.read_text().strip()
+    SWITCH.write_text("on\n")
+    try:
+        with open("/dev/kmsg", "wb", buffering=0) as log:
+            yield log
+    finally:
+        SWITCH.write_text(before + "\n")
+
+
+@contextmanager
+def busy(loops: int) -> Iterator[None]:
+    started = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(loops)]
+    try:
+        yield
+    finally:
+        for one in started:
+            one.kill()
+            one.wait()
+
+
+def measure(case: str, log: Any) -> dict[str, Any]:
+    """One agent and its lines."""
+    row: dict[str, Any] = {"case": f"kernel_latency_{case}", "ok": False, "why": ""}
+    loops = 2 * (os.cpu_count() or 1) if case.startswith("busy") else 0
+    with common.place("kernel") as where:
+        command = [sys.executable, "-c", AGENT, str(where.home / "s"), str(where.home / "r")]
+        if case.endswith("nice"):
+            command = ["nice", "-n", str(NICE), *command]
+        agent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=where.environ)
+        try:
+            wait_ready(agent, where)
+            with busy(loops):
+                row["latency_s"] = rounds_of(agent, log)
+            row["ok"] = len(row["latency_s"]) == LINES
+        except Failed as error:
+            row["why"] = str(error)
+        finally:
+            agent.terminate()
+            agent.wait(LIMIT_S)
+    return row
+
+
+def wait_ready(agent: subprocess.Popen[str], where: Place) -> None:
+    """Until the page is served: by then the kernel's log is open as well."""
+    deadline_s = time.monotonic() + LIMIT_S
+    while not (where.home / "r" / "address").exists():
+        if time.monotonic() > deadline_s or agent.poll() is not None:
+            raise Failed("the agent did not start")
+        time.sleep(0.02)
+    time.sleep(1.0)
+
+
+def rounds_of(agent: subprocess.Popen[str], log: Any) -> list[float]:
+    """Seconds from each line to its verdict."""
+    assert agent.stdout is not None
+    found = []
+    for number in range(LINES):
+        began_ns = time.monotonic_ns()
+        log.write((LINE % number).encode() + b"\n")
+        said = agent.stdout.readline().split()
+        if len(said) != 2 or said[0] != f"0000:{number:02x}:00":
+            raise Failed(f"line {number} was answered by {said}")
+        found.append(round((int(said[1]) - began_ns) / 1e9, 6))
+        time.sleep(GAP_S)
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="bench.kernel_latency")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="one round of each")
+    parser.add_argument("--cases", nargs="*", default=CASES, choices=CASES)
+    parser.add_argument("--out", type=Path, default=BENCH / "results")
+    given = parser.parse_args(arguments)
+    rounds = 1 if given.quick else given.rounds
+    taken: dict[str, list[float]] = {case: [] for case in given.cases}
+    try:
+        with kernel_log() as log:
+            results = Results("kernel_latency", given.out)
+            for _ in range(rounds):
+                for case in given.cases:
+                    row = measure(case, log)
+                    results.add(row)
+                    taken[case] += row.get("latency_s", [])
+    except OSError as error:
+        print(f"bench.kernel_latency: /dev/kmsg cannot be written here: {error}", file=sys.stderr)
+        return 1
+    for case, values in taken.items():
+        if values:
+            p50, p99 = (common.percentile(values, share) * 1000 for share in (0.5, 0.99))
+            print(f"{case}: {len(values)} lines, p50 {p50:.1f} ms, p99 {p99:.1f} ms, "
+                  f"worst {max(values) * 1000:.1f} ms")  # fmt: skip
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

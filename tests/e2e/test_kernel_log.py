@@ -1,0 +1,121 @@
+"""A line of the kernel's becomes an incident and a count of the running agent.
+
+Writes to /dev/kmsg: root, and a kernel that takes lines from programs.  What a program writes the
+kernel marks as such (facility 1); the agent believes it only with collectors.kmsg_users.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+SWITCH = Path("/proc/sys/kernel/printk_devkmsg")
+XID = "<3>NVRM: Xid (PCI:0000:4e:00): %d, pid='<unknown>', name=<unknown>, GPU has fallen off."
+LABELS = ("xid", "79", "hardware", "reboot_node")
+SERIES = 'holdfast_events_total{action="reboot_node",class="hardware",code="79",source="xid"}'
+
+
+@pytest.fixture
+def kernel() -> Iterator[Callable[[str], None]]:
+    """Writes a line to the kernel's log; skips where that cannot be."""
+    try:
+        before = SWITCH.read_text().strip()
+        SWITCH.write_text("on\n")
+        log = open("/dev/kmsg", "wb", buffering=0)
+    except OSError as error:
+        pytest.skip(f"/dev/kmsg cannot be written here: {error}")
+    try:
+        yield lambda line: log.write(line.encode() + b"\n") and None
+    finally:
+        log.close()
+        SWITCH.write_text(before + "\n")
+
+
+class Agent:
+    """The agent as a process."""
+
+    def __init__(self, folder: Path, users: bool) -> None:
+        self.state, runtime = folder / "state", folder / "run"
+        config = folder / "agent.toml"
+        config.write_text(f"[collectors]\nkmsg_users = {str(users).lower()}\n")
+        (runtime / "address").unlink(missing_ok=True)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast.agent", "--config", str(config), "--state",
+             str(self.state), "--runtime", str(runtime), "--listen", "127.0.0.1:0"],
+        )  # fmt: skip
+        until(lambda: (runtime / "address").exists() and self.process.poll() is None)
+        self.address = (runtime / "address").read_text().strip()
+
+    def get(self, path: str) -> str:
+        url = self.address if "://" in self.address else f"http://{self.address}"
+        with urllib.request.urlopen(url.rstrip("/") + path, timeout=5) as answer:
+            return answer.read().decode()
+
+    def count(self) -> float:
+        lines = [one for one in self.get("/metrics").splitlines() if one.startswith(SERIES)]
+        return float(lines[0].rpartition(" ")[2]) if lines else -1.0
+
+    def incidents(self) -> list[dict]:
+        answer = json.loads(self.get("/api/v1/incidents"))
+        listed = answer["incidents"] if isinstance(answer, dict) else answer
+        return [one for one in listed if one["fault"] == "gpu_fell_off_bus"]
+
+    def journalled(self) -> float:
+        with sqlite3.connect(f"file:{self.state}/journal.db?mode=ro", uri=True) as database:
+            row = database.execute(
+                "SELECT value FROM counters WHERE name = 'events' AND labels = ?",
+                (json.dumps(LABELS, separators=(",", ":")),),
+            ).fetchone()
+        return row[0] if row else 0.0
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(10)
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s, "never became true"
+        time.sleep(0.01)
+
+
+def test_equal_xids_are_one_incident_and_each_is_counted_across_a_kill(tmp_path, kernel) -> None:
+    agent = Agent(tmp_path, users=True)
+    try:
+        until(lambda: agent.count() == 0.0)  # a series from the start, so that increase() works
+        kernel(XID % 79)
+        until(lambda: agent.count() == 1.0)
+        (incident,) = agent.incidents()
+        assert incident["subject"].endswith("/gpu/0000:4e:00") and incident["severity"] == "fatal"
+        assert "reboot_node" in incident["would_have"]
+        kernel(XID % 79)  # a gauge of the last value would not move
+        until(lambda: agent.count() == 2.0 and agent.journalled() == 2.0)
+        agent.kill()
+        kernel(XID % 79)  # nobody listens
+        agent = Agent(tmp_path, users=True)
+        until(lambda: agent.count() == 3.0)
+        assert len(agent.incidents()) == 1
+        kernel(XID % 79)
+        until(lambda: agent.count() == 4.0)
+    finally:
+        agent.kill()
+
+
+def test_what_a_program_wrote_is_not_the_kernels_word(tmp_path, kernel) -> None:
+    agent = Agent(tmp_path, users=False)
+    try:
+        until(lambda: agent.count() == 0.0)
+        kernel(XID % 79)
+        until(lambda: "holdfast_kernel_lines_foreign_total 1" in agent.get("/metrics"))
+        assert agent.count() == 0.0 and not agent.incidents()
+    finally:
+        agent.kill()

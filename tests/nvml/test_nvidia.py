@@ -1,0 +1,285 @@
+"""NVIDIA GPUs: recorded states -> samples -> /metrics text, and calls that never return.
+
+HOLDFAST_GOLDEN=1 writes the golden files anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+
+from holdfast.agent import metrics
+from holdfast.agent.config import load
+from holdfast.agent.core.detect import accelerator
+from holdfast.agent.core.model import RankView, RunView
+from holdfast.agent.devices import devices
+from holdfast.agent.runner import Runner
+from holdfast.collectors import ALL
+from holdfast.collectors.nvidia import NvidiaCollector
+from holdfast.collectors.sample import Sample
+
+GOLDEN = Path(__file__).resolve().parent / "golden"
+OTHERS = tuple(one.name for one in ALL if one.name != "nvidia")
+STATES = ("gpu_lost", "gpu_lost_late", "ecc_storm", "remap_pending", "link_down", "spinning")
+
+
+class Page:
+    """A page of metrics from samples alone."""
+
+    def __init__(self, samples) -> None:
+        self.samples = samples
+
+    def collect(self):
+        yield from metrics.families(self.samples, NvidiaCollector.metrics)
+
+    def text(self) -> str:
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        return generate_latest(registry).decode()
+
+
+def samples_of(answer) -> tuple[Sample, ...]:
+    assert "samples" in answer, answer
+    return tuple(Sample(*one) for one in answer["samples"])
+
+
+def same_as_golden(name: str, text: str) -> None:
+    file = GOLDEN / name
+    if os.environ.get("HOLDFAST_GOLDEN"):
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+    assert text == file.read_text()
+
+
+def test_one_gpu_as_the_page_shows_it(node):
+    node.becomes("gpus 1\ngpu 0 pid 4711\n")
+    text = Page(samples_of(node.read()[0])).text()
+    same_as_golden("one_gpu.txt", text)
+    assert "4711" not in text  # a series for each process would churn
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is missing (Debian package prometheus)")
+    done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True,
+                          text=True, timeout=30, check=False)  # fmt: skip
+    assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_what_each_fault_changes_on_an_8_gpu_node(node, state):
+    healthy = samples_of(node.read()[0])
+    node.becomes(state)
+    sick = samples_of(node.read()[0])
+    before, after = ({(one.name, one.subject): one.value for one in said}
+                     for said in (healthy, sick))  # fmt: skip
+    lines = [f"{accelerator.labels_of(subject)['device']} of nvidia says nothing more"
+             for name, subject in sorted(before.keys() - after.keys())
+             if name == "accelerator_power_watts"]  # fmt: skip
+    lines += [f"{name}{{{subject}}} {before.get((name, subject))} -> {value}"
+              for (name, subject), value in after.items()
+              if before.get((name, subject)) != value]  # fmt: skip
+    sights = accelerator.look(sick)
+    lines += [f"{vendor} {device}: {one.health}: {one.why}"
+              for (vendor, device), one in sights.items() if one.health != "ok"]  # fmt: skip
+    lines += [f"{one.fault} ({one.severity}) {one.subject}: {one.reason}"
+              for one in accelerator.Accelerators("n").verdicts(sick, (), {})]  # fmt: skip
+    same_as_golden(f"{state}.txt", "\n".join(lines) + "\n")
+
+
+def test_an_old_driver_costs_only_what_it_does_not_have(libraries, node):
+    new = {one.name for one in samples_of(node.read()[0])}
+    node.library = libraries["old"]
+    node.becomes("old_driver")
+    old = {one.name for one in samples_of(node.read()[0])}
+    assert new - old == {
+        "accelerator_violation_seconds_total", "accelerator_row_remap_banks",
+        "accelerator_fabric_state", "accelerator_fabric_fault", "accelerator_recovery_action",
+    }  # fmt: skip
+    assert not old - new
+
+
+def test_a_call_that_is_not_supported_costs_its_readings(node):
+    node.becomes("gpus 1\nunsupported nvmlDeviceGetNvLinkErrorCounter\n"
+                 "unsupported nvmlDeviceGetPowerUsage\n"
+                 "unsupported nvmlDeviceGetMaxClockInfo\n")  # fmt: skip
+    names = [one.name for one in samples_of(node.read()[0])]
+    assert names.count("accelerator_link_up") == 18
+    assert not {"accelerator_link_errors_total", "accelerator_power_watts"} & set(names)
+    assert names.count("accelerator_clock_hertz") == 2
+    assert "accelerator_clock_max_hertz" not in names
+
+
+def test_a_device_that_is_lost_in_mid_run_keeps_its_name(node):
+    async def scenario():
+        runner, task = start(node)
+        await until(lambda: len(runner.samples()) > 1000)
+        node.becomes("gpu_lost")
+        await until(lambda: 0 < len(runner.samples()) < 1250)
+        await stop(task)
+        return runner.samples()
+
+    samples = asyncio.run(scenario())
+    (verdict,) = accelerator.Accelerators("n").verdicts(samples, (), {})
+    assert verdict.subject == "node/n/gpu/3" and "at 00000000:48:00.0" in verdict.reason
+    assert not verdict.act and dict(verdict.evidence)["uuid"].startswith("GPU-")
+
+
+def test_without_library_or_driver_there_is_no_data(node, tmp_path):
+    node.file.unlink()
+    assert "absent" in node.read()[0]
+    runner = Runner(load(None, {"collectors.proc": (str(tmp_path), "t"),
+                                "collectors.sys": (str(tmp_path), "t"),
+                                "collectors.disable": (OTHERS, "t")}).config,
+                    lambda part, error: pytest.fail(f"{part}: {error}"))  # fmt: skip
+
+    async def scenario():
+        task = asyncio.create_task(runner.run())
+        await until(lambda: runner.health()[0].read_s)
+        await stop(task)
+
+    asyncio.run(scenario())
+    assert runner.health()[0].absent and runner._entries[0].helper is None
+
+
+# ------------------------------------------------------------- calls that never return
+
+
+async def until(condition, timeout_s: float = 10.0) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline_s
+        await asyncio.sleep(0.005)
+
+
+async def stop(task) -> None:
+    task.cancel()
+    await asyncio.wait([task], timeout=5.0)
+
+
+def start(node, troubles=None):
+    config = load(None, {
+        "collectors.nvml": (str(node.library), "t"), "collectors.deadline_s": (0.2, "t"),
+        "collectors.disable": (OTHERS, "t"), "agent.tick_s": (0.05, "t"),
+        "agent.fast_s": (0.1, "t"), "agent.slow_s": (0.2, "t"),
+    }).config  # fmt: skip
+    said = troubles if troubles is not None else []
+    runner = Runner(config, lambda part, error: said.append(f"{part}: {error}"))
+    return runner, asyncio.create_task(runner.run())
+
+
+def alive(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_a_hung_call_is_killed_and_the_next_reading_starts_anew(node):
+    troubles: list[str] = []
+
+    async def scenario():
+        runner, task = start(node, troubles)
+        await until(lambda: runner.samples())
+        pid = runner._entries[0].helper.pid
+        node.becomes("hung_call")
+        late_s = loop_lag = 0.0
+        while runner.health()[0].up:
+            begin_s = time.monotonic()
+            await asyncio.sleep(0.01)
+            late_s = time.monotonic() - begin_s - 0.01
+            loop_lag = max(loop_lag, late_s)
+        assert "no answer within 0.2 s" in runner.health()[0].error
+        assert not alive(pid) and not runner.samples() and runner.last("nvidia")
+        assert loop_lag < 0.15, "the loop waited for the call"
+        node.becomes("healthy")
+        await until(lambda: runner.samples())
+        assert runner._entries[0].helper.pid not in (0, pid) and not runner.left_behind()
+        last = runner._entries[0].helper.pid
+        await stop(task)
+        assert not alive(last)
+
+    asyncio.run(scenario())
+    assert any("no answer" in one for one in troubles)
+
+
+def test_a_child_that_cannot_be_killed_is_left_named_and_not_joined(node, monkeypatch):
+    async def scenario():
+        runner, task = start(node)
+        await until(lambda: runner.samples())
+        monkeypatch.setattr("holdfast.agent.probe.KILL_WAIT_S", 0.05)
+        monkeypatch.setattr("asyncio.subprocess.Process.kill", lambda self: None)  # as in state D
+        kill, killpg = os.kill, os.killpg
+        monkeypatch.setattr("os.killpg", lambda group, number: None)
+        node.becomes("hung_call")
+        await until(lambda: runner.left_behind())
+        (left,) = runner.left_behind()
+        assert left.name == "nvidia" and alive(left.pid)
+        await until(lambda: "hangs in" in runner.health()[0].error)
+        assert len(runner.left_behind()) == 1
+        monkeypatch.setattr("os.killpg", killpg)
+        node.becomes("healthy")
+        kill(left.pid, signal.SIGKILL)
+        await until(lambda: runner.samples() and not runner.left_behind())
+        await stop(task)
+
+    asyncio.run(scenario())
+
+
+def test_a_child_dies_with_its_parent_and_rubbish_costs_itself(node):
+    async def scenario():
+        runner, task = start(node)
+        await until(lambda: runner.samples())
+        helper = runner._entries[0].helper
+        pid = helper.pid
+        os.kill(pid, signal.SIGKILL)  # the child itself
+        await until(lambda: helper.pid not in (0, pid) and runner.health()[0].up)
+        await stop(task)
+
+    asyncio.run(scenario())
+
+
+# ------------------------------------------------------------- devices, ranks, verdicts
+
+
+def test_ranks_are_joined_by_process_and_stale_is_unknown(node):
+    node.becomes("gpus 2\ngpu 0 pid 4711\ngpu 1 pid 4712\ngpu 1 remap_pending 1\n")
+    samples = samples_of(node.read()[0])
+    runs = (RunView("m5", "n", "trainer", 2, ranks=(
+        RankView(0, "n", 4711, 1, "running"), RankView(1, "n", 4712, 1, "running"))),)  # fmt: skip
+    good = Runner(load(None, {}).config, lambda part, error: None).health()[0]
+    good = good._replace(name="nvidia", up=True, error="")
+    shown = devices(good, samples, runs, 2.0, 15.0)
+    assert [(one["health"], one["ranks"]) for one in shown] == [
+        ("ok", [{"run": "m5", "rank": 0}]), ("warn", [{"run": "m5", "rank": 1}])]  # fmt: skip
+    stale = devices(good, samples, runs, 100.0, 15.0)
+    assert {one["health"] for one in stale} == {"unknown"}
+    assert "no reading for 99 s" in stale[0]["why"]
+    down = devices(good._replace(up=False, error="no answer"), samples, runs, 2.0, 15.0)
+    assert down[1]["health"] == "unknown" and "no answer" in down[1]["why"]
+
+
+def test_finished_runs_leave_the_page_after_ten_minutes():
+    recent = metrics.Recent()
+    view = RunView("m5", "n", "trainer", 1, ranks=(RankView(7, "n", 11, 1, "running"),))
+    process = (Sample("accelerator_process", "vendor=nvidia,device=3,pid=11", 1.0, 1.0),)
+    recent.see(0.0, (view,), process)
+    recent.see(599.0, (), process)
+    assert recent.has("m5") and recent.places() == [(("3", "m5", "7"), 1)]
+    recent.see(601.0, (), process)
+    assert not recent.has("m5") and not recent.places()
+
+
+def test_fewer_devices_than_before_in_this_boot():
+    def count(number):
+        return (Sample("accelerator_devices", "vendor=nvidia", number, 1.0),)
+
+    mind, most = accelerator.Accelerators("n"), {}
+    assert not mind.verdicts(count(8.0), (), most)
+    (verdict,) = mind.verdicts(count(7.0), (), most)
+    assert verdict.fault == "accelerator_lost" and "7 of 8" in verdict.reason
+    assert accelerator.Accelerators("n").verdicts(count(7.0), (), most) == [verdict]

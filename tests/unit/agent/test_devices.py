@@ -1,0 +1,112 @@
+"""Devices on the page of metrics, in status and on the terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+import pytest
+from fakes import until
+
+from holdfast.agent import background
+from holdfast.agent.cli import report, text
+from holdfast.agent.metrics import Exposition
+from holdfast.agent.probe import Left
+from holdfast.agent.runner import Health
+from holdfast.agent.web import status
+from holdfast.collectors.neuron import NeuronCollector
+from holdfast.collectors.nvidia import NvidiaCollector
+from holdfast.collectors.sample import Sample
+
+
+class FakeRunner:
+    """Two GPUs, one of them lost; nothing here is read."""
+
+    def __init__(self) -> None:
+        boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self.up = True
+        self.left: tuple[Left, ...] = ()
+        self.found = tuple(Sample(f"accelerator_{name}", f"vendor=nvidia,{more}", value, boot_s)
+                           for name, more, value in (
+            ("info", "device=0,name=H100,uuid=u,pci=p,driver=d", 1.0), ("lost", "device=0", 0.0),
+            ("lost", "device=1", 1.0), ("clock_hertz", "device=0,domain=sm", 1e9),
+            ("power_watts", "device=0", 600.0), ("process", "device=0,pid=11", 1.0),
+        ))  # fmt: skip
+
+    def samples(self):
+        return self.found if self.up else ()
+
+    def last(self, name):
+        return self.found if name == "nvidia" else ()
+
+    def health(self):
+        error = "" if self.up else "nvidia: no answer within 2 s"
+        return (Health("nvidia", self.up, False, error, 0.1, 1.0),
+                Health("neuron", False, True, "no Neuron driver on this machine", 0.0, 1.0))
+
+    def metrics(self):
+        both = (*NvidiaCollector.metrics, *NeuronCollector.metrics)
+        return tuple({one.name: one for one in both}.values())
+
+    def children(self):
+        return {"nvidia": os.getpid()}
+
+    def left_behind(self):
+        return self.left
+
+
+@pytest.mark.parametrize(("settings", "shown"), [
+    ({}, {"lost", "power_watts", "clock_hertz"}),
+    ({"agent__metrics": "minimal"}, {"lost", "power_watts"}),
+    ({"agent__metrics_hide": ("accelerator_power_", "accelerator_clock_")}, {"lost"}),
+])  # fmt: skip
+def test_full_minimal_and_hidden_families(agent, settings, shown):
+    async def scenario():
+        async with agent(**settings) as (daemon, _):
+            await until(lambda: daemon.snapshot.number > 0)
+            daemon.runner = FakeRunner()
+            page = Exposition(daemon).text().decode()
+        for name in ("lost", "power_watts", "clock_hertz"):
+            assert (f"\nholdfast_accelerator_{name}{{" in page) == (name in shown)
+        assert "holdfast_accelerator_process{" not in page
+        assert '\nholdfast_probe_resident_memory_bytes{collector="nvidia"}' in page
+
+    asyncio.run(scenario())
+
+
+def test_status_names_devices_and_says_unknown_when_nothing_is_read(agent):
+    async def scenario():
+        async with agent() as (daemon, _):
+            daemon.runner = runner = FakeRunner()
+            good = status.status(daemon)["devices"]
+            runner.up = False
+            bad = status.status(daemon)["devices"]
+            runner.left = (Left("nvidia", 77, time.monotonic() - 5.0, "nv_lock"),)
+            faults = {one.fault: one.reason for one in background.own_verdicts(daemon)}
+            return good, bad, faults
+
+    good, bad, faults = asyncio.run(scenario())
+    assert [(one["device"], one["health"]) for one in good] == [("0", "ok"), ("1", "fatal")]
+    assert good[0]["name"] == "H100"
+    assert {one["health"] for one in bad} == {"unknown"} and "no answer" in bad[0]["why"]
+    assert set(faults) == {"collector_failed", "probe_stuck"}
+    assert "pid 77" in faults["probe_stuck"] and "nv_lock" in faults["probe_stuck"]
+
+
+def test_the_terminal_shows_what_is_unwell_or_used():
+    device = {"vendor": "nvidia", "name": "H100", "pci": "", "why": "", "health": "ok",
+              "age_s": 1.0, "ranks": []}  # fmt: skip
+    lost = {"health": "fatal", "why": "the driver says that it is lost"}
+    devices = [
+        {**device, "device": "0", "ranks": [{"run": "m5", "rank": 0}]},
+        {**device, "device": "1", **lost}, {**device, "device": "2"},
+    ]  # fmt: skip
+    assert text.plain(report._devices(devices)).splitlines() == [
+        "",
+        "  device    health  ranks  why",
+        "  nvidia 0  ok      m5/0",
+        "  nvidia 1  fatal   none   the driver says that it is lost",
+        "  1 device ok, without a rank",
+    ]
+    assert report._devices([]) == []

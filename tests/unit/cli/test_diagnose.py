@@ -1,0 +1,86 @@
+"""`holdfast diagnose` over files as people keep them: folders, gzip, standard input, junk."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.agent import logfiles
+from holdfast.agent.cli import main
+
+Captured = pytest.CaptureFixture[str]
+USER = b'Traceback (most recent call last):\n  File "a.py", line 1, in f\nValueError: bad\n'
+
+
+@pytest.mark.parametrize(
+    ("path", "rank"),
+    [
+        ("logs/rank3.log", 3), ("logs/rank_12/x.log", 12), ("run/attempt_0/7/stderr.log", 7),
+        ("4.out", 4), ("g2-rank5.a1/stdout.log", 5), ("slurm-4711.out", -1), ("run.log", -1),
+    ],
+)  # fmt: skip
+def test_a_path_names_its_rank(path: str, rank: int) -> None:
+    assert logfiles.rank_of(path) == rank
+
+
+def test_gzip_and_a_folder(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "rank1.log.gz").write_bytes(gzip.compress(USER))
+    (tmp_path / "rank0.log").write_bytes(b"\xff\xfe\x00junk" * 9000)
+    (tmp_path / "weights.bin").write_bytes(USER)
+    assert main(["diagnose", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["root"]["signature"], found["root"]["rank"]) == ("python_exception", 1)
+    assert (found["root"]["culprit"], found["blames"], len(found["files"])) == ("user", "job", 2)
+
+
+def test_a_cut_gzip_is_read_as_far_as_it_goes(tmp_path: Path, capsys: Captured) -> None:
+    packed = gzip.compress(USER + bytes(range(256)) * 4000, 0)
+    (tmp_path / "a.log.gz").write_bytes(packed[: len(packed) // 2])
+    (tmp_path / "b.log.gz").write_bytes(b"no gzip at all")
+    assert main(["diagnose", str(tmp_path)]) == 1
+    assert capsys.readouterr().out.count("not whole") == 2
+
+
+def test_standard_input(tmp_path: Path) -> None:
+    root = Path(__file__).resolve().parents[3]
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast.agent.cli", "diagnose", "-", "--json"], input=USER,
+        capture_output=True, timeout=30, check=False, cwd=tmp_path,
+        env={"PYTHONPATH": str(root / ".types")},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["root"]["line"] == "ValueError: bad"
+
+
+def test_what_cannot_be_read_is_an_error_of_use(tmp_path: Path, capsys: Captured) -> None:
+    assert main(["diagnose", str(tmp_path / "no.log")]) == 2
+    assert "no.log: No such file" in capsys.readouterr().err
+    assert main(["diagnose", str(tmp_path)]) == 2
+    assert "no log in" in capsys.readouterr().err
+
+
+def test_an_empty_log_has_no_root(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "a.log").touch()
+    assert main(["diagnose", str(tmp_path / "a.log")]) == 1
+    assert "no line says why" in capsys.readouterr().out
+
+
+def test_help_shows_an_example(capsys: Captured) -> None:
+    with pytest.raises(SystemExit):
+        main(["diagnose", "--help"])
+    assert "example: holdfast diagnose" in capsys.readouterr().out
+
+
+def test_the_end_of_files_that_still_grow(tmp_path: Path) -> None:
+    old = b"RuntimeError: CUDA error: device-side assert triggered\n"
+    (tmp_path / "rank0.log").write_bytes(old + b"quiet\n" * 1000 + USER)
+    paths = [str(tmp_path / "rank0.log"), str(tmp_path / "gone.log")]
+    report = logfiles.diagnose_tails(paths, tail_bytes=2000)
+    assert [one.text for one in report.diagnosis.matches] == ["ValueError: bad"]
+    assert report.nbytes == 2000
+    assert "gone.log: No such file" in report.problems[0]

@@ -1,0 +1,240 @@
+"""The engine over single lines, tracebacks and ranks, by value; the cases are bench's as well."""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bench import classify_cases
+from holdfast.agent import logfiles
+from holdfast.agent.core.detect import logroot, logs
+from holdfast.agent.core.detect.logtext import NO_RANK, clean
+
+CATALOGUE = logfiles.load_catalogue()
+TABLES = tomllib.loads(logfiles.SHIPPED.read_text())
+ROWS = TABLES["signature"]
+SAMPLES = [(row, sample) for row in ROWS for sample in row["samples"]]
+DAY_S = 86_400.0
+
+
+def scan(*texts: str | bytes, piece: int = 1 << 20, signals: bool = True) -> list[logs.Match]:
+    found = []
+    for file, text in enumerate(texts):
+        data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
+        scanner = logs.Scanner(CATALOGUE, file, signals=signals)
+        for at in range(0, len(data), piece):
+            scanner.feed(data[at : at + piece])
+        scanner.close()
+        found += scanner.matches
+    return found
+
+
+def root(*texts: str) -> str:
+    found = logroot.diagnose(scan(*texts), CATALOGUE.exit_codes).root
+    return found.signature if found else ""
+
+
+# ------------------------------------------------------------------------------------ catalogue
+
+
+def test_the_catalogue_has_every_signature_once() -> None:
+    assert len(ROWS) == len({row["id"] for row in ROWS}) == 64
+    assert len(TABLES["negatives"]) == 5
+
+
+@pytest.mark.parametrize(("row", "sample"), SAMPLES, ids=lambda one: one["id"] if isinstance(
+    one, dict) else "")  # fmt: skip
+def test_a_sample_is_found_as_its_row_says(row: dict[str, Any], sample: str) -> None:
+    found = {match.signature: match for match in scan(sample)}
+    carried = {"nccl_watchdog_cuda": {"nccl_watchdog_cuda", "cuda_ecc"}}
+    assert set(found) == carried.get(row["id"], {row["id"]})
+    match = found[row["id"]]
+    assert (match.role, match.culprit, match.category, match.retryable, match.weak) == (
+        row["role"], row["culprit"], row["category"], row["retryable"], row.get("weak", False),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("line", TABLES["negatives"])
+def test_a_healthy_line_is_no_match(line: str) -> None:
+    assert scan(line) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ('role = "boss"\n', "signature 'a': role must be one of root"),
+        ('role = "root"\nculprit = "me"\n', "culprit must be one of infra"),
+        ('role = "root"\nculprit = "user"\nretryable = "no"\n', "signature 'a': set category"),
+        ('role = "root"\nculprit = "user"\nretryable = "no"\ncategory = "c"\npattern = "("\n'
+         'literals = []\n', "pattern: missing"),
+        ("= 3", "Invalid"),
+    ],
+)  # fmt: skip
+def test_a_bad_catalogue_is_refused_by_name(tmp_path: Any, change: str, said: str) -> None:
+    path = tmp_path / "own.toml"
+    path.write_text(f'gates = []\nsignal_gates = []\n[[signature]]\nid = "a"\n{change}')
+    with pytest.raises(ValueError, match="own.toml") as caught:
+        logfiles.load_catalogue(path)
+    assert said in str(caught.value)
+
+
+# ---------------------------------------------------------------------------------------- lines
+
+
+@pytest.mark.parametrize(
+    ("line", "text", "rank", "day_s"),
+    [
+        ("[rank3]: KeyError: 'a'", "KeyError: 'a'", 3, None),
+        ("[default12]:    indented", "   indented", 12, None),
+        ("\x1b[31m[rank1]:\x1b[0m x", "x", 1, None),
+        ("7: Traceback", "Traceback", 7, None),
+        ("2026-01-02 03:04:05,500 [rank2] step", "step", 2, DAY_S + 11_045.5),
+        ("2026-01-01T00:00:10.25Z stderr F boom", "boom", NO_RANK, 10.25),
+        ("[E0102 00:00:01.5 ProcessGroupNCCL.cpp:6] [Rank 4] x",
+         "[E0102 00:00:01.5 ProcessGroupNCCL.cpp:6] [Rank 4] x", 4, DAY_S + 1.5),
+        ("[PG ID 1 PG GUID 1 Rank 9] late", "[PG ID 1 PG GUID 1 Rank 9] late", 9, None),
+        ("(TrainWorker pid=12, ip=10.0.0.1) no", "no", NO_RANK, None),
+        ("0%\r50%\r100% done", "100% done", NO_RANK, None),
+        ("2026-99-99 00:00:00 x", "x", NO_RANK, None),
+    ],
+)  # fmt: skip
+def test_a_line_without_its_wrapping(
+    line: str, text: str, rank: int, day_s: float | None
+) -> None:
+    found = clean(line)
+    assert (found.text, found.rank, found.time_s) == (text, rank, day_s)
+
+
+def test_a_frames_source_line_is_not_what_happened() -> None:
+    text = classify_cases.traceback("ValueError: bad")
+    assert "CUDA error: out of memory" in text
+    assert [match.signature for match in scan(text)] == ["python_exception"]
+
+
+def test_two_tracebacks_without_a_link_are_two() -> None:
+    text = classify_cases.traceback("ValueError: a") + classify_cases.traceback("ValueError: b")
+    assert [match.text for match in scan(text)] == ["ValueError: a", "ValueError: b"]
+
+
+def test_the_last_of_a_chain_is_its_root() -> None:
+    first, last = (classify_cases.traceback(f"ValueError: {name}") for name in "ab")
+    for link in (classify_cases.LINK_DURING, classify_cases.LINK_CAUSE):
+        found = scan(first + link + last)
+        assert [(m.text, m.role) for m in found] == [
+            ("ValueError: a", "carrier"), ("ValueError: b", "root"),
+        ]  # fmt: skip
+
+
+def test_pieces_of_any_size_give_the_same() -> None:
+    text = "".join(
+        text for case in classify_cases.variants()[8:15] for _, text in case.files
+    ) + "quiet\n" * 40_000  # fmt: skip
+    whole = scan(text)
+    assert len(whole) > 8
+    for piece in (997, 70_001):
+        assert scan(text, piece=piece) == whole, piece
+
+
+def test_a_root_after_which_training_goes_on_was_handled() -> None:
+    before = classify_cases.traceback("OSError: [Errno 5] Input/output error: '/a'")
+    assert root(before) == "io_error"
+    assert root(before + classify_cases.steps(1, 3, 0)) == "io_error"  # a last step may end
+    after = before + classify_cases.steps(1, 9, 0)
+    assert root(after) == ""
+    pieces = scan(after + "quiet\n" * 40_000, piece=50_000)
+    assert [match for match in pieces if match.role == "root"] == []
+
+
+def test_a_storm_of_errors_is_bounded() -> None:
+    lines = "".join(f"[rank{n % 3000}]: KeyError: '{n}'\n" for n in range(30_000))
+    scanner = logs.Scanner(CATALOGUE)
+    scanner.feed(lines.encode())
+    scanner.close()
+    assert len(scanner.matches) == logs.MATCHES_MAX
+    assert sum(scanner.counts.values()) + scanner.skipped >= 20_000
+
+
+def test_a_storm_of_tracebacks_is_bounded() -> None:
+    lines = "".join(f"[rank{n}]: {logs.TRACEBACK}\n" for n in range(9_000))
+    scanner = logs.Scanner(CATALOGUE)
+    scanner.feed(lines.encode())
+    scanner.close()
+    assert scanner._walk == 0
+    assert len(scanner.streams) <= 8193
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.one_of(
+    st.binary(max_size=200),
+    st.sampled_from([sample.encode() for _, sample in SAMPLES]),
+    st.sampled_from([b"Traceback (most recent call last):", b'  File "a.py", line 1, in f',
+                     b"\nDuring handling of the above exception, another exception occurred:\n",
+                     b"ValueError: x", b"[rank1]: ", b"\x1b[31m", b"2026-11-20 10:00:00 ", b"\n"]),
+), max_size=40), st.integers(1, 4000))  # fmt: skip
+def test_any_bytes_are_read(parts: list[bytes], piece: int) -> None:
+    data = b"\n".join(parts)
+    found = scan(data, piece=piece)
+    assert scan(data) == found
+    diagnosis = logroot.diagnose(found, CATALOGUE.exit_codes)
+    assert diagnosis.root or diagnosis.hint
+    assert diagnosis.root is None or diagnosis.root.role == logs.ROOT
+
+
+# ---------------------------------------------------------------------------------------- ranks
+
+
+@pytest.mark.parametrize("case", classify_cases.variants(), ids=lambda case: case.name)
+def test_the_root_of_all_ranks(case: classify_cases.Case) -> None:
+    found: list[logs.Match] = []
+    for file, (name, text) in enumerate(case.files):
+        scanner = logs.Scanner(CATALOGUE, file, logfiles.rank_of(name))
+        scanner.feed(text.encode())
+        scanner.close()
+        found += scanner.matches
+    root = logroot.diagnose(found, CATALOGUE.exit_codes).root
+    assert (root.signature if root else "") == case.root
+    if root:
+        assert root.culprit == case.culprit
+        assert case.rank in (None, root.rank)
+
+
+def test_only_infrastructure_points_at_a_node() -> None:
+    said = {
+        row["id"]: logroot.BLAMES.get(row["culprit"], "job")
+        for row in ROWS if row["role"] == "root"
+    }  # fmt: skip
+    assert {said[name] for name in ("cuda_ecc", "cuda_no_device", "neuron_mem_ue")} == {"node"}
+    assert said["nccl_ib_async_event"] == "link"
+    innocent = ("cuda_oom", "key_or_type", "file_missing", "no_space", "user_cancel", "cublas_fail",
+                "slurm_time_limit", "megatron_nan_grad")  # fmt: skip
+    assert {said[name] for name in innocent} == {"job"}
+
+
+def test_new_year_does_not_turn_the_order_round() -> None:
+    old = "2026-12-31 23:59:58 x\n" + classify_cases.traceback("ValueError: old")
+    new = "2027-01-01 00:00:03 x\n" + classify_cases.traceback("ValueError: new")
+    found = logroot.diagnose(scan(new, old), {}).root
+    assert found is not None and found.text == "ValueError: old"
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        ([classify_cases.WATCHDOG.format(0), classify_cases.WATCHDOG.format(2)], "ranks 0, 2"),
+        ([classify_cases.WATCHDOG.format(0),
+          classify_cases.WATCHDOG.format(1).replace("812", "790")], "furthest behind: rank 1"),
+        ([classify_cases.GLOO], "look at 127.0.0.1"),
+        ([classify_cases.SUMMARY.replace("exitcode: 1", "exitcode: -9")], "want of host memory"),
+        (["step 4 loss: nan\n"], "not healthy"),
+        ([classify_cases.CLOSING], "asked to end"),
+        ([""], "no line says why"),
+    ],
+)  # fmt: skip
+def test_without_a_root_it_says_where_to_look(texts: list[str], said: str) -> None:
+    found = logroot.diagnose(scan(*texts), CATALOGUE.exit_codes)
+    assert found.root is None
+    assert said in found.hint
