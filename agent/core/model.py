@@ -180,7 +180,7 @@ class Observed(Value, frozen=True):
 # ---------------------------------------------------------------- concluded
 
 
-class Verdict(Value, frozen=True):
+class Verdict(Value, frozen=True, omit_defaults=False):
     """A detector's conclusion about one subject, with what it rests on."""
 
     fault: str  # name of a runbook
@@ -195,7 +195,7 @@ class Verdict(Value, frozen=True):
     generation: int = 0
 
 
-class Incident(Value, frozen=True):
+class Incident(Value, frozen=True, omit_defaults=False):
     """A fault over its lifetime: opened by a verdict, acted on, closed."""
 
     id: str

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from . import plan as planning
 from . import reconcile, world
+from . import plan as planning
 from .casebook import Casebook
 from .detect import collective, hang, limits
 from .detect import ended as ends
@@ -60,6 +60,12 @@ class Notice:
         m.oom_pids = [*m.oom_pids, *ends.oom_pids(ctx.observed.lines, pids)][-64:]
         if not ctx.frozen:
             m.history.look(ranks, self.seen, ctx.now.boot_s)
+        if plan is not None and m.bases_generation != plan.generation:
+            # The trainer's pages count from the end of its restore; a script's must be learnt.
+            m.bases = {} if ctx.view.grade == TRAINER else None
+            m.bases_generation = plan.generation
+        if m.bases is None:
+            m.bases = collective.learn_bases(ranks)
 
     # ------------------------------------------------------------ detecting
 
@@ -108,7 +114,7 @@ class Notice:
             return None
         if is_root:
             return ends.cause_of(rank, len(failed) - 1, tuple(m.oom_pids))
-        proven = collective.proofs(ranks, self._resumed(), ctx.now.boot_s)
+        proven = collective.proofs(ranks, self._resumed(), ctx.now.boot_s, m.bases)
         if proven is not None:
             return proven
         m.lonely_boot_s = m.lonely_boot_s or ctx.now.boot_s
@@ -131,7 +137,7 @@ class Notice:
         parked = [r for r in ranks if r.parked and r.ended is None]
         if not parked or any(r.state in ("starting", "running") for r in ranks):
             return None
-        proven = collective.proofs(ranks, self._resumed(), ctx.now.boot_s)
+        proven = collective.proofs(ranks, self._resumed(), ctx.now.boot_s, self.memory.bases)
         if proven is not None:
             return proven
         refused = next((r for r in parked if r.parked and BAD_CHECKPOINT in r.parked.reason), None)
@@ -218,7 +224,7 @@ class Notice:
         shown = tuple(self._with_where(r) for r in ranks)
         view = hang.HangView(
             run=m.run, ranks=shown, costs=self._costs(ctx, plan, ranks),
-            boot_s=ctx.now.boot_s, resumed_step=plan.resume.step,
+            boot_s=ctx.now.boot_s, resumed_step=plan.resume.step, bases=m.bases,
         )  # fmt: skip
         look = hang.look(view, m.history, ctx.settings)
         ctx.wake(look.wake_s)

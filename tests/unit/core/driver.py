@@ -192,8 +192,10 @@ class Lab:
     def train(self, to: int, seconds: float = 0.15, phase: str = "forward_backward") -> None:
         """Every rank finishes steps up to `to`."""
         while self.rank(0).step < to:
-            self.all(step=self.rank(0).step + 1, phase=phase, still_s=0.0, step_time_s=seconds,
-                     state="running", parked=None)  # fmt: skip
+            done = self.rank(0).step + 1
+            ring = tuple((step, 2 * step) for step in range(max(1, done - 7), done + 1))
+            self.all(step=done, phase=phase, still_s=0.0, step_time_s=seconds,
+                     state="running", parked=None, step_seq=ring)  # fmt: skip
             self.step(seconds)
 
     def commit(self, step: int, generation: int | None = None, bad: str = "") -> None:
