@@ -52,8 +52,9 @@ class Crew:
     # ------------------------------------------------------------------ looking
 
     def by_rank(self) -> Dict[int, RankProcess]:
-        """The newest process of each rank."""
-        return {p.rank: p for p in sorted(self.processes, key=lambda p: p.number) if p.rank >= 0}
+        """Each rank's process of the newest generation; a standby is older than its rank."""
+        seated = sorted(self.processes, key=lambda p: (p.generation, p.number))
+        return {p.rank: p for p in seated if p.rank >= 0}
 
     def standbys(self) -> List[RankProcess]:
         return [p for p in self.processes if p.rank < 0 and p.ended is None and not p.by_us]
