@@ -57,6 +57,7 @@ class ScriptHooks:
 
     def before_step(self, *_: Any) -> None:
         worker = self.worker
+        self.follow_group()  # the first steps may be over before the ticker's next beat
         worker.switch_phase(pages.PHASES.index("optimizer"))
         worker.fields[pages.F_STEP_BEGIN] += 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 
 import pytest
@@ -57,6 +58,37 @@ def test_a_module_and_a_command_without_python(runs: Runs) -> None:
                          'echo "rank $RANK of $WORLD_SIZE"; exit $RANK', name="c")  # fmt: skip
     assert command.wait() == 1
     assert "rank 0 of 2" in command.output and "rank 1 of 2" in command.output
+
+
+def test_threads_executors_atexit_and_the_last_line_are_kept(runs: Runs) -> None:
+    logs = runs.home / "logs"
+    run = runs.script("ends.py", "well", flags=(
+        "--nproc-per-node", "2", "--master-port", str(free_port()), "--log-dir", str(logs)))
+    assert run.wait() == 0, run.output
+    for rank in (0, 1):
+        text = (logs / f"rank-{rank}" / "stdout.log").read_text()
+        for what in ("atexit", "executor", "thread"):
+            assert f"{what} ran on {rank}" in text, text
+        assert "no newline at the end" in text and "no newline at the end" in run.output
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def test_a_script_says_more_in_three_lines(runs: Runs) -> None:
+    run = runs.script("ends.py", "well", "3", flags=("--nproc-per-node", "1"))
+    wait_for(lambda: run.ranks().get(0, {}).get("phase") == "eval", 20, "the phase eval")
+    assert run.wait() == 0, run.output
+
+
+def test_record_and_its_error_file(runs: Runs) -> None:
+    run = runs.script("ends.py", "recorded", flags=("--nproc-per-node", "1", "--max-restarts=0"))
+    assert run.wait() == 1, run.output
+    assert "first to fail: rank 0" in run.output
+    assert "LookupError" in run.output.split("first to fail")[1], run.output
 
 
 def test_it_runs_in_the_jobs_own_python(runs: Runs) -> None:
