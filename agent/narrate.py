@@ -111,7 +111,7 @@ def recovery_counts(phase: str, seconds: float) -> list[Count]:
 
 
 def _lines(incident: Incident, before: Incident | None, changed: bool) -> list[Line]:
-    """What a person at the terminal reads of one change: who and why, what is done, what it cost."""
+    """What a person at the terminal reads of one change: who, why, what is done, its cost."""
     rank = _rank_of(incident.subject)
     said: list[tuple[str, str]] = []
     if before is None:

@@ -16,7 +16,7 @@ class NoData(Exception):
 class Sample(NamedTuple):
     """One reading of one quantity of one subject.
 
-    name     metric name without the `holdfast_` prefix, base unit last (`host_memory_available_bytes`)
+    name     metric name without the `holdfast_` prefix, base unit last (`host_uptime_seconds`)
     subject  what was read: "" for the node, else `key=value[,key=value]` (`cpu=3`, `mount=/data`)
     value    the reading in the unit that the name ends in
     boot_s   CLOCK_BOOTTIME seconds at which it was read
@@ -38,7 +38,7 @@ class LogLine(NamedTuple):
 
 
 class Metric(NamedTuple):
-    """A collector's declaration of one metric: the name as in Sample, its kind and its help text."""
+    """A collector's declaration of one metric: the name as in Sample, its kind and its help."""
 
     name: str
     kind: str  # "gauge" | "counter"

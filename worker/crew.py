@@ -237,7 +237,8 @@ class Crew:
         quiet = moving or self.generation == 0 or self.spec.program.kind == "command"
         if quiet and self.next_store is None and not self.spec.master_port and self.with_store:
             self.next_store = StoreStart(0)
-        if moving and self.generation and now_s >= self.standby_at_s and len(self.standbys()) < self.spec.standby:
+        lacks_standby = len(self.standbys()) < self.spec.standby
+        if lacks_standby and moving and self.generation and now_s >= self.standby_at_s:
             self.launch(-1, 0)
 
     # ------------------------------------------------------------------ packets from ranks

@@ -33,8 +33,8 @@ def single_threaded_environ(
 ) -> Optional[Dict[str, str]]:
     """The environment to re-exec under before torch is imported; None when already under it.
 
-    OpenBLAS starts its threads while numpy is imported, unless told not to before.  `quiet`: torch's
-    C++ warnings are hidden (the trainer's DDP options are chosen, not a mistake).
+    OpenBLAS starts its threads while numpy is imported, unless told not to before.  `quiet` hides
+    torch's C++ warnings (the trainer's DDP options are chosen, not a mistake).
     """
     if environ.get(KEPT + "SET"):
         return None

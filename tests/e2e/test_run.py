@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+from pathlib import Path
 
 import pytest
 from running import SCRIPTS, Runs, wait_for
@@ -111,11 +112,9 @@ def other_python(mine: tuple[int, int]) -> str:
     import shutil
     import subprocess
 
-    pattern = os.path.join(
-        os.environ.get("PYENV_ROOT", os.path.expanduser("~/.pyenv")), "versions/3.*/bin/python"
-    )
+    beside = Path(sys.base_prefix).parent / "3.*" / "bin" / "python"  # where versions lie together
     named = [shutil.which(f"python3.{minor}") or "" for minor in range(9, 16)]
-    for python in [*sorted(glob.glob(pattern)), *named]:
+    for python in [*named, *sorted(glob.glob(str(beside)))]:
         code = "import sys; print(*sys.version_info[:2])"
         if python:
             said = subprocess.run([python, "-c", code], capture_output=True, text=True).stdout
