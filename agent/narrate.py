@@ -59,8 +59,8 @@ class Narrator:
             changed = before is None or before.state != incident.state
             counts = self._counts(incident, before) if changed else ()
             records.append(Happened(incident, counts))
-            if incident.run and changed:
-                lines.extend(_lines(incident, before))
+            if incident.run:
+                lines.extend(_lines(incident, before, changed))
         while len(self.incidents) > INCIDENTS_MAX:
             self._detectors.pop(self.incidents.popitem(last=False)[0], None)
         return Told(tuple(records), tuple(lines))
@@ -110,16 +110,19 @@ def recovery_counts(phase: str, seconds: float) -> list[Count]:
     return counts
 
 
-def _lines(incident: Incident, before: Incident | None) -> list[Line]:
-    """What a person at the terminal reads of one change."""
+def _lines(incident: Incident, before: Incident | None, changed: bool) -> list[Line]:
+    """What a person at the terminal reads of one change: who, why, what is done, its cost."""
     rank = _rank_of(incident.subject)
     said: list[tuple[str, str]] = []
     if before is None:
         level = "error" if incident.severity == "fatal" else "warn"
         named = incident.reason.startswith(_who(incident))
         said.append((level, incident.reason if named else f"{_who(incident)}: {incident.reason}"))
-    if incident.state == "acted" and not _latest(incident).startswith("seen"):
-        said.append(("info", f"acting on {incident.fault}: {_latest(incident)}"))
+    known = {text for _, text in before.timeline} if before is not None else set()
+    planned = [t for _, t in incident.timeline if t.startswith("planned") and t not in known]
+    said.extend(("info", f"{incident.fault}: {text}") for text in planned[-1:])
+    if not changed:
+        pass
     elif incident.state == "closed" and incident.lost_s > 0.0:
         cost = f"{incident.lost_s:.2f} s"
         if incident.lost_steps >= 0:

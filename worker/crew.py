@@ -52,8 +52,9 @@ class Crew:
     # ------------------------------------------------------------------ looking
 
     def by_rank(self) -> Dict[int, RankProcess]:
-        """The newest process of each rank."""
-        return {p.rank: p for p in sorted(self.processes, key=lambda p: p.number) if p.rank >= 0}
+        """Each rank's process of the newest generation; a standby is older than its rank."""
+        seated = sorted(self.processes, key=lambda p: (p.generation, p.number))
+        return {p.rank: p for p in seated if p.rank >= 0}
 
     def standbys(self) -> List[RankProcess]:
         return [p for p in self.processes if p.rank < 0 and p.ended is None and not p.by_us]
@@ -236,7 +237,8 @@ class Crew:
         quiet = moving or self.generation == 0 or self.spec.program.kind == "command"
         if quiet and self.next_store is None and not self.spec.master_port and self.with_store:
             self.next_store = StoreStart(0)
-        if moving and self.generation and now_s >= self.standby_at_s and len(self.standbys()) < self.spec.standby:
+        lacks_standby = len(self.standbys()) < self.spec.standby
+        if lacks_standby and moving and self.generation and now_s >= self.standby_at_s:
             self.launch(-1, 0)
 
     # ------------------------------------------------------------------ packets from ranks

@@ -75,6 +75,7 @@ class Worker:
         self.snapshot_bytes = 0
         self.snapshot_off = False
         self.step_began_ns = 0
+        self.joining = False  # between an assignment and its first phase of work
         self.phase_number = pages.UNKNOWN
         self.assigned_hooks: List[Callable[[Assignment], None]] = []
 
@@ -151,6 +152,9 @@ class Worker:
         fields[pages.F_GENERATION] = assignment.generation
         fields[pages.F_STEP_BEGIN] = fields[pages.F_STEP_END]
         self.step_began_ns = 0
+        self.joining = True
+        for at in range(pages.RING):
+            fields[pages.F_RING + 2 * at] = 0  # another generation's numbers mean nothing now
         os.environ.update(
             RANK=str(assignment.rank),
             LOCAL_RANK=str(assignment.local_rank),
@@ -179,13 +183,7 @@ class Worker:
         if self.step_began_ns:
             fields[pages.F_STEP_NS + at] = now - self.step_began_ns
         self.step_began_ns = now
-        sequence = 0
-        if self.ticker is not None and self.ticker.groups:
-            try:
-                sequence = self.ticker.groups[0][1]()
-            except RuntimeError:
-                sequence = 0  # the group is being torn down: the next step tells
-        fields[pages.F_RING + 2 * at + 1] = sequence
+        fields[pages.F_RING + 2 * at + 1] = max(0, self.ticker.default_sequence())
         fields[pages.F_RING + 2 * at] = step
         fields[pages.F_STEP] = step
         fields[pages.F_STEP_END] = fields[pages.F_STEP_BEGIN]
@@ -249,6 +247,9 @@ def phase(name: str) -> None:
         return
     worker = _worker
     worker.switch_phase(pages.PHASES.index(name))
+    if worker.joining and name != "startup":
+        worker.joining = False
+        worker.ticker.rebase()
     if worker.injected and name == "forward_backward":
         faults.inject(worker.injected)
     if worker.fields[pages.F_BROKEN] >= worker.generation > 0:

@@ -28,10 +28,13 @@ KEPT = "HOLDFAST_USER_"  # the user's own thread settings, across the launcher's
 WAIT_STORE_S = 20.0
 
 
-def single_threaded_environ(environ: Dict[str, str]) -> Optional[Dict[str, str]]:
+def single_threaded_environ(
+    environ: Dict[str, str], quiet: bool = False
+) -> Optional[Dict[str, str]]:
     """The environment to re-exec under before torch is imported; None when already under it.
 
-    OpenBLAS starts its threads while numpy is imported, unless told not to before.
+    OpenBLAS starts its threads while numpy is imported, unless told not to before.  `quiet` hides
+    torch's C++ warnings (the trainer's DDP options are chosen, not a mistake).
     """
     if environ.get(KEPT + "SET"):
         return None
@@ -41,6 +44,8 @@ def single_threaded_environ(environ: Dict[str, str]) -> Optional[Dict[str, str]]
             changed[KEPT + name] = environ[name]
         changed[name] = "1"
     changed[KEPT + "SET"] = "1"
+    if quiet:
+        changed.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     return changed
 
 

@@ -40,7 +40,8 @@ class ScriptHooks:
             optimizer.register_optimizer_step_pre_hook(self.before_step)
             optimizer.register_optimizer_step_post_hook(self.after_step)
         except AttributeError:
-            print("holdfast: this torch has no optimizer hooks, so steps are unseen", file=sys.stderr)
+            line = "holdfast: this torch has no optimizer hooks, so steps are unseen"
+            print(line, file=sys.stderr)
 
     def follow_group(self) -> None:
         """Hands the default process group to the ticker when it appears or is replaced."""
@@ -57,6 +58,7 @@ class ScriptHooks:
 
     def before_step(self, *_: Any) -> None:
         worker = self.worker
+        self.follow_group()  # the first steps may be over before the ticker's next beat
         worker.switch_phase(pages.PHASES.index("optimizer"))
         worker.fields[pages.F_STEP_BEGIN] += 1
 

@@ -349,7 +349,7 @@ class Launcher:
 def main(command: str, argv: List[str]) -> None:
     """Entry of `holdfast run` and `holdfast train`; does not return."""
     environ = dict(os.environ)
-    single = forking.single_threaded_environ(environ)
+    single = forking.single_threaded_environ(environ, quiet=command == "train")
     if single is not None:
         # OpenBLAS reads its thread count while numpy is imported, so the whole process starts over.
         bootstrap = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bootstrap.py")

@@ -31,14 +31,28 @@ class Ticker(threading.Thread):
         self.fields = fields
         self.channel = channel
         self.handler = handler
-        self.groups: List[Tuple[int, Callable[[], int]]] = []
+        self.groups: List[Tuple[int, Callable[[], int], int]] = []  # id, number now, counted from
         self.each_beat: List[Callable[[], None]] = []
 
     def watch_group(self, group: Any) -> None:
         """Copies this process group's sequence number to the page from now on."""
         if len(self.groups) < pages.GROUPS:
-            self.groups.append((len(self.groups), group._get_sequence_number_for_group))
+            self.groups.append((len(self.groups), group._get_sequence_number_for_group, 0))
             self.fields[pages.F_GROUPS] = len(self.groups)
+
+    def rebase(self) -> None:
+        """Counts every group from now: what a restore sent differs between ranks by design."""
+        self.groups = [(number, sequence, sequence()) for number, sequence, _ in self.groups]
+
+    def default_sequence(self) -> int:
+        """The default group's number now; 0 without one."""
+        if not self.groups:
+            return 0
+        _, sequence, base = self.groups[0]
+        try:
+            return sequence() - base
+        except RuntimeError:
+            return 0  # the group is being torn down: the next step tells
 
     def forget_groups(self) -> None:
         self.groups = []
@@ -55,9 +69,9 @@ class Ticker(threading.Thread):
 
     def beat(self) -> None:
         fields = self.fields
-        for number, (group_id, sequence) in enumerate(list(self.groups)):
+        for number, (group_id, sequence, base) in enumerate(list(self.groups)):
             try:
-                fields[pages.F_SEQ + 2 * number + 1] = sequence()
+                fields[pages.F_SEQ + 2 * number + 1] = max(0, sequence() - base)
             except RuntimeError:  # a group that was aborted or never had a store
                 continue
             fields[pages.F_SEQ + 2 * number] = group_id

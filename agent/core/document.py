@@ -46,6 +46,9 @@ class Document:
             return
         if m.plan is None or read.generation >= m.plan.generation:
             ended = m.plan is not None and m.plan.finished < 0 <= read.finished
+            # On one node a launcher that has started nothing is a new submission of a run whose
+            # last one ended: it goes on from there.
+            ended = ended and not (ctx.settings.single_node and view.generation == 0)
             m.plan = read
             mine = view.node in (*read.members, *read.spares)
             own = read.generation in (view.generation, m.wrote)

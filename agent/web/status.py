@@ -125,7 +125,7 @@ def node_paused(daemon: Daemon) -> bool:
 
 def breaker_open(daemon: Daemon) -> bool:
     """Whether a common cause was seen, so that nothing is done to nodes."""
-    return any(verdict.fault == "breaker_open" for verdict in daemon.snapshot.decision.verdicts)
+    return any(verdict.detector == "breaker" for verdict in daemon.snapshot.decision.verdicts)
 
 
 def run_paused(daemon: Daemon, run: str) -> bool:

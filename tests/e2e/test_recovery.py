@@ -13,7 +13,8 @@ pytest.importorskip("torch", reason="the trainer's extra is not installed")
 
 
 def agent_pid(runs: Runs) -> int:
-    return next(pid for pid, command in runs.left().items() if "holdfast.agent --private" in command)
+    agent = "holdfast.agent --private"
+    return next(pid for pid, command in runs.left().items() if agent in command)
 
 
 def test_ten_of_ten_restarts_train_on(runs: Runs) -> None:

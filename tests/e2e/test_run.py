@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
+from pathlib import Path
 
 import pytest
 from running import SCRIPTS, Runs, wait_for
@@ -59,6 +61,37 @@ def test_a_module_and_a_command_without_python(runs: Runs) -> None:
     assert "rank 0 of 2" in command.output and "rank 1 of 2" in command.output
 
 
+def test_threads_executors_atexit_and_the_last_line_are_kept(runs: Runs) -> None:
+    logs = runs.home / "logs"
+    run = runs.script("ends.py", "well", flags=(
+        "--nproc-per-node", "2", "--master-port", str(free_port()), "--log-dir", str(logs)))
+    assert run.wait() == 0, run.output
+    for rank in (0, 1):
+        text = (logs / f"rank-{rank}" / "stdout.log").read_text()
+        for what in ("atexit", "executor", "thread"):
+            assert f"{what} ran on {rank}" in text, text
+        assert "no newline at the end" in text and "no newline at the end" in run.output
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def test_a_script_says_more_in_three_lines(runs: Runs) -> None:
+    run = runs.script("ends.py", "well", "3", flags=("--nproc-per-node", "1"))
+    wait_for(lambda: run.ranks().get(0, {}).get("phase") == "eval", 20, "the phase eval")
+    assert run.wait() == 0, run.output
+
+
+def test_record_and_its_error_file(runs: Runs) -> None:
+    run = runs.script("ends.py", "recorded", flags=("--nproc-per-node", "1", "--max-restarts=0"))
+    assert run.wait() == 1, run.output
+    assert "first to fail: rank 0" in run.output
+    assert "LookupError" in run.output.split("first to fail")[1], run.output
+
+
 def test_it_runs_in_the_jobs_own_python(runs: Runs) -> None:
     """Another interpreter version, without torch and without Holdfast's packages."""
     mine = sys.version_info[:2]
@@ -79,11 +112,9 @@ def other_python(mine: tuple[int, int]) -> str:
     import shutil
     import subprocess
 
-    pattern = os.path.join(
-        os.environ.get("PYENV_ROOT", os.path.expanduser("~/.pyenv")), "versions/3.*/bin/python"
-    )
+    beside = Path(sys.base_prefix).parent / "3.*" / "bin" / "python"  # where versions lie together
     named = [shutil.which(f"python3.{minor}") or "" for minor in range(9, 16)]
-    for python in [*sorted(glob.glob(pattern)), *named]:
+    for python in [*named, *sorted(glob.glob(str(beside)))]:
         code = "import sys; print(*sys.version_info[:2])"
         if python:
             said = subprocess.run([python, "-c", code], capture_output=True, text=True).stdout

@@ -10,13 +10,35 @@ from ..model import RankView
 from .ended import Cause
 
 DETECTOR = "hang"
+Bases = dict[int, int] | None  # rank -> number to count from; None: not comparable
 SETTLED_S = 0.5  # a live rank must stand still this long before its page is compared
+LOCKSTEP_STEPS = 4  # common steps of equal advance before a script's numbers are compared
 COMMON_STEPS = 2  # differing ends of step that prove a skip while everything still moves
 
 
-def proofs(ranks: tuple[RankView, ...], resumed_step: int, boot_s: float) -> Cause | None:
+def proofs(
+    ranks: tuple[RankView, ...], resumed_step: int, boot_s: float, bases: Bases
+) -> Cause | None:
     """The cause, when the numbers prove one."""
-    return mismatch(ranks, boot_s) or skipped(ranks, resumed_step, boot_s)
+    return mismatch(ranks, boot_s) or skipped(ranks, resumed_step, boot_s, bases)
+
+
+def learn_bases(ranks: tuple[RankView, ...]) -> Bases:
+    """Each rank's own number at a common step, once the ranks have shown that they count alike.
+
+    A script may give its ranks different numbers of collectives for good (a pipeline's stages do),
+    and only ranks that advanced by the same numbers for some steps can be compared: None until
+    then, for ever where they never do.
+    """
+    tables = {r.rank: dict(r.step_seq) for r in ranks}
+    if len(tables) < 2:
+        return None
+    common = sorted(set.intersection(*(set(t) for t in tables.values())))
+    if len(common) < LOCKSTEP_STEPS:
+        return None
+    base = {rank: table[common[0]] for rank, table in tables.items()}
+    steps = {tuple(table[s] - base[rank] for s in common) for rank, table in tables.items()}
+    return base if len(steps) == 1 else None
 
 
 def mismatch(ranks: tuple[RankView, ...], boot_s: float) -> Cause | None:
@@ -39,9 +61,16 @@ def mismatch(ranks: tuple[RankView, ...], boot_s: float) -> Cause | None:
     return None
 
 
-def skipped(ranks: tuple[RankView, ...], resumed_step: int, boot_s: float) -> Cause | None:
+def skipped(
+    ranks: tuple[RankView, ...], resumed_step: int, boot_s: float, bases: Bases
+) -> Cause | None:
     """At the end of an equal step a rank has entered fewer collectives: it left one out."""
-    tables = {r.rank: dict(r.step_seq) for r in ranks if r.step_seq}
+    if bases is None:
+        return None
+    tables = {
+        r.rank: {step: number - bases.get(r.rank, 0) for step, number in r.step_seq}
+        for r in ranks if r.step_seq
+    }  # fmt: skip
     if len(tables) < 2:
         return None
     common = sorted(set.intersection(*(set(t) for t in tables.values())))

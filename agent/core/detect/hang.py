@@ -37,6 +37,7 @@ class HangView(Value, frozen=True):
     costs: limits.Costs
     boot_s: float
     resumed_step: int = 0
+    bases: dict[int, int] | None = None  # see collective.learn_bases; {}: count from 0
 
 
 class Look(Value, frozen=True):
@@ -54,7 +55,7 @@ def look(view: HangView, history: History, settings: Settings) -> Look:
     if any(f.act for f in stopped.findings):
         return stopped
     if view.costs.grade != OPAQUE:
-        proven = proofs(view.ranks, view.resumed_step, view.boot_s)
+        proven = proofs(view.ranks, view.resumed_step, view.boot_s, view.bases)
         if proven is not None:
             return Look((Finding(proven, act=True, proof=True),), (), 0.2)
     still = _still(view, live, history, settings)
@@ -87,7 +88,7 @@ def _still(
     # A stopped rank has its own verdict under way; a traced one is in a person's hands.
     if not live or any(r.proc_state in ("T", "t") for r in live):
         return Look()
-    culprits, how = name_culprits(live, history)
+    culprits, how = name_culprits(live, history, view.bases)
     held = _gil_holders(live)
     if held:
         culprits, how = held, "its ticker stands still while the process lives"
@@ -116,12 +117,12 @@ def _still(
 
 
 def name_culprits(
-    live: tuple[RankView, ...], history: History
+    live: tuple[RankView, ...], history: History, bases: dict[int, int] | None
 ) -> tuple[tuple[RankView, ...], str]:
     """(ranks that may hold the others up, what tells them apart).  Several: nobody is named."""
     if len(live) == 1:
         return live, "it is the only rank"
-    left = _behind(live)
+    left = _behind(live, bases)
     if len(left) == 1:
         return left, "it is behind its peers' sequence number"
     left = _not_waiting(left)
@@ -134,10 +135,20 @@ def name_culprits(
     return left, "nothing tells these ranks apart"
 
 
-def _behind(live: tuple[RankView, ...]) -> tuple[RankView, ...]:
-    """Ranks with the lowest number in the first group where numbers differ; all, if none does."""
+def _behind(
+    live: tuple[RankView, ...], bases: dict[int, int] | None
+) -> tuple[RankView, ...]:
+    """Ranks with the lowest number in the first group where numbers differ; all, if none does.
+
+    Ranks whose numbers were never seen to advance alike are not compared (collective.py).
+    """
+    if bases is None:
+        return live
     for group in sorted({g for r in live for g, _ in r.seq}):
-        numbers = {r.rank: dict(r.seq)[group] for r in live if group in dict(r.seq)}
+        numbers = {
+            r.rank: dict(r.seq)[group] - (bases.get(r.rank, 0) if group == 0 else 0)
+            for r in live if group in dict(r.seq)
+        }  # fmt: skip
         if len(numbers) < 2 or len(set(numbers.values())) == 1:
             continue
         low = min(numbers.values())

@@ -265,6 +265,32 @@ def test_a_skipped_collective_blames_the_rank_behind_not_the_one_that_raised() -
     assert (lab.starts()[-1].resume.kind, lab.starts()[-1].resume.step) == ("disk", 17)
 
 
+def test_a_pipelines_stages_may_count_differently_for_good() -> None:
+    """Only ranks that advanced alike are compared: stage 1 enters half as many collectives."""
+    lab = Lab(grade="script")
+    lab.begin()
+    for done in range(8, 30):
+        steps = range(done - 7, done + 1)
+        lab.all(step=done, still_s=0.0, state="running", phase="unknown")
+        lab.change(0, step_seq=tuple((s, 4 * s) for s in steps), seq=((0, 4 * done),))
+        lab.change(1, step_seq=tuple((s, 2 * s) for s in steps), seq=((0, 2 * done),))
+        lab.step(0.15)
+        assert hang(lab) == []
+
+
+def test_a_script_that_left_one_out_is_proven_after_it_was_seen_in_lockstep() -> None:
+    lab = trained("script")
+    steps = range(14, 22)
+    lab.all(step=21, still_s=0.0, step_seq=tuple((s, 2 * s) for s in steps))
+    lab.step(0.15)
+    behind = tuple((s, 2 * s - (s > 21)) for s in range(16, 24))
+    lab.change(0, step=23, step_seq=tuple((s, 2 * s) for s in range(16, 24)))
+    lab.change(1, step=23, step_seq=behind)
+    lab.step(0.3)
+    verdict = lab.decision.verdicts[0]
+    assert (verdict.fault, verdict.subject) == ("collective_skipped", "run/r/rank/1")
+
+
 def test_one_differing_step_between_moving_ranks_is_not_yet_proof() -> None:
     lab = trained()
     lab.change(0, step_seq=((18, 180), (19, 190)))

@@ -75,7 +75,8 @@ def test_the_incident_tells_culprit_actions_and_cost_and_closes_on_the_first_new
     assert abs(incident.lost_s - 0.3) < 1e-6
     assert incident.actions == ("2/store/run/r/put/1", "2/run/r/start/1")
     assert [t.split(":")[0].split(" at ")[0] for _, t in incident.timeline] == [
-        "seen", "planned generation 2 from the survivors' memory", "generation 2 starts", "training goes on",
+        "seen", "planned generation 2 from the survivors' memory", "generation 2 starts",
+        "training goes on",
     ]  # fmt: skip
     lab.step(0.1)
     assert lab.decision.incidents == ()

@@ -1,0 +1,74 @@
+"""Suspicion in seconds with the right rank and line; acting by proof, by cost, or not at all."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from running import SCRIPTS, Run, Runs, wait_for
+
+pytest.importorskip("torch", reason="the trainer's extra is not installed")
+
+
+def line_of(script: str, text: str) -> str:
+    """`script.py:LINE` of the first line that holds `text`."""
+    lines = (SCRIPTS / script).read_text().splitlines()
+    return f"{script}:{next(n for n, line in enumerate(lines, 1) if text in line)}"
+
+
+def suspicion(run: Run, limit_s: float = 30.0) -> dict[str, Any]:
+    found = wait_for(run.incidents, limit_s, f"a suspicion\n{run.output}")
+    return dict(found[0])
+
+
+def evidence(run: Run, what: str) -> str:
+    rows = [row for incident in run.incidents() for row in incident["evidence"]]
+    return next((value for key, value in rows if key.endswith(what)), "")
+
+
+def test_an_endless_loop_is_suspected_by_name_and_line_and_not_killed(runs: Runs) -> None:
+    run = runs.script("plain.py", "400", "loop")
+    run.at_step(6)
+    seen = suspicion(run)
+    assert seen["fault"] == "rank_hung" and "rank 1" in seen["culprit"], seen
+    assert seen["severity"] == "warn" and seen["state"] == "open"
+    where = wait_for(lambda: evidence(run, "where"), 10, "the source line")
+    loop = line_of("plain.py", "while True:")
+    number = int(loop.split(":")[1])
+    assert any(f"plain.py:{n}" in where for n in (number, number + 1)), where
+    assert run.status()["generation"] == 1
+
+
+def test_a_limit_that_the_user_set_is_kept(runs: Runs) -> None:
+    run = runs.script("plain.py", "20", "loop",
+                      flags=("--nproc-per-node", "2", "--hang-limit", "2"))  # fmt: skip
+    assert run.wait() == 0, run.output
+    assert "finished rank 0 restarts 1" in run.output
+    assert "rank 1" in run.output and "holds the run up" in run.output
+
+
+def test_an_evaluation_on_rank_0_is_suspected_and_taken_back(runs: Runs) -> None:
+    run = runs.script("plain.py", "40", "eval", "5")
+    run.at_step(6)
+    suspicion(run)
+    run.at_step(12)
+    wait_for(lambda: [i for i in run.incidents() if i["state"] == "taken_back"], 10)
+    assert run.wait() == 0, run.output
+    assert "restarts 1" not in run.output
+
+
+def test_a_size_that_differs_is_a_mismatch_and_not_a_dead_node(runs: Runs) -> None:
+    run = runs.script("plain.py", "16", "size")
+    assert run.wait() == 0, run.output
+    assert "finished rank 0 restarts 1" in run.output
+    assert "mismatch" in run.output or "disagree about a collective" in run.output, run.output
+
+
+def test_slow_first_steps_are_nobodys_fault(runs: Runs) -> None:
+    run = runs.start(
+        "run", "--nproc-per-node", "1", "--no-python", "sleep", "4", name="quiet"
+    )
+    begin = time.monotonic()
+    assert run.wait() == 0
+    assert time.monotonic() - begin > 3.9 and "holds the run up" not in run.output
