@@ -133,6 +133,7 @@ class RankTrack:
             state=said.state, ended=said.ended, parked=said.parked,
             still_s=max(0.0, now_s - self._progress_s), proc_state=self._state,
             traced=self._state == "t", stopped_s=stopped_s, active=self._active, where=where,
+            flight=said.flight,
         )  # fmt: skip
         if view is None or view.generation != said.generation:
             # The page of a kept process still shows its last generation until it is told the new
@@ -156,5 +157,5 @@ def bare_level(said: RankLevel, node: str) -> RankView:
     """A rank without a page or process here: an ended one, or one whose page is on its way."""
     return RankView(
         rank=said.rank, node=node, pid=said.pid, generation=said.generation,
-        state=said.state, ended=said.ended, parked=said.parked,
+        state=said.state, ended=said.ended, parked=said.parked, flight=said.flight,
     )  # fmt: skip

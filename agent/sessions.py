@@ -69,7 +69,8 @@ class Session:
         ranks = []
         for rank in said.ranks:
             track = self.tracks.get(rank.rank)
-            if track is None or track.pid != rank.pid or rank.state == "ended":
+            # An ended rank's page still says at which step, and after which collective, it ended.
+            if track is None or track.pid != rank.pid:
                 ranks.append(bare_level(rank, node))
             else:
                 ranks.append(track.level(
@@ -81,7 +82,7 @@ class Session:
             state=said.state, max_restarts=hello.max_restarts, hang_limit_s=hello.hang_limit_s,
             ranks=tuple(ranks), commits=said.commits, snapshot=said.snapshot,
             shutdown=said.shutdown, connected=self.link is not None, startup_s=said.startup_s,
-            compiling=said.compiling, registered_boot_s=self.registered_boot_s,
+            compiling=said.compiling, keep=max(0, said.keep), registered_boot_s=self.registered_boot_s,
         )  # fmt: skip
 
 

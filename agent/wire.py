@@ -59,6 +59,7 @@ class RankLevel(msgspec.Struct):
     local_rank: int = 0
     ended: Ended | None = None
     parked: Parked | None = None
+    flight: tuple[tuple[int, str, str], ...] = ()  # last collectives: (sequence, name, sizes)
 
 
 class Levels(msgspec.Struct, tag_field="t", tag="levels"):
@@ -69,6 +70,7 @@ class Levels(msgspec.Struct, tag_field="t", tag="levels"):
     state: str = "idle"
     shutdown: str = ""
     compiling: str = ""
+    keep: int = 0
     startup_s: float = 0.0
     ranks: tuple[RankLevel, ...] = ()
     commits: tuple[Commit, ...] = ()

@@ -16,11 +16,13 @@ from typing import Callable, Dict, List, Optional
 from . import forking, rank
 from . import page as pages
 from . import snapshot as snapshots
-from .forking import Child, StoreChild, StoreStart
+from .forking import Child, StoreChild
 from .process import Order, Place, RankProcess, environ_of, error_line
 from .spec import Spec
 from .wire import Packet, pair
 
+STANDBYS_LOST_MAX = 3  # standbys that died by themselves; then none is made any more
+GONE_WITHIN_S = 5.0  # of SIGKILL; a longer wait is said
 STANDBY_DELAY_S = 1.0  # a new standby is built when recovery is over, not while it goes on
 
 
@@ -40,8 +42,10 @@ class Crew:
         self.generation = 0
         self.order: Optional[Order] = None
         self.waiting: Optional[Order] = None  # until those it replaces are gone
+        self.waiting_s = 0.0
+        self.standbys_lost = 0
         self.store: Optional[StoreChild] = None
-        self.next_store: Optional[StoreStart] = None
+        self.next_store: Optional[StoreChild] = None
         self.snapshots: Dict[int, int] = {}  # rank -> memfd
         self.with_store = forking.has_torch()
         self.spawn_reason = ""
@@ -138,16 +142,10 @@ class Crew:
 
     def fetch_store(self) -> StoreChild:
         """A store for the coming generation, started ahead where the port is free to choose."""
-        if self.store is not None and self.spec.master_port:
-            self.kill_store()  # the port must be free before the next store can have it
-        started = self.next_store or StoreStart(self.spec.master_port)
-        self.next_store = None
-        return started.wait()
-
-    def kill_store(self) -> None:
-        if self.store is not None:
-            self.kill_child(self.store.child)
-            self.store = None
+        if not self.with_store:
+            return StoreChild(Child(0, -1), self.spec.master_port or forking.free_port())
+        store, self.next_store = self.next_store, None
+        return store or forking.start_store(self.spec.master_port)
 
     @staticmethod
     def kill_child(child: Child) -> None:
@@ -166,7 +164,7 @@ class Crew:
             stays = process.rank < 0 or (process.rank in order.keep and process.parked is not None)
             if not stays:
                 self.kill(process, 0.0)
-        self.waiting = order
+        self.waiting, self.waiting_s = order, time.monotonic()
         self.start_when_clear()
 
     def start_when_clear(self) -> bool:
@@ -181,8 +179,7 @@ class Crew:
             self.kill_child(old_store.child)
             old_store = None
         self.order, self.generation = order, order.generation
-        self.store = self.fetch_store() if self.with_store else StoreChild(
-            Child(0, -1), self.spec.master_port or forking.free_port())  # fmt: skip
+        self.store = self.fetch_store()
         present = {p.rank: p for p in self.living() if p.rank >= 0}
         for number in order.ranks:
             self.seat_rank(number, present.get(number), order)
@@ -201,6 +198,7 @@ class Crew:
         if process is None:
             process = self.launch(number, order.generation)
         process.rank, process.generation = number, order.generation
+        process.folder = os.path.join(self.log_dir, "rank-%d" % number)
         process.fields[pages.F_PERMIT] = order.permit_ns
         process.fields[pages.F_STOP_AFTER] = 0
         if self.spec.program.trainer:
@@ -233,13 +231,23 @@ class Crew:
                 self.signal_group(process, signal.SIGKILL)
                 process.kill_at_s = 0.0
         if self.waiting is not None:
+            self.say_who_stays(now_s)
             return
         quiet = moving or self.generation == 0 or self.spec.program.kind == "command"
         if quiet and self.next_store is None and not self.spec.master_port and self.with_store:
-            self.next_store = StoreStart(0)
-        lacks_standby = len(self.standbys()) < self.spec.standby
+            self.next_store = forking.start_store()
+        wanted = self.spec.standby if self.standbys_lost < STANDBYS_LOST_MAX else 0
+        lacks_standby = len(self.standbys()) < wanted
         if lacks_standby and moving and self.generation and now_s >= self.standby_at_s:
             self.launch(-1, 0)
+
+    def say_who_stays(self, now_s: float) -> None:
+        """A replaced rank that does not die (state D) holds its device: nobody may take it yet."""
+        if now_s - self.waiting_s < GONE_WITHIN_S:
+            return
+        self.waiting_s = now_s
+        stay = ", ".join(str(p.child.pid) for p in self.living() if p.by_us)
+        self.say("waiting for pid %s to be gone: killed, and still there" % stay)
 
     # ------------------------------------------------------------------ packets from ranks
 

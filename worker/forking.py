@@ -25,7 +25,7 @@ from .rank import Program, Seat
 PRELOAD = ("torch", "torch._dynamo")
 THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 KEPT = "HOLDFAST_USER_"  # the user's own thread settings, across the launcher's re-exec
-WAIT_STORE_S = 20.0
+BACKLOG = 1024
 
 
 def single_threaded_environ(
@@ -183,54 +183,52 @@ def spawn_command(program: Program, seat: Seat) -> Child:
 
 
 class StoreChild(NamedTuple):
-    """One generation's TCPStore server in a process of its own."""
+    """One generation's TCPStore server in a process of its own (pid 0: a port and no store)."""
 
     child: Child
     port: int
 
 
-class StoreStart:
-    """A store child that has been forked and will say its port."""
+def start_store(port: int = 0) -> StoreChild:
+    """Forks a store that listens on loopback alone; torch by itself would listen everywhere.
 
-    def __init__(self, port: int = 0) -> None:
-        reader, writer = os.pipe()
-        launcher = os.getpid()
-
-        def body() -> None:
-            close_others([writer])
-            os.setsid()
-            ranks.prctl(ranks.PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != launcher:
-                os._exit(1)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):
-                signal.signal(number, signal.SIG_IGN)
-            serve_store(writer, port)
-
-        self.child = fork(body)
-        os.close(writer)
-        self.reader = reader
-
-    def wait(self) -> StoreChild:
-        """The store once it listens.  Raises OSError when it could not."""
-        with os.fdopen(self.reader, "rb") as pipe:
-            said = pipe.read().decode()  # a dead child closes the pipe: this cannot hang on it
-        if not said.isdigit():
-            raise OSError("the rendezvous store did not start: %s" % (said or "it died"))
-        return StoreChild(self.child, int(said))
-
-
-def serve_store(writer: int, port: int) -> None:
-    """Hosts the store until killed.  Its threads are this child's own."""
+    The socket is bound here, so the port is known and may be connected to before the child, which
+    may have to import torch first, has begun to serve.  Raises OSError when the port is taken.
+    """
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        from torch.distributed import TCPStore
+        sock.bind(("127.0.0.1", port))
+        sock.listen(BACKLOG)
+    except OSError as error:
+        sock.close()
+        raise OSError(error.errno, "--master-port %d: %s" % (port, error.strerror)) from None
+    number = sock.getsockname()[1]
+    launcher = os.getpid()
 
-        store = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
-        os.write(writer, str(store.port).encode())
-    except Exception as error:  # the border of a process: the launcher is told what happened
-        os.write(writer, str(error)[:500].encode())
-        os._exit(1)
-    os.close(writer)
-    while True:
+    def body() -> None:
+        close_others([sock.fileno()])
+        os.setsid()
+        ranks.prctl(ranks.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != launcher:
+            os._exit(1)
+        for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):
+            signal.signal(ignored, signal.SIG_IGN)
+        serve_store(sock.detach(), number)
+
+    child = fork(body)
+    sock.close()
+    return StoreChild(child, number)
+
+
+def serve_store(listener: int, port: int) -> None:
+    """Hosts the store until killed.  Its threads are this child's own."""
+    from torch.distributed import TCPStore
+
+    store = TCPStore(
+        "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener
+    )
+    while store:
         signal.pause()
 
 

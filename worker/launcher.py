@@ -18,7 +18,7 @@ from typing import Any, Dict, List, Optional
 from . import forking, levels, rank, spec
 from . import page as pages
 from .agentlink import AgentLink, Places, places
-from .crew import Crew
+from .crew import STANDBYS_LOST_MAX, Crew
 from .errands import Errand, Errands
 from .orders import Orders
 from .process import Order, RankProcess
@@ -50,6 +50,7 @@ class Launcher:
         self.outcomes: List[Packet] = []
         self.commits: Dict[str, Dict[str, Any]] = {}
         self.checkpoint_dir = ""
+        self.keep = 0
         self.listed = not options.program.trainer
         self.shutdown = ""
         self.shutdown_s = 0.0
@@ -165,6 +166,7 @@ class Launcher:
         kind = packet["t"]
         if kind == "ready" and not self.listed:
             self.checkpoint_dir = str(packet.get("checkpoint_dir") or "")
+            self.keep = int(packet.get("keep") or 0)
             self.commits = {str(c["path"]): c for c in packet.get("commits") or ()}
             self.listed = True
         elif kind == "committed":
@@ -198,6 +200,10 @@ class Launcher:
     def lost_standby(self, process: RankProcess) -> None:
         """A process that died before it had a place: at the start, that is the run's end."""
         ended = process.ended or {}
+        self.crew.standbys_lost += 1
+        if self.crew.standbys_lost == STANDBYS_LOST_MAX and self.crew.generation:
+            self.terminal.say("%d standbys died by themselves: recovery goes on without one"
+                              % STANDBYS_LOST_MAX, "warn")  # fmt: skip
         if self.crew.generation == 0 and self.exit_code is None:
             self.terminal.follow([process.home], last=True)
             self.exit_code = int(ended.get("code", 1)) or 1
@@ -230,6 +236,7 @@ class Launcher:
         self.sent_levels = {}
 
     def send_page(self, process: RankProcess) -> None:
+        self.terminal.skip_existing(process.folder)
         if self.link.channel is None or process.child.pidfd < 0:
             return
         self.link.channel.send(
@@ -322,13 +329,17 @@ class Launcher:
         self.crew.start(order)
 
     def show(self) -> None:
-        ranks = [p for p in self.crew.processes if p.rank >= 0 or p.ended is not None]
-        self.terminal.follow([p.home for p in ranks])
+        self.terminal.follow(self.folders())
         lead = self.crew.by_rank().get(0)
         if lead is not None and lead.ended is None and lead.assigned:
             view = pages.read_page(lead.fields)
             if view.total_steps:
                 self.terminal.progress(view.step, view.total_steps, view.loss, view.rate)
+
+    def folders(self) -> List[str]:
+        """Where processes write whose lines are shown; a standby's are, once it has ended."""
+        shown = [p for p in self.crew.processes if p.rank >= 0 or p.ended is not None]
+        return list(dict.fromkeys(folder for p in shown for folder in (p.home, p.folder)))
 
     def end(self) -> None:
         """Leaves nothing: no process, no socket, no line unread."""
@@ -338,8 +349,7 @@ class Launcher:
         self.crew.end_all()
         self.errands.end_all()
         self.end_orphans()
-        folders = [p.home for p in self.crew.processes]
-        while self.terminal.follow(folders, last=True):
+        while self.terminal.follow(self.folders(), last=True):
             pass
         self.terminal.end_bar()
         self.send_levels()

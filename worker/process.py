@@ -37,7 +37,8 @@ class RankProcess:
 
     def __init__(self, number: int, home: str, page_fd: int, channel: Channel) -> None:
         self.number = number
-        self.home = home
+        self.home = home  # its error files
+        self.folder = home  # where it writes now: a standby that becomes a rank moves
         self.page_fd = page_fd
         self.fields = pages.map_fields(page_fd)
         self.channel = channel
@@ -109,7 +110,7 @@ def error_line(process: RankProcess, number: int) -> str:
         with open(path) as file:
             message = json.load(file)["message"]
     except (OSError, ValueError, KeyError, TypeError):
-        return last_words(process.home) if number in CRASHES else ""
+        return last_words(process.folder) if number in CRASHES else ""
     text = message.get("message", "") if isinstance(message, dict) else str(message)
     return " ".join(str(text).split())[:ERROR_LIMIT]
 

@@ -34,7 +34,9 @@ class Terminal:
         mark = "holdfast"
         if self.colour:
             mark = "\x1b[%sm%s\x1b[0m" % (COLOURS.get(level, "36"), mark)
-        self.print("%s  %s\n" % (mark, " ".join(text.split())))
+        # The text may hold a rank's own words: nothing in them may move a person's cursor.
+        plain = "".join(c if c.isprintable() else " " for c in text)
+        self.print("%s  %s\n" % (mark, " ".join(plain.split())))
 
     def print(self, text: str) -> None:
         self.clear()

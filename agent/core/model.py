@@ -114,6 +114,7 @@ class RunView(Value, frozen=True):
     ranks: tuple[RankView, ...] = ()
     commits: tuple[Commit, ...] = ()
     snapshot: SnapshotView | None = None
+    keep: int = 0  # valid checkpoints the job wants kept; 0 = the configuration's number
     shutdown: str = ""  # "" | preempted | interrupted: the caller asked the launcher to end
     connected: bool = True
     startup_s: float = 0.0  # first start -> first finished step, 0 unknown

@@ -352,7 +352,8 @@ class RunCase:
         if not reconcile.may_delete(plan, view, ctx.leader) or m.recovering:
             return
         paths = reconcile.deletable(
-            view.commits, plan.history, ctx.settings.keep_checkpoints, plan.quarantined
+            view.commits, plan.history, view.keep or ctx.settings.keep_checkpoints,
+            plan.quarantined,
         )
         new = tuple(p for p in paths if p not in m.deleted)
         if new and ctx.emit(plan.generation, reconcile.delete_draft(plan, view, new)):

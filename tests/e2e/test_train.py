@@ -91,6 +91,28 @@ def test_preempted_it_checkpoints_within_the_grace_and_goes_on_later(
     assert again.result()["digest"] == clean.result()["digest"]
 
 
+def test_a_flipped_byte_on_disk_is_put_aside_and_the_older_one_used(
+    runs: Runs, work: Path
+) -> None:
+    clean = train(runs, work, "clean")
+    assert clean.wait() == 0, clean.output
+    run = train(runs, work, "job")
+    run.at_step(23)
+    run.process.terminate()
+    assert run.wait(40) == 75, run.output
+    newest, older = sorted((runs.home / "job" / "ckpt").glob("step-*"))[::-1][:2]
+    shard = next(newest.glob("shard-00001-*.bin"))
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    again = train(runs, work, "job")
+    assert again.wait() == 0, again.output
+    assert "checkpoint put aside" in again.output and newest.name in again.output
+    assert f"the checkpoint of step {int(older.name[5:14])}" in again.output, again.output
+    assert not newest.exists() and list((runs.home / "job" / "ckpt" / "quarantine").iterdir())
+    assert again.result()["digest"] == clean.result()["digest"]
+
+
 def test_an_interrupted_trainer_leaves_nothing(runs: Runs, work: Path) -> None:
     run = train(runs, work, "job")
     run.at_step(5)
