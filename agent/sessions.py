@@ -82,7 +82,8 @@ class Session:
             state=said.state, max_restarts=hello.max_restarts, hang_limit_s=hello.hang_limit_s,
             ranks=tuple(ranks), commits=said.commits, snapshot=said.snapshot,
             shutdown=said.shutdown, connected=self.link is not None, startup_s=said.startup_s,
-            compiling=said.compiling, keep=max(0, said.keep), registered_boot_s=self.registered_boot_s,
+            compiling=said.compiling, keep=max(0, said.keep),
+            registered_boot_s=self.registered_boot_s,
         )  # fmt: skip
 
 

@@ -51,7 +51,8 @@ def levels_of(launcher: "Launcher") -> Dict[str, Any]:
     ]  # fmt: skip
     return {
         "t": "levels", "generation": crew.generation, "state": state_of(crew, launcher.listed),
-        "shutdown": launcher.shutdown, "compiling": "", "keep": launcher.keep, "startup_s": launcher.startup(),
+        "shutdown": launcher.shutdown, "compiling": "", "keep": launcher.keep,
+        "startup_s": launcher.startup(),
         "ranks": ranks, "commits": newest_commits(launcher), "snapshot": crew.snapshot_view(),
     }  # fmt: skip
 
