@@ -16,6 +16,8 @@ CATEGORIES = (
     "training", "startup", "compile", "checkpoint", "evaluation", "detection", "recovery", "redone",
     "idle", "paused", "unknown",
 )  # fmt: skip
+DETECTION = "detection"
+WAITING = "waiting"  # no category: held until it is known what the stillness was
 GAP_S = 10.0  # a step is due every second; ten missing are a gap
 RUNS_MAX = 64
 STILL_S = 1.0  # stillness beyond this is a stall being detected, not training
@@ -45,6 +47,7 @@ class Ledger(msgspec.Struct):
     node: dict[str, float] = {}
     runs: dict[str, dict[str, float]] = {}
     doing: dict[str, str] = {}
+    held: dict[str, float] = {}  # run -> seconds of a stillness that is not explained yet
     last_boot_s: float = -1.0
     boot_id: str = ""
 
@@ -63,23 +66,43 @@ class Ledger(msgspec.Struct):
             busy = {r: c for r, c in before.items() if c != "idle"} or {"": "idle"}
         share_s = elapsed_s / len(busy)
         for run in sorted(busy):
-            self._add(self.node, busy[run], share_s)
-            if run:
-                self._add(self.runs.setdefault(run, {}), busy[run], share_s)
+            if busy[run] == WAITING:
+                self.held[run] = self.held.get(run, 0.0) + share_s
+            else:
+                self._book(run, busy[run], share_s)
+        self._settle_held(doing)
         for run in sorted(self.runs)[: max(0, len(self.runs) - RUNS_MAX)]:
             if run not in doing:
                 del self.runs[run]
 
+    def held_s(self) -> float:
+        """Seconds in `node_rows` that are not settled: they may yet turn out to be training."""
+        return sum(self.held.values())
+
     def node_rows(self) -> tuple[tuple[str, float], ...]:
-        return tuple((c, self.node.get(c, 0.0)) for c in CATEGORIES)
+        """All seconds; a stillness not explained yet is shown as detection."""
+        rows = {**self.node, DETECTION: self.node.get(DETECTION, 0.0) + self.held_s()}
+        return tuple((c, rows.get(c, 0.0)) for c in CATEGORIES)
 
     def run_rows(self) -> tuple[tuple[str, str, float], ...]:
-        return tuple(
-            (run, category, self.runs[run][category])
-            for run in sorted(self.runs)
-            for category in CATEGORIES
-            if category in self.runs[run]
-        )
+        rows = []
+        for run in sorted({*self.runs, *self.held}):
+            own = dict(self.runs.get(run, {}))
+            if run in self.held:
+                own[DETECTION] = own.get(DETECTION, 0.0) + self.held[run]
+            rows += [(run, category, own[category]) for category in CATEGORIES if category in own]
+        return tuple(rows)
+
+    def _settle_held(self, doing: dict[str, str]) -> None:
+        """A stillness that ended by itself was a slow step; one that led to a fault was not."""
+        for run in [run for run in self.held if doing.get(run) != WAITING]:
+            slow = doing.get(run) not in (None, "recovery", DETECTION, "unknown")
+            self._book(run, "training" if slow else DETECTION, self.held.pop(run))
+
+    def _book(self, run: str, category: str, seconds: float) -> None:
+        self._add(self.node, category, seconds)
+        if run:
+            self._add(self.runs.setdefault(run, {}), category, seconds)
 
     def _add(self, table: dict[str, float], category: str, seconds: float) -> None:
         table[category] = table.get(category, 0.0) + seconds
@@ -103,5 +126,5 @@ def category(case: Doing) -> str:
         if phase in case.phases:
             return name
     if case.still_s > max(STILL_S, 3 * case.step_s):
-        return "detection"
+        return WAITING
     return "redone" if case.redoes and case.step < case.base_step else "training"

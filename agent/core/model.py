@@ -346,6 +346,7 @@ class Decision(Value, frozen=True):
     plans: tuple[Plan, ...] = ()
     reasons: tuple[tuple[str, str], ...] = ()  # (run, why there is or is no new plan)
     ledger: tuple[tuple[str, float], ...] = ()  # (category, settled seconds of this node)
+    ledger_held_s: float = 0.0  # of the detection seconds: not settled, may turn out training
     run_ledger: tuple[tuple[str, str, float], ...] = ()  # (run, category, seconds)
     detector_counts: tuple[tuple[str, str, int], ...] = ()  # (detector, "true" | "false", so far)
     next_step_s: float = 1.0  # step again no later than this

@@ -164,8 +164,22 @@ def test_the_breaker_needs_nodes_and_a_share_of_the_fleet() -> None:
     assert not breaker.is_open({"f": ("a", "b")}, "f", 4, Settings())[0]
 
 
+@pytest.mark.parametrize(("then", "booked"), [("training", "training"), ("recovery", "detection")])
+def test_a_stillness_is_booked_once_it_is_known_what_it_was(then: str, booked: str) -> None:
+    book = ledger.Ledger()
+    for boot_s, doing in ((0.0, "training"), (2.0, "waiting"), (7.0, "waiting"), (8.0, then)):
+        book.settle(boot_s, "b", {"r": doing})
+        if doing == "waiting":
+            assert "detection" not in book.node
+    assert book.held_s() == 0.0
+    assert book.node[booked] == pytest.approx(8.0 if booked == "training" else 6.0)
+
+
+STATES = (*ledger.CATEGORIES, ledger.WAITING)
+
+
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.floats(0.0, 30.0), st.sampled_from(ledger.CATEGORIES)), max_size=30))
+@given(st.lists(st.tuples(st.floats(0.0, 30.0), st.sampled_from(STATES)), max_size=30))
 def test_the_ledger_sums_to_the_time_that_went_by(rows: list[tuple[float, str]]) -> None:
     book, now = ledger.Ledger(), 5.0
     book.settle(now, "b", {})
