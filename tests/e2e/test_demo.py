@@ -63,7 +63,7 @@ def test_everything_that_it_promises_holds(tmp_path: Path) -> None:
 @pytest.mark.parametrize("moment", ["extracting", "snapshot every", "SIGSTOP to rank 1"])
 def test_an_interrupt_leaves_nothing_behind(tmp_path: Path, moment: str) -> None:
     shared = set(os.listdir("/dev/shm"))
-    demo = start(tmp_path, "--steps", "400")
+    demo = start(tmp_path, "--steps", "200")
     assert demo.stdout is not None
     for line in demo.stdout:
         if moment in line:
