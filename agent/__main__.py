@@ -18,11 +18,20 @@ from .runbook import RunbookError
 from .store.base import StoreError
 
 EXIT_CONFIG = 78
+DESCRIPTION = "Watch this node and the runs on it; a run without one starts a private agent."
+EPILOG = """example:
+  holdfast agent --config /etc/holdfast/agent.toml
+
+exit codes: 0 ended on a signal; 78 configuration; 1 a crash of ours
+"""
 
 
 def options_of(arguments: Sequence[str]) -> Options:
     """The command line as options; argparse ends the process on a bad one."""
-    parser = argparse.ArgumentParser(prog="holdfast agent", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="holdfast agent", description=DESCRIPTION, epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--config", type=Path, help=f"TOML file; a node agent's is {DEFAULT_FILE}")
     parser.add_argument("--private", action="store_true", help="serve one run alone, then end")
     parser.add_argument("--run", default="", help="the private agent's run")

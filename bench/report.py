@@ -1,4 +1,4 @@
-"""Prints the tables of docs/bench.md from the raw rows; measures nothing.
+"""Prints the tables from the raw rows; measures nothing.
 
 Owns the choice of rows: for each measurement the newest invocation in the folder, or the one that
 is named, so that a ratio never mixes two.  A run that did not

@@ -69,11 +69,11 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 # module -> the only places that may import it
 HOMES: dict[str, tuple[str, ...]] = {
-    "torch": ("trainer/", "worker/", "agent/checks/"),
-    "aiohttp": ("agent/web/", "agent/store/", "agent/actions/"),
+    "torch": ("trainer/", "worker/"),
+    "aiohttp": ("agent/web/", "agent/store/"),
     "prometheus_client": ("agent/metrics.py",),
     "rich": ("agent/cli/", "agent/demo.py"),
-    "boto3": ("agent/store/", "agent/actions/"),
+    "boto3": ("agent/store/",),
     "tokenizers": ("trainer/",),
     "pynvml": ("collectors/nvidia.py",),
 }

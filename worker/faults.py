@@ -11,6 +11,9 @@ import json
 import time
 from typing import Any, Dict, List, Tuple
 
+DEFAULT_GROUP = "0"  # torch's name of the world's group
+EQUAL_SIZES = ("all_reduce", "allreduce", "broadcast", "reduce", "reduce_scatter")
+
 
 def inject(pending: Dict[str, Any]) -> None:
     """Carries out, in the main thread and inside a step, what `holdfast inject` asked for."""
@@ -33,7 +36,12 @@ def _stall(seconds: float) -> None:
 
 
 def flight_record(limit: int = 64) -> List[Tuple[int, str, str]]:
-    """The last collectives of torch's flight recorder: (sequence, name, sizes); [] without one."""
+    """The default group's last collectives by torch's flight recorder: (sequence, name, sizes).
+
+    [] without a recorder.  Other groups count for themselves, and point-to-point messages differ
+    between ranks by design: neither may be compared.  Sizes are told only where all ranks of a
+    collective must agree about them.
+    """
     try:
         from torch._C import _distributed_c10d as c10d
 
@@ -41,8 +49,13 @@ def flight_record(limit: int = 64) -> List[Tuple[int, str, str]]:
         entries = record.get("entries", [])
     except (ImportError, ValueError, RuntimeError, AttributeError):
         return []
-    return [
-        (int(e.get("collective_seq_id", 0)), str(e.get("profiling_name", "")),
-         json.dumps(e.get("input_sizes", [])))
-        for e in entries[-limit:]
-    ]  # fmt: skip
+    told = []
+    for entry in entries:
+        group = entry.get("process_group") or [""]
+        if entry.get("is_p2p") or str(group[0]) != DEFAULT_GROUP:
+            continue
+        name = str(entry.get("profiling_name", ""))
+        equal = name.rpartition(":")[2] in EQUAL_SIZES
+        sizes = json.dumps(entry.get("input_sizes", [])) if equal else ""
+        told.append((int(entry.get("collective_seq_id", 0)), name, sizes))
+    return told[-limit:]

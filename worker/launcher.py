@@ -264,6 +264,7 @@ class Launcher:
         if address != self.address:
             self.address = address
             self.terminal.say("run %s, live page %s" % (self.spec.run, address))
+            self.terminal.say("logs in %s" % self.log_dir)
 
     def send_levels(self) -> None:
         """The full state of everything, whenever any of it has changed."""

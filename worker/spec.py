@@ -21,13 +21,25 @@ EXIT_CONFIG = 78
 RUN_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 RUN_LIMIT = 48  # characters of a run's name; it becomes part of a unix socket's path (108 in all)
 
-EPILOG = """examples:
+EXAMPLES = {
+    "run": """examples:
   holdfast run --standalone --nproc-per-node 2 train.py --lr 3e-4
   holdfast run --nproc-per-node gpu --run nightly -m mypackage.train
+""",
+    "train": """examples:
   holdfast train --nproc-per-node 2 steps=200 checkpoint.dir=ckpt
+  holdfast train --nproc-per-node 2 --config train.toml seed=1
+an unknown key=value is answered with the keys that there are
+""",
+}
+EPILOG = """
+torchrun's other flags (--rdzv-*, --node-rank, --redirects, ...) are accepted
+and have no effect on one node.
 
-exit codes: 0 done; the script's own code when the script is at fault; 75 try again elsewhere
-(preempted, infrastructure); 76 restart budget spent; 78 configuration; 128+n death by signal n.
+exit codes: 0 done; the script's own code when the script is at fault (its own
+75, 76 and 78 become 1); 75 try again elsewhere (preempted, infrastructure);
+76 restart budget spent; 78 configuration; 130 interrupted; 128+n death by
+signal n.
 """
 
 
@@ -80,14 +92,20 @@ def flag(parser: argparse._ActionsContainer, *names: str, **options: Any) -> Non
     parser.add_argument(*spellings, **options)
 
 
+DESCRIPTIONS = {
+    "run": "Run a training script and bring it back when it fails.",
+    "train": "Run the built-in trainer and bring it back when it fails.",
+}
+
+
 def build(command: str) -> argparse.ArgumentParser:
     usage = "holdfast %s [flags] %s" % (
         command, "(SCRIPT | -m MODULE) ARGS" if command == "run" else "[--config F] [key=value ...]"
     )  # fmt: skip
     parser = Parser(
-        prog="holdfast " + command, usage=usage, epilog=EPILOG, allow_abbrev=False,
+        prog="holdfast " + command, usage=usage, epilog=EXAMPLES[command] + EPILOG, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="Run a training script and bring it back when it fails.",
+        description=DESCRIPTIONS[command],
     )  # fmt: skip
     flag(parser, "--nnodes", default="1", help="number of nodes; 1 in this version")
     flag(parser, "--nproc-per-node", default="1", help="ranks on this node: N, auto, gpu or cpu")
@@ -100,13 +118,14 @@ def build(command: str) -> argparse.ArgumentParser:
     flag(parser, "--master-port", type=int, default=0, help="port of the store; 0 = any free one")
     flag(parser, "--rdzv-id", default="", help="names the run when --run does not")
     flag(parser, "--role", default="default", help="ROLE_NAME of the ranks")
-    flag(parser, "--start-method", default="fork", help="fork (warm) or spawn (cold)")
+    flag(parser, "--start-method", default="fork", choices=("fork", "forkserver", "spawn"),
+         help="fork (warm) or spawn (cold)")  # fmt: skip
     ours = parser.add_argument_group("holdfast")
     flag(ours, "--run", default="", help="name of the run (scheduler's job id, script and time)")
     flag(ours, "--python", default="", help="the job's interpreter (the active venv's or conda's)")
     flag(ours, "--preload", default="", help="modules to import before the fork (a,b,c), or none")
     flag(ours, "--no-hooks", action="store_true", help="watch nothing inside the script")
-    flag(ours, "--standby", type=int, default=-1, help="warm spare processes (trainer: 1 on CPU)")
+    flag(ours, "--standby", type=int, default=-1, help="warm spare processes of the trainer (1 on CPU)")
     flag(ours, "--grace", type=float, default=30.0, help="seconds to checkpoint after SIGTERM")
     if command == "train":
         flag(ours, "--config", default="", help="the trainer's settings, a TOML file")

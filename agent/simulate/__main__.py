@@ -19,6 +19,12 @@ from .storms import STORMS
 
 FAILURES_SHOWN = 3
 CHUNK = 20
+EXAMPLES = """examples:
+  holdfast simulate --seeds 0:200 --storm network
+  holdfast simulate --seed 42 --trace
+
+exit code 0 when every invariant held over every seed
+"""
 
 
 def _seeds(text: str) -> range:
@@ -59,11 +65,16 @@ def summary(reports: list[Report], wall_s: float) -> dict[str, object]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit status 0 when every invariant held over every seed."""
-    parser = argparse.ArgumentParser(prog="python -m holdfast.agent.simulate", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="holdfast simulate", formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="Run the real policy on a virtual cluster in a storm of faults.",
+        epilog=EXAMPLES,
+    )
     parser.add_argument("--seeds", type=_seeds, default=range(100), help="first:last")
     parser.add_argument("--seed", type=int, help="one seed")
     parser.add_argument("--trace", action="store_true", help="print every event of --seed")
-    parser.add_argument("--storm", choices=sorted(STORMS), default="default")
+    parser.add_argument("--storm", choices=sorted(STORMS), default="default", metavar="NAME",
+                        help=", ".join(sorted(STORMS)))
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)

@@ -72,7 +72,7 @@ def verdict_of(cause: Cause, run: str, act: bool = True) -> Verdict:
 
 
 def ended_well(ended: Ended) -> bool:
-    """The worker's own outcome wins: exit codes lie at interpreter teardown (REAL-PARTS)."""
+    """The worker's own outcome wins: exit codes lie at interpreter teardown with gloo."""
     if ended.outcome:
         return ended.outcome == "done" or (ended.outcome == "exit" and ended.code == 0)
     return ended.code == 0 and ended.signal == 0
