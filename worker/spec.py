@@ -103,7 +103,8 @@ def build(command: str) -> argparse.ArgumentParser:
         command, "(SCRIPT | -m MODULE) ARGS" if command == "run" else "[--config F] [key=value ...]"
     )  # fmt: skip
     parser = Parser(
-        prog="holdfast " + command, usage=usage, epilog=EXAMPLES[command] + EPILOG, allow_abbrev=False,
+        prog="holdfast " + command, usage=usage, epilog=EXAMPLES[command] + EPILOG,
+        allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description=DESCRIPTIONS[command],
     )  # fmt: skip
@@ -125,7 +126,7 @@ def build(command: str) -> argparse.ArgumentParser:
     flag(ours, "--python", default="", help="the job's interpreter (the active venv's or conda's)")
     flag(ours, "--preload", default="", help="modules to import before the fork (a,b,c), or none")
     flag(ours, "--no-hooks", action="store_true", help="watch nothing inside the script")
-    flag(ours, "--standby", type=int, default=-1, help="warm spare processes of the trainer (1 on CPU)")
+    flag(ours, "--standby", type=int, default=-1, help="warm spares of the trainer (1 on CPU)")
     flag(ours, "--grace", type=float, default=30.0, help="seconds to checkpoint after SIGTERM")
     if command == "train":
         flag(ours, "--config", default="", help="the trainer's settings, a TOML file")
