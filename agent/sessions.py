@@ -222,6 +222,9 @@ class Sessions:
         if not why_not and self._only_run and hello.run != self._only_run:
             why_not = f"this agent serves run {self._only_run} alone, not {hello.run}"
         old = self._runs.get(hello.run)
+        held = self._links.get(link)
+        if not why_not and held is not None and held.hello.run != hello.run:
+            why_not = f"this connection serves run {held.hello.run}: one run a connection"
         if not why_not and old is not None and old.uid != link.uid:
             why_not = f"run {hello.run} belongs to {_user_name(old.uid)}: choose another --run"
         if not why_not and old is not None and old.link not in (None, link) and (

@@ -300,6 +300,7 @@ class Generation:
         evaluation = self.evaluate() if self.held.step == self.job.config.steps else {}
         self.elastic.phase("checkpoint")
         self.checkpoints.wait()
+        self.save_last()
         if self.group.rank == 0 and (summary := self.checkpoints.summary()):
             self.elastic.report("", summary)
         result = Result(
@@ -308,6 +309,16 @@ class Generation:
         # Nobody leaves while another may still need a peer.
         self.group.any(False)
         return result
+
+    def save_last(self) -> None:
+        """The last step's checkpoint, once more where a loss kept it from being committed."""
+        job = self.job
+        if not job.config.checkpoint.every or self.group is None:
+            return
+        found = files.listing(job.config.checkpoint_dir)
+        if self.group.any(not any(f.step == self.held.step and not f.bad for f in found)):
+            self.checkpoints.save(self.held.step)
+            self.checkpoints.wait()
 
     def leave(self) -> None:
         """Drops the half step and frees the group.  The optimizer was not entered for it."""

@@ -11,6 +11,7 @@ import errno
 import os
 import signal
 import socket
+import stat
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ from .wire import Channel
 NODE_SOCKET = "/run/holdfast/agent.sock"
 RETRY_S = 0.2
 RESTART_S = 1.0  # least time between two starts of a private agent
+PAUSE_MAX_S = 60.0
 END_WAIT_S = 3.0
 SUN_PATH = 107
 
@@ -44,6 +46,8 @@ def places(run: str, environ: Dict[str, str]) -> Places:
     if not override and connect(NODE_SOCKET, close=True):
         return Places(NODE_SOCKET, os.path.dirname(NODE_SOCKET), state, private=False)
     base = override or environ.get("XDG_RUNTIME_DIR") or "/tmp/holdfast-%d" % os.getuid()
+    if not override and not environ.get("XDG_RUNTIME_DIR"):
+        own_directory(base)
     runtime = os.path.join(base, run) if override else os.path.join(base, "holdfast", run)
     path = os.path.join(runtime, "agent.sock")
     if len(path) > SUN_PATH:
@@ -51,6 +55,19 @@ def places(run: str, environ: Dict[str, str]) -> Places:
             errno.ENAMETOOLONG, "the agent's socket path is longer than %d characters; set "
             "HOLDFAST_RUNTIME_DIR to a shorter folder" % SUN_PATH, path)  # fmt: skip
     return Places(path, runtime, state, private=True)
+
+
+def own_directory(path: str) -> None:
+    """Makes `path` for this user alone.  Raises PermissionError when another user could write
+    there: whoever owns the folder of the agent's socket could answer in the agent's place."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass
+    status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise PermissionError(errno.EACCES, "not a folder of yours alone; remove it, or set "
+                              "XDG_RUNTIME_DIR", path)  # fmt: skip
 
 
 def connect(path: str, close: bool = False) -> Optional[Channel]:
@@ -91,12 +108,13 @@ class AgentLink:
         self.started_s = 0.0
         self.lost_s = time.monotonic()
         self.problem = ""
+        self.pause_s = RESTART_S
 
     def start_private(self) -> None:
         """Starts this run's own agent, in a session of its own, under Holdfast's interpreter."""
         os.makedirs(self.where.state_dir, mode=0o700, exist_ok=True)
-        os.makedirs(self.where.runtime_dir, mode=0o700, exist_ok=True)
         self.started_s = time.monotonic()
+        os.makedirs(self.where.runtime_dir, mode=0o700, exist_ok=True)
         python, environ = own_python(self.environ)
         command = [
             python, "-m", "holdfast.agent", "--private", "--run", self.run,
@@ -121,19 +139,26 @@ class AgentLink:
         self.tried_s = now
         self.channel = connect(self.where.socket)
         if self.channel is not None:
+            self.pause_s = RESTART_S
             return True
         gone = self.process is None or self.process.poll() is not None
-        if self.where.private and gone and now - self.started_s >= RESTART_S:
+        if self.where.private and gone and now - self.started_s >= self.pause_s:
             if self.process is not None:
                 self.problem = "the private agent ended with %s: %s" % (
                     self.process.returncode, self.last_words())  # fmt: skip
-            self.start_private()
+                self.pause_s = min(PAUSE_MAX_S, 2 * self.pause_s)
+            try:
+                self.start_private()
+            except OSError as error:
+                # No agent is no reason to lose a rank: it is tried again, less and less often.
+                self.problem, self.pause_s = str(error), min(PAUSE_MAX_S, 2 * self.pause_s)
         return False
 
     def last_words(self) -> str:
         try:
-            with open(os.path.join(self.where.state_dir, "agent.log"), errors="replace") as log:
-                lines = log.read()[-4000:].strip().splitlines()
+            with open(os.path.join(self.where.state_dir, "agent.log"), "rb") as log:
+                log.seek(max(0, os.fstat(log.fileno()).st_size - 4096))
+                lines = log.read().decode("utf-8", "replace").strip().splitlines()
         except OSError:
             return "it left no log"
         return lines[-1][:200] if lines else "it left no log"

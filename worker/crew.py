@@ -19,9 +19,10 @@ from . import snapshot as snapshots
 from .forking import Child, StoreChild
 from .process import Order, Place, RankProcess, environ_of, error_line
 from .spec import Spec
-from .wire import Packet, pair
+from .wire import FDS_MAX, Packet, pair
 
 STANDBYS_LOST_MAX = 3  # standbys that died by themselves; then none is made any more
+CHORE_PAUSE_S = 30.0  # after one failed
 GONE_WITHIN_S = 5.0  # of SIGKILL; a longer wait is said
 STANDBY_DELAY_S = 1.0  # a new standby is built when recovery is over, not while it goes on
 
@@ -44,6 +45,7 @@ class Crew:
         self.waiting: Optional[Order] = None  # until those it replaces are gone
         self.waiting_s = 0.0
         self.standbys_lost = 0
+        self.chores_at_s = 0.0
         self.store: Optional[StoreChild] = None
         self.next_store: Optional[StoreChild] = None
         self.snapshots: Dict[int, int] = {}  # rank -> memfd
@@ -212,7 +214,7 @@ class Crew:
     def assign(self, process: RankProcess) -> None:
         order, store = self.order, self.store
         assert order is not None and store is not None
-        fds = list(self.snapshots.values())[:16] if order.resume.get("kind") == "snapshot" else []
+        fds = list(self.snapshots.values())[:FDS_MAX] if order.resume.get("kind") == "snapshot" else []
         process.channel.send(
             {"t": "assign", "run": self.spec.run, "generation": order.generation,
              "rank": process.rank, "local_rank": process.rank, "world": order.world,
@@ -234,6 +236,17 @@ class Crew:
             self.say_who_stays(now_s)
             return
         quiet = moving or self.generation == 0 or self.spec.program.kind == "command"
+        try:
+            self.make_ready(now_s, moving, quiet)
+        except OSError as error:
+            # A chore: what it would have made ready is made when it is needed.
+            self.say("not made ahead: %s" % error)
+            self.chores_at_s = now_s + CHORE_PAUSE_S
+
+    def make_ready(self, now_s: float, moving: bool, quiet: bool) -> None:
+        """The next generation's store, and a standby where one is wanted."""
+        if now_s < self.chores_at_s:
+            return
         if quiet and self.next_store is None and not self.spec.master_port and self.with_store:
             self.next_store = forking.start_store()
         wanted = self.spec.standby if self.standbys_lost < STANDBYS_LOST_MAX else 0
@@ -370,9 +383,12 @@ class Crew:
         """Kills and reaps everything, the store children too."""
         for process in self.living():
             self.kill(process, 0.0)
+        deadline_s = time.monotonic() + GONE_WITHIN_S
+        while self.living() and time.monotonic() < deadline_s:
+            if not self.reap():
+                time.sleep(0.005)  # bounded: a killed process is gone within microseconds
         for process in self.living():
-            status = os.waitpid(process.child.pid, 0)[1]
-            self.note_end(process, 128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0, 0)
+            self.say("left behind: pid %d does not die (state D?)" % process.child.pid)
         if self.store is not None and self.store.child.pid:
             self.kill_child(self.store.child)
         if self.next_store is not None:

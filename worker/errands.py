@@ -47,6 +47,7 @@ class Errands:
 
     def __init__(self) -> None:
         self.running: List[Errand] = []
+        self.on_close: Callable[[Errand], None] = lambda errand: None
 
     def command(
         self, argv: List[str], environ: Dict[str, str], timeout_s: float, done: Done, what: str
@@ -115,6 +116,7 @@ class Errands:
     def finish(self, errand: Errand, overdue: bool = False) -> None:
         """Reaps the child and tells its caller."""
         self.running.remove(errand)
+        self.on_close(errand)  # whoever polls it must forget the number before it is another's
         os.close(errand.reader)
         if overdue:
             for kill in (os.killpg, os.kill):  # its session, and itself if it has none yet

@@ -13,11 +13,12 @@ import selectors
 import signal
 import sys
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 from . import forking, levels, rank, spec
 from . import page as pages
 from .agentlink import AgentLink, Places, places
+from .alone import Alone
 from .crew import STANDBYS_LOST_MAX, Crew
 from .errands import Errand, Errands
 from .orders import Orders
@@ -26,10 +27,10 @@ from .terminal import Terminal
 from .wire import Packet
 
 BEAT_S = 0.1
-ALONE_S = 10.0  # without an agent for this long, the run starts, ends or gives up by itself
 PR_SET_CHILD_SUBREAPER = 36
 EXIT_RETRY = 75
 INTERRUPT_GRACE_S = 2.0
+FORCED_END_S = 5.0  # beyond the grace: a rank in state D keeps nobody here
 
 
 class Launcher:
@@ -45,7 +46,9 @@ class Launcher:
         self.crew.on_page = self.send_page
         self.link = AgentLink(options.run, where, forking.user_environ(environ))
         self.errands = Errands()
+        self.errands.on_close = self.forget_errand
         self.orders = Orders(self)
+        self.inherited = forking.children()  # what `x & exec holdfast run` left: not ours to end
         self.selector = selectors.DefaultSelector()
         self.outcomes: List[Packet] = []
         self.commits: Dict[str, Dict[str, Any]] = {}
@@ -61,6 +64,7 @@ class Launcher:
         self.first_start_s = 0.0
         self.startup_s = 0.0
         self.address = ""
+        self.alone = Alone(self)
         self.wake_reader, self.wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     # ------------------------------------------------------------------ set-up
@@ -114,18 +118,17 @@ class Launcher:
             elif isinstance(source, RankProcess):
                 self.read_rank(source)
             elif isinstance(source, Errand) and source.read():
-                self.selector.unregister(source)
                 self.errands.finish(source)
         self.reap()
         if self.crew.waiting is not None:
-            self.crew.start_when_clear()
+            self.guarded(self.crew.start_when_clear)
         now_s = time.monotonic()
         if self.link.tend():
             self.greet()
         self.crew.tend(now_s, self.moving())
         self.errands.tend(now_s)
         self.watch_shutdown(now_s)
-        self.watch_alone(now_s)
+        self.alone.watch(now_s)
         self.send_levels()
         self.show()
 
@@ -188,6 +191,10 @@ class Launcher:
         if errand is not None:
             self.selector.register(errand, selectors.EVENT_READ, errand)
 
+    def forget_errand(self, errand: Errand) -> None:
+        if errand.fileno() in self.selector.get_map():
+            self.selector.unregister(errand)
+
     def reap(self) -> None:
         """Collects ended ranks, and orphans that they left to this subreaper."""
         for process in self.crew.reap():
@@ -195,7 +202,7 @@ class Launcher:
             process.channel.close()
             if process.rank < 0 and not process.by_us:
                 self.lost_standby(process)
-        self.end_orphans()
+            self.end_orphans()
 
     def lost_standby(self, process: RankProcess) -> None:
         """A process that died before it had a place: at the start, that is the run's end."""
@@ -210,7 +217,8 @@ class Launcher:
 
     def end_orphans(self) -> None:
         """A rank's orphan becomes this process's child: it must not outlive its rank."""
-        known = {p.child.pid for p in self.crew.processes} | set(self.link.pids())
+        known = self.inherited | set(self.link.pids())
+        known |= {p.child.pid for p in self.crew.processes}
         known |= {e.child.pid for e in self.errands.running}
         known |= {store.child.pid for store in (self.crew.store, self.crew.next_store) if store}
         for pid in forking.children() - known:
@@ -275,7 +283,7 @@ class Launcher:
             return
         self.sent_levels = now
         self.levels_number += 1
-        self.orders.tell(dict(now, n=self.levels_number))
+        self.orders.tell(levels.fitted(dict(now, n=self.levels_number)))
 
     def state(self) -> str:
         return levels.state_of(self.crew, self.listed)
@@ -294,8 +302,12 @@ class Launcher:
             return
         interrupted = self.shutdown == "interrupted"
         grace_s = INTERRUPT_GRACE_S if interrupted else self.spec.grace_s
+        self.crew.waiting = None
         for process in self.crew.standbys():
             self.crew.kill(process, 0.0)
+        if now_s - self.shutdown_s > grace_s + FORCED_END_S:
+            self.exit_code = 130 if interrupted else EXIT_RETRY
+            return
         if not self.crew.living() or self.crew.generation == 0:
             self.exit_code = 130 if interrupted else EXIT_RETRY
             return
@@ -306,28 +318,19 @@ class Launcher:
                 number = signal.SIGINT if interrupted else signal.SIGTERM
                 self.crew.kill(process, grace_s, number)
 
-    def watch_alone(self, now_s: float) -> None:
-        """Without an agent the job still runs once, and still ends."""
-        alone_s = now_s - self.link.lost_s if self.link.channel is None else 0.0
-        ranks = list(self.crew.by_rank().values())
-        if self.state() == "done" and alone_s > 1.0:
-            self.exit_code = 0
-        if alone_s < ALONE_S:
-            return
-        if self.crew.generation == 0 and self.listed and not self.crew.waiting:
-            self.terminal.say("no agent (%s): the run goes on unwatched and is not restarted"
-                              % (self.link.problem or "none answers"), "error")  # fmt: skip
-            numbers = tuple(range(self.spec.nproc))
-            self.begin(Order(1, numbers, (), self.spec.nproc, {"kind": "fresh"}, [], 0))
-        failed = [p for p in ranks if p.ended is not None and p.ended["code"]]
-        if failed and self.crew.generation:
-            first = min(failed, key=lambda p: p.ended["boot_s"] if p.ended else 0.0)
-            self.exit_code = first.ended["code"] if first.ended else 1
-
     def begin(self, order: Order) -> None:
         """Starts a generation; remembers when the first one began."""
         self.first_start_s = self.first_start_s or time.monotonic()
-        self.crew.start(order)
+        self.guarded(lambda: self.crew.start(order))
+
+    def guarded(self, start: Callable[[], object]) -> None:
+        """A machine that refuses processes or files cannot run this generation: elsewhere may."""
+        try:
+            start()
+        except OSError as error:
+            self.terminal.say("generation %d did not start: %s" % (
+                self.crew.generation, error), "error")  # fmt: skip
+            self.exit_code = EXIT_RETRY
 
     def show(self) -> None:
         self.terminal.follow(self.folders())

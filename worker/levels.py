@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Dict, List
 
 from .crew import Crew
 from .elastic import COMMITS_SENT
-from .wire import PROTOCOL, Packet, cut
+from .wire import LIMIT_BYTES, PROTOCOL, Packet, cut, size_of
 
 if TYPE_CHECKING:
     from .launcher import Launcher
@@ -55,6 +55,20 @@ def levels_of(launcher: "Launcher") -> Dict[str, Any]:
         "startup_s": launcher.startup(),
         "ranks": ranks, "commits": newest_commits(launcher), "snapshot": crew.snapshot_view(),
     }  # fmt: skip
+
+
+def fitted(packet: Packet) -> Packet:
+    """The same level in one packet's size: with many ranks details go before facts do."""
+    for errors, commits in ((500, COMMITS_SENT), (500, 20), (100, 20), (0, 5)):
+        ended = [dict(r["ended"], error=r["ended"]["error"][:errors]) if r["ended"] else None
+                 for r in packet["ranks"]]  # fmt: skip
+        ranks = [dict(r, ended=e) for r, e in zip(packet["ranks"], ended)]
+        if errors < 500:
+            ranks = [dict(r, flight=[]) for r in ranks]
+        packet = dict(packet, ranks=ranks, commits=packet["commits"][-commits:])
+        if size_of(packet) <= LIMIT_BYTES:
+            break
+    return packet
 
 
 def newest_commits(launcher: "Launcher") -> List[Dict[str, Any]]:

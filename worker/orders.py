@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List
 
 from .agentlink import own_python
 from .process import Order
+from .spec import EXIT_CONFIG
 from .wire import Packet, cut
 
 if TYPE_CHECKING:
     from .launcher import Launcher
 
 EVIDENCE_S = 5.0
-FLIGHT_LIMIT = 12
+OUTCOME_LIMIT = 9_000  # characters; one may take six bytes in a packet
 
 
 class Refused(Exception):
@@ -34,17 +35,21 @@ class Orders:
         self.launcher = launcher
         self.done: Dict[str, Packet] = {}
         self.running: Dict[str, float] = {}
+        self.welcomed = False
 
     def tell(self, packet: Packet) -> None:
         channel = self.launcher.link.channel
         if channel is not None:
-            channel.send(packet)
+            try:
+                channel.send(packet)
+            except ValueError as error:
+                self.launcher.terminal.say("not told to the agent: %s" % error, "warn")
 
     def outcome(self, order_id: str, ok: bool, text: str = "") -> None:
         """Reports an effect's end, now and again after each reconnect."""
         self.running.pop(order_id, None)
         packet: Packet = {"t": "outcome", "id": order_id, "ok": ok, "error": "", "detail": ""}
-        packet["detail" if ok else "error"] = cut(text, 20_000)
+        packet["detail" if ok else "error"] = cut(text, OUTCOME_LIMIT)
         self.done[order_id] = packet
         outcomes = self.launcher.outcomes
         outcomes.append(packet)
@@ -61,8 +66,14 @@ class Orders:
             self.carry_out("inject", str(packet["id"]), packet)
         elif kind == "say":
             self.launcher.terminal.say(str(packet["text"]), str(packet.get("level", "info")))
-        elif kind in ("welcome", "address") and packet.get("address"):
-            self.launcher.on_address(str(packet["address"]))
+        elif kind == "error" and not self.welcomed:
+            # Nobody will plan for this run: better an end with a reason than a silent wait.
+            self.launcher.terminal.say("the agent refuses: %s" % packet.get("error"), "error")
+            self.launcher.exit_code = EXIT_CONFIG
+        elif kind in ("welcome", "address"):
+            self.welcomed = True
+            if packet.get("address"):
+                self.launcher.on_address(str(packet["address"]))
 
     def carry_out(self, kind: str, order_id: str, body: Dict[str, Any]) -> None:
         """One order, once: a repeated one is answered with what became of the first."""
@@ -109,7 +120,8 @@ class Orders:
             history=list(body.get("history", ())),
             permit_ns=deadline if permit_s else 0,
         ))  # fmt: skip
-        self.outcome(order_id, True)
+        ok = self.launcher.exit_code is None
+        self.outcome(order_id, ok, "" if ok else "the machine refused processes or files")
 
     def stop(self, order_id: str, body: Dict[str, Any]) -> None:
         crew = self.launcher.crew

@@ -16,7 +16,7 @@ import time
 from typing import Any, Callable, List, Tuple
 
 from . import page as pages
-from .wire import Channel, Packet
+from .wire import FDS_MAX, Channel, Packet
 
 BEAT_S = 0.1
 
@@ -86,7 +86,7 @@ class Ticker(threading.Thread):
 
     def listen(self) -> bool:
         """Handles what has arrived; False when the other end is closed."""
-        packet, fds = self.channel.receive(fds=16)
+        packet, fds = self.channel.receive(fds=FDS_MAX)
         if packet is None:
             return False
         self.handler(packet, fds)

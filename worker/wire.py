@@ -15,6 +15,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 PROTOCOL = 1
 LIMIT_BYTES = 60_000  # of one packet; the receive buffer is larger, so a longer one is noticed
+FDS_MAX = 250  # the kernel passes 253 with one packet
 TEXT_LIMIT = 2_000  # of one string inside a packet
 
 Packet = Dict[str, Any]
@@ -35,7 +36,7 @@ class Channel:
         A peer that has stopped reading is as good as gone: everything sent here is a level that
         is repeated, or an order whose missing outcome is noticed.
         """
-        data = json.dumps(packet, separators=(",", ":")).encode()
+        data = encoded(packet)
         if len(data) > LIMIT_BYTES:
             raise ValueError("packet %r of %d bytes" % (packet.get("t"), len(data)))
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
@@ -75,6 +76,14 @@ class Channel:
 
     def close(self) -> None:
         self.sock.close()
+
+
+def encoded(packet: Packet) -> bytes:
+    return json.dumps(packet, separators=(",", ":")).encode()
+
+
+def size_of(packet: Packet) -> int:
+    return len(encoded(packet))
 
 
 def decode(data: bytes, truncated: bool = False) -> Packet:

@@ -23,6 +23,12 @@ LONELY_FAR_S = 3.0  # ... and a few beats late on another
 BACKOFF_MAX = 64.0
 OPERATOR = "operator_request"
 BAD_CHECKPOINT = "bad_checkpoint"  # how a trainer's reason begins when it refused one
+RESTORE_FAILED = "restore_failed"  # ... or when a snapshot or survivors did not prove
+
+
+def unproven(reason: str) -> bool:
+    """A trainer's word for state that it read and does not believe."""
+    return reason.startswith((BAD_CHECKPOINT, RESTORE_FAILED))
 
 
 class Wish(msgspec.Struct, frozen=True):
@@ -64,7 +70,7 @@ class Notice:
             # The trainer's pages count from the end of its restore; a script's must be learnt.
             m.bases = {} if ctx.view.grade == TRAINER else None
             m.bases_generation = plan.generation
-        if m.bases is None:
+        if ctx.view.grade != TRAINER and (m.bases is None or not collective.advance(ranks)):
             m.bases = collective.learn_bases(ranks)
 
     # ------------------------------------------------------------ detecting
@@ -140,11 +146,11 @@ class Notice:
         proven = collective.proofs(ranks, self._resumed(), ctx.now.boot_s, self.memory.bases)
         if proven is not None:
             return proven
-        refused = next((r for r in parked if r.parked and BAD_CHECKPOINT in r.parked.reason), None)
+        refused = next((r for r in parked if r.parked and unproven(r.parked.reason)), None)
         if refused is not None and refused.parked is not None:
             return Cause(
                 fault="checkpoint_bad", generation=refused.generation, step=refused.step,
-                severity=DEGRADED, reason=f"a checkpoint was put aside: {refused.parked.reason}",
+                severity=DEGRADED, reason=f"state did not prove: {refused.parked.reason}",
                 boot_s=ctx.now.boot_s, detector="ended", error=refused.parked.reason,
             )  # fmt: skip
         said = next((r.parked.reason for r in parked if r.parked and r.parked.reason), "no reason")

@@ -8,6 +8,7 @@ each method looks at what is, and asks for the one thing that is missing.
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import replace
 
 from . import plan as planning
 from . import policy, reconcile, world
@@ -16,7 +17,7 @@ from .detect import ended as ends
 from .document import Document
 from .memory import Context, RunMemory
 from .model import TRAINER, UNKNOWN, Plan, RankView, Stop, Verdict
-from .notice import Notice
+from .notice import RESTORE_FAILED, Notice
 
 EVIDENCE_WAIT_S = 0.2  # at a verdict, for evidence that is still missing
 STOP_WAIT_S = 2.0  # after an order to stop: the launcher's start ends what is left
@@ -281,12 +282,15 @@ class RunCase:
             view, plan, ctx.observed.beats, ctx.observed.store, ctx.now, ctx.settings,
             ctx.since_boot_s,
         )  # fmt: skip
+        # A source that was read and did not prove is not read again: the next one follows.
+        distrust = bool(m.cause and m.cause.error.startswith(RESTORE_FAILED))
+        sources = tuple(replace(r, parked=None) for r in ranks) if distrust else ranks
         granted = tuple(f"charged:{k}" for k in grant.charged) if grant and ranks else ()
         wanted = planning.PlanView(
             run=m.run, grade=view.grade, leader=ctx.leader, reason=reason, members=nodes,
             highest=max(world.highest_generation(view, m.plan, ctx.observed.beats), m.top),
-            nproc=view.nproc, nnodes=view.nnodes, current=plan, ranks=ranks,
-            commits=view.commits, snapshot=view.snapshot if ranks else None,
+            nproc=view.nproc, nnodes=view.nnodes, current=plan, ranks=sources,
+            commits=view.commits, snapshot=view.snapshot if ranks and not distrust else None,
             bad_from=m.cause.bad_from if m.cause and ranks else 0,
             quarantined=self.book.quarantined(ctx, plan),
             spent=grant.spent if grant and ranks else (), granted=granted,

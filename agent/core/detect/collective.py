@@ -37,6 +37,8 @@ def learn_bases(ranks: tuple[RankView, ...]) -> Bases:
     if len(common) < LOCKSTEP_STEPS:
         return None
     base = {rank: table[common[0]] for rank, table in tables.items()}
+    if any(t[b] <= t[a] for t in tables.values() for a, b in zip(common, common[1:], strict=False)):
+        return None  # steps without a collective: the ranks may take unequal numbers of them
     steps = {tuple(table[s] - base[rank] for s in common) for rank, table in tables.items()}
     return base if len(steps) == 1 else None
 
@@ -59,6 +61,12 @@ def mismatch(ranks: tuple[RankView, ...], boot_s: float) -> Cause | None:
         return _cause("collective_mismatch", alone, same, rows, boot_s,
                       f"different operations or sizes at collective {number}")  # fmt: skip
     return None
+
+
+def advance(ranks: tuple[RankView, ...]) -> bool:
+    """Every step that a page remembers entered a collective."""
+    rows = [[number for _, number in r.step_seq] for r in ranks]
+    return all(a < b for row in rows for a, b in zip(row, row[1:], strict=False))
 
 
 def skipped(

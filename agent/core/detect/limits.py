@@ -6,7 +6,7 @@ All limits are seconds of stillness of one rank; math.inf-like NEVER means no li
 
 from __future__ import annotations
 
-from ..model import OPAQUE, TRAINER, RankView, Settings, Value
+from ..model import OPAQUE, SCRIPT, TRAINER, RankView, Settings, Value
 from ..windows import History
 
 NEVER = 1e12  # seconds; JSON has no infinity
@@ -54,8 +54,10 @@ def act_s(rank: RankView, costs: Costs, history: History, settings: Settings) ->
         if phase == STARTUP and costs.startup_s > 0 and costs.started:
             # This run started before: a later start is measured against the first.
             return max(settings.phase_factor * costs.startup_s, settings.script_floor_s)
+        if costs.grade == SCRIPT and not costs.started and rank.active:
+            return NEVER  # it works, and has no optimizer that would show its steps
         if not _known(phase, history):
-            return unknown_s
+            return unknown_s * costs.backoff
         p99_s = settings.phase_factor * history.p99_s(phase)
         longest_s = ENDED_WELL * history.longest_s(phase)
         return max(p99_s, longest_s, settings.script_floor_s, base_s)
