@@ -214,7 +214,8 @@ class Crew:
     def assign(self, process: RankProcess) -> None:
         order, store = self.order, self.store
         assert order is not None and store is not None
-        fds = list(self.snapshots.values())[:FDS_MAX] if order.resume.get("kind") == "snapshot" else []
+        from_memory = order.resume.get("kind") == "snapshot"
+        fds = list(self.snapshots.values())[:FDS_MAX] if from_memory else []
         process.channel.send(
             {"t": "assign", "run": self.spec.run, "generation": order.generation,
              "rank": process.rank, "local_rank": process.rank, "world": order.world,
