@@ -43,7 +43,8 @@ def test_a_cut_gzip_is_read_as_far_as_it_goes(tmp_path: Path, capsys: Captured) 
     (tmp_path / "a.log.gz").write_bytes(packed[: len(packed) // 2])
     (tmp_path / "b.log.gz").write_bytes(b"no gzip at all")
     assert main(["diagnose", str(tmp_path)]) == 1
-    assert capsys.readouterr().out.count("not whole") == 2
+    # Where the lines break depends on the folder's name.
+    assert " ".join(capsys.readouterr().out.split()).count("not whole") == 2
 
 
 def test_standard_input(tmp_path: Path) -> None:
