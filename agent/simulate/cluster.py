@@ -50,7 +50,7 @@ class Cluster:
     edges: dict[str, Edge] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
     left: list[Launcher] = field(default_factory=list)
-    faults: dict[str, int] = field(default_factory=dict)
+    struck: int = 0  # ranks that a fault ended; one drawn before any rank runs ends none
 
     @property
     def single(self) -> bool:

@@ -40,6 +40,7 @@ def _wake(cluster: Cluster, rank: Rank) -> None:
 
 
 def _end(cluster: Cluster, rank: Rank, how: Ended) -> None:
+    cluster.struck += 1
     for job, each in cluster.ranks():
         if each is rank:
             job.end(rank, how)

@@ -57,7 +57,6 @@ class Gang:
     formed: bool = False
     broken: bool = False
     torn: bool = False  # broke inside optimizer.step: survivors' state may be torn
-    from_torn: bool = False  # it began from such a state, which must never happen
 
 
 class Job:
@@ -88,7 +87,7 @@ class Job:
         self.on_snapshot: Callable[[Gang], None] = lambda _: None
         self.on_commit: Callable[[Job, int, int], None] = lambda *_: None
         self.on_step: Callable[[Job, Gang], None] = lambda *_: None
-        self.on_resume: Callable[[Job, Gang, Origin, bool], None] = lambda *_: None
+        self.on_resume: Callable[[Job, Gang, Origin], None] = lambda *_: None
         self.on_level: Callable[[Job], None] = lambda _: None
 
     def join(self, rank: Rank, generation: int, world: int, resume: Resume) -> None:
@@ -107,13 +106,16 @@ class Job:
     def _begin(self, gang: Gang) -> None:
         origin, trouble = self._load(gang)
         if origin is None:
-            first = gang.ranks[min(gang.ranks)]
             self.loop.note(self.name, "gen %d cannot load: %s", gang.generation, trouble)
+            if gang.resume.kind in ("survivor", "snapshot"):
+                self._refuse(gang, f"restore_failed: {trouble}")
+                return
+            first = gang.ranks[min(gang.ranks)]
             word = "bad_checkpoint" if trouble.startswith("bad") else "exception"
             self.end(first, Ended(1, outcome=word, error=f"LoadError: {trouble}"))
             return
         if self.grade == TRAINER:
-            self.on_resume(self, gang, origin, gang.from_torn)
+            self.on_resume(self, gang, origin)
         self.disk.begin(gang.generation, origin)
         gang.step, gang.formed = origin[1], True
         for rank in gang.ranks.values():
@@ -123,6 +125,16 @@ class Job:
                        gang.generation, gang.step, gang.resume.kind, origin[0])
         self.on_level(self)
         self._beat(gang, self.step_s * 1.5)
+
+    def _refuse(self, gang: Gang, reason: str) -> None:
+        """The trainer does not believe state in memory: every rank parks again with what it has."""
+        for rank in gang.ranks.values():
+            had = rank.parked
+            torn = had is None or had.torn or gang.resume.kind == "snapshot"
+            rank.parked = Parked(step=had.step if had else 0, torn=torn, reason=reason)
+            rank.state = PARK
+        self.break_gang(gang, None, reason)
+        self.on_level(self)
 
     def _load(self, gang: Gang) -> tuple[Origin | None, str]:
         resume = gang.resume
@@ -143,13 +155,15 @@ class Job:
             if self.load_snapshot(gang):
                 return (resume.generation, resume.step), ""
             return None, f"no snapshot of step {resume.step} here"
-        held = [rank for rank in gang.ranks.values()
-                if rank.parked is not None and rank.parked.step == resume.step]
-        whole = [rank for rank in held if rank.parked is not None and not rank.parked.torn]
-        for rank in whole or held:
-            gang.from_torn = not whole
-            return rank.held, ""
-        return None, f"no survivor holds step {resume.step}"
+        # As the trainer does: it takes the newest untorn state in the group, and refuses when that
+        # is not the planned one, for the holder may have died since the plan was made.
+        whole = [rank for rank in gang.ranks.values()
+                 if rank.parked is not None and not rank.parked.torn]
+        newest = max((rank.parked.step for rank in whole if rank.parked), default=-1)
+        for rank in whole:
+            if newest == resume.step and rank.parked and rank.parked.step == newest:
+                return rank.held, ""
+        return None, f"no survivor holds step {resume.step}, the newest is {newest}"
 
     def _parent(self, gang: Gang) -> int:
         return max((each for each in self.disk.lineage if each < gang.generation), default=0)

@@ -155,10 +155,8 @@ class Monitor:
                 self.fail("one_chain", f"{job.name}: gen/step {origin} does not continue {before}")
             before = origin
 
-    def resumed(self, job: Job, gang: Gang, origin: Origin, torn: bool) -> None:
+    def resumed(self, job: Job, gang: Gang, origin: Origin) -> None:
         """A generation begins from `origin`."""
-        if torn and gang.resume.kind == "survivor":
-            self.fail("torn_never_used", f"{job.name}: gen {gang.generation} from torn {origin}")
         truth = self.runs.get(job.name, RunTruth())
         plan = truth.plans.get(gang.generation)
         if plan is None:
@@ -249,7 +247,9 @@ class Monitor:
                 self.fail("stalled_journal", f"{edge.machine.name}: {effect.id}")
             body = effect.body
             if isinstance(body, StoreWrite) and body.key.startswith("run/"):
-                self._fit(edge, now, observed, decode_plan(body.body))
+                plan = decode_plan(body.body)
+                self._fit(edge, now, observed, plan)
+                self._whole(edge, observed, plan)
 
     def _fit(self, edge: Edge, now: Now, observed: Observed, plan: Plan) -> None:
         """No rank on a node that is excluded, or whose fresh beat says that it is sick."""
@@ -266,6 +266,19 @@ class Monitor:
         if placed & unfit:
             self.fail("no_rank_on_unfit", f"{edge.machine.name} plans gen {plan.generation} of "
                       f"{plan.run} on {sorted(placed & unfit)}: {plan.reason}")
+
+    def _whole(self, edge: Edge, observed: Observed, plan: Plan) -> None:
+        """A plan that takes a survivor's state was told of one that holds that step untorn."""
+        known = [each for each in self._plans_in(observed) if each.generation == plan.generation]
+        if plan.resume.kind != "survivor" or plan.finished >= 0 or known:
+            return
+        told = [rank for view in observed.runs if view.run == plan.run for rank in view.ranks]
+        told += [rank for beat in observed.beats if beat.run == plan.run for rank in beat.ranks]
+        if not any(rank.parked is not None and not rank.parked.torn and rank.ended is None
+                   and rank.parked.step == plan.resume.step and rank.rank in plan.keep
+                   for rank in told):
+            self.fail("torn_never_used", f"{edge.machine.name}: gen {plan.generation} of {plan.run} "
+                      f"takes step {plan.resume.step}, which no untorn survivor holds")
 
     def _plans_in(self, observed: Observed) -> list[Plan]:
         return [decode_plan(doc.body) for doc in observed.store.docs if doc.key.startswith("run/")]

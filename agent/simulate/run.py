@@ -45,6 +45,7 @@ class Report:
     ettr: float = 0.0  # share of run-seconds spent on steps that were kept
     losses_s: dict[str, float] = field(default_factory=dict)
     faults: dict[str, int] = field(default_factory=dict)
+    struck: int = 0  # ranks that a fault found running and ended
     generations: int = 0
     outcomes: dict[str, str] = field(default_factory=dict)  # run -> how it stands
 
@@ -175,6 +176,7 @@ def _fill(report: Report, cluster: Cluster) -> None:
     report.events = cluster.loop.events
     useful = sum(job.useful_s for job in cluster.jobs.values())
     report.ettr = useful / max(1e-9, report.virtual_s * len(cluster.jobs))
+    report.struck = cluster.struck
     report.generations = sum(cluster.monitor.restarts.values())
     for edge in cluster.edges.values():
         for category, seconds in edge.decision.ledger:

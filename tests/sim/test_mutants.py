@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
 import pytest
+from msgspec.structs import replace
 
-from holdfast.agent.core import breaker, outbox, reconcile, validity, world
+from holdfast.agent.core import breaker, outbox, plan, reconcile, validity, world
 from holdfast.agent.core.model import Observed
 from holdfast.agent.simulate import run_storm
 from holdfast.agent.simulate.cluster import Cluster
@@ -49,8 +49,8 @@ def fatal_ignored(cluster: Cluster) -> None:
     """No core ever hears of a fatal fault."""
 
     def deaf(_: Edge, observed: Observed) -> Observed:
-        beats = tuple(msgspec.structs.replace(beat, fatal="") for beat in observed.beats)
-        return msgspec.structs.replace(observed, beats=beats)
+        beats = tuple(replace(beat, fatal="") for beat in observed.beats)
+        return replace(observed, beats=beats)
 
     for edge in cluster.edges.values():
         edge.filter = deaf
@@ -72,6 +72,19 @@ def everything_is_valid(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(validity, "is_valid", lambda *_: True)
 
 
+def torn_is_whole(patch: pytest.MonkeyPatch) -> None:
+    """A survivor's word that its state is torn is not listened to."""
+    real = plan.survivor_resume
+
+    def deaf(view: plan.PlanView, places: dict[int, str]) -> object:
+        ranks = tuple(
+            replace(r, parked=replace(r.parked, torn=False)) if r.parked else r for r in view.ranks
+        )
+        return real(replace(view, ranks=ranks), places)
+
+    patch.setattr(plan, "survivor_resume", deaf)
+
+
 def outcome_ignored(patch: pytest.MonkeyPatch) -> None:
     """What became of an effect is never looked at: it stays in flight."""
     patch.setattr(outbox.Outbox, "settle", lambda *_: [])
@@ -91,6 +104,7 @@ MUTANTS = (
     Mutant("breaker ignored", "fleet", ("breaker_holds",), breaker_ignored),
     Mutant("validity rule off", "commits", ("void_never_resumed", "one_chain"),
            everything_is_valid),
+    Mutant("torn state taken", "default", ("torn_never_used",), torn_is_whole),
     Mutant("effect outcome ignored", "agents", ("all_goes_on",), outcome_ignored),
     Mutant("delete by an old generation", "commits", ("newest_deletes",), old_deletes_patch),
 )

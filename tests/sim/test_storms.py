@@ -17,10 +17,6 @@ from holdfast.agent.simulate.cluster import Shape
 SEEDS = int(os.environ.get("HOLDFAST_SIM_SEEDS", "2000"))
 PROCESSES = int(os.environ.get("HOLDFAST_SIM_PROCESSES", "2"))
 SHOWN = 3
-# Seeds of several nodes that are known to fail and not yet understood.  The tests below fail as
-# soon as one of them holds, so this table can only shrink by a fix.
-KNOWN_STORMS = {"fleet": (139,)}  # generation 3 takes the state of a survivor that is torn
-KNOWN_DROPS = {"many": (28, 31, 44)}  # one generation fewer when every wake-up is dropped
 
 
 def assert_all_hold(reports: list[Report]) -> None:
@@ -37,35 +33,23 @@ def test_every_invariant_holds_over_every_seed_of_the_default_storm() -> None:
 @pytest.mark.parametrize("storm", sorted(set(STORMS) - {"default"}))
 def test_every_invariant_holds_in_the_other_storms(storm: str) -> None:
     reports = run_seeds(range(max(20, SEEDS // 10)), storm, PROCESSES)
-    assert_all_hold([r for r in reports if r.seed not in KNOWN_STORMS.get(storm, ())])
-
-
-@pytest.mark.xfail(strict=True, reason="known to fail: see KNOWN_STORMS")
-@pytest.mark.parametrize(("storm", "seed"), [(s, n) for s, ns in KNOWN_STORMS.items() for n in ns])
-def test_known_failure(storm: str, seed: int) -> None:
-    assert_all_hold([run_storm(seed, storm)])
+    assert_all_hold(reports)
 
 
 @pytest.mark.parametrize("shape", [Shape(1, 0, 1, 2), Shape(2, 1, 1, 1)], ids=["one", "many"])
 def test_dropped_wake_ups_cost_only_latency(shape: Shape) -> None:
-    """The same seed with every wake-up, with half and with none ends the same way."""
-    known = KNOWN_DROPS["many"] if shape.members > 1 else ()
-    for seed in [n for n in range(max(10, SEEDS // 40)) if n not in known]:
+    """The same seed with every wake-up, with half and with none ends the same way.
+
+    A first generation that starts a second later may not be there yet when a kill was drawn: one
+    generation for the start and one for each kill that found its rank, however it was noticed.
+    """
+    for seed in range(max(10, SEEDS // 40)):
         reports = [run_storm(seed, "calm", shape=shape, dropped_wakes=d) for d in (0.0, 0.5, 1.0)]
         assert_all_hold(reports)
         ends = [report.outcomes for report in reports]
         assert ends[0] == ends[1] == ends[2], f"seed {seed}: {ends}"
-        counts = {report.generations for report in reports}
-        assert len(counts) == 1, f"seed {seed}: generations {counts}"
-
-
-@pytest.mark.xfail(strict=True, reason="known to differ: see KNOWN_DROPS")
-@pytest.mark.parametrize("seed", KNOWN_DROPS["many"])
-def test_known_difference(seed: int) -> None:
-    shape = Shape(2, 1, 1, 1)
-    reports = [run_storm(seed, "calm", shape=shape, dropped_wakes=d) for d in (0.0, 1.0)]
-    assert_all_hold(reports)
-    assert reports[0].generations == reports[1].generations
+        extra = [report.generations - report.struck for report in reports]
+        assert extra == [1, 1, 1], f"seed {seed}: generations beyond the kills {extra}"
 
 
 def test_storms_hold_on_ticks_alone() -> None:
