@@ -143,7 +143,7 @@ class RankTrack:
         return msgspec.structs.replace(
             level,
             step=view.step,
-            phase=view.phase,
+            phase="exit" if view.outcome and view.code == 0 else view.phase,
             beat_age_s=max(0.0, now_s - view.beat_ns / 1e9) if view.beat_ns else 0.0,
             in_optimizer=view.step_begin != view.step_end,
             seq=view.groups,

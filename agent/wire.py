@@ -70,6 +70,7 @@ class Levels(msgspec.Struct, tag_field="t", tag="levels"):
     state: str = "idle"
     shutdown: str = ""
     compiling: str = ""
+    checkpoint_dir: str = ""  # known once the trainer has listed it, which is after the hello
     keep: int = 0
     startup_s: float = 0.0
     ranks: tuple[RankLevel, ...] = ()

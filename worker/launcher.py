@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from . import forking, levels, rank, spec
+from . import compiling, forking, levels, rank, spec
 from . import page as pages
 from .agentlink import AgentLink, Places, places
 from .alone import Alone
@@ -65,6 +65,7 @@ class Launcher:
         self.startup_s = 0.0
         self.address = ""
         self.alone = Alone(self)
+        self.compiling = compiling.Watch(environ)
         self.wake_reader, self.wake_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     # ------------------------------------------------------------------ set-up
@@ -129,6 +130,7 @@ class Launcher:
         self.errands.tend(now_s)
         self.watch_shutdown(now_s)
         self.alone.watch(now_s)
+        self.compiling.look(self.crew.living(), now_s)
         self.send_levels()
         self.show()
 

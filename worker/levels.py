@@ -51,7 +51,8 @@ def levels_of(launcher: "Launcher") -> Dict[str, Any]:
     ]  # fmt: skip
     return {
         "t": "levels", "generation": crew.generation, "state": state_of(crew, launcher.listed),
-        "shutdown": launcher.shutdown, "compiling": "", "keep": launcher.keep,
+        "shutdown": launcher.shutdown, "compiling": launcher.compiling.found, "keep": launcher.keep,
+        "checkpoint_dir": launcher.checkpoint_dir,
         "startup_s": launcher.startup(),
         "ranks": ranks, "commits": newest_commits(launcher), "snapshot": crew.snapshot_view(),
     }  # fmt: skip

@@ -67,9 +67,12 @@ class Document:
         )
         if ctx.view.generation > known or foreign:
             made_up = world.plan_of_launcher(ctx.view)
-            history = plan.history if plan else ()
-            spent = plan.spent if plan else ()
-            return msgspec.structs.replace(made_up, history=history, spent=spent)
+            if plan is None:
+                return made_up
+            return msgspec.structs.replace(
+                made_up, history=plan.history, checkpoint_dir=plan.checkpoint_dir,
+                other_histories=plan.other_histories, spent=plan.spent,
+            )  # fmt: skip
         return plan
 
     def settled(self, ctx: Context, done: Settled) -> None:

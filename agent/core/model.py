@@ -63,7 +63,7 @@ class RankView(Value, frozen=True):
     generation: int
     state: str  # starting | running | parked | ended
     step: int = 0  # optimizer steps done
-    phase: str = "unknown"  # worker.page.PHASES
+    phase: str = "unknown"  # worker.page.PHASES; "exit" in the exit handlers of a good end
     still_s: float = 0.0  # since anything of the page's progress fields last moved
     beat_age_s: float = 0.0  # age of the ticker's last beat
     proc_state: str = "?"  # /proc/PID/stat: R S D T t Z, "?" unknown
@@ -114,6 +114,7 @@ class RunView(Value, frozen=True):
     ranks: tuple[RankView, ...] = ()
     commits: tuple[Commit, ...] = ()
     snapshot: SnapshotView | None = None
+    checkpoint_dir: str = ""  # where the commits are
     keep: int = 0  # valid checkpoints the job wants kept; 0 = the configuration's number
     shutdown: str = ""  # "" | preempted | interrupted: the caller asked the launcher to end
     connected: bool = True
@@ -258,6 +259,8 @@ class Plan(Value, frozen=True):
     granted: tuple[str, ...] = ()  # request ids
     spent: tuple[tuple[str, int], ...] = ()  # (budget key, count): inherited by a new leader
     history: tuple[tuple[int, int], ...] = ()  # (generation, step it resumed from), oldest first
+    checkpoint_dir: str = ""  # whose commits the history judges
+    other_histories: tuple[tuple[str, tuple[tuple[int, int], ...]], ...] = ()  # of other folders
     finished: int = -1  # exit code once the run is over, -1 = goes on
     paused: bool = False
     quarantined: tuple[str, ...] = ()  # checkpoint paths that must not be used

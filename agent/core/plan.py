@@ -45,6 +45,7 @@ class PlanView(Value, frozen=True):
     current: Plan | None = None
     ranks: tuple[RankView, ...] = ()  # of the broken generation; () when the run starts
     commits: tuple[Commit, ...] = ()
+    checkpoint_dir: str = ""
     snapshot: SnapshotView | None = None
     bad_from: int = 0  # results of this step and later are wrong on every rank; 0 = none
     quarantined: tuple[str, ...] = ()
@@ -69,7 +70,7 @@ def plan_run(view: PlanView) -> tuple[Plan | None, str]:
         for local in range(view.nproc)
     )
     resume, keep = resume_from(view, dict(ranks))
-    history = view.current.history if view.current else ()
+    history = validity.history_of(view.current, view.checkpoint_dir)
     # A node not heard of now may be the only one left later: it stays named, and so may lead.
     named = [m.node for m in view.members if not (m.fatal or m.excluded)]
     return Plan(
@@ -77,6 +78,8 @@ def plan_run(view: PlanView) -> tuple[Plan | None, str]:
         reason=view.reason, keep=keep, spares=tuple(n for n in named if n not in nodes),
         granted=view.granted, spent=view.spent, quarantined=view.quarantined,
         history=validity.extend_history(history, generation, resume.step),
+        checkpoint_dir=view.checkpoint_dir,
+        other_histories=validity.other_histories(view.current, view.checkpoint_dir),
     ), f"{view.reason}; resume: {resume.kind} at step {resume.step}"  # fmt: skip
 
 
@@ -115,7 +118,7 @@ def layout(view: PlanView) -> tuple[tuple[str, ...], str]:
 
 def resume_from(view: PlanView, places: dict[int, str]) -> tuple[Resume, tuple[int, ...]]:
     """(where to resume, ranks whose process lives on), newest proven state first."""
-    history = view.current.history if view.current else ()
+    history = validity.history_of(view.current, view.checkpoint_dir)
     quarantined = view.quarantined
     usable = tuple(c for c in view.commits if within(c.step, view.bad_from))
     commit = validity.newest_valid(usable, history, quarantined)
@@ -166,7 +169,7 @@ def within(step: int, bad_from: int) -> bool:
 
 
 def _snapshot_usable(view: PlanView, snapshot: SnapshotView, commit: Commit | None) -> bool:
-    history = view.current.history if view.current else ()
+    history = validity.history_of(view.current, view.checkpoint_dir)
     newer = commit is None or snapshot.step > commit.step
     valid = validity.is_valid(snapshot.generation, snapshot.step, history)
     one_node = view.nnodes == 1  # shards of other nodes cannot be seen from here

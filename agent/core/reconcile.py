@@ -108,7 +108,8 @@ def may_delete(plan: Plan, view: RunView, leader: bool) -> bool:
     """Only the leader, and only while the newest plan is what runs here."""
     runs = view.generation == plan.generation and view.state == "running"
     newer = any(c.generation > plan.generation for c in view.commits)
-    return leader and runs and not newer and plan.finished < 0
+    same = plan.checkpoint_dir == view.checkpoint_dir
+    return leader and runs and same and not newer and plan.finished < 0
 
 
 def deletable(

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .model import Commit
+from .model import Commit, Plan
 
 # A plan travels in one 64 KiB packet; 256 entries of two integers stay far below that.
 HISTORY_MAX = 256
+
+OTHERS_MAX = 4  # folders beside the present one whose histories are kept
 
 History = tuple[tuple[int, int], ...]
 
@@ -19,6 +21,29 @@ History = tuple[tuple[int, int], ...]
 def is_valid(generation: int, step: int, history: History) -> bool:
     """True unless a later plan resumed below this step: then what was written is void."""
     return not any(later > generation and resumed < step for later, resumed in history)
+
+
+def history_of(plan: Plan | None, checkpoint_dir: str) -> History:
+    """What the plans so far say about the commits in one folder.
+
+    A run's name may come again with another folder, and then with the first: where one resumed
+    says nothing about what stands in the other.
+    """
+    if plan is None:
+        return ()
+    if plan.checkpoint_dir == checkpoint_dir:
+        return plan.history
+    return dict(plan.other_histories).get(checkpoint_dir, ())
+
+
+def other_histories(plan: Plan | None, checkpoint_dir: str) -> tuple[tuple[str, History], ...]:
+    """The histories of all folders but one, the latest last, bounded."""
+    if plan is None:
+        return ()
+    others = [(path, kept) for path, kept in plan.other_histories if path != checkpoint_dir]
+    if plan.checkpoint_dir != checkpoint_dir and plan.history:
+        others.append((plan.checkpoint_dir, plan.history))
+    return tuple(others[-OTHERS_MAX:])
 
 
 def valid_commits(commits: Iterable[Commit], history: History) -> tuple[Commit, ...]:

@@ -29,6 +29,7 @@ DOING = {
     "compile": "compiling",
     "checkpoint": "writing a checkpoint",
     "eval": "evaluating",
+    "exit": "ending: its exit handlers run",
 }
 NEEDS_A_PERSON = ("crash_loop", "budget_spent", "journal_stalled", "agent_config_bad")
 
@@ -167,7 +168,7 @@ def _run(daemon: Daemon, view: RunView, verdicts: tuple[Verdict, ...]) -> dict[s
     phase = _common_phase(running)
     is_training = bool(
         view.state == "running" and view.connected and len(running) == view.nproc
-        and not faulty and phase not in ("startup", "compile")
+        and not faulty and phase not in ("startup", "compile", "exit")
     )  # fmt: skip
     return {
         "run": view.run,
@@ -188,7 +189,7 @@ def _run(daemon: Daemon, view: RunView, verdicts: tuple[Verdict, ...]) -> dict[s
         "restarts": restarts(daemon, view.run),
         "nproc": view.nproc,
         "log_dir": session.hello.log_dir if session is not None else "",
-        "checkpoint_dir": session.hello.checkpoint_dir if session is not None else "",
+        "checkpoint_dir": view.checkpoint_dir,
         "launcher_pid": session.pid if session is not None else 0,
         "user": session.hello.user if session is not None else "",
         "ranks": [_rank(rank, by_rank.get(str(rank.rank))) for rank in view.ranks],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -48,6 +50,14 @@ def test_a_limit_that_the_user_set_is_kept(runs: Runs) -> None:
     assert "rank 1" in run.output and "holds the run up" in run.output
 
 
+def test_exit_handlers_take_their_time_whatever_limit_steps_have(runs: Runs) -> None:
+    run = runs.script("plain.py", "8", "upload", "5",
+                      flags=("--nproc-per-node", "2", "--hang-limit", "2"))  # fmt: skip
+    assert run.wait() == 0, run.output
+    assert "finished rank 1 restarts 0" in run.output and "restarts 1" not in run.output
+    assert "holds the run up" not in run.output
+
+
 def test_an_evaluation_on_rank_0_is_suspected_and_taken_back(runs: Runs) -> None:
     run = runs.script("plain.py", "40", "eval", "5")
     run.at_step(6)
@@ -56,6 +66,17 @@ def test_an_evaluation_on_rank_0_is_suspected_and_taken_back(runs: Runs) -> None
     wait_for(lambda: [i for i in run.incidents() if i["state"] == "taken_back"], 10)
     assert run.wait() == 0, run.output
     assert "restarts 1" not in run.output
+
+
+def test_a_compiler_below_a_rank_is_shown_and_not_suspected(runs: Runs, tmp_path: Path) -> None:
+    compiler = tmp_path / "cc1plus"
+    shutil.copy("/bin/sleep", compiler)
+    run = runs.script("plain.py", "12", "compile", "6", str(compiler))
+    run.at_step(6)
+    doing = "compiling: rank 1: cc1plus"
+    wait_for(lambda: doing in str(run.status()), 6, f"{doing!r} in status")
+    assert run.wait() == 0, run.output
+    assert not run.incidents() and "holds the run up" not in run.output, run.output
 
 
 def test_a_size_that_differs_is_a_mismatch_and_not_a_dead_node(runs: Runs) -> None:

@@ -167,12 +167,12 @@ def _gil_holders(live: tuple[RankView, ...]) -> tuple[RankView, ...]:
     """Ranks whose ticker is stale though the process lives.
 
     When every one of several ranks is stale the machine was frozen, not the interpreters; and an
-    import may hold the lock for long (dlopen), so start-up has its own limits.
+    import may hold the lock for long (dlopen), and an exit stops threads: both have own limits.
     """
     stale = tuple(
         r for r in live
         if r.beat_age_s > STALE_BEAT_S and r.proc_state not in NOT_LIVE
-        and r.state == "running" and r.phase not in ("startup", "compile")
+        and r.state == "running" and r.phase not in ("startup", "compile", "exit")
     )  # fmt: skip
     return () if len(stale) == len(live) > 1 else stale
 

@@ -12,7 +12,8 @@ from ..windows import History
 NEVER = 1e12  # seconds; JSON has no infinity
 COMPILE = "compile"
 STARTUP = "startup"
-QUIET = ("checkpoint", "eval", STARTUP)
+EXIT = "exit"  # handlers and uploads after a good end; a failed rank keeps nobody waiting
+QUIET = ("checkpoint", "eval", STARTUP, EXIT)
 KNOWN_SAMPLES = 5  # fewer waits than this say nothing about a phase's p99
 ENDED_WELL = 3.0  # never act before this many times the longest wait that ended well
 
@@ -78,14 +79,16 @@ def effective_phase(rank: RankView, costs: Costs) -> str:
     """The phase whose limits hold: a compile covers all, and before the first step all is start."""
     if costs.compiling or rank.phase == COMPILE:
         return COMPILE
+    if rank.phase == EXIT:
+        return EXIT
     if rank.state == "starting" or not costs.started:
         return STARTUP
     return rank.phase
 
 
 def user_limit_applies(rank: RankView, costs: Costs) -> bool:
-    """A user's limit is about steps: it does not count while the rank starts up."""
-    starting = rank.phase == STARTUP or rank.state == "starting"
+    """A user's limit is about steps: it does not count while the rank starts up or exits."""
+    starting = rank.phase in (STARTUP, EXIT) or rank.state == "starting"
     before_first_step = costs.grade != TRAINER and rank.step == 0 and costs.grade != OPAQUE
     return not starting and not before_first_step
 

@@ -1,6 +1,8 @@
 """A plain torchrun script that keeps no state: DDP over gloo, nothing of Holdfast."""
 
+import atexit
 import os
+import subprocess
 import sys
 import time
 
@@ -25,6 +27,8 @@ for step in range(STEPS):
             dist.all_reduce = lambda *a, **k: None
         if FAULT == "size" and restarts == 0:
             dist.all_reduce(torch.ones(4096))
+        if FAULT == "compile":  # a program of a compiler's name, as a build would start it
+            subprocess.run([sys.argv[4], sys.argv[3]], check=True)
     if rank == 0 and step == AT and FAULT == "size" and restarts == 0:
         dist.all_reduce(torch.ones(1))
     loss = model(torch.randn(8, 32)).pow(2).mean()
@@ -38,5 +42,7 @@ for step in range(STEPS):
     dist.all_reduce(torch.ones(8))
     time.sleep(0.05)
     print(f"step {step} rank {rank} restarts {restarts} pid {os.getpid()}", flush=True)
+if FAULT == "upload" and rank == 1:
+    atexit.register(time.sleep, float(sys.argv[3]))
 dist.destroy_process_group()
 print(f"finished rank {rank} restarts {restarts}", flush=True)

@@ -219,6 +219,22 @@ def test_still_is_dated_by_the_page_but_bounded_by_the_looks():
     os.close(fd)
 
 
+@pytest.mark.parametrize(("outcome", "code", "phase"), [
+    ("done", 0, "exit"), ("exception", 1, "unknown"), ("", 0, "unknown"),
+])  # fmt: skip
+def test_exit_handlers_of_a_good_end_are_a_phase_of_their_own(outcome, code, phase):
+    fd = layout.create()
+    fields, mapping = layout.map_fields(fd), layout.map_readonly(fd)
+    track = ranks.RankTrack(0, os.getpid(), 1)
+    track.attach(mapping, -1)
+    fields[layout.F_GENERATION], fields[layout.F_CODE] = 1, code
+    fields[layout.F_OUTCOME] = layout.OUTCOMES.index(outcome)
+    track.look_at_page(100.0)
+    assert track.level(RankLevel(0, os.getpid(), 1, "running"), "n", 100.0).phase == phase
+    track.close()
+    os.close(fd)
+
+
 @pytest.mark.parametrize("code, active", [("while True: pass", True),
                                           ("import time; time.sleep(60)", False)])
 def test_activity_is_processor_time_of_the_rank_and_its_children(code, active):

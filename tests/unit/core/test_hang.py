@@ -152,7 +152,7 @@ def test_every_ticker_stale_at_once_is_a_frozen_machine_not_a_held_gil() -> None
 
 
 def test_quiet_phases_are_never_killed_by_the_limits_of_a_step() -> None:
-    for phase in ("checkpoint", "eval", "compile"):
+    for phase in ("checkpoint", "eval", "compile", "exit"):
         lab = trained(startup_s=1.0)
         stall(lab, 0, phase=phase)
         assert "stop" not in stand(lab, 300.0, 2.5), phase
@@ -198,6 +198,9 @@ def test_a_users_limit_overrides_both_ways_but_not_start_up() -> None:
     patient = trained(hang_limit_s=500.0)
     stall(patient, 1)
     assert "stop" not in stand(patient, 499.0, 2.5)
+    uploading = trained(grade="script", hang_limit_s=2.0)
+    stall(uploading, 1, phase="exit", beat_age_s=60.0)
+    assert stand(uploading, 60.0, 1.0) == []
     starting = Lab(grade="script", hang_limit_s=2.0)
     starting.begin()
     assert stand(starting, 60.0, 1.0) == []

@@ -36,6 +36,39 @@ def test_bad_commits_are_not_valid_and_quarantined_ones_not_used() -> None:
     assert newest is not None and newest.step == 5
 
 
+def test_one_name_with_two_folders_keeps_two_histories() -> None:
+    """a, then b, then a again: plans for b void nothing in a, and a's own void commits stay so."""
+    members, current = (plan.Member("n", fresh=True),), None
+
+    def planned(folder: str, listed: tuple[Commit, ...]) -> plan.Plan:
+        nonlocal current
+        highest = current.generation if current else 0
+        view = plan.PlanView("r", "trainer", True, highest, 1, "x", members, current=current,
+                             commits=listed, checkpoint_dir=folder)  # fmt: skip
+        current, why = plan.plan_run(view)
+        assert current is not None, why
+        return current
+
+    assert planned("/a", ()).resume.step == 0
+    assert planned("/a", commits((1, 10))).resume.step == 10
+    assert planned("/b", ()).resume.step == 0
+    in_b = planned("/b", commits((3, 40), (1, 50)))  # (1, 50): copied there from another run
+    assert (in_b.resume.step, in_b.history) == (40, ((3, 0), (4, 40)))
+    back = planned("/a", commits((1, 10), (1, 15), (2, 30)))
+    assert (back.resume.step, back.history) == (30, ((1, 0), (2, 10), (5, 30)))
+    assert planned("/b", commits((3, 40), (3, 45))).resume.step == 40  # 45 is void since plan 4
+
+
+def test_histories_of_other_folders_are_bounded() -> None:
+    current = None
+    for number in range(2 * validity.OTHERS_MAX):
+        current = plan.Plan("r", number, (), (), Resume("fresh"), "x", history=((number, 0),),
+                            checkpoint_dir=f"/{number}",
+                            other_histories=validity.other_histories(current, f"/{number}"))
+    assert current is not None and len(current.other_histories) == validity.OTHERS_MAX
+    assert current.other_histories[-1] == (f"/{number - 1}", ((number - 1, 0),))
+
+
 steps = st.lists(st.integers(0, 40), min_size=1, max_size=60)
 
 

@@ -1,0 +1,108 @@
+"""A compiler below a rank, a lock that it awaits, and what must not be taken for either."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import subprocess
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from holdfast.worker import compiling
+from holdfast.worker import page as pages
+from holdfast.worker.compiling import Watch
+
+
+def rank_of(pid, still_s=5.0, rank=1):
+    """A rank as the launcher keeps it; its page moved `still_s` ago."""
+    fields = [0] * pages.FIELDS
+    fields[pages.F_PROGRESS] = time.monotonic_ns() - int(still_s * 1e9)
+    return SimpleNamespace(rank=rank, assigned=True, ended=None, fields=fields,
+                           child=SimpleNamespace(pid=pid))  # fmt: skip
+
+
+@pytest.fixture
+def child(tmp_path):
+    """Starts sleep under any name; ends what it started."""
+    started = []
+
+    def start(name):
+        path = str(tmp_path / name)
+        shutil.copy("/bin/sleep", path)
+        started.append(subprocess.Popen([path, "60"]))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.kill()
+        one.wait()
+
+
+def test_a_compiler_below_a_rank_that_stands_still_is_named(child):
+    child("cc1plus")
+    assert Watch({}).look([rank_of(os.getpid())], 10.0) == "rank 1: cc1plus"
+
+
+def test_a_rank_that_moves_and_any_other_child_say_nothing(child):
+    compiler = child("cc1plus")
+    assert Watch({}).look([rank_of(os.getpid(), still_s=0.1)], 10.0) == ""
+    compiler.kill()
+    compiler.wait()
+    child("preprocess")
+    assert Watch({}).look([rank_of(os.getpid())], 10.0) == ""
+
+
+def test_a_compiler_that_was_stopped_or_ended_compiles_nothing(child):
+    compiler = child("ptxas")
+    compiler.kill()
+    os.waitid(os.P_PID, compiler.pid, os.WEXITED | os.WNOWAIT)  # a zombie now
+    assert Watch({}).look([rank_of(os.getpid())], 10.0) == ""
+
+
+def test_it_holds_for_a_moment_between_two_compilers_and_no_longer(child):
+    compiler, watch, rank = child("nvcc"), Watch({}), rank_of(os.getpid())
+    assert watch.look([rank], 10.0) == "rank 1: nvcc"
+    compiler.kill()
+    compiler.wait()
+    assert watch.look([rank], 12.0) == "rank 1: nvcc"
+    assert watch.look([rank], 10.0 + compiling.HOLD_S + 0.1) == ""
+
+
+def test_it_ends_at_once_when_the_rank_moves(child):
+    child("nvcc")
+    watch = Watch({})
+    assert watch.look([rank_of(os.getpid())], 10.0)
+    assert watch.look([rank_of(os.getpid(), still_s=0.0)], 10.1) == ""
+
+
+def test_it_looks_once_a_second_and_again_after_the_rank_moved(child):
+    watch, rank = Watch({}), rank_of(os.getpid())
+    assert watch.look([rank], 10.0) == ""
+    child("ptxas")
+    assert watch.look([rank], 10.5) == ""
+    assert watch.look([rank], 11.1) == "rank 1: ptxas"
+
+
+@pytest.mark.parametrize(("folder", "environ", "seen"), [
+    ("torchinductor_me/locks", {}, True),
+    ("mine", {"TRITON_CACHE_DIR": "mine"}, True),
+    ("data", {}, False),
+])  # fmt: skip
+def test_a_lock_counts_in_a_compile_cache_alone(tmp_path, folder, environ, seen):
+    place = tmp_path / folder
+    place.mkdir(parents=True)
+    environ = {name: str(tmp_path / path) for name, path in environ.items()}
+    with open(place / "abc.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        found = Watch(environ).look([rank_of(os.getpid())], 10.0)
+    assert found == (f"rank 1 holds or awaits {place / 'abc.lock'}" if seen else "")
+
+
+def test_a_process_that_is_gone_or_another_users_says_nothing():
+    gone = subprocess.Popen(["/bin/true"])
+    gone.wait()
+    assert Watch({}).look([rank_of(gone.pid)], 10.0) == ""
+    assert Watch({}, proc="/nonexistent").look([rank_of(1)], 10.0) == ""
