@@ -277,8 +277,8 @@ class Monitor:
         if not any(rank.parked is not None and not rank.parked.torn and rank.ended is None
                    and rank.parked.step == plan.resume.step and rank.rank in plan.keep
                    for rank in told):
-            self.fail("torn_never_used", f"{edge.machine.name}: gen {plan.generation} of {plan.run} "
-                      f"takes step {plan.resume.step}, which no untorn survivor holds")
+            self.fail("torn_never_used", f"{edge.machine.name}: gen {plan.generation} of "
+                      f"{plan.run} takes step {plan.resume.step}, which no untorn survivor holds")
 
     def _plans_in(self, observed: Observed) -> list[Plan]:
         return [decode_plan(doc.body) for doc in observed.store.docs if doc.key.startswith("run/")]
