@@ -16,6 +16,7 @@ import math
 import os
 import platform
 import random
+import re
 import signal
 import socket
 import statistics
@@ -291,7 +292,8 @@ def machine() -> dict[str, Any]:
 def neutral(words: Sequence[str], where: Place | None = None) -> str:
     """A command line without this machine's paths."""
     text = " ".join(words).replace(sys.executable, "python").replace(str(ROOT), ".")
-    return text.replace(str(where.home), "$SCRATCH") if where else text
+    text = text.replace(str(where.home), "$SCRATCH") if where else text
+    return re.sub(r"/\S*/hfb-\w+", "$SHARED", text)
 
 
 class Results:
