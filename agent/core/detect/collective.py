@@ -6,6 +6,8 @@ raises is often the innocent one.  Pure.
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from ..model import RankView
 from .ended import Cause
 
@@ -13,6 +15,8 @@ DETECTOR = "hang"
 Bases = dict[int, int] | None  # rank -> number to count from; None: not comparable
 SETTLED_S = 0.5  # a live rank must stand still this long before its page is compared
 LOCKSTEP_STEPS = 4  # common steps of equal advance before a script's numbers are compared
+REMEMBERED_MIN = 4  # collectives before the odd one, for a rank's own habit to say anything
+TIE_CONFIDENCE = 0.8
 COMMON_STEPS = 2  # differing ends of step that prove a skip while everything still moves
 
 
@@ -44,7 +48,8 @@ def learn_bases(ranks: tuple[RankView, ...]) -> Bases:
 
 
 def mismatch(ranks: tuple[RankView, ...], boot_s: float) -> Cause | None:
-    """Same sequence number, another operation or size.  The minority is to blame; no tie is."""
+    """Same sequence number, another operation or size.  The minority is to blame; in a tie, who
+    never did such a thing before while everybody else did."""
     tables = {r.rank: {n: (op, size) for n, op, size in r.flight} for r in ranks if _settled(r)}
     for number in sorted({n for table in tables.values() for n in table}):
         same = [r for r in ranks if number in tables.get(r.rank, ())]
@@ -53,14 +58,26 @@ def mismatch(ranks: tuple[RankView, ...], boot_s: float) -> Cause | None:
             continue
         least = min(kinds.count(k) for k in kinds)
         odd = [r for r, k in zip(same, kinds, strict=True) if kinds.count(k) == least]
-        alone = odd[0] if len(odd) == 1 and least < max(kinds.count(k) for k in kinds) else None
+        tie = least == max(kinds.count(k) for k in kinds)
+        if tie:
+            odd = [r for r in same if _is_new(tables[r.rank], number)]
+        alone = odd[0] if len(odd) == 1 else None
         rows = tuple(
             (f"rank {r.rank}", f"collective {number}: {op} {size}")
             for r, (op, size) in zip(same, kinds, strict=True)
         )
-        return _cause("collective_mismatch", alone, same, rows, boot_s,
-                      f"different operations or sizes at collective {number}")  # fmt: skip
+        what = f"different operations or sizes at collective {number}"
+        if tie and alone:
+            what += ", and it alone never made one like this before"
+        cause = _cause("collective_mismatch", alone, same, rows, boot_s, what)
+        return replace(cause, confidence=TIE_CONFIDENCE) if tie else cause
     return None
+
+
+def _is_new(table: dict[int, tuple[str, str]], number: int) -> bool:
+    """True when nothing remembered before `number` is like it: a loop repeats itself."""
+    before = [kind for n, kind in table.items() if n < number]
+    return len(before) >= REMEMBERED_MIN and table[number] not in before
 
 
 def advance(ranks: tuple[RankView, ...]) -> bool:
