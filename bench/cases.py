@@ -54,6 +54,7 @@ CASES = (
     Case("torchrun_sigkill_prefix", "torchrun", "sigkill", wrapper="fresh_prefix.py",
          limit_s=30.0),
     Case("torchrun_sigstop", "torchrun", "sigstop", share=0.3, limit_s=20.0),
+    Case("trainer_sigkill_cold", "trainer", "sigkill", share=0.5, flags=("--standby", "0")),
     Case("trainer_sigkill_3", "trainer", "sigkill", share=0.3, ranks=3),
     Case("trainer_sigkill_4", "trainer", "sigkill", share=0.3, ranks=4),
 )

@@ -22,6 +22,7 @@ NAMES = ("recovery", "startup", "memory", "overhead", "false_acts")
 # case -> (what a person calls it, the torchrun case to compare with)
 RECOVERY = {
     "trainer_sigkill": ("trainer, SIGKILL", "torchrun_sigkill_prefix"),
+    "trainer_sigkill_cold": ("trainer, SIGKILL, no standby", ""),
     "trainer_sigkill_3": ("trainer, SIGKILL, 3 ranks", ""),
     "trainer_sigkill_4": ("trainer, SIGKILL, 4 ranks", ""),
     "trainer_sigstop": ("trainer, SIGSTOP", ""),
