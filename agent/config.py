@@ -64,7 +64,7 @@ def load(
                 values[key] = (value, str(path))
     values.update(overrides or {})
     config = _build(values, errors)
-    errors.extend(_check_lattice(config, values))
+    errors.extend(_check_lattice(config, values) + _check_hidden(config, values))
     for action in config.actions.allow:
         if action not in ALLOWED_ACTIONS:
             errors.append(
@@ -226,6 +226,17 @@ def _check_lattice(config: Config, values: Mapping[str, tuple[Any, str]]) -> lis
         for short, long, why in LATTICE
         if have[short] > have[long]
     ]
+
+
+def _check_hidden(config: Config, values: Mapping[str, tuple[Any, str]]) -> list[str]:
+    """Words of agent.metrics_hide that hide nothing, or too much."""
+    if not config.agent.metrics_hide:
+        return []
+    from . import metrics, shown  # a costly import, needed where something is hidden alone
+
+    origin = _origin("agent.metrics_hide", values)
+    return [f"{origin}: agent.metrics_hide: {wrong}"
+            for wrong in shown.wrong_with(config.agent.metrics_hide, metrics.known())]  # fmt: skip
 
 
 def _origin(key: str, values: Mapping[str, tuple[Any, str]]) -> str:

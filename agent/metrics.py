@@ -10,7 +10,9 @@ from __future__ import annotations
 import os
 import platform
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client import CollectorRegistry
@@ -25,10 +27,10 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from holdfast.collectors.sample import Metric as Declared
 from holdfast.collectors.sample import Sample
 
-from . import procfs
-from .core.detect import accelerator
-from .core.model import SEVERITIES, RunView
+from . import procfs, shown
+from .core.model import SEVERITIES
 from .narrate import RECOVERY_BUCKETS_S
+from .shown import PREFIX, Rows
 from .version import VERSION
 from .web import status
 
@@ -37,23 +39,24 @@ if TYPE_CHECKING:
     from .runner import Runner
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
-PREFIX = "holdfast_"
+Clock = Callable[[], float]  # CLOCK_MONOTONIC, seconds
 FRESH_S = 0.25  # metrics of the agent itself move between snapshots, but no faster than this
 CATEGORIES = (
     "training", "startup", "compile", "checkpoint", "evaluation", "detection", "recovery",
     "redone", "idle", "paused", "unknown",
 )  # fmt: skip
 PHASES = ("total", "after_verdict")
+SUBJECTS_MAX = 8192
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-FINISHED_S = 600.0  # a run that is no longer here leaves the page after this
 
 
 class Name(NamedTuple):
-    """One metric: kind, help, labels."""
+    """One metric of the agent's own; the fields are those of a collector's declaration."""
 
     kind: str
     help: str
     labels: tuple[str, ...] = ()
+    minimal: bool = True
 
 
 NAMES: dict[str, Name] = {
@@ -82,7 +85,7 @@ NAMES: dict[str, Name] = {
     ),
     "lost_steps_total": Name("counter", "Steps that had to be done again.", ("run",)),
     "detector_verdicts_total": Name(
-        "counter", "Verdicts that turned out true or false.", ("detector", "outcome")
+        "counter", "Verdicts that turned out true or false.", ("detector", "outcome"), False
     ),
     "node_seconds_total": Name(
         "counter", "The ledger: each second of this node in one category, once settled.",
@@ -94,7 +97,7 @@ NAMES: dict[str, Name] = {
     "run_generation": Name("gauge", "Generation that runs now.", ("run",)),
     "run_ranks": Name("gauge", "Ranks by state.", ("run", "state")),
     "rank_still_seconds": Name(
-        "gauge", "How long a rank's progress has stood still.", ("run", "rank")
+        "gauge", "How long a rank's progress has stood still.", ("run", "rank"), False
     ),
     "checkpoint_verified_step": Name(
         "gauge", "Step of the newest checkpoint that is not known to be bad.", ("run",)
@@ -127,14 +130,16 @@ NAMES: dict[str, Name] = {
     "config_reload_ok": Name("gauge", "0 when the last reload was refused."),
     "journal_stalled": Name("gauge", "1 when the journal cannot be written."),
     "journal_dropped_total": Name("counter", "Records given up while the journal was stalled."),
-    "agent_steps_total": Name("counter", "Steps of the state machine."),
-    "agent_step_seconds": Name("gauge", "Duration of the last step."),
-    "agent_event_loop_lag_seconds": Name("gauge", "Worst lateness of the loop, fading in 10 s."),
+    "agent_steps_total": Name("counter", "Steps of the state machine.", (), False),
+    "agent_step_seconds": Name("gauge", "Duration of the last step.", (), False),
+    "agent_event_loop_lag_seconds": Name(
+        "gauge", "Worst lateness of the loop, fading in 10 s.", (), False
+    ),
     "agent_troubles_total": Name("counter", "Failures of the agent's own parts.", ("part",)),
     "agent_resident_memory_bytes": Name("gauge", "Resident memory of the agent."),
     "agent_cpu_seconds_total": Name("counter", "Processor time of the agent, children apart."),
 }
-Rows = Sequence[tuple[tuple[str, ...], float]]  # (label values, value)
+OWN = tuple(Declared(name, *what) for name, what in NAMES.items())
 STATES = ("starting", "running", "parked", "ended")
 # counter in the journal -> metric
 JOURNALLED = {
@@ -148,17 +153,18 @@ JOURNALLED = {
 class Exposition:
     """The text of /metrics."""
 
-    def __init__(self, daemon: Daemon) -> None:
+    def __init__(self, daemon: Daemon, clock_s: Clock = time.monotonic) -> None:
         self._daemon = daemon
+        self._clock_s = clock_s
         self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Collector(daemon))
+        self._registry.register(_Collector(daemon, clock_s))
         self._number = -1
         self._made_s = 0.0
         self._text = b""
 
     def text(self) -> bytes:
         """Rendered anew when there is a newer snapshot, else as it was."""
-        now_s = time.monotonic()
+        now_s = self._clock_s()
         number = self._daemon.snapshot.number
         if number != self._number and now_s - self._made_s > FRESH_S:
             self._text = generate_latest(self._registry)
@@ -166,47 +172,29 @@ class Exposition:
         return self._text
 
 
-class Recent:
-    """Which runs and which of their devices were here in the last minutes: short runs by the
-    thousand must not leave a series each."""
-
-    def __init__(self) -> None:
-        self._runs: dict[str, float] = {}
-        self._places: dict[tuple[str, ...], float] = {}
-
-    def see(self, now_s: float, runs: tuple[RunView, ...], samples: tuple[Sample, ...]) -> None:
-        """Looks at what is here now, and forgets what left long ago."""
-        self._runs |= {view.run: now_s for view in runs}
-        for (_, device), ranks in accelerator.ranks_of(samples, runs).items():
-            self._places |= {(device, run, str(rank)): now_s for run, rank in ranks}
-        since_s = now_s - FINISHED_S
-        self._runs = {run: seen_s for run, seen_s in self._runs.items() if seen_s >= since_s}
-        self._places = {key: seen_s for key, seen_s in self._places.items() if seen_s >= since_s}
-
-    def has(self, run: str) -> bool:
-        return run in self._runs
-
-    def places(self) -> Rows:
-        """Rows of accelerator_run_info."""
-        return [(key, 1) for key in sorted(self._places)]
-
-
 class _Collector:
     """Everything of the last snapshot as metric families."""
 
-    def __init__(self, daemon: Daemon) -> None:
+    def __init__(self, daemon: Daemon, clock_s: Clock) -> None:
         self._daemon = daemon
-        self._recent = Recent()
+        self._clock_s = clock_s
+        self._recent = shown.Recent()
 
     def collect(self) -> Iterator[Metric]:
         observed, runner = self._daemon.snapshot.observed, self._daemon.runner
         samples = runner.samples() if runner is not None else ()
-        self._recent.see(time.monotonic(), observed.runs, samples)
-        yield from self._agent()
-        yield from self._journalled()
-        yield self._recovery()
-        yield from self._runs()
-        yield from self._collectors()
+        self._recent.see(self._clock_s(), observed.runs, samples)
+        agent = self._daemon.config.agent
+        choice = shown.Choice(agent.metrics == "full", agent.metrics_hide)
+        # prometheus_client keeps a counter's name without its end
+        hidden = {PREFIX + one.name.removesuffix("_total")
+                  for one in OWN if not choice.shows(one)}  # fmt: skip
+        own = chain(self._agent(), self._journalled(), (self._recovery(),), self._runs(),
+                    self._collectors())  # fmt: skip
+        yield from (made for made in own if made.name not in hidden)
+        if runner is not None:
+            wanted = [metric for metric in runner.metrics() if choice.shows(metric)]
+            yield from families(samples, wanted, choice)
 
     def _agent(self) -> Iterator[Metric]:
         daemon, snapshot = self._daemon, self._daemon.snapshot
@@ -314,13 +302,6 @@ class _Collector:
         yield family("collector_duration_seconds", [((h.name,), h.duration_s) for h in health])
         yield from _children(runner)
         yield family("accelerator_run_info", self._recent.places())
-        agent = self._daemon.config.agent
-        shown = [
-            metric for metric in runner.metrics()
-            if (metric.minimal or agent.metrics == "full")
-            and not metric.name.startswith(agent.metrics_hide)
-        ]  # fmt: skip
-        yield from families(runner.samples(), shown)
 
 
 def _children(runner: Runner) -> Iterator[Metric]:
@@ -339,7 +320,9 @@ def _children(runner: Runner) -> Iterator[Metric]:
     ])  # fmt: skip
 
 
-def families(samples: Iterable[Sample], metrics: Iterable[Declared]) -> Iterator[Metric]:
+def families(
+    samples: Iterable[Sample], metrics: Iterable[Declared], choice: shown.Choice = shown.EVERYTHING
+) -> Iterator[Metric]:
     """The collectors' samples as families; a sample that nobody declared is not shown."""
     by_name: dict[str, list[Sample]] = {}
     for sample in samples:
@@ -348,12 +331,14 @@ def families(samples: Iterable[Sample], metrics: Iterable[Declared]) -> Iterator
         name = Name(metric.kind, metric.help, metric.labels)
         yield family(metric.name, [
             (labels_of(sample.subject, metric.labels), sample.value)
-            for sample in by_name.get(metric.name, ())
+            for sample in choice.rows(metric, by_name.get(metric.name, ()))
         ], name)  # fmt: skip
 
 
+@lru_cache(maxsize=SUBJECTS_MAX)
 def labels_of(subject: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    """A sample's subject `key=value,key=value` as values in the order of `names`."""
+    """A sample's subject `key=value,key=value` as values in the order of `names`.  Kept: the page
+    of a large node has 3,000 of them, the same each time."""
     pairs = dict(part.partition("=")[::2] for part in subject.split(",") if part)
     return tuple(pairs.get(name, "") for name in names)
 
@@ -373,25 +358,14 @@ def family(
     return made
 
 
-def render_metrics_docs() -> str:
-    """docs/metrics.md."""
+def known() -> tuple[Declared, ...]:
+    """Every family that any node may show, each once."""
     from holdfast.collectors import ALL
 
-    lines = [
-        "# Metrics",
-        "",
-        "Generated from agent/metrics.py and the collectors' declarations; do not edit.",
-        "Served at /metrics (default http://127.0.0.1:9855/metrics). Base units; the run's label",
-        "is `run`, never `job` or `instance`. Counters of events, actions and restarts go on",
-        "after a restart of the agent: they are seeded from its journal.",
-        "",
-        "| metric | kind | labels | meaning |",
-        "|---|---|---|---|",
-    ]
-    rows = [(name, what.kind, what.labels, what.help) for name, what in NAMES.items()]
     declared = {one.name: one for collector in ALL for one in collector.metrics}
-    rows += [(one.name, one.kind, one.labels, one.help) for one in declared.values()]
-    for name, kind, labels, text in rows:
-        listed = ", ".join(f"`{label}`" for label in labels)
-        lines.append(f"| `{PREFIX}{name}` | {kind} | {listed} | {text} |")
-    return "\n".join(lines) + "\n"
+    return (*OWN, *declared.values())
+
+
+def render_metrics_docs() -> str:
+    """docs/metrics.md."""
+    return shown.render_docs(known())

@@ -66,8 +66,8 @@ class Agent(msgspec.Struct, frozen=True):
     metrics_hide: Annotated[
         tuple[str, ...],
         Meta(description=(
-            "families of collectors that another exporter serves already, by the beginning of "
-            "their names without holdfast_ (`host_`, `accelerator_clock_`)"
+            "families that are left out: `node_exporter` or `dcgm-exporter` for all that this "
+            "exporter serves as well, or the beginning of a name (`host_cpu_`, `train_loss`)"
         )),
     ] = ()
 

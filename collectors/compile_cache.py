@@ -32,7 +32,7 @@ class CompileCacheCollector:
         Metric("compile_cache_compilers", "gauge",
                "Compilers that run on this node; looked for while there are locks."),
         Metric("compile_cache_lock_age_seconds", "gauge",
-               "Age of a lock while no compiler runs on this node.", ("path",)),
+               "Age of a lock while no compiler runs on this node.", ("path",), True),
     )  # fmt: skip
 
     def here(self, roots: Roots) -> str:

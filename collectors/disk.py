@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from .roots import Roots, read_text
-from .sample import Metric, NoData, Sample
+from .sample import NODE_EXPORTER, Metric, NoData, Sample
 
 LOCAL_TYPES = frozenset(("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay", "tmpfs", "f2fs"))
 MOUNTS_MAX = 64
@@ -22,12 +22,16 @@ class DiskCollector:
     name = "disk"
     fast = False
     metrics = (
-        Metric("host_filesystem_size_bytes", "gauge", "Size of a file system.", ("mount",)),
+        Metric("host_filesystem_size_bytes", "gauge", "Size of a file system.",
+               ("mount",), True, NODE_EXPORTER),
         Metric("host_filesystem_available_bytes", "gauge",
-               "Space that an ordinary user may still fill.", ("mount",)),
-        Metric("host_filesystem_inodes", "gauge", "Inodes of a file system.", ("mount",)),
-        Metric("host_filesystem_free_inodes", "gauge", "Inodes not in use.", ("mount",)),
-        Metric("host_filesystem_readonly", "gauge", "1 when mounted read-only.", ("mount",)),
+               "Space that an ordinary user may still fill.", ("mount",), True, NODE_EXPORTER),
+        Metric("host_filesystem_inodes", "gauge", "Inodes of a file system.",
+               ("mount",), False, NODE_EXPORTER),
+        Metric("host_filesystem_free_inodes", "gauge", "Inodes not in use.",
+               ("mount",), True, NODE_EXPORTER),
+        Metric("host_filesystem_readonly", "gauge", "1 when mounted read-only.",
+               ("mount",), True, NODE_EXPORTER),
     )  # fmt: skip
 
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:

@@ -38,11 +38,21 @@ class LogLine(NamedTuple):
     text: str
 
 
+NODE_EXPORTER, DCGM_EXPORTER = EXPORTERS = ("node_exporter", "dcgm-exporter")
+
+
 class Metric(NamedTuple):
-    """A collector's declaration of one metric: its name as in Sample, kind and help text."""
+    """A collector's declaration of one metric: its name as in Sample, kind and help text.
+
+    minimal    stays on the page with agent.metrics = "minimal": what an alert or a summary of
+               many nodes needs
+    served_by  the exporter whose default settings tell the same, or "": many nodes run it anyway,
+               and then one of the two is storage for nothing
+    """
 
     name: str
     kind: str  # "gauge" | "counter"
     help: str
     labels: tuple[str, ...] = ()
-    minimal: bool = False  # stays on the page with agent.metrics = "minimal"
+    minimal: bool = False
+    served_by: str = ""  # one of EXPORTERS

@@ -17,7 +17,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
-from holdfast.agent import metrics
+from holdfast.agent import metrics, shown
 from holdfast.agent.config import load
 from holdfast.agent.core.detect import accelerator
 from holdfast.agent.core.model import RankView, RunView
@@ -264,7 +264,7 @@ def test_ranks_are_joined_by_process_and_stale_is_unknown(node):
 
 
 def test_finished_runs_leave_the_page_after_ten_minutes():
-    recent = metrics.Recent()
+    recent = shown.Recent()
     view = RunView("m5", "n", "trainer", 1, ranks=(RankView(7, "n", 11, 1, "running"),))
     process = (Sample("accelerator_process", "vendor=nvidia,device=3,pid=11", 1.0, 1.0),)
     recent.see(0.0, (view,), process)

@@ -1,0 +1,124 @@
+"""What of everything that is known stands on the page of metrics, and the document that lists it.
+
+Owns the operator's choice of families (`agent.metrics`, `agent.metrics_hide`), how long a run that
+is over is shown, and docs/metrics.md.  Pure: values in, values or text out; renders no page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from holdfast.collectors.sample import DCGM_EXPORTER, EXPORTERS, Metric, Sample
+
+from .core.detect import accelerator
+from .core.model import RunView
+
+PREFIX = "holdfast_"
+FINISHED_S = 600.0  # a run that is no longer here leaves the page after this
+ALERTED = ("fault_active",)  # every alert is made of it: without it a fault is seen by nobody
+SERVES_ALONE = {DCGM_EXPORTER: "vendor=nvidia"}  # exporter -> which series
+Rows = Sequence[tuple[tuple[str, ...], float]]  # (label values, value)
+
+
+class Choice(NamedTuple):
+    """What an operator wants on the page.
+
+    full  whether families that no alert and no summary needs are shown as well
+    hide  exporters that serve some of the families already, and beginnings of names
+    """
+
+    full: bool = True
+    hide: tuple[str, ...] = ()
+
+    def shows(self, metric: Metric) -> bool:
+        """Whether the family stands on the page at all."""
+        if not (self.full or metric.minimal):
+            return False
+        exporter = metric.served_by
+        if exporter in self.hide and exporter not in SERVES_ALONE:
+            return False
+        beginnings = tuple(word.removeprefix(PREFIX) for word in self.hide)
+        return not metric.name.startswith(beginnings)
+
+    def rows(self, metric: Metric, samples: Iterable[Sample]) -> Iterable[Sample]:
+        """The family's samples, without those of devices that an exporter serves: one file of
+        settings may be on nodes of several vendors, and that exporter knows one of them."""
+        whose = SERVES_ALONE.get(metric.served_by, "")
+        if not whose or metric.served_by not in self.hide:
+            return samples
+        return [one for one in samples if one.subject.partition(",")[0] != whose]
+
+
+EVERYTHING = Choice()
+
+
+class Recent:
+    """Which runs and which of their devices were here in the last minutes: short runs by the
+    thousand must not leave a series each."""
+
+    def __init__(self) -> None:
+        self._runs: dict[str, float] = {}
+        self._places: dict[tuple[str, ...], float] = {}
+
+    def see(self, now_s: float, runs: tuple[RunView, ...], samples: tuple[Sample, ...]) -> None:
+        """Looks at what is here now, and forgets what left long ago."""
+        self._runs |= {view.run: now_s for view in runs}
+        for (_, device), ranks in accelerator.ranks_of(samples, runs).items():
+            self._places |= {(device, run, str(rank)): now_s for run, rank in ranks}
+        since_s = now_s - FINISHED_S
+        self._runs = {run: seen_s for run, seen_s in self._runs.items() if seen_s >= since_s}
+        self._places = {key: seen_s for key, seen_s in self._places.items() if seen_s >= since_s}
+
+    def has(self, run: str) -> bool:
+        return run in self._runs
+
+    def places(self) -> Rows:
+        """Rows of accelerator_run_info."""
+        return [(key, 1) for key in sorted(self._places)]
+
+
+def wrong_with(hide: Iterable[str], known: Iterable[Metric]) -> list[str]:
+    """What is wrong with `agent.metrics_hide`, a sentence for each word that cannot be meant."""
+    names = [metric.name for metric in known]
+    wrong = []
+    for word in hide:
+        beginning = word.removeprefix(PREFIX)
+        needed = [name for name in ALERTED if name.startswith(beginning)]
+        if word in EXPORTERS:
+            continue
+        if beginning and needed:
+            wrong.append(f"{word!r} would hide {needed[0]}, which every alert is made of: set a "
+                         "longer beginning")  # fmt: skip
+        elif not beginning or not any(name.startswith(beginning) for name in names):
+            wrong.append(f"{word!r} begins no family's name: set {' or '.join(EXPORTERS)}, or the "
+                         "beginning of a name in docs/metrics.md")  # fmt: skip
+    return wrong
+
+
+def render_docs(known: Iterable[Metric]) -> str:
+    """docs/metrics.md, one row a family."""
+    lines = [
+        "# Metrics",
+        "",
+        "Generated from agent/metrics.py and the collectors' declarations; do not edit.",
+        "Served at /metrics (default http://127.0.0.1:9855/metrics). Base units; the run's label",
+        "is `run`, never `job` or `instance`. Counters of events, actions and restarts go on",
+        "after a restart of the agent: they are seeded from its journal. A run that is over",
+        "leaves the page ten minutes later.",
+        "",
+        "`minimal`: stays with `agent.metrics = \"minimal\"`. `also by`: the exporter whose",
+        "default settings tell the same; `agent.metrics_hide = [\"node_exporter\"]` leaves those",
+        "families out, `[\"dcgm-exporter\"]` those series of NVIDIA's devices. Beginnings of names",
+        "can be hidden as well: `agent.metrics_hide = [\"host_cpu_\", \"accelerator_link_\"]`.",
+        "",
+        "| metric | kind | labels | minimal | also by | meaning |",
+        "|---|---|---|---|---|---|",
+    ]
+    for metric in known:
+        labels = ", ".join(f"`{label}`" for label in metric.labels)
+        lines.append(
+            f"| `{PREFIX}{metric.name}` | {metric.kind} | {labels} | "
+            f"{'yes' if metric.minimal else ''} | {metric.served_by} | {metric.help} |"
+        )
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,157 @@
+"""What stands on the page of metrics: the operator's choice, and runs that are over."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+
+import pytest
+from fakes import FakeLauncher, rank_level, until
+
+from holdfast.agent import metrics, shown
+from holdfast.agent.config import ConfigError, load
+from holdfast.agent.core.model import Runbook
+from holdfast.collectors import ALL
+from holdfast.collectors.accelerator import METRICS
+from holdfast.collectors.sample import EXPORTERS, Sample
+from holdfast.dashboards import rules
+
+KNOWN = {one.name: one for one in metrics.known()}
+NODE, DCGM = EXPORTERS
+
+
+def on_page(text: str) -> set[str]:
+    """Families without the prefix."""
+    return {name.removeprefix("holdfast_") for name in re.findall(r"^# TYPE (\S+)", text, re.M)}
+
+
+@pytest.mark.parametrize(("choice", "name", "shows"), [
+    (shown.EVERYTHING, "host_cpu_seconds_total", True),
+    (shown.Choice(full=False), "host_cpu_seconds_total", False),
+    (shown.Choice(full=False), "host_oom_kills_total", True),
+    (shown.Choice(full=False), "rank_still_seconds", False),
+    (shown.Choice(full=False), "fault_active", True),
+    (shown.Choice(hide=(NODE,)), "host_cpu_seconds_total", False),
+    (shown.Choice(hide=(NODE,)), "host_cgroup_memory_bytes", True),
+    (shown.Choice(hide=(NODE,)), "accelerator_power_watts", True),
+    (shown.Choice(hide=(DCGM,)), "accelerator_power_watts", True),  # NVIDIA's rows alone go
+    (shown.Choice(hide=("host_cpu_",)), "host_cpu_seconds_total", False),
+    (shown.Choice(hide=("holdfast_host_cpu_",)), "host_cpu_seconds_total", False),
+    (shown.Choice(hide=("host_cpu_",)), "host_load_average", True),
+    (shown.Choice(hide=("train_loss",)), "train_loss", False),
+])  # fmt: skip
+def test_which_families_stand_on_the_page(choice, name, shows):
+    assert choice.shows(KNOWN[name]) is shows
+
+
+def test_an_exporter_hides_the_series_that_it_can_serve():
+    power, links = METRICS["accelerator_power_watts"], METRICS["accelerator_link_up"]
+    both = [Sample(one.name, f"vendor={vendor},device=0", 1.0, 1.0)
+            for one in (power, links) for vendor in ("nvidia", "neuron")]  # fmt: skip
+    choice = shown.Choice(hide=(DCGM,))
+    page = [(made.name, sample.labels["vendor"])
+            for made in metrics.families(both, (power, links), choice)
+            for sample in made.samples]  # fmt: skip
+    assert page == [("holdfast_accelerator_power_watts", "neuron"),
+                    ("holdfast_accelerator_link_up", "nvidia"),
+                    ("holdfast_accelerator_link_up", "neuron")]  # fmt: skip
+
+
+def test_every_declaration_says_what_it_is_for():
+    assert all(one.served_by in ("", *EXPORTERS) and one.help.endswith(".")
+               for one in KNOWN.values())  # fmt: skip
+    silent = [one.name for one in ALL if not any(metric.minimal for metric in one.metrics)]
+    assert not silent, f"nothing minimal: what does an alert or a summary need of {silent}?"
+    served = {one.served_by for one in KNOWN.values()}
+    assert served == {"", *EXPORTERS}
+
+
+@pytest.mark.parametrize(("hide", "said"), [
+    (("hots_",), "'hots_' begins no family's name: set node_exporter or dcgm-exporter"),
+    (("",), "'' begins no family's name"),
+    (("holdfast_",), "'holdfast_' begins no family's name"),
+    (("fault_",), "'fault_' would hide fault_active"),
+    (("host_", "node-exporter"), "'node-exporter' begins no"),
+])  # fmt: skip
+def test_a_word_that_hides_nothing_or_too_much_is_refused(tmp_path, hide, said):
+    file = tmp_path / "agent.toml"
+    file.write_text(f"[agent]\nmetrics_hide = {list(hide)}\n")
+    with pytest.raises(ConfigError) as caught:
+        load(file)
+    (error,) = caught.value.errors
+    assert error.startswith(f"{file}: agent.metrics_hide: ") and said in error
+
+
+def test_what_alerts_are_made_of_cannot_be_hidden():
+    runbook = Runbook(fault="x", severity="warn", scope="node", ladder=(), alert="HoldfastX")
+    rule = rules.rule(rules.Entry(runbook, "s", "i"), "base")
+    needed = set(re.findall(r"holdfast_([a-z_]+)", rule))
+    assert needed == set(shown.ALERTED)
+    assert all(shown.wrong_with((name,), KNOWN.values()) for name in needed)
+
+
+class Clock:
+    """CLOCK_MONOTONIC that a test moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_a_run_that_is_over_leaves_the_page_after_ten_minutes(agent, tmp_path):
+    """Whatever labels a family has: no series may outlive its run for longer."""
+
+    async def scenario():
+        async with agent(agent__metrics_hide=()) as (daemon, node):
+            clock = Clock()
+            page = metrics.Exposition(daemon, clock)
+            launcher = FakeLauncher(tmp_path / "run" / "agent.sock")
+            launcher.hello()
+            launcher.page(0, os.getpid())
+            launcher.levels(generation=2, state="running", ranks=[rank_level(0, os.getpid())])
+            await until(lambda: daemon.snapshot.observed.runs)
+            daemon.performer.counters[("restarts", ("demo", "rank_killed"))] = 1.0
+            daemon.performer.counters[("lost_steps", ("demo",))] = 12.0
+            here = page.text().decode()
+            launcher.send(t="bye")
+            await until(lambda: not daemon.snapshot.observed.runs)
+
+            async def later(by_s: float) -> str:
+                clock.now_s += by_s
+                number = daemon.snapshot.number
+                daemon.wake("test")
+                await until(lambda: daemon.snapshot.number > number)
+                return page.text().decode()
+
+            soon, late = await later(599.0), await later(2.0)
+            launcher.close()
+            return here, soon, late
+
+    here, soon, late = asyncio.run(scenario())
+    with_run = [set(re.findall(r'^holdfast_(\w+)\{.*run="demo"', text, re.M))
+                for text in (here, soon, late)]  # fmt: skip
+    counted = {"restarts_total", "lost_steps_total"}
+    assert counted | {"run_generation", "run_ranks"} <= with_run[0]
+    assert with_run[1] == counted and not with_run[2]
+    assert "demo" not in late
+
+
+def test_a_minimal_page_and_the_health_of_every_collector(agent):
+    async def scenario():
+        async with agent(agent__metrics="minimal", collectors__nvml="") as (daemon, _):
+            await until(lambda: daemon.runner is not None)
+            await until(lambda: all(one.read_s for one in daemon.runner.health()), 20.0)
+            number = daemon.snapshot.number
+            daemon.wake("test")
+            await until(lambda: daemon.snapshot.number > number)
+            return metrics.Exposition(daemon).text().decode()
+
+    text = asyncio.run(scenario())
+    assert on_page(text) <= {name for name, one in KNOWN.items() if one.minimal}
+    assert {one.name for one in metrics.OWN if one.minimal} <= on_page(text)
+    for metric in ("collector_up", "collector_duration_seconds"):
+        rows = re.findall(rf'^holdfast_{metric}{{collector="(\w+)"}}', text, re.M)
+        assert sorted(rows) == sorted(one.name for one in ALL)
