@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import nvml_standin as standin
 
 from holdfast.collectors.roots import Roots
 
@@ -19,22 +22,13 @@ HERE = Path(__file__).resolve().parent
 @pytest.fixture(scope="session")
 def libraries(tmp_path_factory):
     """Directories with the library of a new driver and of an old one, by name."""
-    gcc = shutil.which("gcc")
-    if gcc is None:
-        pytest.skip("gcc is missing (Debian package build-essential): no stand-in for NVML")
-    headers = subprocess.run([gcc, "-E", "-"], input="#include <stdio.h>\n", text=True,
-                             capture_output=True, timeout=60, check=False)  # fmt: skip
-    if headers.returncode != 0:
-        pytest.skip("C headers are missing (Debian package libc6-dev): no stand-in for NVML")
-    found = {}
-    for name, more in (("new", []), ("old", ["-DOLD_DRIVER"])):
-        found[name] = tmp_path_factory.mktemp(f"nvml-{name}")
-        target = found[name] / "libnvidia-ml.so.1"
-        subprocess.run(
-            [gcc, "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", *more,
-             "-o", str(target), str(HERE / "nvml.c")], check=True, timeout=60,
-        )  # fmt: skip
-    return found
+    try:
+        return {
+            name: standin.compile_library(tmp_path_factory.mktemp(f"nvml-{name}"), *flags)
+            for name, flags in (("new", ()), ("old", ("-DOLD_DRIVER",)))
+        }
+    except standin.Missing as error:
+        pytest.skip(str(error))
 
 
 class Node:

@@ -1,0 +1,147 @@
+"""Whole nodes as /metrics shows them: recorded trees and stand-ins of drivers in, the text out.
+
+The agent is the real one, with its own loop, children, journal and core; only what it reads is
+recorded.  HOLDFAST_GOLDEN=write writes the expected texts anew; read the difference first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from holdfast.agent.__main__ import _make_node
+from holdfast.agent.config import load
+from holdfast.agent.daemon import Daemon, Options
+from holdfast.agent.metrics import Exposition
+from holdfast.collectors import ALL
+
+HERE = Path(__file__).resolve().parent
+NODES = HERE / "nodes"
+LIMIT_S = 30.0
+# Of each kind of node: its collectors, as far as there are any of that name, and one line of its
+# kernel's log.  Each says what the page must count.
+HOST = ("host", "disk")
+KINDS = {
+    "cpu": (HOST, "java invoked oom-killer: gfp_mask=0x280da, order=0, oom_score_adj=0"),
+    "h100": ((*HOST, "nvidia"),
+             "NVRM: Xid (PCI:0000:68:00): 63, pid=1896, Row Remapper: New row marked for "
+             "remapping, reset gpu to activate."),
+    "trn1": ((*HOST, "neuron", "compile_cache"),
+             "NEURON_HW_ERR=DMA_ERROR nd-id=0 nc-id=1"),
+    "trn2": ((*HOST, "neuron", "compile_cache"),
+             "NEURON_HW_ERR=HBM_UNCORRECTABLE_ERROR nd-id=1 nc-id=1"),
+}  # fmt: skip
+# What the machine and the moment decide: the family and its labels are held, the number is not.
+VARIES = re.compile(
+    r"^(holdfast_(?:agent_\w+|build_info|collector_duration_seconds|node_seconds_total|probe_\w+"
+    r"|host_filesystem_(?!readonly)\w+)(?:\{.*\})?) \S+$", re.MULTILINE
+)  # fmt: skip
+BUILD = re.compile(r"^holdfast_build_info\{.*\}", re.MULTILINE)
+SEEDED = re.compile(r"^holdfast_events_total\{.*\} 0\.0\n", re.MULTILINE)
+
+
+def module_of(path: Path) -> ModuleType:
+    """A stand-in that lives beside another folder's tests."""
+    spec = importlib.util.spec_from_file_location(f"page_{path.parent.name}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def node_of(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Makes the node; the settings with which an agent watches it."""
+    collectors, line = KINDS[kind]
+    (folder / "kmsg").write_text(f"4,17,1500,-;{line}\n")
+    (folder / "cache").mkdir()
+    settings = {
+        "collectors.disable": tuple(one.name for one in ALL if one.name not in collectors),
+        "collectors.proc": str(NODES / "host/proc"), "collectors.sys": str(NODES / "host/sys"),
+        "collectors.kmsg": str(folder / "kmsg"), "collectors.neuron": str(folder / "none"),
+        "collectors.compile_cache": str(folder / "cache"),
+    }  # fmt: skip
+    if kind == "h100":
+        standin = module_of(HERE.parent / "nvml/nvml_standin.py")
+        try:
+            settings["collectors.nvml"] = str(standin.compile_library(folder))
+        except standin.Missing as error:
+            pytest.skip(str(error))
+        state = HERE.parent / "nvml/states/healthy.txt"
+        monkeypatch.setenv("HOLDFAST_FAKE_NVML", str(state))
+    if kind.startswith("trn"):
+        neuron = module_of(HERE.parent / "neuron/test_neuron.py")
+        machine = neuron.Machine(folder).has(kind)
+        machine.plays("say first", first=neuron.report(kind))
+        shutil.copytree(NODES / "host/sys", machine.sys, dirs_exist_ok=True)
+        settings |= {"collectors.sys": str(machine.sys), "collectors.neuron": str(machine.tools)}
+    return settings
+
+
+async def until(condition: Any) -> None:
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + LIMIT_S
+    while not condition():
+        assert loop.time() < deadline_s, condition
+        await asyncio.sleep(0.01)
+
+
+async def page_of(folder: Path, settings: dict[str, Any]) -> str:
+    """The page once every collector and the kernel's log were read."""
+    settings |= {"agent.state_dir": str(folder / "state"), "agent.runtime_dir": str(folder / "run"),
+                 "agent.node": "node-a", "agent.listen": "",
+                 "collectors.deadline_s": 10.0}  # fmt: skip
+    overrides = {key: (value, "test") for key, value in settings.items()}
+    daemon = Daemon(load(None, overrides), Options(False, "", None, overrides), _make_node)
+    task = asyncio.create_task(daemon.run())
+    try:
+        await until(lambda: task.done() or daemon.runner is not None)
+        runner = daemon.runner
+        assert runner is not None, task.result()
+        await until(lambda: all(one.read_s for one in runner.health()))
+        await until(lambda: daemon.kernel.log.next == 18)
+        number = daemon.snapshot.number
+        daemon.wake("test")
+        await until(lambda: daemon.snapshot.number > number)
+        down = [one for one in runner.health() if not one.up]
+        assert not down, down
+        return Exposition(daemon).text().decode()
+    finally:
+        daemon.stop.set()
+        await asyncio.wait_for(task, LIMIT_S)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_whole_node(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = asyncio.run(page_of(tmp_path, node_of(kind, tmp_path, monkeypatch)))
+    held = BUILD.sub("holdfast_build_info{...}", VARIES.sub(r"\1 (varies)", text))
+    held = SEEDED.sub("", held)  # a row for each code that an alert may follow from
+    expected = NODES / f"{kind}.txt"
+    if os.environ.get("HOLDFAST_GOLDEN") == "write":
+        expected.write_text(held)
+    assert held == expected.read_text()
+    clean(text)
+
+
+def clean(text: str) -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is missing (Debian package prometheus): the text alone was compared")
+    done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True,
+                          text=True, timeout=30, check=False)  # fmt: skip
+    assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+def test_the_page_is_checked_by_a_tool_that_can_say_no() -> None:
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is missing (Debian package prometheus)")
+    with pytest.raises(AssertionError, match="no help text"):
+        clean("# TYPE holdfast_x gauge\nholdfast_x 1\n")
