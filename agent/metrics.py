@@ -1,6 +1,6 @@
 """The agent's metrics: one prometheus collector over the last snapshot.
 
-Owns names, help texts and rendering, and is the only user of prometheus_client.  Holds no numbers
+Owns names, help texts and families; their text is metrics_text.py's.  Holds no numbers
 of its own and no global registry: what happened is counted in the journal, what is comes from the
 snapshot.  The text is rendered at most once a snapshot.
 """
@@ -15,20 +15,20 @@ from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
 )
-from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from holdfast.collectors.sample import Metric as Declared
 from holdfast.collectors.sample import Sample
 
 from . import procfs, shown
 from .core.model import SEVERITIES
+from .metrics_text import SUBJECTS_MAX, text_of
 from .narrate import RECOVERY_BUCKETS_S
 from .shown import PREFIX, Rows
 from .version import VERSION
@@ -46,7 +46,6 @@ CATEGORIES = (
     "redone", "idle", "paused", "unknown",
 )  # fmt: skip
 PHASES = ("total", "after_verdict")
-SUBJECTS_MAX = 8192
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -156,8 +155,7 @@ class Exposition:
     def __init__(self, daemon: Daemon, clock_s: Clock = time.monotonic) -> None:
         self._daemon = daemon
         self._clock_s = clock_s
-        self._registry = CollectorRegistry(auto_describe=False)
-        self._registry.register(_Collector(daemon, clock_s))
+        self._collector = _Collector(daemon, clock_s)
         self._number = -1
         self._made_s = 0.0
         self._text = b""
@@ -167,7 +165,7 @@ class Exposition:
         now_s = self._clock_s()
         number = self._daemon.snapshot.number
         if number != self._number and now_s - self._made_s > FRESH_S:
-            self._text = generate_latest(self._registry)
+            self._text = text_of(self._collector.collect())
             self._number, self._made_s = number, now_s
         return self._text
 

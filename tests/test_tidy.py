@@ -71,7 +71,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 HOMES: dict[str, tuple[str, ...]] = {
     "torch": ("trainer/", "worker/"),
     "aiohttp": ("agent/web/", "agent/store/"),
-    "prometheus_client": ("agent/metrics.py",),
+    "prometheus_client": ("agent/metrics.py", "agent/metrics_text.py"),
     "rich": ("agent/cli/", "agent/demo.py"),
     "boto3": ("agent/store/",),
     "tokenizers": ("trainer/",),

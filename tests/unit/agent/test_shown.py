@@ -8,8 +8,11 @@ import re
 
 import pytest
 from fakes import FakeLauncher, rank_level, until
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.exposition import generate_latest
 
-from holdfast.agent import metrics, shown
+from holdfast.agent import metrics, metrics_text, shown
 from holdfast.agent.config import ConfigError, load
 from holdfast.agent.core.model import Runbook
 from holdfast.collectors import ALL
@@ -155,3 +158,28 @@ def test_a_minimal_page_and_the_health_of_every_collector(agent):
     for metric in ("collector_up", "collector_duration_seconds"):
         rows = re.findall(rf'^holdfast_{metric}{{collector="(\w+)"}}', text, re.M)
         assert sorted(rows) == sorted(one.name for one in ALL)
+
+
+NAMES = st.text("abcxyz_", min_size=1, max_size=8)
+FAMILIES = st.builds(
+    lambda name, kind, rows: metrics.family(
+        name + "_total" * (kind == "counter"),
+        [((first, second), value) for first, second, value in rows],
+        metrics.Name(kind, 'Says "how many",\nby C:\\place.', ("zone", "a")),
+    ),
+    NAMES, st.sampled_from(["gauge", "counter"]),
+    st.lists(st.tuples(st.text(max_size=6), st.text('"\\\n{},= ü', max_size=6), st.floats()),
+             max_size=4),
+)  # fmt: skip
+
+
+@given(st.lists(FAMILIES, max_size=3))
+def test_the_text_is_the_one_that_the_library_makes(made):
+    class Registry:
+        def collect(self):
+            return made
+
+    try:
+        assert metrics_text.text_of(made) == generate_latest(Registry())
+    except UnicodeEncodeError:  # a lone surrogate: the library has no page then, and we have one
+        assert b"?" in metrics_text.text_of(made)
