@@ -14,7 +14,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -q -c co
 
 export PIP_PROGRESS_BAR := off
 
-.PHONY: help demo check types test sim e2e golden bench packages clean
+.PHONY: help demo check types test sim e2e golden bench telemetry packages clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -43,6 +43,9 @@ golden: $(VENV)/.test  ## recorded input, expected output
 
 bench: $(VENV)/.test  ## the table with torchrun measured beside (minutes)
 	$(BIN)/python -m bench.all
+
+telemetry: $(VENV)/.test  ## what watching an 8-GPU node costs (six minutes)
+	$(BIN)/python -m bench.telemetry
 
 packages:  # Debian packages that tests use; installs only as root, else names what will be skipped
 	@tests/debian-packages

@@ -2,9 +2,9 @@
 
 Owns the order and the sizes.  One measurement that fails does not keep the next from running.
 
-    python -m bench.all            # about 35 minutes: the table without the long runs
+    python -m bench.all            # about 40 minutes: the table without the long runs
     python -m bench.all --full     # about two and a half hours: 4,500 pairs, 30 minutes unevenly
-    python -m bench.all --quick    # about six minutes: one run of each, to see that all work
+    python -m bench.all --quick    # about eight minutes: one run of each, to see that all work
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from . import false_acts, memory, overhead, recovery, report, startup
+from . import false_acts, memory, overhead, recovery, report, startup, telemetry
 from .common import BENCH, Failed
 
 Main = Callable[[list[str]], int]
@@ -24,13 +24,15 @@ def sizes(quick: bool, full: bool) -> list[tuple[str, Main, list[str]]]:
     if quick:
         return [(name, main, ["--quick"]) for name, main in (
             ("startup", startup.main), ("memory", memory.main), ("recovery", recovery.main),
-            ("overhead", overhead.main), ("false acts", false_acts.main))]
+            ("overhead", overhead.main), ("false acts", false_acts.main),
+            ("telemetry", telemetry.main))]
     return [
         ("startup", startup.main, ["--pairs", "7"]),
         ("memory", memory.main, ["--runs", "5"]),
         ("recovery", recovery.main, ["--runs", "10"]),
         ("overhead", overhead.main, ["--full"] if full else []),
         ("false acts", false_acts.main, ["--minutes", "30" if full else "5"]),
+        ("telemetry", telemetry.main, []),
     ]
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from .common import BENCH, percentile, read_rows
 
 Row = dict[str, Any]
-NAMES = ("recovery", "startup", "memory", "overhead", "false_acts")
+NAMES = ("recovery", "startup", "memory", "overhead", "false_acts", "telemetry")
 # case -> (what a person calls it, the torchrun case to compare with)
 RECOVERY = {
     "trainer_sigkill": ("trainer, SIGKILL", "torchrun_sigkill_prefix"),
@@ -169,12 +169,33 @@ def false_acts(rows: list[Row]) -> str:
     ])
 
 
+def telemetry(rows: list[Row]) -> str:
+    """Each promised number beside what was measured, then who used what in each window."""
+    body = [[row["case"].removeprefix("telemetry_"), name, f"{row[name]:.2f}", f"{most:g}"]
+            for row in rows if row["ok"] for name, most in row["goals"].items()]
+    used = []
+    for row in rows:
+        for what, part in (("the node", row), ("host part", row.get("holdfast")),
+                           ("host part, node exporter", row.get("node_exporter"))):
+            for process, percent in (part or {}).get("core_percent", {}).items():
+                kept = part["memory"].get(process, {})
+                if percent or kept:
+                    used.append([what, process, f"{percent:.2f} %", str(kept.get("rss_mb", "")),
+                                 str(kept.get("pss_mb", "")), str(part["series"])])
+    tables = [table(["case", "number", "measured", "at most"], body)] if body else []
+    if used:
+        tables.append(table(["watched", "process", "of a core", "RSS, MB", "PSS, MB", "series"],
+                            used))
+    return "\n\n".join(tables)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.report")
     parser.add_argument("--folder", type=Path, default=BENCH / "results")
     parser.add_argument("--invocation", default="", help="instead of the newest of each")
     options = parser.parse_args(arguments)
-    writers = dict(zip(NAMES, (recovery, startup, memory, overhead, false_acts), strict=True))
+    written = (recovery, startup, memory, overhead, false_acts, telemetry)
+    writers = dict(zip(NAMES, written, strict=True))
     for name, write in writers.items():
         rows = load(options.folder, name, options.invocation)
         if not rows:
