@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
@@ -171,7 +172,7 @@ class Runner:
         return agent.fast_s if entry.collector.fast else agent.slow_s
 
     def _gather(self) -> None:
-        self._samples = tuple(sample for entry in self._entries for sample in entry.samples)
+        self._samples = tuple(chain.from_iterable(entry.samples for entry in self._entries))
 
     async def _ask(self, entry: _Entry, collector: Probed) -> None:
         """One reading in the collector's child.  One that is late is killed, and the next reading
