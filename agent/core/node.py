@@ -12,6 +12,7 @@ import msgspec
 
 from . import ledger, plan, reconcile, world
 from .detect.accelerator import Accelerators
+from .detect.network import NetworkMemory, Networks
 from .fleet import Fleet
 from .kernel import KernelCase, KernelMemory
 from .ledger import Ledger
@@ -54,6 +55,7 @@ class NodeMemory(msgspec.Struct):
     kernel: KernelMemory = msgspec.field(default_factory=KernelMemory)
     boot_id: str = ""
     devices_most: dict[str, int] = {}  # vendor -> most devices that answered in this boot
+    network: NetworkMemory = msgspec.field(default_factory=NetworkMemory)  # of this boot
 
 
 class Node:
@@ -76,6 +78,7 @@ class Node:
         self.fleet = Fleet(name)
         self.kernel = KernelCase(name, self.kept.kernel)
         self.accelerators = Accelerators(name)
+        self.networks = Networks(name)
         self.since_boot_s = -1.0
         self.last_boot_s = -1.0
         self.thaw_boot_s = 0.0
@@ -123,6 +126,7 @@ class Node:
             # Another boot's seconds mean nothing here.
             self.kept.outbox.attempts = {}
             self.kept.devices_most = {}
+            self.kept.network = NetworkMemory()
             for memory in self.kept.runs.values():
                 memory.refused_version, memory.refused_boot_s = -1, 0.0
                 memory.stop_boot_s = memory.lonely_boot_s = memory.shutdown_boot_s = 0.0
@@ -170,7 +174,8 @@ class Node:
                 )
             )  # fmt: skip
         most = self.kept.devices_most
-        return [*found, *self.accelerators.verdicts(observed.samples, observed.runs, most)]
+        found += self.accelerators.verdicts(observed.samples, observed.runs, most)
+        return [*found, *self.networks.verdicts(observed.samples, self.kept.network)]
 
     def _context(
         self, now: Now, observed: Observed, view: RunView, settled: list[Settled],

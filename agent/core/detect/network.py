@@ -1,0 +1,381 @@
+"""Network cards: links that went down, flap or run slower, errors by the thousand, dead cards.
+
+Owns what the readings of collectors/network.py and collectors/rdma.py mean, card by card.  A link
+is judged against what it was in this boot, a counter by its growth, EFA by its signs of life; what
+was last known stays so while nothing is read.  Shown and counted, never acted on.  Pure.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import msgspec
+
+from ..model import DEGRADED, FATAL, WARN, Verdict
+from ..rates import Growth, Rates
+from .accelerator import Reading, labels_of
+
+DETECTOR = "network"
+PREFIX = "network_"
+HOLD_S = 600.0  # a storm is shown this long after it was last seen
+FLAP_COUNT, WINDOW_S = 3, 12 * 3600.0  # strikes, and within which time; gpud's numbers
+STRIKE_S = 30.0  # what happens again within this time is one strike
+MISSING_READINGS = 3  # a card that is not listed this often in a row is lost
+STILL_S = 60.0  # a card without a sign of life for this long is dead ...
+STILL_GAPS = 3.0  # ... and for this many times the longest pause that ended well
+SLOW_SHARE = 0.9  # of the speed that the link had in this boot
+STORM_READINGS = 2  # a rate must hold this long; one burst is no storm
+ERROR_SHARE, ERRORS_PER_S = 0.01, 10.0  # of an interface's packets
+# This project's judgement: TCP over one switch loses less than one segment in a thousand.
+RETRANSMIT_SHARE, SEGMENTS_PER_S, RETRANSMIT_READINGS = 0.05, 100.0, 4
+PORTS_MAX, STRIKES_MAX, VERDICTS_MAX = 1024, 32, 64
+RDMA_KINDS = ("efa", "infiniband", "roce")
+STATES = {2.0: "initialised: the cable is in, and no subnet manager answers",
+          3.0: "armed, not yet active"}  # fmt: skip
+PHYSICAL = {1.0: "asleep", 2.0: "polling: nothing answers at the other end", 3.0: "disabled",
+            4.0: "training", 6.0: "recovering"}  # fmt: skip
+Port = tuple[str, str]  # device, port; "" for an interface, and for what concerns a whole card
+
+
+class Rule(NamedTuple):
+    """A counter that grows faster than `per_s` (0: at all) is a fault."""
+
+    name: str
+    what: str  # its label `error` or `event`
+    per_s: float
+    why: str
+    fault: str = "nic_error_rate"
+    severity: str = DEGRADED
+
+
+# Limits: NVSentinel's for InfiniBand and RoCE, the EKS node agent's for EFA.
+RULES = (
+    Rule("errors_total", "symbol_error", 10.0, "bits are garbled: cable, transceiver or dirt"),
+    Rule("errors_total", "link_error_recovery", 5 / 60, "the link was retrained"),
+    Rule("errors_total", "port_rcv_errors", 10.0, "packets came in broken"),
+    Rule("errors_total", "port_xmit_discards", 100.0, "packets were thrown away unsent"),
+    Rule("errors_total", "local_link_integrity_errors", 0.0, "the physical link broke its limit"),
+    Rule("errors_total", "excessive_buffer_overrun_errors", 0.0, "the port's buffers overran"),
+    Rule("errors_total", "local_ack_timeout_err", 1.0, "peers did not acknowledge in time"),
+    Rule("errors_total", "rnr_nak_retry_err", 0.0, "a peer was never ready to receive"),
+    Rule("congestion_total", "roce_slow_restart", 10.0, "connections start again slowly"),
+    Rule("errors_total", "rx_drops", 100.0, "the card drops what it receives"),
+    Rule("errors_total", "rdma_write_wr_err", 100.0, "remote writes fail"),
+    Rule("errors_total", "rdma_read_wr_err", 100.0, "remote reads fail"),
+    Rule("errors_total", "unresponsive_remote_events", 100.0,
+         "peers do not answer: look at them first"),
+    Rule("errors_total", "impaired_remote_conn_events", 100.0, "connections are throttled"),
+    Rule("errors_total", "retrans_timeout_events", 100.0, "paths time out and are changed"),
+    Rule("retransmitted_packets_total", "", 1000.0, "packets are sent again"),
+    Rule("retransmitted_bytes_total", "", 1_000_000.0, "bytes are sent again"),
+    Rule("errors_total", "no_completion_cmds", 0.0, "the card did not answer a command",
+         "nic_unresponsive", FATAL),
+)  # fmt: skip
+RULE_OF = {(PREFIX + rule.name, rule.what): rule for rule in RULES}
+ERRORS = f"{PREFIX}errors_total"
+CARRIER, KEEP_ALIVE = f"{PREFIX}carrier_changes_total", f"{PREFIX}keep_alives_total"
+TIMEOUTS, INDEX = f"{PREFIX}transmit_timeouts_total", f"{PREFIX}interface_index"
+UP, ENABLED, INFO = f"{PREFIX}link_up", f"{PREFIX}link_enabled", f"{PREFIX}info"
+STATE, PHYSICAL_STATE = f"{PREFIX}port_state", f"{PREFIX}port_physical_state"
+SPEED, UNREAD = f"{PREFIX}speed_bytes_per_second", f"{PREFIX}unread_files"
+SEGMENTS, RETRANSMITS = f"{PREFIX}tcp_segments_total", f"{PREFIX}tcp_retransmits_total"
+SUMS = {f"{PREFIX}receive_packets_total": "packets", f"{PREFIX}transmit_packets_total": "packets"}
+COUNTERS = frozenset({CARRIER, KEEP_ALIVE, TIMEOUTS, SEGMENTS, RETRANSMITS, ERRORS, *SUMS,
+                      *(name for name, _ in RULE_OF)})  # fmt: skip
+LEVELS = frozenset({UP, ENABLED, INDEX, STATE, PHYSICAL_STATE, SPEED})
+LABELS = ("error", "event", "direction")
+
+
+class NetworkMemory(msgspec.Struct):
+    """What a restart of the agent remembers, within one boot; seconds are of its clock."""
+
+    up: dict[str, float] = {}  # "device/port" that was up -> best speed, 0 unknown
+    cards: dict[str, str] = {}  # PCI address or name of a card that was here -> its name
+    strikes: dict[str, list[float]] = {}  # "device/port" -> when its link went down
+    resets: dict[str, list[float]] = {}  # device -> when its driver reset it
+
+
+class Found(NamedTuple):
+    """One finding about one port, and until when it is shown."""
+
+    fault: str
+    severity: str
+    why: str
+    until_s: float
+
+
+class Networks:
+    """The verdicts on this node's cards.  Steps come up to a hundred times a second, readings every
+    few seconds: the same readings are looked at once."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._samples: tuple[Reading, ...] = ()
+        self._read_s = 0.0
+        self._verdicts: list[Verdict] = []
+        self._rates = Rates()
+        self._places: dict[str, tuple[str, str, str]] = {}  # subject -> device, port, label
+        self._levels: dict[Port, dict[str, float]] = {}
+        self._info: dict[str, dict[str, str]] = {}  # device -> its labels
+        self._listed_s = 0.0  # when the cards were listed last
+        self._missing: dict[str, int] = {}  # card -> readings without it
+        self._alive: dict[Port, tuple[float, float]] = {}  # last sign of life, longest pause
+        self._over: dict[tuple[Port, str], int] = {}  # readings in a row beyond a limit
+        self._held: dict[tuple[Port, str], Found] = {}
+
+    def verdicts(self, samples: tuple[Reading, ...], memory: NetworkMemory) -> list[Verdict]:
+        """Faults of cards now; `memory` is kept up here."""
+        if samples is not self._samples:
+            self._samples = samples
+            mine = [one for one in samples if one[0].startswith(PREFIX)]
+            read_s = max((one[3] for one in mine), default=self._read_s)
+            if read_s != self._read_s:
+                self._read_s = read_s
+                self._cards(mine, memory)
+                self._count(mine, memory)
+                self._look(mine, memory)
+                self._verdicts = self._conclude(memory)
+        return self._verdicts
+
+    # ------------------------------------------------------------ which cards are here
+
+    def _cards(self, mine: list[Reading], memory: NetworkMemory) -> None:
+        """A card is lost when neither its address nor its name is listed any more.  An interface
+        may have been renamed or given to a container: it is forgotten."""
+        listed_s = max((one[3] for one in mine
+                        if one[0] == UNREAD and "collector=network," in one[1]),
+                       default=self._listed_s)  # fmt: skip
+        if listed_s == self._listed_s:
+            return  # not read, or not anew
+        self._listed_s = listed_s
+        listed = [labels_of(one[1]) for one in mine if one[0] == INFO]
+        here = {one.get("device", ""): one for one in listed}
+        cards = {one.get("pci") or name: name for name, one in here.items()
+                 if one.get("kind") in RDMA_KINDS}  # fmt: skip
+        for key in [one for one, name in memory.cards.items() if one not in cards and name in here]:
+            del memory.cards[key]  # the same name at another address
+        memory.cards |= dict(list(cards.items())[: max(0, PORTS_MAX - len(memory.cards))])
+        self._missing = {key: self._missing.get(key, 0) + 1 for key in memory.cards
+                         if key not in cards}  # fmt: skip
+        kept = {memory.cards[key] for key in self._missing}
+        for device in [one for one in self._info if one not in here and one not in kept]:
+            self._forget(device, memory)
+        self._info = {one: self._info[one] for one in kept if one in self._info} | here
+
+    def _forget(self, device: str, memory: NetworkMemory) -> None:
+        for port in [one for one in self._levels if one[0] == device]:
+            del self._levels[port]
+            memory.up.pop(_key(port), None)
+
+    # ------------------------------------------------------------ counters
+
+    def _count(self, mine: list[Reading], memory: NetworkMemory) -> None:
+        sums: dict[tuple[Port, str], float] = {}
+        spans: dict[Port, float] = {}
+        off = {self._place(one[1])[0] for one in mine if one[0] == ENABLED and one[2] <= 0}
+        for name, subject, value, boot_s in mine:
+            if name not in COUNTERS:
+                continue
+            growth = self._rates.take((name, subject), value, boot_s)
+            if growth is None:
+                continue
+            device, number, what = self._place(subject)
+            port = device, number
+            spans[port] = growth.seconds
+            rule = RULE_OF.get((name, what))
+            if rule is not None:
+                self._judge(port, rule, growth)
+            if name == KEEP_ALIVE:
+                self._sign_of_life(port, growth)
+            elif name == ERRORS and what == "link_downed" and growth.amount > 0:
+                _strike(memory.strikes, _key(port), self._read_s)
+            elif name == CARRIER and device not in off and self._went_down(port, growth):
+                _strike(memory.strikes, _key(port), self._read_s)
+            elif name == TIMEOUTS and growth.amount > 0:
+                _strike(memory.resets, device, self._read_s)
+            sort = SUMS.get(name) or (what if name in (ERRORS, SEGMENTS) else name)
+            sums[port, sort] = sums.get((port, sort), 0.0) + growth.amount
+        self._shares(sums, spans)
+
+    def _judge(self, port: Port, rule: Rule, growth: Growth) -> None:
+        beyond = growth.per_s > rule.per_s
+        needed = STORM_READINGS if rule.per_s else 1
+        if self._beyond((port, rule.what or rule.name), beyond) >= needed:
+            said = rule.what or rule.name.removesuffix("_total")
+            how = f"grows by {growth.per_s:.3g} a second"
+            if not rule.per_s:
+                how = f"grew by {growth.amount:.0f}"
+            self._hold(port, said, rule.fault, rule.severity, f"{rule.why} ({said} {how})")
+
+    def _went_down(self, port: Port, growth: Growth) -> bool:
+        """Every other change of a carrier is a loss; the first one is when the link was up."""
+        return (growth.amount + self._levels.get(port, {}).get(UP, 0.0)) // 2 >= 1
+
+    def _sign_of_life(self, port: Port, growth: Growth) -> None:
+        """A card that never gave one while it was watched has a driver that counts none."""
+        last = self._alive.get(port)
+        if growth.amount > 0:
+            # Readings that failed in between say nothing about the card's own pauses.
+            pause_s = self._read_s - last[0] if last and growth.seconds <= STILL_S else 0.0
+            self._alive[port] = self._read_s, max(pause_s, last[1] if last else 0.0)
+            self._held.pop((port, "keep_alives"), None)
+        elif last is not None:
+            still_s = self._read_s - last[0]
+            if still_s >= max(STILL_S, STILL_GAPS * last[1]):
+                self._hold(port, "keep_alives", "nic_unresponsive", FATAL,
+                           f"the card gave no sign of life for {still_s:.0f} s")  # fmt: skip
+
+    def _shares(self, sums: dict[tuple[Port, str], float], spans: dict[Port, float]) -> None:
+        """Errors of an interface against its packets, and what TCP sends twice."""
+        for port in [one for one, sort in sums if sort == "rx_errors"]:
+            seconds = spans[port]
+            bad = sums[port, "rx_errors"] + sums.get((port, "tx_errors"), 0.0)
+            packets = sums.get((port, "packets"), 0.0)
+            beyond = bad > ERROR_SHARE * packets and bad > ERRORS_PER_S * seconds
+            if self._beyond((port, "errors"), beyond) >= STORM_READINGS:
+                self._hold(port, "errors", "nic_error_rate", DEGRADED,
+                           f"{bad / seconds:.0f} packets a second are broken, of "
+                           f"{packets / seconds:.0f}")  # fmt: skip
+        node = ("", "")
+        if (node, RETRANSMITS) in sums:
+            again, sent = sums[node, RETRANSMITS], sums.get((node, "out"), 0.0)
+            beyond = again > RETRANSMIT_SHARE * sent and sent > SEGMENTS_PER_S * spans[node]
+            if self._beyond((node, "tcp"), beyond) >= RETRANSMIT_READINGS:
+                self._hold(node, "tcp", "tcp_retransmits_high", WARN,
+                           f"{100 * again / sent:.0f} % of TCP's segments are sent again")
+
+    def _beyond(self, key: tuple[Port, str], beyond: bool) -> int:
+        """Readings in a row beyond a limit."""
+        if not beyond:
+            self._over.pop(key, None)
+            return 0
+        self._over[key] = self._over.get(key, 0) + 1
+        return self._over[key]
+
+    def _hold(self, port: Port, what: str, fault: str, severity: str, why: str) -> None:
+        self._held[port, what] = Found(fault, severity, why, self._read_s + HOLD_S)
+
+    # ------------------------------------------------------------ levels
+
+    def _look(self, mine: list[Reading], memory: NetworkMemory) -> None:
+        for name, subject, value, _ in mine:
+            if name not in LEVELS:
+                continue
+            device, number, _ = self._place(subject)
+            port = device, number
+            if port not in self._levels and len(self._levels) >= PORTS_MAX:
+                continue
+            levels = self._levels.setdefault(port, {})
+            before = levels.get(name, value)
+            levels[name] = value
+            if name == INDEX and value != before:
+                _strike(memory.resets, device, self._read_s)
+            elif name == UP and value > 0:
+                memory.up.setdefault(_key(port), 0.0)
+            elif name == UP and before > 0 and levels.get(ENABLED, 1.0) > 0:
+                _strike(memory.strikes, _key(port), self._read_s)
+            elif name == SPEED and _key(port) in memory.up:
+                memory.up[_key(port)] = max(memory.up[_key(port)], value)
+
+    def _place(self, subject: str) -> tuple[str, str, str]:
+        """Device, port and further label of a subject; the same few come again and again."""
+        place = self._places.get(subject)
+        if place is None:
+            if len(self._places) >= 16 * PORTS_MAX:
+                self._places.clear()
+            labels = labels_of(subject)
+            what = next((labels[one] for one in LABELS if one in labels), "")
+            place = labels.get("device", ""), labels.get("port", ""), what
+            self._places[subject] = place
+        return place
+
+    # ------------------------------------------------------------ conclusions
+
+    def _conclude(self, memory: NetworkMemory) -> list[Verdict]:
+        found: list[tuple[Port, Found]] = []
+        lost = {memory.cards[key] for key, count in self._missing.items()
+                if count >= MISSING_READINGS}  # fmt: skip
+        found += [((device, ""), Found("nic_lost", FATAL, "it is not listed any more", 0.0))
+                  for device in sorted(lost)]  # fmt: skip
+        for port in sorted(self._levels):
+            if port[0] not in lost:
+                found += [(port, one) for one in self._link(port, memory)]
+        for device, times in sorted(memory.resets.items()):
+            found += [((device, ""), one) for one in self._resets(times)]
+        self._held = {key: one for key, one in self._held.items() if one.until_s > self._read_s}
+        found += [(port, self._held[port, what]) for port, what in sorted(self._held)
+                  if port[0] not in lost]  # fmt: skip
+        said = {(self._pci(port), one.fault) for port, one in found
+                if self._kind(port) in RDMA_KINDS}  # fmt: skip
+        return [self._verdict(port, one) for port, one in found
+                if self._kind(port) in RDMA_KINDS or not self._pci(port)
+                or (self._pci(port), one.fault) not in said][:VERDICTS_MAX]  # fmt: skip
+
+    def _link(self, port: Port, memory: NetworkMemory) -> list[Found]:
+        levels, key = self._levels[port], _key(port)
+        found = []
+        if levels.get(UP, 1.0) <= 0 and key in memory.up:
+            by_hand = levels.get(ENABLED, 1.0) <= 0
+            how = STATES.get(levels.get(STATE, 0.0)) or PHYSICAL.get(
+                levels.get(PHYSICAL_STATE, 0.0), "no carrier")  # fmt: skip
+            why = "it was switched off" if by_hand else f"its link is down ({how})"
+            severity = WARN if by_hand else DEGRADED
+            found.append(Found("nic_link_down", severity, f"{why}; it was up in this boot", 0.0))
+        elif 0.0 < levels.get(SPEED, 0.0) < SLOW_SHARE * memory.up.get(key, 0.0):
+            speeds = levels[SPEED] * 8e-9, memory.up[key] * 8e-9
+            found.append(Found("nic_link_slow", WARN, "its link runs at {:g} Gbit/s, and ran at "
+                               "{:g} in this boot".format(*speeds), 0.0))  # fmt: skip
+        recent = _recent(memory.strikes.get(key, []), self._read_s)
+        if len(recent) >= FLAP_COUNT:
+            ago_min = (self._read_s - recent[-1]) / 60
+            found.append(Found("nic_flapping", DEGRADED, f"its link went down {len(recent)} times "
+                               f"in 12 hours, last {ago_min:.0f} min ago", 0.0))  # fmt: skip
+        return found
+
+    def _resets(self, times: list[float]) -> list[Found]:
+        recent = _recent(times, self._read_s)
+        if not recent or self._read_s - recent[-1] > HOLD_S:
+            return []
+        severity = DEGRADED if len(recent) >= FLAP_COUNT else WARN
+        why = "its driver reset it"
+        if len(recent) > 1:
+            why += f" {len(recent)} times in 12 hours"
+        return [Found("nic_reset", severity, why, 0.0)]
+
+    def _verdict(self, port: Port, found: Found) -> Verdict:
+        device, number = port
+        subject = f"node/{self._node}" + (f"/nic/{device}" if device else "")
+        subject += f"/{number}" if number not in ("", "1") else ""
+        info = self._info.get(device, {})
+        where = f" at {info['pci']}" if info.get("pci") else ""
+        what = f"{info.get('kind', 'card')} {device}{where}: " if device else ""
+        evidence = tuple((name, info[name]) for name in ("kind", "pci", "driver", "firmware")
+                         if info.get(name))  # fmt: skip
+        return Verdict(
+            fault=found.fault, subject=subject, severity=found.severity, confidence=1.0,
+            reason=what + found.why, evidence=evidence, detector=DETECTOR,
+        )  # fmt: skip
+
+    def _kind(self, port: Port) -> str:
+        return self._info.get(port[0], {}).get("kind", "")
+
+    def _pci(self, port: Port) -> str:
+        return self._info.get(port[0], {}).get("pci", "")
+
+
+def _key(port: Port) -> str:
+    return "/".join(port)
+
+
+def _strike(times: dict[str, list[float]], key: str, boot_s: float) -> None:
+    """Once for what happens in quick succession, or is seen by its state and by a counter."""
+    kept = times.pop(key, [])  # the newest goes to the end: the oldest is forgotten first
+    if not kept or boot_s - kept[-1] > STRIKE_S:
+        kept = [*kept[-(STRIKES_MAX - 1) :], boot_s]
+    times[key] = kept
+    while len(times) > PORTS_MAX:
+        del times[next(iter(times))]
+
+
+def _recent(times: list[float], now_s: float) -> list[float]:
+    return [at_s for at_s in times if now_s - WINDOW_S < at_s <= now_s]

@@ -1,0 +1,46 @@
+"""Reads a tree as the agent does, again and again, and says what is concluded."""
+
+from __future__ import annotations
+
+from holdfast.agent.core.detect.network import NetworkMemory, Networks
+from holdfast.collectors.network import NetworkCollector
+from holdfast.collectors.rdma import RdmaCollector
+from holdfast.collectors.roots import Roots
+from holdfast.collectors.sample import Sample
+
+from .tree import Tree
+
+READ_S = 15.0
+
+
+def read(roots: Roots, boot_s: float = 1.0) -> tuple[Sample, ...]:
+    """Both collectors, as the agent joins them."""
+    found = NetworkCollector().collect(roots, boot_s)
+    rdma = RdmaCollector()
+    return tuple(found + (rdma.collect(roots, boot_s) if not rdma.here(roots) else []))
+
+
+def values(samples) -> dict[tuple[str, str], float]:
+    return {(one.name, one.subject): one.value for one in samples}
+
+
+def unread(samples) -> dict[str, float]:
+    return {one.subject: one.value for one in samples
+            if one.name == "network_unread_files" and one.value}  # fmt: skip
+
+
+class Watch:
+    """One node, read every 15 s, and what is concluded."""
+
+    def __init__(self, tree: Tree) -> None:
+        self.tree, self.boot_s = tree, 1000.0
+        self.networks, self.memory = Networks("n"), NetworkMemory()
+        self.read()
+
+    def read(self, times: int = 1) -> list[str]:
+        for _ in range(times):
+            self.boot_s += READ_S
+            self.samples = read(self.tree.roots, self.boot_s)
+            self.verdicts = self.networks.verdicts(self.samples, self.memory)
+        return [f"{one.fault} ({one.severity}) {one.subject}: {one.reason}"
+                for one in self.verdicts]  # fmt: skip
