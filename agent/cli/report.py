@@ -113,15 +113,21 @@ def _node(answer: Json) -> list[Line]:
 def _devices(devices: Sequence[Json]) -> list[Line]:
     """One row each that is unwell or has a rank; the others are counted."""
     rows: list[list[Cell]] = []
+    quiet = {"accelerator": 0, "network": 0}
     for one in devices:
         ranks = " ".join(f"{rank['run']}/{rank['rank']}" for rank in one["ranks"])
+        kind = one.get("kind", "accelerator")
         if ranks or one["health"] != "ok":
             style = SEVERITY_STYLE.get(one["health"], CARE)
             name = f"{one['vendor']} {one['device']}"
-            rows.append([name, Span(one["health"], style), ranks or "none", one["why"]])
-    quiet = len(devices) - len(rows)
+            none = "" if kind == "network" else "none"
+            rows.append([name, Span(one["health"], style), ranks or none, one["why"]])
+        else:
+            quiet["network" if kind == "network" else "accelerator"] += 1
     lines = [(), *table(("device", "health", "ranks", "why"), rows, indent=2)] if rows else []
-    return lines + ([line(f"  {count(quiet, 'device')} ok, without a rank")] if quiet else [])
+    said = [f"{count(quiet['accelerator'], 'device')} ok, without a rank"]
+    said += [f"{count(quiet['network'], 'network card')} ok"]
+    return lines + [line(f"  {text}") for text, n in zip(said, quiet.values()) if n]
 
 
 # ------------------------------------------------------------------------------------- incidents

@@ -15,7 +15,7 @@ import msgspec
 
 from .. import procfs
 from ..core.model import Incident, RankView, RunView, Verdict
-from ..devices import COLLECTORS, devices
+from ..devices import CARDS, COLLECTORS, cards, devices
 from ..version import VERSION
 
 if TYPE_CHECKING:
@@ -106,16 +106,19 @@ def collectors(daemon: Daemon) -> list[dict[str, Any]]:
 
 
 def _devices(daemon: Daemon) -> list[dict[str, Any]]:
-    """Each accelerator: health, why, and the ranks that compute there."""
+    """Each accelerator: health, why, and the ranks that compute there; then the network cards."""
     if daemon.runner is None:
         return []
     boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-    runs, interval_s = daemon.snapshot.observed.runs, daemon.config.agent.slow_s
-    return [
-        device
-        for health in daemon.runner.health() if health.name in COLLECTORS
-        for device in devices(health, daemon.runner.last(health.name), runs, boot_s, interval_s)
-    ]
+    snapshot, interval_s = daemon.snapshot, daemon.config.agent.slow_s
+    found, verdicts = [], snapshot.decision.verdicts
+    for health in daemon.runner.health():
+        last = daemon.runner.last(health.name)
+        if health.name in COLLECTORS:
+            found += devices(health, last, snapshot.observed.runs, boot_s, interval_s)
+        elif health.name == CARDS and not health.absent:
+            found += cards(health, last, verdicts, daemon.name, boot_s, interval_s)
+    return found
 
 
 def node_paused(daemon: Daemon) -> bool:

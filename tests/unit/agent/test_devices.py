@@ -110,3 +110,12 @@ def test_the_terminal_shows_what_is_unwell_or_used():
         "  1 device ok, without a rank",
     ]
     assert report._devices([]) == []
+    card = {**device, "kind": "network", "vendor": "infiniband"}
+    cards = [{**card, "device": "mlx5_0"}, {**card, "device": "mlx5_1"},
+             {**card, "device": "mlx5_3", "health": "degraded", "why": "its link is down"}]
+    assert text.plain(report._devices(cards)).splitlines() == [
+        "",
+        "  device             health    ranks  why",
+        "  infiniband mlx5_3  degraded         its link is down",
+        "  2 network cards ok",
+    ]
