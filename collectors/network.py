@@ -35,12 +35,19 @@ REASONS = {
     errno.EACCES: "denied", errno.EPERM: "denied",
     errno.EINVAL: "unsupported", errno.EOPNOTSUPP: "unsupported", errno.ENODATA: "unsupported",
 }  # fmt: skip
+# EFA cards of an instance type, by AWS's pages; DMI names the type on every Nitro instance.
+EFA_CARDS = {
+    "trn1.32xlarge": 8, "p4d.24xlarge": 4, "p4de.24xlarge": 4, "p5.48xlarge": 32,
+    "p5e.48xlarge": 32, "p5en.48xlarge": 16, "p6-b200.48xlarge": 8,
+}  # fmt: skip
 CARD, PORT = ("device",), ("device", "port")
 METRICS: dict[str, Metric] = {
     one.name: one
     for one in (
         Metric("network_info", "gauge", "Always 1; which card this is.",
                (*CARD, "kind", "pci", "driver", "firmware"), True),
+        Metric("network_cards_expected", "gauge",
+               "Cards of this kind that the instance type can have.", ("kind",)),
         Metric("network_link_up", "gauge",
                "1 when the link is up. EFA has none: its port says so whatever happens.",
                PORT, True),
@@ -165,7 +172,7 @@ class NetworkCollector:
     name = "network"
     fast = False
     metrics = declared(
-        "info", "link_up", "link_enabled", "interface_index", "carrier_changes_total",
+        "info", "cards_expected", "link_up", "link_enabled", "interface_index", "carrier_changes_total",
         "transmit_timeouts_total", "receive_bytes_total", "transmit_bytes_total",
         "receive_packets_total", "transmit_packets_total", "errors_total", "unread_files",
         "tcp_segments_total", "tcp_retransmits_total", "tcp_events_total",
@@ -216,6 +223,10 @@ def rdma_kind(folder: str, files: Files) -> str:
 
 
 def _cards(roots: Roots, files: Files) -> Iterator[Reading]:
+    product = f"{roots.sys}/class/dmi/id/product_name"
+    kind = files.text(product).decode("ascii", "replace") if os.path.exists(product) else ""
+    if kind in EFA_CARDS:
+        yield "network_cards_expected", f"kind={EFA}", float(EFA_CARDS[kind])
     for device in names(f"{roots.sys}/{RDMA}"):
         folder = f"{roots.sys}/{RDMA}/{device}"
         firmware = plain(files.text(f"{folder}/fw_ver"))

@@ -239,6 +239,14 @@ def test_a_person_who_switches_an_interface_off_makes_no_flap(tmp_path):
     assert lines == [] and not watch.memory.strikes
 
 
+@pytest.mark.parametrize(("cards", "said"), [(4, 0), (3, 1), (2, 0)])
+def test_a_card_that_was_never_there_is_known_by_the_instance_type(tmp_path, cards, said):
+    tree = efa_node(tmp_path, cards)
+    lines = Watch(tree).read(4)
+    assert lines == ["nic_lost (warn) node/n/nic/efa: card efa: 3 of 4 cards that this instance "
+                     "type can have are listed"][:said]  # fmt: skip
+
+
 def test_a_healthy_link_that_comes_back_clears(tmp_path):
     watch = Watch(ib_node(tmp_path))
     assert port_down(watch)

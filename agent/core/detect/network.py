@@ -20,6 +20,8 @@ PREFIX = "network_"
 HOLD_S = 600.0  # a storm is shown this long after it was last seen
 FLAP_COUNT, WINDOW_S = 3, 12 * 3600.0  # strikes, and within which time; gpud's numbers
 STRIKE_S = 30.0  # what happens again within this time is one strike
+# Fewer cards than the instance type can have: whoever wants far fewer attached far fewer.
+EXPECTED_SHARE = 0.75
 MISSING_READINGS = 3  # a card that is not listed this often in a row is lost
 STILL_S = 60.0  # a card without a sign of life for this long is dead ...
 STILL_GAPS = 3.0  # ... and for this many times the longest pause that ended well
@@ -77,6 +79,7 @@ CARRIER, KEEP_ALIVE = f"{PREFIX}carrier_changes_total", f"{PREFIX}keep_alives_to
 TIMEOUTS, INDEX = f"{PREFIX}transmit_timeouts_total", f"{PREFIX}interface_index"
 UP, ENABLED, INFO = f"{PREFIX}link_up", f"{PREFIX}link_enabled", f"{PREFIX}info"
 STATE, PHYSICAL_STATE = f"{PREFIX}port_state", f"{PREFIX}port_physical_state"
+EXPECTED = f"{PREFIX}cards_expected"
 SPEED, UNREAD = f"{PREFIX}speed_bytes_per_second", f"{PREFIX}unread_files"
 SEGMENTS, RETRANSMITS = f"{PREFIX}tcp_segments_total", f"{PREFIX}tcp_retransmits_total"
 SUMS = {f"{PREFIX}receive_packets_total": "packets", f"{PREFIX}transmit_packets_total": "packets"}
@@ -117,6 +120,7 @@ class Networks:
         self._places: dict[str, tuple[str, str, str]] = {}  # subject -> device, port, label
         self._levels: dict[Port, dict[str, float]] = {}
         self._info: dict[str, dict[str, str]] = {}  # device -> its labels
+        self._expected = 0.0  # cards for EFA that the instance type can have, 0 unknown
         self._listed_s = 0.0  # when the cards were listed last
         self._missing: dict[str, int] = {}  # card -> readings without it
         self._alive: dict[Port, tuple[float, float]] = {}  # last sign of life, longest pause
@@ -148,6 +152,7 @@ class Networks:
         if listed_s == self._listed_s:
             return  # not read, or not anew
         self._listed_s = listed_s
+        self._expected = next((one[2] for one in mine if one[0] == EXPECTED), 0.0)
         listed = [labels_of(one[1]) for one in mine if one[0] == INFO]
         here = {one.get("device", ""): one for one in listed}
         cards = {one.get("pci") or name: name for name, one in here.items()
@@ -297,6 +302,10 @@ class Networks:
                 if count >= MISSING_READINGS}  # fmt: skip
         found += [((device, ""), Found("nic_lost", FATAL, "it is not listed any more", 0.0))
                   for device in sorted(lost)]  # fmt: skip
+        efa = sum(one.get("kind") == "efa" for one in self._info.values())
+        if not self._missing and self._expected * EXPECTED_SHARE <= efa < self._expected:
+            why = f"{efa} of {self._expected:.0f} cards that this instance type can have are listed"
+            found.append((("efa", ""), Found("nic_lost", WARN, why, 0.0)))
         for port in sorted(self._levels):
             if port[0] not in lost:
                 found += [(port, one) for one in self._link(port, memory)]

@@ -11,6 +11,7 @@ from fakes import until
 
 from holdfast.agent import background
 from holdfast.agent.cli import report, text
+from holdfast.agent.core.model import FATAL, WARN, Verdict
 from holdfast.agent.metrics import Exposition
 from holdfast.agent.probe import Left
 from holdfast.agent.runner import Health
@@ -92,6 +93,43 @@ def test_status_names_devices_and_says_unknown_when_nothing_is_read(agent):
     assert {one["health"] for one in bad} == {"unknown"} and "no answer" in bad[0]["why"]
     assert set(faults) == {"collector_failed", "probe_stuck"}
     assert "pid 77" in faults["probe_stuck"] and "nv_lock" in faults["probe_stuck"]
+
+
+class CardRunner(FakeRunner):
+    """An interface and a card for EFA besides."""
+
+    def last(self, name):
+        boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        return super().last(name) if name != "network" else tuple(
+            Sample("network_info", f"device={device},kind={kind},pci={pci},driver=x,firmware=",
+                   1.0, boot_s)
+            for device, kind, pci in (("ens5", "ethernet", "0000:00:05.0"),
+                                      ("rdmap0", "efa", "0000:10:1b.0"))
+        )  # fmt: skip
+
+    def health(self):
+        return (*super().health(), Health("network", True, False, "", 0.1, 1.0))
+
+
+def test_status_names_cards_with_what_counters_and_the_kernel_say(agent):
+    wrong = (
+        Verdict("nic_unresponsive", "node/node-a/nic/rdmap0", FATAL, 1.0,
+                "efa rdmap0 at 0000:10:1b.0: the card gave no sign of life for 75 s"),
+        Verdict("nic_error", "node/node-a/nic/0000:10:1b.0", WARN, 1.0, "nic/0000:10:1b.0: slow"),
+        Verdict("nic_error", "node/other/nic/ens5", FATAL, 1.0, "of another node"),
+    )  # fmt: skip
+
+    async def scenario():
+        async with agent() as (daemon, node):
+            node.extra = {"verdicts": wrong}
+            await until(lambda: daemon.snapshot.decision.verdicts)
+            daemon.runner = CardRunner()
+            return status.status(daemon)["devices"]
+
+    found = {one["device"]: one for one in asyncio.run(scenario()) if one["kind"] == "network"}
+    assert {name: one["health"] for name, one in found.items()} == {"ens5": "ok", "rdmap0": "fatal"}
+    assert found["rdmap0"]["why"] == "the card gave no sign of life for 75 s; slow"
+    assert found["rdmap0"]["vendor"] == "efa" and found["rdmap0"]["ranks"] == []
 
 
 def test_the_terminal_shows_what_is_unwell_or_used():
