@@ -29,7 +29,8 @@ from .notify import notify
 from .perform import Performer
 from .runbook import load_runbooks
 from .runner import Runner
-from .sessions import Session, Sessions
+from .session import Session
+from .sessions import Sessions
 from .store.sqlite import DirectoryLock, SqliteStore
 from .trouble import Troubles, say
 

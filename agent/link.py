@@ -11,11 +11,13 @@ import asyncio
 import os
 import socket
 import struct
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
 from . import wire
 
+TURNED_AWAY_PACKETS = 64  # read of a launcher that gets no connection
 UNSENT_MAX = 256  # packets kept for a launcher that does not read; then it is cut off
 
 
@@ -30,13 +32,11 @@ class Link:
     ) -> None:
         self.sock = sock
         self.open = True
+        self.since_s = time.monotonic()
         self._loop = asyncio.get_running_loop()
         self._on_broken = on_broken
         self._unsent: deque[bytes] = deque()
-        pid, uid, _gid = struct.unpack(
-            "3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-        )
-        self.pid, self.uid = pid, uid
+        self.pid, self.uid = peer(sock)
         sock.setblocking(False)
         self._loop.add_reader(sock, on_readable, self)
 
@@ -80,6 +80,33 @@ class Link:
         self._loop.remove_reader(self.sock)
         self._loop.remove_writer(self.sock)
         self.sock.close()
+
+
+def peer(sock: socket.socket) -> tuple[int, int]:
+    """(pid, uid) of the other end, as the kernel saw them when it connected."""
+    pid, uid, _gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return pid, uid
+
+
+def turn_away(sock: socket.socket, why: str) -> None:
+    """Says why there is no room, and closes.
+
+    What the launcher has sent already is read first, descriptors unseen: the kernel answers a
+    close over unread packets with ECONNRESET, before the reason.
+    """
+    try:
+        sock.setblocking(False)
+        for _ in range(TURNED_AWAY_PACKETS):
+            if not sock.recv(wire.PACKET_MAX_BYTES):
+                break
+    except OSError:
+        pass  # nothing more is there, or it has gone
+    try:
+        sock.send(wire.encode({"t": "error", "error": why, "protocol": wire.PROTOCOL}),
+                  socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)  # fmt: skip
+    except OSError:
+        pass  # it has gone: nobody is left to tell
+    sock.close()
 
 
 def receive(sock: socket.socket) -> tuple[bytes, list[int], bool]:

@@ -13,6 +13,7 @@ import pwd
 import socket
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -20,17 +21,18 @@ import msgspec
 
 from holdfast.worker import page as page_module
 
+from . import link as links
 from . import procfs, wire
 from .core.model import RunView
 from .link import Link, close_all, receive
-from .ranks import RankTrack, bare_level, pidfd_pid
+from .ranks import RankTrack, pidfd_pid
+from .session import Session, Where
 
 CONNECTIONS_MAX = 256
-PACKETS_PER_WAKE = 64  # so that one launcher cannot keep the loop for itself
+PER_UID_MAX = 64  # of the connections and of the runs: one user never takes all
+HELLO_S = 5.0  # a launcher says who it is at once; who does not only holds a place
+PACKETS_PER_WAKE = 64  # and connections: one launcher cannot keep the loop for itself
 LOST_KEPT_S = 60.0  # a run whose launcher is dead stays visible as lost this long
-
-
-Where = dict[tuple[str, int, int], str]  # (run, generation, rank) -> source line, from evidence
 
 
 class Listener(Protocol):
@@ -47,45 +49,6 @@ class Listener(Protocol):
     def launcher_went(self, session: Session, said_bye: bool) -> None: ...
 
     def trouble(self, part: str, error: BaseException | str) -> None: ...
-
-
-class Session:
-    """One run and the connection of its launcher, if it has one at the moment."""
-
-    def __init__(self, hello: wire.Hello, pid: int, uid: int, boot_s: float) -> None:
-        self.hello = hello
-        self.pid = pid
-        self.uid = uid
-        self.registered_boot_s = boot_s
-        self.levels = wire.Levels()
-        self.have_levels = False
-        self.tracks: dict[int, RankTrack] = {}
-        self.link: Link | None = None
-        self.lost_s = 0.0  # CLOCK_MONOTONIC when the connection went, 0 while it is up
-
-    def view(self, node: str, now_s: float, where: Where) -> RunView:
-        """The run as a level."""
-        said, hello = self.levels, self.hello
-        ranks = []
-        for rank in said.ranks:
-            track = self.tracks.get(rank.rank)
-            # An ended rank's page still says at which step, and after which collective, it ended.
-            if track is None or track.pid != rank.pid:
-                ranks.append(bare_level(rank, node))
-            else:
-                ranks.append(track.level(
-                    rank, node, now_s, where.get((hello.run, rank.generation, rank.rank), "")
-                ))
-        return RunView(
-            run=hello.run, node=node, grade=hello.grade, nproc=hello.nproc,
-            generation=max(said.generation, 0 if self.have_levels else hello.generation),
-            state=said.state, max_restarts=hello.max_restarts, hang_limit_s=hello.hang_limit_s,
-            ranks=tuple(ranks), commits=said.commits, snapshot=said.snapshot,
-            shutdown=said.shutdown, connected=self.link is not None, startup_s=said.startup_s,
-            compiling=said.compiling, keep=max(0, said.keep),
-            checkpoint_dir=said.checkpoint_dir or hello.checkpoint_dir,
-            registered_boot_s=self.registered_boot_s,
-        )  # fmt: skip
 
 
 class Sessions:
@@ -145,19 +108,37 @@ class Sessions:
 
     def _accept(self) -> None:
         assert self._socket is not None
-        while True:
+        for _ in range(PACKETS_PER_WAKE):
             try:
-                sock, _ = self._socket.accept()
+                sock, _address = self._socket.accept()
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
                 self.listener.trouble("sessions", error)
                 return
-            if len(self._links) >= CONNECTIONS_MAX:
-                sock.close()
-                self.listener.trouble("sessions", f"more than {CONNECTIONS_MAX} connections")
+            why_not = self._no_room(links.peer(sock)[1])
+            if why_not:
+                links.turn_away(sock, why_not)
+                self.listener.trouble("connections", why_not)
                 continue
             self._links[Link(sock, self.readable, self.drop)] = None
+
+    def _no_room(self, uid: int) -> str:
+        """Why one more connection of this user is too many, or ""."""
+        if len(self._links) >= CONNECTIONS_MAX:
+            return f"this agent has its {CONNECTIONS_MAX} connections: end a run, then start anew"
+        if sum(link.uid == uid for link in self._links) >= PER_UID_MAX:
+            return (f"{_user_name(uid)} has {PER_UID_MAX} connections to this agent already: "
+                    "end a run, then start anew")  # fmt: skip
+        return ""
+
+    def _drop_silent(self, now_s: float) -> None:
+        """Ends connections without a run: those that never said hello, or were refused."""
+        for link, session in list(self._links.items()):
+            if session is None and now_s - link.since_s > HELLO_S:
+                self.listener.trouble("hello", f"{_user_name(link.uid)}: a connection that served "
+                                      f"no run for {HELLO_S:g} s was ended")  # fmt: skip
+                self.drop(link)
 
     def readable(self, link: Link) -> None:
         """Takes what one launcher sent.  Its own mistakes end at most its own connection."""
@@ -243,8 +224,8 @@ class Sessions:
                 self.drop(stale)
             session.registered_boot_s = old.registered_boot_s if old.pid == link.pid else boot_s
             self._forget_tracks(old)
-        elif len(self._runs) >= CONNECTIONS_MAX:
-            raise ValueError(f"this node already serves {CONNECTIONS_MAX} runs")
+        else:
+            self._check_room_for_run(link.uid)
         session.link = link
         self._links[link] = session
         self._runs[hello.run] = session
@@ -253,6 +234,13 @@ class Sessions:
             "address": self.address, "generation": self.highest_generation(hello.run),
         })  # fmt: skip
         self.listener.launcher_came(session)
+
+    def _check_room_for_run(self, uid: int) -> None:
+        """A run outlives its connection for a while: a user could leave any number behind."""
+        if len(self._runs) >= CONNECTIONS_MAX:
+            raise ValueError(f"this node already serves {CONNECTIONS_MAX} runs")
+        if sum(session.uid == uid for session in self._runs.values()) >= PER_UID_MAX:
+            raise ValueError(f"this node already serves {PER_UID_MAX} runs of {_user_name(uid)}")
 
     def _levels(self, session: Session, levels: wire.Levels) -> None:
         if len(levels.ranks) > wire.RANKS_MAX:
@@ -330,7 +318,10 @@ class Sessions:
         return changed
 
     def run_views(self, now_s: float, tick: bool) -> tuple[RunView, ...]:
-        """Every run as a level.  On a tick children are read too, and lost runs forgotten."""
+        """Every run as a level.  On a tick children are read too, lost runs forgotten, and
+        connections ended that serve none."""
+        if tick:
+            self._drop_silent(now_s)
         for name, session in list(self._runs.items()):
             if tick and session.link is None and now_s - session.lost_s > LOST_KEPT_S:
                 if not procfs.process_alive(session.pid):
@@ -367,6 +358,7 @@ class Sessions:
                 session.link.send({"t": "address", "address": address})
 
 
+@lru_cache(maxsize=256)  # a directory service may be slow, and this is the agent's loop
 def _user_name(uid: int) -> str:
     try:
         return pwd.getpwuid(uid).pw_name

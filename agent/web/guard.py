@@ -9,7 +9,6 @@ from __future__ import annotations
 import hmac
 import os
 import socket
-import struct
 import tomllib
 from collections.abc import Awaitable, Callable
 from ipaddress import ip_address
@@ -18,6 +17,7 @@ from pathlib import Path
 from aiohttp import web
 
 from ..config import ConfigError
+from ..link import peer
 
 OPERATOR, READ, NOBODY = "operator", "read", ""
 TOKENS_MAX = 1000
@@ -76,8 +76,7 @@ def peer_of(request: web.Request) -> tuple[int, int] | None:
     sock = request.transport.get_extra_info("socket") if request.transport else None
     if sock is None or sock.family != socket.AF_UNIX:
         return None
-    pid, uid, _gid = struct.unpack("3i", sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-    return pid, uid
+    return peer(sock)
 
 
 class Guard:

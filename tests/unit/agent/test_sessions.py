@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
@@ -13,7 +14,7 @@ import time
 import pytest
 from fakes import FakeLauncher, rank_level, until
 
-from holdfast.agent import ranks, wire
+from holdfast.agent import link, ranks, wire
 from holdfast.agent.wire import RankLevel
 from holdfast.worker import page as layout
 
@@ -276,6 +277,93 @@ def test_a_levels_packet_of_64_ranks_costs_less_than_a_step_may(agent, tmp_path)
         launcher.close()
 
     serve(scenario, agent, tmp_path)
+
+
+def test_one_user_cannot_take_every_connection(agent, tmp_path, monkeypatch):
+    monkeypatch.setattr("holdfast.agent.sessions.PER_UID_MAX", 3)
+
+    async def scenario(daemon, node, launch):
+        kept = [launch(run=f"run-{number}") for number in range(3)]
+        for launcher in kept:
+            launcher.hello()
+            await launcher.receive("welcome")
+        for _ in range(5):  # each is told, whether or not the agent was first
+            refused = launch(run="one-more")
+            await asyncio.sleep(0)
+            with contextlib.suppress(OSError):
+                refused.hello()
+            assert "has 3 connections" in (await refused.receive("error"))["error"]
+            with pytest.raises(ConnectionError):
+                await refused.receive("welcome")
+            refused.close()
+        assert daemon.troubles.counts["connections"] == 5
+        kept.pop().close()
+        await until(lambda: len(daemon.sessions._links) == 2)
+        fits = launch(run="run-2")
+        fits.hello()
+        await fits.receive("welcome")
+        for launcher in [*kept, fits]:
+            launcher.close()
+
+    serve(scenario, agent, tmp_path)
+
+
+def test_a_refusal_is_read_even_by_a_launcher_that_spoke_first():
+    """Closing over unread packets would reset the connection before the reason is read."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    fd = layout.create()
+    theirs.send(b'{"t":"hello"}')
+    socket.send_fds(theirs, [b'{"t":"page"}'], [fd])
+    before = len(os.listdir("/proc/self/fd"))
+    link.turn_away(ours, "no room")
+    assert json.loads(theirs.recv(4096))["error"] == "no room"
+    assert theirs.recv(4096) == b""
+    assert len(os.listdir("/proc/self/fd")) == before - 1  # its own end, and no page kept
+    theirs.close()
+    os.close(fd)
+
+
+def test_runs_left_behind_count_as_well(agent, tmp_path, monkeypatch):
+    monkeypatch.setattr("holdfast.agent.sessions.PER_UID_MAX", 3)
+
+    async def scenario(daemon, node, launch):
+        for number in range(3):
+            launcher = launch(run=f"run-{number}")
+            launcher.hello()
+            await launcher.receive("welcome")
+            launcher.close()
+            await until(lambda: not daemon.sessions._links)
+        more = launch(run="one-more")
+        more.hello()
+        assert "already serves 3 runs of" in (await more.receive("error"))["error"]
+        known = launch(run="run-1")  # a run that is known comes back at any time
+        known.hello()
+        await known.receive("welcome")
+        more.close()
+        known.close()
+
+    serve(scenario, agent, tmp_path)
+
+
+def test_who_does_not_say_hello_is_ended(agent, tmp_path, monkeypatch):
+    monkeypatch.setattr("holdfast.agent.sessions.HELLO_S", 0.2)
+
+    async def scenario(daemon, node, launch):
+        silent, refused, served = launch(), launch(run="a/b"), launch()
+        served.hello()
+        await served.receive("welcome")
+        refused.hello()
+        await refused.receive("error")
+        for launcher in (silent, refused):
+            with pytest.raises(ConnectionError):
+                await launcher.receive("welcome")
+            launcher.close()
+        assert daemon.troubles.counts["hello"] == 2
+        served.levels(generation=0, state="idle", ranks=[])
+        await until(lambda: node.seen and node.seen[-1].runs)
+        served.close()
+
+    serve(scenario, agent, tmp_path, agent__tick_s=0.1)
 
 
 def test_the_socket_is_seqpacket(agent, tmp_path):
