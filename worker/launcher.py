@@ -249,10 +249,17 @@ class Launcher:
         self.terminal.skip_existing(process.folder)
         if self.link.channel is None or process.child.pidfd < 0:
             return
+        try:
+            page_fd = pages.readonly(process.page_fd)
+        except OSError as error:
+            self.terminal.say("rank %d is seen without its page: %s" % (process.rank, error),
+                              "warn")  # fmt: skip
+            return
         self.link.channel.send(
             {"t": "page", "rank": process.rank, "generation": process.generation,
              "pid": process.child.pid, "local_rank": process.rank},
-            [process.page_fd, process.child.pidfd])  # fmt: skip
+            [page_fd, process.child.pidfd])  # fmt: skip
+        os.close(page_fd)
 
     def read_agent(self) -> None:
         channel = self.link.channel

@@ -91,6 +91,9 @@ def create() -> int:
     fd = os.memfd_create("holdfast-page", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, SIZE)
+        # A memfd is born with mode 0777: whoever gets a read-only descriptor of it could open it
+        # again for writing through /proc.
+        os.fchmod(fd, 0o600)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         fields = map_fields(fd)
         fields[F_PHASE], fields[F_RANK] = UNKNOWN, (1 << 64) - 1
@@ -101,6 +104,15 @@ def create() -> int:
     return fd
 
 
+def readonly(fd: int) -> int:
+    """Another descriptor of the page, for whoever only reads it; the caller closes it.
+
+    It cannot be mapped writable.  F_SEAL_FUTURE_WRITE would shut out the rank as well, which maps
+    its page after the fork, and for a spawned rank after the exec.  Raises OSError.
+    """
+    return os.open("/proc/self/fd/%d" % fd, os.O_RDONLY | os.O_CLOEXEC)
+
+
 def map_fields(fd: int) -> memoryview:
     """The page behind `fd` as a writable view of 8-byte unsigned fields."""
     return memoryview(mmap.mmap(fd, SIZE)).cast("Q")
@@ -109,8 +121,9 @@ def map_fields(fd: int) -> memoryview:
 def map_readonly(fd: int) -> mmap.mmap:
     """The page behind a descriptor that came from outside, for reading.
 
-    Raises ValueError unless it is a memfd of the right size that can no longer shrink: reading a
-    mapping whose file was cut kills the reader with SIGBUS.
+    Raises ValueError unless it is a memfd of the right size that can no longer shrink (reading a
+    mapping whose file was cut kills the reader with SIGBUS), handed over for reading alone: a
+    reader that could write would be one bug away from a rank's own numbers.
     """
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
@@ -120,6 +133,8 @@ def map_readonly(fd: int) -> mmap.mmap:
         raise ValueError("the memfd lacks F_SEAL_SHRINK")
     if os.fstat(fd).st_size < SIZE:
         raise ValueError("the page is smaller than %d bytes" % SIZE)
+    if fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_ACCMODE != os.O_RDONLY:
+        raise ValueError("the page's descriptor is writable: hand over a read-only one")
     return mmap.mmap(fd, SIZE, prot=mmap.PROT_READ)
 
 

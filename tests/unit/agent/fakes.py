@@ -78,9 +78,11 @@ class FakeLauncher:
         fields[page_module.F_GENERATION] = generation
         fields[page_module.F_RANK] = rank
         fields[page_module.F_PID] = pid
-        self.send([fd, pidfd], t="page", rank=rank, generation=generation, pid=pid,
+        handed_over = page_module.readonly(fd)
+        self.send([handed_over, pidfd], t="page", rank=rank, generation=generation, pid=pid,
                   local_rank=rank)
         os.close(fd)
+        os.close(handed_over)
         os.close(pidfd)
         self.pages[rank] = fields
         return fields

@@ -74,13 +74,15 @@ def test_descriptors_are_checked_and_never_leak(agent, tmp_path):
         open_before = len(os.listdir("/proc/self/fd"))
         unsealed = os.memfd_create("x", os.MFD_ALLOW_SEALING)
         os.ftruncate(unsealed, layout.SIZE)
-        good, pidfd = layout.create(), os.pidfd_open(os.getpid())
+        page_fd, pidfd = layout.create(), os.pidfd_open(os.getpid())
+        good = layout.readonly(page_fd)
         null = os.open("/dev/null", os.O_RDONLY)
         page = dict(t="page", rank=0, generation=1, pid=os.getpid())
         for fds, fields, says in (
             ([], page, "carries descriptors"),
             ([unsealed, pidfd], page, "F_SEAL_SHRINK"),
             ([null, pidfd], page, "memfd"),
+            ([page_fd, pidfd], page, "descriptor is writable"),
             ([good, null], page, "no pidfd"),
             ([good, pidfd], page | {"pid": 1}, "no pidfd of 1"),
             ([good, pidfd], page | {"rank": -1}, "out of bounds"),
@@ -88,7 +90,7 @@ def test_descriptors_are_checked_and_never_leak(agent, tmp_path):
         ):
             launcher.send(fds, **fields)
             assert says in (await launcher.receive("error"))["error"]
-        for fd in (unsealed, good, pidfd, null):
+        for fd in (unsealed, good, page_fd, pidfd, null):
             os.close(fd)
         assert len(os.listdir("/proc/self/fd")) == open_before
         for _ in range(20):
@@ -200,7 +202,9 @@ def test_a_trainers_own_report_is_shown_and_counted(agent, tmp_path):
 
 def test_still_is_dated_by_the_page_but_bounded_by_the_looks():
     fd = layout.create()
-    fields, mapping = layout.map_fields(fd), layout.map_readonly(fd)
+    handed_over = layout.readonly(fd)
+    fields, mapping = layout.map_fields(fd), layout.map_readonly(handed_over)
+    os.close(handed_over)
     track = ranks.RankTrack(0, os.getpid(), 1)
     track.attach(mapping, -1)
     fields[layout.F_GENERATION] = 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import mmap
 import os
@@ -18,8 +19,19 @@ def page_fd():
     os.close(fd)
 
 
+@contextlib.contextmanager
+def mapped(fd):
+    """The page as whoever it is handed to has it."""
+    reader = pages.readonly(fd)
+    try:
+        yield pages.map_readonly(reader)
+    finally:
+        os.close(reader)
+
+
 def test_a_new_page_reads_as_a_rank_that_has_done_nothing(page_fd):
-    view = pages.read_page(pages.map_readonly(page_fd))
+    with mapped(page_fd) as page:
+        view = pages.read_page(page)
     assert (view.rank, view.step, view.phase, view.outcome) == (-1, 0, "unknown", "")
     assert view.groups == () and view.step_seq == () and view.last_step_ns == ()
 
@@ -31,7 +43,8 @@ def test_what_is_written_is_read(page_fd):
     fields[pages.F_LOSS] = pages.bits(-0.25)
     fields[pages.F_GROUPS], fields[pages.F_SEQ + 1] = 1, 77
     fields[pages.F_RING], fields[pages.F_RING + 1], fields[pages.F_STEP_NS] = 40, 70, 5
-    view = pages.read_page(pages.map_readonly(page_fd))
+    with mapped(page_fd) as page:
+        view = pages.read_page(page)
     assert (view.rank, view.step, view.phase, view.loss) == (3, 41, "data", -0.25)
     assert view.groups == ((0, 77),)
     assert view.step_seq == ((40, 70),) and view.last_step_ns == (5,)
@@ -43,15 +56,16 @@ def test_what_is_written_is_read(page_fd):
 )
 def test_a_foreign_page_is_refused(page_fd, field, value, says):
     pages.map_fields(page_fd)[field] = value
-    with pytest.raises(ValueError, match=says):
-        pages.read_page(pages.map_readonly(page_fd))
+    with mapped(page_fd) as page, pytest.raises(ValueError, match=says):
+        pages.read_page(page)
 
 
 def test_numbers_out_of_range_are_bounded(page_fd):
     fields = pages.map_fields(page_fd)
     for field in range(pages.F_GENERATION, pages.FIELDS):
         fields[field] = (1 << 64) - 1
-    view = pages.read_page(pages.map_readonly(page_fd))
+    with mapped(page_fd) as page:
+        view = pages.read_page(page)
     assert view.phase == "unknown" and view.outcome == "" and len(view.groups) == pages.GROUPS
 
 
@@ -62,7 +76,8 @@ def test_a_page_that_could_shrink_is_never_mapped():
     with pytest.raises(ValueError, match="F_SEAL_SHRINK"):
         pages.map_readonly(fd)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-    assert isinstance(pages.map_readonly(fd), mmap.mmap)
+    with mapped(fd) as page:
+        assert isinstance(page, mmap.mmap)
     os.close(fd)
 
 
@@ -79,6 +94,28 @@ def test_a_page_that_is_no_memfd_or_too_small_is_refused(tmp_path):
     with pytest.raises(ValueError, match="smaller"):
         pages.map_readonly(small)
     os.close(small)
+
+
+def test_a_page_is_handed_over_for_reading_alone(page_fd):
+    """Neither the descriptor nor what can be opened through it writes into the rank's page."""
+    fields = pages.map_fields(page_fd)  # the rank's own mapping, before and after the hand-over
+    reader = pages.readonly(page_fd)
+    with pytest.raises(PermissionError):
+        mmap.mmap(reader, pages.SIZE)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.write(reader, b"x")
+    assert os.fstat(reader).st_mode & 0o777 == 0o600  # another user cannot open it again
+    page = pages.map_readonly(reader)
+    fields[pages.F_STEP] = 7
+    later = pages.map_fields(page_fd)  # a spawned rank maps its page after the hand-over
+    later[pages.F_LOSS] = pages.bits(0.5)
+    assert (pages.read_page(page).step, pages.read_page(page).loss) == (7, 0.5)
+    os.close(reader)
+
+
+def test_a_page_that_its_reader_could_write_is_refused(page_fd):
+    with pytest.raises(ValueError, match="writable: hand over a read-only one"):
+        pages.map_readonly(page_fd)
 
 
 def test_our_own_page_cannot_be_cut(page_fd):
