@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import errno
 import os
+import pwd
 import signal
 import socket
 import stat
+import struct
 import subprocess
 import sys
 import time
+from functools import lru_cache
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from .wire import Channel
 
 NODE_SOCKET = "/run/holdfast/agent.sock"
+AGENT_USER = "holdfast"  # the node agent's; HOLDFAST_AGENT_USER names another, or a uid
 RETRY_S = 0.2
 RESTART_S = 1.0  # least time between two starts of a private agent
 PAUSE_MAX_S = 60.0
@@ -43,7 +47,7 @@ def places(run: str, environ: Dict[str, str]) -> Places:
     )
     state = os.path.join(state, "runs", run)
     override = environ.get("HOLDFAST_RUNTIME_DIR")
-    if not override and connect(NODE_SOCKET, close=True):
+    if not override and node_agent_answers(environ):
         return Places(NODE_SOCKET, os.path.dirname(NODE_SOCKET), state, private=False)
     base = override or environ.get("XDG_RUNTIME_DIR") or "/tmp/holdfast-%d" % os.getuid()
     if not override and not environ.get("XDG_RUNTIME_DIR"):
@@ -70,16 +74,55 @@ def own_directory(path: str) -> None:
                               "XDG_RUNTIME_DIR", path)  # fmt: skip
 
 
-def connect(path: str, close: bool = False) -> Optional[Channel]:
+class Stranger(Exception):
+    """The agent's socket belongs to a user who could be anybody; its text says who."""
+
+
+@lru_cache(maxsize=4)  # a directory service may take its time, and the launcher's loop has none
+def uid_of(name: str) -> int:
+    """The uid behind a user's name or number; -1 where there is no such user."""
+    try:
+        return int(name) if name.isdigit() else pwd.getpwnam(name).pw_uid
+    except KeyError:
+        return -1
+
+
+def check_peer(sock: socket.socket, path: str, environ: Dict[str, str]) -> None:
+    """Whoever serves the socket orders this run's ranks about, and is handed their pages: only
+    root, this user and the agent's own user may.  Raises Stranger for any other."""
+    got = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    uid: int = struct.unpack("3i", got)[1]
+    name = environ.get("HOLDFAST_AGENT_USER") or AGENT_USER
+    if uid not in (0, os.getuid()) and uid != uid_of(name):
+        raise Stranger("%s is served by uid %d, which is neither root, you nor user %s "
+                       "(HOLDFAST_AGENT_USER)" % (path, uid, name))  # fmt: skip
+
+
+def connect(path: str, environ: Dict[str, str]) -> Optional[Channel]:
+    """The line to the agent behind `path`; None when nobody answers, Stranger for a foreign one."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
         sock.connect(path)
+        check_peer(sock, path, environ)
     except OSError:
         sock.close()
         return None
-    if close:
+    except Stranger:
         sock.close()
+        raise
     return Channel(sock)
+
+
+def node_agent_answers(environ: Dict[str, str]) -> bool:
+    """Whether this node has an agent that may be trusted; a foreign one is said and passed by."""
+    try:
+        channel = connect(NODE_SOCKET, environ)
+    except Stranger as stranger:
+        print("holdfast: %s: this run starts an agent of its own" % stranger, file=sys.stderr)
+        return False
+    if channel is not None:
+        channel.close()
+    return channel is not None
 
 
 def own_python(environ: Dict[str, str]) -> Tuple[str, Dict[str, str]]:
@@ -137,7 +180,11 @@ class AgentLink:
         if now - self.tried_s < RETRY_S:
             return False
         self.tried_s = now
-        self.channel = connect(self.where.socket)
+        try:
+            self.channel = connect(self.where.socket, self.environ)
+        except Stranger as stranger:
+            self.problem = str(stranger)
+            return False
         if self.channel is not None:
             self.pause_s = RESTART_S
             return True

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import selectors
+import socket
+import struct
 import sys
 
 import pytest
 
 from holdfast.worker import agentlink, levels, wire
 from holdfast.worker.errands import Errands
+
+NOBODY = 65534
 
 
 def test_the_folder_of_the_socket_must_be_ours_alone(tmp_path):
@@ -78,3 +82,69 @@ def test_an_errand_that_cannot_start_says_so():
     assert told and told[0][0] is False and "No such file" in told[0][1]
 
 
+# ------------------------------------------------------------- who may be the agent
+
+
+class Served:
+    """A connected socket whose other end is served by some user."""
+
+    def __init__(self, uid):
+        self.uid = uid
+
+    def getsockopt(self, level, option, size):
+        assert (level, option) == (socket.SOL_SOCKET, socket.SO_PEERCRED)
+        return struct.pack("3i", 4711, self.uid, self.uid)[:size]
+
+
+def test_only_root_oneself_and_the_agents_user_may_be_the_agent(monkeypatch):
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    for uid, environ in ((0, {}), (1000, {}), (1234, {"HOLDFAST_AGENT_USER": "1234"}),
+                         (NOBODY, {"HOLDFAST_AGENT_USER": "nobody"})):  # fmt: skip
+        agentlink.check_peer(Served(uid), "agent.sock", environ)
+    for uid, environ in ((1001, {}), (1001, {"HOLDFAST_AGENT_USER": "no-such-user"}),
+                         (1001, {"HOLDFAST_AGENT_USER": "1234"})):  # fmt: skip
+        with pytest.raises(agentlink.Stranger, match="uid 1001, which is neither root"):
+            agentlink.check_peer(Served(uid), "agent.sock", environ)
+
+
+@pytest.fixture()
+def strangers_socket(tmp_path):
+    """An agent's socket that another user listens on."""
+    if os.getuid() != 0:
+        pytest.skip("needs root, to become another user")
+    path = str(tmp_path / "agent.sock")
+    ready, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            sock.bind(path)
+            os.setresuid(NOBODY, NOBODY, NOBODY)
+            sock.listen(8)
+            os.write(told, b"x")
+            while True:
+                sock.accept()
+        finally:
+            os._exit(1)
+    os.close(told)
+    assert os.read(ready, 1) == b"x"
+    os.close(ready)
+    yield path
+    os.kill(pid, 9)
+    os.waitpid(pid, 0)
+
+
+def test_a_strangers_socket_is_neither_greeted_nor_taken_for_the_nodes(
+    strangers_socket, monkeypatch, tmp_path, capsys
+):
+    environ = {"XDG_RUNTIME_DIR": str(tmp_path), "HOLDFAST_STATE_DIR": str(tmp_path)}
+    with pytest.raises(agentlink.Stranger, match="served by uid 65534"):
+        agentlink.connect(strangers_socket, environ)
+    monkeypatch.setattr(agentlink, "NODE_SOCKET", strangers_socket)
+    where = agentlink.places("run", environ)
+    assert where.private and where.socket != strangers_socket
+    assert "starts an agent of its own" in capsys.readouterr().err
+    link = agentlink.AgentLink("run", where._replace(socket=strangers_socket), environ)
+    assert link.tend() is False and link.channel is None and link.process is None
+    assert "served by uid 65534" in link.problem
+    assert not agentlink.places("run", {**environ, "HOLDFAST_AGENT_USER": "nobody"}).private
