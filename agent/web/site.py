@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 PORTS_TRIED = 64
 REASON_MAX = 500
+BY_MAX = 64
 INJECT_LIMIT_S = 10.0
 STEP_AGE_MAX_S = 5.0  # healthy agents step every second
 # verb of the API -> kind of the core's request
@@ -259,11 +260,9 @@ class Site:
     ) -> web.Response:
         if not wish.reason.strip():
             return refuse(400, "no reason given", '"reason": why, for the journal')
-        peer = peer_of(request)
-        by = f"uid {peer[1]}" if peer is not None else "token"
         made = Request(
             id=f"op-{uuid.uuid4().hex[:12]}", kind=kind, subject=subject,
-            reason=wish.reason[:REASON_MAX], origin="operator", run=run, by=wish.by[:64] or by,
+            reason=wish.reason[:REASON_MAX], origin="operator", run=run, by=_by(request, wish),
         )  # fmt: skip
         if not self._daemon.request(made):
             return refuse(429, "too many requests wait already", "try again in a minute")
@@ -287,6 +286,17 @@ class Site:
         if not outcome.ok:
             return refuse(409, outcome.error, "")
         return web.json_response({"id": outcome.id, "detail": outcome.detail})
+
+
+def _by(request: web.Request, wish: Wish) -> str:
+    """Who asks: the name that was claimed, never without what the kernel or the token proves.
+
+    A name alone could be any person's, or a node's: nodes sign their own documents by name.
+    """
+    peer = peer_of(request)
+    proof = f"uid {peer[1]}" if peer is not None else "token"
+    claimed = "".join(one for one in wish.by[:BY_MAX] if one.isprintable()).strip()
+    return f"{claimed} ({proof})" if claimed else proof
 
 
 async def _wish(request: web.Request) -> Wish | web.Response:

@@ -104,10 +104,14 @@ def test_changing_needs_a_role(agent, tmp_path):
         assert (request.kind, request.subject, request.run, request.origin) == (
             "pause", "run/demo", "demo", "operator"
         )
-        async with unix.post("/api/v1/runs/demo/restart", json=body | {"rank": 1}) as answer:
+        assert request.by == "token"
+        # A claimed name never hides what is proven, nor does it pass for a node's own.
+        more = {"rank": 1, "by": "node-a\n"}
+        async with unix.post("/api/v1/runs/demo/restart", json=body | more) as answer:
             assert answer.status == 202
         await until(lambda: len(node.seen[-1].requests) == 2)
         assert node.seen[-1].requests[1].subject == "run/demo/rank/1"
+        assert node.seen[-1].requests[1].by == f"node-a (uid {os.getuid()})"
         plan = Plan("demo", 1, ("node-a",), ((0, "node-a"),), Resume("fresh"), "r", paused=True,
                     granted=tuple(one.id for one in node.seen[-1].requests))  # fmt: skip
         node.extra = {"plans": (plan,)}
