@@ -18,6 +18,9 @@ from . import forking, rank
 from .forking import Child
 
 OUTPUT_LIMIT = 200_000
+# Of 5 ms each.  A child that has answered has only its memory to give back; one that was killed is
+# gone within microseconds, or in state D for as long as its mount is dead.
+REAP_TRIES, REAP_TRIES_KILLED = 200, 20
 Done = Callable[[bool, str], None]
 
 
@@ -47,6 +50,7 @@ class Errands:
 
     def __init__(self) -> None:
         self.running: List[Errand] = []
+        self.left: List[int] = []  # pids that did not die when they were killed (state D)
         self.on_close: Callable[[Errand], None] = lambda errand: None
 
     def command(
@@ -108,7 +112,8 @@ class Errands:
         return errand
 
     def tend(self, now_s: float) -> None:
-        """Ends what is overdue."""
+        """Ends what is overdue, and reaps what could not be ended before."""
+        self.left = [pid for pid in self.left if forking.reap(pid) is None]
         for errand in list(self.running):
             if now_s >= errand.deadline_s:
                 self.finish(errand, overdue=True)
@@ -124,23 +129,23 @@ class Errands:
                     kill(errand.child.pid, signal.SIGKILL)
                 except (ProcessLookupError, PermissionError):
                     continue
-        status = self.reap(errand.child)
+        status = self.reap(errand.child, REAP_TRIES_KILLED if overdue else REAP_TRIES)
         text = errand.output.decode("utf-8", "replace")
         if overdue:
             errand.done(False, "%s took too long and was ended" % errand.what)
         else:
             errand.done(status == 0, text if status == 0 else "%s failed" % errand.what)
 
-    @staticmethod
-    def reap(child: Child) -> int:
-        """The child's exit code, bounded: a process in D state is left behind (code -1)."""
+    def reap(self, child: Child, tries: int) -> int:
+        """The child's exit code; a process in D state is left, and reaped when it goes (-1)."""
         if child.pidfd >= 0:
             os.close(child.pidfd)
-        for _ in range(200):
+        for _ in range(tries):
             status = forking.reap(child.pid)
             if status is not None:
                 return status[0]
-            time.sleep(0.005)  # bounded to 1 s; a killed child is gone within microseconds
+            time.sleep(0.005)
+        self.left.append(child.pid)
         return -1
 
     def end_all(self) -> None:

@@ -221,7 +221,7 @@ class Launcher:
         """A rank's orphan becomes this process's child: it must not outlive its rank."""
         known = self.inherited | set(self.link.pids())
         known |= {p.child.pid for p in self.crew.processes}
-        known |= {e.child.pid for e in self.errands.running}
+        known |= {e.child.pid for e in self.errands.running} | set(self.errands.left)
         known |= {store.child.pid for store in (self.crew.store, self.crew.next_store) if store}
         for pid in forking.children() - known:
             try:

@@ -176,18 +176,24 @@ class Orders:
         ))  # fmt: skip
 
     def delete(self, order_id: str, body: Dict[str, Any]) -> None:
-        """Lets checkpoints go; only of this run's folder and only from the newest generation."""
+        """Lets checkpoints go; only of this run's folder and only from the newest generation.
+
+        What asks their file system happens in the child: on a dead mount even a look-up waits for
+        ever, and the launcher's loop waits for nobody.
+        """
         launcher = self.launcher
         if int(body["generation"]) != launcher.crew.generation:
             raise Refused("generation %s is not the newest" % body["generation"])
-        root = os.path.realpath(launcher.checkpoint_dir) if launcher.checkpoint_dir else ""
         paths: List[str] = [str(p) for p in body["paths"]]
         for path in paths:
-            real = os.path.realpath(path)
-            if not root or os.path.dirname(real) != root or path not in launcher.commits:
+            if not launcher.checkpoint_dir or path not in launcher.commits:
                 raise Refused("%s is no checkpoint of this run" % path)
 
         def remove() -> int:
+            root = os.path.realpath(launcher.checkpoint_dir)
+            for path in paths:
+                if os.path.dirname(os.path.realpath(path)) != root:
+                    raise Refused("%s is no checkpoint of this run" % path)
             for path in paths:
                 # Without its marker it is no checkpoint any more, however far the rest gets.
                 os.unlink(os.path.join(path, "COMMIT"))
