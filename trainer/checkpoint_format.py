@@ -245,21 +245,23 @@ def parse_name(name: str) -> tuple[int, int] | None:
 
 
 def listing(root: str | os.PathLike[str]) -> list[Found]:
-    """Every committed directory, newest (step, generation) first; [] when there is none.
+    """Every committed directory, newest (generation, step) first; [] when there is none.
 
-    Cheap: reads names and markers, proves nothing.  A marker that does not fit gives `bad`.
+    A later generation that resumed further back has made the higher steps of an earlier one void,
+    so the generation comes first, as in the agent's rule of which commits count.  Cheap: reads
+    names and markers, proves nothing.  A marker that does not fit gives `bad`.
     """
     found = []
     try:
-        names = sorted(os.listdir(root))[-LISTING_MAX:]
+        names = os.listdir(root)
     except OSError:
         return []
-    for name in names:
-        parsed = parse_name(name)
+    parsed = [(one, name) for name in names if (one := parse_name(name)) is not None]
+    parsed.sort(key=lambda item: (item[0][1], item[0][0]), reverse=True)
+    for (step, generation), name in parsed[:LISTING_MAX]:
         path = Path(root) / name
-        if parsed is None or not (path / COMMIT).exists():
+        if not (path / COMMIT).exists():
             continue
-        step, generation = parsed
         worlds = [int(f.name[-10:-5]) for f in path.glob("shard-*-of-?????.json")]
         bad = ""
         try:
@@ -269,7 +271,7 @@ def listing(root: str | os.PathLike[str]) -> list[Found]:
         except CheckpointError as error:
             bad = str(error)
         found.append(Found(generation, step, str(path), max(worlds, default=0), bad))
-    return sorted(found, key=lambda f: (f.step, f.generation), reverse=True)
+    return found
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:

@@ -150,7 +150,7 @@ def checkpoint(daemon: Daemon, view: RunView) -> dict[str, Any] | None:
     good = [commit for commit in view.commits if not commit.bad]
     if not good:
         return None
-    newest = max(good, key=lambda commit: (commit.step, commit.generation))
+    newest = max(good, key=lambda commit: (commit.generation, commit.step))
     age_s = daemon.commits.age_s(view.run, newest)
     return {"step": newest.step, "age_s": round(age_s, 3), "path": newest.path}
 

@@ -103,10 +103,21 @@ def test_listing_is_newest_first_and_ignores_the_rest(tmp_path):
     (tmp_path / "other").mkdir()
     found = files.listing(tmp_path)
     assert [(f.step, f.generation, f.world, f.bad) for f in found] == [
-        (40, 1, 2, ""), (20, 3, 2, ""), (20, 1, 2, "")]
+        (20, 3, 2, ""), (40, 1, 2, ""), (20, 1, 2, "")]
     assert files.listing(tmp_path / "none") == []
-    os.rename(found[0].path, tmp_path / files.directory_name(80, 1))
+    os.rename(found[0].path, tmp_path / files.directory_name(80, 3))
     assert "names another step" in files.listing(tmp_path)[0].bad
+
+
+def test_a_later_generation_counts_before_a_higher_step(tmp_path, monkeypatch):
+    """Generation 2 resumed from step 20 and made the first one's steps above it void."""
+    for step, generation in ((20, 1), (60, 1), (40, 2)):
+        write(tmp_path, step, generation)
+    found, _ = files.newest_valid(tmp_path)
+    assert (found.step, found.generation) == (40, 2)
+    assert [(f.step, f.generation) for f in files.surplus(tmp_path, 1)] == [(60, 1), (20, 1)]
+    monkeypatch.setattr(files, "LISTING_MAX", 1)  # of very many, the newest are looked at
+    assert [f.step for f in files.listing(tmp_path)] == [40]
 
 
 def test_newest_valid_and_quarantine(tmp_path):
