@@ -17,31 +17,45 @@ from . import page as pages
 from .elastic import Worker
 
 
+def being_imported(module: Any) -> bool:
+    """Whether another thread is still running the module's body (importlib's own mark)."""
+    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+
+
 class ScriptHooks:
     """Installs itself from the ticker once the script has imported torch."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.counts: Dict[int, int] = {}
-        self.installed = False
+        self.settled = False  # the hooks are in, or this torch has none
         self.group: Any = None
         worker.switch_phase(pages.PHASES.index("startup"))
 
     def each_beat(self) -> None:
         """Runs on the ticker: a dictionary look-up until torch is there, then one attribute."""
-        if not self.installed and "torch.optim.optimizer" in sys.modules:
-            self.installed = True
-            self.install()
+        if not self.settled:
+            self.settled = self.install()
         self.follow_group()
 
-    def install(self) -> None:
-        optimizer = sys.modules["torch.optim.optimizer"]
-        try:
-            optimizer.register_optimizer_step_pre_hook(self.before_step)
-            optimizer.register_optimizer_step_post_hook(self.after_step)
-        except AttributeError:
+    def install(self) -> bool:
+        """Puts both hooks in, or says once that there are none; False while it is too early.
+
+        A module is in sys.modules from the first line of its import on, and lacks what its later
+        lines define: what is half there is looked at again at the next beat.
+        """
+        optimizer = sys.modules.get("torch.optim.optimizer")
+        if optimizer is None or being_imported(optimizer):
+            return False
+        before = getattr(optimizer, "register_optimizer_step_pre_hook", None)
+        after = getattr(optimizer, "register_optimizer_step_post_hook", None)
+        if before is None or after is None:
             line = "holdfast: this torch has no optimizer hooks, so steps are unseen"
             print(line, file=sys.stderr)
+            return True
+        before(self.before_step)
+        after(self.after_step)
+        return True
 
     def follow_group(self) -> None:
         """Hands the default process group to the ticker when it appears or is replaced."""
