@@ -138,7 +138,8 @@ class Daemon:
         seed = self.journal.seed
         self.narrator = Narrator(seed.incidents)
         self.performer = Performer(
-            self.journal, self.store, self._order, self.wake, self.trouble
+            self.journal, self.store, self._order, self.wake, self.trouble,
+            lambda run: self.sessions.identity(run),
         )
         self.node = self._new_node(seed.memory)
         proc = self.config.collectors.proc

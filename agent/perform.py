@@ -35,13 +35,24 @@ DETAIL_MAX = 32_768
 GRACE_FOR_RESEND_S = 5.0  # after a restart: launchers repeat their last outcomes by then
 
 
-class Flight:
-    """An effect that has begun and has no outcome yet."""
+Launcher = tuple[int, float]  # pid and registration: a later one of the same run is another
+OTHER_LAUNCHER = "another launcher serves the run now"
 
-    def __init__(self, effect: Effect, timer: asyncio.TimerHandle | None) -> None:
+
+class Flight:
+    """An effect that has begun and has no outcome yet, and the launcher that it was decided for."""
+
+    def __init__(self, effect: Effect, launcher: Launcher) -> None:
         self.effect = effect
-        self.timer = timer
+        self.run = run_of(effect)
+        self.launcher = launcher
+        self.timer: asyncio.TimerHandle | None = None
         self.sent = False
+
+
+def run_of(effect: Effect) -> str:
+    """The run whose launcher carries the effect out; "" for a write to the store."""
+    return "" if isinstance(effect.body, StoreWrite) else str(getattr(effect.body, "run", ""))
 
 
 class Performer:
@@ -54,12 +65,14 @@ class Performer:
         order: Callable[[str, dict[str, object]], str],
         wake: Callable[[str], None],
         trouble: Callable[[str, BaseException | str], None],
+        launcher_of: Callable[[str], Launcher],
     ) -> None:
         self._journal = journal
         self._store = store
         self._order = order
         self._wake = wake
         self._trouble = trouble
+        self._launcher_of = launcher_of
         self._flights: dict[str, Flight] = {}
         self._levels: OrderedDict[str, tuple[EffectOutcome, float]] = OrderedDict()
         self._finished: OrderedDict[str, None] = OrderedDict()
@@ -107,7 +120,8 @@ class Performer:
         if not fresh:
             return
         for effect in fresh:
-            self._flights[effect.id] = Flight(effect, None)
+            # Bound here, in the step that decided it: pids and ranks are those of this launcher.
+            self._flights[effect.id] = Flight(effect, self._launcher_of(run_of(effect)))
         task = asyncio.get_running_loop().create_task(self._begin(fresh, memory))
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
@@ -167,21 +181,25 @@ class Performer:
 
     def _send(self, flight: Flight) -> None:
         effect = flight.effect
+        if self._launcher_of(flight.run) != flight.launcher:
+            self._end(effect.id, False, OTHER_LAUNCHER, "", effect)
+            return
         loop = asyncio.get_running_loop()
         if flight.timer is None:
             flight.timer = loop.call_later(max(0.05, effect.deadline_s), self._too_late, effect)
         body = msgspec.to_builtins(effect.body)
         body.pop("type", None)
         why_not = self._order(
-            getattr(effect.body, "run", ""),
+            flight.run,
             {"t": "do", "id": effect.id, "kind": effect.kind, "body": body},
         )
         flight.sent = not why_not  # else it goes out when the launcher comes back, or times out
 
     def launcher_came(self, run: str) -> None:
-        """Sends again what the launcher has not answered; it is idempotent under the id."""
+        """Sends again what the launcher has not answered; it is idempotent under the id.  What was
+        meant for an earlier launcher of that name ends as failed instead."""
         for flight in list(self._flights.values()):
-            if flight.timer is not None and getattr(flight.effect.body, "run", "") == run:
+            if flight.timer is not None and flight.run == run:
                 self._send(flight)
 
     # ------------------------------------------------------------- ending
@@ -191,11 +209,16 @@ class Performer:
         flight = self._flights.get(packet.id)
         detail = packet.detail[:DETAIL_MAX]
         if flight is not None:
-            if getattr(flight.effect.body, "run", "") == run:
+            if flight.run == run and self._launcher_of(run) == flight.launcher:
                 self._end(packet.id, packet.ok, packet.error[:500], detail, flight.effect)
-        elif packet.id in self._orphans:
+        elif f"{self._orphan_subject(packet.id)}/".startswith(f"run/{run}/"):
             intent = self._orphans.pop(packet.id)
             self._end(packet.id, packet.ok, packet.error[:500], detail, None, intent)
+
+    def _orphan_subject(self, id: str) -> str:
+        """What an unfinished intent was about: a launcher speaks for its own run alone."""
+        intent = self._orphans.get(id)
+        return intent.subject if intent is not None else ""
 
     def _too_late(self, effect: Effect) -> None:
         if effect.id in self._flights:

@@ -340,6 +340,12 @@ class Sessions:
     def session(self, run: str) -> Session | None:
         return self._runs.get(run)
 
+    def identity(self, run: str) -> tuple[int, float]:
+        """Which launcher serves the run: the same after a reconnect, another for a new process of
+        the same name; (0, 0.0) without one."""
+        session = self._runs.get(run)
+        return (session.pid, session.registered_boot_s) if session is not None else (0, 0.0)
+
     def sessions(self) -> tuple[Session, ...]:
         return tuple(self._runs.values())
 

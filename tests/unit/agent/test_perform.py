@@ -78,6 +78,84 @@ def test_an_order_in_flight_is_sent_again_when_its_launcher_comes_back(agent, tm
     asyncio.run(scenario())
 
 
+FIRST = """
+import json, socket, sys
+sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+sock.connect(sys.argv[1])
+sock.send(json.dumps({"t": "hello", "run": "demo", "protocol": 1}).encode())
+sock.send(json.dumps({"t": "levels", "n": 1, "generation": 1, "state": "running"}).encode())
+while json.loads(sock.recv(65536))["t"] != "do":
+    pass
+print("got it", flush=True)
+sock.recv(65536)
+"""
+
+
+def test_an_order_never_reaches_a_later_launcher_of_the_same_name(agent, tmp_path):
+    """Its ranks and pids are those of the launcher that it was decided for."""
+
+    async def scenario():
+        async with agent() as (daemon, node):
+            path = tmp_path / "run" / "agent.sock"
+            first = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", FIRST, str(path), stdout=asyncio.subprocess.PIPE
+            )
+            await until(lambda: node.seen and node.seen[-1].runs)
+            node.todo = [STOP]
+            daemon.wake("test")
+            assert await first.stdout.readline() == b"got it\n"
+            first.kill()
+            await first.wait()
+            await until(lambda: not node.seen[-1].runs[0].connected)
+            later = FakeLauncher(path)
+            later.hello()
+            await later.receive("welcome")
+            await until(lambda: node.seen[-1].outcomes)
+            assert node.seen[-1].outcomes[0].error == "another launcher serves the run now"
+            later.send(t="outcome", id=STOP.id, ok=True)  # nor does its word count for it
+            node.todo = [replace(STOP, id="1/run/demo/stop/2")]
+            later.levels(generation=1, state="running", ranks=[])
+            order = await later.receive("do")
+            assert order["id"] == "1/run/demo/stop/2"
+            assert all(packet["t"] != "do" for packet in later.mail)
+            assert daemon.performer.counters[("actions", ("stop", "", "failed"))] == 1
+            assert ("actions", ("stop", "", "ok")) not in daemon.performer.counters
+            later.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_launcher_answers_for_its_own_run_alone(agent, tmp_path):
+    async def first_life():
+        async with agent() as (daemon, node):
+            launcher = FakeLauncher(tmp_path / "run" / "agent.sock")
+            launcher.hello()
+            launcher.levels(generation=1, state="running", ranks=[])
+            await until(lambda: node.seen and node.seen[-1].runs)
+            node.todo = [STOP]
+            daemon.wake("test")
+            await launcher.receive("do")
+            launcher.close()
+
+    async def second_life():
+        async with agent() as (daemon, node):
+            launchers = {run: FakeLauncher(tmp_path / "run" / "agent.sock", run=run)
+                         for run in ("dem", "demo")}  # fmt: skip
+            for launcher in launchers.values():
+                launcher.hello()
+                launcher.send(t="outcome", id=STOP.id, ok=launcher.run == "demo", error="not mine")
+                launcher.levels(generation=1, state="running", ranks=[])
+                await until(lambda run=launcher.run: node.seen and any(
+                    one.run == run for one in node.seen[-1].runs))  # fmt: skip
+            await until(lambda: node.seen[-1].outcomes)
+            assert node.seen[-1].outcomes[0].ok
+            for launcher in launchers.values():
+                launcher.close()
+
+    asyncio.run(first_life())
+    asyncio.run(second_life())
+
+
 def test_a_private_agent_ends_when_its_launcher_was_killed(agent, tmp_path, monkeypatch):
     monkeypatch.setattr("holdfast.agent.background.AFTER_LOSS_S", 0.3)
     code = (
