@@ -130,7 +130,7 @@ class Notice:
         if left_s > 0 and any(r.ended is None for r in ranks):
             ctx.wake(left_s)
             return None
-        return ends.cause_of(rank, len(failed) - 1, tuple(m.oom_pids))
+        return ends.victims_only(rank, len(failed) - 1, tuple(m.oom_pids))
 
     def _from_leftovers(self, ctx: Context, ranks: tuple[RankView, ...]) -> Cause | None:
         """Nobody ended badly by itself, yet the generation cannot go on."""

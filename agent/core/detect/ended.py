@@ -133,6 +133,20 @@ def cause_of(rank: RankView, cascades: int, oom_pids: tuple[int, ...]) -> Cause:
     return replace(base, user=True, reason=f"{who} ended by itself: {ended.error or what}")
 
 
+def victims_only(first: RankView, others: int, oom_pids: tuple[int, ...]) -> Cause:
+    """The cause when every end is the consequence of one that nobody saw: a victim is named as
+    evidence, and nobody as the culprit."""
+    cause = cause_of(first, others, oom_pids)
+    error = first.ended.error if first.ended is not None else ""
+    more = f" and {others} more" if others else ""
+    return msgspec.structs.replace(
+        cause, rank=-1, node="", pid=0, confidence=0.5,
+        reason=f"culprit unknown: rank {first.rank}{more} ended because a peer went away ({error})",
+        evidence=(*cause.evidence, ("first victim", f"rank {first.rank} (pid {first.pid}) on "
+                                                    f"{first.node}")),
+    )  # fmt: skip
+
+
 def oom_pids(lines: tuple[tuple[str, int, float, str], ...], pids: tuple[int, ...]) -> list[int]:
     """Which of our ranks the kernel says it killed for want of memory."""
     texts = [text for _, _, _, text in lines if "Killed process" in text or "oom-kill" in text]
