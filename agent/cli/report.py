@@ -135,7 +135,8 @@ def _devices(devices: Sequence[Json]) -> list[Line]:
 
 def incident_line(incident: Json) -> list[Line]:
     style = SEVERITY_STYLE.get(incident["severity"], "")
-    text = f"{incident['culprit'] or incident['subject']}: {incident['reason']}"
+    who, reason = incident["culprit"] or incident["subject"], incident["reason"]
+    text = reason if reason.startswith(who) else f"{who}: {reason}"
     head = f"open: {incident['fault']}"
     return field(head, Span(text, style), indent=max(13, len(head) + 2))
 

@@ -46,3 +46,13 @@ def test_text(name: str) -> None:
         expected.write_text(text)
     assert text == expected.read_text()
     assert max(len(row) for row in text.splitlines()) <= WIDTH
+
+
+def test_a_reason_that_names_the_culprit_is_not_given_its_name_twice() -> None:
+    said = {"fault": "rank_hung", "severity": "fatal", "subject": "run/m5/rank/1",
+            "culprit": "rank 1 (pid 4890) on vm",
+            "reason": "rank 1 (pid 4890) on vm holds the interpreter lock"}  # fmt: skip
+    text = " ".join(plain(report.incident_line(said)).split())
+    assert text == "open: rank_hung rank 1 (pid 4890) on vm holds the interpreter lock"
+    text = " ".join(plain(report.incident_line({**said, "reason": "it holds it"})).split())
+    assert text == "open: rank_hung rank 1 (pid 4890) on vm: it holds it"
