@@ -74,7 +74,8 @@ def _hand(parser: argparse.ArgumentParser) -> None:
 
 def _dashboards(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=("render",))
-    parser.add_argument("--to", metavar="DIR", default=".", help="where to write (default: here)")
+    parser.add_argument("--to", metavar="DIR",
+                        help="write holdfast-alerts.yml there (default: to standard output)")
     parser.add_argument("--runbook-base", metavar="URL", default="runbooks",
                         help="address below which people read the runbooks")
 
@@ -116,7 +117,7 @@ COMMANDS = (
     Command("resume", "let Holdfast act again", "holdfast resume --run m5 --reason done",
             "control:resume", _hand),
     Command("dashboards", "write the alert rules that follow from the runbooks",
-            "holdfast dashboards render --to /etc/prometheus", "policy:dashboards", _dashboards,
+            "holdfast dashboards render --to /etc/prometheus", "dashboards:render", _dashboards,
             json=False),
     Command("simulate", "the real policy on a virtual cluster", "holdfast simulate --help", "",
             json=False),

@@ -1,4 +1,4 @@
-"""Commands about the policy: explain, config, dashboards.
+"""Commands about the policy: explain, config.
 
 Owns how runbooks and configuration are said to a person.  What they mean is decided in
 agent/core/policy.py; the files are read by agent/runbook.py and agent/config.py.
@@ -21,7 +21,6 @@ from .text import (
     Cell,
     Line,
     Span,
-    clock,
     count,
     field,
     line,
@@ -139,7 +138,7 @@ def _list(books: dict[str, Runbook], as_json: bool) -> int:
         [name, book.severity, book.scope, ", ".join(book.ladder) or "shown only"]
         for name, book in sorted(books.items())
     ]
-    show(table(("fault", "severity", "scope", "what is done"), rows))
+    show(table(("fault", "severity", "scope", "what is done"), rows, wrap=True))
     return 0
 
 
@@ -198,24 +197,3 @@ def configured(values: dict[str, tuple[object, str]]) -> list[Line]:
         note = "" if origin == "default" else f"  # {origin}"
         lines.append(line(f"{name} = {json.dumps(value)}", Span(note, FAINT)))
     return lines
-
-
-# ---------------------------------------------------------------------------------- dashboards
-
-
-def dashboards(options: argparse.Namespace) -> int:
-    """Writes holdfast-alerts.yml into --to."""
-    from holdfast.dashboards import rules
-
-    entries = []
-    for name, book in runbooks().items():
-        _, sections = prose.split(prose.text_of(name))
-        texts = (prose.first_sentence(sections[one]) for one in ("Meaning", "Impact"))
-        entries.append(rules.Entry(book, *texts))
-    target = Path(options.to) / "holdfast-alerts.yml"
-    try:
-        target.write_text(rules.render(entries, options.runbook_base), encoding="utf-8")
-    except OSError as error:
-        raise Failure(f"{target}: {error.strerror}") from error
-    show([line(f"{target}: {count(len(entries), 'alert rule')}, written {clock(time.time())}")])
-    return 0

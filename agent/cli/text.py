@@ -56,8 +56,11 @@ def field(name: str, value: Cell, indent: int = 13) -> list[Line]:
     return head + [line(" " * indent, Span(row, span.style)) for row in rows[1:]]
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[Cell]], indent: int = 0) -> list[Line]:
-    """Columns as wide as their widest cell; the last one is cut at the width of the page."""
+def table(
+    heads: Sequence[str], rows: Sequence[Sequence[Cell]], indent: int = 0, wrap: bool = False
+) -> list[Line]:
+    """Columns as wide as their widest cell; the last one is cut at the width of the page, or, with
+    `wrap`, goes on below itself."""
     cells = [[Span(cell) if isinstance(cell, str) else cell for cell in row] for row in rows]
     last = len(heads) - 1
     widths = [
@@ -66,16 +69,20 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[Cell]], indent: int = 0)
     ]
     room = max(8, WIDTH - indent - sum(widths[:last]) - 2 * last)
 
-    def fit(span: Span, column: int) -> Span:
-        if column == last:
-            return Span(cut(span.text, room), span.style)
-        return Span(span.text.ljust(widths[column] + 2), span.style)
+    def fit(row: Sequence[Span]) -> list[Line]:
+        before = [
+            Span(span.text.ljust(width + 2), span.style)
+            for span, width in zip(row[:last], widths, strict=False)
+        ]
+        end = row[last]
+        parts = textwrap.wrap(end.text, room) if wrap else [cut(end.text, room)]
+        first, *more = parts or [""]
+        left = " " * (indent + sum(widths[:last]) + 2 * last)
+        return [line(" " * indent, *before, Span(first, end.style)),
+                *(line(left, Span(part, end.style)) for part in more)]  # fmt: skip
 
     head = [Span(name, FAINT) for name in heads]
-    return [
-        line(" " * indent, *(fit(span, column) for column, span in enumerate(row)))
-        for row in [head, *cells]
-    ]
+    return [one for row in [head, *cells] for one in fit(row)]
 
 
 def cut(text: str, width: int) -> str:

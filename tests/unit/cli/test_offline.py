@@ -125,6 +125,13 @@ def test_explain_knows_every_fault(
         assert "off in this version" not in text or beyond, text
     assert main(["explain", "rank_kiled"]) == 1
     assert "did you mean rank_killed?" in capsys.readouterr().err
+    assert main(["explain"]) == 0
+    listed = capsys.readouterr().out
+    assert max(len(row) for row in listed.splitlines()) <= 80
+    assert "…" not in listed  # a ladder goes on below itself, to its last rung
+    rungs = listed.replace(",", " ").split()
+    assert all(rungs.count(one) for book in books.values() for one in book.ladder)
+    assert rungs.count("restart_ranks") == sum("restart_ranks" in b.ladder for b in books.values())
     assert main(["explain", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == len(prose.names())
 
@@ -167,6 +174,19 @@ def test_alert_rules_are_written(tmp_path: Path, capsys: Captured) -> None:
     assert '"https://wiki/books/rank_killed.md"' in text
     assert main([*base, "--to", str(tmp_path / "no")]) == 1
     assert "No such file" in capsys.readouterr().err
+
+
+def test_alert_rules_go_to_standard_output_unless_told_where(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["dashboards", "render", "--to", "."]) == 0
+    written = (tmp_path / "holdfast-alerts.yml").read_text()
+    (tmp_path / "holdfast-alerts.yml").unlink()
+    capsys.readouterr()
+    assert main(["dashboards", "render"]) == 0
+    assert capsys.readouterr().out == written
+    assert list(tmp_path.iterdir()) == []
 
 
 # ------------------------------------------------------------------------------------------ help
@@ -215,6 +235,13 @@ def test_commands_in_prose_keep_their_lines() -> None:
 def test_a_table_is_never_wider_than_the_page() -> None:
     rows = table(("a", "b"), [["x" * 20, "y" * 200]])
     assert max(len(row) for row in plain(rows).splitlines()) == 80
+
+
+def test_a_table_that_wraps_loses_nothing() -> None:
+    text = plain(table(("a", "b"), [["x", ", ".join(f"word{n}" for n in range(40))]], 2, wrap=True))
+    rows = text.splitlines()
+    assert max(map(len, rows)) <= 80 and text.count("word") == 40
+    assert all(row.startswith(" " * 5 + "word") for row in rows[2:])
 
 
 def test_options_reach_commands_as_a_namespace() -> None:

@@ -1,0 +1,41 @@
+"""`holdfast dashboards render`: what Prometheus is given, made from the runbooks in force.
+
+Owns where it is written.  What a rule says is dashboards/rules.py's and the runbooks' own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from holdfast.dashboards import rules
+from holdfast.runbooks import prose
+
+from .failure import Failure
+from .policy import runbooks
+from .text import clock, count, line, show
+
+FILE = "holdfast-alerts.yml"
+
+
+def render(options: argparse.Namespace) -> int:
+    """Writes the alert rules into --to, else to standard output for a pipe or an eye."""
+    entries = []
+    for name, book in runbooks().items():
+        _, sections = prose.split(prose.text_of(name))
+        texts = (prose.first_sentence(sections[one]) for one in ("Meaning", "Impact"))
+        entries.append(rules.Entry(book, *texts))
+    text = rules.render(entries, options.runbook_base)
+    if options.to is None:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return 0
+    target = Path(options.to) / FILE
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise Failure(f"{target}: {error.strerror}") from error
+    show([line(f"{target}: {count(len(entries), 'alert rule')}, written {clock(time.time())}")])
+    return 0
