@@ -194,6 +194,9 @@ def parse(command: str, argv: List[str], environ: Dict[str, str]) -> Spec:
         fail("--max-restarts %d: 0 or more" % options.max_restarts)
     gpus = count_accelerators(environ)
     standby = options.standby if options.standby >= 0 else int(program.trainer and not gpus)
+    if standby and not program.trainer:
+        print("holdfast: --standby has no effect on a script: only a trainer's rank can be taken "
+              "over; a script's are all started again", file=sys.stderr)  # fmt: skip
     preload = [m for m in options.preload.split(",") if m and m != "none"]
     if options.preload != "none" and program.kind != "command":
         preload = ["torch", "torch._dynamo", *preload]

@@ -49,6 +49,17 @@ def test_the_trainer_takes_the_flags_and_the_rest_is_its_own():
     assert options.standby == 1 and "torch" in options.preload
 
 
+def test_a_standby_of_a_script_is_said_to_have_no_effect(script, capsys):
+    assert parse("--standby", "2", script).standby == 0
+    said = capsys.readouterr().err
+    assert said.count("--standby has no effect on a script") == 1
+    for argv, command in ((["--standby", "2", "steps=5"], "train"), (["--standby", "0", script],
+                          "run"), ([script], "run")):  # fmt: skip
+        parse(*argv, command=command)
+        assert capsys.readouterr().err == ""
+    assert parse("--standby", "2", command="train").standby == 2
+
+
 def test_gpus_are_counted_without_opening_one(script):
     assert spec.count_accelerators({"CUDA_VISIBLE_DEVICES": "0,3,GPU-abc"}) == 3
     assert spec.count_accelerators({"CUDA_VISIBLE_DEVICES": ""}) == 0
