@@ -1,6 +1,6 @@
 """`python -m holdfast.agent`: starts the agent, a node's or a private one.
 
-Owns the command line and the exit code: 0 ended, 78 configuration, 1 a crash of ours.
+Owns the command line, and which exit code an end has.
 """
 
 from __future__ import annotations
@@ -12,17 +12,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from holdfast.worker import exits
+
 from .config import DEFAULT_FILE, ConfigError, load
 from .daemon import Daemon, Node, Options
 from .runbook import RunbookError
 from .store.base import StoreError
 
-EXIT_CONFIG = 78
 DESCRIPTION = "Watch this node and the runs on it; a run without one starts a private agent."
-EPILOG = """example:
+EPILOG = f"""example:
   holdfast agent --config /etc/holdfast/agent.toml
 
-exit codes: 0 ended on a signal; 78 configuration; 1 a crash of ours
+{exits.told("agent")}
 """
 
 
@@ -72,10 +73,10 @@ def main(arguments: Sequence[str]) -> int:
         return asyncio.run(Daemon(loaded, options, _make_node).run())
     except (ConfigError, RunbookError, StoreError) as error:
         print(f"holdfast agent: {error}", file=sys.stderr)
-        return EXIT_CONFIG
+        return exits.CONFIGURATION
     except OSError as error:
         print(f"holdfast agent: {error}", file=sys.stderr)
-        return 1
+        return exits.FAILED
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, NoReturn
 from .cli import report
 from .cli.child import Child
 from .cli.client import Agent, run_route
-from .cli.failure import Failure
+from .cli.failure import USAGE, Failure
 from .cli.text import BAD, GOOD, STRONG, Line, Span, field, line, seconds, show
 
 RUN, REFERENCE = "demo", "clean"
@@ -78,7 +78,7 @@ class Check(NamedTuple):
 def demo(ranks: int, steps: int, keep: bool) -> int:
     """0 only if every check held.  Leaves no process, file or socket behind, Ctrl-C included."""
     if ranks < 2:
-        raise Failure("the demo needs at least 2 ranks: set --ranks 2", 2)
+        raise Failure("the demo needs at least 2 ranks: set --ranks 2", USAGE)
     _need_trainer()
     signal.signal(signal.SIGTERM, _interrupt)
     with _directory(keep) as directory:

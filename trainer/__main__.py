@@ -11,7 +11,7 @@ import os
 import sys
 from typing import Any
 
-EXIT_CONFIG = 78
+from holdfast.worker import exits
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -32,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     except ConfigError as error:
         for problem in error.problems:
             print(f"holdfast train: {problem}", file=sys.stderr, flush=True)
-        return EXIT_CONFIG
+        return exits.CONFIGURATION
     if result.rank == 0:
         elastic.report("", "result " + json.dumps(result._asdict()))
     if not elastic.active():

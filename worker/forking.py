@@ -19,6 +19,7 @@ import subprocess
 import sys
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
+from . import exits
 from . import rank as ranks
 from .rank import Program, Seat
 
@@ -177,7 +178,7 @@ def spawn_command(program: Program, seat: Seat) -> Child:
             os.execvpe(program.target, [program.target, *program.argv], os.environ)
         except OSError as error:
             os.write(2, ("holdfast: %s: %s\n" % (program.target, error.strerror)).encode())
-            os._exit(127)
+            os._exit(exits.NOT_EXECUTABLE)
 
     return fork(body)
 
@@ -259,5 +260,5 @@ def reap(pid: int) -> Optional[Tuple[int, int]]:
         return None
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        return 128 + number, number
+        return exits.SIGNAL_BASE + number, number
     return os.WEXITSTATUS(status), 0

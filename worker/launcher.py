@@ -15,7 +15,7 @@ import sys
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from . import compiling, forking, levels, rank, spec
+from . import compiling, exits, forking, levels, rank, spec
 from . import page as pages
 from .agentlink import AgentLink, Places, places
 from .alone import Alone
@@ -28,7 +28,6 @@ from .wire import Packet
 
 BEAT_S = 0.1
 PR_SET_CHILD_SUBREAPER = 36
-EXIT_RETRY = 75
 INTERRUPT_GRACE_S = 2.0
 FORCED_END_S = 5.0  # beyond the grace: a rank in state D keeps nobody here
 
@@ -101,7 +100,7 @@ class Launcher:
     def on_signal(self, number: int, _frame: Any) -> None:
         """The caller wants the run to end; a second interrupt ends it at once."""
         if self.shutdown and number == signal.SIGINT:
-            self.exit_code = 130
+            self.exit_code = exits.INTERRUPTED
         elif not self.shutdown:
             self.shutdown = "interrupted" if number == signal.SIGINT else "preempted"
             self.shutdown_s = time.monotonic()
@@ -315,10 +314,10 @@ class Launcher:
         for process in self.crew.standbys():
             self.crew.kill(process, 0.0)
         if now_s - self.shutdown_s > grace_s + FORCED_END_S:
-            self.exit_code = 130 if interrupted else EXIT_RETRY
+            self.exit_code = exits.INTERRUPTED if interrupted else exits.RETRY
             return
         if not self.crew.living() or self.crew.generation == 0:
-            self.exit_code = 130 if interrupted else EXIT_RETRY
+            self.exit_code = exits.INTERRUPTED if interrupted else exits.RETRY
             return
         if self.spec.program.trainer and not interrupted:
             self.crew.stop_at_step()
@@ -339,7 +338,7 @@ class Launcher:
         except OSError as error:
             self.terminal.say("generation %d did not start: %s" % (
                 self.crew.generation, error), "error")  # fmt: skip
-            self.exit_code = EXIT_RETRY
+            self.exit_code = exits.RETRY
 
     def show(self) -> None:
         self.terminal.follow(self.folders())
@@ -383,6 +382,6 @@ def main(command: str, argv: List[str]) -> None:
         code = Launcher(options, environ, where).run()
     except OSError as error:
         print("holdfast: %s" % error, file=sys.stderr)
-        code = spec.EXIT_CONFIG
+        code = exits.CONFIGURATION
     sys.stdout.flush()
     os._exit(code)

@@ -12,9 +12,9 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List
 
+from . import exits
 from .agentlink import own_python
 from .process import Order
-from .spec import EXIT_CONFIG
 from .wire import Packet, cut
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class Orders:
         elif kind == "error" and not self.welcomed:
             # Nobody will plan for this run: better an end with a reason than a silent wait.
             self.launcher.terminal.say("the agent refuses: %s" % packet.get("error"), "error")
-            self.launcher.exit_code = EXIT_CONFIG
+            self.launcher.exit_code = exits.CONFIGURATION
         elif kind in ("welcome", "address"):
             self.welcomed = True
             if packet.get("address"):

@@ -18,6 +18,7 @@ import traceback
 from types import TracebackType
 from typing import Any, Dict, Optional, Tuple, Type
 
+from . import exits
 from . import page as pages
 
 ERROR_LIMIT = 16_000  # characters of traceback kept in the error file
@@ -33,7 +34,7 @@ def of_exception(error: BaseException) -> Tuple[str, int]:
             return "done", 0
         return "exit", (code & 0xFF) if isinstance(code, int) else 1
     if isinstance(error, KeyboardInterrupt):
-        return "exit", 130
+        return "exit", exits.INTERRUPTED
     return "exception", 1
 
 

@@ -2,7 +2,7 @@
 
 Owns parsing and the resulting Spec.  `torchrun ARGS` -> `holdfast run ARGS` is the whole
 migration, so every flag of torchrun's is accepted; what has no meaning here is accepted and
-ignored, which `--help` says.  A mistake ends with one line and code 78.
+ignored, which `--help` says.  A mistake ends with one line and its own exit code.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import sys
 import time
 from typing import Any, Dict, List, NamedTuple
 
+from . import exits
 from .rank import Program
 
-EXIT_CONFIG = 78
 RUN_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 RUN_LIMIT = 48  # characters of a run's name; it becomes part of a unix socket's path (108 in all)
 
@@ -35,11 +35,6 @@ an unknown key=value is answered with the keys that there are
 EPILOG = """
 torchrun's other flags (--rdzv-*, --node-rank, --redirects, ...) are accepted
 and have no effect on one node.
-
-exit codes: 0 done; the script's own code when the script is at fault (its own
-75, 76 and 78 become 1); 75 try again elsewhere (preempted, infrastructure);
-76 restart budget spent; 78 configuration; 130 interrupted; 128+n death by
-signal n.
 """
 
 
@@ -71,7 +66,7 @@ class Parser(argparse.ArgumentParser):
 
 def fail(message: str) -> None:
     print("holdfast: %s" % message, file=sys.stderr)
-    raise SystemExit(EXIT_CONFIG)
+    raise SystemExit(exits.CONFIGURATION)
 
 
 def flag(parser: argparse._ActionsContainer, *names: str, **options: Any) -> None:
@@ -103,7 +98,8 @@ def build(command: str) -> argparse.ArgumentParser:
         command, "(SCRIPT | -m MODULE) ARGS" if command == "run" else "[--config F] [key=value ...]"
     )  # fmt: skip
     parser = Parser(
-        prog="holdfast " + command, usage=usage, epilog=EXAMPLES[command] + EPILOG,
+        prog="holdfast " + command, usage=usage,
+        epilog="%s%s\n%s" % (EXAMPLES[command], EPILOG, exits.told(command)),
         allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         description=DESCRIPTIONS[command],
@@ -180,7 +176,7 @@ def run_name(given: str, rdzv_id: str, target: str, environ: Dict[str, str]) -> 
 
 
 def parse(command: str, argv: List[str], environ: Dict[str, str]) -> Spec:
-    """The Spec of a command line.  Leaves with 78 and one line when something is off."""
+    """The Spec of a command line.  Leaves with one line when something is off."""
     options = build(command).parse_args(argv)
     rest: List[str] = options.script_and_args
     if rest[:1] == ["--"]:

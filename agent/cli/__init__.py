@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
+from holdfast.worker import exits
+
 from .failure import Failure
 
 
@@ -24,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stderr.close()
         return 0
     except KeyboardInterrupt:
-        return 130
+        return exits.INTERRUPTED
 
 
 def dispatch(arguments: list[str]) -> int:

@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.trainer import checkpoint_format
+from holdfast.worker import exits
 
 from .failure import Failure
 from .live import print_json
 from .text import BAD, GOOD, Line, Span, field, line, show
-
-BAD_EXIT = 2
 
 
 class Verdict(NamedTuple):
@@ -37,7 +36,7 @@ def verify(options: argparse.Namespace) -> int:
         print_json([one._asdict() for one in verdicts])
     else:
         show(report(verdicts))
-    return BAD_EXIT if bad else 0
+    return exits.BAD_CHECKPOINT if bad else exits.DONE
 
 
 def directories(root: Path) -> list[Path]:

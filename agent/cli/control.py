@@ -10,7 +10,7 @@ import getpass
 from typing import Any
 
 from .client import choose, node_route, reach, run_route
-from .failure import Failure
+from .failure import USAGE, Failure
 from .live import print_json
 from .text import line, show
 
@@ -25,7 +25,7 @@ def resume(options: argparse.Namespace) -> int:
 
 def _hand(options: argparse.Namespace, verb: str, said: str) -> int:
     if options.run and options.node:
-        raise Failure("--run and --node exclude each other", 2)
+        raise Failure("--run and --node exclude each other", USAGE)
     found = reach()
     body = {"reason": options.reason, "by": _who()}
     if options.node:

@@ -13,11 +13,11 @@ from holdfast.agent import logfiles
 from holdfast.agent.core.detect import logroot
 from holdfast.agent.core.detect.logs import CASCADE, ROOT, Match
 from holdfast.agent.core.detect.logtext import NO_RANK
+from holdfast.worker import exits
 
 from .failure import CONFIGURATION, USAGE, Failure
 from .text import BAD, CARE, FAINT, STRONG, Line, Span, count, field, line, size
 
-FOUND, NONE = 0, 1
 SUFFIXES = (".log", ".out", ".err", ".txt", ".gz")  # of a folder's files
 SHOWN_MAX = 12  # kinds of lines
 ABOUT = {
@@ -51,7 +51,7 @@ def diagnose(options: argparse.Namespace) -> int:
         from .text import show
 
         show(said(report))
-    return FOUND if report.diagnosis.root else NONE
+    return exits.DONE if report.diagnosis.root else exits.FAILED
 
 
 def _unfolded(given: Sequence[str]) -> list[str]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-GENERAL, USAGE, CONFIGURATION = 1, 2, 78
+from holdfast.worker.exits import CONFIGURATION, FAILED, USAGE
+
+__all__ = ["CONFIGURATION", "FAILED", "USAGE", "Failure"]
 
 
 class Failure(Exception):
     """Ends the command.  The text says what is wrong and what to do about it."""
 
-    def __init__(self, text: str, code: int = GENERAL) -> None:
+    def __init__(self, text: str, code: int = FAILED) -> None:
         super().__init__(text)
         self.code = code

@@ -6,9 +6,12 @@ Owns the public surface's words.  Nothing here runs a command.
 from __future__ import annotations
 
 import argparse
+import textwrap
 from collections.abc import Callable
 from importlib import import_module
 from typing import NamedTuple
+
+from holdfast.worker import exits
 
 INJECTABLE = ("kill", "stop", "stall", "exception", "hold-gil", "skip-collective")
 WIDTH = 80
@@ -127,7 +130,25 @@ COMMANDS = (
 
 
 def _format(prog: str) -> argparse.HelpFormatter:
-    return argparse.HelpFormatter(prog, max_help_position=20, width=WIDTH)
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=20, width=WIDTH)
+
+
+def render_exit_docs() -> str:
+    """docs/exit-codes.md."""
+    lines = ["# Exit codes", "", *textwrap.wrap(
+        "Generated from worker/exits.py; do not edit. Every command takes its codes from that "
+        "table, and `--help` of each shows its rows.", 100,
+    )]  # fmt: skip
+    shared: dict[tuple[exits.Row, ...], list[str]] = {}
+    for command in COMMANDS:
+        shared.setdefault(exits.EXITS[command.name], []).append(f"`holdfast {command.name}`")
+    for title, rows in [
+        *((", ".join(names), rows) for rows, names in shared.items()),
+        ("Every command", exits.EVERYWHERE),
+    ]:
+        lines += ["", f"## {title}", "", "| code | means |", "|---|---|"]
+        lines += [f"| {one.code} | {one.meaning} |" for one in rows]
+    return "\n".join(lines) + "\n"
 
 
 def build() -> argparse.ArgumentParser:
@@ -144,7 +165,8 @@ def build() -> argparse.ArgumentParser:
     for command in COMMANDS:
         one = commands.add_parser(
             command.name, help=command.help, description=command.help,
-            epilog=f"example: {command.example}", formatter_class=_format,
+            epilog=f"example: {command.example}\n\n{exits.told(command.name)}",
+            formatter_class=_format,
         )
         if command.json:
             one.add_argument("--json", action="store_true", help="for a program to read")

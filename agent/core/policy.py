@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from holdfast.worker import exits
+
 from .detect.ended import Cause, subject_of
 from .model import Plan, Runbook, Settings, Value
 
@@ -18,7 +20,7 @@ RESTART_RUNGS = ("restart_ranks", "resume_older", "stop_own_ranks")
 PROGRESS_STEPS = 10  # new steps after which a generation gives its restart back
 SIGNATURES_MAX = 32
 ERROR_MAX = 120  # of a signature's error line
-INFRASTRUCTURE, BUDGET_SPENT = 75, 76
+INFRASTRUCTURE = exits.RETRY
 
 DEFAULT_LADDER = ("restart_ranks",)
 
@@ -80,17 +82,14 @@ def grant(
     )
 
 
-OURS = (INFRASTRUCTURE, BUDGET_SPENT, 78)  # codes that callers read as Holdfast's own
-
-
 def finish_code(cause: Cause) -> int:
-    """The script's own code for the job's own fault, else 76: infrastructure used the budget up.
+    """The script's own code for the job's own fault; else infrastructure used the budget up.
 
     A script that ends with a code of ours would tell the scheduler something untrue: it becomes 1.
     """
     if not cause.user:
-        return BUDGET_SPENT
-    return 1 if cause.code in OURS else cause.code or 1
+        return exits.BUDGET_SPENT
+    return exits.FAILED if cause.code in exits.OURS else cause.code or exits.FAILED
 
 
 def signature(cause: Cause) -> str:
@@ -120,6 +119,6 @@ def bounded(spent: dict[str, int]) -> tuple[tuple[str, int], ...]:
 
 def _finish(cause: Cause, why: str, fault: str, spent: dict[str, int]) -> Grant:
     code = finish_code(cause)
-    if cause.user and cause.code in OURS:
+    if cause.user and cause.code in exits.OURS:
         why += f"; the script's own code {cause.code} is given on as 1"
     return Grant(FINISH, why, code=code, fault=fault, spent=bounded(spent))

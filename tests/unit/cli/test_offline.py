@@ -199,6 +199,7 @@ def test_every_command_explains_itself(name: str, capsys: Captured) -> None:
     assert raised.value.code == 0
     said = capsys.readouterr().out
     assert f"example: holdfast {name}" in said
+    assert "exit codes: 0: " in said
     assert max(len(row) for row in said.splitlines()) <= 80
 
 

@@ -1,0 +1,119 @@
+"""Exit codes: what a command's status tells whoever started it.
+
+Owns the one table.  Every command takes its numbers from here; its help and docs/exit-codes.md are
+made from the same rows.  It lies in worker/ since nothing else may be imported both by the
+launcher, in the job's Python, and by everybody else.  Decides nothing: not which code applies.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Dict, NamedTuple, Tuple
+
+DONE = 0
+FAILED = 1  # it could not be done, or what was looked for is not there
+USAGE = 2  # the command line was not understood, or a file that it names cannot be read
+BAD_CHECKPOINT = 2
+RETRY = 75  # EX_TEMPFAIL of sysexits.h: the same again may work, elsewhere
+BUDGET_SPENT = 76
+CONFIGURATION = 78  # EX_CONFIG
+NOT_EXECUTABLE = 127  # as a shell says it
+SIGNAL_BASE = 128  # plus the signal's number
+INTERRUPTED = 130  # SIGINT's
+
+OURS = (RETRY, BUDGET_SPENT, CONFIGURATION)  # a scheduler acts on these: no script's own may pass
+
+
+class Row(NamedTuple):
+    """One status, or a range of them, and what it means."""
+
+    code: str
+    meaning: str
+
+
+def row(code: int, meaning: str) -> Row:
+    return Row(str(code), meaning)
+
+
+_RUN = (
+    row(DONE, "every rank ended well"),
+    Row("the script's", "the script is at fault, by exception or by its own exit status; its own "
+        "%d, %d and %d become %d" % (*OURS, FAILED)),
+    row(RETRY, "try again, elsewhere: preempted, or the machine refused processes or files"),
+    row(BUDGET_SPENT, "the restarts are used up, and not by the script's fault"),
+    row(CONFIGURATION, "flags, settings or files are wrong, or the agent refuses this run"),
+    row(NOT_EXECUTABLE, "the command of --no-python cannot be executed"),
+    row(INTERRUPTED, "interrupted"),
+    Row("%d + n" % SIGNAL_BASE, "a rank died of signal n"),
+)  # fmt: skip
+_ASK = (
+    row(DONE, "answered"),
+    row(FAILED, "no agent answers, or it has no such run, node or incident"),
+)
+_HAND = (
+    row(DONE, "the agent took it and wrote it down"),
+    row(FAILED, "no agent answers, the choice is not clear, or the agent refuses"),
+)
+EVERYWHERE = (
+    row(USAGE, "the command line was not understood (run and train: %d)" % CONFIGURATION),
+    row(INTERRUPTED, "interrupted"),
+)
+EXITS: Dict[str, Tuple[Row, ...]] = {
+    "run": _RUN,
+    "train": _RUN,
+    "agent": (
+        row(DONE, "ended on a signal, or with the run that it served"),
+        row(FAILED, "a crash of ours, or a place that cannot be used"),
+        row(CONFIGURATION, "configuration, runbook, journal or store is not as it must be"),
+    ),
+    "status": _ASK,
+    "why": _ASK,
+    "incidents": _ASK,
+    "ledger": _ASK,
+    "verify": (
+        row(DONE, "every byte is proven"),
+        row(FAILED, "there is no checkpoint"),
+        row(BAD_CHECKPOINT, "a checkpoint is bad"),
+    ),
+    "diagnose": (
+        row(DONE, "a root cause was found"),
+        row(FAILED, "none was found"),
+        row(USAGE, "a log cannot be read"),
+        row(CONFIGURATION, "the catalogue of signatures is bad"),
+    ),
+    "inject": _HAND,
+    "pause": _HAND,
+    "resume": _HAND,
+    "explain": (
+        row(DONE, "explained"),
+        row(FAILED, "there is no such fault"),
+        row(CONFIGURATION, "configuration or a runbook is bad"),
+    ),
+    "doctor": (
+        row(DONE, "a job can run here"),
+        row(FAILED, "something is missing that every job needs"),
+    ),
+    "config": (
+        row(DONE, "good"),
+        row(CONFIGURATION, "bad: every error is told"),
+    ),
+    "dashboards": (
+        row(DONE, "written"),
+        row(FAILED, "it cannot be written there"),
+        row(CONFIGURATION, "configuration or a runbook is bad"),
+    ),
+    "simulate": (
+        row(DONE, "every invariant held over every seed"),
+        row(FAILED, "one did not"),
+    ),
+    "demo": (
+        row(DONE, "everything that had to hold held"),
+        row(FAILED, "something did not"),
+    ),
+}
+
+
+def told(command: str, width: int = 79) -> str:
+    """The rows of one command as the last paragraph of its help."""
+    rows = "; ".join("%s: %s" % one for one in EXITS[command])
+    return textwrap.fill("exit codes: %s." % rows, width)
