@@ -42,6 +42,21 @@ def test_the_checks_can_fail() -> None:
     assert unknown_commands("    holdfast status\nsee `holdfast fly`") == {"fly"}
 
 
+def test_the_page_of_exit_codes_is_current() -> None:
+    from holdfast.agent.cli.parser import render_exit_docs
+
+    text = (ROOT / "docs/exit-codes.md").read_text()
+    assert text == render_exit_docs(), "docs/exit-codes.md is old: generate it again"
+
+
+def test_the_page_of_the_trainers_settings_is_current() -> None:
+    pytest.importorskip("torch", reason="the trainer's extra is not installed")
+    from holdfast.trainer.settings_page import render_train_docs
+
+    text = (ROOT / "docs/train.md").read_text()
+    assert text == render_train_docs(), "docs/train.md is old: generate it again"
+
+
 def test_every_decision_says_what_why_and_what_else() -> None:
     for path in sorted((ROOT / "docs/decisions").glob("*.md")):
         text = path.read_text()

@@ -1,7 +1,8 @@
 """The trainer's settings: train.toml, then key=value, checked at once.
 
-Owns names, types, defaults and limits.  Must not build anything.  Every error is found before the
-first is told, each with its key and what to set; an unknown key is an error.
+Owns names, types, defaults and limits; docs/train.md is made from them.  Must not build anything.
+Every error is found before the first is told, each with its key and what to set; an unknown key is
+an error.
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ class ConfigError(ValueError):
         super().__init__("\n".join(problems))
 
 
+def setting(default: Any, text: str) -> Any:
+    """A field with its default and what it is for."""
+    return dataclasses.field(default=default, metadata={"text": text})
+
+
 @dataclasses.dataclass(frozen=True)
 class Options:
     """Base of a table of settings: fields with defaults, and a check across them."""
@@ -45,13 +51,13 @@ class Options:
 class OptimizerOptions(Options):
     """AdamW; the rate rises over `warmup_steps`, then falls as a cosine to a fraction of it."""
 
-    learning_rate: float = 5e-4
-    weight_decay: float = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.98
-    warmup_steps: int = 20
-    final_fraction: float = 0.1
-    clip_norm: float = 1.0  # 0 = off
+    learning_rate: float = setting(5e-4, "the highest rate, reached after `warmup_steps`; above 0")
+    weight_decay: float = setting(0.01, "decoupled decay of the weights; 0 or more")
+    beta1: float = setting(0.9, "memory of the gradient's mean; 0 up to below 1")
+    beta2: float = setting(0.98, "memory of its square; 0 up to below 1")
+    warmup_steps: int = setting(20, "steps over which the rate rises; 0 or more")
+    final_fraction: float = setting(0.1, "of the highest rate, at the last step; 0 or more")
+    clip_norm: float = setting(1.0, "gradients are scaled down to this norm; 0 = never")
 
     def problems(self) -> list[str]:
         found = []
@@ -68,11 +74,13 @@ class OptimizerOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointOptions(Options):
-    dir: str = ""  # "" = WORK_DIR/checkpoints
-    every: int = 50  # steps; 0 = never
-    keep: int = 3  # valid ones
-    digest: str = "xxh3_128"
-    wait_s: float = 60.0  # rank 0 waits this long for the other ranks' shards
+    """What is written to disk, in the background."""
+
+    dir: str = setting("", "where; empty: `checkpoints` in `work_dir`")
+    every: int = setting(50, "steps between two; 0 = never")
+    keep: int = setting(3, "how many valid ones stay; at least 1")
+    digest: str = setting("xxh3_128", f"proves each file; one of {', '.join(ALGORITHMS)}")
+    wait_s: float = setting(60.0, "seconds that rank 0 waits for the others' shards; at most 3600")
 
     def problems(self) -> list[str]:
         found = []
@@ -89,9 +97,11 @@ class CheckpointOptions(Options):
 
 @dataclasses.dataclass(frozen=True)
 class SnapshotOptions(Options):
-    enabled: bool = True
-    cost_percent: float = 0.25  # of step time, amortised over the steps in between
-    every: int = 0  # steps; 0 = chosen from the measured cost
+    """Copies of the state in the launcher's memory."""
+
+    enabled: bool = setting(True, "whether they are taken, where they fit")
+    cost_percent: float = setting(0.25, "of step time, over the steps in between; above 0")
+    every: int = setting(0, "steps between two; 0 = chosen from the measured cost")
 
     def problems(self) -> list[str]:
         found = []
@@ -106,21 +116,25 @@ class SnapshotOptions(Options):
 class Config(Options):
     """Everything one run is told.  Steps are optimizer steps, batches are counted in pairs."""
 
-    model: str = "holdfast.trainer.model:Encoder"
-    data: str = "holdfast.trainer.data:CodeSearch"
-    seed: int = 0
-    steps: int = 200
-    batch: int = 4  # samples in a micro-batch
-    micro_batches: int = 0  # in a step, over all ranks; 0 = one for each rank
-    device: str = "auto"  # auto | cpu | cuda
-    work_dir: str = "holdfast-work"  # corpus, tokenizer, checkpoints
-    log_every: int = 10  # steps
-    eval_every: int = 0  # steps; 0 = at the end only
+    model: str = setting("holdfast.trainer.model:Encoder", "module:Class of the model")
+    data: str = setting("holdfast.trainer.data:CodeSearch", "module:Class of the data")
+    seed: int = setting(0, "of weights and of the order of samples; 0 or more")
+    steps: int = setting(200, "how many; at least 1")
+    batch: int = setting(4, "samples in a micro-batch; at least 1")
+    micro_batches: int = setting(0, "in a step, over all ranks; 0 = one for each rank")
+    device: str = setting("auto", "auto, cpu or cuda")
+    work_dir: str = setting("holdfast-work", "corpus, tokenizer and checkpoints lie here")
+    log_every: int = setting(10, "steps between two lines; at least 1")
+    eval_every: int = setting(0, "steps between two evaluations; 0 = at the end only")
     optimizer: OptimizerOptions = OptimizerOptions()
     checkpoint: CheckpointOptions = CheckpointOptions()
     snapshot: SnapshotOptions = SnapshotOptions()
-    model_options: dict[str, Any] = dataclasses.field(default_factory=dict)
-    data_options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    model_options: dict[str, Any] = dataclasses.field(
+        default_factory=dict, metadata={"text": "what the model's class is given, whole"}
+    )
+    data_options: dict[str, Any] = dataclasses.field(
+        default_factory=dict, metadata={"text": "what the data's class is given, whole"}
+    )
 
     def problems(self) -> list[str]:
         found = []

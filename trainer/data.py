@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from . import corpus, tokenizer
-from .config import ConfigError, Options, read_options
+from .config import ConfigError, Options, read_options, setting
 from .protocol import Batch
 
 
@@ -69,11 +69,11 @@ def seed_for(seed: int, step: int, micro_batch: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class CodeSearchOptions(Options):
-    """[data_options] of the built-in data set."""
+    """What the built-in data set reads; data of your own read their own."""
 
-    tokens: int = 64
-    vocabulary: int = 8192
-    held_out: int = 512  # pairs at most
+    tokens: int = setting(64, "of a query or a document, cut there; at least 1")
+    vocabulary: int = setting(8192, "size of the tokenizer that is trained; 300 to 65536")
+    held_out: int = setting(512, "pairs at most that are kept for evaluation; 0 or more")
 
     def problems(self) -> list[str]:
         found = []

@@ -14,22 +14,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .config import Options, read_options
+from .config import Options, read_options, setting
 from .protocol import Batch
 
 
 @dataclasses.dataclass(frozen=True)
 class EncoderOptions(Options):
-    """[model_options] of the built-in encoder."""
+    """What the built-in encoder reads; a model of your own reads its own."""
 
-    layers: int = 4
-    width: int = 256
-    heads: int = 4
-    tokens: int = 64  # positions; must be at least data_options.tokens
-    vocabulary: int = 8192
-    head_width: int = 128  # length of an embedding
-    dropout: float = 0.0
-    temperature: float = 0.05
+    layers: int = setting(4, "of the encoder; at least 1")
+    width: int = setting(256, "of a layer; a multiple of `heads`")
+    heads: int = setting(4, "of attention; at least 1")
+    tokens: int = setting(64, "positions; at least `data_options.tokens`")
+    vocabulary: int = setting(8192, "tokens that the embedding knows; as in `data_options`")
+    head_width: int = setting(128, "length of an embedding; at least 1")
+    dropout: float = setting(0.0, "part of the activations that is dropped; 0 up to below 1")
+    temperature: float = setting(0.05, "of the contrastive loss; above 0")
 
     def problems(self) -> list[str]:
         found = [f"{key} = {getattr(self, key)}: set at least 1" for key in

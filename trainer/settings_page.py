@@ -1,0 +1,54 @@
+"""docs/train.md: every setting of the trainer, as its tables declare them.
+
+Owns the page's shape.  Names, types, defaults and texts are those of config.py, model.py and
+data.py; a field without a text is an error, so that no setting goes undescribed.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any, get_type_hints
+
+from .config import Config, Options
+from .data import CodeSearchOptions
+from .model import EncoderOptions
+
+HEAD = """# Settings of the trainer
+
+Generated from trainer/config.py, trainer/model.py and trainer/data.py; do not edit.
+
+    holdfast train --nproc-per-node 2 --config train.toml steps=500 optimizer.learning_rate=1e-3
+
+The file is read first, then each `key=value` on top of it; a table's key is written with a dot. An
+unknown key is an error, and all errors are told at once, each with what to set. The flags are the
+launcher's own: `holdfast train --help` lists them.
+"""
+KINDS = {float: "number", int: "whole number", str: "text", bool: "true or false"}
+
+
+def render_train_docs() -> str:
+    """The whole page."""
+    nested = {f.name: type(f.default) for f in dataclasses.fields(Config)
+              if isinstance(f.default, Options)}  # fmt: skip
+    page = HEAD + _section("The run", Config, set(nested))
+    for name, kind in nested.items():
+        page += _section(f"[{name}]", kind, set())
+    page += _section("[model_options]", EncoderOptions, set())
+    return page + _section("[data_options]", CodeSearchOptions, set())
+
+
+def _section(title: str, kind: type[Options], left_out: set[str]) -> str:
+    lines = ["", f"## {title}", "", " ".join((kind.__doc__ or "").split()), "",
+             "| key | type | default | what it is for |", "|---|---|---|---|"]  # fmt: skip
+    hints = get_type_hints(kind)
+    for field in dataclasses.fields(kind):
+        if field.name not in left_out:
+            text = field.metadata["text"]
+            wanted = KINDS.get(hints[field.name], "table")
+            lines.append(f"| `{field.name}` | {wanted} | `{_default(field)}` | {text} |")
+    return "\n".join(lines) + "\n"
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    return json.dumps({} if field.default is dataclasses.MISSING else field.default)
