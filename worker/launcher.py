@@ -74,7 +74,9 @@ class Launcher:
         os.makedirs(self.log_dir, exist_ok=True)
         rank.prctl(PR_SET_CHILD_SUBREAPER, 1)
         self.take_signals()
-        self.link.tend()  # a private agent starts while this process imports
+        if self.link.tend():  # a private agent starts while this process imports
+            # One that is there already is greeted after the imports: a hello has a deadline.
+            self.link.drop()
         for problem in forking.preload(self.preloads()):
             self.terminal.say(problem, "warn")
         try:

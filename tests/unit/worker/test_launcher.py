@@ -1,0 +1,52 @@
+"""The launcher's loop against an agent's socket that is there before it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.worker import bootstrap, exits
+
+LIMIT_S = 30.0
+
+
+@pytest.fixture()
+def agents_socket(tmp_path):
+    """Where run `x` looks for its agent: somebody listens already."""
+    folder = tmp_path / "r" / "x"
+    folder.mkdir(parents=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        server.bind(str(folder / "agent.sock"))
+        server.listen(8)
+        server.settimeout(LIMIT_S)
+        yield server
+
+
+def test_an_agent_that_was_there_first_is_greeted(agents_socket, tmp_path):
+    """As the node's agent always is."""
+    environ = {**os.environ, "HOLDFAST_RUNTIME_DIR": str(tmp_path / "r"),
+               "HOLDFAST_STATE_DIR": str(tmp_path / "s")}  # fmt: skip
+    launcher = subprocess.Popen(
+        [sys.executable, str(Path(bootstrap.__file__)), "run", "--run", "x", "--no-python",
+         "sleep", "600"], env=environ, stdin=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        packet = b""
+        while not packet:  # a connection that is only tried out is closed without a word
+            link, _ = agents_socket.accept()
+            with link:
+                link.settimeout(LIMIT_S)
+                packet = link.recv(65536)
+        assert json.loads(packet)["t"] == "hello" and json.loads(packet)["run"] == "x"
+        launcher.send_signal(signal.SIGINT)
+        assert launcher.wait(LIMIT_S) == exits.INTERRUPTED
+    finally:
+        launcher.kill()
+        launcher.wait(LIMIT_S)
