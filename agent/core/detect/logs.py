@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from . import loggates
 from .logtext import LINE_MAX, NO_RANK, Clean, clean
 
 ROOT, CASCADE, CARRIER, TEARDOWN, SIGNAL = "root", "cascade", "carrier", "teardown", "signal"
@@ -159,16 +160,11 @@ class Scanner:
     def hits(self, buffer: bytes, begin: int, limit: int) -> dict[int, int]:
         """{begin of a line: first hit in it} for the lines that may matter."""
         found: dict[int, int] = {}
-        for gate in self._gates:
-            at = buffer.find(gate, begin, limit)
-            while at >= 0:
-                start = max(begin, buffer.rfind(b"\n", begin, at) + 1)
-                if len(found) >= HITS_MAX and start not in found:
-                    self.skipped += 1
-                else:
-                    found[start] = min(at, found.get(start, at))
-                end = buffer.find(b"\n", at, limit)
-                at = buffer.find(gate, end, limit) if end >= 0 else -1
+        for start, at in loggates.hits(buffer, begin, limit, self._gates):
+            if len(found) >= HITS_MAX and start not in found:
+                self.skipped += 1
+            else:
+                found[start] = min(at, found.get(start, at))
         return found
 
     def _line(self, buffer: bytes, start: int, hit: int) -> None:
