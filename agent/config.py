@@ -6,10 +6,12 @@ and is named by file, key and what to set.
 
 from __future__ import annotations
 
+import importlib
 import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -49,6 +51,7 @@ class Loaded(NamedTuple):
 
     config: Config
     origins: dict[str, str]
+    signatures: tuple[dict[str, Any], ...] = ()  # the operator's own, as they stand in the files
 
 
 def load(
@@ -58,9 +61,12 @@ def load(
     {"agent.state_dir": (value, origin)}.  Raises ConfigError with every error found."""
     errors: list[str] = []
     values: dict[str, tuple[Any, str]] = {}
+    signatures: list[tuple[dict[str, Any], str]] = []
     for path in _files(file, errors):
         for key, value in _read(path, errors):
-            if _is_known(key, value, str(path), errors):
+            if key == "signature":
+                signatures += _signatures(value, str(path), errors)
+            elif _is_known(key, value, str(path), errors):
                 values[key] = (value, str(path))
     values.update(overrides or {})
     config = _build(values, errors)
@@ -71,9 +77,12 @@ def load(
                 f"{_origin('actions.allow', values)}: actions.allow: {action!r} is no action: "
                 f"set some of {', '.join(ALLOWED_ACTIONS)}"
             )
+    if signatures:
+        logrules().check_together(signatures, errors)
     if errors:
         raise ConfigError(errors)
-    return Loaded(config, {key: _origin(key, values) for key, _ in flatten(config)})
+    origins = {key: _origin(key, values) for key, _ in flatten(config)}
+    return Loaded(config, origins, tuple(row for row, _ in signatures))
 
 
 def flatten(config: Config) -> list[tuple[str, object]]:
@@ -170,7 +179,7 @@ def _read(path: Path, errors: list[str]) -> list[tuple[str, Any]]:
         return []
     pairs: list[tuple[str, Any]] = []
     for section, table in content.items():
-        if isinstance(table, dict):
+        if isinstance(table, dict) and section != "signature":
             pairs.extend((f"{section}.{key}", value) for key, value in table.items())
         else:
             pairs.append((section, table))
@@ -197,6 +206,17 @@ def _is_known(key: str, value: Any, origin: str, errors: list[str]) -> bool:
         errors.append(f"{origin}: {key}: {error}: set {kind}, for example {default}")
         return False
     return True
+
+
+def _signatures(
+    value: object, origin: str, errors: list[str]
+) -> list[tuple[dict[str, Any], str]]:
+    return [(row, origin) for row in logrules().check(value, origin, errors)]
+
+
+def logrules() -> ModuleType:
+    """Imported where an operator has signatures of their own: it brings the whole catalogue."""
+    return importlib.import_module("holdfast.agent.logrules")
 
 
 def _nearest(word: str, known: tuple[str, ...]) -> str:

@@ -17,7 +17,17 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from .core.detect import logroot
-from .core.detect.logs import CULPRITS, PYTHON, RETRYABLE, ROLES, Catalogue, Scanner, Signature
+from .core.detect.logs import (
+    CULPRITS,
+    PYTHON,
+    RETRYABLE,
+    ROLES,
+    SIGNAL,
+    Catalogue,
+    Match,
+    Scanner,
+    Signature,
+)
 from .core.detect.logtext import NO_RANK
 
 SHIPPED = Path(__file__).parent / "catalog/log_signatures.toml"
@@ -82,6 +92,23 @@ def _signature(path: Path, row: dict[str, Any]) -> Signature:
         raise ValueError(f"{where}: pattern: {error}") from error
 
 
+def with_own(catalogue: Catalogue, rows: Sequence[dict[str, Any]]) -> Catalogue:
+    """The catalogue with an operator's rows in front: theirs wins over a shipped one of the same
+    name.  Raises ValueError for a row that agent/logrules.py would have refused."""
+    own = tuple(_signature(Path("signature"), row) for row in rows)
+    names = {one.id for one in own}
+    shipped = tuple(one for one in catalogue.signatures if one.id not in names)
+    gates, signal_gates = list(catalogue.gates), list(catalogue.signal_gates)
+    for one in own:
+        gathered = signal_gates if one.role == SIGNAL else gates
+        for literal in (text.encode() for text in one.literals):
+            if not any(gate in literal for gate in (*gates, *gathered)):
+                gathered.append(literal)
+    return catalogue._replace(
+        signatures=own + shipped, gates=tuple(gates), signal_gates=tuple(signal_gates)
+    )
+
+
 def rank_of(path: str) -> int:
     found = list(_RANK.finditer(path.replace(os.sep, "/")))
     if not found:
@@ -104,25 +131,50 @@ def diagnose(paths: Sequence[str], standard_input: BinaryIO | None = None) -> Re
     return _report(catalogue, scanners, paths, total, problems)
 
 
-def diagnose_tails(paths: Sequence[str], tail_bytes: int = TAIL_BYTES) -> Report:
-    """Over the end of each file; one that cannot be read is named and left out."""
-    catalogue = load_catalogue()
+class Span(NamedTuple):
+    """The part of a rank's file that one generation wrote."""
+
+    path: str
+    rank: int
+    begin: int = 0
+    end: int = -1  # -1: as far as it goes now
+
+
+def diagnose_tails(
+    spans: Sequence[Span], catalogue: Catalogue, tail_bytes: int = TAIL_BYTES
+) -> Report:
+    """Over the end of each span; a file that cannot be read is named and left out.  Without times
+    in the lines the order of the spans is the order of events."""
     scanners, problems, total = [], [], 0
-    for index, path in enumerate(paths[:FILES_MAX]):
-        scanner = Scanner(catalogue, index, rank_of(path), signals=False)
+    for index, span in enumerate(spans[:FILES_MAX]):
+        scanner = Scanner(catalogue, index, span.rank, signals=False)
         try:
-            with open(path, "rb") as file:
-                size = file.seek(0, io.SEEK_END)
-                file.seek(max(0, size - tail_bytes))
-                data = file.read(tail_bytes)
+            begin, data = read_tail(span, tail_bytes)
         except OSError as error:
-            problems.append(f"{path}: {error.strerror}")
-            data = b""
+            problems.append(f"{span.path}: {error.strerror}")
+            begin, data = span.begin, b""
         scanner.feed(data)
         scanner.close()
+        scanner.matches = [placed(one, span, begin) for one in scanner.matches]
         total += len(data)
         scanners.append(scanner)
-    return _report(catalogue, scanners, paths, total, problems)
+    return _report(catalogue, scanners, [span.path for span in spans], total, problems)
+
+
+def placed(match: Match, span: Span, begin: int) -> Match:
+    """A match in a rank's own file is that rank's: a line may number ranks within a group."""
+    rank = span.rank if span.rank != NO_RANK else match.rank
+    return match._replace(offset=match.offset + begin, rank=rank)
+
+
+def read_tail(span: Span, nbytes: int) -> tuple[int, bytes]:
+    """(where it begins, the last bytes of a span).  A file that was cut has nothing of it."""
+    with open(span.path, "rb", buffering=0) as file:
+        size = file.seek(0, io.SEEK_END)
+        end = size if span.end < 0 else min(size, span.end)
+        begin = max(0, span.begin, end - nbytes)
+        file.seek(begin)
+        return begin, file.read(max(0, end - begin)) or b""
 
 
 def _report(

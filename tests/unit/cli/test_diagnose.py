@@ -80,8 +80,8 @@ def test_help_shows_an_example(capsys: Captured) -> None:
 def test_the_end_of_files_that_still_grow(tmp_path: Path) -> None:
     old = b"RuntimeError: CUDA error: device-side assert triggered\n"
     (tmp_path / "rank0.log").write_bytes(old + b"quiet\n" * 1000 + USER)
-    paths = [str(tmp_path / "rank0.log"), str(tmp_path / "gone.log")]
-    report = logfiles.diagnose_tails(paths, tail_bytes=2000)
+    spans = [logfiles.Span(str(tmp_path / name), 0) for name in ("rank0.log", "gone.log")]
+    report = logfiles.diagnose_tails(spans, logfiles.load_catalogue(), tail_bytes=2000)
     assert [one.text for one in report.diagnosis.matches] == ["ValueError: bad"]
     assert report.nbytes == 2000
     assert "gone.log: No such file" in report.problems[0]
