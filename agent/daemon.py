@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from . import background, procfs, wire
+from . import background, logwatch, procfs, wire
 from .config import ConfigError, Loaded, load
 from .core.model import WARN, Decision, Now, Observed, Request, Runbook, Settings
 from .journal import Count, Journal, Memory
@@ -319,6 +319,7 @@ class Daemon:
             return
         self.loaded, self.config, self.runbooks = loaded, loaded.config, runbooks
         self.node = self._new_node(self.node.memory())
+        logwatch.tell(self.sessions.sessions(), loaded)
         self.reload_ok, self.reload_error = True, ""
         say("configuration reloaded; listen and directories change at the next start")
         self.wake("reload")
@@ -364,6 +365,7 @@ class Daemon:
 
     def launcher_came(self, session: Session) -> None:
         self.gone_s, self.said_bye = 0.0, False
+        logwatch.tell((session,), self.loaded)
         self.performer.launcher_came(session.hello.run)
 
     def launcher_went(self, session: Session, said_bye: bool) -> None:

@@ -26,7 +26,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from holdfast.collectors.sample import Metric as Declared
 from holdfast.collectors.sample import Sample
 
-from . import procfs, shown
+from . import logwatch, procfs, shown
 from .core.model import SEVERITIES
 from .metrics_text import SUBJECTS_MAX, text_of
 from .narrate import RECOVERY_BUCKETS_S
@@ -193,6 +193,8 @@ class _Collector:
         if runner is not None:
             wanted = [metric for metric in runner.metrics() if choice.shows(metric)]
             yield from families(samples, wanted, choice)
+        logs = logwatch.samples(self._daemon.sessions.sessions())
+        yield from families(logs, [one for one in logwatch.metrics if choice.shows(one)])
 
     def _agent(self) -> Iterator[Metric]:
         daemon, snapshot = self._daemon, self._daemon.snapshot
@@ -360,7 +362,7 @@ def known() -> tuple[Declared, ...]:
     """Every family that any node may show, each once."""
     from holdfast.collectors import ALL
 
-    declared = {one.name: one for collector in ALL for one in collector.metrics}
+    declared = {one.name: one for collector in (*ALL, logwatch) for one in collector.metrics}
     return (*OWN, *declared.values())
 
 

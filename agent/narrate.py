@@ -121,6 +121,8 @@ def _lines(incident: Incident, before: Incident | None, changed: bool) -> list[L
     known = {text for _, text in before.timeline} if before is not None else set()
     planned = [t for _, t in incident.timeline if t.startswith("planned") and t not in known]
     said.extend(("info", f"{incident.fault}: {text}") for text in planned[-1:])
+    roots = [t for _, t in incident.timeline if t.startswith("root: ") and t not in known]
+    said.extend(("warn", f"{incident.fault}: {text}") for text in roots[-1:])
     if not changed:
         pass
     elif incident.state == "closed" and incident.lost_s > 0.0:

@@ -49,5 +49,5 @@ class Session:
             shutdown=said.shutdown, connected=self.link is not None, startup_s=said.startup_s,
             compiling=said.compiling, keep=max(0, said.keep),
             checkpoint_dir=said.checkpoint_dir or hello.checkpoint_dir,
-            registered_boot_s=self.registered_boot_s,
+            logs=said.logs is not None, registered_boot_s=self.registered_boot_s,
         )  # fmt: skip

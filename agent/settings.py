@@ -199,6 +199,26 @@ class Evidence(msgspec.Struct, frozen=True):
     ] = ""
 
 
+class Logs(msgspec.Struct, frozen=True):
+    """The ranks' standard output and error, read by a child of the launcher."""
+
+    read: Annotated[
+        bool,
+        Meta(
+            description=(
+                "look for the root in the last 1 MB of every rank's logs at a death or a suspicion"
+            )
+        ),
+    ] = True
+    sample_bytes_s: Annotated[
+        int,
+        Meta(
+            ge=0, le=65536,
+            description="and in between read at most this much a second of a run; 0: nothing",
+        ),
+    ] = 65536
+
+
 class Actions(msgspec.Struct, frozen=True):
     """What outlives a run is off until it is named here."""
 
@@ -238,6 +258,7 @@ class Config(msgspec.Struct, frozen=True):
     collectors: Collectors = Collectors()
     api: Api = Api()
     evidence: Evidence = Evidence()
+    logs: Logs = Logs()
     actions: Actions = Actions()
     inject: Inject = Inject()
     runbooks: Runbooks = Runbooks()

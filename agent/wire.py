@@ -62,6 +62,30 @@ class RankLevel(msgspec.Struct):
     flight: tuple[tuple[int, str, str], ...] = ()  # last collectives: (sequence, name, sizes)
 
 
+class LogSeen(msgspec.Struct):
+    """A line of a rank's log that a signature knows, from the sample of a live run."""
+
+    signature: str
+    role: str
+    culprit: str
+    rank: int = -1
+    text: str = ""
+    wall_s: float = 0.0
+
+
+class LogLevel(msgspec.Struct):
+    """What the launcher's log child did so far; it may be asked for more."""
+
+    read_bytes: int = 0
+    skipped_bytes: int = 0
+    cpu_s: float = 0.0
+    rss_bytes: int = 0
+    failures: int = 0
+    problem: str = ""
+    lines: tuple[tuple[str, str, str, int], ...] = ()  # signature, role, culprit, how many
+    seen: tuple[LogSeen, ...] = ()  # newest last
+
+
 class Levels(msgspec.Struct, tag_field="t", tag="levels"):
     """Everything a launcher knows, whole each time."""
 
@@ -76,6 +100,7 @@ class Levels(msgspec.Struct, tag_field="t", tag="levels"):
     ranks: tuple[RankLevel, ...] = ()
     commits: tuple[Commit, ...] = ()
     snapshot: SnapshotView | None = None
+    logs: LogLevel | None = None  # None: this launcher reads none
 
 
 class Outcome(msgspec.Struct, tag_field="t", tag="outcome"):

@@ -53,6 +53,7 @@ class Crew:
         self.spawn_reason = ""
         self.standby_at_s = 0.0
         self.on_fork: Callable[[RankProcess], None] = lambda process: None
+        self.on_start: Callable[[Order], None] = lambda order: None
         self.on_page: Callable[[RankProcess], None] = lambda process: None
 
     # ------------------------------------------------------------------ looking
@@ -180,6 +181,7 @@ class Crew:
         if self.spec.master_port and old_store:
             self.kill_child(old_store.child)
             old_store = None
+        self.on_start(order)
         self.order, self.generation = order, order.generation
         self.store = self.fetch_store()
         present = {p.rank: p for p in self.living() if p.rank >= 0}

@@ -21,6 +21,7 @@ from .agentlink import AgentLink, Places, places
 from .alone import Alone
 from .crew import STANDBYS_LOST_MAX, Crew
 from .errands import Errand, Errands
+from .logwatch import LogWatch
 from .orders import Orders
 from .process import Order, RankProcess
 from .terminal import Terminal
@@ -49,6 +50,8 @@ class Launcher:
         self.orders = Orders(self)
         self.inherited = forking.children()  # what `x & exec holdfast run` left: not ours to end
         self.selector = selectors.DefaultSelector()
+        self.logs = LogWatch(self.crew, self.log_dir, self.link.environ, self.selector)
+        self.crew.on_start = self.logs.begin_generation
         self.outcomes: List[Packet] = []
         self.commits: Dict[str, Dict[str, Any]] = {}
         self.checkpoint_dir = ""
@@ -117,6 +120,8 @@ class Launcher:
                 self.drain_wake()
             elif source == "agent":
                 self.read_agent()
+            elif isinstance(source, LogWatch):
+                source.read()
             elif isinstance(source, RankProcess):
                 self.read_rank(source)
             elif isinstance(source, Errand) and source.read():
@@ -129,6 +134,7 @@ class Launcher:
             self.greet()
         self.crew.tend(now_s, self.moving())
         self.errands.tend(now_s)
+        self.logs.tend(now_s)
         self.watch_shutdown(now_s)
         self.alone.watch(now_s)
         self.compiling.look(self.crew.living(), now_s)
@@ -220,7 +226,7 @@ class Launcher:
 
     def end_orphans(self) -> None:
         """A rank's orphan becomes this process's child: it must not outlive its rank."""
-        known = self.inherited | set(self.link.pids())
+        known = self.inherited | set(self.link.pids()) | set(self.logs.pids())
         known |= {p.child.pid for p in self.crew.processes}
         known |= {e.child.pid for e in self.errands.running} | set(self.errands.left)
         known |= {store.child.pid for store in (self.crew.store, self.crew.next_store) if store}
@@ -362,6 +368,7 @@ class Launcher:
             signal.signal(number, signal.SIG_IGN)
         self.crew.end_all()
         self.errands.end_all()
+        self.logs.end()
         self.end_orphans()
         while self.terminal.follow(self.folders(), last=True):
             pass

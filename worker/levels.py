@@ -53,7 +53,7 @@ def levels_of(launcher: "Launcher") -> Dict[str, Any]:
         "t": "levels", "generation": crew.generation, "state": state_of(crew, launcher.listed),
         "shutdown": launcher.shutdown, "compiling": launcher.compiling.found, "keep": launcher.keep,
         "checkpoint_dir": launcher.checkpoint_dir,
-        "startup_s": launcher.startup(),
+        "startup_s": launcher.startup(), "logs": launcher.logs.level(),
         "ranks": ranks, "commits": newest_commits(launcher), "snapshot": crew.snapshot_view(),
     }  # fmt: skip
 
@@ -67,6 +67,8 @@ def fitted(packet: Packet) -> Packet:
         if errors < 500:
             ranks = [dict(r, flight=[]) for r in ranks]
         packet = dict(packet, ranks=ranks, commits=packet["commits"][-commits:])
+        if errors < 500 and packet.get("logs"):
+            packet["logs"] = dict(packet["logs"], lines=[], seen=[])
         if size_of(packet) <= LIMIT_BYTES:
             break
     return packet

@@ -64,6 +64,8 @@ class Orders:
             self.carry_out(str(packet.get("kind")), str(packet["id"]), packet.get("body") or {})
         elif kind == "inject":
             self.carry_out("inject", str(packet["id"]), packet)
+        elif kind == "logs":
+            self.launcher.logs.configure(packet)
         elif kind == "say":
             self.launcher.terminal.say(str(packet["text"]), str(packet.get("level", "info")))
         elif kind == "error" and not self.welcomed:
@@ -86,6 +88,7 @@ class Orders:
         handlers: Dict[str, Callable[[str, Dict[str, Any]], None]] = {
             "start": self.start, "stop": self.stop, "finish": self.finish,
             "evidence": self.evidence, "delete": self.delete, "inject": self.inject,
+            "logs": self.logs,
         }  # fmt: skip
         try:
             if kind not in handlers:
@@ -174,6 +177,12 @@ class Orders:
             environ, EVIDENCE_S,
             lambda ok, text: self.outcome(order_id, ok, text), "evidence",
         ))  # fmt: skip
+
+    def logs(self, order_id: str, body: Dict[str, Any]) -> None:
+        """Has the end of a generation's logs read, in the child that stands for it."""
+        self.launcher.logs.diagnose(
+            int(body["generation"]), lambda ok, text: self.outcome(order_id, ok, text)
+        )
 
     def delete(self, order_id: str, body: Dict[str, Any]) -> None:
         """Lets checkpoints go; only of this run's folder and only from the newest generation.

@@ -61,9 +61,25 @@ def _run(run: Json) -> list[Line]:
         *field("you", need if need == "nothing" else Span(need, CARE)),
         *field("run", f"{run['run']} ({run['grade']}): {run['state']}, generation "
                f"{run['generation']}, step {run['step']}{pace}{loss}{restarts}"),
+        *_logs(run),
         (),
         *_ranks(run.get("ranks", ())),
     ]
+
+
+def _logs(run: Json) -> list[Line]:
+    """What the ranks' logs say, where they say anything."""
+    if run.get("root"):
+        return field("logs", Span(run["root"], CARE))
+    logs = run.get("logs") or {}
+    if logs.get("problem"):
+        return field("logs", Span(logs["problem"], CARE))
+    if not logs.get("seen"):
+        return []
+    last = logs["seen"][-1]
+    who = f" on rank {last['rank']}" if last["rank"] >= 0 else ""
+    said = f"at {clock(last['wall_s'])} {last['signature']}{who} ({last['culprit']})"
+    return field("logs", Span(f"{said}: {last['line']}", FAINT))
 
 
 def checkpoint(run: Json) -> str:

@@ -130,6 +130,23 @@ class Casebook:
             if item.incident.generation == generation and item.incident.subject in subjects:
                 self._keep(ctx, incidents.with_evidence(item.incident, rows))
 
+    def attach(
+        self, ctx: Context, incident_id: str, rows: tuple[tuple[str, str], ...], text: str = ""
+    ) -> None:
+        """Rows in front of an incident's evidence, in place of older ones of their names; a late
+        answer still joins the incident that closed last."""
+        item, closed = self.memory.open.get(incident_id), self.memory.closed
+        late = closed is not None and closed.id == incident_id and item is None
+        incident = item.incident if item is not None else closed if late else None
+        if incident is None:
+            return
+        changed = incidents.with_first(incident, rows)
+        changed = incidents.noted(changed, ctx.now, text) if text else changed
+        if late:
+            self.memory.closed = ctx.changed[incident_id] = changed
+        else:
+            self._keep(ctx, changed)
+
     # ------------------------------------------------------------ closing
 
     def close_recovered(
@@ -148,7 +165,7 @@ class Casebook:
         for item in self._waiting():
             closed = incidents.recovered(item, ctx.now, step, max(first_s, item.seen_boot_s))
             del m.open[item.incident.id]
-            ctx.changed[closed.id] = closed
+            ctx.changed[closed.id] = m.closed = closed
 
     def close_all(self, ctx: Context, text: str) -> None:
         for incident_id in sorted(self.memory.open):
@@ -204,7 +221,8 @@ class Casebook:
     def _drop(self, ctx: Context, incident_id: str, state: str, text: str) -> None:
         item = self.memory.open.pop(incident_id, None)
         if item is not None:
-            ctx.changed[incident_id] = incidents.ended(item.incident, ctx.now, state, text)
+            self.memory.closed = incidents.ended(item.incident, ctx.now, state, text)
+            ctx.changed[incident_id] = self.memory.closed
 
     def _count(self, ctx: Context, detector: str, outcome: str) -> None:
         key = f"{detector}/{outcome}"

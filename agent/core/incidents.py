@@ -56,6 +56,13 @@ def with_evidence(incident: Incident, rows: tuple[tuple[str, str], ...]) -> Inci
     return msgspec.structs.replace(incident, evidence=evidence) if new else incident
 
 
+def with_first(incident: Incident, rows: tuple[tuple[str, str], ...]) -> Incident:
+    """These rows before all others, and instead of older ones of the same names."""
+    names = {what for what, _ in rows}
+    rest = tuple(row for row in incident.evidence if row[0] not in names)
+    return msgspec.structs.replace(incident, evidence=(*rows, *rest)[:EVIDENCE_MAX])
+
+
 def with_action(incident: Incident, effect_id: str) -> Incident:
     if effect_id in incident.actions or len(incident.actions) >= TIMELINE_MAX:
         return incident

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import msgspec
 
 from .detect.ended import Cause
+from .detect.livelogs import LogLook
 from .incidents import OpenIncident
 from .model import (
     Effect,
@@ -60,6 +61,8 @@ class RunMemory(msgspec.Struct):
     open: dict[str, OpenIncident] = {}
     numbers: dict[str, int] = {}  # incidents opened so far, by fault
     suspicion: str = ""  # incident id of the open suspicion
+    closed: Incident | None = None  # the last one: an answer about it may still be on its way
+    logs: LogLook = msgspec.field(default_factory=LogLook)
     evidence: dict[str, str] = {}  # "generation/rank/step" -> source line, "" until it is known
     budget_since: dict[str, float] = {}  # budget key -> boot_s of the window's begin
     backoff_step: int = -1

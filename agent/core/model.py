@@ -119,6 +119,7 @@ class RunView(Value, frozen=True):
     shutdown: str = ""  # "" | preempted | interrupted: the caller asked the launcher to end
     connected: bool = True
     startup_s: float = 0.0  # first start -> first finished step, 0 unknown
+    logs: bool = False  # its launcher has a child that reads the ranks' logs
     compiling: str = ""  # a compiler child or compile-cache lock: what, else ""
     registered_boot_s: float = 0.0
 
@@ -279,6 +280,7 @@ class Effect(Value, frozen=True):
       stop      Stop               launcher: end these ranks
       finish    Finish             launcher: leave with this code
       evidence  TakeEvidence       evidence child for one rank; outcome.detail is JSON
+      logs      TakeEvidence       log child for all ranks of a generation; the same
       delete    Delete             checkpoint directories that keep-N lets go
     """
 

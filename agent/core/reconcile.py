@@ -29,6 +29,7 @@ START_S = 30.0
 FINISH_S = 30.0
 EVIDENCE_S = 5.0
 DELETE_S = 60.0
+LOGS_S = 12.0  # the launcher gives its child less
 STOP_MARGIN_S = 5.0
 
 LIVE = ("starting", "running", "parked")
@@ -92,6 +93,21 @@ def evidence_draft(view: RunView, rank: RankView, reason: str) -> Effect:
     return Effect(
         id="", kind="evidence", subject=f"run/{view.run}/rank/{rank.rank}", reason=reason,
         deadline_s=EVIDENCE_S, body=body,
+    )  # fmt: skip
+
+
+def logs_subject(run: str) -> str:
+    return f"run/{run}/logs"
+
+
+def logs_draft(view: RunView, generation: int, incident: str) -> Effect:
+    """Read the end of every rank's logs; rank -1 stands for all.  `request` names whose answer it
+    is."""
+    reason = "what the ranks wrote before it"
+    body = TakeEvidence(run=view.run, generation=generation, rank=-1, pid=0, reason=reason)
+    return Effect(
+        id="", kind="logs", subject=logs_subject(view.run), reason=reason, deadline_s=LOGS_S,
+        body=body, request=incident,
     )  # fmt: skip
 
 

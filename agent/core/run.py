@@ -15,6 +15,7 @@ from . import policy, reconcile, world
 from .casebook import Casebook
 from .detect import ended as ends
 from .document import Document
+from .logcase import LogCase
 from .memory import Context, RunMemory
 from .model import TRAINER, UNKNOWN, Plan, RankView, Stop, Verdict
 from .notice import RESTORE_FAILED, Notice
@@ -36,6 +37,7 @@ class RunCase:
         self.book = Casebook(memory)
         self.document = Document(memory, self.book)
         self.notice = Notice(memory, self.book)
+        self.logs = LogCase(memory, self.book)
 
     def step(self, ctx: Context) -> None:
         self.document.read(ctx)
@@ -51,6 +53,7 @@ class RunCase:
         self.notice.learn(ctx, plan, ranks)
         self.book.close_recovered(ctx, plan, ranks)
         self.notice.detect(ctx, plan, ranks)
+        self.logs.step(ctx, ranks)
         self._answer(ctx, plan)
         self._act(ctx, plan, ranks)
         if self.memory.recovering:
@@ -70,6 +73,8 @@ class RunCase:
             body = done.effect.body
             if done.effect.kind == "put" and done.effect.subject == f"store/{key}":
                 self.document.settled(ctx, done)
+            elif done.effect.kind == "logs" and getattr(body, "run", "") == self.memory.run:
+                self.logs.settled(ctx, done)
             elif getattr(body, "run", "") == self.memory.run:
                 self.book.effect_settled(ctx, done)
 
@@ -317,6 +322,9 @@ class RunCase:
             return
         if not recorded and not alone and not failed and not ctx.view.shutdown:
             ctx.reason = "waiting for the leader to record the end"
+            return
+        if self.logs.holds(ctx):
+            ctx.reason = "reading what the ranks wrote, before the run ends"
             return
         draft = reconcile.finish_draft(
             ctx.view, m.finish_code, m.finish_reason, m.finish_fault

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from .. import procfs
+from .. import logwatch, procfs
+from ..core.detect.livelogs import FAULT as LOG_ROOT
 from ..core.model import Incident, RankView, RunView, Verdict
 from ..devices import CARDS, COLLECTORS, cards, devices
 from ..version import VERSION
@@ -190,6 +191,8 @@ def _run(daemon: Daemon, view: RunView, verdicts: tuple[Verdict, ...]) -> dict[s
         "checkpoint": checkpoint(daemon, view),
         "snapshot_step": view.snapshot.step if view.snapshot is not None else None,
         "restarts": restarts(daemon, view.run),
+        "root": next((v.reason for v in verdicts if (v.fault, v.run) == (LOG_ROOT, view.run)), ""),
+        "logs": logwatch.status(session),
         "nproc": view.nproc,
         "log_dir": session.hello.log_dir if session is not None else "",
         "checkpoint_dir": view.checkpoint_dir,

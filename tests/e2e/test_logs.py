@@ -1,0 +1,34 @@
+"""What the ranks print before they die is the root of their own generation's incident."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from typing import Any
+
+import pytest
+from running import Run, Runs
+
+pytest.importorskip("torch", reason="the trainer's extra is not installed")
+ECC = "cuda_ecc on rank 1 (infra): RuntimeError: CUDA error: uncorrectable ECC error encountered"
+
+
+def journalled(run: Run) -> list[dict[str, Any]]:
+    """Incidents as the run's own agent left them, oldest first."""
+    path = run.home / "st" / "runs" / run.name / "journal.db"
+    with sqlite3.connect(f"file:{path}?mode=ro", uri=True) as database:
+        rows = database.execute("SELECT body FROM incidents ORDER BY opened_wall_s").fetchall()
+    return [json.loads(body) for (body,) in rows]
+
+
+def test_the_incident_names_the_line_and_only_of_its_own_generation(runs: Runs) -> None:
+    run = runs.script("talks.py", flags=("--nproc-per-node", "2", "--max-restarts", "1"))
+    assert run.wait() == 1, run.output
+    assert f"root: {ECC}" in run.output, run.output
+    by_generation = {one["generation"]: one for one in journalled(run)
+                     if one["fault"] == "rank_exited"}  # fmt: skip
+    assert by_generation[1]["evidence"][0] == ["root", ECC], by_generation[1]
+    assert "rank 1" in by_generation[1]["culprit"]
+    # The same file still holds the first generation's line, from another rank.
+    root = by_generation[2]["evidence"][0]
+    assert root == ["root", "python_exception on rank 0 (user): ValueError: a mistake of its own"]

@@ -1,0 +1,111 @@
+"""What launchers say of their log children: a level of the run, metrics, status and a line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import msgspec
+from fakes import FakeLauncher, until
+
+from holdfast.agent import logrules, logwatch, wire
+from holdfast.agent.cli import report, text
+from holdfast.agent.config import Loaded
+from holdfast.agent.core.model import Decision, Incident, Verdict
+from holdfast.agent.metrics import Exposition
+from holdfast.agent.narrate import Narrator
+from holdfast.agent.settings import Config
+from holdfast.agent.web import status
+
+ROOT = "root: cuda_ecc on rank 0 (infra): RuntimeError: CUDA error: uncorrectable ECC error"
+LEVEL = {
+    "read_bytes": 5000, "skipped_bytes": 700, "cpu_s": 1.25, "rss_bytes": 1 << 20, "failures": 2,
+    "problem": "", "lines": [["io_error", "root", "storage", 3], ["a,b=c", "signal", "data", 1]],
+    "seen": [{"signature": "io_error", "role": "root", "culprit": "storage", "rank": 0,
+              "text": "OSError: [Errno 5]", "wall_s": 1.0}],
+}  # fmt: skip
+
+
+def test_a_level_becomes_metrics_and_status(agent, tmp_path):
+    async def scenario():
+        async with agent() as (daemon, node):
+            launcher = FakeLauncher(tmp_path / "run" / "agent.sock")
+            launcher.hello()
+            launcher.levels(generation=1, state="running", ranks=[])
+            await until(lambda: node.seen and node.seen[-1].runs)
+            assert node.seen[-1].runs[0].logs is False
+            launcher.levels(generation=1, state="running", ranks=[], logs=LEVEL)
+            await until(lambda: node.seen[-1].runs[0].logs)
+            await until(lambda: daemon.runner is not None)
+            shown = Exposition(daemon).text().decode()
+            for line in (
+                'holdfast_log_read_bytes_total{run="demo"} 5000.0',
+                'holdfast_log_skipped_bytes_total{run="demo"} 700.0',
+                'holdfast_log_child_cpu_seconds_total{run="demo"} 1.25',
+                'holdfast_log_child_failures_total{run="demo"} 2.0',
+                'holdfast_log_lines_total{culprit="storage",role="root",run="demo",'
+                'signature="io_error"} 3.0',
+                'signature="a_b_c"} 1.0',
+            ):
+                assert line in shown, shown
+            run = status.status(daemon)["runs"][0]
+            assert run["logs"]["seen"][0]["line"] == "OSError: [Errno 5]" and run["root"] == ""
+            said = " ".join(text.plain(report.status([status.status(daemon)])).split())
+            assert "io_error on rank 0 (storage): OSError: [Errno 5]" in said
+            node.extra = {"verdicts": (Verdict("log_root_cause", "run/demo/logs", "warn", 0.8,
+                                               ROOT, detector="logs", run="demo"),)}  # fmt: skip
+            daemon.wake("test")
+            await until(lambda: daemon.snapshot.decision.verdicts)
+            said = " ".join(text.plain(report.status([status.status(daemon)])).split())
+            assert ROOT in said and "io_error" not in said
+            launcher.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_launcher_is_told_what_to_read(agent, tmp_path):
+    async def scenario():
+        async with agent(logs__sample_bytes_s=1000) as (daemon, _node):
+            launcher = FakeLauncher(tmp_path / "run" / "agent.sock")
+            launcher.hello()
+            told = await launcher.receive("logs")
+            assert told == {"t": "logs", "read": True, "sample_bytes_s": 1000, "own": []}
+            daemon.reload()
+            assert (await launcher.receive("logs"))["own"] == []
+            launcher.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_a_launcher_is_told_fits_a_packet():
+    row = {"id": "a" * 60, "pattern": "x" * 1000, "literals": ["y" * 100], "samples": ["z" * 2000]}
+    rows = [row] * (logrules.TOTAL_BYTES // len(json.dumps(row)))
+    loaded = Loaded(Config(), {}, tuple(rows))
+    assert len(rows) >= 7 and len(wire.encode(logwatch.order(loaded))) < 60_000
+
+
+def test_numbers_from_outside_are_bounded():
+    class Session:
+        hello = wire.Hello(run="a,b")
+        levels = wire.Levels(logs=msgspec.convert(
+            {**LEVEL, "cpu_s": -5, "lines": [[f"{n}" + "y" * 400, "root", "\x1b", -3]
+                                              for n in range(1000)]},
+            wire.LogLevel,
+        ))  # fmt: skip
+
+    found = logwatch.samples([Session()])
+    assert 6 <= len(found) <= 5 + logwatch.COUNTS_MAX and all(one.value >= 0 for one in found)
+    assert all(len(one.subject) < 300 and "\x1b" not in one.subject for one in found)
+    assert all(one.subject.startswith("run=a_b") for one in found)
+
+
+def test_a_root_is_said_once_on_the_terminal():
+    incident = Incident("i", "rank_exited", "run/demo/rank/0", "fatal", "demo", 1, 5.0, 1.0,
+                        "ended", "rank 0")  # fmt: skip
+    narrator = Narrator(())
+    assert len(narrator.follow(Decision(incidents=(incident,))).lines) == 1
+    noted = msgspec.structs.replace(incident, timeline=((6.0, ROOT),))
+    lines = narrator.follow(Decision(incidents=(noted,))).lines
+    assert [(one.text, one.level) for one in lines] == [(f"rank_exited: {ROOT}", "warn")]
+    more = msgspec.structs.replace(noted, timeline=((6.0, ROOT), (7.0, "more")))
+    assert narrator.follow(Decision(incidents=(more,))).lines == ()
