@@ -12,6 +12,7 @@ import msgspec
 
 from . import ledger, plan, reconcile, world
 from .detect.accelerator import Accelerators
+from .detect.machine import Machine
 from .detect.network import NetworkMemory, Networks
 from .fleet import Fleet
 from .kernel import KernelCase, KernelMemory
@@ -56,6 +57,7 @@ class NodeMemory(msgspec.Struct):
     boot_id: str = ""
     devices_most: dict[str, int] = {}  # vendor -> most devices that answered in this boot
     network: NetworkMemory = msgspec.field(default_factory=NetworkMemory)  # of this boot
+    mounts_writable: list[str] = []  # mounts that were writable in this boot
 
 
 class Node:
@@ -79,6 +81,7 @@ class Node:
         self.kernel = KernelCase(name, self.kept.kernel)
         self.accelerators = Accelerators(name)
         self.networks = Networks(name)
+        self.machine = Machine(name)
         self.since_boot_s = -1.0
         self.last_boot_s = -1.0
         self.thaw_boot_s = 0.0
@@ -127,6 +130,7 @@ class Node:
             self.kept.outbox.attempts = {}
             self.kept.devices_most = {}
             self.kept.network = NetworkMemory()
+            self.kept.mounts_writable = []
             for memory in self.kept.runs.values():
                 memory.refused_version, memory.refused_boot_s = -1, 0.0
                 memory.stop_boot_s = memory.lonely_boot_s = memory.shutdown_boot_s = 0.0
@@ -175,6 +179,7 @@ class Node:
             )  # fmt: skip
         most = self.kept.devices_most
         found += self.accelerators.verdicts(observed.samples, observed.runs, most)
+        found += self.machine.verdicts(observed.samples, self.kept.mounts_writable)
         return [*found, *self.networks.verdicts(observed.samples, self.kept.network)]
 
     def _context(
