@@ -99,7 +99,8 @@ class Runner:
         self._trouble = trouble
         roots = config.collectors
         self._roots = Roots(roots.proc, roots.sys, roots.kmsg, roots.nvml, roots.neuron,
-                            roots.compile_cache)  # fmt: skip
+                            roots.compile_cache, tools=roots.tools,
+                            dns_names=roots.dns_names)  # fmt: skip
         self._prober = Prober()
         disabled = set(config.collectors.disable)
         self._entries = [_Entry(make()) for make in ALL if make.name not in disabled]

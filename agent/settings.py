@@ -165,6 +165,17 @@ class Collectors(msgspec.Struct, frozen=True):
     compile_cache: Annotated[
         Path, Meta(description="directory in which Neuron's compiler keeps programs and locks")
     ] = "/var/tmp/neuron-compile-cache"
+    tools: Annotated[
+        Path, Meta(description="directory of smartctl and nvme; empty: the usual ones")
+    ] = ""
+    dns_names: Annotated[
+        tuple[Annotated[str, Meta(min_length=1, max_length=253)], ...],
+        Meta(
+            max_length=16,
+            description="names that must resolve on this node, the storage's for example; "
+            "empty: none is asked for",
+        ),
+    ] = ()
 
 
 class Api(msgspec.Struct, frozen=True):

@@ -1,13 +1,21 @@
 """Collectors: one file a source, one method each.  ALL lists those that the agent runs; those in
 PROBED may never answer, so each is read in a child of its own (agent/probe.py)."""
 
+from .clock import ClockCollector
 from .compile_cache import CompileCacheCollector
 from .disk import DiskCollector
+from .dns import DnsCollector
+from .hardware_errors import HardwareErrorsCollector
 from .host import HostCollector
+from .mounts import MountsCollector
 from .network import NetworkCollector
 from .neuron import NeuronCollector
 from .nvidia import NvidiaCollector
+from .nvme import NvmeCollector
+from .nvme_smart import NvmeSmartCollector
 from .rdma import RdmaCollector
 
-PROBED = (NvidiaCollector, NeuronCollector, CompileCacheCollector, RdmaCollector)
-ALL = (HostCollector, DiskCollector, NetworkCollector, *PROBED)
+PROBED = (NvidiaCollector, NeuronCollector, CompileCacheCollector, RdmaCollector, MountsCollector,
+          NvmeCollector, NvmeSmartCollector, DnsCollector)  # fmt: skip
+ALL = (HostCollector, DiskCollector, ClockCollector, HardwareErrorsCollector, NetworkCollector,
+       *PROBED)  # fmt: skip

@@ -1,19 +1,33 @@
 """Space, inodes and write protection of local file systems.
 
-Owns what statvfs tells.  Only local types are asked: a network mount can hang its reader for ever,
-so those belong to a probe in a child.  Mounts come from the recorded or real /proc.
+Owns what statvfs tells of them.  Only local types are asked here: a network mount can hang its
+reader for ever, so those are read in a child (mounts.py), and a local one whose path leads through
+a network mount is left out.  Views of one file system are one file system.
 """
 
 from __future__ import annotations
 
 import os
 
-from .roots import Roots, read_text
+from .mountinfo import LOCAL_TYPES, Mount, is_below, mounts
+from .roots import Roots
 from .sample import NODE_EXPORTER, Metric, NoData, Sample
 
-LOCAL_TYPES = frozenset(("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay", "tmpfs", "f2fs"))
-MOUNTS_MAX = 64
+FILESYSTEMS_MAX = 64
 SKIP = ("/run/", "/sys/", "/proc/", "/var/lib/docker/", "/var/lib/kubelet/", "/snap/")
+SPACE = (
+    Metric("host_filesystem_size_bytes", "gauge", "Size of a file system.",
+           ("mount",), True, NODE_EXPORTER),
+    Metric("host_filesystem_available_bytes", "gauge",
+           "Space that an ordinary user may still fill.", ("mount",), True, NODE_EXPORTER),
+    Metric("host_filesystem_inodes", "gauge", "Inodes of a file system.",
+           ("mount",), False, NODE_EXPORTER),
+    Metric("host_filesystem_free_inodes", "gauge", "Inodes not in use.",
+           ("mount",), True, NODE_EXPORTER),
+    Metric("host_filesystem_readonly", "gauge",
+           "1 when the file system itself is read-only; a read-only view of it does not count.",
+           ("mount",), True, NODE_EXPORTER),
+)  # fmt: skip
 
 
 class DiskCollector:
@@ -21,49 +35,57 @@ class DiskCollector:
 
     name = "disk"
     fast = False
-    metrics = (
-        Metric("host_filesystem_size_bytes", "gauge", "Size of a file system.",
-               ("mount",), True, NODE_EXPORTER),
-        Metric("host_filesystem_available_bytes", "gauge",
-               "Space that an ordinary user may still fill.", ("mount",), True, NODE_EXPORTER),
-        Metric("host_filesystem_inodes", "gauge", "Inodes of a file system.",
-               ("mount",), False, NODE_EXPORTER),
-        Metric("host_filesystem_free_inodes", "gauge", "Inodes not in use.",
-               ("mount",), True, NODE_EXPORTER),
-        Metric("host_filesystem_readonly", "gauge", "1 when mounted read-only.",
-               ("mount",), True, NODE_EXPORTER),
-    )  # fmt: skip
+    metrics = SPACE
 
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
         """One reading.  NoData without a mount of a local type."""
         found: list[Sample] = []
-        for mount, readonly in _mounts(roots):
+        for mount in local(mounts(roots)):
             try:
-                space = os.statvfs(mount)
+                space = os.statvfs(mount.point)
             except OSError:
                 continue  # unmounted between list and read, or not ours to see
-            subject = f"mount={mount}"
-            for name, value in (
-                ("host_filesystem_size_bytes", space.f_blocks * space.f_frsize),
-                ("host_filesystem_available_bytes", space.f_bavail * space.f_frsize),
-                ("host_filesystem_inodes", space.f_files),
-                ("host_filesystem_free_inodes", space.f_ffree),
-                ("host_filesystem_readonly", int(readonly)),
-            ):
-                found.append(Sample(name, subject, float(value), boot_s))
+            found += space_of(mount, space, boot_s)
         if not found:
-            raise NoData(f"{roots.proc}/self/mounts lists no local file system")
+            raise NoData(f"{roots.proc}/self/mountinfo lists no local file system")
         return found
 
 
-def _mounts(roots: Roots) -> list[tuple[str, bool]]:
-    """(mount point, read-only) of local file systems; the last one mounted on a point counts."""
-    seen: dict[str, bool] = {}
-    for line in read_text(f"{roots.proc}/self/mounts").splitlines():
-        fields = line.split()
-        if len(fields) < 4 or fields[2] not in LOCAL_TYPES:
+def space_of(mount: Mount, space: os.statvfs_result, boot_s: float) -> list[Sample]:
+    """The samples of SPACE."""
+    subject = f"mount={mount.point}"
+    values = (
+        space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize,
+        space.f_files, space.f_ffree, int(mount.readonly),
+    )  # fmt: skip
+    return [
+        Sample(metric.name, subject, float(value), boot_s)
+        for metric, value in zip(SPACE, values, strict=True)
+    ]
+
+
+def local(table: list[Mount]) -> list[Mount]:
+    """Local file systems, each once: by the view of its root that has the shortest path."""
+    # Not the root: where that is a network's, the agent's own program comes from it as well.
+    network = [mount.point for mount in table if mount.is_network and mount.point != "/"]
+    best: dict[str, Mount] = {}
+    for mount in table:
+        point = mount.point
+        if (
+            mount.fstype not in LOCAL_TYPES or point.startswith(SKIP) or not is_nameable(point)
+            or any(is_below(point, other) for other in network)
+        ):  # fmt: skip
             continue
-        mount = fields[1].replace("\\040", " ")
-        if not mount.startswith(SKIP) and "," not in mount and len(seen) < MOUNTS_MAX:
-            seen[mount] = "ro" in fields[3].split(",")
-    return list(seen.items())
+        before = best.get(mount.device)
+        if before is None or _rank(mount) < _rank(before):
+            best[mount.device] = mount
+    return list(best.values())[:FILESYSTEMS_MAX]
+
+
+def _rank(mount: Mount) -> tuple[bool, int]:
+    return mount.root != "/", len(mount.point)
+
+
+def is_nameable(text: str) -> bool:
+    """Whether it can stand in a sample's subject, whose parts are split at commas."""
+    return "," not in text and text.isprintable()

@@ -4,6 +4,7 @@ stand in for a machine.  A leaf, like sample.py."""
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from .sample import NoData
@@ -12,7 +13,7 @@ READ_MAX_BYTES = 1 << 20
 
 
 class Roots(NamedTuple):
-    """Directories (and one device) that collectors may read below."""
+    """Directories (and one device, and names) that collectors may read below."""
 
     proc: str = "/proc"
     sys: str = "/sys"
@@ -20,6 +21,8 @@ class Roots(NamedTuple):
     nvml: str = ""  # directory of libnvidia-ml.so.1; empty: where the loader looks by itself
     neuron: str = "/opt/aws/neuron/bin"  # directory of neuron-monitor and neuron-ls
     compile_cache: str = "/var/tmp/neuron-compile-cache"
+    tools: str = ""  # directory of smartctl and nvme; empty: the usual ones
+    dns_names: Sequence[str] = ()  # what the network's names service has to know
 
 
 def read_text(path: str, limit_bytes: int = READ_MAX_BYTES) -> str:

@@ -1,0 +1,83 @@
+"""Names that must resolve on this node: whether they do, and how fast.
+
+Owns asking the resolver for the names that the operator gave; without one, nothing is asked.  Runs
+in a probe child, one thread a name: a resolver whose servers are gone takes half a minute to say
+that.
+"""
+
+from __future__ import annotations
+
+import socket
+from functools import partial
+
+from .disk import is_nameable
+from .questions import Questions
+from .roots import Roots
+from .sample import Metric, NoData, Sample
+
+NAMES_MAX = 16
+SETTLE_S = 0.5
+
+
+class DnsCollector:
+    """See the module."""
+
+    name = "dns"
+    fast = False
+    metrics = (
+        Metric("host_dns_lookup_seconds", "gauge", "How long the last answer for a name took.",
+               ("name",)),
+        Metric("host_dns_waiting_seconds", "gauge",
+               "Age of a question for a name that has no answer; 0 when it is answered.",
+               ("name",)),
+        Metric("host_dns_failed", "gauge", "1 when a name does not resolve.", ("name", "error"),
+               True),
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self._questions: Questions[int] = Questions()
+
+    def here(self, roots: Roots) -> str:
+        """"" when there are names to ask for."""
+        return "" if roots.dns_names else "no name to resolve is configured (collectors.dns_names)"
+
+    def environ(self, roots: Roots) -> dict[str, str]:
+        """Nothing."""
+        return {}
+
+    def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
+        """One reading.  NoData without a name."""
+        names = [name for name in roots.dns_names if is_nameable(name)][:NAMES_MAX]
+        if not names:
+            raise NoData("no name to resolve is configured (collectors.dns_names)")
+        for name in names:
+            self._questions.ask(name, partial(_resolve, name), boot_s)
+        self._questions.settle(SETTLE_S)
+        found: list[Sample] = []
+        for name in names:
+            subject, waited_s = f"name={name}", self._questions.waited_s(name)
+            found.append(Sample("host_dns_waiting_seconds", subject, waited_s, boot_s))
+            answer = self._questions.answer(name) if waited_s == 0.0 else None
+            if answer is None:
+                continue
+            found.append(
+                Sample("host_dns_lookup_seconds", subject, answer.took_s, answer.boot_s)
+            )
+            if answer.error is not None:
+                more = f"{subject},error={_word(answer.error)}"
+                found.append(Sample("host_dns_failed", more, 1.0, answer.boot_s))
+        return found
+
+
+def _resolve(name: str) -> int:
+    """How many addresses it has.  OSError (socket.gaierror is one) when it has none."""
+    try:
+        return len(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
+    except UnicodeError as error:  # a label that is empty or too long
+        raise socket.gaierror(socket.EAI_NONAME, str(error)) from error
+
+
+def _word(error: OSError) -> str:
+    """EAI_AGAIN is nobody answered, EAI_NONAME is an answer: there is no such name."""
+    names = {getattr(socket, one): one for one in dir(socket) if one.startswith("EAI_")}
+    return names.get(error.errno, "EAI_SYSTEM") if isinstance(error, socket.gaierror) else "OSERROR"

@@ -1,0 +1,91 @@
+"""Network mounts: whether each one answers, how fast, and how much space it has.
+
+Owns asking servers and FUSE programs, which may never answer.  Runs in a probe child, one thread a
+mount: a mount that hangs is named, left, and asked again once it answers; the others go on.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from functools import partial
+
+from .disk import SPACE, is_nameable, space_of
+from .mountinfo import Mount, mounts
+from .questions import Questions
+from .roots import Roots
+from .sample import Metric, NoData, Sample
+
+MOUNTS_MAX = 32
+SETTLE_S = 0.5  # a reading waits this long; a later answer is in the next one, with its true time
+# The mount answered, though not to us (a FUSE mount without allow_other), or is gone by now.
+NO_FAULT = frozenset((errno.EACCES, errno.EPERM, errno.ENOENT))
+
+
+class MountsCollector:
+    """See the module."""
+
+    name = "mounts"
+    fast = False
+    metrics = (
+        Metric("host_mount_response_seconds", "gauge",
+               "How long a network mount took to answer statvfs.", ("mount", "fstype"), True),
+        Metric("host_mount_waiting_seconds", "gauge",
+               "Age of a question that a network mount has not answered; 0 when it answers.",
+               ("mount", "fstype"), True),
+        Metric("host_mount_failed", "gauge",
+               "1 when a network mount answers with an error.", ("mount", "fstype", "error"), True),
+        *SPACE,
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self._questions: Questions[os.statvfs_result] = Questions()
+
+    def here(self, roots: Roots) -> str:
+        """"" with a network mount.  Reads the table alone, no mount."""
+        try:
+            return "" if _network(roots) else "no network mount"
+        except NoData as reason:
+            return str(reason)
+
+    def environ(self, roots: Roots) -> dict[str, str]:
+        """Nothing."""
+        return {}
+
+    def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
+        """One reading.  NoData without a network mount."""
+        table = _network(roots)
+        if not table:
+            raise NoData("no network mount")
+        for mount in table:
+            self._questions.ask(mount.point, partial(os.statvfs, mount.point), boot_s)
+        self._questions.settle(SETTLE_S)
+        self._questions.keep(mount.point for mount in table)
+        return [sample for mount in table for sample in self._samples(mount, boot_s)]
+
+    def _samples(self, mount: Mount, boot_s: float) -> list[Sample]:
+        subject = f"mount={mount.point},fstype={mount.fstype}"
+        waited_s = self._questions.waited_s(mount.point)
+        found = [Sample("host_mount_waiting_seconds", subject, waited_s, boot_s)]
+        answer = self._questions.answer(mount.point) if waited_s == 0.0 else None
+        if answer is None:
+            return found  # what it said before it hung is not so now
+        found.append(
+            Sample("host_mount_response_seconds", subject, answer.took_s, answer.boot_s)
+        )
+        if answer.value is not None:
+            found += space_of(mount, answer.value, answer.boot_s)
+        elif answer.error is not None and answer.error.errno not in NO_FAULT:
+            code = errno.errorcode.get(answer.error.errno or 0, "EIO")
+            found.append(Sample("host_mount_failed", f"{subject},error={code}", 1.0, answer.boot_s))
+        return found
+
+
+def _network(roots: Roots) -> list[Mount]:
+    """Each server's or program's file system once, by its shortest path."""
+    found: dict[tuple[str, str], Mount] = {}
+    for mount in sorted(mounts(roots), key=lambda one: (len(one.point), one.point)):
+        if mount.is_network and is_nameable(mount.point):
+            found.setdefault((mount.device, mount.root), mount)
+    return list(found.values())[:MOUNTS_MAX]
+

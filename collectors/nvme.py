@@ -1,0 +1,151 @@
+"""NVMe drives: which there are, whether their controllers live, and how warm they are, from sysfs.
+
+Owns what needs no permission; wear and errors are SMART's (nvme_smart.py).  Runs in a probe child,
+one thread a drive, because the kernel asks the drive for its temperature, and a sick one does not
+answer.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+from .questions import Questions
+from .roots import Roots, read_text
+from .sample import Metric, NoData, Sample
+
+FOLDER = "class/nvme"
+DRIVES_MAX = 64
+SENSORS_MAX = 9  # the drive's own and eight more
+SETTLE_S = 0.5
+WAITING = Metric("host_nvme_waiting_seconds", "gauge",
+                 "Age of a question that a drive has not answered; 0 when it answers.",
+                 ("device", "question"), True)  # fmt: skip
+LIMITS = {"crit": "critical", "max": "warning"}
+Reading = tuple[str, str, float]  # name, more of the subject, value
+
+
+class NvmeCollector:
+    """See the module."""
+
+    name = "nvme"
+    fast = False
+    metrics = (
+        Metric("host_nvme_info", "gauge", "Always 1; which drive this is.",
+               ("device", "model", "serial", "firmware")),
+        Metric("host_nvme_live", "gauge",
+               "1 when the drive's controller is live, not resetting, not dead.",
+               ("device", "state"), True),
+        Metric("host_nvme_temperature_celsius", "gauge", "Temperature by sensor.",
+               ("device", "sensor")),
+        Metric("host_nvme_temperature_limit_celsius", "gauge",
+               "Temperature at which the drive warns, or slows down or stops.",
+               ("device", "sensor", "limit")),
+        Metric("host_nvme_temperature_alarm", "gauge",
+               "1 when the drive says that its temperature is out of range.",
+               ("device", "sensor"), True),
+        WAITING,
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self._questions: Questions[list[Reading]] = Questions()
+
+    def here(self, roots: Roots) -> str:
+        """"" with an NVMe drive."""
+        return "" if drives(roots) else "no NVMe drive on this machine"
+
+    def environ(self, roots: Roots) -> dict[str, str]:
+        """Nothing."""
+        return {}
+
+    def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
+        """One reading.  NoData without a drive."""
+        names = drives(roots)
+        if not names:
+            raise NoData("no NVMe drive on this machine")
+        for name in names:
+            self._questions.ask(name, partial(_drive, f"{roots.sys}/{FOLDER}/{name}"), boot_s)
+        self._questions.settle(SETTLE_S)
+        self._questions.keep(names)
+        found: list[Sample] = []
+        for name in names:
+            subject, waited_s = f"device={name}", self._questions.waited_s(name)
+            found.append(Sample(WAITING.name, f"{subject},question=sysfs", waited_s, boot_s))
+            answer = self._questions.answer(name) if waited_s == 0.0 else None
+            if answer is None:
+                continue  # what it said before it hung is not so now
+            found += [
+                Sample(metric, f"{subject},{more}" if more else subject, value, answer.boot_s)
+                for metric, more, value in answer.value or ()
+            ]
+        return found
+
+
+def drives(roots: Roots) -> list[str]:
+    """Names of the controllers, `nvme0`, in their order."""
+    try:
+        names = os.listdir(f"{roots.sys}/{FOLDER}")
+    except OSError:
+        return []
+    numbers = [int(name[4:]) for name in names if name[:4] == "nvme" and name[4:].isdecimal()]
+    return [f"nvme{number}" for number in sorted(numbers)[:DRIVES_MAX]]
+
+
+def word_of(path: str) -> str:
+    """The first line of a small file, fit for a subject; "" without it."""
+    try:
+        text = read_text(path, 256)
+    except NoData:
+        return ""
+    line = text.partition("\n")[0].strip().replace(",", " ")
+    return "".join(c if c.isprintable() else "?" for c in line)
+
+
+def _drive(folder: str) -> list[Reading]:
+    """Everything of one drive."""
+    info = (f"{key}={word_of(f'{folder}/{file}')}" for key, file in
+            (("model", "model"), ("serial", "serial"), ("firmware", "firmware_rev")))  # fmt: skip
+    found: list[Reading] = [("host_nvme_info", ",".join(info), 1.0)]
+    state = word_of(f"{folder}/state")
+    if state:
+        found.append(("host_nvme_live", f"state={state}", float(state == "live")))
+    for sensors in _hwmon(folder):
+        for number in range(1, SENSORS_MAX + 1):
+            found += _sensor(f"{sensors}/temp{number}")
+    return found
+
+
+def _hwmon(folder: str) -> list[str]:
+    """Directly below the controller, or, before Linux 5.5's own driver, below its device."""
+    for above in (folder, f"{folder}/device/hwmon"):
+        try:
+            names = sorted(one for one in os.listdir(above) if one.startswith("hwmon"))
+        except OSError:
+            continue
+        folders = [f"{above}/{one}" for one in names if one != "hwmon"]
+        if folders:
+            return folders[:1]
+    return []
+
+
+def _sensor(path: str) -> list[Reading]:
+    now = _number(f"{path}_input")
+    if now is None:
+        return []
+    sensor = f"sensor={word_of(f'{path}_label') or path.rpartition('/')[2]}"
+    found = [("host_nvme_temperature_celsius", sensor, now / 1000.0)]
+    for suffix, limit in LIMITS.items():
+        value = _number(f"{path}_{suffix}")
+        if value is not None and 0.0 < value < 200_000.0:  # 65261 C is how a drive says "none"
+            more = f"{sensor},limit={limit}"
+            found.append(("host_nvme_temperature_limit_celsius", more, value / 1000.0))
+    alarm = _number(f"{path}_alarm")
+    if alarm is not None:
+        found.append(("host_nvme_temperature_alarm", sensor, float(alarm > 0.0)))
+    return found
+
+
+def _number(path: str) -> float | None:
+    """A whole number >= 0 that is the file's only content; None for anything else."""
+    text = word_of(path)
+    return float(text) if text.isascii() and text.isdecimal() and len(text) < 16 else None

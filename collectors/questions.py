@@ -1,0 +1,83 @@
+"""Questions that may never be answered, each asked in a thread of its own.
+
+Owns those threads, how long each has waited, and what was answered last.  For the children of the
+probes alone: a thread that the kernel holds is left and named by the age of its question, and the
+other questions go on.  The process can then be killed as a whole, if the kernel lets it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from typing import Generic, NamedTuple, TypeVar
+
+T = TypeVar("T")
+WAITING_MAX = 64  # threads; beyond that nothing more is asked
+
+
+class Answer(NamedTuple, Generic[T]):
+    """What came of one question."""
+
+    value: T | None  # None when it failed
+    error: OSError | None
+    took_s: float
+    boot_s: float  # CLOCK_BOOTTIME at which it was asked
+
+
+class Questions(Generic[T]):
+    """At most one open question a key, and none while its last answer was not looked at: one that
+    came late is told before it is replaced."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._since_s: dict[str, float] = {}  # key -> CLOCK_MONOTONIC of its open question
+        self._answers: dict[str, Answer[T]] = {}
+        self._untold: set[str] = set()
+
+    def ask(self, key: str, call: Callable[[], T], boot_s: float) -> None:
+        """Asks, if it may.  `call` may raise OSError and nothing else."""
+        with self._changed:
+            busy = key in self._since_s or key in self._untold
+            if busy or len(self._since_s) >= WAITING_MAX:
+                return
+            self._since_s[key] = time.monotonic()
+        name = f"ask-{key}"[:64]
+        threading.Thread(target=self._run, args=(key, call, boot_s), name=name, daemon=True).start()
+
+    def _run(self, key: str, call: Callable[[], T], boot_s: float) -> None:
+        begin_s, value, error = time.monotonic(), None, None
+        try:
+            value = call()
+        except OSError as problem:
+            error = problem
+        answer = Answer(value, error, time.monotonic() - begin_s, boot_s)
+        with self._changed:
+            del self._since_s[key]
+            self._answers[key] = answer
+            self._untold.add(key)
+            self._changed.notify_all()
+
+    def settle(self, limit_s: float) -> None:
+        """Waits until nothing is open, at most this long."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._since_s, limit_s)
+
+    def keep(self, keys: Iterable[str]) -> None:
+        """Forgets the answers of all other keys."""
+        wanted = set(keys)
+        with self._changed:
+            self._answers = {key: one for key, one in self._answers.items() if key in wanted}
+            self._untold &= wanted
+
+    def answer(self, key: str) -> Answer[T] | None:
+        """The last answer; None before the first."""
+        with self._changed:
+            self._untold.discard(key)
+            return self._answers.get(key)
+
+    def waited_s(self, key: str) -> float:
+        """Age of the open question; 0.0 when there is none."""
+        with self._changed:
+            since_s = self._since_s.get(key)
+        return 0.0 if since_s is None else time.monotonic() - since_s

@@ -1,0 +1,289 @@
+"""Disks, drives, error counters and the clock: a recorded node -> samples -> /metrics text.
+
+HOLDFAST_GOLDEN=1 writes the golden files anew.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+
+from holdfast.agent import metrics
+from holdfast.agent.core.detect.machine import PREFIXES
+from holdfast.collectors import ALL, PROBED, clock, disk, hardware_errors, mountinfo, nvme_smart
+from holdfast.collectors.clock import ClockCollector, State, Timex, state_of
+from holdfast.collectors.hardware_errors import HardwareErrorsCollector
+from holdfast.collectors.mounts import MountsCollector
+from holdfast.collectors.nvme import NvmeCollector
+from holdfast.collectors.nvme_smart import NvmeSmartCollector
+from holdfast.collectors.roots import Roots
+from holdfast.collectors.sample import NoData
+
+HERE = Path(__file__).resolve().parent
+
+
+class Page:
+    """A page of metrics from one collector's samples."""
+
+    def __init__(self, collector, samples) -> None:
+        self.collector, self.samples = collector, samples
+
+    def collect(self):
+        yield from metrics.families(self.samples, self.collector.metrics)
+
+    def text(self) -> str:
+        registry = CollectorRegistry(auto_describe=False)
+        registry.register(self)
+        return generate_latest(registry).decode()
+
+
+def same_as_golden(collector, samples) -> None:
+    declared = {metric.name for metric in collector.metrics}
+    assert {one.name for one in samples} <= declared
+    assert all(name.startswith(PREFIXES) for name in declared), "no detector would see it"
+    text = Page(collector, samples).text()
+    file = HERE / "golden" / f"{collector.name}.txt"
+    if os.environ.get("HOLDFAST_GOLDEN"):
+        file.write_text(text)
+    assert text == file.read_text()
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is missing (Debian package prometheus)")
+    done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True,
+                          text=True, timeout=30, check=False)  # fmt: skip
+    assert done.returncode == 0 and not done.stderr, done.stderr
+
+
+# ------------------------------------------------------------- the table of mounts
+
+
+def test_local_file_systems_once_each_and_none_behind_a_server(roots):
+    table = mountinfo.mounts(roots)
+    assert {mount.point: mount.readonly for mount in disk.local(table)} == {
+        "/": False, "/dev/shm": False, "/data": False, "/old data": True,
+    }  # fmt: skip
+    assert sorted(mount.point for mount in table if mount.is_network) == [
+        "/buckets/train", "/fsx", "/scratch",
+    ]  # fmt: skip
+
+
+def test_a_root_on_a_server_hides_no_local_file_system():
+    lines = ("1 0 0:9 / / rw - nfs 10.0.0.5:/root rw", "2 1 8:1 / /data rw - xfs /dev/sda1 rw")
+    table = [mount for mount in map(mountinfo.parse, lines) if mount is not None]
+    assert [mount.point for mount in disk.local(table)] == ["/data"]
+
+
+@given(st.one_of(st.text(), st.text("0123456789 /-:\\,row\t", max_size=80)))
+def test_no_line_of_the_table_is_too_odd(line):
+    mount = mountinfo.parse(line)
+    assert mount is None or mount.point
+
+
+def test_space_of_this_machine_is_what_statvfs_says():
+    try:
+        samples = disk.DiskCollector().collect(Roots(), 5.0)
+    except NoData:
+        pytest.skip("no local file system in this sandbox")
+    by_key = {(one.name, one.subject): one.value for one in samples}
+    for (name, subject), size in by_key.items():
+        if name == "host_filesystem_size_bytes":
+            space = os.statvfs(subject.removeprefix("mount="))
+            assert size == space.f_blocks * space.f_frsize
+            assert by_key["host_filesystem_available_bytes", subject] <= size
+
+
+# ------------------------------------------------------------- counters of errors
+
+
+def test_error_counters_of_the_recorded_node(roots):
+    collector = HardwareErrorsCollector()
+    same_as_golden(collector, collector.collect(roots, 1.0))
+
+
+def test_a_machine_without_counters_is_no_data(tmp_path):
+    with pytest.raises(NoData, match="virtual machine"):
+        HardwareErrorsCollector().collect(Roots(proc=str(tmp_path), sys=str(tmp_path)), 1.0)
+
+
+@pytest.mark.parametrize("rubbish", [
+    b"", b"\xff\x00\xfe" * 400, b"MCE: " + b"9" * 100_000, b"RxErr", b"1\n" * 9999,
+    b"RxErr 1e9\nx -1\n\xd9\xa3 \xd9\xa3\n",
+])  # fmt: skip
+def test_rubbish_in_counters_is_left_out(tmp_path, rubbish):
+    for name in ("proc/interrupts", "sys/bus/pci/devices/a/aer_dev_correctable",
+                 "sys/devices/system/edac/mc/mc0/ce_count",
+                 "sys/devices/system/edac/mc/mc0/dimm0/dimm_label"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(rubbish)
+    roots = Roots(proc=str(tmp_path / "proc"), sys=str(tmp_path / "sys"))
+    found = HardwareErrorsCollector().collect(roots, 1.0)
+    named = {one.name for one in found if one.value > 0.0}
+    assert not named & {"host_pcie_device_errors_total", "host_machine_checks_total"}
+    Page(HardwareErrorsCollector, found).text()
+
+
+@given(st.binary(max_size=300))
+def test_no_counter_file_is_too_odd(tmp_path_factory, content):
+    file = tmp_path_factory.getbasetemp() / "aer"
+    file.write_bytes(content)
+    counts = hardware_errors._counts(str(file))
+    assert counts is not None and all(one >= 0.0 for one in counts.values())
+
+
+# ------------------------------------------------------------- drives
+
+
+def test_drives_of_the_recorded_node(roots):
+    collector = NvmeCollector()
+    assert collector.here(roots) == ""
+    samples = [one._replace(value=0.0) if one.name == "host_nvme_waiting_seconds" else one
+               for one in collector.collect(roots, 1.0)]  # fmt: skip
+    same_as_golden(collector, samples)
+
+
+def test_smart_names_what_is_missing(roots, tool, tmp_path):
+    collector = NvmeSmartCollector()
+    assert "neither smartctl nor nvme is installed" in collector.here(roots)
+    tool("nvme", "nvme_cli.json")
+    assert collector.here(roots) == ""
+    (tmp_path / "proc/self/status").write_text("CapEff:\t0000000400000000\n")
+    assert "needs CAP_SYS_ADMIN" in collector.here(roots)
+    assert "no NVMe drive" in collector.here(roots._replace(sys=str(tmp_path)))
+    with pytest.raises(NoData, match="CAP_SYS_ADMIN"):
+        collector.collect(roots, 1.0)
+
+
+def settled(collector, roots, boot_s):
+    """A reading in which every question is answered: the tools take a moment to start."""
+    deadline_s = time.monotonic() + 20.0
+    while True:
+        samples = collector.collect(roots, boot_s)
+        waits = [one.value for one in samples if one.name == "host_nvme_waiting_seconds"]
+        if not any(waits) or time.monotonic() > deadline_s:
+            return samples
+
+
+@pytest.mark.parametrize(("name", "says"), [("smartctl", "smartctl.json"),
+                                            ("nvme", "nvme_cli.json")])  # fmt: skip
+def test_smart_by_either_tool(roots, tool, name, says):
+    asked = tool(name, says)
+    samples = settled(NvmeSmartCollector(), roots, 1.0)
+    said = {one.name: one.value for one in samples if one.subject == "device=nvme0"}
+    wanted = {
+        "smartctl": (0.09, 0.1, 1.04, 2.0, 17.0, 3.0), "nvme": (1.0, 0.1, 0.01, 0.0, 17.0, 3.0),
+    }[name]  # fmt: skip
+    assert tuple(round(value, 9) for value in said.values()) == wanted
+    warned = {one.subject for one in samples
+              if one.name == "host_nvme_critical_warning" and one.value}  # fmt: skip
+    given = {f"device={drive},warning={word}" for drive in ("nvme0", "nvme10")
+             for word in ("spare_low", "reliability")}  # fmt: skip
+    assert warned == (given if name == "smartctl" else set())
+    assert asked.read_text().count("/dev/nvme10") == 1
+
+
+def test_smart_is_asked_seldom_and_keeps_the_time_of_its_answer(roots, tool):
+    asked, collector = tool("nvme", "nvme_cli.json"), NvmeSmartCollector()
+    settled(collector, roots, 1.0)
+    later = collector.collect(roots, 200.0)
+    assert {one.boot_s for one in later if one.name == "host_nvme_used_ratio"} == {1.0}
+    assert len(asked.read_text().splitlines()) == 2
+    settled(collector, roots, 302.0)
+    assert len(asked.read_text().splitlines()) == 4
+
+
+def test_a_tool_that_is_refused_says_why(roots, tool, tmp_path):
+    said = {"smartctl": {"messages": [{"string": "open of /dev/nvme0 failed: Permission denied"}]}}
+    (tmp_path / "refused.json").write_text(json.dumps(said))
+    tool("smartctl", str(tmp_path / "refused.json"))
+    with pytest.raises(NoData, match="Permission denied"):
+        settled(NvmeSmartCollector(), roots, 1.0)
+
+
+def test_a_tool_that_is_late_or_talks_without_end_is_ended():
+    begin_s = time.monotonic()
+    with pytest.raises(TimeoutError, match=r"within 0\.2 s"):
+        nvme_smart.run_tool(("sleep", "60"), 0.2)
+    with pytest.raises(OSError, match="longer than"):
+        nvme_smart.run_tool(("yes",), 20.0)
+    with pytest.raises(FileNotFoundError):
+        nvme_smart.run_tool(("/nonexistent/nvme",), 1.0)
+    assert time.monotonic() - begin_s < 10.0
+
+
+ODD = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(
+        ("critical_warning", "temperature", "avail_spare", "percentage_used", "value", "smartctl",
+         "messages", "string", "error", "nvme_smart_health_information_log")), inner, max_size=4),
+)  # fmt: skip
+
+
+@given(st.one_of(st.binary(max_size=200), ODD.map(lambda one: json.dumps(one).encode())))
+def test_no_answer_of_a_tool_is_too_odd(output):
+    readings, why = nvme_smart.parse(output)
+    assert bool(readings) != bool(why)
+    assert all(0.0 <= value < float("inf") for _, _, value in readings)
+
+
+def test_half_an_answer_and_one_without_end():
+    whole = (HERE / "smartctl.json").read_bytes()
+    assert nvme_smart.parse(whole[: len(whole) // 2]) == ([], "no JSON")
+    assert nvme_smart.parse(b"[" * 200_000) == ([], "no JSON")
+
+
+# ------------------------------------------------------------- clock
+
+
+def test_the_clock_of_the_recorded_node(roots):
+    collector = ClockCollector(lambda: State(True, -2.5e-5, 0.0009, 1.2e-5))
+    same_as_golden(collector, collector.collect(roots, 1.0))
+
+
+def test_a_sandbox_that_refuses_leaves_the_source(roots, tmp_path):
+    def refused():
+        raise NoData("adjtimex: Operation not permitted")
+
+    (only,) = ClockCollector(refused).collect(roots, 1.0)
+    assert only.subject == "source=tsc"
+    with pytest.raises(NoData, match="not permitted"):
+        ClockCollector(refused).collect(Roots(sys=str(tmp_path)), 1.0)
+
+
+@pytest.mark.parametrize(("status", "result", "synchronized", "offset_s"), [
+    (0x2001, 0, True, -0.25), (0x0001, 0, True, -250.0), (0x2040, 5, False, -0.25),
+    (0x0000, 5, False, -250.0), (0x0040, 0, False, -250.0),
+])  # fmt: skip
+def test_what_the_kernel_says_in_seconds(status, result, synchronized, offset_s):
+    timex = Timex(offset=-250_000_000, maxerror=16_000_000, esterror=1000, status=status)
+    assert state_of(timex, result) == State(synchronized, offset_s, 16.0, 0.001)
+
+
+def test_this_machines_kernel_answers():
+    try:
+        state = clock.ask_kernel()
+    except NoData as reason:
+        pytest.skip(str(reason))
+    assert state.max_error_s >= 0.0 and abs(state.offset_s) < 3600.0
+
+
+# ------------------------------------------------------------- all of them
+
+
+def test_on_a_machine_without_anything_each_is_absent_and_says_why(tmp_path):
+    roots = Roots(proc=str(tmp_path), sys=str(tmp_path), compile_cache=str(tmp_path / "none"))
+    for make in PROBED:
+        if make in (MountsCollector, NvmeCollector, NvmeSmartCollector) or make.name == "dns":
+            assert make().here(roots), make.name
+            with pytest.raises(NoData):
+                make().collect(roots, 1.0)
+    assert len({make.name for make in ALL}) == len(ALL)
