@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from .nvme import word_of
 from .roots import Roots, read_text
@@ -22,7 +23,15 @@ ROWS_MAX = 512  # of PCIe, named
 INTERRUPTS_MAX_BYTES = 8 << 20  # 192 columns and the rows that matter stand last
 SEVERITIES = {"correctable": "corrected", "nonfatal": "nonfatal", "fatal": "fatal"}
 CHECKS = {"MCE:": "exception", "DFR:": "deferred", "THR:": "threshold", "TRM:": "thermal"}
+TURNS = 4  # what is many files or a long one is looked at once in so many readings
 Reading = tuple[str, str, float]  # name, subject, value
+
+
+class Device(NamedTuple):
+    """What a PCIe device counted when it was looked at."""
+
+    boot_s: float
+    counts: dict[str, dict[str, float]]  # by severity and error
 
 
 class HardwareErrorsCollector:
@@ -43,36 +52,46 @@ class HardwareErrorsCollector:
                ("device", "severity", "error")),
     )  # fmt: skip
 
+    def __init__(self) -> None:
+        self._turn = -1
+        self._pcie: dict[str, Device] = {}
+        self._checks: list[Sample] = []
+
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
         """One reading.  NoData where none of the three is to be had."""
-        found = [*_memory(roots), *_checks(roots), *_pcie(roots)]
+        self._turn = (self._turn + 1) % TURNS
+        if self._turn == 0:
+            self._checks = [Sample(*one, boot_s) for one in _checks(roots)]
+        self._look(f"{roots.sys}/bus/pci/devices", boot_s)
+        found = [*(Sample(*one, boot_s) for one in _memory(roots)), *self._checks]
+        found += _pcie(self._pcie, boot_s)
         if not found:
             raise NoData("no EDAC, machine-check or AER counters: a virtual machine or container")
-        return [Sample(name, subject, value, boot_s) for name, subject, value in found]
+        return found
+
+    def _look(self, folder: str, boot_s: float) -> None:
+        """Asks every fourth device, and all of them the first time: the 700 files of a machine with
+        eight GPUs would be most of what the slow set costs."""
+        try:
+            devices = sorted(os.listdir(folder))[:DEVICES_MAX]
+        except OSError:
+            devices = []
+        for place, device in enumerate(devices):
+            if device not in self._pcie or place % TURNS == self._turn:
+                self._pcie[device] = Device(boot_s, _aer(f"{folder}/{device}"))
+        for device in self._pcie.keys() - set(devices):
+            del self._pcie[device]
 
 
-def _pcie(roots: Roots) -> Iterator[Reading]:
-    """Sums over the node, and each count that is not zero: a healthy node has 3 series."""
-    folder = f"{roots.sys}/bus/pci/devices"
-    try:
-        devices = sorted(os.listdir(folder))[:DEVICES_MAX]
-    except OSError:
-        return
-    sums: dict[str, float] = {}
-    rows = 0
-    for device in devices:
-        for file, severity in SEVERITIES.items():
-            counts = _counts(f"{folder}/{device}/aer_dev_{file}")
-            if counts is None:
-                break  # it has no AER at all
-            sums[severity] = sums.get(severity, 0.0) + sum(counts.values())
-            for error, count in counts.items():
-                if count > 0.0 and rows < ROWS_MAX:
-                    rows += 1
-                    subject = f"device={device},severity={severity},error={error}"
-                    yield "host_pcie_device_errors_total", subject, count
-    for severity, count in sums.items():
-        yield "host_pcie_errors_total", f"severity={severity}", count
+def _aer(folder: str) -> dict[str, dict[str, float]]:
+    """Counts by severity and error; nothing for a device that has no AER."""
+    found: dict[str, dict[str, float]] = {}
+    for file, severity in SEVERITIES.items():
+        counts = _counts(f"{folder}/aer_dev_{file}")
+        if counts is None:
+            break
+        found[severity] = counts
+    return found
 
 
 def _counts(path: str) -> dict[str, float] | None:
@@ -81,12 +100,31 @@ def _counts(path: str) -> dict[str, float] | None:
         text = read_text(path, 4096)
     except NoData:
         return None
+    lines = text.splitlines()
+    if lines and lines[-1].startswith("TOTAL") and lines[-1].endswith(" 0"):
+        return {}  # as nearly always
     found: dict[str, float] = {}
-    for line in text.splitlines():
+    for line in lines:
         error, _, count = line.strip().rpartition(" ")
         if error and not error.startswith("TOTAL") and _is_count(count) and error.isascii():
             found[error.replace(",", " ")] = float(count)
     return found
+
+
+def _pcie(devices: dict[str, Device], boot_s: float) -> Iterator[Sample]:
+    """Sums over the node, and each count that is not zero: a healthy node has 3 series."""
+    sums: dict[str, float] = {}
+    rows = 0
+    for name, device in devices.items():
+        for severity, counts in device.counts.items():
+            sums[severity] = sums.get(severity, 0.0) + sum(counts.values())
+            for error, count in counts.items():
+                if count > 0.0 and rows < ROWS_MAX:
+                    rows += 1
+                    subject = f"device={name},severity={severity},error={error}"
+                    yield Sample("host_pcie_device_errors_total", subject, count, device.boot_s)
+    for severity, count in sums.items():
+        yield Sample("host_pcie_errors_total", f"severity={severity}", count, boot_s)
 
 
 def _memory(roots: Roots) -> Iterator[Reading]:
@@ -116,16 +154,21 @@ def _pair(prefix: str, suffix: str, controller: str, module: str) -> Iterator[Re
 
 
 def _checks(roots: Roots) -> Iterator[Reading]:
+    """Rows of /proc/interrupts, found from its end: the table may be of megabytes."""
     try:
         text = read_text(f"{roots.proc}/interrupts", INTERRUPTS_MAX_BYTES)
     except NoData:
         return
-    for line in text.splitlines():
-        head = line.lstrip()[:4]
-        if head in CHECKS:
-            counts = [float(one) for one in line.split()[1:] if _is_count(one)]
-            if counts:
-                yield "host_machine_checks_total", f"kind={CHECKS[head]}", sum(counts)
+    for head, kind in CHECKS.items():
+        at = text.rfind(head)
+        begin = text.rfind("\n", 0, max(at, 0)) + 1
+        if at < 0 or text[begin:at].strip():
+            continue
+        end = text.find("\n", at)
+        line = text[at : end if end >= 0 else len(text)]
+        counts = [float(one) for one in line.split()[1:] if _is_count(one)]
+        if counts:
+            yield "host_machine_checks_total", f"kind={kind}", sum(counts)
 
 
 def _listed(folder: str, prefix: str) -> list[str]:

@@ -74,7 +74,7 @@ class NvmeSmartCollector:
         if not _tool(roots):
             return "neither smartctl nor nvme is installed (smartmontools, nvme-cli)"
         if not _holds(roots, CAP_SYS_ADMIN):
-            return "SMART needs CAP_SYS_ADMIN, which this agent does not hold"
+            return "SMART needs CAP_SYS_ADMIN, which is not held here"
         return ""
 
     def environ(self, roots: Roots) -> dict[str, str]:

@@ -14,6 +14,9 @@ UNKEPT_S = 300.0  # after a boot a time service needs minutes
 OFFSET_S = 0.1
 MAX_ERROR_S = 1.0  # kept by a service this is some ms to 0.1 s; it grows by 0.5 ms/s when not
 SLOW_SOURCES = frozenset(("hpet", "acpi_pm", "pit", "jiffies", "refined-jiffies"))
+NAMES = frozenset(PREFIX + one for one in (
+    "synchronized", "offset_seconds", "max_error_seconds", "source_info"
+))  # fmt: skip
 Reading = tuple[str, str, float, float]  # collectors.sample.Sample, as in Observed
 
 
@@ -30,7 +33,7 @@ class Clock:
         values: dict[str, float] = {}
         read_s = 0.0
         for name, subject, value, boot_s in samples:
-            if not name.startswith(PREFIX):
+            if name not in NAMES:
                 continue
             if name == "host_clock_source_info":
                 source = subject.removeprefix("source=")

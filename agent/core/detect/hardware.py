@@ -26,6 +26,7 @@ WARNINGS = {
 }
 NAMES = frozenset((
     "host_memory_errors_total", "host_machine_checks_total", "host_pcie_device_errors_total",
+    "host_pcie_errors_total",
     "host_nvme_critical_warning", "host_nvme_live", "host_nvme_used_ratio",
     "host_nvme_media_errors_total", "host_nvme_temperature_alarm",
 ))  # fmt: skip
@@ -66,8 +67,9 @@ class Hardware:
         """Faults now, one for each thing and fault, with everything that speaks for it."""
         found: dict[tuple[str, str], list[tuple[str, str]]] = {}
         for name, subject, value, boot_s in samples:
-            if name == "host_pcie_errors_total" and self._pcie_s < 0.0:
-                self._pcie_s = boot_s
+            if name == "host_pcie_errors_total":
+                self._pcie_s = boot_s if self._pcie_s < 0.0 else self._pcie_s
+                continue  # a sum, for people
             if name not in NAMES:
                 continue
             labels = dict(part.partition("=")[::2] for part in subject.split(",") if part)

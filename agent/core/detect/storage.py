@@ -18,6 +18,9 @@ FULL_SHARE, FULL_BYTES = 0.02, 1e9
 LOW_INODES, FULL_INODES = 0.05, 0.01
 FULL_SOON_S = 4 * 3600.0
 STILL_SOON = 1.5  # a forecast once made stays until it is this many times as far away
+NAMES = frozenset(PREFIX + one for one in (
+    "size_bytes", "available_bytes", "inodes", "free_inodes", "readonly"
+))  # fmt: skip
 Reading = tuple[str, str, float, float]  # collectors.sample.Sample, as in Observed
 Finding = tuple[str, str]  # severity, why
 
@@ -35,7 +38,7 @@ class Storage:
         values: dict[str, dict[str, float]] = {}
         read_s: dict[str, float] = {}
         for name, subject, value, boot_s in samples:
-            if name.startswith(PREFIX) and len(values) < MOUNTS_MAX:
+            if name in NAMES and len(values) < MOUNTS_MAX:
                 mount = subject.removeprefix("mount=")
                 values.setdefault(mount, {})[name[len(PREFIX) :]] = value
                 read_s[mount] = boot_s
