@@ -21,6 +21,8 @@ MODULES_MAX = 256
 DEVICES_MAX = 1024  # of PCIe, looked at
 ROWS_MAX = 512  # of PCIe, named
 INTERRUPTS_MAX_BYTES = 8 << 20  # 192 columns and the rows that matter stand last
+HEADS_MAX = 8  # the name of a row may stand in another row's text as well
+LEAD_MAX = 16  # spaces in front of a row's name
 SEVERITIES = {"correctable": "corrected", "nonfatal": "nonfatal", "fatal": "fatal"}
 CHECKS = {"MCE:": "exception", "DFR:": "deferred", "THR:": "threshold", "TRM:": "thermal"}
 TURNS = 4  # what is many files or a long one is looked at once in so many readings
@@ -160,15 +162,22 @@ def _checks(roots: Roots) -> Iterator[Reading]:
     except NoData:
         return
     for head, kind in CHECKS.items():
-        at = text.rfind(head)
-        begin = text.rfind("\n", 0, max(at, 0)) + 1
-        if at < 0 or text[begin:at].strip():
-            continue
-        end = text.find("\n", at)
-        line = text[at : end if end >= 0 else len(text)]
-        counts = [float(one) for one in line.split()[1:] if _is_count(one)]
+        counts = [float(one) for one in _row(text, head).split() if _is_count(one)]
         if counts:
             yield "host_machine_checks_total", f"kind={kind}", sum(counts)
+
+
+def _row(text: str, head: str) -> str:
+    """What follows `head` on the last line that begins with it; "" without one."""
+    at = len(text)
+    for _ in range(HEADS_MAX):
+        at = text.rfind(head, 0, at)
+        if at < 0:
+            break
+        begin = text.rfind("\n", 0, at) + 1
+        if at - begin < LEAD_MAX and not text[begin:at].strip():
+            return text[at + len(head) :].partition("\n")[0]
+    return ""
 
 
 def _listed(folder: str, prefix: str) -> list[str]:

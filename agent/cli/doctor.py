@@ -15,6 +15,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from holdfast.collectors import clock, nvme, nvme_smart
+from holdfast.collectors.roots import Roots
+from holdfast.collectors.sample import NoData
+
 from .failure import Failure
 from .launch import job_python
 from .live import print_json
@@ -222,7 +226,30 @@ def cores(_: Mapping[str, str]) -> Finding:
     return Finding("cores", HAVE, f"{number} cores")
 
 
+def drives(_: Mapping[str, str]) -> Finding:
+    """Whether an agent with the permissions of this process would read SMART."""
+    roots = Roots()
+    if not nvme.drives(roots):
+        return Finding("NVMe SMART", HAVE, "no NVMe drive here")
+    why_not = nvme_smart.NvmeSmartCollector().here(roots)
+    if why_not:
+        return Finding("NVMe SMART", LACK, why_not, "wear, media errors and warnings of the drives "
+                       "are not seen; state and temperature are")  # fmt: skip
+    return Finding("NVMe SMART", HAVE, "readable")
+
+
+def time_service(_: Mapping[str, str]) -> Finding:
+    cost = "lines of several nodes cannot be put in order; object stores may refuse requests"
+    try:
+        state = clock.ask_kernel()
+    except NoData as reason:
+        return Finding("clock", LACK, str(reason), "whether the clock is kept is not seen")
+    if not state.synchronized:
+        return Finding("clock", LACK, "no time service keeps it", cost)
+    return Finding("clock", HAVE, f"kept, off by at most {state.max_error_s:.3f} s")
+
+
 PROBES: tuple[Callable[[Mapping[str, str]], Finding], ...] = (
     job_interpreter, trainer, memfd, pidfd, py_spy, ptrace, kernel_log, cgroup, systemd,
-    state_directory, node_agent, cores,
+    state_directory, node_agent, cores, drives, time_service,
 )

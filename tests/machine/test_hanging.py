@@ -105,7 +105,11 @@ def test_a_mount_that_hangs_is_named_while_others_answer_and_is_asked_again(node
         # The question that hung is answered first, and tells how long it took.
         assert node.value("host_mount_response_seconds", node.bad) > 0.6
         assert node.runner.children()["mounts"] == first
-        await until(lambda: node.value("host_mount_response_seconds", node.bad) < 0.5)
+        await until(lambda: 0.0 <= node.value("host_mount_response_seconds", node.bad) < 0.5)
+        assert node.value("host_filesystem_size_bytes", node.bad) == size
+        node.hangs.write_text(f"{node.bad}\n")
+        await until(lambda: node.waiting_s(node.bad) > 0.0)  # what it said before is not so now
+        assert node.value("host_filesystem_size_bytes", node.bad) == -1.0
 
     asyncio.run(running(node, scenario))
 

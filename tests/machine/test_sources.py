@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 
 from holdfast.agent import metrics
+from holdfast.agent.cli import doctor
 from holdfast.agent.core.detect.machine import NAMES
 from holdfast.collectors import ALL, PROBED, clock, disk, hardware_errors, mountinfo, nvme_smart
 from holdfast.collectors.clock import ClockCollector, State, Timex, state_of
@@ -264,6 +265,13 @@ def test_no_answer_of_a_tool_is_too_odd(output):
     assert all(0.0 <= value < float("inf") for _, _, value in readings)
 
 
+def test_what_is_no_count_costs_itself_alone():
+    said = (b'{"critical_warning": {"value": 300}, "temperature": 1, "media_errors": Infinity, '
+            b'"avail_spare": NaN, "percent_used": -1, "unsafe_shutdowns": true, '
+            b'"spare_thresh": null, "num_err_log_entries": "17"}')  # fmt: skip
+    assert nvme_smart.parse(said) == ([("host_nvme_error_log_entries_total", "", 17.0)], "")
+
+
 def test_half_an_answer_and_one_without_end():
     whole = (HERE / "smartctl.json").read_bytes()
     assert nvme_smart.parse(whole[: len(whole) // 2]) == ([], "no JSON")
@@ -303,6 +311,17 @@ def test_this_machines_kernel_answers():
     except NoData as reason:
         pytest.skip(str(reason))
     assert state.max_error_s >= 0.0 and abs(state.offset_s) < 3600.0
+
+
+def test_doctor_names_what_smart_and_the_clock_lack(roots, tool, tmp_path, monkeypatch):
+    monkeypatch.setattr(doctor, "Roots", lambda: roots)
+    tool("nvme", "nvme_cli.json")
+    assert doctor.drives({}).state == doctor.HAVE
+    (tmp_path / "proc/self/status").write_text("CapEff:\t0\n")
+    assert "CAP_SYS_ADMIN" in doctor.drives({}).said
+    for synchronized, state in ((True, doctor.HAVE), (False, doctor.LACK)):
+        monkeypatch.setattr(clock, "ask_kernel", lambda kept=synchronized: State(kept, 0, 0.01, 0))
+        assert doctor.time_service({}).state == state
 
 
 # ------------------------------------------------------------- all of them
