@@ -14,8 +14,10 @@ from .nvidia import NvidiaCollector
 from .nvme import NvmeCollector
 from .nvme_smart import NvmeSmartCollector
 from .rdma import RdmaCollector
+from .shared_memory import SharedMemoryCollector
+from .tasks import TasksCollector
 
 PROBED = (NvidiaCollector, NeuronCollector, CompileCacheCollector, RdmaCollector, MountsCollector,
           NvmeCollector, NvmeSmartCollector, DnsCollector)  # fmt: skip
 ALL = (HostCollector, DiskCollector, ClockCollector, HardwareErrorsCollector, NetworkCollector,
-       *PROBED)  # fmt: skip
+       TasksCollector, SharedMemoryCollector, *PROBED)  # fmt: skip

@@ -1,0 +1,105 @@
+"""/dev/shm: how full, and how much of it has no name any more.
+
+Owns reading that one file system.  What was unlinked while somebody still maps it is seen by no
+listing, and is what fills it: data loaders that were killed leave such.  Reads only.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .roots import Roots, read_text
+from .sample import Metric, NoData, Sample
+
+FILES_MAX = 20_000  # looked at in one reading
+DEPTH_MAX = 4
+NEAR = 0.7  # full: from here on it is worth asking who holds it
+PROCESSES_MAX = 5000
+NAMED_MAX = 4
+ODD = str.maketrans(",=\n{}\"\\", "_______")
+
+
+class SharedMemoryCollector:
+    """See the module."""
+
+    name = "shared_memory"
+    fast = False
+    path = "/dev/shm"
+    metrics = (
+        Metric("host_shm_size_bytes", "gauge", "Size of /dev/shm."),
+        Metric("host_shm_used_bytes", "gauge", "Used bytes of /dev/shm."),
+        Metric("host_shm_unlinked_bytes", "gauge",
+               "Used bytes of /dev/shm that no file name leads to: unlinked, and still held."),
+        Metric("host_shm_files", "gauge", "Files in /dev/shm."),
+    )  # fmt: skip
+
+    def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
+        """One reading.  NoData where there is no such file system."""
+        try:
+            space = os.statvfs(self.path)
+        except OSError as error:
+            raise NoData(f"{self.path}: {error.strerror}") from error
+        size = space.f_blocks * space.f_frsize
+        used = (space.f_blocks - space.f_bfree) * space.f_frsize
+        if size <= 0:
+            raise NoData(f"{self.path}: has no size of its own")
+        files, named, cut = _named(self.path)
+        found = [
+            Sample("host_shm_size_bytes", "", float(size), boot_s),
+            Sample("host_shm_used_bytes", "", float(used), boot_s),
+            Sample("host_shm_files", "", float(files), boot_s),
+        ]
+        if not cut:  # a part of the names says nothing about what has none
+            left = float(max(0, used - named))
+            found.append(Sample("host_shm_unlinked_bytes", "", left, boot_s))
+        if used >= NEAR * size:
+            found += _holders(roots.proc, boot_s)
+        return found
+
+
+def _named(path: str) -> tuple[int, int, bool]:
+    """(files, bytes that names lead to, whether there were too many to look at all)."""
+    folders, files, seen = [(path, 0)], 0, dict[int, int]()
+    while folders:
+        folder, depth = folders.pop()
+        try:
+            entries = list(os.scandir(folder))
+        except OSError:
+            if depth == 0:
+                return files, 0, True
+            continue
+        for entry in entries:
+            if files >= FILES_MAX:
+                return files, sum(seen.values()), True
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    if depth >= DEPTH_MAX:
+                        return files, sum(seen.values()), True
+                    folders.append((entry.path, depth + 1))
+                    continue
+                stat = entry.stat(follow_symlinks=False)
+            except OSError:
+                continue  # removed meanwhile
+            files += 1
+            seen[stat.st_ino] = stat.st_blocks * 512  # once, however many names it has
+    return files, sum(seen.values()), False
+
+
+def _holders(proc: str, boot_s: float) -> list[Sample]:
+    """Processes with the most shared memory resident: the likely holders, not a proof."""
+    found: list[tuple[int, int, str]] = []
+    for pid in [one for one in os.listdir(proc) if one.isdecimal()][:PROCESSES_MAX]:
+        try:
+            text = read_text(f"{proc}/{pid}/status", 4096)
+        except NoData:
+            continue
+        rows = dict(line.partition(":")[::2] for line in text.splitlines())
+        words = rows.get("RssShmem", "").split()
+        if words and words[0].isdecimal() and int(words[0]) > 0:
+            name = rows.get("Name", "?").strip().translate(ODD)
+            found.append((int(words[0]) * 1024, int(pid), name))
+    found.sort(reverse=True)
+    return [
+        Sample("shm_resident_bytes", f"pid={pid},name={name}", float(size), boot_s)
+        for size, pid, name in found[:NAMED_MAX]
+    ]

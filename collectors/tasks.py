@@ -1,0 +1,269 @@
+"""Processes in trouble: ended and not collected, stuck in the kernel, out of open files, or burning
+a core in the kernel.
+
+Owns one pass over /proc/PID/stat.  Names processes for whoever judges; their samples are not
+declared, so that process ids never become labels on the page.  Reads only; a process that ends
+between list and read is left out.  Threads other than the first are not looked at: the kernel's own
+watchdog names those (hung_task, in its log).
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import NamedTuple
+
+from .roots import Roots, read_text
+from .sample import Metric, NoData, Sample
+
+PROCESSES_MAX = 20_000  # of one pass; the rest is counted
+STAT_MAX_BYTES = 2048
+NAMED_MAX = 16  # of each kind
+KERNEL_THREAD = 0x00200000  # PF_KTHREAD
+KERNEL_EVERY = 4  # passes: a node has thousands of kernel threads, and they only matter for time
+FILES_LOOK = 200  # open files from which a process's own limit is read
+FILES_NEAR = 0.7
+BUSY = 0.3  # of a core, in the kernel
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+ODD = str.maketrans(",=\n{}\"\\", "_______")  # what a subject cannot hold
+
+
+class Task(NamedTuple):
+    """What one line of /proc/PID/stat says."""
+
+    pid: int
+    name: str
+    state: str
+    ppid: int
+    flags: int
+    kernel_ticks: int
+    start_ticks: int
+    cpu: int
+
+
+class Spent(NamedTuple):
+    """Processor time in the kernel, as read last."""
+
+    start_ticks: int
+    kernel_ticks: int
+    boot_s: float
+
+
+class TasksCollector:
+    """See the module."""
+
+    name = "tasks"
+    fast = False
+    metrics = (
+        Metric("host_zombies", "gauge", "Processes that ended and that nobody collected."),
+        Metric("host_blocked_processes", "gauge",
+               "Processes that wait in the kernel and cannot be ended (state D)."),
+        Metric("host_hung_tasks_total", "counter",
+               "Tasks that the kernel itself reported as hung; newer kernels only."),
+        Metric("host_threads_max", "gauge", "Threads that the kernel allows."),
+        Metric("host_process_open_files_ratio_max", "gauge",
+               "Open files of the process nearest to its own limit, as a share of it."),
+        Metric("host_processes_unread", "gauge", "Processes beyond those that a reading looks at."),
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self._passes = 0
+        self._kernel: set[int] = set()
+        self._kernel_busy: list[tuple[float, Task]] = []
+        self._spent: dict[int, Spent] = {}
+        self._blocked: dict[tuple[int, int], tuple[int, float]] = {}
+
+    def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
+        """One pass.  NoData when /proc cannot be listed."""
+        try:
+            pids = [int(one) for one in os.listdir(roots.proc) if one.isdecimal()]
+        except OSError as error:
+            raise NoData(f"{roots.proc}: {error.strerror}") from error
+        whole = self._passes % KERNEL_EVERY == 0
+        self._passes += 1
+        unread = max(0, len(pids) - PROCESSES_MAX)
+        wanted = [pid for pid in pids[:PROCESSES_MAX] if whole or pid not in self._kernel]
+        tasks = [task for pid in wanted if (task := read_task(roots.proc, pid)) is not None]
+        if whole:
+            self._kernel = {task.pid for task in tasks if task.flags & KERNEL_THREAD}
+        users = [task for task in tasks if not task.flags & KERNEL_THREAD]
+        found = [Sample("host_processes_unread", "", float(unread), boot_s)]
+        found += _zombies(users, boot_s)
+        found += self._waiting(roots.proc, users, boot_s)
+        found += self._busy(tasks, whole, boot_s)
+        found += _open_files(roots.proc, users, boot_s)
+        found += _limits(roots.proc, boot_s)
+        return found
+
+    def _waiting(self, proc: str, tasks: list[Task], boot_s: float) -> list[Sample]:
+        """Who is in state D, and since when without having run at all in between."""
+        before, self._blocked = self._blocked, {}
+        blocked = [task for task in tasks if task.state == "D"]
+        found = [Sample("host_blocked_processes", "", float(len(blocked)), boot_s)]
+        for task in blocked[:PROCESSES_MAX]:
+            key = task.pid, task.start_ticks
+            switches = _switches(proc, task.pid)
+            known, since_s = before.get(key, (-1, boot_s))
+            self._blocked[key] = (switches, since_s if known == switches >= 0 else boot_s)
+        aged = sorted(
+            ((boot_s - self._blocked[task.pid, task.start_ticks][1], task) for task in blocked),
+            key=lambda one: (-one[0], one[1].pid),
+        )
+        for age_s, task in aged[:NAMED_MAX]:
+            if age_s > 0.0:
+                subject = f"pid={task.pid},name={task.name},wait={_wait(proc, task.pid)}"
+                found.append(Sample("task_blocked_seconds", subject, age_s, boot_s))
+        return found
+
+    def _busy(self, tasks: list[Task], whole: bool, boot_s: float) -> list[Sample]:
+        """Who burns a core in the kernel.  Kernel threads keep what their last look said."""
+        busy: list[tuple[float, Task]] = []
+        spent: dict[int, Spent] = {}
+        for task in tasks:
+            before = self._spent.get(task.pid)
+            spent[task.pid] = Spent(task.start_ticks, task.kernel_ticks, boot_s)
+            if before is None or before.start_ticks != task.start_ticks:
+                continue
+            elapsed_s = boot_s - before.boot_s
+            ticks = task.kernel_ticks - before.kernel_ticks
+            if elapsed_s > 0.0 and (share := ticks / TICKS_PER_S / elapsed_s) >= BUSY:
+                busy.append((share, task))
+        if whole:
+            self._spent = spent
+            self._kernel_busy = [one for one in busy if one[1].flags & KERNEL_THREAD]
+        else:
+            kept = {pid: one for pid, one in self._spent.items() if pid in self._kernel}
+            self._spent = kept | spent
+            busy += self._kernel_busy
+        busy.sort(key=lambda one: (-one[0], one[1].pid))
+        return [
+            Sample("task_kernel_ratio", f"pid={task.pid},name={task.name},cpu={task.cpu}",
+                   share, boot_s)
+            for share, task in busy[:NAMED_MAX]
+        ]  # fmt: skip
+
+
+def read_task(proc: str, pid: int) -> Task | None:
+    """One process; None when it is gone or its line is no line of stat."""
+    try:
+        fd = os.open(f"{proc}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        text = os.read(fd, STAT_MAX_BYTES)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    return parse_task(pid, text)
+
+
+def parse_task(pid: int, text: bytes) -> Task | None:
+    """The name stands in parentheses and may hold some itself: the last one closes it."""
+    first, last = text.find(b"("), text.rfind(b")")
+    fields = text[last + 2 :].split()
+    if first < 0 or last < first or len(fields) < 37:
+        return None
+    try:
+        state, ppid, flags = fields[0].decode("ascii"), int(fields[1]), int(fields[6])
+        kernel_ticks, start_ticks, cpu = int(fields[12]), int(fields[19]), int(fields[36])
+    except ValueError:
+        return None
+    if len(state) != 1 or min(ppid, flags, kernel_ticks, start_ticks) < 0:
+        return None
+    name = text[first + 1 : last].decode("utf-8", "replace").translate(ODD)
+    return Task(pid, name, state, ppid, flags, kernel_ticks, start_ticks, cpu)
+
+
+def _zombies(tasks: list[Task], boot_s: float) -> list[Sample]:
+    """How many, and whose: a zombie is its parent's fault."""
+    names = {task.pid: task.name for task in tasks}
+    parents = Counter(task.ppid for task in tasks if task.state == "Z")
+    found = [Sample("host_zombies", "", float(parents.total()), boot_s)]
+    for ppid, count in parents.most_common(NAMED_MAX):
+        subject = f"pid={ppid},name={names.get(ppid, '?')}"
+        found.append(Sample("task_zombies", subject, float(count), boot_s))
+    return found
+
+
+def _open_files(proc: str, tasks: list[Task], boot_s: float) -> list[Sample]:
+    """Processes near their own limit.  Since Linux 6.2 the size of /proc/PID/fd is how many there
+    are, which costs one call; listing every process's files would cost thousands."""
+    if not _counts_files(proc):
+        return []
+    worst, near = 0.0, []
+    for task in tasks:
+        try:
+            count = os.stat(f"{proc}/{task.pid}/fd").st_size
+        except OSError:
+            continue
+        limit = _file_limit(proc, task.pid) if count >= FILES_LOOK else 0
+        if limit > 0:
+            worst = max(worst, count / limit)
+            if count >= FILES_NEAR * limit:
+                near.append((count / limit, task))
+    near.sort(key=lambda one: (-one[0], one[1].pid))
+    return [
+        Sample("host_process_open_files_ratio_max", "", worst, boot_s),
+        *(Sample("task_open_files_ratio", f"pid={task.pid},name={task.name}", share, boot_s)
+          for share, task in near[:NAMED_MAX]),
+    ]  # fmt: skip
+
+
+def _counts_files(proc: str) -> bool:
+    """Whether the size of a directory of open files is their number; a recorded tree's is not."""
+    try:
+        size, listed = os.stat(f"{proc}/self/fd").st_size, len(os.listdir(f"{proc}/self/fd"))
+    except OSError:
+        return False
+    return 0 < size and abs(size - listed) <= 2
+
+
+def _file_limit(proc: str, pid: int) -> int:
+    """0 when there is none, or it may not be read."""
+    try:
+        text = read_text(f"{proc}/{pid}/limits", 4096)
+    except NoData:
+        return 0
+    for line in text.splitlines():
+        if line.startswith("Max open files"):
+            words = line.split()
+            return int(words[3]) if len(words) > 3 and words[3].isdecimal() else 0
+    return 0
+
+
+def _switches(proc: str, pid: int) -> int:
+    """How often the process was taken off a processor; -1 unknown.  Unchanged means that it has
+    not run since."""
+    try:
+        text = read_text(f"{proc}/{pid}/status", 8192)
+    except NoData:
+        return -1
+    words = [line.split()[-1] for line in text.splitlines() if "ctxt_switches:" in line]
+    numbers = [int(word) for word in words if word.isdecimal()]
+    return sum(numbers) if numbers else -1
+
+
+def _wait(proc: str, pid: int) -> str:
+    """The kernel function it waits in, where that may be read."""
+    try:
+        text = read_text(f"{proc}/{pid}/wchan", 128).strip().translate(ODD)
+    except NoData:
+        return "?"
+    return text if text and text != "0" else "?"
+
+
+def _limits(proc: str, boot_s: float) -> list[Sample]:
+    """What the kernel says of itself; a file that is missing costs its own metric."""
+    found = []
+    for name, path in (
+        ("host_threads_max", "sys/kernel/threads-max"),
+        ("host_hung_tasks_total", "sys/kernel/hung_task_detect_count"),
+    ):
+        try:
+            value = float(int(read_text(f"{proc}/{path}", 64)))
+        except (NoData, ValueError):
+            continue
+        if value >= 0.0:
+            found.append(Sample(name, "", value, boot_s))
+    return found
