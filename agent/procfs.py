@@ -119,6 +119,19 @@ def activity(pid: int, proc: str = "/proc") -> tuple[int, int]:
     return ticks, moved
 
 
+def memory_cgroup(pid: int, proc: str = "/proc") -> str:
+    """The cgroup that a process's memory is charged to; "" when it is gone or may not be read."""
+    found = ""
+    for line in read_small(f"{proc}/{pid}/cgroup").decode("utf-8", "replace").splitlines():
+        number, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        if "memory" in controllers.split(","):
+            return path  # version 1 beside version 2: the memory is where the controller is
+        if number == "0":
+            found = path
+    return found
+
+
 def process_alive(pid: int, proc: str = "/proc") -> bool:
     """Whether a process exists and is more than a zombie."""
     stat = parse_stat(read_small(f"{proc}/{pid}/stat"))

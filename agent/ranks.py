@@ -46,6 +46,7 @@ class RankTrack:
         self._proc = proc
         self._map: mmap.mmap | None = None
         self._stat = procfs.StatFile(pid, proc)
+        self._cgroup = procfs.memory_cgroup(pid, proc)  # once: nobody moves a rank that runs
         self._progress: tuple[object, ...] = ()
         self._progress_s = 0.0
         self._looked_s = 0.0
@@ -133,7 +134,7 @@ class RankTrack:
             state=said.state, ended=said.ended, parked=said.parked,
             still_s=max(0.0, now_s - self._progress_s), proc_state=self._state,
             traced=self._state == "t", stopped_s=stopped_s, active=self._active, where=where,
-            flight=said.flight,
+            flight=said.flight, cgroup=self._cgroup,
         )  # fmt: skip
         if view is None or view.generation != said.generation:
             # The page of a kept process still shows its last generation until it is told the new

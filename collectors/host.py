@@ -113,7 +113,7 @@ def _memory(roots: Roots) -> Iterator[Reading]:
 
 
 def _pressure(roots: Roots) -> Iterator[Reading]:
-    for resource in ("cpu", "io", "memory"):
+    for resource in ("cpu", "io", "irq", "memory"):
         try:
             text = read_text(f"{roots.proc}/pressure/{resource}")
         except NoData:

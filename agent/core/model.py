@@ -79,6 +79,7 @@ class RankView(Value, frozen=True):
     phase_s: tuple[tuple[str, float], ...] = ()  # accumulated seconds per phase
     ended: Ended | None = None
     parked: Parked | None = None
+    cgroup: str = ""  # that its memory is charged to, as the agent sees it; "" unknown
 
 
 class Commit(Value, frozen=True):
@@ -199,6 +200,7 @@ class Verdict(Value, frozen=True, omit_defaults=False):
     detector: str = ""
     run: str = ""
     generation: int = 0
+    explains: tuple[str, ...] = ()  # faults of the same node that are only its consequence
 
 
 class Incident(Value, frozen=True, omit_defaults=False):

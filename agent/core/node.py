@@ -12,6 +12,7 @@ import msgspec
 
 from . import ledger, plan, reconcile, world
 from .detect.accelerator import Accelerators
+from .detect.host import Host
 from .detect.machine import Machine
 from .detect.network import NetworkMemory, Networks
 from .fleet import Fleet
@@ -35,6 +36,7 @@ from .model import (
 from .notice import Wish
 from .outbox import Outbox, Settled
 from .run import RunCase
+from .standing import StandingCase, StandingMemory
 
 TICK_S = 1.0
 FROZEN_S = 3.0  # between two steps: this agent stood still itself
@@ -58,6 +60,7 @@ class NodeMemory(msgspec.Struct):
     devices_most: dict[str, int] = {}  # vendor -> most devices that answered in this boot
     network: NetworkMemory = msgspec.field(default_factory=NetworkMemory)  # of this boot
     mounts_writable: list[str] = []  # mounts that were writable in this boot
+    standing: StandingMemory = msgspec.field(default_factory=StandingMemory)
 
 
 class Node:
@@ -82,6 +85,8 @@ class Node:
         self.accelerators = Accelerators(name)
         self.networks = Networks(name)
         self.machine = Machine(name)
+        self.host = Host(name)
+        self.standing = StandingCase(name, self.kept.standing)
         self.since_boot_s = -1.0
         self.last_boot_s = -1.0
         self.thaw_boot_s = 0.0
@@ -102,6 +107,13 @@ class Node:
         doing: dict[str, str] = {}
         whole = self._any(now, observed, settled, effects, verdicts, changed)
         causes = self.kernel.step(whole)
+        conditions = [
+            *self.host.verdicts(observed),
+            *self.machine.verdicts(observed.samples, self.kept.mounts_writable),
+            *self.networks.verdicts(observed.samples, self.kept.network),
+        ]
+        verdicts.extend(conditions)
+        self.standing.step(whole, conditions)
         for view in sorted(observed.runs, key=lambda v: v.run):
             context = self._context(now, observed, view, settled, effects, verdicts, changed)
             context.causes = causes
@@ -178,9 +190,7 @@ class Node:
                 )
             )  # fmt: skip
         most = self.kept.devices_most
-        found += self.accelerators.verdicts(observed.samples, observed.runs, most)
-        found += self.machine.verdicts(observed.samples, self.kept.mounts_writable)
-        return [*found, *self.networks.verdicts(observed.samples, self.kept.network)]
+        return [*found, *self.accelerators.verdicts(observed.samples, observed.runs, most)]
 
     def _context(
         self, now: Now, observed: Observed, view: RunView, settled: list[Settled],
@@ -266,7 +276,7 @@ class Node:
         self, now: Now, contexts: list[Context], effects: list[Effect],
         verdicts: list[Verdict], changed: dict[str, Incident],
     ) -> Decision:  # fmt: skip
-        shown = self.kept.fleet_incidents | self.kernel.incidents()
+        shown = self.kept.fleet_incidents | self.kernel.incidents() | self.standing.incidents()
         for run in sorted(self.cases):
             memory = self.cases[run].memory
             shown.update({i: memory.open[i].incident for i in sorted(memory.open)})

@@ -1,0 +1,342 @@
+"""The host's own pathologies: a core lost to the kernel, cgroups that pile up, units that crash.
+
+Owns the windows over the host's samples and one conclusion across them: a unit that crashes again
+and again, the cgroups that it leaves behind, the core that walks them, and the network card that is
+starved meanwhile are one fault, of that unit and of no run.  Shown and counted, never acted on.
+Pure; a restart of the agent begins its windows anew, which is the careful side.
+"""
+
+from __future__ import annotations
+
+from ..event import Event
+from ..model import DEGRADED, WARN, Observed, RunView, Verdict
+from . import host_levels as levels
+from .accelerator import Reading, labels_of
+from .host_levels import Place, Rows, verdict
+from .host_links import (
+    HELD_DEGRADED,
+    Core,
+    Leak,
+    Loop,
+    busiest,
+    core_words,
+    living_in,
+    owner,
+    unit_of,
+    words_of,
+)
+from .host_windows import Windows
+
+PINNED = 0.9  # of a core's time, in the kernel and its interrupts
+PINNED_S = 50.0  # ... over at least this much of the last minute
+RESTARTS = 5  # in ten minutes
+RECENT_S = 600.0
+GROWTH_MIN = 20  # more of them within the ten minutes: it still goes on
+LEFT_EACH = 0.2  # of a cgroup left behind by each start, at least, to belong to it
+LASTS_S = 40.0  # three readings of the slow set
+KILLS_KEPT = 64
+RESETS_KEPT = 32
+CORES_MAX, SERIES_MAX, STREAKS_MAX = 4096, 1024, 256
+CORES_GAP_S = 4.5
+OURS = ("host_", "task_", "cgroup_", "shm_")
+IN_KERNEL = frozenset(("system", "irq", "softirq"))
+COUNTED = {"host_unit_restarts_total": "unit", "host_cgroup_births_total": "cgroup",
+           "host_cgroup_oom_kills_total": "cgroup"}  # fmt: skip
+# a reading of the same collector that is there whenever it was read at all
+TOKEN = {"host_unit_restarts_total": "host_units", "host_cgroup_births_total":
+         "host_memory_cgroups", "host_cgroup_oom_kills_total": "host_memory_cgroups"}  # fmt: skip
+
+
+class Host:
+    """The verdicts on this node.  Steps come up to a hundred times a second, samples every few
+    seconds: an equal tuple is looked at once."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._samples: tuple[Reading, ...] = ()
+        self._cores = Windows(60.0, 5.0, CORES_MAX)
+        self._series = Windows(RECENT_S, 15.0, SERIES_MAX)
+        self._held = Windows(RECENT_S, 15.0, 1, falls=True)
+        self._mode_of: dict[str, tuple[int, bool]] = {}  # subject -> (core, in the kernel)
+        self._read_s: dict[str, float] = {}
+        self._since_s: dict[str, float] = {}
+        self._resets: list[Event] = []
+        self._killed: dict[tuple[str, int, int], float] = {}  # run, rank, pid -> when
+        self._homes: dict[int, str] = {}  # pid of a rank -> its cgroup
+        self._boot_s = 0.0
+        self._cores_s = -CORES_GAP_S
+        self._verdicts: list[Verdict] = []
+
+    def verdicts(self, observed: Observed) -> list[Verdict]:
+        """Faults of the host now."""
+        self._take(observed.events)
+        if observed.runs:
+            self._watch_ranks(observed.runs)
+        if observed.samples is not self._samples:
+            self._samples = observed.samples
+            rows = self._intake(observed.samples)
+            self._verdicts = self._judge(rows, levels.places_of(observed.runs))
+        return self._verdicts
+
+    # ------------------------------------------------------------ what comes in
+
+    def _take(self, events: tuple[Event, ...]) -> None:
+        """Keeps what the kernel says of network cards; the log shows the last minute alone."""
+        newest = self._resets[-1].boot_s if self._resets else -1.0
+        known = {(one.cursor, one.boot_s) for one in self._resets}
+        for event in events:
+            if event.fault == "nic_error" and event.boot_s >= newest \
+                    and (event.cursor, event.boot_s) not in known:
+                self._resets = [*self._resets[1 - RESETS_KEPT :], event]
+
+    def _watch_ranks(self, runs: tuple[RunView, ...]) -> None:
+        """Remembers where ranks live and which were killed: soon others stand in their place."""
+        for view in runs:
+            for rank in view.ranks:
+                if rank.cgroup:
+                    self._homes[rank.pid] = rank.cgroup
+                if rank.ended is not None and rank.ended.signal == 9 and not rank.ended.by_us:
+                    self._killed[view.run, rank.rank, rank.pid] = rank.ended.boot_s
+        while len(self._homes) > CORES_MAX:
+            del self._homes[next(iter(self._homes))]
+        while len(self._killed) > KILLS_KEPT:
+            del self._killed[next(iter(self._killed))]
+
+    def _intake(self, samples: tuple[Reading, ...]) -> Rows:
+        """Samples by name, counters into their windows."""
+        rows: Rows = {}
+        cores: dict[int, tuple[float, float, float]] = {}
+        read_s: dict[str, float] = {}
+        for name, subject, value, boot_s in samples:
+            if name == "host_cpu_seconds_total":
+                if boot_s - self._cores_s >= CORES_GAP_S:  # of 1,500 readings on a large node
+                    core, kernel = self._mode(subject)
+                    inside, all_s, _ = cores.get(core, (0.0, 0.0, 0.0))
+                    cores[core] = inside + value * kernel, all_s + value, boot_s
+                continue
+            if not name.startswith(OURS):
+                continue
+            self._boot_s = max(self._boot_s, boot_s)
+            rows.setdefault(name, []).append((labels_of(subject), value))
+            if name in COUNTED:
+                self._count(name, subject.partition("=")[2], boot_s, value)
+            elif name == "host_pressure_seconds_total":
+                self._cores.add(subject, boot_s, value)
+            elif name == "host_memory_cgroups" and subject == "state=dying":
+                self._held.add("dying", boot_s, value)
+            read_s[name] = boot_s
+        for core, (inside, all_s, boot_s) in cores.items():
+            self._cores.add((core, "kernel"), boot_s, inside)
+            self._cores.add((core, "all"), boot_s, all_s)
+            self._cores_s = self._boot_s = max(self._boot_s, boot_s)
+        self._read_s |= {name: read_s[name] for name in TOKEN.values() if name in read_s}
+        return rows
+
+    def _mode(self, subject: str) -> tuple[int, bool]:
+        known = self._mode_of.get(subject)
+        if known is None:
+            labels = labels_of(subject)
+            cpu = labels.get("cpu", "")
+            known = int(cpu) if cpu.isdecimal() else -1, labels.get("mode") in IN_KERNEL
+            if len(self._mode_of) < 4 * CORES_MAX:
+                self._mode_of[subject] = known
+        return known
+
+    def _count(self, name: str, key: str, boot_s: float, value: float) -> None:
+        """A counter that is shown from its first count on: before, it was zero."""
+        before_s = self._read_s.get(TOKEN[name], -1.0)
+        if self._series.newest_s((name, key)) < 0.0 <= before_s < boot_s:
+            self._series.add((name, key), before_s, 0.0)
+        self._series.add((name, key), boot_s, value)
+
+    def _lasts(self, what: str, is_so: bool) -> bool:
+        """Whether it was so in every reading of the last while."""
+        since_s = self._since_s.pop(what, self._boot_s)
+        if not is_so:
+            return False
+        self._since_s[what] = since_s
+        while len(self._since_s) > STREAKS_MAX:
+            del self._since_s[next(iter(self._since_s))]
+        return self._boot_s - since_s >= LASTS_S
+
+    # ------------------------------------------------------------ what follows
+
+    def _judge(self, rows: Rows, places: list[Place]) -> list[Verdict]:
+        stalled = self._cores.grown("resource=memory,kind=full").rate
+        return [
+            *self._chain(rows, places),
+            *levels.limits(self._node, rows, places),
+            *levels.zombies(self._node, rows, self._lasts),
+            *levels.blocked(self._node, rows, places),
+            *levels.shared_memory(self._node, rows),
+            *levels.shortage(self._node, rows, places, stalled, self._lasts),
+            *self._kills(rows, places),
+        ]
+
+    def _chain(self, rows: Rows, places: list[Place]) -> list[Verdict]:
+        """Units, cgroups and cores: one verdict when they explain each other, else each its own."""
+        leak, cores = self._leak(rows), self._pinned(rows)
+        loops = self._loops(rows)
+        root = self._root(leak, loops)
+        busy = busiest(rows)
+        found = []
+        if root is not None and leak is not None:
+            found.append(self._explained(
+                root, leak, cores if leak.is_many else [], busy, living_in(root, places)
+            ))
+        found += [self._loop(loop) for loop in loops if root is None or loop.name != root.name]
+        if leak is not None and leak.is_many and root is None:
+            found.append(self._leaks(leak))
+        if cores and not (root is not None and leak is not None and leak.is_many):
+            found.append(self._burns(cores, busy))
+        return found
+
+    def _pinned(self, rows: Rows) -> list[Core]:
+        """Cores with nothing but kernel work over the last minute, the worst first."""
+        shares: dict[int, float] = {}
+        for key in self._cores.keys():
+            if isinstance(key, tuple) and key[1] == "all":
+                whole, inside = self._cores.grown(key), self._cores.grown((key[0], "kernel"))
+                fresh = self._boot_s - self._cores.newest_s(key) <= 60.0
+                if fresh and whole.seconds >= PINNED_S and whole.by > 0.0:
+                    shares[key[0]] = inside.by / whole.by
+        mean = sum(shares.values()) / len(shares) if shares else 0.0
+        found = [Core(cpu, share, mean, len(shares)) for cpu, share in shares.items()
+                 if share >= PINNED]  # fmt: skip
+        return sorted(found, key=lambda one: (-one.share, one.cpu))
+
+    def _leak(self, rows: Rows) -> Leak | None:
+        counts = {labels.get("state"): int(value)
+                  for labels, value in rows.get("host_memory_cgroups", ())}  # fmt: skip
+        if "dying" not in counts:
+            return None
+        places = [labels.get("cgroup", "") for labels, _ in rows.get("cgroup_dying", ())]
+        grown = int(self._held.grown("dying").by)
+        return Leak(counts["dying"], counts.get("in_use", 0), grown, places[0] if places else "")
+
+    def _loops(self, rows: Rows) -> list[Loop]:
+        """Units that systemd started again and again, most first."""
+        found = []
+        for labels, _ in rows.get("host_unit_restarts_total", ()):
+            unit = labels.get("unit", "")
+            starts = int(self._series.grown(("host_unit_restarts_total", unit)).by)
+            if starts >= RESTARTS:
+                found.append(Loop(f"unit/{unit}", starts, "systemd started it", 0.9))
+        return sorted(found, key=lambda one: (-one.starts, one.name))
+
+    def _root(self, leak: Leak | None, loops: list[Loop]) -> Loop | None:
+        """Who leaves the cgroups behind: only somebody whose starts keep step with them."""
+        if leak is None or leak.grown < GROWTH_MIN:
+            return None
+        able = [one for one in loops if leak.grown >= LEFT_EACH * one.starts]
+        born = self._born()
+        if not able:
+            able = [one for one in born if leak.grown >= LEFT_EACH * one.starts]
+        if not able:
+            return None
+        below = [one for one in able if unit_of(one) in leak.place.split("/")]
+        seen = [one for one in able if any(one.name == other.name for other in born)]
+        best = (below or seen or able)[0]
+        others = tuple(one.name for one in able if one.name != best.name)
+        certain = bool(below or (seen and len(seen) == 1)) or not others
+        return best._replace(confidence=best.confidence if certain else 0.6, beside=others)
+
+    def _born(self) -> list[Loop]:
+        """Places where cgroups were made again and again, most first."""
+        found: dict[str, int] = {}
+        for key in self._series.keys():
+            if isinstance(key, tuple) and key[0] == "host_cgroup_births_total":
+                starts = int(self._series.grown(key).by)
+                fresh = self._boot_s - self._series.newest_s(key) <= 60.0
+                if fresh and starts >= RESTARTS:
+                    found[owner(key[1])] = max(starts, found.get(owner(key[1]), 0))
+        made = "its cgroup was made anew at least"
+        loops = [Loop(name, starts, made, 0.7) for name, starts in found.items()]
+        return sorted(loops, key=lambda one: (-one.starts, one.name))
+
+    # ------------------------------------------------------------ words
+
+    def _explained(
+        self, root: Loop, leak: Leak, cores: list[Core], busy: list[str], living: str
+    ) -> Verdict:
+        said = [f"{words_of(root.name)} of {self._node} crashes again and again ({root.how} "
+                f"{root.starts} times in ten minutes) and leaves memory cgroups behind: the "
+                f"kernel holds {leak.dying} removed ones beside {leak.in_use} in use, "
+                f"{leak.grown} more in that time"]  # fmt: skip
+        evidence = [("starts", f"{root.starts} in ten minutes: {root.how}"),
+                    ("cgroups", f"{leak.dying} removed and held, {leak.in_use} in use, "
+                     f"{leak.grown} more in ten minutes")]  # fmt: skip
+        if leak.place:
+            evidence.append(("most below", leak.place))
+        if cores:
+            said.append(core_words(cores))
+            evidence += [("core", core_words([core])) for core in cores[:4]]
+            evidence += [("in kernel", one) for one in busy[:2]]
+        resets = self._recent_resets() if cores else []
+        if resets:
+            where = levels.listed(sorted({one.subject or "a network card" for one in resets}), 4)
+            times = "once" if len(resets) == 1 else f"{len(resets)} times"
+            said.append(f"meanwhile the kernel complained of {where} {times}")
+            evidence.append(("kernel line", resets[-1].text))
+        evidence += [("also", words_of(name)) for name in root.beside[:4]]
+        said.append(living or "no run is to blame")
+        return verdict(
+            self._node, "unit_crash_loop", f"/{root.name}", DEGRADED if cores else WARN,
+            "; ".join(said), tuple(evidence), root.confidence,
+            ("host_cgroup_leak", "host_core_pinned") if cores else ("host_cgroup_leak",),
+        )  # fmt: skip
+
+    def _loop(self, loop: Loop) -> Verdict:
+        return verdict(
+            self._node, "unit_crash_loop", f"/{loop.name}", WARN,
+            f"{words_of(loop.name)} of {self._node} crashes again and again: {loop.how} "
+            f"{loop.starts} times in ten minutes",
+            (("starts", f"{loop.starts} in ten minutes"),),
+        )  # fmt: skip
+
+    def _leaks(self, leak: Leak) -> Verdict:
+        grows = f", {leak.grown} more in ten minutes" if leak.grown > 0 else ""
+        below = f"; most of them below {leak.place}" if leak.place not in ("", "/") else ""
+        return verdict(
+            self._node, "host_cgroup_leak", "/cgroups",
+            DEGRADED if leak.dying >= HELD_DEGRADED else WARN,
+            f"the kernel of {self._node} holds {leak.dying} removed memory cgroups beside "
+            f"{leak.in_use} in use{grows}{below}; nobody was seen to make them",
+        )  # fmt: skip
+
+    def _burns(self, cores: list[Core], busy: list[str]) -> Verdict:
+        return verdict(
+            self._node, "host_core_pinned", "/cpu", WARN,
+            f"{core_words(cores)} on {self._node}",
+            tuple(("in kernel", one) for one in busy[:4]),
+        )  # fmt: skip
+
+    def _recent_resets(self) -> list[Event]:
+        return [one for one in self._resets if self._boot_s - one.boot_s <= RECENT_S]
+
+    def _kills(self, rows: Rows, places: list[Place]) -> list[Verdict]:
+        """Cgroups in which the kernel killed for memory within the last ten minutes."""
+        limit = {labels.get("cgroup", ""): value
+                 for labels, value in rows.get("cgroup_memory_max_bytes", ())}  # fmt: skip
+        found = []
+        for labels, _ in rows.get("host_cgroup_oom_kills_total", ()):
+            cgroup = labels.get("cgroup", "")
+            killed = int(self._series.grown(("host_cgroup_oom_kills_total", cgroup)).by)
+            if killed <= 0:
+                continue
+            dead = [
+                Place(run, rank, pid, self._homes.get(pid, ""))
+                for (run, rank, pid), at_s in self._killed.items()
+                if self._boot_s - at_s <= RECENT_S
+            ]
+            lost = levels.listed([one.words for one in dead if levels.inside(one, cgroup)])
+            bound = f" (limit {levels.memory(limit[cgroup])})" if limit.get(cgroup) else ""
+            told = f"; {lost} ended by SIGKILL there" if lost else levels.living(cgroup, places)
+            number = "a process" if killed == 1 else f"{killed} processes"
+            found.append(verdict(
+                self._node, "host_oom", f"/cgroup{cgroup}", WARN,
+                f"the kernel killed {number} of cgroup {cgroup}{bound} for memory in the last "
+                f"ten minutes{told}",
+                (("cgroup", cgroup), ("killed", str(killed))),
+            ))  # fmt: skip
+        return found

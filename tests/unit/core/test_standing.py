@@ -1,0 +1,68 @@
+"""Incidents of what stands: opened once, said again when worse, closed when gone."""
+
+from __future__ import annotations
+
+from holdfast.agent.core.model import Incident, Now, Settings
+from holdfast.agent.core.node import Node
+from holdfast.agent.runbook import load_runbooks
+
+from .host_machine import Machine, leaking
+
+
+class Life:
+    """A node with the shipped runbooks, stepped over a machine."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self.node = Node("a", Settings(), load_runbooks())
+
+    def step(self, looks: int = 1, boot_id: str = "b1") -> dict[str, Incident]:
+        for _ in range(looks):
+            observed = self.machine.look()
+            now = Now(self.machine.boot_s, 1e9 + self.machine.boot_s, boot_id)
+            self.decision = self.node.step(now, observed)
+        again = self.node.step(now, observed)
+        assert again.incidents == tuple(
+            one for one in self.decision.incidents if one.state == "open")  # fmt: skip
+        return {one.id: one for one in self.decision.incidents}
+
+
+def test_an_incident_opens_once_grows_and_closes() -> None:
+    life = Life(Machine(slow={("host_open_files", ""): 80.0, ("host_open_files_max", ""): 100.0}))
+    (opened,) = life.step().values()
+    assert opened.culprit == "limit open-files of a" and opened.run == ""
+    assert opened.would_have == "ask_person: a person's part"
+    life.machine.slow["host_open_files", ""] = 81.0
+    assert life.step(3) == {opened.id: opened}
+    life.machine.slow["host_open_files", ""] = 95.0
+    (grown,) = life.step(3).values()
+    assert grown.severity == "degraded" and grown.timeline[-1][1].startswith("now: 95 of 100")
+    life.machine.slow["host_open_files", ""] = 10.0
+    assert life.step(12)[opened.id].state == "open"
+    closed = [one for _ in range(6) for one in life.step().values() if one.state == "closed"]
+    assert [one.id for one in closed] == [opened.id]
+    assert life.step() == {}
+
+
+def test_the_chain_takes_the_incidents_of_its_links_over() -> None:
+    life = Life(Machine(kernel={3: 0.98}))
+    life.machine.slow["host_memory_cgroups", "state=dying"] = 30_000.0
+    first = life.step(15)
+    assert {one.fault for one in first.values()} == {"host_cgroup_leak", "host_core_pinned"}
+    closed, host = {}, life.node.host
+    for _ in range(12):
+        leaking(life.machine, host, 1)
+        closed |= {i: one for i, one in life.step().items() if one.state == "closed"}
+    assert set(closed) == set(first)
+    assert all("ecs.service" in one.timeline[-1][1] for one in closed.values())
+    (left,) = life.step().values()
+    assert left.culprit == "unit ecs.service of a" and left.fault == "unit_crash_loop"
+
+
+def test_memory_survives_the_agent_and_ends_with_the_boot() -> None:
+    life = Life(Machine(slow={("host_open_files", ""): 80.0, ("host_open_files_max", ""): 100.0}))
+    (opened,) = life.step().values()
+    life.node = Node("a", Settings(), load_runbooks(), life.node.memory())
+    assert life.step() == {opened.id: opened}
+    found = life.step(boot_id="b2")
+    assert found[opened.id].state == "closed" and "rebooted" in found[opened.id].timeline[-1][1]
