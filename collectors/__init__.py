@@ -1,6 +1,7 @@
 """Collectors: one file a source, one method each.  ALL lists those that the agent runs; those in
 PROBED may never answer, so each is read in a child of its own (agent/probe.py)."""
 
+from .cgroups import CgroupsCollector
 from .clock import ClockCollector
 from .compile_cache import CompileCacheCollector
 from .disk import DiskCollector
@@ -16,8 +17,9 @@ from .nvme_smart import NvmeSmartCollector
 from .rdma import RdmaCollector
 from .shared_memory import SharedMemoryCollector
 from .tasks import TasksCollector
+from .units import UnitsCollector
 
 PROBED = (NvidiaCollector, NeuronCollector, CompileCacheCollector, RdmaCollector, MountsCollector,
-          NvmeCollector, NvmeSmartCollector, DnsCollector)  # fmt: skip
+          NvmeCollector, NvmeSmartCollector, DnsCollector, UnitsCollector)  # fmt: skip
 ALL = (HostCollector, DiskCollector, ClockCollector, HardwareErrorsCollector, NetworkCollector,
-       TasksCollector, SharedMemoryCollector, *PROBED)  # fmt: skip
+       TasksCollector, CgroupsCollector, SharedMemoryCollector, *PROBED)  # fmt: skip

@@ -1,0 +1,231 @@
+"""Memory cgroups: how many the kernel holds against those in use, and which of them are short.
+
+Owns one walk of the hierarchy that has the memory controller (version 2, or version 1's memory
+tree).  A cgroup that was removed lives on while anything is charged to it; whoever makes and leaves
+them by the thousand makes every walk of the kernel's own longer, until one core does nothing else.
+Reads only, bounded; a cgroup that vanishes during the walk is left out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from typing import NamedTuple
+
+from .roots import Roots, read_text
+from .sample import Metric, NoData, Sample
+
+DIRECTORIES_MAX = 5000  # of one walk
+DEPTH_MAX = 16
+LOOK_MAX = 256  # cgroups whose files are read in one reading, outermost first
+NAMED_MAX = 64  # on the page
+BIRTHS_MAX = 256  # cgroups below which births are counted
+DYING_LOOK = 100  # removed cgroups from which it is worth asking below whom they are
+DYING_READS_MAX = 512
+NO_LIMIT = 1 << 60  # version 1 writes a huge number
+ODD = str.maketrans(",=\n{}\"", "______")  # what a subject cannot hold
+
+
+class Tree(NamedTuple):
+    """Where the memory controller's hierarchy is."""
+
+    base: str
+    version: int
+    usage: str
+    limit: str
+    kills: str
+    cache: str  # key of memory.stat: what is dropped before anything is killed
+
+
+def find(roots: Roots) -> Tree:
+    """NoData where no memory controller is to be seen."""
+    base = f"{roots.sys}/fs/cgroup"
+    if os.path.exists(f"{base}/cgroup.controllers"):
+        return Tree(base, 2, "memory.current", "memory.max", "memory.events.local",
+                    "inactive_file")  # fmt: skip
+    if os.path.isdir(f"{base}/memory"):
+        return Tree(f"{base}/memory", 1, "memory.usage_in_bytes", "memory.limit_in_bytes",
+                    "memory.oom_control", "total_inactive_file")  # fmt: skip
+    raise NoData(f"no memory controller below {base}")
+
+
+class CgroupsCollector:
+    """See the module."""
+
+    name = "cgroups"
+    fast = False
+    metrics = (
+        Metric("host_memory_cgroups", "gauge",
+               "Memory cgroups with a directory (in_use), and removed ones that the kernel "
+               "still holds (dying).", ("state",)),
+        Metric("host_cgroup_births_total", "counter",
+               "Cgroups made anew at this place or below it, as far as readings saw.",
+               ("cgroup",)),
+        Metric("host_cgroup_oom_kills_total", "counter",
+               "Processes of this cgroup that the kernel killed for memory.", ("cgroup",)),
+        Metric("host_cgroup_memory_ratio", "gauge",
+               "Memory of a limited cgroup that cannot be dropped, as a share of its limit.",
+               ("cgroup",)),
+        Metric("host_cgroup_tasks_ratio", "gauge",
+               "Tasks of a limited cgroup as a share of its limit.", ("cgroup",)),
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self._seen: dict[str, int] | None = None
+        self._births: Counter[str] = Counter()
+
+    def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
+        """One walk.  NoData where no memory controller is to be seen."""
+        tree = find(roots)
+        found, cut = walk(tree.base)
+        if not cut:
+            if self._seen is not None:
+                self._births.update(births(self._seen, found))
+                self._births = Counter(dict(self._births.most_common(BIRTHS_MAX)))
+            self._seen = found
+        samples = [
+            Sample("host_cgroup_births_total", f"cgroup={path}", float(count), boot_s)
+            for path, count in self._births.most_common(NAMED_MAX)
+        ]
+        counts = _counts_2(tree) if tree.version == 2 else _counts_1(roots, tree, found, cut)
+        for state, count in counts.items():
+            samples.append(Sample("host_memory_cgroups", f"state={state}", float(count), boot_s))
+        if tree.version == 2 and counts.get("dying", 0) >= DYING_LOOK:
+            path, held = holder(tree.base, list(found), counts["dying"])
+            samples.append(Sample("cgroup_dying", f"cgroup={label(path)}", float(held), boot_s))
+        return samples + _limits(tree, found, boot_s)
+
+
+def walk(base: str) -> tuple[dict[str, int], bool]:
+    """Path below `base` -> inode of every cgroup but the root, and whether the walk was cut short.
+    A directory of cgroupfs with two links has none below, so most are never listed; other file
+    systems say one."""
+    found: dict[str, int] = {}
+    folders, cut = [("", 0)], False
+    while folders:
+        folder, depth = folders.pop()
+        try:
+            entries = [one for one in os.scandir(f"{base}{folder}") if one.is_dir(
+                follow_symlinks=False)]  # fmt: skip
+        except OSError:
+            continue
+        for entry in sorted(entries, key=lambda one: one.name):
+            if len(found) >= DIRECTORIES_MAX:
+                return found, True
+            try:
+                links = entry.stat(follow_symlinks=False).st_nlink
+            except OSError:
+                continue  # removed meanwhile
+            path = f"{folder}/{entry.name}"
+            found[path] = entry.inode()
+            if links != 2:
+                cut = cut or depth >= DEPTH_MAX
+                if depth < DEPTH_MAX:
+                    folders.append((path, depth + 1))
+    return found, cut
+
+
+def births(before: dict[str, int], now: dict[str, int]) -> Counter[str]:
+    """Cgroups that are new since the last walk: one made again under its name counts there, one
+    under a new name counts for its parent; what lies below a new one does not count again."""
+    fresh: set[str] = set()
+    found: Counter[str] = Counter()
+    for path in sorted(now):
+        parent = path.rpartition("/")[0]
+        if before.get(path) == now[path] and parent not in fresh:
+            continue
+        if parent not in fresh:
+            found[label(path if path in before else parent)] += 1
+        fresh.add(path)
+    return found
+
+
+def holder(base: str, paths: list[str], dying: int) -> tuple[str, int]:
+    """(innermost cgroup below which most of the removed ones are, how many)."""
+    below: dict[str, list[str]] = {}
+    for path in paths:
+        below.setdefault(path.rpartition("/")[0], []).append(path)
+    place, held, reads = "", dying, 0
+    while place in below and reads < DYING_READS_MAX:
+        looked = below[place][: DYING_READS_MAX - reads]
+        reads += len(looked)
+        counts = {path: _stat(f"{base}{path}/cgroup.stat") for path in looked}
+        most = max(looked, key=lambda path: (_dying(counts[path]), path))
+        if 2 * _dying(counts[most]) < held or _dying(counts[most]) == 0:
+            break
+        place, held = most, _dying(counts[most])
+    return place, held
+
+
+def _counts_2(tree: Tree) -> dict[str, int]:
+    """The kernel's own numbers, of this place and below."""
+    stat = _stat(f"{tree.base}/cgroup.stat")
+    in_use = stat.get("nr_subsys_memory", stat.get("nr_descendants", -1))
+    return {"in_use": in_use, "dying": _dying(stat)} if in_use >= 0 else {}
+
+
+def _counts_1(roots: Roots, tree: Tree, found: dict[str, int], cut: bool) -> dict[str, int]:
+    """/proc/cgroups counts the whole machine's; a container sees fewer directories than that, and
+    only the true root has release_agent."""
+    in_use = len(found) + 1
+    try:
+        text = read_text(f"{roots.proc}/cgroups")
+    except NoData:
+        return {"in_use": in_use}
+    rows = [line.split() for line in text.splitlines() if line.startswith("memory")]
+    held = int(rows[0][2]) if rows and len(rows[0]) > 2 and rows[0][2].isdecimal() else 0
+    if cut or held <= 0 or not os.path.exists(f"{tree.base}/release_agent"):
+        return {"in_use": in_use}
+    return {"in_use": in_use, "dying": max(0, held - in_use)}
+
+
+def _stat(path: str) -> dict[str, int]:
+    """Lines `key number`; {} when it cannot be read."""
+    try:
+        text = read_text(path, 1 << 16)
+    except NoData:
+        return {}
+    pairs = (line.split() for line in text.splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
+
+
+def _dying(stat: dict[str, int]) -> int:
+    return stat.get("nr_dying_subsys_memory", stat.get("nr_dying_descendants", 0))
+
+
+def _limits(tree: Tree, found: dict[str, int], boot_s: float) -> list[Sample]:
+    """Kills, and how full each limited cgroup is; those that have neither are left out."""
+    kills: list[Sample] = []
+    full: list[Sample] = []
+    for path in sorted(found, key=lambda one: (one.count("/"), one))[:LOOK_MAX]:
+        place, subject = f"{tree.base}{path}", f"cgroup={label(path)}"
+        limit = _number(f"{place}/{tree.limit}")
+        killed = _stat(f"{place}/{tree.kills}").get("oom_kill", 0)
+        if killed or limit:
+            kills.append(Sample("host_cgroup_oom_kills_total", subject, float(killed), boot_s))
+        if limit:
+            cache = _stat(f"{place}/memory.stat").get(tree.cache, 0)
+            used = max(0, _number(f"{place}/{tree.usage}") - cache)
+            full.append(Sample("host_cgroup_memory_ratio", subject, used / limit, boot_s))
+            full.append(Sample("cgroup_memory_max_bytes", subject, float(limit), boot_s))
+        tasks_max = _number(f"{place}/pids.max") if tree.version == 2 else 0
+        if tasks_max:
+            share = _number(f"{place}/pids.current") / tasks_max
+            full.append(Sample("host_cgroup_tasks_ratio", subject, share, boot_s))
+    kills.sort(key=lambda one: -one.value)
+    return kills[:NAMED_MAX] + full[: 3 * NAMED_MAX]
+
+
+def _number(path: str) -> int:
+    """0 for "max", for version 1's way to say so, and for what cannot be read."""
+    try:
+        text = read_text(path, 64).strip()
+    except NoData:
+        return 0
+    number = int(text) if text.isdecimal() else 0
+    return number if number < NO_LIMIT else 0
+
+
+def label(path: str) -> str:
+    """A path as it may stand in a subject; the root is /."""
+    return path.translate(ODD) or "/"

@@ -1,0 +1,91 @@
+"""systemd's units: which of them restart again and again, and which gave up.
+
+Owns one call of `systemctl show` a reading.  Its answer may never come (the manager itself can hang
+behind a mount), so it runs in a probe child.  NoData where no systemd runs this machine.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+
+from .roots import Roots
+from .sample import Metric, NoData, Sample
+
+UNITS_MAX = 64  # named
+OUTPUT_MAX_BYTES = 4 << 20
+TIMEOUT_S = 10.0  # beneath this the agent's own deadline kills the child anyhow
+BOOTED = "/run/systemd/system"  # there exactly when systemd is the machine's init
+ODD = str.maketrans(",=\n{}\"", "______")  # what a subject cannot hold
+
+
+class UnitsCollector:
+    """See the module."""
+
+    name = "units"
+    fast = False
+    metrics = (
+        Metric("host_unit_restarts_total", "counter",
+               "Times that systemd started a unit again by itself; units that never needed it "
+               "are left out.", ("unit",)),
+        Metric("host_unit_failed", "gauge", "1 for a unit that failed and is not tried again.",
+               ("unit",)),
+        Metric("host_units", "gauge", "Service units that are loaded."),
+    )  # fmt: skip
+
+    def here(self, roots: Roots) -> str:
+        """"" where systemd is the init, else why not."""
+        return "" if os.path.isdir(BOOTED) else "no systemd runs this machine"
+
+    def environ(self, roots: Roots) -> dict[str, str]:
+        """Texts in one language."""
+        return {"LC_ALL": "C.UTF-8"}
+
+    def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
+        """One reading.  NoData without systemctl, OSError when it fails."""
+        tool = shutil.which("systemctl")
+        if tool is None:
+            raise NoData("no systemctl")
+        # The pattern matches units in memory, which one that restarts always is.
+        command = (tool, "show", "--no-pager", "--property=Id,NRestarts,ActiveState", "*.service")
+        try:
+            done = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError(f"systemctl gave no answer within {TIMEOUT_S:g} s") from error
+        if done.returncode != 0:
+            said = done.stderr[:200].decode("utf-8", "replace").strip()
+            raise OSError(f"systemctl show: exit status {done.returncode}: {said}")
+        return samples(parse(done.stdout[:OUTPUT_MAX_BYTES]), boot_s)
+
+
+def parse(output: bytes) -> list[dict[str, str]]:
+    """Blocks of `Key=value` lines, an empty line between two; a block without Id is none."""
+    found: list[dict[str, str]] = [{}]
+    for line in output.decode("utf-8", "replace").splitlines():
+        key, equals, value = line.partition("=")
+        if not line.strip():
+            found.append({})
+        elif equals and len(key) < 64:
+            found[-1].setdefault(key, value[:256])
+    return [one for one in found if one.get("Id")]
+
+
+def samples(units: list[dict[str, str]], boot_s: float) -> list[Sample]:
+    """The busiest restarters and those that failed."""
+    restarts: list[tuple[int, str]] = []
+    failed: list[str] = []
+    for unit in units:
+        name, count = unit["Id"].translate(ODD), unit.get("NRestarts", "")
+        if count.isascii() and count.isdecimal() and len(count) < 16 and int(count) > 0:
+            restarts.append((int(count), name))
+        if unit.get("ActiveState") == "failed":
+            failed.append(name)
+    restarts.sort(key=lambda one: (-one[0], one[1]))
+    return [
+        Sample("host_units", "", float(len(units)), boot_s),
+        *(Sample("host_unit_restarts_total", f"unit={name}", float(count), boot_s)
+          for count, name in restarts[:UNITS_MAX]),
+        *(Sample("host_unit_failed", f"unit={name}", 1.0, boot_s)
+          for name in sorted(failed)[:UNITS_MAX]),
+    ]  # fmt: skip

@@ -1,0 +1,330 @@
+"""Cgroups and units: recorded trees of both versions, a stand-in for systemctl, and the crash loop
+that leaves cgroups behind, made for real."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.agent import procfs
+from holdfast.agent.core.detect.host import Host
+from holdfast.agent.core.model import Observed, Verdict
+from holdfast.agent.probe import Helper, Prober
+from holdfast.collectors import cgroups, units
+from holdfast.collectors.cgroups import CgroupsCollector
+from holdfast.collectors.roots import Roots
+from holdfast.collectors.sample import NoData, Sample
+from holdfast.collectors.units import UnitsCollector
+
+SYSTEMCTL = """#!/bin/sh
+echo "$@" > "$0.asked"
+cat "$0.answer"
+exit $(cat "$0.code")
+"""
+
+
+def named(samples: list[Sample]) -> dict[str, float]:
+    return {f"{one.name}{{{one.subject}}}": one.value for one in samples}
+
+
+class Version1:
+    """A recorded machine whose memory controller has a hierarchy of its own."""
+
+    def __init__(self, folder: Path, held: int) -> None:
+        self.base = folder / "sys/fs/cgroup/memory"
+        self.base.mkdir(parents=True)
+        (folder / "proc").mkdir()
+        self.proc = folder / "proc/cgroups"
+        self.roots = Roots(proc=str(folder / "proc"), sys=str(folder / "sys"))
+        (self.base / "release_agent").write_text("\n")
+        self.holds(held)
+
+    def holds(self, number: int) -> None:
+        self.proc.write_text("#subsys_name\thierarchy\tnum_cgroups\tenabled\n"
+                             f"cpuset\t3\t1\t1\nmemory\t4\t{number}\t1\n")  # fmt: skip
+
+    def cgroup(self, path: str, limit: int = 1 << 62, usage: int = 0, cache: int = 0,
+               kills: int = 0) -> None:  # fmt: skip
+        place = self.base / path.strip("/")
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "memory.limit_in_bytes").write_text(f"{limit}\n")
+        (place / "memory.usage_in_bytes").write_text(f"{usage}\n")
+        (place / "memory.stat").write_text(f"cache 1\ntotal_inactive_file {cache}\n")
+        (place / "memory.oom_control").write_text(
+            f"oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n")
+
+
+class Version2:
+    """A recorded machine of the unified hierarchy."""
+
+    def __init__(self, folder: Path) -> None:
+        self.base = folder / "sys/fs/cgroup"
+        self.base.mkdir(parents=True)
+        self.roots = Roots(proc=str(folder), sys=str(folder / "sys"))
+        (self.base / "cgroup.controllers").write_text("cpu memory pids\n")
+
+    def cgroup(self, path: str, dying: int = 0, below: int = 0, **files: str) -> None:
+        place = self.base / path.strip("/")
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "cgroup.stat").write_text(
+            f"nr_descendants {below}\nnr_dying_descendants {dying}\n")
+        for name, text in files.items():
+            (place / name.replace("_", ".", 1)).write_text(text)
+
+
+# ------------------------------------------------------------- recorded
+
+
+def test_version_1_counts_what_the_kernel_holds_against_directories(tmp_path: Path) -> None:
+    machine = Version1(tmp_path, 68_312)
+    machine.cgroup("system.slice/sshd.service")
+    machine.cgroup("job", limit=4 << 30, usage=4 << 30, cache=1 << 30, kills=2)
+    found = named(CgroupsCollector().collect(machine.roots, 1.0))
+    assert found == {
+        "host_memory_cgroups{state=in_use}": 4.0,
+        "host_memory_cgroups{state=dying}": 68_308.0,
+        "host_cgroup_oom_kills_total{cgroup=/job}": 2.0,
+        "host_cgroup_memory_ratio{cgroup=/job}": 0.75,
+        "cgroup_memory_max_bytes{cgroup=/job}": float(4 << 30),
+    }
+    (machine.base / "release_agent").unlink()  # a container sees a part of the machine's tree
+    seen = named(CgroupsCollector().collect(machine.roots, 1.0))
+    assert "host_memory_cgroups{state=dying}" not in seen
+    assert seen["host_memory_cgroups{state=in_use}"] == 4.0
+
+
+def test_version_2_says_below_which_cgroup_most_of_them_are(tmp_path: Path) -> None:
+    machine = Version2(tmp_path)
+    machine.cgroup("/", dying=900, below=40)
+    machine.cgroup("/system.slice", dying=850, below=30)
+    machine.cgroup("/system.slice/ecs.service", dying=840)
+    machine.cgroup("/system.slice/sshd.service", dying=2)
+    machine.cgroup("/user.slice", dying=50)
+    machine.cgroup("/job", memory_max=f"{1 << 30}\n", memory_current=f"{1 << 29}\n",
+                   memory_stat="inactive_file 0\n", pids_max="100\n", pids_current="95\n",
+                   memory_events_local="oom 1\noom_kill 3\n")  # fmt: skip
+    (machine.base / "job/memory.events_local").rename(machine.base / "job/memory.events.local")
+    found = named(CgroupsCollector().collect(machine.roots, 1.0))
+    assert found == {
+        "host_memory_cgroups{state=in_use}": 40.0,
+        "host_memory_cgroups{state=dying}": 900.0,
+        "cgroup_dying{cgroup=/system.slice/ecs.service}": 840.0,
+        "host_cgroup_oom_kills_total{cgroup=/job}": 3.0,
+        "host_cgroup_memory_ratio{cgroup=/job}": 0.5,
+        "cgroup_memory_max_bytes{cgroup=/job}": float(1 << 30),
+        "host_cgroup_tasks_ratio{cgroup=/job}": 0.95,
+    }
+    (machine.base / "cgroup.stat").write_text(
+        "nr_descendants 40\nnr_subsys_memory 33\nnr_dying_descendants 900\n"
+        "nr_dying_subsys_memory 7\n")
+    newer = named(CgroupsCollector().collect(machine.roots, 1.0))
+    assert newer["host_memory_cgroups{state=in_use}"] == 33.0
+    assert newer["host_memory_cgroups{state=dying}"] == 7.0
+
+
+def test_births_count_for_whoever_is_made_anew() -> None:
+    before = {"/a": 1, "/a/b": 2, "/s": 3, "/s/x": 4}
+    assert cgroups.births(before, before) == {}
+    again = cgroups.births(before, {"/a": 1, "/a/b": 9, "/s": 3, "/s/y": 5, "/s/z": 6})
+    assert again == {"/a/b": 1, "/s": 2}
+    whole = cgroups.births(before, {"/a": 8, "/a/b": 9, "/a/b/c": 10, "/new": 11})
+    assert whole == {"/a": 1, "/": 1}
+
+
+def test_births_add_up_over_readings(tmp_path: Path) -> None:
+    machine, collector = Version1(tmp_path, 5), CgroupsCollector()
+    for number in range(4):
+        machine.cgroup(f"ecs.service/try,{number}")
+        found = named(collector.collect(machine.roots, float(number)))
+        place = machine.base / f"ecs.service/try,{number}"
+        for file in place.iterdir():
+            file.unlink()
+        place.rmdir()
+    assert found["host_cgroup_births_total{cgroup=/ecs.service}"] == 3.0
+
+
+def test_junk_and_a_large_tree_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = Version1(tmp_path, 100)
+    for number in range(12):
+        machine.cgroup(f"job{number}", limit=1000, usage=500)
+    place = machine.base / "job0"
+    (place / "memory.limit_in_bytes").write_bytes(b"\xff\xfe\x00")
+    (place / "memory.oom_control").write_text("oom_kill\noom_kill -3\n\n= =")
+    (machine.base / "job1/memory.usage_in_bytes").write_text("-1\n")
+    found = named(CgroupsCollector().collect(machine.roots, 1.0))
+    assert "host_cgroup_memory_ratio{cgroup=/job0}" not in found
+    assert found["host_cgroup_memory_ratio{cgroup=/job1}"] == 0.0
+    machine.proc.write_text("memory\nmemory x y\n")
+    assert "host_memory_cgroups{state=dying}" not in named(
+        CgroupsCollector().collect(machine.roots, 1.0))
+    machine.holds(100)
+    monkeypatch.setattr("holdfast.collectors.cgroups.DIRECTORIES_MAX", 5)
+    cut = named(CgroupsCollector().collect(machine.roots, 1.0))
+    assert cut["host_memory_cgroups{state=in_use}"] == 6.0  # so far; and no number of the rest
+    assert "host_memory_cgroups{state=dying}" not in cut
+    with pytest.raises(NoData):
+        CgroupsCollector().collect(Roots(sys=str(tmp_path / "none")), 1.0)
+
+
+# ------------------------------------------------------------- units
+
+
+@pytest.fixture
+def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    tool = tmp_path / "bin/systemctl"
+    tool.parent.mkdir()
+    tool.write_text(SYSTEMCTL)
+    tool.chmod(0o755)
+    Path(f"{tool}.code").write_text("0")
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    return tool
+
+
+def test_units_that_restart_and_units_that_failed(systemctl: Path) -> None:
+    Path(f"{systemctl}.answer").write_text(
+        "Id=ecs.service\nNRestarts=412\nActiveState=activating\n\n"
+        "Id=sshd.service\nNRestarts=0\nActiveState=active\n\n\n"
+        "NRestarts=7\nActiveState=failed\n\nhalf a li"
+        "\n\nId=x=y,z.service\nNRestarts=-3\nActiveState=failed\nActiveState=active\n"
+        "\nId=big.service\nNRestarts=99999999999999999999\n"
+    )
+    assert named(UnitsCollector().collect(Roots(), 1.0)) == {
+        "host_units{}": 4.0, "host_unit_restarts_total{unit=ecs.service}": 412.0,
+        "host_unit_failed{unit=x_y_z.service}": 1.0,
+    }  # fmt: skip
+    asked = Path(f"{systemctl}.asked").read_text()
+    assert asked.startswith("show ") and asked.endswith(" *.service\n")
+
+
+def test_a_tool_that_fails_is_an_error_and_none_is_no_data(
+    systemctl: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path(f"{systemctl}.answer").write_text("")
+    Path(f"{systemctl}.code").write_text("1")
+    with pytest.raises(OSError, match="exit status 1"):
+        UnitsCollector().collect(Roots(), 1.0)
+    monkeypatch.setenv("PATH", str(systemctl.parent / "none"))
+    with pytest.raises(NoData):
+        UnitsCollector().collect(Roots(), 1.0)
+    monkeypatch.setattr("holdfast.collectors.units.BOOTED", str(systemctl))
+    assert "no systemd" in UnitsCollector().here(Roots())
+    monkeypatch.setattr("holdfast.collectors.units.BOOTED", str(systemctl.parent))
+    assert UnitsCollector().here(Roots()) == ""
+
+
+def test_a_systemctl_that_never_answers_is_killed_with_its_child(
+    systemctl: Path, tmp_path: Path
+) -> None:
+    systemctl.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid\n"
+                         "exec sleep 600\n")  # fmt: skip
+
+    async def scenario() -> None:
+        prober = Prober()
+        command = (sys.executable, "-P", "-m", "holdfast.collectors", "units", json.dumps(Roots()))
+        helper = Helper(prober, "units", command, {})
+        asking = asyncio.create_task(helper.ask(b"1.0", 8.0))
+        while not asking.done() and not (tmp_path / "pid").exists():
+            await asyncio.sleep(0.01)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        await helper.close()
+        assert prober.left_behind() == ()
+
+    asyncio.run(scenario())
+    pid = int((tmp_path / "pid").read_text())
+    deadline_s = time.monotonic() + 5.0
+    while procfs.process_alive(pid):
+        assert time.monotonic() < deadline_s
+
+
+@given(st.binary(max_size=400))
+def test_any_answer_of_systemctl_is_survived(output: bytes) -> None:
+    for text in (output, b"Id=a\n" + output, b"Id=\xff\nNRestarts=5\n" + output):
+        for one in units.samples(units.parse(text), 1.0):
+            assert one.value >= 0.0 and "\n" not in one.subject
+
+
+# ------------------------------------------------------------- for real
+
+TRIES = 25
+CRASH = "echo $$ > {cgroup}/cgroup.procs && head -c 65536 /dev/zero > {file} && exec sh -c 'exit 1'"
+
+
+@pytest.fixture
+def subtree() -> Iterator[Path]:
+    """A cgroup below our own, gone again afterwards."""
+    try:
+        tree = cgroups.find(Roots())
+    except NoData as reason:
+        pytest.skip(f"no cgroups here: {reason}")
+    own = Path(tree.base + procfs.memory_cgroup(os.getpid()))
+    place = own / f"holdfast-test-{os.getpid()}"
+    try:
+        place.mkdir()
+    except OSError as error:
+        pytest.skip(f"no cgroup can be made below {own}: {error.strerror}")
+    try:
+        if not (place / tree.usage).exists():
+            pytest.skip(f"the memory controller is not on below {own}")
+        yield place
+    finally:
+        for folder in sorted(place.rglob("*/"), key=lambda one: -len(one.parts)):
+            if folder.is_dir():
+                remove(folder)
+        remove(place)
+
+
+def remove(folder: Path) -> None:
+    """Once the last process in it is gone."""
+    deadline_s = time.monotonic() + 5.0
+    while folder.exists():
+        try:
+            folder.rmdir()
+        except OSError:
+            if time.monotonic() > deadline_s:
+                raise
+
+
+def test_a_real_crash_loop_that_leaks_cgroups_is_named(subtree: Path, tmp_path: Path) -> None:
+    """Each start writes a file and dies in its own cgroup; the file's pages keep that cgroup in the
+    kernel after its directory is gone.  Only the clock is the test's: a start every 15 s."""
+    unit = subtree / "leaky.service"
+    unit.mkdir()
+    collector, host, boot_s = CgroupsCollector(), Host("a"), 1000.0
+
+    def read() -> tuple[dict[str, float], list[Verdict]]:
+        samples = collector.collect(Roots(), boot_s)
+        return named(samples), host.verdicts(Observed(samples=tuple(samples)))
+
+    held = read()[0].get("host_memory_cgroups{state=dying}")
+    if held is None:
+        pytest.skip("this machine does not say how many removed cgroups it holds")
+    for number in range(TRIES):
+        place = unit / f"try-{number}"
+        place.mkdir()
+        script = CRASH.format(cgroup=place, file=tmp_path / f"leak-{number}")
+        done = subprocess.run(["sh", "-c", script], timeout=30, check=False)
+        assert done.returncode == 1
+        boot_s += 15.0
+        read()
+        remove(place)
+    boot_s += 15.0
+    now, verdicts = read()
+    for file in tmp_path.glob("leak-*"):
+        file.unlink()  # the kernel lets go of the cgroups with their last page
+    assert now["host_memory_cgroups{state=dying}"] >= held + 0.8 * TRIES
+    (verdict,) = verdicts
+    assert verdict.subject == "node/a/unit/leaky.service" and verdict.fault == "unit_crash_loop"
+    assert "leaves memory cgroups behind" in verdict.reason
