@@ -1,15 +1,12 @@
-"""Cgroups and units: recorded trees of both versions, a stand-in for systemctl, and the crash loop
-that leaves cgroups behind, made for real."""
+"""Cgroups and units: recorded trees of both versions, and a stand-in for systemctl."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import os
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.agent import procfs
-from holdfast.agent.core.detect.host import Host
-from holdfast.agent.core.model import Observed, Verdict
 from holdfast.agent.probe import Helper, Prober
+from holdfast.agent.ranks import RankTrack
+from holdfast.agent.wire import RankLevel
 from holdfast.collectors import cgroups, units
 from holdfast.collectors.cgroups import CgroupsCollector
 from holdfast.collectors.roots import Roots
@@ -132,6 +129,16 @@ def test_version_2_says_below_which_cgroup_most_of_them_are(tmp_path: Path) -> N
     assert newer["host_memory_cgroups{state=dying}"] == 7.0
 
 
+def test_where_many_share_them_the_place_above_is_named(tmp_path: Path) -> None:
+    machine = Version2(tmp_path)
+    machine.cgroup("/", dying=900, below=40)
+    machine.cgroup("/kubepods", dying=880)
+    for pod, dying in enumerate((300, 290, 290)):
+        machine.cgroup(f"/kubepods/pod{pod}", dying=dying)
+    found = named(CgroupsCollector().collect(machine.roots, 1.0))
+    assert found["cgroup_dying{cgroup=/kubepods}"] == 880.0
+
+
 def test_births_count_for_whoever_is_made_anew() -> None:
     before = {"/a": 1, "/a/b": 2, "/s": 3, "/s/x": 4}
     assert cgroups.births(before, before) == {}
@@ -176,6 +183,20 @@ def test_junk_and_a_large_tree_are_bounded(
     assert "host_memory_cgroups{state=dying}" not in cut
     with pytest.raises(NoData):
         CgroupsCollector().collect(Roots(sys=str(tmp_path / "none")), 1.0)
+
+
+def test_a_ranks_cgroup_is_the_one_that_its_memory_is_charged_to(tmp_path: Path) -> None:
+    (tmp_path / "5").mkdir()
+    for text, expected in (
+        ("9:name=systemd:/init\n4:cpu,memory:/job/a:b\n0::/other\n", "/job/a:b"),
+        ("0::/system.slice/slurmstepd.scope/job_1\n", "/system.slice/slurmstepd.scope/job_1"),
+        ("4:cpu:/x\n\nrubbish\n:\n", ""),
+    ):
+        (tmp_path / "5/cgroup").write_text(text)
+        assert procfs.memory_cgroup(5, str(tmp_path)) == expected
+        assert RankTrack(0, 5, 1, str(tmp_path)).level(
+            RankLevel(0, 5, 1, "running"), "a", 1.0).cgroup == expected
+    assert procfs.memory_cgroup(6, str(tmp_path)) == ""
 
 
 # ------------------------------------------------------------- units
@@ -254,77 +275,3 @@ def test_any_answer_of_systemctl_is_survived(output: bytes) -> None:
     for text in (output, b"Id=a\n" + output, b"Id=\xff\nNRestarts=5\n" + output):
         for one in units.samples(units.parse(text), 1.0):
             assert one.value >= 0.0 and "\n" not in one.subject
-
-
-# ------------------------------------------------------------- for real
-
-TRIES = 25
-CRASH = "echo $$ > {cgroup}/cgroup.procs && head -c 65536 /dev/zero > {file} && exec sh -c 'exit 1'"
-
-
-@pytest.fixture
-def subtree() -> Iterator[Path]:
-    """A cgroup below our own, gone again afterwards."""
-    try:
-        tree = cgroups.find(Roots())
-    except NoData as reason:
-        pytest.skip(f"no cgroups here: {reason}")
-    own = Path(tree.base + procfs.memory_cgroup(os.getpid()))
-    place = own / f"holdfast-test-{os.getpid()}"
-    try:
-        place.mkdir()
-    except OSError as error:
-        pytest.skip(f"no cgroup can be made below {own}: {error.strerror}")
-    try:
-        if not (place / tree.usage).exists():
-            pytest.skip(f"the memory controller is not on below {own}")
-        yield place
-    finally:
-        for folder in sorted(place.rglob("*/"), key=lambda one: -len(one.parts)):
-            if folder.is_dir():
-                remove(folder)
-        remove(place)
-
-
-def remove(folder: Path) -> None:
-    """Once the last process in it is gone."""
-    deadline_s = time.monotonic() + 5.0
-    while folder.exists():
-        try:
-            folder.rmdir()
-        except OSError:
-            if time.monotonic() > deadline_s:
-                raise
-
-
-def test_a_real_crash_loop_that_leaks_cgroups_is_named(subtree: Path, tmp_path: Path) -> None:
-    """Each start writes a file and dies in its own cgroup; the file's pages keep that cgroup in the
-    kernel after its directory is gone.  Only the clock is the test's: a start every 15 s."""
-    unit = subtree / "leaky.service"
-    unit.mkdir()
-    collector, host, boot_s = CgroupsCollector(), Host("a"), 1000.0
-
-    def read() -> tuple[dict[str, float], list[Verdict]]:
-        samples = collector.collect(Roots(), boot_s)
-        return named(samples), host.verdicts(Observed(samples=tuple(samples)))
-
-    held = read()[0].get("host_memory_cgroups{state=dying}")
-    if held is None:
-        pytest.skip("this machine does not say how many removed cgroups it holds")
-    for number in range(TRIES):
-        place = unit / f"try-{number}"
-        place.mkdir()
-        script = CRASH.format(cgroup=place, file=tmp_path / f"leak-{number}")
-        done = subprocess.run(["sh", "-c", script], timeout=30, check=False)
-        assert done.returncode == 1
-        boot_s += 15.0
-        read()
-        remove(place)
-    boot_s += 15.0
-    now, verdicts = read()
-    for file in tmp_path.glob("leak-*"):
-        file.unlink()  # the kernel lets go of the cgroups with their last page
-    assert now["host_memory_cgroups{state=dying}"] >= held + 0.8 * TRIES
-    (verdict,) = verdicts
-    assert verdict.subject == "node/a/unit/leaky.service" and verdict.fault == "unit_crash_loop"
-    assert "leaves memory cgroups behind" in verdict.reason

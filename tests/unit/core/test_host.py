@@ -106,6 +106,22 @@ def test_a_small_leak_explains_no_core() -> None:
     assert "core" not in loop.reason and "leaves memory cgroups behind" in loop.reason
 
 
+def test_a_handful_of_removed_cgroups_belongs_to_nobody_yet() -> None:
+    host, machine = Host("a"), Machine()
+    found = leaking(machine, host, 4)
+    assert "cgroup" not in found["unit_crash_loop node/a/unit/ecs.service"].reason
+    assert "host_cgroup_leak node/a/cgroups" in found
+    assert set(leaking(machine, host, 2)) == {"unit_crash_loop node/a/unit/ecs.service"}
+
+
+def test_some_that_the_kernel_frees_meanwhile_do_not_hide_the_growth() -> None:
+    host, machine = Host("a"), Machine()
+    leaking(machine, host, 5)
+    machine.slow["host_memory_cgroups", "state=dying"] -= 3.0
+    (verdict,) = leaking(machine, host, 3).values()
+    assert "28 more in that time" in verdict.reason
+
+
 def test_of_two_that_loop_the_one_below_which_they_lie_is_named() -> None:
     host, machine = Host("a"), Machine()
     machine.slow["cgroup_dying", "cgroup=/system.slice/zz.service"] = 60_000.0
@@ -177,7 +193,7 @@ def test_restarts_before_the_agents_first_reading_do_not_count() -> None:
     ({("task_open_files_ratio", "pid=101,name=python"): 0.75}, "node/a/limit/open-files/101",
      "warn", "python (pid 101, rank 1 of run m5) has 75%"),
     ({("host_cgroup_tasks_ratio", "cgroup=/job"): 0.95}, "node/a/limit/tasks/job", "warn",
-     "rank 0 of run m5 lives there"),
+     "limit allows; rank 0 of run m5 lives there"),
     ({("task_blocked_seconds", "pid=100,name=python,wait=nfs_wait"): 61.0}, "node/a/processes",
      "warn", "python (pid 100, rank 0 of run m5) for 61 s in nfs_wait"),
     ({("task_blocked_seconds", "pid=7,name=cp,wait=?"): 301.0}, "node/a/processes", "degraded",
@@ -189,7 +205,7 @@ def test_restarts_before_the_agents_first_reading_do_not_count() -> None:
 ])  # fmt: skip
 def test_levels(readings: dict[tuple[str, str], float], subject: str, severity: str,
                 part: str) -> None:  # fmt: skip
-    machine = Machine(slow=readings, runs=(ranks("/job/r0", "/other"),))
+    machine = Machine(slow=readings, runs=(ranks("/job/r0", "/job2"),))
     found = list(told(Host("a"), machine).values())
     assert [(one.subject, one.severity) for one in found] == [(subject, severity)] * bool(subject)
     assert not found or part in found[0].reason
@@ -258,6 +274,14 @@ def test_windows_never_grow_nor_invent(rows: list[tuple[int, float, float]]) -> 
         grown = windows.grown(key)
         assert grown.by >= 0.0 and 0.0 <= grown.seconds <= 75.0
         assert len(windows.keys()) <= 2
+
+
+def test_a_window_begins_anew_when_its_counter_goes_back() -> None:
+    counts, levels = Windows(60.0, 5.0, 2), Windows(60.0, 5.0, 2, falls=True)
+    for boot_s, value in ((10.0, 50.0), (20.0, 60.0), (30.0, 7.0), (40.0, 9.0)):
+        counts.add("x", boot_s, value)
+        levels.add("x", boot_s, value)
+    assert counts.grown("x") == (10.0, 2.0) and levels.grown("x") == (30.0, -41.0)
 
 
 def test_windows_keep_few_readings() -> None:
