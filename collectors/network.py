@@ -172,8 +172,8 @@ class NetworkCollector:
     name = "network"
     fast = False
     metrics = declared(
-        "info", "cards_expected", "link_up", "link_enabled", "interface_index", "carrier_changes_total",
-        "transmit_timeouts_total", "receive_bytes_total", "transmit_bytes_total",
+        "info", "cards_expected", "link_up", "link_enabled", "interface_index",
+        "carrier_changes_total", "transmit_timeouts_total", "receive_bytes_total", "transmit_bytes_total",
         "receive_packets_total", "transmit_packets_total", "errors_total", "unread_files",
         "tcp_segments_total", "tcp_retransmits_total", "tcp_events_total",
     )  # fmt: skip
