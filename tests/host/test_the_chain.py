@@ -106,7 +106,7 @@ def test_the_incident_names_the_unit_and_not_the_job(recorded: Recorded) -> None
         samples = tuple(one for made in collectors for one in made.collect(recorded.roots, boot_s))
         if step in (30, 36):
             event = parse(catalogue, RESET, step, boot_s)
-            assert event is not None
+            assert event is not None and event.subject == "nic/eth0"
             events.append(event)
         observed = Observed(
             samples=samples, runs=(run_with_a_stalled_rank(),), store=StoreView(up=True),

@@ -38,7 +38,8 @@ KILLS_KEPT = 64
 RESETS_KEPT = 32
 CORES_MAX, SERIES_MAX, STREAKS_MAX = 4096, 1024, 256
 CORES_GAP_S = 4.5
-OURS = ("host_", "task_", "cgroup_", "shm_")
+TIMEOUTS = "network_transmit_timeouts_total"  # after each the driver resets its card
+OURS = ("host_", "task_", "cgroup_", "shm_", TIMEOUTS)
 IN_KERNEL = frozenset(("system", "irq", "softirq"))
 COUNTED = {"host_unit_restarts_total": "unit", "host_cgroup_births_total": "cgroup",
            "host_cgroup_oom_kills_total": "cgroup"}  # fmt: skip
@@ -120,6 +121,8 @@ class Host:
             rows.setdefault(name, []).append((labels_of(subject), value))
             if name in COUNTED:
                 self._count(name, subject.partition("=")[2], boot_s, value)
+            elif name == TIMEOUTS:
+                self._series.add((name, rows[name][-1][0].get("device", "")), boot_s, value)
             elif name == "host_pressure_seconds_total":
                 self._cores.add(subject, boot_s, value)
             elif name == "host_memory_cgroups" and subject == "state=dying":
@@ -272,12 +275,10 @@ class Host:
             said.append(core_words(cores))
             evidence += [("core", core_words([core])) for core in cores[:4]]
             evidence += [("in kernel", one) for one in busy[:2]]
-        resets = self._recent_resets() if cores else []
-        if resets:
-            where = levels.listed(sorted({one.subject or "a network card" for one in resets}), 4)
-            times = "once" if len(resets) == 1 else f"{len(resets)} times"
-            said.append(f"meanwhile the kernel complained of {where} {times}")
-            evidence.append(("kernel line", resets[-1].text))
+        if cores and (resets := self._resets_words()):
+            said.append(f"meanwhile {resets}")
+            evidence += [("kernel line", one.text) for one in self._recent_resets()[-1:]]
+            evidence += [("network card", resets)]
         evidence += [("also", words_of(name)) for name in root.beside[:4]]
         said.append(living or "no run is to blame")
         return verdict(
@@ -313,6 +314,21 @@ class Host:
 
     def _recent_resets(self) -> list[Event]:
         return [one for one in self._resets if self._boot_s - one.boot_s <= RECENT_S]
+
+    def _resets_words(self) -> str:
+        """What the kernel's log or the cards' own counters say of cards in trouble."""
+        lines = self._recent_resets()
+        counted = {
+            str(key[1]): int(self._series.grown(key).by)
+            for key in self._series.keys() if isinstance(key, tuple) and key[0] == TIMEOUTS
+        }
+        named = {one.subject.removeprefix("nic/") for one in lines if one.subject}
+        named |= {device for device, times in counted.items() if times > 0}
+        times = max(len(lines), sum(counted.values()))
+        if not times:
+            return ""
+        where = f"network card {levels.listed(sorted(named), 4)}" if named else "a network card"
+        return f"{where} was in trouble {'once' if times == 1 else f'{times} times'}"
 
     def _kills(self, rows: Rows, places: list[Place]) -> list[Verdict]:
         """Cgroups in which the kernel killed for memory within the last ten minutes."""

@@ -77,13 +77,25 @@ def test_a_crash_loop_that_leaks_cgroups_and_starves_the_card_names_the_unit_alo
     assert verdict.subject == "node/a/unit/ecs.service" and verdict.severity == "degraded"
     assert verdict.fault == "unit_crash_loop" and not verdict.act and not verdict.run
     for part in ("unit ecs.service of a crashes again and again (systemd started it 31 times",
-                 "beside 240 in use, 31 more", "core 3 spent 98%", "complained of nic/eth0 once",
+                 "beside 240 in use, 31 more", "core 3 spent 98%",
+                 "meanwhile network card eth0 was in trouble once",
                  "no run is to blame"):  # fmt: skip
         assert part in verdict.reason, (part, verdict.reason)
     assert [what for what, _ in verdict.evidence] == [
         "starts", "cgroups", "most below", "core", "in kernel",
-        "kernel line"]  # fmt: skip
+        "kernel line", "network card"]  # fmt: skip
     assert verdict.explains == ("host_cgroup_leak", "host_core_pinned")
+
+
+def test_cards_are_counted_where_the_kernels_log_may_not_be_read() -> None:
+    host, machine = Host("a"), Machine(kernel={3: 0.98})
+    for device in ("eth0", "eth1", "eth2"):
+        machine.slow["network_transmit_timeouts_total", f"device={device},port="] = 4.0
+    leaking(machine, host, 7)
+    machine.slow["network_transmit_timeouts_total", "device=eth1,port="] = 6.0
+    machine.slow["network_transmit_timeouts_total", "device=eth2,port="] = 5.0
+    (verdict,) = leaking(machine, host, 1).values()
+    assert "meanwhile network card eth1, eth2 was in trouble 3 times" in verdict.reason
 
 
 def test_a_crash_loop_beside_an_old_leak_is_not_its_root() -> None:
