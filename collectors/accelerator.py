@@ -16,6 +16,8 @@ METRICS: dict[str, Metric] = {
     for one in (
         Metric("accelerator_info", "gauge", "Always 1; which device this is.",
                (*DEVICE, "name", "uuid", "pci", "driver"), True),
+        Metric("accelerator_firmware_info", "gauge", "Always 1; the firmware of the device.",
+               (*DEVICE, "component", "version"), True),
         Metric("accelerator_devices", "gauge", "Devices that answer.", ("vendor",), True),
         Metric("accelerator_lost", "gauge", "1 when the driver says that the device is lost.",
                DEVICE, True),

@@ -61,13 +61,14 @@ class NvidiaCollector:
         "row_remap_failed", "row_remap_banks", "retired_pages", "retired_pages_pending",
         "link_up", "link_errors_total", "pcie_generation", "pcie_generation_max", "pcie_width",
         "pcie_width_max", "pcie_replays_total", "fabric_state", "fabric_fault",
-        "recovery_action", "processes",
+        "recovery_action", "processes", "firmware_info",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self._nvml: ModuleType | None = None
         self._driver = ""
-        self._identity: dict[int, str] = {}  # index -> labels, kept for when the device is lost
+        # index -> metric -> labels, kept for when the device is lost
+        self._identity: dict[int, dict[str, str]] = {}
 
     def here(self, roots: Roots) -> str:
         """"" when an NVIDIA driver may be on this machine, else why not; a few cheap looks."""
@@ -93,8 +94,8 @@ class NvidiaCollector:
             rows = self._device(nvml, index)
             subject = f"vendor=nvidia,device={index}"
             answering += len(rows) > 1
-            if index in self._identity:
-                found.append(Sample("accelerator_info", self._identity[index], 1.0, boot_s))
+            for name, labels in self._identity.get(index, {}).items():
+                found.append(Sample(f"accelerator_{name}", f"{subject},{labels}", 1.0, boot_s))
             for name, more, value in rows:
                 whole = f"{subject},{more}" if more else subject
                 found.append(Sample(f"accelerator_{name}", whole, float(value), boot_s))
@@ -145,7 +146,14 @@ class NvidiaCollector:
             "driver": self._driver,
         }
         more = ",".join(f"{key}={plain(value)}" for key, value in values.items())
-        self._identity[index] = f"vendor=nvidia,device={index},{more}"
+        self._identity[index] = {"info": more}
+        try:
+            vbios = plain(nvml.nvmlDeviceGetVbiosVersion(handle))
+        except nvml.NVMLError as error:
+            if error.value in GONE:
+                raise
+            return  # a guest is not told
+        self._identity[index]["firmware_info"] = f"component=vbios,version={vbios}"
 
 
 def _hang_signature(rows: list[Row]) -> Iterator[Row]:

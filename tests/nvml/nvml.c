@@ -104,6 +104,11 @@ int nvmlDeviceGetUUID(device d, char *out, unsigned size) {
     snprintf(out, size, "GPU-00000000-0000-4000-8000-00000000000%d", (int)(intptr_t)d - 1);
     return OK;
 }
+int nvmlDeviceGetVbiosVersion(device d, char *out, unsigned size) {
+    ENTER(d);
+    snprintf(out, size, "96.00.74.00.%02X", (unsigned)get(d, "vbios", 26));
+    return OK;
+}
 struct pci { char legacy[16]; unsigned domain, bus, device, id, sub; char bus_id[32]; };
 int nvmlDeviceGetPciInfo_v3(device d, struct pci *out) {
     memset(out, 0, sizeof *out);
