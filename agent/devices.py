@@ -15,7 +15,7 @@ from .core.model import OK, SEVERITIES, UNKNOWN, RunView, Verdict
 from .runner import Health
 
 STALE_READINGS = 3.0  # a device is unknown when this many intervals brought no reading
-COLLECTORS = ("nvidia", "neuron")
+COLLECTORS = ("nvidia", "neuron", "amd")
 CARDS = "network"  # the collector that lists network cards
 
 

@@ -99,7 +99,7 @@ class Runner:
         self._trouble = trouble
         roots = config.collectors
         self._roots = Roots(roots.proc, roots.sys, roots.kmsg, roots.nvml, roots.neuron,
-                            roots.compile_cache, tools=roots.tools,
+                            roots.compile_cache, tools=roots.tools, rocm=roots.rocm,
                             dns_names=roots.dns_names)  # fmt: skip
         self._prober = Prober()
         disabled = set(config.collectors.disable)

@@ -176,6 +176,7 @@ class Collectors(msgspec.Struct, frozen=True):
             "empty: none is asked for",
         ),
     ] = ()
+    rocm: Annotated[Path, Meta(description="directory of amd-smi")] = "/opt/rocm/bin"
 
 
 class Api(msgspec.Struct, frozen=True):

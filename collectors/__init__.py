@@ -1,6 +1,7 @@
 """Collectors: one file a source, one method each.  ALL lists those that the agent runs; those in
 PROBED may never answer, so each is read in a child of its own (agent/probe.py)."""
 
+from .amd import AmdCollector
 from .cgroups import CgroupsCollector
 from .clock import ClockCollector
 from .compile_cache import CompileCacheCollector
@@ -19,7 +20,7 @@ from .shared_memory import SharedMemoryCollector
 from .tasks import TasksCollector
 from .units import UnitsCollector
 
-PROBED = (NvidiaCollector, NeuronCollector, CompileCacheCollector, RdmaCollector, MountsCollector,
-          NvmeCollector, NvmeSmartCollector, DnsCollector, UnitsCollector)  # fmt: skip
+PROBED = (NvidiaCollector, NeuronCollector, CompileCacheCollector, AmdCollector, RdmaCollector,
+          MountsCollector, NvmeCollector, NvmeSmartCollector, DnsCollector, UnitsCollector)
 ALL = (HostCollector, DiskCollector, ClockCollector, HardwareErrorsCollector, NetworkCollector,
        TasksCollector, CgroupsCollector, SharedMemoryCollector, *PROBED)  # fmt: skip

@@ -23,6 +23,7 @@ class Roots(NamedTuple):
     compile_cache: str = "/var/tmp/neuron-compile-cache"
     tools: str = ""  # directory of smartctl and nvme; empty: the usual ones
     dns_names: Sequence[str] = ()  # what the network's names service has to know
+    rocm: str = "/opt/rocm/bin"  # directory of amd-smi
 
 
 def read_text(path: str, limit_bytes: int = READ_MAX_BYTES) -> str:
