@@ -177,6 +177,13 @@ class Collectors(msgspec.Struct, frozen=True):
         ),
     ] = ()
     rocm: Annotated[Path, Meta(description="directory of amd-smi")] = "/opt/rocm/bin"
+    root: Annotated[
+        Path,
+        Meta(description=(
+            "what stands before /etc, /opt, /usr and /var where versions of drivers and "
+            "libraries are looked for; empty: nothing"
+        )),
+    ] = ""
 
 
 class Api(msgspec.Struct, frozen=True):

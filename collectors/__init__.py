@@ -9,6 +9,7 @@ from .disk import DiskCollector
 from .dns import DnsCollector
 from .hardware_errors import HardwareErrorsCollector
 from .host import HostCollector
+from .identity import IdentityCollector
 from .mounts import MountsCollector
 from .network import NetworkCollector
 from .neuron import NeuronCollector
@@ -22,5 +23,6 @@ from .units import UnitsCollector
 
 PROBED = (NvidiaCollector, NeuronCollector, CompileCacheCollector, AmdCollector, RdmaCollector,
           MountsCollector, NvmeCollector, NvmeSmartCollector, DnsCollector, UnitsCollector)
-ALL = (HostCollector, DiskCollector, ClockCollector, HardwareErrorsCollector, NetworkCollector,
-       TasksCollector, CgroupsCollector, SharedMemoryCollector, *PROBED)  # fmt: skip
+ALL = (HostCollector, DiskCollector, IdentityCollector, ClockCollector, HardwareErrorsCollector,
+       NetworkCollector, TasksCollector, CgroupsCollector, SharedMemoryCollector,
+       *PROBED)  # fmt: skip

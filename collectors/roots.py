@@ -24,6 +24,7 @@ class Roots(NamedTuple):
     tools: str = ""  # directory of smartctl and nvme; empty: the usual ones
     dns_names: Sequence[str] = ()  # what the network's names service has to know
     rocm: str = "/opt/rocm/bin"  # directory of amd-smi
+    root: str = ""  # what stands before /etc, /opt, /usr and /var; empty: nothing
 
 
 def read_text(path: str, limit_bytes: int = READ_MAX_BYTES) -> str:

@@ -103,6 +103,8 @@ COMMANDS = (
     Command("incidents", "what happened, who was to blame, what it cost",
             "holdfast incidents --all", "live:incidents", _incidents),
     Command("ledger", "where the node's seconds went", "holdfast ledger", "live:ledger", _run),
+    Command("drift", "which nodes of a run differ from most, and in what",
+            "holdfast drift --run m5", "drift:drift", _run),
     Command("verify", "prove a checkpoint by its digests", "holdfast verify runs/m5/checkpoints",
             "checkpoint:verify", _verify),
     Command("diagnose", "what killed a run, from its logs alone",

@@ -16,6 +16,7 @@ from .detect.host import Host
 from .detect.machine import Machine
 from .detect.network import NetworkMemory, Networks
 from .fleet import Fleet
+from .identity import Identities
 from .kernel import KernelCase, KernelMemory
 from .ledger import Ledger
 from .memory import Context, RunMemory
@@ -87,6 +88,7 @@ class Node:
         self.machine = Machine(name)
         self.host = Host(name)
         self.standing = StandingCase(name, self.kept.standing)
+        self.identities = Identities(name)
         self.since_boot_s = -1.0
         self.last_boot_s = -1.0
         self.thaw_boot_s = 0.0
@@ -114,6 +116,7 @@ class Node:
         ]
         verdicts.extend(conditions)
         self.standing.step(whole, conditions)
+        self.identities.step(whole)
         for view in sorted(observed.runs, key=lambda v: v.run):
             context = self._context(now, observed, view, settled, effects, verdicts, changed)
             context.causes = causes

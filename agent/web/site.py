@@ -21,7 +21,7 @@ from aiohttp import web
 from ..config import ConfigError
 from ..core.model import Request
 from ..metrics import CONTENT_TYPE, Exposition
-from . import status
+from . import drift, status
 from .guard import Guard, Tokens, is_loopback, peer_of, refuse
 from .page import load_page
 
@@ -158,6 +158,7 @@ class Site:
                 ("GET", "/api/v1/incidents", self._incidents),
                 ("GET", "/api/v1/incidents/{id:.+}", self._incident),
                 ("GET", "/api/v1/ledger", self._ledger),
+                ("GET", "/api/v1/drift", self._drift),
                 ("POST", "/api/v1/runs/{run}/{verb}", self._ask_run),
                 ("POST", "/api/v1/nodes/{node}/{verb}", self._ask_node),
             ]
@@ -226,6 +227,12 @@ class Site:
 
     async def _ledger(self, request: web.Request) -> web.Response:
         return _json(msgspec.json.encode(status.ledger(self._daemon)))
+
+    async def _drift(self, request: web.Request) -> web.Response:
+        run = request.query.get("run", "")
+        if run and self._daemon.sessions.session(run) is None:
+            return refuse(404, f"no run {run!r} on this node", "a run that /api/v1/status lists")
+        return _json(msgspec.json.encode(drift.drift(self._daemon, run)))
 
     # ------------------------------------------------------------- asking
 

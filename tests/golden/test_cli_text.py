@@ -14,10 +14,15 @@ from typing import Any
 
 import pytest
 
-from holdfast.agent.cli import report
+from holdfast.agent.cli import drift, report
 from holdfast.agent.cli.text import WIDTH, Line, plain
 
 HERE = Path(__file__).resolve().parent / "cli"
+ALONE = {
+    "run": "", "nodes": ["node-a"], "unknown": [], "unread": [], "compared": 3, "differences": [],
+    "changes": [], "values": {"host.kernel": "6.8.0-1016-aws", "nvidia.count": "8",
+                              "software.nccl": "2.21.5"},
+}  # fmt: skip
 CASES: dict[str, tuple[str, Callable[[Any], list[Line]]]] = {
     "status": ("status.json", lambda found: report.status([found])),
     "status-of-nothing": ("status.json", lambda found: report.status([{**found, "runs": []}])),
@@ -25,6 +30,10 @@ CASES: dict[str, tuple[str, Callable[[Any], list[Line]]]] = {
     "incidents": ("incident.json", lambda found: report.incidents([found])),
     "incident": ("incident.json", report.incident),
     "ledger": ("ledger.json", report.ledger),
+    "drift": ("drift.json", drift.said),
+    "drift-none": ("drift.json", lambda found: drift.said(
+        {**found, "differences": [], "unread": [], "unknown": [], "changes": []})),
+    "drift-alone": ("drift.json", lambda found: drift.said(ALONE | {"node": found["node"]})),
 }
 
 

@@ -30,6 +30,7 @@ class StandIn(socketserver.UnixStreamServer):
             "/api/v1/incidents": status["incidents"],
             "/api/v1/incidents?all=1": [*status["incidents"], incident],
             "/api/v1/incidents/i-16": incident,
+            f"/api/v1/drift?run={run}": json.loads((GOLDEN / "drift.json").read_text()),
             "/api/v1/ledger": json.loads((GOLDEN / "ledger.json").read_text()),
         }
         self.posted: list[tuple[str, dict[str, Any]]] = []
@@ -157,6 +158,24 @@ def test_why_and_ledger(agents: dict[str, StandIn], capsys: Captured) -> None:
     assert "there are: node-a" in capsys.readouterr().err
     assert main(["ledger"]) == 0
     assert "sums to the wall time" in capsys.readouterr().out
+
+
+def test_drift_says_by_its_code_what_it_found(
+    agents: dict[str, StandIn], capsys: Captured
+) -> None:
+    answer = agents["m5"].answers["/api/v1/drift?run=m5"]
+    assert main(["drift", "--run", "m5"]) == 1
+    assert "550.54.15" in capsys.readouterr().out
+    answer["differences"] = []
+    assert main(["drift", "--run", "m5", "--json"]) == 3, "one node is unread, one unknown"
+    assert json.loads(capsys.readouterr().out) == answer
+    answer["unread"], answer["unknown"] = [], []
+    assert main(["drift", "--run", "m5"]) == 0
+    assert main(["drift"]) == 3
+    assert "choose with --run NAME (there are: m5, other)" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="0"):
+        main(["drift", "--help"])
+    assert "example: holdfast drift --run m5" in capsys.readouterr().out
 
 
 def test_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:

@@ -1,0 +1,51 @@
+"""What nodes are made of and where they differ, as plain JSON values.
+
+Owns which nodes are asked about: those of a run's plan, or every node that the store knows.  The
+comparison itself is in agent/core/identity.py.  Pure but for reading what the daemon holds.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ..core import identity
+
+if TYPE_CHECKING:
+    from ..daemon import Daemon
+
+NODES_MAX = 4096
+
+
+def drift(daemon: Daemon, run: str) -> dict[str, Any]:
+    """GET /api/v1/drift: nodes, where they differ from most, and what changed on each."""
+    docs = daemon.snapshot.observed.store.docs
+    known = {
+        doc.key.removeprefix(identity.PREFIX): found
+        for doc in docs if doc.key.startswith(identity.PREFIX)
+        and (found := identity.read(doc)) is not None
+    }  # fmt: skip
+    nodes = members(daemon, run) if run else sorted({*known, daemon.name})
+    nodes = nodes[:NODES_MAX]
+    compared = {node: known[node] for node in nodes if node in known}
+    own = compared.get(daemon.name)
+    return {
+        "node": daemon.name,
+        "run": run,
+        "nodes": nodes,
+        "unknown": [node for node in nodes if node not in known],
+        **msgspec.to_builtins(identity.compare(compared)),
+        "changes": [
+            {"node": node, **msgspec.to_builtins(change)}
+            for node, one in compared.items() for change in one.changes
+        ],
+        "values": own.values() if own is not None else {},
+    }  # fmt: skip
+
+
+def members(daemon: Daemon, run: str) -> list[str]:
+    """The nodes of a run's plan, spares included; this one alone while there is no plan."""
+    plans = (plan for plan in daemon.snapshot.decision.plans if plan.run == run)
+    found = {node for plan in plans for node in (*plan.members, *plan.spares)}
+    return sorted({*found, daemon.name})
