@@ -100,7 +100,8 @@ class Runner:
         roots = config.collectors
         self._roots = Roots(roots.proc, roots.sys, roots.kmsg, roots.nvml, roots.neuron,
                             roots.compile_cache, tools=roots.tools, rocm=roots.rocm,
-                            dns_names=roots.dns_names, root=roots.root)  # fmt: skip
+                            dns_names=roots.dns_names, root=roots.root,
+                            ec2=roots.ec2_metadata)  # fmt: skip
         self._prober = Prober()
         disabled = set(config.collectors.disable)
         self._entries = [_Entry(make()) for make in ALL if make.name not in disabled]

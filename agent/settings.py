@@ -184,6 +184,13 @@ class Collectors(msgspec.Struct, frozen=True):
             "libraries are looked for; empty: nothing"
         )),
     ] = ""
+    ec2_metadata: Annotated[
+        Address,
+        Meta(description=(
+            "HOST:PORT that answers as EC2's instance metadata does (version 2, with a token); "
+            "empty: 169.254.169.254, and only where the machine says that it is of EC2"
+        )),
+    ] = ""
 
 
 class Api(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ from .clock import ClockCollector
 from .compile_cache import CompileCacheCollector
 from .disk import DiskCollector
 from .dns import DnsCollector
+from .ec2 import Ec2Collector
 from .hardware_errors import HardwareErrorsCollector
 from .host import HostCollector
 from .identity import IdentityCollector
@@ -22,7 +23,8 @@ from .tasks import TasksCollector
 from .units import UnitsCollector
 
 PROBED = (NvidiaCollector, NeuronCollector, CompileCacheCollector, AmdCollector, RdmaCollector,
-          MountsCollector, NvmeCollector, NvmeSmartCollector, DnsCollector, UnitsCollector)
+          MountsCollector, NvmeCollector, NvmeSmartCollector, DnsCollector, UnitsCollector,
+          Ec2Collector)  # fmt: skip
 ALL = (HostCollector, DiskCollector, IdentityCollector, ClockCollector, HardwareErrorsCollector,
        NetworkCollector, TasksCollector, CgroupsCollector, SharedMemoryCollector,
        *PROBED)  # fmt: skip

@@ -25,6 +25,7 @@ class Roots(NamedTuple):
     dns_names: Sequence[str] = ()  # what the network's names service has to know
     rocm: str = "/opt/rocm/bin"  # directory of amd-smi
     root: str = ""  # what stands before /etc, /opt, /usr and /var; empty: nothing
+    ec2: str = ""  # HOST:PORT of instance metadata; empty: EC2's own address, on EC2 alone
 
 
 def read_text(path: str, limit_bytes: int = READ_MAX_BYTES) -> str:

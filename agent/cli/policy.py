@@ -34,6 +34,7 @@ RUNGS = {
     "restart_ranks": "ends the faulty ranks and starts a new generation of the run",
     "resume_older": "sets the state aside and resumes from the next older verified one",
     "stop_run": "ends the run with the exit code that says whose fault it was",
+    "drain_node": "ends the node's run with 75 in time; off until actions.allow names it",
 }
 CLEARS = {
     "reboot": "with the node's next boot",

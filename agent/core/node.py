@@ -11,6 +11,7 @@ from collections.abc import Mapping
 import msgspec
 
 from . import ledger, plan, reconcile, world
+from .detect import ec2
 from .detect.accelerator import Accelerators
 from .detect.host import Host
 from .detect.machine import Machine
@@ -117,11 +118,15 @@ class Node:
         verdicts.extend(conditions)
         self.standing.step(whole, conditions)
         self.identities.step(whole)
+        leaving = ec2.leaving(verdicts, self.settings)
+        verdicts[:] = ec2.acted(verdicts) if leaving else verdicts
         for view in sorted(observed.runs, key=lambda v: v.run):
             context = self._context(now, observed, view, settled, effects, verdicts, changed)
             context.causes = causes
             case = self._case(view.run)
             case.document.read(context)  # first: who may lead follows from the newest document
+            if leaving and not case.memory.paused and _lives(view):
+                case.memory.drain = case.memory.drain or leaving
             self._lease(context, case)
             case.step(context)
             doing[view.run] = self._doing(context, case)
@@ -310,6 +315,11 @@ def _wish(case: RunCase, request: Request, reason: str) -> None:
         memory.paused, memory.resumed = False, True
     elif request.kind in ("drain", "stop_run"):
         memory.drain = reason
+
+
+def _lives(view: RunView) -> bool:
+    """Whether there is something to end: ranks that go on, or a start that is awaited."""
+    return not view.ranks or any(rank.state != "ended" for rank in view.ranks)
 
 
 def _run_of(subject: str) -> str:

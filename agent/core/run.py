@@ -338,11 +338,12 @@ class RunCase:
         """The caller asked the launcher to end: ranks get their grace, then the code says why."""
         m, view = self.memory, ctx.view
         why = view.shutdown or "drained"
+        said = f"the run was {why}" + (f": {m.drain}" if m.drain and not view.shutdown else "")
         m.shutdown_boot_s = m.shutdown_boot_s or ctx.now.boot_s
         live = [r for r in view.ranks if r.state != "ended"]
         grace_s = ctx.settings.stop_grace_s
         if live and m.stop_boot_s < m.shutdown_boot_s:
-            draft = reconcile.stop_draft(view, (), grace_s, f"the run was {why}", "")
+            draft = reconcile.stop_draft(view, (), grace_s, said, "")
             if ctx.emit(view.generation, draft) is not None:
                 m.stop_boot_s = ctx.now.boot_s
         over = ctx.now.boot_s - m.shutdown_boot_s > grace_s + STOP_WAIT_S
@@ -350,7 +351,7 @@ class RunCase:
             ctx.reason = f"{why}: waiting for the ranks to end"
             return ctx.wake(RECOVERY_STEP_S)
         code = SHUTDOWN_CODES.get(why, policy.INFRASTRUCTURE)
-        self._finish_with(code, f"the run was {why}")
+        self._finish_with(code, said)
         return self._finish(ctx, self.document.current(ctx))
 
     def _housekeeping(self, ctx: Context, plan: Plan | None) -> None:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from typing import NamedTuple
 
 from ..model import DEGRADED, FATAL, OK, SEVERITIES, WARN, RunView, Verdict
-from . import compile_cache
+from . import compile_cache, ec2
 
 DETECTOR = "accelerator"
 PREFIX = "accelerator_"
@@ -143,7 +143,8 @@ class Accelerators:
             self._samples = samples
             self._runs |= ranks_of(samples, runs)
             self._verdicts = [*self._devices(samples), *self._missing(samples, most),
-                              *compile_cache.verdicts(self._node, samples)]  # fmt: skip
+                              *compile_cache.verdicts(self._node, samples),
+                              *ec2.verdicts(self._node, samples)]  # fmt: skip
         return self._verdicts
 
     def _look_again(

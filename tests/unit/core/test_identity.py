@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.agent.core.identity import Identity, compare, of, read, renewed
-from holdfast.agent.core.model import Doc
+from holdfast.agent.core.model import Doc, Ended, Settings
 
 from .driver import Lab
 
@@ -18,6 +18,7 @@ GPUS = tuple(
     ("accelerator_info", f"vendor=nvidia,device={n},name=H100,uuid=u{n},pci=p{n},driver=535",
      1.0, 1.0) for n in range(8)
 )  # fmt: skip
+SPOT = ("ec2_spot_action_timestamp_seconds", "action=terminate", 1795168920.0, 1.0)
 
 
 def identity(lab: Lab) -> Identity:
@@ -148,3 +149,44 @@ def test_changes_are_bounded() -> None:
     assert known is not None and len(known.changes) == 32
     assert known.changes[-1].after == "99"
     assert read(Doc("identity/a", 1, msgspec.json.encode(known))) == known
+
+
+# ------------------------------------------------------------- a spot instance is taken back
+
+
+def test_a_spot_notice_is_shown_and_ends_the_run_only_where_that_is_allowed() -> None:
+    lab = Lab()
+    lab.begin()
+    lab.samples = (SPOT,)
+    lab.settle()
+    assert [one.fault for one in lab.decision.verdicts] == ["ec2_spot_interruption"]
+    assert lab.view.state == "running" and not lab.finishes()
+    assert not lab.decision.verdicts[0].act
+
+    lab = Lab(settings=Settings(allow=("drain_node",)))
+    lab.begin()
+    lab.samples = (SPOT,)
+    for _ in range(5):
+        lab.step(1.0)
+    assert {rank.state for rank in lab.view.ranks} == {"ended"}
+    assert lab.finishes() == [75]
+    (finish,) = (one for one in lab.log if one.kind == "finish")
+    assert finish.reason.startswith("the run was drained: EC2 takes this spot instance back")
+    assert lab.decision.verdicts[0].act
+
+
+def test_a_paused_run_and_one_that_is_done_are_not_ended() -> None:
+    lab = Lab(settings=Settings(allow=("drain_node",)))
+    lab.begin()
+    lab.node.cases["r"].memory.paused = True
+    lab.samples = (SPOT,)
+    lab.settle()
+    assert {rank.state for rank in lab.view.ranks} == {"running"}
+
+    lab = Lab(settings=Settings(allow=("drain_node",)))
+    lab.begin()
+    for number in (0, 1):
+        lab.end(number, Ended(0, outcome="done", boot_s=lab.boot_s))
+    lab.samples = (SPOT,)
+    lab.settle()
+    assert lab.finishes() == [0]
