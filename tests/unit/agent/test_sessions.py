@@ -200,11 +200,18 @@ def test_a_trainers_own_report_is_shown_and_counted(agent, tmp_path):
     serve(scenario, agent, tmp_path)
 
 
+def both_ends(fd):
+    """A page's fields as its rank writes them, and its mapping where it was handed to."""
+    handed_over = layout.readonly(fd)
+    try:
+        return layout.map_fields(fd), layout.map_readonly(handed_over)
+    finally:
+        os.close(handed_over)
+
+
 def test_still_is_dated_by_the_page_but_bounded_by_the_looks():
     fd = layout.create()
-    handed_over = layout.readonly(fd)
-    fields, mapping = layout.map_fields(fd), layout.map_readonly(handed_over)
-    os.close(handed_over)
+    fields, mapping = both_ends(fd)
     track = ranks.RankTrack(0, os.getpid(), 1)
     track.attach(mapping, -1)
     fields[layout.F_GENERATION] = 1
@@ -229,7 +236,7 @@ def test_still_is_dated_by_the_page_but_bounded_by_the_looks():
 ])  # fmt: skip
 def test_exit_handlers_of_a_good_end_are_a_phase_of_their_own(outcome, code, phase):
     fd = layout.create()
-    fields, mapping = layout.map_fields(fd), layout.map_readonly(fd)
+    fields, mapping = both_ends(fd)
     track = ranks.RankTrack(0, os.getpid(), 1)
     track.attach(mapping, -1)
     fields[layout.F_GENERATION], fields[layout.F_CODE] = 1, code
