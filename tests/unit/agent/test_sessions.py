@@ -92,12 +92,13 @@ def test_descriptors_are_checked_and_never_leak(agent, tmp_path):
             assert says in (await launcher.receive("error"))["error"]
         for fd in (unsealed, good, page_fd, pidfd, null):
             os.close(fd)
-        assert len(os.listdir("/proc/self/fd")) == open_before
+        # A collector may have a file open for a moment; what leaked stays.
+        await until(lambda: len(os.listdir("/proc/self/fd")) <= open_before)
         for _ in range(20):
             launcher.page(0, os.getpid())  # the same rank again and again
         launcher.levels(generation=1, state="running", ranks=[])
         await until(lambda: node.seen and node.seen[-1].runs)
-        assert len(os.listdir("/proc/self/fd")) <= open_before + 2
+        await until(lambda: len(os.listdir("/proc/self/fd")) <= open_before + 2)
         launcher.close()
 
     serve(scenario, agent, tmp_path)
