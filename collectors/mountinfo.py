@@ -15,7 +15,7 @@ MOUNTS_MAX = 4096  # a node with hundreds of pods has a few thousand lines
 LOCAL_TYPES = frozenset(("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay", "tmpfs", "f2fs"))
 NETWORK_TYPES = frozenset((
     "nfs", "nfs4", "cifs", "smb3", "lustre", "gpfs", "ceph", "beegfs", "beegfs_nodev", "wekafs",
-    "afs", "9p", "virtiofs", "pvfs2", "panfs", "glusterfs",
+    "afs", "9p", "virtiofs", "pvfs2", "panfs", "glusterfs", "fuse",  # fuse: without a subtype
 ))  # fmt: skip
 # Programs of a desktop or of a container's runtime: nothing of a training run lies behind them.
 FUSE_OWN = frozenset(("fuse.lxcfs", "fuse.portal", "fuse.gvfsd-fuse", "fuse.fuse-overlayfs"))

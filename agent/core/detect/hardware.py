@@ -2,7 +2,7 @@
 
 Owns which counts are a fault by being there (data that is lost), and which by their rate (what was
 corrected).  The kernel's log tells the same events one by one (kernel.py); counters also tell those
-whose lines were lost or never written.  Shown and counted, never acted on.  Pure.
+whose lines were lost or never written.  Shown, never acted on.  Pure.
 """
 
 from __future__ import annotations

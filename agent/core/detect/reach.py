@@ -1,6 +1,6 @@
 """What this node asks and does not get an answer from: network mounts, drives, names.
 
-Owns how late is slow and how long is hung.  Shown and counted, never acted on: what hangs may be
+Owns how late is slow and how long is hung.  Shown, never acted on: what hangs may be
 the server's matter, and every node sees it.  Pure.
 """
 

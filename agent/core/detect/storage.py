@@ -1,10 +1,12 @@
 """File systems: which are nearly full, will be full soon, or became read-only.
 
 Owns the limits and the forecast.  What was writable once in this boot is in the node's memory, so
-that a restart of the agent forgets no remount.  Shown and counted, never acted on.  Pure.
+that a restart of the agent forgets no remount.  Shown, never acted on.  Pure.
 """
 
 from __future__ import annotations
+
+from collections.abc import Container
 
 from ..model import DEGRADED, WARN, Verdict
 from ..trend import Trend
@@ -49,8 +51,8 @@ class Storage:
                 if mount in writable:
                     found.append(self._readonly(mount))
                 continue  # what cannot be written cannot be filled
-            if mount not in writable and len(writable) < MOUNTS_MAX:
-                writable.append(mount)
+            if mount not in writable:
+                _remember(writable, mount, values)
             found += self._space(mount, of, read_s[mount])
         return found
 
@@ -104,6 +106,16 @@ class Storage:
         what = "inodes are used up" if key[1] == "inodes" else "full"
         return [(WARN, f"{what} in {left / falls / 60:.0f} min if it goes on as in the last "
                        f"{trend.covers_s() / 60:.0f} min")]  # fmt: skip
+
+
+def _remember(writable: list[str], mount: str, seen: Container[str]) -> None:
+    """When there is no room left, the oldest that is not mounted any more goes."""
+    if len(writable) >= MOUNTS_MAX:
+        gone = next((one for one in writable if one not in seen), None)
+        if gone is None:
+            return
+        writable.remove(gone)
+    writable.append(mount)
 
 
 def _short(full: bool, low: bool, why: str) -> list[Finding]:

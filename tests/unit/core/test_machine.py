@@ -8,7 +8,7 @@ from holdfast.agent.core.detect.clock import Clock
 from holdfast.agent.core.detect.hardware import Hardware
 from holdfast.agent.core.detect.machine import Machine
 from holdfast.agent.core.detect.reach import Reach
-from holdfast.agent.core.detect.storage import Storage, amount
+from holdfast.agent.core.detect.storage import MOUNTS_MAX, Storage, amount
 from holdfast.agent.core.model import Now, Observed, Settings, StoreView
 from holdfast.agent.core.node import Node
 from holdfast.agent.core.trend import Trend
@@ -156,6 +156,15 @@ def test_a_remount_is_told_also_after_a_restart_and_not_after_a_boot():
     assert [v.fault for v in step(again, 3.0, disk(500 * GB, readonly=1.0))] == [one.fault]
     assert not step(again, 4.0, disk(500 * GB))
     assert not step(again, 1.0, disk(500 * GB, readonly=1.0), "another")
+
+
+def test_mounts_that_come_and_go_leave_room_for_new_ones():
+    storage, writable = Storage("n"), []
+    for number in range(3 * MOUNTS_MAX):
+        pod = disk(500 * GB, mount=f"/pods/{number}")
+        assert not storage.verdicts((*disk(500 * GB), *pod), writable)
+        assert len(writable) <= MOUNTS_MAX and f"/pods/{number}" in writable
+    assert storage.verdicts(disk(500 * GB, readonly=1.0), writable)
 
 
 def test_a_step_over_equal_samples_says_the_same_and_looks_once():
