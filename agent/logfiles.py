@@ -117,9 +117,13 @@ def rank_of(path: str) -> int:
     return int(match["rank"] or match["dir"] or match["stem"])
 
 
-def diagnose(paths: Sequence[str], standard_input: BinaryIO | None = None) -> Report:
-    """Over whole files; `-` is standard input.  A file that cannot be opened raises OSError."""
-    catalogue = load_catalogue()
+def diagnose(
+    paths: Sequence[str], standard_input: BinaryIO | None = None,
+    own: Sequence[dict[str, Any]] = (),
+) -> Report:  # fmt: skip
+    """Over whole files; `-` is standard input, `own` an operator's signatures.  A file that cannot
+    be opened raises OSError."""
+    catalogue = with_own(load_catalogue(), own)
     scanners, problems, total = [], [], 0
     for index, path in enumerate(paths[:FILES_MAX]):
         scanner = Scanner(catalogue, index, rank_of(path))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from holdfast.agent import logfiles
 from holdfast.agent.core.detect import logroot
@@ -34,7 +35,7 @@ CULPRITS = {
 def diagnose(options: argparse.Namespace) -> int:
     """0 when a root was found, 1 when none; 2 for a file that cannot be read."""
     try:
-        report = logfiles.diagnose(_unfolded(options.log))
+        report = logfiles.diagnose(_unfolded(options.log), own=_own(options.config))
     except OSError as error:
         raise Failure(f"{error.filename}: {error.strerror}", USAGE) from error
     except ValueError as error:
@@ -52,6 +53,20 @@ def diagnose(options: argparse.Namespace) -> int:
 
         show(said(report))
     return exits.DONE if report.diagnosis.root else exits.FAILED
+
+
+def _own(file: str | None) -> tuple[dict[str, Any], ...]:
+    """The signatures of the node's configuration, where it has one."""
+    from holdfast.agent import config
+
+    path = Path(file) if file else config.DEFAULT_FILE
+    if not file and not path.is_file():
+        return ()
+    try:
+        return config.load(path).signatures
+    except config.ConfigError as error:
+        raise Failure(f"{error}\n(--config FILE names another configuration)",
+                      CONFIGURATION) from error  # fmt: skip
 
 
 def _unfolded(given: Sequence[str]) -> list[str]:

@@ -50,6 +50,8 @@ def _verify(parser: argparse.ArgumentParser) -> None:
 def _diagnose(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("log", nargs="+", metavar="LOG",
                         help="one file a rank or all in one; .gz, a folder of them, or - for stdin")
+    parser.add_argument("--config", metavar="FILE",
+                        help="whose own signatures to use (default: /etc/holdfast/agent.toml)")
 
 
 def _inject(parser: argparse.ArgumentParser) -> None:

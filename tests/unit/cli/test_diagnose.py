@@ -71,6 +71,22 @@ def test_an_empty_log_has_no_root(tmp_path: Path, capsys: Captured) -> None:
     assert "no line says why" in capsys.readouterr().out
 
 
+def test_a_configurations_own_signatures_are_used(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "a.log").write_text("E0412 blobfs: volume train-7 went away\n")
+    row = ('[[signature]]\nid = "blob_gone"\nrole = "root"\ncategory = "storage"\n'
+           'culprit = "storage"\nretryable = "yes"\npattern = "blobfs: volume"\n'
+           'literals = ["blobfs"]\nsamples = ["blobfs: volume a went away"]\n')  # fmt: skip
+    (tmp_path / "agent.toml").write_text(row)
+    log, given = str(tmp_path / "a.log"), ["--config", str(tmp_path / "agent.toml")]
+    assert main(["diagnose", log]) == 1
+    capsys.readouterr()
+    assert main(["diagnose", log, *given]) == 0
+    assert "blob_gone (storage)" in capsys.readouterr().out
+    (tmp_path / "agent.toml").write_text(row.replace("yes", "perhaps"))
+    assert main(["diagnose", log, *given]) == 78
+    assert "signature 'blob_gone': retryable: " in capsys.readouterr().err
+
+
 def test_help_shows_an_example(capsys: Captured) -> None:
     with pytest.raises(SystemExit):
         main(["diagnose", "--help"])

@@ -1,0 +1,115 @@
+"""What the child that reads the ranks' logs costs: its start, the sample in between, a diagnosis.
+
+Owns one real child, fed as the launcher feeds it, over files of eight ranks that grow by 100 MB a
+minute.  Waits for nothing: the files get what 15 s would write, then the sample is asked for.
+
+    python -m bench.log_child      # one row in bench/results; about 10 s
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+BENCH = Path(__file__).resolve().parent
+RANKS = 8
+SAMPLES = 20
+SAMPLE_S = 15.0
+RATE_BYTES_S = 100e6 / 60  # of all ranks together
+BUDGET_BYTES = 65536 * int(SAMPLE_S)
+LINE = ("2026-11-20 10:%02d:%02d,123 [rank%d] INFO iteration %d/ 500000 | lm loss: 2.609532E+00 | "
+        "grad norm: 0.038 | number of nan iterations:   0 | learning rate: 3.0E-04\n")
+ECC = b"RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
+
+
+class Child:
+    """The child as the launcher starts it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        command = [sys.executable, "-P", "-m", "holdfast.agent.evidence.logs"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def ask(self, what: str, **more: Any) -> dict[str, Any]:
+        """Its answer, and how long it took as `wall_s`."""
+        assert self.process.stdin and self.process.stdout
+        ranks = [[rank, 0, -1, 0, -1] for rank in range(RANKS)]
+        request = {"n": 1, "do": what, "folder": str(self.folder), "ranks": ranks, **more}
+        begin_s = time.monotonic()
+        self.process.stdin.write(json.dumps(request).encode() + b"\n")
+        self.process.stdin.flush()
+        answer: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return {**answer, "wall_s": time.monotonic() - begin_s}
+
+    def end(self) -> None:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait(10)
+
+
+def write(folder: Path, name: str, nbytes: float, last: bytes = b"") -> None:
+    """Step lines to each rank's file."""
+    for rank in range(RANKS):
+        text = "".join(LINE % (n // 60 % 60, n % 60, rank, n) for n in range(1000)).encode()
+        path = folder / f"rank-{rank}" / name
+        path.parent.mkdir(exist_ok=True)
+        with path.open("ab") as file:
+            file.write(text * max(1, round(nbytes / RANKS / len(text))) + last)
+
+
+def measure() -> dict[str, Any]:
+    with tempfile.TemporaryDirectory(prefix="holdfast-logs-") as text:
+        folder = Path(text)
+        for name in ("stdout.log", "stderr.log"):
+            write(folder, name, 0)
+        child = Child(folder)
+        try:
+            first = child.ask("sample", bytes=BUDGET_BYTES)
+            for _ in range(SAMPLES):
+                write(folder, "stdout.log", RATE_BYTES_S * SAMPLE_S)
+                sample = child.ask("sample", bytes=BUDGET_BYTES)
+            write(folder, "stderr.log", RANKS << 20, ECC)
+            found = child.ask("diagnose")
+        finally:
+            child.end()
+    each_s = (sample["cpu_s"] - first["cpu_s"]) / SAMPLES
+    return {
+        "bench": "log_child", "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "start_wall_s": round(first["wall_s"], 3), "start_cpu_s": first["cpu_s"],
+        "sample_cpu_s": round(each_s, 5), "core_share": round(each_s / SAMPLE_S, 6),
+        "sample_read_bytes": sample["read"], "sample_skipped_bytes": sample["skipped"],
+        "diagnose_bytes": found["read"], "diagnose_wall_s": round(found["wall_s"], 3),
+        "diagnose_cpu_s": round(found["cpu_s"] - sample["cpu_s"], 3),
+        "root": found["detail"]["root"]["signature"], "rss_bytes": found["rss_bytes"],
+        "python": sys.version.split()[0], "load": [round(one, 2) for one in os.getloadavg()],
+    }  # fmt: skip
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """0 when the sample costs at most 1 % of a core."""
+    parser = argparse.ArgumentParser(prog="bench.log_child", description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=BENCH / "results")
+    options = parser.parse_args(arguments)
+    row = measure()
+    options.out.mkdir(parents=True, exist_ok=True)
+    with (options.out / f"log_child-{row['at'][:10]}.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    print(f"start      {row['start_wall_s']} s, {row['start_cpu_s']} s of CPU; "
+          f"{row['rss_bytes'] >> 20} MB")
+    print(f"sample     {100 * row['core_share']:.3f} % of a core at 100 MB/min; skips "
+          f"{row['sample_skipped_bytes'] >> 20} MB in {SAMPLE_S:.0f} s")
+    print(f"diagnosis  {row['diagnose_wall_s']} s for {row['diagnose_bytes'] >> 20} MB")
+    return 0 if row["core_share"] <= 0.01 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
