@@ -10,6 +10,7 @@ import gzip
 import io
 import os
 import re
+import time
 import tomllib
 import zlib
 from collections.abc import Iterable, Sequence
@@ -34,6 +35,7 @@ SHIPPED = Path(__file__).parent / "catalog/log_signatures.toml"
 PIECE_BYTES = 1 << 20
 FILE_MAX_BYTES = 64 << 30  # what a file may unpack to; more is not read, and said
 TAIL_BYTES = 1 << 20  # of each file of a run that goes on
+TAILS_S = 6.0  # for the ends of all files; lines can be made to be slow
 FILES_MAX = 8192
 CATALOGUE_MAX_BYTES = 1 << 20
 # Where a path names a rank: rank3.log, rank_3/..., 3/stderr.log, 3.out, g2-rank3.a1/stdout.log
@@ -145,12 +147,19 @@ class Span(NamedTuple):
 
 
 def diagnose_tails(
-    spans: Sequence[Span], catalogue: Catalogue, tail_bytes: int = TAIL_BYTES
-) -> Report:
-    """Over the end of each span; a file that cannot be read is named and left out.  Without times
-    in the lines the order of the spans is the order of events."""
+    spans: Sequence[Span], catalogue: Catalogue, tail_bytes: int = TAIL_BYTES,
+    limit_s: float = TAILS_S,
+) -> Report:  # fmt: skip
+    """Over the end of each span; a file that cannot be read is named and left out, and so are the
+    last ones when the time is over.  Without times in the lines the order of the spans is the order
+    of events."""
     scanners, problems, total = [], [], 0
+    end_s = time.monotonic() + limit_s
     for index, span in enumerate(spans[:FILES_MAX]):
+        if index and time.monotonic() > end_s:
+            left = len(spans) - index
+            problems.insert(0, f"{left} of {len(spans)} files were not read within {limit_s:g} s")
+            break
         scanner = Scanner(catalogue, index, span.rank, signals=False)
         try:
             begin, data = read_tail(span, tail_bytes)

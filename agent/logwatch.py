@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.collectors.sample import Metric, Sample
 
+from .core.detect.livelogs import plain
+
 if TYPE_CHECKING:
     from .config import Loaded
     from .session import Session
@@ -82,10 +84,11 @@ def status(session: Session | None) -> dict[str, Any] | None:
         return None
     return {
         "read_bytes": said.read_bytes, "skipped_bytes": said.skipped_bytes,
-        "cpu_s": round(said.cpu_s, 3), "rss_bytes": said.rss_bytes, "problem": said.problem[:200],
+        "cpu_s": round(said.cpu_s, 3), "rss_bytes": said.rss_bytes,
+        "problem": plain(said.problem),
         "seen": [
-            {"signature": one.signature[:NAME_MAX], "role": one.role[:NAME_MAX],
-             "culprit": one.culprit[:NAME_MAX], "rank": one.rank, "line": one.text[:300],
+            {"signature": _label(one.signature), "role": _label(one.role),
+             "culprit": _label(one.culprit), "rank": one.rank, "line": plain(one.text),
              "wall_s": one.wall_s}
             for one in said.seen[-8:]
         ],

@@ -14,6 +14,7 @@ from ..model import WARN, Verdict
 DETECTOR = "logs"
 FAULT = "log_root_cause"
 TEXT_MAX = 300  # characters of a log's line that are shown
+WORD_MAX = 64  # of a name: the child's word is input from outside
 OTHERS_MAX = 6
 FIRM, WEAK = 0.8, 0.5  # a weak root is one that a dying peer can cause as well
 LOOK_AT = {
@@ -86,13 +87,17 @@ def read(detail: str) -> Answer | None:
 def root_text(root: Line) -> str:
     """`nccl_system_error on rank 3 (infra): the line`."""
     who = f" on rank {root.rank}" if root.rank >= 0 else ""
-    return f"{root.signature}{who} ({root.culprit}): {plain(root.line)}"
+    return f"{_word(root.signature)}{who} ({_word(root.culprit)}): {plain(root.line)}"
 
 
 def plain(text: str) -> str:
     """A log's own words without what could move a person's cursor."""
     shown = "".join(c if c.isprintable() else " " for c in text[: 2 * TEXT_MAX])
     return " ".join(shown.split())[:TEXT_MAX]
+
+
+def _word(text: str) -> str:
+    return plain(text)[:WORD_MAX]
 
 
 def rows(answer: Answer) -> tuple[tuple[str, str], ...]:
@@ -111,8 +116,8 @@ def verdict_of(answer: Answer, run: str, generation: int) -> Verdict | None:
         return None
     also = "; ".join(_kind(one) for one in answer.others[:OTHERS_MAX])
     evidence = (
-        ("culprit", root.culprit), ("look at", LOOK_AT.get(answer.blames, "")),
-        ("retry", root.retryable), ("where", f"{root.path}, byte {root.offset}"),
+        ("culprit", _word(root.culprit)), ("look at", LOOK_AT.get(answer.blames, "")),
+        ("retry", _word(root.retryable)), ("where", f"{plain(root.path)}, byte {root.offset}"),
         ("meaning", plain(answer.note)), ("also there", also),
     )  # fmt: skip
     return Verdict(
@@ -126,4 +131,4 @@ def verdict_of(answer: Answer, run: str, generation: int) -> Verdict | None:
 def _kind(one: Kind) -> str:
     ranks = ", ".join(str(rank) for rank in one.ranks[:8])
     who = f" on {'rank' if len(one.ranks) == 1 else 'ranks'} {ranks}" if ranks else ""
-    return f"{one.signature} ({one.role}){who}"
+    return f"{_word(one.signature)} ({_word(one.role)}){who}"

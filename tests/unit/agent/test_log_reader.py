@@ -109,6 +109,15 @@ def test_a_missing_file_and_a_folder_in_its_place_are_problems(files: Files) -> 
     assert "No such file" in answer["problems"][1]
 
 
+def test_what_there_is_no_time_for_is_said(files: Files) -> None:
+    files.write(0, ECC)
+    files.write(1, USER)
+    spans = logs.spans_of(str(files.folder), [[0, 0, -1, 0, -1], [1, 0, -1, 0, -1]])
+    report = logfiles.diagnose_tails(spans[1:], CATALOGUE, limit_s=0.0)
+    assert [match.signature for match in report.diagnosis.matches] == ["cuda_ecc"]
+    assert report.problems[0] == "2 of 3 files were not read within 0 s"
+
+
 def test_an_answer_fits_its_packet_whatever_the_lines(files: Files) -> None:
     for rank in range(64):
         files.write(rank, b"\xff\xfe\x00" * 3000 + b"\n" + ECC[:-1] + b"\xe2\x80\xa6" * 900 + b"\n")

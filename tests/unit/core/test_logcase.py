@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
@@ -152,6 +153,34 @@ def test_what_the_logs_say_changes_nothing_that_is_done() -> None:
     assert found[0] == found[1]
 
 
+def story(seed: int, logs: bool) -> list[tuple[str, str, str]]:
+    """What is done in a random hour of a run, with a child that reads logs or without."""
+    dice = random.Random(seed)
+    lab = Lab(logs=logs, grade=dice.choice(("trainer", "script")), max_restarts=2)
+    lab.hold = {"logs"} if seed % 2 else set()  # a child that never answers, or at once
+    lab.begin()
+    for _ in range(60):
+        rank, what = dice.randrange(2), dice.random()
+        live = [r for r in lab.view.ranks if r.ended is None]
+        if what < 0.1 and lab.rank(rank) in live:
+            lab.kill(rank)
+        elif what < 0.15 and lab.rank(rank) in live:
+            lab.raises(rank, "ValueError: x")
+        elif what < 0.3 and len(live) == 2:
+            lab.all(still_s=dice.choice((0.0, 6.0, 90.0)), phase="collective")
+        elif what < 0.7 and len(live) == 2:
+            lab.all(step=lab.rank(0).step + 1, still_s=0.0, phase="forward_backward")
+        lab.step(dice.choice((0.05, 0.3, 1.0)))
+    for _ in range(12):
+        lab.step(0.5)
+    return [(e.kind, e.subject, e.reason) for e in lab.log if e.kind != "logs"]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_whatever_happens_the_same_is_done_with_logs_and_without(seed: int) -> None:
+    assert story(seed, logs=True) == story(seed, logs=False)
+
+
 def test_the_last_end_waits_for_the_root_but_not_for_ever() -> None:
     for answered in (True, False):
         lab = training(max_restarts=0)
@@ -276,3 +305,11 @@ def test_a_reading_that_failed_is_not_repeated() -> None:
 def test_a_log_cannot_move_the_cursor_or_fill_the_incident() -> None:
     text = livelogs.root_text(livelogs.Line("x", "user", 2, "a\x1b[31m\r\nb" + "c" * 5000))
     assert "\x1b" not in text and "\n" not in text and len(text) < 400
+    loud = "x\x1b" * 9000
+    line = livelogs.Line(loud, loud, 1, loud, loud, path=loud)
+    answer = livelogs.Answer(line, others=(livelogs.Kind(loud, loud, tuple(range(99))),) * 50,
+                             note=loud, hint=loud, problems=(loud,) * 50)  # fmt: skip
+    verdict = livelogs.verdict_of(answer, "r", 1)
+    assert verdict is not None
+    said = str(verdict) + str(livelogs.rows(answer))
+    assert len(said) < 5000 and "\x1b" not in said and "x1b" not in said
