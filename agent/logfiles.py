@@ -153,8 +153,9 @@ def diagnose_tails(
     """Over the end of each span; a file that cannot be read is named and left out, and so are the
     last ones when the time is over.  Without times in the lines the order of the spans is the order
     of events."""
-    scanners, problems, total = [], [], 0
-    end_s = time.monotonic() + limit_s
+    scanners: list[Scanner] = []
+    problems: list[str] = []
+    total, end_s = 0, time.monotonic() + limit_s
     for index, span in enumerate(spans[:FILES_MAX]):
         if index and time.monotonic() > end_s:
             left = len(spans) - index
