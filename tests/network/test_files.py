@@ -84,6 +84,18 @@ def test_what_is_no_number_is_no_reading(tmp_path, junk):
     assert unread(samples) == ({"collector=rdma,reason=junk": 1.0} if junk else {})
 
 
+@pytest.mark.parametrize("speed", [-1, 0, 10_000_001, 4_294_967_295])
+def test_a_driver_that_does_not_know_says_neither_speed_nor_link(tmp_path, speed):
+    tree = ib_node(tmp_path, ports=1)
+    tree.put("class/net/eth0/speed", speed)  # all ones of 32 bits: SPEED_UNKNOWN of old drivers
+    tree.put("class/net/ib0/operstate", "unknown")
+    found = values(read(tree.roots))
+    assert ("network_speed_bytes_per_second", "device=eth0,port=") not in found
+    assert ("network_speed_bytes_per_second", "device=mlx5_0,port=1") in found
+    links = {subject for name, subject in found if name == "network_link_up"}
+    assert links == {"device=eth0,port=", "device=mlx5_0,port=1"}
+
+
 FILES = ("class/infiniband/mlx5_0/ports/1/state", "class/infiniband/mlx5_0/ports/1/rate",
          "class/infiniband/mlx5_0/ports/1/phys_state", "class/infiniband/mlx5_0/fw_ver",
          "class/infiniband/mlx5_0/ports/1/hw_counters/np_cnp_sent", "class/net/eth0/flags",
@@ -119,7 +131,8 @@ def test_many_devices_are_bounded_and_strange_names_left_out(tmp_path):
         tree.virtual(f"veth{number}")
     tree.link("class/net/a,b=c/device", "devices/pci0000:00/0000:00:03.0")
     infos = [one.subject for one in read(tree.roots) if one.name == "network_info"]
-    assert len(infos) == 64 and not [one for one in infos if "a b" in one or "veth" in one]
+    assert len(infos) == 64 and not [one for one in infos if "veth" in one]
+    assert all(one.count(",") == 4 and one.count("=") == 5 for one in infos)
 
 
 def test_without_cards_and_proc_there_is_no_data(tmp_path):

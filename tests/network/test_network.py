@@ -266,6 +266,36 @@ def test_a_card_that_is_renamed_is_not_lost_and_one_that_comes_back_clears(tmp_p
     assert watch.read() == []
 
 
+def test_a_lost_card_is_said_once_whatever_was_said_of_its_port(tmp_path):
+    watch = Watch(ib_node(tmp_path, 4))
+    assert len(port_down(watch)) == len(integrity(watch)) - 1 == 1
+    assert [one.partition(" ")[0] for one in card_lost(watch)] == ["nic_lost"]
+
+
+def test_a_card_of_the_same_name_at_another_address_is_not_lost(tmp_path):
+    watch = Watch(ib_node(tmp_path, 4))
+    watch.tree.gone("class/infiniband/mlx5_3")
+    slot = watch.tree.slot("0000:a1:00.0", "0x15b3", "0x1021", "mlx5_core")
+    watch.tree.infiniband(slot, "mlx5_3")
+    assert watch.read(5) == []
+
+
+def test_an_interface_that_is_given_away_is_forgotten(tmp_path):
+    watch = Watch(ib_node(tmp_path, 4))
+    assert interface_down(watch)
+    watch.tree.gone("class/net/eth0")
+    assert watch.read() == [] and "eth0/" not in watch.memory.up
+    watch.tree.link("class/net/eth0", "devices/pci0000:00/0000:05:00.0/net/eth0")
+    assert watch.read() == [], "it was never up since it came back"
+
+
+def test_a_storm_is_shown_for_ten_minutes_after_it(tmp_path):
+    watch = Watch(ib_node(tmp_path, 4))
+    assert garbled(watch)
+    assert len(watch.read(39)) == 1
+    assert watch.read() == []
+
+
 def test_a_wrap_and_a_reset_are_no_storm(tmp_path):
     watch = Watch(ib_node(tmp_path))
     timeouts, symbols = f"{PORT}/hw_counters/local_ack_timeout_err", f"{PORT}/counters/symbol_error"
