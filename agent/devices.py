@@ -11,6 +11,7 @@ from typing import Any
 from holdfast.collectors.sample import Sample
 
 from .core.detect import accelerator
+from .core.detect.network import RDMA_KINDS
 from .core.model import OK, SEVERITIES, UNKNOWN, RunView, Verdict
 from .runner import Health
 
@@ -54,7 +55,8 @@ def cards(
     boot_s: float, interval_s: float,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """The network cards, those that are lost included.  What is wrong with one is in the verdicts:
-    it takes more than one reading to see."""
+    it takes more than one reading to see.  An interface on the address of an RDMA card is that
+    card, and has a row only for what is said of itself."""
     age_s, unread = _age(health, last, boot_s, interval_s)
     place = f"node/{node}/nic/"
     said: dict[str, list[Verdict]] = {}
@@ -68,9 +70,12 @@ def cards(
             labels = accelerator.labels_of(sample.subject)
             found[labels["device"]] = labels
     addresses = {one["pci"] for one in found.values()}
+    rdma = {one["pci"] for one in found.values() if one["kind"] in RDMA_KINDS} - {""}
     rows = []
     for device in [*found, *(one for one in said if one not in found and one not in addresses)]:
         info = found.get(device, {})
+        if info.get("pci") in rdma and info["kind"] not in RDMA_KINDS and device not in said:
+            continue
         # The kernel's log names a card by its address.
         wrong = said.get(device, []) + said.get(info.get("pci") or "none", [])
         worst = max((one.severity for one in wrong), key=SEVERITIES.index, default=OK)
