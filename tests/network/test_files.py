@@ -42,7 +42,10 @@ def as_nobody():
     """Root may read everything: be somebody else for a moment."""
     root = os.geteuid() == 0
     if root:
-        os.seteuid(65534)
+        try:
+            os.seteuid(65534)
+        except OSError as error:  # a user namespace without nobody
+            pytest.skip(f"cannot be somebody else here: {error}")
     try:
         yield
     finally:
