@@ -10,11 +10,14 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Mapping
 
+from holdfast.collectors.journald import JournalLog
 from holdfast.collectors.kmsg import KernelLog
+from holdfast.collectors.sample import LogLine
 
 from .core.detect.kernel import Catalogue, parse
 from .core.event import Event
 from .journal import Count, Labels, Mark
+from .kernel_journal import JournalReader
 
 MARK = "kernel_log_next"
 KINDS_MAX = 128  # of (source, code, subject) that are kept for the core
@@ -30,6 +33,8 @@ class KernelWatch:
 
     def __init__(self, path: str, boot_id: str, users: bool = False) -> None:
         self.log = KernelLog(path, users)
+        self.journal: JournalReader | None = None  # where /dev/kmsg may not be read
+        self._opened = False
         self.boot_id = boot_id
         self._catalogue: Catalogue | None = None
         self._kinds: OrderedDict[tuple[str, str, str], deque[Event]] = OrderedDict()
@@ -40,17 +45,49 @@ class KernelWatch:
         self._catalogue = catalogue
         after: int | None = None
         for (name, labels), value in counters.items():
-            if name == MARK:
-                after = int(value) - 1 if labels == (self.boot_id,) else -1
-        return self.log.open(after)
+            if name == MARK and labels[0] != self.boot_id:
+                after = -1
+            elif name == MARK and len(labels) == 1:
+                after = int(value) - 1  # else journald was read, whose numbers are not the kernel's
+        fd = self.log.open(after)
+        self._opened = True
+        return fd
+
+    @property
+    def source(self) -> str:
+        """From where lines come: kmsg | journald; "" from nowhere."""
+        if self.journal is not None:
+            return "journald" if self.journal.up else ""
+        return "kmsg" if self._opened else ""
+
+    def fall_back(self, counters: Counters, since_us: int) -> JournalLog:
+        """The kernel's log by way of journald, from where the last agent left off.  Numbers go on
+        from the mark: they stay below the kernel's own, in case it may be read again later."""
+        cursor, number, whole = "", 0, False
+        for (name, labels), value in counters.items():
+            if name == MARK and labels[0] != self.boot_id:
+                whole = True
+            elif name == MARK:
+                number, cursor = int(value), "".join(labels[1:])
+        log = JournalLog(self.log.path, self.log.users, cursor, number, whole, since_us)
+        self.log = log
+        return log
 
     def read(self, boot_s: float, record: Record) -> bool:
         """Takes what is there; True when the core should look at once."""
+        return self._take(self.log.read(boot_s), boot_s, record)
+
+    def feed(self, data: bytes, boot_s: float, record: Record) -> bool:
+        """The same for a piece of journald's stream."""
+        assert isinstance(self.log, JournalLog)
+        return self._take(self.log.feed(data, boot_s), boot_s, record)
+
+    def _take(self, lines: tuple[LogLine, ...], boot_s: float, record: Record) -> bool:
         catalogue = self._catalogue
         assert catalogue is not None
         counts: Counter[Labels] = Counter()
         urgent = False
-        for line in self.log.read(boot_s):
+        for line in lines:
             event = parse(catalogue, line.text, line.cursor, boot_s)
             if event is None:
                 continue
@@ -61,9 +98,14 @@ class KernelWatch:
         if counts:
             record(
                 tuple(Count("events", labels, float(n)) for labels, n in counts.items()),
-                Mark(MARK, (self.boot_id,), float(self.log.next)),
+                Mark(MARK, self._place(), float(self.log.next)),
             )
         return urgent
+
+    def _place(self) -> Labels:
+        """Labels of the mark: journald needs its own word for the place as well."""
+        cursor = (self.log.cursor,) if isinstance(self.log, JournalLog) else ()
+        return (self.boot_id, *cursor)
 
     def _keep(self, event: Event) -> None:
         kind = (event.source, event.code, event.subject)
@@ -80,5 +122,10 @@ class KernelWatch:
         found = [event for kept in self._kinds.values() for event in kept]
         return tuple(sorted(found, key=lambda event: event.cursor))
 
+    def children(self) -> dict[str, int]:
+        """Process id of journalctl while it runs."""
+        return {"journald": self.journal.pid} if self.journal and self.journal.pid else {}
+
     def close(self) -> None:
+        self._opened = False
         self.log.close()

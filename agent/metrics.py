@@ -45,6 +45,7 @@ CATEGORIES = (
     "training", "startup", "compile", "checkpoint", "evaluation", "detection", "recovery",
     "redone", "idle", "paused", "unknown",
 )  # fmt: skip
+KERNEL_SOURCES = ("kmsg", "journald")
 PHASES = ("total", "after_verdict")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -120,12 +121,10 @@ NAMES: dict[str, Name] = {
         "gauge", "Always 1; the run and rank whose process computes on the device.",
         ("device", "run", "rank"),
     ),
-    "kernel_lines_missed_total": Name(
-        "counter", "Lines of the kernel's log that were overwritten before they were read."
-    ),
-    "kernel_lines_foreign_total": Name(
-        "counter", "Lines in the kernel's log that a program wrote; they are not believed."
-    ),
+    "kernel_log_up": Name("gauge", "1 where the kernel's log is read from.", ("source",)),
+    "kernel_lines_missed_total": Name("counter", "Lines of that log overwritten before read."),
+    "kernel_lines_foreign_total": Name("counter", "Lines that a program wrote; not believed."),
+    "kernel_lines_broken_total": Name("counter", "Records of that log of no known form."),
     "config_reload_ok": Name("gauge", "0 when the last reload was refused."),
     "journal_stalled": Name("gauge", "1 when the journal cannot be written."),
     "journal_dropped_total": Name("counter", "Records given up while the journal was stalled."),
@@ -222,8 +221,10 @@ class _Collector:
             ((detector, outcome), count)
             for detector, outcome, count in snapshot.decision.detector_counts
         ])  # fmt: skip
-        yield family("kernel_lines_missed_total", [((), daemon.kernel.log.missed)])
-        yield family("kernel_lines_foreign_total", [((), daemon.kernel.log.foreign)])
+        log, source = daemon.kernel.log, daemon.kernel.source
+        yield family("kernel_log_up", [((one,), int(one == source)) for one in KERNEL_SOURCES])
+        for name in ("missed", "foreign", "broken"):
+            yield family(f"kernel_lines_{name}_total", [((), getattr(log, name))])
         yield family("config_reload_ok", [((), int(daemon.reload_ok))])
         yield family("journal_stalled", [((), int(snapshot.observed.journal_stalled))])
         yield family("journal_dropped_total", [((), daemon.journal.dropped)])
@@ -300,13 +301,13 @@ class _Collector:
         health = runner.health()
         yield family("collector_up", [((one.name,), int(one.up)) for one in health])
         yield family("collector_duration_seconds", [((h.name,), h.duration_s) for h in health])
-        yield from _children(runner)
+        yield from _children(runner, self._daemon.kernel.children())
         yield family("accelerator_run_info", self._recent.places())
 
 
-def _children(runner: Runner) -> Iterator[Metric]:
+def _children(runner: Runner, more: dict[str, int]) -> Iterator[Metric]:
     """What the collectors' children cost, apart from the agent."""
-    children = runner.children()
+    children = runner.children() | more
     stats = {
         name: procfs.parse_stat(procfs.read_small(f"/proc/{pid}/stat"))
         for name, pid in children.items()

@@ -30,6 +30,7 @@ STYLES = {HAVE: GOOD, LACK: CARE, NEED: BAD}
 DISK_FREE_MIN_BYTES = 1 << 30
 CAP_SYS_PTRACE = 1 << 19
 CAP_SYSLOG = 1 << 34
+JOURNALS = ("/run/log/journal", "/var/log/journal")
 
 
 class Finding(NamedTuple):
@@ -171,7 +172,12 @@ def kernel_log(_: Mapping[str, str]) -> Finding:
         with open("/dev/kmsg", "rb", buffering=0):
             pass
     except OSError as error:
-        return Finding("kernel log", LACK, f"/dev/kmsg: {error.strerror}", cost)
+        why = f"/dev/kmsg: {error.strerror}"
+        readable = (one for one in JOURNALS if os.access(one, os.R_OK | os.X_OK))
+        kept = [one for one in readable if any(os.scandir(one))]
+        if kept and shutil.which("journalctl"):
+            return Finding("kernel log", HAVE, f"{why}; read through journalctl from {kept[0]}")
+        return Finding("kernel log", LACK, f"{why}, and no journal that may be read", cost)
     return Finding("kernel log", HAVE, "/dev/kmsg is readable")
 
 
