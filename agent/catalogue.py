@@ -1,4 +1,4 @@
-"""Reads agent/catalog/*.toml: what the kernel's lines mean.
+"""Reads agent/catalog/*.toml: what the kernel's lines mean, and the Neuron runtime's codes.
 
 Owns the way from files to the core's Catalogue, and docs/kernel-events.md.  Knows no line itself;
 adding one is a row there and, for a new fault, a runbook.
@@ -8,22 +8,33 @@ from __future__ import annotations
 
 import re
 import tomllib
+from functools import lru_cache
 from importlib import resources
 from typing import Any
 
 from .core.detect.kernel import Bits, Case, Catalogue, Link5, Numbered, Rule
+from .core.detect.nrt import Code, Codes
 from .core.event import Escalation
 from .core.model import FATAL, WARN
 
-FILES = ("nvidia_xid", "nvidia_sxid", "kernel")
+FILES = ("nvidia_xid", "nvidia_sxid", "kernel", "nrt")
 SXID_FAULT = "gpu_nvlink_error"
 
 
 def tables() -> dict[str, dict[str, Any]]:
     """The shipped files as they are, by name."""
+    return {name: _table(name) for name in FILES}
+
+
+def _table(name: str) -> dict[str, Any]:
     folder = resources.files("holdfast.agent").joinpath("catalog")
-    return {name: tomllib.loads(folder.joinpath(f"{name}.toml").read_text("utf-8"))
-            for name in FILES}  # fmt: skip
+    return tomllib.loads(folder.joinpath(f"{name}.toml").read_text("utf-8"))
+
+
+@lru_cache(maxsize=1)
+def neuron_codes() -> Codes:
+    """Status codes of the Neuron runtime by their number.  A millisecond, once."""
+    return {row["code"]: Code(**row) for row in _table("nrt")["code"]}
 
 
 def load(read: dict[str, dict[str, Any]] | None = None) -> Catalogue:
@@ -125,6 +136,16 @@ def render_docs() -> str:
         f"| {row['code']} | {row['source']} | {row['class']} | {row['action']} "
         f"| {row['severity']} | {row.get('fault', '')} | {row['text']} |"
         for row in read["kernel"]["rule"]
+    ]
+    lines += ["", "## Status codes of the Neuron runtime", "",
+              "No lines of the kernel's: what a rank's error or a line of its log names is shown",
+              "with its meaning, by the incident and by `holdfast diagnose`.", "",
+              "| code | name | culprit | retry | meaning | what to do |",
+              "|---|---|---|---|---|---|"]  # fmt: skip
+    lines += [
+        f"| {row['code']} | {row['name']} | {row['culprit']} | {row['retryable']} "
+        f"| {row['meaning']} | {row['do']} |"
+        for row in read["nrt"]["code"]
     ]
     return "\n".join(lines) + "\n"
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
+from .catalogue import neuron_codes
 from .core.detect import logroot
 from .core.detect.logs import (
     CULPRITS,
@@ -72,7 +73,7 @@ def load_catalogue(path: Path = SHIPPED) -> Catalogue:
         gates=tuple(gate.encode() for gate in tables["gates"]),
         signal_gates=tuple(gate.encode() for gate in tables["signal_gates"]),
         exceptions=roles, cascade_text=tuple(kinds.get("cascade_text", ())),
-        exit_codes=dict(tables.get("exit_codes", {})),
+        exit_codes=dict(tables.get("exit_codes", {})), nrt=neuron_codes(),
     )  # fmt: skip
 
 
@@ -202,11 +203,12 @@ def _report(
         for name, times in scanner.handled.items():
             handled[name] = handled.get(name, 0) + times
     found = logroot.diagnose(matches, catalogue.exit_codes)
-    root = found.root.signature if found.root else ""
+    root = found.root
     notes = {one.id: one.note for one in (*catalogue.signatures, PYTHON)}
+    note = dict(root.fields).get("nrt_said") or notes.get(root.signature, "") if root else ""
     return Report(
         found, tuple(paths), total, tuple(sorted(handled.items())),
-        sum(one.skipped for one in scanners), tuple(problems), notes.get(root, ""),
+        sum(one.skipped for one in scanners), tuple(problems), note,
     )
 
 

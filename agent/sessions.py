@@ -23,6 +23,8 @@ from holdfast.worker import page as page_module
 
 from . import link as links
 from . import procfs, wire
+from .catalogue import neuron_codes
+from .core.detect import nrt
 from .core.model import RunView
 from .link import Link, close_all, receive
 from .ranks import RankTrack, pidfd_pid
@@ -247,7 +249,7 @@ class Sessions:
             raise ValueError(f"{len(levels.ranks)} ranks are more than {wire.RANKS_MAX}")
         if session.have_levels and levels.n and levels.n < session.levels.n:
             return  # older than what is known already
-        session.levels, session.have_levels = levels, True
+        session.levels, session.have_levels = _explained(levels), True
         present = {rank.rank for rank in levels.ranks if rank.state != "ended"}
         for number in [number for number in session.tracks if number not in present]:
             # An ended rank's page stays until the launcher replaces it; one that the launcher no
@@ -362,6 +364,19 @@ class Sessions:
         for session in self._runs.values():
             if session.link is not None:
                 session.link.send({"t": "address", "address": address})
+
+
+def _explained(levels: wire.Levels) -> wire.Levels:
+    """With the meaning of a Neuron runtime's code in the error of each rank that ended with one."""
+    def told(rank: wire.RankLevel) -> wire.RankLevel:
+        ended = rank.ended
+        if ended is None or not ended.error:
+            return rank
+        error = nrt.explained(neuron_codes(), ended.error)
+        ended = ended if error == ended.error else msgspec.structs.replace(ended, error=error)
+        return rank if ended is rank.ended else msgspec.structs.replace(rank, ended=ended)
+
+    return msgspec.structs.replace(levels, ranks=tuple(told(rank) for rank in levels.ranks))
 
 
 @lru_cache(maxsize=256)  # a directory service may be slow, and this is the agent's loop

@@ -25,6 +25,7 @@ CONSEQUENCES = (
     "timed out waiting",
     "distnetworkerror",
     "diststoreerror",
+    "nrt_exec_hw_err_collectives",
     "distbackenderror",
 )
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from . import loggates
 from .logtext import LINE_MAX, NO_RANK, Clean, clean
+from .nrt import NONE, Codes, find
 
 ROOT, CASCADE, CARRIER, TEARDOWN, SIGNAL = "root", "cascade", "carrier", "teardown", "signal"
 ROLES = (ROOT, CASCADE, CARRIER, TEARDOWN, SIGNAL)
@@ -61,6 +62,7 @@ class Catalogue(NamedTuple):
     exceptions: dict[str, str]  # last part of a class's name -> role
     cascade_text: tuple[str, ...]
     exit_codes: dict[str, str]
+    nrt: Codes = NONE
 
 
 class Match(NamedTuple):
@@ -198,12 +200,28 @@ class Scanner:
             if value is not None
         )  # fmt: skip
         rank = read.rank if read.rank != NO_RANK else self.rank
+        signature, told = self._coded(signature, read.text)
+        fields += told
         return self._placed(Match(
             signature.id, signature.role, signature.category, signature.culprit,
             signature.retryable, rank, read.text.strip()[:1000], signature.weak,
             signature.id in GENERIC, fields, read.stream, self.file, self._base + start,
             time_s=read.time_s,
         ))  # fmt: skip
+
+    def _coded(
+        self, signature: Signature, text: str
+    ) -> tuple[Signature, tuple[tuple[str, str], ...]]:
+        """A code of the Neuron runtime says more than the line around it."""
+        code = find(self.catalogue.nrt, text) if signature.role == ROOT else None
+        if code is None:
+            return signature, ()
+        told = (("nrt", code.name), ("nrt_said", code.said))
+        if code.follows:
+            return signature._replace(role=CASCADE), told
+        if code.culprit == "unknown":
+            return signature, told
+        return signature._replace(culprit=code.culprit, retryable=code.retryable), told
 
     # ------------------------------------------------------------ tracebacks
 
@@ -269,7 +287,8 @@ class Scanner:
             return self._match(buffer, start, read, same or FOLLOWS._replace(role=role))
         ordered = sorted(known, key=lambda one: one.role not in (CASCADE, CARRIER))
         found = self._match(buffer, start, read, ordered[0] if ordered else PYTHON)
-        return found if ordered else found._replace(generic=True, fields=(("class", name),))
+        named = (("class", name), *found.fields)
+        return found if ordered else found._replace(generic=not found.fields, fields=named)
 
     def _settle(self, stream: Stream) -> None:
         """One chain, one verdict: the last exception that says something of its own."""
