@@ -1,16 +1,18 @@
-"""The compile cache of Neuron: lock files, and whether any compiler runs that could own them.
+"""The compile cache of Neuron: what is in it, who uses it, and locks that nobody can own.
 
 Owns finding locks that a killed compile left behind: whoever wants the same program later waits
-for them without end, because nothing takes them away.  Reads only.  Runs in a probe child, since a
-cache often lies on a network mount.
+for them without end, because nothing takes them away.  Counts what came into the cache, what was
+read from it, and the compilers that run.  Reads only.  Runs in a probe child, since a cache often
+lies on a network mount.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from typing import NamedTuple
 
+from .inotify import Watcher
 from .neuron import DEVICES
 from .roots import Roots, read_text
 from .sample import Metric, NoData, Sample
@@ -20,20 +22,46 @@ DEPTH_MAX = 6
 LOCKS_MAX = 64  # named; beyond that only counted
 PROCESSES_MAX = 50_000
 COMPILERS = (b"neuronx-cc", b"neuron-cc", b"walrus_driver")
+PROGRAM = ".neff"
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
+class Sight(NamedTuple):
+    """What one walk through the cache found."""
+
+    locks: list[tuple[str, float]]  # path, time of last change
+    programs: set[str]  # paths of compiled programs
+    folders: set[str]  # that hold one, or a lock: where programs are read and written
 
 
 class CompileCacheCollector:
-    """See the module."""
+    """See the module.
+
+    Came in: between two walks a program was there that had not been.  Read: the kernel told of
+    each time that a process of this node closed a program it had opened to read.
+    """
 
     name = "compile_cache"
     fast = False
     metrics = (
         Metric("compile_cache_locks", "gauge", "Lock files in the compile cache."),
-        Metric("compile_cache_compilers", "gauge",
-               "Compilers that run on this node; looked for while there are locks."),
+        Metric("compile_cache_programs", "gauge", "Compiled programs in the cache."),
+        Metric("compile_cache_misses_total", "counter",
+               "Programs that came into the cache since it is watched: each was compiled."),
+        Metric("compile_cache_hits_total", "counter",
+               "Times that this node's processes read a program of it; those at one moment count "
+               "as one."),
+        Metric("compile_cache_compilers", "gauge", "Compilers that run on this node."),
+        Metric("compile_cache_compiler_age_seconds", "gauge",
+               "How long the oldest of them has run."),
         Metric("compile_cache_lock_age_seconds", "gauge",
                "Age of a lock while no compiler runs on this node.", ("path",), True),
     )  # fmt: skip
+
+    def __init__(self) -> None:
+        self._known: set[str] | None = None
+        self._misses = self._hits = 0
+        self._watcher: Watcher | None = None
 
     def here(self, roots: Roots) -> str:
         """"" on a Neuron node or with a cache of one's own choice, else why not.  Never looks at
@@ -50,24 +78,42 @@ class CompileCacheCollector:
         """One reading.  NoData without the cache."""
         if not os.path.isdir(roots.compile_cache):
             raise NoData(f"no {roots.compile_cache}")
-        locks = list(_locks(roots.compile_cache))
-        found = [Sample("compile_cache_locks", "", float(len(locks)), boot_s)]
-        if not locks:
-            return found
-        compilers = sum(1 for _ in _compilers(roots.proc))
-        found.append(Sample("compile_cache_compilers", "", float(compilers), boot_s))
-        if compilers == 0:
+        sight = _walk(roots.compile_cache)
+        ages_s = _compilers(roots.proc, boot_s)
+        found = {"locks": len(sight.locks), "programs": len(sight.programs),
+                 "compilers": len(ages_s)} | self._uses(sight)  # fmt: skip
+        if ages_s:
+            found["compiler_age_seconds"] = max(ages_s)
+        samples = [Sample(f"compile_cache_{name}", "", float(value), boot_s)
+                   for name, value in found.items()]  # fmt: skip
+        if not ages_s:
             now_s = time.time()  # beside the file's own time, which is of the wall clock
-            found += [
+            samples += [
                 Sample("compile_cache_lock_age_seconds", f"path={path}",
                        max(0.0, now_s - made_s), boot_s)
-                for path, made_s in locks[:LOCKS_MAX] if not set(path) & set(",=\n")
+                for path, made_s in sight.locks[:LOCKS_MAX] if not set(path) & set(",=\n")
             ]  # fmt: skip
-        return found
+        return samples
+
+    def _uses(self, sight: Sight) -> dict[str, float]:
+        """Counters since this child began; no hits where the kernel does not tell of them."""
+        if self._known is not None:
+            self._misses += len(sight.programs - self._known)
+        self._known = sight.programs
+        found: dict[str, float] = {"misses_total": self._misses}
+        try:
+            if self._watcher is None:
+                self._watcher = Watcher()
+            self._hits += sum(name.endswith(PROGRAM) for name in self._watcher.closed())
+            self._watcher.watch(sight.folders)
+        except OSError:
+            return found
+        return found | {"hits_total": self._hits}
 
 
-def _locks(root: str) -> Iterator[tuple[str, float]]:
-    """(path, time of last change) of lock files; what vanishes meanwhile is left out."""
+def _walk(root: str) -> Sight:
+    """The cache within its bounds; what vanishes meanwhile is left out."""
+    sight = Sight([], set(), set())
     folders, looked = [(root, 0)], 0
     while folders and looked < ENTRIES_MAX:
         folder, depth = folders.pop()
@@ -81,17 +127,37 @@ def _locks(root: str) -> Iterator[tuple[str, float]]:
                 if entry.is_dir(follow_symlinks=False) and depth < DEPTH_MAX:
                     folders.append((entry.path, depth + 1))
                 elif entry.name.endswith(".lock"):
-                    yield entry.path, entry.stat(follow_symlinks=False).st_mtime
+                    made_s = entry.stat(follow_symlinks=False).st_mtime
+                    sight.locks.append((entry.path, made_s))
+                    sight.folders.add(folder)
+                elif entry.name.endswith(PROGRAM):
+                    sight.programs.add(entry.path)
+                    sight.folders.add(folder)
             except OSError:
                 continue
+    return sight
 
 
-def _compilers(proc: str) -> Iterator[str]:
-    """Processes whose command is a compiler's."""
+def _compilers(proc: str, boot_s: float) -> list[float]:
+    """Seconds that each compiler has run."""
+    found = []
     for pid in [one for one in os.listdir(proc) if one.isdecimal()][:PROCESSES_MAX]:
         try:
             words = read_text(f"{proc}/{pid}/cmdline", 4096).encode().split(b"\0")[:3]
         except NoData:
             continue  # it ended meanwhile
         if any(os.path.basename(word) in COMPILERS for word in words):
-            yield pid
+            found.append(_age_s(f"{proc}/{pid}/stat", boot_s))
+    return found
+
+
+def _age_s(path: str, boot_s: float) -> float:
+    """Since the start that /proc/PID/stat tells; 0 where it tells none."""
+    try:
+        stat = read_text(path, 4096)
+    except NoData:
+        return 0.0
+    fields = stat[stat.rfind(")") + 1 :].split()
+    started = fields[19] if len(fields) > 19 else ""
+    is_number = started.isascii() and started.isdecimal() and len(started) < 19
+    return max(0.0, boot_s - int(started) / TICKS_PER_S) if is_number else 0.0

@@ -27,6 +27,11 @@ def roots(tmp_path):
     return Roots(proc=str(tmp_path / "proc"), compile_cache=str(tmp_path / "cache"))
 
 
+def values(collector, roots, boot_s=1.0):
+    return {one.name.removeprefix("compile_cache_"): one.value
+            for one in collector.collect(roots, boot_s) if not one.subject}  # fmt: skip
+
+
 def verdicts(roots):
     samples = tuple(CompileCacheCollector().collect(roots, 1.0))
     return accelerator.Accelerators("n").verdicts(samples, (), {})
@@ -49,8 +54,48 @@ def test_a_running_compiler_or_a_fresh_lock_is_no_fault(roots, tmp_path):
 
 def test_without_locks_and_without_a_cache(roots, tmp_path):
     (tmp_path / "cache" / LOCK).unlink()
-    (count,) = CompileCacheCollector().collect(roots, 1.0)
-    assert (count.name, count.value) == ("compile_cache_locks", 0.0)
+    assert values(CompileCacheCollector(), roots)["locks"] == 0.0
     with pytest.raises(NoData):
         CompileCacheCollector().collect(roots._replace(compile_cache=str(tmp_path / "no")), 1.0)
     assert CompileCacheCollector().here(Roots(sys=str(tmp_path)))
+
+
+def test_what_comes_in_is_a_miss_and_what_is_read_is_a_hit(roots, tmp_path):
+    collector, folder = CompileCacheCollector(), (tmp_path / "cache" / LOCK).parent
+    first = values(collector, roots)
+    assert (first["programs"], first["misses_total"], first["hits_total"]) == (1, 0, 0)
+    for _ in range(3):
+        (folder / "model.neff").read_bytes()
+    (folder / "compile_flags.json").write_text("{}")
+    (folder / "compile_flags.json").read_text()  # no program
+    made = tmp_path / "cache/neuronxcc-2/MODULE_2"
+    made.mkdir()
+    (made / "model.neff").write_bytes(b"x")
+    second = values(collector, roots)
+    assert (second["programs"], second["misses_total"], second["hits_total"]) == (2, 1, 3)
+    (made / "model.neff").read_bytes()
+    (made / "model.neff").unlink()
+    third = values(collector, roots)
+    assert (third["programs"], third["misses_total"], third["hits_total"]) == (1, 1, 4)
+    collector._watcher.close()
+
+
+def test_where_the_kernel_tells_nothing_hits_are_unknown_and_not_zero(roots, monkeypatch):
+    def refuse(self):
+        raise OSError(24, "no room")
+
+    monkeypatch.setattr("holdfast.collectors.inotify.Watcher.__init__", refuse)
+    found = values(CompileCacheCollector(), roots)
+    assert "hits_total" not in found and found["misses_total"] == 0
+
+
+@pytest.mark.parametrize(("stat", "age_s"), [
+    (f"11 (neuronx-cc ) x) {'S ' + '0 ' * 18}2000 0\n", 80.0), ("11 (a) S 1\n", 0.0), ("", 0.0),
+    (f"11 (a) {'S ' + '0 ' * 18}-5", 0.0), (f"11 (a) {'S ' + '0 ' * 18}{'9' * 40}", 0.0),
+])  # fmt: skip
+def test_compilers_are_counted_with_the_age_of_the_oldest(roots, tmp_path, stat, age_s):
+    assert values(CompileCacheCollector(), roots)["compilers"] == 0
+    (tmp_path / "proc/11/cmdline").write_bytes(b"/opt/bin/neuronx-cc\0compile\0")
+    (tmp_path / "proc/11/stat").write_text(stat)
+    found = values(CompileCacheCollector(), roots, 100.0)
+    assert found["compilers"] == 1 and found["compiler_age_seconds"] == pytest.approx(age_s)
