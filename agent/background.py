@@ -19,9 +19,13 @@ from holdfast.collectors.sample import NoData
 
 from . import procfs
 from .catalogue import load as load_catalogue
+from .core.detect.kernel import Catalogue
 from .core.model import DEGRADED, UNKNOWN, WARN, Commit, Incident, Verdict
-from .journal import Count, Mark
+from .journal import Count, Labels, Mark
+from .kernel_journal import JournalReader
+from .kernel_watch import Record
 from .notify import notify, watchdog_s
+from .probe import Left
 from .runner import Runner
 
 if TYPE_CHECKING:
@@ -89,16 +93,16 @@ async def follow_kernel_log(daemon: Daemon) -> None:
     watch, loop = daemon.kernel, asyncio.get_running_loop()
     catalogue = await asyncio.to_thread(load_catalogue)
     counters = daemon.performer.counters
-    try:
-        fd = watch.open(catalogue, counters)
-    except NoData:
-        return
-    for labels in catalogue.alerted():  # from now on their absence means that none was seen
-        counters.setdefault(("events", labels), 0.0)
 
     def record(counts: tuple[Count, ...], mark: Mark) -> None:
         daemon.journal.append(*counts, mark)
         daemon.performer.count(*counts)
+
+    try:
+        fd = watch.open(catalogue, counters)
+    except NoData:
+        return await follow_journald(daemon, catalogue, record)
+    show_zeros(counters, catalogue)
 
     def readable() -> None:
         try:
@@ -117,6 +121,31 @@ async def follow_kernel_log(daemon: Daemon) -> None:
     finally:
         loop.remove_reader(fd)
         watch.close()
+
+
+async def follow_journald(daemon: Daemon, catalogue: Catalogue, record: Record) -> None:
+    """The same by way of journald; a machine without it is no fault either."""
+    watch, counters = daemon.kernel, daemon.performer.counters
+    log = watch.fall_back(counters, time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000)
+
+    def feed(piece: bytes) -> None:
+        if not log.heard:
+            show_zeros(counters, catalogue)
+        if watch.feed(piece, time.clock_gettime(time.CLOCK_BOOTTIME), record):
+            daemon.wake("kernel line")
+
+    tool = daemon.config.collectors.journalctl
+    watch.journal = reader = JournalReader(tool, log, feed, daemon.trouble)
+    try:
+        await reader.follow()
+    except NoData:
+        return
+
+
+def show_zeros(counters: dict[tuple[str, Labels], float], catalogue: Catalogue) -> None:
+    """From now on the absence of an event means that none was seen."""
+    for labels in catalogue.alerted():
+        counters.setdefault(("events", labels), 0.0)
 
 
 async def serve_web(daemon: Daemon) -> None:
@@ -180,7 +209,7 @@ def own_verdicts(daemon: Daemon) -> tuple[Verdict, ...]:
                 f"collector {health.name}: {health.error}", detector="collectors",
             ))  # fmt: skip
     now_s = time.monotonic()
-    for left in daemon.runner.left_behind() if daemon.runner is not None else ():
+    for left in left_behind(daemon):
         found.append(Verdict(
             "probe_stuck", f"{node}/probe/{left.name}", DEGRADED, 1.0,
             f"probe {left.name} (pid {left.pid}) cannot be ended: it hangs in {left.wchan} "
@@ -195,12 +224,18 @@ def own_verdicts(daemon: Daemon) -> tuple[Verdict, ...]:
     return tuple(found)
 
 
+def left_behind(daemon: Daemon) -> tuple[Left, ...]:
+    """Children that cannot be ended, whoever started them."""
+    starters = (daemon.runner, daemon.kernel.journal)
+    return tuple(left for one in starters if one is not None for left in one.left_behind())
+
+
 def keep_incident(daemon: Daemon, incident: Incident) -> None:
     """Writes an incident to evidence.store, in a thread; the journal has it in any case."""
     folder = daemon.config.evidence.store
     if not folder:
         return
-    writing = daemon.loop.run_in_executor(None, _write_incident, Path(folder), incident)
+    writing = daemon.loop.run_in_executor(None, write_incident, Path(folder), incident)
 
     def ended(done: asyncio.Future[None]) -> None:
         error = None if done.cancelled() else done.exception()
@@ -210,7 +245,7 @@ def keep_incident(daemon: Daemon, incident: Incident) -> None:
     writing.add_done_callback(ended)
 
 
-def _write_incident(folder: Path, incident: Incident) -> None:
+def write_incident(folder: Path, incident: Incident) -> None:
     """One file an incident, replaced whole at each change."""
     name = "".join(c if c.isalnum() or c in "-_." else "_" for c in incident.id)[:200]
     folder.mkdir(parents=True, exist_ok=True)

@@ -21,6 +21,7 @@ from .settings import Config
 FILE_MAX_BYTES = 1 << 20
 CONF_D_MAX = 100
 ALLOWED_ACTIONS = ("reboot_node", "replace_node", "drain_node", "reset_gpu")
+NODE_ACTIONS = ALLOWED_ACTIONS[:3]  # that leave by the node's root unit
 DEFAULT_FILE = Path("/etc/holdfast/agent.toml")
 
 # (shorter, longer, why): checked when the configuration is loaded
@@ -79,6 +80,12 @@ def load(
             )
     if signatures:
         logrules().check_together(signatures, errors)
+    lasting = [one for one in config.actions.allow if one in NODE_ACTIONS]
+    if lasting and not config.evidence.store:
+        errors.append(
+            f"{_origin('actions.allow', values)}: evidence.store is empty, but actions.allow names "
+            f"{lasting[0]}: set a directory that outlives this node"
+        )
     if errors:
         raise ConfigError(errors)
     origins = {key: _origin(key, values) for key, _ in flatten(config)}

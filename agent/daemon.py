@@ -8,6 +8,7 @@ counted, said once, and never stops another.
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import os
 import signal
@@ -19,7 +20,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from . import background, logwatch, procfs, wire
+from . import background, logwatch, node_orders, procfs, wire
 from .config import ConfigError, Loaded, load
 from .core.model import WARN, Decision, Now, Observed, Request, Runbook, Settings
 from .journal import Count, Journal, Memory
@@ -94,7 +95,7 @@ class Daemon:
         self.name = self.config.agent.node or socket.gethostname()
         self.address = ""
         self._make_node = make_node
-        self._boot_id = boot_id()
+        self.boot_id = boot_id()
         self._requests: dict[str, tuple[Request, float]] = {}
         self._urgent: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -106,7 +107,7 @@ class Daemon:
         self.said_bye = False
         self.runner: Runner | None = None
         collectors = self.config.collectors
-        self.kernel = KernelWatch(collectors.kmsg, self._boot_id, collectors.kmsg_users)
+        self.kernel = KernelWatch(collectors.kmsg, self.boot_id, collectors.kmsg_users)
         self.commits = background.CommitClock()
         # (run, fault, rank) -> (text, CLOCK_MONOTONIC when it was said last)
         self.reports: dict[tuple[str, str, int], tuple[str, float]] = {}
@@ -140,6 +141,7 @@ class Daemon:
         self.performer = Performer(
             self.journal, self.store, self._order, self.wake, self.trouble,
             lambda run: self.sessions.identity(run),
+            functools.partial(node_orders.perform, self),
         )
         self.node = self._new_node(seed.memory)
         proc = self.config.collectors.proc
@@ -246,7 +248,7 @@ class Daemon:
 
     def _decide(self, now_s: float, is_tick: bool) -> Decision:
         clock = time.clock_gettime
-        now = Now(clock(time.CLOCK_BOOTTIME), time.time(), self._boot_id)
+        now = Now(clock(time.CLOCK_BOOTTIME), time.time(), self.boot_id)
         listed = [effect.id for effect in self.snapshot.decision.effects]
         observed = Observed(
             runs=self.sessions.run_views(now_s, is_tick),

@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 
 from . import wire
 from .core.model import Effect, EffectOutcome, Start, StoreWrite
+from .core.order import NodeOrder
 from .journal import (
     UNFINISHED_ERROR,
     Count,
@@ -31,6 +32,7 @@ OUTCOMES_MAX = 256  # kept as levels
 FINISHED_MAX = 4096  # ids remembered, so that a launcher's repetition is no second outcome
 OUTCOME_KEPT_S = 30.0
 JOURNAL_WAIT_S = 0.25  # an ordinary restart waits no longer for a disk that does not answer
+SYNC_WAIT_S = 2.0  # what outlives the node may wait for a busy one
 DETAIL_MAX = 32_768
 GRACE_FOR_RESEND_S = 5.0  # after a restart: launchers repeat their last outcomes by then
 
@@ -66,8 +68,10 @@ class Performer:
         wake: Callable[[str], None],
         trouble: Callable[[str, BaseException | str], None],
         launcher_of: Callable[[str], Launcher],
+        node: Callable[[Effect, NodeOrder], Awaitable[str]],
     ) -> None:
         self._journal = journal
+        self._node = node
         self._store = store
         self._order = order
         self._wake = wake
@@ -144,6 +148,8 @@ class Performer:
     async def _begin(self, effects: list[Effect], memory: bytes | None) -> None:
         wall_s = time.time()
         records = [intent_of(effect, wall_s) for effect in effects]
+        lasting = all(needs_sync(effect) for effect in effects)
+        wait_s = SYNC_WAIT_S if lasting else JOURNAL_WAIT_S
         committed = self._journal.append(
             *records, *([Memory(memory)] if memory is not None else []),
             synced=any(needs_sync(effect) for effect in effects), wait=True,
@@ -152,13 +158,14 @@ class Performer:
         stalled = self._journal.stalled
         if not stalled:
             try:
-                await asyncio.wait_for(asyncio.shield(committed), JOURNAL_WAIT_S)
+                await asyncio.wait_for(asyncio.shield(committed), wait_s)
             except (TimeoutError, asyncio.CancelledError):
                 if not committed.done() or committed.cancelled():
                     stalled = True
-                    self._trouble("journal", f"no commit within {JOURNAL_WAIT_S} s")
-        # Put effects wait for the disk; orders to launchers must not wait behind them.
-        for effect in sorted(effects, key=lambda one: one.kind == "put"):
+                    self._trouble("journal", f"no commit within {wait_s:g} s")
+        # Puts wait for the disk, the node's unit for its program; orders to launchers wait for
+        # neither.
+        for effect in sorted(effects, key=_patience):
             flight = self._flights.get(effect.id)
             if flight is None:
                 continue
@@ -166,6 +173,9 @@ class Performer:
                 self._end(effect.id, False, "refused: the journal is stalled", "", effect)
             elif isinstance(effect.body, StoreWrite):
                 await self._put(effect, effect.body)
+            elif isinstance(effect.body, NodeOrder):
+                error = await self._node(effect, effect.body)
+                self._end(effect.id, not error, error, "", effect)
             else:
                 self._send(flight)
 
@@ -276,3 +286,8 @@ class Performer:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self._trouble("perform", task.exception() or "")
+
+
+def _patience(effect: Effect) -> int:
+    """Effects that take longer come later."""
+    return 2 if isinstance(effect.body, NodeOrder) else effect.kind == "put"

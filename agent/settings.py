@@ -155,6 +155,10 @@ class Collectors(msgspec.Struct, frozen=True):
         bool,
         Meta(description="believe lines that programs wrote into it as well; for tests alone"),
     ] = False
+    journalctl: Annotated[
+        Path,
+        Meta(description="read for the kernel's log where kmsg may not be; empty: it is not"),
+    ] = "/usr/bin/journalctl"
     nvml: Annotated[
         Path,
         Meta(description="directory of libnvidia-ml.so.1; empty: where the loader looks by itself"),
@@ -251,6 +255,10 @@ class Actions(msgspec.Struct, frozen=True):
     allow: Annotated[
         tuple[str, ...], Meta(description="of reboot_node, replace_node, drain_node, reset_gpu")
     ] = _SETTINGS.allow
+    socket: Annotated[
+        Path,
+        Meta(description="where the node's root unit takes orders (holdfast-node.socket)"),
+    ] = "/run/holdfast-node.sock"
 
 
 class Inject(msgspec.Struct, frozen=True):

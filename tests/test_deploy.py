@@ -35,3 +35,33 @@ def test_the_unit_stays_tight(tmp_path: Path) -> None:
     assert analyze(tmp_path, UNIT.read_text(), *tight).returncode == 0
     loose = UNIT.read_text().replace("ProtectSystem=strict", "").replace("CapabilityBounding", "X-")
     assert analyze(tmp_path, loose, *tight).returncode != 0
+
+
+def node_units(tmp_path: Path, old: str = "", new: str = "") -> str:
+    """What systemd has to say of the units by which a node is rebooted; "" when nothing."""
+    tool = shutil.which("systemd-analyze")
+    if tool is None:
+        pytest.skip("systemd-analyze is missing (Debian package systemd)")
+    for name in ("holdfast-node.socket", "holdfast-node@.service"):
+        text = (UNIT.parent / name).read_text().replace("/opt/holdfast/bin/python", "/bin/true")
+        (tmp_path / name).write_text(text.replace(old, new) if old else text)
+    command = [tool, "verify", str(tmp_path / "holdfast-node.socket"),
+               str(tmp_path / "holdfast-node@x.service")]  # fmt: skip
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False
+    ).stderr
+
+
+def test_systemd_takes_the_units_of_the_node_without_a_word(tmp_path: Path) -> None:
+    (tmp_path / "good").mkdir()
+    assert node_units(tmp_path / "good") == ""
+    (tmp_path / "bad").mkdir()
+    assert "Acept" in node_units(tmp_path / "bad", "Accept=", "Acept=")
+
+
+def test_only_the_agent_may_knock_and_nothing_runs_without_the_socket() -> None:
+    text = (UNIT.parent / "holdfast-node.socket").read_text()
+    assert "SocketUser=holdfast\n" in text and "SocketMode=0600\n" in text
+    service = (UNIT.parent / "holdfast-node@.service").read_text()
+    assert "[Install]" not in service and "User=" not in service
+    assert "holdfast.agent.node_unit\n" in service  # and no argument that could change its verbs

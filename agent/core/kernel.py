@@ -2,8 +2,8 @@
 
 Owns the open incidents of the node's devices, the windows in which repeats are counted, and the
 choice of a rung.  Reads no line: events come understood.  Orders nothing: a rank that a fatal event
-names becomes a cause of its run (agent/core/notice.py); what concerns the node beyond a run is off
-until the operator allows it, and until then said and not done.
+names becomes a cause of its run (agent/core/notice.py); what concerns the node beyond a run is
+said here, and done by agent/core/repair.py where the operator allows it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ FOLLOWS_S = 60.0  # an XID 45 this soon after another of its GPU is that one's c
 FOLLOWER = "follow_companion_xid"
 INSTRUCTION = "154"  # the XID by which a driver says what it wants done
 NODE_RUNGS = ("reset_gpu", "exclude_node", "drain_node", "reboot_node", "replace_node")
+PERFORMED = ("drain_node", "reboot_node", "replace_node")  # by agent/core/repair.py
 PERSON_RUNGS = ("ask_person", "run_check")
 
 
@@ -68,14 +69,14 @@ class KernelCase:
             self.memory.cursor = event.cursor
             found += self._take(ctx, event)
         self._quiet(ctx)
-        ctx.verdicts.extend(self._verdict(ctx, one) for one in self._opened())
+        ctx.verdicts.extend(self._verdict(ctx, one) for one in self.opened())
         return found
 
-    def _opened(self) -> list[Watched]:
+    def opened(self) -> list[Watched]:
         return [self.memory.open[key] for key in sorted(self.memory.open)]
 
     def incidents(self) -> dict[str, Incident]:
-        return {one.incident.id: one.incident for one in self._opened()}
+        return {one.incident.id: one.incident for one in self.opened()}
 
     # ------------------------------------------------------------ events
 
@@ -160,11 +161,11 @@ class KernelCase:
             changed = msgspec.structs.replace(
                 item.incident, severity=severity, reason=self._reason(event)
             )
-            self._keep(ctx, item, incidents.with_evidence(changed, (("kernel line", event.text),)))
+            self.keep(ctx, item, incidents.with_evidence(changed, (("kernel line", event.text),)))
         if worse or item.count >= 2 * item.said:
             item.said = item.count
             text = f"said {item.count} times, the last: {event.text}"
-            self._keep(ctx, item, incidents.noted(item.incident, ctx.now, text))
+            self.keep(ctx, item, incidents.noted(item.incident, ctx.now, text))
 
     def _instruct(self, ctx: Context, item: Watched, rung: str, why: str) -> None:
         """A rung that somebody who knows asks for: it goes before the runbook's own."""
@@ -173,7 +174,7 @@ class KernelCase:
         item.rung = rung
         noted = incidents.noted(item.incident, ctx.now, f"{rung} is asked for: {why}")
         would = self._would_have(ctx, item.incident.fault, rung)
-        self._keep(ctx, item, msgspec.structs.replace(noted, would_have=would))
+        self.keep(ctx, item, msgspec.structs.replace(noted, would_have=would))
 
     def _cause(self, event: Event, pid: int) -> Cause:
         return Cause(
@@ -249,6 +250,8 @@ class KernelCase:
             return f"{wanted}: a person's part"
         if wanted not in ctx.settings.allow:
             return f"{wanted}: not done, because actions.allow does not name it"
+        if wanted in PERFORMED:
+            return f"{wanted}: allowed, and ordered when nothing speaks against it"
         return f"{wanted}: allowed, and left to a person by this release"
 
     def _reason(self, event: Event) -> str:
@@ -271,11 +274,17 @@ class KernelCase:
 
     def _of_subject(self, subject: str) -> list[Watched]:
         where = self._where(subject)
-        return [one for one in self._opened() if one.incident.subject == where]
+        return [one for one in self.opened() if one.incident.subject == where]
 
-    def _keep(self, ctx: Context, item: Watched, incident: Incident) -> None:
+    def keep(self, ctx: Context, item: Watched, incident: Incident) -> None:
         item.incident = incident
         ctx.changed[incident.id] = incident
+
+    def tell(self, ctx: Context, item: Watched, would_have: str) -> None:
+        """What a rung waits for; said again only when it is something else."""
+        if would_have != item.incident.would_have:
+            changed = msgspec.structs.replace(item.incident, would_have=would_have)
+            self.keep(ctx, item, changed)
 
     def _verdict(self, ctx: Context, item: Watched) -> Verdict:
         one = item.incident

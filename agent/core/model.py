@@ -12,6 +12,7 @@ from __future__ import annotations
 import msgspec
 
 from .event import Event
+from .order import NodeOrder
 
 OK, UNKNOWN, WARN, DEGRADED, FATAL = "ok", "unknown", "warn", "degraded", "fatal"
 SEVERITIES = (OK, UNKNOWN, WARN, DEGRADED, FATAL)
@@ -284,6 +285,8 @@ class Effect(Value, frozen=True):
       evidence  TakeEvidence       evidence child for one rank; outcome.detail is JSON
       logs      TakeEvidence       log child for all ranks of a generation; the same
       delete    Delete             checkpoint directories that keep-N lets go
+      drain_node, reboot_node, replace_node
+                NodeOrder          a verb for the node's root unit
     """
 
     id: str
@@ -291,7 +294,7 @@ class Effect(Value, frozen=True):
     subject: str
     reason: str
     deadline_s: float
-    body: StoreWrite | Start | Stop | Finish | TakeEvidence | Delete
+    body: StoreWrite | Start | Stop | Finish | TakeEvidence | Delete | NodeOrder
     outlives_node: bool = False  # refused while the journal is stalled
     fault: str = ""
     request: str = ""

@@ -37,6 +37,7 @@ from .model import (
 )
 from .notice import Wish
 from .outbox import Outbox, Settled
+from .repair import RepairMemory, Repairs
 from .run import RunCase
 from .standing import StandingCase, StandingMemory
 
@@ -58,6 +59,7 @@ class NodeMemory(msgspec.Struct):
     wishes: dict[str, world.NodeDoc] = {}  # node -> document that is still to be written
     fleet_incidents: dict[str, Incident] = {}
     kernel: KernelMemory = msgspec.field(default_factory=KernelMemory)
+    repairs: RepairMemory = msgspec.field(default_factory=RepairMemory)
     boot_id: str = ""
     devices_most: dict[str, int] = {}  # vendor -> most devices that answered in this boot
     network: NetworkMemory = msgspec.field(default_factory=NetworkMemory)  # of this boot
@@ -84,6 +86,7 @@ class Node:
         self.cases = {run: RunCase(m) for run, m in sorted(self.kept.runs.items())}
         self.fleet = Fleet(name)
         self.kernel = KernelCase(name, self.kept.kernel)
+        self.repairs = Repairs(name, self.kept.repairs, self.kernel)
         self.accelerators = Accelerators(name)
         self.networks = Networks(name)
         self.machine = Machine(name)
@@ -133,6 +136,7 @@ class Node:
             contexts.append(context)
         led = [c for c in contexts if c.leader]
         self.fleet.step(self.kept.wishes, self.kept.fleet_incidents, led, contexts, whole)
+        self.repairs.step(whole, self.cases)
         self.kept.ledger.settle(now.boot_s, now.boot_id, doing)
         self._forget({v.run for v in observed.runs})
         return self._decision(now, contexts, effects, verdicts, changed)

@@ -32,6 +32,7 @@ from ..core.model import (
     StoreWrite,
 )
 from ..core.node import Node
+from ..core.order import NodeOrder
 from .launcher import Launcher
 from .loop import Loop
 from .machine import Machine
@@ -235,6 +236,9 @@ class Edge:
         self.on_effect(self, effect)
         if isinstance(effect.body, StoreWrite):
             self._put(effect, effect.body)
+            return
+        if isinstance(effect.body, NodeOrder):  # virtual nodes have no root
+            self._outcome(self.life, EffectOutcome(effect.id, False, "no unit takes it"))
             return
         run = effect.body.run
         launcher = self.launchers.get(run)

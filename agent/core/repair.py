@@ -1,0 +1,195 @@
+"""Rungs beyond a run: when this node is drained, rebooted or replaced for a fault of its own.
+
+Owns the way from an open incident of the kernel's to one order: what the operator allowed, what is
+left of the budget, the breaker, and the runs that go on here.  An order leaves through the node's
+root unit (agent/node_unit.py); nothing is asked for twice, whatever becomes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from . import breaker, fleet, incidents
+from .kernel import PERSON_RUNGS, KernelCase, Watched
+from .memory import Context
+from .model import FATAL, WARN, Effect, Runbook, Verdict
+from .order import NodeOrder
+from .outbox import Settled
+from .run import RunCase
+
+VERBS = {"drain_node": "drain", "reboot_node": "reboot", "replace_node": "replace"}
+SETTLE_S = 15.0  # after an incident opened: the driver's own instruction follows its fault
+DRAIN_S = 120.0  # in which runs end by themselves; a rank that hangs in its device never does
+ORDER_S = 30.0
+REFUSED = "refused:"  # how the error of an order begins that never left the agent
+TRIES_MAX = 3  # of such
+KEPT_MAX = 128
+UNKNOWN_BOOK = Runbook("", FATAL, "node", budget_count=1)
+
+
+class RepairMemory(msgspec.Struct):
+    """Survives a restart of the agent, and the reboot that it asked for."""
+
+    times: dict[str, list[float]] = {}  # "rung|fault|subject" -> wall_s of the orders
+    asked: dict[str, list[str]] = {}  # incident -> rungs that were ordered for it
+    tries: dict[str, int] = {}  # incident -> orders that never left the agent
+    drains: dict[str, float] = {}  # incident -> boot_s since which runs are to end
+
+
+class Repairs:
+    """See the module."""
+
+    def __init__(self, name: str, memory: RepairMemory, kernel: KernelCase) -> None:
+        self.name, self.memory, self.kernel = name, memory, kernel
+
+    def step(self, ctx: Context, cases: Mapping[str, RunCase]) -> None:
+        """At most one order a step."""
+        for done in ctx.settled:
+            if isinstance(done.effect.body, NodeOrder):
+                self._settle(ctx, done, done.effect.body)
+        for item in self.kernel.opened():
+            rung = self._rung(ctx, item)
+            if not rung:
+                continue
+            held = self._held(ctx, item, rung, cases)
+            if held:
+                self.kernel.tell(ctx, item, f"{rung}: allowed, {held}")
+            else:
+                return self._order(ctx, item, rung)
+
+    # ------------------------------------------------------------ which rung
+
+    def _rung(self, ctx: Context, item: Watched) -> str:
+        """What is to be done for this incident now: the driver's instruction, else the ladder's
+        first rung with budget that is this node's; "" where a person comes first.  One that may
+        not be done is not climbed over: a node is not replaced for want of leave to reboot."""
+        incident = item.incident
+        asked = self.memory.asked.get(incident.id, [])
+        if incident.severity != FATAL or (asked and not item.rung):
+            return ""
+        book = ctx.runbooks.get(incident.fault, UNKNOWN_BOOK)
+        for rung in (item.rung,) if item.rung else book.ladder:
+            if rung in PERSON_RUNGS or (rung in VERBS and rung not in ctx.settings.allow):
+                return ""
+            if rung in VERBS and rung not in asked and self._left(ctx, item, rung, book) > 0:
+                return rung
+        return ""
+
+    def _left(self, ctx: Context, item: Watched, rung: str, book: Runbook) -> int:
+        now_s = ctx.now.wall_s
+        since_s = now_s - book.budget_window_h * 3600.0
+        # A time of the future is a clock that was set back: it counts, which is the careful side.
+        spent = [at_s for at_s in self.memory.times.get(_key(item, rung), ()) if at_s > since_s]
+        return book.budget_count - len(spent)
+
+    # ------------------------------------------------------------ whether it may be
+
+    def _held(
+        self, ctx: Context, item: Watched, rung: str, cases: Mapping[str, RunCase]
+    ) -> str:
+        """What it waits for; "" when it may go."""
+        if not ctx.settings.single_node:
+            return "left to a person: no leader's document grants it yet"
+        if ctx.observed.journal_stalled:
+            return "waits for the journal"
+        if ctx.outbox.busy(self._subject()):
+            return "waits for the order before it"
+        if ctx.now.boot_s - item.incident.opened_boot_s < SETTLE_S:
+            return f"waits {SETTLE_S:g} s for what else the kernel says"
+        if any(case.memory.paused for case in cases.values()):
+            return "held: an operator paused this node"
+        tripped = self._breaker(ctx, item)
+        if tripped:
+            return f"held: the breaker is open: {tripped}"
+        return self._running(ctx, item, rung, cases)
+
+    def _breaker(self, ctx: Context, item: Watched) -> str:
+        fault = item.incident.fault
+        faults = fleet.faults_of(ctx)
+        faults[fault] = (*faults.get(fault, ()), self.name)
+        count = len(fleet.fleet_nodes(self.name, ctx))
+        is_open, why = breaker.is_open(faults, fault, count, ctx.settings)
+        if is_open:
+            ctx.verdicts.append(Verdict(
+                fault=fault, subject="fleet", severity=WARN, confidence=1.0, detector="breaker",
+                reason=f"the breaker is open: {why}",
+            ))  # fmt: skip
+        return why if is_open else ""
+
+    def _running(
+        self, ctx: Context, item: Watched, rung: str, cases: Mapping[str, RunCase]
+    ) -> str:
+        """Runs end before the node goes.  A rung of the ladder alone interrupts none that goes on:
+        only what the driver instructs, or repeats ask for, does."""
+        going = sorted(view.run for view in ctx.observed.runs if view.state != "done")
+        if not going:
+            return ""
+        named = ", ".join(going[:4])
+        if not item.rung:
+            return f"waits while {named} goes on: nothing but the runbook asks for it"
+        since_s = self.memory.drains.setdefault(item.incident.id, ctx.now.boot_s)
+        _bound(self.memory.drains)
+        for run in going:
+            case = cases.get(run)
+            if case is not None and not case.memory.drain:
+                case.memory.drain = f"{rung} of {self.name}: {item.incident.reason}"
+        late = not since_s <= ctx.now.boot_s <= since_s + DRAIN_S
+        return "" if late else f"waits until {named} has ended"
+
+    # ------------------------------------------------------------ ordering
+
+    def _subject(self) -> str:
+        return f"node/{self.name}"
+
+    def _order(self, ctx: Context, item: Watched, rung: str) -> None:
+        incident, now_s = item.incident, ctx.now.wall_s
+        draft = Effect(
+            id="", kind=rung, subject=self._subject(), reason=incident.reason,
+            deadline_s=ORDER_S, outlives_node=True, fault=incident.fault,
+            body=NodeOrder(VERBS[rung], self.name, incident.id, incident.reason),
+        )  # fmt: skip
+        # Ids must not come again in another boot: the second counts up.
+        effect = ctx.emit(int(now_s), draft)
+        if effect is None:
+            return
+        m = self.memory
+        m.times[_key(item, rung)] = [*m.times.get(_key(item, rung), ()), now_s][-8:]
+        m.asked[incident.id] = [*m.asked.get(incident.id, ()), rung]
+        _bound(m.times)
+        _bound(m.asked)
+        acted = msgspec.structs.replace(incident, state=incidents.ACTED, would_have="")
+        acted = incidents.noted(acted, ctx.now, f"{rung} is ordered from the node's unit")
+        self.kernel.keep(ctx, item, incidents.with_action(acted, effect.id))
+
+    def _settle(self, ctx: Context, done: Settled, order: NodeOrder) -> None:
+        """The outcome is a line of its incident.  An order that never left may be tried again;
+        every other one is over, whatever the unit made of it."""
+        item = next((i for i in self.kernel.opened() if i.incident.id == order.incident), None)
+        if item is None:
+            return
+        rung, m = done.effect.kind, self.memory
+        text = "the node's unit took it" if done.ok else f"failed: {done.error}"
+        noted = incidents.noted(item.incident, ctx.now, f"{rung}: {text}")
+        if not done.ok:
+            noted = msgspec.structs.replace(noted, would_have=f"{rung}: {text}; a person's part")
+        tries = m.tries.get(order.incident, 0)
+        if not done.ok and done.error.startswith(REFUSED) and tries < TRIES_MAX:
+            m.tries[order.incident] = tries + 1
+            _bound(m.tries)
+            asked = m.asked.get(order.incident, [])
+            m.asked[order.incident] = [one for one in asked if one != rung]
+            m.times[_key(item, rung)] = m.times.get(_key(item, rung), [])[:-1]
+        self.kernel.keep(ctx, item, noted)
+
+
+def _key(item: Watched, rung: str) -> str:
+    return f"{rung}|{item.incident.fault}|{item.incident.subject}"
+
+
+def _bound(kept: dict[str, Any]) -> None:
+    """The oldest go first."""
+    while len(kept) > KEPT_MAX:
+        del kept[next(iter(kept))]

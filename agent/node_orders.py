@@ -1,0 +1,85 @@
+"""The agent's side of an order that concerns the whole node: evidence first, then one verb.
+
+Owns the connection to the root unit and the words of its failures.  Holds no right itself: what may
+be done, and that it is done once, is decided by agent/node_unit.py as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from .background import write_incident
+from .core.model import Effect
+from .core.order import NodeOrder
+from .core.repair import REFUSED
+
+if TYPE_CHECKING:
+    from .daemon import Daemon
+
+ANSWER_MAX_BYTES = 4096
+EVIDENCE_S = 5.0  # for the incident to be written where it outlives this node
+ANSWER_S = 22.0  # the unit gives a verb's program 20 s; the core waits for 30
+
+
+class Answer(msgspec.Struct):
+    """What the unit says."""
+
+    ok: bool
+    error: str = ""
+
+
+async def perform(daemon: Daemon, effect: Effect, order: NodeOrder) -> str:
+    """Sends one order; "" when the unit took it, else why it did not.  Never raises for what is
+    at the other end."""
+    refused = await _keep_evidence(daemon, order)
+    if refused:
+        return f"{REFUSED} {refused}"
+    fields = {"verb": order.verb, "id": effect.id, "node": order.node, "boot_id": daemon.boot_id,
+              "wall_s": time.time(), "fault": effect.fault}  # fmt: skip
+    path = daemon.config.actions.socket
+    try:
+        async with asyncio.timeout(ANSWER_S):
+            return await _ask(path, json.dumps(fields).encode() + b"\n")
+    except TimeoutError:
+        return f"{path}: no answer within {ANSWER_S:g} s"
+    except OSError as error:
+        return f"{path}: {error.strerror or error}: is holdfast-node.socket enabled?"
+
+
+async def _keep_evidence(daemon: Daemon, order: NodeOrder) -> str:
+    """The incident must lie where it is found when the node does not come back."""
+    folder = daemon.config.evidence.store
+    incident = daemon.narrator.incidents.get(order.incident)
+    if not folder or incident is None:
+        return "evidence.store is not set" if not folder else "its incident is not known any more"
+    writing = daemon.loop.run_in_executor(None, write_incident, Path(folder), incident)
+    try:
+        await asyncio.wait_for(asyncio.shield(writing), EVIDENCE_S)
+    except TimeoutError:
+        return f"evidence.store: {folder} takes longer than {EVIDENCE_S:g} s"
+    except OSError as error:
+        return f"evidence.store: {error}"
+    return ""
+
+
+async def _ask(path: str, line: bytes) -> str:
+    reader, writer = await asyncio.open_unix_connection(path, limit=ANSWER_MAX_BYTES)
+    try:
+        writer.write(line)
+        await writer.drain()
+        text = await reader.readline()
+    except ValueError as error:
+        return f"{path}: {error}"
+    finally:
+        writer.close()
+    try:
+        answer = msgspec.json.decode(text, type=Answer)
+    except msgspec.DecodeError:
+        return f"{path}: the unit ended without an answer: see journalctl -u 'holdfast-node@*'"
+    return "" if answer.ok else answer.error or "refused without a reason"

@@ -1,0 +1,197 @@
+"""The root side of an order that concerns the whole node: one verb of three, or nothing.
+
+    holdfast-node@.service: an order comes in by standard input, its answer goes out by standard
+    output; systemd has accepted the connection (deploy/systemd/holdfast-node.socket).
+
+Owns the closed list of verbs, and the promise that none is carried out twice in one boot, whoever
+asks how often.  Trusts no byte that comes in: nothing of it reaches a command but the fault's name.
+Standard library alone, for it runs as root; imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ORDER_MAX_BYTES = 4096
+READ_S = 5  # in which a whole order must be here
+COMMAND_S = 20.0
+AGE_MAX_S = 60.0  # of an order: one that lay about is not meant any more
+REBOOTS_MAX, REBOOTS_WINDOW_S = 3, 86400.0
+DONE_MAX = 200  # lines that are kept of what was done
+DONE_MAX_BYTES = 1 << 20
+FIELDS: dict[str, tuple[type, ...]] = {
+    "verb": (str,), "id": (str,), "node": (str,), "boot_id": (str,), "wall_s": (int, float),
+    "fault": (str,),
+}  # fmt: skip
+REBOOT = ("/usr/bin/systemctl", "--no-block", "reboot")
+VERBS = ("drain", "reboot", "replace")
+FAULT = re.compile(r"[a-z][a-z0-9_]{0,63}")
+ID = re.compile(r"[\x21-\x7e]{1,300}")
+
+
+class Refused(Exception):
+    """The order is not carried out; the message says why."""
+
+
+class Place(NamedTuple):
+    """What belongs to this machine: where verbs and memory lie, and which boot it is."""
+
+    commands: Path  # an operator's program for each verb, by its name
+    state: Path
+    node: str
+    boot_id: str
+    wall_s: float
+
+
+def carry_out(line: bytes, place: Place) -> None:
+    """One order.  Refused when it is none, or must not be; nothing has happened then.  Refused
+    as well when the verb's program fails, which counts as carried out."""
+    order = parse(line)
+    check(order, place)
+    command = command_of(order["verb"], order["fault"], place)
+    place.state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with open(place.state / "lock", "a", encoding="ascii") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        remember(order, place)
+        run(command)
+
+
+def parse(line: bytes) -> dict[str, Any]:
+    """Exactly the fields of an order, each of its kind."""
+    if len(line) > ORDER_MAX_BYTES or not line.endswith(b"\n"):
+        raise Refused("no whole order")
+    try:
+        order = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise Refused(f"no order: {error}") from error
+    if not isinstance(order, dict) or set(order) != set(FIELDS):
+        raise Refused(f"an order has the fields {', '.join(FIELDS)} and no other")
+    for key, kinds in FIELDS.items():
+        if not isinstance(order[key], kinds) or isinstance(order[key], bool):
+            raise Refused(f"{key} is of the wrong kind")
+    if order["verb"] not in VERBS:
+        raise Refused(f"the verb must be one of {', '.join(VERBS)}")
+    if not FAULT.fullmatch(order["fault"]) or not ID.fullmatch(order["id"]):
+        raise Refused("fault or id holds what no name holds")
+    return order
+
+
+def check(order: dict[str, Any], place: Place) -> None:
+    """It is meant for this machine, this boot and now."""
+    if order["boot_id"] != place.boot_id:
+        raise Refused("the order is of another boot")
+    if order["node"] != place.node:
+        raise Refused(f"the order is for another node than {place.node}")
+    if not abs(place.wall_s - order["wall_s"]) <= AGE_MAX_S:  # NaN is refused as well
+        raise Refused(f"the order is older than {AGE_MAX_S:g} s, or of the future")
+
+
+def command_of(verb: str, fault: str, place: Place) -> tuple[str, ...]:
+    """The operator's program where there is one; for a reboot systemd's own is enough."""
+    program = place.commands / verb
+    try:
+        for path in (program, place.commands):
+            status = os.lstat(path)
+            if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+                raise Refused(f"{path} may be changed by others than root: chown, chmod go-w")
+        if not stat.S_ISREG(os.lstat(program).st_mode) or not os.access(program, os.X_OK):
+            raise Refused(f"{program} is no program")
+    except OSError as error:
+        if verb == "reboot":
+            return REBOOT
+        raise Refused(f"{program}: {error.strerror}: put the program for {verb} there") from error
+    return (str(program), place.node, fault)
+
+
+def remember(order: dict[str, Any], place: Place) -> None:
+    """Notes the order on disk before it is carried out; refuses what was done in this boot, and
+    the reboot that would be one too many."""
+    path = place.state / "done"
+    done = _done(path)
+    same = [one for one in done if one["boot_id"] == place.boot_id and one["verb"] == order["verb"]]
+    if same:
+        raise Refused(f"{order['verb']} was carried out in this boot, for {same[-1]['id']}")
+    since_s = place.wall_s - REBOOTS_WINDOW_S
+    recent = [one for one in done if one["verb"] == "reboot" and one["wall_s"] > since_s]
+    if order["verb"] == "reboot" and len(recent) >= REBOOTS_MAX:
+        raise Refused(f"{len(recent)} reboots within a day: a person must look, then empty {path}")
+    kept = [*done, {key: order[key] for key in ("boot_id", "verb", "id")}
+            | {"wall_s": place.wall_s}][-DONE_MAX:]  # fmt: skip
+    draft = path.with_suffix(".new")
+    with open(draft, "w", encoding="ascii") as file:
+        file.writelines(json.dumps(one) + "\n" for one in kept)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+    folder = os.open(place.state, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _done(path: Path) -> list[dict[str, Any]]:
+    """What was carried out so far.  Refused when that cannot be known: then nothing is done."""
+    try:
+        with open(path, "rb") as file:
+            text = file.read(DONE_MAX_BYTES)
+        done = [json.loads(line) for line in text.splitlines()]
+        return [{"boot_id": str(one["boot_id"]), "verb": str(one["verb"]), "id": str(one["id"]),
+                 "wall_s": float(one["wall_s"])} for one in done]  # fmt: skip
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise Refused(f"{path} is not understood ({error}): look at it, then empty it") from error
+
+
+def run(command: Sequence[str]) -> None:
+    """The verb's program, without a shell, within COMMAND_S."""
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, timeout=COMMAND_S,
+            check=False, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"},
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError) as error:
+        raise Refused(f"{command[0]}: {error}") from error
+    if done.returncode:
+        raise Refused(f"{command[0]} ended with {done.returncode}")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serves one connection; 0 when the order was carried out."""
+    parser = argparse.ArgumentParser(description="The root side of Holdfast's orders for a node.")
+    parser.add_argument("--commands", type=Path, default=Path("/etc/holdfast/node.d"))
+    parser.add_argument("--state", type=Path, default=Path("/var/lib/holdfast-node"))
+    parser.add_argument("--node", default="", help="name of this node; empty: the host name")
+    options = parser.parse_args(arguments)
+    signal.alarm(READ_S)  # who connects and says nothing holds up nobody
+    line = sys.stdin.buffer.readline(ORDER_MAX_BYTES + 1)
+    signal.alarm(0)
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    place = Place(options.commands, options.state, options.node or os.uname().nodename, boot_id,
+                  time.time())  # fmt: skip
+    answer: dict[str, object] = {"ok": True, "error": ""}
+    try:
+        carry_out(line, place)
+    except (Refused, OSError) as error:
+        answer = {"ok": False, "error": str(error)[:500]}
+    said = json.dumps(answer)
+    print(f"holdfast node: {line[:ORDER_MAX_BYTES]!r}: {said}", file=sys.stderr)
+    print(said, flush=True)
+    return 0 if answer["ok"] else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

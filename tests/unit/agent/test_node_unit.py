@@ -1,0 +1,347 @@
+"""Orders for the whole node: what the root side takes, and the way there from a kernel line.
+
+Nothing here can touch the machine: every verb is a program of the test's that notes its call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from fakes import until
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from holdfast.agent import node_unit
+from holdfast.agent.config import ConfigError, load
+from holdfast.agent.core import repair
+from holdfast.agent.core.model import Effect, Incident
+from holdfast.agent.core.node import Node
+from holdfast.agent.core.order import NodeOrder
+from holdfast.agent.daemon import boot_id
+from holdfast.agent.node_unit import Place, Refused, carry_out
+from holdfast.agent.runbook import load_runbooks
+
+INCIDENT = Incident("i1", "gpu_fell_off_bus", "node/node-a/gpu/0000:4e:00", "fatal", "", 0, 1.0,
+                    1.0, "XID 79", "GPU 3")  # fmt: skip
+REBOOT = Effect("7/node/node-a/reboot_node/1", "reboot_node", "node/node-a", "XID 79", 30.0,
+                NodeOrder("reboot", "node-a", "i1", "XID 79"), outlives_node=True,
+                fault="gpu_fell_off_bus")  # fmt: skip
+
+
+@pytest.fixture
+def commands(tmp_path):
+    """A folder with a program for each verb, which notes how it was called."""
+    folder = tmp_path / "node.d"
+    folder.mkdir(mode=0o755)
+    for verb in node_unit.VERBS:
+        program = folder / verb
+        program.write_text(f'#!/bin/sh\necho "{verb} $*" >> {tmp_path}/called\n')
+        program.chmod(0o755)
+    return folder
+
+
+@pytest.fixture
+def place(tmp_path, commands):
+    return Place(commands, tmp_path / "state", "node-a", "b1", 1000.0)
+
+
+def order(**changed) -> bytes:
+    fields = {"verb": "reboot", "id": "1/x/1", "node": "node-a", "boot_id": "b1", "wall_s": 1000.0,
+              "fault": "gpu_fell_off_bus"} | changed  # fmt: skip
+    return json.dumps(fields).encode() + b"\n"
+
+
+def called(tmp_path) -> list[str]:
+    file = tmp_path / "called"
+    return file.read_text().splitlines() if file.exists() else []
+
+
+def test_each_verb_is_carried_out_once_a_boot(place, tmp_path):
+    for verb in node_unit.VERBS:
+        carry_out(order(verb=verb), place)
+        for again in (order(verb=verb), order(verb=verb, id="2/another/1")):
+            with pytest.raises(Refused, match="carried out in this boot"):
+                carry_out(again, place)
+    wanted = [f"{verb} node-a gpu_fell_off_bus" for verb in node_unit.VERBS]
+    assert called(tmp_path) == wanted
+    carry_out(order(boot_id="b2"), place._replace(boot_id="b2"))
+    assert len(called(tmp_path)) == 4
+
+
+def test_reboots_are_few_a_day(place, tmp_path):
+    for number in range(5):
+        now = place._replace(boot_id=f"b{number}", wall_s=1000.0 + number)
+        line = order(boot_id=now.boot_id, wall_s=now.wall_s)
+        if number < node_unit.REBOOTS_MAX:
+            carry_out(line, now)
+        else:
+            with pytest.raises(Refused, match="a person must look"):
+                carry_out(line, now)
+    assert len(called(tmp_path)) == node_unit.REBOOTS_MAX
+    later = place._replace(boot_id="b9", wall_s=1e6)
+    carry_out(order(boot_id="b9", wall_s=1e6), later)
+    assert len(called(tmp_path)) == node_unit.REBOOTS_MAX + 1
+
+
+@pytest.mark.parametrize("line", [
+    b"", b"\n", order()[:-1], b"{}\n", b"[]\n", b"null\n", b"\xff\xfe\n", b"[" * 3000 + b"\n",
+    order(verb="halt"), order(verb="reboot; rm"), order(verb=["reboot"]), order(verb="Reboot"),
+    order(more=1), order(id=""), order(id="a b"), order(id="x" * 400), order(fault="../x"),
+    order(fault="a b"), order(fault=""), order(node="node-b"), order(node=1), order(boot_id="b0"),
+    order(wall_s=900.0), order(wall_s=1100.0), order(wall_s="1000"), order(wall_s=True),
+    order(wall_s=float("nan")), order(wall_s=float("inf")), order(fault="x" * 5000),
+])  # fmt: skip
+def test_what_is_no_order_for_here_and_now_does_nothing(place, tmp_path, line):
+    with pytest.raises(Refused):
+        carry_out(line, place)
+    assert not called(tmp_path) and not (tmp_path / "state").exists()
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.binary(max_size=200) | st.dictionaries(
+    st.sampled_from([*node_unit.FIELDS, "x"]),
+    st.none() | st.booleans() | st.floats() | st.text(max_size=9) | st.sampled_from(["reboot"]),
+).map(lambda value: json.dumps(value).encode() + b"\n"))  # fmt: skip
+def test_no_bytes_make_an_order_by_chance(line):
+    with pytest.raises(Refused):
+        node_unit.check(node_unit.parse(line), Place(None, None, "\x00", "\x00", 0.0))
+
+
+def test_a_program_that_others_may_change_is_not_run(place, commands, tmp_path):
+    for path in (commands / "drain", commands):
+        mode = path.stat().st_mode
+        path.chmod(0o777)
+        with pytest.raises(Refused, match="chmod"):
+            carry_out(order(verb="drain"), place)
+        path.chmod(mode)
+    (commands / "drain").unlink()
+    (commands / "drain").symlink_to("/bin/true")
+    with pytest.raises(Refused):
+        carry_out(order(verb="drain"), place)
+    (commands / "drain").unlink()
+    with pytest.raises(Refused, match="put the program for drain there"):
+        carry_out(order(verb="drain"), place)
+    assert not called(tmp_path) and not (tmp_path / "state/done").exists()
+
+
+def test_a_reboot_without_a_program_is_systemds(place, commands):
+    (commands / "reboot").unlink()
+    assert node_unit.command_of("reboot", "x", place) == node_unit.REBOOT
+
+
+@pytest.mark.parametrize("junk", [b"{", b"[]\n", b'{"verb": 1}\n', b"\xff\n", b"null\n"])
+def test_a_memory_that_cannot_be_read_lets_nothing_happen(place, tmp_path, junk):
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state/done").write_bytes(junk)
+    with pytest.raises(Refused, match="look at it"):
+        carry_out(order(), place)
+    assert not called(tmp_path) and (tmp_path / "state/done").read_bytes() == junk
+
+
+def test_a_program_that_fails_was_carried_out_all_the_same(place, commands, tmp_path):
+    (commands / "drain").write_text(f"#!/bin/sh\necho x >> {tmp_path}/called\nexit 3\n")
+    with pytest.raises(Refused, match="ended with 3"):
+        carry_out(order(verb="drain"), place)
+    with pytest.raises(Refused, match="carried out in this boot"):
+        carry_out(order(verb="drain"), place)
+    assert called(tmp_path) == ["x"]
+
+
+# ------------------------------------------------------------------------ with the agent
+
+
+class Unit:
+    """What systemd does with holdfast-node.socket: a process for each connection."""
+
+    def __init__(self, tmp_path, answers: bool = True) -> None:
+        self.path, self.state = tmp_path / "n.sock", tmp_path / "state"
+        self.answers = answers
+        self.intents: list[int] = []  # in the journal, each time somebody knocks
+        self.held: list[socket.socket] = []
+        self.command = [sys.executable, "-I", node_unit.__file__, "--node", "node-a", "--commands",
+                        str(tmp_path / "node.d"), "--state", str(tmp_path / "unit")]  # fmt: skip
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.bind(str(self.path))
+        self.socket.listen(4)
+        self.thread = threading.Thread(target=self._serve)
+        self.thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                came, _ = self.socket.accept()
+            except OSError:
+                return
+            with sqlite3.connect(self.state / "journal.db") as database:
+                rows = database.execute("SELECT ok FROM intents WHERE kind = 'reboot_node'")
+                self.intents.append(len(rows.fetchall()))
+            database.close()
+            if self.answers:
+                subprocess.run(self.command, stdin=came, stdout=came, stderr=subprocess.DEVNULL,
+                               timeout=30, check=False)  # fmt: skip
+                came.close()
+            else:
+                self.held.append(came)
+
+    def close(self) -> None:
+        self.socket.shutdown(socket.SHUT_RDWR)
+        self.thread.join(10.0)
+        for one in (self.socket, *self.held):
+            one.close()
+
+
+@pytest.fixture
+def unit(tmp_path, commands):
+    made = Unit(tmp_path)
+    yield made
+    made.close()
+
+
+def options(tmp_path, **more):
+    return {"actions__socket": str(tmp_path / "n.sock"), "actions__allow": ("reboot_node",),
+            "evidence__store": str(tmp_path / "kept")} | more  # fmt: skip
+
+
+def test_an_order_is_in_the_journal_before_it_leaves_and_is_carried_out_once(
+    agent, unit, tmp_path
+):
+    async def scenario():
+        async with agent(**options(tmp_path)) as (daemon, node):
+            node.incidents, node.todo = (INCIDENT,), [REBOOT]
+            daemon.wake("test")
+            await until(lambda: node.seen[-1].outcomes)
+            (outcome,) = node.seen[-1].outcomes
+            assert outcome.ok and outcome.error == "" and unit.intents == [1]
+            again = "8/node/node-a/reboot_node/1"
+            node.todo = [replace(REBOOT, id=again)]
+            daemon.wake("test")
+            await until(lambda: len(node.seen[-1].outcomes) == 2)
+            assert "carried out in this boot" in node.seen[-1].outcomes[1].error
+            counters = daemon.performer.counters
+            assert counters[("actions", ("reboot_node", "gpu_fell_off_bus", "ok"))] == 1
+            assert counters[("actions", ("reboot_node", "gpu_fell_off_bus", "failed"))] == 1
+
+    asyncio.run(scenario())
+    assert called(tmp_path) == ["reboot node-a gpu_fell_off_bus"]
+    assert json.loads((tmp_path / "kept/i1.json").read_text())["reason"] == "XID 79"
+    done = json.loads((tmp_path / "unit/done").read_text())
+    assert done["boot_id"] == boot_id() and done["id"] == REBOOT.id
+
+
+def test_an_order_that_was_under_way_when_the_agent_died_is_not_sent_again(
+    agent, commands, tmp_path
+):
+    unit = Unit(tmp_path, answers=False)
+
+    async def first():
+        async with agent(**options(tmp_path)) as (daemon, node):
+            node.incidents, node.todo = (INCIDENT,), [REBOOT]
+            daemon.wake("test")
+            await until(lambda: unit.held)
+
+    async def second():
+        async with agent(**options(tmp_path)) as (daemon, node):
+            node.todo = [REBOOT]
+            daemon.wake("test")
+            await until(lambda: node.seen and node.seen[-1].outcomes)
+            assert "before it learned the outcome" in node.seen[-1].outcomes[0].error
+
+    try:
+        asyncio.run(first())
+        asyncio.run(second())
+        assert len(unit.intents) == 1
+    finally:
+        unit.close()
+
+
+@pytest.mark.parametrize(("more", "said"), [
+    ({}, "is holdfast-node.socket enabled?"),
+    ({"evidence__store": ""}, "refused: evidence.store is not set"),
+    ({"evidence__store": "/proc/no/such"}, "refused: evidence.store:"),
+])  # fmt: skip
+def test_what_keeps_an_order_here_says_so(agent, tmp_path, more, said):
+    async def scenario():
+        given = options(tmp_path, **more) | {"actions__allow": ()}
+        async with agent(**given) as (daemon, node):
+            node.incidents, node.todo = (INCIDENT,), [REBOOT]
+            daemon.wake("test")
+            await until(lambda: node.seen and node.seen[-1].outcomes)
+            assert said in node.seen[-1].outcomes[0].error
+
+    asyncio.run(scenario())
+
+
+def test_a_unit_that_talks_nonsense_is_an_error_and_no_more(agent, tmp_path):
+    async def scenario():
+        async def nonsense(reader, writer):
+            await reader.readline()
+            writer.write(b"\xff" * 9000)
+            writer.close()
+
+        server = await asyncio.start_unix_server(nonsense, tmp_path / "n.sock")
+        async with agent(**options(tmp_path)) as (daemon, node):
+            node.incidents, node.todo = (INCIDENT,), [REBOOT]
+            daemon.wake("test")
+            await until(lambda: node.seen and node.seen[-1].outcomes)
+            assert not node.seen[-1].outcomes[0].ok and node.seen[-1].outcomes[0].error
+        server.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_line_of_the_kernels_becomes_one_reboot(agent, unit, tmp_path, monkeypatch):
+    """The whole way with the real core: line, incident, order, unit, program; and no second."""
+    monkeypatch.setattr(repair, "SETTLE_S", 0.1)
+    line = b"NVRM: Xid (PCI:0000:4e:00): 79, pid=1, name=x, GPU has fallen off the bus."
+    (tmp_path / "kmsg").write_bytes(b"3,5,1,-;" + line + b"\n" + b"3,6,2,-;" + line + b"\n")
+
+    def core():
+        given = {key.replace("__", "."): (one, "test") for key, one in options(tmp_path).items()}
+        return Node("node-a", load(None, given).config.core_settings(), load_runbooks())
+
+    async def life(node):
+        async with agent(node=node, collectors__kmsg=str(tmp_path / "kmsg"), agent__tick_s=0.05,
+                         **options(tmp_path)) as (daemon, _):  # fmt: skip
+            await until(lambda: called(tmp_path), 10.0)
+            taken = "reboot_node: the node's unit took it"
+            await until(lambda: any(
+                text == taken for one in daemon.narrator.incidents.values()
+                for _, text in one.timeline
+            ))  # fmt: skip
+            steps = daemon.steps
+            await until(lambda: daemon.steps > steps + 10)
+            return node.memory()
+
+    memory = asyncio.run(life(core()))
+    begun = time.time()
+    again = core()
+    again = Node("node-a", again.settings, again.runbooks, memory)
+    asyncio.run(life(again))
+    assert called(tmp_path) == ["reboot node-a gpu_fell_off_bus"] and unit.intents == [1]
+    with sqlite3.connect(tmp_path / "state/journal.db") as database:
+        rows = database.execute("SELECT kind, ok, begun_wall_s FROM intents").fetchall()
+    database.close()
+    assert [row[:2] for row in rows] == [("reboot_node", 1)] and rows[0][2] < begun
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ('[actions]\nallow = ["rebot_node"]', "'rebot_node' is no action: set some of reboot_node"),
+    ('[actions]\nallow = ["reboot_node"]', "evidence.store is empty, but actions.allow names"),
+])  # fmt: skip
+def test_what_may_not_be_allowed_is_an_error_of_the_configuration(tmp_path, text, said):
+    file = tmp_path / "agent.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError, match="actions.allow") as caught:
+        load(file)
+    assert said in str(caught.value)
+    file.write_text('[actions]\nallow = ["reset_gpu"]')
+    assert load(file).config.actions.allow == ("reset_gpu",)

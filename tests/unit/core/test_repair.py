@@ -1,0 +1,224 @@
+"""Draining, rebooting, replacing: only what is allowed, once, within its budget, never in haste."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from holdfast.agent.core.model import (
+    Doc,
+    EffectOutcome,
+    Now,
+    Observed,
+    RunView,
+    Settings,
+    StoreView,
+)
+from holdfast.agent.core.node import Node
+from holdfast.agent.core.repair import DRAIN_S, SETTLE_S, TRIES_MAX
+from holdfast.agent.core.world import NodeDoc
+
+from .driver import Lab
+from .test_kernel import BOOKS, XID, Machine, parse
+from .test_kernel import CATALOGUE as KERNEL
+
+FALLEN = XID % (79, "<unknown>")
+INSTRUCTED = ("NVRM: Xid (PCI:0000:4e:00): 154, GPU recovery action changed from 0x0 (None) to "
+              "0x%d (x)")  # fmt: skip
+RUN = RunView(run="r", node="a", grade="trainer", nproc=1, state="running", generation=1)
+replace = msgspec.structs.replace
+
+
+class Repaired(Machine):
+    """A node whose orders get the outcome that the test wants, the moment they are given."""
+
+    def __init__(self, *allow: str, **settings) -> None:
+        super().__init__(*allow)
+        self.settings = Settings(allow=allow, **settings)
+        self.node = Node("a", self.settings, BOOKS)
+        self.runs: tuple[RunView, ...] = ()
+        self.docs: tuple[Doc, ...] = ()
+        self.outcome: tuple[bool, str] | None = (True, "")
+        self.outcomes: list[EffectOutcome] = []
+        self.orders: list = []
+        self.stalled = False
+
+    def step(self, seconds: float = 0.0):
+        self.boot_s += seconds
+        self.wall_s += seconds
+        decision = self.node.step(Now(self.boot_s, self.wall_s, self.boot_id), Observed(
+            events=self.events, runs=self.runs, outcomes=tuple(self.outcomes[-16:]),
+            store=StoreView(up=True, docs=self.docs), journal_stalled=self.stalled,
+        ))  # fmt: skip
+        for effect in decision.effects:
+            if effect.outlives_node:
+                self.orders.append(effect)
+                if self.outcome is not None:
+                    self.outcomes.append(EffectOutcome(effect.id, *self.outcome))
+        return decision
+
+    def verbs(self) -> list[str]:
+        return [effect.body.verb for effect in self.orders]
+
+    def only(self):
+        (incident,) = [one for one in self.step().incidents if one.state != "closed"]
+        return incident
+
+
+def test_nothing_is_ordered_that_the_operator_did_not_allow():
+    machine = Repaired()
+    machine.say(FALLEN)
+    machine.step(3600.0)
+    assert not machine.orders
+    assert machine.only().would_have.startswith("reboot_node: not done, because actions.allow")
+
+
+def test_what_is_allowed_is_ordered_once_whatever_happens():
+    machine = Repaired("reboot_node")
+    machine.say(FALLEN)
+    machine.step(SETTLE_S - 1.0)
+    assert not machine.orders
+    assert machine.only().would_have.startswith("reboot_node: allowed, waits")
+    machine.step(1.5)
+    (order,) = machine.orders
+    assert (order.kind, order.body.verb, order.body.node) == ("reboot_node", "reboot", "a")
+    assert order.outlives_node and order.fault == "gpu_fell_off_bus"
+    incident = machine.only()
+    assert incident.state == "acted" and incident.actions == (order.id,)
+    assert incident.id == order.body.incident and incident.would_have == ""
+    machine.step(1.0)
+    assert machine.only().timeline[-1][1] == "reboot_node: the node's unit took it"
+    for _ in range(5):
+        machine.restart()  # the machine still runs: whoever waits for the reboot asks for no second
+        machine.say(FALLEN)
+        machine.step(600.0)
+    assert len(machine.orders) == 1
+
+
+def test_an_agent_that_dies_before_it_learns_the_outcome_asks_for_no_second():
+    machine = Repaired("reboot_node")
+    machine.outcome = None
+    machine.say(FALLEN)
+    machine.step(SETTLE_S)
+    assert len(machine.orders) == 1
+    machine.restart()
+    machine.step(3600.0)
+    assert len(machine.orders) == 1
+
+
+def test_a_budget_is_kept_over_reboots_and_then_the_next_rung_comes():
+    machine = Repaired("reboot_node", "replace_node")
+    machine.say(FALLEN)
+    machine.step(SETTLE_S)
+    first = machine.orders[0].id
+    machine.reboot()
+    machine.restart()
+    machine.say(FALLEN)
+    machine.step(SETTLE_S)
+    assert machine.verbs() == ["reboot", "replace"]  # its runbook: one a day
+    assert machine.orders[1].id != first
+    machine = Repaired("reboot_node")
+    for _ in range(2):
+        machine.say(FALLEN)
+        machine.step(SETTLE_S)
+        machine.reboot()
+    machine.say(FALLEN)
+    machine.step(SETTLE_S)
+    assert machine.verbs() == ["reboot"]
+
+
+def test_no_rung_is_climbed_over_for_want_of_leave():
+    machine = Repaired("replace_node")
+    machine.say(FALLEN)
+    machine.step(SETTLE_S)
+    assert not machine.orders and machine.only().would_have.startswith("reboot_node: not done")
+
+
+def test_a_warning_costs_no_node_its_place():
+    machine = Repaired("reboot_node", "replace_node", "drain_node")
+    machine.say("blk_update_request: I/O error, dev sda, sector 1")
+    machine.step(SETTLE_S)
+    assert not machine.orders
+
+
+def test_the_ladder_interrupts_no_run_and_the_drivers_instruction_ends_it_first():
+    machine = Repaired("reboot_node")
+    machine.runs = (RUN,)
+    machine.say(FALLEN)
+    machine.step(3600.0)
+    assert not machine.orders and "waits while r goes on" in machine.only().would_have
+    assert not machine.node.cases["r"].memory.drain
+    machine.say(INSTRUCTED % 2)
+    assert "reboot_node of a: XID 79" in machine.node.cases["r"].memory.drain
+    machine.step(1.0)
+    assert not machine.orders and "waits until r has ended" in machine.only().would_have
+    machine.runs = (replace(RUN, state="done"),)
+    machine.step(1.0)
+    assert machine.verbs() == ["reboot"]
+
+
+def test_a_run_that_hangs_in_its_device_is_not_waited_for_without_end():
+    machine = Repaired("reboot_node")
+    machine.runs = (RUN,)
+    machine.say(INSTRUCTED % 2)
+    machine.step(SETTLE_S)
+    assert not machine.orders
+    machine.step(DRAIN_S + 1.0)
+    assert machine.verbs() == ["reboot"]
+
+
+def test_a_drain_on_instruction_ends_the_ranks_by_their_launcher():
+    lab = Lab(settings=Settings(allow=("reboot_node",)))
+    lab.node = Node("a", lab.settings, BOOKS)
+    lab.begin()
+    lab.train(3)
+    lab.events = (parse(KERNEL, INSTRUCTED % 2, 1, lab.boot_s),)
+    lab.step(1.0)
+    for _ in range(30):
+        lab.step(1.0)
+    kinds = [effect.kind for effect in lab.log]
+    assert "stop" in kinds and "finish" in kinds
+    finish = next(effect for effect in lab.log if effect.kind == "finish")
+    assert finish.body.code == 75  # the scheduler starts the job elsewhere
+
+
+@pytest.mark.parametrize("held", ["breaker", "paused", "journal", "many nodes"])
+def test_what_holds_an_order_back(held):
+    machine = Repaired("reboot_node", single_node=held != "many nodes")
+    if held == "breaker":
+        body = msgspec.json.encode(NodeDoc(True, "x", "b", "gpu_fell_off_bus"))
+        machine.docs = tuple(Doc(f"node/{name}", 1, body) for name in "bcd")
+    if held == "paused":
+        machine.runs = (replace(RUN, state="done"),)
+        machine.step()
+        machine.node.cases["r"].memory.paused = True
+    machine.stalled = held == "journal"
+    machine.say(FALLEN)
+    decision = machine.step(SETTLE_S)
+    assert not machine.orders
+    assert {"breaker": "breaker is open", "paused": "paused", "journal": "waits for the journal",
+            "many nodes": "left to a person"}[held] in machine.only().would_have  # fmt: skip
+    tripped = [one for one in decision.verdicts if one.detector == "breaker"]
+    assert bool(tripped) == (held == "breaker")
+    machine.docs, machine.stalled = (), False
+    for case in machine.node.cases.values():
+        case.memory.paused = False
+    machine.step(1.0)
+    assert bool(machine.orders) == (held != "many nodes")
+
+
+def test_an_order_that_never_left_is_tried_again_and_one_that_failed_is_not():
+    machine = Repaired("reboot_node")
+    machine.outcome = (False, "refused: the journal is stalled")
+    machine.say(FALLEN)
+    for _ in range(40):
+        machine.step(SETTLE_S)
+    assert len(machine.orders) == 1 + TRIES_MAX
+    assert len({order.id for order in machine.orders}) == len(machine.orders)
+    machine = Repaired("reboot_node")
+    machine.outcome = (False, "/run/holdfast-node.sock: No such file or directory")
+    machine.say(FALLEN)
+    for _ in range(40):
+        machine.step(SETTLE_S)
+    assert len(machine.orders) == 1
+    assert machine.only().would_have.endswith("a person's part")
