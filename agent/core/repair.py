@@ -65,14 +65,19 @@ class Repairs:
     def _rung(self, ctx: Context, item: Watched) -> str:
         """What is to be done for this incident now: the driver's instruction, else the ladder's
         first rung with budget that is this node's; "" where a person comes first.  One that may
-        not be done is not climbed over: a node is not replaced for want of leave to reboot."""
+        not or cannot be done is not climbed over: no node is replaced for want of leave to reboot,
+        nor for a GPU that nobody here can reset."""
         incident = item.incident
         asked = self.memory.asked.get(incident.id, [])
         if incident.severity != FATAL or (asked and not item.rung):
             return ""
         book = ctx.runbooks.get(incident.fault, UNKNOWN_BOOK)
+        unreset = False  # a reset was passed over that a reboot would have brought
         for rung in (item.rung,) if item.rung else book.ladder:
             if rung in PERSON_RUNGS or (rung in VERBS and rung not in ctx.settings.allow):
+                return ""
+            unreset = rung == "reset_gpu" or (unreset and rung != "reboot_node")
+            if rung == "replace_node" and unreset:
                 return ""
             if rung in VERBS and rung not in asked and self._left(ctx, item, rung, book) > 0:
                 return rung

@@ -127,11 +127,31 @@ def test_a_budget_is_kept_over_reboots_and_then_the_next_rung_comes():
     assert machine.verbs() == ["reboot"]
 
 
+def test_one_incident_climbs_no_ladder_by_itself():
+    machine = Repaired("reboot_node", "replace_node")
+    machine.say(FALLEN)
+    for _ in range(3):
+        machine.step(86400.0)
+    assert machine.verbs() == ["reboot"]
+
+
 def test_no_rung_is_climbed_over_for_want_of_leave():
     machine = Repaired("replace_node")
     machine.say(FALLEN)
     machine.step(SETTLE_S)
     assert not machine.orders and machine.only().would_have.startswith("reboot_node: not done")
+
+
+def test_no_node_is_replaced_for_a_gpu_that_nobody_here_can_reset():
+    machine = Repaired("reset_gpu", "replace_node", "reboot_node")
+    machine.say(XID % (95, 5))  # restart_ranks, reset_gpu, replace_node
+    machine.step(SETTLE_S)
+    assert machine.only().fault == "gpu_memory_error" and not machine.orders
+    assert machine.only().would_have.startswith("reset_gpu: allowed, and left to a person")
+    machine = Repaired("reboot_node")
+    machine.say(XID % (119, 5))  # restart_ranks, reset_gpu, reboot_node: which resets as well
+    machine.step(SETTLE_S)
+    assert machine.only().fault == "gpu_needs_reset" and machine.verbs() == ["reboot"]
 
 
 def test_a_warning_costs_no_node_its_place():
