@@ -187,7 +187,7 @@ def generation_of(body: bytes) -> int:
     """The generation in a run's document; 0 when there is none to be read."""
     try:
         plan = msgspec.json.decode(body)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return 0
     generation = plan.get("generation", 0) if isinstance(plan, dict) else 0
     return generation if isinstance(generation, int) else 0

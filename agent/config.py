@@ -181,7 +181,7 @@ def _read(path: Path, errors: list[str]) -> list[tuple[str, Any]]:
     except OSError as error:
         errors.append(f"{path}: {error.strerror}: make it readable for uid {os.getuid()}")
         return []
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         errors.append(f"{path}: no valid TOML: {error}")
         return []
     pairs: list[tuple[str, Any]] = []

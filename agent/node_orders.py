@@ -80,6 +80,6 @@ async def _ask(path: str, line: bytes) -> str:
         writer.close()
     try:
         answer = msgspec.json.decode(text, type=Answer)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return f"{path}: the unit ended without an answer: see journalctl -u 'holdfast-node@*'"
     return "" if answer.ok else answer.error or "refused without a reason"

@@ -276,7 +276,7 @@ class Performer:
         body = effect.body
         try:
             where = msgspec.json.decode(detail).get("where", "")
-        except (msgspec.DecodeError, AttributeError):
+        except (msgspec.DecodeError, RecursionError, AttributeError):
             return
         if isinstance(where, str) and where and len(self.where) < 4096:
             key = (getattr(body, "run"), getattr(body, "generation"), getattr(body, "rank"))

@@ -86,7 +86,7 @@ def io_bytes(pid: int, proc: str = "/proc") -> int:
     total = 0
     for line in read_small(f"{proc}/{pid}/io").splitlines():
         if line.startswith((b"rchar:", b"wchar:")):
-            total += int(line.split()[1])
+            total += sum(_numbers(line[6:])[:1])
     return total
 
 
@@ -102,7 +102,7 @@ def children_of(pid: int, proc: str = "/proc") -> list[int]:
             continue
         for thread in threads:
             text = read_small(f"{proc}/{parent}/task/{thread}/children")
-            below = [int(word) for word in text.split()]
+            below = _numbers(text)
             found.extend(below)
             todo.extend(below)
     return found[:CHILDREN_MAX]
@@ -140,5 +140,10 @@ def process_alive(pid: int, proc: str = "/proc") -> bool:
 
 def rss_bytes(pid: int | str = "self", proc: str = "/proc") -> int:
     """Resident memory of a process; 0 when unknown."""
-    fields = read_small(f"{proc}/{pid}/statm").split()
-    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 1 else 0
+    pages = _numbers(read_small(f"{proc}/{pid}/statm"))
+    return pages[1] * os.sysconf("SC_PAGE_SIZE") if len(pages) > 1 else 0
+
+
+def _numbers(text: bytes) -> list[int]:
+    """The whole numbers of a line; what is none is left out."""
+    return [int(word) for word in text.split() if word.isdigit() and len(word) < 20]

@@ -79,7 +79,7 @@ def parse(fault: str, text: str, place: str) -> Document:
     toml = "\n" * (first + 1) + "\n".join(lines[first + 1 : last])
     try:
         table = tomllib.loads(toml)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise RunbookError([f"{place}: no valid TOML: {error}"]) from error
     errors = [
         f"{place}:{_line_of(key, lines)}: {key}: {why}" for key, why in _check(table)

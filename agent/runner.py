@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -213,7 +214,7 @@ class Runner:
             return Reply(error=answer.error)
         try:
             return msgspec.json.decode(answer.output, type=Reply)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             return Reply(error=f"{name}: {error}")
 
     async def _read(self, entry: _Entry) -> None:
@@ -237,8 +238,10 @@ class Runner:
         error, absent = "", False
         samples: tuple[Sample, ...] = ()
         try:
-            samples = tuple(await asyncio.wait_for(asyncio.shield(reading), deadline_s))
-            samples = samples[:SAMPLES_MAX]
+            read = await asyncio.wait_for(asyncio.shield(reading), deadline_s)
+            samples = tuple(one for one in read[:SAMPLES_MAX] if math.isfinite(one.value))
+            if len(samples) < min(len(read), SAMPLES_MAX):
+                self._trouble(f"collector {name}", "readings that are no numbers were left out")
         except TimeoutError:
             error, entry.stuck = f"no answer within {deadline_s:g} s", reading
             reading.add_done_callback(_take_exception)

@@ -133,7 +133,10 @@ _encoder = msgspec.json.Encoder()
 
 def decode(packet: bytes) -> Packet:
     """A packet's meaning.  msgspec.DecodeError (or its ValidationError) says what is wrong."""
-    return _decoder.decode(packet)
+    try:
+        return _decoder.decode(packet)
+    except RecursionError as error:
+        raise msgspec.DecodeError("nested beyond reason") from error
 
 
 def encode(fields: Mapping[str, object]) -> bytes:

@@ -48,8 +48,14 @@ def _answer(collector: Any, roots: Roots, boot_s: float) -> dict[str, object]:
         return {"error": str(error)[:500]}
     except Exception as error:  # border of a collector: promise 1
         return {"error": f"{type(error).__name__}: {error}"[:500]}
-    good = [one for one in samples if math.isfinite(one.value) and one.value >= 0.0]
+    good = [one._replace(subject=_text(one.subject)) for one in samples
+            if math.isfinite(one.value) and one.value >= 0.0]  # fmt: skip
     return {"samples": good[:SAMPLES_MAX], "dropped": len(samples) - len(good)}
+
+
+def _text(subject: str) -> str:
+    """Names of files may be no text: neither JSON nor a page of metrics takes them as they are."""
+    return subject if subject.isascii() else subject.encode("utf-8", "replace").decode()
 
 
 if __name__ == "__main__":

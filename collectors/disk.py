@@ -43,7 +43,7 @@ class DiskCollector:
         for mount in local(mounts(roots)):
             try:
                 space = os.statvfs(mount.point)
-            except OSError:
+            except (OSError, ValueError):
                 continue  # unmounted between list and read, or not ours to see
             found += space_of(mount, space, boot_s)
         if not found:

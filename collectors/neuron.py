@@ -23,6 +23,7 @@ FIRST_WAIT_S = 8.0  # for the first report of a new child: more than one period 
 LIST_TIMEOUT_S = 5.0
 OUTPUT_MAX_BYTES = 1 << 20
 CORES_MAX = 16  # of one device
+COUNT_DIGITS_MAX = 20  # of a counter of 64 bits; more would become infinite
 HARDWARE = ("mem_ecc_uncorrected", "mem_ecc_repairable_uncorrected", "sram_ecc_uncorrected")
 STATUSES = (
     "success", "failure", "timeout", "hw_error", "exec_bad_input", "generic_error",
@@ -164,7 +165,7 @@ def _word(path: str) -> str:
 
 def _count(path: str) -> float | None:
     text = _word(path)
-    return float(text) if text.isdecimal() else None
+    return float(text) if text.isdecimal() and len(text) <= COUNT_DIGITS_MAX else None
 
 
 def _sysfs(roots: Roots, device: int) -> Iterator[Row]:
@@ -200,7 +201,7 @@ def _pci_addresses(roots: Roots) -> dict[int, str]:
         done = subprocess.run([f"{roots.neuron}/neuron-ls", "-j"], stdin=subprocess.DEVNULL,
                               capture_output=True, timeout=LIST_TIMEOUT_S, check=True)  # fmt: skip
         listed = json.loads(done.stdout[:OUTPUT_MAX_BYTES])
-    except (OSError, subprocess.SubprocessError, ValueError):
+    except (OSError, subprocess.SubprocessError, ValueError, RecursionError):
         return {}
     found = {}
     for one in listed[:DEVICES_MAX] if isinstance(listed, list) else ():

@@ -103,7 +103,7 @@ class Monitor:
     def _take(self, line: bytes) -> None:
         try:
             report = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):  # the latter: nested beyond reason
             report = None
         if not isinstance(report, dict):
             self.rejected += 1

@@ -128,12 +128,16 @@ class NvidiaCollector:
             self._identify(nvml, handle, index)
         except nvml.NVMLError as error:
             return [("lost", "", 1.0)] if error.value in GONE else []
+        except ValueError:
+            pass  # a name that is no text: the device answers all the same
         for reading in READINGS:
             try:
                 rows += reading(nvml, handle)
             except nvml.NVMLError as error:
                 if error.value in GONE:
                     return [("lost", "", 1.0)]
+            except (ValueError, OverflowError):
+                continue  # nonsense, as not-a-number where a count is due
         return [*rows, *_hang_signature(rows)]
 
     def _identify(self, nvml: ModuleType, handle: Any, index: int) -> None:
@@ -350,7 +354,7 @@ def _fabric(nvml: Any, handle: Any) -> list[Row]:
 def _recovery(nvml: Any, handle: Any) -> list[Row]:
     number = getattr(nvml, RECOVERY_FIELD, None)
     value = _field(nvml, handle, number) if number is not None else None
-    if value is None:
+    if value is None or value < 0:
         return []
     names = RECOVERY if value < len(RECOVERY) else (*RECOVERY, f"unknown_{value:.0f}")
     wanted = names[min(int(value), len(names) - 1)]

@@ -232,7 +232,7 @@ class Casebook:
 def read_where(detail: str) -> Where:
     try:
         return msgspec.json.decode(detail.encode(), type=Where) if detail else Where()
-    except (msgspec.DecodeError, msgspec.ValidationError):
+    except (msgspec.DecodeError, RecursionError):
         return Where()
 
 

@@ -342,7 +342,7 @@ def _read_memory(memory: bytes) -> NodeMemory:
         return NodeMemory()
     try:
         return msgspec.json.decode(memory, type=NodeMemory)
-    except (msgspec.DecodeError, msgspec.ValidationError):
+    except (msgspec.DecodeError, RecursionError):
         return NodeMemory()
 
 

@@ -35,14 +35,14 @@ def read_plan(doc: Doc) -> Plan | None:
         return None
     try:
         return msgspec.json.decode(doc.body, type=Plan)
-    except (msgspec.DecodeError, msgspec.ValidationError):
+    except (msgspec.DecodeError, RecursionError):
         return None
 
 
 def read_node(doc: Doc) -> NodeDoc:
     try:
         return msgspec.json.decode(doc.body, type=NodeDoc) if doc.body else NodeDoc()
-    except (msgspec.DecodeError, msgspec.ValidationError):
+    except (msgspec.DecodeError, RecursionError):
         return NodeDoc()
 
 

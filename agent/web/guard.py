@@ -40,7 +40,7 @@ class Tokens:
             table = tomllib.loads(path.read_text("utf-8"))
         except OSError as error:
             raise ConfigError([f"{path}: {error.strerror}: set api.tokens_file"]) from error
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ConfigError([f"{path}: no valid TOML: {error}"]) from error
         for number, (token, role) in enumerate(table.items(), 1):
             if role not in (OPERATOR, READ) or len(token) < 16 or number > TOKENS_MAX:

@@ -311,7 +311,7 @@ async def _wish(request: web.Request) -> Wish | web.Response:
     body = await request.read()
     try:
         return msgspec.json.decode(body or b"{}", type=Wish)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         return refuse(400, f"body: {error}", 'JSON: {"reason": "...", "fault": "", "rank": 0}')
 
 
