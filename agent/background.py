@@ -90,7 +90,7 @@ async def collect(daemon: Daemon) -> None:
 
 async def follow_kernel_log(daemon: Daemon) -> None:
     """Reads the kernel's log as it is written; a machine that does not let us is no fault."""
-    watch, loop = daemon.kernel, asyncio.get_running_loop()
+    watch, loop, failed = daemon.kernel, asyncio.get_running_loop(), asyncio.Event()
     catalogue = await asyncio.to_thread(load_catalogue)
     counters = daemon.performer.counters
 
@@ -111,16 +111,18 @@ async def follow_kernel_log(daemon: Daemon) -> None:
         except OSError as error:
             loop.remove_reader(fd)
             daemon.trouble("kernel log", error)
+            failed.set()
 
     try:
         loop.add_reader(fd, readable)
     except OSError:  # a recorded log is a plain file: read once
         readable()
     try:
-        await asyncio.Event().wait()
+        await failed.wait()
     finally:
         loop.remove_reader(fd)
         watch.close()
+    await follow_journald(daemon, catalogue, record)
 
 
 async def follow_journald(daemon: Daemon, catalogue: Catalogue, record: Record) -> None:

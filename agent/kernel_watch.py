@@ -43,6 +43,8 @@ class KernelWatch:
         """Opens the log where the last agent left off: at its end on a node that never had one, at
         its begin after a reboot.  NoData where it may not be read."""
         self._catalogue = catalogue
+        if isinstance(self.log, JournalLog):  # this part of the agent begins anew
+            self.log, self.journal = KernelLog(self.log.path, self.log.users), None
         after: int | None = None
         for (name, labels), value in counters.items():
             if name == MARK and labels[0] != self.boot_id:

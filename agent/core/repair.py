@@ -104,7 +104,8 @@ class Repairs:
             return "waits for the order before it"
         if ctx.now.boot_s - item.incident.opened_boot_s < SETTLE_S:
             return f"waits {SETTLE_S:g} s for what else the kernel says"
-        if any(case.memory.paused for case in cases.values()):
+        here = (cases.get(view.run) for view in ctx.observed.runs)
+        if any(case.memory.paused for case in here if case is not None):
             return "held: an operator paused this node"
         tripped = self._breaker(ctx, item)
         if tripped:

@@ -121,9 +121,10 @@ class Site:
                 continue
             bound = runner.addresses[-1][1]
             self._daemon.address = f"http://{host}:{bound}"
-            (Path(self._daemon.config.agent.runtime_dir) / "address").write_text(
-                self._daemon.address + "\n"
-            )
+            place = Path(self._daemon.config.agent.runtime_dir) / "address"
+            draft = place.with_suffix(".new")  # so that nobody reads half of it
+            draft.write_text(self._daemon.address + "\n")
+            draft.replace(place)
             self._daemon.sessions.announce(self._daemon.address)
             return
 

@@ -5,6 +5,7 @@ One test a source.  What must hold is said by value: bounded, finite, counted, a
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import os
@@ -16,12 +17,14 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from fakes import until
 from hypothesis import given
 from hypothesis import strategies as st
 from junk import DEEP, FAST, FEW, JUNK, NUMBERS, mutated
 
-from holdfast.agent import procfs
+from holdfast.agent import procfs, runner
 from holdfast.agent.runner import Reply
+from holdfast.agent.settings import Config
 from holdfast.collectors import PROBED, neuron, neuron_monitor
 from holdfast.collectors.__main__ import _answer
 from holdfast.collectors.compile_cache import CompileCacheCollector
@@ -29,7 +32,7 @@ from holdfast.collectors.disk import DiskCollector
 from holdfast.collectors.host import HostCollector
 from holdfast.collectors.nvidia import RECOVERY_FIELD, NvidiaCollector
 from holdfast.collectors.roots import Roots
-from holdfast.collectors.sample import NoData
+from holdfast.collectors.sample import NoData, Sample
 
 HERE = Path(__file__).resolve().parent
 
@@ -211,6 +214,37 @@ def test_whatever_nvml_answers_a_reading_is_a_reading(data):
     assert len(reply.samples) < 2000
 
 
+# ------------------------------------------------------------------------------ threads
+
+
+class Half:
+    """A collector that runs in a thread and reads nonsense beside what is so."""
+
+    name, fast, metrics = "half", True, ()
+
+    def collect(self, roots, boot_s):
+        values = {"a": float("nan"), "b": 1.0, "c": -1.0, "d": float("inf")}
+        return [Sample(name, "", value, boot_s) for name, value in values.items()]
+
+
+def test_a_reading_that_is_no_number_is_left_out_and_said(monkeypatch):
+    monkeypatch.setattr(runner, "ALL", (Half,))
+    said = []
+
+    async def scenario():
+        made = runner.Runner(Config(), lambda part, error: said.append((part, error)))
+        running = asyncio.create_task(made.run())
+        await until(made.samples)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        made.close()
+        return [one.name for one in made.samples()], made.health()
+
+    names, (health,) = asyncio.run(scenario())
+    assert names == ["b", "c"] and health.up
+    assert said == [("collector half", "readings that are no numbers were left out")]
+
+
 # ------------------------------------------------------------------------------ the host
 
 
@@ -302,8 +336,6 @@ class Says:
 @given(st.lists(st.tuples(st.text(max_size=9), st.text(max_size=9), NUMBERS, st.just(1.0)),
                 max_size=9))  # fmt: skip
 def test_a_childs_answer_holds_only_numbers_and_can_be_read(rows):
-    from holdfast.collectors.sample import Sample
-
     samples = [Sample(*row) for row in rows]
     answer = _answer(Says(samples), Roots(), 1.0)
     reply = msgspec.json.decode(json.dumps(answer).encode(), type=Reply)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -93,6 +94,23 @@ def test_ten_thousand_lines_at_once_are_counted_and_few_are_kept():
     assert len(watch.log.lines(1.0)) == 512
 
 
+def test_the_real_tool_knows_what_it_is_asked_for():
+    path = shutil.which("journalctl")
+    if path is None:
+        pytest.skip("journalctl is missing (Debian package systemd)")
+
+    def said(log: JournalLog, *more: str) -> str:
+        command = [one for one in log.command(path) if one != "--follow"]
+        done = subprocess.run([*command, *more], capture_output=True, text=True, timeout=60,
+                              check=False)  # fmt: skip
+        return done.stderr
+
+    place = f"s={'a' * 32};i=1;b={'b' * 32};m=1;t=1;x=1"
+    for log in (JournalLog("x"), JournalLog("x", whole=True), JournalLog("x", cursor=place)):
+        assert "option" not in said(log) and "Invalid" not in said(log)
+    assert "option" in said(JournalLog("x"), "--no-such-thing")
+
+
 @pytest.fixture
 def tool(tmp_path, monkeypatch):
     """A journalctl whose n-th life says what `lives[n]` holds, and notes how it was called."""
@@ -146,6 +164,27 @@ def test_a_tool_that_dies_in_the_middle_of_a_line_goes_on_behind_the_last(agent,
 
     asyncio.run(scenario())
     assert "--lines=1" in tool.calls()[0] and "--after-cursor=s=1;i=1" in tool.calls()[1]
+
+
+def test_a_log_that_can_no_longer_be_read_is_followed_by_way_of_journald(
+    agent, tool, tmp_path, monkeypatch
+):
+    def broken(self, boot_s):
+        raise OSError(5, "gone")
+
+    (tmp_path / "kmsg").touch()
+    monkeypatch.setattr("holdfast.collectors.kmsg.KernelLog.read", broken)
+    tool.live(entry(1, at_us=10**15))
+    paths = {"collectors__kmsg": str(tmp_path / "kmsg"),
+             "collectors__journalctl": str(tool.path)}  # fmt: skip
+
+    async def scenario():
+        async with agent(**paths) as (daemon, _):
+            await until(lambda: events(daemon) == 1.0)
+            assert daemon.kernel.source == "journald" and "gone" in daemon.troubles.latest[
+                "kernel log"]
+
+    asyncio.run(scenario())
 
 
 def test_an_agent_that_starts_again_goes_on_behind_what_it_counted(agent, tool, tmp_path):
