@@ -221,7 +221,10 @@ class Scanner:
             return signature._replace(role=CASCADE), told
         if code.culprit == "unknown":
             return signature, told
-        return signature._replace(culprit=code.culprit, retryable=code.retryable), told
+        category = "neuron_runtime" if signature.category == "user_code" else signature.category
+        return signature._replace(
+            category=category, culprit=code.culprit, retryable=code.retryable
+        ), told
 
     # ------------------------------------------------------------ tracebacks
 

@@ -132,6 +132,7 @@ def test_bad_requests_say_what_to_set(agent, tmp_path):
         for path, data, status in (
             ("/api/v1/runs/demo/pause", b"{", 400),
             ("/api/v1/runs/demo/pause", b"{}", 400),
+            ("/api/v1/runs/demo/pause", b'{"args":{"x":' + b"[" * 60_000, 400),
             ("/api/v1/runs/demo/pause", b'{"raeson": "x"}', 400),
             ("/api/v1/runs/demo/explode", b'{"reason": "x"}', 404),
             ("/api/v1/runs/nope/pause", b'{"reason": "x"}', 404),

@@ -82,6 +82,7 @@ def test_a_code_in_a_log_decides_whose_fault_it_is():
     found = logroot.diagnose(scan(traceback(HBM)), {})
     assert (found.root.culprit, found.root.retryable) == ("infra", "elsewhere")
     assert found.blames == "node" and not found.root.generic
+    assert found.root.category == "neuron_runtime"
     assert dict(found.root.fields)["nrt"] == "NRT_EXEC_HW_ERR_HBM_UE"
     plain = logroot.diagnose(scan(traceback("RuntimeError: shapes do not fit")), {})
     assert plain.root.culprit == "user" and plain.root.generic
