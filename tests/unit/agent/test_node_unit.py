@@ -237,6 +237,26 @@ def test_an_order_is_in_the_journal_before_it_leaves_and_is_carried_out_once(
     assert done["boot_id"] == boot_id() and done["id"] == REBOOT.id
 
 
+def test_no_order_leaves_before_its_intent_is_on_disk(agent, unit, tmp_path, monkeypatch):
+    monkeypatch.setattr("holdfast.agent.perform.SYNC_WAIT_S", 0.3)
+
+    async def scenario():
+        async with agent(**options(tmp_path)) as (daemon, node):
+            await until(lambda: node.steps)
+            daemon.journal._database.execute("PRAGMA busy_timeout=20")
+            other = sqlite3.connect(tmp_path / "state/journal.db", isolation_level=None)
+            other.execute("BEGIN IMMEDIATE")
+            node.incidents, node.todo = (INCIDENT,), [REBOOT]
+            daemon.wake("test")
+            await until(lambda: node.seen[-1].outcomes)
+            assert node.seen[-1].outcomes[0].error.startswith(repair.REFUSED)
+            other.execute("ROLLBACK")
+            other.close()
+
+    asyncio.run(scenario())
+    assert unit.intents == [] and called(tmp_path) == []
+
+
 def test_an_order_that_was_under_way_when_the_agent_died_is_not_sent_again(
     agent, commands, tmp_path
 ):
