@@ -42,8 +42,13 @@ class Questions(Generic[T]):
             if busy or len(self._since_s) >= WAITING_MAX:
                 return
             self._since_s[key] = time.monotonic()
-        name = f"ask-{key}"[:64]
-        threading.Thread(target=self._run, args=(key, call, boot_s), name=name, daemon=True).start()
+        thread = threading.Thread(target=self._run, args=(key, call, boot_s), daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # no more threads: nobody was asked, so nobody hangs
+            with self._changed:
+                del self._since_s[key]
+            raise OSError(f"{key} cannot be asked: {error}") from error
 
     def _run(self, key: str, call: Callable[[], T], boot_s: float) -> None:
         begin_s, value, error = time.monotonic(), None, None

@@ -177,7 +177,48 @@ def test_open_questions_are_bounded():
     assert open_ == WAITING_MAX
 
 
+def test_a_question_for_which_there_is_no_thread_does_not_hang(monkeypatch):
+    def refuse(thread):
+        raise RuntimeError("can't start new thread")
+
+    questions = Questions()
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(OSError, match="a cannot be asked"):
+            questions.ask("a", lambda: 1, 1.0)
+    assert questions.waited_s("a") == 0.0
+    questions.ask("a", lambda: 1, 2.0)
+    questions.settle(20.0)
+    assert questions.answer("a").value == 1
+
+
 # ------------------------------------------------------------- names
+
+
+def test_names_of_the_configuration_are_asked_in_a_child():
+    others = tuple(one.name for one in ALL if one.name != "dns")
+    config = load(None, {
+        "collectors.disable": (others, "t"), "collectors.dns_names": (("localhost",), "t"),
+        "collectors.deadline_s": (0.9, "t"), "agent.slow_s": (0.9, "t"),
+        "agent.fast_s": (0.5, "t"), "agent.tick_s": (0.5, "t"),
+    }).config  # fmt: skip
+    troubles = []
+    runner = Runner(config, lambda part, error: troubles.append(error))
+
+    async def scenario():
+        task = asyncio.create_task(runner.run())
+        try:
+            await until(lambda: len(runner.samples()) == 2)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            runner.close()
+
+    asyncio.run(scenario())
+    assert not troubles
+    assert {one.name: one.subject for one in runner.samples()} == {
+        "host_dns_waiting_seconds": "name=localhost", "host_dns_lookup_seconds": "name=localhost",
+    }
 
 
 def test_names_that_resolve_do_not_and_hang(monkeypatch):
