@@ -10,11 +10,12 @@ Owns the order and the sizes.  One measurement that fails does not keep the next
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from . import false_acts, memory, overhead, recovery, report, startup, telemetry
+from . import false_acts, kernel_latency, memory, overhead, recovery, report, startup, telemetry
 from .common import BENCH, Failed
 
 Main = Callable[[list[str]], int]
@@ -25,7 +26,7 @@ def sizes(quick: bool, full: bool) -> list[tuple[str, Main, list[str]]]:
         return [(name, main, ["--quick"]) for name, main in (
             ("startup", startup.main), ("memory", memory.main), ("recovery", recovery.main),
             ("overhead", overhead.main), ("false acts", false_acts.main),
-            ("telemetry", telemetry.main))]
+            ("telemetry", telemetry.main), ("kernel latency", kernel_line))]
     return [
         ("startup", startup.main, ["--pairs", "7"]),
         ("memory", memory.main, ["--runs", "5"]),
@@ -33,7 +34,16 @@ def sizes(quick: bool, full: bool) -> list[tuple[str, Main, list[str]]]:
         ("overhead", overhead.main, ["--full"] if full else []),
         ("false acts", false_acts.main, ["--minutes", "30" if full else "5"]),
         ("telemetry", telemetry.main, []),
+        ("kernel latency", kernel_line, []),
     ]
+
+
+def kernel_line(arguments: list[str]) -> int:
+    """Writes to the kernel's log, which not everybody may who wants the other numbers."""
+    if not os.access("/dev/kmsg", os.W_OK):
+        print("skip: /dev/kmsg may not be written here (needs root)")
+        return 0
+    return kernel_latency.main(arguments)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,8 +1,9 @@
 """A kernel line -> its verdict: how long the running agent takes, on a quiet and on a busy machine.
 
 Owns the lines, the busy loops, and the child that is the agent: the daemon as it is, which says on
-its standard output when a step came out with a new verdict of detector `kernel`.  The clock starts
-just before the write to /dev/kmsg.  Needs root; sysctl kernel.printk_devkmsg is set and set back.
+its standard output when a step came out with a new verdict of detector `kernel`.  It watches the
+node of bench.telemetry meanwhile, 8 GPUs and all, its fast set every second.  The clock starts just
+before the write to /dev/kmsg.  Needs root; sysctl kernel.printk_devkmsg is set and set back.
 
     python -m bench.kernel_latency [--rounds 5] [--quick] [--cases quiet busy busy_nice]
 
@@ -14,6 +15,7 @@ Each round is a new agent and 60 lines, of 60 GPUs; between two lines lies more 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -23,7 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from . import common
+from . import common, telemetry_node
 from .common import BENCH, Failed, Place, Results
 
 SWITCH = Path("/proc/sys/kernel/printk_devkmsg")
@@ -34,7 +36,7 @@ LIMIT_S = 20.0
 NICE = -10  # of deploy/systemd/holdfast.service
 LINE = "<3>NVRM: Xid (PCI:0000:%02x:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off"
 AGENT = """
-import asyncio, sys, time
+import asyncio, json, sys, time
 from holdfast.agent.__main__ import _make_node
 from holdfast.agent.config import load
 from holdfast.agent.daemon import Daemon, Options
@@ -46,9 +48,9 @@ class Told(Daemon):
                 told.add(verdict.subject)
                 print(verdict.subject.rpartition("/")[2], time.monotonic_ns(), flush=True)
         super()._follow(decision, now_s)
-state, run = sys.argv[1:]
-settings = {"agent.state_dir": state, "agent.runtime_dir": run, "agent.listen": "127.0.0.1:0",
-            "collectors.kmsg_users": True}
+state, run, node = sys.argv[1:]
+settings = json.loads(node) | {"agent.state_dir": state, "agent.runtime_dir": run,
+                               "collectors.kmsg_users": True}
 settings = {key: (value, "bench") for key, value in settings.items()}
 asyncio.run(Told(load(None, settings), Options(False, "", None, settings), _make_node).run())
 """
@@ -82,7 +84,10 @@ def measure(case: str, log: Any) -> dict[str, Any]:
     row: dict[str, Any] = {"case": f"kernel_latency_{case}", "ok": False, "why": ""}
     loops = 2 * (os.cpu_count() or 1) if case.startswith("busy") else 0
     with common.place("kernel") as where:
-        command = [sys.executable, "-c", AGENT, str(where.home / "s"), str(where.home / "r")]
+        node = telemetry_node.build(where.home / "node")
+        where.environ.update(node.environ())
+        command = [sys.executable, "-c", AGENT, str(where.home / "s"), str(where.home / "r"),
+                   json.dumps(node.settings())]
         if case.endswith("nice"):
             command = ["nice", "-n", str(NICE), *command]
         agent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=where.environ)
@@ -141,6 +146,9 @@ def main(arguments: list[str] | None = None) -> int:
                     row = measure(case, log)
                     results.add(row)
                     taken[case] += row.get("latency_s", [])
+    except Failed as error:
+        print(f"bench.kernel_latency: {error}", file=sys.stderr)
+        return 1
     except OSError as error:
         print(f"bench.kernel_latency: /dev/kmsg cannot be written here: {error}", file=sys.stderr)
         return 1

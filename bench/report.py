@@ -18,7 +18,8 @@ from typing import Any
 from .common import BENCH, percentile, read_rows
 
 Row = dict[str, Any]
-NAMES = ("recovery", "startup", "memory", "overhead", "false_acts", "telemetry")
+NAMES = ("recovery", "startup", "memory", "overhead", "false_acts", "telemetry",
+         "kernel_latency")
 # case -> (what a person calls it, the torchrun case to compare with)
 RECOVERY = {
     "trainer_sigkill": ("trainer, SIGKILL", "torchrun_sigkill_prefix"),
@@ -189,12 +190,22 @@ def telemetry(rows: list[Row]) -> str:
     return "\n\n".join(tables)
 
 
+def kernel_latency(rows: list[Row]) -> str:
+    """All lines of a case together: a round is one agent's."""
+    body = []
+    for name, mine in by_case(rows).items():
+        found = [1000 * one for row in mine for one in row.get("latency_s", ())]
+        shares = [f"{percentile(found, share):.1f}" for share in (0.5, 0.99, 1.0)]
+        body.append([name.removeprefix("kernel_latency_"), str(len(found)), *shares])
+    return table(["cores", "lines", "p50, ms", "p99, ms", "worst, ms"], body)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.report")
     parser.add_argument("--folder", type=Path, default=BENCH / "results")
     parser.add_argument("--invocation", default="", help="instead of the newest of each")
     options = parser.parse_args(arguments)
-    written = (recovery, startup, memory, overhead, false_acts, telemetry)
+    written = (recovery, startup, memory, overhead, false_acts, telemetry, kernel_latency)
     writers = dict(zip(NAMES, written, strict=True))
     for name, write in writers.items():
         rows = load(options.folder, name, options.invocation)
