@@ -241,11 +241,11 @@ class _Collector:
         counters = self._daemon.performer.counters
         for name, metric in JOURNALLED.items():
             width = len(NAMES[metric].labels)
-            yield family(metric, [
-                (labels, value) for (counter, labels), value in sorted(counters.items())
+            yield family(metric, sorted(
+                (labels, value) for (counter, labels), value in counters.items()
                 if counter == name and len(labels) == width
                 and (NAMES[metric].labels[0] != "run" or self._recent.has(labels[0]))
-            ])  # fmt: skip
+            ))  # fmt: skip
 
     def _recovery(self) -> Metric:
         counters = self._daemon.performer.counters
