@@ -57,12 +57,12 @@ class CgroupsCollector:
     metrics = (
         Metric("host_memory_cgroups", "gauge",
                "Memory cgroups with a directory (in_use), and removed ones that the kernel "
-               "still holds (dying).", ("state",)),
+               "still holds (dying).", ("state",), True),
         Metric("host_cgroup_births_total", "counter",
                "Cgroups made anew at this place or below it, as far as readings saw.",
                ("cgroup",)),
         Metric("host_cgroup_oom_kills_total", "counter",
-               "Processes of this cgroup that the kernel killed for memory.", ("cgroup",)),
+               "Processes of this cgroup that the kernel killed for memory.", ("cgroup",), True),
         Metric("host_cgroup_memory_ratio", "gauge",
                "Memory of a limited cgroup that cannot be dropped, as a share of its limit.",
                ("cgroup",)),

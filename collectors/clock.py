@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from .nvme import word_of
 from .roots import Roots
-from .sample import Metric, NoData, Sample
+from .sample import NODE_EXPORTER, Metric, NoData, Sample
 
 SOURCE = "devices/system/clocksource/clocksource0/current_clocksource"
 STA_UNSYNC, STA_NANO = 0x0040, 0x2000  # linux/timex.h
@@ -72,15 +72,17 @@ class ClockCollector:
     fast = False
     metrics = (
         Metric("host_clock_synchronized", "gauge",
-               "1 when a time service keeps the kernel's clock.", (), True),
+               "1 when a time service keeps the kernel's clock.", (), True, NODE_EXPORTER),
         Metric("host_clock_offset_seconds", "gauge",
-               "What the kernel has left to correct; below zero: the clock is to go back."),
+               "What the kernel has left to correct; below zero: the clock is to go back.",
+               (), True, NODE_EXPORTER),
         Metric("host_clock_max_error_seconds", "gauge",
-               "How far off the clock may be; grows while nobody keeps it."),
+               "How far off the clock may be; grows while nobody keeps it.",
+               (), False, NODE_EXPORTER),
         Metric("host_clock_estimated_error_seconds", "gauge",
-               "How far off the time service thinks that the clock is."),
+               "How far off the time service thinks that the clock is.", (), False, NODE_EXPORTER),
         Metric("host_clock_source_info", "gauge", "Always 1; what the clock counts by.",
-               ("source",)),
+               ("source",), False, NODE_EXPORTER),
     )  # fmt: skip
 
     def __init__(self, ask: Callable[[], State] = ask_kernel) -> None:

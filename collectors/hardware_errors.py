@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from .nvme import word_of
 from .roots import Roots, read_text
-from .sample import Metric, NoData, Sample
+from .sample import NODE_EXPORTER, Metric, NoData, Sample
 
 CONTROLLERS_MAX = 64
 MODULES_MAX = 256
@@ -44,7 +44,7 @@ class HardwareErrorsCollector:
     metrics = (
         Metric("host_memory_errors_total", "counter",
                "Errors of main memory by controller and module, since the driver was loaded.",
-               ("controller", "module", "error"), True),
+               ("controller", "module", "error"), True, NODE_EXPORTER),
         Metric("host_machine_checks_total", "counter",
                "Interrupts by which processors told of errors, by kind.", ("kind",), True),
         Metric("host_pcie_errors_total", "counter",

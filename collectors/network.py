@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from .accelerator import plain
 from .roots import Roots, read_text
-from .sample import Metric, NoData, Sample
+from .sample import NODE_EXPORTER, Metric, NoData, Sample
 
 DEVICES_MAX = 64  # of each class; a p5 has 32 cards for EFA and as many interfaces
 QUEUES_MAX = 128  # of one interface
@@ -56,7 +56,7 @@ METRICS: dict[str, Metric] = {
         Metric("network_interface_index", "gauge",
                "Number of the interface; another one under the same name: it was made anew.", CARD),
         Metric("network_carrier_changes_total", "counter",
-               "Times that the interface lost or found its link.", CARD, True),
+               "Times that the interface lost or found its link.", CARD, True, NODE_EXPORTER),
         Metric("network_transmit_timeouts_total", "counter",
                "Times that a send queue stood still until the driver was told to reset it.",
                CARD, True),
@@ -93,9 +93,9 @@ METRICS: dict[str, Metric] = {
                "Files that were listed and gave no number in the last reading.",
                ("collector", "reason")),
         Metric("network_tcp_segments_total", "counter",
-               "TCP segments of the node, by direction.", ("direction",), True),
+               "TCP segments of the node, by direction.", ("direction",), True, NODE_EXPORTER),
         Metric("network_tcp_retransmits_total", "counter",
-               "TCP segments that were sent again.", (), True),
+               "TCP segments that were sent again.", (), True, NODE_EXPORTER),
         Metric("network_tcp_events_total", "counter",
                "Unhappy events of TCP, by the kernel's name.", ("event",)),
     )

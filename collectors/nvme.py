@@ -12,7 +12,7 @@ from functools import partial
 
 from .questions import Questions
 from .roots import Roots, read_text
-from .sample import Metric, NoData, Sample
+from .sample import NODE_EXPORTER, Metric, NoData, Sample
 
 FOLDER = "class/nvme"
 DRIVES_MAX = 64
@@ -32,15 +32,15 @@ class NvmeCollector:
     fast = False
     metrics = (
         Metric("host_nvme_info", "gauge", "Always 1; which drive this is.",
-               ("device", "model", "serial", "firmware")),
+               ("device", "model", "serial", "firmware"), False, NODE_EXPORTER),
         Metric("host_nvme_live", "gauge",
                "1 when the drive's controller is live, not resetting, not dead.",
                ("device", "state"), True),
         Metric("host_nvme_temperature_celsius", "gauge", "Temperature by sensor.",
-               ("device", "sensor")),
+               ("device", "sensor"), False, NODE_EXPORTER),
         Metric("host_nvme_temperature_limit_celsius", "gauge",
                "Temperature at which the drive warns, or slows down or stops.",
-               ("device", "sensor", "limit")),
+               ("device", "sensor", "limit"), False, NODE_EXPORTER),
         Metric("host_nvme_temperature_alarm", "gauge",
                "1 when the drive says that its temperature is out of range.",
                ("device", "sensor"), True),

@@ -56,7 +56,7 @@ class NvmeSmartCollector:
         Metric("host_nvme_used_ratio", "gauge",
                "Share of the drive's rated life that is used; may pass 1.", ("device",)),
         Metric("host_nvme_media_errors_total", "counter",
-               "Data that the drive could not bring back.", ("device",)),
+               "Data that the drive could not bring back.", ("device",), True),
         Metric("host_nvme_error_log_entries_total", "counter",
                "Entries that the drive's error log ever had.", ("device",)),
         Metric("host_nvme_unsafe_shutdowns_total", "counter",

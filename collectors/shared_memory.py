@@ -26,8 +26,8 @@ class SharedMemoryCollector:
     fast = False
     path = "/dev/shm"
     metrics = (
-        Metric("host_shm_size_bytes", "gauge", "Size of /dev/shm."),
-        Metric("host_shm_used_bytes", "gauge", "Used bytes of /dev/shm."),
+        Metric("host_shm_size_bytes", "gauge", "Size of /dev/shm.", (), True),
+        Metric("host_shm_used_bytes", "gauge", "Used bytes of /dev/shm.", (), True),
         Metric("host_shm_unlinked_bytes", "gauge",
                "Used bytes of /dev/shm that no file name leads to: unlinked, and still held."),
         Metric("host_shm_files", "gauge", "Files in /dev/shm."),

@@ -57,9 +57,9 @@ class TasksCollector:
     metrics = (
         Metric("host_zombies", "gauge", "Processes that ended and that nobody collected."),
         Metric("host_blocked_processes", "gauge",
-               "Processes that wait in the kernel and cannot be ended (state D)."),
+               "Processes that wait in the kernel and cannot be ended (state D).", (), True),
         Metric("host_hung_tasks_total", "counter",
-               "Tasks that the kernel itself reported as hung; newer kernels only."),
+               "Tasks that the kernel itself reported as hung; newer kernels only.", (), True),
         Metric("host_threads_max", "gauge", "Threads that the kernel allows."),
         Metric("host_process_open_files_ratio_max", "gauge",
                "Open files of the process nearest to its own limit, as a share of it."),

@@ -28,9 +28,9 @@ class UnitsCollector:
     metrics = (
         Metric("host_unit_restarts_total", "counter",
                "Times that systemd started a unit again by itself; units that never needed it "
-               "are left out.", ("unit",)),
+               "are left out.", ("unit",), True),
         Metric("host_unit_failed", "gauge", "1 for a unit that failed and is not tried again.",
-               ("unit",)),
+               ("unit",), True),
         Metric("host_units", "gauge", "Service units that are loaded."),
     )  # fmt: skip
 
