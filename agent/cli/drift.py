@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
+from holdfast.worker import exits
+
 from .client import choose, reach
 from .failure import Failure
 from .live import print_json
 from .text import CARE, FAINT, GOOD, Cell, Line, Span, clock, count, field, line, show, table
 
-SAME, DIFFERENT, UNKNOWN = 0, 1, 3
+SAME, DIFFERENT, UNKNOWN = exits.DONE, exits.FAILED, exits.NOT_KNOWN
 ROWS_MAX = 64
 NODES_SHOWN = 12
 CHANGES_SHOWN = 8
