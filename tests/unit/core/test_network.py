@@ -164,6 +164,8 @@ def test_faults_of_cards_are_shown_and_survive_the_agent_but_not_the_boot() -> N
     assert not verdict.act
     assert not [one for one in lab.log if one.fault == verdict.fault], "shown, nothing is done"
     assert dict(verdict.evidence)["pci"] == "0000:1a:00.0"
+    (incident,) = [one for one in lab.decision.incidents if one.subject == verdict.subject]
+    assert incident.culprit == "nic mlx5_0 of a" and incident.state == "open"
 
     again = Node("a", lab.settings, {}, lab.node.memory())
     assert again.kept.network.up == {"mlx5_0/1": 0.0}
