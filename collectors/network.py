@@ -41,6 +41,8 @@ EFA_CARDS = {
     "p5e.48xlarge": 32, "p5en.48xlarge": 16, "p6-b200.48xlarge": 8,
 }  # fmt: skip
 CARD, PORT = ("device",), ("device", "port")
+# Marked as served by node_exporter is what its collectors netclass, infiniband and netstat tell in
+# full.  They know nothing of EFA's counters, so a family that holds those as well is not.
 METRICS: dict[str, Metric] = {
     one.name: one
     for one in (
@@ -54,18 +56,21 @@ METRICS: dict[str, Metric] = {
         Metric("network_link_enabled", "gauge",
                "0 when the interface was switched off by hand.", CARD),
         Metric("network_interface_index", "gauge",
-               "Number of the interface; another one under the same name: it was made anew.", CARD),
+               "Number of the interface; another one under the same name: it was made anew.",
+               CARD, False, NODE_EXPORTER),
         Metric("network_carrier_changes_total", "counter",
                "Times that the interface lost or found its link.", CARD, True, NODE_EXPORTER),
         Metric("network_transmit_timeouts_total", "counter",
                "Times that a send queue stood still until the driver was told to reset it.",
                CARD, True),
-        Metric("network_speed_bytes_per_second", "gauge", "Speed that the link runs at.", PORT),
+        Metric("network_speed_bytes_per_second", "gauge", "Speed that the link runs at.",
+               PORT, False, NODE_EXPORTER),
         Metric("network_port_state", "gauge",
-               "1 down, 2 initialised, 3 armed, 4 active, 5 active but deferred.", PORT),
+               "1 down, 2 initialised, 3 armed, 4 active, 5 active but deferred.",
+               PORT, False, NODE_EXPORTER),
         Metric("network_port_physical_state", "gauge",
                "1 asleep, 2 polling, 3 disabled, 4 training, 5 link up, 6 recovering, 7 testing.",
-               PORT),
+               PORT, False, NODE_EXPORTER),
         Metric("network_receive_bytes_total", "counter", "Bytes received.", PORT),
         Metric("network_transmit_bytes_total", "counter", "Bytes sent.", PORT),
         Metric("network_receive_packets_total", "counter", "Packets received.", PORT),
@@ -73,9 +78,11 @@ METRICS: dict[str, Metric] = {
         Metric("network_errors_total", "counter",
                "Errors and drops, by the name of the kernel's counter.", (*PORT, "error"), True),
         Metric("network_congestion_total", "counter",
-               "Signs of congestion, by the name of the kernel's counter.", (*PORT, "event")),
+               "Signs of congestion, by the name of the kernel's counter.",
+               (*PORT, "event"), False, NODE_EXPORTER),
         Metric("network_transmit_wait_ticks_total", "counter",
-               "Ticks of the port in which data waited and could not be sent.", PORT),
+               "Ticks of the port in which data waited and could not be sent.",
+               PORT, False, NODE_EXPORTER),
         Metric("network_retransmitted_bytes_total", "counter",
                "Bytes that the card sent again by itself.", PORT),
         Metric("network_retransmitted_packets_total", "counter",
