@@ -245,7 +245,9 @@ class RunCase:
         if not live and (view.grade == TRAINER or not parked):
             return True
         park_over_s = m.cause_boot_s + ctx.settings.park_wait_s - ctx.now.boot_s
-        if view.grade != TRAINER or cause.rank < 0:
+        # Where only consequences ended the others park by themselves, and hold what to resume from.
+        blind = cause.rank < 0 and cause.fault != "rank_exited"
+        if view.grade != TRAINER or blind:
             unfit = [*mine, *parked] if view.grade != TRAINER else mine
         else:
             unfit = [r for r in mine if r.rank == cause.rank or park_over_s <= 0]
