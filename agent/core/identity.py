@@ -27,6 +27,7 @@ JOIN = " + "  # between several values of one key: two kinds of GPU, two version
 SOURCES = {"host_info": ("node", "host"), "software_info": ("node", "software"),
            "firmware_info": ("node", "firmware"), "ec2_instance_info": ("instance", "instance")}
 DEVICES = ("accelerator_info", "accelerator_firmware_info")  # the source is their vendor
+NAMED = frozenset((*SOURCES, *DEVICES))
 OWN = frozenset(("id", "uuid", "pci"))  # labels that differ from node to node by nature
 Sources = dict[str, dict[str, str]]  # source -> key -> value
 Reading = tuple[str, str, float, float]  # collectors.sample.Sample, as in Observed
@@ -151,6 +152,7 @@ class Identities:
     def __init__(self, node: str) -> None:
         self._key = f"{PREFIX}{node}"
         self._seen: tuple[tuple[Reading, ...], int] = ((), -1)
+        self._own: tuple[Reading, ...] = ()
         self._sources: Sources = {}
 
     def step(self, ctx: Context) -> None:
@@ -162,7 +164,9 @@ class Identities:
         if samples is self._seen[0] and doc.version == self._seen[1]:
             return
         if samples is not self._seen[0]:
-            self._sources = of(samples)
+            own = tuple(one for one in samples if one[0] in NAMED)
+            if own != self._own:  # most readings say nothing of what a node is
+                self._own, self._sources = own, of(own)
         self._seen = (samples, doc.version)
         known = read(doc)
         if not self._sources or known is not None and all(

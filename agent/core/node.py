@@ -37,6 +37,7 @@ from .model import (
 )
 from .notice import Wish
 from .outbox import Outbox, Settled
+from .readings import Parts, Readings
 from .repair import RepairMemory, Repairs
 from .run import RunCase
 from .standing import StandingCase, StandingMemory
@@ -87,6 +88,7 @@ class Node:
         self.fleet = Fleet(name)
         self.kernel = KernelCase(name, self.kept.kernel)
         self.repairs = Repairs(name, self.kept.repairs, self.kernel)
+        self.readings = Readings()
         self.accelerators = Accelerators(name)
         self.networks = Networks(name)
         self.machine = Machine(name)
@@ -107,7 +109,8 @@ class Node:
         settled = self.kept.outbox.settle(observed.outcomes, now.boot_s)
         self._requests(observed)
         effects: list[Effect] = []
-        verdicts = self._own_verdicts(observed)
+        parts = self.readings.split(observed.samples)
+        verdicts = self._own_verdicts(observed, parts)
         changed: dict[str, Incident] = {}
         contexts: list[Context] = []
         doing: dict[str, str] = {}
@@ -115,8 +118,8 @@ class Node:
         causes = self.kernel.step(whole)
         conditions = [
             *self.host.verdicts(observed),
-            *self.machine.verdicts(observed.samples, self.kept.mounts_writable),
-            *self.networks.verdicts(observed.samples, self.kept.network),
+            *self.machine.verdicts(parts.host, self.kept.mounts_writable),
+            *self.networks.verdicts(parts.rest, self.kept.network),
         ]
         verdicts.extend(conditions)
         self.standing.step(whole, conditions)
@@ -183,7 +186,7 @@ class Node:
             if case is not None:
                 _wish(case, request, reason)
 
-    def _own_verdicts(self, observed: Observed) -> list[Verdict]:
+    def _own_verdicts(self, observed: Observed, parts: Parts) -> list[Verdict]:
         found = []
         if observed.journal_stalled:
             found.append(
@@ -202,7 +205,7 @@ class Node:
                 )
             )  # fmt: skip
         most = self.kept.devices_most
-        return [*found, *self.accelerators.verdicts(observed.samples, observed.runs, most)]
+        return [*found, *self.accelerators.verdicts(parts.rest, observed.runs, most)]
 
     def _context(
         self, now: Now, observed: Observed, view: RunView, settled: list[Settled],

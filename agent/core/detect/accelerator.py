@@ -15,7 +15,6 @@ from . import compile_cache, ec2
 
 DETECTOR = "accelerator"
 PREFIX = "accelerator_"
-OTHERS = "host_"  # names that begin so are no device's
 Reading = tuple[str, str, float, float]  # collectors.sample.Sample, as in Observed
 Key = tuple[str, str]  # vendor, device
 Ranks = dict[Key, tuple[tuple[str, int], ...]]  # (run, rank) of the processes on each device
@@ -128,8 +127,8 @@ class Accelerators:
 
     def __init__(self, node: str) -> None:
         self._node = node
-        self._given: tuple[Reading, ...] = ()
-        self._samples: tuple[Reading, ...] = ()  # of those, without OTHERS
+        self._samples: tuple[Reading, ...] = ()
+        self._ranks: tuple[tuple[str, int, int], ...] = ()
         self._runs: Ranks = {}  # last known, for when a lost device lists no process any more
         self._verdicts: list[Verdict] = []
 
@@ -138,28 +137,14 @@ class Accelerators:
     ) -> list[Verdict]:
         """Faults of devices now.  `most`: the most devices that answered in this boot, by vendor;
         kept up here."""
-        samples = self._look_again(samples, runs)
-        if samples is not self._samples:
-            self._samples = samples
+        ranks = tuple((view.run, rank.rank, rank.pid) for view in runs for rank in view.ranks)
+        if samples is not self._samples or ranks != self._ranks:
+            self._samples, self._ranks = samples, ranks
             self._runs |= ranks_of(samples, runs)
             self._verdicts = [*self._devices(samples), *self._missing(samples, most),
                               *compile_cache.verdicts(self._node, samples),
                               *ec2.verdicts(self._node, samples)]  # fmt: skip
         return self._verdicts
-
-    def _look_again(
-        self, samples: tuple[Reading, ...], runs: tuple[RunView, ...]
-    ) -> tuple[Reading, ...]:
-        """What may matter here of the samples; the very tuple that was looked at last while it is
-        equal: the host's readings are new every second, and 1,250 of 8 GPUs are not."""
-        if samples is self._given:
-            return self._samples
-        self._given = samples
-        mine = tuple(one for one in samples if not one[0].startswith(OTHERS))
-        if mine != self._samples:
-            return mine
-        self._runs |= ranks_of(mine, runs)  # a run may have begun since
-        return self._samples
 
     def _devices(self, samples: tuple[Reading, ...]) -> list[Verdict]:
         info = {

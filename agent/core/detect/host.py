@@ -66,6 +66,7 @@ class Host:
         self._homes: dict[int, str] = {}  # pid of a rank -> its cgroup
         self._boot_s = 0.0
         self._cores_s = -CORES_GAP_S
+        self._pinned_cores: tuple[float, list[Core]] = (-1.0, [])  # as of which reading
         self._verdicts: list[Verdict] = []
 
     def verdicts(self, observed: Observed) -> list[Verdict]:
@@ -195,7 +196,11 @@ class Host:
         return found
 
     def _pinned(self, rows: Rows) -> list[Core]:
-        """Cores with nothing but kernel work over the last minute, the worst first."""
+        """Cores with nothing but kernel work over the last minute, the worst first.  The same
+        until the cores are taken in again."""
+        taken_s, found = self._pinned_cores
+        if taken_s == self._cores_s and self._boot_s - taken_s < 2 * CORES_GAP_S:
+            return found
         shares: dict[int, float] = {}
         for key in self._cores.keys():
             if isinstance(key, tuple) and key[1] == "all":
@@ -206,7 +211,9 @@ class Host:
         mean = sum(shares.values()) / len(shares) if shares else 0.0
         found = [Core(cpu, share, mean, len(shares)) for cpu, share in shares.items()
                  if share >= PINNED]  # fmt: skip
-        return sorted(found, key=lambda one: (-one.share, one.cpu))
+        found.sort(key=lambda one: (-one.share, one.cpu))
+        self._pinned_cores = self._cores_s, found
+        return found
 
     def _leak(self, rows: Rows) -> Leak | None:
         counts = {labels.get("state"): int(value)
