@@ -261,8 +261,9 @@ def test_any_content_of_proc_costs_only_its_own_part(data):
             at = data.draw(st.integers(0, len(whole)))
             path.write_bytes(whole[:at] + data.draw(JUNK))
         mounts = data.draw(JUNK)
-        Path(folder, "self/mounts").write_bytes(
-            b"a / ext4 rw 0 0\na /\x00x ext4 rw 0 0\n" + mounts + b" / ext4 rw\n")
+        Path(folder, "self/mountinfo").write_bytes(
+            b"1 0 8:1 / / rw - ext4 a rw\n2 1 8:2 / /\x00x rw - ext4 b rw\n" + mounts
+            + b" 8:3 / / rw - ext4\n")
         roots = Roots(proc=folder, sys=f"{folder}/none")
         assert HostCollector().collect(roots, 1.0) is not None
         assert {one.name for one in DiskCollector().collect(roots, 1.0)}
