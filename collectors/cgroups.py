@@ -173,7 +173,7 @@ def _counts_1(roots: Roots, tree: Tree, found: dict[str, int], cut: bool) -> dic
     except NoData:
         return {"in_use": in_use}
     rows = [line.split() for line in text.splitlines() if line.startswith("memory")]
-    held = int(rows[0][2]) if rows and len(rows[0]) > 2 and rows[0][2].isdecimal() else 0
+    held = int(rows[0][2]) if rows and len(rows[0]) > 2 and _is_count(rows[0][2]) else 0
     if cut or held <= 0 or not os.path.exists(f"{tree.base}/release_agent"):
         return {"in_use": in_use}
     return {"in_use": in_use, "dying": max(0, held - in_use)}
@@ -186,7 +186,7 @@ def _stat(path: str) -> dict[str, int]:
     except NoData:
         return {}
     pairs = (line.split() for line in text.splitlines())
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdecimal()}
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and _is_count(pair[1])}
 
 
 def _dying(stat: dict[str, int]) -> int:
@@ -222,8 +222,13 @@ def _number(path: str) -> int:
         text = read_text(path, 64).strip()
     except NoData:
         return 0
-    number = int(text) if text.isdecimal() else 0
+    number = int(text) if _is_count(text) else 0
     return number if number < NO_LIMIT else 0
+
+
+def _is_count(text: str) -> bool:
+    """A number of 64 bits; Python refuses to read one of 5,000 digits."""
+    return text.isdecimal() and len(text) <= 20
 
 
 def label(path: str) -> str:

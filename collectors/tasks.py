@@ -228,7 +228,8 @@ def _file_limit(proc: str, pid: int) -> int:
     for line in text.splitlines():
         if line.startswith("Max open files"):
             words = line.split()
-            return int(words[3]) if len(words) > 3 and words[3].isdecimal() else 0
+            is_limit = len(words) > 3 and words[3].isdecimal() and len(words[3]) <= 20
+            return int(words[3]) if is_limit else 0
     return 0
 
 
@@ -240,7 +241,7 @@ def _switches(proc: str, pid: int) -> int:
     except NoData:
         return -1
     words = [line.split()[-1] for line in text.splitlines() if "ctxt_switches:" in line]
-    numbers = [int(word) for word in words if word.isdecimal()]
+    numbers = [int(word) for word in words if word.isdecimal() and len(word) <= 20]
     return sum(numbers) if numbers else -1
 
 
