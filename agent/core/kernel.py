@@ -75,6 +75,10 @@ class KernelCase:
     def opened(self) -> list[Watched]:
         return [self.memory.open[key] for key in sorted(self.memory.open)]
 
+    def addresses(self) -> frozenset[str]:
+        """Of the devices that have an open incident here."""
+        return frozenset(one.incident.subject.rpartition("/")[2] for one in self.opened())
+
     def incidents(self) -> dict[str, Incident]:
         return {one.incident.id: one.incident for one in self.opened()}
 

@@ -37,7 +37,7 @@ from .model import (
 )
 from .notice import Wish
 from .outbox import Outbox, Settled
-from .readings import Parts, Readings
+from .readings import Readings
 from .repair import RepairMemory, Repairs
 from .run import RunCase
 from .standing import StandingCase, StandingMemory
@@ -110,19 +110,20 @@ class Node:
         self._requests(observed)
         effects: list[Effect] = []
         parts = self.readings.split(observed.samples)
-        verdicts = self._own_verdicts(observed, parts)
+        verdicts = self._own_verdicts(observed)
         changed: dict[str, Incident] = {}
         contexts: list[Context] = []
         doing: dict[str, str] = {}
         whole = self._any(now, observed, settled, effects, verdicts, changed)
         causes = self.kernel.step(whole)
         conditions = [
+            *self.accelerators.verdicts(parts.rest, observed.runs, self.kept.devices_most),
             *self.host.verdicts(observed),
             *self.machine.verdicts(parts.host, self.kept.mounts_writable),
             *self.networks.verdicts(parts.rest, self.kept.network),
         ]
         verdicts.extend(conditions)
-        self.standing.step(whole, conditions)
+        self.standing.step(whole, conditions, self.kernel.addresses())
         self.identities.step(whole)
         leaving = ec2.leaving(verdicts, self.settings)
         verdicts[:] = ec2.acted(verdicts) if leaving else verdicts
@@ -186,7 +187,7 @@ class Node:
             if case is not None:
                 _wish(case, request, reason)
 
-    def _own_verdicts(self, observed: Observed, parts: Parts) -> list[Verdict]:
+    def _own_verdicts(self, observed: Observed) -> list[Verdict]:
         found = []
         if observed.journal_stalled:
             found.append(
@@ -204,8 +205,7 @@ class Node:
                     detector="store",
                 )
             )  # fmt: skip
-        most = self.kept.devices_most
-        return [*found, *self.accelerators.verdicts(parts.rest, observed.runs, most)]
+        return found
 
     def _context(
         self, now: Now, observed: Observed, view: RunView, settled: list[Settled],

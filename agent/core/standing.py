@@ -7,11 +7,12 @@ detectors behind it observe.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 
 import msgspec
 
 from . import incidents
+from .detect.kernel import pci_of
 from .memory import Context
 from .model import SEVERITIES, Incident, Runbook, Verdict
 
@@ -47,8 +48,11 @@ class StandingCase:
         opened = (self.memory.open[key] for key in sorted(self.memory.open))
         return {one.incident.id: one.incident for one in opened}
 
-    def step(self, ctx: Context, verdicts: Iterable[Verdict]) -> None:
-        """Opens, keeps and closes; `verdicts` are all of those that stand now."""
+    def step(
+        self, ctx: Context, verdicts: Iterable[Verdict], told: Container[str] = ()
+    ) -> None:
+        """Opens, keeps and closes; `verdicts` are all of those that stand now, `told` the addresses
+        (pci_of) of devices that have an incident already."""
         here = {f"{one.fault}|{one.subject}": one for one in verdicts}
         for key in sorted(self.memory.open):
             self._gone(ctx, key, here)
@@ -56,7 +60,7 @@ class StandingCase:
             item = self.memory.open.get(key)
             if item is not None:
                 self._again(ctx, item, here[key])
-            elif len(self.memory.open) < OPEN_MAX:
+            elif len(self.memory.open) < OPEN_MAX and _address(here[key]) not in told:
                 self._open(ctx, key, here[key])
 
     def _open(self, ctx: Context, key: str, verdict: Verdict) -> None:
@@ -121,6 +125,10 @@ class StandingCase:
 def _would_have(book: Runbook | None) -> str:
     rungs = book.ladder if book is not None else ()
     return "ask_person: a person's part" if "ask_person" in rungs else ""
+
+
+def _address(verdict: Verdict) -> str:
+    return pci_of(dict(verdict.evidence).get("pci", ""))
 
 
 def _plain(subject: str) -> str:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from holdfast.agent.core.model import Incident, Now, Settings
+import pytest
+
+from holdfast.agent import catalogue
+from holdfast.agent.core.detect.kernel import parse
+from holdfast.agent.core.model import Incident, Now, Observed, Settings
 from holdfast.agent.core.node import Node
 from holdfast.agent.runbook import load_runbooks
 
@@ -66,3 +70,29 @@ def test_memory_survives_the_agent_and_ends_with_the_boot() -> None:
     assert life.step() == {opened.id: opened}
     found = life.step(boot_id="b2")
     assert found[opened.id].state == "closed" and "rebooted" in found[opened.id].timeline[-1][1]
+
+
+GPU = "vendor=nvidia,device=3"
+REMAP = (("accelerator_info", f"{GPU},name=H100,uuid=GPU-1,pci=00000000:9B:00.0", 1.0, 1.0),
+         ("accelerator_row_remap_pending", GPU, 1.0, 1.0))  # fmt: skip
+XID = "NVRM: Xid (PCI:0000:{bus}:00): 79, GPU has fallen off the bus."
+
+
+@pytest.mark.parametrize(("bus", "faults"), [
+    ("", {"row_remap_pending"}),
+    ("1a", {"row_remap_pending"}),  # another device's line
+    ("9b", set()),
+])  # fmt: skip
+def test_what_a_driver_says_of_a_device_is_an_incident_unless_the_kernel_said_it(
+    bus: str, faults: set[str]
+) -> None:
+    line = parse(catalogue.load(), XID.format(bus=bus), 1, 1.0) if bus else None
+    events = (line,) if line else ()
+    node = Node("a", Settings(), load_runbooks())
+    found: dict[str, Incident] = {}
+    for second in (1.0, 2.0):
+        seen = Observed(samples=REMAP if second > 1.0 else (), events=events)
+        found |= {one.id: one for one in node.step(Now(second, 1e9, "b"), seen).incidents}
+    standing = {one.fault for one in found.values() if one.subject == "node/a/gpu/3"}
+    assert standing == faults
+    assert len(found) == (2 if bus == "1a" else 1), found
