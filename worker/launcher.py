@@ -357,8 +357,11 @@ class Launcher:
                 self.terminal.progress(view.step, view.total_steps, view.loss, view.rate)
 
     def folders(self) -> List[str]:
-        """Where processes write whose lines are shown; a standby's are, once it has ended."""
-        shown = [p for p in self.crew.processes if p.rank >= 0 or p.ended is not None]
+        """Where processes write whose lines are shown; a standby's are before the first generation,
+        when it prepares what all wait for, and once it has ended."""
+        preparing = self.crew.generation == 0
+        shown = [p for p in self.crew.processes
+                 if preparing or p.rank >= 0 or p.ended is not None]
         return list(dict.fromkeys(folder for p in shown for folder in (p.home, p.folder)))
 
     def end(self) -> None:
