@@ -35,6 +35,7 @@ KINDS = {
     "h100": ((*HOST, "rdma", "nvidia"),
              "NVRM: Xid (PCI:0000:68:00): 63, pid=1896, Row Remapper: New row marked for "
              "remapping, reset gpu to activate."),
+    "mi300x": ((*HOST, "amd"), "mce: [Hardware Error]: Machine check events logged"),
     "trn1": ((*HOST, "rdma", "neuron", "compile_cache"),
              "NEURON_HW_ERR=DMA_ERROR nd-id=0 nc-id=1"),
     "trn2": ((*HOST, "rdma", "neuron", "compile_cache"),
@@ -64,12 +65,12 @@ def node_of(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[st
     """Makes the node; the settings with which an agent watches it."""
     collectors, line = KINDS[kind]
     network = module_of(HERE.parent / "network/tree.py")
-    makes = {"cpu": network.plain_node, "h100": network.ib_node}.get(kind, network.efa_node)
-    tree = makes(folder)
+    makes = {"h100": network.ib_node, "trn1": network.efa_node, "trn2": network.efa_node}
+    tree = makes.get(kind, network.plain_node)(folder)
     for part in ("proc", "sys"):
         shutil.copytree(NODES / "host" / part, folder / part, dirs_exist_ok=True)
     (folder / "kmsg").write_text(f"4,17,1500,-;{line}\n")
-    for name in ("cache", "neuron"):
+    for name in ("cache", "neuron", "amd"):
         (folder / name).mkdir()
     settings = {
         "collectors.disable": tuple(one.name for one in ALL if one.name not in collectors),
@@ -85,6 +86,10 @@ def node_of(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[st
             pytest.skip(str(error))
         state = HERE.parent / "nvml/states/healthy.txt"
         monkeypatch.setenv("HOLDFAST_FAKE_NVML", str(state))
+    if kind == "mi300x":
+        amd = module_of(HERE.parent / "amd/test_amd.py").Machine(folder / "amd")
+        shutil.copytree(amd.roots.sys, tree.sys, dirs_exist_ok=True)
+        settings["collectors.rocm"] = str(amd.tools)
     if kind.startswith("trn"):
         tree.gone("class/dmi/id/product_name")  # else fewer cards than that type has are a fault
         neuron = module_of(HERE.parent / "neuron/test_neuron.py")
