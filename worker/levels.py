@@ -75,7 +75,7 @@ def fitted(packet: Packet) -> Packet:
 
 
 def newest_commits(launcher: "Launcher") -> List[Dict[str, Any]]:
-    commits = sorted(launcher.commits.values(), key=lambda c: (c["step"], c["generation"]))
+    commits = sorted(launcher.commits.values(), key=lambda c: (c["generation"], c["step"]))
     return commits[-COMMITS_SENT:]
 
 

@@ -128,12 +128,26 @@ class Orders:
 
     def stop(self, order_id: str, body: Dict[str, Any]) -> None:
         crew = self.launcher.crew
+        if body.get("leave"):
+            self.leave(order_id, body)
+            return
         wanted = {int(r) for r in body.get("ranks", ())}
         grace_s = float(body.get("grace_s", 0.0))
         for process in crew.living():
             of_generation = process.rank >= 0 and process.generation == int(body["generation"])
             if of_generation and (not wanted or process.rank in wanted) and not process.by_us:
                 crew.kill(process, grace_s)
+        self.outcome(order_id, True)
+
+    def leave(self, order_id: str, body: Dict[str, Any]) -> None:
+        """Ends the run as the caller's SIGTERM would: with a checkpoint, within its grace."""
+        launcher = self.launcher
+        if int(body["generation"]) != launcher.crew.generation:
+            self.outcome(order_id, False, "generation %d runs" % launcher.crew.generation)
+            return
+        if not launcher.shutdown:
+            launcher.shutdown, launcher.shutdown_s = "drained", time.monotonic()
+            launcher.terminal.say("asked to end: %s" % body.get("reason", ""), "warn")
         self.outcome(order_id, True)
 
     def finish(self, order_id: str, body: Dict[str, Any]) -> None:

@@ -118,7 +118,7 @@ class RunView(Value, frozen=True):
     snapshot: SnapshotView | None = None
     checkpoint_dir: str = ""  # where the commits are
     keep: int = 0  # valid checkpoints the job wants kept; 0 = the configuration's number
-    shutdown: str = ""  # "" | preempted | interrupted: the caller asked the launcher to end
+    shutdown: str = ""  # "" | preempted | interrupted | drained: the launcher was asked to end
     connected: bool = True
     startup_s: float = 0.0  # first start -> first finished step, 0 unknown
     logs: bool = False  # its launcher has a child that reads the ranks' logs
@@ -285,8 +285,7 @@ class Effect(Value, frozen=True):
       evidence  TakeEvidence       evidence child for one rank; outcome.detail is JSON
       logs      TakeEvidence       log child for all ranks of a generation; the same
       delete    Delete             checkpoint directories that keep-N lets go
-      drain_node, reboot_node, replace_node
-                NodeOrder          a verb for the node's root unit
+      drain_node, reboot_node, replace_node: NodeOrder, a verb for the node's root unit
     """
 
     id: str
@@ -325,6 +324,7 @@ class Stop(Value, frozen=True, tag="stop"):
     ranks: tuple[int, ...]  # () = all
     grace_s: float
     reason: str
+    leave: bool = False  # the launcher ends as if its caller had asked: checkpoint, its own grace
 
 
 class Finish(Value, frozen=True, tag="finish"):

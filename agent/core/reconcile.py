@@ -65,11 +65,13 @@ def stale_draft(plan: Plan, view: RunView) -> Effect | None:
 
 
 def stop_draft(
-    view: RunView, ranks: tuple[int, ...], grace_s: float, reason: str, fault: str
+    view: RunView, ranks: tuple[int, ...], grace_s: float, reason: str, fault: str,
+    leave: bool = False,
 ) -> Effect:
     body = Stop(
-        run=view.run, generation=view.generation, ranks=ranks, grace_s=grace_s, reason=reason
-    )
+        run=view.run, generation=view.generation, ranks=ranks, grace_s=grace_s, reason=reason,
+        leave=leave,
+    )  # fmt: skip
     return _draft("stop", view.run, reason, grace_s + STOP_MARGIN_S, body, fault)
 
 

@@ -340,12 +340,12 @@ class RunCase:
         """The caller asked the launcher to end: ranks get their grace, then the code says why."""
         m, view = self.memory, ctx.view
         why = view.shutdown or "drained"
-        said = f"the run was {why}" + (f": {m.drain}" if m.drain and not view.shutdown else "")
+        said = f"the run was {why}" + (f": {m.drain}" if m.drain and why == "drained" else "")
         m.shutdown_boot_s = m.shutdown_boot_s or ctx.now.boot_s
         live = [r for r in view.ranks if r.state != "ended"]
         grace_s = ctx.settings.stop_grace_s
         if live and m.stop_boot_s < m.shutdown_boot_s:
-            draft = reconcile.stop_draft(view, (), grace_s, said, "")
+            draft = reconcile.stop_draft(view, (), grace_s, said, "", leave=why == "drained")
             if ctx.emit(view.generation, draft) is not None:
                 m.stop_boot_s = ctx.now.boot_s
         over = ctx.now.boot_s - m.shutdown_boot_s > grace_s + STOP_WAIT_S

@@ -193,6 +193,8 @@ class Launcher:
     def _stop(self, stop: model.Stop) -> str:
         if stop.generation < self.generation:
             return f"refused: generation {stop.generation} is below {self.generation}"
+        if stop.leave:
+            self.shutdown = self.shutdown or "drained"
         for number, rank in list(self.ranks.items()):
             if stop.ranks and number not in stop.ranks:
                 continue

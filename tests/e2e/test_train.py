@@ -91,6 +91,18 @@ def test_preempted_it_checkpoints_within_the_grace_and_goes_on_later(
     assert again.result()["digest"] == clean.result()["digest"]
 
 
+def test_drained_it_checkpoints_within_the_grace_and_says_retry_elsewhere(
+    runs: Runs, work: Path
+) -> None:
+    run = train(runs, work, "job", 2, "checkpoint.every=1000")
+    run.at_step(13)
+    run.post("/api/v1/runs/job/drain", reason="maintenance")
+    assert run.wait(40) == 75, run.output
+    assert "maintenance" in run.output
+    kept = [int(one.name[5:14]) for one in (runs.home / "job" / "ckpt").glob("step-*")]
+    assert max(kept, default=0) >= 13, (kept, run.output)  # the grace saved what was done
+
+
 def test_a_flipped_byte_on_disk_is_put_aside_and_the_older_one_used(
     runs: Runs, work: Path
 ) -> None:
