@@ -76,7 +76,8 @@ NAMES: dict[str, Name] = {
     "actions_total": Name(
         "counter", "Effects with an outcome.", ("action", "fault", "outcome")
     ),
-    "restarts_total": Name("counter", "Generations after a run's first.", ("run", "fault")),
+    "restarts_total": Name("counter", "Generations that were started because of a fault.",
+                           ("run", "fault")),
     "recovery_seconds": Name(
         "histogram",
         "Time to come back: total = last step before the fault to the first new one; "

@@ -254,9 +254,9 @@ class Performer:
         kind = effect.kind if effect is not None else intent.kind if intent is not None else ""
         fault = effect.fault if effect is not None else intent.fault if intent is not None else ""
         counts = [Count("actions", (kind, fault, "ok" if ok else "failed"))]
-        if effect is not None and isinstance(effect.body, Start) and ok:
-            if effect.body.generation > 1:
-                counts.append(Count("restarts", (effect.body.run, fault)))
+        if effect is not None and isinstance(effect.body, Start) and ok and fault:
+            # Without a fault it is the start of another launcher, which goes on from a checkpoint.
+            counts.append(Count("restarts", (effect.body.run, fault)))
         self._journal.append(Finished(id, ok, error, time.time(), tuple(counts)))
         self.count(*counts)
         if effect is not None and effect.kind == "evidence" and ok:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 
 from fakes import FakeLauncher, rank_level, until
+from msgspec.structs import replace
 
 from holdfast.agent.core.model import Effect, Incident, Start, StoreWrite, TakeEvidence
 
@@ -41,6 +42,29 @@ def test_a_launcher_registers_and_gets_orders(agent, tmp_path):
             launcher.send(t="bye", code=0)
             await until(lambda: not node.seen[-1].runs)
             assert daemon.performer.counters[("actions", ("start", "", "ok"))] == 1
+            launcher.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_restart_is_a_start_because_of_a_fault(agent, tmp_path):
+    async def scenario():
+        async with agent() as (daemon, node):
+            launcher = FakeLauncher(tmp_path / "run" / "agent.sock")
+            launcher.hello()
+            await launcher.receive("welcome")
+            launcher.levels(generation=0, state="idle", ranks=[])
+            await until(lambda: node.seen and node.seen[-1].runs)
+            # A second submission goes on as generation 4; then a rank of it is killed.
+            for effect in (start_effect(4), replace(start_effect(5), fault="rank_killed")):
+                node.todo = [effect]
+                daemon.wake("test")
+                order = await launcher.receive("do")
+                launcher.send(t="outcome", id=order["id"], ok=True)
+                await until(lambda: node.seen[-1].outcomes)
+            wanted = {("restarts", ("demo", "rank_killed")): 1}
+            await until(lambda: {key: value for key, value in daemon.performer.counters.items()
+                                 if key[0] == "restarts"} == wanted)
             launcher.close()
 
     asyncio.run(scenario())
@@ -136,8 +160,6 @@ def test_an_incident_is_said_counted_and_remembered_once(agent, tmp_path):
             line = await launcher.receive("say")
             assert line["text"] == "rank 1 (pid 7) on node-a: killed by SIGKILL"
             assert line["rank"] == 1 and line["level"] == "error"
-            from msgspec.structs import replace
-
             node.incidents = (replace(opened, state="closed", lost_steps=1, lost_s=0.44),)
             daemon.wake("test")
             line = await launcher.receive("say")
