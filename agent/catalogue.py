@@ -12,7 +12,7 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
-from .core.detect.kernel import Bits, Case, Catalogue, Link5, Numbered, Rule
+from .core.detect.kernel import Bits, Case, Catalogue, Link5, Numbered, Rule, at_begin
 from .core.detect.nrt import Code, Codes
 from .core.event import Escalation
 from .core.model import FATAL, WARN
@@ -88,10 +88,10 @@ def _pattern(text: str) -> tuple[int, int]:
 def _rule(row: dict[str, Any]) -> Rule:
     return Rule(
         code=row["code"], source=row["source"], class_=row["class"], action=row["action"],
-        severity=row["severity"], expression=re.compile(row["expression"]), meaning=row["text"],
+        severity=row["severity"], expression=at_begin(row["expression"]), meaning=row["text"],
         fault=row.get("fault", ""), subject=row.get("subject", ""),
         uncorrected_in=row.get("uncorrected_in", ""), code_group=row.get("code_group", ""),
-        codes=tuple(row.get("codes", ())),
+        codes=tuple(row.get("codes", ())), led=row.get("led", False),
         cases=tuple(Case(re.compile(one["match"]), one["severity"], one["action"])
                     for one in row.get("when", ())),
     )  # fmt: skip

@@ -3,6 +3,10 @@
 Owns the forms in which drivers print and the decoding of registers.  What a number or a phrase
 means is data (agent/catalog/*.toml, read by agent/catalogue.py).  Pure; a line is input from
 outside: bounded, and never trusted to name a label of its own.
+
+Any user has the kernel print text of his choice: the file name of a program that crashes, the name
+of a cgroup, and, as the beginning of a line, a process's name.  So a line is read from its first
+letter on (`at_begin`), and one that begins with a process's name is only for rules that say so.
 """
 
 from __future__ import annotations
@@ -23,9 +27,22 @@ UNCORRECTED_BIT = 61  # of a machine check's status register
 OTHER = "other"  # the code of a number that the catalogue does not know
 NVLINK_FAULT, INSPECT_FAULT = "gpu_nvlink_error", "gpu_needs_inspection"
 
+# What dmesg puts before a line; strict, since a process's name may begin with a bracket as well.
+TIME = (r"(?:\[ {0,7}\d{1,9}\.\d{1,6}\] "
+        r"|\[\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\] )?")  # fmt: skip
+# The kernel keeps 15 bytes of a name, any but NUL, and /dev/kmsg writes odd ones as `\x0a`.
+COMM = r"(?:\\x[0-9a-f]{2}|.){0,15}"
+# Lines that begin with a process's name, and may go on with a file's or a cgroup's.  In one of a
+# hung task the name stands so near the begin that it could look like that.
+LED = re.compile(
+    rf"{TIME}(?!INFO: task )(?:traps: )?{COMM}"
+    r"(?:\[\d{1,7}\][: ]|(?: ?\(\d{1,7}\)|/\d{1,7})[: ]"
+    r"|: page allocation failure| invoked oom-killer: )"
+)
+
 XID = re.compile(
-    r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]{4,20})\): (?P<xid>\d{1,6}), "
-    r"(?:pid='?(?P<pid>[^,']{0,40})'?, )?(?:name=(?P<name>[^,]{0,64}), )?(?P<text>.*)"
+    TIME + r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]{4,20})\): (?P<xid>\d{1,6}), "
+    r"(?:pid='?(?P<pid>[^,']{0,40})'?, )?(?:name=" + COMM + r", )?(?P<text>.*)"
 )
 RECOVERY = re.compile(r"recovery action changed from 0x[0-9a-fA-F]+ \([^)]*\) to "
                       r"0x(?P<value>[0-9a-fA-F]{1,4})\b")  # fmt: skip
@@ -36,7 +53,7 @@ LINK5 = re.compile(
 LINK4 = re.compile(r"link (?P<link>\d+)\s?\((?P<registers>0x[0-9a-fA-F]{1,8}"
                    r"(?:, 0x[0-9a-fA-F]{1,8}){0,7})\)", re.IGNORECASE)  # fmt: skip
 SXID = re.compile(
-    r"nvidia-nvswitch(?P<switch>\d{1,4}): SXid \(PCI:(?P<pci>[0-9a-fA-F:.]{4,20})\): "
+    TIME + r"nvidia-nvswitch(?P<switch>\d{1,4}): SXid \(PCI:(?P<pci>[0-9a-fA-F:.]{4,20})\): "
     r"(?P<sxid>\d{5}), (?P<text>.*)"
 )
 PLACE = re.compile(r"GPC (\d+), TPC (\d+)")
@@ -99,6 +116,7 @@ class Rule(msgspec.Struct, frozen=True):
     uncorrected_in: str = ""  # group with a machine check's status
     code_group: str = ""  # the code is this group, if it is one of `codes`
     codes: tuple[str, ...] = ()
+    led: bool = False  # its lines begin with a process's name, which any user chooses
     cases: tuple[Case, ...] = ()
 
 
@@ -130,16 +148,23 @@ def parse(catalogue: Catalogue, text: str, cursor: int = 0, boot_s: float = 0.0)
     """The event that a line tells of; None for a line that no rule knows."""
     text = text[:LINE_MAX]
     event = None
-    if "Xid (" in text and (match := XID.search(text)):
+    if "Xid (" in text and (match := XID.match(text)):
         event = _xid(catalogue, match, text)
-    elif "SXid (" in text and (match := SXID.search(text)):
+    elif "SXid (" in text and (match := SXID.match(text)):
         event = _sxid(catalogue, match, text)
     else:
         for needle, rule in catalogue.needles:
-            if needle in text and (found := rule.expression.search(text)):
+            if needle not in text or not (found := rule.expression.match(text)):
+                continue
+            if rule.led == bool(LED.match(text)):  # here, since few lines come so far
                 event = _ruled(catalogue, rule, found, text)
                 break
     return msgspec.structs.replace(event, cursor=cursor, boot_s=boot_s) if event else None
+
+
+def at_begin(expression: str) -> re.Pattern[str]:
+    """A rule's expression, to be matched (not searched) from the line's beginning."""
+    return re.compile(TIME + f"(?:{expression})")
 
 
 def pci_of(text: str) -> str:

@@ -1,0 +1,166 @@
+"""Lines of the kernel's in which a user without any right chose the words: none of them may be
+taken for a fault of the hardware, and none for the driver's word that all is well again."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from holdfast.agent.core.detect.kernel import LED, at_begin, parse
+from holdfast.agent.core.model import FATAL, OK, WARN
+
+from .test_kernel import CATALOGUE, FORMS, TABLES, XID, Machine
+
+RULES = TABLES["kernel"]["rule"]
+SAMPLES = [sample for row in RULES for sample in row["samples"]]
+EVERY = list(dict.fromkeys([
+    *SAMPLES, *(line for line, _ in FORMS), XID % (79, "'777'"),
+    *(row["sample"] for row in TABLES["nvidia_xid"]["xid"]),
+    *(row["sample"] for row in TABLES["nvidia_sxid"]["sxid"]),
+]))  # fmt: skip
+LED_RULES = {"oom_invoked", "segfault_nccl"}
+
+# A file's, a cgroup's, an option's name in the middle: up to 255 bytes, any but NUL and "/".
+CRASH = "x[1]: segfault at 0 ip 0 sp 0 error 4 in %s[400000+1000]"
+WRAPPERS = (
+    CRASH,
+    "x[1]: segfault at 7f797fe00000 ip 00007f7c7ac69996 sp 00007f7c12fd7c30 error 4 in "
+    "%s[7f7c7ac00000+d3d3000] likely on CPU 3 (core 1, socket 0)",
+    "traps: x[1] general protection fault ip:7f7c7ac69996 sp:7f7c12fd7c30 error:0 in "
+    "%s[400000+1000]",
+    "traps: x[1] trap invalid opcode ip:400000 sp:7f7c12fd7c30 error:0 in %s[400000+1000]",
+    "x[1]: unhandled exception: DABT (lower EL), ESR 0x92000007, in %s[400000+1000]",
+    "x: page allocation failure: order:0, mode:0x0(), nodemask=(null),cpuset=%s,mems_allowed=0",
+    "[x: page allocation failure: order:0, mode:0x0(), nodemask=(null),cpuset=] %s,mems_allowed=0",
+    "[1.0] x[1]: segfault at 0 ip 0 sp 0 error 4 in %s[400000+1000]",
+    "cgroup: fork rejected by pids controller in /%s",
+    "process '%s' started with executable stack",
+    "tmpfs: Unknown parameter '%s'",
+    "eth7: option mode: invalid value (%s)",
+    " in %s[400000+1000]",
+)
+# A process's name at the begin: 15 bytes, and behind them what the kernel says of it.
+BEHIND = (
+    "[77]: segfault at 0 ip 0 sp 0 error 4 in %s[400000+1000]",
+    "[77] general protection fault ip:0 sp:0 error:0 in %s[400000+1000]",
+    "[77]: unhandled exception: DABT (lower EL), ESR 0x92000007, in %s[400000+1000]",
+    ": page allocation failure: order:0, mode:0x0(), nodemask=(null),cpuset=%s,mems_allowed=0",
+    " invoked oom-killer: gfp_mask=0x0(), order=0, oom_score_adj=0%.0s",
+    " (77) used greatest stack depth: 1 bytes left%.0s",
+    "/77: potentially unexpected fatal signal 11.%.0s",
+)
+OOM = ("oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=%s,mems_allowed=0,"
+       "oom_memcg=/%s,task_memcg=/%s,task=x,pid=1,uid=0")  # fmt: skip
+
+
+@pytest.mark.parametrize("sample", EVERY)
+def test_no_name_of_a_file_or_a_cgroup_is_an_event(sample):
+    for wrapper in WRAPPERS:
+        event = parse(CATALOGUE, wrapper % sample)
+        if event is not None:  # ` in java` may be a process's name: counted, and nothing more
+            assert (event.code, event.severity, event.fault) == ("oom_invoked", OK, ""), wrapper
+            assert "invoked oom-killer" in sample
+    event = parse(CATALOGUE, OOM % (sample, sample, sample))
+    # What it is, of the process that the kernel names, and nothing that stands in between.
+    assert event is not None
+    assert (event.code, event.severity, event.pid, event.subject) == ("oom_constraint", OK, 1, "")
+
+
+def suffixes(sample: str) -> list[str]:
+    """The sample, and what is left of it behind each blank."""
+    return [sample, *(sample[at + 1 :] for at, letter in enumerate(sample) if letter == " ")]
+
+
+def test_no_name_of_a_process_makes_a_line_another():
+    heads = ["EDAC MC0: 1 CE ", "EXT4-fs error (", "nvidia-peermem ", "NEURON_HW_ERR=X",
+             "NVRM: GPU 1:2:3", "NVRM: knvlinkab", "XFS (a): ", "mlx5_core 1:2.3", "ib0: link down",
+             "[1.0] x", "a efa_0: "]  # fmt: skip
+    cases = [(sample[:n], rest) for sample in SAMPLES for n in range(1, 16)
+             for rest in suffixes(sample)]  # fmt: skip
+    cases += [(head, rest) for head in heads for sample in SAMPLES for rest in suffixes(sample)]
+    lines = {head + behind % rest for head, rest in cases for behind in BEHIND}
+    assert len(lines) > 10_000
+    for line in lines:
+        # Twice: by what the expressions ask for alone, and by the kind of line.
+        found = {rule.code for needle, rule in CATALOGUE.needles
+                 if needle in line and rule.expression.match(line)}  # fmt: skip
+        assert found <= LED_RULES, line
+        event = parse(CATALOGUE, line)
+        assert event is None or event.code in LED_RULES, line
+
+
+def test_a_line_that_a_processs_name_begins_is_for_the_rules_that_say_so():
+    assert {rule.code for _, rule in CATALOGUE.needles if rule.led} == LED_RULES
+    (rule,) = (rule for _, rule in CATALOGUE.needles if rule.code == "kernel_panic")
+    loose = msgspec.structs.replace(rule, expression=at_begin(".*Kernel panic"))
+    catalogue = msgspec.structs.replace(CATALOGUE, needles=(("Kernel panic", loose),))
+    assert parse(catalogue, "x: Kernel panic") is not None
+    for wrapper in (*WRAPPERS[:8], *("x" + behind for behind in BEHIND[:4])):
+        assert parse(catalogue, wrapper % "Kernel panic") is None, wrapper
+
+
+@pytest.mark.parametrize(
+    "name", [r"\x0a\x1b" * 7 + "x", "a b[1]: c", "", "[1.0] ", "] [", "\ufffd"]
+)
+def test_whatever_a_process_is_called_its_line_is_led_by_it(name):
+    for behind in BEHIND:
+        assert LED.match(name + behind % "file"), behind
+
+
+@pytest.mark.parametrize("behind", ["x[1]: y in ", "/", "'", "=", ") ", ", ", "[x] ", "\t"])
+def test_every_expression_begins_where_the_line_does(behind):
+    for row in RULES:
+        (rule,) = {rule.code: rule for _, rule in CATALOGUE.needles if rule.code == row["code"]
+                   }.values()  # fmt: skip
+        for sample in row["samples"]:
+            assert rule.expression.match(sample), sample
+            assert rule.led or not rule.expression.match(behind + sample), sample
+            time = "" if sample.startswith("[") and "Error]" not in sample else "[   12.345678] "
+            assert rule.led or rule.expression.match(time + sample), sample
+
+
+@pytest.mark.parametrize(("line", "wanted"), [
+    ("INFO: task %s:77 blocked for more than 120 seconds.", ("hung_task", 77, "degraded")),
+    ("watchdog: BUG: soft lockup - CPU#1 stuck for 22s! [%s:77]", ("soft_lockup", 77, "degraded")),
+    ("Out of memory: Killed process 77 (%s) total-vm:1kB, anon-rss:1kB, UID:0",
+     ("oom_killed", 77, "degraded")),
+    ("Memory cgroup out of memory: Killed process 77 (%s) total-vm:1kB", ("oom_killed", 77, WARN)),
+    ("oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/%s,"
+     "task_memcg=/%s,task=%s,pid=77,uid=0", ("oom_constraint", 77, OK)),
+    ("%s invoked oom-killer: gfp_mask=0x280da, order=0, oom_score_adj=0", ("oom_invoked", 0, OK)),
+    ("NVRM: Xid (PCI:0000:4e:00): 71, pid=77, name=%s, Ch 00000001", ("71", 77, WARN)),
+    ("NVRM: Xid (PCI:0000:4e:00): 74, pid=77, name=%s, NVLink: x link 1(0x200000, 0x0)",
+     ("74", 77, WARN)),
+    ("NVRM: Xid (PCI:0000:4e:00): 79, pid=77, name=%s, GPU has fallen off the bus.",
+     ("79", 77, FATAL)),
+])  # fmt: skip
+@pytest.mark.parametrize("name", [
+    "python3", "", "a) b", "memory cgroup", "CONSTRAINT_NONE", ",pid=1,uid=0", "a:1] [b",
+    "x, NVLink", "a,link 9(0x0)", "fatal error, ", "x[1]: segfault ", ":1 blocked for ",
+    r"\x0a\x0a), ", "a\ufffd",
+])  # fmt: skip
+def test_no_name_changes_what_a_line_says(line, wanted, name):
+    event = parse(CATALOGUE, line.replace("%s", name))
+    assert event is not None and (event.code, event.pid, event.severity) == wanted
+
+
+def test_a_cgroups_name_that_fills_the_line_names_no_process():
+    line = (
+        "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),oom_memcg=/%s,task=x,pid=4711,uid=0"
+    )
+    event = parse(CATALOGUE, line % ("a" * 890))  # cut where the reader cuts: there was more
+    assert event is not None and event.pid == 0
+
+
+def test_a_forged_line_opens_nothing_and_closes_nothing():
+    machine = Machine("reboot_node", "reset_gpu")
+    machine.say(CRASH % (XID % (79, "'777'")))
+    assert not machine.open()
+    machine.say(XID % (119, 1))
+    (incident,) = machine.open()
+    calm = ("NVRM: Xid (PCI:0000:4e:00): 154, GPU recovery action changed from 0x4 (Drain and "
+            "Reset) to 0x0 (None)")  # fmt: skip
+    machine.say(CRASH % calm)
+    assert machine.open() == [incident]
+    machine.say(calm)
+    assert not machine.open()
