@@ -19,6 +19,10 @@ LINE_MAX_BYTES = 8192  # the kernel's own limit for one record
 LINES_PER_READ = 1000
 TEXT_MAX = 1000
 FILE_MAX_BYTES = 16 << 20  # of a recorded log
+# Flags of a record that goes on with an earlier one.  The kernel prints the cpuset in the lines of
+# an OOM by itself: where another line came between, or the record was full, the next one begins
+# with a name that any user may have chosen.
+PIECES = ([b"c"], [b"+"])
 USER = 1  # the facility that the kernel gives to whatever a program wrote
 
 
@@ -28,6 +32,7 @@ class KernelLog:
     missed    lines that the kernel overwrote before they were read, by their sequence numbers
     overruns  how often it said so
     foreign   lines that a program wrote and the kernel did not say
+    pieces    later pieces of a line
     broken    records that were too long or not of the kernel's form
     """
 
@@ -36,7 +41,7 @@ class KernelLog:
         log could name any hardware."""
         self.path = path
         self.users = users
-        self.missed = self.overruns = self.foreign = self.broken = 0
+        self.missed = self.overruns = self.foreign = self.pieces = self.broken = 0
         self._fd = -1
         self._next = -1
         self._after = -1
@@ -85,9 +90,13 @@ class KernelLog:
             if 0 <= self._next < line.cursor:
                 self.missed += line.cursor - self._next
             self._next = line.cursor + 1
-            facility = int(record.partition(b",")[0]) >> 3
+            fields = record.partition(b";")[0].split(b",")
+            facility = int(fields[0]) >> 3
             if facility and not (self.users and facility == USER):
                 self.foreign += 1
+                continue
+            if fields[3:4] in PIECES:
+                self.pieces += 1
                 continue
             taken.append(line)
         self._lines.extend(taken)

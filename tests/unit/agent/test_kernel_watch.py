@@ -61,6 +61,16 @@ def test_gaps_overruns_junk_and_programs_lines_are_counted(monkeypatch):
     assert log.next == 9 and not log.read(1.0)
 
 
+def test_a_piece_of_a_line_is_no_line(monkeypatch):
+    log = KernelLog("x")
+    kernel = Kernel(monkeypatch, log)
+    kernel.say(b"oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=")
+    flags = (b"c", b"+", b"c,caller=T7", b"-,caller=T7", b"")
+    kernel.records += [b"3,%d,6,%s;%s\n" % (at, one, XID) for at, one in enumerate(flags, 1)]
+    assert [line.cursor for line in log.read(1.0)] == [0, 4, 5]
+    assert (log.pieces, log.broken, log.missed) == (3, 0, 0)
+
+
 def test_programs_lines_are_believed_only_with_the_switch(monkeypatch):
     log = KernelLog("x", users=True)
     kernel = Kernel(monkeypatch, log)
