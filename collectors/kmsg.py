@@ -32,8 +32,7 @@ class KernelLog:
     missed    lines that the kernel overwrote before they were read, by their sequence numbers
     overruns  how often it said so
     foreign   lines that a program wrote and the kernel did not say
-    pieces    later pieces of a line
-    broken    records that were too long or not of the kernel's form
+    broken    records that were too long, not of the kernel's form, or a later piece of a line
     """
 
     def __init__(self, path: str, users: bool = False) -> None:
@@ -41,7 +40,7 @@ class KernelLog:
         log could name any hardware."""
         self.path = path
         self.users = users
-        self.missed = self.overruns = self.foreign = self.pieces = self.broken = 0
+        self.missed = self.overruns = self.foreign = self.broken = 0
         self._fd = -1
         self._next = -1
         self._after = -1
@@ -96,7 +95,7 @@ class KernelLog:
                 self.foreign += 1
                 continue
             if fields[3:4] in PIECES:
-                self.pieces += 1
+                self.broken += 1
                 continue
             taken.append(line)
         self._lines.extend(taken)

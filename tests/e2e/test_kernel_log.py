@@ -7,6 +7,8 @@ kernel marks as such (facility 1); the agent believes it only with collectors.km
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -118,4 +120,28 @@ def test_what_a_program_wrote_is_not_the_kernels_word(tmp_path, kernel) -> None:
         until(lambda: "holdfast_kernel_lines_foreign_total 1" in agent.get("/metrics"))
         assert agent.count() == 0.0 and not agent.incidents()
     finally:
+        agent.kill()
+
+
+def test_the_name_of_a_program_that_crashes_is_not_the_kernels_word(tmp_path, kernel) -> None:
+    source, forged = tmp_path / "crash.c", tmp_path / (XID[3:] % 79)
+    source.write_text("int main(void) { *(volatile int *)0 = 0; return 0; }\n")
+    subprocess.run(["cc", "-O0", "-o", forged, source], check=True, timeout=60)
+    agent = Agent(tmp_path, users=True)
+    log = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        until(lambda: agent.count() == 0.0)
+        os.lseek(log, 0, os.SEEK_END)
+        assert subprocess.run([forged], timeout=60).returncode == -signal.SIGSEGV
+        try:
+            said = os.read(log, 8192)
+        except BlockingIOError:
+            pytest.skip("this kernel does not print crashes")
+        assert said.startswith(b"6,") and b"segfault at 0 " in said and forged.name.encode() in said
+        kernel((XID % 79).replace("4e", "5e"))  # read behind it
+        until(lambda: agent.count() >= 1.0)
+        assert [one["subject"].rpartition("/")[2] for one in agent.incidents()] == ["0000:5e:00"]
+        assert agent.count() == 1.0
+    finally:
+        os.close(log)
         agent.kill()
