@@ -164,3 +164,38 @@ def test_a_forged_line_opens_nothing_and_closes_nothing():
     assert machine.open() == [incident]
     machine.say(calm)
     assert not machine.open()
+
+
+@pytest.mark.parametrize(("line", "code"), [
+    ("EDAC MC0: 1 CE on mc#0csrow#1channel#0 (csrow:1 channel:0 page:0x1 offset:0x0 grain:64)",
+     "edac_ce"),
+    ("mce: [Hardware Error]: CPU 3: Machine Check Exception: 5 Bank 5: be00000000800400",
+     "mce_bank"),
+    ("mce: CPU0: Core temperature above threshold, cpu clock throttled (total events = 1)",
+     "cpu_thermal"),
+    ("pcieport 10000:00:1c.0: AER: PCIe Bus Error: severity=Corrected, type=Physical Layer, (T)",
+     "pcie_bus_error"),
+    ("nvidia 0000:4e:00.0: PCIe Bus Error: severity=Corrected, id=0008(Transmitter ID)",
+     "pcie_bus_error"),
+    ("NMI watchdog: BUG: soft lockup - CPU#1 stuck for 22s! [python3:77]", "soft_lockup"),
+    ("Out of memory (oom_kill_allocating_task): Killed process 7 (x) total-vm:1kB", "oom_killed"),
+    ("I/O error, dev nvme0n1, sector 1 op 0x0:(READ) flags 0x80700 phys_seg 1", "blk_io"),
+    ("nf_conntrack: nf_conntrack: table full, dropping packet", "conntrack_full"),
+    ("XFS (dm-0): Corruption of in-memory data (0x8) detected at x+0x1/0x2 [xfs] (fs/xfs/x.c:1).  "
+     "Shutting down filesystem.", "xfs_shutdown"),
+    ("mlx5_core 0000:d2:00.0: port_module_event:1131:(pid 0): Port module event[error]: module 0, "
+     "Cable error, Bus stuck", "mlx5_module"),
+    ("mlx5_core 0000:65:00.0 eth0: Link down", "carrier_lost"),
+    ("e1000e: eth0 NIC Link is Down", "carrier_lost"),
+    ("igb 0000:01:00.0 eth0: igb: eth0 NIC Link is Down", "carrier_lost"),
+    ("efa 0000:a0:1a.0 rdmap160s26: Admin queue is closed", "efa_dead"),
+    ("efa 0000:a0:1a.0 (null): Reset indication didn't turn on", "efa_dead"),
+    ("efa 0000:a0:1a.0: The device didn't send any completion for admin cmd CREATE_QP(6) status 0",
+     "efa_no_completion"),
+    ("2026-01-02T03:04:05.678Z NEURON_HW_ERR=DMA_ERROR nd-id=3 nc-id=1", "DMA_ERROR"),
+    ("NVRM: The NVIDIA GPU 0000:18:00.0 (PCI ID: 10de:2330) installed in this system has fallen "
+     "off the bus and is not responding to commands.", "fallen_off_bus"),
+])  # fmt: skip
+def test_what_drivers_put_before_their_lines_is_allowed(line, code):
+    event = parse(CATALOGUE, line)
+    assert event is not None and event.code == code
