@@ -3,11 +3,14 @@ taken for a fault of the hardware, and none for the driver's word that all is we
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 import pytest
 
 from holdfast.agent.core.detect.kernel import LED, at_begin, parse
 from holdfast.agent.core.model import FATAL, OK, WARN
+from holdfast.collectors.journald import JournalLog
 
 from .test_kernel import CATALOGUE, FORMS, TABLES, XID, Machine
 
@@ -199,3 +202,13 @@ def test_a_forged_line_opens_nothing_and_closes_nothing():
 def test_what_drivers_put_before_their_lines_is_allowed(line, code):
     event = parse(CATALOGUE, line)
     assert event is not None and event.code == code
+
+
+def test_journald_brings_nothing_that_the_kernel_would_not():
+    log = JournalLog("x")
+    said = XID % (79, 1)
+    for number, text in enumerate((CRASH % said, CRASH % f"\n{said}\n", f"[x\n] {said}", said)):
+        entry = {"__CURSOR": f"s={number}", "MESSAGE": list(text.encode()), "SYSLOG_FACILITY": "0"}
+        (line,) = log.feed(json.dumps(entry).encode() + b"\n", 1.0)
+        event = parse(CATALOGUE, line.text)  # journald gives names as they are, line ends included
+        assert (event is not None) == (text == said), text
