@@ -2,6 +2,7 @@
 
 Owns names, fields and bounds of the protocol (one JSON object a packet, key "t" = type).  No
 sockets here.  Unknown keys are ignored, so that neighbouring versions understand each other.
+Every number is bounded here: nothing behind this file meets one that no float can hold.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from .core.bounds import Seconds, Whole
 from .core.model import Commit, Ended, Parked, SnapshotView
 
 PROTOCOL = 1
@@ -22,44 +24,44 @@ class Hello(msgspec.Struct, tag_field="t", tag="hello"):
     """A launcher introduces itself and its run."""
 
     run: str
-    protocol: int = 0
+    protocol: Whole = 0
     node: str = ""
     user: str = ""
-    pid: int = 0
+    pid: Whole = 0
     grade: str = "script"
-    nproc: int = 1
-    max_restarts: int = 0
+    nproc: Whole = 1
+    max_restarts: Whole = 0
     argv: tuple[str, ...] = ()
     cwd: str = ""
     python: str = ""
     torch: str = ""
     log_dir: str = ""
     checkpoint_dir: str = ""
-    hang_limit_s: float = 0.0
-    generation: int = 0
-    started_boot_s: float = 0.0
+    hang_limit_s: Seconds = 0.0
+    generation: Whole = 0
+    started_boot_s: Seconds = 0.0
 
 
 class Page(msgspec.Struct, tag_field="t", tag="page"):
     """A rank's page and pidfd follow as descriptors."""
 
-    rank: int
-    generation: int
-    pid: int
-    local_rank: int = 0
+    rank: Whole
+    generation: Whole
+    pid: Whole
+    local_rank: Whole = 0
 
 
 class RankLevel(msgspec.Struct):
     """One rank as its launcher sees it."""
 
-    rank: int
-    pid: int
-    generation: int
+    rank: Whole
+    pid: Whole
+    generation: Whole
     state: str = "starting"
-    local_rank: int = 0
+    local_rank: Whole = 0
     ended: Ended | None = None
     parked: Parked | None = None
-    flight: tuple[tuple[int, str, str], ...] = ()  # last collectives: (sequence, name, sizes)
+    flight: tuple[tuple[Whole, str, str], ...] = ()  # last collectives: (sequence, name, sizes)
 
 
 class LogSeen(msgspec.Struct):
@@ -68,35 +70,35 @@ class LogSeen(msgspec.Struct):
     signature: str
     role: str
     culprit: str
-    rank: int = -1
+    rank: Whole = -1
     text: str = ""
-    wall_s: float = 0.0
+    wall_s: Seconds = 0.0
 
 
 class LogLevel(msgspec.Struct):
     """What the launcher's log child did so far; it may be asked for more."""
 
-    read_bytes: int = 0
-    skipped_bytes: int = 0
-    cpu_s: float = 0.0
-    rss_bytes: int = 0
-    failures: int = 0
+    read_bytes: Whole = 0
+    skipped_bytes: Whole = 0
+    cpu_s: Seconds = 0.0
+    rss_bytes: Whole = 0
+    failures: Whole = 0
     problem: str = ""
-    lines: tuple[tuple[str, str, str, int], ...] = ()  # signature, role, culprit, how many
+    lines: tuple[tuple[str, str, str, Whole], ...] = ()  # signature, role, culprit, how many
     seen: tuple[LogSeen, ...] = ()  # newest last
 
 
 class Levels(msgspec.Struct, tag_field="t", tag="levels"):
     """Everything a launcher knows, whole each time."""
 
-    n: int = 0
-    generation: int = 0
+    n: Whole = 0
+    generation: Whole = 0
     state: str = "idle"
     shutdown: str = ""
     compiling: str = ""
     checkpoint_dir: str = ""  # known once the trainer has listed it, which is after the hello
-    keep: int = 0
-    startup_s: float = 0.0
+    keep: Whole = 0
+    startup_s: Seconds = 0.0
     ranks: tuple[RankLevel, ...] = ()
     commits: tuple[Commit, ...] = ()
     snapshot: SnapshotView | None = None
@@ -115,7 +117,7 @@ class Outcome(msgspec.Struct, tag_field="t", tag="outcome"):
 class Report(msgspec.Struct, tag_field="t", tag="report"):
     """A rank says that something of its own does not work (a snapshot, a checkpoint)."""
 
-    rank: int = -1
+    rank: Whole = -1
     fault: str = ""
     text: str = ""
 
@@ -123,7 +125,7 @@ class Report(msgspec.Struct, tag_field="t", tag="report"):
 class Bye(msgspec.Struct, tag_field="t", tag="bye"):
     """The launcher leaves on purpose."""
 
-    code: int = 0
+    code: Whole = 0
 
 
 Packet = Hello | Page | Levels | Outcome | Report | Bye

@@ -367,7 +367,7 @@ class Crew:
         """The rank's own word where it left one; the wait status counts otherwise."""
         outcome = pages.OUTCOMES[min(process.fields[pages.F_OUTCOME], len(pages.OUTCOMES) - 1)]
         if outcome:
-            code, number = int(process.fields[pages.F_CODE]), 0
+            code, number = int(process.fields[pages.F_CODE]) & 0xFF, 0
         process.ended = {
             "code": code, "signal": number, "outcome": outcome,
             "error": error_line(process, number), "by_us": process.by_us,

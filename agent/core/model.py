@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import msgspec
 
+from .bounds import Seconds, Whole
 from .event import Event
 from .order import NodeOrder
 
@@ -35,22 +36,21 @@ class Now(Value, frozen=True):
 
 
 class Ended(Value, frozen=True):
-    """How a rank ended.  `outcome` is what the worker wrote before teardown; the wait status
-    (`code`, `signal`) counts only when it wrote none."""
+    """How a rank ended.  The wait status counts only when the worker wrote no `outcome`."""
 
-    code: int  # exit status; 128+n for death by signal n
-    signal: int = 0
+    code: Whole  # exit status; 128+n for death by signal n
+    signal: Whole = 0
     outcome: str = ""  # "" | done | exception | exit | bad_checkpoint
     error: str = ""  # one line: type and message, at most 500 characters
     by_us: bool = False  # ended on an order of ours
-    boot_s: float = 0.0
-    wall_s: float = 0.0
+    boot_s: Seconds = 0.0
+    wall_s: Seconds = 0.0
 
 
 class Parked(Value, frozen=True):
     """A survivor that has left its generation and waits for the next, with its state in memory."""
 
-    step: int  # optimizer steps whose result it holds
+    step: Whole  # optimizer steps whose result it holds
     torn: bool = False  # a fault inside optimizer.step: the state must not be used
     reason: str = ""
 
@@ -86,19 +86,19 @@ class RankView(Value, frozen=True):
 class Commit(Value, frozen=True):
     """A durable checkpoint's marker, as listed on disk; its bytes are proven when read."""
 
-    generation: int
-    step: int
+    generation: Whole
+    step: Whole
     path: str
-    world: int = 0
+    world: Whole = 0
     bad: str = ""  # why it was quarantined; "" = not known to be bad
 
 
 class SnapshotView(Value, frozen=True):
     """The newest step for which every shard of an in-memory snapshot is whole."""
 
-    generation: int
-    step: int
-    shards: int
+    generation: Whole
+    step: Whole
+    shards: Whole
 
 
 class RunView(Value, frozen=True):

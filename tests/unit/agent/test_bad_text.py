@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from junk import DEEP, FAST, JSON, JUNK, NESTED, absurd, mutated
+from msgspec import inspect
 
 from holdfast.agent import catalogue, logfiles, wire
 from holdfast.agent.config import ConfigError, load
@@ -94,7 +95,55 @@ def test_whatever_a_launcher_says_the_core_steps_on(data):
         observed = Observed(runs=(view,), store=StoreView(up=True, docs=docs))
         decision = node.step(Now(10.0 + number, 1e9, "b"), observed)
         assert len(decision.incidents) <= 64
+        assert "run_not_judged" not in {verdict.fault for verdict in decision.verdicts}
         assert Node("a", Settings(), BOOKS, node.memory()).kept.runs.keys() == {"r"}
+
+
+def bare_numbers(packet):
+    """Names of a packet type's numbers that have no bounds."""
+    found, seen, left = [], set(), [(packet.__name__, inspect.type_info(packet))]
+    while left:
+        name, kind = left.pop()
+        if isinstance(kind, inspect.StructType):
+            if kind.cls not in seen:
+                seen.add(kind.cls)
+                left += [(f"{kind.cls.__name__}.{one.name}", one.type) for one in kind.fields]
+        elif isinstance(kind, inspect.UnionType):
+            left += [(name, one) for one in kind.types]
+        elif isinstance(kind, inspect.VarTupleType):
+            left.append((name, kind.item_type))
+        elif isinstance(kind, inspect.TupleType):
+            left += [(name, one) for one in kind.item_types]
+        elif isinstance(kind, (inspect.IntType, inspect.FloatType)):
+            found += [name] if kind.ge is None or kind.le is None else []
+        else:
+            assert isinstance(kind, (inspect.StrType, inspect.BoolType, inspect.NoneType)), name
+    return found
+
+
+def test_every_number_of_every_packet_is_bounded():
+    class Loose(msgspec.Struct):
+        levels: tuple[tuple[int, wire.Whole], ...] = ()
+
+    assert bare_numbers(Loose) == ["Loose.levels"]
+    for packet in wire.Packet.__args__:
+        assert bare_numbers(packet) == []
+
+
+HUGE = 10**400
+
+
+@pytest.mark.parametrize("said", [
+    {"generation": HUGE}, {"keep": -HUGE}, {"startup_s": 1e300},
+    {"commits": [{"generation": 1, "step": -HUGE, "path": "/c/1"}]},
+    {"snapshot": {"generation": 1, "step": 2, "shards": HUGE}},
+    {"ranks": [RANK | {"ended": {"code": HUGE}}]}, {"ranks": [RANK | {"parked": {"step": HUGE}}]},
+    {"ranks": [RANK | {"flight": [[HUGE, "a", "b"]]}]},
+    {"logs": {"lines": [["nccl_timeout", "root", "network", HUGE]]}},
+], ids=range(9))  # fmt: skip
+def test_a_number_that_no_float_holds_is_refused_with_its_place(said):
+    with pytest.raises(msgspec.ValidationError, match=r"Expected .* - at `\$\."):
+        wire.decode(json.dumps(LEVELS | said).encode())
 
 
 @pytest.mark.parametrize("packet", [DEEP[:65_000], b'{"t":"bye","x":' + DEEP[:60_000],
