@@ -262,6 +262,9 @@ class Daemon:
         )
         decision = self.node.step(now, observed)
         self.steps += 1
+        for verdict in decision.verdicts:
+            if verdict.fault == "run_not_judged":
+                self.trouble("core", verdict.reason)
         own = background.own_verdicts(self)
         if own:
             decision = msgspec.structs.replace(decision, verdicts=decision.verdicts + own)

@@ -130,13 +130,7 @@ class Node:
         for view in sorted(observed.runs, key=lambda v: v.run):
             context = self._context(now, observed, view, settled, effects, verdicts, changed)
             context.causes = causes
-            case = self._case(view.run)
-            case.document.read(context)  # first: who may lead follows from the newest document
-            if leaving and not case.memory.paused and _lives(view):
-                case.memory.drain = case.memory.drain or leaving
-            self._lease(context, case)
-            case.step(context)
-            doing[view.run] = self._doing(context, case)
+            doing[view.run] = self._judge(context, leaving)
             contexts.append(context)
         led = [c for c in contexts if c.leader]
         self.fleet.step(self.kept.wishes, self.kept.fleet_incidents, led, contexts, whole)
@@ -144,6 +138,26 @@ class Node:
         self.kept.ledger.settle(now.boot_s, now.boot_id, doing)
         self._forget({v.run for v in observed.runs})
         return self._decision(now, contexts, effects, verdicts, changed)
+
+    def _judge(self, context: Context, leaving: str) -> str:
+        """One run's step, and what the run does now.
+
+        What it emitted before a bug of ours showed stays: each effect was decided by itself.  The
+        rest is not made up for, and the next step begins from the same levels.
+        """
+        case = self._case(context.view.run)
+        try:
+            case.document.read(context)  # first: who may lead follows from the newest document
+            if leaving and not case.memory.paused and _lives(context.view):
+                case.memory.drain = case.memory.drain or leaving
+            self._lease(context, case)
+            case.step(context)
+            return self._doing(context, case)
+        except Exception as error:  # border of a run: one run's levels never halt another's
+            failure = _not_judged(context.view, error)
+            context.leader, context.reason = False, failure.reason
+            context.verdicts.append(failure)
+            return "unknown"
 
     # ------------------------------------------------------------ inputs
 
@@ -322,6 +336,22 @@ def _wish(case: RunCase, request: Request, reason: str) -> None:
         memory.paused, memory.resumed = False, True
     elif request.kind in ("drain", "stop_run"):
         memory.drain = reason
+
+
+def _not_judged(view: RunView, error: Exception) -> Verdict:
+    """A bug of ours that one run's levels brought out, with the line that raised."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code.co_qualname if trace is not None else "?"
+    line = trace.tb_lineno if trace is not None else 0
+    what = f"{type(error).__name__}: {str(error)[:200]}"
+    return Verdict(
+        fault="run_not_judged", subject=f"run/{view.run}", severity=DEGRADED, confidence=1.0,
+        reason=f"a defect in holdfast: this run alone is neither judged nor brought back ({what})",
+        evidence=(("exception", what), ("raised in", f"{code}, line {line}")),
+        detector="core", run=view.run, generation=view.generation,
+    )  # fmt: skip
 
 
 def _lives(view: RunView) -> bool:

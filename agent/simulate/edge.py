@@ -208,6 +208,9 @@ class Edge:
         if self.filter is not None:
             observed = self.filter(self, observed)
         self.decision = decision = self.node.step(now, observed)
+        for verdict in decision.verdicts:
+            if verdict.fault == "run_not_judged":
+                raise RuntimeError(verdict.reason)  # what a simulation is there to find
         self.steps += 1
         self.on_step(self, now, observed, decision)
         doomed = bool(decision.effects) and self.rng.random() < self.weather.kill_mid_effect

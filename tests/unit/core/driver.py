@@ -89,6 +89,7 @@ class Lab:
         now = Now(boot_s=self.boot_s, wall_s=1e9 + self.boot_s, boot_id="b")
         self.seen = self.observed()
         self.decision = self.node.step(now, self.seen)
+        assert not [one.reason for one in self.decision.verdicts if one.fault == "run_not_judged"]
         effects = list(self.decision.effects)
         self.log += effects
         for effect in effects:
