@@ -110,7 +110,7 @@ def connect(path: str, environ: Dict[str, str]) -> Optional[Channel]:
     except Stranger:
         sock.close()
         raise
-    return Channel(sock)
+    return Channel(sock, well_formed=True)
 
 
 def node_agent_answers(environ: Dict[str, str]) -> bool:

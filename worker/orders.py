@@ -10,7 +10,7 @@ import os
 import shutil
 import signal
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, List
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Set
 
 from . import exits
 from .agentlink import own_python
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from .launcher import Launcher
 
 EVIDENCE_S = 5.0
+REFUSALS_MAX = 8  # different reasons that are said
 OUTCOME_LIMIT = 9_000  # characters; one may take six bytes in a packet
 
 
@@ -36,6 +37,7 @@ class Orders:
         self.done: Dict[str, Packet] = {}
         self.running: Dict[str, float] = {}
         self.welcomed = False
+        self.refusals: Set[str] = set()
 
     def tell(self, packet: Packet) -> None:
         channel = self.launcher.link.channel
@@ -68,14 +70,23 @@ class Orders:
             self.launcher.logs.configure(packet)
         elif kind == "say":
             self.launcher.terminal.say(str(packet["text"]), str(packet.get("level", "info")))
-        elif kind == "error" and not self.welcomed:
-            # Nobody will plan for this run: better an end with a reason than a silent wait.
-            self.launcher.terminal.say("the agent refuses: %s" % packet.get("error"), "error")
-            self.launcher.exit_code = exits.CONFIGURATION
+        elif kind == "error":
+            self.refused(str(packet.get("error")))
         elif kind in ("welcome", "address"):
             self.welcomed = True
             if packet.get("address"):
                 self.launcher.on_address(str(packet["address"]))
+
+    def refused(self, why: str) -> None:
+        """The agent did not take a packet.  Each reason is said once: levels are repeated."""
+        say = self.launcher.terminal.say
+        if not self.welcomed:
+            # Nobody will plan for this run: better an end with a reason than a silent wait.
+            say("the agent refuses: %s" % why, "error")
+            self.launcher.exit_code = exits.CONFIGURATION
+        elif why not in self.refusals and len(self.refusals) < REFUSALS_MAX:
+            self.refusals.add(why)
+            say("the agent did not take what it was told, and acts without it: %s" % why, "warn")
 
     def carry_out(self, kind: str, order_id: str, body: Dict[str, Any]) -> None:
         """One order, once: a repeated one is answered with what became of the first."""

@@ -22,10 +22,14 @@ Packet = Dict[str, Any]
 
 
 class Channel:
-    """One end of a packet socket.  Sending never blocks for long: see `send`."""
+    """One end of a packet socket.  Sending never blocks for long: see `send`.
 
-    def __init__(self, sock: socket.socket) -> None:
+    well_formed: the other end reads strictly, as the agent does: see `encoded`.
+    """
+
+    def __init__(self, sock: socket.socket, well_formed: bool = False) -> None:
         self.sock = sock
+        self.well_formed = well_formed
 
     def fileno(self) -> int:
         return self.sock.fileno()
@@ -36,7 +40,7 @@ class Channel:
         A peer that has stopped reading is as good as gone: everything sent here is a level that
         is repeated, or an order whose missing outcome is noticed.
         """
-        data = encoded(packet)
+        data = encoded(packet, self.well_formed)
         if len(data) > LIMIT_BYTES:
             raise ValueError("packet %r of %d bytes" % (packet.get("t"), len(data)))
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
@@ -78,11 +82,22 @@ class Channel:
         self.sock.close()
 
 
-def encoded(packet: Packet) -> bytes:
-    return json.dumps(packet, separators=(",", ":")).encode()
+def encoded(packet: Packet, well_formed: bool = False) -> bytes:
+    """A packet's bytes.
+
+    A file name that is no UTF-8 holds lone surrogates in Python, and so does a message that names
+    it.  No Unicode text may: a strict reader refuses the packet, and the death that it tells of.
+    `well_formed` puts "?" in their place.  Between launcher and rank they stay: a path has to lead
+    back to its file.
+    """
+    text = json.dumps(packet, separators=(",", ":"))
+    if well_formed and "\\ud" in text:  # half of a pair, or an emoji: looked at again
+        text = json.dumps(packet, separators=(",", ":"), ensure_ascii=False)
+    return text.encode("utf-8", "replace")
 
 
 def size_of(packet: Packet) -> int:
+    """Bytes at most, whoever reads it."""
     return len(encoded(packet))
 
 

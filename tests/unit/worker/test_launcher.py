@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.worker import bootstrap, exits
+from holdfast.worker import bootstrap, exits, orders
 
 LIMIT_S = 30.0
 
@@ -50,3 +50,28 @@ def test_an_agent_that_was_there_first_is_greeted(agents_socket, tmp_path):
     finally:
         launcher.kill()
         launcher.wait(LIMIT_S)
+
+
+class Launcher:
+    """What the agent's word about a refused packet may change of a launcher."""
+
+    def __init__(self) -> None:
+        self.exit_code = None
+        self.said = []
+        self.terminal = self
+
+    def say(self, text, level="info") -> None:
+        self.said.append((level, text))
+
+
+def test_a_refusal_ends_a_run_before_the_welcome_and_is_said_once_after_it():
+    early, late = Launcher(), Launcher()
+    orders.Orders(early).on_packet({"t": "error", "error": "no room"})
+    assert early.exit_code == exits.CONFIGURATION and early.said[0][0] == "error"
+    told = orders.Orders(late)
+    told.on_packet({"t": "welcome"})
+    for number in range(30):
+        told.on_packet({"t": "error", "error": "first"})
+        told.on_packet({"t": "error", "error": "number %d" % number})
+    assert late.exit_code is None and len(late.said) == orders.REFUSALS_MAX
+    assert [text for _, text in late.said if text.endswith(": first")] == [late.said[0][1]]

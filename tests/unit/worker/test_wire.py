@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.worker import wire
+from holdfast.worker import agentlink, wire
 
 
 @pytest.fixture()
@@ -68,7 +70,6 @@ def test_descriptors_of_a_refused_packet_are_closed(ends):
     ours, theirs = ends
     reader, writer = os.pipe()
     import array
-    import socket
 
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [writer]))]
     ours.sock.sendmsg([b"not json"], rights)
@@ -86,6 +87,33 @@ def test_no_bytes_at_all_crash_the_reader(data):
     except ValueError:
         return
     assert isinstance(packet["t"], str)
+
+
+# what os.fsdecode makes of bytes that are no UTF-8, among anything else
+NAMES = st.text(st.one_of(st.integers(0xDC80, 0xDCFF).map(chr), st.characters()), max_size=40)
+
+
+@given(st.lists(NAMES, max_size=5), NAMES)
+def test_a_strict_reader_takes_whatever_a_name_holds(names, key):
+    packet = {"t": "x", "names": names, "more": {key: 1}}
+    read = msgspec.json.decode(wire.encoded(packet, well_formed=True))
+    kept = [name.encode("utf-8", "replace").decode() for name in names]
+    assert read["names"] == kept
+    assert len(wire.encoded(packet, well_formed=True)) <= wire.size_of(packet)
+    assert wire.decode(wire.encoded(packet)) == packet  # ours lead back to the file
+
+
+def test_the_agents_line_is_the_strict_one(tmp_path):
+    path = str(tmp_path / "agent.sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
+        server.bind(path)
+        server.listen(1)
+        channel = agentlink.connect(path, {})
+        link, _ = server.accept()
+        with link:
+            assert channel.send({"t": "report", "text": os.fsdecode(b"bad \xff \xf0\x9f\x98\x80")})
+            assert msgspec.json.decode(link.recv(4096))["text"] == "bad ? \U0001f600"
+        channel.close()
 
 
 def test_cut_keeps_short_text_and_marks_long():
