@@ -16,6 +16,7 @@ from holdfast.worker import exits
 
 from .config import DEFAULT_FILE, ConfigError, load
 from .daemon import Daemon, Node, Options
+from .room import raise_open_files
 from .runbook import RunbookError
 from .store.base import StoreError
 
@@ -68,6 +69,7 @@ def _make_node(*arguments: object) -> Node:
 
 def main(arguments: Sequence[str]) -> int:
     options = options_of(arguments)
+    raise_open_files()
     try:
         loaded = load(options.config_file, options.overrides)
         return asyncio.run(Daemon(loaded, options, _make_node).run())

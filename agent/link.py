@@ -109,8 +109,8 @@ def turn_away(sock: socket.socket, why: str) -> None:
     sock.close()
 
 
-def receive(sock: socket.socket) -> tuple[bytes, list[int], bool]:
-    """One packet with its descriptors; the last says that it was cut."""
+def receive(sock: socket.socket) -> tuple[bytes, list[int], str]:
+    """One packet with its descriptors, and what of it got lost on the way, or ""."""
     data, ancillary, flags, _ = sock.recvmsg(
         wire.PACKET_MAX_BYTES, socket.CMSG_SPACE(4 * 4), socket.MSG_CMSG_CLOEXEC
     )
@@ -120,7 +120,11 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int], bool]:
             numbers = array.array("i")
             numbers.frombytes(payload[: len(payload) - len(payload) % numbers.itemsize])
             fds.extend(numbers)
-    return data, fds, bool(flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC))
+    if flags & socket.MSG_TRUNC:
+        return data, fds, f"packet is longer than {wire.PACKET_MAX_BYTES} bytes"
+    if flags & socket.MSG_CTRUNC:
+        return data, fds, "descriptors got lost: more than 4, or this agent may open no more files"
+    return data, fds, ""
 
 
 def close_all(fds: list[int]) -> None:

@@ -8,12 +8,11 @@ nothing: levels go to the core through `run_views`, effects come from perform.py
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
-import pwd
 import socket
 import time
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
@@ -28,12 +27,13 @@ from .core.detect import nrt
 from .core.model import RunView
 from .link import Link, close_all, receive
 from .ranks import RankTrack, pidfd_pid
+from .room import Room, is_dead, user_name
 from .session import Session, Where
 
-CONNECTIONS_MAX = 256
-PER_UID_MAX = 64  # of the connections and of the runs: one user never takes all
 HELLO_S = 5.0  # a launcher says who it is at once; who does not only holds a place
 PACKETS_PER_WAKE = 64  # and connections: one launcher cannot keep the loop for itself
+NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # of accept
+ACCEPT_AGAIN_S = 1.0
 LOST_KEPT_S = 60.0  # a run whose launcher is dead stays visible as lost this long
 
 
@@ -70,6 +70,7 @@ class Sessions:
         self.loop = asyncio.get_running_loop()
         self.highest_generation: Callable[[str], int] = lambda run: 0
         self._only_run = only_run
+        self._room = Room(alone=bool(only_run))
         self._proc = proc
         self._where = where if where is not None else {}  # (run, generation, rank) -> line
         self._socket: socket.socket | None = None
@@ -117,28 +118,27 @@ class Sessions:
                 return
             except OSError as error:
                 self.listener.trouble("sessions", error)
+                if error.errno in NO_ROOM:
+                    # Who knocks stays in the queue and the socket readable: the loop would spin.
+                    self.loop.remove_reader(self._socket)
+                    self.loop.call_later(ACCEPT_AGAIN_S, self._accept_again)
                 return
-            why_not = self._no_room(links.peer(sock)[1])
+            why_not = self._room.for_connection(links.peer(sock)[1], self._links)
             if why_not:
                 links.turn_away(sock, why_not)
                 self.listener.trouble("connections", why_not)
                 continue
             self._links[Link(sock, self.readable, self.drop)] = None
 
-    def _no_room(self, uid: int) -> str:
-        """Why one more connection of this user is too many, or ""."""
-        if len(self._links) >= CONNECTIONS_MAX:
-            return f"this agent has its {CONNECTIONS_MAX} connections: end a run, then start anew"
-        if sum(link.uid == uid for link in self._links) >= PER_UID_MAX:
-            return (f"{_user_name(uid)} has {PER_UID_MAX} connections to this agent already: "
-                    "end a run, then start anew")  # fmt: skip
-        return ""
+    def _accept_again(self) -> None:
+        if self._socket is not None:
+            self.loop.add_reader(self._socket, self._accept)
 
     def _drop_silent(self, now_s: float) -> None:
         """Ends connections without a run: those that never said hello, or were refused."""
         for link, session in list(self._links.items()):
             if session is None and now_s - link.since_s > HELLO_S:
-                self.listener.trouble("hello", f"{_user_name(link.uid)}: a connection that served "
+                self.listener.trouble("hello", f"{user_name(link.uid)}: a connection that served "
                                       f"no run for {HELLO_S:g} s was ended")  # fmt: skip
                 self.drop(link)
 
@@ -146,7 +146,7 @@ class Sessions:
         """Takes what one launcher sent.  Its own mistakes end at most its own connection."""
         for _ in range(PACKETS_PER_WAKE):
             try:
-                data, fds, cut = receive(link.sock)
+                data, fds, problem = receive(link.sock)
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:
@@ -157,8 +157,8 @@ class Sessions:
                 self.drop(link)
                 return
             try:
-                if cut:
-                    raise ValueError(f"packet is longer than {wire.PACKET_MAX_BYTES} bytes")
+                if problem:
+                    raise ValueError(problem)
                 self._packet(link, wire.decode(data), fds)
             except (ValueError, msgspec.DecodeError) as error:
                 link.send({"t": "error", "error": str(error)[:500]})
@@ -210,11 +210,12 @@ class Sessions:
         if not why_not and held is not None and held.hello.run != hello.run:
             why_not = f"this connection serves run {held.hello.run}: one run a connection"
         if not why_not and old is not None and old.uid != link.uid:
-            why_not = f"run {hello.run} belongs to {_user_name(old.uid)}: choose another --run"
+            why_not = f"run {hello.run} belongs to {user_name(old.uid)}: choose another --run"
         if not why_not and old is not None and old.link not in (None, link) and (
             old.pid != link.pid and procfs.process_alive(old.pid)
         ):
             why_not = f"run {hello.run} is served by launcher {old.pid}: choose another --run"
+        why_not = why_not or self._no_room_for(hello, old, link.uid)
         if why_not:
             link.send({"t": "error", "error": why_not, "protocol": wire.PROTOCOL})
             return
@@ -226,8 +227,6 @@ class Sessions:
                 self.drop(stale)
             session.registered_boot_s = old.registered_boot_s if old.pid == link.pid else boot_s
             self._forget_tracks(old)
-        else:
-            self._check_room_for_run(link.uid)
         session.link = link
         self._links[link] = session
         self._runs[hello.run] = session
@@ -237,16 +236,26 @@ class Sessions:
         })  # fmt: skip
         self.listener.launcher_came(session)
 
-    def _check_room_for_run(self, uid: int) -> None:
-        """A run outlives its connection for a while: a user could leave any number behind."""
-        if len(self._runs) >= CONNECTIONS_MAX:
-            raise ValueError(f"this node already serves {CONNECTIONS_MAX} runs")
-        if sum(session.uid == uid for session in self._runs.values()) >= PER_UID_MAX:
-            raise ValueError(f"this node already serves {PER_UID_MAX} runs of {_user_name(uid)}")
+    def _no_room_for(self, hello: wire.Hello, old: Session | None, uid: int) -> str:
+        """Why a run does not fit, or "".  One that is known comes back at any time, as it was."""
+        if old is not None and hello.nproc <= old.hello.nproc:
+            return ""
+        why_not = "" if old is not None else self._room.for_run(uid, self._runs.values())
+        dead = sorted((one for one in self._runs.values() if one is not old and is_dead(one)),
+                      key=lambda one: (one.uid != uid, one.lost_s))  # fmt: skip
+        while not why_not:
+            others = [one for one in self._runs.values() if one is not old]
+            too_many = self._room.for_ranks(uid, hello.nproc, others)
+            if not too_many or not dead:
+                return too_many
+            self._forget_run(dead.pop(0))  # only kept to be seen: no reason to refuse who lives
+        return why_not
 
     def _levels(self, session: Session, levels: wire.Levels) -> None:
-        if len(levels.ranks) > wire.RANKS_MAX:
-            raise ValueError(f"{len(levels.ranks)} ranks are more than {wire.RANKS_MAX}")
+        if len(levels.ranks) > session.hello.nproc:
+            raise ValueError(
+                f"{len(levels.ranks)} ranks are more than the {session.hello.nproc} of the hello"
+            )
         if session.have_levels and levels.n and levels.n < session.levels.n:
             return  # older than what is known already
         session.levels, session.have_levels = _explained(levels), True
@@ -267,6 +276,9 @@ class Sessions:
             raise ValueError(f"page of rank {packet.rank}, pid {packet.pid}: out of bounds")
         if not fds:
             raise ValueError("a page packet carries descriptors: [page memfd, pidfd]")
+        if packet.rank not in session.tracks and len(session.tracks) >= session.hello.nproc:
+            raise ValueError(f"page of rank {packet.rank}: the {session.hello.nproc} ranks of the "
+                             "hello have theirs")  # fmt: skip
         mapping = page_module.map_readonly(fds[0])
         pidfd = -1
         if len(fds) > 1:
@@ -305,6 +317,10 @@ class Sessions:
                 self.loop.remove_reader(track.pidfd)
             track.close()
 
+    def _forget_run(self, session: Session) -> None:
+        self._forget_tracks(session)
+        del self._runs[session.hello.run]
+
     def _forget_tracks(self, session: Session) -> None:
         for rank in list(session.tracks):
             self._forget_track(session, rank)
@@ -324,11 +340,10 @@ class Sessions:
         connections ended that serve none."""
         if tick:
             self._drop_silent(now_s)
-        for name, session in list(self._runs.items()):
+        for session in list(self._runs.values()):
             if tick and session.link is None and now_s - session.lost_s > LOST_KEPT_S:
                 if not procfs.process_alive(session.pid):
-                    self._forget_tracks(session)
-                    del self._runs[name]
+                    self._forget_run(session)
                     continue
             for track in session.tracks.values():
                 track.look_at_page(now_s)
@@ -377,11 +392,3 @@ def _explained(levels: wire.Levels) -> wire.Levels:
         return rank if ended is rank.ended else msgspec.structs.replace(rank, ended=ended)
 
     return msgspec.structs.replace(levels, ranks=tuple(told(rank) for rank in levels.ranks))
-
-
-@lru_cache(maxsize=256)  # a directory service may be slow, and this is the agent's loop
-def _user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"uid {uid}"

@@ -16,7 +16,7 @@ from .core.model import Commit, Ended, Parked, SnapshotView
 
 PROTOCOL = 1
 PACKET_MAX_BYTES = 65536
-RANKS_MAX = 1024  # of one launcher; each holds a page and two descriptors here
+RANKS_MAX = 1024  # of one launcher; room.py says how many of all
 NAME_MAX = 128
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.agent import room
+
 UNIT = Path(__file__).resolve().parent.parent / "deploy/systemd/holdfast.service"
 
 
@@ -35,6 +37,12 @@ def test_the_unit_stays_tight(tmp_path: Path) -> None:
     assert analyze(tmp_path, UNIT.read_text(), *tight).returncode == 0
     loose = UNIT.read_text().replace("ProtectSystem=strict", "").replace("CapabilityBounding", "X-")
     assert analyze(tmp_path, loose, *tight).returncode != 0
+
+
+def test_the_unit_gives_the_agent_the_files_that_its_ranks_take() -> None:
+    (files,) = [line for line in UNIT.read_text().splitlines() if line.startswith("LimitNOFILE=")]
+    assert int(files.partition("=")[2]) == room.OPEN_FILES
+    assert room.RANKS_MAX * room.FILES_PER_RANK + room.OPEN_FILES_KEPT <= room.OPEN_FILES
 
 
 def node_units(tmp_path: Path, old: str = "", new: str = "") -> str:

@@ -292,7 +292,7 @@ def test_a_levels_packet_of_64_ranks_costs_less_than_a_step_may(agent, tmp_path)
 
 
 def test_one_user_cannot_take_every_connection(agent, tmp_path, monkeypatch):
-    monkeypatch.setattr("holdfast.agent.sessions.PER_UID_MAX", 3)
+    monkeypatch.setattr("holdfast.agent.room.PER_UID_MAX", 3)
 
     async def scenario(daemon, node, launch):
         kept = [launch(run=f"run-{number}") for number in range(3)]
@@ -336,7 +336,7 @@ def test_a_refusal_is_read_even_by_a_launcher_that_spoke_first():
 
 
 def test_runs_left_behind_count_as_well(agent, tmp_path, monkeypatch):
-    monkeypatch.setattr("holdfast.agent.sessions.PER_UID_MAX", 3)
+    monkeypatch.setattr("holdfast.agent.room.PER_UID_MAX", 3)
 
     async def scenario(daemon, node, launch):
         for number in range(3):

@@ -1,0 +1,161 @@
+"""Nobody takes the whole agent: files, ranks and runs have their limits, each said by name."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import subprocess
+import sys
+import time
+
+import pytest
+from fakes import FakeLauncher, rank_level, until
+
+from holdfast.agent import procfs
+from holdfast.worker import page as layout
+
+
+def serve(scenario, agent, tmp_path, **settings):
+    async def run():
+        async with agent(**settings) as (daemon, node):
+            await until(lambda: daemon.address and daemon.runner and daemon.runner.samples())
+            await scenario(daemon, node, lambda **more: FakeLauncher(
+                tmp_path / "run" / "agent.sock", **more))  # fmt: skip
+
+    asyncio.run(run())
+
+
+def open_files() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+RAISED = """
+import resource, sys
+from holdfast.agent import room
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
+print(room.raise_open_files(), *resource.getrlimit(resource.RLIMIT_NOFILE),
+      room.Room(alone=False).ranks_max, room.Room(alone=True).ranks_per_uid)
+"""
+
+
+@pytest.mark.parametrize(("soft", "hard", "says"), [
+    (256, 2048, [2048, 2048, 2048, 512, 512]), (1024, 1024, [1024, 1024, 1024, 170, 170]),
+    (64, 64, [64, 64, 64, 1, 1]),
+])  # fmt: skip
+def test_the_limit_of_open_files_is_raised_and_ranks_follow_from_it(soft, hard, says):
+    done = subprocess.run([sys.executable, "-c", RAISED, str(soft), str(hard)],
+                          capture_output=True, text=True, timeout=60, check=True)  # fmt: skip
+    assert [int(word) for word in done.stdout.split()] == says
+
+
+def test_a_user_has_as_many_ranks_as_one_user_may_and_the_dead_count_for_nothing(
+    agent, tmp_path, monkeypatch
+):
+    async def scenario(daemon, node, launch):
+        daemon.sessions._room.ranks_per_uid = 6
+        first, second = launch(run="a", nproc=4), launch(run="b", nproc=3)
+        first.hello()
+        await first.receive("welcome")
+        second.hello()
+        assert "has 4 on this node already" in (await second.receive("error"))["error"]
+        first.hello()  # known, and no larger than it was
+        await first.receive("welcome")
+        first.close()
+        await until(lambda: daemon.sessions.session("a").link is None)
+        second.hello()  # its launcher's process lives, and may come back
+        assert "3 ranks are too many" in (await second.receive("error"))["error"]
+        monkeypatch.setattr(procfs, "process_alive", lambda pid: False)
+        second.hello()
+        await second.receive("welcome")
+        assert daemon.sessions.session("a") is None
+        second.close()
+
+    serve(scenario, agent, tmp_path)
+
+
+def test_all_users_together_have_what_the_limit_of_open_files_allows(agent, tmp_path):
+    async def scenario(daemon, node, launch):
+        daemon.sessions._room.ranks_max = 6
+        first, second = launch(run="a", nproc=4), launch(run="b", nproc=3)
+        first.hello()
+        await first.receive("welcome")
+        second.hello()
+        assert "follows 4 of the 6" in (await second.receive("error"))["error"]
+        first.close()
+        second.close()
+
+    serve(scenario, agent, tmp_path)
+
+
+def test_a_launcher_brings_no_more_ranks_than_it_said(agent, tmp_path):
+    async def scenario(daemon, node, launch):
+        launcher = launch(nproc=2)
+        launcher.hello()
+        await launcher.receive("welcome")
+        for rank in (0, 900):
+            launcher.page(rank, os.getpid())
+        await until(lambda: len(daemon.sessions.session("demo").tracks) == 2)
+        before = open_files()
+        for rank in range(1, 20):
+            launcher.page(rank, os.getpid())
+            said = (await launcher.receive("error"))["error"]
+            assert said == f"page of rank {rank}: the 2 ranks of the hello have theirs"
+            launcher.pages.pop(rank).release()
+        await until(lambda: open_files() <= before + 2)  # a collector's own, for a moment
+        launcher.page(900, os.getpid())  # a rank that is known may come anew
+        ranks = [rank_level(rank, os.getpid()) for rank in range(3)]
+        launcher.levels(generation=1, state="running", ranks=ranks)
+        assert "3 ranks are more than the 2" in (await launcher.receive("error"))["error"]
+        launcher.close()
+
+    serve(scenario, agent, tmp_path)
+
+
+def test_without_a_file_to_open_the_agent_waits_and_does_not_spin(agent, tmp_path, monkeypatch):
+    monkeypatch.setattr("holdfast.agent.sessions.ACCEPT_AGAIN_S", 0.3)
+
+    async def scenario(daemon, node, launch):
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        launcher = launch()  # connected; nothing is accepted before the loop runs
+        free = os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+        try:
+            refusals = lambda: daemon.troubles.counts.get("sessions", 0)  # noqa: E731
+            await until(lambda: refusals() == 1)
+            begin_s = time.monotonic()
+            await until(lambda: refusals() > 1)
+            assert time.monotonic() - begin_s > 0.2 and refusals() == 2
+            assert "Too many open files" in daemon.troubles.latest["sessions"]
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        launcher.hello()
+        await launcher.receive("welcome")
+        launcher.close()
+
+    serve(scenario, agent, tmp_path, agent__fast_s=60.0, agent__slow_s=600.0)
+
+
+def test_a_page_whose_descriptors_found_no_room_is_refused_for_that(agent, tmp_path):
+    async def scenario(daemon, node, launch):
+        launcher = launch()
+        launcher.hello()
+        await launcher.receive("welcome")
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        page_fd, pidfd = layout.create(), os.pidfd_open(os.getpid())
+        good = layout.readonly(page_fd)
+        launcher.send([good, pidfd], t="page", rank=0, generation=1, pid=os.getpid())
+        free = os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+        try:
+            said = (await launcher.receive("error"))["error"]
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            for fd in (page_fd, pidfd, good):
+                os.close(fd)
+        assert "descriptors got lost" in said
+        launcher.close()
+
+    serve(scenario, agent, tmp_path, agent__fast_s=60.0, agent__slow_s=600.0)
