@@ -65,12 +65,12 @@ class Room:
         """Why so many ranks more are too many beside the other runs, or ""."""
         mine = sum(session.hello.nproc for session in others if session.uid == uid)
         if mine + nproc > self.ranks_per_uid:
-            return (f"{nproc} ranks are too many: {user_name(uid)} has {mine} on this node already, "
-                    f"and this agent follows {self.ranks_per_uid} of one user")  # fmt: skip
+            return (f"{nproc} ranks are too many: {user_name(uid)} has {mine} on this node already"
+                    f", and this agent follows {self.ranks_per_uid} of one user")  # fmt: skip
         taken = sum(session.hello.nproc for session in others)
         if taken + nproc > self.ranks_max:
             return (f"{nproc} ranks are too many: this agent follows {taken} of the "
-                    f"{self.ranks_max} that its limit of open files allows (LimitNOFILE)")  # fmt: skip
+                    f"{self.ranks_max} that it may (its limit of open files)")  # fmt: skip
         return ""
 
 

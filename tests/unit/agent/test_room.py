@@ -49,6 +49,16 @@ def test_the_limit_of_open_files_is_raised_and_ranks_follow_from_it(soft, hard, 
     assert [int(word) for word in done.stdout.split()] == says
 
 
+def test_an_agent_that_starts_raises_it_first():
+    code = ("import resource; from holdfast.agent.__main__ import main;"
+            "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 1024));"
+            "main(['--config', '/no/such/file']);"
+            "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])")  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
+                          timeout=60, check=True)  # fmt: skip
+    assert "/no/such/file" in done.stderr and done.stdout == "1024\n"
+
+
 def test_a_user_has_as_many_ranks_as_one_user_may_and_the_dead_count_for_nothing(
     agent, tmp_path, monkeypatch
 ):
