@@ -42,6 +42,16 @@ def test_the_scripts_own_code_comes_through(runs: Runs, word: str, code: int) ->
         assert "worker/rank.py" not in run.output  # the reader's own lines only
 
 
+def test_a_death_over_a_name_that_is_no_utf8_reaches_the_agent(runs: Runs) -> None:
+    """With an argument of that kind: the hello is taken, and so is the level with the death."""
+    run = runs.script("badname.py", os.fsdecode(b"arg-\xfd"),
+                      flags=("--nproc-per-node", "1", "--max-restarts", "1"))  # fmt: skip
+    assert run.wait() == 1, run.output
+    assert "ValueError: bad image c?.jpg" in run.output, run.output  # what the agent gave back
+    assert "did not take what it was told" not in run.output
+    assert "generation 2" in run.output, run.output
+
+
 def test_a_scripts_75_is_not_ours(runs: Runs) -> None:
     run = runs.script("env.py", "75", flags=("--nproc-per-node", "2", "--max-restarts", "0"))
     assert run.wait() == 1, run.output
