@@ -13,6 +13,7 @@ import pytest
 from fakes import FakeLauncher, rank_level, until
 
 from holdfast.agent import procfs
+from holdfast.agent.core.model import Verdict
 from holdfast.worker import page as layout
 
 
@@ -169,3 +170,23 @@ def test_a_page_whose_descriptors_found_no_room_is_refused_for_that(agent, tmp_p
         launcher.close()
 
     serve(scenario, agent, tmp_path, agent__fast_s=60.0, agent__slow_s=600.0)
+
+
+def test_an_odd_number_costs_its_own_packet_and_a_run_not_judged_is_counted(agent, tmp_path):
+    async def scenario(daemon, node, launch):
+        odd, good = launch(run="odd"), launch(run="good")
+        for launcher in (odd, good):
+            launcher.hello()
+            await launcher.receive("welcome")
+        odd.levels(commits=[{"generation": 1, "step": -(10**400), "path": "/c/1"}])
+        assert "at `$.commits[0].step`" in (await odd.receive("error"))["error"]
+        good.levels(generation=0, state="idle", ranks=[])
+        await until(lambda: node.seen and [one.run for one in node.seen[-1].runs] == ["good"])
+        assert "core" not in daemon.troubles.counts
+        node.extra = {"verdicts": (Verdict("run_not_judged", "run/odd", "degraded", 1.0, "why"),)}
+        daemon.wake("test")
+        await until(lambda: daemon.troubles.latest.get("core") == "why")
+        odd.close()
+        good.close()
+
+    serve(scenario, agent, tmp_path)
