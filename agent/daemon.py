@@ -20,6 +20,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from holdfast.collectors.sample import legible
+
 from . import background, logwatch, node_orders, procfs, wire
 from .config import ConfigError, Loaded, load
 from .core.model import WARN, Decision, Now, Observed, Request, Runbook, Settings
@@ -92,7 +94,7 @@ class Daemon:
         self.steps = 0
         self.turns = 0  # steps begun, whether or not the core got through
         self.snapshot = Snapshot(0, Now(0.0, 0.0), Observed(), Decision())
-        self.name = self.config.agent.node or socket.gethostname()
+        self.name = legible(self.config.agent.node or socket.gethostname())
         self.address = ""
         self._make_node = make_node
         self.boot_id = boot_id()
@@ -134,7 +136,8 @@ class Daemon:
     def _open(self, state: Path, runtime: Path) -> None:
         """Everything that must be there before launchers may connect; the socket comes last."""
         self.store = SqliteStore(state)
-        self.journal = Journal(state)
+        tell = functools.partial(self.loop.call_soon_threadsafe, self.trouble, "journal")
+        self.journal = Journal(state, trouble=tell)
         self.runbooks = load_runbooks(Path(self.config.runbooks.directory))
         seed = self.journal.seed
         self.narrator = Narrator(seed.incidents)
@@ -192,7 +195,7 @@ class Daemon:
                 handle.cancel()
         await self.performer.close()
         self.sessions.close(self._socket_path)
-        self.journal.append(Memory(self.node.memory()))
+        self.journal.append(Memory(self._remembered()))
         await asyncio.to_thread(self.journal.close)
         self.store.close()
         (runtime / "address").unlink(missing_ok=True)
@@ -279,7 +282,7 @@ class Daemon:
                  for effect in self.performer.fresh(decision.effects)]  # fmt: skip
         memory: bytes | None = None
         if fresh or told.records or now_s - self._memory_s > MEMORY_S:
-            latest = self.node.memory()
+            latest = self._remembered()
             self._memory_s = now_s
             if latest != self._memory:
                 self._memory = memory = latest
@@ -295,6 +298,15 @@ class Daemon:
                 "t": "say", "text": line.text, "level": line.level, "fault": line.fault,
                 "rank": line.rank,
             })  # fmt: skip
+
+    def _remembered(self) -> bytes:
+        """The core's memory; the last that could be written where this one cannot: what was decided
+        is carried out all the same."""
+        try:
+            return self.node.memory()
+        except (ValueError, OverflowError) as error:  # text or a number that JSON cannot hold
+            self.trouble("memory", error)
+            return self._memory or self.journal.seed.memory
 
     # ------------------------------------------------------------- what people ask
 
@@ -323,7 +335,7 @@ class Daemon:
             say(f"reload refused, the old configuration stays:\n{error}")
             return
         self.loaded, self.config, self.runbooks = loaded, loaded.config, runbooks
-        self.node = self._new_node(self.node.memory())
+        self.node = self._new_node(self._remembered())
         logwatch.tell(self.sessions.sessions(), loaded)
         self.reload_ok, self.reload_error = True, ""
         say("configuration reloaded; listen and directories change at the next start")

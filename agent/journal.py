@@ -20,6 +20,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from holdfast.collectors.sample import legible
+
 from .core.model import Effect, Incident
 from .store.sqlite import open_database
 
@@ -136,12 +138,17 @@ def needs_sync(effect: Effect) -> bool:
 class Journal:
     """The writing half; `seed` holds what was read when it was opened."""
 
-    def __init__(self, directory: Path, hook: Callable[[str], None] = lambda point: None) -> None:
+    def __init__(
+        self, directory: Path, hook: Callable[[str], None] = lambda point: None,
+        trouble: Callable[[str], object] = lambda text: None,
+    ) -> None:  # fmt: skip
         """Opens DIR/journal.db.  StoreError when it is foreign or damaged.  `hook` is called at
-        every point where a kill could hurt, so that tests can kill there."""
+        every point where a kill could hurt, so that tests can kill there; `trouble` by the thread,
+        with what it could not write as it was."""
         self.path = directory / "journal.db"
         self.dropped = 0
         self.error = ""
+        self._trouble = trouble
         self._hook = hook
         self._database = open_database(self.path)
         self._database.executescript(SCHEMA)
@@ -202,9 +209,10 @@ class Journal:
                 self._taken_s = batches[0].queued_s
             while not self._try_commit(batches):
                 with self._changed:
-                    if self._closing:
+                    if self._closing and self.error:
                         return
-                    self._changed.wait(RETRY_S)
+                    if self.error:
+                        self._changed.wait(RETRY_S)
             with self._changed:
                 self._taken_s = 0.0
             for batch in batches:
@@ -213,18 +221,28 @@ class Journal:
             self._hook("told")
 
     def _try_commit(self, batches: list[_Batch]) -> bool:
+        """False with an error when the disk took nothing, without one when a record was at fault:
+        that one is written differently, or left out, and the rest goes on."""
         database = self._database
+        at = (0, 0)
         self._hook("taken")
         try:
             synced = any(batch.synced for batch in batches)
             database.execute(f"PRAGMA synchronous={'FULL' if synced else 'NORMAL'}")
             database.execute("BEGIN IMMEDIATE")
             self._hook("begun")
-            for batch in batches:
-                for record in batch.records:
+            for number, batch in enumerate(batches):
+                for place, record in enumerate(batch.records):
+                    at = number, place
                     self._apply(record)
                     self._hook("applied")
             database.execute("COMMIT")
+        except (ValueError, OverflowError) as error:  # text that is none; beyond 64 bits
+            database.execute("ROLLBACK")
+            self.error = ""
+            self._mend(batches, *at)
+            self._trouble(f"a record could not be written as it was: {error}")
+            return False
         except sqlite3.Error as error:
             self.error = str(error)
             if database.in_transaction:
@@ -233,6 +251,15 @@ class Journal:
         self._hook("committed")
         self.error = ""
         return True
+
+    def _mend(self, batches: list[_Batch], number: int, place: int) -> None:
+        """Replaces one record of one batch by what can be written of it, which may be nothing."""
+        records = batches[number].records
+        mended = _mended(records[place])
+        self.dropped += 1 - len(mended)
+        batches[number] = batches[number]._replace(
+            records=(*records[:place], *mended, *records[place + 1 :])
+        )
 
     def _apply(self, record: Record) -> None:
         database = self._database
@@ -323,6 +350,25 @@ class Journal:
                   for id, ok, error, wall_s in reversed(finished)),
             tuple(incidents),
         )
+
+
+def _mended(record: Record) -> tuple[Record, ...]:
+    """The record with legible text; () when that was not what was wrong with it."""
+    plain = msgspec.to_builtins(record, builtin_types=(bytes,))
+    clean = _legible(plain)
+    if clean == plain:
+        return ()
+    return (msgspec.convert(clean, type(record), builtin_types=(bytes,)),)
+
+
+def _legible(value: object) -> object:
+    if isinstance(value, str):
+        return legible(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_legible(one) for one in value)
+    if isinstance(value, dict):
+        return {_legible(key): _legible(one) for key, one in value.items()}
+    return value
 
 
 def _resolve(done: asyncio.Future[None]) -> None:

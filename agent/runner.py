@@ -20,7 +20,7 @@ import msgspec
 
 from holdfast.collectors import ALL
 from holdfast.collectors.roots import Roots
-from holdfast.collectors.sample import Metric, NoData, Sample
+from holdfast.collectors.sample import Metric, NoData, Sample, legible
 
 from .probe import Helper, Left, Prober
 from .settings import Config
@@ -239,16 +239,16 @@ class Runner:
         samples: tuple[Sample, ...] = ()
         try:
             read = await asyncio.wait_for(asyncio.shield(reading), deadline_s)
-            samples = tuple(one for one in read[:SAMPLES_MAX] if math.isfinite(one.value))
+            samples = tuple(_clean(one) for one in read[:SAMPLES_MAX] if math.isfinite(one.value))
             if len(samples) < min(len(read), SAMPLES_MAX):
                 self._trouble(f"collector {name}", "readings that are no numbers were left out")
         except TimeoutError:
             error, entry.stuck = f"no answer within {deadline_s:g} s", reading
             reading.add_done_callback(_take_exception)
         except NoData as reason:
-            error, absent = str(reason) or "not on this machine", True
+            error, absent = legible(str(reason)) or "not on this machine", True
         except Exception as failure:  # border of a collector: promise 1
-            error = f"{type(failure).__name__}: {failure}"
+            error = legible(f"{type(failure).__name__}: {failure}")
             self._trouble(f"collector {name}", failure)
         if entry.stuck is not None:
             self._trouble(f"collector {name}", error)
@@ -262,6 +262,14 @@ class Runner:
         for entry in self._entries:
             if entry.thread is not None:
                 entry.thread.shutdown(wait=False, cancel_futures=True)
+
+
+def _clean(sample: Sample) -> Sample:
+    """What a collector forgot to make text of must not reach the core, whose memory, journal and
+    pages take nothing else."""
+    if sample.subject.isascii():
+        return sample
+    return sample._replace(subject=legible(sample.subject))
 
 
 def _take_exception(reading: asyncio.Future[list[Sample]]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from . import PROBED
 from .roots import Roots
-from .sample import NoData
+from .sample import NoData, legible
 
 PR_SET_PDEATHSIG = 1
 SAMPLES_MAX = 10_000
@@ -43,19 +43,14 @@ def _answer(collector: Any, roots: Roots, boot_s: float) -> dict[str, object]:
     try:
         samples = collector.collect(roots, boot_s)
     except NoData as reason:
-        return {"absent": str(reason) or "not on this machine"}
+        return {"absent": legible(str(reason)) or "not on this machine"}
     except OSError as error:
-        return {"error": str(error)[:500]}
+        return {"error": legible(str(error)[:500])}
     except Exception as error:  # border of a collector: promise 1
-        return {"error": f"{type(error).__name__}: {error}"[:500]}
-    good = [one._replace(subject=_text(one.subject)) for one in samples
+        return {"error": legible(f"{type(error).__name__}: {error}"[:500])}
+    good = [one._replace(subject=legible(one.subject)) for one in samples
             if math.isfinite(one.value) and one.value >= 0.0]  # fmt: skip
     return {"samples": good[:SAMPLES_MAX], "dropped": len(samples) - len(good)}
-
-
-def _text(subject: str) -> str:
-    """Names of files may be no text: neither JSON nor a page of metrics takes them as they are."""
-    return subject if subject.isascii() else subject.encode("utf-8", "replace").decode()
 
 
 if __name__ == "__main__":

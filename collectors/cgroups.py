@@ -13,7 +13,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from .roots import Roots, read_text
-from .sample import Metric, NoData, Sample
+from .sample import Metric, NoData, Sample, legible
 
 DIRECTORIES_MAX = 5000  # of one walk
 DEPTH_MAX = 16
@@ -233,4 +233,4 @@ def _is_count(text: str) -> bool:
 
 def label(path: str) -> str:
     """A path as it may stand in a subject; the root is /."""
-    return path.translate(ODD) or "/"
+    return legible(path).translate(ODD) or "/"

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from .nvme import word_of
 from .roots import Roots, read_text
-from .sample import NODE_EXPORTER, Metric, NoData, Sample
+from .sample import NODE_EXPORTER, Metric, NoData, Sample, legible
 
 CONTROLLERS_MAX = 64
 MODULES_MAX = 256
@@ -123,7 +123,7 @@ def _pcie(devices: dict[str, Device], boot_s: float) -> Iterator[Sample]:
             for error, count in counts.items():
                 if count > 0.0 and rows < ROWS_MAX:
                     rows += 1
-                    subject = f"device={name},severity={severity},error={error}"
+                    subject = f"device={legible(name)},severity={severity},error={error}"
                     yield Sample("host_pcie_device_errors_total", subject, count, device.boot_s)
     for severity, count in sums.items():
         yield Sample("host_pcie_errors_total", f"severity={severity}", count, boot_s)

@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from .kmsg import TEXT_MAX, USER, KernelLog
-from .sample import LogLine
+from .sample import LogLine, legible
 
 ENTRY_MAX_BYTES = 1 << 20  # an entry of the kernel has about 1 KB; what is longer is skipped
 CURSOR_MAX = 512  # characters; systemd's have about 130
@@ -117,7 +117,7 @@ def _text(value: Any) -> str | None:
             return bytes(value).decode("utf-8", "replace")
         except (TypeError, ValueError):
             return None
-    return value if isinstance(value, str) else None
+    return legible(value) if isinstance(value, str) else None
 
 
 def _number(value: Any, otherwise: int) -> int:

@@ -29,6 +29,17 @@ class Sample(NamedTuple):
     boot_s: float
 
 
+def legible(text: str) -> str:
+    """Text that any file, page and packet takes.  Names that the machine gives are bytes; what is
+    no UTF-8 in them comes as lone surrogates, which only fail where somebody writes them down."""
+    if text.isascii():
+        return text
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    except UnicodeEncodeError:  # surrogates that stand for no byte, as JSON may hold them
+        return text.encode("utf-8", "replace").decode()
+
+
 class LogLine(NamedTuple):
     """One line of a log, with the cursor by which its source finds it again."""
 

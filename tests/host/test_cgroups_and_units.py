@@ -160,6 +160,18 @@ def test_births_add_up_over_readings(tmp_path: Path) -> None:
     assert found["host_cgroup_births_total{cgroup=/ecs.service}"] == 3.0
 
 
+def test_a_cgroup_whose_name_is_no_text_is_read_and_named_as_one(tmp_path: Path) -> None:
+    machine, collector = Version1(tmp_path, 5), CgroupsCollector()
+    for name in ("one", "two"):
+        machine.cgroup(os.fsdecode(b"job\xff/") + name, limit=1000, usage=990, kills=1)
+        found = collector.collect(machine.roots, 1.0)
+    for sample in found:
+        sample.subject.encode()
+    assert {one.subject for one in found if one.name == "cgroup_memory_max_bytes"} == {
+        "cgroup=/job\ufffd/one", "cgroup=/job\ufffd/two"}
+    assert any(one.name.endswith("births_total") and "/job\ufffd" in one.subject for one in found)
+
+
 def test_junk_and_a_large_tree_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

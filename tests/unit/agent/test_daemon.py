@@ -142,6 +142,36 @@ def test_a_crashing_core_and_a_crashing_part_stop_nothing(agent, tmp_path):
     asyncio.run(scenario())
 
 
+def test_a_memory_that_cannot_be_written_keeps_no_effect_back(agent, tmp_path):
+    async def scenario():
+        async with agent() as (daemon, node):
+            launcher = FakeLauncher(tmp_path / "run" / "agent.sock")
+            launcher.hello()
+            launcher.levels(generation=0, state="idle", ranks=[])
+            await until(lambda: node.seen and node.seen[-1].runs)
+            node.memory = lambda: "/job\udcff".encode()
+            node.todo = [start_effect()]
+            daemon.wake("test")
+            order = await launcher.receive("do")
+            assert order["kind"] == "start" and daemon.troubles.counts["memory"] >= 1
+            assert not daemon.troubles.counts.get("core")
+            daemon.reload()
+            assert daemon.reload_ok and daemon.node.start_memory == b"steps:0"
+            launcher.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_name_of_the_machine_that_is_no_text_is_made_one(agent, monkeypatch):
+    monkeypatch.setattr("socket.gethostname", lambda: "node\udcff")
+
+    async def scenario():
+        async with agent(agent__node="") as (daemon, node):
+            assert daemon.name == node.name == "node\ufffd"
+
+    asyncio.run(scenario())
+
+
 def test_an_incident_is_said_counted_and_remembered_once(agent, tmp_path):
     opened = Incident(
         id="i1", fault="rank_killed", subject="run/demo/rank/1", severity="fatal", run="demo",

@@ -181,6 +181,31 @@ def test_the_queue_is_bounded_while_the_disk_is_full(tmp_path, monkeypatch):
     asyncio.run(scenario())
 
 
+def test_text_that_is_none_is_mended_and_a_number_beyond_64_bits_costs_its_own_record(tmp_path):
+    odd = Incident("i\udcff", "host_oom", "node/a/\udce9", "warn", "", 0, 1.0, 1.0, "r\ud800", "c",
+                   evidence=(("cgroup", "/job\udcff"),))  # fmt: skip
+
+    async def scenario():
+        said: list[str] = []
+        journal = Journal(tmp_path, trouble=said.append)
+        journal.append(Intent("1", "start", "run/x", "", "", "why \udcff", 0.0), Memory(b"\xff"))
+        journal.append(Count("actions", ("x",), 2.0), Happened(odd, (Count("n", ("\udcff",)),)),
+                       Finished("1", 1 << 70, "", 0.0), Count("actions", ("x",), 3.0))
+        await asyncio.wait_for(journal.append(Count("late", ("x",)), wait=True), 3.0)
+        assert not journal.stalled and journal.dropped == 1
+        assert len(said) == 3 and all("could not be written as it was" in one for one in said)
+        journal.close()
+        again = Journal(tmp_path)
+        (intent,), (incident,) = again.seed.unfinished, again.seed.incidents
+        assert intent.reason == "why \ufffd" and again.seed.memory == b"\xff"
+        assert incident.id == "i\ufffd" and incident.evidence == (("cgroup", "/job\ufffd"),)
+        assert again.seed.counters == {
+            ("actions", ("x",)): 5.0, ("n", ("\ufffd",)): 1.0, ("late", ("x",)): 1.0}
+        again.close()
+
+    asyncio.run(scenario())
+
+
 def test_only_what_outlives_the_node_is_synced():
     stop = Effect("1", "stop", "run/x", "r", 1.0, Stop("x", 1, (), 1.0, "r"))
     assert not needs_sync(stop)

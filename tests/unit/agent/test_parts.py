@@ -209,6 +209,36 @@ def test_one_collectors_fault_never_stops_another(monkeypatch):
     assert {"collector crashes", "collector hangs"} == set(troubles)
 
 
+def test_a_name_that_is_no_text_never_leaves_the_runner(monkeypatch):
+    class Named:
+        name, fast, metrics = "named", True, (Metric("x", "gauge", "x", ("file",)),)
+        failure = ""
+
+        def collect(self, roots, boot_s):
+            if self.failure:
+                raise NoData(self.failure)
+            return [Sample("x", "file=caf\u00e9", 1.0, boot_s),
+                    Sample("x", os.fsdecode(b"file=\xff\xe9,more=\xc3\xa9"), 1.0, boot_s),
+                    Sample("x", "file=\ud83d", 1.0, boot_s)]  # fmt: skip
+
+    monkeypatch.setattr("holdfast.agent.runner.ALL", (Named,))
+
+    async def scenario():
+        config = load(None, {"agent.tick_s": (0.05, "t"), "agent.fast_s": (0.1, "t")}).config
+        runner = Runner(config, lambda part, error: None)
+        task = asyncio.create_task(runner.run())
+        await until(lambda: runner.samples())
+        assert [one.subject for one in runner.samples()] == [
+            "file=caf\u00e9", "file=\ufffd\ufffd,more=\u00e9", "file=?"]
+        Named.failure = "/sys/\udcff: gone"
+        await until(lambda: runner.health()[0].absent)
+        assert runner.health()[0].error == "/sys/\ufffd: gone"
+        task.cancel()
+        runner.close()
+
+    asyncio.run(scenario())
+
+
 def test_kernel_lines_with_cursors_and_gaps(tmp_path):
     assert parse(b"6,100,5,-;oom-kill: x\n SUB=1\n", 1.0) == ("kmsg", 100, 1.0, "oom-kill: x")
     for rubbish in (b"", b"x", b";;;", b"6,x,1;t", b"\xff" * 100):
