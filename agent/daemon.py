@@ -136,8 +136,9 @@ class Daemon:
     def _open(self, state: Path, runtime: Path) -> None:
         """Everything that must be there before launchers may connect; the socket comes last."""
         self.store = SqliteStore(state)
-        tell = functools.partial(self.loop.call_soon_threadsafe, self.trouble, "journal")
-        self.journal = Journal(state, trouble=tell)
+        self.journal = Journal(
+            state, trouble=lambda said: self.loop.call_soon_threadsafe(self.trouble, "journal", said)
+        )
         self.runbooks = load_runbooks(Path(self.config.runbooks.directory))
         seed = self.journal.seed
         self.narrator = Narrator(seed.incidents)

@@ -56,12 +56,25 @@ class StandingCase:
         here = {f"{one.fault}|{one.subject}": one for one in verdicts}
         for key in sorted(self.memory.open):
             self._gone(ctx, key, here)
-        for key in sorted(here):
-            item = self.memory.open.get(key)
-            if item is not None:
-                self._again(ctx, item, here[key])
-            elif len(self.memory.open) < OPEN_MAX and _address(here[key]) not in told:
+        new = [key for key in sorted(here) if key not in self.memory.open]
+        for key in sorted(here.keys() & self.memory.open.keys()):
+            self._again(ctx, self.memory.open[key], here[key])
+        new.sort(key=lambda key: -SEVERITIES.index(here[key].severity))  # or it soon makes room
+        for key in new:
+            if _address(here[key]) not in told and self._room(ctx, here[key].severity):
                 self._open(ctx, key, here[key])
+
+    def _room(self, ctx: Context, severity: str) -> bool:
+        """Whether one more may be open; the mildest makes room for what is worse than it."""
+        if len(self.memory.open) < OPEN_MAX:
+            return True
+        rank = {key: SEVERITIES.index(one.incident.severity)
+                for key, one in self.memory.open.items()}  # fmt: skip
+        mildest = min(sorted(rank), key=lambda key: rank[key])
+        if rank[mildest] >= SEVERITIES.index(severity):
+            return False
+        self._close(ctx, mildest, "made room for something worse")
+        return True
 
     def _open(self, ctx: Context, key: str, verdict: Verdict) -> None:
         number = self.memory.numbers.get(verdict.fault, 0) + 1

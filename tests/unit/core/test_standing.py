@@ -6,8 +6,9 @@ import pytest
 
 from holdfast.agent import catalogue
 from holdfast.agent.core.detect.kernel import parse
-from holdfast.agent.core.model import Incident, Now, Observed, Settings
+from holdfast.agent.core.model import Incident, Now, Observed, Settings, Verdict
 from holdfast.agent.core.node import Node
+from holdfast.agent.core.standing import OPEN_MAX
 from holdfast.agent.runbook import load_runbooks
 
 from .host_machine import Machine, leaking
@@ -70,6 +71,39 @@ def test_memory_survives_the_agent_and_ends_with_the_boot() -> None:
     assert life.step() == {opened.id: opened}
     found = life.step(boot_id="b2")
     assert found[opened.id].state == "closed" and "rebooted" in found[opened.id].timeline[-1][1]
+
+
+def verdict(fault: str, number: int, severity: str) -> Verdict:
+    return Verdict(fault, f"node/a/mount/{number:02}", severity, 1.0, f"{fault} {number}")
+
+
+def standing(life: Life, verdicts: list[Verdict]) -> dict[str, Incident]:
+    """One step of the standing incidents alone; those that changed."""
+    now = Now(life.machine.boot_s, 1e9, "b1")
+    ctx = life.node._any(now, Observed(), [], [], [], {})
+    life.node.standing.step(ctx, verdicts)
+    return ctx.changed
+
+
+def test_what_is_worse_finds_room_among_many_that_are_mild() -> None:
+    life = Life(Machine())
+    mild = [verdict("filesystem_full", number, "warn") for number in range(40)]
+    assert len(standing(life, mild)) == OPEN_MAX
+    worse = verdict("filesystem_readonly", 99, "degraded")
+    changed = standing(life, [*mild, worse])
+    (closed,) = [one for one in changed.values() if one.state == "closed"]
+    (opened,) = [one for one in changed.values() if one.state == "open"]
+    assert opened.fault == "filesystem_readonly" and closed.fault == "filesystem_full"
+    assert closed.timeline[-1][1] == "made room for something worse"
+    assert len(life.node.standing.memory.open) == OPEN_MAX
+    assert standing(life, [*mild, worse]) == {}  # nobody takes turns
+    many = [verdict("filesystem_readonly", number, "degraded") for number in range(50)]
+    standing(life, [*mild, *many])
+    assert {one.severity for one in life.node.standing.incidents().values()} == {"degraded"}
+    assert standing(life, [*mild, *many, verdict("filesystem_readonly", 98, "degraded")]) == {}
+    fresh = Life(Machine())
+    opened_at_once = standing(fresh, [*mild, *many])
+    assert {one.state for one in opened_at_once.values()} == {"open"}
 
 
 GPU = "vendor=nvidia,device=3"
