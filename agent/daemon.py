@@ -137,7 +137,7 @@ class Daemon:
         """Everything that must be there before launchers may connect; the socket comes last."""
         self.store = SqliteStore(state)
         self.journal = Journal(
-            state, trouble=lambda said: self.loop.call_soon_threadsafe(self.trouble, "journal", said)
+            state, trouble=lambda why: self.loop.call_soon_threadsafe(self.trouble, "journal", why)
         )
         self.runbooks = load_runbooks(Path(self.config.runbooks.directory))
         seed = self.journal.seed
