@@ -4,12 +4,16 @@ Owns one walk of the hierarchy that has the memory controller (version 2, or ver
 tree).  A cgroup that was removed lives on while anything is charged to it; whoever makes and leaves
 them by the thousand makes every walk of the kernel's own longer, until one core does nothing else.
 Reads only, bounded; a cgroup that vanishes during the walk is left out.
+
+A pod, a job or a session has a cgroup of its own name.  Samples of single cgroups are for whoever
+judges and not declared; on the page stands the part of the path that stays (place_of).
 """
 
 from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from .roots import Roots, read_text
@@ -49,6 +53,17 @@ def find(roots: Roots) -> Tree:
     raise NoData(f"no memory controller below {base}")
 
 
+class Look(NamedTuple):
+    """What a cgroup's own files say; 0 is no limit."""
+
+    path: str
+    kills: int
+    limit: int
+    used: int
+    tasks: int
+    tasks_max: int
+
+
 class CgroupsCollector:
     """See the module."""
 
@@ -59,20 +74,25 @@ class CgroupsCollector:
                "Memory cgroups with a directory (in_use), and removed ones that the kernel "
                "still holds (dying).", ("state",), True),
         Metric("host_cgroup_births_total", "counter",
-               "Cgroups made anew at this place or below it, as far as readings saw.",
-               ("cgroup",)),
+               "Cgroups made anew at this place or below it, as far as readings saw; jobs and pods "
+               "count for the place that holds them.", ("cgroup",)),
         Metric("host_cgroup_oom_kills_total", "counter",
-               "Processes of this cgroup that the kernel killed for memory.", ("cgroup",), True),
+               "Processes at this place or below it that the kernel killed for memory, as far as "
+               "readings saw.", ("cgroup",), True),
         Metric("host_cgroup_memory_ratio", "gauge",
-               "Memory of a limited cgroup that cannot be dropped, as a share of its limit.",
-               ("cgroup",)),
+               "Memory that cannot be dropped, as a share of its limit, of the fullest limited "
+               "cgroup at this place or below it.", ("cgroup",)),
         Metric("host_cgroup_tasks_ratio", "gauge",
-               "Tasks of a limited cgroup as a share of its limit.", ("cgroup",)),
+               "Tasks as a share of their limit, of the fullest limited cgroup at this place or "
+               "below it.", ("cgroup",)),
     )  # fmt: skip
 
     def __init__(self) -> None:
         self._seen: dict[str, int] | None = None
         self._births: Counter[str] = Counter()
+        self._born: Counter[str] = Counter()  # by place
+        self._kills: dict[tuple[str, int], int] = {}  # path, inode -> as read last
+        self._killed: Counter[str] = Counter()  # by place
 
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
         """One walk.  NoData where no memory controller is to be seen."""
@@ -80,20 +100,43 @@ class CgroupsCollector:
         found, cut = walk(tree.base)
         if not cut:
             if self._seen is not None:
-                self._births.update(births(self._seen, found))
-                self._births = Counter(dict(self._births.most_common(BIRTHS_MAX)))
+                self._bear(births(self._seen, found))
             self._seen = found
         samples = [
-            Sample("host_cgroup_births_total", f"cgroup={path}", float(count), boot_s)
+            Sample("cgroup_births_total", _subject(path), float(count), boot_s)
             for path, count in self._births.most_common(NAMED_MAX)
         ]
+        samples += _named("host_cgroup_births_total", self._born, boot_s)
         counts = _counts_2(tree) if tree.version == 2 else _counts_1(roots, tree, found, cut)
         for state, count in counts.items():
             samples.append(Sample("host_memory_cgroups", f"state={state}", float(count), boot_s))
         if tree.version == 2 and counts.get("dying", 0) >= DYING_LOOK:
             path, held = holder(tree.base, list(found), counts["dying"])
             samples.append(Sample("cgroup_dying", f"cgroup={label(path)}", float(held), boot_s))
-        return samples + _limits(tree, found, boot_s)
+        looks = _look(tree, found)
+        self._count_kills(looks, found)
+        samples += _named("host_cgroup_oom_kills_total", self._killed, boot_s)
+        return samples + _limits(looks, boot_s)
+
+    def _bear(self, born: Counter[str]) -> None:
+        self._births.update(born)
+        self._births = Counter(dict(self._births.most_common(BIRTHS_MAX)))
+        for path, count in born.items():
+            self._born[place_of(path)] += count
+        self._born = Counter(dict(self._born.most_common(BIRTHS_MAX)))
+
+    def _count_kills(self, looks: list[Look], found: dict[str, int]) -> None:
+        """Adds what is new: a job's own count goes with its cgroup, the place's does not."""
+        for one in looks:
+            key = one.path, found[one.path]
+            more = max(0, one.kills - self._kills.pop(key, 0))
+            if one.kills:
+                self._kills[key] = one.kills  # at the end: the oldest goes first
+            if more or one.limit:
+                self._killed[place_of(label(one.path))] += more
+        while len(self._kills) > DIRECTORIES_MAX:
+            del self._kills[next(iter(self._kills))]
+        self._killed = Counter(dict(self._killed.most_common(BIRTHS_MAX)))
 
 
 def walk(base: str) -> tuple[dict[str, int], bool]:
@@ -193,27 +236,58 @@ def _dying(stat: dict[str, int]) -> int:
     return stat.get("nr_dying_subsys_memory", stat.get("nr_dying_descendants", 0))
 
 
-def _limits(tree: Tree, found: dict[str, int], boot_s: float) -> list[Sample]:
-    """Kills, and how full each limited cgroup is; those that have neither are left out."""
-    kills: list[Sample] = []
-    full: list[Sample] = []
+def _look(tree: Tree, found: dict[str, int]) -> list[Look]:
+    """The cgroups that have a limit or lost a process to it, outermost first."""
+    looks = []
     for path in sorted(found, key=lambda one: (one.count("/"), one))[:LOOK_MAX]:
-        place, subject = f"{tree.base}{path}", f"cgroup={label(path)}"
+        place = f"{tree.base}{path}"
         limit = _number(f"{place}/{tree.limit}")
-        killed = _stat(f"{place}/{tree.kills}").get("oom_kill", 0)
-        if killed or limit:
-            kills.append(Sample("host_cgroup_oom_kills_total", subject, float(killed), boot_s))
+        kills = _stat(f"{place}/{tree.kills}").get("oom_kill", 0)
+        tasks_max = _number(f"{place}/pids.max") if tree.version == 2 else 0
+        used = tasks = 0
         if limit:
             cache = _stat(f"{place}/memory.stat").get(tree.cache, 0)
             used = max(0, _number(f"{place}/{tree.usage}") - cache)
-            full.append(Sample("host_cgroup_memory_ratio", subject, used / limit, boot_s))
-            full.append(Sample("cgroup_memory_max_bytes", subject, float(limit), boot_s))
-        tasks_max = _number(f"{place}/pids.max") if tree.version == 2 else 0
         if tasks_max:
-            share = _number(f"{place}/pids.current") / tasks_max
-            full.append(Sample("host_cgroup_tasks_ratio", subject, share, boot_s))
-    kills.sort(key=lambda one: -one.value)
-    return kills[:NAMED_MAX] + full[: 3 * NAMED_MAX]
+            tasks = _number(f"{place}/pids.current")
+        if kills or limit or tasks_max:
+            looks.append(Look(path, kills, limit, used, tasks, tasks_max))
+    return looks
+
+
+def _limits(looks: list[Look], boot_s: float) -> list[Sample]:
+    """How full each limited cgroup is and what it lost, the fullest first; and the fullest of each
+    place, for the page."""
+    memory = [(one.used / one.limit, one) for one in looks if one.limit]
+    tasks = [(one.tasks / one.tasks_max, one) for one in looks if one.tasks_max]
+    killed = sorted((one for one in looks if one.kills or one.limit), key=lambda one: -one.kills)
+    found = []
+    for one in killed[:NAMED_MAX]:
+        subject = _subject(label(one.path))
+        found.append(Sample("cgroup_oom_kills_total", subject, float(one.kills), boot_s))
+    for share, one in _fullest(memory):
+        subject = f"cgroup={label(one.path)}"
+        found.append(Sample("cgroup_memory_ratio", subject, share, boot_s))
+        found.append(Sample("cgroup_memory_max_bytes", subject, float(one.limit), boot_s))
+    for share, one in _fullest(tasks):
+        found.append(Sample("cgroup_tasks_ratio", f"cgroup={label(one.path)}", share, boot_s))
+    for name, rows in (("host_cgroup_memory_ratio", memory), ("host_cgroup_tasks_ratio", tasks)):
+        most: dict[str, float] = {}
+        for share, one in rows:
+            place = place_of(label(one.path))
+            most[place] = max(share, most.get(place, 0.0))
+        found += _named(name, most, boot_s)
+    return found
+
+
+def _fullest(rows: list[tuple[float, Look]]) -> list[tuple[float, Look]]:
+    return sorted(rows, key=lambda one: -one[0])[:NAMED_MAX]
+
+
+def _named(name: str, values: Mapping[str, float], boot_s: float) -> list[Sample]:
+    """A series for each place, at most so many."""
+    most = sorted(values, key=lambda place: (-values[place], place))[:NAMED_MAX]
+    return [Sample(name, f"cgroup={place}", float(values[place]), boot_s) for place in most]
 
 
 def _number(path: str) -> int:
@@ -234,3 +308,20 @@ def _is_count(text: str) -> bool:
 def label(path: str) -> str:
     """A path as it may stand in a subject; the root is /."""
     return legible(path).translate(ODD) or "/"
+
+
+def _subject(path: str) -> str:
+    return f"cgroup={path},place={place_of(path)}"
+
+
+def place_of(path: str) -> str:
+    """The outer part of a path that is the same tomorrow: up to the first name with a number in it,
+    which pods, jobs, users, sessions and containers have; a service keeps its own, unless it is an
+    instance of a template or transient."""
+    kept = []
+    for part in path.split("/")[1:]:
+        is_own = part.endswith(".service") and "@" not in part and not part.startswith("run-")
+        if not is_own and any(character.isdigit() for character in part):
+            break
+        kept.append(part)
+    return "/" + "/".join(kept)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import sys
 import time
 from pathlib import Path
@@ -92,6 +93,8 @@ def test_version_1_counts_what_the_kernel_holds_against_directories(tmp_path: Pa
         "host_memory_cgroups{state=dying}": 68_308.0,
         "host_cgroup_oom_kills_total{cgroup=/job}": 2.0,
         "host_cgroup_memory_ratio{cgroup=/job}": 0.75,
+        "cgroup_oom_kills_total{cgroup=/job,place=/job}": 2.0,
+        "cgroup_memory_ratio{cgroup=/job}": 0.75,
         "cgroup_memory_max_bytes{cgroup=/job}": float(4 << 30),
     }
     (machine.base / "release_agent").unlink()  # a container sees a part of the machine's tree
@@ -118,6 +121,9 @@ def test_version_2_says_below_which_cgroup_most_of_them_are(tmp_path: Path) -> N
         "cgroup_dying{cgroup=/system.slice/ecs.service}": 840.0,
         "host_cgroup_oom_kills_total{cgroup=/job}": 3.0,
         "host_cgroup_memory_ratio{cgroup=/job}": 0.5,
+        "cgroup_oom_kills_total{cgroup=/job,place=/job}": 3.0,
+        "cgroup_memory_ratio{cgroup=/job}": 0.5,
+        "cgroup_tasks_ratio{cgroup=/job}": 0.95,
         "cgroup_memory_max_bytes{cgroup=/job}": float(1 << 30),
         "host_cgroup_tasks_ratio{cgroup=/job}": 0.95,
     }
@@ -157,7 +163,39 @@ def test_births_add_up_over_readings(tmp_path: Path) -> None:
         for file in place.iterdir():
             file.unlink()
         place.rmdir()
+    assert found["cgroup_births_total{cgroup=/ecs.service,place=/ecs.service}"] == 3.0
     assert found["host_cgroup_births_total{cgroup=/ecs.service}"] == 3.0
+
+
+@pytest.mark.parametrize(("path", "place"), [
+    ("/", "/"),
+    ("/system.slice/ecs.service", "/system.slice/ecs.service"),
+    ("/system.slice/k3s.service/x", "/system.slice/k3s.service/x"),
+    ("/system.slice/sshd@3-10.0.0.1:22.service", "/system.slice"),
+    ("/system.slice/run-r0fa1.service", "/system.slice"),
+    ("/system.slice/slurmstepd.scope/job_7/step_0", "/system.slice/slurmstepd.scope"),
+    ("/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1f.slice/cri-a9.scope",
+     "/kubepods.slice/kubepods-burstable.slice"),
+    ("/docker/6c0a", "/docker"),
+    ("/user.slice/user-1000.slice/session-4.scope", "/user.slice"),
+])  # fmt: skip
+def test_the_place_of_a_cgroup_is_what_stays(path: str, place: str) -> None:
+    assert cgroups.place_of(path) == place
+
+
+def test_a_thousand_jobs_leave_one_series_whose_count_only_grows(tmp_path: Path) -> None:
+    machine, collector = Version1(tmp_path, 5), CgroupsCollector()
+    declared = {metric.name for metric in CgroupsCollector.metrics}
+    series = set[str]()
+    for job in range(40):
+        machine.cgroup(f"slurm/job_{job}", limit=1000, usage=900 + job % 3, kills=job % 2)
+        machine.cgroup("slurm/job_x9", limit=1000, usage=10, kills=7)
+        found = named(collector.collect(machine.roots, float(job)))
+        series |= {key for key in found if key.partition("{")[0] in declared}
+        assert found["host_cgroup_memory_ratio{cgroup=/slurm}"] == (900 + job % 3) / 1000
+        assert found["host_cgroup_oom_kills_total{cgroup=/slurm}"] == 7.0 + (job + 1) // 2
+        shutil.rmtree(machine.base / f"slurm/job_{job}")
+    assert {key for key in series if "job" in key} == set() and len(series) <= 6
 
 
 def test_a_cgroup_whose_name_is_no_text_is_read_and_named_as_one(tmp_path: Path) -> None:
@@ -169,7 +207,7 @@ def test_a_cgroup_whose_name_is_no_text_is_read_and_named_as_one(tmp_path: Path)
         sample.subject.encode()
     assert {one.subject for one in found if one.name == "cgroup_memory_max_bytes"} == {
         "cgroup=/job\ufffd/one", "cgroup=/job\ufffd/two"}
-    assert any(one.name.endswith("births_total") and "/job\ufffd" in one.subject for one in found)
+    assert any(one.name == "cgroup_births_total" and "/job\ufffd" in one.subject for one in found)
 
 
 def test_junk_and_a_large_tree_are_bounded(
@@ -183,8 +221,8 @@ def test_junk_and_a_large_tree_are_bounded(
     (place / "memory.oom_control").write_text("oom_kill\noom_kill -3\n\n= =")
     (machine.base / "job1/memory.usage_in_bytes").write_text("-1\n")
     found = named(CgroupsCollector().collect(machine.roots, 1.0))
-    assert "host_cgroup_memory_ratio{cgroup=/job0}" not in found
-    assert found["host_cgroup_memory_ratio{cgroup=/job1}"] == 0.0
+    assert "cgroup_memory_ratio{cgroup=/job0}" not in found
+    assert found["cgroup_memory_ratio{cgroup=/job1}"] == 0.0
     machine.proc.write_text("memory\nmemory x y\n")
     assert "host_memory_cgroups{state=dying}" not in named(
         CgroupsCollector().collect(machine.roots, 1.0))

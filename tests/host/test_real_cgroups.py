@@ -134,5 +134,6 @@ def test_a_real_kill_for_memory_names_cgroup_limit_and_rank(subtree: Path) -> No
     ended = Ended(137, signal=9, boot_s=1002.0)
     found = read(1015.0, RankView(3, "a", process.pid, 1, "ended", ended=ended))
     (verdict,) = [one for one in found if one.fault == "host_oom"]
-    assert verdict.subject == f"node/a/cgroup{home}" and "(limit 24 MiB)" in verdict.reason
-    assert verdict.reason.endswith("; rank 3 of run m5 ended by SIGKILL there")
+    assert verdict.subject == f"node/a/cgroup{cgroups.place_of(home)}".rstrip("/")
+    assert f"cgroup {home} (limit 24 MiB)" in verdict.reason
+    assert verdict.reason.endswith(" where rank 3 of run m5 ended by SIGKILL")

@@ -23,6 +23,7 @@ from .host_links import (
     living_in,
     owner,
     unit_of,
+    where_of,
     words_of,
 )
 from .host_windows import Windows
@@ -41,11 +42,11 @@ CORES_GAP_S = 4.5
 TIMEOUTS = "network_transmit_timeouts_total"  # after each the driver resets its card
 OURS = ("host_", "task_", "cgroup_", "shm_", TIMEOUTS)
 IN_KERNEL = frozenset(("system", "irq", "softirq"))
-COUNTED = {"host_unit_restarts_total": "unit", "host_cgroup_births_total": "cgroup",
-           "host_cgroup_oom_kills_total": "cgroup"}  # fmt: skip
+COUNTED = {"host_unit_restarts_total": "unit", "cgroup_births_total": "cgroup",
+           "cgroup_oom_kills_total": "cgroup"}  # fmt: skip
 # a reading of the same collector that is there whenever it was read at all
-TOKEN = {"host_unit_restarts_total": "host_units", "host_cgroup_births_total":
-         "host_memory_cgroups", "host_cgroup_oom_kills_total": "host_memory_cgroups"}  # fmt: skip
+TOKEN = {"host_unit_restarts_total": "host_units", "cgroup_births_total":
+         "host_memory_cgroups", "cgroup_oom_kills_total": "host_memory_cgroups"}  # fmt: skip
 
 
 class Host:
@@ -121,7 +122,7 @@ class Host:
             self._boot_s = max(self._boot_s, boot_s)
             rows.setdefault(name, []).append((labels_of(subject), value))
             if name in COUNTED:
-                self._count(name, subject.partition("=")[2], boot_s, value)
+                self._count(name, rows[name][-1][0].get(COUNTED[name], ""), boot_s, value)
             elif name == TIMEOUTS:
                 self._series.add((name, rows[name][-1][0].get("device", "")), boot_s, value)
             elif name == "host_pressure_seconds_total":
@@ -186,8 +187,9 @@ class Host:
         found = []
         if root is not None and leak is not None:
             found.append(self._explained(
-                root, leak, cores if leak.is_many else [], busy, living_in(root, places)
-            ))
+                root, where_of(root, rows), leak, cores if leak.is_many else [], busy,
+                living_in(root, places),
+            ))  # fmt: skip
         found += [self._loop(loop) for loop in loops if root is None or loop.name != root.name]
         if leak is not None and leak.is_many and root is None:
             found.append(self._leaks(leak))
@@ -255,7 +257,7 @@ class Host:
         """Places where cgroups were made again and again, most first."""
         found: dict[str, int] = {}
         for key in self._series.keys():
-            if isinstance(key, tuple) and key[0] == "host_cgroup_births_total":
+            if isinstance(key, tuple) and key[0] == "cgroup_births_total":
                 starts = int(self._series.grown(key).by)
                 fresh = self._boot_s - self._series.newest_s(key) <= 60.0
                 if fresh and starts >= RESTARTS:
@@ -267,7 +269,7 @@ class Host:
     # ------------------------------------------------------------ words
 
     def _explained(
-        self, root: Loop, leak: Leak, cores: list[Core], busy: list[str], living: str
+        self, root: Loop, where: str, leak: Leak, cores: list[Core], busy: list[str], living: str
     ) -> Verdict:
         said = [f"{words_of(root.name)} of {self._node} crashes again and again ({root.how} "
                 f"{root.starts} times in ten minutes) and leaves memory cgroups behind: the "
@@ -289,7 +291,7 @@ class Host:
         evidence += [("also", words_of(name)) for name in root.beside[:4]]
         said.append(living or "no run is to blame")
         return verdict(
-            self._node, "unit_crash_loop", f"/{root.name}", DEGRADED if cores else WARN,
+            self._node, "unit_crash_loop", where, DEGRADED if cores else WARN,
             "; ".join(said), tuple(evidence), root.confidence,
             ("host_cgroup_leak", "host_core_pinned") if cores else ("host_cgroup_leak",),
         )  # fmt: skip
@@ -338,28 +340,35 @@ class Host:
         return f"{where} was in trouble {'once' if times == 1 else f'{times} times'}"
 
     def _kills(self, rows: Rows, places: list[Place]) -> list[Verdict]:
-        """Cgroups in which the kernel killed for memory within the last ten minutes."""
+        """Cgroups in which the kernel killed for memory within the last ten minutes: a verdict for
+        each place that holds such, because a job's own cgroup is another tomorrow."""
         limit = {labels.get("cgroup", ""): value
                  for labels, value in rows.get("cgroup_memory_max_bytes", ())}  # fmt: skip
-        found = []
-        for labels, _ in rows.get("host_cgroup_oom_kills_total", ()):
+        found: dict[str, list[tuple[str, str, int]]] = {}
+        for labels, _ in rows.get("cgroup_oom_kills_total", ()):
             cgroup = labels.get("cgroup", "")
-            killed = int(self._series.grown(("host_cgroup_oom_kills_total", cgroup)).by)
-            if killed <= 0:
-                continue
-            dead = [
-                Place(run, rank, pid, self._homes.get(pid, ""))
-                for (run, rank, pid), at_s in self._killed.items()
-                if self._boot_s - at_s <= RECENT_S
-            ]
-            lost = levels.listed([one.words for one in dead if levels.inside(one, cgroup)])
-            bound = f" (limit {levels.memory(limit[cgroup])})" if limit.get(cgroup) else ""
-            told = f"; {lost} ended by SIGKILL there" if lost else levels.living(cgroup, places)
-            number = "a process" if killed == 1 else f"{killed} processes"
-            found.append(verdict(
-                self._node, "host_oom", f"/cgroup{cgroup}", WARN,
-                f"the kernel killed {number} of cgroup {cgroup}{bound} for memory in the last "
-                f"ten minutes{told}",
-                (("cgroup", cgroup), ("killed", str(killed))),
-            ))  # fmt: skip
-        return found
+            killed = int(self._series.grown(("cgroup_oom_kills_total", cgroup)).by)
+            if killed > 0:
+                bound = f" (limit {levels.memory(limit[cgroup])})" if limit.get(cgroup) else ""
+                number = "a process" if killed == 1 else f"{killed} processes"
+                told = f"{number} of cgroup {cgroup}{bound}{self._lost(cgroup, places)}"
+                place = labels.get("place", cgroup)
+                found.setdefault(place, []).append((told, cgroup, killed))
+        return [
+            verdict(
+                self._node, "host_oom", f"/cgroup{place}".rstrip("/"), WARN,
+                "the kernel killed for memory, within the last ten minutes: "
+                + levels.several([told for told, _, _ in those]),
+                tuple((f"cgroup {cgroup}", f"{killed} killed")
+                      for _, cgroup, killed in those[: levels.EVIDENCE_MAX]),
+            )
+            for place, those in found.items()
+        ]  # fmt: skip
+
+    def _lost(self, cgroup: str, places: list[Place]) -> str:
+        dead = [
+            Place(run, rank, pid, self._homes.get(pid, ""))
+            for (run, rank, pid), at_s in self._killed.items() if self._boot_s - at_s <= RECENT_S
+        ]
+        lost = levels.listed([one.words for one in dead if levels.inside(one, cgroup)])
+        return f" where {lost} ended by SIGKILL" if lost else levels.living(cgroup, places)

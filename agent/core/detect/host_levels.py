@@ -21,6 +21,7 @@ SHM_WARN, SHM_DEGRADED = 0.9, 0.98
 AVAILABLE_MIN = 0.03  # of the machine's memory
 CGROUP_MEMORY = 0.95
 LISTED_MAX = 4
+EVIDENCE_MAX = 16  # rows; each its own kind, so that one more is news to an open incident
 MEGABYTE, GIGABYTE = 1 << 20, 1 << 30
 Rows = dict[str, list[tuple[dict[str, str], float]]]  # name -> (labels, value)
 Lasts = Callable[[str, bool], bool]  # (what, whether it is so now) -> it was so for a while
@@ -84,21 +85,35 @@ def limits(node: str, rows: Rows, places: list[Place]) -> list[Verdict]:
                 node, "host_limit_near", f"/limit/{tail}", severity,
                 f"{used:.0f} of {most:.0f} {word} that the kernel allows are in use on {node}",
             ))  # fmt: skip
-    for labels, share in rows.get("task_open_files_ratio", ())[:LISTED_MAX]:
-        severity = DEGRADED if share >= LIMIT_DEGRADED else WARN
-        who = process(labels, places)
+    found += _process_files(node, rows, places)
+    full = [(labels.get("cgroup", ""), share)
+            for labels, share in rows.get("cgroup_tasks_ratio", ()) if share >= CGROUP_TASKS]
+    if full:
         found.append(verdict(
-            node, "host_limit_near", f"/limit/open-files/{labels.get('pid', '')}", severity,
-            f"{who} has {share:.0%} of the open files that its own limit allows",
+            node, "host_limit_near", "/limit/cgroup-tasks", WARN,
+            several([f"cgroup {cgroup} has {share:.0%} of the tasks that its limit allows"
+                     f"{living(cgroup, places)}" for cgroup, share in full]),
+            tuple((f"cgroup {cgroup}", f"{share:.0%}") for cgroup, share in full[:EVIDENCE_MAX]),
         ))  # fmt: skip
-    for labels, share in rows.get("host_cgroup_tasks_ratio", ()):
-        if share >= CGROUP_TASKS:
-            cgroup = labels.get("cgroup", "")
-            found.append(verdict(
-                node, "host_limit_near", f"/limit/tasks{cgroup}", WARN,
-                f"cgroup {cgroup} has {share:.0%} of the tasks that its limit allows"
-                f"{living(cgroup, places)}",
-            ))  # fmt: skip
+    return found
+
+
+def _process_files(node: str, rows: Rows, places: list[Place]) -> list[Verdict]:
+    """One verdict for all processes of a name; their ids are evidence, and no part of a subject,
+    which becomes a label on the page."""
+    near: dict[str, list[tuple[float, str]]] = {}
+    for labels, share in rows.get("task_open_files_ratio", ()):
+        name = labels.get("name", "?").replace("/", "_")
+        near.setdefault(name, []).append((share, process(labels, places)))
+    found = []
+    for name, those in list(near.items())[:LISTED_MAX]:
+        severity = DEGRADED if max(those)[0] >= LIMIT_DEGRADED else WARN
+        found.append(verdict(
+            node, "host_limit_near", f"/limit/open-files/{name}", severity,
+            several([f"{who} has {share:.0%} of the open files that its own limit allows"
+                     for share, who in those]),
+            tuple((who, f"{share:.0%}") for share, who in those[:EVIDENCE_MAX]),
+        ))  # fmt: skip
     return found
 
 
@@ -176,15 +191,18 @@ def shortage(
         ))  # fmt: skip
     limit = {labels.get("cgroup", ""): value
              for labels, value in rows.get("cgroup_memory_max_bytes", ())}  # fmt: skip
-    for labels, share in rows.get("host_cgroup_memory_ratio", ()):
-        cgroup = labels.get("cgroup", "")
-        if lasts(f"memory of {cgroup}", share >= CGROUP_MEMORY):
-            found.append(verdict(
-                node, "host_memory_low", f"/cgroup{cgroup}", WARN,
-                f"cgroup {cgroup} uses {share:.0%} of its limit of "
-                f"{memory(limit.get(cgroup, 0.0))}, not counting what can be dropped"
-                f"{living(cgroup, places)}",
-            ))  # fmt: skip
+    full = [(labels.get("cgroup", ""), share)
+            for labels, share in rows.get("cgroup_memory_ratio", ())]  # fmt: skip
+    full = [(cgroup, share) for cgroup, share in full
+            if lasts(f"memory of {cgroup}", share >= CGROUP_MEMORY)]  # fmt: skip
+    if full:
+        found.append(verdict(
+            node, "host_memory_low", "/cgroups", WARN,
+            several([f"cgroup {cgroup} uses {share:.0%} of its limit of "
+                     f"{memory(limit.get(cgroup, 0.0))}, not counting what can be dropped"
+                     f"{living(cgroup, places)}" for cgroup, share in full]),
+            tuple((f"cgroup {cgroup}", f"{share:.0%}") for cgroup, share in full[:EVIDENCE_MAX]),
+        ))  # fmt: skip
     return found
 
 
@@ -204,6 +222,12 @@ def living(cgroup: str, places: list[Place]) -> str:
 def listed(words: list[str], most: int = 8) -> str:
     more = f" and {len(words) - most} more" if len(words) > most else ""
     return f"{', '.join(words[:most])}{more}"
+
+
+def several(told: list[str]) -> str:
+    """Sentences of the same kind: the first few in words, the rest as a number."""
+    more = [f"and {len(told) - LISTED_MAX} more"] if len(told) > LISTED_MAX else []
+    return "; ".join(told[:LISTED_MAX] + more)
 
 
 def memory(size: float) -> str:

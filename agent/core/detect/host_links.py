@@ -70,6 +70,16 @@ def owner(cgroup: str) -> str:
     return f"cgroup{cgroup}"
 
 
+def where_of(loop: Loop, rows: Rows) -> str:
+    """The end of a verdict's subject: the unit, or the place of the cgroup, for a pod's own has
+    another name tomorrow."""
+    for labels, _ in rows.get("cgroup_births_total", ()):
+        cgroup = labels.get("cgroup", "")
+        if loop.name == f"cgroup{cgroup}":
+            return f"/cgroup{labels.get('place', cgroup)}".rstrip("/")
+    return f"/{loop.name}"
+
+
 def unit_of(loop: Loop) -> str:
     return loop.name.rpartition("/")[2]
 

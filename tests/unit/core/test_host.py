@@ -161,11 +161,12 @@ def test_without_systemd_the_place_where_cgroups_are_born_is_named() -> None:
     told(host, machine, 3)
     found: dict[str, Verdict] = {}
     for births in range(1, 31):
-        machine.slow["host_cgroup_births_total", "cgroup=/kube/pod1"] = float(births)
+        machine.slow["cgroup_births_total", "cgroup=/kube/pod1,place=/kube"] = float(births)
         machine.slow["host_memory_cgroups", "state=dying"] += 1.0
         found = told(host, machine, 3)
     (verdict,) = found.values()
-    assert verdict.subject == "node/a/cgroup/kube/pod1" and verdict.confidence == 0.7
+    assert verdict.subject == "node/a/cgroup/kube" and verdict.confidence == 0.7
+    assert "cgroup /kube/pod1" in verdict.reason
     assert "made anew at least 30 times" in verdict.reason
 
 
@@ -202,10 +203,14 @@ def test_restarts_before_the_agents_first_reading_do_not_count() -> None:
     ({("host_processes", ""): 95.0, ("host_processes_max", ""): 400.0,
       ("host_threads_max", ""): 100.0}, "node/a/limit/tasks", "degraded", "95 of 100 tasks"),
     ({("host_processes", ""): 95.0}, "", "", ""),
-    ({("task_open_files_ratio", "pid=101,name=python"): 0.75}, "node/a/limit/open-files/101",
+    ({("task_open_files_ratio", "pid=101,name=python"): 0.75}, "node/a/limit/open-files/python",
      "warn", "python (pid 101, rank 1 of run m5) has 75%"),
-    ({("host_cgroup_tasks_ratio", "cgroup=/job"): 0.95}, "node/a/limit/tasks/job", "warn",
-     "limit allows; rank 0 of run m5 lives there"),
+    ({("task_open_files_ratio", f"pid={pid},name=a/b"): 0.9 + pid / 1e3 for pid in range(7)},
+     "node/a/limit/open-files/a_b", "degraded", "a/b (pid 3) has 90% of the open files that its "
+     "own limit allows; and 3 more"),
+    ({("cgroup_tasks_ratio", "cgroup=/job"): 0.95, ("cgroup_tasks_ratio", "cgroup=/x7"): 0.91,
+      ("cgroup_tasks_ratio", "cgroup=/y"): 0.2}, "node/a/limit/cgroup-tasks", "warn",
+     "limit allows; rank 0 of run m5 lives there; cgroup /x7 has 91%"),
     ({("task_blocked_seconds", "pid=100,name=python,wait=nfs_wait"): 61.0}, "node/a/processes",
      "warn", "python (pid 100, rank 0 of run m5) for 61 s in nfs_wait"),
     ({("task_blocked_seconds", "pid=7,name=cp,wait=?"): 301.0}, "node/a/processes", "degraded",
@@ -228,20 +233,23 @@ def test_zombies_and_want_of_memory_must_last() -> None:
         ("host_zombies", ""): 1200.0, ("task_zombies", "pid=9,name=sh"): 1100.0,
         ("host_memory_total_bytes", ""): 100.0 * 2**30,
         ("host_memory_available_bytes", ""): 2.0 * 2**30,
-        ("host_cgroup_memory_ratio", "cgroup=/job"): 0.97,
+        ("cgroup_memory_ratio", "cgroup=/job"): 0.97,
+        ("cgroup_memory_ratio", "cgroup=/other"): 0.99,
         ("cgroup_memory_max_bytes", "cgroup=/job"): 4.0 * 2**30,
     }, runs=(ranks("/job"),))  # fmt: skip
     host = Host("a")
     assert not told(host, machine, 8)
     found = told(host, machine, 1)
     assert set(found) == {"host_zombies node/a/zombies", "host_memory_low node/a/memory",
-                          "host_memory_low node/a/cgroup/job"}  # fmt: skip
+                          "host_memory_low node/a/cgroups"}  # fmt: skip
     assert "1100 of them are sh (pid 9)'s" in found["host_zombies node/a/zombies"].reason
     assert "2.0 GiB of 100.0 GiB are left" in found["host_memory_low node/a/memory"].reason
-    limited = found["host_memory_low node/a/cgroup/job"].reason
+    limited = found["host_memory_low node/a/cgroups"].reason
+    assert "; cgroup /other uses 99%" in limited
     assert "97% of its limit of 4.0 GiB" in limited and "rank 0 of run m5 lives there" in limited
     machine.slow["host_zombies", ""] = 3.0
-    machine.slow["host_cgroup_memory_ratio", "cgroup=/job"] = 0.5
+    machine.slow["cgroup_memory_ratio", "cgroup=/job"] = 0.5
+    machine.slow["cgroup_memory_ratio", "cgroup=/other"] = 0.5
     told(host, machine, 3)
     machine.slow["host_zombies", ""] = 1200.0
     assert set(told(host, machine, 3)) == {"host_memory_low node/a/memory"}
@@ -264,14 +272,18 @@ def test_a_kill_for_memory_names_the_cgroup_and_the_rank_that_died() -> None:
     }, runs=(ranks("/job/r0", "/other/r1"),))  # fmt: skip
     host = Host("a")
     told(host, machine, 3)
-    machine.slow["host_cgroup_oom_kills_total", "cgroup=/job"] = 1.0
+    machine.slow["cgroup_oom_kills_total", "cgroup=/job,place=/"] = 1.0
     (alive,) = told(host, machine, 3).values()
-    assert alive.fault == "host_oom" and alive.subject == "node/a/cgroup/job"
+    assert alive.fault == "host_oom" and alive.subject == "node/a/cgroup"
+    assert alive.evidence == (("cgroup /job", "1 killed"),)
     assert alive.reason.endswith("rank 0 of run m5 lives there")
     machine.runs = (ranks("", "", state="ended", ended=killed),)
     (dead,) = told(host, machine, 3).values()
     assert "a process of cgroup /job (limit 4.0 GiB)" in dead.reason
-    assert dead.reason.endswith("rank 0 of run m5 ended by SIGKILL there")
+    assert dead.reason.endswith("where rank 0 of run m5 ended by SIGKILL")
+    machine.slow["cgroup_oom_kills_total", "cgroup=/job2,place=/"] = 2.0
+    (both,) = told(host, machine, 3).values()
+    assert both.subject == alive.subject and "; 2 processes of cgroup /job2" in both.reason
     assert told(host, machine, 130) == {}
 
 
@@ -306,8 +318,8 @@ def test_windows_keep_few_readings() -> None:
 
 @given(st.lists(st.tuples(
     st.sampled_from(["host_zombies", "task_blocked_seconds", "host_memory_cgroups",
-                     "host_cgroup_oom_kills_total", "host_cpu_seconds_total",
-                     "host_unit_restarts_total", "host_cgroup_births_total",
+                     "cgroup_oom_kills_total", "host_cpu_seconds_total",
+                     "host_unit_restarts_total", "cgroup_births_total",
                      "host_shm_size_bytes", "task_kernel_ratio"]),
     st.text(alphabet="abcdp=,/ui1", max_size=12), st.floats(0, 1e18), st.floats(0, 1e6),
 ), max_size=40))  # fmt: skip

@@ -106,6 +106,16 @@ def test_what_is_worse_finds_room_among_many_that_are_mild() -> None:
     assert {one.state for one in opened_at_once.values()} == {"open"}
 
 
+def test_a_second_cgroup_at_its_limit_is_news_to_the_incident_of_the_first() -> None:
+    life = Life(Machine(slow={("cgroup_tasks_ratio", "cgroup=/slurm/job_1"): 0.95}))
+    (opened,) = life.step().values()
+    assert opened.subject == "node/a/limit/cgroup-tasks" and "job_1 has 95%" in opened.reason
+    life.machine.slow["cgroup_tasks_ratio", "cgroup=/slurm/job_2"] = 0.97
+    (grown,) = life.step(3).values()
+    assert grown.id == opened.id and "job_2 has 97%" in grown.reason
+    assert [what for what, _ in grown.evidence] == ["cgroup /slurm/job_1", "cgroup /slurm/job_2"]
+
+
 GPU = "vendor=nvidia,device=3"
 REMAP = (("accelerator_info", f"{GPU},name=H100,uuid=GPU-1,pci=00000000:9B:00.0", 1.0, 1.0),
          ("accelerator_row_remap_pending", GPU, 1.0, 1.0))  # fmt: skip
