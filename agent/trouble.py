@@ -11,6 +11,8 @@ import time
 import traceback
 from collections import OrderedDict
 
+from holdfast.collectors.sample import legible
+
 SAID_MAX = 500
 SAY_AGAIN_S = 3600.0
 
@@ -27,7 +29,7 @@ class Troubles:
         """Counts one failure of `part`; an exception is written with where it came from."""
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
         self.counts[part] = self.counts.get(part, 0) + 1
-        self.latest[part] = text[:500]
+        self.latest[part] = legible(text[:500])  # a page takes nothing else
         now_s = time.monotonic()
         key = (part, text[:200])
         if now_s - self._said.get(key, -SAY_AGAIN_S) < SAY_AGAIN_S:
@@ -44,6 +46,6 @@ class Troubles:
 def say(text: str) -> None:
     """One line of the agent's own log."""
     try:
-        print(f"holdfast agent: {text}", file=sys.stderr, flush=True)
+        print(f"holdfast agent: {legible(text)}", file=sys.stderr, flush=True)
     except OSError:
         pass  # nobody reads the log any more; the counters still tell

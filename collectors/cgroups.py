@@ -12,6 +12,7 @@ judges and not declared; on the page stands the part of the path that stays (pla
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -27,6 +28,7 @@ BIRTHS_MAX = 256  # cgroups below which births are counted
 DYING_LOOK = 100  # removed cgroups from which it is worth asking below whom they are
 DYING_READS_MAX = 512
 NO_LIMIT = 1 << 60  # version 1 writes a huge number
+DIGIT = re.compile(r"\d")
 ODD = str.maketrans(",=\n{}\"", "______")  # what a subject cannot hold
 
 
@@ -57,6 +59,8 @@ class Look(NamedTuple):
     """What a cgroup's own files say; 0 is no limit."""
 
     path: str
+    label: str
+    place: str
     kills: int
     limit: int
     used: int
@@ -103,9 +107,10 @@ class CgroupsCollector:
                 self._bear(births(self._seen, found))
             self._seen = found
         samples = [
-            Sample("cgroup_births_total", _subject(path), float(count), boot_s)
+            Sample("cgroup_births_total", f"cgroup={path},place={place_of(path)}", float(count),
+                   boot_s)
             for path, count in self._births.most_common(NAMED_MAX)
-        ]
+        ]  # fmt: skip
         samples += _named("host_cgroup_births_total", self._born, boot_s)
         counts = _counts_2(tree) if tree.version == 2 else _counts_1(roots, tree, found, cut)
         for state, count in counts.items():
@@ -133,7 +138,7 @@ class CgroupsCollector:
             if one.kills:
                 self._kills[key] = one.kills  # at the end: the oldest goes first
             if more or one.limit:
-                self._killed[place_of(label(one.path))] += more
+                self._killed[one.place] += more
         while len(self._kills) > DIRECTORIES_MAX:
             del self._kills[next(iter(self._kills))]
         self._killed = Counter(dict(self._killed.most_common(BIRTHS_MAX)))
@@ -240,18 +245,19 @@ def _look(tree: Tree, found: dict[str, int]) -> list[Look]:
     """The cgroups that have a limit or lost a process to it, outermost first."""
     looks = []
     for path in sorted(found, key=lambda one: (one.count("/"), one))[:LOOK_MAX]:
-        place = f"{tree.base}{path}"
-        limit = _number(f"{place}/{tree.limit}")
-        kills = _stat(f"{place}/{tree.kills}").get("oom_kill", 0)
-        tasks_max = _number(f"{place}/pids.max") if tree.version == 2 else 0
+        folder = f"{tree.base}{path}"
+        limit = _number(f"{folder}/{tree.limit}")
+        kills = _stat(f"{folder}/{tree.kills}").get("oom_kill", 0)
+        tasks_max = _number(f"{folder}/pids.max") if tree.version == 2 else 0
         used = tasks = 0
         if limit:
-            cache = _stat(f"{place}/memory.stat").get(tree.cache, 0)
-            used = max(0, _number(f"{place}/{tree.usage}") - cache)
+            cache = _stat(f"{folder}/memory.stat").get(tree.cache, 0)
+            used = max(0, _number(f"{folder}/{tree.usage}") - cache)
         if tasks_max:
-            tasks = _number(f"{place}/pids.current")
+            tasks = _number(f"{folder}/pids.current")
         if kills or limit or tasks_max:
-            looks.append(Look(path, kills, limit, used, tasks, tasks_max))
+            name = label(path)
+            looks.append(Look(path, name, place_of(name), kills, limit, used, tasks, tasks_max))
     return looks
 
 
@@ -263,19 +269,18 @@ def _limits(looks: list[Look], boot_s: float) -> list[Sample]:
     killed = sorted((one for one in looks if one.kills or one.limit), key=lambda one: -one.kills)
     found = []
     for one in killed[:NAMED_MAX]:
-        subject = _subject(label(one.path))
+        subject = f"cgroup={one.label},place={one.place}"
         found.append(Sample("cgroup_oom_kills_total", subject, float(one.kills), boot_s))
     for share, one in _fullest(memory):
-        subject = f"cgroup={label(one.path)}"
+        subject = f"cgroup={one.label}"
         found.append(Sample("cgroup_memory_ratio", subject, share, boot_s))
         found.append(Sample("cgroup_memory_max_bytes", subject, float(one.limit), boot_s))
     for share, one in _fullest(tasks):
-        found.append(Sample("cgroup_tasks_ratio", f"cgroup={label(one.path)}", share, boot_s))
+        found.append(Sample("cgroup_tasks_ratio", f"cgroup={one.label}", share, boot_s))
     for name, rows in (("host_cgroup_memory_ratio", memory), ("host_cgroup_tasks_ratio", tasks)):
         most: dict[str, float] = {}
         for share, one in rows:
-            place = place_of(label(one.path))
-            most[place] = max(share, most.get(place, 0.0))
+            most[one.place] = max(share, most.get(one.place, 0.0))
         found += _named(name, most, boot_s)
     return found
 
@@ -310,10 +315,6 @@ def label(path: str) -> str:
     return legible(path).translate(ODD) or "/"
 
 
-def _subject(path: str) -> str:
-    return f"cgroup={path},place={place_of(path)}"
-
-
 def place_of(path: str) -> str:
     """The outer part of a path that is the same tomorrow: up to the first name with a number in it,
     which pods, jobs, users, sessions and containers have; a service keeps its own, unless it is an
@@ -321,7 +322,7 @@ def place_of(path: str) -> str:
     kept = []
     for part in path.split("/")[1:]:
         is_own = part.endswith(".service") and "@" not in part and not part.startswith("run-")
-        if not is_own and any(character.isdigit() for character in part):
+        if not is_own and DIGIT.search(part):
             break
         kept.append(part)
     return "/" + "/".join(kept)

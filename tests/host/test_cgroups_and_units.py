@@ -15,8 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.agent import procfs
+from holdfast.agent.core.model import Now, Observed, Settings
+from holdfast.agent.core.node import Node
 from holdfast.agent.probe import Helper, Prober
 from holdfast.agent.ranks import RankTrack
+from holdfast.agent.runbook import load_runbooks
 from holdfast.agent.wire import RankLevel
 from holdfast.collectors import cgroups, units
 from holdfast.collectors.cgroups import CgroupsCollector
@@ -208,6 +211,18 @@ def test_a_cgroup_whose_name_is_no_text_is_read_and_named_as_one(tmp_path: Path)
     assert {one.subject for one in found if one.name == "cgroup_memory_max_bytes"} == {
         "cgroup=/job\ufffd/one", "cgroup=/job\ufffd/two"}
     assert any(one.name == "cgroup_births_total" and "/job\ufffd" in one.subject for one in found)
+
+
+def test_an_incident_of_a_cgroup_whose_name_is_no_text_can_be_remembered(tmp_path: Path) -> None:
+    machine, collector = Version1(tmp_path, 5), CgroupsCollector()
+    machine.cgroup(os.fsdecode(b"job\xff"), limit=1000, usage=990)
+    node = Node("a", Settings(), load_runbooks())
+    for second in range(1000, 1090, 15):
+        samples = tuple(collector.collect(machine.roots, float(second)))
+        decision = node.step(Now(float(second), 1e9, "b"), Observed(samples=samples))
+    (incident,) = decision.incidents
+    assert incident.fault == "host_memory_low" and "/job\ufffd" in incident.reason
+    assert incident.id.encode() in node.memory()
 
 
 def test_junk_and_a_large_tree_are_bounded(

@@ -23,6 +23,7 @@ from holdfast.agent.probe import Prober
 from holdfast.agent.runner import Runner
 from holdfast.agent.store.base import Conflict, StoreError
 from holdfast.agent.store.sqlite import DirectoryLock, SqliteStore
+from holdfast.agent.trouble import Troubles
 from holdfast.collectors.host import HostCollector
 from holdfast.collectors.kmsg import KernelLog, parse
 from holdfast.collectors.roots import Roots
@@ -237,6 +238,13 @@ def test_a_name_that_is_no_text_never_leaves_the_runner(monkeypatch):
         runner.close()
 
     asyncio.run(scenario())
+
+
+def test_a_trouble_is_kept_as_text_that_a_page_takes(capsys):
+    troubles = Troubles()
+    troubles("part", OSError("/sys/\udcff"))
+    assert troubles.latest["part"] == "OSError: /sys/\ufffd" and troubles.counts == {"part": 1}
+    assert "part: OSError" in capsys.readouterr().err
 
 
 def test_kernel_lines_with_cursors_and_gaps(tmp_path):
