@@ -199,10 +199,12 @@ class Performer:
             flight.timer = loop.call_later(max(0.05, effect.deadline_s), self._too_late, effect)
         body = msgspec.to_builtins(effect.body)
         body.pop("type", None)
-        why_not = self._order(
-            flight.run,
-            {"t": "do", "id": effect.id, "kind": effect.kind, "body": body},
-        )
+        fields = {"t": "do", "id": effect.id, "kind": effect.kind, "body": body}
+        try:
+            why_not = self._order(flight.run, fields)
+        except ValueError as error:  # text that no packet takes costs this effect, and no other
+            self._end(effect.id, False, f"cannot be sent: {error}", "", effect)
+            return
         flight.sent = not why_not  # else it goes out when the launcher comes back, or times out
 
     def launcher_came(self, run: str) -> None:

@@ -162,6 +162,27 @@ def test_a_memory_that_cannot_be_written_keeps_no_effect_back(agent, tmp_path):
     asyncio.run(scenario())
 
 
+def test_an_order_that_no_packet_takes_fails_alone(agent, tmp_path):
+    async def scenario():
+        async with agent() as (daemon, node):
+            launcher = FakeLauncher(tmp_path / "run" / "agent.sock")
+            launcher.hello()
+            launcher.levels(generation=0, state="idle", ranks=[])
+            await until(lambda: node.seen and node.seen[-1].runs)
+            body = TakeEvidence("demo", 1, 0, 1, "why \udcff")
+            node.todo = [Effect("1/e/1", "evidence", "run/demo/rank/0", "x", 3.0, body),
+                         start_effect()]  # fmt: skip
+            daemon.wake("test")
+            assert (await launcher.receive("do"))["kind"] == "start"
+            await until(lambda: node.seen[-1].outcomes)
+            (failed,) = node.seen[-1].outcomes
+            assert failed.id == "1/e/1" and failed.error.startswith("cannot be sent: ")
+            assert daemon.performer.in_flight == 1
+            launcher.close()
+
+    asyncio.run(scenario())
+
+
 def test_a_name_of_the_machine_that_is_no_text_is_made_one(agent, monkeypatch):
     monkeypatch.setattr("socket.gethostname", lambda: "node\udcff")
 
