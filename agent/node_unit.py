@@ -94,7 +94,9 @@ def check(order: dict[str, Any], place: Place) -> None:
         raise Refused("the order is of another boot")
     if order["node"] != place.node:
         raise Refused(f"the order is for another node than {place.node}")
-    if not abs(place.wall_s - order["wall_s"]) <= AGE_MAX_S:  # NaN is refused as well
+    # Compared, not subtracted: a whole number of any length compares with a float and none is too
+    # large for it.  NaN is refused as well.
+    if not place.wall_s - AGE_MAX_S <= order["wall_s"] <= place.wall_s + AGE_MAX_S:
         raise Refused(f"the order is older than {AGE_MAX_S:g} s, or of the future")
 
 
@@ -152,7 +154,7 @@ def _done(path: Path) -> list[dict[str, Any]]:
                  "wall_s": float(one["wall_s"])} for one in done]  # fmt: skip
     except FileNotFoundError:
         return []
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+    except (OSError, ArithmeticError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise Refused(f"{path} is not understood ({error}): look at it, then empty it") from error
 
 

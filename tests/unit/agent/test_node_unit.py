@@ -99,6 +99,7 @@ def test_reboots_are_few_a_day(place, tmp_path):
     order(fault="a b"), order(fault=""), order(node="node-b"), order(node=1), order(boot_id="b0"),
     order(wall_s=900.0), order(wall_s=1100.0), order(wall_s="1000"), order(wall_s=True),
     order(wall_s=float("nan")), order(wall_s=float("inf")), order(fault="x" * 5000),
+    order(wall_s=10**400), order(wall_s=-(10**400)),
 ])  # fmt: skip
 def test_what_is_no_order_for_here_and_now_does_nothing(place, tmp_path, line):
     with pytest.raises(Refused):
@@ -138,7 +139,8 @@ def test_a_reboot_without_a_program_is_systemds(place, commands):
     assert node_unit.command_of("reboot", "x", place) == node_unit.REBOOT
 
 
-@pytest.mark.parametrize("junk", [b"{", b"[]\n", b'{"verb": 1}\n', b"\xff\n", b"null\n"])
+@pytest.mark.parametrize("junk", [b"{", b"[]\n", b'{"verb": 1}\n', b"\xff\n", b"null\n",
+    b'{"boot_id": "b1", "verb": "reboot", "id": "x", "wall_s": 1' + b"0" * 400 + b"}\n"])
 def test_a_memory_that_cannot_be_read_lets_nothing_happen(place, tmp_path, junk):
     (tmp_path / "state").mkdir()
     (tmp_path / "state/done").write_bytes(junk)
