@@ -316,6 +316,7 @@ class Daemon:
         if len(self._requests) >= REQUESTS_MAX:
             return False
         self._requests[request.id] = (request, time.monotonic())
+        self._memory_s = -MEMORY_S  # the core keeps it from its next step on, come what may
         self.wake("request")
         return True
 

@@ -360,6 +360,7 @@ class Decision(Value, frozen=True):
     run_ledger: tuple[tuple[str, str, float], ...] = ()  # (run, category, seconds)
     detector_counts: tuple[tuple[str, str, int], ...] = ()  # (detector, "true" | "false", so far)
     next_step_s: float = 1.0  # step again no later than this
+    paused: str = ""  # why an operator paused this node; "" = not paused
 
 
 class Runbook(Value, frozen=True):

@@ -66,6 +66,7 @@ class NodeMemory(msgspec.Struct):
     network: NetworkMemory = msgspec.field(default_factory=NetworkMemory)  # of this boot
     mounts_writable: list[str] = []  # mounts that were writable in this boot
     standing: StandingMemory = msgspec.field(default_factory=StandingMemory)
+    paused: str = ""  # why an operator paused this node, whatever runs here; "" = not paused
 
 
 class Node:
@@ -134,7 +135,7 @@ class Node:
             contexts.append(context)
         led = [c for c in contexts if c.leader]
         self.fleet.step(self.kept.wishes, self.kept.fleet_incidents, led, contexts, whole)
-        self.repairs.step(whole, self.cases)
+        self.repairs.step(whole, self.cases, self.kept.paused)
         self.kept.ledger.settle(now.boot_s, now.boot_id, doing)
         self._forget({v.run for v in observed.runs})
         return self._decision(now, contexts, effects, verdicts, changed)
@@ -196,6 +197,8 @@ class Node:
             )  # fmt: skip
         run = request.run or _run_of(request.subject)
         mine = [run] if run else sorted(self.cases) if node in ("", self.name) else []
+        if not run and node in ("", self.name) and request.kind in ("pause", "resume"):
+            self.kept.paused = reason if request.kind == "pause" else ""
         for name in mine:
             case = self.cases.get(name)
             if case is not None:
@@ -246,7 +249,7 @@ class Node:
 
     def _case(self, run: str) -> RunCase:
         if run not in self.cases:
-            self.kept.runs[run] = RunMemory(run)
+            self.kept.runs[run] = RunMemory(run, paused=bool(self.kept.paused))
             self.cases[run] = RunCase(self.kept.runs[run])
         return self.cases[run]
 
@@ -321,7 +324,7 @@ class Node:
             ledger=self.kept.ledger.node_rows(),
             ledger_held_s=self.kept.ledger.held_s(), run_ledger=self.kept.ledger.run_rows(),
             detector_counts=tuple((key[0], key[2], n) for key, n in counts),
-            next_step_s=max(0.01, min(waits)),
+            next_step_s=max(0.01, min(waits)), paused=self.kept.paused,
         )  # fmt: skip
 
 

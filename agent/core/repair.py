@@ -45,8 +45,8 @@ class Repairs:
     def __init__(self, name: str, memory: RepairMemory, kernel: KernelCase) -> None:
         self.name, self.memory, self.kernel = name, memory, kernel
 
-    def step(self, ctx: Context, cases: Mapping[str, RunCase]) -> None:
-        """At most one order a step."""
+    def step(self, ctx: Context, cases: Mapping[str, RunCase], paused: str) -> None:
+        """At most one order a step, and none while this node is `paused`, for that reason."""
         for done in ctx.settled:
             if isinstance(done.effect.body, NodeOrder):
                 self._settle(ctx, done, done.effect.body)
@@ -54,7 +54,8 @@ class Repairs:
             rung = self._rung(ctx, item)
             if not rung:
                 continue
-            held = self._held(ctx, item, rung, cases)
+            held = f"held: an operator paused this node: {paused}" if paused else ""
+            held = held or self._held(ctx, item, rung, cases)
             if held:
                 self.kernel.tell(ctx, item, f"{rung}: allowed, {held}")
             else:
@@ -106,7 +107,7 @@ class Repairs:
             return f"waits {SETTLE_S:g} s for what else the kernel says"
         here = (cases.get(view.run) for view in ctx.observed.runs)
         if any(case.memory.paused for case in here if case is not None):
-            return "held: an operator paused this node"
+            return "held: an operator paused a run of this node"
         tripped = self._breaker(ctx, item)
         if tripped:
             return f"held: the breaker is open: {tripped}"

@@ -123,9 +123,8 @@ def _devices(daemon: Daemon) -> list[dict[str, Any]]:
 
 
 def node_paused(daemon: Daemon) -> bool:
-    """Whether an operator paused everything on this node."""
-    runs = daemon.snapshot.observed.runs
-    return bool(runs) and all(run_paused(daemon, view.run) for view in runs)
+    """Whether an operator paused this node: what comes here later as well."""
+    return bool(daemon.snapshot.decision.paused)
 
 
 def breaker_open(daemon: Daemon) -> bool:

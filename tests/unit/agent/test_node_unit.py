@@ -23,12 +23,13 @@ from msgspec.structs import replace
 from holdfast.agent import node_unit
 from holdfast.agent.config import ConfigError, load
 from holdfast.agent.core import repair
-from holdfast.agent.core.model import Effect, Incident
+from holdfast.agent.core.model import Effect, Incident, Request
 from holdfast.agent.core.node import Node
 from holdfast.agent.core.order import NodeOrder
 from holdfast.agent.daemon import boot_id
 from holdfast.agent.node_unit import Place, Refused, carry_out
 from holdfast.agent.runbook import load_runbooks
+from holdfast.agent.web import status
 
 INCIDENT = Incident("i1", "gpu_fell_off_bus", "node/node-a/gpu/0000:4e:00", "fatal", "", 0, 1.0,
                     1.0, "XID 79", "GPU 3")  # fmt: skip
@@ -320,15 +321,36 @@ def test_a_unit_that_talks_nonsense_is_an_error_and_no_more(agent, tmp_path):
     asyncio.run(scenario())
 
 
+def core(tmp_path):
+    """The real one, under this file's options."""
+    given = {key.replace("__", "."): (one, "test") for key, one in options(tmp_path).items()}
+    return Node("node-a", load(None, given).config.core_settings(), load_runbooks())
+
+
+def test_a_pause_of_an_idle_node_is_shown_and_on_disk_at_once(agent, tmp_path):
+    def kept() -> bytes:
+        with sqlite3.connect(tmp_path / "state/journal.db") as database:
+            rows = database.execute("SELECT body FROM memory").fetchall()
+        database.close()
+        return bytes(rows[0][0]) if rows else b""
+
+    async def scenario():
+        async with agent(node=core(tmp_path), **options(tmp_path)) as (daemon, _):
+            await until(lambda: daemon.steps > 1)
+            assert not status.status(daemon)["paused"]
+            daemon.request(Request("q1", "pause", "node/node-a", "a fan", origin="operator"))
+            await until(lambda: status.node_paused(daemon))
+            assert status.status(daemon)["paused"]
+            await until(lambda: b'"paused":"a fan"' in kept())  # not with the next save, in 10 s
+
+    asyncio.run(scenario())
+
+
 def test_a_line_of_the_kernels_becomes_one_reboot(agent, unit, tmp_path, monkeypatch):
     """The whole way with the real core: line, incident, order, unit, program; and no second."""
     monkeypatch.setattr(repair, "SETTLE_S", 0.1)
     line = b"NVRM: Xid (PCI:0000:4e:00): 79, pid=1, name=x, GPU has fallen off the bus."
     (tmp_path / "kmsg").write_bytes(b"3,5,1,-;" + line + b"\n" + b"3,6,2,-;" + line + b"\n")
-
-    def core():
-        given = {key.replace("__", "."): (one, "test") for key, one in options(tmp_path).items()}
-        return Node("node-a", load(None, given).config.core_settings(), load_runbooks())
 
     async def life(node):
         async with agent(node=node, collectors__kmsg=str(tmp_path / "kmsg"), agent__tick_s=0.05,
@@ -343,9 +365,9 @@ def test_a_line_of_the_kernels_becomes_one_reboot(agent, unit, tmp_path, monkeyp
             await until(lambda: daemon.steps > steps + 10)
             return node.memory()
 
-    memory = asyncio.run(life(core()))
+    memory = asyncio.run(life(core(tmp_path)))
     begun = time.time()
-    again = core()
+    again = core(tmp_path)
     again = Node("node-a", again.settings, again.runbooks, memory)
     asyncio.run(life(again))
     assert called(tmp_path) == ["reboot node-a gpu_fell_off_bus"] and unit.intents == [1]

@@ -10,6 +10,7 @@ from holdfast.agent.core.model import (
     EffectOutcome,
     Now,
     Observed,
+    Request,
     RunView,
     Settings,
     StoreView,
@@ -42,6 +43,7 @@ class Repaired(Machine):
         self.outcomes: list[EffectOutcome] = []
         self.orders: list = []
         self.stalled = False
+        self.requests: tuple[Request, ...] = ()
 
     def step(self, seconds: float = 0.0):
         self.boot_s += seconds
@@ -49,6 +51,7 @@ class Repaired(Machine):
         decision = self.node.step(Now(self.boot_s, self.wall_s, self.boot_id), Observed(
             events=self.events, runs=self.runs, outcomes=tuple(self.outcomes[-16:]),
             store=StoreView(up=True, docs=self.docs), journal_stalled=self.stalled,
+            requests=self.requests,
         ))  # fmt: skip
         for effect in decision.effects:
             if effect.outlives_node:
@@ -242,3 +245,41 @@ def test_an_order_that_never_left_is_tried_again_and_one_that_failed_is_not():
         machine.step(SETTLE_S)
     assert len(machine.orders) == 1
     assert machine.only().would_have.endswith("a person's part")
+
+
+def test_a_node_without_a_run_is_paused_as_well_and_stays_so_over_a_restart():
+    machine = Repaired("reboot_node")
+    machine.requests = (Request("q1", "pause", "node/a", "its fan is changed", origin="operator"),)
+    assert machine.step().paused == "its fan is changed"
+    machine.requests = ()
+    machine.restart()
+    machine.say(FALLEN)
+    machine.step(3600.0)
+    assert not machine.orders
+    assert machine.only().would_have == (
+        "reboot_node: allowed, held: an operator paused this node: its fan is changed"
+    )
+    machine.runs = (replace(RUN, state="done"),)
+    machine.step()
+    assert machine.node.cases["r"].memory.paused  # what comes later is born under it
+    machine.requests = (Request("q2", "pause", "node/b", "another", origin="operator"),
+                        Request("q3", "resume", "run/r", "this run alone", origin="operator"))
+    assert machine.step().paused and not machine.orders
+    assert not machine.node.cases["r"].memory.paused
+    machine.requests = (Request("q4", "resume", "node/a", "done", origin="operator"),)
+    assert not machine.step().paused
+    assert machine.verbs() == ["reboot"]
+
+
+def test_a_run_that_comes_to_a_paused_node_is_watched_and_left_alone():
+    lab = Lab()
+    lab.requests = (Request("q1", "pause", "node/a", "look", origin="operator"),)
+    lab.begin()
+    lab.train(3)
+    assert lab.plan().paused
+    lab.kill(1)
+    lab.park(0, 0)
+    assert lab.settle() == [] and lab.view.generation == 1
+    lab.requests = (Request("q2", "resume", "node/a", "done", origin="operator"),)
+    lab.settle()
+    assert lab.view.generation == 2
