@@ -7,6 +7,7 @@ step, and may crash without touching another.
 from __future__ import annotations
 
 import asyncio
+import functools
 import importlib
 import os
 import time
@@ -18,6 +19,7 @@ import msgspec
 from holdfast.collectors.sample import NoData
 
 from . import procfs
+from .aside import Aside
 from .catalogue import load as load_catalogue
 from .core.detect.kernel import Catalogue
 from .core.model import DEGRADED, UNKNOWN, WARN, Commit, Incident, Verdict
@@ -38,6 +40,7 @@ AFTER_BYE_S = 0.5  # a private agent ends this long after its launcher said bye
 AFTER_LOSS_S = 5.0  # ... or this long after the launcher's process was gone
 FIRST_HELLO_S = 30.0  # ... or when no launcher ever came
 COMMITS_MAX = 4096
+HUNG_S = 5.0  # for a few kilobytes
 REPORTS_MAX = 256
 REPORT_KEPT_S = 600.0
 LAG_FADES = 0.9  # per look: the shown lag is the worst of about the last ten seconds
@@ -233,14 +236,21 @@ def left_behind(daemon: Daemon) -> tuple[Left, ...]:
 
 
 def keep_incident(daemon: Daemon, incident: Incident) -> None:
-    """Writes an incident to evidence.store, in a thread; the journal has it in any case."""
+    """Writes an incident to evidence.store, beside everything else, for a shared folder may hang:
+    one write at a time, and of what waits the newest state of each incident.  The journal has it
+    in any case."""
     folder = daemon.config.evidence.store
     if not folder:
         return
-    writing = daemon.loop.run_in_executor(None, write_incident, Path(folder), incident)
+    if daemon.evidence.busy_s > HUNG_S:
+        daemon.trouble("evidence", f"{folder} does not answer: what happens now is written later")
+    write = functools.partial(write_incident, Path(folder), incident)
+    writing = daemon.evidence.do(incident.id, write)
 
     def ended(done: asyncio.Future[None]) -> None:
-        error = None if done.cancelled() else done.exception()
+        if done.cancelled():
+            return daemon.trouble("evidence", f"{folder}: too much waits, the oldest is left out")
+        error = done.exception()
         if error is not None:
             daemon.trouble("evidence", error)
 
@@ -261,6 +271,7 @@ class CommitClock:
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, str], float] = {}  # (run, path) -> wall_s
+        self.aside = Aside("checkpoint times")  # because a file system may hang
 
     def age_s(self, run: str, commit: Commit) -> float:
         """Seconds since a checkpoint was committed; since it was first seen where its directory
@@ -270,11 +281,10 @@ class CommitClock:
             if len(self._seen) >= COMMITS_MAX:
                 self._seen.clear()
             self._seen[key] = time.time()
-            asyncio.get_running_loop().run_in_executor(None, self._stat, key)
+            self.aside.do(commit.path, functools.partial(self._stat, key))
         return max(0.0, time.time() - self._seen[key])
 
     def _stat(self, key: tuple[str, str]) -> None:
-        """In a thread, because a file system may hang."""
         try:
             self._seen[key] = min(time.time(), os.stat(key[1]).st_mtime)
         except OSError:

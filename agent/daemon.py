@@ -22,7 +22,8 @@ import msgspec
 
 from holdfast.collectors.sample import legible
 
-from . import background, logwatch, node_orders, procfs, wire
+from . import background, logwatch, node_gate, node_orders, procfs, wire
+from .aside import Aside
 from .config import ConfigError, Loaded, load
 from .core.model import WARN, Decision, Now, Observed, Request, Runbook, Settings
 from .journal import Count, Journal, Memory
@@ -42,6 +43,7 @@ MEMORY_S = 10.0  # the core's memory is saved this often when nothing else saves
 REQUEST_KEPT_S = 60.0
 REQUESTS_MAX = 64
 RESTART_PART_S = 1.0
+ASIDE_END_S = 1.0  # for what is still to be written to a folder that may hang
 
 
 class Node(Protocol):
@@ -111,6 +113,8 @@ class Daemon:
         collectors = self.config.collectors
         self.kernel = KernelWatch(collectors.kmsg, self.boot_id, collectors.kmsg_users)
         self.commits = background.CommitClock()
+        self.evidence = Aside("evidence")  # writes to evidence.store, which may hang
+        self.gate = node_gate.UNSEEN
         # (run, fault, rank) -> (text, CLOCK_MONOTONIC when it was said last)
         self.reports: dict[tuple[str, str, int], tuple[str, float]] = {}
         self._orders: dict[str, asyncio.Future[wire.Outcome]] = {}
@@ -182,6 +186,7 @@ class Daemon:
                     ("collectors", background.collect),
                     ("kernel log", background.follow_kernel_log),
                     ("web", background.serve_web),
+                    ("node orders", node_gate.watch_gate),
                     ("private", background.end_with_launcher),
                 )
             ]
@@ -197,8 +202,11 @@ class Daemon:
         await self.performer.close()
         self.sessions.close(self._socket_path)
         self.journal.append(Memory(self._remembered()))
-        await asyncio.to_thread(self.journal.close)
+        closing = Aside("journal's end")  # whatever hangs elsewhere does not hold this up
+        await closing.do("journal", self.journal.close)
         self.store.close()
+        for aside in (closing, self.commits.aside, self.evidence):
+            await aside.close(ASIDE_END_S)
         (runtime / "address").unlink(missing_ok=True)
 
     async def _guard(self, part: str, work: Callable[[Daemon], Awaitable[None]]) -> None:
@@ -262,8 +270,8 @@ class Daemon:
             store=self.store.view(),
             outcomes=self.performer.outcomes(listed, now_s),
             requests=self._pending_requests(now_s),
-            journal_stalled=self.journal.stalled,
-        )
+            journal_stalled=self.journal.stalled, gate=self.gate,
+        )  # fmt: skip
         decision = self.node.step(now, observed)
         self.steps += 1
         for verdict in decision.verdicts:

@@ -7,6 +7,7 @@ be done, and that it is done once, is decided by agent/node_unit.py as well.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import time
 from pathlib import Path
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 ANSWER_MAX_BYTES = 4096
 EVIDENCE_S = 5.0  # for the incident to be written where it outlives this node
 ANSWER_S = 22.0  # the unit gives a verb's program 20 s; the core waits for 30
+
+
+class Unreached(Exception):
+    """Nobody takes connections: nothing of the order has left."""
 
 
 class Answer(msgspec.Struct):
@@ -48,8 +53,10 @@ async def perform(daemon: Daemon, effect: Effect, order: NodeOrder) -> str:
             return await _ask(path, json.dumps(fields).encode() + b"\n")
     except TimeoutError:
         return f"{path}: no answer within {ANSWER_S:g} s"
+    except Unreached as error:
+        return f"{REFUSED} {path}: {error}: is holdfast-node.socket enabled?"
     except OSError as error:
-        return f"{path}: {error.strerror or error}: is holdfast-node.socket enabled?"
+        return f"{path}: {error.strerror or error}: see journalctl -u 'holdfast-node@*'"
 
 
 async def _keep_evidence(daemon: Daemon, order: NodeOrder) -> str:
@@ -58,18 +65,26 @@ async def _keep_evidence(daemon: Daemon, order: NodeOrder) -> str:
     incident = daemon.narrator.incidents.get(order.incident)
     if not folder or incident is None:
         return "evidence.store is not set" if not folder else "its incident is not known any more"
-    writing = daemon.loop.run_in_executor(None, write_incident, Path(folder), incident)
+    write = functools.partial(write_incident, Path(folder), incident)
+    writing = daemon.evidence.do(incident.id, write)
     try:
         await asyncio.wait_for(asyncio.shield(writing), EVIDENCE_S)
     except TimeoutError:
         return f"evidence.store: {folder} takes longer than {EVIDENCE_S:g} s"
-    except OSError as error:
+    except (OSError, ValueError, RuntimeError) as error:
         return f"evidence.store: {error}"
+    except asyncio.CancelledError:
+        if not writing.cancelled():
+            raise
+        return "evidence.store: too much waits to be written there"
     return ""
 
 
 async def _ask(path: str, line: bytes) -> str:
-    reader, writer = await asyncio.open_unix_connection(path, limit=ANSWER_MAX_BYTES)
+    try:
+        reader, writer = await asyncio.open_unix_connection(path, limit=ANSWER_MAX_BYTES)
+    except OSError as error:
+        raise Unreached(error.strerror or str(error)) from error
     try:
         writer.write(line)
         await writer.drain()

@@ -13,7 +13,7 @@ import msgspec
 
 from .bounds import Seconds, Whole
 from .event import Event
-from .order import NodeOrder
+from .order import Gate, NodeOrder
 
 OK, UNKNOWN, WARN, DEGRADED, FATAL = "ok", "unknown", "warn", "degraded", "fatal"
 SEVERITIES = (OK, UNKNOWN, WARN, DEGRADED, FATAL)
@@ -183,6 +183,7 @@ class Observed(Value, frozen=True):
     outcomes: tuple[EffectOutcome, ...] = ()
     requests: tuple[Request, ...] = ()
     journal_stalled: bool = False
+    gate: Gate = Gate()
 
 
 # ---------------------------------------------------------------- concluded

@@ -1,7 +1,7 @@
-"""NodeOrder: a verb that leaves for the node's root unit.
+"""NodeOrder: a verb that leaves for the node's root unit; Gate: what stands before it.
 
-Owns the value that crosses from the core to the edge when a node is drained, rebooted or replaced.
-A leaf, so that model.py may use it.
+Owns the value that crosses from the core to the edge when a node is drained, rebooted or replaced,
+and the one that says what stands before it.  A leaf, so that model.py may use it.
 """
 
 from __future__ import annotations
@@ -17,3 +17,13 @@ class NodeOrder(msgspec.Struct, frozen=True, omit_defaults=True, tag="node"):
     node: str
     incident: str
     reason: str
+
+
+class Gate(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What was found at the node's edge, so that nothing is ended for an order that cannot leave,
+    nor under the hands of somebody whom this agent does not serve."""
+
+    closed: str = ""  # why no order could leave now
+    seen: tuple[tuple[int, str], ...] = ()  # (pid, device) as drivers said last; these still live
+    ours: tuple[int, ...] = ()  # processes on devices that descend from our runs' launchers
+    others: tuple[str, ...] = ()  # sockets of other agents here, which serve runs of their own

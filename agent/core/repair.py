@@ -1,8 +1,8 @@
 """Rungs beyond a run: when this node is drained, rebooted or replaced for a fault of its own.
 
 Owns the way from an open incident of the kernel's to one order: what the operator allowed, what is
-left of the budget, the breaker, and the runs that go on here.  An order leaves through the node's
-root unit (agent/node_unit.py); nothing is asked for twice, whatever becomes of it.
+left of the budget, the breaker, and everything that goes on here, whoever's it is.  An order leaves
+through the node's root unit (agent/node_unit.py); none that may have left is asked for twice.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 
 from . import breaker, fleet, incidents
+from .detect import accelerator
 from .kernel import PERSON_RUNGS, KernelCase, Watched
 from .memory import Context
-from .model import FATAL, WARN, Effect, Runbook, Verdict
+from .model import FATAL, WARN, Effect, Incident, Now, Runbook, Verdict
 from .order import NodeOrder
 from .outbox import Settled
 from .run import RunCase
@@ -25,7 +26,9 @@ SETTLE_S = 15.0  # after an incident opened: the driver's own instruction follow
 DRAIN_S = 120.0  # in which runs end by themselves; a rank that hangs in its device never does
 ORDER_S = 30.0
 REFUSED = "refused:"  # how the error of an order begins that never left the agent
-TRIES_MAX = 3  # of such
+RETRY_FOR_S = 600.0  # of such: runs were ended for it, and a file system that blinks comes back
+PIDS_MAX = 256  # kept of the ranks that are ended for an incident
+NAMED_MAX = 4  # of those that are waited for
 KEPT_MAX = 128
 UNKNOWN_BOOK = Runbook("", FATAL, "node", budget_count=1)
 
@@ -35,8 +38,9 @@ class RepairMemory(msgspec.Struct):
 
     times: dict[str, list[float]] = {}  # "rung|fault|subject" -> wall_s of the orders
     asked: dict[str, list[str]] = {}  # incident -> rungs that were ordered for it
-    tries: dict[str, int] = {}  # incident -> orders that never left the agent
+    refused: dict[str, float] = {}  # incident -> boot_s since which its order cannot leave
     drains: dict[str, float] = {}  # incident -> boot_s since which runs are to end
+    ending: dict[str, list[int]] = {}  # incident -> processes of those runs
 
 
 class Repairs:
@@ -58,8 +62,8 @@ class Repairs:
             held = held or self._held(ctx, item, rung, cases)
             if held:
                 self.kernel.tell(ctx, item, f"{rung}: allowed, {held}")
-            else:
-                return self._order(ctx, item, rung)
+            elif self._order(ctx, item, rung):
+                return
 
     # ------------------------------------------------------------ which rung
 
@@ -111,6 +115,8 @@ class Repairs:
         tripped = self._breaker(ctx, item)
         if tripped:
             return f"held: the breaker is open: {tripped}"
+        if ctx.observed.gate.closed:
+            return f"waits, for no order can leave: {ctx.observed.gate.closed}"
         return self._running(ctx, item, rung, cases)
 
     def _breaker(self, ctx: Context, item: Watched) -> str:
@@ -130,62 +136,92 @@ class Repairs:
         self, ctx: Context, item: Watched, rung: str, cases: Mapping[str, RunCase]
     ) -> str:
         """Runs end before the node goes.  A rung of the ladder alone interrupts none that goes on:
-        only what the driver instructs, or repeats ask for, does."""
-        going = sorted(view.run for view in ctx.observed.runs if view.state != "done")
+        only what the driver instructs, or repeats ask for, does, and that our own runs alone."""
+        foreign = self._foreign(ctx, item.incident.id)
+        if foreign:
+            # First of all: our runs are not ended for an order that then waits for somebody else.
+            return f"waits while {_some(foreign)} goes on: this agent may not end it"
+        views = [view for view in ctx.observed.runs if view.state != "done"]
+        going = sorted(view.run for view in views)
         if not going:
             return ""
-        named = ", ".join(going[:4])
+        named = _some(going)
         if not item.rung:
             return f"waits while {named} goes on: nothing but the runbook asks for it"
-        since_s = self.memory.drains.setdefault(item.incident.id, ctx.now.boot_s)
-        _bound(self.memory.drains)
+        m, incident = self.memory, item.incident
+        since_s = m.drains.setdefault(incident.id, ctx.now.boot_s)
+        pids = {*m.ending.get(incident.id, ()), *ctx.observed.gate.ours}
+        pids |= {rank.pid for view in views for rank in view.ranks if rank.pid}
+        m.ending[incident.id] = sorted(pids)[-PIDS_MAX:]
+        _bound(m.drains)
+        _bound(m.ending)
         for run in going:
             case = cases.get(run)
             if case is not None and not case.memory.drain:
-                case.memory.drain = f"{rung} of {self.name}: {item.incident.reason}"
+                case.memory.drain = f"{rung} of {self.name}: {incident.reason}"
         late = not since_s <= ctx.now.boot_s <= since_s + DRAIN_S
         return "" if late else f"waits until {named} has ended"
+
+    def _foreign(self, ctx: Context, incident: str) -> list[str]:
+        """Who works here and is served by no agent of ours: processes that a driver lists on any
+        device of the node, and the runs of other agents.  A process of a run that was ended for
+        this incident is ours though its launcher is gone: it hangs in its device."""
+        gate = ctx.observed.gate
+        ours = {*gate.ours, *self.memory.ending.get(incident, ())}
+        ours |= {rank.pid for view in ctx.observed.runs for rank in view.ranks}
+        there: dict[int, str] = {}
+        # A driver that hangs lists nothing any more: what it said last counts as well.
+        for pid, device in (*accelerator.processes(ctx.observed.samples), *gate.seen):
+            there.setdefault(pid, device)
+        found = [f"pid {pid} on {device}" for pid, device in there.items() if pid not in ours]
+        return found + [f"the run of the agent at {path}" for path in gate.others]
 
     # ------------------------------------------------------------ ordering
 
     def _subject(self) -> str:
         return f"node/{self.name}"
 
-    def _order(self, ctx: Context, item: Watched, rung: str) -> None:
+    def _order(self, ctx: Context, item: Watched, rung: str) -> bool:
+        """Whether it was given: after one that could not leave the next has to wait a little."""
         incident, now_s = item.incident, ctx.now.wall_s
         draft = Effect(
             id="", kind=rung, subject=self._subject(), reason=incident.reason,
             deadline_s=ORDER_S, outlives_node=True, fault=incident.fault,
             body=NodeOrder(VERBS[rung], self.name, incident.id, incident.reason),
         )  # fmt: skip
-        # Ids must not come again in another boot: the second counts up.
-        effect = ctx.emit(int(now_s), draft)
+        # Ids must not come again in another boot, whose incidents are others; and the same number
+        # for each try of one incident, so that the pauses between them grow.
+        effect = ctx.emit(int(incident.opened_wall_s), draft)
         if effect is None:
-            return
+            return False
         m = self.memory
         m.times[_key(item, rung)] = [*m.times.get(_key(item, rung), ()), now_s][-8:]
         m.asked[incident.id] = [*m.asked.get(incident.id, ()), rung]
         _bound(m.times)
         _bound(m.asked)
         acted = msgspec.structs.replace(incident, state=incidents.ACTED, would_have="")
-        acted = incidents.noted(acted, ctx.now, f"{rung} is ordered from the node's unit")
+        acted = _noted_once(acted, ctx.now, f"{rung} is ordered from the node's unit")
         self.kernel.keep(ctx, item, incidents.with_action(acted, effect.id))
+        return True
 
     def _settle(self, ctx: Context, done: Settled, order: NodeOrder) -> None:
-        """The outcome is a line of its incident.  An order that never left may be tried again;
-        every other one is over, whatever the unit made of it."""
+        """The outcome is a line of its incident.  An order that never left is tried again for
+        minutes; every other one is over, whatever the unit made of it."""
         item = next((i for i in self.kernel.opened() if i.incident.id == order.incident), None)
         if item is None:
             return
         rung, m = done.effect.kind, self.memory
         text = "the node's unit took it" if done.ok else f"failed: {done.error}"
-        noted = incidents.noted(item.incident, ctx.now, f"{rung}: {text}")
+        noted = _noted_once(item.incident, ctx.now, f"{rung}: {text}")
+        again = False
+        if not done.ok and done.error.startswith(REFUSED):
+            since_s = m.refused.setdefault(order.incident, ctx.now.boot_s)
+            again = since_s <= ctx.now.boot_s < since_s + RETRY_FOR_S
+            _bound(m.refused)
         if not done.ok:
-            noted = msgspec.structs.replace(noted, would_have=f"{rung}: {text}; a person's part")
-        tries = m.tries.get(order.incident, 0)
-        if not done.ok and done.error.startswith(REFUSED) and tries < TRIES_MAX:
-            m.tries[order.incident] = tries + 1
-            _bound(m.tries)
+            then = "tried again soon" if again else "a person's part"
+            noted = msgspec.structs.replace(noted, would_have=f"{rung}: {text}; {then}")
+        if again:
             asked = m.asked.get(order.incident, [])
             m.asked[order.incident] = [one for one in asked if one != rung]
             m.times[_key(item, rung)] = m.times.get(_key(item, rung), [])[:-1]
@@ -194,6 +230,18 @@ class Repairs:
 
 def _key(item: Watched, rung: str) -> str:
     return f"{rung}|{item.incident.fault}|{item.incident.subject}"
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+    return ", ".join(names[:NAMED_MAX]) + more
+
+
+def _noted_once(incident: Incident, now: Now, text: str) -> Incident:
+    """Tries of one order follow each other for minutes: each line of theirs is said once."""
+    if any(line == text for _, line in incident.timeline):
+        return incident
+    return incidents.noted(incident, now, text)
 
 
 def _bound(kept: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ PREFIX = "accelerator_"
 Reading = tuple[str, str, float, float]  # collectors.sample.Sample, as in Observed
 Key = tuple[str, str]  # vendor, device
 Ranks = dict[Key, tuple[tuple[str, int], ...]]  # (run, rank) of the processes on each device
+PROCESSES_MAX = 512  # looked at before a node is ordered away
 SCOPE = {"neuron": "neuron"}  # vendor -> word of a subject; every other is a gpu
 
 
@@ -81,6 +82,20 @@ def ranks_of(samples: tuple[Reading, ...], runs: tuple[RunView, ...]) -> Ranks:
             key = (labels.get("vendor", ""), labels.get("device", ""))
             found[key] = tuple(sorted({*found.get(key, ()), rank}))
     return found
+
+
+def processes(samples: tuple[Reading, ...]) -> list[tuple[int, str]]:
+    """(pid, device) of every process that a driver lists, at most PROCESSES_MAX."""
+    found: dict[tuple[int, str], None] = {}
+    for name, subject, _, _ in samples:
+        if name != f"{PREFIX}process":
+            continue
+        labels = labels_of(subject)
+        pid = labels.get("pid", "")
+        if pid.isdecimal() and len(pid) < 12 and len(found) < PROCESSES_MAX:
+            device = f"{labels.get('vendor', '')} device {labels.get('device', '')}"
+            found[(int(pid), device)] = None
+    return list(found)
 
 
 def look(samples: tuple[Reading, ...]) -> dict[Key, Sight]:

@@ -110,6 +110,24 @@ def rank_level(rank: int, pid: int, generation: int = 1, state: str = "running",
             "state": state, "ended": None, "parked": None} | more
 
 
+class Hung:
+    """A file that takes no byte and lets nobody go, as on a server that does not answer."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(path)
+        self.path = path
+
+    def answer(self) -> None:
+        """Lets the writer go on, and nobody hangs there again."""
+        reader = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
+        self.path.unlink(missing_ok=True)  # the writer may be quicker
+        os.set_blocking(reader, True)
+        while os.read(reader, 4096):  # until the writer has closed it
+            pass
+        os.close(reader)
+
+
 async def until(condition, timeout_s: float = 5.0) -> None:
     """Waits for a condition, looking often; fails the test when it never comes."""
     loop = asyncio.get_running_loop()

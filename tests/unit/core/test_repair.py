@@ -10,13 +10,15 @@ from holdfast.agent.core.model import (
     EffectOutcome,
     Now,
     Observed,
+    RankView,
     Request,
     RunView,
     Settings,
     StoreView,
 )
 from holdfast.agent.core.node import Node
-from holdfast.agent.core.repair import DRAIN_S, SETTLE_S, TRIES_MAX
+from holdfast.agent.core.order import Gate
+from holdfast.agent.core.repair import DRAIN_S, RETRY_FOR_S, SETTLE_S
 from holdfast.agent.core.world import NodeDoc
 
 from .driver import Lab
@@ -43,6 +45,8 @@ class Repaired(Machine):
         self.outcomes: list[EffectOutcome] = []
         self.orders: list = []
         self.stalled = False
+        self.samples: tuple = ()
+        self.gate = Gate()
         self.requests: tuple[Request, ...] = ()
 
     def step(self, seconds: float = 0.0):
@@ -51,11 +55,12 @@ class Repaired(Machine):
         decision = self.node.step(Now(self.boot_s, self.wall_s, self.boot_id), Observed(
             events=self.events, runs=self.runs, outcomes=tuple(self.outcomes[-16:]),
             store=StoreView(up=True, docs=self.docs), journal_stalled=self.stalled,
-            requests=self.requests,
+            requests=self.requests, samples=self.samples, gate=self.gate,
         ))  # fmt: skip
         for effect in decision.effects:
             if effect.outlives_node:
                 self.orders.append(effect)
+                self.last_s = self.boot_s
                 if self.outcome is not None:
                     self.outcomes.append(EffectOutcome(effect.id, *self.outcome))
         return decision
@@ -234,10 +239,17 @@ def test_an_order_that_never_left_is_tried_again_and_one_that_failed_is_not():
     machine = Repaired("reboot_node")
     machine.outcome = (False, "refused: the journal is stalled")
     machine.say(FALLEN)
-    for _ in range(40):
-        machine.step(SETTLE_S)
-    assert len(machine.orders) == 1 + TRIES_MAX
+    begun_s = machine.boot_s + SETTLE_S
+    for _ in range(2 * int(RETRY_FOR_S)):
+        machine.step(0.5)
+    assert RETRY_FOR_S / 16 < len(machine.orders) < RETRY_FOR_S / 16 + 10  # ever longer pauses
+    assert machine.last_s - begun_s > 0.9 * RETRY_FOR_S
     assert len({order.id for order in machine.orders}) == len(machine.orders)
+    for _ in range(100):
+        machine.step(16.0)
+    assert machine.last_s - begun_s < RETRY_FOR_S + 17.0
+    incident = machine.only()
+    assert incident.would_have.endswith("a person's part") and len(incident.timeline) < 8
     machine = Repaired("reboot_node")
     machine.outcome = (False, "/run/holdfast-node.sock: No such file or directory")
     machine.say(FALLEN)
@@ -283,3 +295,83 @@ def test_a_run_that_comes_to_a_paused_node_is_watched_and_left_alone():
     lab.requests = (Request("q2", "resume", "node/a", "done", origin="operator"),)
     lab.settle()
     assert lab.view.generation == 2
+
+
+def test_evidence_that_cannot_be_written_for_some_seconds_costs_no_order():
+    machine = Repaired("reboot_node")
+    machine.outcome = (False, "refused: evidence.store: Stale file handle")
+    machine.runs = (RUN,)
+    machine.say(INSTRUCTED % 2)
+    machine.step(SETTLE_S)
+    machine.runs = ()
+    for _ in range(20):
+        machine.step(0.5)
+    assert len(machine.orders) == 4 and machine.only().would_have.endswith("tried again soon")
+    machine.outcome = (True, "")
+    for _ in range(20):
+        machine.step(0.5)
+    assert len(machine.orders) == 5 and machine.only().state == "acted"
+    assert machine.only().timeline[-1][1] == "reboot_node: the node's unit took it"
+
+
+def test_no_run_is_ended_for_an_order_that_cannot_leave():
+    machine = Repaired("reboot_node")
+    machine.runs = (RUN,)
+    machine.gate = Gate(closed="/run/holdfast-node.sock: No such file or directory")
+    machine.say(INSTRUCTED % 2)
+    machine.step(3600.0)
+    assert not machine.orders and not machine.node.cases["r"].memory.drain
+    assert "no order can leave: /run/holdfast-node.sock" in machine.only().would_have
+    machine.gate = Gate()
+    machine.step(1.0)
+    assert machine.node.cases["r"].memory.drain
+
+
+def process(pid, device=3):
+    return ("accelerator_process", f"vendor=nvidia,device={device},pid={pid}", 1.0, 100.0)
+
+
+STRANGERS = {
+    "listed": {"samples": (process(4711),)},
+    "listed before its driver hung": {"gate": Gate(seen=((4711, "nvidia device 3"),))},
+    "another agent's": {"gate": Gate(others=("/run/user/7/holdfast/x/agent.sock",))},
+}
+
+
+@pytest.mark.parametrize("line", [FALLEN, INSTRUCTED % 2])
+@pytest.mark.parametrize("kind", STRANGERS)
+def test_what_this_agent_does_not_serve_is_waited_for_and_named(kind, line):
+    machine = Repaired("reboot_node")
+    vars(machine).update(STRANGERS[kind])
+    machine.runs = (RUN,)
+    machine.say(line)
+    for _ in range(4):
+        machine.step(DRAIN_S)
+    assert not machine.orders
+    said = machine.only().would_have
+    assert "pid 4711 on nvidia device 3" in said or "/run/user/7/holdfast/x" in said
+    assert not machine.node.cases["r"].memory.drain  # nobody is ended to wait for somebody else
+    machine.runs, machine.samples, machine.gate = (), (), Gate()
+    machine.step(1.0)
+    assert machine.verbs() == ["reboot"]
+
+
+def test_processes_of_our_own_runs_are_no_strangers():
+    ended = RankView(rank=0, node="a", pid=11, generation=1, state="ended")
+    machine = Repaired("reboot_node")
+    machine.runs = (replace(RUN, state="done", ranks=(ended,)),)
+    machine.samples = (process(11),)  # listed for some seconds more
+    machine.say(FALLEN)
+    machine.step(SETTLE_S)
+    assert machine.verbs() == ["reboot"]
+    machine = Repaired("reboot_node")
+    machine.runs = (replace(RUN, ranks=(replace(ended, state="running"),)),)
+    machine.samples = (process(11), process(12), process("junk"), process(-1), process("9" * 40))
+    machine.gate = Gate(ours=(12,))  # a child of the rank, which is a shell
+    machine.say(INSTRUCTED % 2)
+    machine.step(SETTLE_S)
+    assert machine.node.cases["r"].memory.drain and not machine.orders
+    machine.runs, machine.gate = (), Gate()  # its launcher is gone, they hang in their device
+    machine.restart()
+    machine.step(DRAIN_S + 1.0)
+    assert machine.verbs() == ["reboot"]

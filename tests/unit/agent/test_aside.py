@@ -1,0 +1,70 @@
+"""Work that hangs is alone with that: nothing waits for it, and it is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+
+import pytest
+from fakes import Hung, until
+from msgspec.structs import replace
+from test_node_unit import INCIDENT, REBOOT, options
+
+from holdfast.agent import background
+from holdfast.agent.aside import WAITING_MAX, Aside
+
+
+def test_a_store_that_hangs_holds_up_nothing_else_not_even_the_end(agent, tmp_path):
+    hung = Hung(tmp_path / "kept/.i1.new")
+    took_s = []
+
+    async def scenario():
+        async with agent(**options(tmp_path)) as (daemon, node):
+            for number in range(1, 3 * WAITING_MAX):
+                about = replace(INCIDENT, id=f"i{number % 100}", reason=f"number {number}")
+                background.keep_incident(daemon, about)
+            await until(lambda: daemon.evidence.busy_s)
+            await asyncio.wait_for(asyncio.to_thread(time.monotonic), 2.0)
+            names = [thread.name for thread in threading.enumerate()]
+            assert names.count(daemon.evidence.name) == 1
+            daemon.config = replace(
+                daemon.config, evidence=replace(daemon.config.evidence, store=str(tmp_path / "k"))
+            )
+            node.incidents, node.todo = (INCIDENT,), [REBOOT]
+            daemon.wake("test")
+            await until(lambda: node.seen[-1].outcomes, 10.0)
+            assert node.seen[-1].outcomes[0].error.startswith("refused: evidence.store:")
+            took_s.append(-time.monotonic())
+
+    asyncio.run(scenario())
+    assert took_s[0] + time.monotonic() < 4.0
+    assert not (tmp_path / "kept/i2.json").exists()
+    hung.answer()
+    limit_s = time.monotonic() + 5.0
+    while not (tmp_path / "kept/i99.json").exists() and time.monotonic() < limit_s:
+        time.sleep(0.01)
+    # Of each incident the newest alone, in the order of their ids: nothing was written twice.
+    assert b'"reason":"number 702"' in (tmp_path / "kept/i2.json").read_bytes()
+
+
+def test_what_waits_is_bounded_and_a_crash_ends_one_job_alone():
+    async def scenario():
+        aside, go, done = Aside("test"), threading.Event(), []
+        first = aside.do("first", go.wait)
+        await until(lambda: aside.busy_s)
+        waiting = [aside.do(str(n), lambda n=n: done.append(n)) for n in range(WAITING_MAX + 9)]
+        assert aside.do(str(WAITING_MAX), lambda: done.append(-1)) is waiting[WAITING_MAX]
+        assert aside.dropped == 9 and all(one.cancelled() for one in waiting[:9])
+        go.set()
+        await asyncio.wait_for(first, 5.0)
+        await asyncio.wait_for(waiting[-1], 5.0)
+        assert done == [*range(9, WAITING_MAX), -1, *range(WAITING_MAX + 1, WAITING_MAX + 9)]
+        with pytest.raises(OSError, match="no"):
+            await aside.do("x", lambda: os.stat("/proc/no/such"))
+        await aside.do("y", lambda: None)
+        await aside.close(5.0)
+        assert not aside._thread.is_alive()
+
+    asyncio.run(scenario())

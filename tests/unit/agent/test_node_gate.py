@@ -1,0 +1,187 @@
+"""What stands before an order for the node: found by real files and sockets, never by waiting."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+from fakes import Hung, until
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+from test_node_unit import INCIDENT, Unit, called, commands, core, options
+
+from holdfast.agent import node_gate
+from holdfast.agent.core import repair
+
+assert commands  # a fixture
+HEADER = "Num       RefCount Protocol Flags    Type St Inode Path\n"
+ROW = "0000000000000000: 00000002 00000000 {flags} {kind} 01 1234 {path}\n"
+OTHER = "/run/user/7/holdfast/x/agent.sock"
+
+
+def table(proc: Path, *paths: str, flags: str = "00010000", kind: str = "0005") -> None:
+    (proc / "net").mkdir(parents=True, exist_ok=True)
+    rows = (ROW.format(flags=flags, kind=kind, path=path) for path in paths)
+    (proc / "net/unix").write_text(HEADER + "".join(rows))
+
+
+def process(proc: Path, pid: int, ppid: int, state: str = "S") -> None:
+    (proc / str(pid)).mkdir(parents=True, exist_ok=True)
+    (proc / str(pid) / "stat").write_text(f"{pid} (a b) c) {state} {ppid} " + "0 " * 40)
+
+
+# ------------------------------------------------------------------------ other agents, own ranks
+
+
+def test_an_agent_that_listens_is_found_in_the_kernels_own_table(tmp_path):
+    path = tmp_path / "agent.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+        other.bind(str(path))
+        assert str(path) not in node_gate.other_agents(Path("/proc"), "")
+        other.listen()
+        assert str(path) in node_gate.other_agents(Path("/proc"), "")
+        assert str(path) not in node_gate.other_agents(Path("/proc"), str(path))
+    assert path.exists() and str(path) not in node_gate.other_agents(Path("/proc"), "")
+
+
+def test_only_what_listens_like_an_agent_is_one(tmp_path):
+    for flags, kind, path in (("00000000", "0005", OTHER), ("00010000", "0001", OTHER),
+                              ("00010000", "0005", "/run/api.sock"), ("zz", "0005", OTHER),
+                              ("00010000", "0005", "@holdfast/agent.socks")):  # fmt: skip
+        table(tmp_path, path, flags=flags, kind=kind)
+        assert node_gate.other_agents(tmp_path, "") == ()
+    table(tmp_path, *(f"/x{number}/agent.sock" for number in range(500)))
+    assert len(node_gate.other_agents(tmp_path, "")) == node_gate.OTHERS_MAX
+    assert node_gate.other_agents(tmp_path / "no", "") == ()
+
+
+@given(st.lists(st.binary(max_size=60), max_size=20))
+def test_no_table_breaks_the_look(tmp_path_factory, lines):
+    folder = tmp_path_factory.mktemp("proc")
+    (folder / "net").mkdir()
+    (folder / "net/unix").write_bytes(HEADER.encode() + b"\n".join(lines))
+    assert isinstance(node_gate.other_agents(folder, ""), tuple)
+
+
+def test_a_child_of_a_rank_is_ours_and_an_orphan_is_not(tmp_path):
+    for pid, ppid in ((10, 1), (11, 10), (12, 11), (20, 1), (21, 20), (31, 32), (32, 31)):
+        process(tmp_path, pid, ppid)
+    pids = [10, 11, 12, 20, 21, 31, 99]
+    assert node_gate._below(tmp_path, pids, frozenset({10})) == (10, 11, 12)
+    assert node_gate._below(tmp_path, pids, frozenset()) == ()
+
+
+def test_a_driver_that_hangs_leaves_what_it_said_last_while_that_lives(agent, tmp_path):
+    table(tmp_path / "proc")
+    for pid, ppid, state in ((10, 1, "S"), (11, 10, "D"), (12, 1, "Z"), (13, 1, "R")):
+        process(tmp_path / "proc", pid, ppid, state)
+    said = tuple(("accelerator_process", f"vendor=nvidia,device=0,pid={pid}", 1.0, 1.0)
+                 for pid in (11, 12, 13, 14))  # fmt: skip
+
+    class Runner:
+        def last(self, name):
+            return said if name == "nvidia" else ()
+
+    async def scenario():
+        async with agent(**options(tmp_path)) as (daemon, _):
+            real, daemon.runner = daemon.runner, Runner()
+            gate = await node_gate.look(daemon)
+            daemon.runner = real
+            assert gate.seen == ((11, "nvidia device 0"), (13, "nvidia device 0"))
+            assert gate.ours == () and gate.others == ()
+
+    asyncio.run(scenario())
+
+
+# ------------------------------------------------------------------------ whether it could leave
+
+
+def test_what_an_order_needs_is_missed_before_anything_is_ended(agent, tmp_path):
+    table(tmp_path / "proc")
+    path, kept = tmp_path / "n.sock", tmp_path / "kept"
+
+    async def scenario():
+        async with agent(**options(tmp_path)) as (daemon, _):
+            async def closed() -> str:
+                return (await node_gate.look(daemon)).closed
+
+            assert (await closed()).endswith("is holdfast-node.socket enabled?")
+            path.write_text("")
+            assert "is no socket" in await closed()
+            path.unlink()
+            with socket.socket(socket.AF_UNIX) as unit:
+                unit.bind(str(path))
+                kept.write_text("a file where the folder should be")
+                assert (await closed()).startswith("evidence.store: ")
+                kept.unlink()
+                assert await closed() == "" and list(kept.iterdir()) == []
+
+    asyncio.run(scenario())
+
+
+def test_a_store_that_hangs_closes_the_gate_and_opens_it_again(agent, tmp_path, monkeypatch):
+    monkeypatch.setattr(node_gate, "ANSWER_S", 0.05)
+    table(tmp_path / "proc")
+    hung = Hung(tmp_path / "kept/.node-a.probe")
+
+    async def scenario():
+        async with agent(**options(tmp_path)) as (daemon, _):
+            with socket.socket(socket.AF_UNIX) as unit:
+                unit.bind(str(tmp_path / "n.sock"))
+                for _ in range(3):
+                    assert (await node_gate.look(daemon)).closed.endswith("does not answer")
+                hung.answer()
+                await until(lambda: not daemon.evidence.busy_s)
+                monkeypatch.setattr(node_gate, "ANSWER_S", 5.0)
+                assert (await node_gate.look(daemon)).closed == ""
+
+    asyncio.run(scenario())
+
+
+def test_nobody_looks_while_nothing_asks_for_an_order(agent, tmp_path, monkeypatch):
+    monkeypatch.setattr(node_gate, "IDLE_S", 0.01)
+    monkeypatch.setattr(node_gate, "LOOK_S", 0.01)
+
+    async def scenario():
+        async with agent(**options(tmp_path)) as (daemon, node):
+            await until(lambda: node.steps)
+            assert not node_gate._wanted(daemon) and daemon.gate is node_gate.UNSEEN
+            for allowed in (True, False):
+                node.incidents = (replace(INCIDENT, closed_wall_s=0.0 if allowed else 2.0),)
+                daemon.wake("test")
+                await until(lambda: (daemon.gate is node_gate.UNSEEN) != allowed)  # noqa: B023
+
+    asyncio.run(scenario())
+
+
+# ------------------------------------------------------------------------ the whole way
+
+
+def test_a_run_of_another_agent_is_waited_for_and_then_the_node_goes(
+    agent, commands, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(repair, "SETTLE_S", 0.1)
+    monkeypatch.setattr(node_gate, "LOOK_S", 0.02)
+    table(tmp_path / "proc", OTHER, str(tmp_path / "run/agent.sock"))
+    line = b"NVRM: Xid (PCI:0000:4e:00): 79, pid=1, name=x, GPU has fallen off the bus."
+    (tmp_path / "kmsg").write_bytes(b"3,5,1,-;" + line + b"\n")
+    waits = f"reboot_node: allowed, waits while the run of the agent at {OTHER} goes on"
+
+    async def scenario():
+        async with agent(node=core(tmp_path), collectors__kmsg=str(tmp_path / "kmsg"),
+                         agent__tick_s=0.05, **options(tmp_path)) as (daemon, _):  # fmt: skip
+            await until(lambda: any(
+                one.would_have.startswith(waits) for one in daemon.narrator.incidents.values()
+            ))  # fmt: skip
+            assert called(tmp_path) == []
+            table(tmp_path / "proc", str(tmp_path / "run/agent.sock"))
+            await until(lambda: called(tmp_path), 10.0)
+
+    unit = Unit(tmp_path)
+    try:
+        asyncio.run(scenario())
+    finally:
+        unit.close()
+    assert called(tmp_path) == ["reboot node-a gpu_fell_off_bus"]
