@@ -18,7 +18,7 @@ import msgspec
 
 from holdfast.collectors.sample import NoData
 
-from . import procfs
+from . import procfs, wire
 from .aside import Aside
 from .catalogue import load as load_catalogue
 from .core.detect.kernel import Catalogue
@@ -89,6 +89,20 @@ async def collect(daemon: Daemon) -> None:
     await asyncio.sleep(0)
     daemon.runner = Runner(daemon.config, daemon.trouble)
     await daemon.runner.run()
+
+
+def take_report(daemon: Daemon, run: str, packet: wire.Report) -> None:
+    """A trainer's own word about something that does not stop training: shown and counted."""
+    if packet.fault not in daemon.runbooks:
+        return
+    key = (run, packet.fault, packet.rank)
+    if key not in daemon.reports and len(daemon.reports) < REPORTS_MAX:
+        count = Count("events", ("trainer", packet.fault, WARN, ""))
+        daemon.journal.append(count)
+        daemon.performer.count(count)
+    if key in daemon.reports or len(daemon.reports) < REPORTS_MAX:
+        daemon.reports[key] = (packet.text[:500], time.monotonic())
+        daemon.wake("report")
 
 
 async def follow_kernel_log(daemon: Daemon) -> None:

@@ -25,8 +25,8 @@ from holdfast.collectors.sample import legible
 from . import background, logwatch, node_gate, node_orders, procfs, wire
 from .aside import Aside
 from .config import ConfigError, Loaded, load
-from .core.model import WARN, Decision, Now, Observed, Request, Runbook, Settings
-from .journal import Count, Journal, Memory
+from .core.model import Decision, Now, Observed, Request, Runbook, Settings
+from .journal import Journal, Memory
 from .kernel_watch import KernelWatch
 from .narrate import Narrator
 from .notify import notify
@@ -378,17 +378,7 @@ class Daemon:
         self.performer.launcher_outcome(run, packet)
 
     def rank_reported(self, run: str, packet: wire.Report) -> None:
-        """A trainer's own word about something that does not stop training: shown and counted."""
-        if packet.fault not in self.runbooks:
-            return
-        key = (run, packet.fault, packet.rank)
-        if key not in self.reports and len(self.reports) < background.REPORTS_MAX:
-            count = Count("events", ("trainer", packet.fault, WARN, ""))
-            self.journal.append(count)
-            self.performer.count(count)
-        if key in self.reports or len(self.reports) < background.REPORTS_MAX:
-            self.reports[key] = (packet.text[:500], time.monotonic())
-            self.wake("report")
+        background.take_report(self, run, packet)
 
     def launcher_came(self, session: Session) -> None:
         self.gone_s, self.said_bye = 0.0, False

@@ -271,9 +271,6 @@ class Plan(Value, frozen=True):
     quarantined: tuple[str, ...] = ()  # checkpoint paths that must not be used
 
 
-# ---------------------------------------------------------------- done
-
-
 class Effect(Value, frozen=True):
     """Something to be done at the edge.  Idempotent under its id; pending until its outcome or
     its deadline; one in flight per subject, only `stop` overtakes.
