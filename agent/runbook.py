@@ -22,7 +22,8 @@ SCOPES = ("gpu", "neuron", "nic", "rank", "node", "run", "store")
 CLEARS = ("reboot", "quiet_10m", "check", "operator")
 RUNGS = (
     "take_evidence", "stop_own_ranks", "run_check", "restart_ranks", "replace_rank",
-    "resume_older", "reset_gpu", "exclude_node", "drain_node", "reboot_node", "replace_node",
+    "resume_older", "remove_lock",
+    "reset_gpu", "exclude_node", "drain_node", "reboot_node", "replace_node",
     "stop_run", "ask_person",
 )  # fmt: skip
 KEYS = ("severity", "scope", "ladder", "budget", "clears", "alert")

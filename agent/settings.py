@@ -253,7 +253,8 @@ class Actions(msgspec.Struct, frozen=True):
     """What outlives a run is off until it is named here."""
 
     allow: Annotated[
-        tuple[str, ...], Meta(description="of reboot_node, replace_node, drain_node, reset_gpu")
+        tuple[str, ...], Meta(description="of reboot_node, replace_node, drain_node, reset_gpu, "
+             "remove_lock")
     ] = _SETTINGS.allow
     socket: Annotated[
         Path,

@@ -20,6 +20,7 @@ from holdfast.runbooks import prose
 ROOT = Path(__file__).resolve().parent.parent
 NAMERS = ("agent", "collectors", "trainer", "worker")
 RUNGS = {"take_evidence", "restart_ranks", "resume_older", "stop_run",  # those in use now
+         "remove_lock",
          "drain_node",  # where the operator allows it
          "reset_gpu", "exclude_node", "reboot_node", "replace_node", "ask_person"}  # only said
 SCOPES = {"gpu", "neuron", "nic", "rank", "node", "run", "store"}

@@ -59,10 +59,18 @@ class Watch:
             self.found = ""
         return self.found
 
-    def signs(self, rank: int, pid: int) -> Iterator[str]:
-        """Every sign that this rank compiles or waits for one who does."""
-        below = descendants(pid, self.proc)
-        for one in below:
+    def is_lock(self, path: str) -> bool:
+        """A lock by its name, in a place where compilers keep them."""
+        return path.endswith("lock") and any(cache in path for cache in self.caches)
+
+    def compiler_of(self, processes: Iterable[RankProcess]) -> str:
+        """A compiler that runs below any of these ranks now, moving or not; "" for none."""
+        return next((text for process in processes
+                     for text in self.compilers(process.rank, process.child.pid)), "")  # fmt: skip
+
+    def compilers(self, rank: int, pid: int) -> Iterator[str]:
+        """Every compiler below this rank."""
+        for one in descendants(pid, self.proc):
             name, state = name_and_state(one, self.proc)
             if state in "ZXT" or not name:
                 continue
@@ -70,8 +78,12 @@ class Watch:
                 yield "rank %d: %s" % (rank, name)
             elif state == "R" and HELPERS in _read(self.proc, one, "cmdline"):
                 yield "rank %d: torch.compile" % rank
+
+    def signs(self, rank: int, pid: int) -> Iterator[str]:
+        """Every sign that this rank compiles or waits for one who does."""
+        yield from self.compilers(rank, pid)
         for path in open_files(pid, self.proc):
-            if path.endswith("lock") and any(cache in path for cache in self.caches):
+            if self.is_lock(path):
                 yield "rank %d holds or awaits %s" % (rank, path[:200])
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import stat
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, List, Set
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from .launcher import Launcher
 
 EVIDENCE_S = 5.0
+REMOVE_S = 10.0
+LOCK_STALE_S = 120.0  # as the agent's: a compile's stages follow each other within seconds
 REFUSALS_MAX = 8  # different reasons that are said
 OUTCOME_LIMIT = 9_000  # characters; one may take six bytes in a packet
 
@@ -99,7 +102,7 @@ class Orders:
         handlers: Dict[str, Callable[[str, Dict[str, Any]], None]] = {
             "start": self.start, "stop": self.stop, "finish": self.finish,
             "evidence": self.evidence, "delete": self.delete, "inject": self.inject,
-            "logs": self.logs,
+            "logs": self.logs, "remove_lock": self.remove_lock,
         }  # fmt: skip
         try:
             if kind not in handlers:
@@ -240,6 +243,30 @@ class Orders:
             self.outcome(order_id, ok, text)
 
         launcher.add_errand(launcher.errands.call(remove, 60.0, done, "deleting checkpoints"))
+
+    def remove_lock(self, order_id: str, body: Dict[str, Any]) -> None:
+        """Takes away a compile's lock; looks again at everything that makes it nobody's."""
+        launcher, path = self.launcher, str(body["path"])
+        watch = launcher.compiling
+        if not watch.is_lock(path):
+            raise Refused("%s is no lock in a compile cache of this run" % path)
+        busy = watch.compiler_of(launcher.crew.living())
+        if busy:
+            raise Refused("%s is left: %s" % (path, busy))
+
+        def remove() -> str:
+            found = os.lstat(path)
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
+                raise Refused("%s is no plain file of this user" % path)
+            age_s = time.time() - found.st_mtime
+            if age_s < LOCK_STALE_S:
+                raise Refused("%s is %d s old: somebody may hold it" % (path, age_s))
+            os.unlink(path)
+            return "removed, %d s old" % age_s
+
+        launcher.add_errand(launcher.errands.call(
+            remove, REMOVE_S, lambda ok, text: self.outcome(order_id, ok, text), "removing a lock",
+        ))  # fmt: skip
 
     def inject(self, order_id: str, body: Dict[str, Any]) -> None:
         """A fault on one's own run, by the front door."""

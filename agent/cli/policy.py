@@ -37,6 +37,7 @@ RUNGS = {
     "node's root unit, where actions.allow names it",
     "reboot_node": "by the node's root unit, where actions.allow names it",
     "replace_node": "your program, by the node's root unit, where actions.allow names it",
+    "remove_lock": "the run's launcher removes the file, where actions.allow names it",
     "stop_run": "ends the run with the exit code that says whose fault it was",
 }
 CLEARS = {

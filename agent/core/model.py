@@ -13,7 +13,7 @@ import msgspec
 
 from .bounds import Seconds, Whole
 from .event import Event
-from .order import Gate, NodeOrder
+from .order import Gate, NodeOrder, RemoveLock
 
 OK, UNKNOWN, WARN, DEGRADED, FATAL = "ok", "unknown", "warn", "degraded", "fatal"
 SEVERITIES = (OK, UNKNOWN, WARN, DEGRADED, FATAL)
@@ -284,6 +284,7 @@ class Effect(Value, frozen=True):
       logs      TakeEvidence       log child for all ranks of a generation; the same
       delete    Delete             checkpoint directories that keep-N lets go
       drain_node, reboot_node, replace_node: NodeOrder, a verb for the node's root unit
+      remove_lock  RemoveLock      launcher: a lock in a compile cache that nobody holds
     """
 
     id: str
@@ -291,7 +292,7 @@ class Effect(Value, frozen=True):
     subject: str
     reason: str
     deadline_s: float
-    body: StoreWrite | Start | Stop | Finish | TakeEvidence | Delete | NodeOrder
+    body: StoreWrite | Start | Stop | Finish | TakeEvidence | Delete | NodeOrder | RemoveLock
     outlives_node: bool = False  # refused while the journal is stalled
     fault: str = ""
     request: str = ""

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from . import ledger, plan, reconcile, world
+from . import ledger, plan, reconcile, unlock, world
 from .detect import ec2
 from .detect.accelerator import Accelerators
 from .detect.host import Host
@@ -63,6 +63,7 @@ class NodeMemory(msgspec.Struct):
     repairs: RepairMemory = msgspec.field(default_factory=RepairMemory)
     boot_id: str = ""
     devices_most: dict[str, int] = {}  # vendor -> most devices that answered in this boot
+    unlocked: dict[str, float] = {}  # lock file -> wall_s of the order to remove it
     network: NetworkMemory = msgspec.field(default_factory=NetworkMemory)  # of this boot
     mounts_writable: list[str] = []  # mounts that were writable in this boot
     standing: StandingMemory = msgspec.field(default_factory=StandingMemory)
@@ -136,6 +137,7 @@ class Node:
         led = [c for c in contexts if c.leader]
         self.fleet.step(self.kept.wishes, self.kept.fleet_incidents, led, contexts, whole)
         self.repairs.step(whole, self.cases, self.kept.paused)
+        unlock.step(whole, conditions, self.kept.unlocked, self.kept.paused)
         self.kept.ledger.settle(now.boot_s, now.boot_id, doing)
         self._forget({v.run for v in observed.runs})
         return self._decision(now, contexts, effects, verdicts, changed)

@@ -1,4 +1,4 @@
-"""NodeOrder: a verb that leaves for the node's root unit; Gate: what stands before it.
+"""NodeOrder: a verb that leaves for the node's root unit; Gate: what stands before it; RemoveLock.
 
 Owns the value that crosses from the core to the edge when a node is drained, rebooted or replaced,
 and the one that says what stands before it.  A leaf, so that model.py may use it.
@@ -17,6 +17,13 @@ class NodeOrder(msgspec.Struct, frozen=True, omit_defaults=True, tag="node"):
     node: str
     incident: str
     reason: str
+
+
+class RemoveLock(msgspec.Struct, frozen=True, omit_defaults=True, tag="unlock"):
+    """A launcher takes this file away, when it still finds it to be a stale lock of its user."""
+
+    run: str
+    path: str
 
 
 class Gate(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -1,0 +1,49 @@
+"""Taking away a lock that a killed compile left, by the launcher of a run here, as its user.
+
+Owns when that is asked for: the operator allowed it, nobody paused this node, the runbook's budget
+for that file has something left, and a run here could be waiting for it.  Which lock is stale is
+detect/compile_cache.py's; the launcher looks again before it removes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .memory import Context
+from .model import Effect, Verdict
+from .order import RemoveLock
+from .reconcile import run_subject
+
+RUNG = "remove_lock"
+FAULT = "compile_lock_stale"
+ORDER_S = 15.0  # a cache often lies on a network mount
+KEPT_MAX = 64
+
+
+def step(ctx: Context, verdicts: Iterable[Verdict], asked: dict[str, float], paused: str) -> None:
+    """At most one order a step.  `asked`: path -> wall_s of the last order, kept by the node."""
+    if RUNG not in ctx.settings.allow or paused or ctx.observed.journal_stalled:
+        return
+    views = [v for v in ctx.observed.runs if v.connected and v.state == "running"]
+    book = ctx.runbooks.get(FAULT)
+    if not views or book is None or RUNG not in book.ladder:
+        return
+    for verdict in verdicts:
+        path = dict(verdict.evidence).get("path", "")
+        if verdict.fault != FAULT or not path or _spent(ctx, asked, path, book.budget_window_h):
+            continue
+        view = min(views, key=lambda one: one.run)
+        draft = Effect(
+            id="", kind=RUNG, subject=f"{run_subject(view.run)}/lock", reason=verdict.reason,
+            deadline_s=ORDER_S, fault=FAULT, body=RemoveLock(view.run, path),
+        )  # fmt: skip
+        if ctx.emit(view.generation, draft) is not None:
+            asked[path] = ctx.now.wall_s
+            for old in list(asked)[:-KEPT_MAX]:
+                del asked[old]
+        return
+
+
+def _spent(ctx: Context, asked: dict[str, float], path: str, window_h: float) -> bool:
+    """One order a file and window; a clock that was set back does not give another."""
+    return path in asked and asked[path] > ctx.now.wall_s - window_h * 3600.0

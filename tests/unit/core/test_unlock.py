@@ -1,0 +1,53 @@
+"""A stale lock of a compile cache: removed where allowed, once a day, by a run that is here."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.agent.core.model import Settings
+from holdfast.agent.core.node import Node
+from holdfast.agent.core.order import RemoveLock
+from holdfast.agent.runbook import load_runbooks
+
+from .driver import Lab, replace
+
+PATH = "/var/tmp/neuron-compile-cache/x/model.hlo_module.pb.lock"
+LOCK = ("compile_cache_lock_age_seconds", f"path={PATH}", 600.0, 1.0)
+
+
+def lab(*allow: str) -> Lab:
+    made = Lab(settings=Settings(allow=allow))
+    made.node = Node("a", made.settings, load_runbooks())
+    made.begin()
+    made.samples = (LOCK,)
+    return made
+
+
+def orders(made: Lab, steps: int = 3, seconds: float = 1.0) -> list[RemoveLock]:
+    before = len(made.log)
+    for _ in range(steps):
+        made.step(seconds)
+    return [one.body for one in made.log[before:] if one.kind == "remove_lock"]
+
+
+def test_it_is_asked_for_once_a_day_and_again_by_the_next_day() -> None:
+    made = lab("remove_lock")
+    assert orders(made) == [RemoveLock("r", PATH)]
+    assert orders(made, 3, 600.0) == []
+    made.node = Node("a", made.settings, load_runbooks(), made.node.memory())
+    assert orders(made) == []  # a restart of the agent gives no other
+    made.boot_s += 86400.0
+    assert orders(made) == [RemoveLock("r", PATH)]
+
+
+@pytest.mark.parametrize("why", ["not allowed", "no run", "paused", "journal", "young"])
+def test_what_leaves_the_lock_where_it_is(why: str) -> None:
+    made = lab(*([] if why == "not allowed" else ["remove_lock"]))
+    if why == "no run":
+        made.view = replace(made.view, connected=False)
+    if why == "paused":
+        made.node.kept.paused = "maintenance"
+    made.journal_stalled = why == "journal"
+    if why == "young":
+        made.samples = ((*LOCK[:2], 60.0, 1.0),)
+    assert orders(made) == []

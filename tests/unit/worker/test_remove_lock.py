@@ -1,0 +1,97 @@
+"""The launcher removes a stale lock of its own user in a compile cache, and no other file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from holdfast.worker import compiling
+from holdfast.worker.orders import Orders
+
+
+class Errands:
+    """Runs the errand here and now."""
+
+    def call(self, body, timeout_s, done, what):
+        try:
+            done(True, str(body()))
+        except Exception as error:  # as the child's border does
+            done(False, str(error))
+
+
+@pytest.fixture
+def cache(tmp_path):
+    folder = tmp_path / "neuron-compile-cache" / "x"
+    folder.mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def orders():
+    living = []
+    launcher = SimpleNamespace(
+        compiling=compiling.Watch({}), crew=SimpleNamespace(living=lambda: living), outcomes=[],
+        errands=Errands(), add_errand=lambda errand: None, link=SimpleNamespace(channel=None),
+        living=living,
+    )  # fmt: skip
+    return Orders(launcher)
+
+
+def remove(orders, path):
+    orders.carry_out("remove_lock", str(path), {"path": str(path)})
+    outcome = orders.launcher.outcomes[-1]
+    return outcome["ok"], outcome["error"] + outcome["detail"]
+
+
+def lock(folder, name="model.pb.lock", age_s=600.0):
+    path = folder / name
+    path.write_text("")
+    os.utime(path, (time.time() - age_s, time.time() - age_s))
+    return path
+
+
+def test_a_stale_lock_is_removed_and_its_age_said(orders, cache):
+    path = lock(cache)
+    ok, text = remove(orders, path)
+    assert ok and "removed, 600 s old" in text and not path.exists()
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("model.pb", "no lock"), ("young.lock", "somebody may hold it"),
+    ("link.lock", "no plain file"), ("gone.lock", "No such file"),
+])  # fmt: skip
+def test_what_is_no_stale_lock_stays(orders, cache, name, said):
+    path = cache / name
+    if name == "link.lock":
+        path.symlink_to(lock(cache, "target"))
+    elif name != "gone.lock":
+        lock(cache, name, 10.0 if name == "young.lock" else 600.0)
+    ok, text = remove(orders, path)
+    assert not ok and said in text
+    assert name == "gone.lock" or os.path.lexists(path)
+
+
+def test_a_lock_elsewhere_is_not_ours_to_judge(orders, tmp_path):
+    path = lock(tmp_path)
+    ok, text = remove(orders, path)
+    assert not ok and "no lock in a compile cache" in text and path.exists()
+
+
+def test_nothing_is_removed_while_a_rank_compiles(orders, cache, tmp_path):
+    compiler = tmp_path / "neuronx-cc"
+    shutil.copy("/bin/sleep", compiler)
+    running = subprocess.Popen([compiler, "60"])
+    try:
+        orders.launcher.living.append(SimpleNamespace(
+            rank=0, child=SimpleNamespace(pid=os.getpid())))  # fmt: skip
+        path = lock(cache)
+        ok, text = remove(orders, path)
+        assert not ok and "rank 0: neuronx-cc" in text and path.exists()
+    finally:
+        running.kill()
+        running.wait()
