@@ -26,6 +26,7 @@ from . import background, logwatch, node_gate, node_orders, procfs, wire
 from .aside import Aside
 from .config import ConfigError, Loaded, load
 from .core.model import Decision, Now, Observed, Request, Runbook, Settings
+from .core.readings import Readings
 from .journal import Journal, Memory
 from .kernel_watch import KernelWatch
 from .narrate import Narrator
@@ -264,7 +265,7 @@ class Daemon:
         listed = [effect.id for effect in self.snapshot.decision.effects]
         observed = Observed(
             runs=self.sessions.run_views(now_s, is_tick),
-            samples=self.runner.samples() if self.runner is not None else (),
+            samples=self.runner.samples() if self.runner is not None else Readings(),
             lines=self.kernel.log.lines(now.boot_s),
             events=self.kernel.events(now.boot_s),
             store=self.store.view(),

@@ -11,7 +11,6 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterable, Iterator
-from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,13 +23,14 @@ from prometheus_client.core import (
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from holdfast.collectors.sample import Metric as Declared
-from holdfast.collectors.sample import Sample
 
 from . import logwatch, procfs, shown
+from .core.detect import accelerator
 from .core.model import SEVERITIES
-from .metrics_text import SUBJECTS_MAX, text_of
+from .core.readings import Readings, readings_of
+from .metrics_text import PREFIX, family_text, text_of
 from .narrate import RECOVERY_BUCKETS_S
-from .shown import PREFIX, Rows
+from .shown import Rows
 from .version import VERSION
 from .web import status
 
@@ -155,7 +155,7 @@ class Exposition:
     def __init__(self, daemon: Daemon, clock_s: Clock = time.monotonic) -> None:
         self._daemon = daemon
         self._clock_s = clock_s
-        self._collector = _Collector(daemon, clock_s)
+        self._page = _Page(daemon, clock_s)
         self._number = -1
         self._made_s = 0.0
         self._text = b""
@@ -165,23 +165,23 @@ class Exposition:
         now_s = self._clock_s()
         number = self._daemon.snapshot.number
         if number != self._number and now_s - self._made_s > FRESH_S:
-            self._text = text_of(self._collector.collect())
+            self._text = encoded("".join(self._page.text()))
             self._number, self._made_s = number, now_s
         return self._text
 
 
-class _Collector:
-    """Everything of the last snapshot as metric families."""
+class _Page:
+    """Everything of the last snapshot."""
 
     def __init__(self, daemon: Daemon, clock_s: Clock) -> None:
         self._daemon = daemon
         self._clock_s = clock_s
         self._recent = shown.Recent()
 
-    def collect(self) -> Iterator[Metric]:
+    def text(self) -> Iterator[str]:
         observed, runner = self._daemon.snapshot.observed, self._daemon.runner
-        samples = runner.samples() if runner is not None else ()
-        self._recent.see(self._clock_s(), observed.runs, samples)
+        samples = runner.samples() if runner is not None else Readings()
+        self._recent.see(self._clock_s(), observed.runs, samples.of(accelerator.PROCESS))
         agent = self._daemon.config.agent
         choice = shown.Choice(agent.metrics == "full", agent.metrics_hide)
         # prometheus_client keeps a counter's name without its end
@@ -189,12 +189,11 @@ class _Collector:
                   for one in OWN if not choice.shows(one)}  # fmt: skip
         own = chain(self._agent(), self._journalled(), (self._recovery(),), self._runs(),
                     self._collectors())  # fmt: skip
-        yield from (made for made in own if made.name not in hidden)
+        yield text_of(made for made in own if made.name not in hidden)
         if runner is not None:
-            wanted = [metric for metric in runner.metrics() if choice.shows(metric)]
-            yield from families(samples, wanted, choice)
-        logs = logwatch.samples(self._daemon.sessions.sessions())
-        yield from families(logs, [one for one in logwatch.metrics if choice.shows(one)])
+            yield from families(samples, runner.metrics(), choice)
+        logs = readings_of(logwatch.samples(self._daemon.sessions.sessions()))
+        yield from families(logs, logwatch.metrics, choice)
 
     def _agent(self) -> Iterator[Metric]:
         daemon, snapshot = self._daemon, self._daemon.snapshot
@@ -322,34 +321,23 @@ def _children(runner: Runner, more: dict[str, int]) -> Iterator[Metric]:
     ])  # fmt: skip
 
 
+def encoded(text: str) -> bytes:
+    """UTF-8.  One odd label must not cost the page."""
+    return text.encode("utf-8", "replace")
+
+
 def families(
-    samples: Iterable[Sample], metrics: Iterable[Declared], choice: shown.Choice = shown.EVERYTHING
-) -> Iterator[Metric]:
-    """The collectors' samples as families; a sample that nobody declared is not shown."""
-    by_name: dict[str, list[Sample]] = {}
-    for sample in samples:
-        by_name.setdefault(sample.name, []).append(sample)
+    samples: Readings, metrics: Iterable[Declared], choice: shown.Choice = shown.EVERYTHING
+) -> Iterator[str]:
+    """The text of what collectors read; a sample that nobody declared is not shown."""
     for metric in metrics:
-        name = Name(metric.kind, metric.help, metric.labels)
-        yield family(metric.name, [
-            (labels_of(sample.subject, metric.labels), sample.value)
-            for sample in choice.rows(metric, by_name.get(metric.name, ()))
-        ], name)  # fmt: skip
+        if choice.shows(metric):
+            yield family_text(metric, choice.rows(metric, samples.of(metric.name)))
 
 
-@lru_cache(maxsize=SUBJECTS_MAX)
-def labels_of(subject: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    """A sample's subject `key=value,key=value` as values in the order of `names`.  Kept: the page
-    of a large node has 3,000 of them, the same each time."""
-    pairs = dict(part.partition("=")[::2] for part in subject.split(",") if part)
-    return tuple(pairs.get(name, "") for name in names)
-
-
-def family(
-    name: str, rows: Rows, declared: Name | None = None
-) -> Metric:
-    """One metric family with its rows (label values, value)."""
-    what = declared or NAMES[name]
+def family(name: str, rows: Rows) -> Metric:
+    """One of the agent's own families with its rows (label values, value)."""
+    what = NAMES[name]
     made: CounterMetricFamily | GaugeMetricFamily
     if what.kind == "counter":
         made = CounterMetricFamily(PREFIX + name, what.help, labels=what.labels)

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from holdfast.collectors.sample import DCGM_EXPORTER, EXPORTERS, Metric, Sample
+from holdfast.collectors.sample import DCGM_EXPORTER, EXPORTERS, Metric
 
+from .core import readings
 from .core.detect import accelerator
 from .core.model import RunView
+from .metrics_text import PREFIX
 
-PREFIX = "holdfast_"
 FINISHED_S = 600.0  # a run that is no longer here leaves the page after this
 ALERTED = ("fault_active",)  # every alert is made of it: without it a fault is seen by nobody
 SERVES_ALONE = {DCGM_EXPORTER: "vendor=nvidia"}  # exporter -> which series
@@ -41,13 +42,13 @@ class Choice(NamedTuple):
         beginnings = tuple(word.removeprefix(PREFIX) for word in self.hide)
         return not metric.name.startswith(beginnings)
 
-    def rows(self, metric: Metric, samples: Iterable[Sample]) -> Iterable[Sample]:
+    def rows(self, metric: Metric, samples: readings.Rows) -> Sequence[readings.Reading]:
         """The family's samples, without those of devices that an exporter serves: one file of
         settings may be on nodes of several vendors, and that exporter knows one of them."""
         whose = SERVES_ALONE.get(metric.served_by, "")
         if not whose or metric.served_by not in self.hide:
             return samples
-        return [one for one in samples if one.subject.partition(",")[0] != whose]
+        return [one for one in samples if one[1].partition(",")[0] != whose]
 
 
 EVERYTHING = Choice()
@@ -61,7 +62,7 @@ class Recent:
         self._runs: dict[str, float] = {}
         self._places: dict[tuple[str, ...], float] = {}
 
-    def see(self, now_s: float, runs: tuple[RunView, ...], samples: tuple[Sample, ...]) -> None:
+    def see(self, now_s: float, runs: tuple[RunView, ...], samples: readings.Rows) -> None:
         """Looks at what is here now, and forgets what left long ago."""
         self._runs |= {view.run: now_s for view in runs}
         for (_, device), ranks in accelerator.ranks_of(samples, runs).items():

@@ -7,8 +7,10 @@ metrics alone, and a machine without /proc/stat is NoData.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
+from itertools import repeat
 
 from .roots import Roots, read_text
 from .sample import NODE_EXPORTER, Metric, NoData, Sample
@@ -24,6 +26,7 @@ MEMORY = {
     "SwapFree": "host_swap_free_bytes",
 }
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+CORE = re.compile(r"^cpu(\d.*)", re.MULTILINE)
 Reading = tuple[str, str, float]  # name, subject, value
 
 
@@ -66,9 +69,9 @@ class HostCollector:
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
         """One reading.  NoData when there is no /proc/stat at this root."""
         stat = read_text(f"{roots.proc}/stat")
-        found: list[Sample] = []
+        found = _cores(stat, boot_s)
         parts: tuple[Callable[[Roots], Iterator[Reading]], ...] = (
-            partial(_processors, stat), _load, _memory, _pressure, _oom_kills, _limits, _cgroup,
+            partial(_boot_time, stat), _load, _memory, _pressure, _oom_kills, _limits, _cgroup,
         )  # fmt: skip
         for part in parts:
             try:
@@ -85,17 +88,29 @@ def _subjects(core: str) -> tuple[str, ...]:
     return tuple(f"cpu={int(core)},mode={mode}" for mode in MODES)
 
 
-def _processors(stat: str, roots: Roots) -> Iterator[Reading]:
-    """Only the lines that are wanted are taken apart: `intr` has a number for every interrupt."""
-    cores = 0
-    for line in stat.splitlines():
-        if line.startswith("cpu") and line[3:4].isdigit() and cores < CPUS_MAX:
-            cores += 1
-            core, *ticks = line.split()
-            for subject, spent in zip(_subjects(core[3:]), ticks):
-                yield "host_cpu_seconds_total", subject, int(spent) / TICKS_PER_S
-        elif line.startswith("btime "):
-            yield "host_boot_time_seconds", "", float(line.split()[1])
+def _cores(stat: str, boot_s: float) -> list[Sample]:
+    """Every core by mode; a line that is not understood costs its core alone.  Only the lines that
+    are wanted are taken apart (`intr` has a number for every interrupt), and those are made
+    together: of a large node they are most of what is read each second."""
+    subjects: list[str] = []
+    ticks: list[int] = []
+    for line in CORE.findall(stat)[:CPUS_MAX]:
+        core, *spent = line.split()
+        try:
+            modes, numbers = _subjects(core), list(map(int, spent[: len(MODES)]))
+        except ValueError:
+            continue
+        subjects += modes[: len(numbers)]
+        ticks += numbers
+    values = [spent / TICKS_PER_S for spent in ticks]
+    rows = zip(repeat("host_cpu_seconds_total"), subjects, values, repeat(boot_s))
+    return list(map(Sample._make, rows))
+
+
+def _boot_time(stat: str, roots: Roots) -> Iterator[Reading]:
+    _, found, rest = stat.partition("\nbtime ")
+    if found:
+        yield "host_boot_time_seconds", "", float(rest.split()[0])
 
 
 def _load(roots: Roots) -> Iterator[Reading]:

@@ -16,6 +16,7 @@ from . import reconcile, world
 from .detect.accelerator import labels_of
 from .memory import Context
 from .model import Doc, Value
+from .readings import Readings, Rows
 
 PREFIX = "identity/"
 VALUES_MAX = 512
@@ -27,10 +28,9 @@ JOIN = " + "  # between several values of one key: two kinds of GPU, two version
 SOURCES = {"host_info": ("node", "host"), "software_info": ("node", "software"),
            "firmware_info": ("node", "firmware"), "ec2_instance_info": ("instance", "instance")}
 DEVICES = ("accelerator_info", "accelerator_firmware_info")  # the source is their vendor
-NAMED = frozenset((*SOURCES, *DEVICES))
+NAMED = (*SOURCES, *DEVICES)
 OWN = frozenset(("id", "uuid", "pci"))  # labels that differ from node to node by nature
 Sources = dict[str, dict[str, str]]  # source -> key -> value
-Reading = tuple[str, str, float, float]  # collectors.sample.Sample, as in Observed
 
 
 class Change(Value, frozen=True):
@@ -70,7 +70,7 @@ class Comparison(Value, frozen=True, omit_defaults=False):
     unread: tuple[tuple[str, str], ...]  # (node, source that others have and it has not said)
 
 
-def of(samples: tuple[Reading, ...]) -> Sources:
+def of(samples: Rows) -> Sources:
     """What the samples say of this node, by source."""
     found: dict[tuple[str, str], list[str]] = {}
     for name, subject, _, _ in samples:
@@ -151,8 +151,8 @@ class Identities:
 
     def __init__(self, node: str) -> None:
         self._key = f"{PREFIX}{node}"
-        self._seen: tuple[tuple[Reading, ...], int] = ((), -1)
-        self._own: tuple[Reading, ...] = ()
+        self._seen: tuple[Readings, int] = (Readings(), -1)
+        self._own: Rows = ()
         self._sources: Sources = {}
 
     def step(self, ctx: Context) -> None:
@@ -164,7 +164,7 @@ class Identities:
         if samples is self._seen[0] and doc.version == self._seen[1]:
             return
         if samples is not self._seen[0]:
-            own = tuple(one for one in samples if one[0] in NAMED)
+            own = samples.among(NAMED)
             if own != self._own:  # most readings say nothing of what a node is
                 self._own, self._sources = own, of(own)
         self._seen = (samples, doc.version)

@@ -304,12 +304,14 @@ def device_of(ctx: Context, event: Event) -> tuple[str, tuple[tuple[str, RankVie
     kind, _, address = event.subject.partition("/")
     if kind != "gpu":
         return "", ()
-    for name, subject, _, _ in ctx.observed.samples:
-        labels = accelerator.labels_of(subject) if name == "accelerator_info" else {}
+    samples = ctx.observed.samples
+    for _, subject, _, _ in samples.of("accelerator_info"):
+        labels = accelerator.labels_of(subject)
         if pci_of(labels.get("pci", "")) != address:
             continue
         key = labels.get("vendor", ""), labels.get("device", "")
-        there = accelerator.ranks_of(ctx.observed.samples, ctx.observed.runs).get(key, ())
+        listed = samples.of(accelerator.PROCESS)
+        there = accelerator.ranks_of(listed, ctx.observed.runs).get(key, ())
         return key[1], tuple(
             (view.run, rank) for view in ctx.observed.runs for rank in view.ranks
             if (view.run, rank.rank) in there and rank.state != "ended"

@@ -14,9 +14,9 @@ import msgspec
 from .bounds import Seconds, Whole
 from .event import Event
 from .order import Gate, NodeOrder, RemoveLock
+from .readings import Readings
 
-OK, UNKNOWN, WARN, DEGRADED, FATAL = "ok", "unknown", "warn", "degraded", "fatal"
-SEVERITIES = (OK, UNKNOWN, WARN, DEGRADED, FATAL)
+SEVERITIES = OK, UNKNOWN, WARN, DEGRADED, FATAL = "ok", "unknown", "warn", "degraded", "fatal"
 TRAINER, SCRIPT, OPAQUE = "trainer", "script", "opaque"
 
 
@@ -175,7 +175,7 @@ class Observed(Value, frozen=True):
     """Everything the core may look at in one step."""
 
     runs: tuple[RunView, ...] = ()
-    samples: tuple[tuple[str, str, float, float], ...] = ()  # collectors.sample.Sample
+    samples: Readings = Readings()
     lines: tuple[tuple[str, int, float, str], ...] = ()  # collectors.sample.LogLine
     events: tuple[Event, ...] = ()  # the kernel's, of the last minute
     beats: tuple[Beat, ...] = ()

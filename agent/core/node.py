@@ -37,7 +37,6 @@ from .model import (
 )
 from .notice import Wish
 from .outbox import Outbox, Settled
-from .readings import Readings
 from .repair import RepairMemory, Repairs
 from .run import RunCase
 from .standing import StandingCase, StandingMemory
@@ -90,7 +89,6 @@ class Node:
         self.fleet = Fleet(name)
         self.kernel = KernelCase(name, self.kept.kernel)
         self.repairs = Repairs(name, self.kept.repairs, self.kernel)
-        self.readings = Readings()
         self.accelerators = Accelerators(name)
         self.networks = Networks(name)
         self.machine = Machine(name)
@@ -111,7 +109,6 @@ class Node:
         settled = self.kept.outbox.settle(observed.outcomes, now.boot_s)
         self._requests(observed)
         effects: list[Effect] = []
-        parts = self.readings.split(observed.samples)
         verdicts = self._own_verdicts(observed)
         changed: dict[str, Incident] = {}
         contexts: list[Context] = []
@@ -119,10 +116,12 @@ class Node:
         whole = self._any(now, observed, settled, effects, verdicts, changed)
         causes = self.kernel.step(whole)
         conditions = [
-            *self.accelerators.verdicts(parts.rest, observed.runs, self.kept.devices_most),
+            *self.accelerators.verdicts(
+                observed.samples, observed.runs, self.kept.devices_most
+            ),
             *self.host.verdicts(observed),
-            *self.machine.verdicts(parts.host, self.kept.mounts_writable),
-            *self.networks.verdicts(parts.rest, self.kept.network),
+            *self.machine.verdicts(observed.samples, self.kept.mounts_writable),
+            *self.networks.verdicts(observed.samples, self.kept.network),
         ]
         verdicts.extend(conditions)
         self.standing.step(whole, conditions, self.kernel.addresses())

@@ -1,52 +1,63 @@
-"""A node's samples in parts that change at different paces, so that what is equal is judged once.
+"""What the collectors read last, by name, so that each detector looks at its own and nothing else.
 
-Owns the split.  Collectors are read at their own intervals and the agent hands over all that is
-known each time: of 3,400 readings of a large node, the 1,500 of its cores are new every second,
-the host's other ones often, and everything else every 15 s.  Pure.
+Owns the index.  A large node has 3,400 readings: the 1,500 of its cores are new every second,
+those of its devices every 15 s, and whoever walked them all for ten of them would be the largest
+part of what watching costs.  Pure.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, groupby
+from operator import itemgetter
 
-Reading = tuple[str, str, float, float]  # collectors.sample.Sample, as in Observed
-CORES = "host_cpu_seconds_total"
-HOST = "host_"
-
-
-class Parts(NamedTuple):
-    """Each part is the very tuple of the last time while it is equal."""
-
-    cores: tuple[Reading, ...] = ()
-    host: tuple[Reading, ...] = ()  # names that begin so, without the cores
-    rest: tuple[Reading, ...] = ()
+Reading = tuple[str, str, float, float]  # collectors.sample.Sample
+Rows = tuple[Reading, ...]
+Named = Mapping[str, Rows]
 
 
 class Readings:
-    """See the module."""
+    """Immutable.  The readings of a name are the very same tuple until its collector was read
+    again, so that equal ones are told from newer ones without a look at each."""
 
-    def __init__(self) -> None:
-        self._given: tuple[Reading, ...] = ()
-        self._parts = Parts()
+    __slots__ = ("_named",)
 
-    def split(self, samples: tuple[Reading, ...]) -> Parts:
-        """The parts, in the samples' order."""
-        if samples is self._given:
-            return self._parts
-        self._given = samples
-        cores: list[Reading] = []
-        host: list[Reading] = []
-        rest: list[Reading] = []
-        for one in samples:
-            name = one[0]
-            if name == CORES:
-                cores.append(one)
-            elif name.startswith(HOST):
-                host.append(one)
-            else:
-                rest.append(one)
-        now = (tuple(part) for part in (cores, host, rest))
-        before = self._parts
-        self._parts = Parts(*(old if new == old else new
-                              for new, old in zip(now, before, strict=True)))
-        return self._parts
+    def __init__(self, parts: Iterable[Named] = ()) -> None:
+        """`parts`: one for each collector, as by_name makes them; several may share a name."""
+        named: dict[str, Rows] = {}
+        for part in parts:
+            shared = named.keys() & part.keys()
+            named |= {**part, **{name: named[name] + part[name] for name in shared}}
+        self._named = named
+
+    def of(self, name: str) -> Rows:
+        """The readings of one name."""
+        return self._named.get(name, ())
+
+    def among(self, names: Iterable[str]) -> Rows:
+        """The readings of these names."""
+        return tuple(chain.from_iterable(self._named.get(name, ()) for name in names))
+
+    def under(self, *beginnings: str, without: str = "") -> Rows:
+        """The readings of all names that begin so, without those of one name."""
+        return self.among(name for name in self._named
+                          if name.startswith(beginnings) and name != without)  # fmt: skip
+
+    def __iter__(self) -> Iterator[Reading]:
+        return chain.from_iterable(self._named.values())
+
+    def __len__(self) -> int:
+        return sum(map(len, self._named.values()))
+
+
+def by_name(readings: Iterable[Reading]) -> dict[str, Rows]:
+    """One collector's readings, in their order; its names may come mixed."""
+    named: dict[str, list[Reading]] = {}
+    for name, group in groupby(readings, itemgetter(0)):
+        named.setdefault(name, []).extend(group)
+    return {name: tuple(rows) for name, rows in named.items()}
+
+
+def readings_of(readings: Iterable[Reading]) -> Readings:
+    """Readings as if one collector had read them all."""
+    return Readings((by_name(readings),))

@@ -171,7 +171,8 @@ class Repairs:
         ours |= {rank.pid for view in ctx.observed.runs for rank in view.ranks}
         there: dict[int, str] = {}
         # A driver that hangs lists nothing any more: what it said last counts as well.
-        for pid, device in (*accelerator.processes(ctx.observed.samples), *gate.seen):
+        listed = accelerator.processes(ctx.observed.samples.of(accelerator.PROCESS))
+        for pid, device in (*listed, *gate.seen):
             there.setdefault(pid, device)
         found = [f"pid {pid} on {device}" for pid, device in there.items() if pid not in ours]
         return found + [f"the run of the agent at {path}" for path in gate.others]

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import shutil
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -17,14 +15,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import generate_latest
+from pages import page, same_as_golden, taken_by_prometheus
 
-from holdfast.agent import metrics
 from holdfast.agent.config import load
 from holdfast.agent.core.detect import accelerator
 from holdfast.agent.core.detect.ec2 import at, leaving
 from holdfast.agent.core.model import Settings
+from holdfast.agent.core.readings import readings_of
 from holdfast.agent.runner import Runner
 from holdfast.collectors import ALL, ec2, imds
 from holdfast.collectors.ec2 import DOCUMENT, REBALANCE, SCHEDULED, SPOT, Ec2Collector
@@ -51,16 +48,8 @@ def values(samples) -> dict[tuple[str, str], float]:
 
 
 def faults(samples) -> dict[str, str]:
-    found = accelerator.Accelerators("n").verdicts(tuple(samples), (), {})
+    found = accelerator.Accelerators("n").verdicts(readings_of(samples), (), {})
     return {one.fault: one.reason for one in found}
-
-
-class Page:
-    def __init__(self, samples) -> None:
-        self.samples = samples
-
-    def collect(self):
-        yield from metrics.families(self.samples, Ec2Collector.metrics)
 
 
 def test_everything_at_once_as_the_page_and_the_verdicts_show_it(service):
@@ -70,13 +59,8 @@ def test_everything_at_once_as_the_page_and_the_verdicts_show_it(service):
         input="1.0\n", capture_output=True, text=True, timeout=30, check=True,
     )
     samples = [Sample(*one) for one in json.loads(done.stdout)["samples"]]
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(Page(samples))
-    text = generate_latest(registry).decode()
-    golden = HERE / "golden/spot.txt"
-    if os.environ.get("HOLDFAST_GOLDEN"):
-        golden.write_text(text)
-    assert text == golden.read_text()
+    text = page(samples, Ec2Collector.metrics)
+    same_as_golden(HERE / "golden/spot.txt", text)
     assert faults(samples) == {
         "ec2_spot_interruption": "EC2 takes this spot instance back (terminate) at 2026-11-20 "
         "10:02:00 UTC; EC2 gives notice two minutes ahead",
@@ -84,12 +68,7 @@ def test_everything_at_once_as_the_page_and_the_verdicts_show_it(service):
         "instance is likelier than others to be taken back",
         "ec2_scheduled_event": "EC2 retires this instance, not before 2026-11-21 09:00:43 UTC",
     }
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is missing (Debian package prometheus)")
-    checked = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True,
-                             text=True, timeout=30, check=False)  # fmt: skip
-    assert checked.returncode == 0 and not checked.stderr, checked.stderr
+    taken_by_prometheus(text)
 
 
 def test_an_instance_of_which_nothing_is_announced(service):
@@ -171,7 +150,7 @@ def test_a_spot_notice_that_cannot_be_read_is_still_a_notice(service, text):
     assert rows["metadata_rejected_total", "document=spot_action"] == 1
     assert rows["metadata_rejected_total", "document=rebalance"] == 1
     assert "(unknown) at a time that it does not say" in faults(samples)["ec2_spot_interruption"]
-    found = accelerator.Accelerators("n").verdicts(tuple(samples), (), {})
+    found = accelerator.Accelerators("n").verdicts(readings_of(samples), (), {})
     assert found[0].severity == "unknown"
     assert leaving(found, Settings(allow=("drain_node",))) == "", "unknown ends nothing"
     assert "ec2_rebalance_recommended" not in faults(samples)
@@ -244,7 +223,7 @@ def test_a_service_that_hangs_never_delays_the_agent(service, tmp_path):
 def test_runs_end_only_where_the_operator_allows_it(service):
     announce(service)
     samples = tuple(Ec2Collector().collect(service.roots, 1.0))
-    found = accelerator.Accelerators("n").verdicts(samples, (), {})
+    found = accelerator.Accelerators("n").verdicts(readings_of(samples), (), {})
     assert leaving(found, Settings()) == ""
     assert leaving(found, Settings(allow=("drain_node",), single_node=False)) == ""
     assert "terminate" in leaving(found, Settings(allow=("drain_node",)))

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import os
 import re
 import shutil
-import subprocess
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from pages import promtool, same_as_golden, taken_by_prometheus
 
 from holdfast.agent.__main__ import _make_node
 from holdfast.agent.config import load
@@ -138,24 +137,11 @@ def test_a_whole_node(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     text = asyncio.run(page_of(tmp_path, node_of(kind, tmp_path, monkeypatch)))
     held = BUILD.sub("holdfast_build_info{...}", VARIES.sub(r"\1 (varies)", text))
     held = LEFT_OUT.sub("", held)
-    expected = NODES / f"{kind}.txt"
-    if os.environ.get("HOLDFAST_GOLDEN") == "write":
-        expected.write_text(held)
-    assert held == expected.read_text()
-    clean(text)
-
-
-def clean(text: str) -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is missing (Debian package prometheus): the text alone was compared")
-    done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True,
-                          text=True, timeout=30, check=False)  # fmt: skip
-    assert done.returncode == 0 and not done.stderr, done.stderr
+    same_as_golden(NODES / f"{kind}.txt", held)
+    taken_by_prometheus(text)
 
 
 def test_the_page_is_checked_by_a_tool_that_can_say_no() -> None:
-    if shutil.which("promtool") is None:
-        pytest.skip("promtool is missing (Debian package prometheus)")
+    promtool()
     with pytest.raises(AssertionError, match="no help text"):
-        clean("# TYPE holdfast_x gauge\nholdfast_x 1\n")
+        taken_by_prometheus("# TYPE holdfast_x gauge\nholdfast_x 1\n")

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from holdfast.agent import procfs
 from holdfast.agent.core.model import Now, Observed, Settings
 from holdfast.agent.core.node import Node
+from holdfast.agent.core.readings import readings_of
 from holdfast.agent.probe import Helper, Prober
 from holdfast.agent.ranks import RankTrack
 from holdfast.agent.runbook import load_runbooks
@@ -219,7 +220,7 @@ def test_an_incident_of_a_cgroup_whose_name_is_no_text_can_be_remembered(tmp_pat
     node = Node("a", Settings(), load_runbooks())
     for second in range(1000, 1090, 15):
         samples = tuple(collector.collect(machine.roots, float(second)))
-        decision = node.step(Now(float(second), 1e9, "b"), Observed(samples=samples))
+        decision = node.step(Now(float(second), 1e9, "b"), Observed(samples=readings_of(samples)))
     (incident,) = decision.incidents
     assert incident.fault == "host_memory_low" and "/job\ufffd" in incident.reason
     assert incident.id.encode() in node.memory()

@@ -15,6 +15,7 @@ import pytest
 from holdfast.agent import procfs
 from holdfast.agent.core.detect.host import Host
 from holdfast.agent.core.model import Ended, Observed, RankView, RunView, Verdict
+from holdfast.agent.core.readings import readings_of
 from holdfast.collectors import cgroups
 from holdfast.collectors.cgroups import CgroupsCollector
 from holdfast.collectors.roots import Roots
@@ -71,7 +72,7 @@ def test_a_real_crash_loop_that_leaks_cgroups_is_named(subtree: Path, tmp_path: 
         dying = [one.value for one in samples if one.subject == "state=dying"]
         if not dying:
             pytest.skip("this machine does not say how many removed cgroups it holds")
-        return dying[0], host.verdicts(Observed(samples=samples))
+        return dying[0], host.verdicts(Observed(samples=readings_of(samples)))
 
     held = read()[0]
     for number in range(TRIES):
@@ -118,7 +119,7 @@ def test_a_real_kill_for_memory_names_cgroup_limit_and_rank(subtree: Path) -> No
         view = RunView("m5", "a", "trainer", 1, ranks=ranks)
         samples = tuple(collector.collect(Roots(), boot_s))
         assert any(one.subject.endswith("/job") for one in samples), "the walk passes it by"
-        return host.verdicts(Observed(samples=samples, runs=(view,)))
+        return host.verdicts(Observed(samples=readings_of(samples), runs=(view,)))
 
     assert read(1000.0) == []
     code = EATER.format(procs=str(place / "cgroup.procs"))

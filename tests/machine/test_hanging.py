@@ -88,7 +88,7 @@ def test_a_mount_that_hangs_is_named_while_others_answer_and_is_asked_again(node
 
     async def scenario():
         await until(lambda: node.waiting_s(node.bad) > 0.6)
-        (verdict,) = reach.Reach("n").verdicts(node.runner.samples())
+        (verdict,) = reach.Reach("n").verdicts(tuple(node.runner.samples()))
         assert (verdict.fault, verdict.subject) == ("mount_hung", f"node/n/mount{node.bad}")
         assert node.value("host_mount_response_seconds", node.bad) == -1.0
         assert node.value("host_filesystem_size_bytes", node.bad) == -1.0

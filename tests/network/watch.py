@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from holdfast.agent.core.detect.network import NetworkMemory, Networks
+from holdfast.agent.core.readings import readings_of
 from holdfast.collectors.network import NetworkCollector
 from holdfast.collectors.rdma import RdmaCollector
 from holdfast.collectors.roots import Roots
@@ -41,6 +42,6 @@ class Watch:
         for _ in range(times):
             self.boot_s += READ_S
             self.samples = read(self.tree.roots, self.boot_s)
-            self.verdicts = self.networks.verdicts(self.samples, self.memory)
+            self.verdicts = self.networks.verdicts(readings_of(self.samples), self.memory)
         return [f"{one.fault} ({one.severity}) {one.subject}: {one.reason}"
                 for one in self.verdicts]  # fmt: skip

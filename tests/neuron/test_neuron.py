@@ -5,7 +5,6 @@ stalls or prints half a line.  All values are invented; HOLDFAST_GOLDEN=1 writes
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -14,11 +13,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import generate_latest
+from pages import page, same_as_golden, taken_by_prometheus
 
-from holdfast.agent import metrics, procfs
+from holdfast.agent import procfs
 from holdfast.agent.core.detect import accelerator
+from holdfast.agent.core.readings import readings_of
 from holdfast.collectors import neuron_monitor
 from holdfast.collectors.neuron import NeuronCollector
 from holdfast.collectors.roots import Roots
@@ -134,14 +133,6 @@ def machine(tmp_path):
     return Machine(tmp_path)
 
 
-class Page:
-    def __init__(self, samples) -> None:
-        self.samples = samples
-
-    def collect(self):
-        yield from metrics.families(self.samples, NeuronCollector.metrics)
-
-
 def samples_of(answer: dict) -> tuple[Sample, ...]:
     assert "samples" in answer, answer
     return tuple(Sample(*one) for one in answer["samples"])
@@ -150,27 +141,16 @@ def samples_of(answer: dict) -> tuple[Sample, ...]:
 @pytest.mark.parametrize("kind", list(KINDS))
 def test_a_node_as_the_page_shows_it(machine, kind):
     machine.has(kind).plays("say first", first=report(kind))
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(Page(samples_of(machine.read()[0])))
-    text = generate_latest(registry).decode()
-    golden = HERE / "golden" / f"{kind}.txt"
-    if os.environ.get("HOLDFAST_GOLDEN"):
-        golden.parent.mkdir(exist_ok=True)
-        golden.write_text(text)
-    assert text == golden.read_text()
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is missing (Debian package prometheus)")
-    done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True,
-                          text=True, timeout=30, check=False)  # fmt: skip
-    assert done.returncode == 0 and not done.stderr, done.stderr
+    text = page(samples_of(machine.read()[0]), NeuronCollector.metrics)
+    same_as_golden(HERE / "golden" / f"{kind}.txt", text)
+    taken_by_prometheus(text)
     assert not machine.tool_runs(), "the tool outlived its reader"
 
 
 def test_a_memory_error_is_a_fault_of_its_device(machine):
     machine.plays("say bad", bad=report("trn2", mem_ecc_uncorrected=1))
     samples = samples_of(machine.read()[0])
-    (verdict,) = accelerator.Accelerators("n").verdicts(samples, (), {})
+    (verdict,) = accelerator.Accelerators("n").verdicts(readings_of(samples), (), {})
     assert (verdict.fault, verdict.subject) == ("neuron_memory_uncorrected", "node/n/neuron/0")
     values = {(one.name, one.subject): one.value for one in samples}
     assert values["accelerator_execution_errors_total", "vendor=neuron,error=hardware"] == 1
@@ -180,7 +160,7 @@ def test_a_memory_error_is_a_fault_of_its_device(machine):
 def test_a_repairable_error_is_in_sysfs_alone(machine):
     machine.has("trn1", repairable=1).plays("say good", good=report("trn1"))
     samples = samples_of(machine.read()[0])
-    (verdict,) = accelerator.Accelerators("n").verdicts(samples, (), {})
+    (verdict,) = accelerator.Accelerators("n").verdicts(readings_of(samples), (), {})
     assert verdict.fault == "neuron_memory_uncorrected"
     assert dict(verdict.evidence)["pci"] == "a0:10.0"
 

@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import generate_latest
+from pages import page, same_as_golden, taken_by_prometheus
 
-from holdfast.agent import metrics, shown
+from holdfast.agent import shown
 from holdfast.agent.config import load
 from holdfast.agent.core.detect import accelerator
 from holdfast.agent.core.model import RankView, RunView
+from holdfast.agent.core.readings import readings_of
 from holdfast.agent.devices import devices
 from holdfast.agent.runner import Runner
 from holdfast.collectors import ALL
@@ -32,45 +30,17 @@ OTHERS = tuple(one.name for one in ALL if one.name != "nvidia")
 STATES = ("gpu_lost", "gpu_lost_late", "ecc_storm", "remap_pending", "link_down", "spinning")
 
 
-class Page:
-    """A page of metrics from samples alone."""
-
-    def __init__(self, samples) -> None:
-        self.samples = samples
-
-    def collect(self):
-        yield from metrics.families(self.samples, NvidiaCollector.metrics)
-
-    def text(self) -> str:
-        registry = CollectorRegistry(auto_describe=False)
-        registry.register(self)
-        return generate_latest(registry).decode()
-
-
 def samples_of(answer) -> tuple[Sample, ...]:
     assert "samples" in answer, answer
     return tuple(Sample(*one) for one in answer["samples"])
 
 
-def same_as_golden(name: str, text: str) -> None:
-    file = GOLDEN / name
-    if os.environ.get("HOLDFAST_GOLDEN"):
-        file.parent.mkdir(exist_ok=True)
-        file.write_text(text)
-    assert text == file.read_text()
-
-
 def test_one_gpu_as_the_page_shows_it(node):
     node.becomes("gpus 1\ngpu 0 pid 4711\n")
-    text = Page(samples_of(node.read()[0])).text()
-    same_as_golden("one_gpu.txt", text)
+    text = page(samples_of(node.read()[0]), NvidiaCollector.metrics)
+    same_as_golden(GOLDEN / "one_gpu.txt", text)
     assert "4711" not in text  # a series for each process would churn
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is missing (Debian package prometheus)")
-    done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True,
-                          text=True, timeout=30, check=False)  # fmt: skip
-    assert done.returncode == 0 and not done.stderr, done.stderr
+    taken_by_prometheus(text)
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -89,9 +59,9 @@ def test_what_each_fault_changes_on_an_8_gpu_node(node, state):
     sights = accelerator.look(sick)
     lines += [f"{vendor} {device}: {one.health}: {one.why}"
               for (vendor, device), one in sights.items() if one.health != "ok"]  # fmt: skip
-    lines += [f"{one.fault} ({one.severity}) {one.subject}: {one.reason}"
-              for one in accelerator.Accelerators("n").verdicts(sick, (), {})]  # fmt: skip
-    same_as_golden(f"{state}.txt", "\n".join(lines) + "\n")
+    verdicts = accelerator.Accelerators("n").verdicts(readings_of(sick), (), {})
+    lines += [f"{one.fault} ({one.severity}) {one.subject}: {one.reason}" for one in verdicts]
+    same_as_golden(GOLDEN / f"{state}.txt", "\n".join(lines) + "\n")
 
 
 def test_an_old_driver_costs_only_what_it_does_not_have(libraries, node):
@@ -127,7 +97,7 @@ def test_a_device_that_is_lost_in_mid_run_keeps_its_name(node):
         return runner.samples()
 
     samples = asyncio.run(scenario())
-    (verdict,) = accelerator.Accelerators("n").verdicts(samples, (), {})
+    (verdict,) = accelerator.Accelerators("n").verdicts(readings_of(samples), (), {})
     assert verdict.subject == "node/n/gpu/3" and "at 00000000:48:00.0" in verdict.reason
     assert not verdict.act and dict(verdict.evidence)["uuid"].startswith("GPU-")
 
@@ -279,7 +249,7 @@ def test_fewer_devices_than_before_in_this_boot():
         return (Sample("accelerator_devices", "vendor=nvidia", number, 1.0),)
 
     mind, most = accelerator.Accelerators("n"), {}
-    assert not mind.verdicts(count(8.0), (), most)
-    (verdict,) = mind.verdicts(count(7.0), (), most)
+    assert not mind.verdicts(readings_of(count(8.0)), (), most)
+    (verdict,) = mind.verdicts(readings_of(count(7.0)), (), most)
     assert verdict.fault == "accelerator_lost" and "7 of 8" in verdict.reason
-    assert accelerator.Accelerators("n").verdicts(count(7.0), (), most) == [verdict]
+    assert accelerator.Accelerators("n").verdicts(readings_of(count(7.0)), (), most) == [verdict]

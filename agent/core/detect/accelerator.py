@@ -11,11 +11,13 @@ from collections import defaultdict
 from typing import NamedTuple
 
 from ..model import DEGRADED, FATAL, OK, SEVERITIES, WARN, RunView, Verdict
+from ..readings import Readings, Rows
 from . import compile_cache, ec2
 
 DETECTOR = "accelerator"
 PREFIX = "accelerator_"
-Reading = tuple[str, str, float, float]  # collectors.sample.Sample, as in Observed
+PROCESS = f"{PREFIX}process"
+READ = (PREFIX, compile_cache.PREFIX, ec2.PREFIX)
 Key = tuple[str, str]  # vendor, device
 Ranks = dict[Key, tuple[tuple[str, int], ...]]  # (run, rank) of the processes on each device
 PROCESSES_MAX = 512  # looked at before a node is ordered away
@@ -65,7 +67,7 @@ def labels_of(subject: str) -> dict[str, str]:
     return dict(part.partition("=")[::2] for part in subject.split(",") if part)
 
 
-def ranks_of(samples: tuple[Reading, ...], runs: tuple[RunView, ...]) -> Ranks:
+def ranks_of(samples: Rows, runs: tuple[RunView, ...]) -> Ranks:
     """Which ranks compute on which device, by the process ids that the driver lists."""
     by_pid = {
         rank.pid: (view.run, rank.rank)
@@ -73,7 +75,7 @@ def ranks_of(samples: tuple[Reading, ...], runs: tuple[RunView, ...]) -> Ranks:
     }  # fmt: skip
     found: Ranks = {}
     for sample in samples if by_pid else ():
-        if sample[0] != f"{PREFIX}process":
+        if sample[0] != PROCESS:
             continue
         labels = labels_of(sample[1])
         pid = labels.get("pid", "")
@@ -84,11 +86,11 @@ def ranks_of(samples: tuple[Reading, ...], runs: tuple[RunView, ...]) -> Ranks:
     return found
 
 
-def processes(samples: tuple[Reading, ...]) -> list[tuple[int, str]]:
+def processes(samples: Rows) -> list[tuple[int, str]]:
     """(pid, device) of every process that a driver lists, at most PROCESSES_MAX."""
     found: dict[tuple[int, str], None] = {}
     for name, subject, _, _ in samples:
-        if name != f"{PREFIX}process":
+        if name != PROCESS:
             continue
         labels = labels_of(subject)
         pid = labels.get("pid", "")
@@ -98,7 +100,7 @@ def processes(samples: tuple[Reading, ...]) -> list[tuple[int, str]]:
     return list(found)
 
 
-def look(samples: tuple[Reading, ...]) -> dict[Key, Sight]:
+def look(samples: Rows) -> dict[Key, Sight]:
     """Health of every device that the samples name, in their order."""
     found: dict[Key, list[tuple[str, str, str]]] = {}
     links: dict[Key, list[bool]] = {}
@@ -142,26 +144,30 @@ class Accelerators:
 
     def __init__(self, node: str) -> None:
         self._node = node
-        self._samples: tuple[Reading, ...] = ()
+        self._samples = Readings()
+        self._own: Rows = ()
         self._ranks: tuple[tuple[str, int, int], ...] = ()
         self._runs: Ranks = {}  # last known, for when a lost device lists no process any more
         self._verdicts: list[Verdict] = []
 
     def verdicts(
-        self, samples: tuple[Reading, ...], runs: tuple[RunView, ...], most: dict[str, int]
+        self, samples: Readings, runs: tuple[RunView, ...], most: dict[str, int]
     ) -> list[Verdict]:
         """Faults of devices now.  `most`: the most devices that answered in this boot, by vendor;
         kept up here."""
         ranks = tuple((view.run, rank.rank, rank.pid) for view in runs for rank in view.ranks)
-        if samples is not self._samples or ranks != self._ranks:
-            self._samples, self._ranks = samples, ranks
-            self._runs |= ranks_of(samples, runs)
-            self._verdicts = [*self._devices(samples), *self._missing(samples, most),
-                              *compile_cache.verdicts(self._node, samples),
-                              *ec2.verdicts(self._node, samples)]  # fmt: skip
+        if samples is self._samples and ranks == self._ranks:
+            return self._verdicts
+        self._samples, own = samples, samples.under(*READ)
+        if own != self._own or ranks != self._ranks:
+            self._own, self._ranks = own, ranks
+            self._runs |= ranks_of(own, runs)
+            self._verdicts = [*self._devices(own), *self._missing(own, most),
+                              *compile_cache.verdicts(self._node, own),
+                              *ec2.verdicts(self._node, own)]  # fmt: skip
         return self._verdicts
 
-    def _devices(self, samples: tuple[Reading, ...]) -> list[Verdict]:
+    def _devices(self, samples: Rows) -> list[Verdict]:
         info = {
             _key(labels): labels
             for labels in (labels_of(one[1]) for one in samples if one[0] == f"{PREFIX}info")
@@ -187,7 +193,7 @@ class Accelerators:
             evidence=evidence, detector=DETECTOR,
         )  # fmt: skip
 
-    def _missing(self, samples: tuple[Reading, ...], most: dict[str, int]) -> list[Verdict]:
+    def _missing(self, samples: Rows, most: dict[str, int]) -> list[Verdict]:
         """Fewer devices than before answer, and no device is said to be lost."""
         lost = {labels_of(one[1]).get("vendor") for one in samples
                 if one[0] == f"{PREFIX}lost" and one[2] > 0}  # fmt: skip

@@ -7,6 +7,7 @@ stores and the order of lines in several nodes' logs depend on it.  Shown, never
 from __future__ import annotations
 
 from ..model import WARN, Verdict
+from ..readings import Rows
 
 DETECTOR = "clock"
 PREFIX = "host_clock_"
@@ -17,7 +18,6 @@ SLOW_SOURCES = frozenset(("hpet", "acpi_pm", "pit", "jiffies", "refined-jiffies"
 NAMES = frozenset(PREFIX + one for one in (
     "synchronized", "offset_seconds", "max_error_seconds", "source_info"
 ))  # fmt: skip
-Reading = tuple[str, str, float, float]  # collectors.sample.Sample, as in Observed
 
 
 class Clock:
@@ -27,7 +27,7 @@ class Clock:
         self._node = node
         self._since_s = -1.0  # boot_s of the first reading that nobody keeps the clock
 
-    def verdicts(self, samples: tuple[Reading, ...]) -> list[Verdict]:
+    def verdicts(self, samples: Rows) -> list[Verdict]:
         """Faults now."""
         found: list[Verdict] = []
         values: dict[str, float] = {}

@@ -7,18 +7,18 @@ between two stages of a compile.  Shown and counted; its removal is a person's. 
 from __future__ import annotations
 
 from ..model import DEGRADED, Verdict
+from ..readings import Rows
 
 DETECTOR = "compile_cache"
+PREFIX = "compile_cache_"
 STALE_S = 120.0  # a compile's stages follow each other within seconds
 
 
-def verdicts(
-    node: str, samples: tuple[tuple[str, str, float, float], ...]
-) -> list[Verdict]:
+def verdicts(node: str, samples: Rows) -> list[Verdict]:
     """One for each lock that nobody on this node can own."""
     found = []
     for name, subject, age_s, _ in samples:
-        if name != "compile_cache_lock_age_seconds" or age_s < STALE_S:
+        if name != f"{PREFIX}lock_age_seconds" or age_s < STALE_S:
             continue
         path = subject.removeprefix("path=")
         found.append(Verdict(

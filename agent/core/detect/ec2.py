@@ -10,6 +10,7 @@ from __future__ import annotations
 import msgspec
 
 from ..model import DEGRADED, UNKNOWN, WARN, Settings, Verdict
+from ..readings import Rows
 
 DETECTOR = "ec2"
 SPOT_FAULT = "ec2_spot_interruption"
@@ -22,15 +23,15 @@ ENDS = {
     "system-maintenance": "interrupts this instance's network or power",
 }  # fmt: skip
 TAKEN = ("terminate", "stop", "hibernate")  # any other action, or none to be read, is unknown
+PREFIX = "ec2_"
 LASTING = ("instance-stop", "instance-retirement")
-Reading = tuple[str, str, float, float]  # collectors.sample.Sample, as in Observed
 
 
-def verdicts(node: str, samples: tuple[Reading, ...]) -> list[Verdict]:
+def verdicts(node: str, samples: Rows) -> list[Verdict]:
     """One for each announcement that stands."""
     found = []
     for name, subject, unix_s, _ in samples:
-        if not name.startswith("ec2_"):
+        if not name.startswith(PREFIX):
             continue
         labels = dict(part.partition("=")[::2] for part in subject.split(",") if part)
         if name == "ec2_spot_action_timestamp_seconds":

@@ -8,6 +8,7 @@ whose lines were lost or never written.  Shown, never acted on.  Pure.
 from __future__ import annotations
 
 from ..model import DEGRADED, FATAL, SEVERITIES, WARN, Verdict
+from ..readings import Rows
 
 DETECTOR = "hardware"
 # Corrected errors of one memory module or device within an hour.  A judgement: a healthy module
@@ -15,7 +16,6 @@ DETECTOR = "hardware"
 CORRECTED_AN_HOUR = 100.0
 HOUR_S = 3600.0
 KEYS_MAX = 2048
-Reading = tuple[str, str, float, float]  # collectors.sample.Sample, as in Observed
 WARNINGS = {
     "spare_low": (DEGRADED, "its spare blocks run out"),
     "temperature": (WARN, "its temperature is out of range"),
@@ -63,7 +63,7 @@ class Hardware:
         self._growth = Growth()
         self._pcie_s = -1.0  # when PCIe was read first
 
-    def verdicts(self, samples: tuple[Reading, ...]) -> list[Verdict]:
+    def verdicts(self, samples: Rows) -> list[Verdict]:
         """Faults now, one for each thing and fault, with everything that speaks for it."""
         found: dict[tuple[str, str], list[tuple[str, str]]] = {}
         for name, subject, value, boot_s in samples:

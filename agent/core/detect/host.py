@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from ..event import Event
 from ..model import DEGRADED, WARN, Observed, RunView, Verdict
+from ..readings import Reading, Readings
 from . import host_levels as levels
-from .accelerator import Reading, labels_of
+from .accelerator import labels_of
 from .host_levels import Place, Rows, verdict
 from .host_links import (
     HELD_DEGRADED,
@@ -40,6 +41,7 @@ RESETS_KEPT = 32
 CORES_MAX, SERIES_MAX, STREAKS_MAX = 4096, 1024, 256
 CORES_GAP_S = 4.5
 TIMEOUTS = "network_transmit_timeouts_total"  # after each the driver resets its card
+CORES = "host_cpu_seconds_total"
 OURS = ("host_", "task_", "cgroup_", "shm_", TIMEOUTS)
 IN_KERNEL = frozenset(("system", "irq", "softirq"))
 COUNTED = {"host_unit_restarts_total": "unit", "cgroup_births_total": "cgroup",
@@ -55,7 +57,7 @@ class Host:
 
     def __init__(self, node: str) -> None:
         self._node = node
-        self._samples: tuple[Reading, ...] = ()
+        self._samples = Readings()
         self._cores = Windows(60.0, 5.0, CORES_MAX)
         self._series = Windows(RECENT_S, 15.0, SERIES_MAX)
         self._held = Windows(RECENT_S, 15.0, 1, falls=True)
@@ -105,20 +107,12 @@ class Host:
         while len(self._killed) > KILLS_KEPT:
             del self._killed[next(iter(self._killed))]
 
-    def _intake(self, samples: tuple[Reading, ...]) -> Rows:
+    def _intake(self, samples: Readings) -> Rows:
         """Samples by name, counters into their windows."""
+        self._take_cores(samples.of(CORES))
         rows: Rows = {}
-        cores: dict[int, tuple[float, float, float]] = {}
         read_s: dict[str, float] = {}
-        for name, subject, value, boot_s in samples:
-            if name == "host_cpu_seconds_total":
-                if boot_s - self._cores_s >= CORES_GAP_S:  # of 1,500 readings on a large node
-                    core, kernel = self._mode(subject)
-                    inside, all_s, _ = cores.get(core, (0.0, 0.0, 0.0))
-                    cores[core] = inside + value * kernel, all_s + value, boot_s
-                continue
-            if not name.startswith(OURS):
-                continue
+        for name, subject, value, boot_s in samples.under(*OURS, without=CORES):
             self._boot_s = max(self._boot_s, boot_s)
             rows.setdefault(name, []).append((labels_of(subject), value))
             if name in COUNTED:
@@ -130,12 +124,24 @@ class Host:
             elif name == "host_memory_cgroups" and subject == "state=dying":
                 self._held.add("dying", boot_s, value)
             read_s[name] = boot_s
-        for core, (inside, all_s, boot_s) in cores.items():
-            self._cores.add((core, "kernel"), boot_s, inside)
-            self._cores.add((core, "all"), boot_s, all_s)
-            self._cores_s = self._boot_s = max(self._boot_s, boot_s)
         self._read_s |= {name: read_s[name] for name in TOKEN.values() if name in read_s}
         return rows
+
+    def _take_cores(self, samples: tuple[Reading, ...]) -> None:
+        """A large node has 1,500 of them each second; windows over a minute need fewer."""
+        if not samples or samples[0][3] - self._cores_s < CORES_GAP_S:
+            return
+        boot_s = samples[0][3]
+        inside: dict[int, float] = {}
+        whole: dict[int, float] = {}
+        for _, subject, value, _ in samples:
+            core, kernel = self._mode(subject)
+            inside[core] = inside.get(core, 0.0) + value * kernel
+            whole[core] = whole.get(core, 0.0) + value
+        for core, all_s in whole.items():
+            self._cores.add((core, "kernel"), boot_s, inside[core])
+            self._cores.add((core, "all"), boot_s, all_s)
+        self._cores_s = self._boot_s = max(self._boot_s, boot_s)
 
     def _mode(self, subject: str) -> tuple[int, bool]:
         known = self._mode_of.get(subject)

@@ -6,10 +6,10 @@ Owns the order of their detectors and that equal samples are looked at once.  Pu
 from __future__ import annotations
 
 from ..model import Verdict
+from ..readings import Readings, Rows
 from . import clock, hardware, reach, storage
 
-Reading = tuple[str, str, float, float]  # collectors.sample.Sample, as in Observed
-NAMES = storage.NAMES | reach.NAMES | hardware.NAMES | clock.NAMES
+NAMES = tuple(sorted(storage.NAMES | reach.NAMES | hardware.NAMES | clock.NAMES))
 
 
 class Machine:
@@ -18,16 +18,16 @@ class Machine:
     def __init__(self, node: str) -> None:
         self._storage, self._reach = storage.Storage(node), reach.Reach(node)
         self._hardware, self._clock = hardware.Hardware(node), clock.Clock(node)
-        self._samples: tuple[Reading, ...] = ()
-        self._own: tuple[Reading, ...] = ()
+        self._samples = Readings()
+        self._own: Rows = ()
         self._verdicts: list[Verdict] = []
 
-    def verdicts(self, samples: tuple[Reading, ...], writable: list[str]) -> list[Verdict]:
+    def verdicts(self, samples: Readings, writable: list[str]) -> list[Verdict]:
         """Faults now.  `writable`: see storage.py."""
         if samples is self._samples:
             return self._verdicts
         self._samples = samples
-        own = tuple(one for one in samples if one[0] in NAMES)
+        own = samples.among(NAMES)
         if own != self._own:  # what another collector read changes nothing here
             self._own = own
             self._verdicts = [

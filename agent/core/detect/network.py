@@ -13,7 +13,8 @@ import msgspec
 
 from ..model import DEGRADED, FATAL, WARN, Verdict
 from ..rates import Growth, Rates
-from .accelerator import Reading, labels_of
+from ..readings import Readings, Rows
+from .accelerator import labels_of
 
 DETECTOR = "network"
 PREFIX = "network_"
@@ -113,7 +114,8 @@ class Networks:
 
     def __init__(self, node: str) -> None:
         self._node = node
-        self._samples: tuple[Reading, ...] = ()
+        self._samples = Readings()
+        self._own: Rows = ()
         self._read_s = 0.0
         self._verdicts: list[Verdict] = []
         self._rates = Rates()
@@ -127,23 +129,28 @@ class Networks:
         self._over: dict[tuple[Port, str], int] = {}  # readings in a row beyond a limit
         self._held: dict[tuple[Port, str], Found] = {}
 
-    def verdicts(self, samples: tuple[Reading, ...], memory: NetworkMemory) -> list[Verdict]:
+    def verdicts(self, samples: Readings, memory: NetworkMemory) -> list[Verdict]:
         """Faults of cards now; `memory` is kept up here."""
         if samples is not self._samples:
-            self._samples = samples
-            mine = [one for one in samples if one[0].startswith(PREFIX)]
-            read_s = max((one[3] for one in mine), default=self._read_s)
-            if read_s != self._read_s:
-                self._read_s = read_s
-                self._cards(mine, memory)
-                self._count(mine, memory)
-                self._look(mine, memory)
-                self._verdicts = self._conclude(memory)
+            self._samples, mine = samples, samples.under(PREFIX)
+            if mine != self._own:
+                self._own = mine
+                self._take(mine, memory)
         return self._verdicts
+
+    def _take(self, mine: Rows, memory: NetworkMemory) -> None:
+        read_s = max((one[3] for one in mine), default=self._read_s)
+        if read_s == self._read_s:
+            return  # fewer readings, none of them new
+        self._read_s = read_s
+        self._cards(mine, memory)
+        self._count(mine, memory)
+        self._look(mine, memory)
+        self._verdicts = self._conclude(memory)
 
     # ------------------------------------------------------------ which cards are here
 
-    def _cards(self, mine: list[Reading], memory: NetworkMemory) -> None:
+    def _cards(self, mine: Rows, memory: NetworkMemory) -> None:
         """A card is lost when neither its address nor its name is listed any more.  An interface
         may have been renamed or given to a container: it is forgotten."""
         listed_s = max((one[3] for one in mine
@@ -174,7 +181,7 @@ class Networks:
 
     # ------------------------------------------------------------ counters
 
-    def _count(self, mine: list[Reading], memory: NetworkMemory) -> None:
+    def _count(self, mine: Rows, memory: NetworkMemory) -> None:
         sums: dict[tuple[Port, str], float] = {}
         spans: dict[Port, float] = {}
         off = {self._place(one[1])[0] for one in mine if one[0] == ENABLED and one[2] <= 0}
@@ -262,7 +269,7 @@ class Networks:
 
     # ------------------------------------------------------------ levels
 
-    def _look(self, mine: list[Reading], memory: NetworkMemory) -> None:
+    def _look(self, mine: Rows, memory: NetworkMemory) -> None:
         for name, subject, value, _ in mine:
             if name not in LEVELS:
                 continue

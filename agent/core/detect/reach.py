@@ -7,6 +7,7 @@ the server's matter, and every node sees it.  Pure.
 from __future__ import annotations
 
 from ..model import DEGRADED, WARN, Verdict
+from ..readings import Reading, Rows
 
 DETECTOR = "reach"
 HUNG_S = 10.0  # a question without an answer
@@ -14,7 +15,6 @@ SLOW_S = 2.0  # an answer; usual is some ms, and a server under a checkpoint's l
 SLOW_COUNT = 3  # such answers after each other
 FAILED_COUNT = 2  # a lookup that failed once may have been a lost packet
 KEYS_MAX = 256
-Reading = tuple[str, str, float, float]  # collectors.sample.Sample, as in Observed
 NAMES = frozenset((
     "host_mount_response_seconds", "host_mount_waiting_seconds", "host_mount_failed",
     "host_nvme_waiting_seconds", "host_dns_waiting_seconds", "host_dns_failed",
@@ -58,7 +58,7 @@ class Reach:
         self._streaks = Streaks()
         self._last: dict[str, Verdict] = {}  # of what is bad in a row: stays while it waits again
 
-    def verdicts(self, samples: tuple[Reading, ...]) -> list[Verdict]:
+    def verdicts(self, samples: Rows) -> list[Verdict]:
         """Faults now."""
         own = [one for one in samples if one[0] in NAMES]
         failed = {one[1].rpartition(",error=")[0]: one for one in own

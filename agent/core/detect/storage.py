@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Container
 
 from ..model import DEGRADED, WARN, Verdict
+from ..readings import Rows
 from ..trend import Trend
 
 DETECTOR = "storage"
@@ -23,7 +24,6 @@ STILL_SOON = 1.5  # a forecast once made stays until it is this many times as fa
 NAMES = frozenset(PREFIX + one for one in (
     "size_bytes", "available_bytes", "inodes", "free_inodes", "readonly"
 ))  # fmt: skip
-Reading = tuple[str, str, float, float]  # collectors.sample.Sample, as in Observed
 Finding = tuple[str, str]  # severity, why
 
 
@@ -35,7 +35,7 @@ class Storage:
         self._trends: dict[tuple[str, str], Trend] = {}
         self._soon: set[tuple[str, str]] = set()
 
-    def verdicts(self, samples: tuple[Reading, ...], writable: list[str]) -> list[Verdict]:
+    def verdicts(self, samples: Rows, writable: list[str]) -> list[Verdict]:
         """Faults now.  `writable`: mounts that were writable in this boot; kept up here."""
         values: dict[str, dict[str, float]] = {}
         read_s: dict[str, float] = {}

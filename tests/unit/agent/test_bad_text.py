@@ -23,6 +23,7 @@ from holdfast.agent.core.detect import kernel, logs
 from holdfast.agent.core.detect.accelerator import Accelerators
 from holdfast.agent.core.model import Doc, Now, Observed, Settings, StoreView
 from holdfast.agent.core.node import Node
+from holdfast.agent.core.readings import readings_of
 from holdfast.agent.runbook import RunbookError, load_runbooks, parse
 from holdfast.agent.sessions import Session
 from holdfast.collectors import kmsg
@@ -230,5 +231,5 @@ def test_accelerators_are_judged_whatever_the_labels_say():
               "device=" + "9" * 400)  # fmt: skip
     rows = tuple((f"accelerator_{name}", subject, value, 1.0)
                  for name in names for subject in labels for value in (0.0, 1.0, 1e300))
-    for verdict in Accelerators("a").verdicts(rows, (), {}):
+    for verdict in Accelerators("a").verdicts(readings_of(rows), (), {}):
         assert verdict.fault in BOOKS

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from holdfast.agent.core.detect import accelerator
+from holdfast.agent.core.readings import readings_of
 from holdfast.collectors.compile_cache import CompileCacheCollector
 from holdfast.collectors.roots import Roots
 from holdfast.collectors.sample import NoData
@@ -34,7 +35,7 @@ def values(collector, roots, boot_s=1.0):
 
 def verdicts(roots):
     samples = tuple(CompileCacheCollector().collect(roots, 1.0))
-    return accelerator.Accelerators("n").verdicts(samples, (), {})
+    return accelerator.Accelerators("n").verdicts(readings_of(samples), (), {})
 
 
 def test_a_lock_without_any_compiler_is_named_with_its_age(roots):

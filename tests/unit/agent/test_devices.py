@@ -12,6 +12,7 @@ from fakes import until
 from holdfast.agent import background
 from holdfast.agent.cli import report, text
 from holdfast.agent.core.model import FATAL, WARN, Verdict
+from holdfast.agent.core.readings import readings_of
 from holdfast.agent.metrics import Exposition
 from holdfast.agent.probe import Left
 from holdfast.agent.runner import Health
@@ -36,7 +37,7 @@ class FakeRunner:
         ))  # fmt: skip
 
     def samples(self):
-        return self.found if self.up else ()
+        return readings_of(self.found if self.up else ())
 
     def last(self, name):
         return self.found if name == "nvidia" else ()

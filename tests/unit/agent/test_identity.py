@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from pathlib import Path
 
 import aiohttp
@@ -13,10 +12,8 @@ import pytest
 from fakes import FakeLauncher, until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import generate_latest
+from pages import page, same_as_golden
 
-from holdfast.agent import metrics
 from holdfast.agent.core.identity import Identity
 from holdfast.agent.core.model import Plan, Resume, StoreWrite
 from holdfast.collectors import identity
@@ -81,23 +78,10 @@ def roots(tmp_path):
     return Roots(proc=f"{folder}/proc", sys=f"{folder}/sys", root=folder)
 
 
-class Page:
-    def __init__(self, samples) -> None:
-        self.samples = samples
-
-    def collect(self):
-        yield from metrics.families(self.samples, IdentityCollector.metrics)
-
-
 def test_a_node_as_the_page_shows_it(roots, monkeypatch):
     monkeypatch.setattr(identity.platform, "machine", lambda: "x86_64")
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(Page(IdentityCollector().collect(roots, 1.0)))
-    text = generate_latest(registry).decode()
-    golden = Path(__file__).parent / "recorded/identity.txt"
-    if os.environ.get("HOLDFAST_GOLDEN"):
-        golden.write_text(text)
-    assert text == golden.read_text()
+    text = page(IdentityCollector().collect(roots, 1.0), IdentityCollector.metrics)
+    same_as_golden(Path(__file__).parent / "recorded/identity.txt", text)
 
 
 def versions(samples) -> set[str]:

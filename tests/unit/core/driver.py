@@ -34,6 +34,7 @@ from holdfast.agent.core.model import (
     StoreWrite,
 )
 from holdfast.agent.core.node import Node
+from holdfast.agent.core.readings import readings_of
 
 replace = msgspec.structs.replace
 
@@ -79,7 +80,7 @@ class Lab:
                 up=self.store_up, docs=tuple(self.docs.values()), leases=self._lease_views()
             ),
             outcomes=tuple(self.outcomes[-64:]), requests=self.requests, beats=self.beats,
-            lines=self.lines, events=self.events, samples=self.samples,
+            lines=self.lines, events=self.events, samples=readings_of(self.samples),
             journal_stalled=self.journal_stalled,
         )  # fmt: skip
 

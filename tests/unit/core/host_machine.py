@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from holdfast.agent.core.detect.host import Host
 from holdfast.agent.core.event import Event
 from holdfast.agent.core.model import Ended, Observed, RankView, RunView, StoreView, Verdict
+from holdfast.agent.core.readings import readings_of
 
 CORES = 8
 
@@ -39,8 +40,8 @@ class Machine:
                 (name, subject, value, self.boot_s) for (name, subject), value in self.slow.items()
             )
         self.looks += 1
-        return Observed(samples=(*rows, *self._slow_rows), events=self.events, runs=self.runs,
-                        store=StoreView(up=True))  # fmt: skip
+        return Observed(samples=readings_of((*rows, *self._slow_rows)), events=self.events,
+                        runs=self.runs, store=StoreView(up=True))  # fmt: skip
 
 
 def told(host: Host, machine: Machine, looks: int = 1) -> dict[str, Verdict]:

@@ -11,6 +11,7 @@ from holdfast.agent.core.detect.host import Host
 from holdfast.agent.core.detect.host_windows import Windows
 from holdfast.agent.core.event import Event
 from holdfast.agent.core.model import Ended, Observed, Verdict
+from holdfast.agent.core.readings import readings_of
 
 from .host_machine import Machine, leaking, ranks, told
 
@@ -326,4 +327,4 @@ def test_windows_keep_few_readings() -> None:
 def test_any_subject_is_survived(rows: list[tuple[str, str, float, float]]) -> None:
     host = Host("a")
     for end in range(0, len(rows), 7):
-        host.verdicts(Observed(samples=tuple(rows[: end + 7])))
+        host.verdicts(Observed(samples=readings_of(rows[: end + 7])))

@@ -11,6 +11,7 @@ from holdfast.agent.core.detect.reach import Reach
 from holdfast.agent.core.detect.storage import MOUNTS_MAX, Storage, amount
 from holdfast.agent.core.model import Now, Observed, Settings, StoreView
 from holdfast.agent.core.node import Node
+from holdfast.agent.core.readings import readings_of
 from holdfast.agent.core.trend import Trend
 
 GB = 1e9
@@ -141,7 +142,7 @@ def test_amounts_for_people(size, text):
 
 
 def step(node, boot_s, samples, boot_id="b"):
-    observed = Observed(samples=samples, store=StoreView(up=True))
+    observed = Observed(samples=readings_of(samples), store=StoreView(up=True))
     return node.step(Now(boot_s, boot_s, boot_id), observed).verdicts
 
 
@@ -171,8 +172,8 @@ def test_a_step_over_equal_samples_says_the_same_and_looks_once():
     node, samples = Node("n", Settings(), {}), disk(0.5 * GB)
     first, second = (step(node, boot_s, samples) for boot_s in (1.0, 2.0))
     assert first == second and len(first) == 1
-    other = Machine("n")
-    assert other.verdicts(samples, []) is other.verdicts(samples, [])
+    other, read = Machine("n"), readings_of(samples)
+    assert other.verdicts(read, []) is other.verdicts(read, [])
 
 
 # ------------------------------------------------------------- reach

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from holdfast.agent.core.detect.network import NetworkMemory, Networks
 from holdfast.agent.core.node import Node
+from holdfast.agent.core.readings import readings_of
 
 from .driver import Lab
 
@@ -37,7 +38,7 @@ class Card:
 
     def read(self, rows: Rows, after_s: float = 15.0) -> list[str]:
         self.boot_s += after_s
-        found = self.networks.verdicts(samples(rows, self.boot_s), self.memory)
+        found = self.networks.verdicts(readings_of(samples(rows, self.boot_s)), self.memory)
         return [one.fault for one in found]
 
 
@@ -85,7 +86,7 @@ def test_a_card_counts_as_missing_once_a_listing() -> None:
     stale = (f"network_{LISTED[0]}", LISTED[1], 0.0, card.boot_s)
     for later_s in (1.0, 2.0, 3.0):
         newer = ("network_link_up", "device=x,port=1", 1.0, card.boot_s + later_s)
-        assert card.networks.verdicts((stale, newer), card.memory) == []
+        assert card.networks.verdicts(readings_of((stale, newer)), card.memory) == []
     assert card.read(gone) == ["nic_lost"]
 
 
@@ -144,7 +145,8 @@ def test_no_sample_is_too_strange(rows: list[tuple[str, str, float, float]]) -> 
     networks, memory = Networks("a"), NetworkMemory()
     for rest in range(len(rows)):
         found = networks.verdicts(
-            tuple((f"network_{name}", *more) for name, *more in rows[rest:]), memory  # type: ignore
+            readings_of((f"network_{name}", *more) for name, *more in rows[rest:]),  # type: ignore
+            memory,
         )
         assert all(one.reason and one.subject.startswith("node/a") for one in found)
 

@@ -1,42 +1,68 @@
-"""A node's samples in parts, and who is asked again when only some of them are newer."""
+"""A node's readings by name, and who is asked again when only some of them are newer."""
 
 from __future__ import annotations
 
 from holdfast.agent.core.detect import accelerator
+from holdfast.agent.core.detect.machine import Machine
 from holdfast.agent.core.model import RankView, RunView
-from holdfast.agent.core.readings import Parts, Readings
+from holdfast.agent.core.readings import Readings, by_name, readings_of
 from holdfast.collectors.sample import Sample
 
 CORES = tuple(Sample("host_cpu_seconds_total", f"cpu={cpu},mode=user", 5.0, 1.0) for cpu in (0, 1))
 LOAD = Sample("host_load_average", "window=1m", 1.0, 1.0)
 LOST = Sample("accelerator_lost", "vendor=nvidia,device=3", 1.0, 1.0)
 PROCESS = Sample("accelerator_process", "vendor=nvidia,device=3,pid=11", 1.0, 1.0)
+READONLY = Sample("host_filesystem_readonly", "mount=/data", 1.0, 1.0)
 
 
 def later(*samples: Sample) -> tuple[Sample, ...]:
     return tuple(one._replace(boot_s=2.0) for one in samples)
 
 
-def test_a_part_stays_the_very_same_until_one_of_its_readings_is_newer() -> None:
-    readings = Readings()
-    first = readings.split((LOAD, *CORES, LOST))
-    assert first == Parts(CORES, (LOAD,), (LOST,))
-    second = readings.split((LOAD, *later(*CORES), LOST))
-    assert second.host is first.host and second.rest is first.rest
-    assert second.cores == later(*CORES)
-    third = readings.split((*later(LOAD), *later(*CORES), *later(LOST)))
-    assert third.cores is second.cores
-    assert (third.host, third.rest) == (later(LOAD), later(LOST))
-    assert readings.split(()) == Parts()
+def test_readings_by_name_in_the_order_of_their_collector() -> None:
+    host = by_name((CORES[0], LOAD, CORES[1]))
+    found = Readings((host, by_name((LOST, PROCESS))))
+    assert found.of("host_cpu_seconds_total") == CORES and found.of("nothing") == ()
+    assert found.among(("accelerator_process", "host_load_average")) == (PROCESS, LOAD)
+    assert found.under("host_") == (*CORES, LOAD)
+    assert found.under("host_", "accelerator_l", without="host_cpu_seconds_total") == (LOAD, LOST)
+    assert len(found) == 5 and set(found) == {*CORES, LOAD, LOST, PROCESS}
+    assert not Readings()
+
+
+def test_a_name_stays_the_very_same_until_its_collector_is_read_again() -> None:
+    host, devices = by_name((*CORES, LOAD)), by_name((LOST,))
+    first = Readings((host, devices))
+    second = Readings((by_name(later(*CORES, LOAD)), devices))
+    assert second.of("accelerator_lost") is first.of("accelerator_lost")
+    assert second.of("host_load_average") == later(LOAD)
+
+
+def test_a_name_that_two_collectors_share_keeps_the_readings_of_both() -> None:
+    other = Sample("accelerator_lost", "vendor=amd,device=0", 0.0, 1.0)
+    parts = (by_name((LOST,)), by_name((other,)))
+    assert Readings(parts).of("accelerator_lost") == (LOST, other)
+    assert parts == (by_name((LOST,)), by_name((other,)))
 
 
 def test_devices_are_judged_again_when_a_reading_or_a_rank_is_new() -> None:
     mind = accelerator.Accelerators("n")
-    samples = (LOST, PROCESS)
+    samples = readings_of((LOST, PROCESS))
     lost = mind.verdicts(samples, (), {})
     assert [one.fault for one in lost] == ["accelerator_lost"]
     assert mind.verdicts(samples, (), {}) is lost
+    assert mind.verdicts(readings_of((LOAD, LOST, PROCESS)), (), {}) is lost
     view = RunView("m5", "n", "trainer", 1, ranks=(RankView(7, "n", 11, 1, "running"),))
     (named,) = mind.verdicts(samples, (view,), {})
     assert "rank 7 of m5 computed there" in named.reason
-    assert not mind.verdicts((LOST._replace(value=0.0), PROCESS), (view,), {})
+    healed = readings_of((LOST._replace(value=0.0), PROCESS))
+    assert not mind.verdicts(healed, (view,), {})
+
+
+def test_the_host_is_judged_again_when_one_of_its_own_readings_is_new() -> None:
+    machine, writable = Machine("n"), ["/data"]
+    found = machine.verdicts(readings_of((READONLY, *CORES)), writable)
+    assert [one.subject for one in found] == ["node/n/mount/data"]
+    assert machine.verdicts(readings_of((READONLY, *later(*CORES))), writable) is found
+    again = machine.verdicts(readings_of(later(READONLY)), writable)
+    assert again == found and again is not found

@@ -18,6 +18,7 @@ from holdfast.agent.core.model import (
 )
 from holdfast.agent.core.node import Node
 from holdfast.agent.core.order import Gate
+from holdfast.agent.core.readings import readings_of
 from holdfast.agent.core.repair import DRAIN_S, RETRY_FOR_S, SETTLE_S
 from holdfast.agent.core.world import NodeDoc
 
@@ -55,7 +56,7 @@ class Repaired(Machine):
         decision = self.node.step(Now(self.boot_s, self.wall_s, self.boot_id), Observed(
             events=self.events, runs=self.runs, outcomes=tuple(self.outcomes[-16:]),
             store=StoreView(up=True, docs=self.docs), journal_stalled=self.stalled,
-            requests=self.requests, samples=self.samples, gate=self.gate,
+            requests=self.requests, samples=readings_of(self.samples), gate=self.gate,
         ))  # fmt: skip
         for effect in decision.effects:
             if effect.outlives_node:

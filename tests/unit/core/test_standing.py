@@ -8,6 +8,7 @@ from holdfast.agent import catalogue
 from holdfast.agent.core.detect.kernel import parse
 from holdfast.agent.core.model import Incident, Now, Observed, Settings, Verdict
 from holdfast.agent.core.node import Node
+from holdfast.agent.core.readings import readings_of
 from holdfast.agent.core.standing import OPEN_MAX
 from holdfast.agent.runbook import load_runbooks
 
@@ -135,7 +136,7 @@ def test_what_a_driver_says_of_a_device_is_an_incident_unless_the_kernel_said_it
     node = Node("a", Settings(), load_runbooks())
     found: dict[str, Incident] = {}
     for second in (1.0, 2.0):
-        seen = Observed(samples=REMAP if second > 1.0 else (), events=events)
+        seen = Observed(samples=readings_of(REMAP if second > 1.0 else ()), events=events)
         found |= {one.id: one for one in node.step(Now(second, 1e9, "b"), seen).incidents}
     standing = {one.fault for one in found.values() if one.subject == "node/a/gpu/3"}
     assert standing == faults
