@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ import msgspec
 
 from holdfast.collectors import ALL
 from holdfast.collectors.roots import Roots
-from holdfast.collectors.sample import Metric, NoData, Sample, legible
+from holdfast.collectors.sample import Metric, NoData, Sample, legible, sound
 
 from .core.readings import Named, Readings, by_name
 from .probe import Helper, Left, Prober
@@ -63,6 +62,7 @@ class Reply(msgspec.Struct):
     dropped: int = 0
     absent: str = ""
     error: str = ""
+    took_s: float = 0.0  # in the child
 
 
 class Health(NamedTuple):
@@ -85,7 +85,7 @@ class _Entry:
         self.health = Health(collector.name, False, False, "not read yet", 0.0, 0.0)
         self.due_s = 0.0
         self.thread: ThreadPoolExecutor | None = None
-        self.stuck: asyncio.Future[list[Sample]] | None = None
+        self.stuck: asyncio.Future[tuple[list[Sample], float]] | None = None
         self.helper: Helper | None = None
         self.last: tuple[Sample, ...] = ()  # of the last good reading, however old
 
@@ -193,14 +193,17 @@ class Runner:
             await entry.helper.close()
         if reply.error:
             self._trouble(f"collector {name}", reply.error)
-        elif reply.dropped:
-            self._trouble(f"collector {name}", f"{reply.dropped} readings were no numbers >= 0")
+        self._say_dropped(name, reply.dropped)
         entry.keep(reply.samples[:SAMPLES_MAX])
         now_s = time.monotonic()
         error = reply.error or reply.absent
         entry.health = Health(
-            name, not error, bool(reply.absent), error, now_s - begin_s, now_s
+            name, not error, bool(reply.absent), error, reply.took_s or now_s - begin_s, now_s
         )
+
+    def _say_dropped(self, name: str, dropped: int) -> None:
+        if dropped:
+            self._trouble(f"collector {name}", f"{dropped} readings were no numbers >= 0")
 
     async def _reply(self, entry: _Entry, name: str, collector: Probed) -> Reply:
         if entry.helper is None:
@@ -236,16 +239,15 @@ class Runner:
             entry.thread = ThreadPoolExecutor(1, thread_name_prefix=f"collect-{name}")
         boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         reading = asyncio.get_running_loop().run_in_executor(
-            entry.thread, entry.collector.collect, self._roots, boot_s
+            entry.thread, _timed, entry.collector.collect, self._roots, boot_s
         )
         deadline_s = self._config.collectors.deadline_s
-        error, absent = "", False
+        error, absent, took_s = "", False, -1.0
         samples: tuple[Sample, ...] = ()
         try:
-            read = await asyncio.wait_for(asyncio.shield(reading), deadline_s)
-            samples = _sound(read[:SAMPLES_MAX])
-            if len(samples) < min(len(read), SAMPLES_MAX):
-                self._trouble(f"collector {name}", "readings that are no numbers were left out")
+            read, took_s = await asyncio.wait_for(asyncio.shield(reading), deadline_s)
+            samples = tuple(sound(read, entry.collector.metrics)[:SAMPLES_MAX])
+            self._say_dropped(name, max(0, min(len(read), SAMPLES_MAX) - len(samples)))
         except TimeoutError:
             error, entry.stuck = f"no answer within {deadline_s:g} s", reading
             reading.add_done_callback(_take_exception)
@@ -258,7 +260,8 @@ class Runner:
             self._trouble(f"collector {name}", error)
         entry.keep(samples)
         now_s = time.monotonic()
-        entry.health = Health(name, not error, absent, error, now_s - begin_s, now_s)
+        took_s = took_s if took_s >= 0.0 else now_s - begin_s
+        entry.health = Health(name, not error, absent, error, took_s, now_s)
 
     def close(self) -> None:
         """Lets go of the threads; one that hangs dies with the process."""
@@ -267,18 +270,15 @@ class Runner:
                 entry.thread.shutdown(wait=False, cancel_futures=True)
 
 
-def _sound(read: list[Sample]) -> tuple[Sample, ...]:
-    """Without what is no number.  What a collector forgot to make text of must not reach the core,
-    whose memory, journal and pages take nothing else.  All are looked at together first: one that
-    is read every second has 1,500 of them."""
-    _, subjects, values, _ = zip(*read, strict=True) if read else ((), (), (), ())
-    if math.isfinite(sum(values)) and "".join(subjects).isascii():
-        return tuple(read)
-    return tuple(one._replace(subject=legible(one.subject)) for one in read
-                 if math.isfinite(one.value))  # fmt: skip
+def _timed(
+    collect: Callable[[Roots, float], list[Sample]], roots: Roots, boot_s: float
+) -> tuple[list[Sample], float]:
+    """In the collector's thread: the loop sees the whole set's time, and its own."""
+    begin_s = time.monotonic()
+    return collect(roots, boot_s), time.monotonic() - begin_s
 
 
-def _take_exception(reading: asyncio.Future[list[Sample]]) -> None:
+def _take_exception(reading: asyncio.Future[tuple[list[Sample], float]]) -> None:
     """Retrieves what a late reading raised, so that nobody warns about it at exit."""
     if not reading.cancelled():
         reading.exception()

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import ctypes
 import json
-import math
 import os
 import signal
 import sys
+import time
 from typing import Any
 
 from . import PROBED
 from .roots import Roots
-from .sample import NoData, legible
+from .sample import NoData, legible, sound
 
 PR_SET_PDEATHSIG = 1
 SAMPLES_MAX = 10_000
@@ -40,6 +40,7 @@ def main(name: str, roots: Roots) -> int:
 
 
 def _answer(collector: Any, roots: Roots, boot_s: float) -> dict[str, object]:
+    begin_s = time.monotonic()
     try:
         samples = collector.collect(roots, boot_s)
     except NoData as reason:
@@ -48,9 +49,9 @@ def _answer(collector: Any, roots: Roots, boot_s: float) -> dict[str, object]:
         return {"error": legible(str(error)[:500])}
     except Exception as error:  # border of a collector: promise 1
         return {"error": legible(f"{type(error).__name__}: {error}"[:500])}
-    good = [one._replace(subject=legible(one.subject)) for one in samples
-            if math.isfinite(one.value) and one.value >= 0.0]  # fmt: skip
-    return {"samples": good[:SAMPLES_MAX], "dropped": len(samples) - len(good)}
+    took_s = time.monotonic() - begin_s
+    good = sound(samples, collector.metrics)
+    return {"samples": good[:SAMPLES_MAX], "dropped": len(samples) - len(good), "took_s": took_s}
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ class ClockCollector:
                "1 when a time service keeps the kernel's clock.", (), True, NODE_EXPORTER),
         Metric("host_clock_offset_seconds", "gauge",
                "What the kernel has left to correct; below zero: the clock is to go back.",
-               (), True, NODE_EXPORTER),
+               (), True, NODE_EXPORTER, signed=True),
         Metric("host_clock_max_error_seconds", "gauge",
                "How far off the clock may be; grows while nobody keeps it.",
                (), False, NODE_EXPORTER),

@@ -6,6 +6,8 @@ of Holdfast and does no I/O.
 
 from __future__ import annotations
 
+import math
+from operator import itemgetter
 from typing import NamedTuple
 
 
@@ -40,6 +42,19 @@ def legible(text: str) -> str:
         return text.encode("utf-8", "replace").decode()
 
 
+def sound(read: list[Sample], metrics: tuple[Metric, ...]) -> list[Sample]:
+    """What of a reading may go on: numbers, not below zero unless the metric is `signed`, and
+    legible subjects, for the core's memory, its journal and its pages take nothing else.  All are
+    looked at together first: one reading may have 1,500."""
+    values = list(map(itemgetter(2), read))
+    good = math.isfinite(sum(values)) and min(values, default=0.0) >= 0.0
+    if good and "".join(map(itemgetter(1), read)).isascii():
+        return read
+    signed = {metric.name for metric in metrics if metric.signed}
+    return [one._replace(subject=legible(one.subject)) for one in read
+            if math.isfinite(one.value) and (one.value >= 0.0 or one.name in signed)]  # fmt: skip
+
+
 class LogLine(NamedTuple):
     """One line of a log, with the cursor by which its source finds it again."""
 
@@ -57,6 +72,7 @@ class Metric(NamedTuple):
 
     minimal    stays on the page with agent.metrics = "minimal": what an alert or a summary of
                many nodes needs
+    signed     may be below zero
     served_by  the exporter whose default settings tell the same, or "": many nodes run it anyway,
                and then one of the two is storage for nothing
     """
@@ -67,3 +83,4 @@ class Metric(NamedTuple):
     labels: tuple[str, ...] = ()
     minimal: bool = False
     served_by: str = ""  # one of EXPORTERS
+    signed: bool = False

@@ -39,7 +39,7 @@ LASTS_S = 40.0  # three readings of the slow set
 KILLS_KEPT = 64
 RESETS_KEPT = 32
 CORES_MAX, SERIES_MAX, STREAKS_MAX = 4096, 1024, 256
-CORES_GAP_S = 4.5
+CORES_GAP_S = 4.5  # the pace of the collector; a recorded tree may have another
 TIMEOUTS = "network_transmit_timeouts_total"  # after each the driver resets its card
 CORES = "host_cpu_seconds_total"
 OURS = ("host_", "task_", "cgroup_", "shm_", TIMEOUTS)
@@ -128,7 +128,7 @@ class Host:
         return rows
 
     def _take_cores(self, samples: tuple[Reading, ...]) -> None:
-        """A large node has 1,500 of them each second; windows over a minute need fewer."""
+        """A large node has 1,500 of them; windows over a minute need them every few seconds."""
         if not samples or samples[0][3] - self._cores_s < CORES_GAP_S:
             return
         boot_s = samples[0][3]

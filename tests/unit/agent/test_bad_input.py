@@ -32,7 +32,7 @@ from holdfast.collectors.disk import DiskCollector
 from holdfast.collectors.host import HostCollector
 from holdfast.collectors.nvidia import RECOVERY_FIELD, NvidiaCollector
 from holdfast.collectors.roots import Roots
-from holdfast.collectors.sample import NoData, Sample
+from holdfast.collectors.sample import Metric, NoData, Sample
 
 HERE = Path(__file__).resolve().parent
 
@@ -220,10 +220,10 @@ def test_whatever_nvml_answers_a_reading_is_a_reading(data):
 class Half:
     """A collector that runs in a thread and reads nonsense beside what is so."""
 
-    name, fast, metrics = "half", True, ()
+    name, fast, metrics = "half", True, (Metric("s", "gauge", "Signed.", signed=True),)
 
     def collect(self, roots, boot_s):
-        values = {"a": float("nan"), "b": 1.0, "c": -1.0, "d": float("inf")}
+        values = {"a": float("nan"), "b": 1.0, "c": -1.0, "d": float("inf"), "s": -2.0}
         return [Sample(name, "", value, boot_s) for name, value in values.items()]
 
 
@@ -241,8 +241,8 @@ def test_a_reading_that_is_no_number_is_left_out_and_said(monkeypatch):
         return [one.name for one in made.samples()], made.health()
 
     names, (health,) = asyncio.run(scenario())
-    assert names == ["b", "c"] and health.up
-    assert said == [("collector half", "readings that are no numbers were left out")]
+    assert names == ["b", "s"] and health.up
+    assert said == [("collector half", "3 readings were no numbers >= 0")]
 
 
 # ------------------------------------------------------------------------------ the host
@@ -324,7 +324,7 @@ def test_names_of_files_that_are_no_text_break_neither_answer_nor_page(tmp_path)
 class Says:
     """A collector whose samples are the test's."""
 
-    name = "says"
+    name, metrics = "says", ()
 
     def __init__(self, samples) -> None:
         self.samples = samples
