@@ -157,6 +157,43 @@ def test_a_memory_error_is_a_fault_of_its_device(machine):
     assert not [one for one in samples if one.name == "accelerator_execution_latency_seconds"]
 
 
+def sample(name: str) -> dict:
+    return json.loads((HERE / f"samples/{name}.json").read_text())
+
+
+def test_a_whole_trn1_32xlarge_as_its_tool_reports_it(machine):
+    machine.plays("say first", first=sample("monitor"))
+    samples = samples_of(machine.read()[0])
+    text = page(samples, NeuronCollector.metrics)
+    same_as_golden(HERE / "golden/trn1_32xlarge.txt", text)
+    taken_by_prometheus(text)
+    values = {(one.name, one.subject): one.value for one in samples}
+    assert values["accelerator_devices", "vendor=neuron"] == 16
+    assert not accelerator.Accelerators("n").verdicts(readings_of(samples), (), {})
+
+
+def test_the_reported_fault_is_on_its_device_and_the_cores_of_no_other(machine):
+    machine.plays("say bad", bad=sample("monitor_fault"))
+    samples = samples_of(machine.read()[0])
+    (verdict,) = accelerator.Accelerators("n").verdicts(readings_of(samples), (), {})
+    assert (verdict.fault, verdict.subject) == ("neuron_memory_uncorrected", "node/n/neuron/3")
+    values = {(one.name, one.subject): one.value for one in samples}
+    idle = [labels for (name, labels), value in values.items()
+            if name == "accelerator_core_utilization_ratio" and value == 0.0]  # fmt: skip
+    assert idle == [f"vendor=neuron,device=3,core={core}" for core in (6, 7)]
+    assert values["accelerator_execution_errors_total", "vendor=neuron,error=hardware"] == 1
+
+
+def test_the_addresses_of_a_trn2_as_neuron_ls_lists_them(machine):
+    machine.plays("say first", first=report("trn2"))
+    listed = json.dumps(sample("ls_trn2"))
+    (machine.tools / "neuron-ls").write_text(f"#!/bin/sh\ncat <<'END'\n{listed}\nEND\n")
+    (machine.tools / "neuron-ls").chmod(0o755)
+    samples = samples_of(machine.read()[0])
+    labels = {one.subject for one in samples if one.name == "accelerator_info"}
+    assert any("device=0," in one and "pci=a0:1a.0" in one for one in labels), labels
+
+
 def test_a_repairable_error_is_in_sysfs_alone(machine):
     machine.has("trn1", repairable=1).plays("say good", good=report("trn1"))
     samples = samples_of(machine.read()[0])
