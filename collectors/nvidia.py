@@ -342,6 +342,10 @@ def _fabric(nvml: Any, handle: Any) -> list[Row]:
     info = nvml.c_nvmlGpuFabricInfo_v2_t()
     nvml.nvmlDeviceGetGpuFabricInfoV(handle, nvml.byref(info))
     rows: list[Row] = [("fabric_state", "", info.state)]
+    if info.state:  # else not supported; until it completed, CUDA says "not initialized" (802)
+        bad = {"not_started": info.state == 1, "in_progress": info.state == 2,
+               "failed": info.state == 3 and info.status != 0}  # fmt: skip
+        rows += [("fabric_fault", f"fault={name}", float(is_so)) for name, is_so in bad.items()]
     # The mask is no count of faults: 0x80 is healthy.  Each part has a value for "not supported".
     for name, shift in FABRIC_FAULTS.items():
         if value := info.healthMask >> shift & 0x3:

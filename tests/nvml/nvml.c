@@ -250,6 +250,7 @@ int nvmlDeviceGetGpuFabricInfoV(device d, struct fabric *out) {
     ENTER(d);
     if (out->version >> 24 != 2) return VERSION_MISMATCH;
     out->state = get(d, "fabric_state", 3);
+    out->status = get(d, "fabric_status", 0);
     out->mask = get(d, "fabric_mask", 0x1aa);
     return OK;
 }

@@ -64,6 +64,18 @@ def test_what_each_fault_changes_on_an_8_gpu_node(node, state):
     same_as_golden(GOLDEN / f"{state}.txt", "\n".join(lines) + "\n")
 
 
+@pytest.mark.parametrize(("said", "why"), [
+    ("fabric_state 1", "not_started"), ("fabric_state 2", "in_progress"),
+    ("fabric_status 999", "failed"), ("fabric_mask 425", "degraded_bandwidth"),
+])  # fmt: skip
+def test_a_device_outside_its_fabric_is_unwell(node, said, why):
+    node.becomes(f"gpus 2\ngpu 1 {said}\n")
+    sights = accelerator.look(samples_of(node.read()[0]))
+    assert sights["nvidia", "0"].health == "ok"
+    assert (sights["nvidia", "1"].health, sights["nvidia", "1"].why) == (
+        "warn", f"the fabric reports {why}")  # fmt: skip
+
+
 def test_an_old_driver_costs_only_what_it_does_not_have(libraries, node):
     new = {one.name for one in samples_of(node.read()[0])}
     node.library = libraries["old"]
