@@ -13,7 +13,8 @@ import time
 from typing import NamedTuple
 
 from .inotify import Watcher
-from .neuron import DEVICES
+from .mountinfo import is_below, mounts
+from .neuron import without_driver
 from .roots import Roots, read_text
 from .sample import Metric, NoData, Sample
 
@@ -22,6 +23,8 @@ DEPTH_MAX = 6
 LOCKS_MAX = 64  # named; beyond that only counted
 PROCESSES_MAX = 50_000
 COMPILERS = (b"neuronx-cc", b"neuron-cc", b"walrus_driver")
+FIRST_S = 120.0  # a lock is made before its compiler is started, within this
+COMPILE_S = 7200.0  # another node's compiler, which cannot be seen from here, ends within this
 PROGRAM = ".neff"
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
@@ -55,7 +58,8 @@ class CompileCacheCollector:
         Metric("compile_cache_compiler_age_seconds", "gauge",
                "How long the oldest of them has run."),
         Metric("compile_cache_lock_age_seconds", "gauge",
-               "Age of a lock while no compiler runs on this node.", ("path",), True),
+               "Age of a lock that no compiler can own: each that runs here began later.",
+               ("path",), True),
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -66,9 +70,8 @@ class CompileCacheCollector:
     def here(self, roots: Roots) -> str:
         """"" on a Neuron node or with a cache of one's own choice, else why not.  Never looks at
         the cache: the agent calls this, and that mount may not answer."""
-        if os.path.isdir(f"{roots.sys}/{DEVICES}") or roots.compile_cache != Roots().compile_cache:
-            return ""
-        return "no Neuron driver on this machine"
+        own = roots.compile_cache != Roots().compile_cache
+        return "" if own else without_driver(roots)
 
     def environ(self, roots: Roots) -> dict[str, str]:
         """Nothing."""
@@ -86,14 +89,16 @@ class CompileCacheCollector:
             found["compiler_age_seconds"] = max(ages_s)
         samples = [Sample(f"compile_cache_{name}", "", float(value), boot_s)
                    for name, value in found.items()]  # fmt: skip
-        if not ages_s:
-            now_s = time.time()  # beside the file's own time, which is of the wall clock
-            samples += [
-                Sample("compile_cache_lock_age_seconds", f"path={path}",
-                       max(0.0, now_s - made_s), boot_s)
-                for path, made_s in sight.locks[:LOCKS_MAX] if not set(path) & set(",=\n")
-            ]  # fmt: skip
-        return samples
+        owned_s = max((age_s + FIRST_S for age_s in ages_s), default=0.0)
+        if _is_shared(roots):
+            owned_s = max(owned_s, COMPILE_S)
+        now_s = time.time()  # beside the file's own time, which is of the wall clock
+        unowned = [(path, now_s - made_s) for path, made_s in sight.locks
+                   if now_s - made_s >= owned_s and not set(path) & set(",=\n")]  # fmt: skip
+        return samples + [
+            Sample("compile_cache_lock_age_seconds", f"path={path}", max(0.0, age_s), boot_s)
+            for path, age_s in unowned[:LOCKS_MAX]
+        ]
 
     def _uses(self, sight: Sight) -> dict[str, float]:
         """Counters since this child began; no hits where the kernel does not tell of them."""
@@ -109,6 +114,15 @@ class CompileCacheCollector:
         except OSError:
             return found
         return found | {"hits_total": self._hits}
+
+
+def _is_shared(roots: Roots) -> bool:
+    """Whether other nodes may compile into this cache."""
+    try:
+        above = [one for one in mounts(roots) if is_below(roots.compile_cache, one.point)]
+    except NoData:
+        return False
+    return bool(above) and max(above, key=lambda one: len(one.point)).is_network
 
 
 def _walk(root: str) -> Sight:

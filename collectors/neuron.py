@@ -32,6 +32,13 @@ STATUSES = (
 )  # fmt: skip
 
 
+def without_driver(roots: Roots) -> str:
+    """"" where Neuron's driver is loaded, else why not.  Since its release 2.31 the devices stand
+    elsewhere in sysfs; their files in /dev do not move."""
+    here = os.path.isdir(f"{roots.sys}/{DEVICES}") or os.path.exists(f"{roots.root}/dev/neuron0")
+    return "" if here else "no Neuron driver on this machine"
+
+
 class NeuronCollector:
     """See the module."""
 
@@ -54,9 +61,7 @@ class NeuronCollector:
 
     def here(self, roots: Roots) -> str:
         """"" when Neuron devices may be on this machine, else why not."""
-        if os.path.isdir(f"{roots.sys}/{DEVICES}") or _is_tool(roots, "neuron-monitor"):
-            return ""
-        return "no Neuron driver on this machine"
+        return "" if _is_tool(roots, "neuron-monitor") else without_driver(roots)
 
     def environ(self, roots: Roots) -> dict[str, str]:
         """Nothing: the tools are found by their directory."""

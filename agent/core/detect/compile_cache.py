@@ -1,7 +1,8 @@
 """Locks that a killed compile left in the compile cache.
 
-Owns when such a lock is a fault: no compiler runs on this node, and it is older than the gap
-between two stages of a compile.  Shown and counted; its removal is a person's.  Pure.
+Owns when such a lock is a fault: no compiler can own it (collectors/compile_cache.py says which),
+and it is older than the gap between two stages of a compile.  Shown and counted; its removal is
+asked for in core/unlock.py.  Pure.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def verdicts(node: str, samples: Rows) -> list[Verdict]:
         found.append(Verdict(
             fault="compile_lock_stale", subject=f"node/{node}/lock{path}", severity=DEGRADED,
             confidence=1.0, detector=DETECTOR,
-            reason=f"{path} is {age_s / 60:.0f} min old and no compiler runs on this node: "
+            reason=f"{path} is {age_s / 60:.0f} min old and no compiler can own it: "
             "whoever wants this program waits for it without end",
             evidence=(("path", path),),
         ))  # fmt: skip

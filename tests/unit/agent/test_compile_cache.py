@@ -33,8 +33,15 @@ def values(collector, roots, boot_s=1.0):
             for one in collector.collect(roots, boot_s) if not one.subject}  # fmt: skip
 
 
+def compiler_is_old(tmp_path, age_s):
+    """At 1,000 s after the boot, which is when verdicts() looks."""
+    started = int((1000.0 - age_s) * os.sysconf("SC_CLK_TCK"))
+    stat = f"11 (neuronx-cc) {'S ' + '0 ' * 18}{started} 0\n"
+    (tmp_path / "proc/11/stat").write_text(stat)
+
+
 def verdicts(roots):
-    samples = tuple(CompileCacheCollector().collect(roots, 1.0))
+    samples = tuple(CompileCacheCollector().collect(roots, 1000.0))
     return accelerator.Accelerators("n").verdicts(readings_of(samples), (), {})
 
 
@@ -47,10 +54,31 @@ def test_a_lock_without_any_compiler_is_named_with_its_age(roots):
 def test_a_running_compiler_or_a_fresh_lock_is_no_fault(roots, tmp_path):
     command = b"/usr/bin/python3\0/opt/bin/neuronx-cc\0compile\0"
     (tmp_path / "proc/11/cmdline").write_bytes(command)
+    compiler_is_old(tmp_path, 500.0)
     assert not verdicts(roots)
     (tmp_path / "proc/11/cmdline").write_bytes(b"")
     os.utime(tmp_path / "cache" / LOCK)
     assert not verdicts(roots)
+
+
+def test_a_compiler_that_began_long_after_the_lock_does_not_own_it(roots, tmp_path):
+    (tmp_path / "proc/11/cmdline").write_bytes(b"/opt/bin/neuronx-cc\0compile\0")
+    compiler_is_old(tmp_path, 300.0)
+    (verdict,) = verdicts(roots)
+    assert verdict.fault == "compile_lock_stale"
+
+
+def test_a_lock_in_a_shared_cache_may_be_another_nodes(roots, tmp_path):
+    table = tmp_path / "proc/self/mountinfo"
+    table.parent.mkdir()
+    table.write_text("1 0 8:1 / / rw - ext4 /dev/sda1 rw\n"
+                     f"2 1 0:9 / {tmp_path} rw - nfs4 server:/x rw\n")  # fmt: skip
+    assert not verdicts(roots)
+    os.utime(tmp_path / "cache" / LOCK, (time.time() - 8000, time.time() - 8000))
+    assert verdicts(roots)
+    os.utime(tmp_path / "cache" / LOCK, (time.time() - 600, time.time() - 600))
+    table.write_text(f"{table.read_text()}3 2 8:2 / {roots.compile_cache} rw - ext4 /dev/sdb rw\n")
+    assert verdicts(roots)
 
 
 def test_without_locks_and_without_a_cache(roots, tmp_path):
@@ -58,7 +86,11 @@ def test_without_locks_and_without_a_cache(roots, tmp_path):
     assert values(CompileCacheCollector(), roots)["locks"] == 0.0
     with pytest.raises(NoData):
         CompileCacheCollector().collect(roots._replace(compile_cache=str(tmp_path / "no")), 1.0)
-    assert CompileCacheCollector().here(Roots(sys=str(tmp_path)))
+    node = Roots(sys=str(tmp_path), root=str(tmp_path))
+    assert CompileCacheCollector().here(node) == "no Neuron driver on this machine"
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/neuron0").touch()
+    assert CompileCacheCollector().here(node) == ""
 
 
 def test_what_comes_in_is_a_miss_and_what_is_read_is_a_hit(roots, tmp_path):
