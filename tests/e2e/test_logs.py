@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import time
 from typing import Any
 
 import pytest
-from running import Run, Runs
+from running import Run, Runs, wait_for
 
 pytest.importorskip("torch", reason="the trainer's extra is not installed")
+BYTES_S = 65536  # of logs.sample_bytes_s
 ECC = "cuda_ecc on rank 1 (infra): RuntimeError: CUDA error: uncorrectable ECC error encountered"
 
 
@@ -32,3 +34,24 @@ def test_the_incident_names_the_line_and_only_of_its_own_generation(runs: Runs) 
     # The same file still holds the first generation's line, from another rank.
     root = by_generation[2]["evidence"][0]
     assert root == ["root", "python_exception on rank 0 (user): ValueError: a mistake of its own"]
+
+
+def test_a_live_run_is_sampled_within_its_bound_and_what_was_skipped_is_counted(
+    runs: Runs,
+) -> None:
+    run = runs.script("chatty.py", flags=("--nproc-per-node", "1"))
+
+    def sampled() -> dict[str, Any]:
+        said = (run.status() if run.ranks() else {}).get("logs") or {}
+        return said if said.get("read_bytes") else {}
+
+    began_s = time.monotonic()
+    logs = wait_for(sampled, what="a first sample")
+    took_s = time.monotonic() - began_s
+    assert 0 < logs["read_bytes"] <= BYTES_S * took_s
+    assert logs["skipped_bytes"] > logs["read_bytes"] and not logs["problem"]
+    (seen,) = {(one["signature"], one["rank"], one["culprit"]) for one in logs["seen"]}
+    assert seen == ("nccl_ib_wc_error_old", 0, "network")
+    assert run.process.poll() is None and not run.incidents(), "a line alone ends nothing"
+    run.process.terminate()
+    run.wait()
