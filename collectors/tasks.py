@@ -23,6 +23,7 @@ KERNEL_THREAD = 0x00200000  # PF_KTHREAD
 KERNEL_EVERY = 4  # passes: a node has thousands of kernel threads, and they only matter for time
 FILES_LOOK = 200  # open files from which a process's own limit is read
 FILES_NEAR = 0.7
+LISTED_MAX = 64  # processes whose open files are listed in one pass
 BUSY = 0.3  # of a core, in the kernel
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 ODD = str.maketrans(",=\n{}\"\\", "_______")  # what a subject cannot hold
@@ -72,6 +73,8 @@ class TasksCollector:
         self._kernel_busy: list[tuple[float, Task]] = []
         self._spent: dict[int, Spent] = {}
         self._blocked: dict[tuple[int, int], tuple[int, float]] = {}
+        self._files: dict[tuple[int, int], int] = {}  # open files, where they must be listed
+        self._listed: set[tuple[int, int]] = set()  # whose turn was
 
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
         """One pass.  NoData when /proc cannot be listed."""
@@ -91,7 +94,7 @@ class TasksCollector:
         found += _zombies(users, boot_s)
         found += self._waiting(roots.proc, users, boot_s)
         found += self._busy(tasks, whole, boot_s)
-        found += _open_files(roots.proc, users, boot_s)
+        found += self._open_files(roots.proc, users, boot_s)
         found += _limits(roots.proc, boot_s)
         return found
 
@@ -114,6 +117,38 @@ class TasksCollector:
                 subject = f"pid={task.pid},name={task.name},wait={_wait(proc, task.pid)}"
                 found.append(Sample("task_blocked_seconds", subject, age_s, boot_s))
         return found
+
+    def _open_files(self, proc: str, tasks: list[Task], boot_s: float) -> list[Sample]:
+        """Processes near their own limit.  Where the size of /proc/PID/fd says how many there are,
+        that is one call each; on an older kernel a file costs a line of a listing, so a few
+        processes are listed each time, and the others keep what they had."""
+        sized = _counts_files(proc)
+        if not sized:
+            self._list(proc, tasks)
+            if not any(self._files.values()):
+                return []  # nobody's may be listed
+        shares = [
+            (_share(proc, task, _size(proc, task.pid) if sized else self._files.get(_key(task), 0)),
+             task) for task in tasks
+        ]  # fmt: skip
+        near = sorted((one for one in shares if one[0] >= FILES_NEAR),
+                      key=lambda one: (-one[0], one[1].pid))  # fmt: skip
+        worst = max((share for share, _ in shares), default=0.0)
+        return [
+            Sample("host_process_open_files_ratio_max", "", worst, boot_s),
+            *(Sample("task_open_files_ratio", f"pid={task.pid},name={task.name}", share, boot_s)
+              for share, task in near[:NAMED_MAX]),
+        ]  # fmt: skip
+
+    def _list(self, proc: str, tasks: list[Task]) -> None:
+        """Counts the open files of the processes whose turn it is."""
+        here = {_key(task): task.pid for task in tasks}
+        turn = [key for key in here if key not in self._listed][:LISTED_MAX]
+        if len(turn) < LISTED_MAX:
+            self._listed.clear()
+        self._listed.update(turn)
+        self._files = {key: count for key, count in self._files.items() if key in here}
+        self._files |= {key: _listed(proc, here[key]) for key in turn}
 
     def _busy(self, tasks: list[Task], whole: bool, boot_s: float) -> list[Sample]:
         """Who burns a core in the kernel.  Kernel threads keep what their last look said."""
@@ -186,32 +221,34 @@ def _zombies(tasks: list[Task], boot_s: float) -> list[Sample]:
     return found
 
 
-def _open_files(proc: str, tasks: list[Task], boot_s: float) -> list[Sample]:
-    """Processes near their own limit.  Since Linux 6.2 the size of /proc/PID/fd is how many there
-    are, which costs one call; listing every process's files would cost thousands."""
-    if not _counts_files(proc):
-        return []
-    worst, near = 0.0, []
-    for task in tasks:
-        try:
-            count = os.stat(f"{proc}/{task.pid}/fd").st_size
-        except OSError:
-            continue
-        limit = _file_limit(proc, task.pid) if count >= FILES_LOOK else 0
-        if limit > 0:
-            worst = max(worst, count / limit)
-            if count >= FILES_NEAR * limit:
-                near.append((count / limit, task))
-    near.sort(key=lambda one: (-one[0], one[1].pid))
-    return [
-        Sample("host_process_open_files_ratio_max", "", worst, boot_s),
-        *(Sample("task_open_files_ratio", f"pid={task.pid},name={task.name}", share, boot_s)
-          for share, task in near[:NAMED_MAX]),
-    ]  # fmt: skip
+
+
+def _share(proc: str, task: Task, count: int) -> float:
+    """Of its limit that the process has open; 0 where it has few, or no limit."""
+    limit = _file_limit(proc, task.pid) if count >= FILES_LOOK else 0
+    return count / limit if limit > 0 else 0.0
+
+
+def _key(task: Task) -> tuple[int, int]:
+    return task.pid, task.start_ticks
+
+
+def _size(proc: str, pid: int) -> int:
+    try:
+        return os.stat(f"{proc}/{pid}/fd").st_size
+    except OSError:
+        return 0
+
+
+def _listed(proc: str, pid: int) -> int:
+    try:
+        return len(os.listdir(f"{proc}/{pid}/fd"))
+    except OSError:
+        return 0
 
 
 def _counts_files(proc: str) -> bool:
-    """Whether the size of a directory of open files is their number; a recorded tree's is not."""
+    """Whether the size of a directory of open files is their number, as since Linux 6.2."""
     try:
         size, listed = os.stat(f"{proc}/self/fd").st_size, len(os.listdir(f"{proc}/self/fd"))
     except OSError:
