@@ -1,8 +1,8 @@
 """Prints the tables from the raw rows; measures nothing.
 
-Owns the choice of rows: for each measurement the newest invocation in the folder, or the one that
-is named, so that a ratio never mixes two.  A run that did not
-come back has no time: it shows in "came back", and the median is of those that did.
+Owns the choice of rows: for each case the newest invocation in the folder that is not --quick, or
+the one that is named.  A ratio is between rows of one invocation, and of no other.  A run that did
+not come back has no time: it shows in "came back", and the median is of those that did.
 
     python -m bench.report [--folder bench/results] [--invocation 20260101T000000Z]
 """
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,29 @@ RECOVERY = {
 
 
 def load(folder: Path, name: str, invocation: str) -> list[Row]:
-    rows = [row for path in sorted(folder.glob(f"{name}-*.jsonl")) for row in read_rows(path)]
-    wanted = invocation or max((row["invocation"] for row in rows), default="")
-    return [row for row in rows if row["invocation"] == wanted]
+    """Of each case the rows of one invocation; a quick one's only where there is no other."""
+    rows = [row for path in sorted(folder.glob(f"{name}-*.jsonl")) for row in read_rows(path)
+            if "invocation" in row]  # fmt: skip
+    if invocation:
+        return [row for row in rows if row["invocation"] == invocation]
+    wanted = {case: max(map(_rank, mine)) for case, mine in by_case(rows).items()}
+    return [row for row in rows if _rank(row) == wanted[row["case"]]]
+
+
+def _rank(row: Row) -> tuple[bool, str]:
+    return "--quick" not in row["arguments"].split(), row["invocation"]
+
+
+def sources(name: str, rows: list[Row]) -> Iterator[str]:
+    """A line for each invocation: which cases are of it, which code it was, and where it ran."""
+    for invocation in sorted({row["invocation"] for row in rows}):
+        mine = [row for row in rows if row["invocation"] == invocation]
+        facts = mine[0]["machine"]
+        of = ", ".join(case.removeprefix(f"{name}_") for case in by_case(mine))
+        yield (f"Rows: `{name}`, invocation {invocation} ({of}), revision "
+               f"{facts['revision'] or 'unknown'}; {facts['cores']} cores ({facts['cpu']}), "
+               f"Python {facts['python']}, torch {facts['torch']}, load "
+               f"{facts['load_1m']} at the start.\n")
 
 
 def values(rows: Iterable[Row], key: str, failed: bool = False) -> list[float]:
@@ -90,7 +110,8 @@ def recovery(rows: list[Row]) -> str:
             spread(values(mine, "after_verdict_s")),
             f"{percentile(redone, 0.5):.0f}" if redone else "-",
             f"{sum(equal)} of {len(equal)}" if equal else "-",
-            ratio(times, values(cases.get(against, []), "recovery_s", failed=True)),
+            ratio(times, values((row for row in cases.get(against, ()) if row["invocation"]
+                                 == mine[0]["invocation"]), "recovery_s", failed=True)),
         ])
     steps = values(rows, "step_s")
     stalls = cases.get("trainer_stall", [])
@@ -113,10 +134,11 @@ def startup(rows: list[Row]) -> str:
                     for which in ("holdfast", "torchrun"))
     body = [["holdfast run", str(len(ours)), spread(ours)],
             ["torchrun", str(len(theirs)), spread(theirs)]]
-    pairs: dict[int, dict[str, float]] = {}
+    pairs: dict[tuple[str, int], dict[str, float]] = {}
     for row in rows:
         if row["ok"]:
-            pairs.setdefault(row["pair"], {})[row["case"]] = row["startup_s"]
+            pair = pairs.setdefault((row["invocation"], row["pair"]), {})
+            pair[row["case"]] = row["startup_s"]
     later = [pair["startup_holdfast"] - pair["startup_torchrun"]
              for pair in pairs.values() if len(pair) == 2]
     return (table(["launch to first finished step", "runs", "s"], body)
@@ -184,6 +206,10 @@ def telemetry(rows: list[Row]) -> str:
                     used.append([what, process, f"{percent:.2f} %", str(kept.get("rss_mb", "")),
                                  str(kept.get("pss_mb", "")), str(part["series"])])
     tables = [table(["case", "number", "measured", "at most"], body)] if body else []
+    for row in rows:
+        if row.get("absent"):
+            tables.append(f"Not on the node of {row['case'].removeprefix('telemetry_')}: "
+                          f"{', '.join(row['absent'])}.")
     if used:
         tables.append(table(["watched", "process", "of a core", "RSS, MB", "PSS, MB", "series"],
                             used))
@@ -203,7 +229,7 @@ def kernel_latency(rows: list[Row]) -> str:
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.report")
     parser.add_argument("--folder", type=Path, default=BENCH / "results")
-    parser.add_argument("--invocation", default="", help="instead of the newest of each")
+    parser.add_argument("--invocation", default="", help="instead of the newest of each case")
     options = parser.parse_args(arguments)
     written = (recovery, startup, memory, overhead, false_acts, telemetry, kernel_latency)
     writers = dict(zip(NAMES, written, strict=True))
@@ -211,12 +237,8 @@ def main(arguments: list[str] | None = None) -> int:
         rows = load(options.folder, name, options.invocation)
         if not rows:
             continue
-        facts = rows[-1]["machine"]
         print(f"## {name.replace('_', ' ')}\n\n{write(rows)}\n")
-        print(f"Rows: `{name}`, invocation {rows[-1]['invocation']}, revision "
-              f"{facts['revision'] or 'unknown'}; {facts['cores']} cores ({facts['cpu']}), "
-              f"Python {facts['python']}, torch {facts['torch']}, load "
-              f"{facts['load_1m']} at the start.\n")
+        print("\n".join(sources(name, rows)))
     return 0
 
 

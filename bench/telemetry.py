@@ -15,6 +15,7 @@ import argparse
 import http.client
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -119,6 +120,17 @@ def series_of(text: bytes) -> int:
     return sum(1 for line in text.splitlines() if line and not line.startswith(b"#"))
 
 
+def absent_of(text: bytes) -> list[str]:
+    """Collectors whose source is not on the node: what they would cost is not in the row."""
+    return sorted(re.findall(r'^holdfast_collector_up\{collector="(\w+)"\} 0', text.decode(), re.M))
+
+
+def steps_of(text: bytes) -> int | None:
+    """Steps of the agent's state machine so far; None of whoever has none."""
+    found = re.search(r"^holdfast_agent_steps_total (\d+)", text.decode(), re.M)
+    return int(found[1]) if found else None
+
+
 def name_of(pid: int) -> str:
     """A collector's child by its collector."""
     words = memory.words_of(pid)
@@ -157,7 +169,9 @@ def memory_of(pid: int) -> dict[str, dict[str, float]]:
 
 
 def window(watched: Watched, seconds: float) -> dict[str, Any]:
-    """Processor time over `seconds` with a scrape every 15 s, the first at the begin."""
+    """Processor time over `seconds` with a scrape every 15 s, the first at the begin.  The agent's
+    steps and the machine's load say why a window was dear; they are asked for outside of it."""
+    steps, load_start = steps_of(scrape(watched)[0]), os.getloadavg()[0]
     before, began_s = cpu_of(watched.pid), time.monotonic()
     scrapes = 0
     while (now_s := time.monotonic()) < began_s + seconds:
@@ -168,9 +182,12 @@ def window(watched: Watched, seconds: float) -> dict[str, Any]:
     took_s = time.monotonic() - began_s
     after = cpu_of(watched.pid)
     used = {name: value - before.get(name, 0.0) for name, value in after.items()}
+    made = steps_of(scrape(watched)[0])
     return {
         "window_s": round(took_s, 2), "scrapes": scrapes, "series": series_of(text),
-        "page_kb": round(len(text) / 1e3, 1),
+        "steps": None if steps is None or made is None else made - steps,
+        "load_start": round(load_start, 2), "load_end": round(os.getloadavg()[0], 2),
+        "absent": absent_of(text), "page_kb": round(len(text) / 1e3, 1),
         "core_percent": {name: round(100 * value / took_s, 3) for name, value in used.items()},
         "memory": memory_of(watched.pid),
     }  # fmt: skip

@@ -1,9 +1,10 @@
 """The node that bench.telemetry watches: 8 GPUs, 8 InfiniBand ports, 192 cores, on any machine.
 
-Owns making it: a driver's library compiled from the tests' stand-in, ports as the kernel shows them
-in /sys, and a /proc/stat with more cores than are here.  Everything else in both trees leads to
-this machine's own, so that a collector which is added later reads something real.  Values stand
-still; what a reading costs does not depend on them.
+Owns making it: a driver's library compiled from the tests' stand-in, cards as the tests' own tree
+has them, the processes, interrupts and PCI functions of so many cores, drives and mounts.
+Everything else in both trees leads to this machine's own, so that a collector which is added later
+reads something real.  Values stand still; what a reading costs does not depend on them.  What the
+kernel spends on making such a file is not in it: these are files of a disk's cache.
 """
 
 from __future__ import annotations
@@ -12,36 +13,29 @@ import importlib.util
 import json
 import os
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 from .common import ROOT, Failed
 
 GPUS, PORTS, CORES = 8, 8, 192  # of one p5.48xlarge; its network would be 32 EFA devices
 STATE = f"driver 550.90.07\ngpus {GPUS}\n"
-COUNTERS = (
-    "VL15_dropped", "excessive_buffer_overrun_errors", "link_downed", "link_error_recovery",
-    "local_link_integrity_errors", "multicast_rcv_packets", "multicast_xmit_packets",
-    "port_rcv_constraint_errors", "port_rcv_data", "port_rcv_errors", "port_rcv_packets",
-    "port_rcv_remote_physical_errors", "port_rcv_switch_relay_errors",
-    "port_xmit_constraint_errors", "port_xmit_data", "port_xmit_discards", "port_xmit_packets",
-    "port_xmit_wait", "symbol_error", "unicast_rcv_packets", "unicast_xmit_packets",
-)  # fmt: skip
-HW_COUNTERS = (
-    "duplicate_request", "implied_nak_seq_err", "lifespan", "local_ack_timeout_err",
-    "np_cnp_sent", "np_ecn_marked_roce_packets", "out_of_buffer", "out_of_sequence",
-    "packet_seq_err", "req_cqe_error", "req_cqe_flush_error", "req_remote_access_errors",
-    "req_remote_invalid_request", "resp_cqe_error", "resp_cqe_flush_error",
-    "resp_local_length_error", "resp_remote_access_errors", "rnr_nak_retry_err",
-    "roce_adp_retrans", "roce_adp_retrans_to", "roce_slow_restart", "rp_cnp_handled",
-    "rp_cnp_ignored", "rx_atomic_requests", "rx_icrc_encapsulated", "rx_read_requests",
-    "rx_write_requests",
-)  # fmt: skip
-CARD = {"fw_ver": "28.39.1002", "hca_type": "MT4129", "board_id": "MT_0000000838",
-        "node_type": "1: CA", "node_guid": "a088:c203:0092:5b5e",
-        "sys_image_guid": "a088:c203:0092:5b5e"}  # fmt: skip
-PORT = {"state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": "400 Gb/sec (4X NDR)",
-        "link_layer": "InfiniBand", "lid": "0x1", "sm_lid": "0x1", "cap_mask": "0xa751e848",
-        "has_smi": "0"}  # fmt: skip
+THREADS, PROCESSES = 1900, 600  # of the kernel, some ten a core, and of users
+FILES, MANY_FILES = 20, 400  # that a process has open, and every twentieth
+INTERRUPTS = 1000  # rows, of 192 columns: a queue a core of each drive and card
+PCI, DRIVES, MODULES = 240, 8, 32  # functions that count errors, NVMe drives, memory modules
+KERNEL_THREAD, USER = 0x208040, 0x400100  # PF_* of /proc/PID/stat
+STAT = ("{pid} ({name}) S {parent} {pid} {pid} 0 -1 {flags} 100 0 0 0 7 11 0 0 20 0 1 0 {pid} "
+        "313344000 38000 18446744073709551615" + " 0" * 12 + " 17 {cpu}" + " 0" * 13 + "\n")
+AER = {
+    "correctable": ("COR", "RxErr", "BadTLP", "BadDLLP", "Rollover", "Timeout", "NonFatalErr",
+                    "CorrIntErr", "HeaderOF"),
+    "nonfatal": ("NONFATAL", "Undefined", "DLP", "SDES", "TLP", "FCP", "CmpltTO", "CmpltAbrt",
+                 "UnxCmplt", "RxOF", "MalfTLP", "ECRC", "UnsupReq", "ACSViol"),
+    "fatal": ("FATAL", "Undefined", "DLP", "SDES", "TLP", "FCP", "CmpltTO", "CmpltAbrt",
+              "UnxCmplt", "RxOF", "MalfTLP", "ECRC", "UnsupReq", "ACSViol"),
+}  # fmt: skip
+MOUNTS = {"fsx": "lustre", "home": "nfs4"}  # these answer
 
 
 class Node(NamedTuple):
@@ -69,16 +63,21 @@ class Node(NamedTuple):
 def build(home: Path, cores: int = CORES) -> Node:
     """Makes the node below `home`.  Failed without a C compiler."""
     node = Node(home, home / "lib", home / "proc", home / "sys", home / "nvml.txt")
-    for folder in (node.library, node.proc, node.sys / "class/infiniband"):
-        folder.mkdir(parents=True)
+    node.library.mkdir(parents=True)
     node.state.write_text(STATE)
     _library(node.library)
-    _link_all(Path("/proc"), node.proc, {"stat"})
+    pids = {name for name in os.listdir("/proc") if name.isdecimal()}
+    _link_all("/proc", node.proc, {"stat", "interrupts", "self"} | pids)
+    _link_all("/proc/self", node.proc / "self", {"mountinfo"})
     _cores(node.proc / "stat", cores)
-    _link_all(Path("/sys"), node.sys, {"class"})
-    _link_all(Path("/sys/class"), node.sys / "class", {"infiniband"})
-    for number in range(PORTS):
-        _card(node.sys / "class/infiniband" / f"mlx5_{number}", number)
+    _interrupts(node.proc / "interrupts", cores)
+    _processes(node.proc, cores)
+    _mounts(node.proc / "self/mountinfo", home)
+    for folder, own in (("", {"bus", "class", "devices"}), ("bus", {"pci"}),
+                        ("class", {"infiniband", "net", "nvme"}), ("class/net", set()),
+                        ("devices", {"system"}), ("devices/system", {"edac"})):  # fmt: skip
+        _link_all(f"/sys/{folder}", node.sys / folder, own)
+    _devices(_standin("network/tree.py").Tree(home, bus="devices/pci0000:ff", recorded=False))
     return node
 
 
@@ -93,23 +92,29 @@ def config_file(path: Path, settings: dict[str, Any]) -> Path:
     return path
 
 
-def _library(folder: Path) -> None:
-    path = ROOT / "tests/nvml/nvml_standin.py"
-    spec = importlib.util.spec_from_file_location("nvml_standin", path)
+def _standin(path: str) -> ModuleType:
+    """A module that lives beside the tests which it stands in for something in."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / "tests" / path)
     assert spec is not None and spec.loader is not None
-    standin = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(standin)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _library(folder: Path) -> None:
+    standin = _standin("nvml/nvml_standin.py")
     try:
         standin.compile_library(folder)
     except standin.Missing as error:
         raise Failed(str(error)) from error
 
 
-def _link_all(real: Path, folder: Path, without: set[str]) -> None:
-    """Each entry leads to the real one; processes that start later are not seen."""
+def _link_all(real: str, folder: Path, without: set[str]) -> None:
+    """A folder in which each entry leads to the real one; those that come later are not seen."""
+    folder.mkdir(parents=True, exist_ok=True)
     for name in os.listdir(real):
         if name not in without:
-            (folder / name).symlink_to(real / name)
+            (folder / name).symlink_to(f"{real}/{name}")
 
 
 def _cores(path: Path, cores: int) -> None:
@@ -121,11 +126,69 @@ def _cores(path: Path, cores: int) -> None:
     path.write_text("\n".join([total, *(f"cpu{n} {core}" for n in range(cores)), *rest]) + "\n")
 
 
-def _card(folder: Path, number: int) -> None:
-    files = CARD | {f"ports/1/{name}": value for name, value in PORT.items()}
-    files |= {f"ports/1/counters/{name}": str(1000 * number) for name in COUNTERS}
-    files |= {f"ports/1/hw_counters/{name}": str(number) for name in HW_COUNTERS}
-    files |= {"device/vendor": "0x15b3", "device/device": "0x1021", "device/numa_node": "0"}
-    for name, value in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(f"{value}\n")
+def _interrupts(path: Path, cores: int) -> None:
+    """A row a queue of drives and cards, and below them those that a processor raises itself."""
+    def row(head: str, count: int, what: str) -> str:
+        return f"{head:>5}" + f" {count:10d}" * cores + f"  {what}\n"
+
+    with path.open("w") as file:
+        file.write("      " + "".join(f" {'CPU' + str(n):>10}" for n in range(cores)) + "\n")
+        for number in range(INTERRUPTS):
+            file.write(row(f"{100 + number}:", 1000, f"IR-PCI-MSI {number}-edge      queue"))
+        for head in ("NMI:", "LOC:", "RES:", "TRM:", "THR:", "DFR:", "MCE:", "MCP:"):
+            file.write(row(head, 0 if head in ("THR:", "DFR:", "MCE:") else 7, "of the processor"))
+
+
+def _processes(proc: Path, cores: int) -> None:
+    """All asleep.  The size of `fd` is how many files are open, as the kernel has it since 6.2."""
+    limits = Path("/proc/self/limits").read_text()
+    for pid in range(2, 2 + THREADS + PROCESSES):
+        kernel = pid < 2 + THREADS
+        folder = proc / str(pid)
+        folder.mkdir()
+        (folder / "stat").write_text(STAT.format(
+            pid=pid, name=f"kworker/{pid % cores}:0" if kernel else "python3",
+            parent=2 if kernel else 1, flags=KERNEL_THREAD if kernel else USER, cpu=pid % cores,
+        ))
+        if not kernel:
+            (folder / "fd").write_text("." * (FILES if pid % 20 else MANY_FILES))
+            (folder / "limits").write_text(limits)
+
+
+def _mounts(path: Path, home: Path) -> None:
+    """This machine's own, and two whose server answers."""
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    for number, (name, fstype) in enumerate(MOUNTS.items(), 9000):
+        point = home / "mounts" / name
+        point.mkdir(parents=True)
+        lines.append(f"{number} 1 0:{number} / {point} rw - {fstype} server:/{name} rw")
+    path.write_text("\n".join(lines) + "\n")
+
+
+def _devices(tree: Any) -> None:
+    """PCI functions with their counts of errors, cards with a port and an IPoIB interface each on
+    the first of them, drives, and memory modules."""
+    for number in range(PCI):
+        address = f"0000:{number // 8:02x}:{number % 8:02x}.0"
+        card = number < PORTS
+        slot = tree.slot(address, "0x15b3" if card else "0x1022", "0x1021",
+                         "mlx5_core" if card else "pcieport")  # fmt: skip
+        tree.link(f"bus/pci/devices/{address}", slot)
+        for severity, (total, *errors) in AER.items():
+            lines = [*(f"{error} 0" for error in errors), f"TOTAL_ERR_{total} 0"]
+            tree.put(f"{slot}/aer_dev_{severity}", "\n".join(lines))
+        if card:
+            tree.infiniband(slot, f"mlx5_{number}")
+            tree.interface(slot, f"ib{number}", 100 + number, type=32, speed=400_000)
+    for number in range(DRIVES):
+        drive = f"class/nvme/nvme{number}"
+        for file, value in (("model", "Instance Storage"), ("serial", f"AWS{number}"),
+                            ("firmware_rev", "0"), ("state", "live"),
+                            ("hwmon1/temp1_label", "Composite"), ("hwmon1/temp1_input", "41850"),
+                            ("hwmon1/temp1_crit", "84850"), ("hwmon1/temp1_alarm", "0")):
+            tree.put(f"{drive}/{file}", value)
+    for number in range(MODULES):
+        module = f"devices/system/edac/mc/mc{number // 8}/dimm{number % 8}"
+        for file, value in (("dimm_label", f"DIMM{number}"), ("dimm_ce_count", 0),
+                            ("dimm_ue_count", 0)):
+            tree.put(f"{module}/{file}", value)

@@ -43,7 +43,7 @@ async def rounds_of(path: Path, rounds: int) -> dict[str, Any]:
     runner = Runner(loaded.config, lambda part, error: said.append(f"{part}: {error}"))
     node = _make_node("bench", loaded.config.core_settings(), load_runbooks(Path("/none")), b"")
     slow = [entry for entry in runner._entries if not entry.collector.fast]
-    found: dict[str, Any] = {"agent_s": [], "step_s": [], "children_s": {}, "wall_s": []}
+    found: dict[str, Any] = {"agent_s": [], "step_s": [], "children_s": {}, "took_s": []}
     try:
         for number in range(WARM + rounds):
             before = {name: task_cpu_s(pid) for name, pid in runner.children().items()}
@@ -61,7 +61,7 @@ async def rounds_of(path: Path, rounds: int) -> dict[str, Any]:
                 continue
             found["agent_s"].append(round(read_s, 6))
             found["step_s"].append(round(stepped_s, 6))
-            found["wall_s"].append(round(took_s, 6))
+            found["took_s"].append(round(took_s, 6))
             for name, pid in runner.children().items():
                 found["children_s"].setdefault(name, []).append(
                     round(task_cpu_s(pid) - before.get(name, 0.0), 6))  # fmt: skip
@@ -70,7 +70,9 @@ async def rounds_of(path: Path, rounds: int) -> dict[str, Any]:
             if entry.helper is not None:
                 await entry.helper.close()
         runner.close()
-    found["collectors"] = {one.name: one.up for one in runner.health() if one.read_s}
+    found["collectors"] = {entry.collector.name: len(entry.last)
+                           for entry in slow if entry.health.up}  # fmt: skip
+    found["absent"] = sorted(entry.collector.name for entry in slow if not entry.health.up)
     found["samples"] = len(runner.samples())
     return {**found, "troubles": said[:10]}
 

@@ -1,4 +1,5 @@
-"""The measurement of telemetry still runs: what it reads and writes, not how long that takes."""
+"""The measurements still run, and their table is of the right rows: what they read and write, not
+how long that takes."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from bench import report
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -25,7 +28,36 @@ def test_a_slow_set_of_eight_gpus_is_read_and_written_down(tmp_path: Path) -> No
     (file,) = tmp_path.glob("telemetry-*.jsonl")
     row = json.loads(file.read_text())
     assert row["ok"] and not row["troubles"], row["why"] + done.stderr
-    assert row["collectors"]["nvidia"] and row["samples"] > 1200
-    rounds = [len(row[name]) for name in ("agent_s", "step_s", "wall_s")]
+    assert row["samples"] > 1800
+    held = ("nvidia", "rdma", "network", "hardware_errors", "nvme")  # of a node of that size
+    assert [row["collectors"][name] for name in held] == [1265, 269, 161, 71, 48]
+    assert {"tasks", "mounts"} <= set(row["collectors"])
+    assert {"amd", "neuron"} <= set(row["absent"])
+    rounds = [len(row[name]) for name in ("agent_s", "step_s", "took_s")]
     assert rounds == [5, 5, 5] and min(row["children_s"]["nvidia"]) > 0
     assert row["goals"] == {"slow_set_cpu_ms": 60.0}
+
+
+def test_the_table_takes_of_each_case_the_newest_that_is_not_quick(tmp_path: Path) -> None:
+    machine = {"revision": "1234567", "cores": 2, "cpu": "one", "python": "3", "torch": "2",
+               "load_1m": 0.1}  # fmt: skip
+    rows = [("1", "", "trainer_sigkill", 0.4), ("1", "", "torchrun_sigkill_prefix", 4.0),
+            ("1", "", "script_sigkill", 2.0), ("2", "--runs 9", "trainer_sigkill", 0.5),
+            ("3", "--quick", "trainer_sigkill", 9.0), ("3", "--quick", "trainer_stall", 3.0)]
+    (tmp_path / "recovery-2026-01-01.jsonl").write_text("".join(
+        json.dumps({"invocation": invocation, "arguments": arguments, "case": case, "ok": True,
+                    "recovery_s": took_s, "machine": machine}) + "\n"
+        for invocation, arguments, case, took_s in rows))  # fmt: skip
+    (tmp_path / "recovery_against_old-2026-01-02.jsonl").write_text(json.dumps(
+        {"invocation": "4", "arguments": "", "case": "trainer_sigkill"}) + "\n")  # fmt: skip
+    found = report.load(tmp_path, "recovery", "")
+    assert [(row["invocation"], row["case"]) for row in found] == [
+        ("1", "torchrun_sigkill_prefix"), ("1", "script_sigkill"), ("2", "trainer_sigkill"),
+        ("3", "trainer_stall"),
+    ]  # fmt: skip
+    lines = {line.split(" | ")[0]: line for line in report.recovery(found).splitlines()}
+    assert lines["| script, SIGKILL"].endswith(" 2.0 x |")
+    assert lines["| trainer, SIGKILL"].endswith(" - |"), "a ratio of two invocations"
+    first, *_ = report.sources("recovery", found)
+    assert "invocation 1 (torchrun_sigkill_prefix, script_sigkill), revision 1234567" in first
+    assert [row["recovery_s"] for row in report.load(tmp_path, "recovery", "1")] == [0.4, 4.0, 2.0]

@@ -60,13 +60,17 @@ TRAFFIC = {
 
 
 class Tree:
-    """One machine.  `put` and `add` change what it says."""
+    """One machine.  `put` and `add` change what it says.  Its PCI devices are below `bus`; without
+    `recorded` it has no TCP of its own."""
 
-    def __init__(self, folder: Path) -> None:
-        self.sys, self.proc = folder / "sys", folder / "proc"
-        (self.proc / "net").mkdir(parents=True)
-        for one in ("snmp", "netstat"):
-            shutil.copy(RECORDED / one, self.proc / "net" / one)
+    def __init__(
+        self, folder: Path, bus: str = "devices/pci0000:00", recorded: bool = True
+    ) -> None:
+        self.sys, self.proc, self.bus = folder / "sys", folder / "proc", bus
+        if recorded:
+            (self.proc / "net").mkdir(parents=True)
+            for one in ("snmp", "netstat"):
+                shutil.copy(RECORDED / one, self.proc / "net" / one)
 
     @property
     def roots(self) -> Roots:
@@ -96,7 +100,7 @@ class Tree:
 
     def slot(self, address: str, vendor: str, device: str, driver: str) -> str:
         """A PCI function and its driver; its path."""
-        slot = f"devices/pci0000:00/{address}"
+        slot = f"{self.bus}/{address}"
         self.put(f"{slot}/vendor", vendor)
         self.put(f"{slot}/device", device)
         self.link(f"{slot}/driver", f"bus/pci/drivers/{driver}")
