@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -71,12 +72,14 @@ class Recorded:
 
 
 @pytest.fixture
-def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Recorded:
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorded]:
     one = Recorded(tmp_path)
-    monkeypatch.setenv("PATH", f"{one.tool.parent}:{os.environ['PATH']}")
-    monkeypatch.setenv("TZ", "UTC")
+    with monkeypatch.context() as patch:
+        patch.setenv("PATH", f"{one.tool.parent}:{os.environ['PATH']}")
+        patch.setenv("TZ", "UTC")
+        time.tzset()
+        yield one
     time.tzset()
-    return one
 
 
 def run_with_a_stalled_rank() -> RunView:

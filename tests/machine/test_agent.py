@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 import urllib.request
 
 import pytest
+from waiting import wait_for
 
 CONFIG = """
 [agent]
@@ -51,15 +51,15 @@ def page(tmp_path, preload):
         yield read
     finally:
         agent.terminate()
-        assert agent.wait(20) == 0
+        try:
+            assert agent.wait(60) == 0
+        finally:
+            agent.kill()
+            agent.wait()
 
 
-def until(read, condition, timeout_s=60.0):
-    deadline_s = time.monotonic() + timeout_s
-    while not condition(text := read()):
-        assert time.monotonic() < deadline_s, text[-3000:]
-        time.sleep(0.1)  # between two looks at a page
-    return text
+def until(read, condition):
+    return wait_for(lambda: (text := read()) and condition(text) and text, 60.0)
 
 
 def value(text: str, series: str) -> float:
@@ -77,6 +77,6 @@ def test_a_mount_that_hangs_is_a_fault_of_the_node_and_the_agent_goes_on(page, t
     steps = value(text, STEPS)
     assert steps >= 10.0
     (tmp_path / "hangs").write_text("")
-    text = until(page, lambda text: text and 'fault="mount_hung"' not in text)
+    text = until(page, lambda text: 'fault="mount_hung"' not in text)
     assert value(text, STEPS) > steps
     until(page, lambda text: value(text, "holdfast_host_mount_response_seconds{") >= 0.0)

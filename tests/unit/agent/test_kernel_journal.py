@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -15,6 +17,7 @@ import pytest
 from fakes import until
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from waiting import LIMIT_S, wait_for
 
 from holdfast.agent import catalogue, kernel_journal, leash
 from holdfast.agent.kernel_watch import KernelWatch
@@ -243,16 +246,20 @@ def test_the_tool_dies_with_an_agent_that_was_killed():
             "str(os.getpid()), '/bin/sleep', '600'])\n"
             "print(child.pid, flush=True)\ntime.sleep(600)\n")  # fmt: skip
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    pid = int(parent.stdout.readline())
-    name = Path(f"/proc/{pid}/comm")
-
-    async def scenario():
-        await until(lambda: name.read_text() == "sleep\n")
-        parent.send_signal(signal.SIGKILL)
+    try:
+        pid = int(parent.stdout.readline())
+        tool = os.pidfd_open(pid)
+        try:
+            wait_for(lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n")
+            parent.kill()
+            assert select.select([tool], [], [], LIMIT_S)[0], "the tool outlived the agent"
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(tool, signal.SIGKILL)
+            os.close(tool)
+    finally:
+        parent.kill()
         parent.communicate()
-        await until(lambda: not name.exists() or "Z" in Path(f"/proc/{pid}/stat").read_text())
-
-    asyncio.run(scenario())
     late = subprocess.run([sys.executable, "-I", "-S", leash.__file__, "1", "/bin/true"],
                           timeout=30, check=False)  # fmt: skip
     assert late.returncode == 1  # started for a parent that is gone already

@@ -1,0 +1,38 @@
+"""Waiting for a condition, in a loop of asyncio and without one.
+
+A limit here only ends a test that fails: it is far longer than what is waited for may take on a
+machine that is busy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+LIMIT_S = 30.0
+LOOK_S = 0.005
+Found = TypeVar("Found")
+
+
+async def until(condition: Callable[[], Found], timeout_s: float = LIMIT_S, what: str = "") -> Found:
+    """What the condition says once it is true; fails the test when it never is."""
+    deadline_s = time.monotonic() + timeout_s
+    while not (found := condition()):
+        _look_at(deadline_s, what or condition)
+        await asyncio.sleep(LOOK_S)
+    return found
+
+
+def wait_for(condition: Callable[[], Found], timeout_s: float = LIMIT_S, what: str = "") -> Found:
+    """The same, for a test without a loop."""
+    deadline_s = time.monotonic() + timeout_s
+    while not (found := condition()):
+        _look_at(deadline_s, what or condition)
+        time.sleep(LOOK_S)
+    return found
+
+
+def _look_at(deadline_s: float, what: object) -> None:
+    assert time.monotonic() < deadline_s, f"never became true: {what}"
