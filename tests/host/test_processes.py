@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from waiting import LIMIT_S
 
 from holdfast.collectors import tasks
 from holdfast.collectors.roots import Roots
@@ -55,7 +56,7 @@ def named(samples: list[Sample]) -> dict[str, float]:
     return {f"{one.name}{{{one.subject}}}": one.value for one in samples}
 
 
-def until(collector: TasksCollector, what: str, limit_s: float = 5.0) -> dict[str, float]:
+def until(collector: TasksCollector, what: str, limit_s: float = LIMIT_S) -> dict[str, float]:
     """Readings until one shows it; the clock that they carry is the test's own."""
     deadline_s = time.monotonic() + limit_s
     while True:
@@ -182,7 +183,7 @@ def test_real_zombies_are_their_parents() -> None:
         "import os, signal\nfor _ in range(5):\n    os.fork() or os._exit(0)\nsignal.pause()"
     )
     try:
-        deadline_s = time.monotonic() + 5.0
+        deadline_s = time.monotonic() + LIMIT_S
         mine = 0.0
         while mine != 5.0 and time.monotonic() < deadline_s:
             found = named(TasksCollector().collect(Roots(), 1.0))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
+
+from waiting import until
 
 from holdfast.agent.config import load
 from holdfast.agent.core.detect.network import NetworkMemory, Networks
@@ -17,18 +18,11 @@ from .tree import ib_node, plain_node
 OTHERS = tuple(one.name for one in ALL if one.name not in ("network", "rdma"))
 
 
-async def until(condition, timeout_s: float = 20.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s
-        await asyncio.sleep(0.005)
-
-
 def start(tree, troubles):
     config = load(None, {
         "collectors.sys": (str(tree.sys), "t"), "collectors.proc": (str(tree.proc), "t"),
-        "collectors.disable": (OTHERS, "t"), "collectors.deadline_s": (0.4, "t"),
-        "agent.slow_s": (0.4, "t"), "agent.tick_s": (0.05, "t"), "agent.fast_s": (0.1, "t"),
+        "collectors.disable": (OTHERS, "t"), "collectors.deadline_s": (1.5, "t"),
+        "agent.slow_s": (1.5, "t"), "agent.tick_s": (0.05, "t"), "agent.fast_s": (0.1, "t"),
     }).config  # fmt: skip
     runner = Runner(config, lambda part, error: troubles.append(part))
     return runner, asyncio.create_task(runner.run())

@@ -11,6 +11,7 @@ import pytest
 from fakes import Hung, until
 from msgspec.structs import replace
 from test_node_unit import INCIDENT, REBOOT, options
+from waiting import wait_for
 
 from holdfast.agent import background
 from holdfast.agent.aside import WAITING_MAX, Aside
@@ -18,7 +19,6 @@ from holdfast.agent.aside import WAITING_MAX, Aside
 
 def test_a_store_that_hangs_holds_up_nothing_else_not_even_the_end(agent, tmp_path):
     hung = Hung(tmp_path / "kept/.i1.new")
-    took_s = []
 
     async def scenario():
         async with agent(**options(tmp_path)) as (daemon, node):
@@ -36,15 +36,11 @@ def test_a_store_that_hangs_holds_up_nothing_else_not_even_the_end(agent, tmp_pa
             daemon.wake("test")
             await until(lambda: node.seen[-1].outcomes, 10.0)
             assert node.seen[-1].outcomes[0].error.startswith("refused: evidence.store:")
-            took_s.append(-time.monotonic())
 
-    asyncio.run(scenario())
-    assert took_s[0] + time.monotonic() < 4.0
+    asyncio.run(scenario())  # `agent` waits for its end for so long and no longer
     assert not (tmp_path / "kept/i2.json").exists()
     hung.answer()
-    limit_s = time.monotonic() + 5.0
-    while not (tmp_path / "kept/i99.json").exists() and time.monotonic() < limit_s:
-        time.sleep(0.01)
+    wait_for((tmp_path / "kept/i99.json").exists)
     # Of each incident the newest alone, in the order of their ids: nothing was written twice.
     assert b'"reason":"number 702"' in (tmp_path / "kept/i2.json").read_bytes()
 
