@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 from holdfast.collectors import ALL
 
 from . import common, memory, telemetry_node
-from .common import BENCH, ROOT, Failed, Place, Results
+from .common import BENCH, Failed, Place, Results
 from .telemetry_node import Node
 
 LIMIT_S = 60.0
@@ -199,11 +199,11 @@ def window(watched: Watched, seconds: float) -> dict[str, Any]:
 def slow_set(where: Place, node: Node, size: Size) -> dict[str, Any]:
     config = telemetry_node.config_file(where.home / "agent.toml", node.settings())
     command = [sys.executable, "-m", "bench.telemetry_slow", str(config), str(size.slow_sets)]
-    done = subprocess.run(command, cwd=ROOT, env=where.environ, capture_output=True, text=True,
-                          timeout=LIMIT_S + 5 * size.slow_sets, check=False)  # fmt: skip
-    if done.returncode != 0:
-        raise Failed(f"ended with {done.returncode}: {done.stderr[-300:]}")
-    found: dict[str, Any] = json.loads(done.stdout)
+    with common.running(command, where) as process:
+        ended = common.wait_exit(process, LIMIT_S + 5 * size.slow_sets)
+    if ended != 0:
+        raise Failed(f"ended with {ended}: {' | '.join(common.log_tail(where))}")
+    found: dict[str, Any] = json.loads(common.log_text(where).splitlines()[-1])
     children = [sum(one) for one in zip(*found["children_s"].values(), strict=True)]
     return {
         **found, "slow_set_cpu_ms": milliseconds(found["agent_s"], 0.5),
@@ -316,6 +316,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     results = Results("telemetry", options.out)
     worst = 0
+    common.become_subreaper()  # before the node is made: a SIGTERM takes it away
     for name in options.cases:
         row = measure(name, QUICK if options.quick else FULL)
         results.add(row)
