@@ -15,7 +15,18 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from . import false_acts, kernel_latency, memory, overhead, recovery, report, startup, telemetry
+from . import (
+    classify,
+    false_acts,
+    kernel_latency,
+    log_child,
+    memory,
+    overhead,
+    recovery,
+    report,
+    startup,
+    telemetry,
+)
 from .common import BENCH, Failed
 
 Main = Callable[[list[str]], int]
@@ -26,7 +37,8 @@ def sizes(quick: bool, full: bool) -> list[tuple[str, Main, list[str]]]:
         return [(name, main, ["--quick"]) for name, main in (
             ("startup", startup.main), ("memory", memory.main), ("recovery", recovery.main),
             ("overhead", overhead.main), ("false acts", false_acts.main),
-            ("telemetry", telemetry.main), ("kernel latency", kernel_line))]
+            ("telemetry", telemetry.main), ("kernel latency", kernel_line),
+            ("classify", classify.main), ("log child", log_child.main))]
     return [
         ("startup", startup.main, ["--pairs", "7"]),
         ("memory", memory.main, ["--runs", "5"]),
@@ -35,6 +47,8 @@ def sizes(quick: bool, full: bool) -> list[tuple[str, Main, list[str]]]:
         ("false acts", false_acts.main, ["--minutes", "30" if full else "5"]),
         ("telemetry", telemetry.main, []),
         ("kernel latency", kernel_line, []),
+        ("classify", classify.main, []),
+        ("log child", log_child.main, []),
     ]
 
 

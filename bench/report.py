@@ -19,7 +19,7 @@ from .common import BENCH, percentile, read_rows
 
 Row = dict[str, Any]
 NAMES = ("recovery", "startup", "memory", "overhead", "false_acts", "telemetry",
-         "kernel_latency")
+         "kernel_latency", "classify", "log_child")
 # case -> (what a person calls it, the torchrun case to compare with)
 RECOVERY = {
     "trainer_sigkill": ("trainer, SIGKILL", "torchrun_sigkill_prefix"),
@@ -226,12 +226,29 @@ def kernel_latency(rows: list[Row]) -> str:
     return table(["cores", "lines", "p50, ms", "p99, ms (at most 100)", "worst, ms"], body)
 
 
+def classify(rows: list[Row]) -> str:
+    return table(["root right", "innocent blamed", "MB/s of a core", "with signals"], [
+        [f"{row['right']} of {row['cases']}", str(row["misblamed"]), spread(row["mb_per_s"], 0),
+         spread(row["mb_per_s_signals"], 0)] for row in rows
+    ])  # fmt: skip
+
+
+def log_child(rows: list[Row]) -> str:
+    head = ["start, CPU-s", "a sample, CPU-ms", "of a core", "diagnosis, s", "RSS, MB"]
+    return table(head, [
+        [f"{row['start_cpu_s']:.2f}", spread([1000 * one for one in row["sample_cpu_s"]]),
+         f"{100 * row['core_share']:.3f} %", f"{row['diagnose_wall_s']:.2f}",
+         str(row["rss_bytes"] >> 20)] for row in rows
+    ])  # fmt: skip
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.report")
     parser.add_argument("--folder", type=Path, default=BENCH / "results")
     parser.add_argument("--invocation", default="", help="instead of the newest of each case")
     options = parser.parse_args(arguments)
-    written = (recovery, startup, memory, overhead, false_acts, telemetry, kernel_latency)
+    written = (recovery, startup, memory, overhead, false_acts, telemetry, kernel_latency,
+               classify, log_child)
     writers = dict(zip(NAMES, written, strict=True))
     for name, write in writers.items():
         rows = load(options.folder, name, options.invocation)

@@ -61,3 +61,20 @@ def test_the_table_takes_of_each_case_the_newest_that_is_not_quick(tmp_path: Pat
     first, *_ = report.sources("recovery", found)
     assert "invocation 1 (torchrun_sigkill_prefix, script_sigkill), revision 1234567" in first
     assert [row["recovery_s"] for row in report.load(tmp_path, "recovery", "1")] == [0.4, 4.0, 2.0]
+
+
+@pytest.mark.parametrize("name", ["classify", "log_child"])
+def test_a_row_says_of_which_code_and_machine_it_is(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", f"bench.{name}", "--quick", "--out", str(tmp_path)]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT / ".types")}
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True,
+                          timeout=120, check=False)  # fmt: skip
+    (row,) = report.load(tmp_path, name, "")
+    assert not row["why"], done.stderr
+    assert row["bench"] == row["case"] == name and row["arguments"].startswith("--quick")
+    assert {"revision", "cpu", "load_1m"} <= set(row["machine"])
+    assert report.main(["--folder", str(tmp_path)]) == 0
+    if name == "classify":
+        assert len(row["judged"]) == row["cases"]
+    else:
+        assert len(row["sample_cpu_s"]) == 3
