@@ -24,6 +24,7 @@ RANKS = 2
 POLL_S = 0.02
 ASK_S = 5.0
 START_LIMIT_S = 120.0
+SETTLE_S = 120.0  # for the suspicions that are open at the end to be taken back
 
 
 def command_of(grade: str, where: Place, shared: Path) -> list[str]:
@@ -37,14 +38,17 @@ def command_of(grade: str, where: Place, shared: Path) -> list[str]:
 
 
 def watch(where: Place, process: Any, minutes: float) -> dict[str, Any]:
-    """Follows the run for `minutes` after its first step.  Failed when it ends by itself."""
+    """Follows the run for `minutes` after its first step, and on until the suspicions of that time
+    are closed.  Failed when it ends by itself."""
     pages = PageWatch(process.pid)
     known: dict[str, dict[str, Any]] = {}
     pids: set[tuple[int, int]] = set()
     generations: set[int] = set()
     limit_s = time.monotonic() + START_LIMIT_S
     end_s, ask_s, refused = limit_s, 0.0, "never asked"
-    while (now_s := time.monotonic()) < end_s:
+    while (now_s := time.monotonic()) < end_s or (
+        now_s < end_s + SETTLE_S and judge(list(known.values()))["still_open"]
+    ):
         if process.poll() is not None:
             raise Failed(f"ended by itself with {process.returncode}")
         for step in pages.poll():
@@ -56,7 +60,8 @@ def watch(where: Place, process: Any, minutes: float) -> dict[str, Any]:
             ask_s = now_s + ASK_S
             try:
                 found = common.incidents(where, "bench")
-                known.update((item["id"], item) for item in found)
+                known.update((item["id"], item) for item in found
+                             if now_s < end_s or item["id"] in known)  # fmt: skip
                 refused = ""
             except Failed as error:
                 refused = str(error)
@@ -82,6 +87,12 @@ def judge(incidents: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def is_good(row: dict[str, Any]) -> bool:
+    """Nothing acted, and each suspicion was taken back."""
+    return (row["acts"] == 0 and not row["acted_by_agent"] and not row["api"]
+            and row["taken_back"] == row["suspicions"])
+
+
 def spread(pages: PageWatch) -> dict[str, Any]:
     ends = sorted(step.end_ns for step in pages.steps if step.rank == 0)
     took = [(b - a) / 1e9 for a, b in zip(ends, ends[1:], strict=False)]
@@ -103,7 +114,7 @@ def measure(grade: str, minutes: float) -> dict[str, Any]:
         with common.running(command, where) as process:
             try:
                 row.update(watch(where, process, minutes))
-                row["ok"] = row["acts"] == 0 and not row["acted_by_agent"] and not row["api"]
+                row["ok"] = is_good(row)
                 if not row["ok"]:
                     row["log"] = common.log_tail(where)
             except Failed as error:

@@ -9,10 +9,12 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from bench import report
+from bench import common, false_acts, report
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -78,3 +80,27 @@ def test_a_row_says_of_which_code_and_machine_it_is(name: str, tmp_path: Path) -
         assert len(row["judged"]) == row["cases"]
     else:
         assert len(row["sample_cpu_s"]) == 3
+
+
+@pytest.mark.parametrize(("ends", "good"), [("taken_back", True), ("open", False)])
+def test_a_suspicion_is_waited_for_and_must_be_taken_back(
+    ends: str, good: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = [SimpleNamespace(generation=1, rank=rank, pid=rank, end_ns=1) for rank in range(2)]
+    asked: list[dict[str, Any]] = []
+
+    def incidents(*_: object) -> list[dict[str, Any]]:
+        asked.append({"id": "1", "state": "open" if len(asked) < 3 else ends,
+                      "timeline": [(1.0, "suspected: it stands still")]})  # fmt: skip
+        later = {**asked[0], "id": "2"}  # of the time after the measured one
+        return [asked[-1], later] if len(asked) > 1 else [asked[-1]]
+
+    pages = SimpleNamespace(steps=steps, poll=lambda: steps)
+    monkeypatch.setattr(false_acts, "PageWatch", lambda pid: pages)
+    monkeypatch.setattr(common, "incidents", incidents)
+    monkeypatch.setattr(false_acts, "ASK_S", 0.0)
+    monkeypatch.setattr(false_acts, "SETTLE_S", 0.5)
+    process = SimpleNamespace(pid=1, poll=lambda: None)
+    row = false_acts.watch(common.Place(tmp_path, {}), process, 0.0001)
+    assert row["suspicions"] == 1 and row["acts"] == 0
+    assert row["still_open"] == int(not good) and false_acts.is_good(row) == good
