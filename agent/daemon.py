@@ -265,7 +265,7 @@ class Daemon:
         listed = [effect.id for effect in self.snapshot.decision.effects]
         observed = Observed(
             runs=self.sessions.run_views(now_s, is_tick),
-            samples=self.runner.samples() if self.runner is not None else Readings(),
+            samples=self.runner.known() if self.runner is not None else Readings(),
             lines=self.kernel.log.lines(now.boot_s),
             events=self.kernel.events(now.boot_s),
             store=self.store.view(),

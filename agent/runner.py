@@ -82,6 +82,7 @@ class _Entry:
     def __init__(self, collector: Collector) -> None:
         self.collector = collector
         self.named: Named = {}
+        self.known: Named = {}  # the same, or what it said before it fell silent
         self.health = Health(collector.name, False, False, "not read yet", 0.0, 0.0)
         self.due_s = 0.0
         self.thread: ThreadPoolExecutor | None = None
@@ -89,10 +90,17 @@ class _Entry:
         self.helper: Helper | None = None
         self.last: tuple[Sample, ...] = ()  # of the last good reading, however old
 
-    def keep(self, samples: tuple[Sample, ...]) -> None:
+    def keep(self, samples: tuple[Sample, ...], health: Health) -> None:
         """What a reading gave; nothing when it failed."""
         self.named = by_name(samples)
+        self.health = health
+        self.known = self.known if self.silent else self.named
         self.last = samples or self.last
+
+    @property
+    def silent(self) -> bool:
+        """Whether its source is here, for all that is known, and does not answer."""
+        return not self.health.up and not self.health.absent
 
 
 class Runner:
@@ -111,11 +119,16 @@ class Runner:
         self._prober = Prober()
         disabled = set(config.collectors.disable)
         self._entries = [_Entry(make()) for make in ALL if make.name not in disabled]
-        self._samples = Readings()
+        self._gather()
 
     def samples(self) -> Readings:
         """The latest reading of every collector."""
         return self._samples
+
+    def known(self) -> Readings:
+        """The same for those who conclude: what a silent collector said last stands, until it
+        answers or finds that its source is not here."""
+        return self._known
 
     def health(self) -> tuple[Health, ...]:
         return tuple(entry.health for entry in self._entries)
@@ -180,7 +193,11 @@ class Runner:
         return agent.fast_s if entry.collector.fast else agent.slow_s
 
     def _gather(self) -> None:
-        self._samples = Readings(entry.named for entry in self._entries)
+        self._samples = self._known = Readings(entry.named for entry in self._entries)
+        silent = [entry.collector for entry in self._entries if entry.silent]
+        if silent:
+            names = frozenset(metric.name for one in silent for metric in one.metrics)
+            self._known = Readings((entry.known for entry in self._entries), names)
 
     async def _ask(self, entry: _Entry, collector: Probed) -> None:
         """One reading in the collector's child.  One that is late is killed, and the next reading
@@ -194,12 +211,11 @@ class Runner:
         if reply.error:
             self._trouble(f"collector {name}", reply.error)
         self._say_dropped(name, reply.dropped)
-        entry.keep(reply.samples[:SAMPLES_MAX])
         now_s = time.monotonic()
+        took_s = reply.took_s or now_s - begin_s
         error = reply.error or reply.absent
-        entry.health = Health(
-            name, not error, bool(reply.absent), error, reply.took_s or now_s - begin_s, now_s
-        )
+        entry.keep(reply.samples[:SAMPLES_MAX],
+                   Health(name, not error, bool(reply.absent), error, took_s, now_s))
 
     def _say_dropped(self, name: str, dropped: int) -> None:
         if dropped:
@@ -258,10 +274,9 @@ class Runner:
             self._trouble(f"collector {name}", failure)
         if entry.stuck is not None:
             self._trouble(f"collector {name}", error)
-        entry.keep(samples)
         now_s = time.monotonic()
         took_s = took_s if took_s >= 0.0 else now_s - begin_s
-        entry.health = Health(name, not error, absent, error, took_s, now_s)
+        entry.keep(samples, Health(name, not error, absent, error, took_s, now_s))
 
     def close(self) -> None:
         """Lets go of the threads; one that hangs dies with the process."""

@@ -75,9 +75,14 @@ class KernelCase:
     def opened(self) -> list[Watched]:
         return [self.memory.open[key] for key in sorted(self.memory.open)]
 
-    def addresses(self) -> frozenset[str]:
-        """Of the devices that have an open incident here."""
-        return frozenset(one.incident.subject.rpartition("/")[2] for one in self.opened())
+    def addresses(self) -> dict[str, str]:
+        """Address and subject of the devices that have an open incident here -> its severity."""
+        found: dict[str, str] = {}
+        for one in sorted(self.opened(), key=lambda it: SEVERITIES.index(it.incident.severity)):
+            subject = one.incident.subject
+            if subject != self._where(""):
+                found[subject] = found[pci_of(subject.rpartition("/")[2])] = one.incident.severity
+        return found
 
     def incidents(self) -> dict[str, Incident]:
         return {one.incident.id: one.incident for one in self.opened()}

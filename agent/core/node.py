@@ -126,7 +126,7 @@ class Node:
         verdicts.extend(conditions)
         self.standing.step(whole, conditions, self.kernel.addresses())
         self.identities.step(whole)
-        leaving = ec2.leaving(verdicts, self.settings)
+        leaving = ec2.leaving(conditions, self.settings)
         verdicts[:] = ec2.acted(verdicts) if leaving else verdicts
         for view in sorted(observed.runs, key=lambda v: v.run):
             context = self._context(now, observed, view, settled, effects, verdicts, changed)

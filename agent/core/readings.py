@@ -1,6 +1,8 @@
 """What the collectors read last, by name, so that each detector looks at its own and nothing else.
 
-Owns the index.  A large node has 3,400 readings: the 1,500 of its cores are new every second,
+Owns the index.  A collector that does not answer leaves what it read last: nobody has seen that it
+is otherwise.  Its names are in `silent`, for whoever would act on it or take its silence for good
+news.  A large node has 3,400 readings: the 1,500 of its cores are new every second,
 those of its devices every 15 s, and whoever walked them all for ten of them would be the largest
 part of what watching costs.  Pure.
 """
@@ -20,15 +22,19 @@ class Readings:
     """Immutable.  The readings of a name are the very same tuple until its collector was read
     again, so that equal ones are told from newer ones without a look at each."""
 
-    __slots__ = ("_named",)
+    __slots__ = ("_named", "silent")
 
-    def __init__(self, parts: Iterable[Named] = ()) -> None:
-        """`parts`: one for each collector, as by_name makes them; several may share a name."""
+    def __init__(
+        self, parts: Iterable[Named] = (), silent: frozenset[str] = frozenset()
+    ) -> None:
+        """`parts`: one for each collector, as by_name makes them; several may share a name.
+        `silent`: the names that a collector does not answer for now, or did not yet."""
         named: dict[str, Rows] = {}
         for part in parts:
             shared = named.keys() & part.keys()
             named |= {**part, **{name: named[name] + part[name] for name in shared}}
         self._named = named
+        self.silent = silent
 
     def of(self, name: str) -> Rows:
         """The readings of one name."""
@@ -58,6 +64,6 @@ def by_name(readings: Iterable[Reading]) -> dict[str, Rows]:
     return {name: tuple(rows) for name, rows in named.items()}
 
 
-def readings_of(readings: Iterable[Reading]) -> Readings:
+def readings_of(readings: Iterable[Reading], silent: Iterable[str] = ()) -> Readings:
     """Readings as if one collector had read them all."""
-    return Readings((by_name(readings),))
+    return Readings((by_name(readings),), frozenset(silent))

@@ -170,8 +170,10 @@ class Repairs:
         ours = {*gate.ours, *self.memory.ending.get(incident, ())}
         ours |= {rank.pid for view in ctx.observed.runs for rank in view.ranks}
         there: dict[int, str] = {}
-        # A driver that hangs lists nothing any more: what it said last counts as well.
-        listed = accelerator.processes(ctx.observed.samples.of(accelerator.PROCESS))
+        # Of what a driver that hangs said last, the gate knows who of it still lives.
+        samples = ctx.observed.samples
+        fresh = () if accelerator.PROCESS in samples.silent else samples.of(accelerator.PROCESS)
+        listed = accelerator.processes(fresh)
         for pid, device in (*listed, *gate.seen):
             there.setdefault(pid, device)
         found = [f"pid {pid} on {device}" for pid, device in there.items() if pid not in ours]

@@ -1,17 +1,31 @@
 """Incidents of conditions: open while a verdict about the node stands, closed when it has gone.
 
 Owns the open incidents of detectors that show what is so rather than what happened: full, stuck,
-leaking.  Says each once, and again only when it grows worse or more is known.  Orders nothing: the
-detectors behind it observe.
+leaking.  Says each once, and again only when it grows worse or more is known.  An incident from
+before this start of the agent stands until its detector could have found it again.  Orders nothing:
+the detectors behind it observe.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
 from . import incidents
+from .detect import (
+    accelerator,
+    clock,
+    compile_cache,
+    ec2,
+    hardware,
+    host,
+    host_levels,
+    network,
+    reach,
+    storage,
+)
 from .detect.kernel import pci_of
 from .memory import Context
 from .model import SEVERITIES, Incident, Runbook, Verdict
@@ -22,12 +36,34 @@ GONE_S = 60.0  # a reading may be missed, and a level may waver around its limit
 QUIET_S = 600.0  # clears = "quiet_10m"
 
 
+class Source(NamedTuple):
+    """What a detector rests on: how the names of its readings begin, and how long its windows, which
+    begin anew with the agent, take to find again what was so before."""
+
+    names: tuple[str, ...]
+    warm_s: float = 0.0
+
+
+SOURCES = {
+    accelerator.DETECTOR: Source((accelerator.PREFIX,)),
+    clock.DETECTOR: Source((clock.PREFIX,), clock.UNKEPT_S),
+    compile_cache.DETECTOR: Source((compile_cache.PREFIX,)),
+    ec2.DETECTOR: Source((ec2.PREFIX,)),
+    hardware.DETECTOR: Source(tuple(sorted(hardware.NAMES)), hardware.HOUR_S),
+    host_levels.DETECTOR: Source(host.OURS, host.RECENT_S),
+    network.DETECTOR: Source((network.PREFIX,), 60.0),  # storms: some readings in a row
+    reach.DETECTOR: Source(tuple(sorted(reach.NAMES)), 60.0),
+    storage.DETECTOR: Source((storage.PREFIX,), storage.FORECAST_S),
+}
+
+
 class Stood(msgspec.Struct):
     """An open incident, and when its verdict was last there."""
 
     incident: Incident
     boot_id: str
     last_boot_s: float
+    detector: str = ""
 
 
 class StandingMemory(msgspec.Struct):
@@ -43,17 +79,21 @@ class StandingCase:
     def __init__(self, name: str, memory: StandingMemory) -> None:
         self.name = name
         self.memory = memory
+        self._silent_s: dict[str, float] = {}  # detector -> when a source of it was silent last
 
     def incidents(self) -> dict[str, Incident]:
         opened = (self.memory.open[key] for key in sorted(self.memory.open))
         return {one.incident.id: one.incident for one in opened}
 
     def step(
-        self, ctx: Context, verdicts: Iterable[Verdict], told: Container[str] = ()
+        self, ctx: Context, verdicts: Iterable[Verdict], told: Mapping[str, str] | None = None
     ) -> None:
         """Opens, keeps and closes; `verdicts` are all of those that stand now, `told` the addresses
-        (pci_of) of devices that have an incident already."""
+        and subjects of devices that have an incident already, and its severity."""
         here = {f"{one.fault}|{one.subject}": one for one in verdicts}
+        for name in SOURCES:
+            if any(one.startswith(SOURCES[name].names) for one in ctx.observed.samples.silent):
+                self._silent_s[name] = ctx.now.boot_s
         for key in sorted(self.memory.open):
             self._gone(ctx, key, here)
         new = [key for key in sorted(here) if key not in self.memory.open]
@@ -61,7 +101,7 @@ class StandingCase:
             self._again(ctx, self.memory.open[key], here[key])
         new.sort(key=lambda key: -SEVERITIES.index(here[key].severity))  # or it soon makes room
         for key in new:
-            if _address(here[key]) not in told and self._room(ctx, here[key].severity):
+            if not _is_told(here[key], told or {}) and self._room(ctx, here[key].severity):
                 self._open(ctx, key, here[key])
 
     def _room(self, ctx: Context, severity: str) -> bool:
@@ -90,7 +130,9 @@ class StandingCase:
             timeline=((ctx.now.wall_s, f"seen: {verdict.reason}"),),
             would_have=_would_have(ctx.runbooks.get(verdict.fault)),
         )  # fmt: skip
-        self.memory.open[key] = Stood(incident, ctx.now.boot_id, ctx.now.boot_s)
+        self.memory.open[key] = Stood(
+            incident, ctx.now.boot_id, ctx.now.boot_s, verdict.detector
+        )  # fmt: skip
         ctx.changed[incident.id] = incident
 
     def _again(self, ctx: Context, item: Stood, verdict: Verdict) -> None:
@@ -126,8 +168,15 @@ class StandingCase:
             return
         book = ctx.runbooks.get(item.incident.fault)
         wait_s = QUIET_S if book is not None and book.clears == "quiet_10m" else GONE_S
-        if ctx.now.boot_s - item.last_boot_s > wait_s:
+        since_s = item.last_boot_s
+        earlier = since_s < ctx.since_boot_s  # seen by an earlier life of the agent, not by this
+        if earlier:
+            since_s = max(ctx.since_boot_s, self._silent_s.get(item.detector, 0.0))
+            wait_s += SOURCES[item.detector].warm_s if item.detector in SOURCES else 0.0
+        if ctx.now.boot_s - since_s > wait_s:
             self._close(ctx, key, f"not so any more for {wait_s:.0f} s")
+        elif earlier:
+            ctx.verdicts.append(_not_seen_yet(item))
 
     def _close(self, ctx: Context, key: str, text: str) -> None:
         item = self.memory.open.pop(key)
@@ -140,8 +189,21 @@ def _would_have(book: Runbook | None) -> str:
     return "ask_person: a person's part" if "ask_person" in rungs else ""
 
 
-def _address(verdict: Verdict) -> str:
-    return pci_of(dict(verdict.evidence).get("pci", ""))
+def _is_told(verdict: Verdict, told: Mapping[str, str]) -> bool:
+    """Whether an incident of the same device says as much already; a milder one does not."""
+    keys = verdict.subject, pci_of(dict(verdict.evidence).get("pci", ""))
+    rank = SEVERITIES.index
+    return any(rank(told[one]) >= rank(verdict.severity) for one in keys if told.get(one))
+
+
+def _not_seen_yet(item: Stood) -> Verdict:
+    """What was so when the agent ended, for as long as nobody could find out that it is not."""
+    one = item.incident
+    return Verdict(
+        fault=one.fault, subject=one.subject, severity=one.severity, confidence=1.0,
+        reason=f"{one.reason} (seen before this start of the agent, not looked at for long enough "
+        "since)", evidence=one.evidence, detector=item.detector,
+    )  # fmt: skip
 
 
 def _plain(subject: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from .detect import compile_cache
 from .memory import Context
 from .model import Effect, Verdict
 from .order import RemoveLock
@@ -26,6 +27,8 @@ def step(ctx: Context, verdicts: Iterable[Verdict], asked: dict[str, float], pau
         return
     views = [v for v in ctx.observed.runs if v.connected and v.state == "running"]
     book = ctx.runbooks.get(FAULT)
+    if compile_cache.AGE in ctx.observed.samples.silent:
+        return  # what is known may be long over
     if not views or book is None or RUNG not in book.ladder:
         return
     for verdict in verdicts:

@@ -12,6 +12,7 @@ from ..readings import Rows
 
 DETECTOR = "compile_cache"
 PREFIX = "compile_cache_"
+AGE = f"{PREFIX}lock_age_seconds"
 STALE_S = 120.0  # a compile's stages follow each other within seconds
 
 
@@ -19,7 +20,7 @@ def verdicts(node: str, samples: Rows) -> list[Verdict]:
     """One for each lock that nobody on this node can own."""
     found = []
     for name, subject, age_s, _ in samples:
-        if name != f"{PREFIX}lock_age_seconds" or age_s < STALE_S:
+        if name != AGE or age_s < STALE_S:
             continue
         path = subject.removeprefix("path=")
         found.append(Verdict(

@@ -124,7 +124,7 @@ class Host:
             elif name == "host_memory_cgroups" and subject == "state=dying":
                 self._held.add("dying", boot_s, value)
             read_s[name] = boot_s
-        self._read_s |= {name: read_s[name] for name in TOKEN.values() if name in read_s}
+        self._read_s |= read_s
         return rows
 
     def _take_cores(self, samples: tuple[Reading, ...]) -> None:
@@ -161,14 +161,16 @@ class Host:
         self._series.add((name, key), boot_s, value)
 
     def _lasts(self, what: str, is_so: bool) -> bool:
-        """Whether it was so in every reading of the last while."""
-        since_s = self._since_s.pop(what, self._boot_s)
+        """Whether it was so in every reading of the last while.  `what` begins with a reading's
+        name: what is known of a collector that fell silent grows no older."""
+        read_s = self._read_s.get(what.partition(" ")[0], 0.0)
+        since_s = self._since_s.pop(what, read_s)
         if not is_so:
             return False
         self._since_s[what] = since_s
         while len(self._since_s) > STREAKS_MAX:
             del self._since_s[next(iter(self._since_s))]
-        return self._boot_s - since_s >= LASTS_S
+        return read_s - since_s >= LASTS_S
 
     # ------------------------------------------------------------ what follows
 

@@ -24,7 +24,8 @@ LISTED_MAX = 4
 EVIDENCE_MAX = 16  # rows; each its own kind, so that one more is news to an open incident
 MEGABYTE, GIGABYTE = 1 << 20, 1 << 30
 Rows = dict[str, list[tuple[dict[str, str], float]]]  # name -> (labels, value)
-Lasts = Callable[[str, bool], bool]  # (what, whether it is so now) -> it was so for a while
+# (name of a reading and what of it, whether it is so now) -> it was so for a while
+Lasts = Callable[[str, bool], bool]
 
 
 class Place(NamedTuple):
@@ -120,7 +121,7 @@ def _process_files(node: str, rows: Rows, places: list[Place]) -> list[Verdict]:
 def zombies(node: str, rows: Rows, lasts: Lasts) -> list[Verdict]:
     """Many processes that nobody collects; a wave at a job's end passes within seconds."""
     count = one(rows, "host_zombies")
-    if not lasts("zombies", count >= ZOMBIES_WARN):
+    if not lasts("host_zombies", count >= ZOMBIES_WARN):
         return []
     severity = DEGRADED if count >= ZOMBIES_DEGRADED else WARN
     parents = [
@@ -182,7 +183,7 @@ def shortage(
     total, left = one(rows, "host_memory_total_bytes"), one(rows, "host_memory_available_bytes")
     short = total > 0 and 0 <= left < AVAILABLE_MIN * total
     waits = stalled >= 0.1
-    if lasts("memory", short) or waits:
+    if lasts("host_memory_available_bytes", short) or waits:
         what = [f"{memory(left)} of {memory(total)} are left"] if short else []
         what += [f"all tasks waited for memory in {stalled:.0%} of the last minute"] * waits
         found.append(verdict(
@@ -194,7 +195,7 @@ def shortage(
     full = [(labels.get("cgroup", ""), share)
             for labels, share in rows.get("cgroup_memory_ratio", ())]  # fmt: skip
     full = [(cgroup, share) for cgroup, share in full
-            if lasts(f"memory of {cgroup}", share >= CGROUP_MEMORY)]  # fmt: skip
+            if lasts(f"cgroup_memory_ratio {cgroup}", share >= CGROUP_MEMORY)]  # fmt: skip
     if full:
         found.append(verdict(
             node, "host_memory_low", "/cgroups", WARN,

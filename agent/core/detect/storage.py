@@ -10,7 +10,7 @@ from collections.abc import Container
 
 from ..model import DEGRADED, WARN, Verdict
 from ..readings import Rows
-from ..trend import Trend
+from ..trend import EVERY_S, POINTS_MIN, Trend
 
 DETECTOR = "storage"
 PREFIX = "host_filesystem_"
@@ -20,6 +20,7 @@ LOW_SHARE, LOW_BYTES = 0.10, 10e9
 FULL_SHARE, FULL_BYTES = 0.02, 1e9
 LOW_INODES, FULL_INODES = 0.05, 0.01
 FULL_SOON_S = 4 * 3600.0
+FORECAST_S = EVERY_S * POINTS_MIN  # from the first reading to a forecast
 STILL_SOON = 1.5  # a forecast once made stays until it is this many times as far away
 NAMES = frozenset(PREFIX + one for one in (
     "size_bytes", "available_bytes", "inodes", "free_inodes", "readonly"

@@ -62,6 +62,7 @@ class Lab:
         self.lines: tuple[tuple[str, int, float, str], ...] = ()
         self.events: tuple[Event, ...] = ()
         self.samples: tuple[tuple[str, str, float, float], ...] = ()
+        self.silent: tuple[str, ...] = ()  # names of readings whose collector does not answer
         self.store_up = True
         self.journal_stalled = False
         self.hold: set[str] = set()  # kinds of effects that get no outcome
@@ -80,7 +81,7 @@ class Lab:
                 up=self.store_up, docs=tuple(self.docs.values()), leases=self._lease_views()
             ),
             outcomes=tuple(self.outcomes[-64:]), requests=self.requests, beats=self.beats,
-            lines=self.lines, events=self.events, samples=readings_of(self.samples),
+            lines=self.lines, events=self.events, samples=readings_of(self.samples, self.silent),
             journal_stalled=self.journal_stalled,
         )  # fmt: skip
 

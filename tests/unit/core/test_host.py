@@ -239,7 +239,7 @@ def test_zombies_and_want_of_memory_must_last() -> None:
         ("cgroup_memory_max_bytes", "cgroup=/job"): 4.0 * 2**30,
     }, runs=(ranks("/job"),))  # fmt: skip
     host = Host("a")
-    assert not told(host, machine, 8)
+    assert not told(host, machine, 9)
     found = told(host, machine, 1)
     assert set(found) == {"host_zombies node/a/zombies", "host_memory_low node/a/memory",
                           "host_memory_low node/a/cgroups"}  # fmt: skip

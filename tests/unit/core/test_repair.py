@@ -47,6 +47,7 @@ class Repaired(Machine):
         self.orders: list = []
         self.stalled = False
         self.samples: tuple = ()
+        self.silent: tuple[str, ...] = ()
         self.gate = Gate()
         self.requests: tuple[Request, ...] = ()
 
@@ -56,7 +57,7 @@ class Repaired(Machine):
         decision = self.node.step(Now(self.boot_s, self.wall_s, self.boot_id), Observed(
             events=self.events, runs=self.runs, outcomes=tuple(self.outcomes[-16:]),
             store=StoreView(up=True, docs=self.docs), journal_stalled=self.stalled,
-            requests=self.requests, samples=readings_of(self.samples), gate=self.gate,
+            requests=self.requests, samples=readings_of(self.samples, self.silent), gate=self.gate,
         ))  # fmt: skip
         for effect in decision.effects:
             if effect.outlives_node:
