@@ -13,7 +13,9 @@ DETECTOR = "clock"
 PREFIX = "host_clock_"
 UNKEPT_S = 300.0  # after a boot a time service needs minutes
 OFFSET_S = 0.1
-MAX_ERROR_S = 1.0  # kept by a service this is some ms to 0.1 s; it grows by 0.5 ms/s when not
+# It grows by 0.5 ms/s between two answers: chrony's stays below 0.1 s, and that of timesyncd, which
+# asks every 2048 s when all is well, comes to 1.02 s each time.  At 16 s nobody keeps the clock.
+MAX_ERROR_S = 3.0
 SLOW_SOURCES = frozenset(("hpet", "acpi_pm", "pit", "jiffies", "refined-jiffies"))
 NAMES = frozenset(PREFIX + one for one in (
     "synchronized", "offset_seconds", "max_error_seconds", "source_info"
