@@ -19,6 +19,9 @@ NETWORK_TYPES = frozenset((
 ))  # fmt: skip
 # Programs of a desktop or of a container's runtime: nothing of a training run lies behind them.
 FUSE_OWN = frozenset(("fuse.lxcfs", "fuse.portal", "fuse.gvfsd-fuse", "fuse.fuse-overlayfs"))
+# What a file system says that takes no writes any more.  ext4 that gave up leaves `rw` as it was since
+# Linux 6.12, and says `emergency_ro` since 6.15.
+READONLY = frozenset(("ro", "emergency_ro", "shutdown"))
 OCTAL = re.compile(r"\\([0-7]{3})")
 
 
@@ -56,7 +59,8 @@ def parse(line: str) -> Mount | None:
     """One line: `ID PARENT MAJOR:MINOR ROOT POINT OPTIONS [TAG ...] - TYPE SOURCE SUPER_OPTIONS`.
 
     OPTIONS are of this view alone: a unit with ProtectSystem=strict sees `ro` everywhere.  What a
-    kernel that gave up on a file system changes is SUPER_OPTIONS."""
+    kernel that gave up on a file system changes is SUPER_OPTIONS; of ext4 on Linux 6.12 to 6.14 its
+    log alone tells."""
     fields = line.split(" ")
     try:
         dash = fields.index("-", 6)
@@ -65,7 +69,7 @@ def parse(line: str) -> Mount | None:
     if len(fields) < dash + 4 or not fields[4].startswith("/"):
         return None
     point, root = (OCTAL.sub(_character, text) for text in (fields[4], fields[3]))
-    readonly = "ro" in fields[dash + 3].strip().split(",")
+    readonly = not READONLY.isdisjoint(fields[dash + 3].strip().split(","))
     return Mount(point, fields[dash + 1], fields[2], root, readonly)
 
 
