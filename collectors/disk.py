@@ -2,7 +2,8 @@
 
 Owns what statvfs tells of them.  Only local types are asked here: a network mount can hang its
 reader for ever, so those are read in a child (mounts.py), and a local one whose path leads through
-a network mount is left out.  Views of one file system are one file system.
+a network mount is left out.  Views of one file system are one file system, and an overlay is one
+of the disk that it lies on: it counts as the root of a container or a live system alone.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from .roots import Roots
 from .sample import NODE_EXPORTER, Metric, NoData, Sample
 
 FILESYSTEMS_MAX = 64
+CONTAINERS = "/containers/storage/"  # of podman and CRI-O, wherever a user keeps it
 SKIP = ("/run/", "/sys/", "/proc/", "/var/lib/docker/", "/var/lib/kubelet/", "/snap/")
 SPACE = (
     Metric("host_filesystem_size_bytes", "gauge", "Size of a file system.",
@@ -73,6 +75,7 @@ def local(table: list[Mount]) -> list[Mount]:
         point = mount.point
         if (
             mount.fstype not in LOCAL_TYPES or point.startswith(SKIP) or not is_nameable(point)
+            or CONTAINERS in point or (mount.fstype == "overlay" and point != "/")
             or any(is_below(point, other) for other in network)
         ):  # fmt: skip
             continue

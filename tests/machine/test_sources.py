@@ -57,6 +57,32 @@ def test_a_root_on_a_server_hides_no_local_file_system():
     assert [mount.point for mount in disk.local(table)] == ["/data"]
 
 
+def test_what_containers_see_is_no_file_system_of_the_node():
+    store = "/var/lib/containers/storage"
+    lines = (
+        "1 0 8:1 / / rw - ext4 /dev/sda1 rw",
+        f"2 1 0:40 / {store}/overlay/3f2a/merged rw - overlay overlay rw,lowerdir=a,upperdir=b",
+        f"3 1 0:41 / {store}/overlay-containers/3f2a/userdata/shm rw - tmpfs shm rw,size=64000k",
+        "4 1 0:42 / /home/u/.local/share/containers/storage/overlay-containers/9/userdata/shm rw "
+        "- tmpfs shm rw",
+        "5 1 0:43 / /var/lib/containerd/x/rootfs rw - overlay overlay rw",
+        "6 1 8:2 / /var/lib/containers rw - xfs /dev/sdb1 rw",
+    )
+    table = [mount for mount in map(mountinfo.parse, lines) if mount is not None]
+    assert [mount.point for mount in disk.local(table)] == ["/", "/var/lib/containers"]
+    root = mountinfo.parse("1 0 0:40 / / rw - overlay overlay rw")
+    assert root is not None and disk.local([root]) == [root]
+
+
+@pytest.mark.parametrize(("options", "readonly"), [
+    ("rw,relatime", False), ("ro,relatime", True), ("rw,emergency_ro,shutdown", True),
+    ("rw,errors=remount-ro", False),
+])  # fmt: skip
+def test_what_takes_no_writes_any_more(options, readonly):
+    mount = mountinfo.parse(f"2 1 8:1 / /data rw - ext4 /dev/sda1 {options}")
+    assert mount is not None and mount.readonly is readonly
+
+
 @given(st.one_of(st.text(), st.text("0123456789 /-:\\,row\t", max_size=80)))
 def test_no_line_of_the_table_is_too_odd(line):
     mount = mountinfo.parse(line)
