@@ -48,8 +48,9 @@ def learn_bases(ranks: tuple[RankView, ...]) -> Bases:
 
 
 def mismatch(ranks: tuple[RankView, ...], boot_s: float) -> Cause | None:
-    """Same sequence number, another operation or size.  The minority is to blame; in a tie, who
-    never did such a thing before while everybody else did."""
+    """Same sequence number, another operation or size.  The minority is to blame.  In a tie
+    nobody is: it is told who made one that it never made before, but that rank may be the one that
+    went on as it should, to an evaluation for example."""
     tables = {r.rank: {n: (op, size) for n, op, size in r.flight} for r in ranks if _settled(r)}
     for number in sorted({n for table in tables.values() for n in table}):
         same = [r for r in ranks if number in tables.get(r.rank, ())]
@@ -59,16 +60,15 @@ def mismatch(ranks: tuple[RankView, ...], boot_s: float) -> Cause | None:
         least = min(kinds.count(k) for k in kinds)
         odd = [r for r, k in zip(same, kinds, strict=True) if kinds.count(k) == least]
         tie = least == max(kinds.count(k) for k in kinds)
-        if tie:
-            odd = [r for r in same if _is_new(tables[r.rank], number)]
-        alone = odd[0] if len(odd) == 1 else None
+        new = [r.rank for r in same if _is_new(tables[r.rank], number)] if tie else []
+        alone = odd[0] if len(odd) == 1 and not tie else None
         rows = tuple(
             (f"rank {r.rank}", f"collective {number}: {op} {size}")
             for r, (op, size) in zip(same, kinds, strict=True)
         )
         what = f"different operations or sizes at collective {number}"
-        if tie and alone:
-            what += ", and it alone never made one like this before"
+        if len(new) == 1:
+            what += f"; rank {new[0]} alone never made one like its own before"
         cause = _cause("collective_mismatch", alone, same, rows, boot_s, what)
         return replace(cause, confidence=TIE_CONFIDENCE) if tie else cause
     return None
