@@ -6,11 +6,11 @@ randomness, no globals: the same code runs on a node and in the simulator.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import msgspec
 
-from . import ledger, plan, reconcile, unlock, world
+from . import defect, ledger, plan, reconcile, unlock, world
 from .detect import ec2
 from .detect.accelerator import Accelerators
 from .detect.host import Host
@@ -95,6 +95,7 @@ class Node:
         self.host = Host(name)
         self.standing = StandingCase(name, self.kept.standing)
         self.identities = Identities(name)
+        self.said: dict[str, list[Verdict]] = {}  # detector -> what it said last
         self.since_boot_s = -1.0
         self.last_boot_s = -1.0
         self.thaw_boot_s = 0.0
@@ -115,14 +116,7 @@ class Node:
         doing: dict[str, str] = {}
         whole = self._any(now, observed, settled, effects, verdicts, changed)
         causes = self.kernel.step(whole)
-        conditions = [
-            *self.accelerators.verdicts(
-                observed.samples, observed.runs, self.kept.devices_most
-            ),
-            *self.host.verdicts(observed),
-            *self.machine.verdicts(observed.samples, self.kept.mounts_writable),
-            *self.networks.verdicts(observed.samples, self.kept.network),
-        ]
+        conditions = self._conditions(observed)
         verdicts.extend(conditions)
         self.standing.step(whole, conditions, self.kernel.addresses())
         self.identities.step(whole)
@@ -141,6 +135,26 @@ class Node:
         self._forget({v.run for v in observed.runs})
         return self._decision(now, contexts, effects, verdicts, changed)
 
+    def _conditions(self, observed: Observed) -> list[Verdict]:
+        """What the node's own detectors say.  A bug of ours in one of them costs its news alone:
+        what it said last stands."""
+        samples, kept = observed.samples, self.kept
+        detectors: dict[str, Callable[[], list[Verdict]]] = {
+            "accelerators": lambda: self.accelerators.verdicts(
+                samples, observed.runs, kept.devices_most),
+            "host": lambda: self.host.verdicts(observed),
+            "machine": lambda: self.machine.verdicts(samples, kept.mounts_writable),
+            "networks": lambda: self.networks.verdicts(samples, kept.network),
+        }  # fmt: skip
+        found: list[Verdict] = []
+        for name, look in detectors.items():
+            try:
+                self.said[name] = look()
+            except Exception as error:  # border of a detector: the runs are judged in any case
+                found.append(defect.detector_failed(self.name, name, error))
+            found += self.said.get(name, ())
+        return found
+
     def _judge(self, context: Context, leaving: str) -> str:
         """One run's step, and what the run does now.
 
@@ -156,7 +170,7 @@ class Node:
             case.step(context)
             return self._doing(context, case)
         except Exception as error:  # border of a run: one run's levels never halt another's
-            failure = _not_judged(context.view, error)
+            failure = defect.run_not_judged(context.view, error)
             context.leader, context.reason = False, failure.reason
             context.verdicts.append(failure)
             return "unknown"
@@ -340,22 +354,6 @@ def _wish(case: RunCase, request: Request, reason: str) -> None:
         memory.paused, memory.resumed = False, True
     elif request.kind in ("drain", "stop_run"):
         memory.drain = reason
-
-
-def _not_judged(view: RunView, error: Exception) -> Verdict:
-    """A bug of ours that one run's levels brought out, with the line that raised."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    code = trace.tb_frame.f_code.co_qualname if trace is not None else "?"
-    line = trace.tb_lineno if trace is not None else 0
-    what = f"{type(error).__name__}: {str(error)[:200]}"
-    return Verdict(
-        fault="run_not_judged", subject=f"run/{view.run}", severity=DEGRADED, confidence=1.0,
-        reason=f"a defect in holdfast: this run alone is neither judged nor brought back ({what})",
-        evidence=(("exception", what), ("raised in", f"{code}, line {line}")),
-        detector="core", run=view.run, generation=view.generation,
-    )  # fmt: skip
 
 
 def _lives(view: RunView) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
 from holdfast.agent.core.model import Decision, Now, RunView
 
 from .driver import Lab, replace
@@ -50,3 +52,22 @@ def test_what_a_run_did_is_unknown_while_it_is_not_judged() -> None:
     before = dict(decide(lab, odd).ledger)["unknown"]
     after = dict(decide(lab, odd).ledger)["unknown"]
     assert 0.9 < after - before < 1.1
+
+
+def test_a_detector_that_fails_on_readings_halts_no_run_and_takes_nothing_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lab, _ = standing()
+    lab.samples = (("accelerator_row_remap_failed", "vendor=nvidia,device=3", 1.0, 1.0),)
+    assert "row_remap_failed" in {one.fault for one in decide(lab, lab.view).verdicts}
+
+    def fails(*_: object) -> None:
+        raise KeyError("name")
+
+    monkeypatch.setattr(lab.node.accelerators, "verdicts", fails)
+    lab.boot_s += 100.0
+    decision = decide(lab, lab.view)
+    assert {"row_remap_failed", "rank_hung"} <= {one.fault for one in decision.verdicts}
+    (failure,) = [one for one in decision.verdicts if one.fault == "collector_failed"]
+    assert failure.subject == "node/a/detector/accelerators" and "KeyError" in failure.reason
+    assert "closed" not in {one.state for one in decision.incidents}
