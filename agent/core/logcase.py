@@ -70,7 +70,7 @@ class LogCase:
         now_s = ctx.now.boot_s
         if m.cause is not None and m.cause.detector != OPERATOR:
             key, incident, generation = f"act/{m.cause_id}", m.cause_id, m.cause.generation
-        elif m.suspicion and now_s - look.suspected_boot_s >= SUSPECTED_AGAIN_S:
+        elif m.suspicion and not 0.0 <= now_s - look.suspected_boot_s < SUSPECTED_AGAIN_S:
             item = m.open.get(m.suspicion)
             key, incident = f"see/{m.suspicion}", m.suspicion
             generation = item.incident.generation if item is not None else 0

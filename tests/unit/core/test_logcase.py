@@ -259,6 +259,16 @@ def test_a_suspicion_is_looked_into_every_half_minute_at_most() -> None:
     assert all(b - a >= 29.0 for a, b in zip(times, times[1:], strict=False)), times
 
 
+def test_a_suspicion_of_the_boot_before_keeps_none_of_this_one_waiting() -> None:
+    lab = training()
+    memory = lab.node.cases["r"].memory
+    memory.logs.suspected_boot_s = 1e6  # by another boot's clock
+    lab.all(still_s=6.0, phase="collective", active=True)
+    lab.step(1.0)
+    lab.step(1.0)
+    assert memory.suspicion and memory.cause is None and len(lab.wanted()) == 1
+
+
 def test_an_agent_that_began_anew_asks_again() -> None:
     lab = training(max_restarts=0)
     lab.kill(1)
