@@ -30,7 +30,7 @@ from .host_links import (
 from .host_windows import Windows
 
 PINNED = 0.9  # of a core's time, in the kernel and its interrupts
-PINNED_S = 50.0  # ... over at least this much of the last minute
+PINNED_S = 50.0  # ... over at least this much of the last minute; pressure as well
 RESTARTS = 5  # in ten minutes
 RECENT_S = 600.0
 GROWTH_MIN = 20  # more of them within the ten minutes: it still goes on
@@ -175,7 +175,8 @@ class Host:
     # ------------------------------------------------------------ what follows
 
     def _judge(self, rows: Rows, places: list[Place]) -> list[Verdict]:
-        stalled = self._cores.grown("resource=memory,kind=full").rate
+        pressure = self._cores.grown("resource=memory,kind=full")
+        stalled = pressure.rate if pressure.seconds >= PINNED_S else 0.0
         return [
             *self._chain(rows, places),
             *levels.limits(self._node, rows, places),

@@ -63,8 +63,9 @@ def busiest(rows: Rows) -> list[str]:
 
 
 def owner(cgroup: str) -> str:
-    """The unit that a cgroup belongs to, innermost; else the cgroup itself."""
-    for part in reversed(cgroup.split("/")):
+    """The unit that a cgroup belongs to, outermost, for whoever owns that one gives what is below
+    any name; else the cgroup itself."""
+    for part in cgroup.split("/"):
         if part.endswith(".service"):
             return f"unit/{part}"
     return f"cgroup{cgroup}"

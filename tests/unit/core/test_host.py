@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.agent.core.detect.host import Host
+from holdfast.agent.core.detect.host_links import owner
 from holdfast.agent.core.detect.host_windows import Windows
 from holdfast.agent.core.event import Event
 from holdfast.agent.core.model import Ended, Observed, Verdict
@@ -263,6 +264,25 @@ def test_pressure_of_memory_by_its_rate() -> None:
         found = told(host, machine, 3)
     (verdict,) = found.values()
     assert verdict.severity == "warn" and "waited for memory in 20%" in verdict.reason
+
+
+def test_a_moment_of_pressure_is_no_minute_of_it() -> None:
+    """As beside ranks that load, when the agent has just begun."""
+    machine, stall = Machine(), ("host_pressure_seconds_total", "resource=memory,kind=full")
+    host, machine.slow[stall] = Host("a"), 0.0
+    told(host, machine, 3)
+    machine.slow[stall] = 9.0
+    assert told(host, machine, 3) == {}
+
+
+@pytest.mark.parametrize(("cgroup", "unit"), [
+    ("/system.slice/slurmd.service/job_7/step_0", "unit/slurmd.service"),
+    ("/user.slice/user-1000.slice/user@1000.service/app.slice/slurmd.service",
+     "unit/user@1000.service"),
+    ("/kubepods/pod7", "cgroup/kubepods/pod7"),
+])  # fmt: skip
+def test_a_name_below_a_user_s_own_unit_blames_no_other(cgroup: str, unit: str) -> None:
+    assert owner(cgroup) == unit
 
 
 def test_a_kill_for_memory_names_the_cgroup_and_the_rank_that_died() -> None:
