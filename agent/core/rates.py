@@ -19,10 +19,12 @@ Key = tuple[str, str]  # name and subject of a sample
 
 
 class Growth(NamedTuple):
-    """What a counter grew by, and in which time (> 0)."""
+    """What a counter grew by, and in which time (> 0).  `fell`: it wrapped, began anew, or is a sum
+    that lost a part."""
 
     amount: float
     seconds: float
+    fell: bool = False
 
     @property
     def per_s(self) -> float:
@@ -61,4 +63,4 @@ class Rates:
         self._last[key] = value, boot_s
         if before is None:
             return None
-        return Growth(increase(before[0], value), boot_s - before[1])
+        return Growth(increase(before[0], value), boot_s - before[1], value < before[0])

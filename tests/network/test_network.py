@@ -212,6 +212,26 @@ def test_a_person_who_switches_an_interface_off_makes_no_flap(tmp_path):
     assert lines == [] and not watch.memory.strikes
 
 
+def test_a_port_goes_down_with_the_interface_that_a_person_switches_off(tmp_path):
+    tree = Tree(tmp_path)
+    slot = tree.slot("0000:1a:00.0", "0x15b3", "0x1021", "mlx5_core")
+    tree.infiniband(slot, "mlx5_0", "Ethernet")
+    tree.interface(slot, "ens1", 3)
+    watch, port = Watch(tree), "class/infiniband/mlx5_0/ports/1"
+    for _ in range(4):
+        for state, flags, number, physical in (("down", "0x1002", "1: DOWN", "3: Disabled"),
+                                               ("up", "0x1003", "4: ACTIVE", "5: LinkUp")):
+            tree.put("class/net/ens1/operstate", state)
+            tree.put("class/net/ens1/flags", flags)
+            tree.put(f"{port}/state", number)
+            tree.put(f"{port}/phys_state", physical)
+            tree.add(f"{port}/counters/link_downed", state == "down")
+            lines = watch.read(10)
+            assert [one.partition(":")[0] for one in lines] == (
+                ["nic_link_down (warn) node/n/nic/mlx5_0"] if state == "down" else [])
+    assert not watch.memory.strikes
+
+
 @pytest.mark.parametrize(("cards", "said"), [(4, 0), (3, 1), (2, 0)])
 def test_a_card_that_was_never_there_is_known_by_the_instance_type(tmp_path, cards, said):
     tree = efa_node(tmp_path, cards)

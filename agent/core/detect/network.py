@@ -122,6 +122,7 @@ class Networks:
         self._places: dict[str, tuple[str, str, str]] = {}  # subject -> device, port, label
         self._levels: dict[Port, dict[str, float]] = {}
         self._info: dict[str, dict[str, str]] = {}  # device -> its labels
+        self._off: set[str] = set()  # devices that a person switched off
         self._expected = 0.0  # cards for EFA that the instance type can have, 0 unknown
         self._listed_s = 0.0  # when the cards were listed last
         self._missing: dict[str, int] = {}  # card -> readings without it
@@ -144,6 +145,7 @@ class Networks:
             return  # fewer readings, none of them new
         self._read_s = read_s
         self._cards(mine, memory)
+        self._off = self._by_hand(mine)
         self._count(mine, memory)
         self._look(mine, memory)
         self._verdicts = self._conclude(memory)
@@ -179,12 +181,19 @@ class Networks:
             del self._levels[port]
             memory.up.pop(_key(port), None)
 
+    def _by_hand(self, mine: Rows) -> set[str]:
+        """Interfaces that were switched off, and RoCE's cards on their addresses, whose ports go
+        down with them; one of InfiniBand does not."""
+        off = {self._place(one[1])[0] for one in mine if one[0] == ENABLED and one[2] <= 0}
+        addresses = {self._pci((one, "")) for one in off} - {""}
+        return off | {name for name, info in self._info.items()
+                      if info.get("kind") == "roce" and info.get("pci") in addresses}  # fmt: skip
+
     # ------------------------------------------------------------ counters
 
     def _count(self, mine: Rows, memory: NetworkMemory) -> None:
         sums: dict[tuple[Port, str], float] = {}
         spans: dict[Port, float] = {}
-        off = {self._place(one[1])[0] for one in mine if one[0] == ENABLED and one[2] <= 0}
         for name, subject, value, boot_s in mine:
             if name not in COUNTERS:
                 continue
@@ -199,11 +208,12 @@ class Networks:
                 self._judge(port, rule, growth)
             if name == KEEP_ALIVE:
                 self._sign_of_life(port, growth)
-            elif name == ERRORS and what == "link_downed" and growth.amount > 0:
+            elif device not in self._off and growth.amount > 0 and (
+                name == ERRORS and what == "link_downed"
+                or name == CARRIER and self._went_down(port, growth)
+            ):  # fmt: skip
                 _strike(memory.strikes, _key(port), self._read_s)
-            elif name == CARRIER and device not in off and self._went_down(port, growth):
-                _strike(memory.strikes, _key(port), self._read_s)
-            elif name == TIMEOUTS and growth.amount > 0:
+            elif name == TIMEOUTS and growth.amount > 0 and not growth.fell:
                 _strike(memory.resets, device, self._read_s)
             sort = SUMS.get(name) or (what if name in (ERRORS, SEGMENTS) else name)
             sums[port, sort] = sums.get((port, sort), 0.0) + growth.amount
@@ -284,7 +294,7 @@ class Networks:
                 _strike(memory.resets, device, self._read_s)
             elif name == UP and value > 0:
                 memory.up.setdefault(_key(port), 0.0)
-            elif name == UP and before > 0 and levels.get(ENABLED, 1.0) > 0:
+            elif name == UP and value <= 0 < before and device not in self._off:
                 _strike(memory.strikes, _key(port), self._read_s)
             elif name == SPEED and _key(port) in memory.up:
                 memory.up[_key(port)] = max(memory.up[_key(port)], value)
@@ -331,7 +341,7 @@ class Networks:
         levels, key = self._levels[port], _key(port)
         found = []
         if levels.get(UP, 1.0) <= 0 and key in memory.up:
-            by_hand = levels.get(ENABLED, 1.0) <= 0
+            by_hand = port[0] in self._off
             how = STATES.get(levels.get(STATE, 0.0)) or PHYSICAL.get(
                 levels.get(PHYSICAL_STATE, 0.0), "no carrier")  # fmt: skip
             why = "it was switched off" if by_hand else f"its link is down ({how})"

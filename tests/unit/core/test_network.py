@@ -120,6 +120,13 @@ def test_a_gap_in_the_readings_teaches_nothing_about_pauses() -> None:
     assert card.read({LISTED: 0.0, key: 600.0}) == ["nic_unresponsive"]
 
 
+def test_queues_that_are_taken_away_are_no_reset_of_the_card() -> None:
+    card, key = Card(), ("transmit_timeouts_total", "device=ens1")
+    assert card.read({LISTED: 0.0, key: 7.0}) == []
+    assert card.read({LISTED: 0.0, key: 3.0}) == [], "the sum lost the queues that had the others"
+    assert card.read({LISTED: 0.0, key: 4.0}) == ["nic_reset"]
+
+
 def test_tables_stay_bounded_whatever_is_named() -> None:
     card = Card()
     for batch in range(0, 20_000, 2000):
