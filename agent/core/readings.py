@@ -44,10 +44,12 @@ class Readings:
         """The readings of these names."""
         return tuple(chain.from_iterable(self._named.get(name, ()) for name in names))
 
-    def under(self, *beginnings: str, without: str = "") -> Rows:
-        """The readings of all names that begin so, without those of one name."""
-        return self.among(name for name in self._named
-                          if name.startswith(beginnings) and name != without)  # fmt: skip
+    def under(self, *beginnings: str) -> Rows:
+        """The readings of all names that begin so."""
+        return self.among(name for name in self._named if name.startswith(beginnings))
+
+    def names(self) -> Iterable[str]:
+        return self._named.keys()
 
     def __iter__(self) -> Iterator[Reading]:
         return chain.from_iterable(self._named.values())

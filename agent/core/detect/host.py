@@ -8,15 +8,16 @@ Pure; a restart of the agent begins its windows anew, which is the careful side.
 
 from __future__ import annotations
 
+from .. import readings
 from ..event import Event
 from ..model import DEGRADED, WARN, Observed, RunView, Verdict
-from ..readings import Reading, Readings
+from . import host_cores
 from . import host_levels as levels
 from .accelerator import labels_of
+from .host_cores import Core, Cores
 from .host_levels import Place, Rows, verdict
 from .host_links import (
     HELD_DEGRADED,
-    Core,
     Leak,
     Loop,
     busiest,
@@ -29,8 +30,7 @@ from .host_links import (
 )
 from .host_windows import Windows
 
-PINNED = 0.9  # of a core's time, in the kernel and its interrupts
-PINNED_S = 50.0  # ... over at least this much of the last minute; pressure as well
+PRESSURE_S = 50.0  # of the last minute must be known
 RESTARTS = 5  # in ten minutes
 RECENT_S = 600.0
 GROWTH_MIN = 20  # more of them within the ten minutes: it still goes on
@@ -38,12 +38,9 @@ LEFT_EACH = 0.2  # of a cgroup left behind by each start, at least, to belong to
 LASTS_S = 40.0  # three readings of the slow set
 KILLS_KEPT = 64
 RESETS_KEPT = 32
-CORES_MAX, SERIES_MAX, STREAKS_MAX = 4096, 1024, 256
-CORES_GAP_S = 4.5  # the pace of the collector; a recorded tree may have another
+HOMES_MAX, SERIES_MAX, STREAKS_MAX = 4096, 1024, 256
 TIMEOUTS = "network_transmit_timeouts_total"  # after each the driver resets its card
-CORES = "host_cpu_seconds_total"
 OURS = ("host_", "task_", "cgroup_", "shm_", TIMEOUTS)
-IN_KERNEL = frozenset(("system", "irq", "softirq"))
 COUNTED = {"host_unit_restarts_total": "unit", "cgroup_births_total": "cgroup",
            "cgroup_oom_kills_total": "cgroup"}  # fmt: skip
 # a reading of the same collector that is there whenever it was read at all
@@ -57,19 +54,19 @@ class Host:
 
     def __init__(self, node: str) -> None:
         self._node = node
-        self._samples = Readings()
-        self._cores = Windows(60.0, 5.0, CORES_MAX)
+        self._samples = readings.Readings()
+        self._cores = Cores()
+        self._pressure = Windows(60.0, 5.0, SERIES_MAX)
+        self._taken: dict[str, readings.Rows] = {}  # as read last
+        self._rows: Rows = {}  # the same, with labels
         self._series = Windows(RECENT_S, 15.0, SERIES_MAX)
         self._held = Windows(RECENT_S, 15.0, 1, falls=True)
-        self._mode_of: dict[str, tuple[int, bool]] = {}  # subject -> (core, in the kernel)
         self._read_s: dict[str, float] = {}
         self._since_s: dict[str, float] = {}
         self._resets: list[Event] = []
         self._killed: dict[tuple[str, int, int], float] = {}  # run, rank, pid -> when
         self._homes: dict[int, str] = {}  # pid of a rank -> its cgroup
         self._boot_s = 0.0
-        self._cores_s = -CORES_GAP_S
-        self._pinned_cores: tuple[float, list[Core]] = (-1.0, [])  # as of which reading
         self._verdicts: list[Verdict] = []
 
     def verdicts(self, observed: Observed) -> list[Verdict]:
@@ -79,8 +76,8 @@ class Host:
             self._watch_ranks(observed.runs)
         if observed.samples is not self._samples:
             self._samples = observed.samples
-            rows = self._intake(observed.samples)
-            self._verdicts = self._judge(rows, levels.places_of(observed.runs))
+            self._intake(observed.samples)
+            self._verdicts = self._judge(self._rows, levels.places_of(observed.runs))
         return self._verdicts
 
     # ------------------------------------------------------------ what comes in
@@ -102,56 +99,37 @@ class Host:
                     self._homes[rank.pid] = rank.cgroup
                 if rank.ended is not None and rank.ended.signal == 9 and not rank.ended.by_us:
                     self._killed[view.run, rank.rank, rank.pid] = rank.ended.boot_s
-        while len(self._homes) > CORES_MAX:
+        while len(self._homes) > HOMES_MAX:
             del self._homes[next(iter(self._homes))]
         while len(self._killed) > KILLS_KEPT:
             del self._killed[next(iter(self._killed))]
 
-    def _intake(self, samples: Readings) -> Rows:
-        """Samples by name, counters into their windows."""
-        self._take_cores(samples.of(CORES))
-        rows: Rows = {}
-        read_s: dict[str, float] = {}
-        for name, subject, value, boot_s in samples.under(*OURS, without=CORES):
-            self._boot_s = max(self._boot_s, boot_s)
-            rows.setdefault(name, []).append((labels_of(subject), value))
+    def _intake(self, samples: readings.Readings) -> None:
+        """Samples by name, counters into their windows.  A name that was not read since is as it
+        was."""
+        self._boot_s = max(self._boot_s, self._cores.take(samples.of(host_cores.NAME)))
+        ours = {name: samples.of(name) for name in samples.names()
+                if name.startswith(OURS) and name != host_cores.NAME}  # fmt: skip
+        newer = [name for name, rows in ours.items() if rows is not self._taken.get(name)]
+        self._taken = ours
+        self._rows = {name: rows for name, rows in self._rows.items() if name in ours}
+        for name in newer:
+            self._rows[name] = [(labels_of(subject), value) for _, subject, value, _ in ours[name]]
+            self._note(name, ours[name])
+        self._read_s |= {name: ours[name][-1][3] for name in newer}
+        self._boot_s = max(self._boot_s, *(self._read_s[name] for name in newer), 0.0)
+
+    def _note(self, name: str, samples: readings.Rows) -> None:
+        """Counters into their windows."""
+        for (labels, _), (_, subject, value, boot_s) in zip(self._rows[name], samples):
             if name in COUNTED:
-                self._count(name, rows[name][-1][0].get(COUNTED[name], ""), boot_s, value)
+                self._count(name, labels.get(COUNTED[name], ""), boot_s, value)
             elif name == TIMEOUTS:
-                self._series.add((name, rows[name][-1][0].get("device", "")), boot_s, value)
+                self._series.add((name, labels.get("device", "")), boot_s, value)
             elif name == "host_pressure_seconds_total":
-                self._cores.add(subject, boot_s, value)
+                self._pressure.add(subject, boot_s, value)
             elif name == "host_memory_cgroups" and subject == "state=dying":
                 self._held.add("dying", boot_s, value)
-            read_s[name] = boot_s
-        self._read_s |= read_s
-        return rows
-
-    def _take_cores(self, samples: tuple[Reading, ...]) -> None:
-        """A large node has 1,500 of them; windows over a minute need them every few seconds."""
-        if not samples or samples[0][3] - self._cores_s < CORES_GAP_S:
-            return
-        boot_s = samples[0][3]
-        inside: dict[int, float] = {}
-        whole: dict[int, float] = {}
-        for _, subject, value, _ in samples:
-            core, kernel = self._mode(subject)
-            inside[core] = inside.get(core, 0.0) + value * kernel
-            whole[core] = whole.get(core, 0.0) + value
-        for core, all_s in whole.items():
-            self._cores.add((core, "kernel"), boot_s, inside[core])
-            self._cores.add((core, "all"), boot_s, all_s)
-        self._cores_s = self._boot_s = max(self._boot_s, boot_s)
-
-    def _mode(self, subject: str) -> tuple[int, bool]:
-        known = self._mode_of.get(subject)
-        if known is None:
-            labels = labels_of(subject)
-            cpu = labels.get("cpu", "")
-            known = int(cpu) if cpu.isdecimal() else -1, labels.get("mode") in IN_KERNEL
-            if len(self._mode_of) < 4 * CORES_MAX:
-                self._mode_of[subject] = known
-        return known
 
     def _count(self, name: str, key: str, boot_s: float, value: float) -> None:
         """A counter that is shown from its first count on: before, it was zero."""
@@ -175,8 +153,8 @@ class Host:
     # ------------------------------------------------------------ what follows
 
     def _judge(self, rows: Rows, places: list[Place]) -> list[Verdict]:
-        pressure = self._cores.grown("resource=memory,kind=full")
-        stalled = pressure.rate if pressure.seconds >= PINNED_S else 0.0
+        pressure = self._pressure.grown("resource=memory,kind=full")
+        stalled = pressure.rate if pressure.seconds >= PRESSURE_S else 0.0
         return [
             *self._chain(rows, places),
             *levels.limits(self._node, rows, places),
@@ -189,7 +167,7 @@ class Host:
 
     def _chain(self, rows: Rows, places: list[Place]) -> list[Verdict]:
         """Units, cgroups and cores: one verdict when they explain each other, else each its own."""
-        leak, cores = self._leak(rows), self._pinned(rows)
+        leak, cores = self._leak(rows), self._cores.pinned(self._boot_s)
         loops = self._loops(rows)
         root = self._root(leak, loops)
         busy = busiest(rows)
@@ -204,26 +182,6 @@ class Host:
             found.append(self._leaks(leak))
         if cores and not (root is not None and leak is not None and leak.is_many):
             found.append(self._burns(cores, busy))
-        return found
-
-    def _pinned(self, rows: Rows) -> list[Core]:
-        """Cores with nothing but kernel work over the last minute, the worst first.  The same
-        until the cores are taken in again."""
-        taken_s, found = self._pinned_cores
-        if taken_s == self._cores_s and self._boot_s - taken_s < 2 * CORES_GAP_S:
-            return found
-        shares: dict[int, float] = {}
-        for key in self._cores.keys():
-            if isinstance(key, tuple) and key[1] == "all":
-                whole, inside = self._cores.grown(key), self._cores.grown((key[0], "kernel"))
-                fresh = self._boot_s - self._cores.newest_s(key) <= 60.0
-                if fresh and whole.seconds >= PINNED_S and whole.by > 0.0:
-                    shares[key[0]] = inside.by / whole.by
-        mean = sum(shares.values()) / len(shares) if shares else 0.0
-        found = [Core(cpu, share, mean, len(shares)) for cpu, share in shares.items()
-                 if share >= PINNED]  # fmt: skip
-        found.sort(key=lambda one: (-one.share, one.cpu))
-        self._pinned_cores = self._cores_s, found
         return found
 
     def _leak(self, rows: Rows) -> Leak | None:

@@ -9,19 +9,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from . import host_levels as levels
+from .host_cores import Core
 from .host_levels import Place, Rows
 
 HELD_WARN, HELD_DEGRADED = 1000, 20_000  # removed cgroups that the kernel holds
 HELD_FACTOR = 4  # ... and this many times those in use: a busy node has some hundreds
-
-
-class Core(NamedTuple):
-    """A core that does nothing but kernel work."""
-
-    cpu: int
-    share: float
-    mean: float  # of all cores
-    cores: int
 
 
 class Leak(NamedTuple):

@@ -1,0 +1,103 @@
+"""A minute of the cores' time: which of them do nothing but kernel work.
+
+Owns the readings of the last minute and the share of each core in them.  Kept whole and not core
+by core: a large node has 1,500 of them every few seconds, and only the oldest and the newest are
+compared.  Concludes nothing about why.  Pure.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import NamedTuple
+
+from ..readings import Rows
+from .accelerator import labels_of
+
+NAME = "host_cpu_seconds_total"
+IN_KERNEL = frozenset(("system", "irq", "softirq"))
+SPAN_S, SLACK = 60.0, 1.25
+GAP_S = 4.5  # the pace of the collector; a recorded tree may have another
+PINNED = 0.9  # of a core's time, in the kernel and its interrupts
+PINNED_S = 50.0  # ... over at least this much of the last minute
+SUBJECTS_MAX = 16_384
+
+
+class Core(NamedTuple):
+    """A core that does nothing but kernel work."""
+
+    cpu: int
+    share: float
+    mean: float  # of all cores
+    cores: int
+
+
+class Look(NamedTuple):
+    """One reading: seconds of each core since the boot, in the kernel and in all."""
+
+    boot_s: float
+    inside: dict[int, float]
+    whole: dict[int, float]
+
+
+class Cores:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._modes: dict[str, tuple[int, bool]] = {}  # subject -> (core, in the kernel)
+        self._looks: deque[Look] = deque()
+        self._pinned: list[Core] = []
+
+    def take(self, samples: Rows) -> float:
+        """The readings of NAME, however often; when they were read."""
+        if not samples:
+            return 0.0
+        boot_s, looks = samples[0][3], self._looks
+        if looks and boot_s < looks[-1].boot_s:
+            looks.clear()  # another boot
+        if looks and boot_s - looks[-1].boot_s < GAP_S:
+            return boot_s
+        inside: dict[int, float] = {}
+        whole: dict[int, float] = {}
+        for _, subject, value, _ in samples:
+            core, kernel = self._mode(subject)
+            whole[core] = whole.get(core, 0.0) + value
+            if kernel:
+                inside[core] = inside.get(core, 0.0) + value
+        looks.append(Look(boot_s, inside, whole))
+        while len(looks) > 2 and boot_s - looks[1].boot_s >= SPAN_S:
+            looks.popleft()
+        while boot_s - looks[0].boot_s > SPAN_S * SLACK:
+            looks.popleft()
+        self._pinned = _pinned(looks[0], looks[-1])
+        return boot_s
+
+    def pinned(self, boot_s: float) -> list[Core]:
+        """Cores with nothing but kernel work over the minute before `boot_s`, the worst first."""
+        fresh = self._looks and boot_s - self._looks[-1].boot_s <= SPAN_S
+        return self._pinned if fresh else []
+
+    def _mode(self, subject: str) -> tuple[int, bool]:
+        known = self._modes.get(subject)
+        if known is None:
+            labels = labels_of(subject)
+            cpu = labels.get("cpu", "")
+            known = int(cpu) if cpu.isdecimal() else -1, labels.get("mode") in IN_KERNEL
+            if len(self._modes) < SUBJECTS_MAX:
+                self._modes[subject] = known
+        return known
+
+
+def _pinned(first: Look, last: Look) -> list[Core]:
+    """A core whose counters went back in between is left out: no share is ever invented."""
+    if last.boot_s - first.boot_s < PINNED_S:
+        return []
+    shares: dict[int, float] = {}
+    for core, whole_s in last.whole.items():
+        by_s = whole_s - first.whole.get(core, whole_s)
+        inside_s = last.inside.get(core, 0.0) - first.inside.get(core, 0.0)
+        if by_s > 0.0 and inside_s >= 0.0:
+            shares[core] = inside_s / by_s
+    mean = sum(shares.values()) / len(shares) if shares else 0.0
+    found = [Core(cpu, share, mean, len(shares)) for cpu, share in shares.items()
+             if share >= PINNED]  # fmt: skip
+    return sorted(found, key=lambda one: (-one.share, one.cpu))
