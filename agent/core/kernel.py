@@ -11,12 +11,12 @@ from __future__ import annotations
 import msgspec
 
 from . import incidents
-from .detect import accelerator
 from .detect.ended import Cause
-from .detect.kernel import pci_of
 from .event import Escalation, Event
 from .memory import Context
 from .model import FATAL, OK, SEVERITIES, Incident, Now, RankView, Runbook, Verdict
+from .places import Lodger, Place, Places, plain_name, rank_of
+from .policy import RESTART_RUNGS
 
 DETECTOR = "kernel"
 OPEN_MAX = 64
@@ -29,6 +29,8 @@ INSTRUCTION = "154"  # the XID by which a driver says what it wants done
 NODE_RUNGS = ("reset_gpu", "exclude_node", "drain_node", "reboot_node", "replace_node")
 PERFORMED = ("drain_node", "reboot_node", "replace_node")  # by agent/core/repair.py
 PERSON_RUNGS = ("ask_person", "run_check")
+ACCELERATORS = ("xid", "sxid", "nvidia", "neuron")  # sources whose fatal line ends training there
+LIVED_MAX = 8  # ranks that an incident names
 
 
 class Watched(msgspec.Struct):
@@ -50,6 +52,7 @@ class KernelMemory(msgspec.Struct):
     open: dict[str, Watched] = {}  # "fault|subject" ->
     times: dict[str, list[float]] = {}  # window -> wall_s of its events
     numbers: dict[str, int] = {}
+    places: dict[str, Place] = {}  # of this boot
 
 
 class KernelCase:
@@ -58,10 +61,13 @@ class KernelCase:
     def __init__(self, name: str, memory: KernelMemory) -> None:
         self.name = name
         self.memory = memory
+        self.places = Places(memory.places)
 
     def step(self, ctx: Context) -> list[tuple[int, Cause]]:
         """Takes the new events; (pid, cause) of each process under a fatal one."""
         self._reboot(ctx)
+        if self.places.look(ctx.observed):
+            self._name(ctx)
         found: list[tuple[int, Cause]] = []
         for event in sorted(ctx.observed.events, key=lambda one: one.cursor):
             if event.cursor <= self.memory.cursor:
@@ -122,10 +128,22 @@ class KernelCase:
             self._instruct(ctx, item, grown.then, grown.text)
         elif rung:
             self._instruct(ctx, item, rung, event.meaning)
-        if severity != FATAL:
+        if severity != FATAL or not self._restarts(ctx, fault):
             return []
-        pids = {event.pid} if event.pid else {rank.pid for _, rank in device_of(ctx, event)[1]}
-        return [(pid, self._cause(event, pid)) for pid in sorted(pids)]
+        return [(pid, self._cause(event, pid)) for pid in self._under(ctx, event)]
+
+    def _under(self, ctx: Context, event: Event) -> list[int]:
+        """Processes of ranks under a fatal line: the one that it names, else all on that device.
+        Drivers name whoever asked the GPU when it failed: often a monitor, or our own probe."""
+        named = rank_of(event.pid, ctx.observed)
+        if named is not None:
+            return [event.pid]
+        return sorted({rank.pid for _, rank in self.places.ranks(event.subject, ctx.observed)})
+
+    def _restarts(self, ctx: Context, fault: str) -> bool:
+        """Whether the runbook answers this with a restart: a run is not ended for want of one."""
+        book = ctx.runbooks.get(fault)
+        return book is None or any(rung in RESTART_RUNGS for rung in book.ladder)
 
     def _room(self, ctx: Context, severity: str) -> bool:
         """Whether one more may be open; a milder one makes room for it."""
@@ -226,6 +244,7 @@ class KernelCase:
         if now.boot_id == m.boot_id:
             return
         m.boot_id, m.cursor = now.boot_id, -1
+        m.places.clear()
         for key in [k for k, item in sorted(m.open.items()) if item.boot_id != now.boot_id]:
             times = [*m.times.get(f"reboots|{key}", ()), now.wall_s]
             self._remember(f"reboots|{key}", [at for at in times if now.wall_s - at < 7 * 86400.0])
@@ -267,16 +286,33 @@ class KernelCase:
         number = {"xid": f"XID {event.code} on ", "sxid": f"SXid {event.code} on "}
         said = number.get(event.source, "")
         what = event.meaning or event.code
-        return f"{said}{event.subject or 'this node'} of {self.name}: {what}"
+        stop = event.severity == FATAL and event.source in ACCELERATORS
+        return f"{said}{self._named(event.subject)}: {what}" + ("; training must stop" * stop)
+
+    def _named(self, subject: str) -> str:
+        named = self.places.named(subject)
+        return f"{named} of {self.name}" if named else self.name
 
     def _culprit(self, ctx: Context, event: Event) -> str:
-        named = event.subject.replace("/", " ", 1)
-        device, ranks = device_of(ctx, event)
-        if device:
-            named = f"GPU {device} ({event.subject.partition('/')[2]})"
-        lived = ", ".join(f"rank {rank.rank} of run {run}" for run, rank in ranks[:8])
-        named = f"{named} of {self.name}" if named else self.name
-        return f"{named}; {lived} lived there" if lived else named
+        lived = self._lived(self.places.ranks(event.subject, ctx.observed))
+        named = rank_of(event.pid, ctx.observed)
+        if named is not None and not lived:
+            lived = self._lived((named,))
+        return f"{self._named(event.subject)}{lived}"
+
+    def _lived(self, ranks: tuple[Lodger, ...]) -> str:
+        listed = ", ".join(f"rank {rank.rank} of run {run}" for run, rank in ranks[:LIVED_MAX])
+        return f"; {listed} lived there" if listed else ""
+
+    def _name(self, ctx: Context) -> None:
+        """The kernel may speak before a driver was asked: its number joins the incident later."""
+        for item in self.opened():
+            subject = item.incident.subject.removeprefix(self._where("")).lstrip("/")
+            plain, named = f"{plain_name(subject)} of {self.name}", self._named(subject)
+            culprit = item.incident.culprit
+            if subject and named != plain and culprit.startswith(plain):
+                culprit = named + culprit.removeprefix(plain)
+                self.keep(ctx, item, msgspec.structs.replace(item.incident, culprit=culprit))
 
     def _where(self, subject: str) -> str:
         return f"node/{self.name}/{subject}" if subject else f"node/{self.name}"
@@ -301,27 +337,6 @@ class KernelCase:
             fault=one.fault, subject=one.subject, severity=one.severity, confidence=1.0,
             reason=one.reason, evidence=one.evidence[:2], detector=DETECTOR,
         )  # fmt: skip
-
-
-def device_of(ctx: Context, event: Event) -> tuple[str, tuple[tuple[str, RankView], ...]]:
-    """(number, ranks on it) of the GPU whose address an event names, as its driver listed them
-    last; ("", ()) where that is unknown."""
-    kind, _, address = event.subject.partition("/")
-    if kind != "gpu":
-        return "", ()
-    samples = ctx.observed.samples
-    for _, subject, _, _ in samples.of("accelerator_info"):
-        labels = accelerator.labels_of(subject)
-        if pci_of(labels.get("pci", "")) != address:
-            continue
-        key = labels.get("vendor", ""), labels.get("device", "")
-        listed = samples.of(accelerator.PROCESS)
-        there = accelerator.ranks_of(listed, ctx.observed.runs).get(key, ())
-        return key[1], tuple(
-            (view.run, rank) for view in ctx.observed.runs for rank in view.ranks
-            if (view.run, rank.rank) in there and rank.state != "ended"
-        )
-    return "", ()
 
 
 def cause_of(

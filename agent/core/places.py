@@ -1,0 +1,103 @@
+"""Where ranks live: which processes compute on a device, as its driver listed them last.
+
+Owns that table.  What breaks a GPU often silences its driver first, and the kernel says only then
+what broke: so a device stays as it was listed until its driver lists something else.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import msgspec
+
+from .detect import accelerator
+from .detect.kernel import pci_of
+from .model import Observed, RankView
+from .readings import Rows
+
+INFO = f"{accelerator.PREFIX}info"
+PLACES_MAX = 256  # devices that are remembered
+PIDS_MAX = 64  # of the processes on one
+WORDS = {"gpu": "GPU", "neuron": "Neuron device"}  # kind of a subject -> as people say it
+Lodger = tuple[str, RankView]  # run, rank
+
+
+class Place(msgspec.Struct):
+    """One device, and the processes that its driver listed on it last."""
+
+    vendor: str
+    device: str  # its number
+    address: str  # on PCI, as pci_of; "" unknown
+    pids: list[int] = []
+
+
+class Places:
+    """The table.  `known` is kept up in place, and survives a restart of the agent."""
+
+    def __init__(self, known: dict[str, Place]) -> None:
+        self.known = known
+        self._read: tuple[Rows, Rows] = ((), ())
+
+    def look(self, observed: Observed) -> bool:
+        """Takes what drivers list now; whether there was something new to take."""
+        read = observed.samples.of(INFO), observed.samples.of(accelerator.PROCESS)
+        if read[0] is self._read[0] and read[1] is self._read[1]:
+            return False
+        self._read = read
+        pids: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for _, subject, _, _ in read[1]:
+            labels = accelerator.labels_of(subject)
+            pid = labels.get("pid", "")
+            if pid.isdecimal() and len(pid) < 12:
+                pids[labels.get("vendor", ""), labels.get("device", "")].append(int(pid))
+        for _, subject, _, _ in read[0]:
+            labels = accelerator.labels_of(subject)
+            vendor, device = labels.get("vendor", ""), labels.get("device", "")
+            address = pci_of(labels.get("pci", ""))
+            key = f"{vendor}/{address or device}"
+            before = self.known.pop(key, None)
+            # A GPU that is lost lists no process any more, though one hangs in it.
+            listed = pids.get((vendor, device)) or (before.pids if before else [])
+            self.known[key] = Place(vendor, device, address, listed[:PIDS_MAX])
+        while len(self.known) > PLACES_MAX:
+            del self.known[next(iter(self.known))]
+        return True
+
+    def of(self, subject: str) -> Place | None:
+        """The device that a kernel line's subject names: by address, or by its driver's number."""
+        kind, _, name = subject.partition("/")
+        for place in self.known.values():
+            if kind == "gpu" and place.address == name:
+                return place
+            if kind == "neuron" and place.vendor == kind and place.device == name:
+                return place
+        return None
+
+    def named(self, subject: str) -> str:
+        """The subject in words: `GPU 3 (0000:4e:00)`, `disk sda`; "" for the node itself."""
+        place = self.of(subject)
+        if place is None:
+            return plain_name(subject)
+        at = f" ({place.address})" if place.address else ""
+        return f"{WORDS[subject.partition('/')[0]]} {place.device}{at}"
+
+    def ranks(self, subject: str, observed: Observed) -> tuple[Lodger, ...]:
+        """The ranks that compute there now."""
+        place = self.of(subject)
+        pids = place.pids if place else ()
+        return tuple(
+            (view.run, rank) for view in observed.runs for rank in view.ranks
+            if rank.pid in pids and rank.pid and rank.state != "ended"
+        )
+
+
+def plain_name(subject: str) -> str:
+    """The same where no driver was heard."""
+    kind, _, name = subject.partition("/")
+    return f"{WORDS.get(kind, kind)} {name}".strip()
+
+
+def rank_of(pid: int, observed: Observed) -> Lodger | None:
+    """Whose process it is, or was: a rank that has just ended counts as well."""
+    ranks = ((view.run, rank) for view in observed.runs for rank in view.ranks)
+    return next((one for one in ranks if pid and one[1].pid == pid), None)
