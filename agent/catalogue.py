@@ -47,7 +47,7 @@ def load(read: dict[str, dict[str, Any]] | None = None) -> Catalogue:
         recovery={row["value"]: (row["text"], row["rung"]) for row in xid["recovery"]},
         register74=tuple(
             Bits(row["register"], sum(1 << bit for bit in row["bits"]), row["severity"],
-                 row["action"], row["text"])
+                 row["text"])
             for row in xid["register74"]
         ),
         link5=tuple(_link5(row) for row in xid["nvlink5"]),
@@ -92,7 +92,7 @@ def _rule(row: dict[str, Any]) -> Rule:
         fault=row.get("fault", ""), subject=row.get("subject", ""),
         uncorrected_in=row.get("uncorrected_in", ""), code_group=row.get("code_group", ""),
         codes=tuple(row.get("codes", ())), led=row.get("led", False),
-        cases=tuple(Case(re.compile(one["match"]), one["severity"], one["action"])
+        cases=tuple(Case(re.compile(one["match"]), one["severity"])
                     for one in row.get("when", ())),
     )  # fmt: skip
 

@@ -38,7 +38,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     subject: str = ""  # "gpu/0000:4e:00", "disk/sda"; "" = the node
     pid: int = 0
     place: str = ""  # on the device: "GPC 2, TPC 2"
-    rung: str = ""  # what the driver instructs (XID 154)
+    rung: str = ""  # what the driver instructs: XID 154, nothing else
     escalations: tuple[Escalation, ...] = ()
     reboots: Escalation | None = None
     cursor: int = 0  # the line's sequence number, of this boot

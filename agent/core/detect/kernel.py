@@ -78,7 +78,6 @@ class Bits(msgspec.Struct, frozen=True):
     register: int
     mask: int
     severity: str
-    action: str
     meaning: str
 
 
@@ -98,7 +97,6 @@ class Case(msgspec.Struct, frozen=True):
 
     match: re.Pattern[str]
     severity: str
-    action: str
 
 
 class Rule(msgspec.Struct, frozen=True):
@@ -186,20 +184,18 @@ def _xid(catalogue: Catalogue, match: re.Match[str], text: str) -> Event:
     known = known or Numbered(number, "unknown", "contact_support", WARN, INSPECT_FAULT,
                               f"number {number} is in no catalogue")  # fmt: skip
     code = str(number) if number in catalogue.xids else OTHER
-    severity, action, meaning, rung = known.severity, known.action, known.meaning, ""
+    severity, meaning, rung = known.severity, known.meaning, ""
     fault = known.fault
     if number == 154:
         severity, meaning, rung = _recovery(catalogue, said)
         fault = fault if rung else ""
     elif number == 74:
-        severity, decoded, meaning = _link4(catalogue, said, known)
-        rung = "reset_gpu" if decoded == "reset_gpu" else ""
+        severity, meaning = _link4(catalogue, said, known)
     elif known.action == "decode_intrinfo":
-        severity, decoded, meaning = _link5(catalogue, number, said, known)
-        rung = "reset_gpu" if decoded == "reset_gpu" else ""
+        severity, meaning = _link5(catalogue, number, said, known)
     place = PLACE.search(said)
     return Event(
-        source="xid", code=code, class_=known.class_, action=action, severity=severity,
+        source="xid", code=code, class_=known.class_, action=known.action, severity=severity,
         text=text[:TEXT_MAX], meaning=meaning, fault=fault if severity != OK else "",
         subject=f"gpu/{pci_of(match['pci'])}", pid=_pid(match["pid"]), rung=rung,
         place=place.group() if place else "", reboots=catalogue.reboots,
@@ -219,28 +215,28 @@ def _recovery(catalogue: Catalogue, said: str) -> tuple[str, str, str]:
     return (FATAL if rung else OK), f"the driver asks for: {wish}", rung
 
 
-def _link4(catalogue: Catalogue, said: str, known: Numbered) -> tuple[str, str, str]:
-    """(severity, action, meaning) from the registers of an XID 74."""
+def _link4(catalogue: Catalogue, said: str, known: Numbered) -> tuple[str, str]:
+    """(severity, meaning) from the registers of an XID 74."""
     match = LINK4.search(said)
     if match is None:
         fatal = "fatal error" in said and "non-fatal" not in said
-        return (FATAL if fatal else known.severity), known.action, known.meaning
+        return (FATAL if fatal else known.severity), known.meaning
     registers = [int(part, 16) for part in match["registers"].split(",")]
     for bits in catalogue.register74:
         if bits.register < len(registers) and registers[bits.register] & bits.mask:
-            return bits.severity, bits.action, f"link {match['link']}: {bits.meaning}"
-    return known.severity, known.action, f"link {match['link']}: {known.meaning}"
+            return bits.severity, f"link {match['link']}: {bits.meaning}"
+    return known.severity, f"link {match['link']}: {known.meaning}"
 
 
 def _link5(
     catalogue: Catalogue, number: int, said: str, known: Numbered
-) -> tuple[str, str, str]:
-    """(severity, action, meaning) from the registers of an XID of 144 to 150.  A rule must agree
+) -> tuple[str, str]:
+    """(severity, meaning) from the registers of an XID of 144 to 150.  A rule must agree
     in pattern and status; where none does, or the vendor marks its rule so, the line's own word
     counts."""
     match = LINK5.search(said)
     if match is None:
-        return known.severity, known.action, known.meaning
+        return known.severity, known.meaning
     registers = [int(part, 16) for part in match["registers"].split()]
     intrinfo, status = registers[0], registers[1] if len(registers) > 1 else 0
     link = int(match["link"])
@@ -252,11 +248,11 @@ def _link5(
         if rule.xid != number or rule.status != status or not agrees:
             continue
         if rule.resolution == "RESET_GPU" and (fatal or not rule.severity.endswith("**")):
-            return FATAL, "reset_gpu", meaning
+            return FATAL, meaning
         if rule.resolution == "XID_154_EVAL":
-            return WARN, "obey_recovery_action", f"{meaning}: an XID 154 says what to do"
-        return (WARN if fatal else OK), "ignore", meaning
-    return (FATAL if fatal else WARN), ("reset_gpu" if fatal else "watch"), meaning
+            return WARN, f"{meaning}: an XID 154 says what to do"
+        return (WARN if fatal else OK), meaning
+    return (FATAL if fatal else WARN), meaning
 
 
 def _sxid(catalogue: Catalogue, match: re.Match[str], text: str) -> Event | None:
@@ -271,7 +267,6 @@ def _sxid(catalogue: Catalogue, match: re.Match[str], text: str) -> Event | None
         action=known.action if known else "contact_support", severity=WARN if calm else FATAL,
         text=text[:TEXT_MAX], meaning=known.meaning if known else "a switch error of no catalogue",
         fault=NVLINK_FAULT, subject=f"nvswitch/{pci_of(match['pci'])}", reboots=catalogue.reboots,
-        rung="" if calm else "reset_gpu",
     )  # fmt: skip
 
 
@@ -280,11 +275,8 @@ def _sxid(catalogue: Catalogue, match: re.Match[str], text: str) -> Event | None
 
 def _ruled(catalogue: Catalogue, rule: Rule, match: re.Match[str], text: str) -> Event:
     groups = {name: value or "" for name, value in match.groupdict().items()}
-    severity, action = rule.severity, rule.action
-    for case in rule.cases:
-        if case.match.search(text):
-            severity, action = case.severity, case.action
-            break
+    cases = (case.severity for case in rule.cases if case.match.search(text))
+    severity = next(cases, rule.severity)
     if rule.uncorrected_in:
         status = int(groups[rule.uncorrected_in][:16] or "0", 16)
         severity = FATAL if status >> UNCORRECTED_BIT & 1 else severity
@@ -296,7 +288,6 @@ def _ruled(catalogue: Catalogue, rule: Rule, match: re.Match[str], text: str) ->
         severity=severity, text=text[:TEXT_MAX], meaning=rule.meaning,
         fault=rule.fault if severity != OK else "", subject=_subject(rule.subject, groups),
         pid=_pid(groups.get("pid")), reboots=catalogue.reboots,
-        rung="replace_node" if action == "replace_node" else "",
     )  # fmt: skip
 
 
