@@ -90,7 +90,9 @@ class JournalLog(KernelLog):
         if facility != KERNEL and not (self.users and facility == USER):
             self.foreign += 1
             return None
-        return LogLine("journald", number, boot_s, text.partition("\n")[0][:TEXT_MAX])
+        # One record may have several lines; /dev/kmsg gives them so.
+        text = text.rstrip("\n").replace("\n", r"\x0a")
+        return LogLine("journald", number, boot_s, text[:TEXT_MAX])
 
 
 def _object(entry: bytes) -> dict[str, Any]:

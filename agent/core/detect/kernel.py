@@ -41,7 +41,8 @@ LED = re.compile(
 )
 
 XID = re.compile(
-    TIME + r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]{4,20})\): (?P<xid>\d{1,6}), "
+    TIME + r"NVRM: Xid \((?:PCI:)?(?P<pci>[0-9a-fA-F:.]{4,20})"
+    r"(?: GPU-I:\d{1,4}(?: GPU-CI:\d{1,4})?)?\): (?P<xid>\d{1,6}), "  # a part of it, with MIG
     r"(?:pid='?(?P<pid>[^,']{0,40})'?, )?(?:name=" + COMM + r", )?(?P<text>.*)"
 )
 RECOVERY = re.compile(r"recovery action changed from 0x[0-9a-fA-F]+ \([^)]*\) to "

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from waiting import LIMIT_S, wait_for
 
 from holdfast.agent import catalogue, kernel_journal, leash
+from holdfast.agent.core.detect.kernel import parse
 from holdfast.agent.kernel_watch import KernelWatch
 from holdfast.collectors import journald
 from holdfast.collectors.journald import JournalLog
@@ -39,7 +40,7 @@ def entry(number: int, text: object = XID, facility: str = "0", at_us: int = 5) 
 def test_entries_are_lines_and_junk_is_counted():
     log = JournalLog("x", number=40)
     lines = log.feed(entry(1, "one\ntwo") + entry(2, list(b"by\xfftes")) + entry(3, ["a", "b"]), 1)
-    assert [line.text for line in lines] == ["one", "by\ufffdtes", "a"]
+    assert [line.text for line in lines] == [r"one\x0atwo", "by\ufffdtes", "a"]
     assert [line.cursor for line in lines] == [40, 41, 42] and log.cursor == "s=1;i=3"
     junk = [b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000, b'{"MESSAGE": "no cursor"}',
             entry(4, None)[:-1], entry(5, [1, 999])[:-1], entry(6, 3.5)[:-1], b"9" * 5000,
@@ -263,3 +264,11 @@ def test_the_tool_dies_with_an_agent_that_was_killed():
     late = subprocess.run([sys.executable, "-I", "-S", leash.__file__, "1", "/bin/true"],
                           timeout=30, check=False)  # fmt: skip
     assert late.returncode == 1  # started for a parent that is gone already
+
+
+def test_one_record_of_three_lines_is_understood_as_kmsg_gives_it():
+    said = ("NVRM: The NVIDIA GPU 0000:b3:00.0\nNVRM: (PCI ID: 10de:2330) installed in this system "
+            "has\nNVRM: fallen off the bus and is not responding to commands.\n")  # fmt: skip
+    (line,) = JournalLog("x").feed(entry(1, said), 1)
+    event = parse(CATALOGUE, line.text)
+    assert event is not None and event.subject == "gpu/0000:b3:00"

@@ -75,7 +75,7 @@ def suffixes(sample: str) -> list[str]:
 
 
 def test_no_name_of_a_process_makes_a_line_another():
-    heads = ["EDAC MC0: 1 CE ", "EXT4-fs error (", "nvidia-peermem ", "NEURON_HW_ERR=X",
+    heads = ["EDAC MC0: 1 CE ", "EDAC MC0: 1 UE ", "EXT4-fs error (", "nvidia-peermem ", "NEURON_HW_ERR=X",
              "NVRM: GPU 1:2:3", "NVRM: knvlinkab", "XFS (a): ", "mlx5_core 1:2.3", "ib0: link down",
              "[1.0] x", "a efa_0: "]  # fmt: skip
     cases = [(sample[:n], rest) for sample in SAMPLES for n in range(1, 16)
@@ -210,5 +210,6 @@ def test_journald_brings_nothing_that_the_kernel_would_not():
     for number, text in enumerate((CRASH % said, CRASH % f"\n{said}\n", f"[x\n] {said}", said)):
         entry = {"__CURSOR": f"s={number}", "MESSAGE": list(text.encode()), "SYSLOG_FACILITY": "0"}
         (line,) = log.feed(json.dumps(entry).encode() + b"\n", 1.0)
+        assert "\n" not in line.text  # as /dev/kmsg writes it
         event = parse(CATALOGUE, line.text)  # journald gives names as they are, line ends included
         assert (event is not None) == (text == said), text
