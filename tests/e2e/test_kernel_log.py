@@ -21,10 +21,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from running import Run, Runs
 from waiting import wait_for
 
 SWITCH = Path("/proc/sys/kernel/printk_devkmsg")
 XID = "<3>NVRM: Xid (PCI:0000:4e:00): %d, pid='<unknown>', name=<unknown>, GPU has fallen off."
+ACTED = 'holdfast_actions_total{action="stop",fault="gpu_memory_error",outcome="ok"} 1'
 CRASH_S = 5.0  # until the kernel has printed it
 LABELS = ("xid", "79", "hardware", "reboot_node")
 SERIES = 'holdfast_events_total{action="reboot_node",class="hardware",code="79",source="xid"}'
@@ -116,6 +118,47 @@ def test_equal_xids_are_one_incident_and_each_is_counted_across_a_kill(tmp_path,
         wait_for(lambda: agent.count() == 4.0)
     finally:
         agent.kill()
+
+
+def metrics(run: Run) -> str:
+    address = (run.home / "rt" / run.name / "address").read_text().strip()
+    url = address if "://" in address else f"http://{address}"
+    with urllib.request.urlopen(url.rstrip("/") + "/metrics", timeout=5) as answer:
+        return answer.read().decode()
+
+
+def generation_of(run: Run) -> int:
+    answer = run.try_api("/api/v1/status")
+    return answer["runs"][0]["generation"] if answer and answer["runs"] else 0
+
+
+def test_a_line_about_a_rank_restarts_it(tmp_path, kernel, runs: Runs) -> None:
+    """From the kernel's log to the action, in a real run: line, incident, new generation."""
+    config = tmp_path / "agent.toml"
+    config.write_text("[collectors]\nkmsg_users = true\n")
+    run = runs.start("run", "--nproc-per-node", "2", "--max-restarts", "2", "--no-python",
+                     "sleep", "600", HOLDFAST_CONFIG=str(config))  # fmt: skip
+    try:
+        until(lambda: {r["state"] for r in run.ranks().values()} == {"running"}, 30.0)
+        before = run.ranks()
+        until(lambda: 'holdfast_kernel_log_up{source="kmsg"} 1' in metrics(run))
+        kernel("<3>NVRM: Xid (PCI:0000:4e:00): 95, pid=%d, name=python3, Uncontained ECC error."
+               % before[1]["pid"])  # fmt: skip
+        until(lambda: generation_of(run) == 2, 30.0)
+        until(lambda: {r["state"] for r in run.ranks().values()} == {"running"}, 30.0)
+        assert run.ranks()[1]["pid"] != before[1]["pid"]
+        of_run, of_node = sorted(
+            (one for one in run.incidents() if one["fault"] == "gpu_memory_error"),
+            key=lambda one: one["run"], reverse=True,
+        )  # fmt: skip
+        assert of_run["subject"] == "run/t/rank/1" and of_run["actions"]
+        assert "XID 95 on GPU 0000:4e:00" in of_run["reason"]
+        assert of_node["culprit"].endswith("; rank 1 of run t lived there")
+        until(lambda: 'restarts_total{fault="gpu_memory_error",run="t"} 1' in metrics(run))
+        assert ACTED in metrics(run)
+    finally:
+        run.process.terminate()
+        run.wait(30.0)
 
 
 def test_what_a_program_wrote_is_not_the_kernels_word(tmp_path, kernel) -> None:
