@@ -12,13 +12,21 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
-from .core.detect.kernel import Bits, Case, Catalogue, Link5, Numbered, Rule, at_begin
+from .core.detect.kernel import (
+    NVLINK_FAULT,
+    Bits,
+    Case,
+    Catalogue,
+    Link5,
+    Numbered,
+    Rule,
+    at_begin,
+)
 from .core.detect.nrt import Code, Codes
 from .core.event import Escalation
 from .core.model import FATAL, WARN
 
 FILES = ("nvidia_xid", "nvidia_sxid", "kernel", "nrt")
-SXID_FAULT = "gpu_nvlink_error"
 
 
 def tables() -> dict[str, dict[str, Any]]:
@@ -69,7 +77,7 @@ def _xid(row: dict[str, Any]) -> Numbered:
 
 def _sxid(row: dict[str, Any]) -> Numbered:
     severity = WARN if row["stop"] == "no" else FATAL
-    return Numbered(row["number"], "nvswitch", row["action"], severity, SXID_FAULT, row["name"],
+    return Numbered(row["number"], "nvswitch", row["action"], severity, NVLINK_FAULT, row["name"],
                     row["stop"])  # fmt: skip
 
 

@@ -70,8 +70,11 @@ NAMES: dict[str, Name] = {
         "gauge", "1 for each fault that is seen now.", ("fault", "subject", "severity")
     ),
     "events_total": Name(
-        "counter", "Faults and events seen, by their source and code.",
+        "counter", "Events that the kernel (docs/kernel-events.md) or a trainer told, each once.",
         ("source", "code", "class", "action"),
+    ),
+    "incidents_total": Name(
+        "counter", "Incidents opened; many events may be one.", ("detector", "fault", "severity")
     ),
     "actions_total": Name(
         "counter", "Effects with an outcome.", ("action", "fault", "outcome")
@@ -143,6 +146,7 @@ STATES = ("starting", "running", "parked", "ended")
 # counter in the journal -> metric
 JOURNALLED = {
     "events": "events_total",
+    "incidents": "incidents_total",
     "actions": "actions_total",
     "restarts": "restarts_total",
     "lost_steps": "lost_steps_total",

@@ -84,7 +84,7 @@ class Narrator:
         counts: list[Count] = []
         detector = self._detectors.get(incident.id, "")
         if before is None:
-            counts.append(Count("events", (detector, incident.fault, incident.severity, "")))
+            counts.append(Count("incidents", (detector, incident.fault, incident.severity)))
         if incident.state == "closed":
             if incident.lost_steps > 0:
                 counts.append(Count("lost_steps", (incident.run,), float(incident.lost_steps)))

@@ -73,6 +73,11 @@ class Numbered(msgspec.Struct, frozen=True):
     stop: str = ""
 
 
+UNKNOWN_XID = Numbered(0, "unknown", "contact_support", WARN, INSPECT_FAULT)
+UNKNOWN_SXID = Numbered(0, "nvswitch", "contact_support", FATAL, NVLINK_FAULT,
+                        "a switch error of no catalogue")  # fmt: skip
+
+
 class Bits(msgspec.Struct, frozen=True):
     """Bits of one register of an XID 74."""
 
@@ -132,13 +137,16 @@ class Catalogue(msgspec.Struct, frozen=True):
     reboots: Escalation | None = None
 
     def alerted(self) -> tuple[tuple[str, str, str, str], ...]:
-        """Labels of the events that alerts follow from: their counters begin at 0."""
-        repeats = {code for one in self.escalations for code in one.codes}
-        found = [("xid", str(x.number), x.class_, x.action) for x in self.xids.values()
-                 if x.severity == FATAL or str(x.number) in repeats]  # fmt: skip
+        """Labels of every event that may have a fault, and so an alert: their counters begin at
+        0, for increase() does not see the first of a series that was not there before."""
+        found: list[tuple[str, str, str, str]] = []
+        for source, known, unknown in (("xid", self.xids, UNKNOWN_XID),
+                                       ("sxid", self.sxids, UNKNOWN_SXID)):  # fmt: skip
+            rows = [*((str(one.number), one) for one in known.values()), (OTHER, unknown)]
+            found += [(source, code, one.class_, one.action) for code, one in rows if one.fault]
         for rule in dict.fromkeys(rule for _, rule in self.needles):
             if rule.fault:
-                codes = rule.codes or (rule.code,)
+                codes = (*rule.codes, OTHER) if rule.code_group else (rule.code,)
                 found += [(rule.source, code, rule.class_, rule.action) for code in codes]
         return tuple(found)
 
@@ -181,11 +189,10 @@ def _xid(catalogue: Catalogue, match: re.Match[str], text: str) -> Event:
     number, said = int(match["xid"]), match["text"]
     if number == 71 and "NVLink" in said:
         number = 74  # some drivers print a broken link under the number of a copy engine
-    known = catalogue.xids.get(number)
-    known = known or Numbered(number, "unknown", "contact_support", WARN, INSPECT_FAULT,
-                              f"number {number} is in no catalogue")  # fmt: skip
-    code = str(number) if number in catalogue.xids else OTHER
+    known = catalogue.xids.get(number, UNKNOWN_XID)
+    code = str(number) if known is not UNKNOWN_XID else OTHER
     severity, meaning, rung = known.severity, known.meaning, ""
+    meaning = meaning or f"number {number} is in no catalogue"
     fault = known.fault
     if number == 154:
         severity, meaning, rung = _recovery(catalogue, said)
@@ -260,14 +267,13 @@ def _sxid(catalogue: Catalogue, match: re.Match[str], text: str) -> Event | None
     number, said = int(match["sxid"]), match["text"]
     if said.startswith(("Severity ", "Data ")):
         return None  # goes on with the line before
-    known = catalogue.sxids.get(number)
+    known = catalogue.sxids.get(number, UNKNOWN_SXID)
     silent = not said.startswith(("Fatal", "Non-fatal"))
-    calm = said.startswith("Non-fatal") or (silent and known is not None and known.stop == "no")
+    calm = said.startswith("Non-fatal") or (silent and known.stop == "no")
     return Event(
-        source="sxid", code=str(number) if known else OTHER, class_="nvswitch",
-        action=known.action if known else "contact_support", severity=WARN if calm else FATAL,
-        text=text[:TEXT_MAX], meaning=known.meaning if known else "a switch error of no catalogue",
-        fault=NVLINK_FAULT, subject=f"nvswitch/{pci_of(match['pci'])}", reboots=catalogue.reboots,
+        source="sxid", code=str(number) if known is not UNKNOWN_SXID else OTHER,
+        class_=known.class_, action=known.action, severity=WARN if calm else FATAL,
+        text=text[:TEXT_MAX], meaning=known.meaning, fault=known.fault, subject=f"nvswitch/{pci_of(match['pci'])}", reboots=catalogue.reboots,
     )  # fmt: skip
 
 

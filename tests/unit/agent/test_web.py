@@ -181,7 +181,8 @@ def test_metrics_are_complete_and_clean(agent, tmp_path):
             name for name in names if name.removeprefix("holdfast_") in NAMES
         }
         assert 'holdfast_checkpoint_verified_step{run="demo"} 20.0' in text
-        assert 'code="rank_killed"' in text and "holdfast_host_memory_total_bytes" in text
+        assert 'holdfast_incidents_total{detector="",fault="rank_killed"' in text
+        assert "holdfast_host_memory_total_bytes" in text
         assert "job=" not in text and "instance=" not in text
         tool = shutil.which("promtool")
         if tool is not None:

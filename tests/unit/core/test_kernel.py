@@ -164,6 +164,20 @@ def test_unknown_numbers_are_one_label():
     assert labels == {("xid", OTHER, "unknown", "contact_support")}
 
 
+def test_every_event_that_may_have_a_fault_begins_at_zero():
+    """Else increase() over ten minutes loses the first one."""
+    rows = [*TABLES["nvidia_xid"]["xid"], *TABLES["nvidia_sxid"]["sxid"]]
+    samples = [row["sample"] for row in rows]
+    samples += [sample for row in TABLES["kernel"]["rule"] for sample in row["samples"]]
+    samples += [line for line, _ in FORMS]
+    samples += ["NVRM: Xid (PCI:0000:01:00): 424242, x", "NEURON_HW_ERR=NEW_ERROR nd-id=3",
+                "nvidia-nvswitch0: SXid (PCI:0000:86:00.0): 99999, Fatal, x"]  # fmt: skip
+    events = [parse(CATALOGUE, sample) for sample in samples]
+    told = {event.labels for event in events if event is not None and event.fault}
+    assert {("xid", OTHER), ("sxid", OTHER), ("neuron", OTHER)} <= {one[:2] for one in told}
+    assert told <= set(CATALOGUE.alerted())
+
+
 def test_one_name_for_one_device():
     assert pci_of("00000000:4E:00.0") == pci_of("0000:4e:00") == "0000:4e:00"
 
