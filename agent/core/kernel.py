@@ -15,7 +15,7 @@ from .detect.ended import Cause
 from .event import Escalation, Event
 from .memory import Context
 from .model import FATAL, OK, SEVERITIES, Incident, Now, RankView, Runbook, Verdict
-from .places import Lodger, Place, Places, plain_name, rank_of
+from .places import Place, Places, plain_name, rank_of
 from .policy import RESTART_RUNGS
 
 DETECTOR = "kernel"
@@ -30,7 +30,8 @@ NODE_RUNGS = ("reset_gpu", "exclude_node", "drain_node", "reboot_node", "replace
 PERFORMED = ("drain_node", "reboot_node", "replace_node")  # by agent/core/repair.py
 PERSON_RUNGS = ("ask_person", "run_check")
 ACCELERATORS = ("xid", "sxid", "nvidia", "neuron")  # sources whose fatal line ends training there
-LIVED_MAX = 8  # ranks that an incident names
+LIVED_MAX = 8  # ranks that one line names
+CULPRIT_MAX = 300  # characters: no further ranks join an incident
 
 
 class Watched(msgspec.Struct):
@@ -163,12 +164,14 @@ class KernelCase:
         number = m.numbers.get(event.fault, 0) + 1
         m.numbers[event.fault] = number
         where = self._where(event.subject)
+        lived, cgroup = self._lived(ctx, event)
         incident = Incident(
             id=f"node-{self.name}-{event.fault}-{_plain(event.subject)}-{number}",
             fault=event.fault, subject=where, severity=severity, run="", generation=0,
             opened_wall_s=now.wall_s, opened_boot_s=event.boot_s or now.boot_s,
-            reason=self._reason(event), culprit=self._culprit(ctx, event),
-            evidence=(("kernel line", event.text),),
+            reason=self._reason(event),
+            culprit="; ".join(filter(None, (self._named(event.subject), lived))),
+            evidence=(("kernel line", event.text), *((("cgroup", cgroup),) if cgroup else ())),
             timeline=((now.wall_s, f"the kernel said: {event.text}"),),
             would_have=self._would_have(ctx, event.fault, ""),
         )  # fmt: skip
@@ -183,6 +186,10 @@ class KernelCase:
         """One incident, however often it is said; its record changes when the number doubles."""
         item.count += 1
         item.last_boot_s = max(item.last_boot_s, event.boot_s)
+        lived, culprit = self._lived(ctx, event)[0], item.incident.culprit
+        if lived not in culprit and len(culprit) < CULPRIT_MAX:
+            changed = msgspec.structs.replace(item.incident, culprit=f"{culprit}; {lived}")
+            self.keep(ctx, item, changed)
         worse = SEVERITIES.index(severity) > SEVERITIES.index(item.incident.severity)
         if worse:
             changed = msgspec.structs.replace(
@@ -191,7 +198,8 @@ class KernelCase:
             self.keep(ctx, item, incidents.with_evidence(changed, (("kernel line", event.text),)))
         if worse or item.count >= 2 * item.said:
             item.said = item.count
-            text = f"said {item.count} times, the last: {event.text}"
+            # At least: of a flood only some of each kind come so far; the counter has them all.
+            text = f"said at least {item.count} times, the last: {event.text}"
             self.keep(ctx, item, incidents.noted(item.incident, ctx.now, text))
 
     def _instruct(self, ctx: Context, item: Watched, rung: str, why: str) -> None:
@@ -293,16 +301,14 @@ class KernelCase:
         named = self.places.named(subject)
         return f"{named} of {self.name}" if named else self.name
 
-    def _culprit(self, ctx: Context, event: Event) -> str:
-        lived = self._lived(self.places.ranks(event.subject, ctx.observed))
+    def _lived(self, ctx: Context, event: Event) -> tuple[str, str]:
+        """(whose ranks were hit, the cgroup of one that the kernel names for itself)."""
         named = rank_of(event.pid, ctx.observed)
-        if named is not None and not lived:
-            lived = self._lived((named,))
-        return f"{self._named(event.subject)}{lived}"
-
-    def _lived(self, ranks: tuple[Lodger, ...]) -> str:
-        listed = ", ".join(f"rank {rank.rank} of run {run}" for run, rank in ranks[:LIVED_MAX])
-        return f"; {listed} lived there" if listed else ""
+        there = self.places.ranks(event.subject, ctx.observed) or ((named,) if named else ())
+        ranks = ", ".join(f"rank {rank.rank} of run {run}" for run, rank in there[:LIVED_MAX])
+        if ranks and event.source in ACCELERATORS:
+            return f"{ranks} lived there", ""
+        return (f"the process was {ranks}", there[0][1].cgroup) if ranks else ("", "")
 
     def _name(self, ctx: Context) -> None:
         """The kernel may speak before a driver was asked: its number joins the incident later."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from holdfast.agent.core.detect.kernel import parse
@@ -101,6 +102,27 @@ def test_a_rank_that_has_ended_did_not_live_there():
     lab = trained()
     lab.end(1, Ended(0, 0, boot_s=lab.boot_s))
     assert "rank" not in say(lab, XID % (79, UNKNOWN))[""].culprit
+
+
+def test_a_kill_for_memory_names_the_rank_and_its_cgroup():
+    """In a container the cgroup may not be visible, and the line's own words are any user's."""
+    lab = trained()
+    for rank in (1, 0):
+        lab.change(rank, cgroup=f"/job/{rank}")
+    line = "Memory cgroup out of memory: Killed process %d (python3) total-vm:1kB"
+    lab.end(1, Ended(137, 9, boot_s=lab.boot_s))
+    lab.events = (parse(CATALOGUE, line % lab.rank(1).pid, 1, lab.boot_s),)
+    lab.step(0.1)
+    (incident,) = [one for one in lab.decision.incidents if not one.run]
+    assert incident.culprit == "a; the process was rank 1 of run r"
+    assert ("cgroup", "/job/1") in incident.evidence
+    more = parse(CATALOGUE, line % lab.rank(0).pid, 2, lab.boot_s)
+    lab.events = (*lab.events, more, msgspec.structs.replace(more, cursor=3))
+    lab.step(0.1)
+    (incident,) = [one for one in lab.decision.incidents if not one.run]
+    assert incident.culprit == (
+        "a; the process was rank 1 of run r; the process was rank 0 of run r"
+    )
 
 
 def test_the_number_joins_an_incident_that_was_there_before_the_driver_was_asked():
