@@ -37,7 +37,8 @@ class KernelWatch:
         self._opened = False
         self.boot_id = boot_id
         self._catalogue: Catalogue | None = None
-        self._kinds: OrderedDict[tuple[str, str, str], deque[Event]] = OrderedDict()
+        # of a kind, (when read, event)
+        self._kinds: OrderedDict[tuple[str, str, str], deque[tuple[float, Event]]] = OrderedDict()
 
     def open(self, catalogue: Catalogue, counters: Counters) -> int:
         """Opens the log where the last agent left off: at its end on a node that never had one, at
@@ -90,12 +91,12 @@ class KernelWatch:
         counts: Counter[Labels] = Counter()
         urgent = False
         for line in lines:
-            event = parse(catalogue, line.text, line.cursor, boot_s)
+            event = parse(catalogue, line.text, line.cursor, line.boot_s)
             if event is None:
                 continue
             counts[event.labels] += 1
             if event.fault or event.code == "154":
-                self._keep(event)
+                self._keep(boot_s, event)
                 urgent = True
         if counts:
             record(
@@ -109,9 +110,9 @@ class KernelWatch:
         cursor = (self.log.cursor,) if isinstance(self.log, JournalLog) else ()
         return (self.boot_id, *cursor)
 
-    def _keep(self, event: Event) -> None:
+    def _keep(self, boot_s: float, event: Event) -> None:
         kind = (event.source, event.code, event.subject)
-        self._kinds.setdefault(kind, deque(maxlen=OF_A_KIND_MAX)).append(event)
+        self._kinds.setdefault(kind, deque(maxlen=OF_A_KIND_MAX)).append((boot_s, event))
         self._kinds.move_to_end(kind)
         if len(self._kinds) > KINDS_MAX:
             self._kinds.popitem(last=False)
@@ -119,9 +120,9 @@ class KernelWatch:
     def events(self, boot_s: float) -> tuple[Event, ...]:
         """What was read in the last minute, oldest first."""
         for kind, kept in list(self._kinds.items()):
-            if boot_s - kept[-1].boot_s > KEPT_S:
+            if boot_s - kept[-1][0] > KEPT_S:
                 del self._kinds[kind]
-        found = [event for kept in self._kinds.values() for event in kept]
+        found = [event for kept in self._kinds.values() for _, event in kept]
         return tuple(sorted(found, key=lambda event: event.cursor))
 
     def children(self) -> dict[str, int]:

@@ -20,6 +20,7 @@ from . import procfs
 from .core.model import RankView
 from .wire import RankLevel
 
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 ACTIVE_TICKS = 2  # clock ticks a second: more than the ticker's own 10 Hz ever costs
 ACTIVE_BYTES = 4096  # bytes a second through files and sockets
 STILL_BEFORE_ACTIVITY_S = 0.5  # a rank that moves needs no reads of its children
@@ -46,6 +47,8 @@ class RankTrack:
         self._proc = proc
         self._map: mmap.mmap | None = None
         self._stat = procfs.StatFile(pid, proc)
+        began = self._stat.read()
+        self._start_boot_s = began.start_ticks / TICKS_PER_S if began is not None else 0.0
         self._cgroup = procfs.memory_cgroup(pid, proc)  # once: nobody moves a rank that runs
         self._progress: tuple[object, ...] = ()
         self._progress_s = 0.0
@@ -134,7 +137,7 @@ class RankTrack:
             state=said.state, ended=said.ended, parked=said.parked,
             still_s=max(0.0, now_s - self._progress_s), proc_state=self._state,
             traced=self._state == "t", stopped_s=stopped_s, active=self._active, where=where,
-            flight=said.flight, cgroup=self._cgroup,
+            flight=said.flight, cgroup=self._cgroup, start_boot_s=self._start_boot_s,
         )  # fmt: skip
         if view is None or view.generation != said.generation:
             # The page of a kept process still shows its last generation until it is told the new

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from .kmsg import TEXT_MAX, USER, KernelLog
+from .kmsg import TEXT_MAX, USER, KernelLog, said_s
 from .sample import LogLine, legible
 
 ENTRY_MAX_BYTES = 1 << 20  # an entry of the kernel has about 1 KB; what is longer is skipped
@@ -73,7 +73,7 @@ class JournalLog(KernelLog):
         if len(self._piece) > ENTRY_MAX_BYTES:
             self.broken += not self._skipping
             self._piece, self._skipping = b"", True
-        self._lines.extend(taken)
+        self._keep(taken, boot_s)
         return tuple(taken)
 
     def _line(self, entry: bytes, boot_s: float) -> LogLine | None:
@@ -84,7 +84,8 @@ class JournalLog(KernelLog):
             return None
         self.cursor, self.heard = cursor, True
         number, self._next = self._next, self._next + 1
-        if _number(fields.get("__MONOTONIC_TIMESTAMP"), self._since_us) < self._since_us:
+        stamp = fields.get("__MONOTONIC_TIMESTAMP")
+        if _number(stamp, self._since_us) < self._since_us:
             return None  # it was there before this agent was
         facility = _number(fields.get("SYSLOG_FACILITY"), KERNEL)
         if facility != KERNEL and not (self.users and facility == USER):
@@ -92,7 +93,8 @@ class JournalLog(KernelLog):
             return None
         # One record may have several lines; /dev/kmsg gives them so.
         text = text.rstrip("\n").replace("\n", r"\x0a")
-        return LogLine("journald", number, boot_s, text[:TEXT_MAX])
+        at_s = said_s(stamp if isinstance(stamp, str) else "", self._slept_s, boot_s)
+        return LogLine("journald", number, at_s, text[:TEXT_MAX])
 
 
 def _object(entry: bytes) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+import time
 from collections import deque
 
 from .sample import LogLine, NoData
@@ -45,7 +46,9 @@ class KernelLog:
         self._next = -1
         self._after = -1
         self._recorded: deque[bytes] | None = None
-        self._lines: deque[LogLine] = deque(maxlen=LINES_MAX)
+        self._behind = False  # there are lines from before it was opened
+        self._slept_s = slept_s()
+        self._lines: deque[tuple[float, LogLine]] = deque(maxlen=LINES_MAX)  # when read
 
     @property
     def next(self) -> int:
@@ -64,6 +67,7 @@ class KernelLog:
                 os.lseek(self._fd, 0, os.SEEK_END)
             else:
                 os.lseek(self._fd, 0, os.SEEK_SET)
+                self._behind = True
         except OSError as error:
             self.close()
             raise NoData(f"{self.path}: {error.strerror}: needs CAP_SYSLOG") from error
@@ -79,8 +83,9 @@ class KernelLog:
         for _ in range(LINES_PER_READ):
             record = self._record()
             if record is None:
+                self._behind = False
                 break
-            line = parse(record, boot_s) if record else None
+            line = parse(record, boot_s, self._slept_s if self._behind else -1.0)
             if line is None:
                 self.broken += bool(record)
                 continue
@@ -98,8 +103,11 @@ class KernelLog:
                 self.broken += 1
                 continue
             taken.append(line)
-        self._lines.extend(taken)
+        self._keep(taken, boot_s)
         return tuple(taken)
+
+    def _keep(self, taken: list[LogLine], boot_s: float) -> None:
+        self._lines.extend((boot_s, line) for line in taken)
 
     def _record(self) -> bytes | None:
         """The next record; b"" for one that could not be had, None when there is no more."""
@@ -121,10 +129,10 @@ class KernelLog:
             return b""
 
     def lines(self, boot_s: float) -> tuple[LogLine, ...]:
-        """The lines of the last minute, oldest first."""
-        while self._lines and boot_s - self._lines[0].boot_s > KEPT_S:
+        """The lines that were read in the last minute, oldest first."""
+        while self._lines and boot_s - self._lines[0][0] > KEPT_S:
             self._lines.popleft()
-        return tuple(self._lines)
+        return tuple(line for _, line in self._lines)
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -132,9 +140,23 @@ class KernelLog:
             self._fd = -1
 
 
-def parse(record: bytes, boot_s: float) -> LogLine | None:
+def slept_s() -> float:
+    """What CLOCK_BOOTTIME is ahead of CLOCK_MONOTONIC, in which logs have their times."""
+    ahead_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
+    return max(0.0, round(ahead_s, 3))
+
+
+def said_s(text: str | bytes, slept_s: float, boot_s: float) -> float:
+    """When a line was said, from its microseconds; `boot_s`, now, for what cannot be."""
+    said = int(text) / 1e6 + slept_s if text.isdigit() and len(text) < 19 else boot_s
+    return min(said, boot_s)
+
+
+def parse(record: bytes, boot_s: float, slept_s: float = -1.0) -> LogLine | None:
     """One record `priority,sequence,microseconds,flags;text\\n KEY=value...`; None when it is
-    not of that form."""
+    not of that form.  A line that is read as it is said is dated `boot_s`: the kernel's own time
+    for it drifts, by minutes in a month.  With `slept_s` it was said before, and that time counts.
+    """
     head, separator, rest = record.partition(b";")
     fields = head.split(b",")
     if not separator or len(fields) < 3:
@@ -142,4 +164,5 @@ def parse(record: bytes, boot_s: float) -> LogLine | None:
     if not all(field.isdigit() and len(field) < 19 for field in fields[:2]):
         return None
     text = rest.partition(b"\n")[0].decode("utf-8", "replace")[:TEXT_MAX]
-    return LogLine("kmsg", int(fields[1]), boot_s, text)
+    at_s = boot_s if slept_s < 0 else said_s(fields[2], slept_s, boot_s)
+    return LogLine("kmsg", int(fields[1]), at_s, text)

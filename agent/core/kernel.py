@@ -136,10 +136,9 @@ class KernelCase:
     def _under(self, ctx: Context, event: Event) -> list[int]:
         """Processes of ranks under a fatal line: the one that it names, else all on that device.
         Drivers name whoever asked the GPU when it failed: often a monitor, or our own probe."""
-        named = rank_of(event.pid, ctx.observed)
-        if named is not None:
+        if rank_of(event, ctx.observed) is not None:
             return [event.pid]
-        return sorted({rank.pid for _, rank in self.places.ranks(event.subject, ctx.observed)})
+        return sorted({rank.pid for _, rank in self.places.ranks(event, ctx.observed)})
 
     def _restarts(self, ctx: Context, fault: str) -> bool:
         """Whether the runbook answers this with a restart: a run is not ended for want of one."""
@@ -168,11 +167,11 @@ class KernelCase:
         incident = Incident(
             id=f"node-{self.name}-{event.fault}-{_plain(event.subject)}-{number}",
             fault=event.fault, subject=where, severity=severity, run="", generation=0,
-            opened_wall_s=now.wall_s, opened_boot_s=event.boot_s or now.boot_s,
+            opened_wall_s=_wall_s(event, now), opened_boot_s=event.boot_s or now.boot_s,
             reason=self._reason(event),
             culprit="; ".join(filter(None, (self._named(event.subject), lived))),
             evidence=(("kernel line", event.text), *((("cgroup", cgroup),) if cgroup else ())),
-            timeline=((now.wall_s, f"the kernel said: {event.text}"),),
+            timeline=((_wall_s(event, now), f"the kernel said: {event.text}"),),
             would_have=self._would_have(ctx, event.fault, ""),
         )  # fmt: skip
         item = m.open[key] = Watched(incident, now.boot_id, event.boot_s or now.boot_s)
@@ -226,9 +225,9 @@ class KernelCase:
             if one.place and not place:
                 continue
             key = f"{one.name}|{event.subject}|{place}"
-            times = self._window(key, one, ctx.now)
-            if not times or ctx.now.wall_s - times[-1] > one.burst_s:
-                times.append(ctx.now.wall_s)
+            times, at_s = self._window(key, one, ctx.now), _wall_s(event, ctx.now)
+            if not times or at_s - times[-1] > one.burst_s:
+                times.append(at_s)
             self._remember(key, times)
             if len(times) >= one.count:
                 return one
@@ -303,8 +302,8 @@ class KernelCase:
 
     def _lived(self, ctx: Context, event: Event) -> tuple[str, str]:
         """(whose ranks were hit, the cgroup of one that the kernel names for itself)."""
-        named = rank_of(event.pid, ctx.observed)
-        there = self.places.ranks(event.subject, ctx.observed) or ((named,) if named else ())
+        named = rank_of(event, ctx.observed)
+        there = self.places.ranks(event, ctx.observed) or ((named,) if named else ())
         ranks = ", ".join(f"rank {rank.rank} of run {run}" for run, rank in there[:LIVED_MAX])
         if ranks and event.source in ACCELERATORS:
             return f"{ranks} lived there", ""
@@ -357,6 +356,11 @@ def cause_of(
                     reason=f"rank {rank.rank} works there: {cause.reason}",
                 )  # fmt: skip
     return None
+
+
+def _wall_s(event: Event, now: Now) -> float:
+    """When it was said: lines from before a start of the agent are read late."""
+    return now.wall_s - max(0.0, now.boot_s - event.boot_s) if event.boot_s else now.wall_s
 
 
 def _plain(subject: str) -> str:

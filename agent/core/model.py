@@ -1,8 +1,7 @@
 """The nouns of Holdfast: what is observed, what is concluded, what is asked for, what is done.
 
 Owns the types that cross the border between the deterministic core and the edge.  No I/O, no
-clock, no randomness: `Now` is the only time.  Everything here is a frozen value; collections are
-tuples, so that two equal observations compare equal and a step over the same one is idempotent.
+clock but `Now`, no randomness.  Frozen, of tuples: a step over an equal observation is idempotent.
 
 Units: `_s` seconds, `_bytes` bytes.  `boot_s` is CLOCK_BOOTTIME, `wall_s` is UTC, for people only.
 """
@@ -81,6 +80,7 @@ class RankView(Value, frozen=True):
     ended: Ended | None = None
     parked: Parked | None = None
     cgroup: str = ""  # that its memory is charged to, as the agent sees it; "" unknown
+    start_boot_s: float = 0.0  # of its process; 0 unknown
 
 
 class Commit(Value, frozen=True):

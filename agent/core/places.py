@@ -7,11 +7,13 @@ what broke: so a device stays as it was listed until its driver lists something 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 
 import msgspec
 
 from .detect import accelerator
 from .detect.kernel import pci_of
+from .event import Event
 from .model import Observed, RankView
 from .readings import Rows
 
@@ -81,14 +83,12 @@ class Places:
         at = f" ({place.address})" if place.address else ""
         return f"{WORDS[subject.partition('/')[0]]} {place.device}{at}"
 
-    def ranks(self, subject: str, observed: Observed) -> tuple[Lodger, ...]:
-        """The ranks that compute there now."""
-        place = self.of(subject)
-        pids = place.pids if place else ()
-        return tuple(
-            (view.run, rank) for view in observed.runs for rank in view.ranks
-            if rank.pid in pids and rank.pid and rank.state != "ended"
-        )
+    def ranks(self, event: Event, observed: Observed) -> tuple[Lodger, ...]:
+        """The ranks that computed there when the kernel said it, and still live."""
+        place = self.of(event.subject)
+        pids = set(place.pids) if place else set()
+        return tuple(one for one in _there(event, observed)
+                     if one[1].pid in pids and one[1].state != "ended")  # fmt: skip
 
 
 def plain_name(subject: str) -> str:
@@ -97,7 +97,15 @@ def plain_name(subject: str) -> str:
     return f"{WORDS.get(kind, kind)} {name}".strip()
 
 
-def rank_of(pid: int, observed: Observed) -> Lodger | None:
-    """Whose process it is, or was: a rank that has just ended counts as well."""
-    ranks = ((view.run, rank) for view in observed.runs for rank in view.ranks)
-    return next((one for one in ranks if pid and one[1].pid == pid), None)
+def rank_of(event: Event, observed: Observed) -> Lodger | None:
+    """Whose process the line names; a rank that has just ended counts as well."""
+    return next((one for one in _there(event, observed) if one[1].pid == event.pid), None)
+
+
+def _there(event: Event, observed: Observed) -> Iterator[Lodger]:
+    """The ranks that may be meant.  A line may be days old, read after a stop of the agent: a
+    process that began behind it is another's, on a device that was reset since."""
+    for view in observed.runs:
+        for rank in view.ranks:
+            if rank.pid and not 0.0 < event.boot_s < rank.start_boot_s:
+                yield view.run, rank

@@ -22,7 +22,7 @@ from waiting import LIMIT_S, wait_for
 from holdfast.agent import catalogue, kernel_journal, leash
 from holdfast.agent.core.detect.kernel import parse
 from holdfast.agent.kernel_watch import KernelWatch
-from holdfast.collectors import journald
+from holdfast.collectors import journald, kmsg
 from holdfast.collectors.journald import JournalLog
 
 CATALOGUE = catalogue.load()
@@ -272,3 +272,10 @@ def test_one_record_of_three_lines_is_understood_as_kmsg_gives_it():
     (line,) = JournalLog("x").feed(entry(1, said), 1)
     event = parse(CATALOGUE, line.text)
     assert event is not None and event.subject == "gpu/0000:b3:00"
+
+
+def test_an_entry_is_dated_by_when_it_was_said(monkeypatch):
+    monkeypatch.setattr(kmsg, "slept_s", lambda: 10.0)
+    log = JournalLog("x")
+    early, late = log.feed(entry(1, at_us=5_000_000) + entry(2, at_us=90_000_000), 50.0)
+    assert (early.boot_s, late.boot_s) == (15.0, 50.0)

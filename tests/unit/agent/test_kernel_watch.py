@@ -198,3 +198,24 @@ def test_the_list_of_kernel_events_is_current():
     path = ROOT / "docs/kernel-events.md"
     text = catalogue.render_docs()
     assert path.read_text() == text, "write it anew: python -m holdfast.agent.catalogue"
+
+
+def test_a_line_from_before_is_dated_by_the_kernel_and_a_new_one_by_its_reading(monkeypatch):
+    monkeypatch.setattr(kmsg, "slept_s", lambda: 10.0)
+    log = KernelLog("x")
+    kernel = Kernel(monkeypatch, log)
+    log._behind = True  # as behind open(after=...)
+    kernel.records += [b"3,0,%s,-;%s\n" % (at, XID) for at in (b"5000000", b"junk", b"9" * 30)]
+    assert [line.boot_s for line in log.read(7200.0)] == [15.0, 7200.0, 7200.0]
+    kernel.records.append(b"3,3,5000000,-;%s\n" % XID)  # its clock may have drifted
+    assert [line.boot_s for line in log.read(7300.0)] == [7300.0]
+    assert len(log.lines(7250.0)) == 4 and len(log.lines(7265.0)) == 1  # by their reading
+
+
+def test_what_was_said_before_a_stop_of_the_agent_still_reaches_the_core(monkeypatch):
+    watch, kernel = watched(monkeypatch, [])
+    watch.log._behind = True
+    kernel.say(XID)
+    watch.read(36_000.0, lambda counts, mark: None)
+    (event,) = watch.events(36_030.0)
+    assert event.boot_s < 3600.0 and watch.events(36_061.0) == ()

@@ -210,6 +210,17 @@ def both_ends(fd):
         os.close(handed_over)
 
 
+def test_a_rank_says_when_its_process_began():
+    before_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    with subprocess.Popen(["sleep", "60"]) as child:
+        try:
+            level = ranks.RankTrack(0, child.pid, 1).level(
+                RankLevel(0, child.pid, 1, "running"), "n", 1.0)  # fmt: skip
+        finally:
+            child.kill()
+    assert before_s - 0.02 <= level.start_boot_s <= time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 def test_still_is_dated_by_the_page_but_bounded_by_the_looks():
     fd = layout.create()
     fields, mapping = both_ends(fd)

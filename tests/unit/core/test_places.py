@@ -151,4 +151,35 @@ def test_the_table_is_bounded_and_takes_junk():
     rank = RankView(rank=0, node="a", pid=0, generation=1, state="running")
     run = RunView(run="r", node="a", grade="trainer", nproc=1, ranks=(rank,))
     observed = Observed(samples=readings_of(rows), runs=(run,))
-    assert places.ranks(f"gpu/0000:{PLACES_MAX:04x}:00", observed) == ()
+    event = parse(CATALOGUE, f"NVRM: Xid (PCI:0000:{PLACES_MAX:04x}:00): 79, x")
+    assert places.ranks(event, observed) == ()
+
+
+@pytest.mark.parametrize("pid", [UNKNOWN, None])
+def test_a_line_from_before_a_rank_began_is_no_cause_of_its(pid):
+    """A private agent of the same name reads on where the last one stopped, days later."""
+    lab = trained()
+    lab.change(1, start_boot_s=lab.boot_s - 5.0)
+    line = XID % (95, lab.rank(1).pid if pid is None else pid)
+    lab.events = (parse(CATALOGUE, line, 1, lab.boot_s - 50.0),)
+    lab.step(0.1)
+    (incident,) = lab.decision.incidents
+    assert incident.run == "" and incident.culprit == "GPU 3 (0000:4e:00) of a"
+    assert incident.opened_wall_s == pytest.approx(1e9 + lab.boot_s - 50.1)
+    lab.events = (parse(CATALOGUE, line, 2, lab.boot_s),)
+    lab.step(0.1)
+    assert {one.run for one in lab.decision.incidents} == {"", "r"}
+
+
+def test_lines_that_are_read_late_count_by_when_they_were_said():
+    """Two page faults ten hours apart, read together after a stop of the agent."""
+    machine = Machine()
+    machine.boot_s = 100_000.0
+    machine.events = tuple(
+        parse(CATALOGUE, XID % (31, 5), number, machine.boot_s - age_s)
+        for number, age_s in enumerate((36_100.0, 100.0))
+    )
+    (incident,) = machine.open()
+    assert incident.would_have == "run_check: a person's part"
+    machine.step(510.0)  # ten minutes after the second was said
+    assert not machine.open()
