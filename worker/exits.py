@@ -89,6 +89,7 @@ EXITS: Dict[str, Tuple[Row, ...]] = {
     ),
     "inject": _HAND,
     "pause": _HAND,
+    "close": _HAND,
     "resume": _HAND,
     "explain": (
         row(DONE, "explained"),

@@ -1,4 +1,4 @@
-"""The operator's hand: pause, resume, inject.
+"""The operator's hand: pause, resume, close, inject.
 
 Owns the requests; the agent decides whether the caller may, and keeps the reason in its journal.
 """
@@ -8,10 +8,11 @@ from __future__ import annotations
 import argparse
 import getpass
 from typing import Any
+from urllib.parse import quote
 
+from . import live
 from .client import choose, node_route, reach, run_route
 from .failure import USAGE, Failure
-from .live import print_json
 from .text import line, show
 
 
@@ -40,6 +41,19 @@ def _hand(options: argparse.Namespace, verb: str, said: str) -> int:
     return _done(options, [agent.post(run_route(run, verb), body)], f"run {run}: {said}")
 
 
+def close(options: argparse.Namespace) -> int:
+    found = reach()
+    one = live.one_incident(found, options.id)["id"]
+    # Each agent of the node has read the kernel's log for itself.
+    agents = [agent for agent, _ in found
+              if any(listed["id"] == one for listed in agent.get("/api/v1/incidents"))]
+    if not agents:
+        raise Failure(f"incident {one} is closed already")
+    route = f"/api/v1/incidents/{quote(one, safe='')}/close"
+    body = {"reason": options.reason, "by": _who()}
+    return _done(options, [agent.post(route, body) for agent in agents], f"{one}: closed")
+
+
 def inject(options: argparse.Namespace) -> int:
     agent, answer, run = choose(reach(), options.run)
     ranks = [one["rank"] for one in answer_run(answer, run).get("ranks", ())]
@@ -63,7 +77,7 @@ def answer_run(answer: dict[str, Any], run: str) -> dict[str, Any]:
 
 def _done(options: argparse.Namespace, answers: list[Any], said: str) -> int:
     if options.json:
-        print_json(answers)
+        live.print_json(answers)
     else:
         show([line(said)])
     return 0

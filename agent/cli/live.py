@@ -55,7 +55,7 @@ def incidents(options: argparse.Namespace) -> int:
         agent, answer, _ = choose(found, options.run)
         found = [(agent, answer)]
     if options.id:
-        one = _one(found, options.id)
+        one = one_incident(found, options.id)
         print_json(one) if options.json else show(report.incident(one))
         return 0
     route = "/api/v1/incidents?all=1" if options.all else "/api/v1/incidents"
@@ -74,7 +74,7 @@ def incidents(options: argparse.Namespace) -> int:
     return 0
 
 
-def _one(found: list[tuple[Agent, dict[str, Any]]], wanted: str) -> dict[str, Any]:
+def one_incident(found: list[tuple[Agent, dict[str, Any]]], wanted: str) -> dict[str, Any]:
     """The incident whose id begins so; the exact one where several do."""
     matches: dict[str, tuple[Agent, str]] = {}
     for agent, _ in found:

@@ -43,6 +43,11 @@ def _incidents(parser: argparse.ArgumentParser) -> None:
                         help="only those where acting was off: what would have been done")
 
 
+def _close(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("id", metavar="ID", help="which (a prefix will do)")
+    parser.add_argument("--reason", required=True, help="what was repaired: kept in the journal")
+
+
 def _verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", metavar="DIR", help="one checkpoint, or a directory of them")
 
@@ -123,6 +128,8 @@ COMMANDS = (
             "holdfast pause --run m5 --reason 'debugging rank 3'", "control:pause", _hand),
     Command("resume", "let Holdfast act again", "holdfast resume --run m5 --reason done",
             "control:resume", _hand),
+    Command("close", "say that what the kernel told of is repaired",
+            "holdfast close node-a-nic_error --reason 'cable changed'", "control:close", _close),
     Command("dashboards", "write the alert rules that follow from the runbooks",
             "holdfast dashboards render --to /etc/prometheus", "dashboards:render", _dashboards,
             json=False),

@@ -42,7 +42,8 @@ RUNGS = {
 }
 CLEARS = {
     "reboot": "with the node's next boot",
-    "quiet_10m": "after ten minutes without it",
+    "quiet_10m": "after ten minutes without it; what a line of the kernel's calls fatal with the "
+                 "next boot, or by `holdfast close`",
     "check": "as soon as what was watched is good again",
     "operator": "by a person's hand",
 }

@@ -22,7 +22,8 @@ DETECTOR = "kernel"
 OPEN_MAX = 64
 WINDOWS_MAX = 256
 TIMES_MAX = 32
-QUIET_S = 600.0  # clears = "quiet_10m"
+QUIET_S = 600.0  # clears = "quiet_10m"; what is fatal is not well again because it is silent
+CLOSE = "close_incident"
 FOLLOWS_S = 60.0  # an XID 45 this soon after another of its GPU is that one's clean-up
 FOLLOWER = "follow_companion_xid"
 INSTRUCTION = "154"  # the XID by which a driver says what it wants done
@@ -76,6 +77,7 @@ class KernelCase:
             self.memory.cursor = event.cursor
             found += self._take(ctx, event)
         self._quiet(ctx)
+        self._by_hand(ctx)
         ctx.verdicts.extend(self._verdict(ctx, one) for one in self.opened())
         return found
 
@@ -263,6 +265,15 @@ class KernelCase:
             quiet = ctx.now.boot_s - item.last_boot_s > QUIET_S
             if quiet and item.incident.severity != FATAL and self._clears(book) == "quiet_10m":
                 self._close(ctx, key, "not said again for ten minutes")
+
+    def _by_hand(self, ctx: Context) -> None:
+        """A card that was changed, a disk taken out, a GPU reset without its driver's word: none
+        of them is heard, so whoever did it says so."""
+        asked = {one.subject: one for one in ctx.observed.requests if one.kind == CLOSE}
+        for key, item in sorted(self.memory.open.items()):
+            request = asked.get(f"incident/{item.incident.id}")
+            if request is not None:
+                self._close(ctx, key, f"closed by {request.by or 'a person'}: {request.reason}")
 
     def _clears(self, book: Runbook | None) -> str:
         return book.clears if book is not None else "reboot"

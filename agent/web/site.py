@@ -19,6 +19,7 @@ import msgspec
 from aiohttp import web
 
 from ..config import ConfigError
+from ..core.kernel import CLOSE, DETECTOR
 from ..core.model import Request
 from ..metrics import CONTENT_TYPE, Exposition
 from . import drift, status
@@ -162,6 +163,7 @@ class Site:
                 ("GET", "/api/v1/drift", self._drift),
                 ("POST", "/api/v1/runs/{run}/{verb}", self._ask_run),
                 ("POST", "/api/v1/nodes/{node}/{verb}", self._ask_node),
+                ("POST", "/api/v1/incidents/{id:.+}/close", self._close),
             ]
         for method, path, handler in routes:
             application.router.add_route(method, path, self._guarded(handler))
@@ -262,6 +264,20 @@ class Site:
         if isinstance(wish, web.Response):
             return wish
         return self._ask(request, NODE_VERBS[verb], f"node/{node}", "", wish)
+
+    async def _close(self, request: web.Request) -> web.Response:
+        incident = self._daemon.narrator.incidents.get(request.match_info["id"])
+        if incident is None:
+            return refuse(404, "no such incident", "an id that /api/v1/incidents lists")
+        told = {(one.fault, one.subject) for one in self._daemon.snapshot.decision.verdicts
+                if one.detector == DETECTOR}  # fmt: skip
+        if (incident.fault, incident.subject) not in told:
+            return refuse(409, "it closes by itself, or has closed",
+                          "an open incident of the kernel's log")  # fmt: skip
+        wish = await _wish(request)
+        if isinstance(wish, web.Response):
+            return wish
+        return self._ask(request, CLOSE, f"incident/{incident.id}", "", wish)
 
     def _ask(
         self, request: web.Request, kind: str, subject: str, run: str, wish: Wish

@@ -123,6 +123,29 @@ def test_changing_needs_a_role(agent, tmp_path):
     browse(scenario, agent, tmp_path, api__tokens_file=str(tokens))
 
 
+def test_an_incident_of_the_kernels_is_closed_by_hand_and_no_other(agent, tmp_path):
+    async def scenario(daemon, node, launcher, tcp, unix):
+        route, body = "/api/v1/incidents/%s/close", {"reason": "cable changed"}
+        node.incidents = (INCIDENT,)
+        daemon.wake("test")
+        await until(lambda: INCIDENT.id in daemon.narrator.incidents)
+        for which, status in (("nope", 404), (INCIDENT.id, 409)):
+            async with unix.post(route % which, json=body) as answer:
+                assert answer.status == status and (await answer.json())["set"]
+        told = Verdict(INCIDENT.fault, INCIDENT.subject, "fatal", 1.0, "x", detector="kernel")
+        node.extra = {"verdicts": (told,)}
+        daemon.wake("test")
+        await until(lambda: told in daemon.snapshot.decision.verdicts)
+        for data, status in ((b"{}", 400), (b"{", 400), (b'{"reason": "cable changed"}', 202)):
+            async with unix.post(route % INCIDENT.id, data=data) as answer:
+                assert answer.status == status
+        await until(lambda: node.seen[-1].requests)
+        (request,) = node.seen[-1].requests
+        assert (request.kind, request.subject) == ("close_incident", f"incident/{INCIDENT.id}")
+
+    browse(scenario, agent, tmp_path)
+
+
 def test_bad_requests_say_what_to_set(agent, tmp_path):
     async def scenario(daemon, node, launcher, tcp, unix):
         async with tcp.get("/api/v1/status", headers={"Host": "evil.example:1"}) as answer:

@@ -128,6 +128,20 @@ def test_an_agents_no_says_what_to_set(agents: dict[str, StandIn], capsys: Captu
     assert capsys.readouterr().err == "holdfast: injection is off; set inject.enabled = true\n"
 
 
+def test_a_kernel_incident_is_closed_on_all_agents_that_have_it(
+    agents: dict[str, StandIn], capsys: Captured
+) -> None:
+    assert main(["close", "i-16", "--reason", "cable changed"]) == 1
+    assert "incident i-16 is closed already" in capsys.readouterr().err
+    for one in agents.values():
+        one.answers["/api/v1/incidents"] = [one.answers["/api/v1/incidents/i-16"]]
+    assert main(["close", "i-16", "--reason", "cable changed"]) == 0
+    for one in agents.values():
+        ((route, body),) = one.posted
+        assert route == "/api/v1/incidents/i-16/close" and body["reason"] == "cable changed"
+    assert capsys.readouterr().out == "i-16: closed\n"
+
+
 def test_a_node_is_paused_on_all_its_agents(agents: dict[str, StandIn], capsys: Captured) -> None:
     assert main(["pause", "--node", "node-a", "--reason", "disk"]) == 0
     for one in agents.values():
