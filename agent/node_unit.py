@@ -101,7 +101,8 @@ def check(order: dict[str, Any], place: Place) -> None:
 
 
 def command_of(verb: str, fault: str, place: Place) -> tuple[str, ...]:
-    """The operator's program where there is one; for a reboot systemd's own is enough."""
+    """The operator's program where there is one; for a reboot systemd's own is enough.  One that
+    cannot be looked at is none of ours to pass over: refused."""
     program = place.commands / verb
     try:
         for path in (program, place.commands):
@@ -111,7 +112,7 @@ def command_of(verb: str, fault: str, place: Place) -> tuple[str, ...]:
         if not stat.S_ISREG(os.lstat(program).st_mode) or not os.access(program, os.X_OK):
             raise Refused(f"{program} is no program")
     except OSError as error:
-        if verb == "reboot":
+        if verb == "reboot" and isinstance(error, FileNotFoundError):
             return REBOOT
         raise Refused(f"{program}: {error.strerror}: put the program for {verb} there") from error
     return (str(program), place.node, fault)

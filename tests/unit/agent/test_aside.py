@@ -10,7 +10,7 @@ import time
 import pytest
 from fakes import Hung, until
 from msgspec.structs import replace
-from test_node_unit import INCIDENT, REBOOT, options
+from root_unit import INCIDENT, REBOOT, options
 from waiting import wait_for
 
 from holdfast.agent import background

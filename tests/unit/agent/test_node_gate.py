@@ -10,7 +10,8 @@ from fakes import Hung, until
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from test_node_unit import INCIDENT, Unit, called, commands, core, options
+from root_unit import INCIDENT, Unit, called, commands, options
+from test_node_unit import core
 
 from holdfast.agent import node_gate
 from holdfast.agent.core import repair

@@ -1,17 +1,13 @@
 """Orders for the whole node: what the root side takes, and the way there from a kernel line.
 
-Nothing here can touch the machine: every verb is a program of the test's that notes its call.
+Nothing here can touch the machine: see root_unit.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import sqlite3
-import subprocess
-import sys
-import threading
 import time
 
 import pytest
@@ -19,35 +15,19 @@ from fakes import until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from root_unit import INCIDENT, REBOOT, SYSTEMDS_REBOOT, Unit, called, commands, options
 
 from holdfast.agent import node_unit
 from holdfast.agent.config import ConfigError, load
 from holdfast.agent.core import repair
-from holdfast.agent.core.model import Effect, Incident, Request
+from holdfast.agent.core.model import Request
 from holdfast.agent.core.node import Node
-from holdfast.agent.core.order import NodeOrder
 from holdfast.agent.daemon import boot_id
 from holdfast.agent.node_unit import Place, Refused, carry_out
 from holdfast.agent.runbook import load_runbooks
 from holdfast.agent.web import status
 
-INCIDENT = Incident("i1", "gpu_fell_off_bus", "node/node-a/gpu/0000:4e:00", "fatal", "", 0, 1.0,
-                    1.0, "XID 79", "GPU 3")  # fmt: skip
-REBOOT = Effect("7/node/node-a/reboot_node/1", "reboot_node", "node/node-a", "XID 79", 30.0,
-                NodeOrder("reboot", "node-a", "i1", "XID 79"), outlives_node=True,
-                fault="gpu_fell_off_bus")  # fmt: skip
-
-
-@pytest.fixture
-def commands(tmp_path):
-    """A folder with a program for each verb, which notes how it was called."""
-    folder = tmp_path / "node.d"
-    folder.mkdir(mode=0o755)
-    for verb in node_unit.VERBS:
-        program = folder / verb
-        program.write_text(f'#!/bin/sh\necho "{verb} $*" >> {tmp_path}/called\n')
-        program.chmod(0o755)
-    return folder
+assert commands  # a fixture
 
 
 @pytest.fixture
@@ -59,11 +39,6 @@ def order(**changed) -> bytes:
     fields = {"verb": "reboot", "id": "1/x/1", "node": "node-a", "boot_id": "b1", "wall_s": 1000.0,
               "fault": "gpu_fell_off_bus"} | changed  # fmt: skip
     return json.dumps(fields).encode() + b"\n"
-
-
-def called(tmp_path) -> list[str]:
-    file = tmp_path / "called"
-    return file.read_text().splitlines() if file.exists() else []
 
 
 def test_each_verb_is_carried_out_once_a_boot(place, tmp_path):
@@ -137,7 +112,13 @@ def test_a_program_that_others_may_change_is_not_run(place, commands, tmp_path):
 
 def test_a_reboot_without_a_program_is_systemds(place, commands):
     (commands / "reboot").unlink()
-    assert node_unit.command_of("reboot", "x", place) == node_unit.REBOOT
+    assert SYSTEMDS_REBOOT[0].endswith("/systemctl") and SYSTEMDS_REBOOT[-1] == "reboot"
+    assert node_unit.command_of("reboot", "x", place) == node_unit.REBOOT == ("/bin/false",)
+
+
+def test_a_program_that_cannot_be_looked_at_is_not_passed_over_for_systemds(place, commands):
+    with pytest.raises(Refused, match="Not a directory"):
+        carry_out(order(), place._replace(commands=commands / "drain"))
 
 
 @pytest.mark.parametrize("junk", [b"{", b"[]\n", b'{"verb": 1}\n', b"\xff\n", b"null\n",
@@ -162,58 +143,11 @@ def test_a_program_that_fails_was_carried_out_all_the_same(place, commands, tmp_
 # ------------------------------------------------------------------------ with the agent
 
 
-class Unit:
-    """What systemd does with holdfast-node.socket: a process for each connection."""
-
-    def __init__(self, tmp_path, answers: bool = True) -> None:
-        self.path, self.state = tmp_path / "n.sock", tmp_path / "state"
-        self.answers = answers
-        self.intents: list[int] = []  # in the journal, each time somebody knocks
-        self.held: list[socket.socket] = []
-        self.command = [sys.executable, "-I", node_unit.__file__, "--node", "node-a", "--commands",
-                        str(tmp_path / "node.d"), "--state", str(tmp_path / "unit")]  # fmt: skip
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.bind(str(self.path))
-        self.socket.listen(4)
-        self.thread = threading.Thread(target=self._serve)
-        self.thread.start()
-
-    def _serve(self) -> None:
-        while True:
-            try:
-                came, _ = self.socket.accept()
-            except OSError:
-                return
-            with sqlite3.connect(self.state / "journal.db") as database:
-                rows = database.execute("SELECT ok FROM intents WHERE kind = 'reboot_node'")
-                self.intents.append(len(rows.fetchall()))
-            database.close()
-            if self.answers:
-                subprocess.run(self.command, stdin=came, stdout=came, stderr=subprocess.DEVNULL,
-                               timeout=30, check=False)  # fmt: skip
-                came.close()
-            else:
-                self.held.append(came)
-
-    def close(self) -> None:
-        self.socket.shutdown(socket.SHUT_RDWR)
-        self.thread.join(10.0)
-        for one in (self.socket, *self.held):
-            one.close()
-
-
 @pytest.fixture
 def unit(tmp_path, commands):
     made = Unit(tmp_path)
     yield made
     made.close()
-
-
-def options(tmp_path, **more):
-    return {"actions__socket": str(tmp_path / "n.sock"), "actions__allow": ("reboot_node",),
-            "evidence__store": str(tmp_path / "kept"),
-            # The machine's own would show the agents of other tests as somebody's runs.
-            "collectors__proc": str(tmp_path / "proc")} | more  # fmt: skip
 
 
 def test_an_order_is_in_the_journal_before_it_leaves_and_is_carried_out_once(
@@ -240,6 +174,19 @@ def test_an_order_is_in_the_journal_before_it_leaves_and_is_carried_out_once(
     assert json.loads((tmp_path / "kept/i1.json").read_text())["reason"] == "XID 79"
     done = json.loads((tmp_path / "unit/done").read_text())
     assert done["boot_id"] == boot_id() and done["id"] == REBOOT.id
+
+
+def test_a_unit_of_these_tests_never_has_the_machines_reboot(agent, unit, tmp_path):
+    (tmp_path / "node.d/reboot").unlink()
+
+    async def scenario():
+        async with agent(**options(tmp_path)) as (daemon, node):
+            node.incidents, node.todo = (INCIDENT,), [REBOOT]
+            daemon.wake("test")
+            await until(lambda: node.seen[-1].outcomes)
+            assert node.seen[-1].outcomes[0].error == "/bin/false ended with 1"
+
+    asyncio.run(scenario())
 
 
 def test_no_order_leaves_before_its_intent_is_on_disk(agent, unit, tmp_path, monkeypatch):

@@ -1,0 +1,101 @@
+"""A node's root unit for tests: processes as systemd starts them, and verbs that only note.
+
+Nothing here can touch the machine, whatever is wrong in the code: every verb is a program of the
+test's that notes its call, and systemd's own reboot is /bin/false, in each child as well.
+"""
+
+from __future__ import annotations
+
+import socket
+import sqlite3
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from holdfast.agent import node_unit
+from holdfast.agent.core.model import Effect, Incident
+from holdfast.agent.core.order import NodeOrder
+
+SYSTEMDS_REBOOT = node_unit.REBOOT  # before the fixture of conftest.py takes it away
+# The unit in a process of its own, as systemd starts it, with no way to the machine's reboot.
+SAFE_UNIT = f"""
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("node_unit", {node_unit.__file__!r})
+unit = importlib.util.module_from_spec(spec)
+sys.modules["node_unit"] = unit
+spec.loader.exec_module(unit)
+assert unit.REBOOT == {SYSTEMDS_REBOOT!r}
+unit.REBOOT = ("/bin/false",)
+sys.exit(unit.main(sys.argv[1:]))
+"""
+INCIDENT = Incident("i1", "gpu_fell_off_bus", "node/node-a/gpu/0000:4e:00", "fatal", "", 0, 1.0,
+                    1.0, "XID 79", "GPU 3")  # fmt: skip
+REBOOT = Effect("7/node/node-a/reboot_node/1", "reboot_node", "node/node-a", "XID 79", 30.0,
+                NodeOrder("reboot", "node-a", "i1", "XID 79"), outlives_node=True,
+                fault="gpu_fell_off_bus")  # fmt: skip
+
+
+@pytest.fixture
+def commands(tmp_path):
+    """A folder with a program for each verb, which notes how it was called."""
+    folder = tmp_path / "node.d"
+    folder.mkdir(mode=0o755)
+    for verb in node_unit.VERBS:
+        program = folder / verb
+        program.write_text(f'#!/bin/sh\necho "{verb} $*" >> {tmp_path}/called\n')
+        program.chmod(0o755)
+    return folder
+
+
+def called(tmp_path) -> list[str]:
+    file = tmp_path / "called"
+    return file.read_text().splitlines() if file.exists() else []
+
+
+class Unit:
+    """What systemd does with holdfast-node.socket: a process for each connection."""
+
+    def __init__(self, tmp_path, answers: bool = True) -> None:
+        self.path, self.state = tmp_path / "n.sock", tmp_path / "state"
+        self.answers = answers
+        self.intents: list[int] = []  # in the journal, each time somebody knocks
+        self.held: list[socket.socket] = []
+        self.command = [sys.executable, "-I", "-c", SAFE_UNIT, "--node", "node-a", "--commands",
+                        str(tmp_path / "node.d"), "--state", str(tmp_path / "unit")]  # fmt: skip
+        self.socket = socket.socket(socket.AF_UNIX)
+        self.socket.bind(str(self.path))
+        self.socket.listen(4)
+        self.thread = threading.Thread(target=self._serve)
+        self.thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                came, _ = self.socket.accept()
+            except OSError:
+                return
+            with sqlite3.connect(self.state / "journal.db") as database:
+                rows = database.execute("SELECT ok FROM intents WHERE kind = 'reboot_node'")
+                self.intents.append(len(rows.fetchall()))
+            database.close()
+            if self.answers:
+                subprocess.run(self.command, stdin=came, stdout=came, stderr=subprocess.DEVNULL,
+                               timeout=30, check=False)  # fmt: skip
+                came.close()
+            else:
+                self.held.append(came)
+
+    def close(self) -> None:
+        self.socket.shutdown(socket.SHUT_RDWR)
+        self.thread.join(10.0)
+        for one in (self.socket, *self.held):
+            one.close()
+
+
+def options(tmp_path, **more):
+    return {"actions__socket": str(tmp_path / "n.sock"), "actions__allow": ("reboot_node",),
+            "evidence__store": str(tmp_path / "kept"),
+            # The machine's own would show the agents of other tests as somebody's runs.
+            "collectors__proc": str(tmp_path / "proc")} | more  # fmt: skip
