@@ -50,4 +50,5 @@ class Session:
             compiling=said.compiling, keep=max(0, said.keep),
             checkpoint_dir=said.checkpoint_dir or hello.checkpoint_dir,
             logs=said.logs is not None, registered_boot_s=self.registered_boot_s,
+            uid=self.uid,
         )  # fmt: skip

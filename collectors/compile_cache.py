@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import time
+from itertools import islice
 from typing import NamedTuple
 
 from .inotify import Watcher
@@ -32,7 +33,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 class Sight(NamedTuple):
     """What one walk through the cache found."""
 
-    locks: list[tuple[str, float]]  # path, time of last change
+    locks: list[tuple[str, int, float]]  # path, owner, time of last change
     programs: set[str]  # paths of compiled programs
     folders: set[str]  # that hold one, or a lock: where programs are read and written
 
@@ -58,8 +59,8 @@ class CompileCacheCollector:
         Metric("compile_cache_compiler_age_seconds", "gauge",
                "How long the oldest of them has run."),
         Metric("compile_cache_lock_age_seconds", "gauge",
-               "Age of a lock that no compiler can own: each that runs here began later.",
-               ("path",), True),
+               "Age of a lock that no compiler can own, as each here began later; uid: its owner.",
+               ("path", "uid"), True),
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -93,11 +94,11 @@ class CompileCacheCollector:
         if _is_shared(roots):
             owned_s = max(owned_s, COMPILE_S)
         now_s = time.time()  # beside the file's own time, which is of the wall clock
-        unowned = [(path, now_s - made_s) for path, made_s in sight.locks
+        unowned = [(f"path={path},uid={uid}", now_s - made_s) for path, uid, made_s in sight.locks
                    if now_s - made_s >= owned_s and not set(path) & set(",=\n")]  # fmt: skip
         return samples + [
-            Sample("compile_cache_lock_age_seconds", f"path={path}", max(0.0, age_s), boot_s)
-            for path, age_s in unowned[:LOCKS_MAX]
+            Sample("compile_cache_lock_age_seconds", subject, max(0.0, age_s), boot_s)
+            for subject, age_s in unowned[:LOCKS_MAX]
         ]
 
     def _uses(self, sight: Sight) -> dict[str, float]:
@@ -132,17 +133,18 @@ def _walk(root: str) -> Sight:
     while folders and looked < ENTRIES_MAX:
         folder, depth = folders.pop()
         try:
-            entries = sorted(os.scandir(folder), key=lambda one: one.name)
+            with os.scandir(folder) as listing:
+                entries = list(islice(listing, ENTRIES_MAX - looked))
         except OSError:
             continue
-        for entry in entries[: ENTRIES_MAX - looked]:
-            looked += 1
+        looked += len(entries)
+        for entry in sorted(entries, key=lambda one: one.name):
             try:
                 if entry.is_dir(follow_symlinks=False) and depth < DEPTH_MAX:
                     folders.append((entry.path, depth + 1))
                 elif entry.name.endswith(".lock"):
-                    made_s = entry.stat(follow_symlinks=False).st_mtime
-                    sight.locks.append((entry.path, made_s))
+                    found = entry.stat(follow_symlinks=False)
+                    sight.locks.append((entry.path, found.st_uid, found.st_mtime))
                     sight.folders.add(folder)
                 elif entry.name.endswith(PROGRAM):
                     sight.programs.add(entry.path)

@@ -254,18 +254,8 @@ class Orders:
         if busy:
             raise Refused("%s is left: %s" % (path, busy))
 
-        def remove() -> str:
-            found = os.lstat(path)
-            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
-                raise Refused("%s is no plain file of this user" % path)
-            age_s = time.time() - found.st_mtime
-            if age_s < LOCK_STALE_S:
-                raise Refused("%s is %d s old: somebody may hold it" % (path, age_s))
-            os.unlink(path)
-            return "removed, %d s old" % age_s
-
         launcher.add_errand(launcher.errands.call(
-            remove, REMOVE_S, lambda ok, text: self.outcome(order_id, ok, text), "removing a lock",
+            lambda: remove_stale(path), REMOVE_S, lambda ok, text: self.outcome(order_id, ok, text), "removing a lock",
         ))  # fmt: skip
 
     def inject(self, order_id: str, body: Dict[str, Any]) -> None:
@@ -283,3 +273,24 @@ class Orders:
             raise Refused("no fault %r: kill, stop, stall, exception, hold-gil, skip-collective"
                           % fault)  # fmt: skip
         self.outcome(order_id, True)
+
+
+def remove_stale(path: str) -> str:
+    """Unlinks a plain old file of this user, at this very place.  Whoever may make folders in a
+    shared cache can put a link in the place of one: the file behind it is somebody's work."""
+    folder, name = os.path.split(path)
+    opened = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        true = os.readlink("/proc/self/fd/%d" % opened)
+        if true != folder:
+            raise Refused("%s is left: its folder is %s by its true name" % (path, true))
+        found = os.stat(name, dir_fd=opened, follow_symlinks=False)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
+            raise Refused("%s is no plain file of this user" % path)
+        age_s = time.time() - found.st_mtime
+        if age_s < LOCK_STALE_S:
+            raise Refused("%s is %d s old: somebody may hold it" % (path, age_s))
+        os.unlink(name, dir_fd=opened)
+    finally:
+        os.close(opened)
+    return "removed, %d s old" % age_s

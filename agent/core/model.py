@@ -124,6 +124,7 @@ class RunView(Value, frozen=True):
     logs: bool = False  # its launcher has a child that reads the ranks' logs
     compiling: str = ""  # a compiler child or compile-cache lock: what, else ""
     registered_boot_s: float = 0.0
+    uid: int = -1  # the launcher's user, as the kernel says; -1 unknown
 
 
 class Doc(Value, frozen=True):
@@ -280,8 +281,7 @@ class Effect(Value, frozen=True):
       start     Start              launcher: start this generation
       stop      Stop               launcher: end these ranks
       finish    Finish             launcher: leave with this code
-      evidence  TakeEvidence       evidence child for one rank; outcome.detail is JSON
-      logs      TakeEvidence       log child for all ranks of a generation; the same
+      evidence, logs: TakeEvidence, a child for one rank or a whole generation; detail is JSON
       delete    Delete             checkpoint directories that keep-N lets go
       drain_node, reboot_node, replace_node: NodeOrder, a verb for the node's root unit
       remove_lock  RemoveLock      launcher: a lock in a compile cache that nobody holds

@@ -1,7 +1,7 @@
 """Taking away a lock that a killed compile left, by the launcher of a run here, as its user.
 
 Owns when that is asked for: the operator allowed it, nobody paused this node, the runbook's budget
-for that file has something left, and a run here could be waiting for it.  Which lock is stale is
+for that file has something left, and a run of the lock's owner is here: nobody else may remove it.  Which lock is stale is
 detect/compile_cache.py's; the launcher looks again before it removes anything.
 """
 
@@ -19,6 +19,7 @@ RUNG = "remove_lock"
 FAULT = "compile_lock_stale"
 ORDER_S = 15.0  # a cache often lies on a network mount
 KEPT_MAX = 64
+NAMED_MAX = 200  # characters of a path that a launcher says it waits for (worker/compiling.py)
 
 
 def step(ctx: Context, verdicts: Iterable[Verdict], asked: dict[str, float], paused: str) -> None:
@@ -32,10 +33,14 @@ def step(ctx: Context, verdicts: Iterable[Verdict], asked: dict[str, float], pau
     if not views or book is None or RUNG not in book.ladder:
         return
     for verdict in verdicts:
-        path = dict(verdict.evidence).get("path", "")
+        told = dict(verdict.evidence)
+        path, owner = told.get("path", ""), told.get("uid", "")
         if verdict.fault != FAULT or not path or _spent(ctx, asked, path, book.budget_window_h):
             continue
-        view = min(views, key=lambda one: one.run)
+        theirs = [view for view in views if str(view.uid) == owner]
+        if not theirs:
+            continue
+        view = min(theirs, key=lambda one: (path[:NAMED_MAX] not in one.compiling, one.run))
         draft = Effect(
             id="", kind=RUNG, subject=f"{run_subject(view.run)}/lock", reason=verdict.reason,
             deadline_s=ORDER_S, fault=FAULT, body=RemoveLock(view.run, path),

@@ -22,12 +22,12 @@ def verdicts(node: str, samples: Rows) -> list[Verdict]:
     for name, subject, age_s, _ in samples:
         if name != AGE or age_s < STALE_S:
             continue
-        path = subject.removeprefix("path=")
+        path, _, uid = subject.removeprefix("path=").partition(",uid=")
         found.append(Verdict(
             fault="compile_lock_stale", subject=f"node/{node}/lock{path}", severity=DEGRADED,
             confidence=1.0, detector=DETECTOR,
             reason=f"{path} is {age_s / 60:.0f} min old and no compiler can own it: "
             "whoever wants this program waits for it without end",
-            evidence=(("path", path),),
+            evidence=(("path", path), ("uid", uid)),
         ))  # fmt: skip
     return found

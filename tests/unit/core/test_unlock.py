@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.agent.core.model import Settings
+from holdfast.agent.core.model import Observed, RunView, Settings
 from holdfast.agent.core.node import Node
 from holdfast.agent.core.order import RemoveLock
 from holdfast.agent.runbook import load_runbooks
@@ -12,11 +12,11 @@ from holdfast.agent.runbook import load_runbooks
 from .driver import Lab, replace
 
 PATH = "/var/tmp/neuron-compile-cache/x/model.hlo_module.pb.lock"
-LOCK = ("compile_cache_lock_age_seconds", f"path={PATH}", 600.0, 1.0)
+LOCK = ("compile_cache_lock_age_seconds", f"path={PATH},uid=1000", 600.0, 1.0)
 
 
-def lab(*allow: str) -> Lab:
-    made = Lab(settings=Settings(allow=allow))
+def lab(*allow: str, cls: type[Lab] = Lab) -> Lab:
+    made = cls(settings=Settings(allow=allow), uid=1000)
     made.node = Node("a", made.settings, load_runbooks())
     made.begin()
     made.samples = (LOCK,)
@@ -51,3 +51,35 @@ def test_what_leaves_the_lock_where_it_is(why: str) -> None:
     if why == "young":
         made.samples = ((*LOCK[:2], 60.0, 1.0),)
     assert orders(made) == []
+
+
+class Shared(Lab):
+    """A node with runs of others besides."""
+
+    more: tuple[RunView, ...] = ()
+
+    def observed(self) -> Observed:
+        seen = super().observed()
+        return replace(seen, runs=tuple(sorted((*seen.runs, *self.more), key=lambda v: v.run)))
+
+
+def test_the_owner_of_the_lock_is_asked_and_nobody_else() -> None:
+    made = lab("remove_lock", cls=Shared)
+    assert isinstance(made, Shared)
+    alice = replace(made.view, run="!alice", uid=1001)
+    made.more = (alice,)
+    assert orders(made) == [RemoveLock("r", PATH)]
+    made = lab("remove_lock", cls=Shared)
+    assert isinstance(made, Shared)
+    made.view = replace(made.view, connected=False)
+    made.more = (alice,)
+    assert orders(made) == []
+    made.view = replace(made.view, connected=True)  # it was not spent on who could not do it
+    assert orders(made) == [RemoveLock("r", PATH)]
+
+
+def test_of_the_owners_runs_the_one_that_waits_is_asked() -> None:
+    made = lab("remove_lock", cls=Shared)
+    assert isinstance(made, Shared)
+    made.more = (replace(made.view, run="z", compiling=f"rank 0 holds or awaits {PATH}"),)
+    assert orders(made) == [RemoveLock("z", PATH)]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
+import sys
 import time
 from types import SimpleNamespace
 
@@ -55,8 +57,36 @@ def test_a_rank_that_moves_and_any_other_child_say_nothing(child):
     assert Watch({}).look([rank_of(os.getpid())], 10.0) == ""
 
 
+def state(process, wanted):
+    """Waits until the kernel says that it is so."""
+    deadline_s = time.monotonic() + 10.0
+    while compiling.name_and_state(process.pid)[1] != wanted:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.005)
+
+
+def test_an_idle_helper_of_torch_compile_is_no_reason_to_wait(tmp_path):
+    """It stays for ever, asleep; only one that runs compiles."""
+    go = tmp_path / "go"
+    os.mkfifo(go)
+    busy = f"import sys; open({str(go)!r}).read()\nwhile True: pass"
+    helper = subprocess.Popen([sys.executable, "-c", busy, "torch/_inductor/compile_worker"])
+    try:
+        with open(go, "w"):  # it is in its own open or read now
+            state(helper, "S")
+            assert Watch({}).look([rank_of(os.getpid())], 10.0) == ""
+        state(helper, "R")
+        assert Watch({}).look([rank_of(os.getpid())], 10.0) == "rank 1: torch.compile"
+    finally:
+        helper.kill()
+        helper.wait()
+
+
 def test_a_compiler_that_was_stopped_or_ended_compiles_nothing(child):
     compiler = child("ptxas")
+    compiler.send_signal(signal.SIGSTOP)
+    state(compiler, "T")
+    assert Watch({}).look([rank_of(os.getpid())], 10.0) == ""
     compiler.kill()
     os.waitid(os.P_PID, compiler.pid, os.WEXITED | os.WNOWAIT)  # a zombie now
     assert Watch({}).look([rank_of(os.getpid())], 10.0) == ""

@@ -76,6 +76,27 @@ def test_what_is_no_stale_lock_stays(orders, cache, name, said):
     assert name == "gone.lock" or os.path.lexists(path)
 
 
+def test_another_users_lock_stays_whoever_is_asked(orders, cache, monkeypatch):
+    path, own = lock(cache), os.getuid()
+    monkeypatch.setattr(os, "getuid", lambda: own + 1)
+    ok, text = remove(orders, path)
+    assert not ok and "no plain file of this user" in text and path.exists()
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_folder_that_became_a_link_leads_to_nobodys_work(orders, cache, tmp_path, depth):
+    """The folder was looked at minutes before; who made it has put a link there since."""
+    path = lock(cache, "uv.lock")
+    work = tmp_path / "work" / (cache.name if depth else "")
+    work.mkdir(parents=True)
+    kept = lock(work, "uv.lock")
+    swapped = [cache, cache.parent][depth]
+    shutil.rmtree(swapped)
+    swapped.symlink_to([work, work.parent][depth])
+    ok, text = remove(orders, path)
+    assert not ok and f"its folder is {work}" in text and kept.exists()
+
+
 def test_a_lock_elsewhere_is_not_ours_to_judge(orders, tmp_path):
     path = lock(tmp_path)
     ok, text = remove(orders, path)
