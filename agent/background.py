@@ -276,7 +276,9 @@ def write_incident(folder: Path, incident: Incident) -> None:
     name = "".join(c if c.isalnum() or c in "-_." else "_" for c in incident.id)[:200]
     folder.mkdir(parents=True, exist_ok=True)
     draft = folder / f".{name}.new"
-    draft.write_bytes(msgspec.json.encode(incident))
+    draft.unlink(missing_ok=True)
+    with open(draft, "xb") as file:  # never through a link that somebody put there
+        file.write(msgspec.json.encode(incident))
     draft.replace(folder / f"{name}.json")
 
 

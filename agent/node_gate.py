@@ -8,9 +8,11 @@ an order, and decides nothing: agent/core/repair.py does.
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import os
 import stat
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 LOOK_S = 5.0  # between two looks
 IDLE_S = 1.0
 ANSWER_S = 4.0  # for a few bytes to be written to evidence.store
+READ_ONLY = ": name it in ReadWritePaths= of holdfast.service (docs/node-orders.md)"
 UNSEEN = Gate(closed="what it needs has not been looked at yet")
 ANCESTORS_MAX = 32
 TABLE_MAX_BYTES = 4 << 20  # /proc/net/unix: 30,000 sockets
@@ -90,17 +93,22 @@ async def _closed(daemon: Daemon) -> str:
     except TimeoutError:
         return f"evidence.store: {folder} does not answer"
     except (OSError, ValueError, RuntimeError) as error:
-        return f"evidence.store: {error}"
+        sandboxed = isinstance(error, OSError) and error.errno == errno.EROFS
+        return f"evidence.store: {error}{READ_ONLY if sandboxed else ''}"
     return ""
 
 
 def write_probe(folder: Path, node: str) -> None:
-    """Leaves nothing behind.  OSError when the folder does not take a file."""
+    """Leaves nothing behind.  OSError when the folder does not take a file.  Its name cannot be
+    guessed, so that nobody who may write there as well puts a link in its place."""
     name = "".join(c if c.isalnum() or c in "-_." else "_" for c in node)[:200]
     folder.mkdir(parents=True, exist_ok=True)
-    probe = folder / f".{name}.probe"
-    probe.write_bytes(b"holdfast: may be removed\n")
-    probe.unlink(missing_ok=True)
+    fd, probe = tempfile.mkstemp(".probe", f".{name}.", folder)
+    try:
+        os.write(fd, b"holdfast: may be removed\n")
+    finally:
+        os.close(fd)
+        Path(probe).unlink(missing_ok=True)
 
 
 # ------------------------------------------------------------------ who else is here

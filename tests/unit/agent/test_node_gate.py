@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from root_unit import INCIDENT, Unit, called, commands, options
 from test_node_unit import core
 
 from holdfast.agent import node_gate
+from holdfast.agent.background import write_incident
 from holdfast.agent.core import repair
 
 assert commands  # a fixture
@@ -125,7 +127,15 @@ def test_what_an_order_needs_is_missed_before_anything_is_ended(agent, tmp_path)
 def test_a_store_that_hangs_closes_the_gate_and_opens_it_again(agent, tmp_path, monkeypatch):
     monkeypatch.setattr(node_gate, "ANSWER_S", 0.05)
     table(tmp_path / "proc")
-    hung = Hung(tmp_path / "kept/.node-a.probe")
+    hung = Hung(tmp_path / "hung")
+    real = node_gate.write_probe
+
+    def through_it(folder, node):
+        if hung.path.exists():
+            hung.path.write_bytes(b"x")
+        real(folder, node)
+
+    monkeypatch.setattr(node_gate, "write_probe", through_it)
 
     async def scenario():
         async with agent(**options(tmp_path)) as (daemon, _):
@@ -139,6 +149,39 @@ def test_a_store_that_hangs_closes_the_gate_and_opens_it_again(agent, tmp_path, 
                 assert (await node_gate.look(daemon)).closed == ""
 
     asyncio.run(scenario())
+
+
+def test_a_store_that_the_sandbox_keeps_read_only_says_which_key_opens_it(
+    agent, tmp_path, monkeypatch
+):
+    def refused(folder, node):
+        raise OSError(errno.EROFS, "Read-only file system", str(folder))
+
+    monkeypatch.setattr(node_gate, "write_probe", refused)
+    table(tmp_path / "proc")
+
+    async def scenario():
+        async with agent(**options(tmp_path)) as (daemon, _):
+            with socket.socket(socket.AF_UNIX) as unit:
+                unit.bind(str(tmp_path / "n.sock"))
+                closed = (await node_gate.look(daemon)).closed
+                assert "Read-only file system" in closed
+                assert closed.endswith("ReadWritePaths= of holdfast.service (docs/node-orders.md)")
+
+    asyncio.run(scenario())
+
+
+def test_nothing_is_written_through_a_link_that_somebody_put_into_the_store(tmp_path):
+    journal, store = tmp_path / "journal.db", tmp_path / "store"
+    journal.write_text("precious")
+    store.mkdir()
+    for name in (".node-a.probe", ".i1.new"):
+        (store / name).symlink_to(journal)
+    node_gate.write_probe(store, "node-a")
+    write_incident(store, INCIDENT)
+    assert journal.read_text() == "precious"
+    assert sorted(one.name for one in store.iterdir()) == [".node-a.probe", "i1.json"]
+    assert not (store / "i1.json").is_symlink()
 
 
 def test_nobody_looks_while_nothing_asks_for_an_order(agent, tmp_path, monkeypatch):
