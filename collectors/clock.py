@@ -89,17 +89,13 @@ class ClockCollector:
         self._ask = ask
 
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
-        """One reading.  NoData when neither the kernel nor /sys tells anything."""
+        """One reading.  NoData when the kernel does not tell: what is left would look like a clock
+        that is watched."""
+        state = self._ask()
         found: list[Sample] = []
         source = word_of(f"{roots.sys}/{SOURCE}")
         if source:
             found.append(Sample("host_clock_source_info", f"source={source}", 1.0, boot_s))
-        try:
-            state = self._ask()
-        except NoData:
-            if not found:
-                raise
-            return found
         values = (float(state.synchronized), *state[1:])
         found += [
             Sample(metric.name, "", value, boot_s) for metric, value in zip(self.metrics, values)
