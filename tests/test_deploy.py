@@ -10,7 +10,14 @@ import pytest
 
 from holdfast.agent import room
 
-UNIT = Path(__file__).resolve().parent.parent / "deploy/systemd/holdfast.service"
+ROOT = Path(__file__).resolve().parent.parent
+UNIT = ROOT / "deploy/systemd/holdfast.service"
+
+
+def values(unit: Path, *keys: str) -> list[str]:
+    """Every word that a unit gives to these keys."""
+    lines = [line.partition("=") for line in unit.read_text().splitlines()]
+    return [word for key, _, value in lines if key in keys for word in value.split()]
 
 
 def analyze(tmp_path: Path, text: str, *command: str) -> subprocess.CompletedProcess[str]:
@@ -73,3 +80,40 @@ def test_only_the_agent_may_knock_and_nothing_runs_without_the_socket() -> None:
     service = (UNIT.parent / "holdfast-node@.service").read_text()
     assert "[Install]" not in service and "User=" not in service
     assert "holdfast.agent.node_unit\n" in service  # and no argument that could change its verbs
+
+
+def test_no_user_can_make_a_path_that_keeps_the_agent_from_starting() -> None:
+    """A link to itself is no missing file: a leading "-" does not forgive it."""
+    keys = ("BindPaths", "BindReadOnlyPaths", "ReadWritePaths", "ReadOnlyPaths", "ExecPaths",
+            "InaccessiblePaths", "TemporaryFileSystem", "LoadCredential", "WorkingDirectory")  # fmt: skip
+    for unit in UNIT.parent.glob("*.service"):
+        named = [path.lstrip("-+") for path in values(unit, *keys)]
+        assert not [path for path in named
+                    if path.startswith(("/tmp", "/var/tmp", "/dev/shm", "/home"))]  # fmt: skip
+    # Neuron's compile cache lies there, and a private /var/tmp would be an empty one.
+    assert not values(UNIT, "PrivateTmp")
+
+
+def test_the_clock_may_be_read_by_whichever_call_a_library_makes() -> None:
+    allowed = values(UNIT, "SystemCallFilter")
+    assert {"adjtimex", "clock_adjtime", "clock_adjtime64"} <= set(allowed)
+    assert "ProtectClock" not in [line.partition("=")[0] for line in UNIT.read_text().splitlines()]
+
+
+def test_a_probe_that_is_killed_for_memory_does_not_end_the_agent() -> None:
+    assert values(UNIT, "OOMPolicy") == ["continue"]
+
+
+def test_the_store_of_the_documentation_is_the_one_that_the_unit_may_write() -> None:
+    assert values(UNIT, "ProtectSystem") == ["strict"]
+    (path,) = values(UNIT.parent / "holdfast-evidence.conf", "ReadWritePaths")
+    text = (ROOT / "docs/node-orders.md").read_text()
+    assert f'store = "{path.lstrip("-")}"' in text and "holdfast-evidence.conf" in text
+    assert path.startswith("-")  # a file system that is late does not keep the agent from starting
+
+
+def test_the_operators_program_has_room() -> None:
+    """The limits of the unit hold for `kubectl drain` on a node of 192 cores as well."""
+    unit = UNIT.parent / "holdfast-node@.service"
+    assert values(unit, "TasksMax") == ["512"] and values(unit, "MemoryMax") == ["1G"]
+    assert "char-ipmidev" in values(unit, "DeviceAllow") and not values(unit, "PrivateDevices")
