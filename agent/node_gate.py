@@ -31,10 +31,13 @@ if TYPE_CHECKING:
 LOOK_S = 5.0  # between two looks
 IDLE_S = 1.0
 ANSWER_S = 4.0  # for a few bytes to be written to evidence.store
+HIDDEN = ("/proc hides other users' processes (hidepid): add its group to SupplementaryGroups= of "
+          "holdfast.service")  # fmt: skip
 READ_ONLY = ": name it in ReadWritePaths= of holdfast.service (docs/node-orders.md)"
 UNSEEN = Gate(closed="what it needs has not been looked at yet")
 ANCESTORS_MAX = 32
-TABLE_MAX_BYTES = 4 << 20  # /proc/net/unix: 30,000 sockets
+TABLE_MAX_BYTES = 64 << 20  # /proc/net/unix: 500,000 sockets, read line by line
+LINE_MAX_BYTES = 4096
 LISTENS = 0x10000  # __SO_ACCEPTCON in its flags
 SEQPACKET = 5
 AGENT_SOCKET = "/agent.sock"
@@ -60,11 +63,20 @@ async def look(daemon: Daemon) -> Gate:
     """The gate as it is now."""
     proc, own = Path(daemon.config.collectors.proc), Path(daemon.config.agent.runtime_dir)
     last = [sample for name in COLLECTORS for sample in _last(daemon, name)]
-    seen = await asyncio.to_thread(_alive, str(proc), processes(tuple(last)))
-    launchers = frozenset(one.pid for one in daemon.sessions.sessions() if one.pid)
-    ours = await asyncio.to_thread(_below, proc, [pid for pid, _ in seen], launchers)
-    others = await asyncio.to_thread(other_agents, proc, f"{own}{AGENT_SOCKET}")
-    return Gate(closed=await _closed(daemon), seen=seen, ours=ours, others=others)
+    listed = processes(tuple(last))
+    seen = await asyncio.to_thread(_alive, str(proc), listed)
+    living = {pid for pid, _ in seen}
+    sessions = daemon.sessions.sessions()
+    launchers = frozenset(one.pid for one in sessions if one.pid)
+    ranks = frozenset((rank.pid, one.uid) for one in sessions for rank in one.levels.ranks)
+    ours = await asyncio.to_thread(_ours, proc, sorted(living), launchers, ranks)
+    gone = tuple(sorted({pid for pid, _ in listed} - living))
+    try:
+        others = await asyncio.to_thread(other_agents, proc, f"{own}{AGENT_SOCKET}")
+    except (OSError, ValueError) as error:
+        return Gate(closed=f"who else serves runs here cannot be seen: {error}", seen=seen)
+    closed = HIDDEN if procfs.hides_others(str(proc)) else await _closed(daemon)
+    return Gate(closed=closed, seen=seen, ours=ours, gone=gone, others=others)
 
 
 def _last(daemon: Daemon, name: str) -> tuple[Sample, ...]:
@@ -118,40 +130,51 @@ def _alive(proc: str, listed: list[tuple[int, str]]) -> tuple[tuple[int, str], .
     return tuple(one for one in listed if procfs.process_alive(one[0], proc))
 
 
-def _below(proc: Path, pids: list[int], launchers: frozenset[int]) -> tuple[int, ...]:
-    """Those of `pids` that descend from one of our launchers: a rank may be a shell whose child
-    computes.  One that cannot be read is not ours."""
-    found = []
-    for pid in pids:
-        at = pid
-        for _ in range(ANCESTORS_MAX):
-            if at in launchers:
-                found.append(pid)
-                break
-            read = procfs.parse_stat(procfs.read_small(f"{proc}/{at}/stat"))
-            if read is None or read.ppid <= 1:
-                break
-            at = read.ppid
-    return tuple(found)
+def _ours(
+    proc: Path, pids: list[int], launchers: frozenset[int], ranks: frozenset[tuple[int, int]]
+) -> tuple[int, ...]:
+    """Those of `pids` that descend from one of our launchers, for a rank may be a shell whose child
+    computes; and the ranks that a launcher named, as far as its user's processes go, for one may
+    outlive it in its device.  One that cannot be read is not ours."""
+    return tuple(pid for pid in pids if _descends(proc, pid, launchers) or any(
+        (pid, uid) in ranks for uid in {0, procfs.real_uid(pid, str(proc))} - {-1}
+    ))  # fmt: skip
+
+
+def _descends(proc: Path, pid: int, launchers: frozenset[int]) -> bool:
+    for _ in range(ANCESTORS_MAX):
+        if pid in launchers:
+            return True
+        read = procfs.parse_stat(procfs.read_small(f"{proc}/{pid}/stat"))
+        if read is None or read.ppid <= 1:
+            return False
+        pid = read.ppid
+    return False
 
 
 def other_agents(proc: Path, own: str) -> tuple[str, ...]:
     """Sockets of other agents that listen on this machine: one that began while no node agent was
-    there serves its run until that ends.  Those of another network namespace are not seen."""
-    try:
-        with open(proc / "net/unix", "rb") as file:
-            table = file.read(TABLE_MAX_BYTES)
-    except OSError:
-        return ()
-    found = set()
-    for line in table.split(b"\n")[1:]:
-        fields = line.decode("utf-8", "replace").split(None, 7)
-        if len(fields) < 8 or not fields[7].endswith(AGENT_SOCKET) or fields[7] == own:
-            continue
-        try:
-            listens, kind = int(fields[3], 16) & LISTENS, int(fields[4], 16)
-        except ValueError:
-            continue
-        if listens and kind == SEQPACKET:
-            found.add(fields[7][:200])
+    there serves its run until that ends.  Those of another network namespace are not seen.  OSError
+    or ValueError when the kernel's table cannot be read to its end."""
+    found, left = set(), TABLE_MAX_BYTES
+    with open(proc / "net/unix", "rb") as file:
+        while line := file.readline(LINE_MAX_BYTES):
+            left -= len(line)
+            if left < 0:
+                raise ValueError(f"{file.name} is longer than {TABLE_MAX_BYTES >> 20} MiB")
+            path = _agent_of(line)
+            if path and path != own:
+                found.add(path[:200])
     return tuple(sorted(found)[:OTHERS_MAX])
+
+
+def _agent_of(line: bytes) -> str:
+    """The path of an agent's socket that listens, or ""."""
+    fields = line.rstrip(b"\n").decode("utf-8", "replace").split(None, 7)
+    if len(fields) < 8 or not fields[7].endswith(AGENT_SOCKET):
+        return ""
+    try:
+        listens, kind = int(fields[3], 16) & LISTENS, int(fields[4], 16)
+    except ValueError:
+        return ""
+    return fields[7] if listens and kind == SEQPACKET else ""

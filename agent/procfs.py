@@ -12,6 +12,7 @@ from typing import NamedTuple
 CHILDREN_MAX = 64  # processes below one rank that count towards its activity
 THREADS_MAX = 64  # threads of a rank whose children lists are read
 READ_MAX_BYTES = 4096
+PROC = "/proc"
 
 
 class ProcStat(NamedTuple):
@@ -132,10 +133,32 @@ def memory_cgroup(pid: int, proc: str = "/proc") -> str:
     return found
 
 
-def process_alive(pid: int, proc: str = "/proc") -> bool:
-    """Whether a process exists and is more than a zombie."""
+def process_alive(pid: int, proc: str = PROC) -> bool:
+    """Whether a process exists and is more than a zombie.  One that /proc hides (hidepid) is asked
+    for by a signal that is none: it counts as alive as long as it exists."""
     stat = parse_stat(read_small(f"{proc}/{pid}/stat"))
-    return stat is not None and stat.state not in "ZX"
+    if stat is not None or proc != PROC:  # a recorded tree: the kernel knows nothing of it
+        return stat is not None and stat.state not in "ZX"
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return pid > 0
+
+
+def hides_others(proc: str = PROC) -> bool:
+    """Whether other users' processes are hidden from us (hidepid): the first one is always there."""
+    return not read_small(f"{proc}/1/stat")
+
+
+def real_uid(pid: int, proc: str = PROC) -> int:
+    """Whose process it is, whatever rights it took since; -1 when it is gone or hidden."""
+    for line in read_small(f"{proc}/{pid}/status").splitlines():
+        if line.startswith(b"Uid:"):
+            return _numbers(line[4:])[0]
+    return -1
 
 
 def rss_bytes(pid: int | str = "self", proc: str = "/proc") -> int:

@@ -112,7 +112,8 @@ class RankTrack:
 
     def look_at_activity(self, now_s: float) -> None:
         """Reads processor time and I/O of the rank and its children, once a second at most, and
-        only of a rank that stands still.  Until two readings exist it counts as active."""
+        only of a rank that stands still.  Until two readings exist it counts as active, and where
+        /proc hides it, for each process that lives has had some processor time."""
         if now_s - self._progress_s < STILL_BEFORE_ACTIVITY_S:
             self._activity_s, self._active = 0.0, True
             return
@@ -120,7 +121,7 @@ class RankTrack:
         if self._activity_s and elapsed_s < 0.9:
             return
         ticks, moved = procfs.activity(self.pid, self._proc)
-        if self._activity_s:
+        if self._activity_s and ticks:
             more_ticks = abs(ticks - self._activity[0])  # a child that ended takes its own along
             more_bytes = abs(moved - self._activity[1])
             self._active = (

@@ -32,5 +32,6 @@ class Gate(msgspec.Struct, frozen=True, omit_defaults=True):
 
     closed: str = ""  # why no order could leave now
     seen: tuple[tuple[int, str], ...] = ()  # (pid, device) as drivers said last; these still live
-    ours: tuple[int, ...] = ()  # processes on devices that descend from our runs' launchers
+    ours: tuple[int, ...] = ()  # of those: they descend from our runs' launchers, or are its ranks
+    gone: tuple[int, ...] = ()  # as drivers say still; these live no more
     others: tuple[str, ...] = ()  # sockets of other agents here, which serve runs of their own

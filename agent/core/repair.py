@@ -110,8 +110,9 @@ class Repairs:
         if ctx.now.boot_s - item.incident.opened_boot_s < SETTLE_S:
             return f"waits {SETTLE_S:g} s for what else the kernel says"
         here = (cases.get(view.run) for view in ctx.observed.runs)
-        if any(case.memory.paused for case in here if case is not None):
-            return "held: an operator paused a run of this node"
+        paused = sorted(one.memory.run for one in here if one is not None and one.memory.paused)
+        if paused:
+            return f"held: {_some(paused)} of this node is paused"
         tripped = self._breaker(ctx, item)
         if tripped:
             return f"held: the breaker is open: {tripped}"
@@ -151,7 +152,6 @@ class Repairs:
         m, incident = self.memory, item.incident
         since_s = m.drains.setdefault(incident.id, ctx.now.boot_s)
         pids = {*m.ending.get(incident.id, ()), *ctx.observed.gate.ours}
-        pids |= {rank.pid for view in views for rank in view.ranks if rank.pid}
         m.ending[incident.id] = sorted(pids)[-PIDS_MAX:]
         _bound(m.drains)
         _bound(m.ending)
@@ -164,11 +164,12 @@ class Repairs:
 
     def _foreign(self, ctx: Context, incident: str) -> list[str]:
         """Who works here and is served by no agent of ours: processes that a driver lists on any
-        device of the node, and the runs of other agents.  A process of a run that was ended for
-        this incident is ours though its launcher is gone: it hangs in its device."""
+        device of the node, and the runs of other agents.  Whose a process is was looked up
+        (agent/node_gate.py): a launcher's word alone would open the way over somebody else's job.
+        One of a run that was ended for this incident is ours though its launcher is gone: it hangs
+        in its device."""
         gate = ctx.observed.gate
-        ours = {*gate.ours, *self.memory.ending.get(incident, ())}
-        ours |= {rank.pid for view in ctx.observed.runs for rank in view.ranks}
+        ours = {*gate.ours, *gate.gone, *self.memory.ending.get(incident, ())}
         there: dict[int, str] = {}
         # Of what a driver that hangs said last, the gate knows who of it still lives.
         samples = ctx.observed.samples

@@ -94,7 +94,20 @@ class Unit:
             one.close()
 
 
+HEADER = "Num       RefCount Protocol Flags    Type St Inode Path\n"
+
+
+def empty_proc(proc) -> None:
+    """A /proc of no other agent, which hides nobody."""
+    if not (proc / "net/unix").exists():
+        for folder in ("net", "1"):
+            (proc / folder).mkdir(parents=True, exist_ok=True)
+        (proc / "net/unix").write_text(HEADER)
+        (proc / "1/stat").write_text("1 (init) S 0 " + "0 " * 40)
+
+
 def options(tmp_path, **more):
+    empty_proc(tmp_path / "proc")
     return {"actions__socket": str(tmp_path / "n.sock"), "actions__allow": ("reboot_node",),
             "evidence__store": str(tmp_path / "kept"),
             # The machine's own would show the agents of other tests as somebody's runs.

@@ -17,8 +17,15 @@ from holdfast.agent import background
 from holdfast.agent.aside import WAITING_MAX, Aside
 
 
-def test_a_store_that_hangs_holds_up_nothing_else_not_even_the_end(agent, tmp_path):
-    hung = Hung(tmp_path / "kept/.i1.new")
+def test_a_store_that_hangs_holds_up_nothing_else_not_even_the_end(agent, tmp_path, monkeypatch):
+    hung, real = Hung(tmp_path / "hung"), background.write_incident
+
+    def through_it(folder, incident):
+        if incident.id == "i1" and hung.path.exists():
+            hung.path.write_bytes(b"x")
+        real(folder, incident)
+
+    monkeypatch.setattr(background, "write_incident", through_it)
 
     async def scenario():
         async with agent(**options(tmp_path)) as (daemon, node):

@@ -11,7 +11,7 @@ from fakes import Hung, until
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from root_unit import INCIDENT, Unit, called, commands, options
+from root_unit import HEADER, INCIDENT, Unit, called, commands, empty_proc, options
 from test_node_unit import core
 
 from holdfast.agent import node_gate
@@ -19,20 +19,20 @@ from holdfast.agent.background import write_incident
 from holdfast.agent.core import repair
 
 assert commands  # a fixture
-HEADER = "Num       RefCount Protocol Flags    Type St Inode Path\n"
 ROW = "0000000000000000: 00000002 00000000 {flags} {kind} 01 1234 {path}\n"
 OTHER = "/run/user/7/holdfast/x/agent.sock"
 
 
 def table(proc: Path, *paths: str, flags: str = "00010000", kind: str = "0005") -> None:
-    (proc / "net").mkdir(parents=True, exist_ok=True)
+    empty_proc(proc)
     rows = (ROW.format(flags=flags, kind=kind, path=path) for path in paths)
     (proc / "net/unix").write_text(HEADER + "".join(rows))
 
 
-def process(proc: Path, pid: int, ppid: int, state: str = "S") -> None:
+def process(proc: Path, pid: int, ppid: int, state: str = "S", uid: int = 7) -> None:
     (proc / str(pid)).mkdir(parents=True, exist_ok=True)
     (proc / str(pid) / "stat").write_text(f"{pid} (a b) c) {state} {ppid} " + "0 " * 40)
+    (proc / str(pid) / "status").write_text(f"Name:\tUid: 0\nUid:\t{uid}\t0\t0\t0\n")
 
 
 # ------------------------------------------------------------------------ other agents, own ranks
@@ -57,7 +57,32 @@ def test_only_what_listens_like_an_agent_is_one(tmp_path):
         assert node_gate.other_agents(tmp_path, "") == ()
     table(tmp_path, *(f"/x{number}/agent.sock" for number in range(500)))
     assert len(node_gate.other_agents(tmp_path, "")) == node_gate.OTHERS_MAX
-    assert node_gate.other_agents(tmp_path / "no", "") == ()
+
+
+def test_a_table_that_cannot_be_read_to_its_end_is_not_an_empty_one(agent, tmp_path, monkeypatch):
+    async def scenario():
+        async with agent(**options(tmp_path)) as (daemon, _):
+            (tmp_path / "proc/net/unix").unlink()
+            assert "No such file" in (await node_gate.look(daemon)).closed
+            table(tmp_path / "proc", *(f"/x{number}" for number in range(99)), OTHER)
+            assert (await node_gate.look(daemon)).others == (OTHER,)
+            monkeypatch.setattr(node_gate, "TABLE_MAX_BYTES", 4096)
+            gate = await node_gate.look(daemon)
+            assert "net/unix is longer than" in gate.closed and gate.others == ()
+
+    asyncio.run(scenario())
+
+
+def test_where_proc_hides_processes_no_order_leaves_and_the_group_is_named(agent, tmp_path):
+    table(tmp_path / "proc")
+    (tmp_path / "proc/1/stat").unlink()
+
+    async def scenario():
+        async with agent(**options(tmp_path)) as (daemon, _):
+            closed = (await node_gate.look(daemon)).closed
+            assert "hidepid" in closed and "SupplementaryGroups=" in closed
+
+    asyncio.run(scenario())
 
 
 @given(st.lists(st.binary(max_size=60), max_size=20))
@@ -72,8 +97,16 @@ def test_a_child_of_a_rank_is_ours_and_an_orphan_is_not(tmp_path):
     for pid, ppid in ((10, 1), (11, 10), (12, 11), (20, 1), (21, 20), (31, 32), (32, 31)):
         process(tmp_path, pid, ppid)
     pids = [10, 11, 12, 20, 21, 31, 99]
-    assert node_gate._below(tmp_path, pids, frozenset({10})) == (10, 11, 12)
-    assert node_gate._below(tmp_path, pids, frozenset()) == ()
+    assert node_gate._ours(tmp_path, pids, frozenset({10}), frozenset()) == (10, 11, 12)
+    assert node_gate._ours(tmp_path, pids, frozenset(), frozenset()) == ()
+
+
+def test_a_rank_is_ours_by_its_users_word_and_no_other_users(tmp_path):
+    """It may outlive its launcher: then nothing but that word says whose it was."""
+    for pid, uid in ((10, 7), (11, 8), (12, 0), (13, 8)):
+        process(tmp_path, pid, 1, "D", uid)
+    said = frozenset({(10, 7), (11, 7), (12, 7), (13, 0), (99, 7)})
+    assert node_gate._ours(tmp_path, [10, 11, 12, 13, 99], frozenset(), said) == (10, 13)
 
 
 def test_a_driver_that_hangs_leaves_what_it_said_last_while_that_lives(agent, tmp_path):
@@ -93,7 +126,7 @@ def test_a_driver_that_hangs_leaves_what_it_said_last_while_that_lives(agent, tm
             gate = await node_gate.look(daemon)
             daemon.runner = real
             assert gate.seen == ((11, "nvidia device 0"), (13, "nvidia device 0"))
-            assert gate.ours == () and gate.others == ()
+            assert gate.ours == () and gate.others == () and gate.gone == (12, 14)
 
     asyncio.run(scenario())
 

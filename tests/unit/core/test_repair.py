@@ -345,7 +345,8 @@ STRANGERS = {
 def test_what_this_agent_does_not_serve_is_waited_for_and_named(kind, line):
     machine = Repaired("reboot_node")
     vars(machine).update(STRANGERS[kind])
-    machine.runs = (RUN,)
+    claimed = RankView(rank=0, node="a", pid=4711, generation=1, state="running")
+    machine.runs = (replace(RUN, ranks=(claimed,)),)  # a launcher's word makes no process ours
     machine.say(line)
     for _ in range(4):
         machine.step(DRAIN_S)
@@ -362,14 +363,14 @@ def test_processes_of_our_own_runs_are_no_strangers():
     ended = RankView(rank=0, node="a", pid=11, generation=1, state="ended")
     machine = Repaired("reboot_node")
     machine.runs = (replace(RUN, state="done", ranks=(ended,)),)
-    machine.samples = (process(11),)  # listed for some seconds more
+    machine.samples, machine.gate = (process(11),), Gate(gone=(11,))  # listed for some seconds more
     machine.say(FALLEN)
     machine.step(SETTLE_S)
     assert machine.verbs() == ["reboot"]
     machine = Repaired("reboot_node")
     machine.runs = (replace(RUN, ranks=(replace(ended, state="running"),)),)
     machine.samples = (process(11), process(12), process("junk"), process(-1), process("9" * 40))
-    machine.gate = Gate(ours=(12,))  # a child of the rank, which is a shell
+    machine.gate = Gate(ours=(11, 12))  # a rank that is a shell, and its child
     machine.say(INSTRUCTED % 2)
     machine.step(SETTLE_S)
     assert machine.node.cases["r"].memory.drain and not machine.orders

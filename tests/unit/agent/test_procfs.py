@@ -1,0 +1,62 @@
+"""Processes that /proc hides are not dead: read for real where proc is mounted with hidepid."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from holdfast.agent import procfs, ranks
+
+LOOK = """
+import importlib.util, os, sys
+spec = importlib.util.spec_from_file_location("procfs", sys.argv[1])
+procfs = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(procfs)
+os.setgroups([]); os.setgid(65534); os.setuid(65534)
+other, gone = int(sys.argv[2]), int(sys.argv[3])
+print(procfs.hides_others(), procfs.process_alive(other), procfs.process_alive(gone),
+      procfs.process_alive(os.getpid()), procfs.real_uid(other), procfs.real_uid(os.getpid()))
+"""
+
+
+def gone() -> int:
+    """A process id that nobody has any more."""
+    child = subprocess.Popen(["/bin/true"])
+    child.wait()
+    return child.pid
+
+
+def looked(mount: str) -> str:
+    if os.geteuid() or shutil.which("unshare") is None:
+        pytest.skip("needs root and unshare to mount a /proc of its own")
+    command = ["unshare", "--mount", "sh", "-c", f'{mount} exec "$0" -I -c "$@"', sys.executable,
+               LOOK, procfs.__file__, str(os.getpid()), str(gone())]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    if "mount" in done.stderr:
+        pytest.skip(f"no /proc of its own here: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_a_process_of_another_user_that_proc_hides_lives() -> None:
+    assert looked("mount -t proc -o hidepid=2 proc /proc &&") == "True True False True -1 65534"
+    assert looked("") == "False True False True 0 65534"
+
+
+def test_a_recorded_tree_is_not_asked_of_the_kernel(tmp_path) -> None:
+    assert not procfs.process_alive(os.getpid(), str(tmp_path))
+    assert procfs.process_alive(os.getpid()) and not procfs.process_alive(gone())
+    assert not procfs.process_alive(0) and not procfs.process_alive(10**30)
+
+
+def test_a_rank_whose_processor_time_is_hidden_counts_as_one_that_computes(tmp_path) -> None:
+    track = ranks.RankTrack(0, 4711, 1, str(tmp_path))
+    track.look_at_page(1.0)
+    for now_s in (100.0, 101.0, 102.0):
+        track.look_at_activity(now_s)
+    assert track._active
+    track.close()
