@@ -149,7 +149,7 @@ def process_alive(pid: int, proc: str = PROC) -> bool:
 
 
 def hides_others(proc: str = PROC) -> bool:
-    """Whether other users' processes are hidden from us (hidepid): the first one is always there."""
+    """Whether other users' processes are hidden from us (hidepid): the first is always there."""
     return not read_small(f"{proc}/1/stat")
 
 

@@ -6,7 +6,9 @@ does, before anything is put here.
 
 from __future__ import annotations
 
-from . import wire
+import msgspec
+
+from . import procfs, wire
 from .core.model import RunView
 from .link import Link
 from .ranks import RankTrack, bare_level
@@ -17,7 +19,9 @@ Where = dict[tuple[str, int, int], str]  # (run, generation, rank) -> source lin
 class Session:
     """One run and the connection of its launcher, if it has one at the moment."""
 
-    def __init__(self, hello: wire.Hello, pid: int, uid: int, boot_s: float) -> None:
+    def __init__(
+        self, hello: wire.Hello, pid: int, uid: int, boot_s: float, proc: str = procfs.PROC
+    ) -> None:
         self.hello = hello
         self.pid = pid
         self.uid = uid
@@ -27,12 +31,27 @@ class Session:
         self.tracks: dict[int, RankTrack] = {}
         self.link: Link | None = None
         self.lost_s = 0.0  # CLOCK_MONOTONIC when the connection went, 0 while it is up
+        self._proc = proc
+        self._theirs: set[int] = set()  # processes that were seen to be this user's
+
+    def owns(self, pid: int) -> bool:
+        """Whether a process may be a rank here: its user's own, as it was forked.  One that is gone
+        or hidden may be, until it is seen; root's launcher may run ranks as anybody."""
+        if self.uid == 0 or pid in self._theirs:
+            return True
+        uid = procfs.real_uid(pid, self._proc)
+        if uid == self.uid:
+            self._theirs.add(pid)
+        return uid in (-1, self.uid)
 
     def view(self, node: str, now_s: float, where: Where) -> RunView:
         """The run as a level."""
         said, hello = self.levels, self.hello
         ranks = []
+        self._theirs &= {rank.pid for rank in said.ranks}
         for rank in said.ranks:
+            if not self.owns(rank.pid):  # its name would stand for another user's process
+                rank = msgspec.structs.replace(rank, pid=0)
             track = self.tracks.get(rank.rank)
             # An ended rank's page still says at which step, and after which collective, it ended.
             if track is None or track.pid != rank.pid:

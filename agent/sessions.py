@@ -220,7 +220,7 @@ class Sessions:
             link.send({"t": "error", "error": why_not, "protocol": wire.PROTOCOL})
             return
         boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-        session = Session(hello, link.pid, link.uid, boot_s)
+        session = Session(hello, link.pid, link.uid, boot_s, self._proc)
         if old is not None:
             if old.link is not None and old.link is not link:
                 stale, old.link = old.link, None
@@ -279,6 +279,8 @@ class Sessions:
         if packet.rank not in session.tracks and len(session.tracks) >= session.hello.nproc:
             raise ValueError(f"page of rank {packet.rank}: the {session.hello.nproc} ranks of the "
                              "hello have theirs")  # fmt: skip
+        if not session.owns(packet.pid):
+            raise ValueError(f"page of rank {packet.rank}: pid {packet.pid} is another user's")
         mapping = page_module.map_readonly(fds[0])
         pidfd = -1
         if len(fds) > 1:

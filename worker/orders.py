@@ -255,7 +255,8 @@ class Orders:
             raise Refused("%s is left: %s" % (path, busy))
 
         launcher.add_errand(launcher.errands.call(
-            lambda: remove_stale(path), REMOVE_S, lambda ok, text: self.outcome(order_id, ok, text), "removing a lock",
+            lambda: remove_stale(path), REMOVE_S,
+            lambda ok, text: self.outcome(order_id, ok, text), "removing a lock",
         ))  # fmt: skip
 
     def inject(self, order_id: str, body: Dict[str, Any]) -> None:

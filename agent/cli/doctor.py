@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from holdfast.agent import procfs
 from holdfast.collectors import clock, nvme, nvme_smart
 from holdfast.collectors.roots import Roots
 from holdfast.collectors.sample import NoData
@@ -225,6 +226,14 @@ def node_agent(_: Mapping[str, str]) -> Finding:
                    "each run starts a private one: no faults of the host, no memory of the node")
 
 
+def processes(_: Mapping[str, str]) -> Finding:
+    if procfs.hides_others():
+        return Finding("processes", LACK, "/proc hides those of other users (hidepid)",
+                       "an agent that may not see them lets no order for the node leave, and takes "
+                       "each rank that stands still for one that computes")  # fmt: skip
+    return Finding("processes", HAVE, "/proc shows those of all users")
+
+
 def cores(_: Mapping[str, str]) -> Finding:
     number = len(os.sched_getaffinity(0))
     if number < 2:
@@ -257,5 +266,5 @@ def time_service(_: Mapping[str, str]) -> Finding:
 
 PROBES: tuple[Callable[[Mapping[str, str]], Finding], ...] = (
     job_interpreter, trainer, memfd, pidfd, py_spy, ptrace, kernel_log, cgroup, systemd,
-    state_directory, node_agent, cores, drives, time_service,
+    state_directory, node_agent, processes, cores, drives, time_service,
 )

@@ -1,8 +1,9 @@
 """Taking away a lock that a killed compile left, by the launcher of a run here, as its user.
 
 Owns when that is asked for: the operator allowed it, nobody paused this node, the runbook's budget
-for that file has something left, and a run of the lock's owner is here: nobody else may remove it.  Which lock is stale is
-detect/compile_cache.py's; the launcher looks again before it removes anything.
+for that file has something left, and a run of the lock's owner is here: nobody else may remove it.
+Which lock is stale is detect/compile_cache.py's; the launcher looks again before it removes
+anything.
 """
 
 from __future__ import annotations

@@ -9,7 +9,8 @@ import sys
 
 import pytest
 
-from holdfast.agent import procfs, ranks
+from holdfast.agent import procfs, ranks, wire
+from holdfast.agent.session import Session
 
 LOOK = """
 import importlib.util, os, sys
@@ -51,6 +52,26 @@ def test_a_recorded_tree_is_not_asked_of_the_kernel(tmp_path) -> None:
     assert not procfs.process_alive(os.getpid(), str(tmp_path))
     assert procfs.process_alive(os.getpid()) and not procfs.process_alive(gone())
     assert not procfs.process_alive(0) and not procfs.process_alive(10**30)
+
+
+def test_a_claim_about_another_users_process_is_not_believed(tmp_path) -> None:
+    for pid, uid in ((11, 7), (12, 8), (13, 0)):
+        (tmp_path / str(pid)).mkdir()
+        (tmp_path / str(pid) / "status").write_text(f"Name:\tx\nUid:\t{uid}\t{uid}\t7\t7\n")
+
+    def pids(uid: int, *claimed: int) -> list[int]:
+        session = Session(wire.Hello("r", nproc=8), 1, uid, 1.0, str(tmp_path))
+        ranks = [wire.RankLevel(n, pid, 1, "running") for n, pid in enumerate(claimed)]
+        session.levels, session.have_levels = wire.Levels(ranks=tuple(ranks)), True
+        return [rank.pid for rank in session.view("n", 1.0, {}).ranks]
+
+    assert pids(7, 11, 12, 13, 14) == [11, 0, 0, 14]  # who is gone or hidden may be anybody's
+    assert pids(0, 11, 12, 13, 14) == [11, 12, 13, 14]
+    session = Session(wire.Hello("r", nproc=8), 1, 7, 1.0, str(tmp_path))
+    assert session.owns(14)
+    (tmp_path / "14").mkdir()
+    (tmp_path / "14/status").write_text("Uid:\t8\t8\t8\t8\n")
+    assert not session.owns(14)  # a claim that was made before the process was there
 
 
 def test_a_rank_whose_processor_time_is_hidden_counts_as_one_that_computes(tmp_path) -> None:
