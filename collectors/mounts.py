@@ -82,10 +82,12 @@ class MountsCollector:
 
 
 def _network(roots: Roots) -> list[Mount]:
-    """Each server's or program's file system once, by its shortest path."""
+    """Each server's or program's file system once, by its shortest path.  When there are too many,
+    programs' go first: any user may mount those, wherever they like."""
     found: dict[tuple[str, str], Mount] = {}
     for mount in sorted(mounts(roots), key=lambda one: (len(one.point), one.point)):
         if mount.is_network and is_nameable(mount.point):
             found.setdefault((mount.device, mount.root), mount)
-    return list(found.values())[:MOUNTS_MAX]
+    ordered = sorted(found.values(), key=lambda one: one.fstype.startswith("fuse"))
+    return ordered[:MOUNTS_MAX]
 

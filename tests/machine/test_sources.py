@@ -17,7 +17,16 @@ from pages import page, same_as_golden, taken_by_prometheus
 
 from holdfast.agent.cli import doctor
 from holdfast.agent.core.detect.machine import NAMES
-from holdfast.collectors import ALL, PROBED, clock, disk, hardware_errors, mountinfo, nvme_smart
+from holdfast.collectors import (
+    ALL,
+    PROBED,
+    clock,
+    disk,
+    hardware_errors,
+    mountinfo,
+    mounts,
+    nvme_smart,
+)
 from holdfast.collectors.clock import ClockCollector, State, Timex, state_of
 from holdfast.collectors.hardware_errors import HardwareErrorsCollector
 from holdfast.collectors.mounts import MountsCollector
@@ -275,6 +284,16 @@ def test_half_an_answer_and_one_without_end():
     whole = (HERE / "smartctl.json").read_bytes()
     assert nvme_smart.parse(whole[: len(whole) // 2]) == ([], "no JSON")
     assert nvme_smart.parse(b"[" * 200_000) == ([], "no JSON")
+
+
+def test_users_own_mounts_take_no_servers_mount_out_of_sight(tmp_path):
+    """Whoever may mount a FUSE program chooses its path, and shorter ones came first."""
+    rows = [f"{n} 1 0:{n} / /a{n} rw - fuse.x x rw" for n in range(100, 100 + mounts.MOUNTS_MAX)]
+    rows += [f"{n} 1 0:{n} / /shared/of/everybody/{n} rw - nfs4 s:/x rw" for n in (7, 8)]
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/mountinfo").write_text("\n".join(rows))
+    seen = [mount.fstype for mount in mounts._network(Roots(proc=str(tmp_path)))]
+    assert seen[:2] == ["nfs4", "nfs4"] and len(seen) == mounts.MOUNTS_MAX
 
 
 # ------------------------------------------------------------- clock
