@@ -11,7 +11,8 @@ import os
 from .roots import Roots, read_text
 from .sample import Metric, NoData, Sample
 
-FILES_MAX = 20_000  # looked at in one reading
+ENTRIES_MAX = 20_000  # files and folders, looked at in one reading
+FOLDERS_MAX = 1_000  # of them, opened in one reading
 DEPTH_MAX = 4
 NEAR = 0.7  # full: from here on it is worth asking who holds it
 PROCESSES_MAX = 5000
@@ -58,30 +59,38 @@ class SharedMemoryCollector:
 
 
 def _named(path: str) -> tuple[int, int, bool]:
-    """(files, bytes that names lead to, whether there were too many to look at all)."""
-    folders, files, seen = [(path, 0)], 0, dict[int, int]()
+    """(files, bytes that names lead to, whether there were too many to look at all).
+
+    Anybody may fill this file system with names: folders count as files do, and a listing is taken
+    entry by entry, for one of a million names would be more memory than the agent has.
+    """
+    folders, looked, files, seen = [(path, 0)], 0, 0, dict[int, int]()
+    known = 1
     while folders:
         folder, depth = folders.pop()
         try:
-            entries = list(os.scandir(folder))
+            listing = os.scandir(folder)
         except OSError:
             if depth == 0:
                 return files, 0, True
             continue
-        for entry in entries:
-            if files >= FILES_MAX:
-                return files, sum(seen.values()), True
-            try:
-                if entry.is_dir(follow_symlinks=False):
-                    if depth >= DEPTH_MAX:
-                        return files, sum(seen.values()), True
-                    folders.append((entry.path, depth + 1))
-                    continue
-                stat = entry.stat(follow_symlinks=False)
-            except OSError:
-                continue  # removed meanwhile
-            files += 1
-            seen[stat.st_ino] = stat.st_blocks * 512  # once, however many names it has
+        with listing:
+            for entry in listing:
+                looked += 1
+                if looked > ENTRIES_MAX:
+                    return files, sum(seen.values()), True
+                try:
+                    if entry.is_dir(follow_symlinks=False):
+                        known += 1
+                        if depth >= DEPTH_MAX or known > FOLDERS_MAX:
+                            return files, sum(seen.values()), True
+                        folders.append((entry.path, depth + 1))
+                        continue
+                    stat = entry.stat(follow_symlinks=False)
+                except OSError:
+                    continue  # removed meanwhile
+                files += 1
+                seen[stat.st_ino] = stat.st_blocks * 512  # once, however many names it has
     return files, sum(seen.values()), False
 
 
