@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import functools
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -23,6 +24,7 @@ from ..core.kernel import CLOSE, DETECTOR
 from ..core.model import Request
 from ..metrics import CONTENT_TYPE, Exposition
 from . import drift, status
+from .door import Door, Guest
 from .guard import Guard, Tokens, is_loopback, peer_of, refuse
 from .page import load_page
 
@@ -74,6 +76,7 @@ class Site:
         self._exposition = Exposition(daemon)
         self._page, self._policy = load_page()
         self._runners: list[web.AppRunner] = []
+        self._listeners: list[asyncio.Server] = []
         self._cached: tuple[int, float, bytes] = (-1, 0.0, b"")
 
     # ------------------------------------------------------------- listening
@@ -90,37 +93,46 @@ class Site:
         runner = await self._runner(self._application(tokens, loopback, full=True))
         api_socket = runtime / "api.sock"
         api_socket.unlink(missing_ok=True)
-        await web.UnixSite(runner, str(api_socket)).start()
+        listener = await self._daemon.loop.create_unix_server(self._door(runner), str(api_socket))
+        self._listeners.append(listener)
         api_socket.chmod(0o600 if self._daemon.options.private else 0o666)
         if agent.listen:
             await self._listen(runner, host, int(port))
         if agent.metrics_listen:
             host, _, port = agent.metrics_listen.rpartition(":")
             metrics = await self._runner(self._application(tokens, True, full=False))
-            await web.TCPSite(metrics, host.strip("[]"), int(port)).start()
+            await self._open(metrics, host, int(port))
 
     async def _runner(self, application: web.Application) -> web.AppRunner:
-        runner = web.AppRunner(
-            application, access_log=None, keepalive_timeout=20.0, shutdown_timeout=0.5
-        )
+        runner = web.AppRunner(application, shutdown_timeout=0.5)
         await runner.setup()
         self._runners.append(runner)
         return runner
+
+    def _door(self, runner: web.AppRunner) -> Door:
+        assert runner.server is not None  # it is made by setup
+        return Door(runner.server, functools.partial(self._daemon.trouble, "web connections"))
+
+    async def _open(self, runner: web.AppRunner, host: str, port: int) -> int:
+        """Listens, and says at which port.  OSError where that is not to be had."""
+        door = self._door(runner)
+        listener = await self._daemon.loop.create_server(door, host.strip("[]"), port)
+        self._listeners.append(listener)
+        bound: int = listener.sockets[0].getsockname()[1]
+        return bound
 
     async def _listen(self, runner: web.AppRunner, host: str, port: int) -> None:
         """A node agent takes its port or says why not; a private one takes the next free."""
         tries = PORTS_TRIED if self._daemon.options.private and port else 1
         for number in range(port, port + tries):
-            listener = web.TCPSite(runner, host.strip("[]"), number)
             try:
-                await listener.start()
+                bound = await self._open(runner, host, number)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE or number == port + tries - 1:
                     self._daemon.trouble("web", f"{host}:{number}: {error.strerror}: set "
                                          "agent.listen to a free address")  # fmt: skip
                     return
                 continue
-            bound = runner.addresses[-1][1]
             self._daemon.address = f"http://{host}:{bound}"
             place = Path(self._daemon.config.agent.runtime_dir) / "address"
             draft = place.with_suffix(".new")  # so that nobody reads half of it
@@ -130,6 +142,8 @@ class Site:
             return
 
     async def stop(self) -> None:
+        for listener in self._listeners:
+            listener.close()
         for runner in self._runners:
             await runner.cleanup()
         (Path(self._daemon.config.agent.runtime_dir) / "api.sock").unlink(missing_ok=True)
@@ -173,6 +187,9 @@ class Site:
         self, handler: Callable[[web.Request], Awaitable[web.Response]]
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def answer(request: web.Request) -> web.Response:
+            guest = request.protocol
+            assert isinstance(guest, Guest)
+            guest.begin()
             try:
                 return await handler(request)
             except web.HTTPException:
@@ -180,6 +197,8 @@ class Site:
             except Exception as error:  # border of a request
                 self._daemon.trouble("web", error)
                 return refuse(500, "the agent failed to answer; see its log", "")
+            finally:
+                guest.serving = False
 
         return answer
 
