@@ -7,12 +7,15 @@ child of the launcher that runs as the job's user.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from holdfast.collectors.sample import Metric, Sample
+from holdfast.collectors.sample import Metric
 
+from .catalogue import log_signatures
 from .core.detect.livelogs import plain
+from .core.detect.logs import CULPRITS, ROLES
 
 if TYPE_CHECKING:
     from .config import Loaded
@@ -20,6 +23,8 @@ if TYPE_CHECKING:
 
 COUNTS_MAX = 128  # signatures of one run that are shown
 NAME_MAX = 64
+UNKNOWN = ("other", "", "")  # what another release's launcher knows, or none does
+Row = tuple[tuple[str, ...], float]  # label values, value
 _RUN = ("run",)
 metrics = (
     Metric("log_read_bytes_total", "counter",
@@ -52,28 +57,29 @@ def tell(sessions: Iterable[Session], loaded: Loaded) -> None:
             session.link.send(packet)
 
 
-def samples(sessions: Iterable[Session]) -> list[Sample]:
-    """Everything that launchers said of their log children; their word is bounded here."""
-    found: list[Sample] = []
+def rows(sessions: Iterable[Session], loaded: Loaded) -> dict[str, list[Row]]:
+    """Everything that launchers said of their log children, by metric.  Their word is bounded
+    here: names that no signature has are one row, or any user could make series without end."""
+    found: dict[str, list[Row]] = {metric.name: [] for metric in metrics}
+    own = {row["id"] for row in loaded.signatures}
     for session in sessions:
-        said = session.levels.logs
+        said, run = session.levels.logs, session.hello.run
         if said is None:
             continue
-        subject = f"run={_label(session.hello.run)}"
-        values = (
+        for name, value in (
             ("log_read_bytes_total", said.read_bytes),
             ("log_skipped_bytes_total", said.skipped_bytes),
             ("log_child_cpu_seconds_total", said.cpu_s),
             ("log_child_resident_memory_bytes", said.rss_bytes),
             ("log_child_failures_total", said.failures),
-        )
-        found += [Sample(name, subject, max(0.0, float(value)), 0.0) for name, value in values]
-        counts: dict[str, int] = {}
+        ):
+            found[name].append(((run,), max(0.0, float(value))))
+        counts: Counter[tuple[str, str, str]] = Counter()
         for signature, role, culprit, count in said.lines[:COUNTS_MAX]:
-            labels = f"signature={_label(signature)},role={_label(role)},culprit={_label(culprit)}"
-            key = f"{subject},{labels}"
-            counts[key] = counts.get(key, 0) + max(0, count)
-        found += [Sample("log_lines_total", key, count, 0.0) for key, count in counts.items()]
+            known = signature in own or signature in log_signatures()
+            known = known and role in ROLES and culprit in CULPRITS
+            counts[(signature, role, culprit) if known else UNKNOWN] += max(0, count)
+        found["log_lines_total"] += [((run, *key), count) for key, count in counts.items()]
     return found
 
 
@@ -87,14 +93,14 @@ def status(session: Session | None) -> dict[str, Any] | None:
         "cpu_s": round(said.cpu_s, 3), "rss_bytes": said.rss_bytes,
         "problem": plain(said.problem),
         "seen": [
-            {"signature": _label(one.signature), "role": _label(one.role),
-             "culprit": _label(one.culprit), "rank": one.rank, "line": plain(one.text),
+            {"signature": _name(one.signature), "role": _name(one.role),
+             "culprit": _name(one.culprit), "rank": one.rank, "line": plain(one.text),
              "wall_s": one.wall_s}
             for one in said.seen[-8:]
         ],
     }  # fmt: skip
 
 
-def _label(text: str) -> str:
-    """A label's value: a comma or an equals sign would end it."""
-    return "".join("_" if c in ",=" or not c.isprintable() else c for c in text[:NAME_MAX])
+def _name(text: str) -> str:
+    """A name that a launcher said, for people."""
+    return "".join(c if c.isprintable() else "_" for c in text[:NAME_MAX])

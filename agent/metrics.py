@@ -27,8 +27,8 @@ from holdfast.collectors.sample import Metric as Declared
 from . import logwatch, procfs, shown
 from .core.detect import accelerator
 from .core.model import SEVERITIES
-from .core.readings import Readings, readings_of
-from .metrics_text import PREFIX, family_text, text_of
+from .core.readings import Readings
+from .metrics_text import PREFIX, family_text, rows_text, text_of
 from .narrate import RECOVERY_BUCKETS_S
 from .shown import Rows
 from .version import VERSION
@@ -196,8 +196,9 @@ class _Page:
         yield text_of(made for made in own if made.name not in hidden)
         if runner is not None:
             yield from families(samples, runner.metrics(), choice)
-        logs = readings_of(logwatch.samples(self._daemon.sessions.sessions()))
-        yield from families(logs, logwatch.metrics, choice)
+        logs = logwatch.rows(self._daemon.sessions.sessions(), self._daemon.loaded)
+        yield from (rows_text(metric, logs[metric.name])
+                    for metric in logwatch.metrics if choice.shows(metric))  # fmt: skip
 
     def _agent(self) -> Iterator[Metric]:
         daemon, snapshot = self._daemon, self._daemon.snapshot

@@ -41,6 +41,14 @@ def family_text(declared: Declared, samples: Iterable[Reading]) -> str:
     return _head(name, declared.kind, declared.help) + "".join(rows)
 
 
+def rows_text(declared: Declared, rows: Iterable[tuple[tuple[str, ...], float]]) -> str:
+    """A family of which each row has its label values one by one, whatever characters they hold."""
+    name, names = PREFIX + declared.name, declared.labels
+    lines = [f"{name}{_labels(tuple(zip(names, values, strict=True)))} {_number(value)}\n"
+             for values, value in rows]  # fmt: skip
+    return _head(name, declared.kind, declared.help) + "".join(lines)
+
+
 def _head(name: str, kind: str, text: str) -> str:
     text = text.replace("\\", "\\\\").replace("\n", "\\n")
     return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"

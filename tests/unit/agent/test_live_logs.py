@@ -13,6 +13,7 @@ from holdfast.agent.cli import report, text
 from holdfast.agent.config import Loaded
 from holdfast.agent.core.model import Decision, Incident, Verdict
 from holdfast.agent.metrics import Exposition
+from holdfast.agent.metrics_text import rows_text
 from holdfast.agent.narrate import Narrator
 from holdfast.agent.settings import Config
 from holdfast.agent.web import status
@@ -45,7 +46,7 @@ def test_a_level_becomes_metrics_and_status(agent, tmp_path):
                 'holdfast_log_child_failures_total{run="demo"} 2.0',
                 'holdfast_log_lines_total{culprit="storage",role="root",run="demo",'
                 'signature="io_error"} 3.0',
-                'signature="a_b_c"} 1.0',
+                'holdfast_log_lines_total{culprit="",role="",run="demo",signature="other"} 1.0',
             ):
                 assert line in shown, shown
             run = status.status(daemon)["runs"][0]
@@ -84,19 +85,35 @@ def test_what_a_launcher_is_told_fits_a_packet():
     assert len(rows) >= 7 and len(wire.encode(logwatch.order(loaded))) < 60_000
 
 
-def test_numbers_from_outside_are_bounded():
+def said(run, *lines, **more):
+    """A session whose launcher said this of its log child."""
     class Session:
-        hello = wire.Hello(run="a,b")
-        levels = wire.Levels(logs=msgspec.convert(
-            {**LEVEL, "cpu_s": -5, "lines": [[f"{n}" + "y" * 400, "root", "\x1b", -3]
-                                              for n in range(1000)]},
-            wire.LogLevel,
-        ))  # fmt: skip
+        hello = wire.Hello(run=run)
+        levels = wire.Levels(logs=msgspec.convert({**LEVEL, "lines": lines} | more, wire.LogLevel))
 
-    found = logwatch.samples([Session()])
-    assert 6 <= len(found) <= 5 + logwatch.COUNTS_MAX and all(one.value >= 0 for one in found)
-    assert all(len(one.subject) < 300 and "\x1b" not in one.subject for one in found)
-    assert all(one.subject.startswith("run=a_b") for one in found)
+    return Session()
+
+
+def test_numbers_and_names_from_outside_are_bounded():
+    own = Loaded(Config(), {}, ({"id": "our_storage"},))
+    made_up = [[f"{n}" + "y" * 400, "root", "\x1b", 3] for n in range(50)]
+    odd = [["io_error", "boss", "storage", 3], ["io_error", "root", "me", 3]]
+    known = [["our_storage", "root", "storage", -3], ["io_error", "root", "storage", 1],
+             ["python_exception", "root", "user", 2]]  # fmt: skip
+    long = "n" * 100
+    found = logwatch.rows([said(f"{long},a", *made_up, *odd, cpu_s=-5),
+                           said(f"{long}=b", *known)], own)  # fmt: skip
+    assert found["log_child_cpu_seconds_total"] == [((f"{long},a",), 0.0), ((f"{long}=b",), 1.25)]
+    assert found["log_lines_total"] == [
+        ((f"{long},a", "other", "", ""), 156),
+        ((f"{long}=b", "our_storage", "root", "storage"), 0),
+        ((f"{long}=b", "io_error", "root", "storage"), 1),
+        ((f"{long}=b", "python_exception", "root", "user"), 2),
+    ]
+    page = "".join(rows_text(one, found[one.name]) for one in logwatch.metrics)
+    assert f'{{run="{long},a"}}' in page and f'{{run="{long}=b"}}' in page
+    many = said("a", *([f"{n}", "root", "infra", 1] for n in range(1000)))
+    assert logwatch.rows([many], own)["log_lines_total"][0][1] == logwatch.COUNTS_MAX
 
 
 def test_a_root_is_said_once_on_the_terminal():
