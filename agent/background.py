@@ -12,7 +12,7 @@ import importlib
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -41,9 +41,20 @@ AFTER_LOSS_S = 5.0  # ... or this long after the launcher's process was gone
 FIRST_HELLO_S = 30.0  # ... or when no launcher ever came
 COMMITS_MAX = 4096
 HUNG_S = 5.0  # for a few kilobytes
-REPORTS_MAX = 256
+REPORTED = ("checkpoint_bad", "checkpoint_failed", "snapshot_off")  # faults of a trainer's own
+REPORTED_TEXT = ", ".join(REPORTED)
+REPORTS_MAX = 512
+REPORTS_PER_UID = 128  # one user never leaves the others without a word
 REPORT_KEPT_S = 600.0
 LAG_FADES = 0.9  # per look: the shown lag is the worst of about the last ten seconds
+
+
+class Reported(NamedTuple):
+    """What a rank said of itself."""
+
+    text: str
+    said_s: float  # CLOCK_MONOTONIC, the last time
+    uid: int
 
 
 async def watch_ranks(daemon: Daemon) -> None:
@@ -92,17 +103,25 @@ async def collect(daemon: Daemon) -> None:
 
 
 def take_report(daemon: Daemon, run: str, packet: wire.Report) -> None:
-    """A trainer's own word about something that does not stop training: shown and counted."""
-    if packet.fault not in daemon.runbooks:
-        return
+    """A trainer's own word about something that does not stop training: shown and counted.
+    ValueError for what a trainer cannot know: any user's process may say this."""
+    session = daemon.sessions.session(run)
+    if not packet.fault or session is None:
+        return  # for the run's own terminal alone
+    if packet.fault not in REPORTED:
+        raise ValueError(f"a report of {packet.fault[:64]!r}: a rank reports {REPORTED_TEXT} only")
+    if not -1 <= packet.rank < session.hello.nproc:
+        raise ValueError(f"a report of rank {packet.rank}: the run has {session.hello.nproc} ranks")
     key = (run, packet.fault, packet.rank)
-    if key not in daemon.reports and len(daemon.reports) < REPORTS_MAX:
+    if key not in daemon.reports:
+        own = sum(one.uid == session.uid for one in daemon.reports.values())
+        if own >= REPORTS_PER_UID or len(daemon.reports) >= REPORTS_MAX:
+            return
         count = Count("events", ("trainer", packet.fault, WARN, ""))
         daemon.journal.append(count)
         daemon.performer.count(count)
-    if key in daemon.reports or len(daemon.reports) < REPORTS_MAX:
-        daemon.reports[key] = (packet.text[:500], time.monotonic())
-        daemon.wake("report")
+    daemon.reports[key] = Reported(packet.text[:500], time.monotonic(), session.uid)
+    daemon.wake("report")
 
 
 async def follow_kernel_log(daemon: Daemon) -> None:
@@ -234,12 +253,12 @@ def own_verdicts(daemon: Daemon) -> tuple[Verdict, ...]:
             f"probe {left.name} (pid {left.pid}) cannot be ended: it hangs in {left.wchan} "
             f"since {now_s - left.since_s:.0f} s", detector="probes",
         ))  # fmt: skip
-    for (run, fault, rank), (text, said_s) in list(daemon.reports.items()):
-        if now_s - said_s > REPORT_KEPT_S:
+    for (run, fault, rank), said in list(daemon.reports.items()):
+        if now_s - said.said_s > REPORT_KEPT_S:
             del daemon.reports[(run, fault, rank)]
             continue
         subject = f"run/{run}/rank/{rank}" if rank >= 0 else f"run/{run}"
-        found.append(Verdict(fault, subject, WARN, 1.0, text, detector="trainer", run=run))
+        found.append(Verdict(fault, subject, WARN, 1.0, said.text, detector="trainer", run=run))
     return tuple(found)
 
 

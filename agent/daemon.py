@@ -116,8 +116,7 @@ class Daemon:
         self.commits = background.CommitClock()
         self.evidence = Aside("evidence")  # writes to evidence.store, which may hang
         self.gate = node_gate.UNSEEN
-        # (run, fault, rank) -> (text, CLOCK_MONOTONIC when it was said last)
-        self.reports: dict[tuple[str, str, int], tuple[str, float]] = {}
+        self.reports: dict[tuple[str, str, int], background.Reported] = {}  # run, fault, rank
         self._orders: dict[str, asyncio.Future[wire.Outcome]] = {}
 
     # ------------------------------------------------------------- life

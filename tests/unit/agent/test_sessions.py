@@ -185,22 +185,6 @@ def test_a_launcher_that_does_not_read_is_cut_off(agent, tmp_path):
     serve(scenario, agent, tmp_path)
 
 
-def test_a_trainers_own_report_is_shown_and_counted(agent, tmp_path):
-    async def scenario(daemon, node, launch):
-        launcher = launch()
-        launcher.hello()
-        for _ in range(3):
-            launcher.send(t="report", rank=0, fault="snapshot_off", text="does not fit")
-        launcher.send(t="report", rank=0, fault="nonsense", text="?")
-        await until(lambda: daemon.snapshot.decision.verdicts)
-        assert daemon.snapshot.decision.verdicts[0].fault == "snapshot_off"
-        key = ("events", ("trainer", "snapshot_off", "warn", ""))
-        assert daemon.performer.counters[key] == 1
-        launcher.close()
-
-    serve(scenario, agent, tmp_path)
-
-
 def both_ends(fd):
     """A page's fields as its rank writes them, and its mapping where it was handed to."""
     handed_over = layout.readonly(fd)
