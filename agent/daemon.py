@@ -39,7 +39,7 @@ from .sessions import Sessions
 from .store.sqlite import DirectoryLock, SqliteStore
 from .trouble import Troubles, say
 
-URGENT_GAP_S = 0.01  # urgent steps are at least this far apart; the first is immediate
+URGENT_GAP_S = 0.01  # urgent steps are at least this, and the last one's time, apart
 MEMORY_S = 10.0  # the core's memory is saved this often when nothing else saves it
 REQUEST_KEPT_S = 60.0
 REQUESTS_MAX = 64
@@ -228,7 +228,7 @@ class Daemon:
         """Asks for a step soon: at once when the last is long ago."""
         if self._urgent is not None:
             return
-        wait_s = self.last_step_s + URGENT_GAP_S - time.monotonic()
+        wait_s = self.last_step_s + max(URGENT_GAP_S, self.step_s) - time.monotonic()
         if wait_s <= 0.0:
             self._urgent = self.loop.call_soon(self._step)
         else:

@@ -34,6 +34,7 @@ class Link:
         self.open = True
         self.since_s = time.monotonic()
         self._loop = asyncio.get_running_loop()
+        self._on_readable = on_readable
         self._on_broken = on_broken
         self._unsent: deque[bytes] = deque()
         self.pid, self.uid = peer(sock)
@@ -74,6 +75,15 @@ class Link:
         except OSError:
             self._unsent.clear()
         self._loop.remove_writer(self.sock)
+
+    def rest(self, wait_s: float) -> None:
+        """Reads nothing for a while: what the launcher sends waits in the kernel."""
+        self._loop.remove_reader(self.sock)
+        self._loop.call_later(wait_s, self._go_on)
+
+    def _go_on(self) -> None:
+        if self.open:
+            self._loop.add_reader(self.sock, self._on_readable, self)
 
     def close(self) -> None:
         self.open = False

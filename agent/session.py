@@ -13,6 +13,7 @@ from .core.model import RunView
 from .link import Link
 from .ranks import RankTrack, bare_level
 
+COMMITS_MAX = 128  # newest last; a launcher sends 100 at most, and each costs in every step
 Where = dict[tuple[str, int, int], str]  # (run, generation, rank) -> source line, from evidence
 
 
@@ -64,7 +65,7 @@ class Session:
             run=hello.run, node=node, grade=hello.grade, nproc=hello.nproc,
             generation=max(said.generation, 0 if self.have_levels else hello.generation),
             state=said.state, max_restarts=hello.max_restarts, hang_limit_s=hello.hang_limit_s,
-            ranks=tuple(ranks), commits=said.commits, snapshot=said.snapshot,
+            ranks=tuple(ranks), commits=said.commits[-COMMITS_MAX:], snapshot=said.snapshot,
             shutdown=said.shutdown, connected=self.link is not None, startup_s=said.startup_s,
             compiling=said.compiling, keep=max(0, said.keep),
             checkpoint_dir=said.checkpoint_dir or hello.checkpoint_dir,

@@ -31,7 +31,8 @@ from .room import Room, is_dead, user_name
 from .session import Session, Where
 
 HELLO_S = 5.0  # a launcher says who it is at once; who does not only holds a place
-PACKETS_PER_WAKE = 64  # and connections: one launcher cannot keep the loop for itself
+ACCEPTS_PER_WAKE = 64
+PACKETS_PER_WAKE = 4  # of one launcher: it cannot keep the loop for itself
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # of accept
 ACCEPT_AGAIN_S = 1.0
 LOST_KEPT_S = 60.0  # a run whose launcher is dead stays visible as lost this long
@@ -111,7 +112,7 @@ class Sessions:
 
     def _accept(self) -> None:
         assert self._socket is not None
-        for _ in range(PACKETS_PER_WAKE):
+        for _ in range(ACCEPTS_PER_WAKE):
             try:
                 sock, _address = self._socket.accept()
             except (BlockingIOError, InterruptedError):
@@ -145,6 +146,7 @@ class Sessions:
     def readable(self, link: Link) -> None:
         """Takes what one launcher sent.  Its own mistakes end at most its own connection."""
         for _ in range(PACKETS_PER_WAKE):
+            session = self._links.get(link)
             try:
                 data, fds, problem = receive(link.sock)
             except (BlockingIOError, InterruptedError):
@@ -168,6 +170,9 @@ class Sessions:
                 close_all(fds)
             if link not in self._links:
                 return
+            wait_s = self._room.rest_s(link.uid, len(data), self._links[link] is not session)
+            if wait_s > 0.0:
+                return link.rest(wait_s)
 
     def drop(self, link: Link) -> None:
         """The connection is gone; its run stays, as one whose launcher is lost."""
