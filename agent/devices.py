@@ -11,20 +11,24 @@ from typing import Any
 from holdfast.collectors.sample import Sample
 
 from .core.detect import accelerator
+from .core.detect.kernel import pci_of
 from .core.detect.network import RDMA_KINDS
 from .core.model import OK, SEVERITIES, UNKNOWN, RunView, Verdict
 from .runner import Health
 
 STALE_READINGS = 3.0  # a device is unknown when this many intervals brought no reading
 COLLECTORS = ("nvidia", "neuron", "amd")
+SPOKEN_OF = ("nvidia", "neuron")  # whose devices the kernel's log names
 CARDS = "network"  # the collector that lists network cards
 
 
 def devices(
     health: Health, last: tuple[Sample, ...], runs: tuple[RunView, ...],
-    boot_s: float, interval_s: float,
+    verdicts: tuple[Verdict, ...], node: str, boot_s: float, interval_s: float,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """The devices of one collector.  `last`: its last good reading, whose age decides."""
+    """The devices of one collector.  `last`: its last good reading, whose age decides.  What the
+    kernel says of one is in the verdicts: a driver may call a device well that has fallen off the
+    bus.  A device that the collector does not list has a row when the kernel names it."""
     sights = accelerator.look(last)
     ranks = accelerator.ranks_of(last, runs)
     age_s, unread = _age(health, last, boot_s, interval_s)
@@ -33,21 +37,30 @@ def devices(
         if sample.name == "accelerator_info":
             labels = accelerator.labels_of(sample.subject)
             info[labels.get("vendor", ""), labels.get("device", "")] = labels
-    return [
-        {
-            "kind": "accelerator",
-            "vendor": vendor,
-            "device": device,
-            "name": info.get((vendor, device), {}).get("name", ""),
-            "pci": info.get((vendor, device), {}).get("pci", ""),
-            "health": UNKNOWN if unread else sight.health,
-            "why": unread or sight.why,
-            "age_s": round(age_s, 3),
-            "ranks": [{"run": run, "rank": rank} for run, rank in ranks.get((vendor, device), ())],
-        }
-        for (vendor, device), sight in sights.items()
-        if device
-    ]
+    vendor = health.name
+    place = f"node/{node}/{accelerator.SCOPE.get(vendor, 'gpu')}/"
+    heard = tuple(one for one in verdicts if one.detector != accelerator.DETECTOR)
+    by_kernel = _said(heard, place)
+    # What is read now says itself what the driver declares; verdicts keep it while nothing is read.
+    said = _said(verdicts, place) if unread else by_kernel
+    rows = []
+    for (maker, device), sight in sights.items():
+        if not device:
+            continue
+        about = info.get((maker, device), {})
+        names = (device, pci_of(about.get("pci", "")))
+        wrong = [verdict for name in names for verdict in said.get(name, ())]
+        for name in names:
+            by_kernel.pop(name, None)
+        read = (UNKNOWN, unread) if unread else (sight.health, sight.why)
+        there = [{"run": run, "rank": rank} for run, rank in ranks.get((maker, device), ())]
+        rows.append(_row("accelerator", maker, device, about, read, wrong, age_s, there))
+    if not last and not health.up and not health.absent and health.read_s:
+        rows.append(_row("accelerator", vendor, "", {}, (UNKNOWN, unread), [], age_s, []))
+    unlisted = by_kernel if vendor in SPOKEN_OF else {}
+    rows += [_row("accelerator", vendor, device, {}, (OK, ""), wrong, age_s, [])
+             for device, wrong in unlisted.items()]  # fmt: skip
+    return rows
 
 
 def cards(
@@ -58,12 +71,7 @@ def cards(
     it takes more than one reading to see.  An interface on the address of an RDMA card is that
     card, and has a row only for what is said of itself."""
     age_s, unread = _age(health, last, boot_s, interval_s)
-    place = f"node/{node}/nic/"
-    said: dict[str, list[Verdict]] = {}
-    for verdict in verdicts:
-        if verdict.subject.startswith(place):
-            device = verdict.subject.removeprefix(place).partition("/")[0]
-            said.setdefault(device, []).append(verdict)
+    said = _said(verdicts, f"node/{node}/nic/")
     found = {}
     for sample in last:
         if sample.name == "network_info":
@@ -78,15 +86,43 @@ def cards(
             continue
         # The kernel's log names a card by its address.
         wrong = said.get(device, []) + said.get(info.get("pci") or "none", [])
-        worst = max((one.severity for one in wrong), key=SEVERITIES.index, default=OK)
-        whys = [one.reason.partition(": ")[2] or one.reason for one in wrong]
-        rows.append({
-            "kind": "network", "vendor": info.get("kind", "card"), "device": device,
-            "name": info.get("driver", ""), "pci": info.get("pci", ""),
-            "health": UNKNOWN if unread and not wrong else worst,
-            "why": "; ".join(whys) or unread, "age_s": round(age_s, 3), "ranks": [],
-        })  # fmt: skip
+        about = {"name": info.get("driver", ""), "pci": info.get("pci", "")}
+        read = (UNKNOWN if unread and not wrong else OK, "" if wrong else unread)
+        rows.append(_row("network", info.get("kind", "card"), device, about, read, wrong, age_s, []))
     return rows
+
+
+def _said(verdicts: tuple[Verdict, ...], place: str) -> dict[str, list[Verdict]]:
+    """What is said of each device: by its number, its name or its address."""
+    said: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        if verdict.subject.startswith(place):
+            device = verdict.subject.removeprefix(place).partition("/")[0]
+            said.setdefault(device, []).append(verdict)
+    return said
+
+
+def _row(
+    kind: str, vendor: str, device: str, about: dict[str, str], read: tuple[str, str],
+    wrong: list[Verdict], age_s: float, ranks: list[dict[str, Any]],
+) -> dict[str, Any]:  # fmt: skip
+    """One device.  `read`: health and why by its reading; the worst of all that is said counts."""
+    worst_first = sorted(wrong, key=lambda one: -SEVERITIES.index(one.severity))
+    whys = dict.fromkeys([*(_why(one.reason) for one in worst_first), read[1]])
+    return {
+        "kind": kind, "vendor": vendor, "device": device,
+        "name": about.get("name", ""), "pci": about.get("pci", ""),
+        "health": max(read[0], *(one.severity for one in wrong), OK, key=SEVERITIES.index),
+        "why": "; ".join(one for one in whys if one), "age_s": round(age_s, 3), "ranks": ranks,
+    }  # fmt: skip
+
+
+def _why(reason: str) -> str:
+    """A verdict's reason without the device, which the row names: `XID 79 on gpu/0000:4e:00 of a:
+    it fell off` is `XID 79: it fell off`."""
+    head, _, text = reason.partition(": ")
+    event, on, _ = head.partition(" on ")
+    return f"{event}: {text}" if on and text else text or reason
 
 
 def _age(
@@ -94,6 +130,8 @@ def _age(
 ) -> tuple[float, str]:
     """Age of the last good reading, and why it says nothing about now; "" when it does."""
     age_s = boot_s - max((one.boot_s for one in last), default=boot_s)
+    if not last:
+        return 0.0, health.error or "not read yet"
     if not health.up:
         return age_s, f"{health.error}; last read {age_s:.0f} s ago"
     stale = age_s > STALE_READINGS * interval_s

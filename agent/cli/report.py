@@ -135,12 +135,13 @@ def _devices(devices: Sequence[Json]) -> list[Line]:
         kind = one.get("kind", "accelerator")
         if ranks or one["health"] != "ok":
             style = SEVERITY_STYLE.get(one["health"], CARE)
-            name = f"{one['vendor']} {one['device']}"
+            name = f"{one['vendor']} {one['device']}".rstrip()
             none = "" if kind == "network" else "none"
             rows.append([name, Span(one["health"], style), ranks or none, one["why"]])
         else:
             quiet["network" if kind == "network" else "accelerator"] += 1
-    lines = [(), *table(("device", "health", "ranks", "why"), rows, indent=2)] if rows else []
+    heads = ("device", "health", "ranks", "why")
+    lines = [(), *table(heads, rows, indent=2, wrap=True)] if rows else []
     said = [f"{count(quiet['accelerator'], 'device')} ok, without a rank"]
     said += [f"{count(quiet['network'], 'network card')} ok"]
     return lines + [line(f"  {text}") for text, n in zip(said, quiet.values()) if n]

@@ -116,7 +116,8 @@ def _devices(daemon: Daemon) -> list[dict[str, Any]]:
     for health in daemon.runner.health():
         last = daemon.runner.last(health.name)
         if health.name in COLLECTORS:
-            found += devices(health, last, snapshot.observed.runs, boot_s, interval_s)
+            found += devices(health, last, snapshot.observed.runs, verdicts, daemon.name, boot_s,
+                             interval_s)  # fmt: skip
         elif health.name == CARDS and not health.absent:
             found += cards(health, last, verdicts, daemon.name, boot_s, interval_s)
     return found

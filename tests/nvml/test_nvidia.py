@@ -235,13 +235,13 @@ def test_ranks_are_joined_by_process_and_stale_is_unknown(node):
         RankView(0, "n", 4711, 1, "running"), RankView(1, "n", 4712, 1, "running"))),)  # fmt: skip
     good = Runner(load(None, {}).config, lambda part, error: None).health()[0]
     good = good._replace(name="nvidia", up=True, error="")
-    shown = devices(good, samples, runs, 2.0, 15.0)
+    shown = devices(good, samples, runs, (), "n", 2.0, 15.0)
     assert [(one["health"], one["ranks"]) for one in shown] == [
         ("ok", [{"run": "m5", "rank": 0}]), ("warn", [{"run": "m5", "rank": 1}])]  # fmt: skip
-    stale = devices(good, samples, runs, 100.0, 15.0)
+    stale = devices(good, samples, runs, (), "n", 100.0, 15.0)
     assert {one["health"] for one in stale} == {"unknown"}
     assert "no reading for 99 s" in stale[0]["why"]
-    down = devices(good._replace(up=False, error="no answer"), samples, runs, 2.0, 15.0)
+    down = devices(good._replace(up=False, error="no answer"), samples, runs, (), "n", 2.0, 15.0)
     assert down[1]["health"] == "unknown" and "no answer" in down[1]["why"]
 
 

@@ -13,6 +13,7 @@ from holdfast.agent import background
 from holdfast.agent.cli import report, text
 from holdfast.agent.core.model import FATAL, WARN, Verdict
 from holdfast.agent.core.readings import readings_of
+from holdfast.agent.devices import devices
 from holdfast.agent.metrics import Exposition
 from holdfast.agent.probe import Left
 from holdfast.agent.runner import Health
@@ -133,15 +134,75 @@ def test_status_names_cards_with_what_counters_and_the_kernel_say(agent):
     assert found["rdmap0"]["vendor"] == "efa" and found["rdmap0"]["ranks"] == []
 
 
+NO_RUNS: tuple = ()
+GOOD = Health("nvidia", True, False, "", 0.1, 1.0)
+
+
+def gpus(*more):
+    """GPU 3 and 4 as NVML has them, both well, read at 10 s."""
+    return tuple(Sample(f"accelerator_{name}", f"vendor=nvidia,{labels}", value, 10.0)
+                 for name, labels, value in (
+        ("info", "device=3,name=H100,uuid=u,pci=00000000:4E:00.0,driver=d", 1.0),
+        ("lost", "device=3", 0.0), ("lost", "device=4", 0.0), *more))  # fmt: skip
+
+
+def rows_of(health, last, verdicts, now_s=11.0):
+    found = devices(health, last, NO_RUNS, verdicts, "a", now_s, 15.0)
+    return {one["device"]: (one["health"], one["why"]) for one in found}
+
+
+def said_of(subject, severity=FATAL, detector="kernel", **more):
+    reason = f"XID 79 on {subject} of a: GPU has fallen off the bus"
+    return Verdict("gpu_fell_off_bus", f"node/a/{subject}", severity, 1.0, reason,
+                   detector=detector, **more)  # fmt: skip
+
+
+def test_a_gpu_that_the_kernel_speaks_of_is_not_ok():
+    """Its driver may go on answering, or may not have been asked yet."""
+    told = (said_of("gpu/0000:4e:00"), said_of("gpu/0000:9f:00", WARN), said_of("nic/0000:4e:00"),
+            said_of("neuron/4"))
+    fell = "XID 79: GPU has fallen off the bus"
+    assert rows_of(GOOD, gpus(), told) == {
+        "3": ("fatal", fell), "4": ("ok", ""), "0000:9f:00": ("warn", fell)}  # fmt: skip
+    wrong = rows_of(GOOD, gpus(("throttled", "device=3,reason=hw_slowdown", 1.0)), told)
+    assert wrong["3"] == ("fatal", f"{fell}; clocks are held down: hw_slowdown")
+    absent = GOOD._replace(up=False, absent=True, error="no driver")
+    assert rows_of(absent, (), told[:1]) == {"0000:4e:00": ("fatal", fell)}
+    assert rows_of(absent._replace(name="amd"), (), told) == {}
+    neuron = (Sample("accelerator_lost", "vendor=neuron,device=4", 0.0, 10.0),)
+    assert rows_of(GOOD._replace(name="neuron"), neuron, told) == {"4": ("fatal", fell)}
+
+
+def test_what_stands_of_a_device_counts_while_nothing_is_read():
+    down = GOOD._replace(up=False, error="no answer within 2 s")
+    stands = Verdict("row_remap_failed", "node/a/gpu/3", FATAL, 1.0, "nvidia device 3 at P: a row "
+                     "of memory could not be remapped", detector="accelerator")
+    late = "no answer within 2 s; last read 1 s ago"
+    assert rows_of(down, gpus(), (stands,)) == {
+        "3": ("fatal", f"a row of memory could not be remapped; {late}"), "4": ("unknown", late)}
+    failed = gpus(("row_remap_failed", "device=3", 1.0))
+    assert rows_of(GOOD, failed, (stands,))["3"][1] == "a row of memory could not be remapped"
+
+
+def test_devices_that_were_never_read_are_unknown_and_not_left_out():
+    down = GOOD._replace(up=False, error="no answer within 2 s")
+    assert rows_of(down, (), ()) == {"": ("unknown", "no answer within 2 s")}
+    assert not rows_of(down._replace(absent=True), (), ())
+    assert not rows_of(down._replace(read_s=0.0), (), ())  # nobody has looked yet
+    (row,) = devices(down, (), NO_RUNS, (), "a", 1.0, 15.0)
+    shown = text.plain(report._devices([row]))
+    assert shown.splitlines()[2] == "  nvidia  unknown  none   no answer within 2 s"
+
+
 def test_the_terminal_shows_what_is_unwell_or_used():
     device = {"vendor": "nvidia", "name": "H100", "pci": "", "why": "", "health": "ok",
               "age_s": 1.0, "ranks": []}  # fmt: skip
     lost = {"health": "fatal", "why": "the driver says that it is lost"}
-    devices = [
+    shown = [
         {**device, "device": "0", "ranks": [{"run": "m5", "rank": 0}]},
         {**device, "device": "1", **lost}, {**device, "device": "2"},
     ]  # fmt: skip
-    assert text.plain(report._devices(devices)).splitlines() == [
+    assert text.plain(report._devices(shown)).splitlines() == [
         "",
         "  device    health  ranks  why",
         "  nvidia 0  ok      m5/0",
