@@ -1,7 +1,8 @@
 """Who may ask what: roles, tokens, and the headers that every answer carries.
 
 Owns the check of each request before its handler runs.  Reading is free on loopback and on the
-unix socket; changing something needs a role, and over TCP a token.
+unix socket, but for what other people's jobs said (reader.py); changing something needs a role,
+and over TCP a token.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from aiohttp import web
 
 from ..config import ConfigError
 from ..link import peer
+from ..session import Owners
+from .reader import Reader, peer_uid, reader
 
 OPERATOR, READ, NOBODY = "operator", "read", ""
 TOKENS_MAX = 1000
@@ -77,6 +80,14 @@ def peer_of(request: web.Request) -> tuple[int, int] | None:
     if sock is None or sock.family != socket.AF_UNIX:
         return None
     return peer(sock)
+
+
+def reader_of(request: web.Request, tokens: Tokens, owners: Owners) -> Reader:
+    """Who reads: by the peer of the socket, or by the token."""
+    known = peer_of(request)
+    sock = request.transport.get_extra_info("socket") if request.transport else None
+    uid = known[1] if known is not None else peer_uid(sock) if sock is not None else None
+    return reader(uid, tokens.role(request.headers.get("Authorization", "")), owners)
 
 
 class Guard:

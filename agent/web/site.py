@@ -23,9 +23,9 @@ from ..config import ConfigError
 from ..core.kernel import CLOSE, DETECTOR
 from ..core.model import Request
 from ..metrics import CONTENT_TYPE, Exposition
-from . import drift, status
+from . import drift, reader, status
 from .door import Door, Guest
-from .guard import Guard, Tokens, is_loopback, peer_of, refuse
+from .guard import Guard, Tokens, is_loopback, peer_of, reader_of, refuse
 from .page import load_page
 
 if TYPE_CHECKING:
@@ -77,13 +77,15 @@ class Site:
         self._page, self._policy = load_page()
         self._runners: list[web.AppRunner] = []
         self._listeners: list[asyncio.Server] = []
-        self._cached: tuple[int, float, bytes] = (-1, 0.0, b"")
+        self._tokens = Tokens(daemon.config.api.tokens_file)
+        self._cached: tuple[int, float, reader.Json] = (-1, 0.0, {})
+        self._encoded: dict[str, bytes] = {}  # of what is cached, by who may see how much
 
     # ------------------------------------------------------------- listening
 
     async def start(self) -> None:
         agent = self._daemon.config.agent
-        tokens = Tokens(self._daemon.config.api.tokens_file)
+        tokens = self._tokens
         runtime = Path(agent.runtime_dir)
         host, _, port = agent.listen.rpartition(":")
         loopback = is_loopback(host)
@@ -208,6 +210,9 @@ class Site:
 
     # ------------------------------------------------------------- reading
 
+    def _reader(self, request: web.Request) -> reader.Reader:
+        return reader_of(request, self._tokens, self._daemon.sessions.owners)
+
     async def _index(self, request: web.Request) -> web.Response:
         return web.Response(body=self._page, content_type="text/html", charset="utf-8")
 
@@ -230,22 +235,29 @@ class Site:
 
     async def _status(self, request: web.Request) -> web.Response:
         """Made at most once a step and a quarter second, however many pages are open."""
-        number, made_s, body = self._cached
+        who = self._reader(request)
+        number, made_s, document = self._cached
         now_s = time.monotonic()
         if number != self._daemon.snapshot.number or now_s - made_s > 0.25:
-            body = msgspec.json.encode(status.status(self._daemon))
-            self._cached = (self._daemon.snapshot.number, now_s, body)
-        return _json(body)
+            document = status.status(self._daemon)
+            self._cached = (self._daemon.snapshot.number, now_s, document)
+            self._encoded.clear()
+        key = who.sees()
+        if key not in self._encoded:
+            self._encoded[key] = msgspec.json.encode(reader.status(document, who))
+        return _json(self._encoded[key])
 
     async def _incidents(self, request: web.Request) -> web.Response:
         everything = request.query.get("all", "") not in ("", "0")
-        return _json(msgspec.json.encode(status.incidents(self._daemon, everything)))
+        found = status.incidents(self._daemon, everything)
+        return _json(msgspec.json.encode(reader.incidents(found, self._reader(request))))
 
     async def _incident(self, request: web.Request) -> web.Response:
         incident = self._daemon.narrator.incidents.get(request.match_info["id"])
         if incident is None:
             return refuse(404, "no such incident", "an id that /api/v1/incidents lists")
-        return _json(msgspec.json.encode(incident))
+        (one,) = reader.incidents([msgspec.to_builtins(incident)], self._reader(request))
+        return _json(msgspec.json.encode(one))
 
     async def _ledger(self, request: web.Request) -> web.Response:
         return _json(msgspec.json.encode(status.ledger(self._daemon)))

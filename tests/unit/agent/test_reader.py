@@ -1,0 +1,133 @@
+"""Who reads: what a run said is for its owner, whatever way another user asks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import os
+import socket
+import sys
+
+import msgspec
+import pytest
+from fakes import FakeLauncher, rank_level, until
+
+from holdfast.agent.core.model import Incident, Verdict
+from holdfast.agent.session import Owners
+from holdfast.agent.web import reader
+
+SECRET = "X-Amz-Security-Token=SECRET"
+NOBODY = 65534
+ASK = """
+import encodings.idna, http.client, json, os, socket, sys
+uid, folder, address = sys.argv[1:]
+os.chdir(folder)  # which the other user may not reach by its path
+os.setresuid(int(uid), int(uid), int(uid))
+unix = http.client.HTTPConnection("localhost")
+unix.sock = socket.socket(socket.AF_UNIX)
+unix.sock.connect("api.sock")
+said = []
+for connection in (unix, http.client.HTTPConnection(address.removeprefix("http://"))):
+    for route in ("status", "incidents?all=1", "incidents/demo/1"):
+        connection.request("GET", f"/api/v1/{route}")
+        answer = connection.getresponse()
+        said.append([answer.status, json.loads(answer.read())])
+print(json.dumps(said))
+"""
+
+
+async def as_user(uid: int, folder, address: str) -> list:
+    """What this user is told over api.sock and over loopback: status, incidents, one incident."""
+    child = await asyncio.create_subprocess_exec(
+        sys.executable, "-I", "-c", ASK, str(uid), str(folder), address,
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    out, _ = await child.communicate()
+    assert child.returncode == 0
+    return [answer for status, answer in json.loads(out) if status == 200]
+
+
+def incident(run: str, opened_wall_s: float = 5.0) -> Incident:
+    return Incident(
+        id=f"{run}/1", fault="rank_failed", subject=f"run/{run}/rank/0", severity="fatal", run=run,
+        generation=1, opened_wall_s=opened_wall_s, opened_boot_s=1.0, reason=SECRET,
+        culprit="rank 0", evidence=(("log", SECRET),), timeline=((5.0, f"root: {SECRET}"),),
+        would_have=SECRET,
+    )  # fmt: skip
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can ask as another user")
+def test_another_user_is_not_told_what_a_run_said(agent, tmp_path):
+    async def scenario():
+        async with agent() as (daemon, node):
+            await until(lambda: daemon.address)
+            launcher = FakeLauncher(tmp_path / "run" / "agent.sock", log_dir=f"/home/{SECRET}",
+                                    checkpoint_dir=f"/home/{SECRET}")  # fmt: skip
+            launcher.hello()
+            ended = {"code": 1, "signal": 0, "error": SECRET}
+            said = {"seen": [{"signature": "s", "role": "root", "culprit": "user", "rank": 0,
+                              "text": SECRET, "wall_s": 1.0}], "problem": SECRET}  # fmt: skip
+            launcher.levels(
+                generation=1, state="running", shutdown=SECRET, compiling=SECRET, logs=said,
+                ranks=[rank_level(0, os.getpid(), state="ended", ended=ended)],
+                commits=[{"generation": 1, "step": 2, "path": f"/{SECRET}", "world": 2, "bad": ""}],
+            )  # fmt: skip
+            node.incidents = (incident("demo"),)
+            node.extra = {
+                "verdicts": (Verdict("log_root", "run/demo", "warn", 1.0, SECRET, run="demo",
+                                     evidence=(("line", SECRET),)),),
+                "reasons": (("demo", SECRET),),
+            }  # fmt: skip
+            daemon.wake("test")
+            await until(lambda: daemon.snapshot.observed.runs
+                        and daemon.snapshot.observed.runs[0].ranks
+                        and daemon.snapshot.decision.verdicts)  # fmt: skip
+            root, other = [await as_user(uid, tmp_path / "run", daemon.address)
+                           for uid in (0, NOBODY)]  # fmt: skip
+            launcher.close()
+            return root, other
+
+    root, other = asyncio.run(scenario())
+    assert [SECRET in json.dumps(one) for one in root] == [True] * 6
+    assert SECRET not in json.dumps(other) and len(other) == 6
+    for answer in (other[0], other[3]):
+        (run,) = answer["runs"]
+        assert run["ranks"][0]["health"] == "fault" and run["ranks"][0]["why"] == reader.WITHHELD
+        assert run["checkpoint"]["step"] == 2
+
+
+def test_the_owner_is_told_also_when_the_run_is_over():
+    owners = Owners()
+    owners.note("job", 1001, 100.0)
+    owners.note("job", 1001, 200.0)  # its launcher came back
+    mine, other = reader.reader(1001, "", owners), reader.reader(1002, "", owners)
+    assert mine.may("job", 150.0) and mine.may("job") and not mine.may("job", 50.0)
+    assert not other.may("job", 150.0) and other.may("") and not reader.reader(
+        None, "", owners).may("job")  # fmt: skip
+    owners.note("job", 1002, 300.0)  # another user takes the name
+    assert not other.may("job", 150.0) and other.may("job", 301.0) and not mine.may("job")
+    told = [msgspec.to_builtins(incident("job", at_s)) for at_s in (150.0, 301.0)]
+    said = [one["reason"] for one in reader.incidents(told, other)]
+    assert said == [reader.WITHHELD, SECRET]
+    assert reader.reader(None, "read", owners).may("job", -math.inf)
+
+
+def test_names_of_runs_are_kept_within_bounds():
+    owners = Owners()
+    for number in range(5000):
+        owners.note(f"run-{number}", 7, 1.0)
+    assert not owners.owns(7, "run-0", 2.0) and owners.owns(7, "run-4999", 2.0)
+
+
+def test_whose_connection_it_is():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        client = socket.create_connection(server.getsockname())
+        served, _ = server.accept()
+        with client, served:
+            assert reader.peer_uid(served) == os.getuid()
+            client.shutdown(socket.SHUT_WR)
+            assert served.recv(1) == b""
+            assert reader.peer_uid(served) is None  # no more than what is established counts
+    with socket.socket(socket.AF_UNIX) as unconnected:
+        assert reader.peer_uid(unconnected) is None
