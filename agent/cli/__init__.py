@@ -20,7 +20,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return dispatch(arguments)
     except Failure as failure:
-        print(f"holdfast: {failure}", file=sys.stderr)
+        from .text import harmless
+
+        said = "\n".join(map(harmless, str(failure).split("\n")))
+        print(f"holdfast: {said}", file=sys.stderr)
         return failure.code
     except BrokenPipeError:  # `holdfast incidents | head`
         sys.stderr.close()

@@ -1,7 +1,8 @@
 """Lines of styled words for people: coloured on a terminal, plain when piped, 80 columns wide.
 
-Owns wrapping, tables, and how seconds and bytes are said.  A line is a tuple of spans, so that
-what a command says can be tested by value; rich is imported only for a terminal.
+Owns wrapping, tables, what no terminal may be given, and how seconds and bytes are said.  A line is
+a tuple of spans, so that what a command says can be tested by value; rich is imported only for a
+terminal.
 """
 
 from __future__ import annotations
@@ -29,8 +30,14 @@ def line(*parts: Cell) -> Line:
     return tuple(Span(part) if isinstance(part, str) else part for part in parts)
 
 
+def harmless(text: str) -> str:
+    """Without what moves a cursor or hides words: names, reasons and lines of logs are other
+    people's, and a terminal obeys them.  One character stays one character."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+
+
 def plain(lines: Iterable[Line]) -> str:
-    return "".join("".join(span.text for span in one).rstrip() + "\n" for one in lines)
+    return "".join("".join(harmless(span.text) for span in one).rstrip() + "\n" for one in lines)
 
 
 def show(lines: Iterable[Line]) -> None:
@@ -45,7 +52,7 @@ def show(lines: Iterable[Line]) -> None:
 
     console = Console(highlight=False, soft_wrap=True)
     for one in found:
-        console.print(Text.assemble(*((span.text, span.style) for span in one)))
+        console.print(Text.assemble(*((harmless(span.text), span.style) for span in one)))
 
 
 def field(name: str, value: Cell, indent: int = 13) -> list[Line]:

@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,8 +17,10 @@ from typing import Any
 
 import pytest
 
+from holdfast.agent import cli
 from holdfast.agent.cli import drift, report
-from holdfast.agent.cli.text import WIDTH, Line, plain
+from holdfast.agent.cli.failure import Failure
+from holdfast.agent.cli.text import WIDTH, Line, plain, show
 
 HERE = Path(__file__).resolve().parent / "cli"
 ALONE = {
@@ -55,6 +60,48 @@ def test_text(name: str) -> None:
         expected.write_text(text)
     assert text == expected.read_text()
     assert max(len(row) for row in text.splitlines()) <= WIDTH
+
+
+ESCAPES = "\x1b]0;pwned\x07\x1b[2J\nnothing is wrong \u202e\x9b1A"
+
+
+def poisoned(value: Any) -> Any:
+    """An answer in which every text ends in what a terminal would obey."""
+    if isinstance(value, dict):
+        return {key: poisoned(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [poisoned(one) for one in value]
+    return value + ESCAPES if isinstance(value, str) else value
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_text_of_an_answer_moves_a_cursor(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reasons, names, lines of logs and paths are other people's words."""
+    source, render = CASES[name]
+    lines = render(poisoned(json.loads((HERE / source).read_text())))
+    assert all(one.isprintable() for one in plain(lines).split("\n"))
+    for colour in ("", "1"):
+        monkeypatch.setenv("NO_COLOR", colour)
+        monkeypatch.setattr(sys, "stdout", screen := Terminal())
+        show(lines)
+        own = re.sub(r"\x1b\[[0-9;]*m", "", screen.getvalue())  # colours are ours
+        assert all(one.isprintable() for one in own.split("\n"))
+
+
+def test_a_failure_moves_no_cursor(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(arguments: list[str]) -> int:
+        raise Failure(f"which run? (there are: {ESCAPES})")
+
+    monkeypatch.setattr(cli, "dispatch", fail)
+    assert cli.main(["status"]) == 1
+    assert all(one.isprintable() for one in capsys.readouterr().err.split("\n"))
 
 
 def test_a_reason_that_names_the_culprit_is_not_given_its_name_twice() -> None:
