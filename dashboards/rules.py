@@ -1,7 +1,7 @@
 """Prometheus alert rules, generated from the runbooks' machine parts.
 
-Owns the shape of a rule: its name is the runbook's `alert`, its severity follows from what the
-ladder can still do, its texts are the runbook's own.  Pure: values in, text out; no file is read.
+Owns the shape of a rule: its name is the runbook's `alert`, its severity follows from the verdict's
+own and from what the ladder can still do, its texts are the runbook's own.  Pure: values in, text out; no file is read.
 
 The text is YAML whose scalars are JSON strings, which every YAML reader takes.
 """
@@ -26,16 +26,24 @@ class Entry(NamedTuple):
     impact: str
 
 
-def alert_severity(runbook: Runbook) -> str:
-    """critical: a person is needed now; warning: by day; info: nothing to do."""
+class Level(NamedTuple):
+    """How loud an alert is for which of a fault's verdicts."""
+
+    severity: str  # critical: a person is needed now; warning: by day; info: nothing to do
+    matcher: str = ""  # of the verdict's own severity; "" = any
+
+
+def levels(runbook: Runbook) -> tuple[Level, ...]:
+    """A fault has milder forms: one corrected memory error is a machine check as well, and wakes
+    nobody.  So the verdict's own severity decides, not the runbook's, which is the worst."""
     if runbook.severity in (OK, UNKNOWN):
-        return "info"
-    if runbook.severity == FATAL and not BRINGS_BACK & set(runbook.ladder):
-        return "critical"
-    return "warning"
+        return (Level("info"),)
+    if BRINGS_BACK & set(runbook.ladder):
+        return (Level("warning"),)
+    return (Level("critical", f'severity="{FATAL}"'), Level("warning", f'severity!="{FATAL}"'))
 
 
-def rule(entry: Entry, runbook_base: str) -> str:
+def rule(entry: Entry, level: Level, runbook_base: str) -> str:
     """One alert rule.  `runbook_base` is where the runbooks are read: `<base>/<fault>.md`."""
     runbook = entry.runbook
     texts = {
@@ -43,8 +51,9 @@ def rule(entry: Entry, runbook_base: str) -> str:
         "description": f"{{{{ $labels.subject }}}}: {entry.impact}",
         "runbook_url": f"{runbook_base.rstrip('/')}/{runbook.fault}.md",
     }
-    labels = {"severity": alert_severity(runbook), "fault": runbook.fault, "scope": runbook.scope}
-    series = f'holdfast_fault_active{{fault="{runbook.fault}"}}'
+    labels = {"severity": level.severity, "fault": runbook.fault, "scope": runbook.scope}
+    matchers = ",".join(filter(None, (f'fault="{runbook.fault}"', level.matcher)))
+    series = f"holdfast_fault_active{{{matchers}}}"
     expression = f"max by (instance, subject) ({series}) > 0"
     lines = [f"      - alert: {runbook.alert}", f"        expr: {json.dumps(expression)}"]
     for title, pairs in (("labels", labels), ("annotations", texts)):
@@ -54,7 +63,8 @@ def rule(entry: Entry, runbook_base: str) -> str:
 
 
 def render(entries: Iterable[Entry], runbook_base: str) -> str:
-    """The whole rule file, one group, sorted by alert; runbooks without an alert are left out."""
+    """The whole rule file, one group, sorted by alert; runbooks without an alert are left out.  A
+    fault whose verdicts differ in weight has a rule for each, of the same name."""
     with_alert = sorted(
         (entry for entry in entries if entry.runbook.alert), key=lambda one: one.runbook.alert
     )
@@ -64,4 +74,7 @@ def render(entries: Iterable[Entry], runbook_base: str) -> str:
         "  - name: holdfast_faults\n"
         "    rules:\n"
     )
-    return head + "\n".join(rule(entry, runbook_base) for entry in with_alert) + "\n"
+    return head + "".join(
+        rule(entry, level, runbook_base) + "\n"
+        for entry in with_alert for level in levels(entry.runbook)
+    )  # fmt: skip

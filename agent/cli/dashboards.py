@@ -37,5 +37,5 @@ def render(options: argparse.Namespace) -> int:
         target.write_text(text, encoding="utf-8")
     except OSError as error:
         raise Failure(f"{target}: {error.strerror}") from error
-    show([line(f"{target}: {count(len(entries), 'alert rule')}, written {clock(time.time())}")])
+    show([line(f"{target}: {count(text.count('- alert:'), 'alert rule')}, written {clock(time.time())}")])
     return 0

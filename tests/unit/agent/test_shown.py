@@ -90,8 +90,8 @@ def test_a_word_that_hides_nothing_or_too_much_is_refused(tmp_path, hide, said):
 
 def test_what_alerts_are_made_of_cannot_be_hidden():
     runbook = Runbook(fault="x", severity="warn", scope="node", ladder=(), alert="HoldfastX")
-    rule = rules.rule(rules.Entry(runbook, "s", "i"), "base")
-    needed = set(re.findall(r"holdfast_([a-z_]+)", rule))
+    made = rules.render([rules.Entry(runbook, "s", "i")], "base")
+    needed = set(re.findall(r"holdfast_([a-z_]+){", made))
     assert needed == set(shown.ALERTED)
     assert all(shown.wrong_with((name,), KNOWN.values()) for name in needed)
 
