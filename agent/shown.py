@@ -18,6 +18,16 @@ from .metrics_text import PREFIX
 
 FINISHED_S = 600.0  # a run that is no longer here leaves the page after this
 ALERTED = ("fault_active",)  # every alert is made of it: without it a fault is seen by nobody
+LOAD = "max by (instance, device) (holdfast_accelerator_utilization_ratio)"
+POWER = "max by (instance, device) (holdfast_accelerator_power_watts)"
+ON_DEVICE = " * on (instance, device) group_left () "
+# What a series of a device means to a run: right also where several ranks, or runs, share one.
+JOINS = (
+    ("How busy each rank's device is:", f"holdfast_accelerator_run_info{ON_DEVICE}{LOAD}"),
+    ("What each run draws, a device counted once however many ranks it has:",
+     "sum by (run) (max by (instance, device, run) (holdfast_accelerator_run_info)"
+     f"{ON_DEVICE}{POWER})"),
+)  # fmt: skip
 SERVES_ALONE = {DCGM_EXPORTER: "vendor=nvidia"}  # exporter -> which series
 Rows = Sequence[tuple[tuple[str, ...], float]]  # (label values, value)
 
@@ -63,10 +73,20 @@ class Recent:
         self._places: dict[tuple[str, ...], float] = {}
 
     def see(self, now_s: float, runs: tuple[RunView, ...], samples: readings.Rows) -> None:
-        """Looks at what is here now, and forgets what left long ago."""
+        """Looks at what is here now, and forgets what left long ago.  A device that computes for
+        somebody now has no rank of before: what it does would be counted as that one's too."""
         self._runs |= {view.run: now_s for view in runs}
-        for (_, device), ranks in accelerator.ranks_of(samples, runs).items():
-            self._places |= {(device, run, str(rank)): now_s for run, rank in ranks}
+        over = {(view.run, str(rank.rank)) for view in runs for rank in view.ranks
+                if rank.state == "ended"}  # fmt: skip
+        here = {
+            (device, run, str(rank))
+            for (_, device), ranks in accelerator.ranks_of(samples, runs).items()
+            for run, rank in ranks
+        }
+        taken, moved = {key[0] for key in here}, {key[1:] for key in here}
+        left = {key: seen_s for key, seen_s in self._places.items()
+                if key[0] not in taken and key[1:] not in over | moved}  # fmt: skip
+        self._places = left | dict.fromkeys(here, now_s)
         since_s = now_s - FINISHED_S
         self._runs = {run: seen_s for run, seen_s in self._runs.items() if seen_s >= since_s}
         self._places = {key: seen_s for key, seen_s in self._places.items() if seen_s >= since_s}
@@ -112,6 +132,15 @@ def render_docs(known: Iterable[Metric]) -> str:
         "default settings tell the same; `agent.metrics_hide = [\"node_exporter\"]` leaves those",
         "families out, `[\"dcgm-exporter\"]` those series of NVIDIA's devices. Beginnings of names",
         "can be hidden as well: `agent.metrics_hide = [\"host_cpu_\", \"accelerator_link_\"]`.",
+        "",
+        "## Joins",
+        "",
+        "Series of devices carry no label of a run: thousands of short runs would make each of them",
+        "anew. `holdfast_accelerator_run_info` says which ranks compute on a device, and stands on",
+        "the left, because a device may have several:",
+        "",
+        *(row for title, query in JOINS for row in (title, "", f"    {query}", "")),
+        "## Families",
         "",
         "| metric | kind | labels | minimal | also by | meaning |",
         "|---|---|---|---|---|---|",

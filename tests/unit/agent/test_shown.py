@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
+import shutil
+import subprocess
 from typing import NamedTuple
 
 import pytest
@@ -16,7 +19,7 @@ from prometheus_client.exposition import generate_latest
 
 from holdfast.agent import metrics, metrics_text, shown
 from holdfast.agent.config import ConfigError, load
-from holdfast.agent.core.model import Runbook
+from holdfast.agent.core.model import RankView, Runbook, RunView
 from holdfast.agent.core.readings import readings_of
 from holdfast.collectors import ALL
 from holdfast.collectors.accelerator import METRICS
@@ -142,6 +145,75 @@ def test_a_run_that_is_over_leaves_the_page_after_ten_minutes(agent, tmp_path):
     assert counted | {"run_generation", "run_ranks"} <= with_run[0]
     assert with_run[1] == counted and not with_run[2]
     assert "demo" not in late
+
+
+def view_of(run: str, *ranks: tuple[int, int, str]) -> RunView:
+    """A run of these ranks: (rank, pid, state)."""
+    return RunView(run, "n", "trainer", len(ranks), ranks=tuple(
+        RankView(rank, "n", pid, 1, state) for rank, pid, state in ranks))  # fmt: skip
+
+
+def processes(*places: tuple[str, int]) -> tuple:
+    """What a driver lists: (device, pid)."""
+    return readings_of(
+        Sample("accelerator_process", f"vendor=neuron,device={device},pid={pid}", 1.0, 1.0)
+        for device, pid in places).of("accelerator_process")  # fmt: skip
+
+
+def test_a_device_is_of_the_run_that_computes_there_now():
+    recent = shown.Recent()
+    old, new = view_of("old", (0, 11, "running"), (1, 12, "running")), view_of("new", (0, 21, "up"))
+    recent.see(0.0, (old,), processes(("3", 11), ("3", 12), ("4", 11)))
+    assert [key for key, _ in recent.places()] == [
+        ("3", "old", "0"), ("3", "old", "1"), ("4", "old", "0")]  # fmt: skip
+    recent.see(1.0, (new,), processes(("3", 21)))
+    assert [key for key, _ in recent.places()] == [("3", "new", "0"), ("4", "old", "0")]
+    recent.see(2.0, (view_of("new", (0, 21, "running")),), ())  # nothing could be read
+    assert ("3", "new", "0") in [key for key, _ in recent.places()]
+    recent.see(2.5, (view_of("new", (0, 21, "running")),), processes(("5", 21)))  # it moved
+    assert [key for key, _ in recent.places()] == [("4", "old", "0"), ("5", "new", "0")]
+    recent.see(3.0, (view_of("new", (0, 21, "ended")),), ())
+    assert [key for key, _ in recent.places()] == [("4", "old", "0")]
+
+
+def test_the_joins_of_the_documentation_hold(tmp_path):
+    """With one rank a device, with several, and after one run followed another on the same."""
+    tool = shutil.which("promtool")
+    if tool is None:
+        pytest.skip("promtool is missing (Debian package prometheus)")
+    recent = shown.Recent()
+    recent.see(0.0, (view_of("gone", (0, 9, "running")),), processes(("3", 9)))
+    runs = (view_of("one", (0, 11, "running")),
+            view_of("two", (0, 21, "running"), (1, 22, "running")))  # fmt: skip
+    recent.see(1.0, runs, processes(("3", 11), ("4", 21), ("4", 22)))
+    series = {
+        f'holdfast_accelerator_run_info{{device="{device}",run="{run}",rank="{rank}"': 1
+        for (device, run, rank), _ in recent.places()
+    }
+    for device, busy, watts in (("3", 0.5, 100), ("4", 0.25, 300), ("5", 0.0, 50)):
+        of = f'vendor="neuron",device="{device}"'
+        series[f"holdfast_accelerator_utilization_ratio{{{of}"] = busy
+        series[f"holdfast_accelerator_power_watts{{{of}"] = watts
+    by_rank, by_run = re.findall(r"^    (holdfast_.*|sum by.*)$", metrics.render_metrics_docs(), re.M)
+    tests = [{
+        "interval": "1m",
+        "input_series": [{"series": f'{name},instance="{node}"}}', "values": f"{value} {value}"}
+                         for name, value in series.items() for node in ("a", "b")],
+        "promql_expr_test": [
+            {"expr": by_rank, "eval_time": "1m", "exp_samples": [
+                {"labels": f'{{instance="{node}",device="{device}",run="{run}",rank="{rank}"}}',
+                 "value": value}
+                for node in ("a", "b") for device, run, rank, value in (
+                    ("3", "one", 0, 0.5), ("4", "two", 0, 0.25), ("4", "two", 1, 0.25))]},
+            {"expr": by_run, "eval_time": "1m", "exp_samples": [
+                {"labels": '{run="one"}', "value": 200}, {"labels": '{run="two"}', "value": 600}]},
+        ],
+    }]  # fmt: skip
+    file = tmp_path / "joins.yml"
+    file.write_text(json.dumps({"tests": tests}))
+    done = subprocess.run([tool, "test", "rules", str(file)], capture_output=True, text=True,
+                          timeout=60, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_minimal_page_and_the_health_of_every_collector(agent):
