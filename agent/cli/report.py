@@ -28,8 +28,10 @@ from .text import (
 )
 
 Json = Mapping[str, Any]
+INDENT = 12  # of what stands beside a severity
 HEALTH_STYLE = {"ok": GOOD, "suspect": CARE, "fault": BAD}
-SEVERITY_STYLE = {"fatal": BAD, "degraded": CARE, "warn": CARE, "ok": GOOD}
+# the worst first
+SEVERITY_STYLE = {"fatal": BAD, "degraded": CARE, "warn": CARE, "unknown": CARE, "ok": GOOD}
 
 
 # -------------------------------------------------------------------------------------- status
@@ -122,8 +124,7 @@ def _node(answer: Json) -> list[Line]:
     said += ["breaker open: a common cause is suspected"] if answer.get("breaker_open") else []
     lines = field(f"node {answer['node']}", "; ".join(said), indent=len(answer["node"]) + 7)
     lines += _devices(answer.get("devices", ()))
-    opened = answer.get("incidents", ())
-    return lines + ([()] if opened else []) + [row for one in opened for row in incident_line(one)]
+    return lines + _opened(answer.get("incidents", ()))
 
 
 def _devices(devices: Sequence[Json]) -> list[Line]:
@@ -150,12 +151,36 @@ def _devices(devices: Sequence[Json]) -> list[Line]:
 # ------------------------------------------------------------------------------------- incidents
 
 
+def _opened(found: Sequence[Json]) -> list[Line]:
+    """The open ones, the worst first."""
+    order = {name: place for place, name in enumerate(SEVERITY_STYLE)}
+    worst_first = sorted(found, key=lambda one: order.get(one["severity"], -1))
+    rows = [row for one in worst_first for row in incident_line(one)]
+    return [(), line(Span("open incidents", FAINT)), *rows] if rows else []
+
+
 def incident_line(incident: Json) -> list[Line]:
-    style = SEVERITY_STYLE.get(incident["severity"], "")
-    who, reason = incident["culprit"] or incident["subject"], incident["reason"]
+    """How bad, what, where and why, and what is asked for beyond the run."""
+    severity = incident["severity"]
+    who, reason = incident["culprit"] or incident["subject"], _reason(incident)
     text = reason if reason.startswith(who) else f"{who}: {reason}"
-    head = f"open: {incident['fault']}"
-    return field(head, Span(text, style), indent=max(13, len(head) + 2))
+    (_, first), *more = field("", f"{incident['fault']}: {text}", indent=INDENT)
+    if incident.get("would_have"):
+        more += field("", Span(f"asks for {incident['would_have']}", FAINT), indent=INDENT)
+    style = SEVERITY_STYLE.get(severity, "")
+    return [line(Span(f"  {severity}".ljust(INDENT), style), first), *more]
+
+
+def _reason(incident: Json) -> str:
+    """The reason without the device, where it begins with it as the kernel's do: the culprit names
+    that already.  `XID 79 on gpu/0000:4e:00 of a: it fell off` is `XID 79: it fell off`."""
+    reason: str = incident["reason"]
+    kind, _, rest = incident["subject"].partition("/")
+    head, _, text = reason.partition(": ")
+    if kind != "node" or not text or not head.endswith(f" of {rest.partition('/')[0]}"):
+        return reason
+    event, on, _ = head.partition(" on ")
+    return f"{event}: {text}" if on else text
 
 
 def cost(incident: Json) -> str:
@@ -169,18 +194,23 @@ def cost(incident: Json) -> str:
 
 
 def incidents(found: Sequence[Json]) -> list[Line]:
-    """One row each, newest first."""
+    """Two rows each, newest first.  The id is what one asks for next: it is never cut."""
     if not found:
         return [line("no incidents")]
     rows: list[list[Cell]] = [
         [
-            clock(one["opened_wall_s"]), one.get("state", "open"),
-            Span(one["fault"], SEVERITY_STYLE.get(one["severity"], "")), cost(one),
-            (one["culprit"] or one["subject"]).partition(" (")[0], one["id"],
+            clock(one["opened_wall_s"]), one.get("state", "open"), one["fault"], cost(one),
+            (one["culprit"] or one["subject"]).partition(" (")[0],
         ]
         for one in found
     ]
-    return table(("opened", "state", "fault", "cost", "who", "id"), rows)
+    head, *first = table(("opened", "state", "fault", "cost", "who"), rows)
+    second = [
+        line(Span(f"  {one['severity']}".ljust(INDENT), SEVERITY_STYLE.get(one["severity"], "")),
+             Span(one["id"], FAINT))
+        for one in found
+    ]  # fmt: skip
+    return [head, *(row for both in zip(first, second, strict=True) for row in both)]
 
 
 def incident(one: Json) -> list[Line]:

@@ -104,11 +104,49 @@ def test_a_failure_moves_no_cursor(
     assert all(one.isprintable() for one in capsys.readouterr().err.split("\n"))
 
 
+def said_of(**more: Any) -> dict[str, Any]:
+    return {"fault": "rank_hung", "severity": "fatal", "subject": "run/m5/rank/1", "id": "i-1",
+            "culprit": "rank 1 (pid 4890) on vm", "opened_wall_s": 1.75e9,
+            "reason": "rank 1 (pid 4890) on vm holds the interpreter lock", **more}  # fmt: skip
+
+
+def words(lines: list[Line]) -> str:
+    return " ".join(plain(lines).split())
+
+
 def test_a_reason_that_names_the_culprit_is_not_given_its_name_twice() -> None:
-    said = {"fault": "rank_hung", "severity": "fatal", "subject": "run/m5/rank/1",
-            "culprit": "rank 1 (pid 4890) on vm",
-            "reason": "rank 1 (pid 4890) on vm holds the interpreter lock"}  # fmt: skip
-    text = " ".join(plain(report.incident_line(said)).split())
-    assert text == "open: rank_hung rank 1 (pid 4890) on vm holds the interpreter lock"
-    text = " ".join(plain(report.incident_line({**said, "reason": "it holds it"})).split())
-    assert text == "open: rank_hung rank 1 (pid 4890) on vm: it holds it"
+    assert words(report.incident_line(said_of())) == (
+        "fatal rank_hung: rank 1 (pid 4890) on vm holds the interpreter lock")  # fmt: skip
+    assert words(report.incident_line(said_of(reason="it holds it"))) == (
+        "fatal rank_hung: rank 1 (pid 4890) on vm: it holds it")  # fmt: skip
+    gpu = said_of(fault="gpu_fell_off_bus", culprit="gpu 0000:48:00 of n",
+                  subject="node/n/gpu/0000:48:00", reason="XID 79 on gpu/0000:48:00 of n: it: fell")
+    assert words(report.incident_line(gpu)) == (
+        "fatal gpu_fell_off_bus: gpu 0000:48:00 of n: XID 79: it: fell")  # fmt: skip
+    node = said_of(fault="host_oom", severity="warn", culprit="n", subject="node/n",
+                   reason="this node of n: the kernel ended a process")
+    assert words(report.incident_line(node)) == "warn host_oom: n: the kernel ended a process"
+
+
+def test_open_incidents_stand_by_how_bad_they_are_with_what_is_asked_for() -> None:
+    asks = "reboot_node: not done, because actions.allow does not name it"
+    found = [said_of(severity="warn", fault="cpu_machine_check", reason="one corrected error"),
+             said_of(severity="ok", fault="log_root_cause"),
+             said_of(fault="gpu_fell_off_bus", reason="XID 79", would_have=asks),
+             said_of(severity="degraded", fault="nic_link_down")]
+    text = plain(report._opened(found))
+    assert re.findall(r"^  (\w+) +(\w+):", text, re.M) == [
+        ("fatal", "gpu_fell_off_bus"), ("degraded", "nic_link_down"),
+        ("warn", "cpu_machine_check"), ("ok", "log_root_cause")]  # fmt: skip
+    assert f"XID 79 asks for {asks} degraded" in " ".join(text.split())
+    assert max(len(row) for row in text.splitlines()) <= WIDTH
+    assert not report._opened([])
+
+
+def test_an_id_is_never_cut() -> None:
+    """It is what one asks for next, and those of a node all begin alike."""
+    ids = [f"node-node-17-neuron_memory_uncorrected-neuron-{number}-1" for number in (3, 11)]
+    found = [said_of(id=one, state="open", culprit="neuron 3 of node-17") for one in ids]
+    rows = plain(report.incidents(found)).splitlines()
+    assert [row.split()[-1] for row in rows[2::2]] == ids
+    assert [row.split()[0] for row in rows[2::2]] == ["fatal", "fatal"]
