@@ -38,7 +38,9 @@ def options_of(arguments: Sequence[str]) -> Options:
     parser.add_argument("--private", action="store_true", help="serve one run alone, then end")
     parser.add_argument("--run", default="", help="the private agent's run")
     parser.add_argument("--state", help="directory of journal and store")
-    parser.add_argument("--runtime", help="directory of sockets")
+    parser.add_argument("--runtime", metavar="DIRECTORY", help=(
+        "directory of sockets; where it is not /run/holdfast, runs start private agents, and "
+        "commands need HOLDFAST_RUNTIME_DIR=DIRECTORY to find this one"))
     parser.add_argument("--listen", help="HOST:PORT of page, API and metrics")
     given = parser.parse_args(arguments)
     if given.private and not (given.run and given.state and given.runtime):

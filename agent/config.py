@@ -22,6 +22,8 @@ FILE_MAX_BYTES = 1 << 20
 CONF_D_MAX = 100
 ALLOWED_ACTIONS = ("reboot_node", "replace_node", "drain_node", "reset_gpu", "remove_lock")
 NODE_ACTIONS = ALLOWED_ACTIONS[:3]  # that leave by the node's root unit
+ADDRESSES = ("agent.listen", "agent.metrics_listen", "collectors.ec2_metadata")
+PORT_MAX = 65535
 DEFAULT_FILE = Path("/etc/holdfast/agent.toml")
 
 # (shorter, longer, why): checked when the configuration is loaded
@@ -72,12 +74,15 @@ def load(
     values.update(overrides or {})
     config = _build(values, errors)
     errors.extend(_check_lattice(config, values) + _check_hidden(config, values))
-    for action in config.actions.allow:
-        if action not in ALLOWED_ACTIONS:
-            errors.append(
-                f"{_origin('actions.allow', values)}: actions.allow: {action!r} is no action: "
-                f"set some of {', '.join(ALLOWED_ACTIONS)}"
-            )
+    errors.extend(_check_ports(config, values))
+    named = [("actions.allow", "action", config.actions.allow, ALLOWED_ACTIONS),
+             ("detect.act", "detector that may act", config.detect.act, Config().detect.act)]
+    if config.collectors.disable:
+        named.append(("collectors.disable", "collector", config.collectors.disable, collectors()))
+    for key, what, words, known in named:
+        where = f"{_origin(key, values)}: {key}"
+        errors.extend(f"{where}: {word!r} is no {what}: {_nearest(word, known)}"
+                      for word in words if word not in known)  # fmt: skip
     if signatures:
         logrules().check_together(signatures, errors)
     lasting = [one for one in config.actions.allow if one in NODE_ACTIONS]
@@ -90,6 +95,11 @@ def load(
         raise ConfigError(errors)
     origins = {key: _origin(key, values) for key, _ in flatten(config)}
     return Loaded(config, origins, tuple(row for row, _ in signatures))
+
+
+def collectors() -> tuple[str, ...]:
+    """Names of all collectors, sorted.  A costly import, needed where one is switched off."""
+    return tuple(sorted(one.name for one in importlib.import_module("holdfast.collectors").ALL))
 
 
 def flatten(config: Config) -> list[tuple[str, object]]:
@@ -144,6 +154,7 @@ def render_config_docs() -> str:
             kind, text = describe(f"{section}.{key}")
             default = msgspec.json.encode(getattr(part, key)).decode()
             lines.append(f"| `{key}` | {kind} | `{default}` | {text} |")
+    lines += ["", "## Names of collectors", "", ", ".join(f"`{one}`" for one in collectors())]
     lines += ["", "## What must be shorter than what", ""]
     lines += [f"* `{short}` <= `{long}`: {why}" for short, long, why in LATTICE]
     return "\n".join(lines) + "\n"
@@ -162,7 +173,8 @@ def _files(file: Path | None, errors: list[str]) -> list[Path]:
     if file is None:
         return []
     if not file.is_file():
-        errors.append(f"{file}: no such file: create it or give another with --config")
+        what = "this is no file" if file.exists() else "no such file"
+        errors.append(f"{file}: {what}: create it or give another with --config")
         return []
     extra = sorted((file.parent / "conf.d").glob("*.toml"))
     if len(extra) > CONF_D_MAX:
@@ -200,9 +212,11 @@ def _is_known(key: str, value: Any, origin: str, errors: list[str]) -> bool:
         errors.append(f"{origin}: [{section}] is unknown: {_nearest(section, sections)}")
         return False
     fields = getattr(Config(), section).__struct_fields__
-    if not name or name not in fields:
-        what = f"[{section}]" if not name else key
-        errors.append(f"{origin}: {what} is unknown: {_nearest(name, fields)}")
+    if not name:
+        errors.append(f"{origin}: {section} is a section: write its keys below [{section}]")
+        return False
+    if name not in fields:
+        errors.append(f"{origin}: {key} is unknown: {_nearest(name, fields)}")
         return False
     hint = get_type_hints(type(getattr(Config(), section)), include_extras=True)[name]
     try:
@@ -252,6 +266,15 @@ def _check_lattice(config: Config, values: Mapping[str, tuple[Any, str]]) -> lis
         f"longer than {long} = {have[long]:g}, but {why}: raise {long} or lower {short}"
         for short, long, why in LATTICE
         if have[short] > have[long]
+    ]
+
+
+def _check_ports(config: Config, values: Mapping[str, tuple[Any, str]]) -> list[str]:
+    """Addresses whose port no socket takes."""
+    return [
+        f"{_origin(key, values)}: {key} = {address!r}: set a port of at most {PORT_MAX}"
+        for key, address in flatten(config)
+        if key in ADDRESSES and address and int(str(address).rpartition(":")[2]) > PORT_MAX
     ]
 
 

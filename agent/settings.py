@@ -32,7 +32,12 @@ class Agent(msgspec.Struct, frozen=True):
         Path, Meta(description="journal, store and lock live here; one agent a directory")
     ] = "/var/lib/holdfast"
     runtime_dir: Annotated[
-        Path, Meta(description="sockets live here, and `address`, where the live page is")
+        Path,
+        Meta(description=(
+            "sockets live here, and `address`, where the live page is. Anywhere else runs do not "
+            "find this agent and start private ones, and commands find it only with "
+            "HOLDFAST_RUNTIME_DIR set to the same"
+        )),
     ] = "/run/holdfast"
     listen: Annotated[
         Address,
@@ -143,7 +148,7 @@ class Collectors(msgspec.Struct, frozen=True):
     """What is read of the machine, and from where."""
 
     disable: Annotated[
-        tuple[str, ...], Meta(description="collectors that are not run, by name")
+        tuple[str, ...], Meta(description="collectors that are not run, by their names below")
     ] = ()
     deadline_s: Annotated[
         float, _seconds("a collector that takes longer is given up and counted", 60.0)

@@ -75,13 +75,18 @@ class Agent(NamedTuple):
             return ""
 
 
+def places(environ: Mapping[str, str]) -> tuple[Path, Path]:
+    """The node agent's directory, and the one below which private runs have theirs."""
+    if environ.get("HOLDFAST_RUNTIME_DIR"):
+        own = Path(environ["HOLDFAST_RUNTIME_DIR"])
+        return own, own
+    base = Path(environ.get("XDG_RUNTIME_DIR") or f"/tmp/holdfast-{os.getuid()}") / "holdfast"
+    return NODE_RUNTIME, base
+
+
 def runtime_directories(environ: Mapping[str, str]) -> list[Path]:
     """Directories that may hold an api.sock: the node's first, then private runs', newest first."""
-    if environ.get("HOLDFAST_RUNTIME_DIR"):
-        node = base = Path(environ["HOLDFAST_RUNTIME_DIR"])
-    else:
-        node = NODE_RUNTIME
-        base = Path(environ.get("XDG_RUNTIME_DIR") or f"/tmp/holdfast-{os.getuid()}") / "holdfast"
+    node, base = places(environ)
     try:
         private = [path for path in base.iterdir() if (path / "api.sock").is_socket()]
         private.sort(key=lambda path: (path / "api.sock").stat().st_mtime, reverse=True)
@@ -92,8 +97,9 @@ def runtime_directories(environ: Mapping[str, str]) -> list[Path]:
 
 def reach(environ: Mapping[str, str] | None = None) -> list[tuple[Agent, dict[str, Any]]]:
     """Every agent that answers, with its status.  Raises Failure when none does."""
+    environ = os.environ if environ is None else environ
     found, silent = [], []
-    for directory in runtime_directories(os.environ if environ is None else environ):
+    for directory in runtime_directories(environ):
         agent = Agent(directory / "api.sock")
         try:
             found.append((agent, agent.get("/api/v1/status")))
@@ -107,9 +113,11 @@ def reach(environ: Mapping[str, str] | None = None) -> list[tuple[Agent, dict[st
         return found
     if silent:
         raise Failure("; ".join(silent))
+    node, base = places(environ)
     raise Failure(
-        "nothing runs here: no agent answers. Start a job with `holdfast run` or `holdfast train`, "
-        "or the node's agent with `holdfast agent`"
+        f"nothing runs here: no agent answers in {node}, nor below {base}. Start a job with "
+        "`holdfast run` or `holdfast train`, or the node's agent with `holdfast agent`; one whose "
+        "agent.runtime_dir is elsewhere is found with HOLDFAST_RUNTIME_DIR set to that"
     )
 
 

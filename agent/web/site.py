@@ -23,6 +23,7 @@ from ..config import ConfigError
 from ..core.kernel import CLOSE, DETECTOR
 from ..core.model import Request
 from ..metrics import CONTENT_TYPE, Exposition
+from ..trouble import say
 from . import drift, reader, status
 from .door import Door, Guest
 from .guard import Guard, Tokens, is_loopback, peer_of, reader_of, refuse
@@ -141,6 +142,7 @@ class Site:
             draft.write_text(self._daemon.address + "\n")
             draft.replace(place)
             self._daemon.sessions.announce(self._daemon.address)
+            say(f"live page {self._daemon.address}")
             return
 
     async def stop(self) -> None:

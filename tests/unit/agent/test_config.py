@@ -72,6 +72,34 @@ def test_all_errors_at_once(tmp_path):
     assert all(": " in line for line in caught.value.errors)
 
 
+@pytest.mark.parametrize(("text", "said"), [
+    ('[collectors]\ndisable = ["nvidai"]', "collectors.disable: 'nvidai' is no collector: did you "
+     "mean nvidia?"),
+    ('[collectors]\ndisable = ["xyz"]', "'xyz' is no collector: set one of amd, cgroups, clock"),
+    ('[detect]\nact = ["ended", "hagn"]', "detect.act: 'hagn' is no detector that may act: did "
+     "you mean hang?"),
+    ('[agent]\nlisten = "127.0.0.1:99999"', "agent.listen = '127.0.0.1:99999': set a port of at "
+     "most 65535"),
+    ('[agent]\nmetrics_listen = "[::]:65536"', "agent.metrics_listen = '[::]:65536'"),
+    ('[collectors]\nec2_metadata = "127.0.0.1:70000"', "collectors.ec2_metadata = "),
+    ("agent = 1", "agent is a section: write its keys below [agent]"),
+])  # fmt: skip
+def test_a_value_that_cannot_be_meant_is_refused(tmp_path, text, said):
+    file = tmp_path / "agent.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load(file)
+    (error,) = caught.value.errors
+    assert error.startswith(f"{file}: ") and said in error
+
+
+def test_collectors_are_switched_off_by_the_names_that_the_documentation_lists(tmp_path):
+    file = tmp_path / "agent.toml"
+    file.write_text('[collectors]\ndisable = ["nvidia", "units"]\n[agent]\nlisten = "[::1]:65535"')
+    assert load(file).config.collectors.disable == ("nvidia", "units")
+    assert "`nvidia`, `nvme`" in render_config_docs()
+
+
 @pytest.mark.parametrize("short, long, why", LATTICE)
 def test_the_lattice_of_timeouts(tmp_path, short, long, why):
     defaults = dict(flatten(Config()))
@@ -90,6 +118,8 @@ def test_the_lattice_of_timeouts(tmp_path, short, long, why):
 def test_a_missing_or_unreadable_file_says_so(tmp_path):
     with pytest.raises(ConfigError, match="no such file"):
         load(tmp_path / "nope.toml")
+    with pytest.raises(ConfigError, match="this is no file"):
+        load(tmp_path)
     if os.getuid() != 0:
         secret = tmp_path / "secret.toml"
         secret.touch(mode=0)

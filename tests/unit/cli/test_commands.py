@@ -195,7 +195,9 @@ def test_drift_says_by_its_code_what_it_found(
 def test_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
     monkeypatch.setenv("HOLDFAST_RUNTIME_DIR", str(tmp_path))
     assert main(["status"]) == 1
-    assert "nothing runs here" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"nothing runs here: no agent answers in {tmp_path}, nor below {tmp_path}." in said
+    assert "agent.runtime_dir" in said and "HOLDFAST_RUNTIME_DIR" in said
 
 
 def test_a_socket_that_nobody_listens_on_is_passed_over(
