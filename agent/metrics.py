@@ -25,6 +25,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from holdfast.collectors.sample import Metric as Declared
 
 from . import logwatch, procfs, shown
+from .background import left_behind
 from .core.detect import accelerator
 from .core.model import SEVERITIES
 from .core.readings import Readings
@@ -109,10 +110,14 @@ NAMES: dict[str, Name] = {
     "checkpoint_age_seconds": Name("gauge", "Age of that checkpoint.", ("run",)),
     "collector_up": Name("gauge", "1 when the collector's last reading went well.",
                          ("collector",)),
+    "collector_absent": Name(
+        "gauge", "1 when the collector has nothing to read on this machine, which is no failure.",
+        ("collector",),
+    ),
     "collector_duration_seconds": Name(
         "gauge", "How long the collector's last reading took.", ("collector",)
     ),
-    "probes_stuck": Name("gauge", "Children of collectors that the kernel does not let end."),
+    "probes_stuck": Name("gauge", "Children of the agent that the kernel does not let end."),
     "probe_resident_memory_bytes": Name(
         "gauge", "Resident memory of a collector's child, which the agent's own leaves out.",
         ("collector",),
@@ -305,7 +310,9 @@ class _Page:
             return
         health = runner.health()
         yield family("collector_up", [((one.name,), int(one.up)) for one in health])
+        yield family("collector_absent", [((one.name,), int(one.absent)) for one in health])
         yield family("collector_duration_seconds", [((h.name,), h.duration_s) for h in health])
+        yield family("probes_stuck", [((), len(left_behind(self._daemon)))])
         yield from _children(runner, self._daemon.kernel.children())
         yield family("accelerator_run_info", self._recent.places())
 
@@ -317,7 +324,6 @@ def _children(runner: Runner, more: dict[str, int]) -> Iterator[Metric]:
         name: procfs.parse_stat(procfs.read_small(f"/proc/{pid}/stat"))
         for name, pid in children.items()
     }
-    yield family("probes_stuck", [((), len(runner.left_behind()))])
     yield family("probe_resident_memory_bytes", [
         ((name,), procfs.rss_bytes(pid)) for name, pid in children.items()
     ])  # fmt: skip

@@ -21,12 +21,14 @@ ALERTED = ("fault_active",)  # every alert is made of it: without it a fault is 
 LOAD = "max by (instance, device) (holdfast_accelerator_utilization_ratio)"
 POWER = "max by (instance, device) (holdfast_accelerator_power_watts)"
 ON_DEVICE = " * on (instance, device) group_left () "
-# What a series of a device means to a run: right also where several ranks, or runs, share one.
-JOINS = (
+# Shown in the document, where a test takes them from: right also with several ranks a device.
+QUERIES = (
     ("How busy each rank's device is:", f"holdfast_accelerator_run_info{ON_DEVICE}{LOAD}"),
     ("What each run draws, a device counted once however many ranks it has:",
      "sum by (run) (max by (instance, device, run) (holdfast_accelerator_run_info)"
      f"{ON_DEVICE}{POWER})"),
+    ("Which collectors fail, without those that have nothing to read here:",
+     "holdfast_collector_up == 0 unless holdfast_collector_absent == 1"),
 )  # fmt: skip
 SERVES_ALONE = {DCGM_EXPORTER: "vendor=nvidia"}  # exporter -> which series
 Rows = Sequence[tuple[tuple[str, ...], float]]  # (label values, value)
@@ -133,13 +135,13 @@ def render_docs(known: Iterable[Metric]) -> str:
         "families out, `[\"dcgm-exporter\"]` those series of NVIDIA's devices. Beginnings of names",
         "can be hidden as well: `agent.metrics_hide = [\"host_cpu_\", \"accelerator_link_\"]`.",
         "",
-        "## Joins",
+        "## Queries",
         "",
         "Series of devices carry no label of a run: thousands of short runs would make each of them",
         "anew. `holdfast_accelerator_run_info` says which ranks compute on a device, and stands on",
-        "the left, because a device may have several:",
+        "the left of a join, because a device may have several.",
         "",
-        *(row for title, query in JOINS for row in (title, "", f"    {query}", "")),
+        *(row for title, query in QUERIES for row in (title, "", f"    {query}", "")),
         "## Families",
         "",
         "| metric | kind | labels | minimal | also by | meaning |",

@@ -78,6 +78,32 @@ def test_full_minimal_and_hidden_families(agent, settings, shown):
     asyncio.run(scenario())
 
 
+def test_absent_is_told_from_failed_and_every_stuck_child_is_counted(agent):
+    class Reader:
+        """Of journald, whose child the kernel holds."""
+
+        up, pid = False, 0
+
+        def left_behind(self):
+            return (Left("journalctl", 78, 0.0, "nfs_wait"),)
+
+    async def scenario():
+        async with agent() as (daemon, _):
+            await until(lambda: daemon.snapshot.number > 0)
+            daemon.runner = runner = FakeRunner()
+            runner.up, runner.left = False, (Left("nvidia", 77, 0.0, "nv_lock"),)
+            daemon.kernel.journal = Reader()
+            page = Exposition(daemon).text().decode()
+            daemon.kernel.journal = None
+            return page
+
+    page = asyncio.run(scenario())
+    for collector, absent in (("nvidia", "0.0"), ("neuron", "1.0")):
+        assert f'\nholdfast_collector_up{{collector="{collector}"}} 0.0' in page
+        assert f'\nholdfast_collector_absent{{collector="{collector}"}} {absent}' in page
+    assert "\nholdfast_probes_stuck 2.0" in page
+
+
 def test_status_names_devices_and_says_unknown_when_nothing_is_read(agent):
     async def scenario():
         async with agent() as (daemon, _):

@@ -194,7 +194,11 @@ def test_the_joins_of_the_documentation_hold(tmp_path):
         of = f'vendor="neuron",device="{device}"'
         series[f"holdfast_accelerator_utilization_ratio{{{of}"] = busy
         series[f"holdfast_accelerator_power_watts{{{of}"] = watts
-    by_rank, by_run = re.findall(r"^    (holdfast_.*|sum by.*)$", metrics.render_metrics_docs(), re.M)
+    for name, up, absent in (("host", 1, 0), ("nvidia", 0, 1), ("disk", 0, 0)):
+        series[f'holdfast_collector_up{{collector="{name}"'] = up
+        series[f'holdfast_collector_absent{{collector="{name}"'] = absent
+    page = metrics.render_metrics_docs()
+    by_rank, by_run, failing = re.findall(r"^    (holdfast_.*|sum by.*)$", page, re.M)
     tests = [{
         "interval": "1m",
         "input_series": [{"series": f'{name},instance="{node}"}}', "values": f"{value} {value}"}
@@ -207,6 +211,9 @@ def test_the_joins_of_the_documentation_hold(tmp_path):
                     ("3", "one", 0, 0.5), ("4", "two", 0, 0.25), ("4", "two", 1, 0.25))]},
             {"expr": by_run, "eval_time": "1m", "exp_samples": [
                 {"labels": '{run="one"}', "value": 200}, {"labels": '{run="two"}', "value": 600}]},
+            {"expr": failing, "eval_time": "1m", "exp_samples": [
+                {"labels": f'holdfast_collector_up{{instance="{node}",collector="disk"}}',
+                 "value": 0} for node in ("a", "b")]},
         ],
     }]  # fmt: skip
     file = tmp_path / "joins.yml"
@@ -229,7 +236,7 @@ def test_a_minimal_page_and_the_health_of_every_collector(agent):
     text = asyncio.run(scenario())
     assert on_page(text) <= {name for name, one in KNOWN.items() if one.minimal}
     assert {one.name for one in metrics.OWN if one.minimal} <= on_page(text)
-    for metric in ("collector_up", "collector_duration_seconds"):
+    for metric in ("collector_up", "collector_absent", "collector_duration_seconds"):
         rows = re.findall(rf'^holdfast_{metric}{{collector="(\w+)"}}', text, re.M)
         assert sorted(rows) == sorted(one.name for one in ALL)
 
