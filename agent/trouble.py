@@ -44,8 +44,10 @@ class Troubles:
 
 
 def say(text: str) -> None:
-    """One line of the agent's own log."""
+    """One line of the agent's own log, which may be a terminal: names and paths in it are other
+    people's."""
+    plain = "".join(c if c.isprintable() or c == "\n" else "?" for c in legible(text))
     try:
-        print(f"holdfast agent: {legible(text)}", file=sys.stderr, flush=True)
+        print(f"holdfast agent: {plain}", file=sys.stderr, flush=True)
     except OSError:
         pass  # nobody reads the log any more; the counters still tell

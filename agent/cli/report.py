@@ -152,11 +152,13 @@ def _devices(devices: Sequence[Json]) -> list[Line]:
 
 
 def _opened(found: Sequence[Json]) -> list[Line]:
-    """The open ones, the worst first."""
-    order = {name: place for place, name in enumerate(SEVERITY_STYLE)}
-    worst_first = sorted(found, key=lambda one: order.get(one["severity"], -1))
-    rows = [row for one in worst_first for row in incident_line(one)]
+    rows = [row for one in worst_first(found) for row in incident_line(one)]
     return [(), line(Span("open incidents", FAINT)), *rows] if rows else []
+
+
+def worst_first(found: Sequence[Json]) -> list[Json]:
+    order = {name: place for place, name in enumerate(SEVERITY_STYLE)}
+    return sorted(found, key=lambda one: order.get(one["severity"], -1))
 
 
 def incident_line(incident: Json) -> list[Line]:
@@ -249,10 +251,10 @@ def evidence(what: str, value: str) -> list[Line]:
 
 
 def why(answer: Json) -> list[Line]:
-    """What is wrong with a node, each with what it rests on."""
+    """What is wrong with a node, the worst first, each with what it rests on."""
     lines = [line(Span(f"node {answer['node']}", STRONG))]
     said = []
-    for fault in answer.get("faults", ()):
+    for fault in worst_first(answer.get("faults", ())):
         act = "acted on" if fault.get("act") else "shown only"
         said += [
             line(Span(fault["fault"], SEVERITY_STYLE.get(fault["severity"], "")),

@@ -141,6 +141,9 @@ def test_open_incidents_stand_by_how_bad_they_are_with_what_is_asked_for() -> No
     assert f"XID 79 asks for {asks} degraded" in " ".join(text.split())
     assert max(len(row) for row in text.splitlines()) <= WIDTH
     assert not report._opened([])
+    node = {"node": "n", "store_up": True, "faults": [one | {"evidence": ()} for one in found]}
+    assert re.findall(r"\((\w+), shown only\)", plain(report.why(node))) == [
+        "fatal", "degraded", "warn", "ok"]  # fmt: skip
 
 
 def test_an_id_is_never_cut() -> None:

@@ -281,6 +281,11 @@ def test_a_trouble_is_kept_as_text_that_a_page_takes(capsys):
     assert "part: OSError" in capsys.readouterr().err
 
 
+def test_what_the_agent_says_moves_no_cursor(capsys):
+    Troubles()("part", "\x1b[2J\x9bnothing is wrong\nsecond")
+    assert capsys.readouterr().err == "holdfast agent: part: ?[2J?nothing is wrong\nsecond\n"
+
+
 def test_kernel_lines_with_cursors_and_gaps(tmp_path):
     assert parse(b"6,100,5,-;oom-kill: x\n SUB=1\n", 1.0) == ("kmsg", 100, 1.0, "oom-kill: x")
     for rubbish in (b"", b"x", b";;;", b"6,x,1;t", b"\xff" * 100):
