@@ -87,8 +87,9 @@ def cards(
         # The kernel's log names a card by its address.
         wrong = said.get(device, []) + said.get(info.get("pci") or "none", [])
         about = {"name": info.get("driver", ""), "pci": info.get("pci", "")}
-        read = (UNKNOWN if unread and not wrong else OK, "" if wrong else unread)
-        rows.append(_row("network", info.get("kind", "card"), device, about, read, wrong, age_s, []))
+        read = (UNKNOWN, unread) if unread and not wrong else (OK, "")
+        kind = info.get("kind", "card")
+        rows.append(_row("network", kind, device, about, read, wrong, age_s, []))
     return rows
 
 

@@ -1,7 +1,8 @@
 """Prometheus alert rules, generated from the runbooks' machine parts.
 
 Owns the shape of a rule: its name is the runbook's `alert`, its severity follows from the verdict's
-own and from what the ladder can still do, its texts are the runbook's own.  Pure: values in, text out; no file is read.
+own and from what the ladder can still do, its texts are the runbook's own.  Pure: values in, text
+out; no file is read.
 
 The text is YAML whose scalars are JSON strings, which every YAML reader takes.
 """

@@ -37,5 +37,6 @@ def render(options: argparse.Namespace) -> int:
         target.write_text(text, encoding="utf-8")
     except OSError as error:
         raise Failure(f"{target}: {error.strerror}") from error
-    show([line(f"{target}: {count(text.count('- alert:'), 'alert rule')}, written {clock(time.time())}")])
+    rules_made = count(text.count("- alert:"), "alert rule")
+    show([line(f"{target}: {rules_made}, written {clock(time.time())}")])
     return 0
