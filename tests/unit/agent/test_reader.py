@@ -120,9 +120,15 @@ def test_names_of_runs_are_kept_within_bounds():
     assert not owners.owns(7, "run-0", 2.0) and owners.owns(7, "run-4999", 2.0)
 
 
-def test_whose_connection_it_is():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        client = socket.create_connection(server.getsockname())
+@pytest.mark.parametrize(("family", "host"), [
+    (socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])  # fmt: skip
+def test_whose_connection_it_is(family, host):
+    try:
+        server = socket.create_server((host, 0), family=family)
+    except OSError as error:
+        pytest.skip(f"{host}: {error.strerror}")
+    with server:
+        client = socket.create_connection(server.getsockname()[:2])
         served, _ = server.accept()
         with client, served:
             assert reader.peer_uid(served) == os.getuid()
