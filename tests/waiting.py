@@ -16,7 +16,9 @@ LOOK_S = 0.005
 Found = TypeVar("Found")
 
 
-async def until(condition: Callable[[], Found], timeout_s: float = LIMIT_S, what: str = "") -> Found:
+async def until(
+    condition: Callable[[], Found], timeout_s: float = LIMIT_S, what: str = ""
+) -> Found:
     """What the condition says once it is true; fails the test when it never is."""
     deadline_s = time.monotonic() + timeout_s
     while not (found := condition()):
