@@ -56,7 +56,8 @@ def roots(tmp_path_factory) -> Roots:
         (place / "status").write_text(STATUS)
         (place / "cmdline").write_bytes(b"neuronx-cc\0compile\0")
     (tree.proc / "sys/kernel/osrelease").write_text("6.8.0-45-generic\n")
-    for file, text in (("cgroup.controllers", "cpu memory pids"), ("cgroup.stat", "nr_dying_descendants 7"),
+    for file, text in (("cgroup.controllers", "cpu memory pids"),
+                       ("cgroup.stat", "nr_dying_descendants 7"),
                        ("job/memory.max", "1000000"), ("job/memory.current", "900000"),
                        ("job/memory.stat", "inactive_file 10"),
                        ("job/memory.events.local", "oom_kill 2")):  # fmt: skip
