@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("agent", "collectors", "dashboards", "runbooks", "trainer", "worker")
@@ -371,7 +370,3 @@ def test_the_ratchet_turns_one_way() -> None:
     assert judge([], parse_allowed(line.format(80)))
     with pytest.raises(ValueError, match="no reason"):
         parse_allowed("except a.py:f")
-
-
-def test_no_property_is_held_to_a_time() -> None:
-    assert settings.default is not None and settings.default.deadline is None

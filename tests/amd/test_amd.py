@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pages import page, same_as_golden, taken_by_prometheus
+from pages import page, same_as_golden
 from waiting import wait_for
 
 from holdfast.agent import procfs
@@ -92,7 +92,6 @@ def values(samples) -> dict[tuple[str, str], float]:
 def test_a_node_as_the_page_shows_it(machine):
     text = page([Sample(*one) for one in machine.child()["samples"]], AmdCollector.metrics)
     same_as_golden(HERE / "golden/mi300x.txt", text)
-    taken_by_prometheus(text)
 
 
 def test_an_uncorrected_error_makes_its_device_unwell(machine):

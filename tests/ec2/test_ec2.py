@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pages import page, same_as_golden, taken_by_prometheus
+from pages import page, same_as_golden
 
 from holdfast.agent.config import load
 from holdfast.agent.core.detect import accelerator
@@ -68,7 +68,6 @@ def test_everything_at_once_as_the_page_and_the_verdicts_show_it(service):
         "instance is likelier than others to be taken back",
         "ec2_scheduled_event": "EC2 retires this instance, not before 2026-11-21 09:00:43 UTC",
     }
-    taken_by_prometheus(text)
 
 
 def test_an_instance_of_which_nothing_is_announced(service):

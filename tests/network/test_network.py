@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pages import page, same_as_golden, taken_by_prometheus
+from pages import page, same_as_golden
 
 from holdfast.agent.core.readings import Readings, readings_of
 from holdfast.agent.devices import cards
@@ -37,7 +37,6 @@ def test_a_node_as_the_page_shows_it(tmp_path, kind):
     assert {one.name for one in samples} <= set(METRICS)
     text = page(samples, BOTH)
     same_as_golden(GOLDEN / f"{kind}.txt", text)
-    taken_by_prometheus(text)
 
 
 def test_every_metric_is_declared_by_a_collector_that_reads_it(tmp_path):

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pages import page, same_as_golden, taken_by_prometheus
+from pages import page, same_as_golden
+from waiting import wait_for
 
 from holdfast.agent import procfs
 from holdfast.agent.core.detect import accelerator
@@ -143,8 +144,7 @@ def test_a_node_as_the_page_shows_it(machine, kind):
     machine.has(kind).plays("say first", first=report(kind))
     text = page(samples_of(machine.read()[0]), NeuronCollector.metrics)
     same_as_golden(HERE / "golden" / f"{kind}.txt", text)
-    taken_by_prometheus(text)
-    assert not machine.tool_runs(), "the tool outlived its reader"
+    wait_for(lambda: not machine.tool_runs(), what="the tool ends with its reader")
 
 
 def test_a_memory_error_is_a_fault_of_its_device(machine):
