@@ -6,11 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from waiting import wait_for
 
 pytest.importorskip("torch", reason="the trainer's extra is not installed")
 
@@ -43,13 +42,6 @@ def processes_of(directory: Path) -> list[str]:
     return found
 
 
-def wait_until(holds: Callable[[], bool], limit_s: float) -> bool:
-    deadline = time.monotonic() + limit_s
-    while not holds() and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return holds()
-
-
 def test_everything_that_it_promises_holds(tmp_path: Path) -> None:
     demo = start(tmp_path, "--steps", "80")
     said, _ = demo.communicate(timeout=LIMIT_S)
@@ -71,6 +63,6 @@ def test_an_interrupt_leaves_nothing_behind(tmp_path: Path, moment: str) -> None
     demo.send_signal(signal.SIGINT)
     said, _ = demo.communicate(timeout=60)
     assert demo.returncode == 130, said
-    assert wait_until(lambda: processes_of(tmp_path) == [], 5.0), processes_of(tmp_path)
+    wait_for(lambda: processes_of(tmp_path) == [], what="every process gone")
     assert list(tmp_path.iterdir()) == []
     assert set(os.listdir("/dev/shm")) <= shared

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from pages import same_as_golden, taken_by_prometheus
+from waiting import until
 
 from holdfast.agent.__main__ import _make_node
 from holdfast.agent.config import load
@@ -97,14 +98,6 @@ def node_of(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[st
         shutil.copytree(machine.sys, tree.sys, dirs_exist_ok=True)
         settings["collectors.neuron"] = str(machine.tools)
     return settings
-
-
-async def until(condition: Any) -> None:
-    loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + LIMIT_S
-    while not condition():
-        assert loop.time() < deadline_s, condition
-        await asyncio.sleep(0.01)
 
 
 async def page_of(folder: Path, settings: dict[str, Any]) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from pages import page, same_as_golden
+from waiting import until
 
 from holdfast.agent import shown
 from holdfast.agent.config import load
@@ -131,13 +132,6 @@ def test_without_library_or_driver_there_is_no_data(node, tmp_path):
 
 
 # ------------------------------------------------------------- calls that never return
-
-
-async def until(condition, timeout_s: float = 10.0) -> None:
-    deadline_s = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline_s
-        await asyncio.sleep(0.005)
 
 
 async def stop(task) -> None:

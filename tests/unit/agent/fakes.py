@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import socket
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 import msgspec
+from waiting import until
 
 from holdfast.agent.core.model import Decision, Effect, Incident, Now, Observed
 from holdfast.worker import page as page_module
@@ -128,14 +131,21 @@ class Hung:
         os.close(reader)
 
 
-async def until(condition, timeout_s: float = 5.0) -> None:
-    """Waits for a condition, looking often; fails the test when it never comes."""
-    loop = asyncio.get_running_loop()
-    deadline_s = loop.time() + timeout_s
-    while not condition():
-        if loop.time() > deadline_s:
-            raise AssertionError(f"never became true: {condition}")
-        await asyncio.sleep(0.005)
+@contextlib.asynccontextmanager
+async def joined(
+    tmp_path: Path, node: FakeNode, *, run: str = "demo", generation: int = 0,
+    state: str = "idle", ranks: Iterable[dict] = (), **hello: object,
+) -> AsyncIterator[FakeLauncher]:  # fmt: skip
+    """A launcher that said hello and its levels, once the core has seen its run."""
+    launcher = FakeLauncher(tmp_path / "run" / "agent.sock", run, **hello)
+    try:
+        launcher.hello()
+        launcher.levels(generation=generation, state=state, ranks=list(ranks))
+        await until(lambda: node.seen and any(
+            one.run == run and one.connected for one in node.seen[-1].runs))  # fmt: skip
+        yield launcher
+    finally:
+        launcher.close()
 
 
 def to_json(value) -> dict:

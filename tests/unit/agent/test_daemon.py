@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 
-from fakes import FakeLauncher, rank_level, until
+from fakes import FakeLauncher, joined, rank_level, until
 from msgspec.structs import replace
 
 from holdfast.agent.core.model import Effect, Incident, Start, StoreWrite, TakeEvidence
@@ -22,13 +22,9 @@ def start_effect(generation=1, run="demo", deadline_s=5.0):
 
 def test_a_launcher_registers_and_gets_orders(agent, tmp_path):
     async def scenario():
-        async with agent() as (daemon, node):
-            launcher = FakeLauncher(tmp_path / "run" / "agent.sock")
-            launcher.hello()
+        async with agent() as (daemon, node), joined(tmp_path, node) as launcher:
             welcome = await launcher.receive("welcome")
             assert welcome["node"] == "node-a" and welcome["generation"] == 0
-            launcher.levels(generation=0, state="idle", ranks=[])
-            await until(lambda: node.seen and node.seen[-1].runs)
             assert node.seen[-1].runs[0].run == "demo" and node.seen[-1].runs[0].connected
             node.todo = [start_effect()]
             daemon.wake("test")
@@ -42,19 +38,13 @@ def test_a_launcher_registers_and_gets_orders(agent, tmp_path):
             launcher.send(t="bye", code=0)
             await until(lambda: not node.seen[-1].runs)
             assert daemon.performer.counters[("actions", ("start", "", "ok"))] == 1
-            launcher.close()
 
     asyncio.run(scenario())
 
 
 def test_a_restart_is_a_start_because_of_a_fault(agent, tmp_path):
     async def scenario():
-        async with agent() as (daemon, node):
-            launcher = FakeLauncher(tmp_path / "run" / "agent.sock")
-            launcher.hello()
-            await launcher.receive("welcome")
-            launcher.levels(generation=0, state="idle", ranks=[])
-            await until(lambda: node.seen and node.seen[-1].runs)
+        async with agent() as (daemon, node), joined(tmp_path, node) as launcher:
             # A second submission goes on as generation 4; then a rank of it is killed.
             for effect in (start_effect(4), replace(start_effect(5), fault="rank_killed")):
                 node.todo = [effect]
@@ -65,7 +55,6 @@ def test_a_restart_is_a_start_because_of_a_fault(agent, tmp_path):
             wanted = {("restarts", ("demo", "rank_killed")): 1}
             await until(lambda: {key: value for key, value in daemon.performer.counters.items()
                                  if key[0] == "restarts"} == wanted)
-            launcher.close()
 
     asyncio.run(scenario())
 
@@ -144,11 +133,7 @@ def test_a_crashing_core_and_a_crashing_part_stop_nothing(agent, tmp_path):
 
 def test_a_memory_that_cannot_be_written_keeps_no_effect_back(agent, tmp_path):
     async def scenario():
-        async with agent() as (daemon, node):
-            launcher = FakeLauncher(tmp_path / "run" / "agent.sock")
-            launcher.hello()
-            launcher.levels(generation=0, state="idle", ranks=[])
-            await until(lambda: node.seen and node.seen[-1].runs)
+        async with agent() as (daemon, node), joined(tmp_path, node) as launcher:
             node.memory = lambda: "/job\udcff".encode()
             node.todo = [start_effect()]
             daemon.wake("test")
@@ -157,18 +142,13 @@ def test_a_memory_that_cannot_be_written_keeps_no_effect_back(agent, tmp_path):
             assert not daemon.troubles.counts.get("core")
             daemon.reload()
             assert daemon.reload_ok and daemon.node.start_memory == b"steps:0"
-            launcher.close()
 
     asyncio.run(scenario())
 
 
 def test_an_order_that_no_packet_takes_fails_alone(agent, tmp_path):
     async def scenario():
-        async with agent() as (daemon, node):
-            launcher = FakeLauncher(tmp_path / "run" / "agent.sock")
-            launcher.hello()
-            launcher.levels(generation=0, state="idle", ranks=[])
-            await until(lambda: node.seen and node.seen[-1].runs)
+        async with agent() as (daemon, node), joined(tmp_path, node) as launcher:
             body = TakeEvidence("demo", 1, 0, 1, "why \udcff")
             node.todo = [Effect("1/e/1", "evidence", "run/demo/rank/0", "x", 3.0, body),
                          start_effect()]  # fmt: skip
@@ -178,7 +158,6 @@ def test_an_order_that_no_packet_takes_fails_alone(agent, tmp_path):
             (failed,) = node.seen[-1].outcomes
             assert failed.id == "1/e/1" and failed.error.startswith("cannot be sent: ")
             assert daemon.performer.in_flight == 1
-            launcher.close()
 
     asyncio.run(scenario())
 
@@ -201,11 +180,10 @@ def test_an_incident_is_said_counted_and_remembered_once(agent, tmp_path):
     )  # fmt: skip
 
     async def first_life():
-        async with agent() as (daemon, node):
-            launcher = FakeLauncher(tmp_path / "run" / "agent.sock")
-            launcher.hello()
-            launcher.levels(generation=1, state="running", ranks=[])
-            await until(lambda: node.seen and node.seen[-1].runs)
+        async with (
+            agent() as (daemon, node),
+            joined(tmp_path, node, generation=1, state="running") as launcher,
+        ):
             node.incidents = (opened,)
             daemon.wake("test")
             line = await launcher.receive("say")
@@ -215,7 +193,6 @@ def test_an_incident_is_said_counted_and_remembered_once(agent, tmp_path):
             daemon.wake("test")
             line = await launcher.receive("say")
             assert line["text"] == "training goes on after rank_killed: 0.44 s and 1 step lost"
-            launcher.close()
 
     async def second_life():
         async with agent() as (daemon, node):
@@ -229,15 +206,10 @@ def test_an_incident_is_said_counted_and_remembered_once(agent, tmp_path):
 
 def test_an_unanswered_intent_is_reported_once_and_never_replayed(agent, tmp_path):
     async def first_life():
-        async with agent() as (daemon, node):
-            launcher = FakeLauncher(tmp_path / "run" / "agent.sock")
-            launcher.hello()
-            launcher.levels(generation=0, state="idle", ranks=[])
-            await until(lambda: node.seen and node.seen[-1].runs)
+        async with agent() as (daemon, node), joined(tmp_path, node) as launcher:
             node.todo = [start_effect()]
             daemon.wake("test")
             await launcher.receive("do")
-            launcher.close()
 
     async def second_life():
         async with agent() as (daemon, node):

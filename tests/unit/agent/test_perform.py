@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from fakes import FakeLauncher, until
+from fakes import FakeLauncher, joined, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import DecodeError
@@ -25,11 +25,10 @@ STOP = Effect("1/run/demo/stop/1", "stop", "run/demo", "test", 5.0,
 
 def test_a_stalled_journal_lets_ordinary_effects_go_on_and_refuses_lasting_ones(agent, tmp_path):
     async def scenario():
-        async with agent() as (daemon, node):
-            launcher = FakeLauncher(tmp_path / "run" / "agent.sock")
-            launcher.hello()
-            launcher.levels(generation=1, state="running", ranks=[])
-            await until(lambda: node.seen and node.seen[-1].runs)
+        async with (
+            agent() as (daemon, node),
+            joined(tmp_path, node, generation=1, state="running") as launcher,
+        ):
             daemon.journal._database.execute("PRAGMA busy_timeout=20")
             other = sqlite3.connect(tmp_path / "state" / "journal.db", isolation_level=None)
             other.execute("BEGIN IMMEDIATE")
@@ -46,7 +45,6 @@ def test_a_stalled_journal_lets_ordinary_effects_go_on_and_refuses_lasting_ones(
             await until(lambda: not node.seen[-1].journal_stalled)
             launcher.send(t="outcome", id=STOP.id, ok=True)
             await until(lambda: len(node.seen[-1].outcomes) == 2)
-            launcher.close()
 
     asyncio.run(scenario())
     database = sqlite3.connect(tmp_path / "state" / "journal.db")
@@ -56,11 +54,10 @@ def test_a_stalled_journal_lets_ordinary_effects_go_on_and_refuses_lasting_ones(
 
 def test_an_order_in_flight_is_sent_again_when_its_launcher_comes_back(agent, tmp_path):
     async def scenario():
-        async with agent() as (daemon, node):
-            launcher = FakeLauncher(tmp_path / "run" / "agent.sock")
-            launcher.hello()
-            launcher.levels(generation=1, state="running", ranks=[])
-            await until(lambda: node.seen and node.seen[-1].runs)
+        async with (
+            agent() as (daemon, node),
+            joined(tmp_path, node, generation=1, state="running") as launcher,
+        ):
             node.todo = [STOP]
             daemon.wake("test")
             await launcher.receive("do")
@@ -127,15 +124,13 @@ def test_an_order_never_reaches_a_later_launcher_of_the_same_name(agent, tmp_pat
 
 def test_a_launcher_answers_for_its_own_run_alone(agent, tmp_path):
     async def first_life():
-        async with agent() as (daemon, node):
-            launcher = FakeLauncher(tmp_path / "run" / "agent.sock")
-            launcher.hello()
-            launcher.levels(generation=1, state="running", ranks=[])
-            await until(lambda: node.seen and node.seen[-1].runs)
+        async with (
+            agent() as (daemon, node),
+            joined(tmp_path, node, generation=1, state="running") as launcher,
+        ):
             node.todo = [STOP]
             daemon.wake("test")
             await launcher.receive("do")
-            launcher.close()
 
     async def second_life():
         async with agent() as (daemon, node):
