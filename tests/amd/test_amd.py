@@ -1,6 +1,6 @@
 """AMD GPUs: amd-smi's documents -> samples -> /metrics text, and a tool that hangs, dies or prints
-half of one.  The documents have the tool's shape and invented values; HOLDFAST_GOLDEN=1 writes the
-golden file anew.
+half of one.  The documents have the tool's shape and invented values; HOLDFAST_GOLDEN=write makes
+the golden file anew.
 """
 
 from __future__ import annotations

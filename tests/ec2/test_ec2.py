@@ -1,6 +1,6 @@
 """EC2's instance metadata: documents -> samples -> /metrics text and verdicts, and a service that
-is slow, refuses, breaks off, floods or speaks the first version alone.  HOLDFAST_GOLDEN=1 writes
-the golden file anew.
+is slow, refuses, breaks off, floods or speaks the first version alone.  HOLDFAST_GOLDEN=write
+makes the golden file anew.
 """
 
 from __future__ import annotations

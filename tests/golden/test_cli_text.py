@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pages import same_as_golden
 
 from holdfast.agent import cli
 from holdfast.agent.cli import drift, report
@@ -56,9 +57,7 @@ def test_text(name: str) -> None:
     source, render = CASES[name]
     text = plain(render(json.loads((HERE / source).read_text())))
     expected = HERE / f"{name}.txt"
-    if os.environ.get("HOLDFAST_GOLDEN") == "write":
-        expected.write_text(text)
-    assert text == expected.read_text()
+    same_as_golden(expected, text)
     assert max(len(row) for row in text.splitlines()) <= WIDTH
 
 

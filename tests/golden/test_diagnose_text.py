@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
+from pages import same_as_golden
 
 from holdfast.agent.cli import main
 from holdfast.agent.cli.text import WIDTH
@@ -27,9 +27,7 @@ def test_text(
     code = main(["diagnose", *(["--json"] if as_json else []), name])
     text = capsys.readouterr().out
     expected = HERE / f"{name}.{'json' if as_json else 'txt'}"
-    if os.environ.get("HOLDFAST_GOLDEN") == "write":
-        expected.write_text(text)
-    assert text == expected.read_text()
+    same_as_golden(expected, text)
     assert code == CASES[name]
     if as_json:
         root = json.loads(text)["root"]

@@ -1,6 +1,6 @@
 """The chain that took three months to find, from recorded files to the incident that is read:
 a unit crashes again and again and leaves memory cgroups behind, one core walks them in the kernel,
-and the network card that it serves is reset.  HOLDFAST_GOLDEN=1 writes the expected texts anew."""
+and the network card that it serves is reset.  HOLDFAST_GOLDEN=write makes the texts anew."""
 
 from __future__ import annotations
 

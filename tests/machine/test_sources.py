@@ -1,6 +1,6 @@
 """Disks, drives, error counters and the clock: a recorded node -> samples -> /metrics text.
 
-HOLDFAST_GOLDEN=1 writes the golden files anew.
+HOLDFAST_GOLDEN=write writes the golden files anew.
 """
 
 from __future__ import annotations

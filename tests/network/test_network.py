@@ -1,6 +1,6 @@
 """Network cards: trees of /sys and /proc -> samples -> /metrics text and verdicts.
 
-HOLDFAST_GOLDEN=1 writes the golden files anew.
+HOLDFAST_GOLDEN=write writes the golden files anew.
 """
 
 from __future__ import annotations

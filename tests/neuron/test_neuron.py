@@ -1,5 +1,6 @@
 """AWS Neuron: reports in the documented shape -> samples -> /metrics text, and a tool that dies,
-stalls or prints half a line.  All values are invented; HOLDFAST_GOLDEN=1 writes the golden files.
+stalls or prints half a line.  All values are invented; HOLDFAST_GOLDEN=write makes the
+golden files anew.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """NVIDIA GPUs: recorded states -> samples -> /metrics text, and calls that never return.
 
-HOLDFAST_GOLDEN=1 writes the golden files anew.
+HOLDFAST_GOLDEN=write writes the golden files anew.
 """
 
 from __future__ import annotations

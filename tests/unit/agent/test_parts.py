@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from fakes import until
+from pages import same_as_golden
 
 from holdfast.agent.config import load
 from holdfast.agent.core.model import StoreWrite
@@ -139,10 +140,7 @@ def test_the_host_collector_on_a_recorded_tree():
         f"{sample.name}{{{sample.subject}}} {sample.value:.10g}"
         for sample in HostCollector().collect(roots, 1.0)
     ]
-    golden = GOLDEN / "host.txt"
-    if os.environ.get("HOLDFAST_GOLDEN"):
-        golden.write_text("\n".join(lines) + "\n")
-    assert lines == golden.read_text().splitlines()
+    same_as_golden(GOLDEN / "host.txt", "\n".join(lines) + "\n")
     declared = {metric.name for metric in HostCollector.metrics}
     assert {line.split("{")[0] for line in lines} <= declared
 
