@@ -17,6 +17,7 @@ from .neuron import NeuronCollector
 from .nvidia import NvidiaCollector
 from .nvme import NvmeCollector
 from .nvme_smart import NvmeSmartCollector
+from .pci import PciCollector
 from .rdma import RdmaCollector
 from .shared_memory import SharedMemoryCollector
 from .tasks import TasksCollector
@@ -26,5 +27,5 @@ PROBED = (NvidiaCollector, NeuronCollector, CompileCacheCollector, AmdCollector,
           MountsCollector, NvmeCollector, NvmeSmartCollector, DnsCollector, UnitsCollector,
           Ec2Collector)  # fmt: skip
 ALL = (HostCollector, DiskCollector, IdentityCollector, ClockCollector, HardwareErrorsCollector,
-       NetworkCollector, TasksCollector, CgroupsCollector, SharedMemoryCollector,
+       PciCollector, NetworkCollector, TasksCollector, CgroupsCollector, SharedMemoryCollector,
        *PROBED)  # fmt: skip

@@ -19,8 +19,8 @@ NETWORK_TYPES = frozenset((
 ))  # fmt: skip
 # Programs of a desktop or of a container's runtime: nothing of a training run lies behind them.
 FUSE_OWN = frozenset(("fuse.lxcfs", "fuse.portal", "fuse.gvfsd-fuse", "fuse.fuse-overlayfs"))
-# What a file system says that takes no writes any more.  ext4 that gave up leaves `rw` as it was since
-# Linux 6.12, and says `emergency_ro` since 6.15.
+# What a file system says that takes no writes any more.  ext4 that gave up leaves `rw` as it was
+# since Linux 6.12, and says `emergency_ro` since 6.15.
 READONLY = frozenset(("ro", "emergency_ro", "shutdown"))
 OCTAL = re.compile(r"\\([0-7]{3})")
 

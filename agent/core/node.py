@@ -61,7 +61,7 @@ class NodeMemory(msgspec.Struct):
     kernel: KernelMemory = msgspec.field(default_factory=KernelMemory)
     repairs: RepairMemory = msgspec.field(default_factory=RepairMemory)
     boot_id: str = ""
-    devices_most: dict[str, int] = {}  # vendor -> most devices that answered in this boot
+    accelerators: dict[str, str] = {}  # PCI address or name of those of this boot -> name
     unlocked: dict[str, float] = {}  # lock file -> wall_s of the order to remove it
     network: NetworkMemory = msgspec.field(default_factory=NetworkMemory)  # of this boot
     mounts_writable: list[str] = []  # mounts that were writable in this boot
@@ -141,7 +141,7 @@ class Node:
         samples, kept = observed.samples, self.kept
         detectors: dict[str, Callable[[], list[Verdict]]] = {
             "accelerators": lambda: self.accelerators.verdicts(
-                samples, observed.runs, kept.devices_most),
+                samples, observed.runs, kept.accelerators),
             "host": lambda: self.host.verdicts(observed),
             "machine": lambda: self.machine.verdicts(samples, kept.mounts_writable),
             "networks": lambda: self.networks.verdicts(samples, kept.network),
@@ -186,7 +186,7 @@ class Node:
         if now.boot_id != self.kept.boot_id:
             # Another boot's seconds mean nothing here.
             self.kept.outbox.attempts = {}
-            self.kept.devices_most = {}
+            self.kept.accelerators = {}
             self.kept.network = NetworkMemory()
             self.kept.mounts_writable = []
             for memory in self.kept.runs.values():

@@ -34,24 +34,25 @@ OPEN_MAX = 32
 NUMBERS_MAX = 64
 GONE_S = 60.0  # a reading may be missed, and a level may waver around its limit
 QUIET_S = 600.0  # clears = "quiet_10m"
+BUS = "host_pci_"  # of the collector that lists who is on it
 
 
 class Source(NamedTuple):
-    """What a detector rests on: how the names of its readings begin, and how long its windows, which
-    begin anew with the agent, take to find again what was so before."""
+    """What a detector rests on: how the names of its readings begin, and how long its windows,
+    which begin anew with the agent, take to find again what was so before."""
 
     names: tuple[str, ...]
     warm_s: float = 0.0
 
 
 SOURCES = {
-    accelerator.DETECTOR: Source((accelerator.PREFIX,)),
+    accelerator.DETECTOR: Source((accelerator.PREFIX, BUS), 120.0),  # one that gives no reading
     clock.DETECTOR: Source((clock.PREFIX,), clock.UNKEPT_S),
     compile_cache.DETECTOR: Source((compile_cache.PREFIX,)),
     ec2.DETECTOR: Source((ec2.PREFIX,)),
     hardware.DETECTOR: Source(tuple(sorted(hardware.NAMES)), hardware.HOUR_S),
     host_levels.DETECTOR: Source(host.OURS, host.RECENT_S),
-    network.DETECTOR: Source((network.PREFIX,), 60.0),  # storms: some readings in a row
+    network.DETECTOR: Source((network.PREFIX, BUS), 60.0),  # storms: some readings in a row
     reach.DETECTOR: Source(tuple(sorted(reach.NAMES)), 60.0),
     storage.DETECTOR: Source((storage.PREFIX,), storage.FORECAST_S),
 }

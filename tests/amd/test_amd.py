@@ -19,7 +19,6 @@ from waiting import wait_for
 
 from holdfast.agent import procfs
 from holdfast.agent.core.detect import accelerator
-from holdfast.agent.core.readings import readings_of
 from holdfast.collectors import amd
 from holdfast.collectors.amd import AmdCollector, Broken
 from holdfast.collectors.roots import Roots
@@ -109,8 +108,6 @@ def test_one_that_says_nothing_does_not_answer(machine):
     samples = tuple(AmdCollector().collect(machine.roots, 1.0))
     assert values(samples)["accelerator_devices", "vendor=amd"] == 1
     assert "accelerator_lost" not in {n for n, s in values(samples) if "device=1" in s}
-    (verdict,) = accelerator.Accelerators("n").verdicts(readings_of(samples), (), {"amd": 2})
-    assert verdict.fault == "accelerator_lost" and "1 of 2 amd devices" in verdict.reason
 
 
 @pytest.mark.parametrize(("mode", "said"), [

@@ -130,6 +130,7 @@ def lanes_lost(watch: Watch) -> list[str]:
 def card_lost(watch: Watch) -> list[str]:
     watch.tree.gone("class/infiniband/mlx5_3")
     watch.tree.gone("class/net/ib3")
+    watch.tree.off_the_bus("0000:1d:00.0")
     return watch.read(3)
 
 
@@ -249,13 +250,43 @@ def test_a_healthy_link_that_comes_back_clears(tmp_path):
 
 def test_a_card_that_is_renamed_is_not_lost_and_one_that_comes_back_clears(tmp_path):
     watch = Watch(efa_node(tmp_path))
-    slot = "devices/pci0000:00/0000:11:1b.0/infiniband"
+    slot = "devices/pci0000:00/0000:11:1b.0"
     watch.tree.gone("class/infiniband/rdmap17s27")
+    watch.tree.off_the_bus("0000:11:1b.0", "efa")
     assert watch.read(2) == []
     assert watch.read()[0].startswith("nic_lost (fatal) node/n/nic/rdmap17s27: efa rdmap17s27 at")
-    (watch.tree.sys / slot / "rdmap17s27").rename(watch.tree.sys / slot / "efa_1")
-    watch.tree.link("class/infiniband/efa_1", f"{slot}/efa_1")
+    watch.tree.link("bus/pci/drivers/efa/0000:11:1b.0", slot)
+    names = f"{slot}/infiniband"
+    (watch.tree.sys / names / "rdmap17s27").rename(watch.tree.sys / names / "efa_1")
+    watch.tree.link("class/infiniband/efa_1", f"{names}/efa_1")
     assert watch.read() == []
+
+
+def test_two_ports_that_become_a_bond_are_not_lost(tmp_path):
+    """RoCE under a bond: one device, mlx5_bond_0, on the first port's address."""
+    tree = Tree(tmp_path)
+    slots = [tree.slot(f"0000:1a:00.{port}", "0x15b3", "0x1021", "mlx5_core") for port in (0, 1)]
+    for port, slot in enumerate(slots):
+        tree.infiniband(slot, f"mlx5_{port}", "Ethernet")
+    watch = Watch(tree)
+    assert watch.read() == []
+    for port in (0, 1):
+        tree.gone(f"class/infiniband/mlx5_{port}")
+    tree.infiniband(slots[0], "mlx5_bond_0", "Ethernet")
+    assert watch.read(5) == []
+
+
+def test_a_card_in_a_container_and_functions_that_are_taken_away_are_not_lost(tmp_path):
+    tree = ib_node(tmp_path, 2)
+    virtual = tree.slot("0000:1a:00.2", "0x15b3", "0x101e", "mlx5_core")
+    tree.link(f"{virtual}/physfn", "devices/pci0000:00/0000:1a:00.0")
+    tree.infiniband(virtual, "mlx5_9")
+    watch = Watch(tree)
+    assert watch.read() == []
+    tree.gone("class/infiniband/mlx5_1")  # rdma-cni moves it into a pod
+    tree.gone("class/infiniband/mlx5_9")  # sriov_numvfs=0
+    tree.off_the_bus("0000:1a:00.2")
+    assert watch.read(5) == [] and list(watch.memory.cards.values()) == ["mlx5_0", "mlx5_1"]
 
 
 def test_a_lost_card_is_said_once_whatever_was_said_of_its_port(tmp_path):
@@ -317,6 +348,7 @@ def test_what_is_not_read_stays_as_it_was(tmp_path):
 def test_status_names_cards_their_health_and_the_lost_one(tmp_path):
     watch = Watch(ib_node(tmp_path, ports=4))
     watch.tree.gone("class/infiniband/mlx5_2")
+    watch.tree.off_the_bus("0000:1c:00.0")
     port_down(watch)
     watch.read(3)
     health = Health("network", True, False, "", 0.0, 1.0)
@@ -327,7 +359,7 @@ def test_status_names_cards_their_health_and_the_lost_one(tmp_path):
     assert unwell == {
         "mlx5_3": ("degraded", "its link is down (polling: nothing answers at the other end); "
                    "it was up in this boot"),
-        "mlx5_2": ("fatal", "it is not listed any more"),
+        "mlx5_2": ("fatal", "it is not on the PCI bus any more, or no driver has it"),
     }  # fmt: skip
     listed = [one["device"] for one in rows]
     # ib2 stands for itself, since its card is gone; mlx5_2 is lost.

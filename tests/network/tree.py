@@ -98,12 +98,17 @@ class Tree:
         file = self.sys / path
         shutil.rmtree(file) if file.is_dir() and not file.is_symlink() else file.unlink()
 
+    def off_the_bus(self, address: str, driver: str = "mlx5_core") -> None:
+        """A function that is gone, or whose driver gave it up."""
+        self.gone(f"bus/pci/drivers/{driver}/{address}")
+
     def slot(self, address: str, vendor: str, device: str, driver: str) -> str:
         """A PCI function and its driver; its path."""
         slot = f"{self.bus}/{address}"
         self.put(f"{slot}/vendor", vendor)
         self.put(f"{slot}/device", device)
         self.link(f"{slot}/driver", f"bus/pci/drivers/{driver}")
+        self.link(f"bus/pci/drivers/{driver}/{address}", slot)
         return slot
 
     def _counters(self, folder: str, names: tuple[str, ...]) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from holdfast.agent.core.detect.network import NetworkMemory, Networks
 from holdfast.agent.core.readings import readings_of
 from holdfast.collectors.network import NetworkCollector
+from holdfast.collectors.pci import PciCollector
 from holdfast.collectors.rdma import RdmaCollector
 from holdfast.collectors.roots import Roots
-from holdfast.collectors.sample import Sample
+from holdfast.collectors.sample import NoData, Sample
 
 from .tree import Tree
 
@@ -30,6 +31,14 @@ def unread(samples) -> dict[str, float]:
             if one.name == "network_unread_files" and one.value}  # fmt: skip
 
 
+def bus(roots: Roots, boot_s: float) -> tuple[Sample, ...]:
+    """What has a driver; nothing on a virtual machine."""
+    try:
+        return tuple(PciCollector().collect(roots, boot_s))
+    except NoData:
+        return ()
+
+
 class Watch:
     """One node, read every 15 s, and what is concluded."""
 
@@ -42,6 +51,7 @@ class Watch:
         for _ in range(times):
             self.boot_s += READ_S
             self.samples = read(self.tree.roots, self.boot_s)
-            self.verdicts = self.networks.verdicts(readings_of(self.samples), self.memory)
+            seen = readings_of((*self.samples, *bus(self.tree.roots, self.boot_s)))
+            self.verdicts = self.networks.verdicts(seen, self.memory)
         return [f"{one.fault} ({one.severity}) {one.subject}: {one.reason}"
                 for one in self.verdicts]  # fmt: skip

@@ -247,14 +247,3 @@ def test_finished_runs_leave_the_page_after_ten_minutes():
     assert recent.has("m5") and recent.places() == [(("3", "m5", "7"), 1)]
     recent.see(601.0, (), process)
     assert not recent.has("m5") and not recent.places()
-
-
-def test_fewer_devices_than_before_in_this_boot():
-    def count(number):
-        return (Sample("accelerator_devices", "vendor=nvidia", number, 1.0),)
-
-    mind, most = accelerator.Accelerators("n"), {}
-    assert not mind.verdicts(readings_of(count(8.0)), (), most)
-    (verdict,) = mind.verdicts(readings_of(count(7.0)), (), most)
-    assert verdict.fault == "accelerator_lost" and "7 of 8" in verdict.reason
-    assert accelerator.Accelerators("n").verdicts(readings_of(count(7.0)), (), most) == [verdict]

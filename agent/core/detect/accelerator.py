@@ -2,7 +2,8 @@
 
 Owns which readings make a device unwell and which of those are faults of their own.  Only what the
 driver itself declares is a fault here (lost, rows to be remapped, memory that could not be
-corrected); the rest is shown as the device's health.  Shown and counted, never acted on.  Pure.
+corrected), and that a device of this boot is not there any more; the rest is shown as the device's
+health.  Shown and counted, never acted on.  Pure.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import NamedTuple
 from ..model import DEGRADED, FATAL, OK, SEVERITIES, WARN, RunView, Verdict
 from ..readings import Readings, Rows
 from . import compile_cache, ec2
+from .absence import BOUND, Absence, Bus, address_of
 
 DETECTOR = "accelerator"
 PREFIX = "accelerator_"
@@ -21,6 +23,8 @@ READ = (PREFIX, compile_cache.PREFIX, ec2.PREFIX)
 Key = tuple[str, str]  # vendor, device
 Ranks = dict[Key, tuple[tuple[str, int], ...]]  # (run, rank) of the processes on each device
 PROCESSES_MAX = 512  # looked at before a node is ordered away
+KNOWN_MAX = 1024
+MUTE_READINGS = 8  # two minutes: a reset, or a change of partitions, is over by then
 SCOPE = {"neuron": "neuron"}  # vendor -> word of a subject; every other is a gpu
 
 
@@ -52,6 +56,7 @@ RULES = (
     Rule("busy_at_idle_power", "", WARN, "fully busy at idle power"),
 )  # fmt: skip
 NAMES = frozenset(PREFIX + rule.name for rule in RULES)
+WHAT_IT_IS = (f"{PREFIX}info", f"{PREFIX}firmware_info")  # known of old
 
 
 class Sight(NamedTuple):
@@ -148,35 +153,57 @@ class Accelerators:
         self._own: Rows = ()
         self._ranks: tuple[tuple[str, int, int], ...] = ()
         self._runs: Ranks = {}  # last known, for when a lost device lists no process any more
+        self._bus = Bus()
+        self._bound: Rows = ()
+        self._unlisted, self._mute = Absence(), Absence(MUTE_READINGS)
         self._verdicts: list[Verdict] = []
 
     def verdicts(
-        self, samples: Readings, runs: tuple[RunView, ...], most: dict[str, int]
+        self, samples: Readings, runs: tuple[RunView, ...], known: dict[str, str]
     ) -> list[Verdict]:
-        """Faults of devices now.  `most`: the most devices that answered in this boot, by vendor;
-        kept up here."""
+        """Faults of devices now.  `known`: PCI address (its name where there is none) of each
+        device of this boot -> its name, vendor/number; kept up here."""
         ranks = tuple((view.run, rank.rank, rank.pid) for view in runs for rank in view.ranks)
         if samples is self._samples and ranks == self._ranks:
             return self._verdicts
-        self._samples, own = samples, samples.under(*READ)
-        if own != self._own or ranks != self._ranks:
-            self._own, self._ranks = own, ranks
-            self._runs |= ranks_of(own, runs)
-            self._verdicts = [*self._devices(own), *self._missing(own, most),
-                              *compile_cache.verdicts(self._node, own),
+        self._samples, own, bound = samples, samples.under(*READ), samples.of(BOUND)
+        if own != self._own or ranks != self._ranks or bound != self._bound:
+            self._own, self._ranks, self._bound = own, ranks, bound
+            self._bus.take(bound, [one for one in known if ":" in one])
+            here, names = ranks_of(own, runs), {view.run for view in runs}
+            self._runs = {
+                key: left for key, there in (self._runs | here).items()
+                if (left := tuple(one for one in there if one[0] in names))
+            }  # fmt: skip
+            devices = self._devices(own, known)
+            # Who lived on a device that is well and lists nobody may be told of no later fault.
+            idle = _answering(own) - {*here, *(key for key, _ in devices)}
+            self._runs = {key: there for key, there in self._runs.items() if key not in idle}
+            self._verdicts = [*devices.values(), *compile_cache.verdicts(self._node, own),
                               *ec2.verdicts(self._node, own)]  # fmt: skip
         return self._verdicts
 
-    def _devices(self, samples: Rows) -> list[Verdict]:
+    def _devices(self, samples: Rows, known: dict[str, str]) -> dict[tuple[Key, str], Verdict]:
+        """By device and fault; what its driver says goes before what is concluded."""
         info = {
             _key(labels): labels
             for labels in (labels_of(one[1]) for one in samples if one[0] == f"{PREFIX}info")
         }
-        return [
-            self._verdict(key, fault, severity, why, info.get(key, {}))
+        found = {
+            (key, fault): self._verdict(key, fault, severity, why, info.get(key, {}))
             for key, sight in look(samples).items()
             for fault, severity, why in sight.faults
-        ]
+        }
+        for place, severity, why in self._missing(samples, info, known):
+            vendor, _, device = known[place].partition("/")
+            key = vendor, device
+            if (key, "accelerator_lost") not in found:
+                told = info.get(key, {})
+                if ":" in place and address_of(told.get("pci", "")) != place:
+                    told = {"pci": place}  # its number may be another's by now
+                found[key, "accelerator_lost"] = self._verdict(
+                    key, "accelerator_lost", severity, why, told)  # fmt: skip
+        return found
 
     def _verdict(
         self, key: Key, fault: str, severity: str, why: str, info: dict[str, str]
@@ -193,21 +220,38 @@ class Accelerators:
             evidence=evidence, detector=DETECTOR,
         )  # fmt: skip
 
-    def _missing(self, samples: Rows, most: dict[str, int]) -> list[Verdict]:
-        """Fewer devices than before answer, and no device is said to be lost."""
-        lost = {labels_of(one[1]).get("vendor") for one in samples
-                if one[0] == f"{PREFIX}lost" and one[2] > 0}  # fmt: skip
-        found = []
-        for name, subject, value, _ in samples:
-            if name != f"{PREFIX}devices":
-                continue
-            vendor = labels_of(subject).get("vendor", "")
-            most[vendor] = max(most.get(vendor, 0), int(value))
-            if value < most[vendor] and vendor not in lost:
-                found.append(Verdict(
-                    fault="accelerator_lost",
-                    subject=f"node/{self._node}/{SCOPE.get(vendor, 'gpu')}",
-                    severity=FATAL, confidence=1.0, detector=DETECTOR,
-                    reason=f"{value:.0f} of {most[vendor]} {vendor} devices answer",
-                ))  # fmt: skip
-        return found
+    def _missing(
+        self, samples: Rows, info: dict[Key, dict[str, str]], known: dict[str, str]
+    ) -> list[tuple[str, str, str]]:
+        """(place, severity, why) of devices that were here in this boot and are not.  Their number
+        says nothing: another partitioning of the same boards changes it."""
+        places = {address_of(labels.get("pci", "")) or "/".join(key): key
+                  for key, labels in info.items()}  # fmt: skip
+        read_s = max((one[3] for one in samples if one[0] == f"{PREFIX}devices"), default=-1.0)
+        names = [one for one in known if ":" not in one]
+        listed = {"/".join(key) for key in info}
+        unlisted = self._unlisted.take(read_s, listed, names) if read_s >= 0.0 else set()
+        well = _answering(samples)
+        answering = {one for one, key in places.items() if key in well}
+        mute = self._mute.take(read_s, answering, known) if read_s >= 0.0 else set()
+        for place, key in places.items():
+            is_here = place in self._bus.bound if ":" in place else True
+            if is_here and (place in known or len(known) < KNOWN_MAX):
+                known[place] = "/".join(key)
+        gone = "it is not on the PCI bus any more, or no driver has it"
+        silent = "it gives no reading any more, though it is on the PCI bus with its driver"
+        lost = [(one, FATAL, gone) for one in sorted(self._bus.lost) if one in known]
+        lost += [(one, FATAL, "it is not listed any more") for one in sorted(unlisted)]
+        return lost + [(one, DEGRADED, silent) for one in sorted(mute)
+                       if ":" in one and one in known and one in self._bus.bound]  # fmt: skip
+
+
+def _answering(samples: Rows) -> set[Key]:
+    """Devices with any reading beyond what they are, and not said to be lost."""
+    found: set[Key] = set()
+    lost: set[Key] = set()
+    for name, subject, value, _ in samples:
+        if name.startswith(PREFIX) and name not in WHAT_IT_IS:
+            key = _key(labels_of(subject))
+            (lost if name == f"{PREFIX}lost" and value > 0 else found).add(key)
+    return found - lost

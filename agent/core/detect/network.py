@@ -2,7 +2,7 @@
 
 Owns what the readings of collectors/network.py and collectors/rdma.py mean, card by card.  A link
 is judged against what it was in this boot, a counter by its growth, EFA by its signs of life; what
-was last known stays so while nothing is read.  Shown and counted, never acted on.  Pure.
+is not read stays as it was.  Shown and counted, never acted on.  Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import msgspec
 from ..model import DEGRADED, FATAL, WARN, Verdict
 from ..rates import Growth, Rates
 from ..readings import Readings, Rows
+from .absence import BOUND, Bus
 from .accelerator import labels_of
+from .network_rules import RULES, Rule
 
 DETECTOR = "network"
 PREFIX = "network_"
@@ -23,7 +25,6 @@ FLAP_COUNT, WINDOW_S = 3, 12 * 3600.0  # strikes, and within which time; gpud's 
 STRIKE_S = 30.0  # what happens again within this time is one strike
 # Fewer cards than the instance type can have: whoever wants far fewer attached far fewer.
 EXPECTED_SHARE = 0.75
-MISSING_READINGS = 3  # a card that is not listed this often in a row is lost
 STILL_S = 60.0  # a card without a sign of life for this long is dead ...
 STILL_GAPS = 3.0  # ... and for this many times the longest pause that ended well
 SLOW_SHARE = 0.9  # of the speed that the link had in this boot
@@ -38,42 +39,6 @@ STATES = {2.0: "initialised: the cable is in, and no subnet manager answers",
 PHYSICAL = {1.0: "asleep", 2.0: "polling: nothing answers at the other end", 3.0: "disabled",
             4.0: "training", 6.0: "recovering"}  # fmt: skip
 Port = tuple[str, str]  # device, port; "" for an interface, and for what concerns a whole card
-
-
-class Rule(NamedTuple):
-    """A counter that grows faster than `per_s` (0: at all) is a fault."""
-
-    name: str
-    what: str  # its label `error` or `event`
-    per_s: float
-    why: str
-    fault: str = "nic_error_rate"
-    severity: str = DEGRADED
-
-
-# Limits: NVSentinel's for InfiniBand and RoCE, the EKS node agent's for EFA.
-RULES = (
-    Rule("errors_total", "symbol_error", 10.0, "bits are garbled: cable, transceiver or dirt"),
-    Rule("errors_total", "link_error_recovery", 5 / 60, "the link was retrained"),
-    Rule("errors_total", "port_rcv_errors", 10.0, "packets came in broken"),
-    Rule("errors_total", "port_xmit_discards", 100.0, "packets were thrown away unsent"),
-    Rule("errors_total", "local_link_integrity_errors", 0.0, "the physical link broke its limit"),
-    Rule("errors_total", "excessive_buffer_overrun_errors", 0.0, "the port's buffers overran"),
-    Rule("errors_total", "local_ack_timeout_err", 1.0, "peers did not acknowledge in time"),
-    Rule("errors_total", "rnr_nak_retry_err", 0.0, "a peer was never ready to receive"),
-    Rule("congestion_total", "roce_slow_restart", 10.0, "connections start again slowly"),
-    Rule("errors_total", "rx_drops", 100.0, "the card drops what it receives"),
-    Rule("errors_total", "rdma_write_wr_err", 100.0, "remote writes fail"),
-    Rule("errors_total", "rdma_read_wr_err", 100.0, "remote reads fail"),
-    Rule("errors_total", "unresponsive_remote_events", 100.0,
-         "peers do not answer: look at them first"),
-    Rule("errors_total", "impaired_remote_conn_events", 100.0, "connections are throttled"),
-    Rule("errors_total", "retrans_timeout_events", 100.0, "paths time out and are changed"),
-    Rule("retransmitted_packets_total", "", 1000.0, "packets are sent again"),
-    Rule("retransmitted_bytes_total", "", 1_000_000.0, "bytes are sent again"),
-    Rule("errors_total", "no_completion_cmds", 0.0, "the card did not answer a command",
-         "nic_unresponsive", FATAL),
-)  # fmt: skip
 RULE_OF = {(PREFIX + rule.name, rule.what): rule for rule in RULES}
 ERRORS = f"{PREFIX}errors_total"
 CARRIER, KEEP_ALIVE = f"{PREFIX}carrier_changes_total", f"{PREFIX}keep_alives_total"
@@ -94,7 +59,7 @@ class NetworkMemory(msgspec.Struct):
     """What a restart of the agent remembers, within one boot; seconds are of its clock."""
 
     up: dict[str, float] = {}  # "device/port" that was up -> best speed, 0 unknown
-    cards: dict[str, str] = {}  # PCI address or name of a card that was here -> its name
+    cards: dict[str, str] = {}  # PCI address of a card that was here -> its name
     strikes: dict[str, list[float]] = {}  # "device/port" -> when its link went down
     resets: dict[str, list[float]] = {}  # device -> when its driver reset it
 
@@ -125,7 +90,8 @@ class Networks:
         self._off: set[str] = set()  # devices that a person switched off
         self._expected = 0.0  # cards for EFA that the instance type can have, 0 unknown
         self._listed_s = 0.0  # when the cards were listed last
-        self._missing: dict[str, int] = {}  # card -> readings without it
+        self._bus = Bus()
+        self._bound: Rows = ()
         self._alive: dict[Port, tuple[float, float]] = {}  # last sign of life, longest pause
         self._over: dict[tuple[Port, str], int] = {}  # readings in a row beyond a limit
         self._held: dict[tuple[Port, str], Found] = {}
@@ -133,28 +99,31 @@ class Networks:
     def verdicts(self, samples: Readings, memory: NetworkMemory) -> list[Verdict]:
         """Faults of cards now; `memory` is kept up here."""
         if samples is not self._samples:
-            self._samples, mine = samples, samples.under(PREFIX)
-            if mine != self._own:
-                self._own = mine
+            self._samples, mine, bound = samples, samples.under(PREFIX), samples.of(BOUND)
+            if mine != self._own or bound != self._bound:
+                self._own, self._bound = mine, bound
                 self._take(mine, memory)
         return self._verdicts
 
     def _take(self, mine: Rows, memory: NetworkMemory) -> None:
+        before = self._bus.lost
+        self._bus.take(self._bound, memory.cards)
         read_s = max((one[3] for one in mine), default=self._read_s)
-        if read_s == self._read_s:
+        if read_s != self._read_s:
+            self._read_s = read_s
+            self._cards(mine, memory)
+            self._off = self._by_hand(mine)
+            self._count(mine, memory)
+            self._look(mine, memory)
+        elif self._bus.lost == before:
             return  # fewer readings, none of them new
-        self._read_s = read_s
-        self._cards(mine, memory)
-        self._off = self._by_hand(mine)
-        self._count(mine, memory)
-        self._look(mine, memory)
         self._verdicts = self._conclude(memory)
 
     # ------------------------------------------------------------ which cards are here
 
     def _cards(self, mine: Rows, memory: NetworkMemory) -> None:
-        """A card is lost when neither its address nor its name is listed any more.  An interface
-        may have been renamed or given to a container: it is forgotten."""
+        """Remembers the cards that are on the bus; what becomes of one there is Bus's.  What is not
+        listed any more may have been renamed, bonded or given to a container: it is forgotten."""
         listed_s = max((one[3] for one in mine
                         if one[0] == UNREAD and "collector=network," in one[1]),
                        default=self._listed_s)  # fmt: skip
@@ -164,17 +133,16 @@ class Networks:
         self._expected = next((one[2] for one in mine if one[0] == EXPECTED), 0.0)
         listed = [labels_of(one[1]) for one in mine if one[0] == INFO]
         here = {one.get("device", ""): one for one in listed}
-        cards = {one.get("pci") or name: name for name, one in here.items()
-                 if one.get("kind") in RDMA_KINDS}  # fmt: skip
-        for key in [one for one, name in memory.cards.items() if one not in cards and name in here]:
+        cards = {one["pci"]: name for name, one in here.items()
+                 if one.get("kind") in RDMA_KINDS and one.get("pci") in self._bus.bound}
+        for key in [one for one, name in memory.cards.items()
+                    if name in here and here[name].get("pci") != one]:  # fmt: skip
             del memory.cards[key]  # the same name at another address
         memory.cards |= dict(list(cards.items())[: max(0, PORTS_MAX - len(memory.cards))])
-        self._missing = {key: self._missing.get(key, 0) + 1 for key in memory.cards
-                         if key not in cards}  # fmt: skip
-        kept = {memory.cards[key] for key in self._missing}
-        for device in [one for one in self._info if one not in here and one not in kept]:
+        for device in [one for one in self._info if one not in here]:
             self._forget(device, memory)
-        self._info = {one: self._info[one] for one in kept if one in self._info} | here
+        known = {name: self._info.get(name, {"pci": key}) for key, name in memory.cards.items()}
+        self._info = known | here
 
     def _forget(self, device: str, memory: NetworkMemory) -> None:
         for port in [one for one in self._levels if one[0] == device]:
@@ -315,12 +283,11 @@ class Networks:
 
     def _conclude(self, memory: NetworkMemory) -> list[Verdict]:
         found: list[tuple[Port, Found]] = []
-        lost = {memory.cards[key] for key, count in self._missing.items()
-                if count >= MISSING_READINGS}  # fmt: skip
-        found += [((device, ""), Found("nic_lost", FATAL, "it is not listed any more", 0.0))
-                  for device in sorted(lost)]  # fmt: skip
+        lost = {memory.cards[key] for key in self._bus.lost if key in memory.cards}
+        why = "it is not on the PCI bus any more, or no driver has it"
+        found += [((device, ""), Found("nic_lost", FATAL, why, 0.0)) for device in sorted(lost)]
         efa = sum(one.get("kind") == "efa" for one in self._info.values())
-        if not self._missing and self._expected * EXPECTED_SHARE <= efa < self._expected:
+        if not lost and self._expected * EXPECTED_SHARE <= efa < self._expected:
             why = f"{efa} of {self._expected:.0f} cards that this instance type can have are listed"
             found.append((("efa", ""), Found("nic_lost", WARN, why, 0.0)))
         for port in sorted(self._levels):

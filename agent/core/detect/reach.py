@@ -80,7 +80,8 @@ class Reach:
             elif name == "host_dns_lookup_seconds":
                 bad = subject in failed or value >= SLOW_S
                 if self._streaks.add(subject, boot_s, bad) >= FAILED_COUNT:
-                    self._last[subject] = self._dns(labels.get("name", ""), value, failed.get(subject))
+                    asked = labels.get("name", "")
+                    self._last[subject] = self._dns(asked, value, failed.get(subject))
                     found.append(self._last[subject])
         self._forget({one[1] for one in own})
         return list({(one.fault, one.subject): one for one in found}.values())

@@ -78,16 +78,20 @@ def test_a_link_that_was_never_up_is_no_fault() -> None:
 
 
 def test_a_card_counts_as_missing_once_a_listing() -> None:
-    card = Card()
-    card.read(healthy())
-    gone = {LISTED: 0.0}
-    assert card.read(gone) == card.read(gone) == []
-    # Ports are read by another collector: its news are no news of the list.
-    stale = (f"network_{LISTED[0]}", LISTED[1], 0.0, card.boot_s)
-    for later_s in (1.0, 2.0, 3.0):
-        newer = ("network_link_up", "device=x,port=1", 1.0, card.boot_s + later_s)
-        assert card.networks.verdicts(readings_of((stale, newer)), card.memory) == []
-    assert card.read(gone) == ["nic_lost"]
+    card, ours = Card(), ("pci_bound", "pci=0000:1a:00.0", 1.0)
+    other = ("pci_bound", "pci=0000:05:00.0", 1.0)
+
+    def read(bus_s: float, *bus: tuple[str, str, float]) -> list[str]:
+        card.boot_s += 15.0
+        rows = (*samples(healthy(), card.boot_s), *((*one, bus_s) for one in bus))
+        return [one.fault for one in card.networks.verdicts(readings_of(rows), card.memory)]
+
+    assert read(1.0, ours, other) == []
+    assert read(2.0, other) == read(3.0, other) == []
+    # Cards are read by another collector: its news are no news of the bus, nor is silence.
+    assert read(3.0, other) == read(3.0, other) == read(3.0) == []
+    assert read(4.0, other) == ["nic_lost"]
+    assert read(5.0, other, ours) == []
 
 
 def test_a_dead_card_is_told_from_a_slow_one_by_its_own_pauses() -> None:

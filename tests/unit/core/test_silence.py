@@ -62,7 +62,7 @@ def test_a_stop_of_the_agent_closes_nothing_that_is_still_so() -> None:
     assert life.step() == {"row_remap_failed"} and life.states() == ["open"]
     life.rows = ()
     life.begin_anew(300.0)
-    assert life.step(15.0, 4) == {"row_remap_failed"} and life.states() == ["open"]
+    assert life.step(15.0, 12) == {"row_remap_failed"} and life.states() == ["open"]
     assert life.step(15.0, 2) == set() and life.states() == ["closed"]
 
 
@@ -73,7 +73,7 @@ def test_a_source_that_is_silent_since_the_agent_began_closes_nothing() -> None:
     life.begin_anew()
     assert life.step(60.0, 100) == {"row_remap_failed"} and life.states() == ["open"]
     life.silent = ("host_clock_synchronized",)  # another's silence says nothing of this one
-    life.step(15.0, 6)
+    life.step(15.0, 14)
     assert life.states() == ["closed"]
 
 
@@ -146,6 +146,8 @@ def test_a_card_that_both_the_kernel_and_its_readings_name_is_one_incident() -> 
     for second in range(1, 8):
         at = float(second)
         rows = [(*listed, 1.0, at)] if second < 3 else []
+        on_bus = "0000:5c:00.0" if second < 3 else "0000:00:1f.0"
+        rows.append(("pci_bound", f"pci={on_bus}", 1.0, at))
         rows.append(("network_unread_files", "collector=network,reason=junk", 0.0, at))
         seen = Observed(samples=readings_of(rows), events=(event,))
         decision = node.step(Now(at, 1e9, "b"), seen)

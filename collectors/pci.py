@@ -1,0 +1,54 @@
+"""PCI devices that a driver has: whether a card or an accelerator is there at all.
+
+Owns one listing of the kernel's own table.  A device may leave its class's list for good reasons
+(a bond takes two ports for one, a container takes a card along); from here it goes when it fell
+off the bus or its driver gave it up.  Virtual functions are left out: they come and go as somebody
+asks.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from .roots import Roots
+from .sample import Metric, NoData, Sample
+
+DEVICES_MAX = 1024
+DRIVERS_MAX = 512
+BRIDGES = "pcieport"  # nothing but the way to others
+ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+
+
+class PciCollector:
+    """See the module.  Samples of single devices are for whoever judges and not declared."""
+
+    name = "pci"
+    fast = False
+    metrics = (
+        Metric("host_pci_devices", "gauge",
+               "PCI devices that a driver has, without bridges and virtual functions."),
+    )  # fmt: skip
+
+    def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
+        """One listing.  NoData where no PCI device has a driver."""
+        folder = f"{roots.sys}/bus/pci/drivers"
+        found: list[str] = []
+        for driver in _listed(folder)[:DRIVERS_MAX]:
+            if driver == BRIDGES:
+                continue
+            bound = (one for one in _listed(f"{folder}/{driver}") if ADDRESS.fullmatch(one))
+            found += [one for one in bound
+                      if not os.path.lexists(f"{folder}/{driver}/{one}/physfn")]  # fmt: skip
+        if not found:
+            raise NoData(f"no PCI device with a driver below {folder}")
+        samples = [Sample("host_pci_devices", "", float(len(found)), boot_s)]
+        return samples + [Sample("pci_bound", f"pci={one}", 1.0, boot_s)
+                          for one in found[:DEVICES_MAX]]  # fmt: skip
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []  # unloaded between list and read
