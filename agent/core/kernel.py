@@ -12,6 +12,7 @@ import msgspec
 
 from . import incidents
 from .detect.ended import Cause
+from .detect.kernel import pci_of
 from .event import Escalation, Event
 from .memory import Context
 from .model import FATAL, OK, SEVERITIES, Incident, Now, RankView, Runbook, Verdict

@@ -139,13 +139,13 @@ def test_a_line_about_a_rank_restarts_it(tmp_path, kernel, runs: Runs) -> None:
     run = runs.start("run", "--nproc-per-node", "2", "--max-restarts", "2", "--no-python",
                      "sleep", "600", HOLDFAST_CONFIG=str(config))  # fmt: skip
     try:
-        until(lambda: {r["state"] for r in run.ranks().values()} == {"running"}, 30.0)
+        wait_for(lambda: {r["state"] for r in run.ranks().values()} == {"running"}, 30.0)
         before = run.ranks()
-        until(lambda: 'holdfast_kernel_log_up{source="kmsg"} 1' in metrics(run))
+        wait_for(lambda: 'holdfast_kernel_log_up{source="kmsg"} 1' in metrics(run))
         kernel("<3>NVRM: Xid (PCI:0000:4e:00): 95, pid=%d, name=python3, Uncontained ECC error."
                % before[1]["pid"])  # fmt: skip
-        until(lambda: generation_of(run) == 2, 30.0)
-        until(lambda: {r["state"] for r in run.ranks().values()} == {"running"}, 30.0)
+        wait_for(lambda: generation_of(run) == 2, 30.0)
+        wait_for(lambda: {r["state"] for r in run.ranks().values()} == {"running"}, 30.0)
         assert run.ranks()[1]["pid"] != before[1]["pid"]
         of_run, of_node = sorted(
             (one for one in run.incidents() if one["fault"] == "gpu_memory_error"),
@@ -154,7 +154,7 @@ def test_a_line_about_a_rank_restarts_it(tmp_path, kernel, runs: Runs) -> None:
         assert of_run["subject"] == "run/t/rank/1" and of_run["actions"]
         assert "XID 95 on GPU 0000:4e:00" in of_run["reason"]
         assert of_node["culprit"].endswith("; rank 1 of run t lived there")
-        until(lambda: 'restarts_total{fault="gpu_memory_error",run="t"} 1' in metrics(run))
+        wait_for(lambda: 'restarts_total{fault="gpu_memory_error",run="t"} 1' in metrics(run))
         assert ACTED in metrics(run)
     finally:
         run.process.terminate()

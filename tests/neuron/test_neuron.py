@@ -167,7 +167,6 @@ def test_a_whole_trn1_32xlarge_as_its_tool_reports_it(machine):
     samples = samples_of(machine.read()[0])
     text = page(samples, NeuronCollector.metrics)
     same_as_golden(HERE / "golden/trn1_32xlarge.txt", text)
-    taken_by_prometheus(text)
     values = {(one.name, one.subject): one.value for one in samples}
     assert values["accelerator_devices", "vendor=neuron"] == 16
     assert not accelerator.Accelerators("n").verdicts(readings_of(samples), (), {})
