@@ -93,7 +93,7 @@ class Cannot(Exception):
 
 
 def cgroups() -> Path:
-    """Where version 2 of cgroups is mounted.  Cannot without that or another thing that it takes."""
+    """Where version 2 of cgroups is mounted.  Cannot, without that or another thing it takes."""
     if os.geteuid():
         raise Cannot("needs root for namespaces of its own")
     missing = [tool for tool in ("unshare", "setpriv", "pivot_root", "systemctl")
