@@ -286,15 +286,12 @@ class Sessions:
         if packet.rank not in session.tracks and len(session.tracks) >= session.hello.nproc:
             raise ValueError(f"page of rank {packet.rank}: the {session.hello.nproc} ranks of the "
                              "hello have theirs")  # fmt: skip
+        if len(fds) > 1 and pidfd_pid(fds[1]) not in (packet.pid, -1):
+            raise ValueError(f"the second descriptor is no pidfd of {packet.pid}")
         if not session.owns(packet.pid):
             raise ValueError(f"page of rank {packet.rank}: pid {packet.pid} is another user's")
         mapping = page_module.map_readonly(fds[0])
-        pidfd = -1
-        if len(fds) > 1:
-            if pidfd_pid(fds[1]) not in (packet.pid, -1):
-                mapping.close()
-                raise ValueError(f"the second descriptor is no pidfd of {packet.pid}")
-            pidfd = fds.pop(1)
+        pidfd = fds.pop(1) if len(fds) > 1 else -1
         self._forget_track(session, packet.rank)
         track = RankTrack(packet.rank, packet.pid, packet.generation, self._proc)
         track.attach(mapping, pidfd)
