@@ -273,7 +273,8 @@ def _sxid(catalogue: Catalogue, match: re.Match[str], text: str) -> Event | None
     return Event(
         source="sxid", code=str(number) if known is not UNKNOWN_SXID else OTHER,
         class_=known.class_, action=known.action, severity=WARN if calm else FATAL,
-        text=text[:TEXT_MAX], meaning=known.meaning, fault=known.fault, subject=f"nvswitch/{pci_of(match['pci'])}", reboots=catalogue.reboots,
+        text=text[:TEXT_MAX], meaning=known.meaning, fault=known.fault,
+        subject=f"nvswitch/{pci_of(match['pci'])}", reboots=catalogue.reboots,
     )  # fmt: skip
 
 

@@ -75,7 +75,8 @@ def suffixes(sample: str) -> list[str]:
 
 
 def test_no_name_of_a_process_makes_a_line_another():
-    heads = ["EDAC MC0: 1 CE ", "EDAC MC0: 1 UE ", "EXT4-fs error (", "nvidia-peermem ", "NEURON_HW_ERR=X",
+    heads = ["EDAC MC0: 1 CE ", "EDAC MC0: 1 UE ", "EXT4-fs error (",
+             "nvidia-peermem ", "NEURON_HW_ERR=X",
              "NVRM: GPU 1:2:3", "NVRM: knvlinkab", "XFS (a): ", "mlx5_core 1:2.3", "ib0: link down",
              "[1.0] x", "a efa_0: "]  # fmt: skip
     cases = [(sample[:n], rest) for sample in SAMPLES for n in range(1, 16)
