@@ -11,6 +11,8 @@ import functools
 import importlib
 import os
 import time
+from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,9 +25,10 @@ from .aside import Aside
 from .catalogue import load as load_catalogue
 from .core.detect.kernel import Catalogue
 from .core.model import DEGRADED, UNKNOWN, WARN, Commit, Incident, Verdict
-from .journal import Count, Labels, Mark
+from .journal import Count, Forgotten, Labels, Mark
 from .kernel_journal import JournalReader
 from .kernel_watch import Record
+from .narrate import NODE, Told
 from .notify import notify, watchdog_s
 from .probe import Left
 from .runner import Runner
@@ -40,6 +43,8 @@ AFTER_BYE_S = 0.5  # a private agent ends this long after its launcher said bye
 AFTER_LOSS_S = 5.0  # ... or this long after the launcher's process was gone
 FIRST_HELLO_S = 30.0  # ... or when no launcher ever came
 COMMITS_MAX = 4096
+FORGOTTEN_MAX = 4096
+FILE_MAX_BYTES = 1 << 20  # of an incident
 HUNG_S = 5.0  # for a few kilobytes
 REPORTED = ("checkpoint_bad", "checkpoint_failed", "snapshot_off")  # faults of a trainer's own
 REPORTED_TEXT = ", ".join(REPORTED)
@@ -268,17 +273,40 @@ def left_behind(daemon: Daemon) -> tuple[Left, ...]:
     return tuple(left for one in starters if one is not None for left in one.left_behind())
 
 
+def owner_of(daemon: Daemon, run: str) -> int:
+    """The uid of the run's user, who may have left already."""
+    session = daemon.sessions.session(run)
+    return session.uid if session is not None else NODE
+
+
+def keep(daemon: Daemon, told: Told) -> None:
+    """Counts what happened, and lets evidence.store and journal hold what the history holds."""
+    for record in told.records:
+        daemon.performer.count(*record.counts)
+        keep_incident(daemon, record.incident)
+    if told.forgotten:
+        daemon.journal.append(Forgotten(tuple(one.id for one in told.forgotten)))
+        if daemon.config.evidence.store:
+            folder = Path(daemon.config.evidence.store)
+            daemon.forgotten.extend(told.forgotten)
+            _aside(daemon, "forgotten", functools.partial(remove, folder, daemon.forgotten))
+
+
 def keep_incident(daemon: Daemon, incident: Incident) -> None:
     """Writes an incident to evidence.store, beside everything else, for a shared folder may hang:
     one write at a time, and of what waits the newest state of each incident.  The journal has it
     in any case."""
     folder = daemon.config.evidence.store
-    if not folder:
-        return
+    if folder:
+        write = functools.partial(write_incident, Path(folder), incident)
+        _aside(daemon, incident.id, write)
+
+
+def _aside(daemon: Daemon, id: str, work: Callable[[], None]) -> None:
+    folder = daemon.config.evidence.store
     if daemon.evidence.busy_s > HUNG_S:
         daemon.trouble("evidence", f"{folder} does not answer: what happens now is written later")
-    write = functools.partial(write_incident, Path(folder), incident)
-    writing = daemon.evidence.do(incident.id, write)
+    writing = daemon.evidence.do(id, work)
 
     def ended(done: asyncio.Future[None]) -> None:
         if done.cancelled():
@@ -290,9 +318,29 @@ def keep_incident(daemon: Daemon, incident: Incident) -> None:
     writing.add_done_callback(ended)
 
 
+def remove(folder: Path, forgotten: deque[Incident]) -> None:
+    """Takes their files away, as long as there are any.  Only those of these very incidents:
+    another node's may have the same name there."""
+    while forgotten:
+        incident = forgotten.popleft()
+        path = folder / f"{file_name(incident.id)}.json"
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with open(fd, "rb") as file:
+                kept = msgspec.json.decode(file.read(FILE_MAX_BYTES), type=Incident)
+            if kept.opened_wall_s == incident.opened_wall_s:
+                path.unlink()
+        except (FileNotFoundError, msgspec.DecodeError):
+            continue  # it never came there, or is somebody else's
+
+
+def file_name(id: str) -> str:
+    return "".join(c if c.isalnum() or c in "-_." else "_" for c in id)[:200]
+
+
 def write_incident(folder: Path, incident: Incident) -> None:
     """One file an incident, replaced whole at each change."""
-    name = "".join(c if c.isalnum() or c in "-_." else "_" for c in incident.id)[:200]
+    name = file_name(incident.id)
     folder.mkdir(parents=True, exist_ok=True)
     draft = folder / f".{name}.new"
     draft.unlink(missing_ok=True)

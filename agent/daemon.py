@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -25,7 +26,7 @@ from holdfast.collectors.sample import legible
 from . import background, logwatch, node_gate, node_orders, procfs, wire
 from .aside import Aside
 from .config import ConfigError, Loaded, load
-from .core.model import Decision, Now, Observed, Request, Runbook, Settings
+from .core.model import Decision, Incident, Now, Observed, Request, Runbook, Settings
 from .core.readings import Readings
 from .journal import Journal, Memory
 from .kernel_watch import KernelWatch
@@ -115,6 +116,7 @@ class Daemon:
         self.kernel = KernelWatch(collectors.kmsg, self.boot_id, collectors.kmsg_users)
         self.commits = background.CommitClock()
         self.evidence = Aside("evidence")  # writes to evidence.store, which may hang
+        self.forgotten: deque[Incident] = deque(maxlen=background.FORGOTTEN_MAX)  # to go from there
         self.gate = node_gate.UNSEEN
         self.reports: dict[tuple[str, str, int], background.Reported] = {}  # run, fault, rank
         self._orders: dict[str, asyncio.Future[wire.Outcome]] = {}
@@ -145,7 +147,9 @@ class Daemon:
         )
         self.runbooks = load_runbooks(Path(self.config.runbooks.directory))
         seed = self.journal.seed
-        self.narrator = Narrator(seed.incidents)
+        self.narrator = Narrator(
+            seed.incidents, seed.owners, functools.partial(background.owner_of, self)
+        )
         self.performer = Performer(
             self.journal, self.store, self._order, self.wake, self.trouble,
             lambda run: self.sessions.identity(run),
@@ -298,9 +302,7 @@ class Daemon:
         if told.records or (memory is not None and not fresh):
             remembered = (Memory(memory),) if memory is not None and not fresh else ()
             self.journal.append(*told.records, *remembered)
-            for record in told.records:
-                self.performer.count(*record.counts)
-                background.keep_incident(self, record.incident)
+        background.keep(self, told)
         self.performer.perform(fresh, memory)
         for line in told.lines:
             self.sessions.order(line.run, {

@@ -20,17 +20,15 @@ from typing import NamedTuple
 
 import msgspec
 
-from holdfast.collectors.sample import legible
-
 from .core.model import Effect, Incident
 from .store.sqlite import open_database
+from .upkeep import INCIDENTS_MAX, mended, prune
 
 BATCHES_MAX = 2000  # waiting for the disk; the oldest is dropped and counted beyond that
 STALL_S = 1.0  # a commit that takes longer is a stalled journal
 RETRY_S = 0.2
 BATCHES_PER_COMMIT = 64
-INCIDENTS_KEPT = 1000
-INTENTS_KEPT = 20_000
+PRUNE_EVERY = 1000  # records: a node that is never restarted must not grow without end
 FINISHED_READ = 256
 UNFINISHED_ERROR = "the agent ended before it learned the outcome"
 SYNCED_WORDS = ("reboot", "replace", "exclude")  # these outlive the node's power
@@ -42,6 +40,7 @@ CREATE TABLE IF NOT EXISTS intents (
   ok INTEGER, error TEXT NOT NULL DEFAULT '', ended_wall_s REAL);
 CREATE TABLE IF NOT EXISTS incidents (
   id TEXT PRIMARY KEY, state TEXT NOT NULL, opened_wall_s REAL NOT NULL, body BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS owners (id TEXT PRIMARY KEY, uid INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS counters (
   name TEXT NOT NULL, labels TEXT NOT NULL, value REAL NOT NULL, PRIMARY KEY (name, labels));
 CREATE TABLE IF NOT EXISTS memory (id INTEGER PRIMARY KEY CHECK (id = 1), body BLOB NOT NULL);
@@ -94,6 +93,13 @@ class Happened(NamedTuple):
 
     incident: Incident
     counts: tuple[Count, ...] = ()
+    owner: int = -1  # uid of its run's user
+
+
+class Forgotten(NamedTuple):
+    """Incidents that the history has no room for any more."""
+
+    ids: tuple[str, ...]
 
 
 class Memory(NamedTuple):
@@ -102,7 +108,7 @@ class Memory(NamedTuple):
     body: bytes
 
 
-Record = Intent | Finished | Happened | Memory | Count | Mark
+Record = Intent | Finished | Happened | Forgotten | Memory | Count | Mark
 
 
 class Seed(NamedTuple):
@@ -113,6 +119,7 @@ class Seed(NamedTuple):
     unfinished: tuple[Intent, ...]
     finished: tuple[Finished, ...]  # newest last, without counts
     incidents: tuple[Incident, ...]  # newest first
+    owners: dict[str, int]  # incident id -> uid
 
 
 class _Batch(NamedTuple):
@@ -152,7 +159,8 @@ class Journal:
         self._hook = hook
         self._database = open_database(self.path)
         self._database.executescript(SCHEMA)
-        self._prune()
+        self._since_prune = 0
+        prune(self._database)
         self.seed = self._read_seed()
         self._queue: deque[_Batch] = deque()
         self._taken_s = 0.0  # when the batch that the thread now writes was queued
@@ -213,6 +221,10 @@ class Journal:
                         return
                     if self.error:
                         self._changed.wait(RETRY_S)
+            self._since_prune += sum(len(batch.records) for batch in batches)
+            if self._since_prune >= PRUNE_EVERY:
+                self._since_prune = 0
+                self._try_prune()
             with self._changed:
                 self._taken_s = 0.0
             for batch in batches:
@@ -255,10 +267,10 @@ class Journal:
     def _mend(self, batches: list[_Batch], number: int, place: int) -> None:
         """Replaces one record of one batch by what can be written of it, which may be nothing."""
         records = batches[number].records
-        mended = _mended(records[place])
-        self.dropped += 1 - len(mended)
+        kept = mended(records[place])
+        self.dropped += 1 - len(kept)
         batches[number] = batches[number]._replace(
-            records=(*records[:place], *mended, *records[place + 1 :])
+            records=(*records[:place], *kept, *records[place + 1 :])
         )
 
     def _apply(self, record: Record) -> None:
@@ -278,6 +290,10 @@ class Journal:
                 self._add(record.counts)
         elif isinstance(record, Happened):
             self._happened(record)
+        elif isinstance(record, Forgotten):
+            for table in ("incidents", "owners"):
+                database.executemany(f"DELETE FROM {table} WHERE id = ?",
+                                     [(id,) for id in record.ids])  # fmt: skip
         elif isinstance(record, Memory):
             database.execute("INSERT OR REPLACE INTO memory VALUES (1, ?)", (record.body,))
         elif isinstance(record, Mark):
@@ -295,6 +311,9 @@ class Journal:
             "INSERT OR REPLACE INTO incidents VALUES (?, ?, ?, ?)",
             (incident.id, incident.state, incident.opened_wall_s, msgspec.json.encode(incident)),
         )
+        self._database.execute(
+            "INSERT OR IGNORE INTO owners VALUES (?, ?)", (incident.id, record.owner)
+        )
         if row is None or row[0] != incident.state:
             self._add(record.counts)
 
@@ -306,18 +325,14 @@ class Journal:
                 (count.name, msgspec.json.encode(count.labels).decode(), count.more),
             )
 
-    # ------------------------------------------------------------- opening
+    def _try_prune(self) -> None:
+        """What cannot be removed now is removed another time; nobody waits for it."""
+        try:
+            prune(self._database)
+        except sqlite3.Error as error:
+            self._trouble(f"old records could not be removed: {error}")
 
-    def _prune(self) -> None:
-        self._database.execute(
-            "DELETE FROM intents WHERE rowid <= (SELECT max(rowid) FROM intents) - ?",
-            (INTENTS_KEPT,),
-        )
-        self._database.execute(
-            "DELETE FROM incidents WHERE id NOT IN "
-            "(SELECT id FROM incidents ORDER BY opened_wall_s DESC LIMIT ?)",
-            (INCIDENTS_KEPT,),
-        )
+    # ------------------------------------------------------------- opening
 
     def _read_seed(self) -> Seed:
         database = self._database
@@ -336,7 +351,7 @@ class Journal:
         }
         incidents = []
         for (body,) in database.execute(
-            "SELECT body FROM incidents ORDER BY opened_wall_s DESC LIMIT ?", (INCIDENTS_KEPT,)
+            "SELECT body FROM incidents ORDER BY opened_wall_s DESC LIMIT ?", (INCIDENTS_MAX,)
         ):
             try:
                 incidents.append(msgspec.json.decode(body, type=Incident))
@@ -349,26 +364,8 @@ class Journal:
             tuple(Finished(id, bool(ok), error, wall_s)
                   for id, ok, error, wall_s in reversed(finished)),
             tuple(incidents),
+            dict(database.execute("SELECT id, uid FROM owners")),
         )
-
-
-def _mended(record: Record) -> tuple[Record, ...]:
-    """The record with legible text; () when that was not what was wrong with it."""
-    plain = msgspec.to_builtins(record, builtin_types=(bytes,))
-    clean = _legible(plain)
-    if clean == plain:
-        return ()
-    return (msgspec.convert(clean, type(record), builtin_types=(bytes,)),)
-
-
-def _legible(value: object) -> object:
-    if isinstance(value, str):
-        return legible(value)
-    if isinstance(value, (list, tuple)):
-        return type(value)(_legible(one) for one in value)
-    if isinstance(value, dict):
-        return {_legible(key): _legible(one) for key, one in value.items()}
-    return value
 
 
 def _resolve(done: asyncio.Future[None]) -> None:

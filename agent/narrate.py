@@ -6,7 +6,8 @@ said twice, also across restarts.  Decides nothing.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -15,6 +16,7 @@ from .core.model import Decision, Effect, Incident, Verdict
 from .journal import Count, Happened
 
 INCIDENTS_MAX = 1000
+NODE = -1  # owns what is no run's, and what nobody knows the owner of
 RECOVERY_BUCKETS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800)
 LINE_MAX = 500
 
@@ -34,15 +36,22 @@ class Told(NamedTuple):
 
     records: tuple[Happened, ...]
     lines: tuple[Line, ...]
+    forgotten: tuple[Incident, ...] = ()  # for which there is no room any more
 
 
 class Narrator:
     """Remembers the incidents of this node, newest last."""
 
-    def __init__(self, known: tuple[Incident, ...]) -> None:
+    def __init__(
+        self, known: tuple[Incident, ...], owners: Mapping[str, int] | None = None,
+        owner_of: Callable[[str], int] = lambda run: NODE,
+    ) -> None:  # fmt: skip
+        """`owners`: the uid behind each incident that is known; `owner_of`: that behind a run."""
         self.incidents: OrderedDict[str, Incident] = OrderedDict(
             (incident.id, incident) for incident in reversed(known)
         )
+        self._owners = {id: (owners or {}).get(id, NODE) for id in self.incidents}
+        self._owner_of = owner_of
         self._detectors: dict[str, str] = {}  # incident id -> detector that opened it
 
     def follow(self, decision: Decision) -> Told:
@@ -55,15 +64,32 @@ class Narrator:
                 continue
             if before is None:
                 self._note_detector(incident, decision.verdicts)
+                self._owners[incident.id] = self._owner_of(incident.run) if incident.run else NODE
             self.incidents[incident.id] = incident
             changed = before is None or before.state != incident.state
             counts = self._counts(incident, before) if changed else ()
-            records.append(Happened(incident, counts))
+            records.append(Happened(incident, counts, self._owners[incident.id]))
             if incident.run:
                 lines.extend(_lines(incident, before, changed))
-        while len(self.incidents) > INCIDENTS_MAX:
-            self._detectors.pop(self.incidents.popitem(last=False)[0], None)
-        return Told(tuple(records), tuple(lines))
+        return Told(tuple(records), tuple(lines), tuple(self._make_room(decision)))
+
+    def _make_room(self, decision: Decision) -> list[Incident]:
+        """Forgets the oldest of whoever has most: nobody's runs push out what others, or the node,
+        went through.  What the core still tells of stays beside that: it would come back as new."""
+        if len(self.incidents) <= INCIDENTS_MAX:
+            return []
+        told = {one.id for one in decision.incidents}
+        past: dict[int, deque[str]] = {}  # owner -> ids, oldest first
+        for id in self.incidents:
+            if id not in told:
+                past.setdefault(self._owners[id], deque()).append(id)
+        forgotten = []
+        for _ in range(sum(map(len, past.values())) - INCIDENTS_MAX):
+            oldest = max(past.values(), key=len).popleft()
+            forgotten.append(self.incidents.pop(oldest))
+            del self._owners[oldest]
+            self._detectors.pop(oldest, None)
+        return forgotten
 
     def with_fault(self, effect: Effect) -> Effect:
         """The effect with the fault it answers: that of its run's newest incident that is open."""

@@ -11,6 +11,8 @@ from collections import OrderedDict
 import msgspec
 
 from . import procfs, wire
+from .catalogue import neuron_codes
+from .core.detect import nrt
 from .core.model import RunView
 from .link import Link
 from .ranks import RankTrack, bare_level
@@ -99,3 +101,16 @@ class Session:
             logs=said.logs is not None, registered_boot_s=self.registered_boot_s,
             uid=self.uid,
         )  # fmt: skip
+
+
+def explained(levels: wire.Levels) -> wire.Levels:
+    """With the meaning of a Neuron runtime's code in the error of each rank that ended with one."""
+    def told(rank: wire.RankLevel) -> wire.RankLevel:
+        ended = rank.ended
+        if ended is None or not ended.error:
+            return rank
+        error = nrt.explained(neuron_codes(), ended.error)
+        ended = ended if error == ended.error else msgspec.structs.replace(ended, error=error)
+        return rank if ended is rank.ended else msgspec.structs.replace(rank, ended=ended)
+
+    return msgspec.structs.replace(levels, ranks=tuple(told(rank) for rank in levels.ranks))

@@ -22,13 +22,11 @@ from holdfast.worker import page as page_module
 
 from . import link as links
 from . import procfs, wire
-from .catalogue import neuron_codes
-from .core.detect import nrt
 from .core.model import RunView
 from .link import Link, close_all, receive
 from .ranks import RankTrack, pidfd_pid
 from .room import Room, is_dead, user_name
-from .session import Owners, Session, Where
+from .session import Owners, Session, Where, explained
 
 HELLO_S = 5.0  # a launcher says who it is at once; who does not only holds a place
 ACCEPTS_PER_WAKE = 64
@@ -265,7 +263,7 @@ class Sessions:
             )
         if session.have_levels and levels.n and levels.n < session.levels.n:
             return  # older than what is known already
-        session.levels, session.have_levels = _explained(levels), True
+        session.levels, session.have_levels = explained(levels), True
         present = {rank.rank for rank in levels.ranks if rank.state != "ended"}
         for number in [number for number in session.tracks if number not in present]:
             # An ended rank's page stays until the launcher replaces it; one that the launcher no
@@ -385,16 +383,3 @@ class Sessions:
         for session in self._runs.values():
             if session.link is not None:
                 session.link.send({"t": "address", "address": address})
-
-
-def _explained(levels: wire.Levels) -> wire.Levels:
-    """With the meaning of a Neuron runtime's code in the error of each rank that ended with one."""
-    def told(rank: wire.RankLevel) -> wire.RankLevel:
-        ended = rank.ended
-        if ended is None or not ended.error:
-            return rank
-        error = nrt.explained(neuron_codes(), ended.error)
-        ended = ended if error == ended.error else msgspec.structs.replace(ended, error=error)
-        return rank if ended is rank.ended else msgspec.structs.replace(rank, ended=ended)
-
-    return msgspec.structs.replace(levels, ranks=tuple(told(rank) for rank in levels.ranks))

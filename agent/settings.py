@@ -227,8 +227,8 @@ class Evidence(msgspec.Struct, frozen=True):
         Meta(
             max_length=4096,
             description=(
-                "directory that incidents are written to, apart from the journal; empty: "
-                "none"
+                "directory that incidents are written to, apart from the journal; empty: none. "
+                "It holds what `holdfast incidents` knows: of this node the newest 1,000 or so"
             ),
         ),
     ] = ""
