@@ -28,7 +28,7 @@ from .core.model import DEGRADED, UNKNOWN, WARN, Commit, Incident, Verdict
 from .journal import Count, Forgotten, Labels, Mark
 from .kernel_journal import JournalReader
 from .kernel_watch import Record
-from .narrate import NODE, Told
+from .narrate import NODE, Narrator, Told
 from .notify import notify, watchdog_s
 from .probe import Left
 from .runner import Runner
@@ -273,10 +273,13 @@ def left_behind(daemon: Daemon) -> tuple[Left, ...]:
     return tuple(left for one in starters if one is not None for left in one.left_behind())
 
 
-def owner_of(daemon: Daemon, run: str) -> int:
-    """The uid of the run's user, who may have left already."""
-    session = daemon.sessions.session(run)
-    return session.uid if session is not None else NODE
+def history(daemon: Daemon) -> Narrator:
+    """What the journal knows, and whose it is."""
+    def owner_of(run: str) -> int:
+        session = daemon.sessions.session(run)
+        return session.uid if session is not None else NODE
+
+    return Narrator(daemon.journal.seed.incidents, daemon.journal.seed.owners, owner_of)
 
 
 def keep(daemon: Daemon, told: Told) -> None:

@@ -147,9 +147,7 @@ class Daemon:
         )
         self.runbooks = load_runbooks(Path(self.config.runbooks.directory))
         seed = self.journal.seed
-        self.narrator = Narrator(
-            seed.incidents, seed.owners, functools.partial(background.owner_of, self)
-        )
+        self.narrator: Narrator = background.history(self)
         self.performer = Performer(
             self.journal, self.store, self._order, self.wake, self.trouble,
             lambda run: self.sessions.identity(run),
@@ -159,6 +157,7 @@ class Daemon:
         proc = self.config.collectors.proc
         self.sessions = Sessions(self, self.name, self.options.run, proc, self.performer.where)
         self.sessions.highest_generation = self._highest_generation
+        self.store.living = self.sessions.runs
         runtime.mkdir(parents=True, exist_ok=True, mode=0o700 if self.options.private else 0o755)
         self._socket_path = runtime / "agent.sock"
         self.sessions.listen(self._socket_path, 0o600 if self.options.private else 0o666)

@@ -370,6 +370,9 @@ class Sessions:
     def sessions(self) -> tuple[Session, ...]:
         return tuple(self._runs.values())
 
+    def runs(self) -> tuple[str, ...]:
+        return tuple(self._runs)
+
     def order(self, run: str, fields: dict[str, object]) -> str:
         """Sends one packet to a run's launcher; why it could not, or ""."""
         session = self._runs.get(run)

@@ -11,7 +11,9 @@ import fcntl
 import os
 import sqlite3
 import time
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 
 from ..core.model import Doc, StoreView, StoreWrite
@@ -20,6 +22,7 @@ from .base import Conflict, StoreError
 APPLICATION_ID = 0x484F4C44  # "HOLD" in the header of every database of ours
 SCHEMA_VERSION = 1
 DOCUMENTS_MAX = 10_000
+PRUNED_AT_ONCE = 500  # of those beyond that
 KEEP_S = 30 * 86400.0  # documents nobody touched for this long are dropped when the agent starts
 WRITE_LIMIT_S = 5.0
 
@@ -106,12 +109,18 @@ class SqliteStore:
                 "DELETE FROM documents WHERE written_wall_s < ? AND key LIKE 'run/%'",
                 (time.time() - KEEP_S,),
             )
+            self._database.execute(
+                "DELETE FROM documents WHERE key LIKE 'run/%' AND key NOT IN "
+                "(SELECT key FROM documents ORDER BY written_wall_s DESC LIMIT ?)",
+                (DOCUMENTS_MAX,),
+            )
             rows = self._read()
         except sqlite3.Error as error:
             self._database.close()
             raise StoreError(f"{self._path}: {error}") from error
         self._documents = {key: Doc(key, version, bytes(body)) for key, version, body in rows}
         self._view = self._make_view(up=True)
+        self.living: Callable[[], Collection[str]] = tuple  # runs whose documents must stay
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
 
     def view(self) -> StoreView:
@@ -129,9 +138,27 @@ class SqliteStore:
         except (sqlite3.Error, TimeoutError) as error:
             self._view = self._make_view(up=False)
             raise StoreError(f"{self._path}: {error or 'no answer'}") from error
+        self._documents.pop(write.key, None)
         self._documents[write.key] = Doc(write.key, version, write.body)
+        if len(self._documents) > DOCUMENTS_MAX + PRUNED_AT_ONCE:
+            await self._prune({f"run/{run}" for run in self.living()} | {write.key})
         self._view = self._make_view(up=True)
         return version
+
+    async def _prune(self, living: set[str]) -> None:
+        """Lets those go that were written longest ago and are of no run that is here: short runs
+        come by the thousand, and each leaves a document."""
+        over = len(self._documents) - DOCUMENTS_MAX
+        ended = (key for key in self._documents if key.startswith("run/") and key not in living)
+        gone = list(islice(ended, over))
+        try:
+            loop = asyncio.get_running_loop()
+            pruning = loop.run_in_executor(self._thread, self._forget, gone, sorted(living))
+            await asyncio.wait_for(pruning, WRITE_LIMIT_S)
+        except (sqlite3.Error, TimeoutError):
+            return  # it is tried again after the next write
+        for key in gone:
+            self._documents.pop(key, None)
 
     async def refresh(self) -> None:
         """Reads everything again: after a conflict, and to find out whether it answers again."""
@@ -155,9 +182,23 @@ class SqliteStore:
         return StoreView(up=up, docs=tuple(documents))
 
     def _read(self) -> list[tuple[str, int, bytes]]:
+        """Oldest first, which is the order in which they are let go."""
         return self._database.execute(
-            "SELECT key, version, body FROM documents ORDER BY key LIMIT ?", (DOCUMENTS_MAX,)
+            "SELECT key, version, body FROM documents ORDER BY written_wall_s"
         ).fetchall()
+
+    def _forget(self, gone: list[str], living: list[str]) -> None:
+        """In the thread.  Those of living runs count as written now, for the next start."""
+        database = self._database
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            database.executemany("DELETE FROM documents WHERE key = ?", [(key,) for key in gone])
+            database.executemany("UPDATE documents SET written_wall_s = ? WHERE key = ?",
+                                 [(time.time(), key) for key in living])  # fmt: skip
+            database.execute("COMMIT")
+        except sqlite3.Error:
+            database.execute("ROLLBACK")
+            raise
 
     def _put(self, write: StoreWrite) -> int:
         """In the thread: one transaction, synced to disk, because a plan outlives the machine."""

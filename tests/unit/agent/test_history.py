@@ -12,9 +12,11 @@ from fakes import until
 from msgspec.structs import replace
 
 from holdfast.agent import background, journal, narrate, perform, upkeep
-from holdfast.agent.core.model import Decision, Incident
+from holdfast.agent.core.model import Decision, Incident, StoreWrite
 from holdfast.agent.journal import Count, Finished, Forgotten, Happened, Intent, Journal
 from holdfast.agent.narrate import Narrator
+from holdfast.agent.store import sqlite
+from holdfast.agent.store.sqlite import SqliteStore
 
 OPEN = Incident("demo/1", "rank_killed", "run/demo/rank/0", "fatal", "demo", 1, 1.0, 1.0, "killed",
                 "rank 0")  # fmt: skip
@@ -161,5 +163,37 @@ def test_counters_of_runs_do_not_grow_while_the_agent_runs(agent, monkeypatch):
                      if key[0] == "lost_steps"}  # fmt: skip
             assert len(steps) == 10 and ("lost_steps", ("run-98",)) in steps
             assert daemon.performer.counters[("actions", ("start", "", "ok"))] == 100
+
+    asyncio.run(scenario())
+
+
+def test_documents_of_runs_that_are_over_do_not_pile_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(sqlite, "DOCUMENTS_MAX", 20)
+    monkeypatch.setattr(sqlite, "PRUNED_AT_ONCE", 5)
+
+    def keys(store):
+        return {doc.key for doc in store.view().docs}
+
+    async def scenario():
+        store = SqliteStore(tmp_path)
+        store.living = lambda: ("long", "new")
+        for key in ("run/long", "run/old", "node/a"):
+            await store.put(StoreWrite(key, 0, b"1"))
+        for number in range(100):
+            await store.put(StoreWrite(f"run/{number}", 0, b"1"))
+            assert len(store.view().docs) <= 25
+        assert await store.put(StoreWrite("run/long", 1, b"2")) == 2  # known as if written now
+        assert {"run/long", "node/a", "run/99"} <= keys(store) and "run/old" not in keys(store)
+        assert await store.put(StoreWrite("run/old", 0, b"1")) == 1  # comes anew
+        before = keys(store)
+        await store.refresh()
+        assert keys(store) == before
+        store.close()
+        monkeypatch.setattr(sqlite, "DOCUMENTS_MAX", 8)  # what lay beyond is gone, not just unseen
+        again = SqliteStore(tmp_path)
+        assert {"run/long", "node/a", "run/old", "run/99"} <= keys(again) and len(keys(again)) <= 9
+        await again.put(StoreWrite("run/98", 1, b"2"))
+        await again.put(StoreWrite("run/0", 0, b"1"))
+        again.close()
 
     asyncio.run(scenario())
