@@ -24,10 +24,10 @@ OPEN_FILES_KEPT = 512  # for connections, journal, store, collectors and pipes o
 FILES_PER_RANK = 3  # page, pidfd, /proc/PID/stat
 RANKS_MAX = 4 * wire.RANKS_MAX  # of all runs; a node has some hundred cores
 # One user's share of the agent's time, over all connections.  A packet weighs 1, and 1 more for
-# each 4 KiB.  A quiet run's launcher sends two in 15 s; where 200 ranks end together it sends 200
-# of 60 KB, which is 3,200.
+# each 4 KiB.  A run's launcher sends two in 15 s, or a few a second where it takes snapshots all
+# the time; where 200 ranks end together it sends 200 of 60 KB, which is 3,200.
 PACKET_BYTES = 4096
-PACKETS_PER_S, PACKETS_AT_ONCE = 200.0, 8192.0
+PACKETS_PER_S, PACKETS_AT_ONCE = 400.0, 8192.0
 # New runs leave incidents, intents and counters behind.  After a reboot all of a node's come at
 # once; ten thousand a month are one in four minutes.
 RUNS_PER_S, RUNS_AT_ONCE = 1.0, 256.0

@@ -311,46 +311,6 @@ def test_no_user_makes_the_agent_list_all_that_lies_in_dev_shm(
     assert taken > 60 and "host_shm_unlinked_bytes{}" in found
 
 
-def test_no_user_makes_the_agent_list_all_that_lies_in_dev_shm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    taken = 0
-
-    class Counted:
-        """A listing that tells how much of it was taken."""
-
-        def __init__(self, path: str) -> None:
-            self.listing = scandir(path)
-
-        def __enter__(self) -> Counted:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            self.listing.close()
-
-        def __iter__(self) -> Iterator[os.DirEntry[str]]:
-            nonlocal taken
-            for entry in self.listing:
-                taken += 1
-                yield entry
-
-    scandir = os.scandir
-    for number in range(60):
-        (tmp_path / f"folder-{number}").mkdir()
-    collector = SharedMemoryCollector()
-    collector.path = str(tmp_path)
-    monkeypatch.setattr("holdfast.collectors.shared_memory.os.scandir", Counted)
-    for limit in ("ENTRIES_MAX", "FOLDERS_MAX"):
-        taken = 0
-        with monkeypatch.context() as patch:
-            patch.setattr(f"holdfast.collectors.shared_memory.{limit}", 20, raising=False)
-            found = named(collector.collect(Roots(), 1.0))
-        assert taken <= 21
-        assert "host_shm_unlinked_bytes{}" not in found  # a part says nothing about the rest
-    found = named(collector.collect(Roots(), 1.0))
-    assert taken > 60 and "host_shm_unlinked_bytes{}" in found
-
-
 def test_who_may_hold_it_is_asked_only_when_it_is_nearly_full(
     proc: Proc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
