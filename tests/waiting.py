@@ -17,24 +17,26 @@ Found = TypeVar("Found")
 
 
 async def until(
-    condition: Callable[[], Found], timeout_s: float = LIMIT_S, what: str = ""
+    condition: Callable[[], Found], timeout_s: float = LIMIT_S, what: object = ""
 ) -> Found:
-    """What the condition says once it is true; fails the test when it never is."""
+    """What the condition says once it is true; fails the test when it never is, with `what`, or
+    what that says when it is called."""
     deadline_s = time.monotonic() + timeout_s
     while not (found := condition()):
-        _look_at(deadline_s, what or condition)
+        _look_at(deadline_s, what or repr(condition))
         await asyncio.sleep(LOOK_S)
     return found
 
 
-def wait_for(condition: Callable[[], Found], timeout_s: float = LIMIT_S, what: str = "") -> Found:
+def wait_for(condition: Callable[[], Found], timeout_s: float = LIMIT_S, what: object = "") -> Found:
     """The same, for a test without a loop."""
     deadline_s = time.monotonic() + timeout_s
     while not (found := condition()):
-        _look_at(deadline_s, what or condition)
+        _look_at(deadline_s, what or repr(condition))
         time.sleep(LOOK_S)
     return found
 
 
 def _look_at(deadline_s: float, what: object) -> None:
-    assert time.monotonic() < deadline_s, f"never became true: {what}"
+    if time.monotonic() >= deadline_s:
+        raise AssertionError(f"never became true: {what() if callable(what) else what}")

@@ -59,7 +59,8 @@ def page(tmp_path, preload):
 
 
 def until(read, condition):
-    return wait_for(lambda: (text := read()) and condition(text) and text, 60.0)
+    return wait_for(lambda: (text := read()) and condition(text) and text, 60.0,
+                    lambda: read()[-3000:])  # fmt: skip
 
 
 def value(text: str, series: str) -> float:
