@@ -27,6 +27,8 @@ STRIKE_S = 30.0  # what happens again within this time is one strike
 EXPECTED_SHARE = 0.75
 STILL_S = 60.0  # a card without a sign of life for this long is dead ...
 STILL_GAPS = 3.0  # ... and for this many times the longest pause that ended well
+# The same for one that gave some before it was watched, and none since.
+UNSEEN, UNSEEN_STILL_S = -1.0, 300.0
 SLOW_SHARE = 0.9  # of the speed that the link had in this boot
 STORM_READINGS = 2  # a rate must hold this long; one burst is no storm
 ERROR_SHARE, ERRORS_PER_S = 0.01, 10.0  # of an interface's packets
@@ -62,6 +64,7 @@ class NetworkMemory(msgspec.Struct):
     cards: dict[str, str] = {}  # PCI address of a card that was here -> its name
     strikes: dict[str, list[float]] = {}  # "device/port" -> when its link went down
     resets: dict[str, list[float]] = {}  # device -> when its driver reset it
+    alive: dict[str, float] = {}  # "device/port" that gave signs of life -> its longest pause
 
 
 class Found(NamedTuple):
@@ -166,17 +169,17 @@ class Networks:
             if name not in COUNTERS:
                 continue
             growth = self._rates.take((name, subject), value, boot_s)
-            if growth is None:
-                continue
             device, number, what = self._place(subject)
             port = device, number
+            if name == KEEP_ALIVE:
+                self._sign_of_life(port, value, growth, memory)
+            if growth is None:
+                continue
             spans[port] = growth.seconds
             rule = RULE_OF.get((name, what))
             if rule is not None:
                 self._judge(port, rule, growth)
-            if name == KEEP_ALIVE:
-                self._sign_of_life(port, growth)
-            elif device not in self._off and growth.amount > 0 and (
+            if device not in self._off and growth.amount > 0 and (
                 name == ERRORS and what == "link_downed"
                 or name == CARRIER and self._went_down(port, growth)
             ):  # fmt: skip
@@ -201,17 +204,27 @@ class Networks:
         """Every other change of a carrier is a loss; the first one is when the link was up."""
         return (growth.amount + self._levels.get(port, {}).get(UP, 0.0)) // 2 >= 1
 
-    def _sign_of_life(self, port: Port, growth: Growth) -> None:
-        """A card that never gave one while it was watched has a driver that counts none."""
-        last = self._alive.get(port)
-        if growth.amount > 0:
+    def _sign_of_life(
+        self, port: Port, value: float, growth: Growth | None, memory: NetworkMemory
+    ) -> None:
+        """A card that never gave one has a driver that counts none.  One that did counts from the
+        first reading on: it may have died before the agent came."""
+        last, key = self._alive.get(port), _key(port)
+        longest_s = last[1] if last else UNSEEN
+        if growth is not None and growth.amount > 0:
             # Readings that failed in between say nothing about the card's own pauses.
-            pause_s = self._read_s - last[0] if last and growth.seconds <= STILL_S else 0.0
-            self._alive[port] = self._read_s, max(pause_s, last[1] if last else 0.0)
+            counts = longest_s != UNSEEN and growth.seconds <= STILL_S
+            pause_s = self._read_s - last[0] if last and counts else 0.0
+            self._alive[port] = self._read_s, max(pause_s, longest_s)
+            if key in memory.alive or len(memory.alive) < PORTS_MAX:
+                memory.alive[key] = max(pause_s, longest_s)
             self._held.pop((port, "keep_alives"), None)
-        elif last is not None:
+        elif last is None and value > 0:
+            self._alive[port] = self._read_s, memory.alive.get(key, UNSEEN)
+        elif last is not None and growth is not None:
             still_s = self._read_s - last[0]
-            if still_s >= max(STILL_S, STILL_GAPS * last[1]):
+            limit_s = UNSEEN_STILL_S if longest_s == UNSEEN else STILL_GAPS * longest_s
+            if still_s >= max(STILL_S, limit_s):
                 self._hold(port, "keep_alives", "nic_unresponsive", FATAL,
                            f"the card gave no sign of life for {still_s:.0f} s")  # fmt: skip
 

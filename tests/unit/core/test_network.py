@@ -114,6 +114,37 @@ def test_a_dead_card_is_told_from_a_slow_one_by_its_own_pauses() -> None:
     assert read(True) == []
 
 
+def test_a_card_that_died_before_the_agent_came_is_found_and_stays_found() -> None:
+    key = ("keep_alives_total", "device=rdmap0,port=")
+    dead = {LISTED: 0.0, key: 1019.0}
+    card = Card()
+    assert [card.read(dead) for _ in range(20)] == [[]] * 20, "it may be one with long pauses"
+    assert card.read(dead) == ["nic_unresponsive"]
+    known = Card()
+    for signs in (1017.0, 1018.0, 1019.0):
+        assert known.read({LISTED: 0.0, key: signs}) == []
+    anew = Card(msgspec.json.decode(msgspec.json.encode(known.memory), type=NetworkMemory))
+    anew.boot_s = known.boot_s + 300.0
+    assert [anew.read(dead) for _ in range(4)] == [[]] * 4
+    assert anew.read(dead) == ["nic_unresponsive"]
+    alive = Card(known.memory)
+    alive.boot_s = known.boot_s + 300.0  # the stop of the agent was no pause of the card
+    for signs in (1100.0, 1101.0):
+        alive.read({LISTED: 0.0, key: signs})
+    assert [alive.read({LISTED: 0.0, key: 1101.0}) for _ in range(4)][-1] == ["nic_unresponsive"]
+
+
+def test_ports_that_nobody_reads_any_more_are_not_still() -> None:
+    card, key = Card(), ("network_keep_alives_total", "device=rdmap0,port=")
+    for signs in (1.0, 2.0, 3.0):
+        card.read({LISTED: 0.0, ("keep_alives_total", key[1]): signs})
+    last = (*key, 3.0, card.boot_s)  # what the child said before it fell silent
+    for _ in range(40):
+        card.boot_s += 15.0
+        rows = (last, (f"network_{LISTED[0]}", LISTED[1], 0.0, card.boot_s))
+        assert card.networks.verdicts(readings_of(rows), card.memory) == []
+
+
 def test_a_gap_in_the_readings_teaches_nothing_about_pauses() -> None:
     card, key = Card(), ("keep_alives_total", "device=rdmap0,port=")
     for signs in (1.0, 2.0, 3.0):
