@@ -23,12 +23,15 @@ from .sample import Metric, NoData, Sample, legible
 DIRECTORIES_MAX = 5000  # of one walk
 DEPTH_MAX = 16
 LOOK_MAX = 256  # cgroups whose files are read in one reading, outermost first
+KILLS_READS_MAX = 1024  # on the way down to who was killed
+KILLS_KEPT_S = 900.0  # a cgroup that went with those who were killed is named for this long
 NAMED_MAX = 64  # on the page
 BIRTHS_MAX = 256  # cgroups below which births are counted
 DYING_LOOK = 100  # removed cgroups from which it is worth asking below whom they are
 DYING_READS_MAX = 512
 NO_LIMIT = 1 << 60  # version 1 writes a huge number
 DIGIT = re.compile(r"\d")
+Key = tuple[str, int]  # path, inode
 ODD = str.maketrans(",=\n{}\"", "______")  # what a subject cannot hold
 
 
@@ -39,7 +42,7 @@ class Tree(NamedTuple):
     version: int
     usage: str
     limit: str
-    kills: str
+    kills: str  # of the cgroup itself
     cache: str  # key of memory.stat: what is dropped before anything is killed
 
 
@@ -61,11 +64,19 @@ class Look(NamedTuple):
     path: str
     label: str
     place: str
-    kills: int
     limit: int
     used: int
     tasks: int
     tasks_max: int
+
+
+class Grown(NamedTuple):
+    """Processes of a cgroup that were killed while readings saw it."""
+
+    label: str
+    place: str
+    kills: int
+    last_s: float
 
 
 class CgroupsCollector:
@@ -95,7 +106,12 @@ class CgroupsCollector:
         self._seen: dict[str, int] | None = None
         self._births: Counter[str] = Counter()
         self._born: Counter[str] = Counter()  # by place
-        self._kills: dict[tuple[str, int], int] = {}  # path, inode -> as read last
+        self._there: dict[str, int] | None = None  # the last walk, also one that was cut short
+        self._kills: dict[Key, int] = {}  # as read last
+        self._below: dict[Key, int] = {}  # the same with all that lie below, version 2
+        self._cut = False  # whether that walk was
+        self._partial = False  # whether any reading left out some whose kills it never saw
+        self._grown: dict[Key, Grown] = {}
         self._killed: Counter[str] = Counter()  # by place
 
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
@@ -119,8 +135,15 @@ class CgroupsCollector:
             path, held = holder(tree.base, list(found), counts["dying"])
             samples.append(Sample("cgroup_dying", f"cgroup={label(path)}", float(held), boot_s))
         looks = _look(tree, found)
-        self._count_kills(looks, found)
+        self._count_kills(tree, found, boot_s)
+        self._killed.update({one.place: 0 for one in looks if one.limit})
+        self._there, self._cut, self._partial = found, cut, self._partial or cut
         samples += _named("host_cgroup_oom_kills_total", self._killed, boot_s)
+        samples += [
+            Sample("cgroup_oom_kills_total", f"cgroup={one.label},place={one.place}",
+                   float(one.kills), boot_s)
+            for one in list(self._grown.values())[-NAMED_MAX:]
+        ]  # fmt: skip
         return samples + _limits(looks, boot_s)
 
     def _bear(self, born: Counter[str]) -> None:
@@ -130,18 +153,59 @@ class CgroupsCollector:
             self._born[place_of(path)] += count
         self._born = Counter(dict(self._born.most_common(BIRTHS_MAX)))
 
-    def _count_kills(self, looks: list[Look], found: dict[str, int]) -> None:
-        """Adds what is new: a job's own count goes with its cgroup, the place's does not."""
-        for one in looks:
-            key = one.path, found[one.path]
-            more = max(0, one.kills - self._kills.pop(key, 0))
-            if one.kills:
-                self._kills[key] = one.kills  # at the end: the oldest goes first
-            if more or one.limit:
-                self._killed[one.place] += more
+    def _count_kills(self, tree: Tree, found: dict[str, int], boot_s: float) -> None:
+        """Adds what is new: a job's own count goes with its cgroup, the place's does not.  What was
+        there before this looked is the page's alone: nobody knows when it was."""
+        first, before = self._there is None, self._there or {}
+        kills = self._descend(tree, found) if tree.version == 2 else _kills(tree, found)
+        for path, count in kills.items():
+            key = path, found[path]
+            known = self._kills.pop(key, None)
+            self._kills[key] = count  # at the end: the oldest goes first
+            if known is None:
+                # Version 2 leads here because none were counted before; else it must be new.
+                is_new = before.get(path) != found[path] and not self._cut
+                was_none = is_new or (tree.version == 2 and not self._partial)
+                known = 0 if was_none else count
+            more = max(0, count - known)
+            place = place_of(label(path))
+            seen = count if first else more
+            if seen:
+                self._killed[place] += seen
+            if more and not first:
+                so_far = self._grown.pop(key, None)
+                self._grown[key] = Grown(label(path), place, more + (so_far.kills if so_far else 0),
+                                         boot_s)  # fmt: skip
+        self._grown = {
+            key: one for key, one in list(self._grown.items())[-KILLS_READS_MAX:]
+            if found.get(key[0]) == key[1] or boot_s - one.last_s <= KILLS_KEPT_S
+        }  # fmt: skip
         while len(self._kills) > DIRECTORIES_MAX:
             del self._kills[next(iter(self._kills))]
         self._killed = Counter(dict(self._killed.most_common(BIRTHS_MAX)))
+
+    def _descend(self, tree: Tree, found: dict[str, int]) -> dict[str, int]:
+        """Kills in the cgroups in or below which any are new, from the top: on a node of pods the
+        one that matters comes last of hundreds."""
+        below: dict[str, list[str]] = {}
+        for path in found:
+            below.setdefault(path.rpartition("/")[0], []).append(path)
+        self._below = {key: n for key, n in self._below.items() if found.get(key[0]) == key[1]}
+        kills: dict[str, int] = {}
+        folders, reads = [""], 0
+        while folders:
+            for path in below.get(folders.pop(0), ()):
+                if reads >= KILLS_READS_MAX:
+                    self._partial = True
+                    return kills
+                reads += 1
+                key, folder = (path, found[path]), f"{tree.base}{path}"
+                count = _stat(f"{folder}/memory.events").get("oom_kill", 0)
+                if count != self._below.get(key, 0):
+                    self._below[key] = count
+                    kills[path] = _stat(f"{folder}/{tree.kills}").get("oom_kill", 0)
+                    folders.append(path)
+        return kills
 
 
 def walk(base: str) -> tuple[dict[str, int], bool]:
@@ -241,13 +305,22 @@ def _dying(stat: dict[str, int]) -> int:
     return stat.get("nr_dying_subsys_memory", stat.get("nr_dying_descendants", 0))
 
 
+def _outermost(found: dict[str, int]) -> list[str]:
+    return sorted(found, key=lambda one: (one.count("/"), one))[:LOOK_MAX]
+
+
+def _kills(tree: Tree, found: dict[str, int]) -> dict[str, int]:
+    """Version 1 counts in each cgroup by itself."""
+    return {path: _stat(f"{tree.base}{path}/{tree.kills}").get("oom_kill", 0)
+            for path in _outermost(found)}  # fmt: skip
+
+
 def _look(tree: Tree, found: dict[str, int]) -> list[Look]:
-    """The cgroups that have a limit or lost a process to it, outermost first."""
+    """The cgroups that have a limit, outermost first."""
     looks = []
-    for path in sorted(found, key=lambda one: (one.count("/"), one))[:LOOK_MAX]:
+    for path in _outermost(found):
         folder = f"{tree.base}{path}"
         limit = _number(f"{folder}/{tree.limit}")
-        kills = _stat(f"{folder}/{tree.kills}").get("oom_kill", 0)
         tasks_max = _number(f"{folder}/pids.max") if tree.version == 2 else 0
         used = tasks = 0
         if limit:
@@ -255,22 +328,18 @@ def _look(tree: Tree, found: dict[str, int]) -> list[Look]:
             used = max(0, _number(f"{folder}/{tree.usage}") - cache)
         if tasks_max:
             tasks = _number(f"{folder}/pids.current")
-        if kills or limit or tasks_max:
+        if limit or tasks_max:
             name = label(path)
-            looks.append(Look(path, name, place_of(name), kills, limit, used, tasks, tasks_max))
+            looks.append(Look(path, name, place_of(name), limit, used, tasks, tasks_max))
     return looks
 
 
 def _limits(looks: list[Look], boot_s: float) -> list[Sample]:
-    """How full each limited cgroup is and what it lost, the fullest first; and the fullest of each
-    place, for the page."""
+    """How full each limited cgroup is, the fullest first; and the fullest of each place, for the
+    page."""
     memory = [(one.used / one.limit, one) for one in looks if one.limit]
     tasks = [(one.tasks / one.tasks_max, one) for one in looks if one.tasks_max]
-    killed = sorted((one for one in looks if one.kills or one.limit), key=lambda one: -one.kills)
     found = []
-    for one in killed[:NAMED_MAX]:
-        subject = f"cgroup={one.label},place={one.place}"
-        found.append(Sample("cgroup_oom_kills_total", subject, float(one.kills), boot_s))
     for share, one in _fullest(memory):
         subject = f"cgroup={one.label}"
         found.append(Sample("cgroup_memory_ratio", subject, share, boot_s))

@@ -81,7 +81,21 @@ class Version2:
         (place / "cgroup.stat").write_text(
             f"nr_descendants {below}\nnr_dying_descendants {dying}\n")
         for name, text in files.items():
-            (place / name.replace("_", ".", 1)).write_text(text)
+            (place / name.replace("__", ".").replace("_", ".", 1)).write_text(text)
+
+    def kills(self, path: str, number: int) -> None:
+        """The kernel kills so many more in a cgroup, and counts them in all above it as well."""
+        local = self.base / path.strip("/") / "memory.events.local"
+        local.write_text(f"oom_kill {number + killed(local)}\n")
+        for above in (local.parent, *local.parent.parents):
+            if above == self.base:
+                break
+            events = above / "memory.events"
+            events.write_text(f"oom_kill {number + killed(events)}\n")
+
+
+def killed(events: Path) -> int:
+    return int(events.read_text().split()[-1]) if events.exists() else 0
 
 
 # ------------------------------------------------------------- recorded
@@ -97,7 +111,6 @@ def test_version_1_counts_what_the_kernel_holds_against_directories(tmp_path: Pa
         "host_memory_cgroups{state=dying}": 68_308.0,
         "host_cgroup_oom_kills_total{cgroup=/job}": 2.0,
         "host_cgroup_memory_ratio{cgroup=/job}": 0.75,
-        "cgroup_oom_kills_total{cgroup=/job,place=/job}": 2.0,
         "cgroup_memory_ratio{cgroup=/job}": 0.75,
         "cgroup_memory_max_bytes{cgroup=/job}": float(4 << 30),
     }
@@ -105,6 +118,51 @@ def test_version_1_counts_what_the_kernel_holds_against_directories(tmp_path: Pa
     seen = named(CgroupsCollector().collect(machine.roots, 1.0))
     assert "host_memory_cgroups{state=dying}" not in seen
     assert seen["host_memory_cgroups{state=in_use}"] == 4.0
+
+
+def kills_seen(samples: list[Sample]) -> dict[str, float]:
+    return {one.subject.partition(",")[0].removeprefix("cgroup="): one.value
+            for one in samples if one.name == "cgroup_oom_kills_total"}  # fmt: skip
+
+
+def test_kills_are_found_in_the_last_of_hundreds_and_old_ones_are_no_news(tmp_path: Path) -> None:
+    machine, collector = Version2(tmp_path), CgroupsCollector()
+    pods = [f"/kubepods/pod{number:03}/main" for number in range(300)]
+    for pod in pods:
+        machine.cgroup(pod)
+    machine.kills(pods[299], 7)  # last week's
+    first = collector.collect(machine.roots, 0.0)
+    assert kills_seen(first) == {}
+    assert named(first)["host_cgroup_oom_kills_total{cgroup=/kubepods}"] == 7.0
+    for pod in pods[:200]:
+        shutil.rmtree((machine.base / pod.strip("/")).parent)
+    assert kills_seen(collector.collect(machine.roots, 15.0)) == {}
+    machine.kills(pods[299], 2)
+    machine.kills(pods[250], 1)
+    machine.cgroup("/kubepods/pod900/main")
+    machine.kills("/kubepods/pod900/main", 4)
+    new = {pods[299]: 2.0, pods[250]: 1.0, "/kubepods/pod900/main": 4.0}
+    seen = collector.collect(machine.roots, 30.0)
+    assert kills_seen(seen) == new
+    assert named(seen)["host_cgroup_oom_kills_total{cgroup=/kubepods}"] == 14.0
+    shutil.rmtree(machine.base / "kubepods/pod900")
+    assert kills_seen(collector.collect(machine.roots, 900.0)) == new
+    machine.kills(pods[299], 1)
+    assert kills_seen(collector.collect(machine.roots, 946.0)) == {pods[299]: 3.0, pods[250]: 1.0}
+
+
+def test_version_1_tells_no_old_kills_of_what_slides_into_view(tmp_path: Path) -> None:
+    machine, collector = Version1(tmp_path, 300), CgroupsCollector()
+    for number in range(300):
+        machine.cgroup(f"pods/{number:03}", kills=5 * (number == 299))
+    assert kills_seen(collector.collect(machine.roots, 0.0)) == {}
+    for number in range(100):
+        shutil.rmtree(machine.base / f"pods/{number:03}")
+    assert kills_seen(collector.collect(machine.roots, 15.0)) == {}
+    machine.cgroup("pods/299", kills=6)
+    machine.cgroup("pods/new", kills=1)
+    assert kills_seen(collector.collect(machine.roots, 30.0)) == {
+        "/pods/299": 1.0, "/pods/new": 1.0}  # fmt: skip
 
 
 def test_version_2_says_below_which_cgroup_most_of_them_are(tmp_path: Path) -> None:
@@ -116,8 +174,8 @@ def test_version_2_says_below_which_cgroup_most_of_them_are(tmp_path: Path) -> N
     machine.cgroup("/user.slice", dying=50)
     machine.cgroup("/job", memory_max=f"{1 << 30}\n", memory_current=f"{1 << 29}\n",
                    memory_stat="inactive_file 0\n", pids_max="100\n", pids_current="95\n",
-                   memory_events_local="oom 1\noom_kill 3\n")  # fmt: skip
-    (machine.base / "job/memory.events_local").rename(machine.base / "job/memory.events.local")
+                   memory_events="oom 1\noom_kill 3\n",
+                   memory_events__local="oom 1\noom_kill 3\n")  # fmt: skip
     found = named(CgroupsCollector().collect(machine.roots, 1.0))
     assert found == {
         "host_memory_cgroups{state=in_use}": 40.0,
@@ -125,7 +183,6 @@ def test_version_2_says_below_which_cgroup_most_of_them_are(tmp_path: Path) -> N
         "cgroup_dying{cgroup=/system.slice/ecs.service}": 840.0,
         "host_cgroup_oom_kills_total{cgroup=/job}": 3.0,
         "host_cgroup_memory_ratio{cgroup=/job}": 0.5,
-        "cgroup_oom_kills_total{cgroup=/job,place=/job}": 3.0,
         "cgroup_memory_ratio{cgroup=/job}": 0.5,
         "cgroup_tasks_ratio{cgroup=/job}": 0.95,
         "cgroup_memory_max_bytes{cgroup=/job}": float(1 << 30),
