@@ -182,6 +182,29 @@ def test_a_hung_call_is_killed_and_the_next_reading_starts_anew(node):
     assert any("no answer" in one for one in troubles)
 
 
+def test_a_sick_gpu_stays_sick_while_its_driver_hangs(node):
+    mind, known = accelerator.Accelerators("n"), dict[str, str]()
+
+    async def scenario():
+        node.becomes("remap_pending")
+        runner, task = start(node)
+
+        def faults() -> list[str]:
+            return [one.subject for one in mind.verdicts(runner.known(), (), known)
+                    if one.fault == "row_remap_pending"]  # fmt: skip
+
+        await until(lambda: faults() == ["node/n/gpu/2"])
+        node.becomes("hung_call")
+        await until(lambda: "no answer" in runner.health()[0].error)
+        assert not runner.samples() and faults() == ["node/n/gpu/2"]
+        assert "accelerator_row_remap_pending" in runner.known().silent
+        node.becomes("healthy")
+        await until(lambda: runner.health()[0].up and faults() == [])
+        await stop(task)
+
+    asyncio.run(scenario())
+
+
 def test_a_child_that_cannot_be_killed_is_left_named_and_not_joined(node, monkeypatch):
     async def scenario():
         runner, task = start(node)
