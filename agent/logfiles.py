@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NamedTuple, cast
 
 from .catalogue import neuron_codes
 from .core.detect import logroot
-from .core.detect.logs import (
+from .core.detect.logmatch import (
     CULPRITS,
     PYTHON,
     RETRYABLE,
@@ -27,9 +27,9 @@ from .core.detect.logs import (
     SIGNAL,
     Catalogue,
     Match,
-    Scanner,
     Signature,
 )
+from .core.detect.logs import Scanner
 from .core.detect.logtext import NO_RANK
 
 SHIPPED = Path(__file__).parent / "catalog/log_signatures.toml"

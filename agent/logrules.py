@@ -13,7 +13,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from . import logfiles
-from .core.detect.logs import CULPRITS, RETRYABLE, ROLES, Scanner
+from .core.detect.logmatch import CULPRITS, RETRYABLE, ROLES
+from .core.detect.logs import Scanner
 
 ROWS_MAX = 64  # in all files
 TOTAL_BYTES = 24_000  # of all rows: they travel to each launcher in one packet

@@ -12,7 +12,7 @@ from typing import Any
 
 from holdfast.agent import logfiles
 from holdfast.agent.core.detect import logroot
-from holdfast.agent.core.detect.logs import CASCADE, ROOT, Match
+from holdfast.agent.core.detect.logmatch import CASCADE, ROOT, Match
 from holdfast.agent.core.detect.logtext import NO_RANK
 from holdfast.worker import exits
 

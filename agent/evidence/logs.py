@@ -17,7 +17,8 @@ from collections.abc import Sequence
 from typing import Any, BinaryIO
 
 from holdfast.agent import logfiles, procfs
-from holdfast.agent.core.detect.logs import ROOT, SIGNAL, Catalogue, Match, Scanner
+from holdfast.agent.core.detect.logmatch import ROOT, SIGNAL, Catalogue, Match
+from holdfast.agent.core.detect.logs import Scanner
 from holdfast.agent.core.detect.logtext import NO_RANK
 from holdfast.agent.logfiles import Span
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .logs import CARRIER, CASCADE, ROOT, SIGNAL, TEARDOWN, Match
+from .logmatch import CARRIER, CASCADE, ROOT, SIGNAL, TEARDOWN, Match
 from .logtext import NO_RANK, YEAR_S, around_new_year
 
 WEAK_YIELDS_S = 5.0  # a firm root this long after a weak one was only printed later

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bench import classify_cases
 from holdfast.agent import logfiles
-from holdfast.agent.core.detect import logroot, logs
+from holdfast.agent.core.detect import logmatch, logroot, logs
 from holdfast.agent.core.detect.logtext import NO_RANK, clean
 
 CATALOGUE = logfiles.load_catalogue()
@@ -21,7 +21,7 @@ SAMPLES = [(row, sample) for row in ROWS for sample in row["samples"]]
 DAY_S = 86_400.0
 
 
-def scan(*texts: str | bytes, piece: int = 1 << 20, signals: bool = True) -> list[logs.Match]:
+def scan(*texts: str | bytes, piece: int = 1 << 20, signals: bool = True) -> list[logmatch.Match]:
     found = []
     for file, text in enumerate(texts):
         data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
@@ -181,7 +181,7 @@ def test_any_bytes_are_read(parts: list[bytes], piece: int) -> None:
     assert scan(data) == found
     diagnosis = logroot.diagnose(found, CATALOGUE.exit_codes)
     assert diagnosis.root or diagnosis.hint
-    assert diagnosis.root is None or diagnosis.root.role == logs.ROOT
+    assert diagnosis.root is None or diagnosis.root.role == logmatch.ROOT
 
 
 # ---------------------------------------------------------------------------------------- ranks
@@ -189,7 +189,7 @@ def test_any_bytes_are_read(parts: list[bytes], piece: int) -> None:
 
 @pytest.mark.parametrize("case", classify_cases.variants(), ids=lambda case: case.name)
 def test_the_root_of_all_ranks(case: classify_cases.Case) -> None:
-    found: list[logs.Match] = []
+    found: list[logmatch.Match] = []
     for file, (name, text) in enumerate(case.files):
         scanner = logs.Scanner(CATALOGUE, file, logfiles.rank_of(name))
         scanner.feed(text.encode())

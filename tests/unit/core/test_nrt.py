@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from holdfast.agent import catalogue, logfiles, wire
 from holdfast.agent.core.detect import ended, logroot, nrt
-from holdfast.agent.core.detect.logs import CULPRITS, RETRYABLE
+from holdfast.agent.core.detect.logmatch import CULPRITS, RETRYABLE
 from holdfast.agent.core.model import Ended, RankView
 from holdfast.agent.sessions import _explained
 
