@@ -52,7 +52,7 @@ class Report(NamedTuple):
     diagnosis: logroot.Diagnosis
     names: tuple[str, ...]
     nbytes: int
-    handled: tuple[tuple[str, int], ...]  # signature, times: training went on after them
+    handled: tuple[tuple[str, int], ...]  # signature, times: the process went on
     skipped: int  # lines over the limits
     problems: tuple[str, ...]  # files that could not be read to their end
     note: str = ""  # what the catalogue says of the root
@@ -88,6 +88,7 @@ def _signature(path: Path, row: dict[str, Any]) -> Signature:
             id=row["id"], role=row["role"], weak=bool(row.get("weak")), category=row["category"],
             culprit=row["culprit"], retryable=row["retryable"], note=row.get("note", ""),
             pattern=re.compile(row["pattern"], re.MULTILINE), literals=tuple(row["literals"]),
+            fatal=bool(row.get("fatal")),
         )  # fmt: skip
     except KeyError as error:
         raise ValueError(f"{where}: set {error.args[0]}") from error

@@ -24,7 +24,7 @@ TEXTS_MAX = 8
 SAMPLE_MAX = 2000
 TEXT_MAX = 500
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
-KEYS = ("id", "role", "weak", "category", "culprit", "retryable", "pattern", "literals", "samples",
+KEYS = ("id", "role", "weak", "fatal", "category", "culprit", "retryable", "pattern", "literals", "samples",
         "note", "source")  # fmt: skip
 CHOICES = {"role": ROLES, "culprit": CULPRITS, "retryable": RETRYABLE}
 
@@ -71,8 +71,9 @@ def _problems(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for key, known in CHOICES.items():
         if row.get(key) not in known:
             yield key, f"{row.get(key)!r}: set one of {', '.join(known)}"
-    if not isinstance(row.get("weak", False), bool):
-        yield "weak", "set true or false"
+    for key in ("weak", "fatal"):
+        if not isinstance(row.get(key, False), bool):
+            yield key, "set true or false"
     for key, default in (("category", None), ("note", ""), ("source", "")):
         text = row.get(key, default)
         if not isinstance(text, str) or len(text) > TEXT_MAX:

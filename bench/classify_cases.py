@@ -205,4 +205,7 @@ def from_sample(identity: str, role: str, culprit: str, sample: str, number: int
 
 
 def variants() -> list[Case]:
-    return [*(case for fault in FAULTS for case in shapes(fault)), *others()]
+    from . import classify_forms  # which builds its logs from the parts here
+
+    return [*(case for fault in FAULTS for case in shapes(fault)), *others(),
+            *classify_forms.cases()]

@@ -95,7 +95,7 @@ def said(report: logfiles.Report) -> list[Line]:
     read = f"{count(len(report.names), 'file')}, {size(report.nbytes)}"
     lines += [(), *field("read", Span(read, FAINT))]
     for name, times in report.handled:
-        lines += field("handled", f"{name}, {count(times, 'time')}: training went on after it")
+        lines += field("handled", f"{name}, {count(times, 'time')}: the process went on after it")
     if report.skipped:
         lines += field("skipped", f"{count(report.skipped, 'line')} over the limits")
     for problem in report.problems:
@@ -125,7 +125,8 @@ def _others(found: logroot.Diagnosis) -> list[Line]:
     kinds: dict[tuple[str, str], list[Match]] = {}
     for match in found.matches:
         if match is not found.root:
-            kinds.setdefault((match.role, match.signature), []).append(match)
+            role = "mentioned" if match.role == ROOT and match.mention else match.role
+            kinds.setdefault((role, match.signature), []).append(match)
     lines: list[Line] = []
     shown = sorted(kinds.items(), key=lambda item: item[0][0] != ROOT)
     for (role, name), matches in shown[:SHOWN_MAX]:

@@ -30,6 +30,7 @@ class Signature(NamedTuple):
     pattern: re.Pattern[str]
     literals: tuple[str, ...]
     note: str = ""
+    fatal: bool = False  # a line of it ends the process, whatever is printed later
 
 
 class Catalogue(NamedTuple):
@@ -60,6 +61,7 @@ class Match(NamedTuple):
     offset: int = 0  # bytes, of the line's begin
     number: int = 0  # of the line, from 1
     time_s: float | None = None  # its own, or that of the line with one before it
+    mention: bool = False  # a line outside of tracebacks that a process outlives
 
 
 GENERIC = ("key_or_type", "import_error", "python_exception", "file_missing")

@@ -55,8 +55,16 @@ def in_order(matches: Sequence[Match]) -> list[Match]:
 
 
 def find_root(ordered: Sequence[Match]) -> Match | None:
-    """The earliest root; one that may be a consequence gives way to a surer one near it."""
+    """The earliest root; one that may be a consequence gives way to a surer one near it.
+
+    What a logger only mentioned counts where nothing firm ended a process: the warning of a missing
+    module or of another driver's version stands at the begin of runs that end hours later, and
+    often of one rank alone.
+    """
     roots = [match for match in ordered if match.role == ROOT]
+    ended = [match for match in roots if not match.mention]
+    if any(not match.weak for match in ended):
+        roots = ended
     if not roots:
         return None
     first = roots[0]

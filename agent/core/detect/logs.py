@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-from . import loggates
+from . import loggates, logsteps
 from .logmatch import (
     CARRIER,
     CASCADE,
@@ -37,14 +37,13 @@ BLOCK_LINES_MAX = 600  # of one traceback, other ranks' lines between included
 WOVEN_MAX = 64  # tracebacks of several ranks through each other, without prefixes
 WOVEN_LINES = 200  # lines of the others between two of their ends
 WALK_MAX = 100_000  # lines of tracebacks in a feed: about 0.3 s at the worst
-PROGRESS_MAX = 5000
 HANDLED_STEPS = 3  # different steps that went by after it: it was handled
 
 TRACEBACK = "Traceback (most recent call last)"
+_IGNORED = "Exception ignored "  # in a finalizer or a callback: the process goes on
 _LINKS = ("above exception", "Original Traceback")
 _NAME = re.compile(r"(?P<name>(?:[A-Za-z_]\w*\.)*(?P<last>[A-Z]\w*))(?::(?: |$)|$)")
 _ENDINGS = ("Error", "Exception", "Interrupt", "Exit", "Timeout", "Warning", "Expired", "Killed")
-_PROGRESS = re.compile(rb"(?i)\b(?:step|iter(?:ation)?|epoch)s?[ :=\[#/]{1,4}(\d{1,12})")
 
 
 class Stream:
@@ -53,6 +52,7 @@ class Stream:
     def __init__(self) -> None:
         self.chain: list[Match] = []
         self.linked = False  # a line said that the next traceback belongs to the last
+        self.ignored = False  # a line said that Python let the next exception go
 
 
 class Scanner:
@@ -66,7 +66,7 @@ class Scanner:
         self.matches: list[Match] = []
         self.counts: Counter[tuple[int, str]] = Counter()  # all that were seen, kept or not
         self.kept: Counter[tuple[int, str]] = Counter()
-        self.handled: Counter[str] = Counter()  # training went on after them
+        self.handled: Counter[str] = Counter()  # the process went on after them
         self.skipped = 0  # lines with a hit that were not looked at
         self.streams: dict[int, Stream] = {}
         self._gates = catalogue.gates + (catalogue.signal_gates if signals else ())
@@ -132,9 +132,13 @@ class Scanner:
             self._traceback(buffer, start, read, stream)
         elif any(link in read.text for link in _LINKS):
             stream.linked = True
+        elif _IGNORED in read.text:
+            self._settle(stream)  # what stood before is not meant
+            stream.ignored = True
         else:
             for signature in self._matching(read.text):
-                self._keep(self._match(buffer, start, read, signature))
+                found = self._match(buffer, start, read, signature)
+                self._keep(found._replace(mention=not signature.fatal))
 
     def _stream(self, read: Clean) -> Stream:
         number = read.stream if len(self.streams) < 8192 else NO_RANK
@@ -255,7 +259,11 @@ class Scanner:
         follows = any(one.role in (CASCADE, TEARDOWN, CARRIER) for one in chain)
         generic = [one for one in chain if one.role == ROOT and one.generic]
         chosen = own[-1] if own else None if follows else generic[-1] if generic else None
+        ignored, stream.ignored = stream.ignored, False
         for one in chain:
+            if one.role == ROOT and ignored:
+                self.handled[one.signature] += 1
+                continue
             if one.role == ROOT and one is not chosen:
                 one = one._replace(role=CARRIER if chosen else CASCADE)
             self._keep(one)
@@ -299,20 +307,20 @@ class Scanner:
     def _progress(self, begin: int, limit: int) -> None:
         """Which steps went by after each root: a job that trains on had handled it."""
         open_chains = (one for stream in self.streams.values() for one in stream.chain)
-        live = [one for one in (*self.matches, *open_chains) if one.role == ROOT]
+        live = [
+            one for one in (*self.matches, *open_chains)
+            if one.role == ROOT and not self._was_handled(one)
+        ]  # fmt: skip
         if not live:
             return
         begin = max(begin, min(one.offset for one in live) - self._base)
-        for count, found in enumerate(_PROGRESS.finditer(self._buffer, begin, limit)):
-            if count >= PROGRESS_MAX:
-                return
-            start = self._buffer.rfind(b"\n", max(0, found.start() - LINE_MAX), found.start()) + 1
-            stream = clean(_decode(self._buffer, start)).stream
+        for start, stream, number in logsteps.passed(self._buffer, begin, limit):
             for one in live:
                 if one.stream == stream and one.offset < self._base + start:
-                    steps = self._steps.setdefault(one.offset, set())
-                    if len(steps) < HANDLED_STEPS:
-                        steps.add(found[1])
+                    self._steps.setdefault(one.offset, set()).add(number)
+            live = [one for one in live if not self._was_handled(one)]
+            if not live:
+                return
 
     def _was_handled(self, match: Match) -> bool:
         return match.role == ROOT and len(self._steps.get(match.offset, ())) >= HANDLED_STEPS

@@ -65,6 +65,7 @@ def test_a_signal_of_ones_own_is_searched_where_signals_are(tmp_path: Path) -> N
         ('literals = ["blobfs: volume"]', 'literals = ["other text"]', "samples"),
         ("samples = [", "samples = [ 3, ", "samples"),
         ('role = "root"', 'role = "root"\nweak = "no"', "weak"),
+        ('role = "root"', 'role = "root"\nfatal = 1', "fatal"),
         ('role = "root"', 'role = "root"\ncolour = "red"', "colour"),
     ],
 )  # fmt: skip
