@@ -42,12 +42,27 @@ WARNINGS = {
     "EFA": "libfabric:85:core:core:fi_getinfo_():1392<warn> fi_getinfo: provider efa output empty "
            "list\n",
 }  # fmt: skip
+NCCL = (
+    "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:77, unhandled cuda error (run "
+    "with NCCL_DEBUG=INFO for details), NCCL version 2.27.5\nncclUnhandledCudaError: Call to CUDA "
+    "function failed.\nLast error:\nCuda failure {}"
+)
+CUDA = (
+    ("2 'out of memory'", "cuda_oom", "user"),
+    ("700 'an illegal memory access was encountered'", "cuda_illegal_address", "user"),
+    ("101 'invalid device ordinal'", "cuda_bad_ordinal", "user"),
+    ("'invalid device ordinal'", "cuda_bad_ordinal", "user"),
+    ("710 'device-side assert triggered'", "cuda_device_assert", "user"),
+    ("214 'uncorrectable ECC error encountered'", "cuda_ecc", "infra"),
+    ("999 'unknown error'", "nccl_unhandled_cuda", "unknown"),
+)
 SPOT = "INFO spot interruption notice handler started\n"
 
 
 def cases() -> Iterator[Case]:
     yield from handled()
     yield from mentioned()
+    yield from carried()
 
 
 def handled() -> Iterator[Case]:
@@ -90,3 +105,17 @@ def mentioned() -> Iterator[Case]:
     yield Case("a traceback that Python itself let go", (("rank0.log",
         "Exception ignored in: <function Iterator.__del__ at 0x7f>\n"
         + traceback("AssertionError: can only test a child process")),), "", "")
+
+
+def carried() -> Iterator[Case]:
+    """NCCL says that a call of CUDA's failed, and only in its last line which."""
+    for said, root, culprit in CUDA:
+        yield Case(f"NCCL carries {said}", (("rank3.log", traceback(NCCL.format(said))),),
+                   root, culprit, 3)  # fmt: skip
+        stamped = "".join(f"2026-11-20T10:00:00.1Z stderr F {row}\n"
+                          for row in traceback(NCCL.format(said)).splitlines())  # fmt: skip
+        yield Case(f"the same in a container's log: {said}", (("rank3.log", stamped),),
+                   root, culprit, 3)  # fmt: skip
+    yield Case("NCCL warns before the traceback", (("rank3.log", "n1:12:34 [3] init.cc:1 NCCL WARN "
+               "Cuda failure 2 'out of memory'\n" + traceback(NCCL.partition("\nLast")[0])),),
+               "cuda_oom", "user", 3)  # fmt: skip
