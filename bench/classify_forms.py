@@ -7,8 +7,9 @@ bench/classify_cases.py; the lines of the tools are written from knowledge.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import zip_longest
 
-from .classify_cases import Case, traceback
+from .classify_cases import LINK_DURING, Case, steps, traceback
 
 ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 KEY = "KeyError: 'input_ids'"
@@ -56,6 +57,20 @@ CUDA = (
     ("214 'uncorrectable ECC error encountered'", "cuda_ecc", "infra"),
     ("999 'unknown error'", "nccl_unhandled_cuda", "unknown"),
 )
+# What tools put before every line; {0}: the rank, {1}: seconds, for those that change.
+WRAPPERS = {
+    "pdsh": "node{0}: ", "DeepSpeed": "10.0.0.{0}: ", "compose": "worker-{0}  | ",
+    "kubectl": "[pod/llama-worker-{0}/pytorch] ", "stern": "llama-worker-{0} pytorch ",
+    "journal": "Nov 20 10:00:{1:02d} node{0} python3[12{0}]: ",
+    "journal, ISO": "2026-11-20T10:00:{1:02d}+0000 node{0} python3[12{0}]: ",
+    "mpirun": "[1,{0}]<stderr>:", "torchrun --role": "[actor{0}]:",
+    "SkyPilot": "(worker{0}, rank={0}, pid=123, ip=10.0.0.1) ",
+    "logging": "11/20/2026 10:00:{1:02d} - ERROR - __main__ - rank {0} - ",
+    "logging, level": "2026-11-20 10:00:{1:02d},123 ERROR w{0} ",
+    "Neuron": "2026-Nov-20 10:00:{1:02d}.1234 w{0} ", "epoch": "[17320968{1:02d}.123] w{0} ",
+    "Composer": "[2026-11-20 10:00:{1:02d} rank{0}] ",
+}
+NAMING = ("mpirun", "torchrun --role", "SkyPilot", "logging", "Composer")  # the rank
 SPOT = "INFO spot interruption notice handler started\n"
 
 
@@ -63,6 +78,8 @@ def cases() -> Iterator[Case]:
     yield from handled()
     yield from mentioned()
     yield from carried()
+    yield from ordered()
+    yield from wrapped()
 
 
 def handled() -> Iterator[Case]:
@@ -119,3 +136,67 @@ def carried() -> Iterator[Case]:
     yield Case("NCCL warns before the traceback", (("rank3.log", "n1:12:34 [3] init.cc:1 NCCL WARN "
                "Cuda failure 2 'out of memory'\n" + traceback(NCCL.partition("\nLast")[0])),),
                "cuda_oom", "user", 3)  # fmt: skip
+
+
+def deep(last: str, frames: int) -> str:
+    """A traceback of so many frames, as real ones have."""
+    rows = "".join(
+        f'  File "/x/site-packages/torch/nn/modules/module_{n}.py", line {n}, in _call_impl\n'
+        f"    return forward_call(*args, **kwargs)\n" for n in range(frames)
+    )  # fmt: skip
+    return f"Traceback (most recent call last):\n{rows}{last}\n"
+
+
+def ordered() -> Iterator[Case]:
+    """The later error stands in the file before."""
+    late, early = "2026-11-20 10:30:00,000 ERROR ends\n", "2026-11-20 10:05:00,000 ERROR bad\n"
+    for frames in (3, 8, 9, 10, 14, 40):
+        for last in ("RuntimeError: the worker gave no answer", ECC):
+            yield Case(f"{frames} frames, {last[:20]}", (
+                ("rank0.log", steps(1, 9, 0) + late + deep(last, frames)),
+                ("rank1.log", steps(1, 9, 0) + early + traceback(KEY)),
+            ), "key_or_type", "user", 1)  # fmt: skip
+    yield Case("a chain of deep tracebacks", (
+        ("rank0.log", late + deep("ValueError: a", 60) + LINK_DURING + deep("ValueError: b", 60)),
+        ("rank1.log", early + traceback(KEY)),
+    ), "key_or_type", "user", 1)  # fmt: skip
+    clocks = {
+        "Neuron's": "2026-Nov-20 10:{0}:05.000001 1235:1301 ERROR TDRV:x ",
+        "a US": "11/20/2026 10:{0}:05 - ERROR - x - ", "syslog's": "Nov 20 10:{0}:05 n1 x[12]: ",
+        "torchtitan's": "[titan] 2026-11-20 10:{0}:05,000 - root - ERROR - ",
+    }  # fmt: skip
+    timeout = "execution timeout (30000 ms) on Neuron Device 0 NC 0, model x.neff, waiting\n"
+    memory = "[ND 1][NC 0] Uncorrectable memory error is detected, metadata: 0x16. Replace it\n"
+    for name, clock in clocks.items():
+        yield Case(f"by {name} clock", (
+            ("rank0.log", clock.format(30) + timeout), ("rank1.log", clock.format("00") + memory),
+        ), "neuron_mem_ue", "infra", 1)  # fmt: skip
+
+
+def wrapped() -> Iterator[Case]:
+    """Two ranks line by line, each behind a wrapper that nobody told about."""
+    for name, form in WRAPPERS.items():
+        for last, root, culprit in ((KEY, "key_or_type", "user"), (ECC, "cuda_ecc", "infra")):
+            chain = traceback("ValueError: first") + LINK_DURING + traceback(last)
+            peer = traceback("RuntimeError: [x.cc:1] Connection closed by peer [10.0.0.1]:10895")
+            rows = [
+                f"{form.format(rank, second)}{row}\n"
+                for second, pair in enumerate(zip_longest(peer.split("\n"), chain.split("\n")))
+                for rank, row in enumerate(pair) if row is not None
+            ]  # fmt: skip
+            yield Case(f"behind {name}: {root}", (("all.log", "".join(rows)),), root, culprit,
+                       1 if name in NAMING else None)  # fmt: skip
+    group = (
+        "  + Exception Group Traceback (most recent call last):\n"
+        '  |   File "a.py", line 4, in <module>\n  |     asyncio.run(main())\n'
+        "  | ExceptionGroup: unhandled errors in a TaskGroup (1 sub-exception)\n"
+        "  +-+---------------- 1 ----------------\n    | Traceback (most recent call last):\n"
+        '    |   File "a.py", line 9, in load\n    |     raise KeyError("input_ids")\n'
+        f"    | {KEY}\n    +------------------------------------\n"
+    )
+    yield Case("an exception group", (("rank0.log", group),), "key_or_type", "user", 0)
+    bar = "  5%|#    | 50/1000 [00:10<03:10,  5.00it/s]"
+    yield Case("right behind a bar", (("rank0.log", bar + traceback(ECC)),), "cuda_ecc", "infra", 0)
+    for line in ("socket.gaierror: [Errno -3] Temporary failure in name resolution",
+                 "struct.error: unpack requires a buffer of 4 bytes", "zlib.error: Error -3"):  # fmt: skip
+        yield Case(line[:14], (("rank0.log", traceback(line)),), "python_exception", "user", 0)

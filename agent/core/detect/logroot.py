@@ -42,7 +42,8 @@ def diagnose(matches: Sequence[Match], exit_codes: dict[str, str]) -> Diagnosis:
 
 
 def in_order(matches: Sequence[Match]) -> list[Match]:
-    """By time where lines have one; a line without is put where its file has it."""
+    """By time where lines have one; a line without has that of the match before it in its file."""
+    matches = _carried_on(matches)
     border_s = around_new_year([m.time_s for m in matches if m.time_s is not None])
 
     def key(match: Match) -> tuple[float, int, int]:
@@ -52,6 +53,15 @@ def in_order(matches: Sequence[Match]) -> list[Match]:
         return (time_s, match.file, match.offset)
 
     return sorted(matches, key=key)
+
+
+def _carried_on(matches: Sequence[Match]) -> list[Match]:
+    timed: list[Match] = []
+    for match in sorted(matches, key=lambda one: (one.file, one.offset)):
+        if match.time_s is None and timed and timed[-1].file == match.file:
+            match = match._replace(time_s=timed[-1].time_s)
+        timed.append(match)
+    return timed
 
 
 def find_root(ordered: Sequence[Match]) -> Match | None:

@@ -7,9 +7,9 @@ weighs the matches of all ranks.  Pure and bounded: bytes in, matches out; files
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 
 from . import loggates, logsteps
 from .logmatch import (
@@ -25,10 +25,20 @@ from .logmatch import (
     Signature,
 )
 from .logtext import LINE_MAX, NO_RANK, Clean, clean
+from .logtrace import (
+    IGNORED,
+    ORIGINAL,
+    TRACEBACK,
+    Wrap,
+    exception,
+    key_of,
+    link,
+    wrap_of,
+)
 from .nrt import find
 
 LOOK_AHEAD = 64 << 10  # bytes: a traceback is whole within them
-LOOK_BACK = 4 << 10  # bytes in which a line without a time finds one before it
+LOOK_BACK = 16 << 10  # bytes in which a line without a time finds one before it
 HITS_MAX = 20_000  # lines a feed of about 1 MB that are looked at; the rest is counted
 KEPT_MAX = 8  # matches of one signature and stream
 MATCHES_MAX = 512  # of one file
@@ -36,14 +46,10 @@ CHAIN_MAX = 32  # exceptions and lines of one chain
 BLOCK_LINES_MAX = 600  # of one traceback, other ranks' lines between included
 WOVEN_MAX = 64  # tracebacks of several ranks through each other, without prefixes
 WOVEN_LINES = 200  # lines of the others between two of their ends
+WRAP_LINES = 16  # among which the first frame with a prefix of its traceback stands
+STREAMS_MAX = 8192
 WALK_MAX = 100_000  # lines of tracebacks in a feed: about 0.3 s at the worst
 HANDLED_STEPS = 3  # different steps that went by after it: it was handled
-
-TRACEBACK = "Traceback (most recent call last)"
-_IGNORED = "Exception ignored "  # in a finalizer or a callback: the process goes on
-_LINKS = ("above exception", "Original Traceback")
-_NAME = re.compile(r"(?P<name>(?:[A-Za-z_]\w*\.)*(?P<last>[A-Z]\w*))(?::(?: |$)|$)")
-_ENDINGS = ("Error", "Exception", "Interrupt", "Exit", "Timeout", "Warning", "Expired", "Killed")
 
 
 class Stream:
@@ -68,13 +74,14 @@ class Scanner:
         self.kept: Counter[tuple[int, str]] = Counter()
         self.handled: Counter[str] = Counter()  # the process went on after them
         self.skipped = 0  # lines with a hit that were not looked at
-        self.streams: dict[int, Stream] = {}
+        self.streams: dict[int | str, Stream] = {}
         self._gates = catalogue.gates + (catalogue.signal_gates if signals else ())
         self._buffer = b""
         self._begin = 0  # index in the buffer from which lines are new
         self._base = 0  # offset of the buffer's begin in the file
         self._lines = 0  # lines before the buffer
         self._inside: set[int] = set()  # starts of lines that belong to a traceback
+        self._origin: int | None = None  # begin of the traceback that is being read
         self._walk = WALK_MAX  # lines that this feed may still follow
         self._steps: dict[int, set[bytes]] = {}  # index of a root -> steps that came after it
 
@@ -126,13 +133,12 @@ class Scanner:
         far = hit - start > LINE_MAX // 2
         begin = hit - LINE_MAX // 4 if far else start  # its prefix is too far away to help
         read = clean(_decode(buffer, begin))
-        stream = self._stream(read)
+        stream = self._stream(read.stream)
         if TRACEBACK in read.text:
-            stream.linked = stream.linked or "Original" in read.text
             self._traceback(buffer, start, read, stream)
-        elif any(link in read.text for link in _LINKS):
-            stream.linked = True
-        elif _IGNORED in read.text:
+        elif (before := link(read.text)) is not None:
+            self.streams.get(key_of(before), stream).linked = True
+        elif IGNORED in read.text:
             self._settle(stream)  # what stood before is not meant
             stream.ignored = True
         else:
@@ -140,9 +146,11 @@ class Scanner:
                 found = self._match(buffer, start, read, signature)
                 self._keep(found._replace(mention=not signature.fatal))
 
-    def _stream(self, read: Clean) -> Stream:
-        number = read.stream if len(self.streams) < 8192 else NO_RANK
-        return self.streams.setdefault(number, Stream())
+    def _stream(self, key: int | str, instead: Stream | None = None) -> Stream:
+        """By the number of a known prefix, or by the text of an unknown one."""
+        if key not in self.streams and len(self.streams) >= STREAMS_MAX:
+            return instead or self.streams.setdefault(NO_RANK, Stream())
+        return self.streams.setdefault(key, Stream())
 
     def _matching(self, text: str) -> list[Signature]:
         return [
@@ -187,14 +195,41 @@ class Scanner:
 
     def _traceback(self, buffer: bytes, start: int, read: Clean, stream: Stream) -> None:
         """Takes the frames out of the signatures' reach and finds the exception below them."""
+        wrap = self._wrap(buffer, start, read)
+        if wrap:
+            stream = self._stream(wrap.key, stream)
+            read = read._replace(rank=wrap.rank if wrap.rank != NO_RANK else read.rank)
+        stream.linked = stream.linked or ORIGINAL in read.text
         if not stream.linked:
             self._settle(stream)
         stream.linked = False
+        self._origin = start
+        self._block(buffer, start, read, stream, wrap)
+        self._origin = None
+
+    def _wrap(self, buffer: bytes, start: int, read: Clean) -> Wrap | None:
+        """A prefix of a tool that nobody here knows: a frame below has the same."""
+        wrap = wrap_of(read.text)
+        if wrap is not None:
+            for _, line in islice(self._following(buffer, start, read.stream), WRAP_LINES):
+                if (wrap.strip(line.text) or "").startswith("  File "):
+                    return wrap
+        return None
+
+    def _block(
+        self, buffer: bytes, start: int, read: Clean, stream: Stream, wrap: Wrap | None
+    ) -> None:
         indent = len(read.text) - len(read.text.lstrip())
         framed, waiting, since = False, 1, 0  # several ranks in one stream end one by one
         for begin, line in self._following(buffer, start, read.stream):
-            text = line.text[indent:] if line.text[:indent].isspace() else line.text
+            text: str | None = line.text
             since += 1
+            if wrap:
+                text = wrap.strip(line.text)
+            elif line.text[:indent].isspace():
+                text = line.text[indent:]
+            if text is None:
+                continue  # another's
             if TRACEBACK in text and waiting < WOVEN_MAX:
                 self._inside.add(begin)
                 waiting += 1
@@ -203,10 +238,12 @@ class Scanner:
                 self._inside.add(begin)
                 framed = True
                 continue
-            named = _NAME.match(text.rstrip())
-            if named and _is_exception(named, framed):
+            if name := exception(text, framed):
                 self._inside.add(begin)
-                self._exception(buffer, begin, line._replace(text=text), named["last"], stream)
+                rank = line.rank if line.rank != NO_RANK else read.rank
+                self._exception(
+                    buffer, begin, line._replace(text=text, rank=rank), name, stream, wrap
+                )
                 waiting, since = waiting - 1, 0
                 if waiting == 0:
                     return
@@ -217,17 +254,19 @@ class Scanner:
             framed = framed and not text.strip()
 
     def _exception(
-        self, buffer: bytes, start: int, read: Clean, name: str, stream: Stream
+        self, buffer: bytes, start: int, read: Clean, name: str, stream: Stream, wrap: Wrap | None
     ) -> None:
         stream.chain.append(self._judged(buffer, start, read, name))
         for count, (begin, line) in enumerate(self._following(buffer, start, read.stream)):
-            blank = not line.text.strip()
-            linked = any(link in line.text for link in _LINKS) or TRACEBACK in line.text
-            named = _NAME.match(line.text.rstrip())
-            another = named is not None and _is_exception(named, framed=False)
-            if count >= 3 or blank or linked or another or line.time_s is not None:
+            text = wrap.strip(line.text) if wrap else line.text
+            if count >= 3 or not (text or "").strip():
                 break
-            for signature in self._matching(line.text):  # the message's next lines
+            assert text is not None
+            ended = link(text) is not None or TRACEBACK in text or exception(text, False) != ""
+            if ended or line.time_s is not None:
+                break  # not the message's next line
+            line = line._replace(text=text, rank=read.rank)
+            for signature in self._matching(text):
                 self._inside.add(begin)
                 stream.chain.append(self._match(buffer, begin, line, signature))
         del stream.chain[CHAIN_MAX:]
@@ -292,7 +331,9 @@ class Scanner:
             return match
         at = match.offset - self._base
         number = self._lines + self._buffer.count(b"\n", 0, at) + 1
-        time_s = match.time_s if match.time_s is not None else _time_before(self._buffer, at)
+        time_s = match.time_s
+        if time_s is None:  # above the frames, which have none and fill any window
+            time_s = _time_before(self._buffer, at if self._origin is None else self._origin)
         return match._replace(number=number, time_s=time_s)
 
     def _keep(self, match: Match) -> None:
@@ -332,12 +373,6 @@ class Scanner:
             self.handled[one.signature] += 1
 
 
-def _is_exception(named: re.Match[str], framed: bool) -> bool:
-    """Right below a frame any class will do; else it must sound like one."""
-    last = named["last"]
-    return last.endswith(_ENDINGS) or (framed and not last.isupper())
-
-
 def _decode(buffer: bytes, start: int) -> str:
     end = buffer.find(b"\n", start, start + LINE_MAX)
     return buffer[start : end if end >= 0 else start + LINE_MAX].decode("utf-8", "replace")
@@ -345,7 +380,9 @@ def _decode(buffer: bytes, start: int) -> str:
 
 def _time_before(buffer: bytes, at: int) -> float | None:
     """Of the nearest earlier line that has one: a lower bound."""
-    for line in reversed(buffer[max(0, at - LOOK_BACK) : at].split(b"\n")[-20:]):
+    for line in reversed(buffer[max(0, at - LOOK_BACK) : at].split(b"\n")):
+        if line.count(b":") < 2:
+            continue  # no clock
         time_s = clean(line.decode("utf-8", "replace")).time_s
         if time_s is not None:
             return time_s

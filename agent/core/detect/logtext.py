@@ -19,8 +19,13 @@ _TAG = re.compile(r"\[(?:rank|default|trainer|worker)[ _]?(?P<rank>\d{1,6})\]:? 
 _LABEL = re.compile(r"(?P<rank>\d{1,5}): ")  # srun --label
 _RAY = re.compile(r"\((?:[\w.]+ )?pid=\d+(?:, ip=[\d.]+)?\) ?")
 _CRI = re.compile(r"std(?:out|err) [FP] ")  # a container runtime's own log file
+# 2026-11-20, 2026-Nov-20 (Neuron's runtime), 11/20/2026 or Nov 20 (syslog), perhaps behind the name
+# of the library that logs.
 _CLOCK = re.compile(
-    r"[\[(]?\d{4}-(?P<mon>\d\d)-(?P<day>\d\d)[T ](?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d(?:[.,]\d+)?)"
+    r"(?:\[[A-Za-z]\w{0,30}\] )?[\[(]?(?:"
+    r"\d{4}[-/](?P<mon>\d\d|[A-Z][a-z]{2})[-/](?P<day>\d\d)|(?P<us_mon>\d\d)/(?P<us_day>\d\d)/\d{4}"
+    r"|(?P<sys_mon>[A-Z][a-z]{2}) (?P<sys_day>[ \d]\d)"
+    r")[T ](?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d(?:[.,]\d+)?)"
     r"(?:Z|[+-]\d\d:?\d\d)?[\])]?(?: ?[:|-])? ?"
 )
 # glog's, as PyTorch's C++ and torchrun print it; the letter is the severity, there is no year.
@@ -28,6 +33,7 @@ _GLOG = re.compile(
     r"\[?[IWEF](?P<mon>\d\d)(?P<day>\d\d) (?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d(?:\.\d+)?)"
 )
 _RANK = re.compile(r"\[(?:PG [^\]]{0,120}?)?[Rr]ank (?P<rank>\d{1,6})\]|^Rank (?P<of>\d{1,6})[: ]")
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 _MONTH_DAYS = (0, 31, 60, 91, 121, 152, 182, 213, 244, 274, 305, 335)  # of a leap year
 DAY_S = 86_400.0
 YEAR_S = 366 * DAY_S
@@ -70,7 +76,9 @@ def clean(line: str) -> Clean:
 
 
 def _seconds(match: re.Match[str]) -> float | None:
-    month, day = int(match["mon"]), int(match["day"])
+    text, day_text = (group for group in match.groups()[:-3] if group)  # of one form
+    day = int(day_text)
+    month = int(text) if text.isdigit() else _MONTHS.index(text) + 1 if text in _MONTHS else 0
     if not (1 <= month <= 12 and 1 <= day <= 31):
         return None
     clock_s = int(match["h"]) * 3600 + int(match["m"]) * 60

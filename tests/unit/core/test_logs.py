@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bench import classify_cases
 from holdfast.agent import logfiles
-from holdfast.agent.core.detect import logmatch, logroot, logs
+from holdfast.agent.core.detect import logmatch, logroot, logs, logtrace
 from holdfast.agent.core.detect.logtext import NO_RANK, clean
 
 CATALOGUE = logfiles.load_catalogue()
@@ -159,7 +159,7 @@ def test_a_storm_of_errors_is_bounded() -> None:
 
 
 def test_a_storm_of_tracebacks_is_bounded() -> None:
-    lines = "".join(f"[rank{n}]: {logs.TRACEBACK}\n" for n in range(9_000))
+    lines = "".join(f"[rank{n}]: {logtrace.TRACEBACK}\n" for n in range(9_000))
     scanner = logs.Scanner(CATALOGUE)
     scanner.feed(lines.encode())
     scanner.close()
