@@ -88,6 +88,7 @@ def _signature(path: Path, row: dict[str, Any]) -> Signature:
             id=row["id"], role=row["role"], weak=bool(row.get("weak")), category=row["category"],
             culprit=row["culprit"], retryable=row["retryable"], note=row.get("note", ""),
             pattern=re.compile(row["pattern"], re.MULTILINE), literals=tuple(row["literals"]),
+            below=re.compile(row["below"]) if "below" in row else None,
             fatal=bool(row.get("fatal")),
         )  # fmt: skip
     except KeyError as error:

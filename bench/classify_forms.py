@@ -71,6 +71,38 @@ WRAPPERS = {
     "Composer": "[2026-11-20 10:00:{1:02d} rank{0}] ",
 }
 NAMING = ("mpirun", "torchrun --role", "SkyPilot", "logging", "Composer")  # the rank
+# What ends a run before, or without, a traceback of its own.
+SLURM = "slurmstepd: error: *** {} 4711{} ON node12 CANCELLED AT 2026-11-20T10:00:00{} ***\n"
+FIRST = {
+    "a syntax error": ('  File "/work/train.py", line 12\n    def f(:\n          ^\n'
+                       "SyntaxError: invalid syntax\n", "key_or_type", "user"),
+    "arguments": ("usage: train.py [-h] [--lr LR]\ntrain.py: error: unrecognized arguments: --bs 4"
+                  "\n", "script_usage", "user"),
+    "no script": ("python3: can't open file '/work/trian.py': [Errno 2] No such file or directory\n",
+                  "script_missing", "user"),
+    "Slurm's memory": ("slurmstepd: error: Detected 1 oom_kill event in StepId=4711.0. Some of the "
+                       "step tasks have been OOM Killed.\nsrun: error: node12: task 3: Out Of "
+                       "Memory\n" + SLURM.format("STEP", ".0", ""), "slurm_task_oom", "user"),
+    "preempted": (SLURM.format("JOB", "", " DUE TO PREEMPTION"), "slurm_preempted", "policy"),
+    "cancelled": (SLURM.format("JOB", "", ""), "slurm_cancelled", "policy"),
+    "only a step was cancelled": (SLURM.format("STEP", ".0", ""), "", ""),
+    "no memory in C++": ("terminate called after throwing an instance of 'std::bad_alloc'\n  what():"
+                         "  std::bad_alloc\n", "native_bad_alloc", "user"),
+    "a spoilt heap": ("free(): invalid pointer\nFatal Python error: Aborted\n", "heap_corrupted",
+                      "user"),
+    "an abort alone": ("Fatal Python error: Aborted\n", "", ""),
+    "a bus error": ("ERROR: Unexpected bus error encountered in worker. This might be caused by "
+                    "insufficient shared memory (shm).\n", "shm_bus_error", "user"),
+    "an XID": ("[ 1234.5] NVRM: Xid (PCI:0000:4e:00): 79, pid=1, GPU has fallen off the bus.\n",
+               "nvrm_xid", "infra"),
+    "an XID of the job's": ("[ 1234.5] NVRM: Xid (PCI:0000:4e:00): 13, pid=1, Graphics\n", "", ""),
+    "an XID, then a user's error": ("[ 1234.5] NVRM: Xid (PCI:0000:4e:00): 79, pid=1, GPU\n"
+                                    + traceback(KEY), "key_or_type", "user"),
+    "a port in use": (traceback(
+        "torch.distributed.DistNetworkError: The server socket has failed to listen on any local "
+        "network address. port: 29500, useIpv6: false, code: -98, name: EADDRINUSE, message: "
+        "address already in use"), "port_in_use", "user"),
+}
 SPOT = "INFO spot interruption notice handler started\n"
 
 
@@ -80,6 +112,7 @@ def cases() -> Iterator[Case]:
     yield from carried()
     yield from ordered()
     yield from wrapped()
+    yield from first_failures()
 
 
 def handled() -> Iterator[Case]:
@@ -200,3 +233,8 @@ def wrapped() -> Iterator[Case]:
     for line in ("socket.gaierror: [Errno -3] Temporary failure in name resolution",
                  "struct.error: unpack requires a buffer of 4 bytes", "zlib.error: Error -3"):  # fmt: skip
         yield Case(line[:14], (("rank0.log", traceback(line)),), "python_exception", "user", 0)
+
+
+def first_failures() -> Iterator[Case]:
+    for name, (text, root, culprit) in FIRST.items():
+        yield Case(name, (("run.log", text),), root, culprit)

@@ -30,6 +30,7 @@ class Signature(NamedTuple):
     pattern: re.Pattern[str]
     literals: tuple[str, ...]
     note: str = ""
+    below: re.Pattern[str] | None = None  # searched in the lines below
     fatal: bool = False  # a line of it ends the process, whatever is printed later
 
 

@@ -14,7 +14,7 @@ from .logtext import NO_RANK, YEAR_S, around_new_year
 
 WEAK_YIELDS_S = 5.0  # a firm root this long after a weak one was only printed later
 BLAMES = {"infra": "node", "network": "link"}  # the rest is not this cluster's hardware
-ASKED = ("-15", "143")  # SIGTERM, as the ranks get it that did not fail
+ASKED = ("-15", "143", "signal 15", "Terminated")  # SIGTERM, as the ranks get it that did not fail
 RETRY_WORDS = {
     "yes": "yes", "no": "no, it would fail again", "once": "once", "depends": "it depends",
     "elsewhere": "on another node", "after_repair": "after a repair",
@@ -111,20 +111,31 @@ def hint(ordered: Sequence[Match], exit_codes: dict[str, str]) -> str:
         return "nothing ended by itself, but the values are not healthy"
     if TEARDOWN in present:
         return "the ranks were asked to end"
-    return "no line says why: killed from outside, or still running"
+    return "nothing known stands in these logs; a process killed from outside leaves no line"
 
 
 def _without_a_word(ordered: Sequence[Match], exit_codes: dict[str, str]) -> str:
     """What the exit status of the first rank says; the others were asked to stop."""
-    statuses = [dict(match.fields) for match in ordered if match.role == CARRIER]
-    known = [fields for fields in statuses if fields.get("rc") in exit_codes]
-    known.sort(key=lambda fields: fields["rc"] in ASKED)
-    if not known:
-        return ""
-    fields = known[0]
-    rank = f"local rank {fields.get('lr')} (pid {fields.get('pid')})"
-    who = rank if "lr" in fields else "a rank"
-    return f"{who} ended without a word; its exit status says: {exit_codes[fields['rc']]}"
+    ended = [dict(match.fields) for match in ordered if match.role == CARRIER]
+    known = [fields for fields in ended if _status(fields) in exit_codes]
+    known.sort(key=lambda fields: (_status(fields) in ASKED, "rank" not in fields))
+    if known:
+        said = exit_codes[_status(known[0])]
+        return f"{_who(known[0])} ended without a word; its exit status says: {said}"
+    named = next((fields for fields in ended if "rank" in fields), None)
+    return f"{_who(named)} failed first, as its launcher says: look at its log" if named else ""
+
+
+def _status(fields: dict[str, str]) -> str:
+    return fields.get("rc") or fields.get("how", "")
+
+
+def _who(fields: dict[str, str]) -> str:
+    """As much as a launcher's summary says: the rank, its process and its node."""
+    kinds = {"rank": "rank", "lr": "local rank", "t": "task"}
+    who = next((f"{kinds[key]} {fields[key]}" for key in kinds if key in fields), "a rank")
+    who += f" (pid {fields['pid']})" if "pid" in fields else ""
+    return f"{who} on {fields['n']}" if "n" in fields else who
 
 
 def _behind(ordered: Sequence[Match]) -> str:

@@ -7,6 +7,7 @@ weighs the matches of all ranks.  Pure and bounded: bytes in, matches out; files
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
@@ -48,6 +49,8 @@ WOVEN_MAX = 64  # tracebacks of several ranks through each other, without prefix
 WOVEN_LINES = 200  # lines of the others between two of their ends
 WRAP_LINES = 16  # among which the first frame with a prefix of its traceback stands
 STREAMS_MAX = 8192
+BELOW_LINES = 8  # of a summary
+RANK_DIGITS = 6
 WALK_MAX = 100_000  # lines of tracebacks in a feed: about 0.3 s at the worst
 HANDLED_STEPS = 3  # different steps that went by after it: it was handled
 
@@ -159,12 +162,14 @@ class Scanner:
         ]  # fmt: skip
 
     def _match(self, buffer: bytes, start: int, read: Clean, signature: Signature) -> Match:
-        found = signature.pattern.search(read.text)
-        fields = tuple(
-            (name, value[:200]) for name, value in (found.groupdict() if found else {}).items()
-            if value is not None
-        )  # fmt: skip
+        said = _groups(signature.pattern, read.text)
+        if signature.below:
+            lines = islice(self._following(buffer, start, read.stream), BELOW_LINES)
+            said |= _groups(signature.below, "\n".join(line.text for _, line in lines))
+        fields = tuple(said.items())
         rank = read.rank if read.rank != NO_RANK else self.rank
+        if (named := said.get("rank", "")).isdecimal() and len(named) <= RANK_DIGITS:
+            rank = int(named)
         signature, told = self._coded(signature, read.text)
         fields += told
         return self._placed(Match(
@@ -371,6 +376,12 @@ class Scanner:
             self.matches.remove(one)
             self.kept[one.stream, one.signature] -= 1
             self.handled[one.signature] += 1
+
+
+def _groups(pattern: re.Pattern[str], text: str) -> dict[str, str]:
+    found = pattern.search(text)
+    said = found.groupdict() if found else {}
+    return {name: value[:200] for name, value in said.items() if value is not None}
 
 
 def _decode(buffer: bytes, start: int) -> str:

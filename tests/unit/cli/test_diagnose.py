@@ -68,7 +68,7 @@ def test_what_cannot_be_read_is_an_error_of_use(tmp_path: Path, capsys: Captured
 def test_an_empty_log_has_no_root(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "a.log").touch()
     assert main(["diagnose", str(tmp_path / "a.log")]) == 1
-    assert "no line says why" in capsys.readouterr().out
+    assert "nothing known stands" in capsys.readouterr().out
 
 
 def test_a_configurations_own_signatures_are_used(tmp_path: Path, capsys: Captured) -> None:

@@ -33,6 +33,10 @@ def scan(*texts: str | bytes, piece: int = 1 << 20, signals: bool = True) -> lis
     return found
 
 
+def sample(name: str, number: int = 0) -> str:
+    return str(next(row for row in ROWS if row["id"] == name)["samples"][number]) + "\n"
+
+
 def root(*texts: str) -> str:
     found = logroot.diagnose(scan(*texts), CATALOGUE.exit_codes).root
     return found.signature if found else ""
@@ -42,7 +46,7 @@ def root(*texts: str) -> str:
 
 
 def test_the_catalogue_has_every_signature_once() -> None:
-    assert len(ROWS) == len({row["id"] for row in ROWS}) == 65
+    assert len(ROWS) == len({row["id"] for row in ROWS}) == 82
     assert len(TABLES["negatives"]) == 5
 
 
@@ -214,6 +218,15 @@ def test_only_infrastructure_points_at_a_node() -> None:
     assert {said[name] for name in innocent} == {"job"}
 
 
+def test_only_xids_that_end_training_are_named() -> None:
+    pattern = next(row for row in ROWS if row["id"] == "nvrm_xid")["pattern"]
+    numbers = set(map(int, pattern.partition("(?P<xid>")[2].partition(")")[0].split("|")))
+    folder = logfiles.SHIPPED.parent
+    known = tomllib.loads((folder / "nvidia_xid.toml").read_text())["xid"]
+    stopping = {row["number"] for row in known if row["severity"] == "fatal"}
+    assert {79, 48} < numbers <= stopping
+
+
 def test_new_year_does_not_turn_the_order_round() -> None:
     old = "2026-12-31 23:59:58 x\n" + classify_cases.traceback("ValueError: old")
     new = "2027-01-01 00:00:03 x\n" + classify_cases.traceback("ValueError: new")
@@ -230,8 +243,16 @@ def test_new_year_does_not_turn_the_order_round() -> None:
         ([classify_cases.GLOO], "look at 127.0.0.1"),
         ([classify_cases.SUMMARY.replace("exitcode: 1", "exitcode: -9")], "want of host memory"),
         (["step 4 loss: nan\n"], "not healthy"),
+        ([sample("deepspeed_exit")], "local rank 3 ended without a word; its exit status says: kill"),
+        ([sample("mpirun_signal")], "rank 3 (pid 1234) on n1 ended without a word"),
+        ([sample("shell_killed")], "a rank (pid 12345) ended without a word; its exit status says: k"),
+        ([sample("srun_task_exit", 1)], "task 3 on node12 ended without a word"),
+        ([classify_cases.SUMMARY + sample("elastic_first_failure")],
+         "rank 11 (pid 1234) on node1 failed first"),
+        ([sample("elastic_first_failure").replace(": 1 (", ": -9 (")],
+         "rank 11 (pid 1234) on node1 ended without a word"),
         ([classify_cases.CLOSING], "asked to end"),
-        ([""], "no line says why"),
+        ([""], "nothing known stands"),
     ],
 )  # fmt: skip
 def test_without_a_root_it_says_where_to_look(texts: list[str], said: str) -> None:
