@@ -1,21 +1,23 @@
 """Training logs on disk: the shipped signatures, and files of any kind.
 
-Owns reading: plain or gzip, standard input, the last bytes of a file that still grows, in pieces
+Owns reading: plain or packed, standard input, the last bytes of a file that still grows, in pieces
 and with a limit.  What lines mean is agent/core/detect/logs.py's.
 """
 
 from __future__ import annotations
 
-import gzip
 import io
 import os
 import re
 import time
 import tomllib
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from gzip import BadGzipFile, GzipFile
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, cast
+from typing import Any, BinaryIO, NamedTuple
 
 from .catalogue import neuron_codes
 from .core.detect import logroot
@@ -39,10 +41,15 @@ TAIL_BYTES = 1 << 20  # of each file of a run that goes on
 TAILS_S = 6.0  # for the ends of all files; lines can be made to be slow
 FILES_MAX = 8192
 CATALOGUE_MAX_BYTES = 1 << 20
-# Where a path names a rank: rank3.log, rank_3/..., 3/stderr.log, 3.out, g2-rank3.a1/stdout.log
+GZIP = b"\x1f\x8b"
+TEXT_BYTES = 64 << 10
+CONTROLS = bytes(set(range(1, 32)) - set(b"\b\t\n\f\r\x1b"))
+# Where a path names a rank: rank3.log, rank_3/..., 3/stderr.log, 3.out, g2-rank3.a1/stdout.log, but
+# not lora_rank16/train.log: there a rank is something else.
 _RANK = re.compile(
-    r"rank[-_.]?(?P<rank>\d{1,6})(?!\d)|(?:^|/)(?P<dir>\d{1,6})/std(?:out|err)\b"
-    r"|(?:^|/)(?P<stem>\d{1,6})\.(?:log|out|err|txt)\b"
+    r"(?:^|/)rank[-_.]?(?P<folder>\d{1,6})/|rank[-_.]?(?P<rank>\d{1,6})(?!\d)"
+    r"(?=[^/]*$|[^/]*/std(?:out|err)\b[^/]*$)"
+    r"|(?:^|/)(?P<dir>\d{1,6})/std(?:out|err)\b|(?:^|/)(?P<stem>\d{1,6})\.(?:log|out|err|txt)\b"
 )
 
 
@@ -56,6 +63,7 @@ class Report(NamedTuple):
     skipped: int  # lines over the limits
     problems: tuple[str, ...]  # files that could not be read to their end
     note: str = ""  # what the catalogue says of the root
+    unread: int = 0  # files of which nothing could be read
 
 
 def load_catalogue(path: Path = SHIPPED) -> Catalogue:
@@ -119,7 +127,7 @@ def rank_of(path: str) -> int:
     if not found:
         return NO_RANK
     match = found[-1]
-    return int(match["rank"] or match["dir"] or match["stem"])
+    return int(next(group for group in match.groups() if group))
 
 
 def diagnose(
@@ -127,17 +135,19 @@ def diagnose(
     own: Sequence[dict[str, Any]] = (),
 ) -> Report:  # fmt: skip
     """Over whole files; `-` is standard input, `own` an operator's signatures.  A file that cannot
-    be opened raises OSError."""
+    be read is a problem, as one bad file of 512 must not hide what the others say."""
     catalogue = with_own(load_catalogue(), own)
-    scanners, problems, total = [], [], 0
+    scanners, problems, total, unread = [], [], 0, 0
+    if len(paths) > FILES_MAX:
+        problems.append(f"{len(paths) - FILES_MAX} of {len(paths)} files were not read")
     for index, path in enumerate(paths[:FILES_MAX]):
         scanner = Scanner(catalogue, index, rank_of(path))
-        with _open(path, standard_input) as file:
-            nbytes, problem = _drain(file, scanner)
+        nbytes, problem = _read(path, standard_input, scanner)
         total += nbytes
+        unread += nbytes == 0 and problem != ""
         problems += [f"{path}: {problem}"] if problem else []
         scanners.append(scanner)
-    return _report(catalogue, scanners, paths, total, problems)
+    return _report(catalogue, scanners, paths, total, problems)._replace(unread=unread)
 
 
 class Span(NamedTuple):
@@ -205,6 +215,8 @@ def _report(
         for name, times in scanner.handled.items():
             handled[name] = handled.get(name, 0) + times
     found = logroot.diagnose(matches, catalogue.exit_codes)
+    if not total:
+        found = found._replace(hint="nothing was read: the logs are empty")
     root = found.root
     notes = {one.id: one.note for one in (*catalogue.signatures, PYTHON)}
     note = dict(root.fields).get("nrt_said") or notes.get(root.signature, "") if root else ""
@@ -214,27 +226,47 @@ def _report(
     )
 
 
-def _open(path: str, standard_input: BinaryIO | None) -> BinaryIO:
-    if path == "-":
-        # Not to be closed by the `with`: it is the process's own.
-        source = standard_input.fileno() if standard_input else 0
-        return open(os.dup(source), "rb")
-    if path.endswith(".gz"):
-        return cast(BinaryIO, gzip.open(path, "rb"))
-    return open(path, "rb")
+@contextmanager
+def _opened(path: str, standard_input: BinaryIO | None) -> Iterator[BufferedReader | GzipFile]:
+    """Unpacked where its first bytes say that it is packed, whatever its name."""
+    source: str | int = path
+    if path == "-":  # a copy, as the process's own is not to be closed
+        source = os.dup(standard_input.fileno() if standard_input else 0)
+    with open(source, "rb") as file:
+        if file.peek(2)[:2] == GZIP:
+            with GzipFile(fileobj=file) as unpacked:
+                yield unpacked
+        else:
+            yield file
 
 
-def _drain(file: BinaryIO, scanner: Scanner) -> tuple[int, str]:
-    """(bytes read, what kept it from the end or "")."""
-    total, problem = 0, ""
+def _read(path: str, standard_input: BinaryIO | None, scanner: Scanner) -> tuple[int, str]:
+    """(bytes read, what kept it from the end or ""); of a file that is cut, what there is."""
+    total, problem, waiting, text = 0, "", bytearray(), True
     try:
-        while piece := file.read(PIECE_BYTES):
-            total += len(piece)
-            scanner.feed(piece)
-            if total >= FILE_MAX_BYTES:
-                problem = f"only the first {FILE_MAX_BYTES >> 30} GB were read"
-                break
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        with _opened(path, standard_input) as file:
+            while piece := file.read1(PIECE_BYTES):
+                text = text if total else _is_text(piece)
+                total += len(piece)
+                waiting += piece
+                if len(waiting) >= PIECE_BYTES:
+                    scanner.feed(bytes(waiting))
+                    waiting.clear()
+                if total >= FILE_MAX_BYTES:
+                    problem = f"only the first {FILE_MAX_BYTES >> 30} GB were read"
+                    break
+    except (EOFError, zlib.error, BadGzipFile) as error:
         problem = f"not whole: {error}"
+    except OSError as error:
+        problem = error.strerror or str(error)
+    scanner.feed(bytes(waiting))
     scanner.close()
+    if not text and not scanner.matches:  # junk at the begin of a log hides nothing
+        return 0, "is no text: unpack it, or leave it out"
     return total, problem
+
+
+def _is_text(piece: bytes) -> bool:
+    """Bytes of any alphabet, colours and the holes of a file that was cut are text."""
+    head = piece[:TEXT_BYTES]
+    return len(head) - len(head.translate(None, CONTROLS)) <= len(head) // 20

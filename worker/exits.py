@@ -79,7 +79,7 @@ EXITS: Dict[str, Tuple[Row, ...]] = {
     "diagnose": (
         row(DONE, "a root cause was found"),
         row(FAILED, "none was found"),
-        row(USAGE, "a log cannot be read"),
+        row(USAGE, "no log can be read"),
         row(CONFIGURATION, "the catalogue of signatures is bad"),
     ),
     "drift": (

@@ -6,6 +6,7 @@ Owns the words.  Reading is agent/logfiles.py's, judging agent/core/detect/logro
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from holdfast.worker import exits
 from .failure import CONFIGURATION, USAGE, Failure
 from .text import BAD, CARE, FAINT, STRONG, Line, Span, count, field, line, size
 
-SUFFIXES = (".log", ".out", ".err", ".txt", ".gz")  # of a folder's files
+# Of a folder's files: train.log, and train.log.1 or train.log.2.gz, which are older.
+LOG_NAME = re.compile(r"(?P<base>.*\.(?:log|out|err|txt))(?:\.(?P<turn>\d{1,6}))?(?:\.gz)?|.*\.gz")
+PROBLEMS_MAX = 16
 SHOWN_MAX = 12  # kinds of lines
 ABOUT = {
     "node": "the node: its kernel log and accelerators should say the same",
@@ -33,13 +36,13 @@ CULPRITS = {
 
 
 def diagnose(options: argparse.Namespace) -> int:
-    """0 when a root was found, 1 when none; 2 for a file that cannot be read."""
+    """0 when a root was found, 1 when none; 2 when no file can be read."""
     try:
         report = logfiles.diagnose(_unfolded(options.log), own=_own(options.config))
-    except OSError as error:
-        raise Failure(f"{error.filename}: {error.strerror}", USAGE) from error
     except ValueError as error:
         raise Failure(str(error), CONFIGURATION) from error
+    if report.unread == len(report.names):
+        raise Failure("\n".join(report.problems[:PROBLEMS_MAX]), USAGE)
     if options.json:
         from .live import print_json
 
@@ -77,11 +80,17 @@ def _unfolded(given: Sequence[str]) -> list[str]:
         if name == "-" or not folder.is_dir():
             paths.append(name)
             continue
-        found = (one for one in sorted(folder.rglob("*")) if one.is_file())
-        paths += [str(one) for one in found if one.suffix in SUFFIXES]
+        found = (str(one) for one in folder.rglob("*") if one.is_file())
+        paths += sorted((one for one in found if LOG_NAME.fullmatch(one)), key=_oldest_first)
     if not paths:
         raise Failure(f"no log in {', '.join(given)}", USAGE)
     return paths
+
+
+def _oldest_first(path: str) -> tuple[str, int]:
+    named = LOG_NAME.fullmatch(path)
+    assert named is not None
+    return named["base"] or path, -int(named["turn"] or 0)
 
 
 def said(report: logfiles.Report) -> list[Line]:

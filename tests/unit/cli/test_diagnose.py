@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,8 @@ USER = b'Traceback (most recent call last):\n  File "a.py", line 1, in f\nValueE
     [
         ("logs/rank3.log", 3), ("logs/rank_12/x.log", 12), ("run/attempt_0/7/stderr.log", 7),
         ("4.out", 4), ("g2-rank5.a1/stdout.log", 5), ("slurm-4711.out", -1), ("run.log", -1),
+        ("rank3/attempt_0/stdout.log", 3), ("lora_rank16/train.log", -1),
+        ("lora_rank16/rank2.log", 2), ("lora_rank16/1/stderr.log", 1),
     ],
 )  # fmt: skip
 def test_a_path_names_its_rank(path: str, rank: int) -> None:
@@ -39,12 +42,24 @@ def test_gzip_and_a_folder(tmp_path: Path, capsys: Captured) -> None:
 
 
 def test_a_cut_gzip_is_read_as_far_as_it_goes(tmp_path: Path, capsys: Captured) -> None:
-    packed = gzip.compress(USER + bytes(range(256)) * 4000, 0)
+    packed = gzip.compress(USER + b"quiet\n" * 200_000, 0)
     (tmp_path / "a.log.gz").write_bytes(packed[: len(packed) // 2])
     (tmp_path / "b.log.gz").write_bytes(b"no gzip at all")
-    assert main(["diagnose", str(tmp_path)]) == 1
-    # Where the lines break depends on the folder's name.
-    assert " ".join(capsys.readouterr().out.split()).count("not whole") == 2
+    assert main(["diagnose", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["root"]["line"] == "ValueError: bad"
+    assert [text.rpartition("/")[2][:20] for text in found["problems"]] == ["a.log.gz: not whole:"]
+    assert found["bytes"] > len(USER)
+
+
+def test_what_a_file_is_called_does_not_say_that_it_is_packed(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    (tmp_path / "a.log").write_bytes(gzip.compress(USER))
+    assert main(["diagnose", str(tmp_path / "a.log")]) == 0
+    (tmp_path / "b.gz").write_bytes(USER)
+    assert main(["diagnose", str(tmp_path / "b.gz")]) == 0
+    assert capsys.readouterr().out.count("ValueError: bad") == 2
 
 
 def test_standard_input(tmp_path: Path) -> None:
@@ -65,10 +80,50 @@ def test_what_cannot_be_read_is_an_error_of_use(tmp_path: Path, capsys: Captured
     assert "no log in" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [(gzip.compress(USER)[:8], "not whole"), (random.Random(1).randbytes(300_000), "is no text")],
+    ids=["header cut", "random"],
+)
+def test_a_file_that_says_nothing_is_not_a_log_without_a_root(
+    tmp_path: Path, capsys: Captured, data: bytes, said: str
+) -> None:
+    (tmp_path / "bad.log").write_bytes(data)
+    assert main(["diagnose", str(tmp_path / "bad.log")]) == 2
+    assert said in capsys.readouterr().err
+    (tmp_path / "rank1.log").write_bytes(USER)
+    names = [str(tmp_path / name) for name in ("gone.log", "bad.log", "rank1.log")]
+    assert main(["diagnose", *names, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["root"]["rank"], found["root"]["file"]) == (1, names[2])
+    assert "No such file" in found["problems"][0] and said in found["problems"][1]
+
+
+def test_rotated_logs_are_read_oldest_first(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "train.log.1").write_bytes(USER)
+    assert main(["diagnose", str(tmp_path)]) == 0
+    (tmp_path / "train.log").write_bytes(USER.replace(b"bad", b"new"))
+    (tmp_path / "train.log.10.gz").write_bytes(gzip.compress(USER.replace(b"bad", b"old")))
+    capsys.readouterr()
+    assert main(["diagnose", str(tmp_path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [one["line"][-3:] for one in found["matches"]] == ["old", "bad", "new"]
+
+
+def test_more_files_than_are_read_is_said(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logfiles, "FILES_MAX", 1)
+    for name in ("a.log", "b.log"):
+        (tmp_path / name).write_bytes(USER)
+    assert main(["diagnose", str(tmp_path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["problems"] == ["1 of 2 files were not read"]
+
+
 def test_an_empty_log_has_no_root(tmp_path: Path, capsys: Captured) -> None:
     (tmp_path / "a.log").touch()
     assert main(["diagnose", str(tmp_path / "a.log")]) == 1
-    assert "nothing known stands" in capsys.readouterr().out
+    assert "nothing was read" in capsys.readouterr().out
 
 
 def test_a_configurations_own_signatures_are_used(tmp_path: Path, capsys: Captured) -> None:
