@@ -24,8 +24,8 @@ TEXTS_MAX = 8
 SAMPLE_MAX = 2000
 TEXT_MAX = 500
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
-KEYS = ("id", "role", "weak", "fatal", "category", "culprit", "retryable", "pattern", "literals", "samples",
-        "note", "source")  # fmt: skip
+KEYS = ("id", "role", "weak", "fatal", "category", "culprit", "retryable", "pattern", "literals",
+        "samples", "note", "source")  # fmt: skip
 CHOICES = {"role": ROLES, "culprit": CULPRITS, "retryable": RETRYABLE}
 
 

@@ -37,16 +37,16 @@ WARNINGS = {
     "probe": "INFO no cached index: FileNotFoundError: [Errno 2] No such file or directory: "
              "'idx.npy', building\n",
     "retry": "WARNING caught OutOfMemoryError: CUDA out of memory, halving the batch\n",
-    "netrc": "wandb: WARNING PermissionError: [Errno 13] Permission denied: '/root/.netrc'\n",
+    "netrc": "wandb: WARNING PermissionError: [Errno 13] Permission denied: '/home/u/.netrc'\n",
     "NVML": "wandb: WARNING Failed to initialize NVML: Driver/library version mismatch\n",
     "GID": "NCCL WARN NET/IB : mlx5_3:1 Got non-fatal async event: GID table change(20)\n",
     "EFA": "libfabric:85:core:core:fi_getinfo_():1392<warn> fi_getinfo: provider efa output empty "
            "list\n",
 }  # fmt: skip
 NCCL = (
-    "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:77, unhandled cuda error (run "
-    "with NCCL_DEBUG=INFO for details), NCCL version 2.27.5\nncclUnhandledCudaError: Call to CUDA "
-    "function failed.\nLast error:\nCuda failure {}"
+    "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:77, unhandled cuda error "
+    "(run with NCCL_DEBUG=INFO for details), NCCL version 2.27.5\nncclUnhandledCudaError: Call to "
+    "CUDA function failed.\nLast error:\nCuda failure {}"
 )
 CUDA = (
     ("2 'out of memory'", "cuda_oom", "user"),
@@ -74,20 +74,20 @@ NAMING = ("mpirun", "torchrun --role", "SkyPilot", "logging", "Composer")  # the
 # What ends a run before, or without, a traceback of its own.
 SLURM = "slurmstepd: error: *** {} 4711{} ON node12 CANCELLED AT 2026-11-20T10:00:00{} ***\n"
 FIRST = {
-    "a syntax error": ('  File "/work/train.py", line 12\n    def f(:\n          ^\n'
+    "a syntax error": ('  File "/jobs/train.py", line 12\n    def f(:\n          ^\n'
                        "SyntaxError: invalid syntax\n", "key_or_type", "user"),
     "arguments": ("usage: train.py [-h] [--lr LR]\ntrain.py: error: unrecognized arguments: --bs 4"
                   "\n", "script_usage", "user"),
-    "no script": ("python3: can't open file '/work/trian.py': [Errno 2] No such file or directory\n",
-                  "script_missing", "user"),
+    "no script": ("python3: can't open file '/jobs/trian.py': [Errno 2] No such file or directory"
+                  "\n", "script_missing", "user"),
     "Slurm's memory": ("slurmstepd: error: Detected 1 oom_kill event in StepId=4711.0. Some of the "
                        "step tasks have been OOM Killed.\nsrun: error: node12: task 3: Out Of "
                        "Memory\n" + SLURM.format("STEP", ".0", ""), "slurm_task_oom", "user"),
     "preempted": (SLURM.format("JOB", "", " DUE TO PREEMPTION"), "slurm_preempted", "policy"),
     "cancelled": (SLURM.format("JOB", "", ""), "slurm_cancelled", "policy"),
     "only a step was cancelled": (SLURM.format("STEP", ".0", ""), "", ""),
-    "no memory in C++": ("terminate called after throwing an instance of 'std::bad_alloc'\n  what():"
-                         "  std::bad_alloc\n", "native_bad_alloc", "user"),
+    "no memory in C++": ("terminate called after throwing an instance of 'std::bad_alloc'\n"
+                         "  what():  std::bad_alloc\n", "native_bad_alloc", "user"),
     "a spoilt heap": ("free(): invalid pointer\nFatal Python error: Aborted\n", "heap_corrupted",
                       "user"),
     "an abort alone": ("Fatal Python error: Aborted\n", "", ""),
@@ -139,8 +139,9 @@ def mentioned() -> Iterator[Case]:
     for name, warning in WARNINGS.items():
         for last, root, culprit in ((KEY, "key_or_type", "user"), (ECC, "cuda_ecc", "infra")):
             for between in ("", hf):
-                yield Case(f"{name}, {'steps, ' if between else ''}then {root}", (
-                    ("rank0.log", warning + between + traceback(last)),), root, culprit, 0)  # fmt: skip
+                text = warning + between + traceback(last)
+                yield Case(f"{name}, {'steps, ' if between else ''}then {root}",
+                           (("rank0.log", text),), root, culprit, 0)  # fmt: skip
         yield Case(f"{name} on rank 0, an error of rank 1", (
             ("rank0.log", "2026-11-20 10:00:00 x\n" + warning),
             ("rank1.log", "2026-11-20 10:30:00 x\n" + traceback(KEY)),
@@ -230,8 +231,10 @@ def wrapped() -> Iterator[Case]:
     yield Case("an exception group", (("rank0.log", group),), "key_or_type", "user", 0)
     bar = "  5%|#    | 50/1000 [00:10<03:10,  5.00it/s]"
     yield Case("right behind a bar", (("rank0.log", bar + traceback(ECC)),), "cuda_ecc", "infra", 0)
-    for line in ("socket.gaierror: [Errno -3] Temporary failure in name resolution",
-                 "struct.error: unpack requires a buffer of 4 bytes", "zlib.error: Error -3"):  # fmt: skip
+    small = ("socket.gaierror: [Errno -3] Temporary failure in name resolution",
+             "struct.error: unpack requires a buffer of 4 bytes",
+             "zlib.error: Error -3")  # fmt: skip
+    for line in small:
         yield Case(line[:14], (("rank0.log", traceback(line)),), "python_exception", "user", 0)
 
 

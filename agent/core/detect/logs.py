@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import islice
 
-from . import loggates, logsteps
+from . import loggates
 from .logmatch import (
     CARRIER,
     CASCADE,
@@ -25,7 +25,8 @@ from .logmatch import (
     Match,
     Signature,
 )
-from .logtext import LINE_MAX, NO_RANK, Clean, clean
+from .logsteps import Steps
+from .logtext import LINE_MAX, LOOK_BACK, NO_RANK, Clean, clean, line_at, time_before
 from .logtrace import (
     IGNORED,
     ORIGINAL,
@@ -39,7 +40,6 @@ from .logtrace import (
 from .nrt import find
 
 LOOK_AHEAD = 64 << 10  # bytes: a traceback is whole within them
-LOOK_BACK = 16 << 10  # bytes in which a line without a time finds one before it
 HITS_MAX = 20_000  # lines a feed of about 1 MB that are looked at; the rest is counted
 KEPT_MAX = 8  # matches of one signature and stream
 MATCHES_MAX = 512  # of one file
@@ -52,7 +52,6 @@ STREAMS_MAX = 8192
 BELOW_LINES = 8  # of a summary
 RANK_DIGITS = 6
 WALK_MAX = 100_000  # lines of tracebacks in a feed: about 0.3 s at the worst
-HANDLED_STEPS = 3  # different steps that went by after it: it was handled
 
 
 class Stream:
@@ -74,7 +73,7 @@ class Scanner:
         self.file, self.rank = file, rank
         self.matches: list[Match] = []
         self.counts: Counter[tuple[int, str]] = Counter()  # all that were seen, kept or not
-        self.kept: Counter[tuple[int, str]] = Counter()
+        self.kept: Counter[tuple[int, str, bool]] = Counter()
         self.handled: Counter[str] = Counter()  # the process went on after them
         self.skipped = 0  # lines with a hit that were not looked at
         self.streams: dict[int | str, Stream] = {}
@@ -84,9 +83,10 @@ class Scanner:
         self._base = 0  # offset of the buffer's begin in the file
         self._lines = 0  # lines before the buffer
         self._inside: set[int] = set()  # starts of lines that belong to a traceback
+        self._ignored = -1  # offset of a traceback that Python says it let go
         self._origin: int | None = None  # begin of the traceback that is being read
         self._walk = WALK_MAX  # lines that this feed may still follow
-        self._steps: dict[int, set[bytes]] = {}  # index of a root -> steps that came after it
+        self._steps = Steps()
 
     def feed(self, data: bytes) -> None:
         """About 1 MB at a time; what could be cut in two waits for the next."""
@@ -101,7 +101,7 @@ class Scanner:
         self._lines += buffer.count(b"\n", 0, cut)
         live = {one.offset for one in self.matches}
         live |= {one.offset for stream in self.streams.values() for one in stream.chain}
-        self._steps = {at: steps for at, steps in self._steps.items() if at in live}
+        self._steps.keep(live)
         self._inside = {start - cut for start in self._inside if start >= limit}
         self._buffer, self._begin, self._base = buffer[cut:], limit - cut, self._base + cut
 
@@ -135,19 +135,18 @@ class Scanner:
     def _line(self, buffer: bytes, start: int, hit: int) -> None:
         far = hit - start > LINE_MAX // 2
         begin = hit - LINE_MAX // 4 if far else start  # its prefix is too far away to help
-        read = clean(_decode(buffer, begin))
+        read = clean(line_at(buffer, begin))
         stream = self._stream(read.stream)
         if TRACEBACK in read.text:
             self._traceback(buffer, start, read, stream)
         elif (before := link(read.text)) is not None:
             self.streams.get(key_of(before), stream).linked = True
         elif IGNORED in read.text:
-            self._settle(stream)  # what stood before is not meant
-            stream.ignored = True
+            below = next(self._following(buffer, start, read.stream), None)
+            self._ignored = self._base + below[0] if below else -1
         else:
             for signature in self._matching(read.text):
-                found = self._match(buffer, start, read, signature)
-                self._keep(found._replace(mention=not signature.fatal))
+                self._keep(self._match(buffer, start, read, signature, not signature.fatal))
 
     def _stream(self, key: int | str, instead: Stream | None = None) -> Stream:
         """By the number of a known prefix, or by the text of an unknown one."""
@@ -161,7 +160,9 @@ class Scanner:
             if any(literal in text for literal in one.literals) and one.pattern.search(text)
         ]  # fmt: skip
 
-    def _match(self, buffer: bytes, start: int, read: Clean, signature: Signature) -> Match:
+    def _match(
+        self, buffer: bytes, start: int, read: Clean, signature: Signature, mention: bool = False
+    ) -> Match:
         said = _groups(signature.pattern, read.text)
         if signature.below:
             lines = islice(self._following(buffer, start, read.stream), BELOW_LINES)
@@ -176,7 +177,7 @@ class Scanner:
             signature.id, signature.role, signature.category, signature.culprit,
             signature.retryable, rank, read.text.strip()[:1000], signature.weak,
             signature.id in GENERIC, fields, read.stream, self.file, self._base + start,
-            time_s=read.time_s,
+            time_s=read.time_s, mention=mention,
         ))  # fmt: skip
 
     def _coded(
@@ -208,6 +209,7 @@ class Scanner:
         if not stream.linked:
             self._settle(stream)
         stream.linked = False
+        stream.ignored = self._base + start == self._ignored
         self._origin = start
         self._block(buffer, start, read, stream, wrap)
         self._origin = None
@@ -323,7 +325,7 @@ class Scanner:
             self._walk -= 1
             begin = at + 1
             at = buffer.find(b"\n", begin)
-            read = clean(_decode(buffer, begin))
+            read = clean(line_at(buffer, begin))
             if read.stream == stream:
                 yield begin, read
 
@@ -331,70 +333,46 @@ class Scanner:
 
     def _placed(self, match: Match) -> Match:
         """With line number and time, which cost a look around, while it may still be kept."""
-        full = len(self.matches) >= MATCHES_MAX
-        if full or self.kept[match.stream, match.signature] >= KEPT_MAX:
+        if not self._has_room(match):
             return match
         at = match.offset - self._base
         number = self._lines + self._buffer.count(b"\n", 0, at) + 1
         time_s = match.time_s
         if time_s is None:  # above the frames, which have none and fill any window
-            time_s = _time_before(self._buffer, at if self._origin is None else self._origin)
+            time_s = time_before(self._buffer, at if self._origin is None else self._origin)
         return match._replace(number=number, time_s=time_s)
 
+    def _has_room(self, match: Match) -> bool:
+        """What is only mentioned never takes the place of what ended a process."""
+        most = MATCHES_MAX // 2 if match.mention else MATCHES_MAX
+        return len(self.matches) < most and self.kept[_kind(match)] < KEPT_MAX
+
     def _keep(self, match: Match) -> None:
-        key = (match.stream, match.signature)
-        self.counts[key] += 1
-        if self._was_handled(match):
+        self.counts[match.stream, match.signature] += 1
+        if self._steps.handled(match):
             self.handled[match.signature] += 1
-        elif self.kept[key] < KEPT_MAX and len(self.matches) < MATCHES_MAX:
-            self.kept[key] += 1
+        elif self._has_room(match):
+            self.kept[_kind(match)] += 1
             self.matches.append(match)
 
     def _progress(self, begin: int, limit: int) -> None:
         """Which steps went by after each root: a job that trains on had handled it."""
         open_chains = (one for stream in self.streams.values() for one in stream.chain)
-        live = [
-            one for one in (*self.matches, *open_chains)
-            if one.role == ROOT and not self._was_handled(one)
-        ]  # fmt: skip
-        if not live:
-            return
-        begin = max(begin, min(one.offset for one in live) - self._base)
-        for start, stream, number in logsteps.passed(self._buffer, begin, limit):
-            for one in live:
-                if one.stream == stream and one.offset < self._base + start:
-                    self._steps.setdefault(one.offset, set()).add(number)
-            live = [one for one in live if not self._was_handled(one)]
-            if not live:
-                return
-
-    def _was_handled(self, match: Match) -> bool:
-        return match.role == ROOT and len(self._steps.get(match.offset, ())) >= HANDLED_STEPS
+        live = [one for one in (*self.matches, *open_chains) if one.role == ROOT]
+        self._steps.look(live, self._buffer, self._base, begin, limit)
 
     def _demote(self) -> None:
-        for one in [match for match in self.matches if self._was_handled(match)]:
+        for one in [match for match in self.matches if self._steps.handled(match)]:
             self.matches.remove(one)
-            self.kept[one.stream, one.signature] -= 1
+            self.kept[_kind(one)] -= 1
             self.handled[one.signature] += 1
+
+
+def _kind(match: Match) -> tuple[int, str, bool]:
+    return match.stream, match.signature, match.mention
 
 
 def _groups(pattern: re.Pattern[str], text: str) -> dict[str, str]:
     found = pattern.search(text)
     said = found.groupdict() if found else {}
     return {name: value[:200] for name, value in said.items() if value is not None}
-
-
-def _decode(buffer: bytes, start: int) -> str:
-    end = buffer.find(b"\n", start, start + LINE_MAX)
-    return buffer[start : end if end >= 0 else start + LINE_MAX].decode("utf-8", "replace")
-
-
-def _time_before(buffer: bytes, at: int) -> float | None:
-    """Of the nearest earlier line that has one: a lower bound."""
-    for line in reversed(buffer[max(0, at - LOOK_BACK) : at].split(b"\n")):
-        if line.count(b":") < 2:
-            continue  # no clock
-        time_s = clean(line.decode("utf-8", "replace")).time_s
-        if time_s is not None:
-            return time_s
-    return None

@@ -1,15 +1,17 @@
 """The steps that a training log prints: proof that the job went on after an error.
 
-Owns the forms in which trainers print them.  What they prove is agent/core/detect/logs.py's.  Pure.
+Owns the forms in which trainers print them, and which roots they went by.  Pure.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
+from .logmatch import ROOT, Match
 from .logtext import LINE_MAX, clean
 
+HANDLED_STEPS = 3  # different steps that went by after it: it was handled
 LINES_MAX = 5000  # of one search
 LINE_BACK = 64 << 10  # a progress bar without line ends is one line of any length
 
@@ -26,8 +28,8 @@ _STEP = re.compile(
     rb"|\]\[ {0,8}(\d{1,12})/"
     rb"|%\|[^|\r\n]{0,400}\| {0,8}(\d{1,12})/\d"
 )
-# `  5%|#    | 50/1000 [`: a bar without a name, or with one of training.  Loading and preparing have
-# names of their own, and a rank can go on with them while another is dead.
+# `  5%|#    | 50/1000 [`: a bar without a name, or with one of training.  Loading and preparing
+# have names of their own, and a rank can go on with them while another is dead.
 _BAR_BEGINS = re.compile(
     rb"(?i)(?:(?:\A|[\r\n\]])[: ]{0,8}|\b(?:epoch|train|step|iter)[^|\r\n]{0,40})\d{1,3}\Z"
 )
@@ -53,3 +55,32 @@ def passed(buffer: bytes, begin: int, limit: int) -> Iterator[tuple[int, int, by
             head = buffer[line : line + LINE_MAX].partition(b"\n")[0].partition(b"\r")[0]
             start, stream = line, clean(head.decode("utf-8", "replace")).stream
         yield start, stream, found[found.lastindex or 0]
+
+
+class Steps:
+    """The steps after each root of one log, by the root's offset."""
+
+    def __init__(self) -> None:
+        self._after: dict[int, set[bytes]] = {}
+
+    def handled(self, match: Match) -> bool:
+        return match.role == ROOT and len(self._after.get(match.offset, ())) >= HANDLED_STEPS
+
+    def keep(self, offsets: set[int]) -> None:
+        self._after = {at: steps for at, steps in self._after.items() if at in offsets}
+
+    def look(
+        self, roots: Sequence[Match], buffer: bytes, base: int, begin: int, limit: int
+    ) -> None:
+        """Takes in what buffer[begin:limit] says; `base` is the buffer's place in the log."""
+        live = [one for one in roots if not self.handled(one)]
+        if not live:
+            return
+        begin = max(begin, min(one.offset for one in live) - base)
+        for start, stream, number in passed(buffer, begin, limit):
+            for one in live:
+                if one.stream == stream and one.offset < base + start:
+                    self._after.setdefault(one.offset, set()).add(number)
+            live = [one for one in live if not self.handled(one)]
+            if not live:
+                return

@@ -10,6 +10,7 @@ import re
 from typing import NamedTuple
 
 LINE_MAX = 4096  # characters of a line that are looked at
+LOOK_BACK = 16 << 10  # bytes in which a line without a time finds one before it
 NO_RANK = -1
 PREFIXES_MAX = 6
 
@@ -91,3 +92,19 @@ def around_new_year(times_s: list[float]) -> float:
     if times_s and max(times_s) - min(times_s) > YEAR_S / 2:
         return YEAR_S / 2
     return 0.0
+
+
+def line_at(buffer: bytes, start: int) -> str:
+    end = buffer.find(b"\n", start, start + LINE_MAX)
+    return buffer[start : end if end >= 0 else start + LINE_MAX].decode("utf-8", "replace")
+
+
+def time_before(buffer: bytes, at: int) -> float | None:
+    """Of the nearest earlier line that has one: a lower bound."""
+    for line in reversed(buffer[max(0, at - LOOK_BACK) : at].split(b"\n")):
+        if line.count(b":") < 2:
+            continue  # no clock
+        time_s = clean(line.decode("utf-8", "replace")).time_s
+        if time_s is not None:
+            return time_s
+    return None
