@@ -26,7 +26,7 @@ from .logmatch import (
     Signature,
 )
 from .logsteps import Steps
-from .logtext import LINE_MAX, LOOK_BACK, NO_RANK, Clean, clean, line_at, time_before
+from .logtext import LINE_MAX, LOOK_BACK, NO_RANK, Clean, Ruler, clean, line_at
 from .logtrace import (
     IGNORED,
     ORIGINAL,
@@ -47,7 +47,7 @@ CHAIN_MAX = 32  # exceptions and lines of one chain
 BLOCK_LINES_MAX = 600  # of one traceback, other ranks' lines between included
 WOVEN_MAX = 64  # tracebacks of several ranks through each other, without prefixes
 WOVEN_LINES = 200  # lines of the others between two of their ends
-WRAP_LINES = 16  # among which the first frame with a prefix of its traceback stands
+WRAP_LINES = 128  # among which the first frame with a prefix of its traceback stands
 STREAMS_MAX = 8192
 BELOW_LINES = 8  # of a summary
 RANK_DIGITS = 6
@@ -81,7 +81,7 @@ class Scanner:
         self._buffer = b""
         self._begin = 0  # index in the buffer from which lines are new
         self._base = 0  # offset of the buffer's begin in the file
-        self._lines = 0  # lines before the buffer
+        self._ruler = Ruler()
         self._inside: set[int] = set()  # starts of lines that belong to a traceback
         self._ignored = -1  # offset of a traceback that Python says it let go
         self._origin: int | None = None  # begin of the traceback that is being read
@@ -98,7 +98,7 @@ class Scanner:
             return
         self._work(buffer, limit)
         cut = max(0, limit - LOOK_BACK)
-        self._lines += buffer.count(b"\n", 0, cut)
+        self._ruler.cut(buffer, cut)
         live = {one.offset for one in self.matches}
         live |= {one.offset for stream in self.streams.values() for one in stream.chain}
         self._steps.keep(live)
@@ -164,7 +164,7 @@ class Scanner:
         self, buffer: bytes, start: int, read: Clean, signature: Signature, mention: bool = False
     ) -> Match:
         said = _groups(signature.pattern, read.text)
-        if signature.below:
+        if signature.below and self.kept[read.stream, signature.id, mention] < KEPT_MAX:
             lines = islice(self._following(buffer, start, read.stream), BELOW_LINES)
             said |= _groups(signature.below, "\n".join(line.text for _, line in lines))
         fields = tuple(said.items())
@@ -336,10 +336,11 @@ class Scanner:
         if not self._has_room(match):
             return match
         at = match.offset - self._base
-        number = self._lines + self._buffer.count(b"\n", 0, at) + 1
+        number = self._ruler.number(self._buffer, self._base, at)
         time_s = match.time_s
         if time_s is None:  # above the frames, which have none and fill any window
-            time_s = time_before(self._buffer, at if self._origin is None else self._origin)
+            look = at if self._origin is None else self._origin
+            time_s = self._ruler.time_before(self._buffer, self._base, look)
         return match._replace(number=number, time_s=time_s)
 
     def _has_room(self, match: Match) -> bool:

@@ -99,12 +99,46 @@ def line_at(buffer: bytes, start: int) -> str:
     return buffer[start : end if end >= 0 else start + LINE_MAX].decode("utf-8", "replace")
 
 
-def time_before(buffer: bytes, at: int) -> float | None:
-    """Of the nearest earlier line that has one: a lower bound."""
-    for line in reversed(buffer[max(0, at - LOOK_BACK) : at].split(b"\n")):
-        if line.count(b":") < 2:
-            continue  # no clock
-        time_s = clean(line.decode("utf-8", "replace")).time_s
-        if time_s is not None:
-            return time_s
-    return None
+class Ruler:
+    """Number and time of lines of one log, mostly asked for from its begin to its end: then each
+    byte is looked at once, however many lines are asked for."""
+
+    def __init__(self) -> None:
+        self._ends = 0  # of lines before the buffer
+        self._counted = (0, 0)  # a place in the log, and the ends of lines before it
+        self._clock: tuple[int, int, float | None] = (0, 0, None)  # searched up to; found where
+
+    def cut(self, buffer: bytes, nbytes: int) -> None:
+        """The buffer loses so many bytes at its begin."""
+        self._ends += buffer.count(b"\n", 0, nbytes)
+
+    def number(self, buffer: bytes, base: int, at: int) -> int:
+        """Of the line that begins there, from 1; `base` is the buffer's place in the log."""
+        place, ends = self._counted
+        if not base <= place <= base + at:
+            place, ends = base, self._ends
+        ends += buffer.count(b"\n", place - base, at)
+        self._counted = (base + at, ends)
+        return ends + 1
+
+    def time_before(self, buffer: bytes, base: int, at: int) -> float | None:
+        """Of the nearest line before this one that has one, within LOOK_BACK: a lower bound."""
+        low = max(0, at - LOOK_BACK)
+        searched, found, time_s = self._clock
+        if base + low <= searched <= base + at:
+            first = searched - base
+        else:
+            first, time_s = (buffer.find(b"\n", low, at) + 1 or at) if low else 0, None
+        end = at
+        while end > first:
+            begin = max(first, buffer.rfind(b"\n", first, end - 1) + 1)
+            line = buffer[begin:end]
+            own_s = clean(line.decode("utf-8", "replace")).time_s if line.count(b":") > 1 else None
+            if own_s is not None:
+                found, time_s = base + begin, own_s
+                break
+            end = begin
+        if found < base + low:
+            time_s = None
+        self._clock = (base + at, found, time_s)
+        return time_s

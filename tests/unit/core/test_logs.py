@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from bench import classify_cases
 from holdfast.agent import logfiles
-from holdfast.agent.core.detect import logmatch, logroot, logs, logtrace
+from holdfast.agent.core.detect import logmatch, logroot, logs, logtext, logtrace
 from holdfast.agent.core.detect.logtext import NO_RANK, clean
 
 CATALOGUE = logfiles.load_catalogue()
@@ -189,6 +189,33 @@ def test_a_storm_of_tracebacks_is_bounded() -> None:
     scanner.close()
     assert scanner._walk == 0
     assert len(scanner.streams) <= 8193
+    woven = "".join(
+        f"node{rank}: {row}\n" for row in classify_cases.traceback("KeyError: 'x'").splitlines()
+        for rank in range(100)
+    )  # fmt: skip
+    assert root(woven) == "key_or_type"
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from(["2026-01-01 00:00:07 x\n", "a: b: c\n", "quiet\n" * 9, "\n"])),
+       st.lists(st.integers(0, 60), max_size=9), st.sampled_from([30, 100, logtext.LOOK_BACK]))
+def test_number_and_time_of_a_line_do_not_depend_on_who_asked_before(
+    texts: list[str], asked: list[int], back: int
+) -> None:
+    buffer = "".join(texts).encode()
+    begins = [0, *(at + 1 for at, byte in enumerate(buffer) if byte == 10)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logtext, "LOOK_BACK", back)
+        shared = logtext.Ruler()
+        for at in (begins[index % len(begins)] for index in asked):
+            fresh = logtext.Ruler()
+            assert shared.number(buffer, 0, at) == fresh.number(buffer, 0, at)
+            assert fresh.number(buffer, 0, at) == begins.index(at) + 1
+            window = [one for one in begins if at - back <= one < at]
+            clocks = [one for one in window if buffer[one:].startswith(b"2026")]
+            expected = 7.0 if clocks else None
+            assert shared.time_before(buffer, 0, at) == expected
+            assert fresh.time_before(buffer, 0, at) == expected
 
 
 @settings(max_examples=60, deadline=None)
@@ -197,7 +224,9 @@ def test_a_storm_of_tracebacks_is_bounded() -> None:
     st.sampled_from([sample.encode() for _, sample in SAMPLES]),
     st.sampled_from([b"Traceback (most recent call last):", b'  File "a.py", line 1, in f',
                      b"\nDuring handling of the above exception, another exception occurred:\n",
-                     b"ValueError: x", b"[rank1]: ", b"\x1b[31m", b"2026-11-20 10:00:00 ", b"\n"]),
+                     b"ValueError: x", b"[rank1]: ", b"n1: Traceback (most recent call last):",
+                     b'n1:   File "a.py"', b"n1: KeyError: 'x'", b"Exception ignored in: f",
+                     b"Root Cause (first observed failure):", b"step 1", b"step 2", b"step 3", b"\x1b[31m", b"2026-11-20 10:00:00 ", b"\n"]),
 ), max_size=40), st.integers(1, 4000))  # fmt: skip
 def test_any_bytes_are_read(parts: list[bytes], piece: int) -> None:
     data = b"\n".join(parts)
