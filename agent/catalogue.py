@@ -22,7 +22,7 @@ from .core.detect.kernel import (
     Rule,
     at_begin,
 )
-from .core.detect.logs import FOLLOWS, PYTHON
+from .core.detect.logmatch import FOLLOWS, PYTHON
 from .core.detect.nrt import Code, Codes
 from .core.event import Escalation
 from .core.model import FATAL, WARN

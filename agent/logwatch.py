@@ -15,7 +15,7 @@ from holdfast.collectors.sample import Metric
 
 from .catalogue import log_signatures
 from .core.detect.livelogs import plain
-from .core.detect.logs import CULPRITS, ROLES
+from .core.detect.logmatch import CULPRITS, ROLES
 
 if TYPE_CHECKING:
     from .config import Loaded

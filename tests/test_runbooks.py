@@ -5,13 +5,13 @@ from __future__ import annotations
 import ast
 import json
 import re
-import shutil
 import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pages import promtool
 
 from holdfast.agent.cli.parser import INJECTABLE
 from holdfast.agent.core.model import SEVERITIES, Runbook
@@ -174,14 +174,12 @@ def test_every_runbook_has_its_alert_with_its_address() -> None:
 
 
 def test_prometheus_takes_the_alert_rules(tmp_path: Path) -> None:
-    promtool = shutil.which("promtool")
-    if promtool is None:
-        pytest.skip("promtool is missing (Debian package prometheus)")
+    tool = promtool()
     file = tmp_path / "alerts.yml"
 
     def check(text: str) -> subprocess.CompletedProcess[str]:
         file.write_text(text)
-        command = [promtool, "check", "rules", str(file)]
+        command = [tool, "check", "rules", str(file)]
         return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
 
     good = check(alert_file())

@@ -28,7 +28,9 @@ async def until(
     return found
 
 
-def wait_for(condition: Callable[[], Found], timeout_s: float = LIMIT_S, what: object = "") -> Found:
+def wait_for(
+    condition: Callable[[], Found], timeout_s: float = LIMIT_S, what: object = ""
+) -> Found:
     """The same, for a test without a loop."""
     deadline_s = time.monotonic() + timeout_s
     while not (found := condition()):

@@ -226,7 +226,8 @@ def test_number_and_time_of_a_line_do_not_depend_on_who_asked_before(
                      b"\nDuring handling of the above exception, another exception occurred:\n",
                      b"ValueError: x", b"[rank1]: ", b"n1: Traceback (most recent call last):",
                      b'n1:   File "a.py"', b"n1: KeyError: 'x'", b"Exception ignored in: f",
-                     b"Root Cause (first observed failure):", b"step 1", b"step 2", b"step 3", b"\x1b[31m", b"2026-11-20 10:00:00 ", b"\n"]),
+                     b"Root Cause (first observed failure):", b"step 1", b"step 2", b"step 3",
+                     b"\x1b[31m", b"2026-11-20 10:00:00 ", b"\n"]),
 ), max_size=40), st.integers(1, 4000))  # fmt: skip
 def test_any_bytes_are_read(parts: list[bytes], piece: int) -> None:
     data = b"\n".join(parts)
