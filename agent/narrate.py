@@ -76,15 +76,16 @@ class Narrator:
     def _make_room(self, decision: Decision) -> list[Incident]:
         """Forgets the oldest of whoever has most: nobody's runs push out what others, or the node,
         went through.  What the core still tells of stays beside that: it would come back as new."""
-        if len(self.incidents) <= INCIDENTS_MAX:
-            return []
         told = {one.id for one in decision.incidents}
+        too_many = len(self.incidents) - len(told) - INCIDENTS_MAX
+        if too_many <= 0:
+            return []
         past: dict[int, deque[str]] = {}  # owner -> ids, oldest first
         for id in self.incidents:
             if id not in told:
                 past.setdefault(self._owners[id], deque()).append(id)
         forgotten = []
-        for _ in range(sum(map(len, past.values())) - INCIDENTS_MAX):
+        for _ in range(too_many):
             oldest = max(past.values(), key=len).popleft()
             forgotten.append(self.incidents.pop(oldest))
             del self._owners[oldest]
