@@ -19,8 +19,8 @@ Found = TypeVar("Found")
 async def until(
     condition: Callable[[], Found], timeout_s: float = LIMIT_S, what: object = ""
 ) -> Found:
-    """What the condition says once it is true; fails the test when it never is, with `what`, or
-    what that says when it is called."""
+    """What the condition says once it is true; fails the test when it never is, with `what` or what
+    that says when called."""
     deadline_s = time.monotonic() + timeout_s
     while not (found := condition()):
         _look_at(deadline_s, what or repr(condition))
