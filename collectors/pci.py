@@ -27,7 +27,7 @@ class PciCollector:
     fast = False
     metrics = (
         Metric("host_pci_devices", "gauge",
-               "PCI devices that a driver has, without bridges and virtual functions."),
+               "PCI devices that a driver has, without bridges and virtual functions.", (), True),
     )  # fmt: skip
 
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:

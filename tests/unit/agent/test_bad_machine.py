@@ -26,7 +26,7 @@ from holdfast.collectors.__main__ import _answer
 from holdfast.collectors.roots import Roots
 
 TESTS = Path(__file__).resolve().parents[2]
-TOOLS = ("nvidia", "neuron", "amd", "nvme_smart", "dns", "units", "ec2")  # ask others than files
+TOOLS = ("nvidia", "neuron", "amd", "nvme_smart", "dns", "units", "ec2", "pci")  # read no file
 FILES = [one for one in ALL if one.name not in TOOLS]
 STAT = ("{pid} ({name}) {state} 1 1 1 0 -1 64 0 0 0 0 5 9 0 0 20 0 1 0 100 0 0 18446744073709551615"
         + " 0" * 12 + " 17 1 0 0 0 0 0\n")

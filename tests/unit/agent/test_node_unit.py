@@ -329,7 +329,7 @@ def test_a_line_of_the_kernels_becomes_one_reboot(agent, unit, tmp_path, monkeyp
 
 
 @pytest.mark.parametrize(("text", "said"), [
-    ('[actions]\nallow = ["rebot_node"]', "'rebot_node' is no action: set some of reboot_node"),
+    ('[actions]\nallow = ["rebot_node"]', "'rebot_node' is no action: did you mean reboot_node?"),
     ('[actions]\nallow = ["reboot_node"]', "evidence.store is empty, but actions.allow names"),
 ])  # fmt: skip
 def test_what_may_not_be_allowed_is_an_error_of_the_configuration(tmp_path, text, said):
