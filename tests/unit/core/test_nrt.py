@@ -10,7 +10,7 @@ from holdfast.agent import catalogue, logfiles, wire
 from holdfast.agent.core.detect import ended, logroot, nrt
 from holdfast.agent.core.detect.logmatch import CULPRITS, RETRYABLE
 from holdfast.agent.core.model import Ended, RankView
-from holdfast.agent.sessions import _explained
+from holdfast.agent.session import explained
 
 from .driver import Lab
 from .test_logs import scan
@@ -53,7 +53,7 @@ def test_a_rank_that_ended_with_a_code_is_told_with_its_meaning():
         wire.RankLevel(1, 11, 1, "ended", ended=Ended(1, 0, "exception", "KeyError: 'x'")),
         wire.RankLevel(2, 12, 1, "running"),
     ))  # fmt: skip
-    told = _explained(levels).ranks
+    told = explained(levels).ranks
     assert told[0].ended.error.startswith(HBM)
     assert "1201 NRT_EXEC_HW_ERR_HBM_UE: device memory failed beyond repair" in told[0].ended.error
     assert told[1:] == levels.ranks[1:]
