@@ -92,6 +92,10 @@ class Narrator:
             self._detectors.pop(oldest, None)
         return forgotten
 
+    def owner(self, incident: str) -> int:
+        """The uid of the user whose run it is about; NODE where it is nobody's."""
+        return self._owners.get(incident, NODE)
+
     def with_fault(self, effect: Effect) -> Effect:
         """The effect with the fault it answers: that of its run's newest incident that is open."""
         run = getattr(effect.body, "run", "")

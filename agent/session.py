@@ -6,8 +6,6 @@ does, before anything is put here.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
 import msgspec
 
 from . import procfs, wire
@@ -19,31 +17,6 @@ from .ranks import RankTrack, bare_level
 
 COMMITS_MAX = 128  # newest last; a launcher sends 100 at most, and each costs in every step
 Where = dict[tuple[str, int, int], str]  # (run, generation, rank) -> source line, from evidence
-
-OWNERS_MAX = 4096
-
-
-class Owners:
-    """Whose run each name is, kept when the run is over: its incidents are still that user's."""
-
-    def __init__(self) -> None:
-        self._by_run: OrderedDict[str, tuple[int, float]] = OrderedDict()  # (uid, since wall_s)
-
-    def note(self, run: str, uid: int, wall_s: float) -> None:
-        """A launcher of this user's serves the run from now on.  A name that was another user's
-        before is this one's only for what comes."""
-        owner, since_s = self._by_run.pop(run, (uid, wall_s))
-        self._by_run[run] = (uid, since_s if owner == uid else wall_s)
-        while len(self._by_run) > OWNERS_MAX:
-            self._by_run.popitem(last=False)
-
-    def owns(self, uid: int, run: str, wall_s: float) -> bool:
-        """Whether the run was this user's when something of it began."""
-        owner, since_s = self._by_run.get(run, (-1, 0.0))
-        return owner == uid and wall_s >= since_s
-
-    def has(self, uid: int | None) -> bool:
-        return any(owner == uid for owner, _ in self._by_run.values())
 
 
 class Session:

@@ -26,7 +26,7 @@ from .core.model import RunView
 from .link import Link, close_all, receive
 from .ranks import RankTrack, pidfd_pid
 from .room import Room, is_dead, user_name
-from .session import Owners, Session, Where, explained
+from .session import Session, Where, explained
 
 HELLO_S = 5.0  # a launcher says who it is at once; who does not only holds a place
 ACCEPTS_PER_WAKE = 64
@@ -75,7 +75,6 @@ class Sessions:
         self._socket: socket.socket | None = None
         self._links: dict[Link, Session | None] = {}
         self._runs: dict[str, Session] = {}
-        self.owners = Owners()
 
     # ------------------------------------------------------------- the socket
 
@@ -225,7 +224,6 @@ class Sessions:
             return
         boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         session = Session(hello, link.pid, link.uid, boot_s, self._proc)
-        self.owners.note(hello.run, link.uid, time.time())
         if old is not None:
             if old.link is not None and old.link is not link:
                 stale, old.link = old.link, None

@@ -19,8 +19,7 @@ from aiohttp import web
 
 from ..config import ConfigError
 from ..link import peer
-from ..session import Owners
-from .reader import Reader, peer_uid, reader
+from .reader import Owner, Reader, peer_uid, reader
 
 OPERATOR, READ, NOBODY = "operator", "read", ""
 TOKENS_MAX = 1000
@@ -82,12 +81,15 @@ def peer_of(request: web.Request) -> tuple[int, int] | None:
     return peer(sock)
 
 
-def reader_of(request: web.Request, tokens: Tokens, owners: Owners) -> Reader:
+def reader_of(
+    request: web.Request, tokens: Tokens, of_run: Owner, of_incident: Owner
+) -> Reader:
     """Who reads: by the peer of the socket, or by the token."""
     known = peer_of(request)
     sock = request.transport.get_extra_info("socket") if request.transport else None
     uid = known[1] if known is not None else peer_uid(sock) if sock is not None else None
-    return reader(uid, tokens.role(request.headers.get("Authorization", "")), owners)
+    role = tokens.role(request.headers.get("Authorization", ""))
+    return reader(uid, role, of_run, of_incident)
 
 
 class Guard:

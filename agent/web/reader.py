@@ -7,14 +7,11 @@ does not become public because an agent repeats it.  Who may ask at all is guard
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
-
-from ..session import Owners
 
 WITHHELD = "told to the run's owner, to root and to the agent's own user alone"
 # linux/sock_diag.h and linux/inet_diag.h
@@ -27,6 +24,7 @@ ESTABLISHED = 1
 STATE_AT, UID_AT = HEADER.size + 1, HEADER.size + 4 + 48 + 12  # in inet_diag_msg
 WAIT_S = 0.2
 Json = dict[str, Any]
+Owner = Callable[[str], int | None]
 
 
 class Reader(NamedTuple):
@@ -34,28 +32,30 @@ class Reader(NamedTuple):
 
     everything  root, the agent's own user, or who brought a token
     uid         the user, None where that is not known
-    owners      whose runs there are
+    of_run      whose a run is that is here
+    of_incident whose the run of an incident was, by the incident's id
     """
 
     everything: bool
     uid: int | None
-    owners: Owners
+    of_run: Owner
+    of_incident: Owner
 
-    def may(self, run: str, begun_wall_s: float = math.inf) -> bool:
-        """Whether to tell what a run said in something that began then; "" is the node."""
-        if self.everything or not run:
-            return True
-        return self.uid is not None and self.owners.owns(self.uid, run, begun_wall_s)
+    def may(self, run: str) -> bool:
+        """Whether to tell what a run says; "" is the node."""
+        return self.everything or not run or self._is(self.of_run(run))
 
-    def sees(self) -> str:
-        """How much: equal for all who see the same."""
-        if self.everything:
-            return "everything"
-        return f"uid {self.uid}" if self.owners.has(self.uid) else "the node"
+    def may_read(self, incident: Json) -> bool:
+        """The same, also for a run that is over.  A name may be another user's by now."""
+        public = self.everything or not _run_of(incident)
+        return public or self._is(self.of_incident(incident["id"]))
+
+    def _is(self, owner: int | None) -> bool:
+        return self.uid is not None and owner == self.uid
 
 
-def reader(uid: int | None, role: str, owners: Owners) -> Reader:
-    return Reader(bool(role) or uid in (0, os.getuid()), uid, owners)
+def reader(uid: int | None, role: str, of_run: Owner, of_incident: Owner) -> Reader:
+    return Reader(bool(role) or uid in (0, os.getuid()), uid, of_run, of_incident)
 
 
 def status(document: Json, who: Reader) -> Json:
@@ -69,7 +69,7 @@ def status(document: Json, who: Reader) -> Json:
 
 
 def incidents(found: Iterable[Json], who: Reader) -> list[Json]:
-    return [one if who.may(_run_of(one), one["opened_wall_s"]) else _told(one) for one in found]
+    return [one if who.may_read(one) else _told(one) for one in found]
 
 
 def _run(one: Json) -> Json:

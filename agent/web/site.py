@@ -213,7 +213,8 @@ class Site:
     # ------------------------------------------------------------- reading
 
     def _reader(self, request: web.Request) -> reader.Reader:
-        return reader_of(request, self._tokens, self._daemon.sessions.owners)
+        of_incident = self._daemon.narrator.owner
+        return reader_of(request, self._tokens, self._run_owner, of_incident)
 
     async def _index(self, request: web.Request) -> web.Response:
         return web.Response(body=self._page, content_type="text/html", charset="utf-8")
@@ -244,7 +245,7 @@ class Site:
             document = status.status(self._daemon)
             self._cached = (self._daemon.snapshot.number, now_s, document)
             self._encoded.clear()
-        key = who.sees()
+        key = "everything" if who.everything else f"uid {who.uid}"
         if key not in self._encoded:
             self._encoded[key] = msgspec.json.encode(reader.status(document, who))
         return _json(self._encoded[key])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import math
 import os
 import socket
 import sys
@@ -12,9 +11,9 @@ import sys
 import msgspec
 import pytest
 from fakes import FakeLauncher, rank_level, until
+from msgspec.structs import replace
 
 from holdfast.agent.core.model import Incident, Verdict
-from holdfast.agent.session import Owners
 from holdfast.agent.web import reader
 
 SECRET = "X-Amz-Security-Token=SECRET"
@@ -97,27 +96,18 @@ def test_another_user_is_not_told_what_a_run_said(agent, tmp_path):
         assert run["checkpoint"]["step"] == 2
 
 
-def test_the_owner_is_told_also_when_the_run_is_over():
-    owners = Owners()
-    owners.note("job", 1001, 100.0)
-    owners.note("job", 1001, 200.0)  # its launcher came back
-    mine, other = reader.reader(1001, "", owners), reader.reader(1002, "", owners)
-    assert mine.may("job", 150.0) and mine.may("job") and not mine.may("job", 50.0)
-    assert not other.may("job", 150.0) and other.may("") and not reader.reader(
-        None, "", owners).may("job")  # fmt: skip
-    owners.note("job", 1002, 300.0)  # another user takes the name
-    assert not other.may("job", 150.0) and other.may("job", 301.0) and not mine.may("job")
-    told = [msgspec.to_builtins(incident("job", at_s)) for at_s in (150.0, 301.0)]
-    said = [one["reason"] for one in reader.incidents(told, other)]
-    assert said == [reader.WITHHELD, SECRET]
-    assert reader.reader(None, "read", owners).may("job", -math.inf)
-
-
-def test_names_of_runs_are_kept_within_bounds():
-    owners = Owners()
-    for number in range(5000):
-        owners.note(f"run-{number}", 7, 1.0)
-    assert not owners.owns(7, "run-0", 2.0) and owners.owns(7, "run-4999", 2.0)
+def test_the_owner_is_told_also_when_the_run_is_over_and_its_name_another_users():
+    told = [msgspec.to_builtins(replace(incident("job"), id=id)) for id in ("old", "new", "?")]
+    owners = {"old": 1001, "new": 1002}
+    mine, other, unknown, token = (
+        reader.reader(uid, role, {"job": 1002}.get, owners.get)
+        for uid, role in ((1001, ""), (1002, ""), (None, ""), (None, "read"))
+    )
+    assert [who.may("job") for who in (mine, other, unknown, token)] == [False, True, False, True]
+    assert all(who.may("") for who in (mine, other, unknown, token))
+    seen = [[one["reason"] == SECRET for one in reader.incidents(told, who)]
+            for who in (mine, other, unknown, token)]  # fmt: skip
+    assert seen == [[True, False, False], [False, True, False], [False] * 3, [True] * 3]
 
 
 @pytest.mark.parametrize(("family", "host"), [
