@@ -305,23 +305,26 @@ class Journal:
     def _happened(self, record: Happened) -> None:
         incident = record.incident
         row = self._database.execute(
-            "SELECT state FROM incidents WHERE id = ?", (incident.id,)
+            "SELECT state, opened_wall_s FROM incidents WHERE id = ?", (incident.id,)
         ).fetchone()
         self._database.execute(
             "INSERT OR REPLACE INTO incidents VALUES (?, ?, ?, ?)",
             (incident.id, incident.state, incident.opened_wall_s, msgspec.json.encode(incident)),
         )
+        is_new = row is None or row[1] != incident.opened_wall_s  # else whose it is is known
         self._database.execute(
-            "INSERT OR IGNORE INTO owners VALUES (?, ?)", (incident.id, record.owner)
+            f"INSERT OR {'REPLACE' if is_new else 'IGNORE'} INTO owners VALUES (?, ?)",
+            (incident.id, record.owner),
         )
-        if row is None or row[0] != incident.state:
+        if row != (incident.state, incident.opened_wall_s):
             self._add(record.counts)
 
     def _add(self, counts: tuple[Count, ...]) -> None:
         for count in counts:
             self._database.execute(
-                "INSERT INTO counters VALUES (?, ?, ?) ON CONFLICT (name, labels) "
-                "DO UPDATE SET value = value + excluded.value",
+                # In place of the old row, so that what counted last goes last (agent/upkeep.py).
+                "INSERT OR REPLACE INTO counters SELECT ?1, ?2, ?3 + coalesce("
+                "(SELECT value FROM counters WHERE name = ?1 AND labels = ?2), 0)",
                 (count.name, msgspec.json.encode(count.labels).decode(), count.more),
             )
 

@@ -62,6 +62,10 @@ class Narrator:
             before = self.incidents.get(incident.id)
             if before == incident:
                 continue
+            if before is not None and before.opened_wall_s != incident.opened_wall_s:
+                # A run of a name that was forgotten: another incident, and maybe another's.
+                del self.incidents[incident.id]
+                before = None
             if before is None:
                 self._note_detector(incident, decision.verdicts)
                 self._owners[incident.id] = self._owner_of(incident.run) if incident.run else NODE

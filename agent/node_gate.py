@@ -71,6 +71,8 @@ async def look(daemon: Daemon) -> Gate:
     ranks = frozenset((rank.pid, one.uid) for one in sessions for rank in one.levels.ranks)
     ours = await asyncio.to_thread(_ours, proc, sorted(living), launchers, ranks)
     gone = tuple(sorted({pid for pid, _ in listed} - living))
+    if not procfs.sees_host(str(proc)):
+        gone = ()  # a driver lists the host's numbers, of which this container sees none
     try:
         others = await asyncio.to_thread(other_agents, proc, f"{own}{AGENT_SOCKET}")
     except (OSError, ValueError) as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
@@ -84,7 +84,8 @@ class Performer:
         self._tasks: set[asyncio.Task[None]] = set()
         self._orphans: dict[str, Intent] = {}
         self.counters = dict(journal.seed.counters)
-        self._by_run = deque(key for key in self.counters if key[0] in BY_RUN)  # oldest first
+        # Least lately counted first.
+        self._by_run = dict.fromkeys(key for key in self.counters if key[0] in BY_RUN)
         self.where: dict[tuple[str, int, int], str] = {}  # (run, generation, rank) -> source line
         now_s = time.monotonic()
         for done in journal.seed.finished:
@@ -274,10 +275,13 @@ class Performer:
         """Adds to the counters that metrics show; the journal adds the same on its side."""
         for count in counts:
             key = (count.name, count.labels)
-            if count.name in BY_RUN and key not in self.counters:
-                self._by_run.append(key)  # runs come by the thousand, and each would stay for ever
+            if count.name in BY_RUN:
+                self._by_run.pop(key, None)
+                self._by_run[key] = None  # runs come by the thousand, and each would stay for ever
                 if len(self._by_run) > RUNS_MAX:
-                    self.counters.pop(self._by_run.popleft(), None)
+                    oldest = next(iter(self._by_run))
+                    del self._by_run[oldest]
+                    self.counters.pop(oldest, None)
             self.counters[key] = self.counters.get(key, 0.0) + count.more
 
     def _remember_where(self, effect: Effect, detail: str) -> None:

@@ -13,6 +13,7 @@ CHILDREN_MAX = 64  # processes below one rank that count towards its activity
 THREADS_MAX = 64  # threads of a rank whose children lists are read
 READ_MAX_BYTES = 4096
 PROC = "/proc"
+HOST_PIDS = "pid:[4026531836]"  # PROC_PID_INIT_INO in linux/proc_ns.h
 
 
 class ProcStat(NamedTuple):
@@ -151,6 +152,14 @@ def process_alive(pid: int, proc: str = PROC) -> bool:
 def hides_others(proc: str = PROC) -> bool:
     """Whether other users' processes are hidden from us (hidepid): the first is always there."""
     return not read_small(f"{proc}/1/stat")
+
+
+def sees_host(proc: str = PROC) -> bool:
+    """Whether process numbers here are the host's: a container without them has others."""
+    try:
+        return proc != PROC or os.readlink(f"{PROC}/self/ns/pid") == HOST_PIDS
+    except OSError:
+        return False
 
 
 def real_uid(pid: int, proc: str = PROC) -> int:

@@ -194,10 +194,11 @@ class Runner:
 
     def _gather(self) -> None:
         self._samples = self._known = Readings(entry.named for entry in self._entries)
-        silent = [entry.collector for entry in self._entries if entry.silent]
+        silent = [entry for entry in self._entries if entry.silent]
         if silent:
-            names = frozenset(metric.name for one in silent for metric in one.metrics)
-            self._known = Readings((entry.known for entry in self._entries), names)
+            names = {metric.name for one in silent for metric in one.collector.metrics}
+            names |= {name for one in silent for name in one.known}  # those undeclared as well
+            self._known = Readings((entry.known for entry in self._entries), frozenset(names))
 
     async def _ask(self, entry: _Entry, collector: Probed) -> None:
         """One reading in the collector's child.  One that is late is killed, and the next reading

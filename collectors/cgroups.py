@@ -110,8 +110,8 @@ class CgroupsCollector:
         self._kills: dict[Key, int] = {}  # as read last
         self._below: dict[Key, int] = {}  # the same with all that lie below, version 2
         self._cut = False  # whether that walk was
-        self._partial = False  # whether any reading left out some whose kills it never saw
-        self._grown: dict[Key, Grown] = {}
+        self._partial = False  # whether the last reading left out some whose kills it never saw
+        self._grown: dict[str, Grown] = {}  # by label: a unit's next cgroup goes on
         self._killed: Counter[str] = Counter()  # by place
 
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
@@ -135,9 +135,9 @@ class CgroupsCollector:
             path, held = holder(tree.base, list(found), counts["dying"])
             samples.append(Sample("cgroup_dying", f"cgroup={label(path)}", float(held), boot_s))
         looks = _look(tree, found)
-        self._count_kills(tree, found, boot_s)
+        self._count_kills(tree, found, cut, boot_s)
         self._killed.update({one.place: 0 for one in looks if one.limit})
-        self._there, self._cut, self._partial = found, cut, self._partial or cut
+        self._there, self._cut = found, cut
         samples += _named("host_cgroup_oom_kills_total", self._killed, boot_s)
         samples += [
             Sample("cgroup_oom_kills_total", f"cgroup={one.label},place={one.place}",
@@ -153,11 +153,12 @@ class CgroupsCollector:
             self._born[place_of(path)] += count
         self._born = Counter(dict(self._born.most_common(BIRTHS_MAX)))
 
-    def _count_kills(self, tree: Tree, found: dict[str, int], boot_s: float) -> None:
+    def _count_kills(self, tree: Tree, found: dict[str, int], cut: bool, boot_s: float) -> None:
         """Adds what is new: a job's own count goes with its cgroup, the place's does not.  What was
         there before this looked is the page's alone: nobody knows when it was."""
         first, before = self._there is None, self._there or {}
-        kills = self._descend(tree, found) if tree.version == 2 else _kills(tree, found)
+        kills, whole = self._descend(tree, found) if tree.version == 2 else (
+            _kills(tree, found), True)  # fmt: skip
         for path, count in kills.items():
             key = path, found[path]
             known = self._kills.pop(key, None)
@@ -173,20 +174,23 @@ class CgroupsCollector:
             if seen:
                 self._killed[place] += seen
             if more and not first:
-                so_far = self._grown.pop(key, None)
-                self._grown[key] = Grown(label(path), place, more + (so_far.kills if so_far else 0),
-                                         boot_s)  # fmt: skip
+                name = label(path)
+                so_far = self._grown.pop(name, None)
+                total = more + (so_far.kills if so_far else 0)
+                self._grown[name] = Grown(name, place, total, boot_s)
+        here = {label(path) for path in found} if self._grown else set()
         self._grown = {
-            key: one for key, one in list(self._grown.items())[-KILLS_READS_MAX:]
-            if found.get(key[0]) == key[1] or boot_s - one.last_s <= KILLS_KEPT_S
+            name: one for name, one in list(self._grown.items())[-KILLS_READS_MAX:]
+            if name in here or boot_s - one.last_s <= KILLS_KEPT_S
         }  # fmt: skip
         while len(self._kills) > DIRECTORIES_MAX:
             del self._kills[next(iter(self._kills))]
+        self._partial = cut or not whole
         self._killed = Counter(dict(self._killed.most_common(BIRTHS_MAX)))
 
-    def _descend(self, tree: Tree, found: dict[str, int]) -> dict[str, int]:
+    def _descend(self, tree: Tree, found: dict[str, int]) -> tuple[dict[str, int], bool]:
         """Kills in the cgroups in or below which any are new, from the top: on a node of pods the
-        one that matters comes last of hundreds."""
+        one that matters comes last of hundreds.  And whether all were looked at."""
         below: dict[str, list[str]] = {}
         for path in found:
             below.setdefault(path.rpartition("/")[0], []).append(path)
@@ -196,8 +200,7 @@ class CgroupsCollector:
         while folders:
             for path in below.get(folders.pop(0), ()):
                 if reads >= KILLS_READS_MAX:
-                    self._partial = True
-                    return kills
+                    return kills, False
                 reads += 1
                 key, folder = (path, found[path]), f"{tree.base}{path}"
                 count = _stat(f"{folder}/memory.events").get("oom_kill", 0)
@@ -205,7 +208,7 @@ class CgroupsCollector:
                     self._below[key] = count
                     kills[path] = _stat(f"{folder}/{tree.kills}").get("oom_kill", 0)
                     folders.append(path)
-        return kills
+        return kills, True
 
 
 def walk(base: str) -> tuple[dict[str, int], bool]:

@@ -82,6 +82,9 @@ class CompileCacheCollector:
         """One reading.  NoData without the cache."""
         if not os.path.isdir(roots.compile_cache):
             raise NoData(f"no {roots.compile_cache}")
+        # By its true name: what it is mounted from, and a launcher that is to remove a lock, go by
+        # that.
+        roots = roots._replace(compile_cache=os.path.realpath(roots.compile_cache))
         sight = _walk(roots.compile_cache)
         ages_s = _compilers(roots.proc, boot_s)
         found = {"locks": len(sight.locks), "programs": len(sight.programs),

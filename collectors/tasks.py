@@ -143,7 +143,10 @@ class TasksCollector:
     def _list(self, proc: str, tasks: list[Task]) -> None:
         """Counts the open files of the processes whose turn it is."""
         here = {_key(task): task.pid for task in tasks}
-        turn = [key for key in here if key not in self._listed][:LISTED_MAX]
+        self._listed &= here.keys()
+        # The oldest first: short ones come without end, and are not what runs out of files.
+        turn = sorted((key for key in here if key not in self._listed), key=lambda one: one[1])
+        turn = turn[:LISTED_MAX]
         if len(turn) < LISTED_MAX:
             self._listed.clear()
         self._listed.update(turn)

@@ -41,7 +41,8 @@ class Watch:
     def __init__(self, environ: "dict[str, str]", proc: str = "/proc") -> None:
         self.proc = proc
         own = (environ.get(name, "").rstrip("/") for name in VARIABLES)
-        self.caches = CACHES + tuple(path for path in own if len(path) > 1)
+        places = {one for path in own if len(path) > 1 for one in (path, os.path.realpath(path))}
+        self.caches = CACHES + tuple(sorted(places))
         self.found = ""
         self.looked_s = -LOOK_EVERY_S
         self.found_s = 0.0

@@ -46,7 +46,8 @@ def close(options: argparse.Namespace) -> int:
     one = live.one_incident(found, options.id)["id"]
     # Each agent of the node has read the kernel's log for itself.
     agents = [agent for agent, _ in found
-              if any(listed["id"] == one for listed in agent.get("/api/v1/incidents"))]
+              if any(listed["id"] == one and listed["state"] != "closed"
+                     for listed in agent.get("/api/v1/incidents"))]  # fmt: skip
     if not agents:
         raise Failure(f"incident {one} is closed already")
     route = f"/api/v1/incidents/{quote(one, safe='')}/close"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import textwrap
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
@@ -33,7 +34,13 @@ def line(*parts: Cell) -> Line:
 def harmless(text: str) -> str:
     """Without what moves a cursor or hides words: names, reasons and lines of logs are other
     people's, and a terminal obeys them.  One character stays one character."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+    return text if text.isprintable() else "".join(map(_shown, text))
+
+
+def _shown(character: str) -> str:
+    if character == "\t" or unicodedata.category(character) == "Zs":
+        return " "
+    return character if character.isprintable() else "?"
 
 
 def plain(lines: Iterable[Line]) -> str:

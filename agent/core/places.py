@@ -46,6 +46,7 @@ class Places:
         if read[0] is self._read[0] and read[1] is self._read[1]:
             return False
         self._read = read
+        well = accelerator.answering(observed.samples.under(accelerator.PREFIX))
         pids: dict[tuple[str, str], list[int]] = defaultdict(list)
         for _, subject, _, _ in read[1]:
             labels = accelerator.labels_of(subject)
@@ -58,8 +59,10 @@ class Places:
             address = pci_of(labels.get("pci", ""))
             key = f"{vendor}/{address or device}"
             before = self.known.pop(key, None)
-            # A GPU that is lost lists no process any more, though one hangs in it.
-            listed = pids.get((vendor, device)) or (before.pids if before else [])
+            # A GPU that is lost lists no process any more, though one hangs in it; one that is
+            # well and lists none is idle.
+            kept = before.pids if before and (vendor, device) not in well else []
+            listed = pids.get((vendor, device)) or kept
             self.known[key] = Place(vendor, device, address, listed[:PIDS_MAX])
         while len(self.known) > PLACES_MAX:
             del self.known[next(iter(self.known))]

@@ -35,6 +35,11 @@ NUMBERS_MAX = 64
 GONE_S = 60.0  # a reading may be missed, and a level may waver around its limit
 QUIET_S = 600.0  # clears = "quiet_10m"
 BUS = "host_pci_"  # of the collector that lists who is on it
+# What agent/core/detect/host.py looks at: `host_` alone are also the disk's, the clock's, ...
+HOST = ("host_cpu_", "host_memory_", "host_pressure_", "host_cgroup_", "host_oom_", "host_unit",
+        "host_zombies", "host_blocked_", "host_open_files", "host_process", "host_threads_",
+        "host_shm_", "host_swap_", "task_", "cgroup_", host.TIMEOUTS)  # fmt: skip
+UNSEEN_MAX_S = 86_400.0  # a source may be silent for good, and have nothing to do with it
 
 
 class Source(NamedTuple):
@@ -51,7 +56,7 @@ SOURCES = {
     compile_cache.DETECTOR: Source((compile_cache.PREFIX,)),
     ec2.DETECTOR: Source((ec2.PREFIX,)),
     hardware.DETECTOR: Source(tuple(sorted(hardware.NAMES)), hardware.HOUR_S),
-    host_levels.DETECTOR: Source(host.OURS, host.RECENT_S),
+    host_levels.DETECTOR: Source(HOST, host.RECENT_S),
     network.DETECTOR: Source((network.PREFIX, BUS), 60.0),  # storms: some readings in a row
     reach.DETECTOR: Source(tuple(sorted(reach.NAMES)), 60.0),
     storage.DETECTOR: Source((storage.PREFIX,), storage.FORECAST_S),
@@ -139,7 +144,7 @@ class StandingCase:
     def _again(self, ctx: Context, item: Stood, verdict: Verdict) -> None:
         """Worse, or with evidence of a kind that was not there: said anew.  Numbers that merely
         move are not."""
-        item.last_boot_s = ctx.now.boot_s
+        item.last_boot_s, item.detector = ctx.now.boot_s, verdict.detector
         before = item.incident
         worse = SEVERITIES.index(verdict.severity) > SEVERITIES.index(before.severity)
         more = {what for what, _ in verdict.evidence} - {what for what, _ in before.evidence}
@@ -172,10 +177,14 @@ class StandingCase:
         since_s = item.last_boot_s
         earlier = since_s < ctx.since_boot_s  # seen by an earlier life of the agent, not by this
         if earlier:
-            since_s = max(ctx.since_boot_s, self._silent_s.get(item.detector, 0.0))
+            silent_s = self._silent_s.get(item.detector, 0.0)
+            since_s = max(ctx.since_boot_s, min(silent_s, ctx.since_boot_s + UNSEEN_MAX_S))
             wait_s += SOURCES[item.detector].warm_s if item.detector in SOURCES else 0.0
         if ctx.now.boot_s - since_s > wait_s:
-            self._close(ctx, key, f"not so any more for {wait_s:.0f} s")
+            source = SOURCES.get(item.detector)
+            seen = source is None or ctx.observed.samples.under(*source.names)
+            self._close(ctx, key, f"not so any more for {wait_s:.0f} s" if seen
+                        else "nobody looks at it any more")  # fmt: skip
         elif earlier:
             ctx.verdicts.append(_not_seen_yet(item))
 

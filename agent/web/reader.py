@@ -13,7 +13,8 @@ import struct
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-WITHHELD = "told to the run's owner, to root and to the agent's own user alone"
+WITHHELD = ("told to the run's owner, to root and to the agent's own user alone: ask with "
+            "`holdfast`, or with a token")  # fmt: skip
 # linux/sock_diag.h and linux/inet_diag.h
 SOCK_DIAG_BY_FAMILY, REQUEST = 20, 1
 NETLINK_SOCK_DIAG = 4

@@ -70,7 +70,8 @@ def incidents(daemon: Daemon, everything: bool) -> list[dict[str, Any]]:
     newest_first: list[Incident] = list(reversed(daemon.narrator.incidents.values()))
     newest_first.sort(key=lambda one: one.opened_wall_s, reverse=True)
     if not everything:
-        newest_first = newest_first[:INCIDENTS_SHOWN]
+        newest_first = [one for place, one in enumerate(newest_first)
+                        if place < INCIDENTS_SHOWN or one.state in OPEN]  # fmt: skip
     return [msgspec.to_builtins(one) for one in newest_first]
 
 

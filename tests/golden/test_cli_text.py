@@ -20,7 +20,7 @@ from pages import same_as_golden
 from holdfast.agent import cli
 from holdfast.agent.cli import drift, report
 from holdfast.agent.cli.failure import Failure
-from holdfast.agent.cli.text import WIDTH, Line, plain, show
+from holdfast.agent.cli.text import WIDTH, Line, harmless, plain, show
 
 HERE = Path(__file__).resolve().parent / "cli"
 ALONE = {
@@ -75,6 +75,10 @@ def poisoned(value: Any) -> Any:
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+def test_blanks_of_any_kind_stay_blanks() -> None:
+    assert harmless("\tmain.py:3 名前\u3000x\u200b") == " main.py:3 名前 x?"
 
 
 @pytest.mark.parametrize("name", CASES)

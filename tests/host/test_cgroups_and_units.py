@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from host.cgroup_trees import Version1, Version2, named
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +26,7 @@ from holdfast.agent.wire import RankLevel
 from holdfast.collectors import cgroups, units
 from holdfast.collectors.cgroups import CgroupsCollector
 from holdfast.collectors.roots import Roots
-from holdfast.collectors.sample import NoData, Sample
+from holdfast.collectors.sample import NoData
 from holdfast.collectors.units import UnitsCollector
 
 SYSTEMCTL = """#!/bin/sh
@@ -33,69 +34,6 @@ echo "$@" > "$0.asked"
 cat "$0.answer"
 exit $(cat "$0.code")
 """
-
-
-def named(samples: list[Sample]) -> dict[str, float]:
-    return {f"{one.name}{{{one.subject}}}": one.value for one in samples}
-
-
-class Version1:
-    """A recorded machine whose memory controller has a hierarchy of its own."""
-
-    def __init__(self, folder: Path, held: int) -> None:
-        self.base = folder / "sys/fs/cgroup/memory"
-        self.base.mkdir(parents=True)
-        (folder / "proc").mkdir()
-        self.proc = folder / "proc/cgroups"
-        self.roots = Roots(proc=str(folder / "proc"), sys=str(folder / "sys"))
-        (self.base / "release_agent").write_text("\n")
-        self.holds(held)
-
-    def holds(self, number: int) -> None:
-        self.proc.write_text("#subsys_name\thierarchy\tnum_cgroups\tenabled\n"
-                             f"cpuset\t3\t1\t1\nmemory\t4\t{number}\t1\n")  # fmt: skip
-
-    def cgroup(self, path: str, limit: int = 1 << 62, usage: int = 0, cache: int = 0,
-               kills: int = 0) -> None:  # fmt: skip
-        place = self.base / path.strip("/")
-        place.mkdir(parents=True, exist_ok=True)
-        (place / "memory.limit_in_bytes").write_text(f"{limit}\n")
-        (place / "memory.usage_in_bytes").write_text(f"{usage}\n")
-        (place / "memory.stat").write_text(f"cache 1\ntotal_inactive_file {cache}\n")
-        (place / "memory.oom_control").write_text(
-            f"oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n")
-
-
-class Version2:
-    """A recorded machine of the unified hierarchy."""
-
-    def __init__(self, folder: Path) -> None:
-        self.base = folder / "sys/fs/cgroup"
-        self.base.mkdir(parents=True)
-        self.roots = Roots(proc=str(folder), sys=str(folder / "sys"))
-        (self.base / "cgroup.controllers").write_text("cpu memory pids\n")
-
-    def cgroup(self, path: str, dying: int = 0, below: int = 0, **files: str) -> None:
-        place = self.base / path.strip("/")
-        place.mkdir(parents=True, exist_ok=True)
-        (place / "cgroup.stat").write_text(
-            f"nr_descendants {below}\nnr_dying_descendants {dying}\n")
-        for name, text in files.items():
-            (place / name.replace("__", ".").replace("_", ".", 1)).write_text(text)
-
-    def kills(self, path: str, number: int) -> None:
-        """The kernel kills so many more in a cgroup, and counts them in all above it as well."""
-        local = self.base / path.strip("/") / "memory.events.local"
-        local.write_text(f"oom_kill {number + killed(local)}\n")
-        for above in (local.parent, *local.parent.parents):
-            if above == self.base:
-                break
-            events = above / "memory.events"
-            events.write_text(f"oom_kill {number + killed(events)}\n")
-
-
-def killed(events: Path) -> int:
-    return int(events.read_text().split()[-1]) if events.exists() else 0
 
 
 # ------------------------------------------------------------- recorded
@@ -118,51 +56,6 @@ def test_version_1_counts_what_the_kernel_holds_against_directories(tmp_path: Pa
     seen = named(CgroupsCollector().collect(machine.roots, 1.0))
     assert "host_memory_cgroups{state=dying}" not in seen
     assert seen["host_memory_cgroups{state=in_use}"] == 4.0
-
-
-def kills_seen(samples: list[Sample]) -> dict[str, float]:
-    return {one.subject.partition(",")[0].removeprefix("cgroup="): one.value
-            for one in samples if one.name == "cgroup_oom_kills_total"}  # fmt: skip
-
-
-def test_kills_are_found_in_the_last_of_hundreds_and_old_ones_are_no_news(tmp_path: Path) -> None:
-    machine, collector = Version2(tmp_path), CgroupsCollector()
-    pods = [f"/kubepods/pod{number:03}/main" for number in range(300)]
-    for pod in pods:
-        machine.cgroup(pod)
-    machine.kills(pods[299], 7)  # last week's
-    first = collector.collect(machine.roots, 0.0)
-    assert kills_seen(first) == {}
-    assert named(first)["host_cgroup_oom_kills_total{cgroup=/kubepods}"] == 7.0
-    for pod in pods[:200]:
-        shutil.rmtree((machine.base / pod.strip("/")).parent)
-    assert kills_seen(collector.collect(machine.roots, 15.0)) == {}
-    machine.kills(pods[299], 2)
-    machine.kills(pods[250], 1)
-    machine.cgroup("/kubepods/pod900/main")
-    machine.kills("/kubepods/pod900/main", 4)
-    new = {pods[299]: 2.0, pods[250]: 1.0, "/kubepods/pod900/main": 4.0}
-    seen = collector.collect(machine.roots, 30.0)
-    assert kills_seen(seen) == new
-    assert named(seen)["host_cgroup_oom_kills_total{cgroup=/kubepods}"] == 14.0
-    shutil.rmtree(machine.base / "kubepods/pod900")
-    assert kills_seen(collector.collect(machine.roots, 900.0)) == new
-    machine.kills(pods[299], 1)
-    assert kills_seen(collector.collect(machine.roots, 946.0)) == {pods[299]: 3.0, pods[250]: 1.0}
-
-
-def test_version_1_tells_no_old_kills_of_what_slides_into_view(tmp_path: Path) -> None:
-    machine, collector = Version1(tmp_path, 300), CgroupsCollector()
-    for number in range(300):
-        machine.cgroup(f"pods/{number:03}", kills=5 * (number == 299))
-    assert kills_seen(collector.collect(machine.roots, 0.0)) == {}
-    for number in range(100):
-        shutil.rmtree(machine.base / f"pods/{number:03}")
-    assert kills_seen(collector.collect(machine.roots, 15.0)) == {}
-    machine.cgroup("pods/299", kills=6)
-    machine.cgroup("pods/new", kills=1)
-    assert kills_seen(collector.collect(machine.roots, 30.0)) == {
-        "/pods/299": 1.0, "/pods/new": 1.0}  # fmt: skip
 
 
 def test_version_2_says_below_which_cgroup_most_of_them_are(tmp_path: Path) -> None:

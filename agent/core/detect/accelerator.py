@@ -177,7 +177,7 @@ class Accelerators:
             }  # fmt: skip
             devices = self._devices(own, known)
             # Who lived on a device that is well and lists nobody may be told of no later fault.
-            idle = _answering(own) - {*here, *(key for key, _ in devices)}
+            idle = answering(own) - {*here, *(key for key, _ in devices)}
             self._runs = {key: there for key, there in self._runs.items() if key not in idle}
             self._verdicts = [*devices.values(), *compile_cache.verdicts(self._node, own),
                               *ec2.verdicts(self._node, own)]  # fmt: skip
@@ -194,13 +194,15 @@ class Accelerators:
             for key, sight in look(samples).items()
             for fault, severity, why in sight.faults
         }
+        names = list(known.values())
         for place, severity, why in self._missing(samples, info, known):
             vendor, _, device = known[place].partition("/")
-            key = vendor, device
+            key, told = (vendor, device), info.get((vendor, device), {})
+            if ":" in place and address_of(told.get("pci", "")) != place:
+                told = {"pci": place}
+                if key in info or names.count(known[place]) > 1:
+                    key = vendor, place  # its number is another's by now
             if (key, "accelerator_lost") not in found:
-                told = info.get(key, {})
-                if ":" in place and address_of(told.get("pci", "")) != place:
-                    told = {"pci": place}  # its number may be another's by now
                 found[key, "accelerator_lost"] = self._verdict(
                     key, "accelerator_lost", severity, why, told)  # fmt: skip
         return found
@@ -231,9 +233,9 @@ class Accelerators:
         names = [one for one in known if ":" not in one]
         listed = {"/".join(key) for key in info}
         unlisted = self._unlisted.take(read_s, listed, names) if read_s >= 0.0 else set()
-        well = _answering(samples)
-        answering = {one for one, key in places.items() if key in well}
-        mute = self._mute.take(read_s, answering, known) if read_s >= 0.0 else set()
+        well = answering(samples)
+        heard = {one for one, key in places.items() if key in well}
+        mute = self._mute.take(read_s, heard, known) if read_s >= 0.0 else set()
         for place, key in places.items():
             is_here = place in self._bus.bound if ":" in place else True
             if is_here and (place in known or len(known) < KNOWN_MAX):
@@ -246,7 +248,7 @@ class Accelerators:
                        if ":" in one and one in known and one in self._bus.bound]  # fmt: skip
 
 
-def _answering(samples: Rows) -> set[Key]:
+def answering(samples: Rows) -> set[Key]:
     """Devices with any reading beyond what they are, and not said to be lost."""
     found: set[Key] = set()
     lost: set[Key] = set()

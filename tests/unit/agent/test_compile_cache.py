@@ -81,6 +81,13 @@ def test_a_lock_in_a_shared_cache_may_be_another_nodes(roots, tmp_path):
     assert verdicts(roots)
 
 
+def test_a_cache_behind_a_link_goes_by_its_true_name(roots, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(roots.compile_cache)
+    (verdict,) = verdicts(roots._replace(compile_cache=str(link)))
+    assert f"{roots.compile_cache}/{LOCK}" in verdict.reason
+
+
 def test_without_locks_and_without_a_cache(roots, tmp_path):
     (tmp_path / "cache" / LOCK).unlink()
     assert values(CompileCacheCollector(), roots)["locks"] == 0.0

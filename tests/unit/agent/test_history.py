@@ -124,6 +124,21 @@ def test_the_owner_of_an_incident_outlives_the_agent(tmp_path):
     assert {one.id for one in seed.incidents} == {"a/0", "a/2"}
 
 
+def test_a_name_that_was_forgotten_and_comes_again_is_another_incident(tmp_path):
+    async def life():
+        written = Journal(tmp_path)
+        again = replace(closed(0, "a"), opened_wall_s=closed(0, "a").opened_wall_s + 5.0)
+        count = (Count("incidents", ("hang", "rank_hung", "fatal")),)
+        await written.append(Happened(closed(0, "a"), count, 1000), Happened(again, count, 1001),
+                             wait=True)  # fmt: skip
+        written.close()
+
+    asyncio.run(life())
+    seed = Journal(tmp_path).seed
+    assert seed.owners == {"a/0": 1001}
+    assert list(seed.counters.values()) == [2.0]
+
+
 def test_the_journal_does_not_grow_while_the_agent_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(upkeep, "INTENTS_MAX", 10)
     monkeypatch.setattr(upkeep, "RUNS_MAX", 10)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from root_unit import HEADER, INCIDENT, Unit, called, commands, empty_proc, options
 from test_node_unit import core
 
-from holdfast.agent import node_gate
+from holdfast.agent import node_gate, procfs
 from holdfast.agent.background import write_incident
 from holdfast.agent.core import repair
 
@@ -109,7 +109,9 @@ def test_a_rank_is_ours_by_its_users_word_and_no_other_users(tmp_path):
     assert node_gate._ours(tmp_path, [10, 11, 12, 13, 99], frozenset(), said) == (10, 13)
 
 
-def test_a_driver_that_hangs_leaves_what_it_said_last_while_that_lives(agent, tmp_path):
+def test_a_driver_that_hangs_leaves_what_it_said_last_while_that_lives(
+    agent, tmp_path, monkeypatch
+):
     table(tmp_path / "proc")
     for pid, ppid, state in ((10, 1, "S"), (11, 10, "D"), (12, 1, "Z"), (13, 1, "R")):
         process(tmp_path / "proc", pid, ppid, state)
@@ -124,6 +126,9 @@ def test_a_driver_that_hangs_leaves_what_it_said_last_while_that_lives(agent, tm
         async with agent(**options(tmp_path)) as (daemon, _):
             real, daemon.runner = daemon.runner, Runner()
             gate = await node_gate.look(daemon)
+            # In a container the numbers that a driver lists are the host's.
+            monkeypatch.setattr(procfs, "sees_host", lambda proc: False)
+            assert (await node_gate.look(daemon)).gone == ()
             daemon.runner = real
             assert gate.seen == ((11, "nvidia device 0"), (13, "nvidia device 0"))
             assert gate.ours == () and gate.others == () and gate.gone == (12, 14)

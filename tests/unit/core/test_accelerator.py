@@ -55,6 +55,18 @@ def test_one_that_left_the_bus_is_lost_after_three_readings_and_by_name() -> Non
         "accelerator_lost (fatal) node/n/gpu/3: nvidia device 3 at 0000:13:00.0: it is not on the")
 
 
+def test_a_second_loss_is_told_though_the_devices_were_numbered_anew() -> None:
+    node = Gpus(number=3)
+    node.read()
+    first, second, third = node.on_bus
+    node.on_bus, node.places = [second, third], {0: second, 1: third}
+    (lost,) = node.read(3)
+    assert f"node/n/gpu/{first}: " in lost
+    node.on_bus, node.places = [third], {0: third}
+    assert {one.split()[2].rstrip(":") for one in node.read(3)} == {
+        f"node/n/gpu/{first}", f"node/n/gpu/{second}"}  # fmt: skip
+
+
 def test_another_partitioning_loses_none() -> None:
     """MI300X from CPX to SPX: 64 devices become 8, the boards are the same."""
     node = Gpus("amd")

@@ -83,6 +83,20 @@ def test_a_lost_gpu_lists_no_process_and_its_rank_is_named_all_the_same():
     assert "rank 1 of run r" in say(lab, XID % (79, UNKNOWN))[""].culprit
 
 
+def test_a_gpu_that_is_well_and_idle_has_nobodys_rank():
+    lab = trained()
+    pid = lab.view.ranks[1].pid
+    lab.samples = tuple((name, subject, 1.0, lab.boot_s) for name, subject in (
+        ("accelerator_info", f"{DEVICE},name=H100,pci=00000000:4E:00.0"),
+        ("accelerator_temperature_celsius", DEVICE),
+        ("accelerator_info", "vendor=nvidia,device=4,name=H100,pci=00000000:5E:00.0"),
+        ("accelerator_process", f"vendor=nvidia,device=4,pid={pid}"),
+    ))  # fmt: skip
+    lab.step(5.0)
+    found = say(lab, XID % (79, UNKNOWN))
+    assert "r" not in found and "lived there" not in found[""].culprit
+
+
 def test_a_neuron_device_is_named_with_its_rank_and_its_runbook_ends_no_run():
     found = say(trained(), "NEURON_HW_ERR=DMA_ERROR nd-id=3 nc-id=1")
     assert found[""].culprit == (

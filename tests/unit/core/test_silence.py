@@ -77,6 +77,26 @@ def test_a_source_that_is_silent_since_the_agent_began_closes_nothing() -> None:
     assert life.states() == ["closed"]
 
 
+def test_a_source_that_a_detector_does_not_rest_on_holds_none_of_its_incidents() -> None:
+    names = ("host_memory_total_bytes", "host_memory_available_bytes")
+    life = Life(*((name, "", value, 1.0) for name, value in zip(names, (100e9, 1e9))))
+    assert "host_memory_low" in life.step(15.0, 6)
+    life.begin_anew()
+    life.rows = tuple((name, "", value, 1.0) for name, value in zip(names, (100e9, 50e9)))
+    life.silent = ("host_filesystem_size_bytes",)
+    assert life.step(15.0, 60) == set() and life.states() == ["closed"]
+
+
+def test_a_source_that_nobody_reads_any_more_is_said_so() -> None:
+    life = Life(INFO, FAILED)
+    life.step()
+    life.begin_anew()
+    life.rows = ()
+    life.step(15.0, 20)
+    (closed,) = life.seen.values()
+    assert closed.timeline[-1][1] == "nobody looks at it any more"
+
+
 def test_a_window_that_begins_anew_has_its_time() -> None:
     life = Life(("host_clock_synchronized", "", 0.0, 1.0))
     assert life.step(15.0, 30) == {"clock_unsynchronised"}
