@@ -128,7 +128,7 @@ class Ruler:
         if base + low <= searched <= base + at:
             first = searched - base
         else:
-            first, time_s = (buffer.find(b"\n", low, at) + 1 or at) if low else 0, None
+            first, time_s = (buffer.find(b"\n", low - 1, at) + 1 or at) if low else 0, None
         end = at
         while end > first:
             begin = max(first, buffer.rfind(b"\n", first, end - 1) + 1)
