@@ -73,6 +73,7 @@ class TasksCollector:
         self._kernel_busy: list[tuple[float, Task]] = []
         self._spent: dict[int, Spent] = {}
         self._blocked: dict[tuple[int, int], tuple[int, float]] = {}
+        self._lines: dict[int, tuple[bytes, Task]] = {}  # as read last
         self._files: dict[tuple[int, int], int] = {}  # open files, where they must be listed
         self._listed: set[tuple[int, int]] = set()  # whose turn was
 
@@ -86,7 +87,9 @@ class TasksCollector:
         self._passes += 1
         unread = max(0, len(pids) - PROCESSES_MAX)
         wanted = [pid for pid in pids[:PROCESSES_MAX] if whole or pid not in self._kernel]
-        tasks = [task for pid in wanted if (task := read_task(roots.proc, pid)) is not None]
+        tasks = [task for pid in wanted if (task := self._task(roots.proc, pid)) is not None]
+        here = set(pids)
+        self._lines = {pid: one for pid, one in self._lines.items() if pid in here}
         if whole:
             self._kernel = {task.pid for task in tasks if task.flags & KERNEL_THREAD}
         users = [task for task in tasks if not task.flags & KERNEL_THREAD]
@@ -97,6 +100,17 @@ class TasksCollector:
         found += self._open_files(roots.proc, users, boot_s)
         found += _limits(roots.proc, boot_s)
         return found
+
+    def _task(self, proc: str, pid: int) -> Task | None:
+        """Most processes sleep: their line is that of the last time, to the letter."""
+        text = read_stat(proc, pid)
+        known = self._lines.get(pid)
+        if known is not None and known[0] == text:
+            return known[1]
+        task = parse_task(pid, text) if text else None
+        if task is not None:
+            self._lines[pid] = text, task
+        return task
 
     def _waiting(self, proc: str, tasks: list[Task], boot_s: float) -> list[Sample]:
         """Who is in state D, and since when without having run at all in between."""
@@ -181,19 +195,18 @@ class TasksCollector:
         ]  # fmt: skip
 
 
-def read_task(proc: str, pid: int) -> Task | None:
-    """One process; None when it is gone or its line is no line of stat."""
+def read_stat(proc: str, pid: int) -> bytes:
+    """The line of one process; empty when it is gone."""
     try:
         fd = os.open(f"{proc}/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
-        return None
+        return b""
     try:
-        text = os.read(fd, STAT_MAX_BYTES)
+        return os.read(fd, STAT_MAX_BYTES)
     except OSError:
-        return None
+        return b""
     finally:
         os.close(fd)
-    return parse_task(pid, text)
 
 
 def parse_task(pid: int, text: bytes) -> Task | None:
