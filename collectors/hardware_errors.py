@@ -63,9 +63,9 @@ class HardwareErrorsCollector:
         """One reading.  NoData where none of the three is to be had."""
         self._turn = (self._turn + 1) % TURNS
         if self._turn == 0:
-            self._checks = [Sample(*one, boot_s) for one in _checks(roots)]
+            self._checks = [Sample(*one, boot_s) for one in (*_checks(roots), *_memory(roots))]
         self._look(f"{roots.sys}/bus/pci/devices", boot_s)
-        found = [*(Sample(*one, boot_s) for one in _memory(roots)), *self._checks]
+        found = [*self._checks]
         found += _pcie(self._pcie, boot_s)
         if not found:
             raise NoData("no EDAC, machine-check or AER counters: a virtual machine or container")

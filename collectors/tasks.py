@@ -20,7 +20,8 @@ PROCESSES_MAX = 20_000  # of one pass; the rest is counted
 STAT_MAX_BYTES = 2048
 NAMED_MAX = 16  # of each kind
 KERNEL_THREAD = 0x00200000  # PF_KTHREAD
-KERNEL_EVERY = 4  # passes: a node has thousands of kernel threads, and they only matter for time
+EVERY = 2  # readings: one process in trouble is told half a minute later, for half of the cost
+KERNEL_EVERY = 2  # passes: a node has thousands of kernel threads, and they only matter for time
 FILES_LOOK = 200  # open files from which a process's own limit is read
 FILES_NEAR = 0.7
 LISTED_MAX = 64  # processes whose open files are listed in one pass
@@ -68,17 +69,25 @@ class TasksCollector:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self._passes = 0
+        self._readings = self._passes = 0
+        self._found: list[Sample] = []
         self._kernel: set[int] = set()
         self._kernel_busy: list[tuple[float, Task]] = []
         self._spent: dict[int, Spent] = {}
         self._blocked: dict[tuple[int, int], tuple[int, float]] = {}
+        self._near: list[Sample] = []  # the limit of open files
         self._lines: dict[int, tuple[bytes, Task]] = {}  # as read last
         self._files: dict[tuple[int, int], int] = {}  # open files, where they must be listed
         self._listed: set[tuple[int, int]] = set()  # whose turn was
 
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
-        """One pass.  NoData when /proc cannot be listed."""
+        """What the last pass found.  NoData when /proc cannot be listed."""
+        if self._readings % EVERY == 0:
+            self._found = self._pass(roots, boot_s)
+        self._readings += 1
+        return self._found
+
+    def _pass(self, roots: Roots, boot_s: float) -> list[Sample]:
         try:
             pids = [int(one) for one in os.listdir(roots.proc) if one.isdecimal()]
         except OSError as error:
@@ -97,7 +106,9 @@ class TasksCollector:
         found += _zombies(users, boot_s)
         found += self._waiting(roots.proc, users, boot_s)
         found += self._busy(tasks, whole, boot_s)
-        found += self._open_files(roots.proc, users, boot_s)
+        if whole:
+            self._near = self._open_files(roots.proc, users, boot_s)
+        found += self._near
         found += _limits(roots.proc, boot_s)
         return found
 
