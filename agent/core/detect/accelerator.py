@@ -20,6 +20,7 @@ from .absence import BOUND, Absence, Bus, address_of
 DETECTOR = "accelerator"
 PREFIX = "accelerator_"
 PROCESS = f"{PREFIX}process"
+LOST = f"{PREFIX}lost"
 READ = (PREFIX, compile_cache.PREFIX, ec2.PREFIX)
 Key = tuple[str, str]  # vendor, device
 Ranks = dict[Key, tuple[tuple[str, int], ...]]  # (run, rank) of the processes on each device
@@ -258,10 +259,6 @@ class Accelerators:
 
 def answering(samples: Rows) -> set[Key]:
     """Devices with any reading beyond what they are, and not said to be lost."""
-    found: set[Key] = set()
-    lost: set[Key] = set()
-    for name, subject, value, _ in samples:
-        if name.startswith(PREFIX) and name not in WHAT_IT_IS:
-            key = _whose(subject)
-            (lost if name == f"{PREFIX}lost" and value > 0 else found).add(key)
-    return found - lost
+    found = {_whose(one[1]) for one in samples if one[0] not in WHAT_IT_IS}
+    lost = {_whose(one[1]) for one in samples if one[0] == LOST and one[2] > 0}
+    return found - lost - {("", "")}
