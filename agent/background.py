@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .daemon import Daemon
 
 WATCH_S = 0.1  # how often scheduler states are read while ranks exist
-IDLE_WATCH_S = 0.5
+IDLE_WATCH_S = 1.0
 STORE_RETRY_S = 1.0
 AFTER_BYE_S = 0.5  # a private agent ends this long after its launcher said bye
 AFTER_LOSS_S = 5.0  # ... or this long after the launcher's process was gone
