@@ -133,8 +133,13 @@ def test_a_kernel_incident_is_closed_on_all_agents_that_have_it(
 ) -> None:
     assert main(["close", "i-16", "--reason", "cable changed"]) == 1
     assert "incident i-16 is closed already" in capsys.readouterr().err
-    for one in agents.values():
+    for one in agents.values():  # which list what is over as well
         one.answers["/api/v1/incidents"] = [one.answers["/api/v1/incidents/i-16"]]
+    assert main(["close", "i-16", "--reason", "cable changed"]) == 1
+    assert "incident i-16 is closed already" in capsys.readouterr().err
+    for one in agents.values():
+        still = {**one.answers["/api/v1/incidents/i-16"], "state": "acted"}
+        one.answers["/api/v1/incidents"] = [still]
     assert main(["close", "i-16", "--reason", "cable changed"]) == 0
     for one in agents.values():
         ((route, body),) = one.posted
