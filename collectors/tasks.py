@@ -21,7 +21,7 @@ STAT_MAX_BYTES = 2048
 NAMED_MAX = 16  # of each kind
 KERNEL_THREAD = 0x00200000  # PF_KTHREAD
 EVERY = 2  # readings: one process in trouble is told half a minute later, for half of the cost
-KERNEL_EVERY = 4  # passes: a node has thousands of kernel threads, and they only matter for time
+KERNEL_EVERY = 4  # passes, a part of them in each: a node has thousands of kernel threads
 FILES_LOOK = 200  # open files from which a process's own limit is read
 FILES_NEAR = 0.7
 LISTED_MAX = 64  # processes whose open files are listed in one pass
@@ -92,21 +92,22 @@ class TasksCollector:
             pids = [int(one) for one in os.listdir(roots.proc) if one.isdecimal()]
         except OSError as error:
             raise NoData(f"{roots.proc}: {error.strerror}") from error
-        whole = self._passes % KERNEL_EVERY == 0
+        turn = self._passes % KERNEL_EVERY
         self._passes += 1
         unread = max(0, len(pids) - PROCESSES_MAX)
-        wanted = [pid for pid in pids[:PROCESSES_MAX] if whole or pid not in self._kernel]
+        wanted = [pid for pid in pids[:PROCESSES_MAX]
+                  if pid not in self._kernel or pid % KERNEL_EVERY == turn]  # fmt: skip
         tasks = [task for pid in wanted if (task := self._task(roots.proc, pid)) is not None]
         here = set(pids)
         self._lines = {pid: one for pid, one in self._lines.items() if pid in here}
-        if whole:
-            self._kernel = {task.pid for task in tasks if task.flags & KERNEL_THREAD}
+        self._kernel -= set(wanted) | (self._kernel - here)
+        self._kernel |= {task.pid for task in tasks if task.flags & KERNEL_THREAD}
         users = [task for task in tasks if not task.flags & KERNEL_THREAD]
         found = [Sample("host_processes_unread", "", float(unread), boot_s)]
         found += _zombies(users, boot_s)
         found += self._waiting(roots.proc, users, boot_s)
-        found += self._busy(tasks, whole, boot_s)
-        if whole:
+        found += self._busy(tasks, boot_s)
+        if turn == 0:
             self._near = self._open_files(roots.proc, users, boot_s)
         found += self._near
         found += _limits(roots.proc, boot_s)
@@ -178,10 +179,12 @@ class TasksCollector:
         self._files = {key: count for key, count in self._files.items() if key in here}
         self._files |= {key: _listed(proc, here[key]) for key in turn}
 
-    def _busy(self, tasks: list[Task], whole: bool, boot_s: float) -> list[Sample]:
+    def _busy(self, tasks: list[Task], boot_s: float) -> list[Sample]:
         """Who burns a core in the kernel.  Kernel threads keep what their last look said."""
         busy: list[tuple[float, Task]] = []
-        spent: dict[int, Spent] = {}
+        looked = {task.pid for task in tasks}
+        spent = {pid: one for pid, one in self._spent.items()
+                 if pid in self._kernel and pid not in looked}  # fmt: skip
         for task in tasks:
             before = self._spent.get(task.pid)
             spent[task.pid] = Spent(task.start_ticks, task.kernel_ticks, boot_s)
@@ -191,13 +194,9 @@ class TasksCollector:
             ticks = task.kernel_ticks - before.kernel_ticks
             if elapsed_s > 0.0 and (share := ticks / TICKS_PER_S / elapsed_s) >= BUSY:
                 busy.append((share, task))
-        if whole:
-            self._spent = spent
-            self._kernel_busy = [one for one in busy if one[1].flags & KERNEL_THREAD]
-        else:
-            kept = {pid: one for pid, one in self._spent.items() if pid in self._kernel}
-            self._spent = kept | spent
-            busy += self._kernel_busy
+        self._spent = spent
+        busy += [one for one in self._kernel_busy if one[1].pid in spent.keys() - looked]
+        self._kernel_busy = [one for one in busy if one[1].flags & KERNEL_THREAD]
         busy.sort(key=lambda one: (-one[0], one[1].pid))
         return [
             Sample("task_kernel_ratio", f"pid={task.pid},name={task.name},cpu={task.cpu}",
