@@ -150,3 +150,16 @@ async def joined(
 
 def to_json(value) -> dict:
     return msgspec.to_builtins(value)
+
+
+def serve(scenario, agent, tmp_path, ready=False, **settings) -> None:
+    """Runs scenario(daemon, node, launch) beside an agent; `ready`: once its collectors read and
+    its page is there.  launch(...) is a launcher that has connected."""
+    async def run():
+        async with agent(**settings) as (daemon, node):
+            if ready:
+                await until(lambda: daemon.address and daemon.runner and daemon.runner.samples())
+            await scenario(daemon, node, lambda **more: FakeLauncher(
+                tmp_path / "run" / "agent.sock", **more))  # fmt: skip
+
+    asyncio.run(run())

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import time
 
-from fakes import FakeLauncher, rank_level, until
+from fakes import rank_level, serve, until
 
 from holdfast.agent import room
 from holdfast.agent.room import Allowance, Room
-
-
-def serve(scenario, agent, tmp_path):
-    async def run():
-        async with agent() as (daemon, node):
-            await scenario(daemon, node, lambda **more: FakeLauncher(
-                tmp_path / "run" / "agent.sock", **more))  # fmt: skip
-
-    asyncio.run(run())
 
 
 def test_what_is_overspent_is_waited_for_by_its_user_alone():

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from pathlib import Path
 
 import pytest
-from fakes import FakeLauncher, until
+from fakes import serve, until
 
 import holdfast.trainer
 from holdfast.agent import background
-
-
-def serve(scenario, agent, tmp_path, **settings):
-    async def run():
-        async with agent(**settings) as (daemon, node):
-            await scenario(daemon, node, lambda **more: FakeLauncher(
-                tmp_path / "run" / "agent.sock", **more))  # fmt: skip
-
-    asyncio.run(run())
 
 
 def test_what_the_trainer_reports_is_what_may_be_reported():

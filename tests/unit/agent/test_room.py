@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import resource
 import subprocess
@@ -10,23 +9,13 @@ import sys
 import time
 
 import pytest
-from fakes import FakeLauncher, rank_level, until
+from fakes import rank_level, serve, until
 
 from holdfast.agent import procfs
 from holdfast.agent.core.model import Verdict
 from holdfast.worker import page as layout
 
 AGAIN_S = 0.3
-
-
-def serve(scenario, agent, tmp_path, **settings):
-    async def run():
-        async with agent(**settings) as (daemon, node):
-            await until(lambda: daemon.address and daemon.runner and daemon.runner.samples())
-            await scenario(daemon, node, lambda **more: FakeLauncher(
-                tmp_path / "run" / "agent.sock", **more))  # fmt: skip
-
-    asyncio.run(run())
 
 
 def open_files() -> int:
@@ -84,7 +73,7 @@ def test_a_user_has_as_many_ranks_as_one_user_may_and_the_dead_count_for_nothing
         assert daemon.sessions.session("a") is None
         second.close()
 
-    serve(scenario, agent, tmp_path)
+    serve(scenario, agent, tmp_path, ready=True)
 
 
 def test_all_users_together_have_what_the_limit_of_open_files_allows(agent, tmp_path):
@@ -98,7 +87,7 @@ def test_all_users_together_have_what_the_limit_of_open_files_allows(agent, tmp_
         first.close()
         second.close()
 
-    serve(scenario, agent, tmp_path)
+    serve(scenario, agent, tmp_path, ready=True)
 
 
 def test_a_launcher_brings_no_more_ranks_than_it_said(agent, tmp_path):
@@ -122,7 +111,7 @@ def test_a_launcher_brings_no_more_ranks_than_it_said(agent, tmp_path):
         assert "3 ranks are more than the 2" in (await launcher.receive("error"))["error"]
         launcher.close()
 
-    serve(scenario, agent, tmp_path)
+    serve(scenario, agent, tmp_path, ready=True)
 
 
 def test_without_a_file_to_open_the_agent_waits_and_does_not_spin(agent, tmp_path, monkeypatch):
@@ -146,7 +135,7 @@ def test_without_a_file_to_open_the_agent_waits_and_does_not_spin(agent, tmp_pat
         await launcher.receive("welcome")
         launcher.close()
 
-    serve(scenario, agent, tmp_path, agent__fast_s=60.0, agent__slow_s=600.0)
+    serve(scenario, agent, tmp_path, ready=True, agent__fast_s=60.0, agent__slow_s=600.0)
 
 
 def test_a_page_whose_descriptors_found_no_room_is_refused_for_that(agent, tmp_path):
@@ -170,7 +159,7 @@ def test_a_page_whose_descriptors_found_no_room_is_refused_for_that(agent, tmp_p
         assert "descriptors got lost" in said
         launcher.close()
 
-    serve(scenario, agent, tmp_path, agent__fast_s=60.0, agent__slow_s=600.0)
+    serve(scenario, agent, tmp_path, ready=True, agent__fast_s=60.0, agent__slow_s=600.0)
 
 
 def test_an_odd_number_costs_its_own_packet_and_a_run_not_judged_is_counted(agent, tmp_path):
@@ -190,4 +179,4 @@ def test_an_odd_number_costs_its_own_packet_and_a_run_not_judged_is_counted(agen
         odd.close()
         good.close()
 
-    serve(scenario, agent, tmp_path)
+    serve(scenario, agent, tmp_path, ready=True)

@@ -12,20 +12,11 @@ import sys
 import time
 
 import pytest
-from fakes import FakeLauncher, rank_level, until
+from fakes import rank_level, serve, until
 
 from holdfast.agent import link, ranks, wire
 from holdfast.agent.wire import RankLevel
 from holdfast.worker import page as layout
-
-
-def serve(scenario, agent, tmp_path, **settings):
-    async def run():
-        async with agent(**settings) as (daemon, node):
-            await scenario(daemon, node, lambda **more: FakeLauncher(
-                tmp_path / "run" / "agent.sock", **more))  # fmt: skip
-
-    asyncio.run(run())
 
 
 @pytest.mark.parametrize(
