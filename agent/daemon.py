@@ -25,6 +25,7 @@ from holdfast.collectors.sample import legible
 
 from . import background, logwatch, node_gate, node_orders, procfs, wire
 from .aside import Aside
+from .clocks import instant
 from .config import ConfigError, Loaded, load
 from .core.model import Decision, Incident, Now, Observed, Request, Runbook, Settings
 from .core.readings import Readings
@@ -252,7 +253,7 @@ class Daemon:
             self._last_tick_s = begin_s
         next_s = tick_s
         try:
-            decision = self._decide(begin_s, is_tick)
+            decision = self._decide(is_tick)
             next_s = min(tick_s, max(URGENT_GAP_S, decision.next_step_s))
         except Exception as error:  # border of a step: promise 1
             self.trouble("core", error)
@@ -261,9 +262,9 @@ class Daemon:
             self.step_s = self.last_step_s - begin_s
             self._timer = self.loop.call_later(next_s, self._step)
 
-    def _decide(self, now_s: float, is_tick: bool) -> Decision:
-        clock = time.clock_gettime
-        now = Now(clock(time.CLOCK_BOOTTIME), time.time(), self.boot_id)
+    def _decide(self, is_tick: bool) -> Decision:
+        now_s, boot_s = instant()
+        now = Now(boot_s, time.time(), self.boot_id)
         listed = [effect.id for effect in self.snapshot.decision.effects]
         observed = Observed(
             runs=self.sessions.run_views(now_s, is_tick),

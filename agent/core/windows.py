@@ -13,6 +13,7 @@ from .model import RankView
 
 WAITS_MAX = 256  # a phase's p99 needs a few hundred samples, not more
 RESTARTS_MAX = 16
+MOVED_S = 0.01  # stillness and time are of two clocks, read one after the other
 MULTI_MOVE_STEPS = 1  # more steps between two looks: the wait we saw is all we know
 
 
@@ -82,8 +83,8 @@ class History(msgspec.Struct):
         if not before.live or before.generation != rank.generation or rank.state != "running":
             return
         elapsed_s = boot_s - before.boot_s
-        if elapsed_s <= 0 or rank.still_s >= before.still_s + elapsed_s - 1e-6:
-            return
+        if elapsed_s <= 0 or rank.still_s >= before.still_s + elapsed_s - MOVED_S:
+            return  # a wait too short to be told from the clocks' difference teaches nothing
         # It moved.  Between two looks one step apart the wait lasted until it moved; over several
         # steps the moves in between are unknown, and only what was seen may count.
         ended_s = before.still_s + elapsed_s - rank.still_s

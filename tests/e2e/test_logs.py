@@ -43,7 +43,7 @@ def test_a_live_run_is_sampled_within_its_bound_and_what_was_skipped_is_counted(
 
     def sampled() -> dict[str, Any]:
         said = (run.status() if run.ranks() else {}).get("logs") or {}
-        return said if said.get("read_bytes") else {}
+        return said if said.get("skipped_bytes") else {}
 
     began_s = time.monotonic()
     logs = wait_for(sampled, what="a first sample")

@@ -186,6 +186,20 @@ def test_a_wait_counts_when_it_ended_well_and_only_what_was_seen_of_it() -> None
     assert history.longest_s("data") == 3.0
 
 
+def test_a_rank_that_stands_still_teaches_nothing_by_two_clocks() -> None:
+    """They are never read at once.  Else each look is a wait of its own: the phase counts as known,
+    and its first long wait, an evaluation say, is taken for a hang."""
+    lab = Lab()
+    lab.begin()
+    history, seen, late_s = History(), dict[int, Seen](), (0.0, 0.004, 0.001, 0.007)
+    for look in range(100):
+        rank = replace(lab.rank(0), phase="eval", still_s=1.0 + look + late_s[look % 4])
+        history.look((rank,), seen, 500.0 + look)
+    assert history.waits == {}
+    history.look((replace(lab.rank(0), phase="train", still_s=0.2),), seen, 600.0)
+    assert history.waits["eval"].recent_s == [pytest.approx(100.8, abs=0.02)]
+
+
 def test_percentiles_of_nothing_are_zero() -> None:
     assert percentile([], 0.99) == 0.0 and percentile([1.0, 2.0, 9.0], 0.99) == 9.0
 
