@@ -18,7 +18,7 @@ import msgspec
 
 from holdfast.collectors import ALL
 from holdfast.collectors.roots import Roots
-from holdfast.collectors.sample import Metric, NoData, Sample, legible, sound
+from holdfast.collectors.sample import Metric, NoData, Pace, Sample, legible, sound
 
 from .core.readings import Named, Readings, by_name
 from .probe import Helper, Left, Prober
@@ -26,6 +26,7 @@ from .settings import Config
 
 SAMPLES_MAX = 10_000  # of one collector and reading
 FIRST_FACTOR = 10.0  # a child's first answer: a driver without persistence takes seconds to wake
+TOGETHER_S = 0.02  # what is due so soon is read now: each waking of the loop costs
 ABSENT_S = 300.0  # a source that is not here is looked for this often
 
 
@@ -36,7 +37,7 @@ class Collector(Protocol):
     def name(self) -> str: ...
 
     @property
-    def fast(self) -> bool: ...
+    def pace(self) -> Pace: ...
 
     @property
     def metrics(self) -> tuple[Metric, ...]: ...
@@ -171,7 +172,7 @@ class Runner:
     async def _run_threads(self, entries: list[_Entry]) -> None:
         while True:
             begin_s = time.monotonic()
-            due = [entry for entry in entries if entry.due_s <= begin_s]
+            due = [entry for entry in entries if entry.due_s <= begin_s + TOGETHER_S]
             for entry in due:
                 entry.due_s = begin_s + self._interval_s(entry)
             if due:
@@ -189,8 +190,8 @@ class Runner:
             await asyncio.sleep(max(0.05, begin_s + pause_s - time.monotonic()))
 
     def _interval_s(self, entry: _Entry) -> float:
-        agent = self._config.agent
-        return agent.fast_s if entry.collector.fast else agent.slow_s
+        agent, pace = self._config.agent, entry.collector.pace
+        return pace.every * (agent.fast_s if pace.fast else agent.slow_s)
 
     def _gather(self) -> None:
         self._samples = self._known = Readings(entry.named for entry in self._entries)

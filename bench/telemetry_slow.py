@@ -2,8 +2,8 @@
 
     python -m bench.telemetry_slow CONFIG ROUNDS      (a child of bench.telemetry)
 
-Owns the rounds: every slow collector is read once, as the agent's runner reads it, and then the
-core makes one step over what was found.  Prints one line of JSON.
+Owns the rounds: every slow collector whose turn it is is read once, as the agent's runner reads it,
+and then the core makes one step over what was found.  Prints one line of JSON.
 """
 
 from __future__ import annotations
@@ -42,15 +42,16 @@ async def rounds_of(path: Path, rounds: int) -> dict[str, Any]:
     said: list[str] = []
     runner = Runner(loaded.config, lambda part, error: said.append(f"{part}: {error}"))
     node = _make_node("bench", loaded.config.core_settings(), load_runbooks(Path("/none")), b"")
-    slow = [entry for entry in runner._entries if not entry.collector.fast]
+    slow = [entry for entry in runner._entries if not entry.collector.pace.fast]
     found: dict[str, Any] = {"agent_s": [], "step_s": [], "children_s": {}, "took_s": []}
     try:
         for number in range(WARM + rounds):
+            due = [entry for entry in slow if number % entry.collector.pace.every == 0]
             before = {name: task_cpu_s(pid) for name, pid in runner.children().items()}
             began_s, wall_s = time.process_time(), time.monotonic()
             await asyncio.gather(*(
                 runner._ask(entry, entry.collector) if isinstance(entry.collector, Probed)
-                else runner._read(entry) for entry in slow
+                else runner._read(entry) for entry in due
             ))  # fmt: skip
             runner._gather()
             read_s, took_s = time.process_time() - began_s, time.monotonic() - wall_s

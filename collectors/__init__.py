@@ -5,6 +5,7 @@ from .amd import AmdCollector
 from .cgroups import CgroupsCollector
 from .clock import ClockCollector
 from .compile_cache import CompileCacheCollector
+from .cpu import CpuCollector
 from .disk import DiskCollector
 from .dns import DnsCollector
 from .ec2 import Ec2Collector
@@ -26,6 +27,6 @@ from .units import UnitsCollector
 PROBED = (NvidiaCollector, NeuronCollector, CompileCacheCollector, AmdCollector, RdmaCollector,
           MountsCollector, NvmeCollector, NvmeSmartCollector, DnsCollector, UnitsCollector,
           Ec2Collector)  # fmt: skip
-ALL = (HostCollector, DiskCollector, IdentityCollector, ClockCollector, HardwareErrorsCollector,
-       PciCollector, NetworkCollector, TasksCollector, CgroupsCollector, SharedMemoryCollector,
-       *PROBED)  # fmt: skip
+ALL = (HostCollector, CpuCollector, DiskCollector, IdentityCollector, ClockCollector,
+       HardwareErrorsCollector, PciCollector, NetworkCollector, TasksCollector, CgroupsCollector,
+       SharedMemoryCollector, *PROBED)  # fmt: skip

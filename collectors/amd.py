@@ -20,7 +20,7 @@ from typing import Any
 
 from .accelerator import declared, plain
 from .roots import Roots, read_text
-from .sample import NoData, Sample
+from .sample import SLOW, NoData, Sample
 
 TOOL = "amd-smi"
 DEVICES_MAX = 64
@@ -137,7 +137,7 @@ class AmdCollector:
     """See the module."""
 
     name = "amd"
-    fast = False
+    pace = SLOW
     metrics = declared(
         "info", "firmware_info", "devices", "lost", "utilization_ratio",
         "memory_utilization_ratio", "memory_total_bytes", "memory_used_bytes",

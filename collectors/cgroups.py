@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from .roots import Roots, read_text
-from .sample import Metric, NoData, Sample, legible
+from .sample import SLOW, Metric, NoData, Sample, legible
 
 DIRECTORIES_MAX = 5000  # of one walk
 DEPTH_MAX = 16
@@ -83,7 +83,7 @@ class CgroupsCollector:
     """See the module."""
 
     name = "cgroups"
-    fast = False
+    pace = SLOW
     metrics = (
         Metric("host_memory_cgroups", "gauge",
                "Memory cgroups with a directory (in_use), and removed ones that the kernel "

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from .nvme import word_of
 from .roots import Roots
-from .sample import NODE_EXPORTER, Metric, NoData, Sample
+from .sample import NODE_EXPORTER, SLOW, Metric, NoData, Sample
 
 SOURCE = "devices/system/clocksource/clocksource0/current_clocksource"
 STA_UNSYNC, STA_NANO = 0x0040, 0x2000  # linux/timex.h
@@ -69,7 +69,7 @@ class ClockCollector:
     """See the module."""
 
     name = "clock"
-    fast = False
+    pace = SLOW
     metrics = (
         Metric("host_clock_synchronized", "gauge",
                "1 when a time service keeps the kernel's clock.", (), True, NODE_EXPORTER),

@@ -17,7 +17,7 @@ from .inotify import Watcher
 from .mountinfo import is_below, mounts
 from .neuron import without_driver
 from .roots import Roots, read_text
-from .sample import Metric, NoData, Sample
+from .sample import SLOW, Metric, NoData, Sample
 
 ENTRIES_MAX = 50_000  # of the cache, looked at in one reading
 DEPTH_MAX = 6
@@ -46,7 +46,7 @@ class CompileCacheCollector:
     """
 
     name = "compile_cache"
-    fast = False
+    pace = SLOW
     metrics = (
         Metric("compile_cache_locks", "gauge", "Lock files in the compile cache."),
         Metric("compile_cache_programs", "gauge", "Compiled programs in the cache."),

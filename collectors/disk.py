@@ -12,7 +12,7 @@ import os
 
 from .mountinfo import LOCAL_TYPES, Mount, is_below, mounts
 from .roots import Roots
-from .sample import NODE_EXPORTER, Metric, NoData, Sample
+from .sample import NODE_EXPORTER, SLOW, Metric, NoData, Sample
 
 FILESYSTEMS_MAX = 64
 CONTAINERS = "/containers/storage/"  # of podman and CRI-O, wherever a user keeps it
@@ -36,7 +36,7 @@ class DiskCollector:
     """See the module."""
 
     name = "disk"
-    fast = False
+    pace = SLOW
     metrics = SPACE
 
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:

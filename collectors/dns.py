@@ -13,7 +13,7 @@ from functools import partial
 from .disk import is_nameable
 from .questions import Questions
 from .roots import Roots
-from .sample import Metric, NoData, Sample
+from .sample import SLOW, Metric, NoData, Sample
 
 NAMES_MAX = 16
 SETTLE_S = 0.5
@@ -23,7 +23,7 @@ class DnsCollector:
     """See the module."""
 
     name = "dns"
-    fast = False
+    pace = SLOW
     metrics = (
         Metric("host_dns_lookup_seconds", "gauge", "How long the last answer for a name took.",
                ("name",)),

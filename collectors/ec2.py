@@ -16,7 +16,7 @@ from typing import Any
 from .accelerator import plain
 from .imds import ADDRESS, Metadata, Refused
 from .roots import Roots, read_text
-from .sample import Metric, NoData, Sample
+from .sample import SLOW, Metric, NoData, Sample
 
 IDENTITY_EVERY_S = 600.0
 EVENTS_MAX = 16
@@ -39,7 +39,7 @@ class Ec2Collector:
     """See the module."""
 
     name = "ec2"
-    fast = False
+    pace = SLOW
     metrics = (
         Metric("ec2_instance_info", "gauge", "Always 1; which instance this is, and where.",
                (*OF_DOCUMENT, *PLACEMENT), True),

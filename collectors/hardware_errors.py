@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from .nvme import word_of
 from .roots import Roots, read_text
-from .sample import NODE_EXPORTER, Metric, NoData, Sample, legible
+from .sample import NODE_EXPORTER, SLOW, Metric, NoData, Sample, legible
 
 CONTROLLERS_MAX = 64
 MODULES_MAX = 256
@@ -40,7 +40,7 @@ class HardwareErrorsCollector:
     """See the module."""
 
     name = "hardware_errors"
-    fast = False
+    pace = SLOW
     metrics = (
         Metric("host_memory_errors_total", "counter",
                "Errors of main memory by controller and module, since the driver was loaded.",

@@ -1,22 +1,16 @@
-"""The host's processors, memory, pressure, open files and this agent's cgroup, from /proc and /sys.
+"""The host's load, memory, pressure, open files and this agent's cgroup, from /proc and /sys.
 
-Owns the host metrics that need no device.  Reads only; a file that is missing costs its own
-metrics alone, and a machine without /proc/stat is NoData.
+Owns the host metrics that need no device, but for the processors' (cpu.py).  Reads only; a file
+that is missing costs its own metrics alone, and a machine without any of them is NoData.
 """
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Callable, Iterator
-from functools import lru_cache, partial
-from itertools import repeat
 
 from .roots import Roots, read_text
-from .sample import NODE_EXPORTER, Metric, NoData, Sample
+from .sample import FAST, NODE_EXPORTER, Metric, NoData, Sample
 
-CPUS_MAX = 1024
-MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 MEMORY = {
     "MemTotal": "host_memory_total_bytes",
     "MemAvailable": "host_memory_available_bytes",
@@ -25,9 +19,6 @@ MEMORY = {
     "SwapTotal": "host_swap_total_bytes",
     "SwapFree": "host_swap_free_bytes",
 }
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-CORES_S = 4.5  # a core is judged over a minute: every fifth second tells the same for a fifth
-CORE = re.compile(r"^cpu(\d.*)", re.MULTILINE)
 Reading = tuple[str, str, float]  # name, subject, value
 
 
@@ -35,10 +26,8 @@ class HostCollector:
     """See the module."""
 
     name = "host"
-    fast = True
+    pace = FAST
     metrics = (
-        Metric("host_cpu_seconds_total", "counter", "Processor time by core and mode.",
-               ("cpu", "mode"), False, NODE_EXPORTER),
         Metric("host_load_average", "gauge", "Runnable and uninterruptible tasks, averaged.",
                ("window",), False, NODE_EXPORTER),
         Metric("host_memory_total_bytes", "gauge", "Memory of the machine.",
@@ -61,23 +50,15 @@ class HostCollector:
                (), False, NODE_EXPORTER),
         Metric("host_processes", "gauge", "Tasks of the machine, threads included."),
         Metric("host_processes_max", "gauge", "Largest process number plus one."),
-        Metric("host_boot_time_seconds", "gauge", "When the machine booted, Unix time.",
-               (), True, NODE_EXPORTER),
         Metric("host_cgroup_memory_bytes", "gauge", "Memory of the agent's own cgroup."),
         Metric("host_cgroup_memory_max_bytes", "gauge", "Limit of the agent's own cgroup."),
     )  # fmt: skip
 
-    def __init__(self) -> None:
-        self._cores: list[Sample] = []
-
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
-        """One reading.  NoData when there is no /proc/stat at this root."""
-        stat = read_text(f"{roots.proc}/stat")
-        if not self._cores or boot_s - self._cores[0].boot_s >= CORES_S:
-            self._cores = _cores(stat, boot_s)
-        found = [*self._cores]
+        """One reading.  NoData when none of it is at this root."""
+        found: list[Sample] = []
         parts: tuple[Callable[[Roots], Iterator[Reading]], ...] = (
-            partial(_boot_time, stat), _load, _memory, _pressure, _oom_kills, _limits, _cgroup,
+            _load, _memory, _pressure, _oom_kills, _limits, _cgroup,
         )  # fmt: skip
         for part in parts:
             try:
@@ -85,38 +66,9 @@ class HostCollector:
                     found.append(Sample(name, subject, value, boot_s))
             except (NoData, ValueError, IndexError):
                 continue  # this kernel lacks it or writes it otherwise: the others still count
+        if not found:
+            raise NoData(f"{roots.proc} tells nothing of a host")
         return found
-
-
-@lru_cache(maxsize=CPUS_MAX)
-def _subjects(core: str) -> tuple[str, ...]:
-    """One for each mode.  Kept: a node of 192 cores has 1,536 of them, every second."""
-    return tuple(f"cpu={int(core)},mode={mode}" for mode in MODES)
-
-
-def _cores(stat: str, boot_s: float) -> list[Sample]:
-    """Every core by mode; a line that is not understood costs its core alone.  Only the lines that
-    are wanted are taken apart (`intr` has a number for every interrupt), and the samples are made
-    together: a large node has 1,500."""
-    subjects: list[str] = []
-    ticks: list[int] = []
-    for line in CORE.findall(stat)[:CPUS_MAX]:
-        core, *spent = line.split()
-        try:
-            modes, numbers = _subjects(core), list(map(int, spent[: len(MODES)]))
-        except ValueError:
-            continue
-        subjects += modes[: len(numbers)]
-        ticks += numbers
-    values = [spent / TICKS_PER_S for spent in ticks]
-    rows = zip(repeat("host_cpu_seconds_total"), subjects, values, repeat(boot_s))
-    return list(map(Sample._make, rows))
-
-
-def _boot_time(stat: str, roots: Roots) -> Iterator[Reading]:
-    _, found, rest = stat.partition("\nbtime ")
-    if found:
-        yield "host_boot_time_seconds", "", float(rest.split()[0])
 
 
 def _load(roots: Roots) -> Iterator[Reading]:

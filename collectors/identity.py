@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 
 from .accelerator import plain
 from .roots import Roots, read_text
-from .sample import Metric, NoData, Sample
+from .sample import SLOW, Metric, NoData, Sample
 
 EVERY_S = 600.0  # a driver may be replaced on a running machine
 ENTRIES_MAX = 4096  # of one directory
@@ -63,7 +63,7 @@ class IdentityCollector:
     """See the module."""
 
     name = "identity"
-    fast = False
+    pace = SLOW
     metrics = (
         Metric("host_info", "gauge", "Always 1; the machine, its kernel and its system.",
                ("vendor", "product", "cpu", "arch", "kernel", "os"), True),

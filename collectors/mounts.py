@@ -14,7 +14,7 @@ from .disk import SPACE, is_nameable, space_of
 from .mountinfo import Mount, mounts
 from .questions import Questions
 from .roots import Roots
-from .sample import Metric, NoData, Sample
+from .sample import SLOW, Metric, NoData, Sample
 
 MOUNTS_MAX = 32
 SETTLE_S = 0.5  # a reading waits this long; a later answer is in the next one, with its true time
@@ -26,7 +26,7 @@ class MountsCollector:
     """See the module."""
 
     name = "mounts"
-    fast = False
+    pace = SLOW
     metrics = (
         Metric("host_mount_response_seconds", "gauge",
                "How long a network mount took to answer statvfs.", ("mount", "fstype"), True),

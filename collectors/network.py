@@ -16,7 +16,7 @@ from collections.abc import Iterator
 
 from .accelerator import plain
 from .roots import Roots, read_text
-from .sample import NODE_EXPORTER, Metric, NoData, Sample
+from .sample import NODE_EXPORTER, SLOW, Metric, NoData, Sample
 
 DEVICES_MAX = 64  # of each class; a p5 has 32 cards for EFA and as many interfaces
 QUEUES_MAX = 128  # of one interface
@@ -177,7 +177,7 @@ class NetworkCollector:
     """See the module."""
 
     name = "network"
-    fast = False
+    pace = SLOW
     metrics = declared(
         "info", "cards_expected", "link_up", "link_enabled", "interface_index",
         "carrier_changes_total", "transmit_timeouts_total", "receive_bytes_total",

@@ -16,7 +16,7 @@ from . import neuron_monitor
 from .accelerator import declared, plain
 from .neuron_monitor import DEVICES_MAX, Broken, Monitor, Row, Totals, number, table
 from .roots import Roots, read_text
-from .sample import NoData, Sample
+from .sample import SLOW, NoData, Sample
 
 DEVICES = "devices/virtual/neuron_device"
 FIRST_WAIT_S = 8.0  # for the first report of a new child: more than one period of five seconds
@@ -43,7 +43,7 @@ class NeuronCollector:
     """See the module."""
 
     name = "neuron"
-    fast = False
+    pace = SLOW
     metrics = declared(
         "info", "devices", "utilization_ratio", "memory_total_bytes", "memory_used_bytes",
         "ecc_errors_total", "processes", "core_utilization_ratio", "flops_per_second",

@@ -15,7 +15,7 @@ from typing import Any
 
 from .accelerator import declared, plain
 from .roots import Roots
-from .sample import NoData, Sample
+from .sample import SLOW, NoData, Sample
 
 DEVICES_MAX = 64
 LINKS_MAX = 36  # NVML_NVLINK_MAX_LINKS
@@ -51,7 +51,7 @@ class NvidiaCollector:
     """See the module."""
 
     name = "nvidia"
-    fast = False
+    pace = SLOW
     metrics = declared(
         "info", "devices", "lost", "utilization_ratio", "memory_utilization_ratio",
         "busy_at_idle_power", "memory_total_bytes", "memory_used_bytes", "memory_free_bytes",

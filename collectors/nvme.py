@@ -12,7 +12,7 @@ from functools import partial
 
 from .questions import Questions
 from .roots import Roots, read_text
-from .sample import NODE_EXPORTER, Metric, NoData, Sample
+from .sample import NODE_EXPORTER, SLOW, Metric, NoData, Sample
 
 FOLDER = "class/nvme"
 DRIVES_MAX = 64
@@ -29,7 +29,7 @@ class NvmeCollector:
     """See the module."""
 
     name = "nvme"
-    fast = False
+    pace = SLOW
     metrics = (
         Metric("host_nvme_info", "gauge", "Always 1; which drive this is.",
                ("device", "model", "serial", "firmware"), False, NODE_EXPORTER),

@@ -20,7 +20,7 @@ from typing import Any
 from .nvme import WAITING, drives
 from .questions import Questions
 from .roots import Roots, read_text
-from .sample import Metric, NoData, Sample
+from .sample import SLOW, Metric, NoData, Sample
 
 EVERY_S = 300.0  # wear moves in months; each look costs a process and a command to the drive
 SETTLE_S = 0.5
@@ -46,7 +46,7 @@ class NvmeSmartCollector:
     """See the module."""
 
     name = "nvme_smart"
-    fast = False
+    pace = SLOW
     metrics = (
         Metric("host_nvme_critical_warning", "gauge", "1 when the drive gives this warning.",
                ("device", "warning"), True),

@@ -12,7 +12,7 @@ import os
 import re
 
 from .roots import Roots
-from .sample import Metric, NoData, Sample
+from .sample import SLOW, Metric, NoData, Sample
 
 DEVICES_MAX = 1024
 DRIVERS_MAX = 512
@@ -24,7 +24,7 @@ class PciCollector:
     """See the module.  Samples of single devices are for whoever judges and not declared."""
 
     name = "pci"
-    fast = False
+    pace = SLOW
     metrics = (
         Metric("host_pci_devices", "gauge",
                "PCI devices that a driver has, without bridges and virtual functions.", (), True),

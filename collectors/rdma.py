@@ -24,7 +24,7 @@ from .network import (
     rdma_kind,
 )
 from .roots import Roots
-from .sample import NoData, Sample
+from .sample import SLOW, NoData, Sample
 
 PORTS_MAX = 8  # of one device
 FILES_MAX = 512  # of one directory of counters
@@ -88,7 +88,7 @@ class RdmaCollector:
     """See the module."""
 
     name = "rdma"
-    fast = False
+    pace = SLOW
     metrics = declared(
         "link_up", "port_state", "port_physical_state", "speed_bytes_per_second",
         "receive_bytes_total", "transmit_bytes_total", "receive_packets_total",

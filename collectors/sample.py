@@ -67,6 +67,16 @@ class LogLine(NamedTuple):
 NODE_EXPORTER, DCGM_EXPORTER = EXPORTERS = ("node_exporter", "dcgm-exporter")
 
 
+class Pace(NamedTuple):
+    """How often a collector is read: at every `every`-th reading of the fast or of the slow set."""
+
+    fast: bool
+    every: int = 1
+
+
+FAST, SLOW = Pace(fast=True), Pace(fast=False)
+
+
 class Metric(NamedTuple):
     """A collector's declaration of one metric: its name as in Sample, kind and help text.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from .roots import Roots, read_text
-from .sample import Metric, NoData, Sample
+from .sample import SLOW, Metric, NoData, Sample
 
 ENTRIES_MAX = 20_000  # files and folders, looked at in one reading
 FOLDERS_MAX = 1_000  # of them, opened in one reading
@@ -24,7 +24,7 @@ class SharedMemoryCollector:
     """See the module."""
 
     name = "shared_memory"
-    fast = False
+    pace = SLOW
     path = "/dev/shm"
     metrics = (
         Metric("host_shm_size_bytes", "gauge", "Size of /dev/shm.", (), True),

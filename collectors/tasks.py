@@ -14,13 +14,14 @@ from collections import Counter
 from typing import NamedTuple
 
 from .roots import Roots, read_text
-from .sample import Metric, NoData, Sample
+from .sample import Metric, NoData, Pace, Sample
 
 PROCESSES_MAX = 20_000  # of one pass; the rest is counted
 STAT_MAX_BYTES = 2048
 NAMED_MAX = 16  # of each kind
 KERNEL_THREAD = 0x00200000  # PF_KTHREAD
-EVERY = 2  # readings: one process in trouble is told half a minute later, for half of the cost
+# One process in trouble is told a quarter of a minute later, for half of the cost.
+PACE = Pace(fast=False, every=2)
 KERNEL_EVERY = 4  # passes, a part of them in each: a node has thousands of kernel threads
 FILES_LOOK = 200  # open files from which a process's own limit is read
 FILES_NEAR = 0.7
@@ -55,7 +56,7 @@ class TasksCollector:
     """See the module."""
 
     name = "tasks"
-    fast = False
+    pace = PACE
     metrics = (
         Metric("host_zombies", "gauge", "Processes that ended and that nobody collected."),
         Metric("host_blocked_processes", "gauge",
@@ -69,8 +70,7 @@ class TasksCollector:
     )  # fmt: skip
 
     def __init__(self) -> None:
-        self._readings = self._passes = 0
-        self._found: list[Sample] = []
+        self._passes = 0
         self._kernel: set[int] = set()
         self._kernel_busy: list[tuple[float, Task]] = []
         self._spent: dict[int, Spent] = {}
@@ -81,13 +81,7 @@ class TasksCollector:
         self._listed: set[tuple[int, int]] = set()  # whose turn was
 
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
-        """What the last pass found.  NoData when /proc cannot be listed."""
-        if self._readings % EVERY == 0:
-            self._found = self._pass(roots, boot_s)
-        self._readings += 1
-        return self._found
-
-    def _pass(self, roots: Roots, boot_s: float) -> list[Sample]:
+        """One pass.  NoData when /proc cannot be listed."""
         try:
             pids = [int(one) for one in os.listdir(roots.proc) if one.isdecimal()]
         except OSError as error:

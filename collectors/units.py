@@ -11,7 +11,7 @@ import shutil
 import subprocess
 
 from .roots import Roots
-from .sample import Metric, NoData, Sample
+from .sample import SLOW, Metric, NoData, Sample
 
 UNITS_MAX = 64  # named
 OUTPUT_MAX_BYTES = 4 << 20
@@ -24,7 +24,7 @@ class UnitsCollector:
     """See the module."""
 
     name = "units"
-    fast = False
+    pace = SLOW
     metrics = (
         Metric("host_unit_restarts_total", "counter",
                "Times that systemd started a unit again by itself; units that never needed it "

@@ -16,7 +16,7 @@ from . import reconcile, world
 from .detect.accelerator import labels_of
 from .memory import Context
 from .model import Doc, Value
-from .readings import Readings, Rows
+from .readings import Readings, Rows, Selection
 
 PREFIX = "identity/"
 VALUES_MAX = 512
@@ -28,7 +28,7 @@ JOIN = " + "  # between several values of one key: two kinds of GPU, two version
 SOURCES = {"host_info": ("node", "host"), "software_info": ("node", "software"),
            "firmware_info": ("node", "firmware"), "ec2_instance_info": ("instance", "instance")}
 DEVICES = ("accelerator_info", "accelerator_firmware_info")  # the source is their vendor
-NAMED = (*SOURCES, *DEVICES)
+NAMED = frozenset((*SOURCES, *DEVICES))
 OWN = frozenset(("id", "uuid", "pci"))  # labels that differ from node to node by nature
 Sources = dict[str, dict[str, str]]  # source -> key -> value
 
@@ -152,6 +152,7 @@ class Identities:
     def __init__(self, node: str) -> None:
         self._key = f"{PREFIX}{node}"
         self._seen: tuple[Readings, int] = (Readings(), -1)
+        self._selection = Selection(NAMED.__contains__)
         self._own: Rows = ()
         self._sources: Sources = {}
 
@@ -164,8 +165,8 @@ class Identities:
         if samples is self._seen[0] and doc.version == self._seen[1]:
             return
         if samples is not self._seen[0]:
-            own = samples.among(NAMED)
-            if own != self._own:  # most readings say nothing of what a node is
+            own = self._selection.of(samples)
+            if own is not self._own:  # most readings say nothing of what a node is
                 self._own, self._sources = own, of(own)
         self._seen = (samples, doc.version)
         known = read(doc)

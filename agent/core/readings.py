@@ -9,9 +9,9 @@ part of what watching costs.  Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, groupby
-from operator import itemgetter
+from operator import is_, itemgetter
 
 Reading = tuple[str, str, float, float]  # collectors.sample.Sample
 Rows = tuple[Reading, ...]
@@ -40,13 +40,13 @@ class Readings:
         """The readings of one name."""
         return self._named.get(name, ())
 
-    def among(self, names: Iterable[str]) -> Rows:
-        """The readings of these names."""
-        return tuple(chain.from_iterable(self._named.get(name, ()) for name in names))
-
     def under(self, *beginnings: str) -> Rows:
         """The readings of all names that begin so."""
-        return self.among(name for name in self._named if name.startswith(beginnings))
+        return tuple(chain.from_iterable(self.parts(lambda name: name.startswith(beginnings))))
+
+    def parts(self, wanted: Callable[[str], bool]) -> list[Rows]:
+        """The readings of each name that is wanted."""
+        return [rows for name, rows in self._named.items() if wanted(name)]
 
     def names(self) -> Iterable[str]:
         return self._named.keys()
@@ -56,6 +56,26 @@ class Readings:
 
     def __len__(self) -> int:
         return sum(map(len, self._named.values()))
+
+
+class Selection:
+    """The readings that somebody looks at: `of` gives the very same tuple until one of them is
+    newer, or another comes or goes."""
+
+    def __init__(self, wanted: Callable[[str], bool]) -> None:
+        """`wanted`: whether a name is one of theirs."""
+        self._wanted = wanted
+        self._parts: list[Rows] = []
+        self._rows: Rows = ()
+
+    def of(self, readings: Readings) -> Rows:
+        """In the order of the collectors."""
+        parts = readings.parts(self._wanted)
+        if len(parts) != len(self._parts) or not all(map(is_, parts, self._parts)):
+            self._parts = parts
+            rows = tuple(chain.from_iterable(parts))
+            self._rows = self._rows if rows == self._rows else rows
+        return self._rows
 
 
 def by_name(readings: Iterable[Reading]) -> dict[str, Rows]:

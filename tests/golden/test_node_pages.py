@@ -29,7 +29,7 @@ NODES = HERE / "nodes"
 LIMIT_S = 30.0
 # Of each kind of node: its collectors, as far as there are any of that name, and one line of its
 # kernel's log.  Each says what the page must count.
-HOST = ("host", "disk", "network", "tasks")
+HOST = ("host", "cpu", "disk", "network", "tasks")
 KINDS = {
     "cpu": (HOST, "java invoked oom-killer: gfp_mask=0x280da, order=0, oom_score_adj=0"),
     "h100": ((*HOST, "rdma", "nvidia"),

@@ -51,19 +51,9 @@ class Proc:
 
 @pytest.fixture
 def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Proc:
-    """Looked at in each reading, kernel threads in each fourth."""
-    monkeypatch.setattr(tasks, "EVERY", 1)
+    """Kernel threads are looked at in each fourth pass."""
     monkeypatch.setattr(tasks, "KERNEL_EVERY", 4)
     return Proc(tmp_path)
-
-
-def test_processes_are_looked_at_in_every_second_reading(tmp_path: Path) -> None:
-    machine, collector = Proc(tmp_path), TasksCollector()
-    machine.task(11, state="Z")
-    first = collector.collect(machine.roots, 0.0)
-    machine.task(12, state="Z")
-    assert collector.collect(machine.roots, 15.0) is first
-    assert named(collector.collect(machine.roots, 30.0))["host_zombies{}"] == 2.0
 
 
 def named(samples: list[Sample]) -> dict[str, float]:

@@ -23,6 +23,7 @@ from holdfast.agent.core.node import Node
 from holdfast.agent.core.readings import readings_of
 from holdfast.agent.runbook import load_runbooks
 from holdfast.collectors.cgroups import CgroupsCollector
+from holdfast.collectors.cpu import CpuCollector
 from holdfast.collectors.host import HostCollector
 from holdfast.collectors.roots import Roots
 from holdfast.collectors.sample import Sample
@@ -32,7 +33,7 @@ from holdfast.collectors.units import UnitsCollector
 GOLDEN = Path(__file__).resolve().parent / "golden"
 CORES, BURNING = 16, 11
 RESET = "NETDEV WATCHDOG: eth0 (ena): transmit queue 11 timed out"
-COLLECTORS = (HostCollector, TasksCollector, CgroupsCollector, UnitsCollector)
+COLLECTORS = (CpuCollector, HostCollector, TasksCollector, CgroupsCollector, UnitsCollector)
 STAT = "812 (ecs-agent) S 1 1 1 0 -1 64 0 0 0 0 5 {kernel} 0 0 20 0 1 0 100 0 0 " \
        "18446744073709551615 0 0 0 0 0 0 0 0 0 0 0 0 17 11 0 0 0 0 0\n"  # fmt: skip
 

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from ..model import DEGRADED, FATAL, OK, SEVERITIES, WARN, RunView, Verdict
-from ..readings import Readings, Rows
+from ..readings import Readings, Rows, Selection
 from . import compile_cache, ec2
 from .absence import BOUND, Absence, Bus, address_of
 
@@ -159,6 +159,7 @@ class Accelerators:
     def __init__(self, node: str) -> None:
         self._node = node
         self._samples = Readings()
+        self._selection = Selection(lambda name: name.startswith(READ))
         self._own: Rows = ()
         self._ranks: tuple[tuple[str, int, int], ...] = ()
         self._runs: Ranks = {}  # last known, for when a lost device lists no process any more
@@ -175,8 +176,8 @@ class Accelerators:
         ranks = tuple((view.run, rank.rank, rank.pid) for view in runs for rank in view.ranks)
         if samples is self._samples and ranks == self._ranks:
             return self._verdicts
-        self._samples, own, bound = samples, samples.under(*READ), samples.of(BOUND)
-        if own != self._own or ranks != self._ranks or bound != self._bound:
+        self._samples, own, bound = samples, self._selection.of(samples), samples.of(BOUND)
+        if own is not self._own or ranks != self._ranks or bound != self._bound:
             self._own, self._ranks, self._bound = own, ranks, bound
             self._bus.take(bound, [one for one in known if ":" in one])
             here, names = ranks_of(own, runs), {view.run for view in runs}

@@ -8,6 +8,7 @@ compared.  Concludes nothing about why.  Pure.
 from __future__ import annotations
 
 from collections import deque
+from operator import itemgetter
 from typing import NamedTuple
 
 from ..readings import Rows
@@ -19,7 +20,6 @@ SPAN_S, SLACK = 60.0, 1.25
 GAP_S = 4.5  # the pace of the collector; a recorded tree may have another
 PINNED = 0.9  # of a core's time, in the kernel and its interrupts
 PINNED_S = 50.0  # ... over at least this much of the last minute
-SUBJECTS_MAX = 16_384
 
 
 class Core(NamedTuple):
@@ -39,11 +39,21 @@ class Look(NamedTuple):
     whole: dict[int, float]
 
 
+class Run(NamedTuple):
+    """Where the readings of one core stand, one after the other, and which of them are kernel's."""
+
+    cpu: int
+    first: int
+    end: int
+    inside: tuple[int, ...]
+
+
 class Cores:
     """See the module."""
 
     def __init__(self) -> None:
-        self._modes: dict[str, tuple[int, bool]] = {}  # subject -> (core, in the kernel)
+        self._subjects: list[str] = []
+        self._layout: list[Run] = []  # of these subjects: the same in each reading
         self._looks: deque[Look] = deque()
         self._pinned: list[Core] = []
 
@@ -56,13 +66,15 @@ class Cores:
             looks.clear()  # another boot
         if looks and boot_s - looks[-1].boot_s < GAP_S:
             return boot_s
+        subjects = list(map(itemgetter(1), samples))
+        if subjects != self._subjects:
+            self._subjects, self._layout = subjects, _layout(subjects)
+        values = list(map(itemgetter(2), samples))
         inside: dict[int, float] = {}
         whole: dict[int, float] = {}
-        for _, subject, value, _ in samples:
-            core, kernel = self._mode(subject)
-            whole[core] = whole.get(core, 0.0) + value
-            if kernel:
-                inside[core] = inside.get(core, 0.0) + value
+        for cpu, first, end, kernel in self._layout:
+            whole[cpu] = whole.get(cpu, 0.0) + sum(values[first:end])
+            inside[cpu] = inside.get(cpu, 0.0) + sum([values[one] for one in kernel])
         looks.append(Look(boot_s, inside, whole))
         while len(looks) > 2 and boot_s - looks[1].boot_s >= SPAN_S:
             looks.popleft()
@@ -76,15 +88,20 @@ class Cores:
         fresh = self._looks and boot_s - self._looks[-1].boot_s <= SPAN_S
         return self._pinned if fresh else []
 
-    def _mode(self, subject: str) -> tuple[int, bool]:
-        known = self._modes.get(subject)
-        if known is None:
-            labels = labels_of(subject)
-            cpu = labels.get("cpu", "")
-            known = int(cpu) if cpu.isdecimal() else -1, labels.get("mode") in IN_KERNEL
-            if len(self._modes) < SUBJECTS_MAX:
-                self._modes[subject] = known
-        return known
+
+def _layout(subjects: list[str]) -> list[Run]:
+    """The cores of a reading, in its order.  -1 stands for what names none."""
+    runs: list[Run] = []
+    for place, subject in enumerate(subjects):
+        labels = labels_of(subject)
+        word = labels.get("cpu", "")
+        cpu = int(word) if word.isdecimal() else -1
+        inside = (place,) if labels.get("mode") in IN_KERNEL else ()
+        if runs and runs[-1].cpu == cpu:
+            runs[-1] = runs[-1]._replace(end=place + 1, inside=runs[-1].inside + inside)
+        else:
+            runs.append(Run(cpu, place, place + 1, inside))
+    return runs
 
 
 def _pinned(first: Look, last: Look) -> list[Core]:

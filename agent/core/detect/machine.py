@@ -6,10 +6,10 @@ Owns the order of their detectors and that equal samples are looked at once.  Pu
 from __future__ import annotations
 
 from ..model import Verdict
-from ..readings import Readings, Rows
+from ..readings import Readings, Rows, Selection
 from . import clock, hardware, reach, storage
 
-NAMES = tuple(sorted(storage.NAMES | reach.NAMES | hardware.NAMES | clock.NAMES))
+NAMES = storage.NAMES | reach.NAMES | hardware.NAMES | clock.NAMES
 
 
 class Machine:
@@ -18,17 +18,14 @@ class Machine:
     def __init__(self, node: str) -> None:
         self._storage, self._reach = storage.Storage(node), reach.Reach(node)
         self._hardware, self._clock = hardware.Hardware(node), clock.Clock(node)
-        self._samples = Readings()
+        self._selection = Selection(NAMES.__contains__)
         self._own: Rows = ()
         self._verdicts: list[Verdict] = []
 
     def verdicts(self, samples: Readings, writable: list[str]) -> list[Verdict]:
         """Faults now.  `writable`: see storage.py."""
-        if samples is self._samples:
-            return self._verdicts
-        self._samples = samples
-        own = samples.among(NAMES)
-        if own != self._own:  # what another collector read changes nothing here
+        own = self._selection.of(samples)
+        if own is not self._own:  # what another collector read changes nothing here
             self._own = own
             self._verdicts = [
                 *self._storage.verdicts(own, writable), *self._reach.verdicts(own),

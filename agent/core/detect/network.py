@@ -13,7 +13,7 @@ import msgspec
 
 from ..model import DEGRADED, FATAL, WARN, Verdict
 from ..rates import Growth, Rates
-from ..readings import Readings, Rows
+from ..readings import Readings, Rows, Selection
 from .absence import BOUND, Bus
 from .accelerator import labels_of
 from .network_rules import RULES, Rule
@@ -83,6 +83,7 @@ class Networks:
     def __init__(self, node: str) -> None:
         self._node = node
         self._samples = Readings()
+        self._selection = Selection(lambda name: name.startswith(PREFIX))
         self._own: Rows = ()
         self._read_s = 0.0
         self._verdicts: list[Verdict] = []
@@ -102,8 +103,8 @@ class Networks:
     def verdicts(self, samples: Readings, memory: NetworkMemory) -> list[Verdict]:
         """Faults of cards now; `memory` is kept up here."""
         if samples is not self._samples:
-            self._samples, mine, bound = samples, samples.under(PREFIX), samples.of(BOUND)
-            if mine != self._own or bound != self._bound:
+            self._samples, mine, bound = samples, self._selection.of(samples), samples.of(BOUND)
+            if mine is not self._own or bound != self._bound:
                 self._own, self._bound = mine, bound
                 self._take(mine, memory)
         return self._verdicts

@@ -25,10 +25,11 @@ from holdfast.agent.runner import Runner
 from holdfast.agent.store.base import Conflict, StoreError
 from holdfast.agent.store.sqlite import DirectoryLock, SqliteStore
 from holdfast.agent.trouble import Troubles
+from holdfast.collectors.cpu import CpuCollector
 from holdfast.collectors.host import HostCollector
 from holdfast.collectors.kmsg import KernelLog, parse
 from holdfast.collectors.roots import Roots
-from holdfast.collectors.sample import Metric, NoData, Sample
+from holdfast.collectors.sample import FAST, Metric, NoData, Sample
 
 GOLDEN = Path(__file__).parent / "recorded"
 
@@ -138,16 +139,18 @@ def test_the_host_collector_on_a_recorded_tree():
     roots = Roots(proc=str(GOLDEN / "proc"), sys=str(GOLDEN / "sys"))
     lines = [
         f"{sample.name}{{{sample.subject}}} {sample.value:.10g}"
-        for sample in HostCollector().collect(roots, 1.0)
+        for collector in (CpuCollector(), HostCollector())
+        for sample in collector.collect(roots, 1.0)
     ]
     same_as_golden(GOLDEN / "host.txt", "\n".join(lines) + "\n")
-    declared = {metric.name for metric in HostCollector.metrics}
+    declared = {metric.name for metric in CpuCollector.metrics + HostCollector.metrics}
     assert {line.split("{")[0] for line in lines} <= declared
 
 
 def test_a_tree_without_proc_is_no_data(tmp_path):
-    with pytest.raises(NoData):
-        HostCollector().collect(Roots(proc=str(tmp_path)), 1.0)
+    for collector in (HostCollector(), CpuCollector()):
+        with pytest.raises(NoData):
+            collector.collect(Roots(proc=str(tmp_path)), 1.0)
 
 
 def test_rubbish_in_proc_costs_its_own_metrics_alone(tmp_path):
@@ -156,11 +159,12 @@ def test_rubbish_in_proc_costs_its_own_metrics_alone(tmp_path):
     (tmp_path / "meminfo").write_text("MemTotal: 5 kB\n")
     samples = HostCollector().collect(Roots(proc=str(tmp_path), sys=str(tmp_path)), 1.0)
     assert samples == [Sample("host_memory_total_bytes", "", 5120.0, 1.0)]
+    assert CpuCollector().collect(Roots(proc=str(tmp_path)), 1.0) == []
 
 
 def test_one_collectors_fault_never_stops_another(monkeypatch):
     class Base:
-        fast = True
+        pace = FAST
         metrics = (Metric("x", "gauge", "x"),)
 
     class Good(Base):
@@ -210,7 +214,7 @@ def test_one_collectors_fault_never_stops_another(monkeypatch):
 
 def test_a_name_that_is_no_text_never_leaves_the_runner(monkeypatch):
     class Named:
-        name, fast, metrics = "named", True, (Metric("x", "gauge", "x", ("file",)),)
+        name, pace, metrics = "named", FAST, (Metric("x", "gauge", "x", ("file",)),)
         failure = ""
 
         def collect(self, roots, boot_s):

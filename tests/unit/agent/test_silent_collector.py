@@ -8,12 +8,12 @@ from fakes import until
 
 from holdfast.agent.config import load
 from holdfast.agent.runner import Runner
-from holdfast.collectors.sample import Metric, NoData, Sample
+from holdfast.collectors.sample import FAST, Metric, NoData, Sample
 
 
 def test_what_a_silent_collector_said_stands_for_who_concludes_and_not_on_the_page(monkeypatch):
     class Moody:
-        name, fast, metrics = "moody", True, (Metric("x", "gauge", "x"),)
+        name, pace, metrics = "moody", FAST, (Metric("x", "gauge", "x"),)
         failure: Exception | None = OSError("hangs")
 
         def collect(self, roots, boot_s):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from holdfast.agent.core.detect import accelerator
 from holdfast.agent.core.detect.machine import Machine
 from holdfast.agent.core.model import RankView, RunView
-from holdfast.agent.core.readings import Readings, by_name, readings_of
+from holdfast.agent.core.readings import Readings, Selection, by_name, readings_of
 from holdfast.collectors.sample import Sample
 
 CORES = tuple(Sample("host_cpu_seconds_total", f"cpu={cpu},mode=user", 5.0, 1.0) for cpu in (0, 1))
@@ -23,7 +23,6 @@ def test_readings_by_name_in_the_order_of_their_collector() -> None:
     host = by_name((CORES[0], LOAD, CORES[1]))
     found = Readings((host, by_name((LOST, PROCESS))))
     assert found.of("host_cpu_seconds_total") == CORES and found.of("nothing") == ()
-    assert found.among(("accelerator_process", "host_load_average")) == (PROCESS, LOAD)
     assert found.under("host_") == (*CORES, LOAD)
     assert found.under("host_l", "accelerator_l") == (LOAD, LOST)
     assert set(found.names()) == {one.name for one in found}
@@ -37,6 +36,19 @@ def test_a_name_stays_the_very_same_until_its_collector_is_read_again() -> None:
     second = Readings((by_name(later(*CORES, LOAD)), devices))
     assert second.of("accelerator_lost") is first.of("accelerator_lost")
     assert second.of("host_load_average") == later(LOAD)
+
+
+def test_a_selection_is_the_very_same_until_one_of_its_own_is_newer() -> None:
+    host, devices = by_name((*CORES, LOAD)), by_name((LOST, PROCESS))
+    picked = Selection(lambda name: name.startswith(("accelerator_", "disk_")))
+    first = picked.of(Readings((host, devices)))
+    assert first == (LOST, PROCESS)
+    assert picked.of(Readings((by_name(later(*CORES, LOAD)), devices))) is first
+    equal = Readings((host, by_name((LOST._replace(), PROCESS))))
+    assert picked.of(equal) is first, "read again and nothing is newer"
+    assert picked.of(Readings((host, by_name(later(LOST, PROCESS))))) == later(LOST, PROCESS)
+    assert picked.of(Readings((host, by_name((LOST,))))) == (LOST,)
+    assert picked.of(Readings((host,))) == ()
 
 
 def test_a_name_that_two_collectors_share_keeps_the_readings_of_both() -> None:

@@ -1,0 +1,70 @@
+"""What each core did with its time, and when the machine booted, from /proc/stat.
+
+Owns that file.  The kernel sums every interrupt of every core for whoever reads it, and a node of
+192 cores makes 1,536 readings of it: a core is judged over a minute, so that every fifth second
+tells the same.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import lru_cache
+from itertools import repeat
+
+from .roots import Roots, read_text
+from .sample import NODE_EXPORTER, Metric, Pace, Sample
+
+CPUS_MAX = 1024
+MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+CORE = re.compile(r"^cpu(\d.*)", re.MULTILINE)
+
+
+class CpuCollector:
+    """See the module."""
+
+    name = "cpu"
+    pace = Pace(fast=True, every=5)
+    metrics = (
+        Metric("host_cpu_seconds_total", "counter", "Processor time by core and mode.",
+               ("cpu", "mode"), False, NODE_EXPORTER),
+        Metric("host_boot_time_seconds", "gauge", "When the machine booted, Unix time.",
+               (), True, NODE_EXPORTER),
+    )  # fmt: skip
+
+    def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
+        """One reading.  NoData when there is no /proc/stat at this root."""
+        stat = read_text(f"{roots.proc}/stat")
+        return _cores(stat, boot_s) + _boot_time(stat, boot_s)
+
+
+@lru_cache(maxsize=CPUS_MAX)
+def _subjects(core: str) -> tuple[str, ...]:
+    """One for each mode.  Kept: they are the same each time."""
+    return tuple(f"cpu={int(core)},mode={mode}" for mode in MODES)
+
+
+def _cores(stat: str, boot_s: float) -> list[Sample]:
+    """Every core by mode; a line that is not understood costs its core alone.  Only the lines that
+    are wanted are taken apart (`intr` has a number for every interrupt), and the samples are made
+    together: a large node has 1,500."""
+    subjects: list[str] = []
+    ticks: list[int] = []
+    for line in CORE.findall(stat)[:CPUS_MAX]:
+        core, *spent = line.split()
+        try:
+            modes, numbers = _subjects(core), list(map(int, spent[: len(MODES)]))
+        except ValueError:
+            continue
+        subjects += modes[: len(numbers)]
+        ticks += numbers
+    values = [spent / TICKS_PER_S for spent in ticks]
+    rows = zip(repeat("host_cpu_seconds_total"), subjects, values, repeat(boot_s))
+    return list(map(Sample._make, rows))
+
+
+def _boot_time(stat: str, boot_s: float) -> list[Sample]:
+    _, found, rest = stat.partition("\nbtime ")
+    word = rest.split(None, 1)[0] if found and rest.strip() else ""
+    return [Sample("host_boot_time_seconds", "", float(word), boot_s)] if word.isdecimal() else []
