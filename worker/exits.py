@@ -85,6 +85,7 @@ EXITS: Dict[str, Tuple[Row, ...]] = {
     "drift": (
         row(DONE, "all nodes are the same, or there is only one"),
         row(FAILED, "some differ"),
+        row(USAGE, "a file is not what `holdfast drift --json` says"),
         row(NOT_KNOWN, "not every node is known and none differs, or no agent answers"),
     ),
     "inject": _HAND,

@@ -1,20 +1,20 @@
 """`holdfast drift`: which nodes of a run differ from most, and in what.
 
-Owns what is asked, how it reads and the exit code.  What differs is found by the agent
-(agent/core/identity.py).
+Owns what is asked, how it reads and the exit code.  What differs is found by
+agent/core/identity.py: in the agent, or here of what several agents said (drift_files.py).
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
 
 from holdfast.worker import exits
 
 from .client import choose, reach
-from .failure import Failure
+from .failure import USAGE, Failure
 from .live import print_json
 from .text import CARE, FAINT, GOOD, Cell, Line, Span, clock, count, field, line, show, table
 
@@ -28,21 +28,34 @@ Json = Mapping[str, Any]
 
 def drift(options: argparse.Namespace) -> int:
     """0 when all are the same, or there is one node alone; 1 when some differ; 3 when a node's
-    identity is not known and no difference was found, or no agent could be asked."""
-    try:
-        found = reach()
-        runs = {one["run"] for _, answer in found for one in answer["runs"]}
-        agent, run = found[0][0], ""
-        if options.run or runs:
-            agent, _, run = choose(found, options.run)
-        answer = agent.get(f"/api/v1/drift?run={quote(run, safe='')}" if run else "/api/v1/drift")
-    except Failure as failure:
-        raise Failure(str(failure), UNKNOWN) from failure
+    identity is not known and no difference was found, or no agent could be asked; 2 for a file
+    that is not what an agent said."""
+    answer = _asked(options.run) if not options.file else _given(options.file, options.run)
     if options.json:
         print_json(answer)
     else:
         show(said(answer))
     return code(answer)
+
+
+def _given(files: Sequence[str], run: str | None) -> Any:
+    from . import drift_files
+
+    if run:
+        raise Failure("--run goes without files: each says itself which run it is about", USAGE)
+    return drift_files.compared(files)
+
+
+def _asked(name: str | None) -> Any:
+    try:
+        found = reach()
+        runs = {one["run"] for _, answer in found for one in answer["runs"]}
+        agent, run = found[0][0], ""
+        if name or runs:
+            agent, _, run = choose(found, name)
+        return agent.get(f"/api/v1/drift?run={quote(run, safe='')}" if run else "/api/v1/drift")
+    except Failure as failure:
+        raise Failure(str(failure), UNKNOWN) from failure
 
 
 def code(answer: Json) -> int:
@@ -82,7 +95,9 @@ def _listed(nodes: list[str]) -> str:
 
 
 def _alone(answer: Json) -> list[Line]:
-    lines = field("differ", "one node: there is no other to compare it with")
+    text = ("one node: there is no other to compare it with; several are, when `holdfast drift` is "
+            "given what `holdfast drift --json` says on each")  # fmt: skip
+    lines = field("differ", text)
     if not answer["values"]:
         return lines + field("unknown", Span("nothing was read of it yet", CARE))
     rows: list[list[Cell]] = [[key, value] for key, value in sorted(answer["values"].items())]

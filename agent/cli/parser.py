@@ -48,6 +48,13 @@ def _close(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reason", required=True, help="what was repaired: kept in the journal")
 
 
+def _drift(parser: argparse.ArgumentParser) -> None:
+    _run(parser)
+    parser.add_argument("file", nargs="*", metavar="FILE",
+                        help="compare what `holdfast drift --json` said on several nodes, with no "
+                             "agent; one or many in a file, or - for stdin")
+
+
 def _verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", metavar="DIR", help="one checkpoint, or a directory of them")
 
@@ -111,7 +118,9 @@ COMMANDS = (
             "holdfast incidents --all", "live:incidents", _incidents),
     Command("ledger", "where the node's seconds went", "holdfast ledger", "live:ledger", _run),
     Command("drift", "which nodes of a run differ from most, and in what",
-            "holdfast drift --run m5", "drift:drift", _run),
+            "holdfast drift --run m5\n"
+            "         srun -l --ntasks-per-node=1 holdfast drift --json | holdfast drift -",
+            "drift:drift", _drift),
     Command("verify", "prove a checkpoint by its digests", "holdfast verify runs/m5/checkpoints",
             "checkpoint:verify", _verify),
     Command("diagnose", "what killed a run, from its logs alone",

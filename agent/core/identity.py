@@ -8,7 +8,8 @@ several.  A node writes its own document and no other's.  What a source does not
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -143,6 +144,29 @@ def compare(nodes: Mapping[str, Identity]) -> Comparison:
         others = tuple((node, value) for node, value in said.items() if not agree or value != most)
         differences.append(Difference(key, most, agree, len(said), others))
     return Comparison(len(keys), tuple(differences), tuple(unread))
+
+
+def answer(
+    node: str, run: str, nodes: Sequence[str], known: Mapping[str, Identity]
+) -> dict[str, Any]:
+    """/api/v1/drift and `holdfast drift --json`, as plain JSON values: the nodes, where they
+    differ from most, what changed on each, and what each said, so that the answers of several
+    agents can be put beside each other (agent/cli/drift_files.py)."""
+    compared = {one: known[one] for one in nodes if one in known}
+    own = compared.get(node)
+    return {
+        "node": node,
+        "run": run,
+        "nodes": list(nodes),
+        "unknown": [one for one in nodes if one not in known],
+        **msgspec.to_builtins(compare(compared)),
+        "changes": [
+            {"node": name, **msgspec.to_builtins(change)}
+            for name, one in compared.items() for change in one.changes
+        ],
+        "values": own.values() if own is not None else {},
+        "identities": {name: one.sources for name, one in compared.items()},
+    }  # fmt: skip
 
 
 class Identities:

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from ..core import identity
 
 if TYPE_CHECKING:
@@ -27,21 +25,7 @@ def drift(daemon: Daemon, run: str) -> dict[str, Any]:
         and (found := identity.read(doc)) is not None
     }  # fmt: skip
     nodes = members(daemon, run) if run else sorted({*known, daemon.name})
-    nodes = nodes[:NODES_MAX]
-    compared = {node: known[node] for node in nodes if node in known}
-    own = compared.get(daemon.name)
-    return {
-        "node": daemon.name,
-        "run": run,
-        "nodes": nodes,
-        "unknown": [node for node in nodes if node not in known],
-        **msgspec.to_builtins(identity.compare(compared)),
-        "changes": [
-            {"node": node, **msgspec.to_builtins(change)}
-            for node, one in compared.items() for change in one.changes
-        ],
-        "values": own.values() if own is not None else {},
-    }  # fmt: skip
+    return identity.answer(daemon.name, run, nodes[:NODES_MAX], known)
 
 
 def members(daemon: Daemon, run: str) -> list[str]:

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pages import page, same_as_golden
 
+from holdfast.agent.cli.drift_files import compared
 from holdfast.agent.core.identity import Identity
 from holdfast.agent.core.model import Plan, Resume, StoreWrite
 from holdfast.collectors import identity
@@ -173,3 +174,11 @@ def test_drift_is_asked_of_a_run_or_of_every_known_node(agent, tmp_path):
     assert run["nodes"] == ["node-a", "node-b", "node-d"] and run["unknown"] == ["node-d"]
     assert run["differences"][0]["agree"] == 0, "one against one is no majority"
     assert run["values"]["software.driver"] == "535" and json.dumps(run)
+    assert every["identities"]["node-b"] == {
+        "node": {"software.driver": "550", "software.nccl": "2.21.5"}
+    }
+    assert sorted(run["identities"]) == ["node-a", "node-b"]
+    file = tmp_path / "both.json"
+    file.write_text(json.dumps(run) + json.dumps(every))
+    beside = json.loads(json.dumps(compared([str(file)])))
+    assert beside["differences"] == every["differences"] and beside["unknown"] == ["node-d"]
