@@ -10,8 +10,9 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
@@ -28,6 +29,7 @@ SAMPLES_MAX = 10_000  # of one collector and reading
 FIRST_FACTOR = 10.0  # a child's first answer: a driver without persistence takes seconds to wake
 TOGETHER_S = 0.02  # what is due so soon is read now: each waking of the loop costs
 ABSENT_S = 300.0  # a source that is not here is looked for this often
+REST_S = 5.0  # for a reading that is under way to end, once its child was killed
 
 
 class Collector(Protocol):
@@ -89,6 +91,8 @@ class _Entry:
         self.thread: ThreadPoolExecutor | None = None
         self.stuck: asyncio.Future[tuple[list[Sample], float]] | None = None
         self.helper: Helper | None = None
+        self.asking = False
+        self.rests = False  # its child is not to be
         self.last: tuple[Sample, ...] = ()  # of the last good reading, however old
 
     def keep(self, samples: tuple[Sample, ...], health: Health) -> None:
@@ -150,6 +154,24 @@ class Runner:
             for entry in self._entries if entry.helper is not None and entry.helper.pid
         }  # fmt: skip
 
+    @asynccontextmanager
+    async def without(self, name: str) -> AsyncIterator[None]:
+        """While this goes on, the child of that collector is gone and no other begins: it has the
+        devices open that it reads.  Never raises: one that cannot be ended stays."""
+        entries = [one for one in self._entries if one.collector.name == name]
+        try:
+            for entry in entries:
+                entry.rests = True
+                try:
+                    async with asyncio.timeout(REST_S):
+                        await _ended(entry)
+                except TimeoutError:
+                    self._trouble(f"collector {name}", "its reading does not end")
+            yield
+        finally:
+            for entry in entries:
+                entry.rests = False
+
     def left_behind(self) -> tuple[Left, ...]:
         """Children that cannot be ended, because the kernel holds them."""
         return self._prober.left_behind()
@@ -184,7 +206,8 @@ class Runner:
     async def _run_child(self, entry: _Entry, collector: Probed) -> None:
         while True:
             begin_s = time.monotonic()
-            await self._ask(entry, collector)
+            if not entry.rests:
+                await self._ask(entry, collector)
             self._gather()
             pause_s = ABSENT_S if entry.health.absent else self._interval_s(entry)
             await asyncio.sleep(max(0.05, begin_s + pause_s - time.monotonic()))
@@ -207,7 +230,13 @@ class Runner:
         name, begin_s = entry.collector.name, time.monotonic()
         reply = Reply(absent=collector.here(self._roots))
         if not reply.absent:
-            reply = await self._reply(entry, name, collector)
+            entry.asking = True
+            try:
+                reply = await self._reply(entry, name, collector)
+            finally:
+                entry.asking = False
+        if entry.rests:
+            return  # it was ended under way: that is no fault of its source
         if entry.helper is not None and (reply.absent or reply.error):
             await entry.helper.close()
         if reply.error:
@@ -285,6 +314,16 @@ class Runner:
         for entry in self._entries:
             if entry.thread is not None:
                 entry.thread.shutdown(wait=False, cancel_futures=True)
+
+
+async def _ended(entry: _Entry) -> None:
+    """Once its child is gone: one that was just starting is there only later."""
+    while True:
+        if entry.helper is not None:
+            await entry.helper.close()
+        if not entry.asking:
+            return
+        await asyncio.sleep(0.02)
 
 
 def _timed(

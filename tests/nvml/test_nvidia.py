@@ -21,6 +21,7 @@ from holdfast.agent.core.detect import accelerator
 from holdfast.agent.core.model import RankView, RunView
 from holdfast.agent.core.readings import readings_of
 from holdfast.agent.devices import devices
+from holdfast.agent.probe import Helper
 from holdfast.agent.runner import Runner
 from holdfast.collectors import ALL
 from holdfast.collectors.nvidia import NvidiaCollector
@@ -180,6 +181,49 @@ def test_a_hung_call_is_killed_and_the_next_reading_starts_anew(node):
 
     asyncio.run(scenario())
     assert any("no answer" in one for one in troubles)
+
+
+@pytest.mark.parametrize("state", ["idle", "hung_call", "starting"])
+def test_nobody_of_ours_has_a_gpu_open_while_it_is_reset(node, state, monkeypatch):
+    """Whether its child is between two readings, in one, or just starting."""
+    troubles: list[str] = []
+    begun, go, real = asyncio.Event(), asyncio.Event(), Helper._start
+
+    async def slow(helper):
+        begun.set()
+        await go.wait()
+        return await real(helper)
+
+    async def scenario():
+        if state == "starting":
+            monkeypatch.setattr(Helper, "_start", slow)
+            asyncio.get_running_loop().call_later(0.2, go.set)
+        if state == "hung_call":
+            node.becomes(state)
+        runner, task = start(node, troubles)
+        entry = runner._entries[0]
+        await until({"idle": runner.samples, "starting": begun.is_set,
+                     "hung_call": lambda: entry.asking and runner.children()}[state])  # fmt: skip
+        pid = entry.helper.pid
+        asked, ask = [], runner._ask
+
+        async def counted(*arguments):
+            asked.append(runner.children())
+            await ask(*arguments)
+
+        runner._ask = counted
+        async with runner.without("nvidia"):
+            assert not runner.children() and not entry.asking and not (pid and alive(pid))
+            seen, gather = [], runner._gather
+            runner._gather = lambda: (seen.append(runner.children()), gather())
+            await until(lambda: len(seen) > 3)  # its turn came and was passed over
+            assert not any(seen) and not asked
+            node.becomes("healthy")
+        await until(lambda: asked and runner.health()[0].up and runner.children())
+        await stop(task)
+
+    asyncio.run(scenario())
+    assert not troubles
 
 
 def test_a_sick_gpu_stays_sick_while_its_driver_hangs(node):
