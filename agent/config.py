@@ -21,7 +21,7 @@ from .settings import Config
 FILE_MAX_BYTES = 1 << 20
 CONF_D_MAX = 100
 ALLOWED_ACTIONS = ("reboot_node", "replace_node", "drain_node", "reset_gpu", "remove_lock")
-NODE_ACTIONS = ALLOWED_ACTIONS[:3]  # that leave by the node's root unit
+NODE_ACTIONS = ALLOWED_ACTIONS[:4]  # that leave by the node's root unit
 ADDRESSES = ("agent.listen", "agent.metrics_listen", "collectors.ec2_metadata")
 PORT_MAX = 65535
 DEFAULT_FILE = Path("/etc/holdfast/agent.toml")

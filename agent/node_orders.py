@@ -18,7 +18,7 @@ import msgspec
 from .background import write_incident
 from .core.model import Effect
 from .core.order import NodeOrder
-from .core.repair import REFUSED
+from .core.repair import RAN, REFUSED
 
 if TYPE_CHECKING:
     from .daemon import Daemon
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 ANSWER_MAX_BYTES = 4096
 EVIDENCE_S = 5.0  # for the incident to be written where it outlives this node
 ANSWER_S = 22.0  # the unit gives a verb's program 20 s; the core waits for 30
+RESET_S = 62.0  # for a reset 60; the core waits for 80
+HOLDS = "nvidia"  # the collector whose child has each GPU open
 
 
 class Unreached(Exception):
@@ -37,6 +39,7 @@ class Answer(msgspec.Struct):
 
     ok: bool
     error: str = ""
+    ran: bool = False  # the verb's program: not ok is then its own failure
 
 
 async def perform(daemon: Daemon, effect: Effect, order: NodeOrder) -> str:
@@ -47,12 +50,21 @@ async def perform(daemon: Daemon, effect: Effect, order: NodeOrder) -> str:
         return f"{REFUSED} {refused}"
     fields = {"verb": order.verb, "id": effect.id, "node": order.node, "boot_id": daemon.boot_id,
               "wall_s": time.time(), "fault": effect.fault}  # fmt: skip
-    path = daemon.config.actions.socket
+    if not order.device:
+        return await _send(daemon.config.actions.socket, fields, ANSWER_S)
+    fields["device"] = order.device
+    if daemon.runner is None:
+        return await _send(daemon.config.actions.socket, fields, RESET_S)
+    async with daemon.runner.without(HOLDS):  # no driver resets what somebody has open
+        return await _send(daemon.config.actions.socket, fields, RESET_S)
+
+
+async def _send(path: str, fields: dict[str, object], timeout_s: float) -> str:
     try:
-        async with asyncio.timeout(ANSWER_S):
-            return await _ask(path, json.dumps(fields).encode() + b"\n")
+        async with asyncio.timeout(timeout_s):
+            return await _ask(path, json.dumps(fields).encode() + b"\n", "device" in fields)
     except TimeoutError:
-        return f"{path}: no answer within {ANSWER_S:g} s"
+        return f"{path}: no answer within {timeout_s:g} s"
     except Unreached as error:
         return f"{REFUSED} {path}: {error}: is holdfast-node.socket enabled?"
     except OSError as error:
@@ -80,7 +92,9 @@ async def _keep_evidence(daemon: Daemon, order: NodeOrder) -> str:
     return ""
 
 
-async def _ask(path: str, line: bytes) -> str:
+async def _ask(path: str, line: bytes, of_device: bool) -> str:
+    """What came of it.  Of a reset that is told apart which failed from one that was refused: the
+    first has a next rung."""
     try:
         reader, writer = await asyncio.open_unix_connection(path, limit=ANSWER_MAX_BYTES)
     except OSError as error:
@@ -97,4 +111,5 @@ async def _ask(path: str, line: bytes) -> str:
         answer = msgspec.json.decode(text, type=Answer)
     except (msgspec.DecodeError, RecursionError):
         return f"{path}: the unit ended without an answer: see journalctl -u 'holdfast-node@*'"
-    return "" if answer.ok else answer.error or "refused without a reason"
+    why = answer.error or "refused without a reason"
+    return "" if answer.ok else f"{RAN} {why}" if answer.ran and of_device else why

@@ -1,10 +1,11 @@
-"""The root side of an order that concerns the whole node: one verb of three, or nothing.
+"""The root side of an order that concerns the whole node: one verb of four, or nothing.
 
     holdfast-node@.service: an order comes in by standard input, its answer goes out by standard
     output; systemd has accepted the connection (deploy/systemd/holdfast-node.socket).
 
-Owns the closed list of verbs, and the promise that none is carried out twice in one boot, whoever
-asks how often.  Trusts no byte that comes in: nothing of it reaches a command but the fault's name.
+Owns the closed list of verbs, and the promise that none is carried out twice in one boot (a reset:
+of one GPU), whoever asks how often.  Trusts no byte that comes in: nothing of it reaches a command
+but the fault's name and the address of a GPU.
 Standard library alone, for it runs as root; imports nothing of ours.
 """
 
@@ -27,22 +28,32 @@ from typing import Any, NamedTuple
 ORDER_MAX_BYTES = 4096
 READ_S = 5  # in which a whole order must be here
 COMMAND_S = 20.0
+RESET_S = 60.0  # of a GPU: its firmware begins anew, and on some machines that of its links
 AGE_MAX_S = 60.0  # of an order: one that lay about is not meant any more
 REBOOTS_MAX, REBOOTS_WINDOW_S = 3, 86400.0
+RESETS_MAX = 16  # in one boot, of all GPUs: a node has so many at most
 DONE_MAX = 200  # lines that are kept of what was done
 DONE_MAX_BYTES = 1 << 20
 FIELDS: dict[str, tuple[type, ...]] = {
     "verb": (str,), "id": (str,), "node": (str,), "boot_id": (str,), "wall_s": (int, float),
     "fault": (str,),
 }  # fmt: skip
+DEVICE = {"device": (str,)}  # besides, and for a reset alone
 REBOOT = ("/usr/bin/systemctl", "--no-block", "reboot")
-VERBS = ("drain", "reboot", "replace")
+RESET = ("/usr/bin/nvidia-smi", "--gpu-reset", "-i")  # and the address
+RESET_GPU = "reset_gpu"
+VERBS = ("drain", "reboot", "replace", RESET_GPU)
 FAULT = re.compile(r"[a-z][a-z0-9_]{0,63}")
 ID = re.compile(r"[\x21-\x7e]{1,300}")
+ADDRESS = re.compile(r"[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")  # on PCI
 
 
 class Refused(Exception):
     """The order is not carried out; the message says why."""
+
+
+class Failed(Refused):
+    """It was carried out, and its program did not do it."""
 
 
 class Place(NamedTuple):
@@ -60,12 +71,12 @@ def carry_out(line: bytes, place: Place) -> None:
     as well when the verb's program fails, which counts as carried out."""
     order = parse(line)
     check(order, place)
-    command = command_of(order["verb"], order["fault"], place)
+    command = command_of(order, place)
     place.state.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(place.state / "lock", "a", encoding="ascii") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         remember(order, place)
-        run(command)
+        run(command, RESET_S if order["verb"] == RESET_GPU else COMMAND_S)
 
 
 def parse(line: bytes) -> dict[str, Any]:
@@ -76,15 +87,19 @@ def parse(line: bytes) -> dict[str, Any]:
         order = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise Refused(f"no order: {error}") from error
-    if not isinstance(order, dict) or set(order) != set(FIELDS):
-        raise Refused(f"an order has the fields {', '.join(FIELDS)} and no other")
-    for key, kinds in FIELDS.items():
+    is_reset = isinstance(order, dict) and order.get("verb") == RESET_GPU
+    fields = FIELDS | (DEVICE if is_reset else {})
+    if not isinstance(order, dict) or set(order) != set(fields):
+        raise Refused(f"an order has the fields {', '.join(fields)} and no other")
+    for key, kinds in fields.items():
         if not isinstance(order[key], kinds) or isinstance(order[key], bool):
             raise Refused(f"{key} is of the wrong kind")
     if order["verb"] not in VERBS:
         raise Refused(f"the verb must be one of {', '.join(VERBS)}")
     if not FAULT.fullmatch(order["fault"]) or not ID.fullmatch(order["id"]):
         raise Refused("fault or id holds what no name holds")
+    if is_reset and not ADDRESS.fullmatch(order["device"]):
+        raise Refused("the device must be an address on PCI, as 0000:4e:00.0")
     return order
 
 
@@ -100,10 +115,12 @@ def check(order: dict[str, Any], place: Place) -> None:
         raise Refused(f"the order is older than {AGE_MAX_S:g} s, or of the future")
 
 
-def command_of(verb: str, fault: str, place: Place) -> tuple[str, ...]:
-    """The operator's program where there is one; for a reboot systemd's own is enough.  One that
-    cannot be looked at is none of ours to pass over: refused."""
+def command_of(order: dict[str, Any], place: Place) -> tuple[str, ...]:
+    """The operator's program where there is one; for a reboot systemd's own is enough, for a reset
+    the driver's.  One that cannot be looked at is none of ours to pass over: refused."""
+    verb = order["verb"]
     program = place.commands / verb
+    device = (order["device"],) if verb == RESET_GPU else ()
     try:
         for path in (program, place.commands):
             status = os.lstat(path)
@@ -114,24 +131,30 @@ def command_of(verb: str, fault: str, place: Place) -> tuple[str, ...]:
     except OSError as error:
         if verb == "reboot" and isinstance(error, FileNotFoundError):
             return REBOOT
+        if device and isinstance(error, FileNotFoundError) and os.access(RESET[0], os.X_OK):
+            return (*RESET, *device)
         raise Refused(f"{program}: {error.strerror}: put the program for {verb} there") from error
-    return (str(program), place.node, fault)
+    return (str(program), place.node, order["fault"], *device)
 
 
 def remember(order: dict[str, Any], place: Place) -> None:
     """Notes the order on disk before it is carried out; refuses what was done in this boot, and
-    the reboot that would be one too many."""
+    the reboot or reset that would be one too many."""
     path = place.state / "done"
-    done = _done(path)
-    same = [one for one in done if one["boot_id"] == place.boot_id and one["verb"] == order["verb"]]
+    done, verb, device = _done(path), order["verb"], order.get("device", "")
+    now = [one for one in done if one["boot_id"] == place.boot_id and one["verb"] == verb]
+    same = [one for one in now if one["device"] == device]
     if same:
-        raise Refused(f"{order['verb']} was carried out in this boot, for {same[-1]['id']}")
+        of = f" of {device}" * bool(device)
+        raise Refused(f"{verb}{of} was carried out in this boot, for {same[-1]['id']}")
+    if len(now) >= RESETS_MAX:  # each is of another device; lines that push older ones out
+        raise Refused(f"{len(now)} resets in this boot: a person must look, or reboot")
     since_s = place.wall_s - REBOOTS_WINDOW_S
     recent = [one for one in done if one["verb"] == "reboot" and one["wall_s"] > since_s]
-    if order["verb"] == "reboot" and len(recent) >= REBOOTS_MAX:
+    if verb == "reboot" and len(recent) >= REBOOTS_MAX:
         raise Refused(f"{len(recent)} reboots within a day: a person must look, then empty {path}")
     kept = [*done, {key: order[key] for key in ("boot_id", "verb", "id")}
-            | {"wall_s": place.wall_s}][-DONE_MAX:]  # fmt: skip
+            | {"device": device, "wall_s": place.wall_s}][-DONE_MAX:]  # fmt: skip
     draft = path.with_suffix(".new")
     with open(draft, "w", encoding="ascii") as file:
         file.writelines(json.dumps(one) + "\n" for one in kept)
@@ -152,24 +175,27 @@ def _done(path: Path) -> list[dict[str, Any]]:
             text = file.read(DONE_MAX_BYTES)
         done = [json.loads(line) for line in text.splitlines()]
         return [{"boot_id": str(one["boot_id"]), "verb": str(one["verb"]), "id": str(one["id"]),
-                 "wall_s": float(one["wall_s"])} for one in done]  # fmt: skip
+                 "device": str(one.get("device", "")), "wall_s": float(one["wall_s"])}
+                for one in done]  # fmt: skip
     except FileNotFoundError:
         return []
     except (OSError, ArithmeticError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise Refused(f"{path} is not understood ({error}): look at it, then empty it") from error
 
 
-def run(command: Sequence[str]) -> None:
-    """The verb's program, without a shell, within COMMAND_S."""
+def run(command: Sequence[str], timeout_s: float) -> None:
+    """The verb's program, without a shell, within `timeout_s`."""
     try:
         done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, timeout=COMMAND_S,
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, timeout=timeout_s,
             check=False, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"},
         )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        raise Failed(f"{command[0]}: not done within {timeout_s:g} s") from error
     except (OSError, subprocess.SubprocessError) as error:
         raise Refused(f"{command[0]}: {error}") from error
     if done.returncode:
-        raise Refused(f"{command[0]} ended with {done.returncode}")
+        raise Failed(f"{command[0]} ended with {done.returncode}")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -185,11 +211,11 @@ def main(arguments: Sequence[str]) -> int:
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
     place = Place(options.commands, options.state, options.node or os.uname().nodename, boot_id,
                   time.time())  # fmt: skip
-    answer: dict[str, object] = {"ok": True, "error": ""}
+    answer: dict[str, object] = {"ok": True, "error": "", "ran": True}
     try:
         carry_out(line, place)
     except (Refused, OSError) as error:
-        answer = {"ok": False, "error": str(error)[:500]}
+        answer = {"ok": False, "error": str(error)[:500], "ran": isinstance(error, Failed)}
     said = json.dumps(answer)
     print(f"holdfast node: {line[:ORDER_MAX_BYTES]!r}: {said}", file=sys.stderr)
     print(said, flush=True)

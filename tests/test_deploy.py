@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent import room
+from holdfast.agent import node_orders, node_unit, room, runner
+from holdfast.agent.core import repair
 
 ROOT = Path(__file__).resolve().parent.parent
 UNIT = ROOT / "deploy/systemd/holdfast.service"
@@ -117,3 +118,13 @@ def test_the_operators_program_has_room() -> None:
     unit = UNIT.parent / "holdfast-node@.service"
     assert values(unit, "TasksMax") == ["512"] and values(unit, "MemoryMax") == ["1G"]
     assert "char-ipmidev" in values(unit, "DeviceAllow") and not values(unit, "PrivateDevices")
+    assert "char-nvidia*" in values(unit, "DeviceAllow")  # nvidia-smi's reset
+    (limit_s,) = values(unit, "TimeoutStartSec")
+    # Reading the order, the longest verb, and room for the answer.
+    longest_s = max(node_unit.COMMAND_S, node_unit.RESET_S)
+    assert node_unit.READ_S + longest_s + 10.0 <= float(limit_s)
+    # Each side waits longer than the one behind it.
+    assert node_unit.COMMAND_S < node_orders.ANSWER_S < repair.ORDER_S - node_orders.EVIDENCE_S
+    assert node_unit.RESET_S < node_orders.RESET_S
+    before_s = node_orders.EVIDENCE_S + runner.REST_S
+    assert node_orders.RESET_S + before_s < repair.RESET_S

@@ -33,6 +33,8 @@ RUNGS = {
     "take_evidence": "reads the rank's stack and state, without stopping it",
     "restart_ranks": "ends the faulty ranks and starts a new generation of the run",
     "resume_older": "sets the state aside and resumes from the next older verified one",
+    "reset_gpu": "`nvidia-smi --gpu-reset` or your program, by the node's root unit, where "
+    "actions.allow names it",
     "drain_node": "ends this node's runs with 75, and for a kernel fault runs your program by the "
     "node's root unit, where actions.allow names it",
     "reboot_node": "by the node's root unit, where actions.allow names it",

@@ -29,7 +29,7 @@ FOLLOWS_S = 60.0  # an XID 45 this soon after another of its GPU is that one's c
 FOLLOWER = "follow_companion_xid"
 INSTRUCTION = "154"  # the XID by which a driver says what it wants done
 NODE_RUNGS = ("reset_gpu", "exclude_node", "drain_node", "reboot_node", "replace_node")
-PERFORMED = ("drain_node", "reboot_node", "replace_node")  # by agent/core/repair.py
+PERFORMED = ("reset_gpu", "drain_node", "reboot_node", "replace_node")  # by agent/core/repair.py
 PERSON_RUNGS = ("ask_person", "run_check")
 ACCELERATORS = ("xid", "sxid", "nvidia", "neuron")  # sources whose fatal line ends training there
 LIVED_MAX = 8  # ranks that one line names
@@ -275,6 +275,12 @@ class KernelCase:
             request = asked.get(f"incident/{item.incident.id}")
             if request is not None:
                 self._close(ctx, key, f"closed by {request.by or 'a person'}: {request.reason}")
+
+    def well(self, ctx: Context, subject: str, text: str) -> None:
+        """Whatever is open about this device is over."""
+        for key, item in sorted(self.memory.open.items()):
+            if item.incident.subject == subject:
+                self._close(ctx, key, text)
 
     def _clears(self, book: Runbook | None) -> str:
         return book.clears if book is not None else "reboot"

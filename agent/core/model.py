@@ -283,7 +283,7 @@ class Effect(Value, frozen=True):
       finish    Finish             launcher: leave with this code
       evidence, logs: TakeEvidence, a child for one rank or a whole generation; detail is JSON
       delete    Delete             checkpoint directories that keep-N lets go
-      drain_node, reboot_node, replace_node: NodeOrder, a verb for the node's root unit
+      drain_node, reboot_node, replace_node, reset_gpu: NodeOrder, a verb for the root unit
       remove_lock  RemoveLock      launcher: a lock in a compile cache that nobody holds
     """
 
@@ -396,5 +396,5 @@ class Settings(Value, frozen=True):
     keep_checkpoints: int = 3
     lease_s: float = 10.0
     act: tuple[str, ...] = ("ended", "hang", "kernel")
-    allow: tuple[str, ...] = ()  # reboot_node, replace_node, drain_node: off until turned on
+    allow: tuple[str, ...] = ()  # reboot_node, replace_node, ...: off until turned on
     single_node: bool = True

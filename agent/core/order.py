@@ -1,7 +1,8 @@
 """NodeOrder: a verb that leaves for the node's root unit; Gate: what stands before it; RemoveLock.
 
-Owns the value that crosses from the core to the edge when a node is drained, rebooted or replaced,
-and the one that says what stands before it.  A leaf, so that model.py may use it.
+Owns the value that crosses from the core to the edge when a node is drained, rebooted or replaced
+or one of its GPUs is reset, and the one that says what stands before it.  A leaf, so that model.py
+may use it.
 """
 
 from __future__ import annotations
@@ -10,13 +11,15 @@ import msgspec
 
 
 class NodeOrder(msgspec.Struct, frozen=True, omit_defaults=True, tag="node"):
-    """`verb` is one of drain, reboot, replace: the unit knows no other.  `incident` is why, and is
-    written to evidence.store before."""
+    """`verb` is one of drain, reboot, replace, reset_gpu: the unit knows no other.  `incident` is
+    why, and is written to evidence.store before.  `device` is the address on PCI of what is reset,
+    as 0000:4e:00.0, and "" for the other verbs."""
 
     verb: str
     node: str
     incident: str
     reason: str
+    device: str = ""
 
 
 class RemoveLock(msgspec.Struct, frozen=True, omit_defaults=True, tag="unlock"):

@@ -1,4 +1,5 @@
-"""Rungs beyond a run: when this node is drained, rebooted or replaced for a fault of its own.
+"""Rungs beyond a run: when this node is drained, rebooted or replaced for a fault of its own, or
+the GPU is reset that has it.
 
 Owns the way from an open incident of the kernel's to one order: what the operator allowed, what is
 left of the budget, the breaker, and everything that goes on here, whoever's it is.  An order leaves
@@ -7,6 +8,7 @@ through the node's root unit (agent/node_unit.py); none that may have left is as
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,11 +23,15 @@ from .order import NodeOrder
 from .outbox import Settled
 from .run import RunCase
 
-VERBS = {"drain_node": "drain", "reboot_node": "reboot", "replace_node": "replace"}
+RESET = "reset_gpu"
+VERBS = {"drain_node": "drain", "reboot_node": "reboot", "replace_node": "replace", RESET: RESET}
+GPU = re.compile(r"gpu/([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2})")  # of a line's subject
 SETTLE_S = 15.0  # after an incident opened: the driver's own instruction follows its fault
 DRAIN_S = 120.0  # in which runs end by themselves; a rank that hangs in its device never does
 ORDER_S = 30.0
+RESET_S = 80.0  # a reset takes longer than what only starts something
 REFUSED = "refused:"  # how the error of an order begins that never left the agent
+RAN = "carried out:"  # and of one whose program was run, and did not do it
 RETRY_FOR_S = 600.0  # of such: runs were ended for it, and a file system that blinks comes back
 PIDS_MAX = 256  # kept of the ranks that are ended for an incident
 NAMED_MAX = 4  # of those that are waited for
@@ -41,6 +47,7 @@ class RepairMemory(msgspec.Struct):
     refused: dict[str, float] = {}  # incident -> boot_s since which its order cannot leave
     drains: dict[str, float] = {}  # incident -> boot_s since which runs are to end
     ending: dict[str, list[int]] = {}  # incident -> processes of those runs
+    resets: dict[str, str] = {}  # device -> boot in which it was reset, or that was tried
 
 
 class Repairs:
@@ -55,7 +62,9 @@ class Repairs:
             if isinstance(done.effect.body, NodeOrder):
                 self._settle(ctx, done, done.effect.body)
         for item in self.kernel.opened():
-            rung = self._rung(ctx, item)
+            rung, why = self._rung(ctx, item)
+            if why:
+                self.kernel.tell(ctx, item, why)
             if not rung:
                 continue
             held = f"held: an operator paused this node: {paused}" if paused else ""
@@ -67,26 +76,42 @@ class Repairs:
 
     # ------------------------------------------------------------ which rung
 
-    def _rung(self, ctx: Context, item: Watched) -> str:
+    def _rung(self, ctx: Context, item: Watched) -> tuple[str, str]:
         """What is to be done for this incident now: the driver's instruction, else the ladder's
-        first rung with budget that is this node's; "" where a person comes first.  One that may
-        not or cannot be done is not climbed over: no node is replaced for want of leave to reboot,
-        nor for a GPU that nobody here can reset."""
-        incident = item.incident
+        first rung with budget that is this node's; "" where a person comes first, and why, where
+        that is not said already.  One that may not or cannot be done is not climbed over: no node
+        is replaced for want of leave to reboot, nor for a GPU that was not reset."""
+        incident, was_reset = item.incident, self._was_reset(ctx, item)
         asked = self.memory.asked.get(incident.id, [])
-        if incident.severity != FATAL or (asked and not item.rung):
-            return ""
         book = ctx.runbooks.get(incident.fault, UNKNOWN_BOOK)
+        rungs = _rungs(item.rung, book, was_reset)
+        # One incident climbs no ladder, but over a reset that did not help.
+        climbed = [one for one in asked if one != RESET or not was_reset]
+        if incident.severity != FATAL or (climbed and rungs != (item.rung,)):
+            return "", ""
         unreset = False  # a reset was passed over that a reboot would have brought
-        for rung in (item.rung,) if item.rung else book.ladder:
-            if rung in PERSON_RUNGS or (rung in VERBS and rung not in ctx.settings.allow):
-                return ""
-            unreset = rung == "reset_gpu" or (unreset and rung != "reboot_node")
+        for rung in rungs:
+            if rung in PERSON_RUNGS:
+                break
+            if rung == RESET and was_reset:
+                continue
+            if rung == RESET and rung in ctx.settings.allow and not _address(item):
+                return "", f"{RESET}: a person's part: no address on PCI is known of what failed"
+            if rung in VERBS and rung not in ctx.settings.allow and rung != RESET:
+                return "", _was_done(f"{rung}: not done, because actions.allow does not name it",
+                                     was_reset)  # fmt: skip
+            unreset = (unreset and rung != "reboot_node") or (
+                rung == RESET and incident.subject not in self.memory.resets)
             if rung == "replace_node" and unreset:
-                return ""
-            if rung in VERBS and rung not in asked and self._left(ctx, item, rung, book) > 0:
-                return rung
-        return ""
+                break
+            can = rung in VERBS and rung in ctx.settings.allow and rung not in asked
+            if can and self._left(ctx, item, rung, book) > 0:
+                return rung, ""
+        return "", _was_done("the rest is a person's part", was_reset)
+
+    def _was_reset(self, ctx: Context, item: Watched) -> bool:
+        """Whether the unit reset this GPU in this boot, or failed to: a second is of no use."""
+        return self.memory.resets.get(item.incident.subject) == ctx.now.boot_id
 
     def _left(self, ctx: Context, item: Watched, rung: str, book: Runbook) -> int:
         now_s = ctx.now.wall_s
@@ -147,7 +172,7 @@ class Repairs:
         if not going:
             return ""
         named = _some(going)
-        if not item.rung:
+        if rung != item.rung:
             return f"waits while {named} goes on: nothing but the runbook asks for it"
         m, incident = self.memory, item.incident
         since_s = m.drains.setdefault(incident.id, ctx.now.boot_s)
@@ -188,10 +213,11 @@ class Repairs:
     def _order(self, ctx: Context, item: Watched, rung: str) -> bool:
         """Whether it was given: after one that could not leave the next has to wait a little."""
         incident, now_s = item.incident, ctx.now.wall_s
+        device = _address(item) if rung == RESET else ""
         draft = Effect(
             id="", kind=rung, subject=self._subject(), reason=incident.reason,
-            deadline_s=ORDER_S, outlives_node=True, fault=incident.fault,
-            body=NodeOrder(VERBS[rung], self.name, incident.id, incident.reason),
+            deadline_s=RESET_S if device else ORDER_S, outlives_node=True, fault=incident.fault,
+            body=NodeOrder(VERBS[rung], self.name, incident.id, incident.reason, device),
         )  # fmt: skip
         # Ids must not come again in another boot, whose incidents are others; and the same number
         # for each try of one incident, so that the pauses between them grow.
@@ -210,11 +236,16 @@ class Repairs:
 
     def _settle(self, ctx: Context, done: Settled, order: NodeOrder) -> None:
         """The outcome is a line of its incident.  An order that never left is tried again for
-        minutes; every other one is over, whatever the unit made of it."""
+        minutes; every other one is over, whatever the unit made of it.  A GPU that was reset has
+        no fault of before."""
+        rung, m = done.effect.kind, self.memory
+        if order.device and (done.ok or done.error.startswith(RAN)):
+            m.resets.pop(self._gpu(order), "")  # the newest goes to the end
+            m.resets[self._gpu(order)] = ctx.now.boot_id
+            _bound(m.resets)
         item = next((i for i in self.kernel.opened() if i.incident.id == order.incident), None)
         if item is None:
             return
-        rung, m = done.effect.kind, self.memory
         text = "the node's unit took it" if done.ok else f"failed: {done.error}"
         noted = _noted_once(item.incident, ctx.now, f"{rung}: {text}")
         again = False
@@ -230,6 +261,34 @@ class Repairs:
             m.asked[order.incident] = [one for one in asked if one != rung]
             m.times[_key(item, rung)] = m.times.get(_key(item, rung), [])[:-1]
         self.kernel.keep(ctx, item, noted)
+        if order.device and done.ok:
+            self.kernel.well(ctx, self._gpu(order), "the GPU was reset")
+
+    def _gpu(self, order: NodeOrder) -> str:
+        """The subject of what is reset, as incidents have it."""
+        return f"{self._subject()}/gpu/{order.device.removesuffix('.0')}"
+
+
+def _rungs(instructed: str, book: Runbook, was_reset: bool) -> tuple[str, ...]:
+    """The instruction alone, else the ladder.  A reset that did not help is followed by what the
+    runbook has behind it."""
+    if not instructed:
+        return book.ladder
+    if instructed != RESET or not was_reset:
+        return (instructed,)
+    return book.ladder[book.ladder.index(RESET) + 1 :] if RESET in book.ladder else book.ladder
+
+
+def _address(item: Watched) -> str:
+    """Where on PCI the GPU of this incident is, as 0000:4e:00.0; "" when it is about no such."""
+    kind = "/".join(item.incident.subject.split("/")[2:])  # behind node/NAME/
+    found = GPU.fullmatch(kind)
+    return f"{found[1]}.0" if found else ""
+
+
+def _was_done(text: str, was_reset: bool) -> str:
+    """Said where a reset came before; else the incident says already what is not done."""
+    return f"{text}; its GPU was reset in this boot, or that was tried" if was_reset else ""
 
 
 def _key(item: Watched, rung: str) -> str:

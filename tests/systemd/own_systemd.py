@@ -107,9 +107,12 @@ def cgroups() -> Path:
 
 
 class OwnSystemd:
-    """See the module.  `shared` is the one folder that both sides see."""
+    """See the module.  `shared` is the one folder that both sides see; `programs` are verbs of the
+    node's unit, by their names."""
 
-    def __init__(self, folder: Path, agent_toml: str, kernel_log: str) -> None:
+    def __init__(
+        self, folder: Path, agent_toml: str, kernel_log: str, programs: dict[str, str]
+    ) -> None:
         self.shared = folder / "shared"
         self.cgroup = cgroups() / f"holdfast-test-{os.getpid()}"
         stage, root = folder / "stage", folder / "root"
@@ -118,6 +121,11 @@ class OwnSystemd:
         (self.shared / "ended").write_text(ENDED)
         (self.shared / "kmsg").write_text(kernel_log)
         _stage(stage, agent_toml)
+        for name, text in programs.items():
+            program = stage / "etc/holdfast/node.d" / name
+            program.parent.mkdir(mode=0o755, exist_ok=True)
+            program.write_text(text)
+            program.chmod(0o755)
         try:
             self.cgroup.mkdir()
         except OSError as error:

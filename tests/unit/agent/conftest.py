@@ -22,6 +22,7 @@ from holdfast.agent.daemon import Daemon, Options
 def no_reboot(monkeypatch):
     """Tests run as root too: whatever is wrong, none of them reaches the machine's own reboot."""
     monkeypatch.setattr(node_unit, "REBOOT", ("/bin/false",))
+    monkeypatch.setattr(node_unit, "RESET", ("/bin/false",))
 
 
 @pytest.fixture

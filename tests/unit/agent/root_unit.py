@@ -1,11 +1,13 @@
 """A node's root unit for tests: processes as systemd starts them, and verbs that only note.
 
 Nothing here can touch the machine, whatever is wrong in the code: every verb is a program of the
-test's that notes its call, and systemd's own reboot is /bin/false, in each child as well.
+test's that notes its call, and systemd's own reboot and the driver's own reset are /bin/false, in
+each child as well.
 """
 
 from __future__ import annotations
 
+import json
 import socket
 import sqlite3
 import subprocess
@@ -15,10 +17,15 @@ import threading
 import pytest
 
 from holdfast.agent import node_unit
+from holdfast.agent.config import load
 from holdfast.agent.core.model import Effect, Incident
+from holdfast.agent.core.node import Node
 from holdfast.agent.core.order import NodeOrder
+from holdfast.agent.node_unit import Place
+from holdfast.agent.runbook import load_runbooks
 
 SYSTEMDS_REBOOT = node_unit.REBOOT  # before the fixture of conftest.py takes it away
+DRIVERS_RESET = node_unit.RESET
 # The unit in a process of its own, as systemd starts it, with no way to the machine's reboot.
 SAFE_UNIT = f"""
 import importlib.util, sys
@@ -27,7 +34,8 @@ unit = importlib.util.module_from_spec(spec)
 sys.modules["node_unit"] = unit
 spec.loader.exec_module(unit)
 assert unit.REBOOT == {SYSTEMDS_REBOOT!r}
-unit.REBOOT = ("/bin/false",)
+assert unit.RESET == {DRIVERS_RESET!r}
+unit.REBOOT = unit.RESET = ("/bin/false",)
 sys.exit(unit.main(sys.argv[1:]))
 """
 INCIDENT = Incident("i1", "gpu_fell_off_bus", "node/node-a/gpu/0000:4e:00", "fatal", "", 0, 1.0,
@@ -35,6 +43,9 @@ INCIDENT = Incident("i1", "gpu_fell_off_bus", "node/node-a/gpu/0000:4e:00", "fat
 REBOOT = Effect("7/node/node-a/reboot_node/1", "reboot_node", "node/node-a", "XID 79", 30.0,
                 NodeOrder("reboot", "node-a", "i1", "XID 79"), outlives_node=True,
                 fault="gpu_fell_off_bus")  # fmt: skip
+RESET = Effect("7/node/node-a/reset_gpu/1", "reset_gpu", "node/node-a", "XID 79", 80.0,
+               NodeOrder("reset_gpu", "node-a", "i1", "XID 79", "0000:4e:00.0"),
+               outlives_node=True, fault="gpu_needs_reset")  # fmt: skip
 
 
 @pytest.fixture
@@ -47,6 +58,21 @@ def commands(tmp_path):
         program.write_text(f'#!/bin/sh\necho "{verb} $*" >> {tmp_path}/called\n')
         program.chmod(0o755)
     return folder
+
+
+@pytest.fixture
+def place(tmp_path, commands):
+    return Place(commands, tmp_path / "state", "node-a", "b1", 1000.0)
+
+
+def order(**changed) -> bytes:
+    fields = {"verb": "reboot", "id": "1/x/1", "node": "node-a", "boot_id": "b1", "wall_s": 1000.0,
+              "fault": "gpu_fell_off_bus"} | changed  # fmt: skip
+    return json.dumps(fields).encode() + b"\n"
+
+
+def reset(device="0000:4e:00.0", **changed) -> bytes:
+    return order(**{"verb": "reset_gpu", "device": device} | changed)
 
 
 def called(tmp_path) -> list[str]:
@@ -77,7 +103,8 @@ class Unit:
             except OSError:
                 return
             with sqlite3.connect(self.state / "journal.db") as database:
-                rows = database.execute("SELECT ok FROM intents WHERE kind = 'reboot_node'")
+                rows = database.execute("SELECT ok FROM intents WHERE kind IN "
+                                        "('reboot_node', 'reset_gpu')")
                 self.intents.append(len(rows.fetchall()))
             database.close()
             if self.answers:
@@ -92,6 +119,13 @@ class Unit:
         self.thread.join(10.0)
         for one in (self.socket, *self.held):
             one.close()
+
+
+@pytest.fixture
+def unit(tmp_path, commands):
+    made = Unit(tmp_path)
+    yield made
+    made.close()
 
 
 HEADER = "Num       RefCount Protocol Flags    Type St Inode Path\n"
@@ -112,3 +146,10 @@ def options(tmp_path, **more):
             "evidence__store": str(tmp_path / "kept"),
             # The machine's own would show the agents of other tests as somebody's runs.
             "collectors__proc": str(tmp_path / "proc")} | more  # fmt: skip
+
+
+def core(tmp_path, **more):
+    """The real one, under these options."""
+    told = options(tmp_path, **more)
+    given = {key.replace("__", "."): (one, "test") for key, one in told.items()}
+    return Node("node-a", load(None, given).config.core_settings(), load_runbooks())

@@ -15,7 +15,20 @@ from fakes import until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from root_unit import INCIDENT, REBOOT, SYSTEMDS_REBOOT, Unit, called, commands, options
+from root_unit import (
+    INCIDENT,
+    REBOOT,
+    SYSTEMDS_REBOOT,
+    Unit,
+    called,
+    commands,
+    core,
+    options,
+    order,
+    place,
+    reset,
+    unit,
+)
 
 from holdfast.agent import node_unit
 from holdfast.agent.config import ConfigError, load
@@ -24,33 +37,24 @@ from holdfast.agent.core.model import Request
 from holdfast.agent.core.node import Node
 from holdfast.agent.daemon import boot_id
 from holdfast.agent.node_unit import Place, Refused, carry_out
-from holdfast.agent.runbook import load_runbooks
 from holdfast.agent.web import status
 
-assert commands  # a fixture
-
-
-@pytest.fixture
-def place(tmp_path, commands):
-    return Place(commands, tmp_path / "state", "node-a", "b1", 1000.0)
-
-
-def order(**changed) -> bytes:
-    fields = {"verb": "reboot", "id": "1/x/1", "node": "node-a", "boot_id": "b1", "wall_s": 1000.0,
-              "fault": "gpu_fell_off_bus"} | changed  # fmt: skip
-    return json.dumps(fields).encode() + b"\n"
+assert commands and place and unit  # fixtures
 
 
 def test_each_verb_is_carried_out_once_a_boot(place, tmp_path):
+    assert node_unit.VERBS[-1] == "reset_gpu"
     for verb in node_unit.VERBS:
-        carry_out(order(verb=verb), place)
-        for again in (order(verb=verb), order(verb=verb, id="2/another/1")):
+        of = reset if verb == "reset_gpu" else order
+        carry_out(of(verb=verb), place)
+        for again in (of(verb=verb), of(verb=verb, id="2/another/1")):
             with pytest.raises(Refused, match="carried out in this boot"):
                 carry_out(again, place)
     wanted = [f"{verb} node-a gpu_fell_off_bus" for verb in node_unit.VERBS]
+    wanted[-1] += " 0000:4e:00.0"
     assert called(tmp_path) == wanted
     carry_out(order(boot_id="b2"), place._replace(boot_id="b2"))
-    assert len(called(tmp_path)) == 4
+    assert len(called(tmp_path)) == 5
 
 
 def test_reboots_are_few_a_day(place, tmp_path):
@@ -85,8 +89,9 @@ def test_what_is_no_order_for_here_and_now_does_nothing(place, tmp_path, line):
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200) | st.dictionaries(
-    st.sampled_from([*node_unit.FIELDS, "x"]),
-    st.none() | st.booleans() | st.floats() | st.text(max_size=9) | st.sampled_from(["reboot"]),
+    st.sampled_from([*node_unit.FIELDS, "device", "x"]),
+    st.none() | st.booleans() | st.floats() | st.text(max_size=9)
+    | st.sampled_from(["reboot", "reset_gpu"]),
 ).map(lambda value: json.dumps(value).encode() + b"\n"))  # fmt: skip
 def test_no_bytes_make_an_order_by_chance(line):
     with pytest.raises(Refused):
@@ -113,7 +118,8 @@ def test_a_program_that_others_may_change_is_not_run(place, commands, tmp_path):
 def test_a_reboot_without_a_program_is_systemds(place, commands):
     (commands / "reboot").unlink()
     assert SYSTEMDS_REBOOT[0].endswith("/systemctl") and SYSTEMDS_REBOOT[-1] == "reboot"
-    assert node_unit.command_of("reboot", "x", place) == node_unit.REBOOT == ("/bin/false",)
+    reboot = {"verb": "reboot", "fault": "x"}
+    assert node_unit.command_of(reboot, place) == node_unit.REBOOT == ("/bin/false",)
 
 
 def test_a_program_that_cannot_be_looked_at_is_not_passed_over_for_systemds(place, commands):
@@ -141,13 +147,6 @@ def test_a_program_that_fails_was_carried_out_all_the_same(place, commands, tmp_
 
 
 # ------------------------------------------------------------------------ with the agent
-
-
-@pytest.fixture
-def unit(tmp_path, commands):
-    made = Unit(tmp_path)
-    yield made
-    made.close()
 
 
 def test_an_order_is_in_the_journal_before_it_leaves_and_is_carried_out_once(
@@ -271,12 +270,6 @@ def test_a_unit_that_talks_nonsense_is_an_error_and_no_more(agent, tmp_path):
     asyncio.run(scenario())
 
 
-def core(tmp_path):
-    """The real one, under this file's options."""
-    given = {key.replace("__", "."): (one, "test") for key, one in options(tmp_path).items()}
-    return Node("node-a", load(None, given).config.core_settings(), load_runbooks())
-
-
 def test_a_pause_of_an_idle_node_is_shown_and_on_disk_at_once(agent, tmp_path):
     def kept() -> bytes:
         with sqlite3.connect(tmp_path / "state/journal.db") as database:
@@ -331,6 +324,7 @@ def test_a_line_of_the_kernels_becomes_one_reboot(agent, unit, tmp_path, monkeyp
 @pytest.mark.parametrize(("text", "said"), [
     ('[actions]\nallow = ["rebot_node"]', "'rebot_node' is no action: did you mean reboot_node?"),
     ('[actions]\nallow = ["reboot_node"]', "evidence.store is empty, but actions.allow names"),
+    ('[actions]\nallow = ["reset_gpu"]', "evidence.store is empty, but actions.allow names"),
 ])  # fmt: skip
 def test_what_may_not_be_allowed_is_an_error_of_the_configuration(tmp_path, text, said):
     file = tmp_path / "agent.toml"
@@ -338,5 +332,5 @@ def test_what_may_not_be_allowed_is_an_error_of_the_configuration(tmp_path, text
     with pytest.raises(ConfigError, match="actions.allow") as caught:
         load(file)
     assert said in str(caught.value)
-    file.write_text('[actions]\nallow = ["reset_gpu"]')
-    assert load(file).config.actions.allow == ("reset_gpu",)
+    file.write_text('[actions]\nallow = ["remove_lock"]')
+    assert load(file).config.actions.allow == ("remove_lock",)

@@ -153,11 +153,11 @@ def test_no_rung_is_climbed_over_for_want_of_leave():
 
 
 def test_no_node_is_replaced_for_a_gpu_that_nobody_here_can_reset():
-    machine = Repaired("reset_gpu", "replace_node", "reboot_node")
+    machine = Repaired("replace_node", "reboot_node")
     machine.say(XID % (95, 5))  # restart_ranks, reset_gpu, replace_node
     machine.step(SETTLE_S)
     assert machine.only().fault == "gpu_memory_error" and not machine.orders
-    assert machine.only().would_have.startswith("reset_gpu: allowed, and left to a person")
+    assert machine.only().would_have.startswith("reset_gpu: not done, because actions.allow")
     machine = Repaired("reboot_node")
     machine.say(XID % (119, 5))  # restart_ranks, reset_gpu, reboot_node: which resets as well
     machine.step(SETTLE_S)
