@@ -28,6 +28,7 @@ from .settings import Config
 SAMPLES_MAX = 10_000  # of one collector and reading
 FIRST_FACTOR = 10.0  # a child's first answer: a driver without persistence takes seconds to wake
 TOGETHER_S = 0.02  # what is due so soon is read now: each waking of the loop costs
+ALONE_S = 0.05  # a collector has this long for itself
 ABSENT_S = 300.0  # a source that is not here is looked for this often
 REST_S = 5.0  # for a reading that is under way to end, once its child was killed
 
@@ -198,10 +199,18 @@ class Runner:
             for entry in due:
                 entry.due_s = begin_s + self._interval_s(entry)
             if due:
-                await asyncio.gather(*(self._read(entry) for entry in due))
+                await self._read_all(due)
                 self._gather()
             next_s = min((entry.due_s for entry in entries), default=begin_s + 60.0)
             await asyncio.sleep(max(0.05, next_s - time.monotonic()))
+
+    async def _read_all(self, entries: list[_Entry]) -> None:
+        """One after the other: threads that all read small files at once wrest the interpreter's
+        lock from each other at every file.  One that is slow is not waited for by the next."""
+        async with asyncio.TaskGroup() as group:
+            for entry in entries:
+                reading = group.create_task(self._read(entry))
+                await asyncio.wait((reading,), timeout=ALONE_S)
 
     async def _run_child(self, entry: _Entry, collector: Probed) -> None:
         while True:

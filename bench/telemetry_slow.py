@@ -9,6 +9,7 @@ and then the core makes one step over what was found.  Prints one line of JSON.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import sys
@@ -43,16 +44,19 @@ async def rounds_of(path: Path, rounds: int) -> dict[str, Any]:
     runner = Runner(loaded.config, lambda part, error: said.append(f"{part}: {error}"))
     node = _make_node("bench", loaded.config.core_settings(), load_runbooks(Path("/none")), b"")
     slow = [entry for entry in runner._entries if not entry.collector.pace.fast]
+    gc.collect()
+    gc.freeze()  # as the agent does when it has started
     found: dict[str, Any] = {"agent_s": [], "step_s": [], "children_s": {}, "took_s": []}
     try:
         for number in range(WARM + rounds):
             due = [entry for entry in slow if number % entry.collector.pace.every == 0]
             before = {name: task_cpu_s(pid) for name, pid in runner.children().items()}
             began_s, wall_s = time.process_time(), time.monotonic()
-            await asyncio.gather(*(
-                runner._ask(entry, entry.collector) if isinstance(entry.collector, Probed)
-                else runner._read(entry) for entry in due
-            ))  # fmt: skip
+            await asyncio.gather(
+                runner._read_all([one for one in due if not isinstance(one.collector, Probed)]),
+                *(runner._ask(one, one.collector) for one in due
+                  if isinstance(one.collector, Probed)),
+            )  # fmt: skip
             runner._gather()
             read_s, took_s = time.process_time() - began_s, time.monotonic() - wall_s
             now = Now(time.clock_gettime(time.CLOCK_BOOTTIME), time.time(), "bench")

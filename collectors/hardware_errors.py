@@ -26,6 +26,7 @@ LEAD_MAX = 16  # spaces in front of a row's name
 SEVERITIES = {"correctable": "corrected", "nonfatal": "nonfatal", "fatal": "fatal"}
 CHECKS = {"MCE:": "exception", "DFR:": "deferred", "THR:": "threshold", "TRM:": "thermal"}
 TURNS = 4  # what is many files or a long one is looked at once in so many readings
+CHECKS_TURN = 1  # an odd one: processes are looked at in each second reading, the even ones
 Reading = tuple[str, str, float]  # name, subject, value
 
 
@@ -61,8 +62,9 @@ class HardwareErrorsCollector:
 
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
         """One reading.  NoData where none of the three is to be had."""
+        first = self._turn < 0
         self._turn = (self._turn + 1) % TURNS
-        if self._turn == 0:
+        if first or self._turn == CHECKS_TURN:
             self._checks = [Sample(*one, boot_s) for one in (*_checks(roots), *_memory(roots))]
         self._look(f"{roots.sys}/bus/pci/devices", boot_s)
         found = [*self._checks]
