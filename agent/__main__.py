@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -20,6 +21,7 @@ from .room import raise_open_files
 from .runbook import RunbookError
 from .store.base import StoreError
 
+GC_THRESHOLDS = 10_000, 10, 20  # one reading of the cores makes 1,500 tuples, and none is garbage
 DESCRIPTION = "Watch this node and the runs on it; a run without one starts a private agent."
 EPILOG = f"""example:
   holdfast agent --config /etc/holdfast/agent.toml
@@ -71,6 +73,7 @@ def _make_node(*arguments: object) -> Node:
 
 def main(arguments: Sequence[str]) -> int:
     options = options_of(arguments)
+    gc.set_threshold(*GC_THRESHOLDS)
     raise_open_files()
     try:
         loaded = load(options.config_file, options.overrides)
