@@ -31,7 +31,8 @@ INSTRUCTION = "154"  # the XID by which a driver says what it wants done
 NODE_RUNGS = ("reset_gpu", "exclude_node", "drain_node", "reboot_node", "replace_node")
 PERFORMED = ("reset_gpu", "drain_node", "reboot_node", "replace_node")  # by agent/core/repair.py
 PERSON_RUNGS = ("ask_person", "run_check")
-ACCELERATORS = ("xid", "sxid", "nvidia", "neuron")  # sources whose fatal line ends training there
+# Sources whose fatal line ends training there.
+ACCELERATORS = ("xid", "sxid", "nvidia", "amd", "neuron")
 LIVED_MAX = 8  # ranks that one line names
 CULPRIT_MAX = 300  # characters: no further ranks join an incident
 

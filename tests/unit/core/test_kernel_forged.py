@@ -156,6 +156,27 @@ def test_a_cgroups_name_that_fills_the_line_names_no_process():
     assert event is not None and event.pid == 0
 
 
+@pytest.mark.parametrize(("process", "thread", "pid"), [
+    ("python3", "python3", 4711), ("", "x", 4711), ("a b", "", 4711),
+    ("pid 5 thread x", "pid 5 thread x", 4711), ("0123456789abcde", "pid 5 thread x", 4711),
+    # What could as well be of a process with hardly a name and number 7, and its thread: nobody's.
+    ("a pid 7 thread", "x", 0), (" pid 777 thread", "x", 0),
+])  # fmt: skip
+def test_a_page_fault_is_of_the_process_that_the_kernel_names(process, thread, pid):
+    line = ("amdgpu 0000:83:00.0: amdgpu: [gfxhub] page fault (src_id:0 ring:24 vmid:10 pasid:1, "
+            f"for process {process} pid 4711 thread {thread} pid 4712)")  # fmt: skip
+    event = parse(CATALOGUE, line)
+    assert event is not None and (event.code, event.pid) == ("amdgpu_page_fault", pid)
+
+
+@pytest.mark.parametrize("real", ["process  pid 777", "process a pid 77", "process ab pid 7"])
+def test_the_name_of_a_thread_is_no_number_of_a_process(real):
+    line = ("amdgpu 0000:83:00.0: amdgpu: [gfxhub] page fault (src_id:0 ring:24 vmid:10 pasid:1, "
+            f"for {real} thread pid 5 thread x pid 778)")  # fmt: skip
+    event = parse(CATALOGUE, line)
+    assert event is not None and event.pid == 0
+
+
 def test_a_forged_line_opens_nothing_and_closes_nothing():
     machine = Machine("reboot_node", "reset_gpu")
     machine.say(CRASH % (XID % (79, "'777'")))
@@ -196,6 +217,8 @@ def test_a_forged_line_opens_nothing_and_closes_nothing():
     ("efa 0000:a0:1a.0 (null): Reset indication didn't turn on", "efa_dead"),
     ("efa 0000:a0:1a.0: The device didn't send any completion for admin cmd CREATE_QP(6) status 0",
      "efa_no_completion"),
+    ("amdgpu 0000:c3:00.0: {7}socket: 1, die: 0, 1 new uncorrectable hardware errors detected in "
+     "umc block", "amdgpu_ras"),
     ("2026-01-02T03:04:05.678Z NEURON_HW_ERR=DMA_ERROR nd-id=3 nc-id=1", "DMA_ERROR"),
     ("NVRM: The NVIDIA GPU 0000:18:00.0 (PCI ID: 10de:2330) installed in this system has fallen "
      "off the bus and is not responding to commands.", "fallen_off_bus"),
