@@ -163,7 +163,8 @@ class Files:
         said = self.text(path)
         if said.isdigit() and len(said) <= 20 and (value := int(said)) < NUMBER_MAX:
             return value
-        self.unread["junk"] += bool(said)
+        # "N/A (no PMA)" is the kernel's own word for a counter that the card does not have
+        self.unread["unsupported" if said.startswith(b"N/A") else "junk"] += bool(said)
         return None
 
     def samples(self, collector: str, boot_s: float) -> Iterator[Sample]:

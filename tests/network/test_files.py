@@ -70,7 +70,7 @@ def test_permission_denied_is_counted_and_costs_itself():
 
 
 @pytest.mark.parametrize("junk", [
-    b"", b"-1\n", b"N/A (no PMA)\n", b"1e9\n", b"18446744073709551616\n", b"\xff\xfe\x00",
+    b"", b"-1\n", b"(no PMA)\n", b"n/a\n", b"1e9\n", b"18446744073709551616\n", b"\xff\xfe\x00",
     b"9" * 99, "\u0663\n".encode(), b"0x10\n", b"1 2\n",
 ])  # fmt: skip
 def test_what_is_no_number_is_no_reading(tmp_path, junk):
