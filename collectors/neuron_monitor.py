@@ -182,8 +182,10 @@ def rows(report: Json) -> Iterator[Row]:
         size = number(hardware.get("neuron_device_memory_size"))
         if size:
             yield "memory_total_bytes", f"device={index:.0f}", size
-    if seen:
-        yield "devices", "", seen
+    if counters:
+        yield from [("devices", "", seen)] if seen else []
+    elif counted := number(hardware.get("neuron_device_count")):
+        yield "devices", "", counted  # a report may lack the whole group
     yield from _cores(report, int(number(hardware.get("neuroncore_per_device_count")) or 0))
     yield from _latencies(report)
 
@@ -204,20 +206,20 @@ def _cores(report: Json, per_device: int) -> Iterator[Row]:
     """Load, memory and processes.  A core that is not listed is not in use, which is not zero."""
     if per_device < 1:
         return
-    busy: dict[int, list[float]] = {}
+    busy: dict[int, float] = {}  # by core; a runtime lists cores of other processes too, as idle
     flops: Counter[int] = Counter()
     memory: Counter[int] = Counter()
     processes: dict[int, set[int]] = {}
     for runtime in runtimes(report):
         said = table(runtime, "report", "neuroncore_counters", "neuroncores_in_use")
         for core, counters in _indexed(said):
-            utilisation = number(counters.get("neuroncore_utilization"))
             device = core // per_device
+            utilisation = number(counters.get("neuroncore_utilization"))
             if utilisation is not None:
-                busy.setdefault(device, []).append(utilisation / 100)
-                yield ("core_utilization_ratio", f"device={device},core={core}",
-                       utilisation / 100)  # fmt: skip
-            flops[device] += int(number(counters.get("flops")) or 0)
+                busy[core] = busy.get(core, 0.0) + utilisation / 100
+            done = number(counters.get("effective_flops", counters.get("flops")))
+            if done is not None:  # releases of 2023 tell none
+                flops[device] += int(done)
             pid = number(runtime.get("pid"))
             if pid:
                 processes.setdefault(device, set()).add(int(pid))
@@ -225,9 +227,14 @@ def _cores(report: Json, per_device: int) -> Iterator[Row]:
                      "usage_breakdown", "neuroncore_memory_usage")  # fmt: skip
         for core, parts in _indexed(used):
             memory[core // per_device] += sum(int(number(v) or 0) for v in parts.values())
-    for device, values in sorted(busy.items()):
+    cores: dict[int, list[float]] = {}
+    for core, ratio in sorted(busy.items()):
+        yield "core_utilization_ratio", f"device={core // per_device},core={core}", ratio
+        cores.setdefault(core // per_device, []).append(ratio)
+    for device, values in sorted(cores.items()):
         yield "utilization_ratio", f"device={device}", round(sum(values) / len(values), 6)
-        yield "flops_per_second", f"device={device}", float(flops[device])
+    for device, per_second in sorted(flops.items()):
+        yield "flops_per_second", f"device={device}", float(per_second)
     for device, used_bytes in sorted(memory.items()):
         yield "memory_used_bytes", f"device={device}", float(used_bytes)
     for device, pids in sorted(processes.items()):
