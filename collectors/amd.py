@@ -66,6 +66,7 @@ POWER_LIMIT = ("limit/ppt0/socket_power_limit", "limit/socket_power", "limit/max
 VBIOS = ("ifwi/version", "vbios/version")  # newer releases call it integrated firmware
 NAMED = {"name": "asic/market_name", "uuid": "asic/asic_serial", "pci": "bus/bdf",
          "driver": "driver/version"}  # fmt: skip
+NEVER_ZERO = {"energy_joules_total", "clock_max_hertz"}  # said by cards that do not know it
 Row = tuple[str, str, float]
 
 
@@ -278,7 +279,7 @@ def rows(device: dict[str, Any]) -> Iterator[Row]:
     """Everything measured of one GPU."""
     for name, more, unit, paths in FIELDS:
         value = first_of(device, paths, unit)
-        if value is not None:
+        if value is not None and (value or name not in NEVER_ZERO):
             yield name, more, value
     speed = at(device, "pcie/speed")
     speed = speed.get("value") if isinstance(speed, dict) else speed
