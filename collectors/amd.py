@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -66,6 +67,8 @@ POWER_LIMIT = ("limit/ppt0/socket_power_limit", "limit/socket_power", "limit/max
 VBIOS = ("ifwi/version", "vbios/version")  # newer releases call it integrated firmware
 NAMED = {"name": "asic/market_name", "uuid": "asic/asic_serial", "pci": "bus/bdf",
          "driver": "driver/version"}  # fmt: skip
+# Before its document the tool prints that its user is not in all groups of the driver, and goes on.
+BEGIN = re.compile(rb"^[\[{]", re.MULTILINE)
 NEVER_ZERO = {"energy_joules_total", "clock_max_hertz"}  # said by cards that do not know it
 Row = tuple[str, str, float]
 
@@ -128,7 +131,8 @@ class Call:
         finally:
             os.close(self._output)
         try:
-            return by_device(json.loads(text))
+            begin = BEGIN.search(text)
+            return by_device(json.loads(text[begin.start() if begin else 0 :]))
         except (ValueError, RecursionError) as error:
             code = self._process.returncode
             raise Broken(f"{TOOL} ended with {code} and printed no JSON: {error}") from error

@@ -85,15 +85,16 @@ def test_a_drive_that_the_tool_does_not_find_says_why(tmp_path):
 # ------------------------------------------------------------- AMD
 
 
-def amd(folder: Path, metric: str, static: str = "") -> list[Sample]:
-    """One reading of a machine whose tool says these."""
+def amd(folder: Path, metric: str, static: str = "", before: str = "") -> list[Sample]:
+    """One reading of a machine whose tool says these, each behind other words."""
     (folder / "sys/module/amdgpu").mkdir(parents=True)
     (folder / "proc").mkdir()
     put(folder / "bin/mode", "say")
     shutil.copy(HERE.parent / "amd/amd-smi", folder / "bin")
-    shutil.copy(HERE / f"amd/{metric}.json", folder / "bin/metric.json")
-    if static:
-        shutil.copy(HERE / f"amd/{static}.json", folder / "bin/static.json")
+    for verb, name in (("metric", metric), ("static", static)):
+        if name:
+            text = (HERE / f"amd/{name}.json").read_text()
+            put(folder / f"bin/{verb}.json", before + text)
     roots = Roots(proc=str(folder / "proc"), sys=str(folder / "sys"), rocm=str(folder / "bin"))
     return AmdCollector().collect(roots, 1.0)
 
@@ -104,6 +105,24 @@ def test_a_card_without_sensors_for_all_says_what_it_knows(tmp_path):
     golden("navi23", values(samples, "amd"))
     sights = accelerator.look(tuple(samples))
     assert sights["amd", "0"].health == "ok"
+
+
+def test_a_warning_before_the_document_is_no_part_of_it(tmp_path):
+    """The same of a user who is in one of the two groups."""
+    warning = (HERE / "amd/warning.txt").read_text()
+    samples = amd(tmp_path, "navi23_metric", "navi23_static", warning)
+    golden("navi23", values(samples, "amd"))
+
+
+def test_a_driver_that_tells_its_kernels_whole_name(tmp_path):
+    """An MI210 with the kernel's own driver: its version is a line of text, cut as any other."""
+    (found,) = (one for one in amd(tmp_path, "mi210_static", "mi210_static")
+                if one.name == "accelerator_info")  # fmt: skip
+    assert found.subject.startswith(
+        "vendor=amd,device=0,name=AMD Instinct MI210,uuid=,pci=,driver="
+    )
+    driver = found.subject.partition("driver=")[2]
+    assert driver.startswith("Linuxversion6.14.0-24-generic") and "," not in driver
 
 
 def test_two_cards_one_of_them_busy(tmp_path):
