@@ -41,7 +41,7 @@ class Node:
     def becomes(self, state: str) -> None:
         """A file of states/, or the text itself."""
         named = HERE / "states" / f"{state}.txt"
-        text = named.read_text() if named.exists() else state
+        text = named.read_text() if "\n" not in state and named.exists() else state
         draft = self.file.with_suffix(".new")
         draft.write_text(text)
         draft.replace(self.file)

@@ -1,7 +1,7 @@
 /* A stand-in for libnvidia-ml.so.1, compiled by the tests.
  *
  * Says what the file named by HOLDFAST_FAKE_NVML says; it is read anew at each count of devices.
- * Lines:  gpus N | driver TEXT | hang FUNCTION | unsupported FUNCTION
+ * Lines:  gpus N | driver TEXT | name TEXT | hang FUNCTION | unsupported FUNCTION
  *         gpu I|* KEY NUMBER   (later lines win; keys as used below)
  * Values without a line are those of a healthy, busy 8-GPU node.  With -DOLD_DRIVER the symbols
  * that came after driver 470 are missing, as they are there.
@@ -21,7 +21,7 @@ static struct { int gpu; char key[48]; u64 value; } lines[LINES];
 static struct { int hangs; char name[64]; } calls[32];
 static int line_count, call_count;
 static unsigned gpus;
-static char driver[80];
+static char driver[80], product[80];
 
 static int load(void) {
     const char *path = getenv("HOLDFAST_FAKE_NVML");
@@ -31,9 +31,11 @@ static int load(void) {
     line_count = call_count = 0;
     gpus = 8;
     strcpy(driver, "550.90.07");
+    strcpy(product, "NVIDIA H100 80GB HBM3");
     while (fgets(text, sizeof text, file)) {
         char word[64];
-        if (sscanf(text, "gpus %u", &gpus) == 1 || sscanf(text, "driver %79s", driver) == 1)
+        if (sscanf(text, "gpus %u", &gpus) == 1 || sscanf(text, "driver %79s", driver) == 1
+            || sscanf(text, "name %79[^\n]", product) == 1)
             continue;
         if (sscanf(text, "hang %63s", word) == 1 || sscanf(text, "unsupported %63s", word) == 1) {
             calls[call_count].hangs = text[0] == 'h';
@@ -97,7 +99,7 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, device *out) {
 }
 int nvmlDeviceGetName(device d, char *out, unsigned size) {
     (void)d;
-    snprintf(out, size, "NVIDIA H100 80GB HBM3");
+    snprintf(out, size, "%s", product);
     return OK;
 }
 int nvmlDeviceGetUUID(device d, char *out, unsigned size) {
@@ -125,7 +127,7 @@ int nvmlDeviceGetUtilizationRates(device d, unsigned out[2]) {
 }
 int nvmlDeviceGetMemoryInfo(device d, u64 out[3]) { /* total, free, used */
     ENTER(d);
-    out[0] = 85520809984ull;
+    out[0] = get(d, "memory_total", 85520809984ull);
     out[2] = get(d, "memory_used", 64424509440ull);
     out[1] = out[0] - out[2];
     return OK;
@@ -151,17 +153,17 @@ int nvmlDeviceGetTemperature(device d, unsigned sensor, unsigned *out) {
 }
 int nvmlDeviceGetTemperatureThreshold(device d, unsigned which, unsigned *out) {
     ENTER(d);
-    *out = which ? 87 : 92;
+    *out = which ? get(d, "temp_slowdown", 87) : get(d, "temp_shutdown", 92);
     return OK;
 }
 int nvmlDeviceGetClockInfo(device d, unsigned which, unsigned *out) {
     ENTER(d);
-    *out = which == 2 ? 2619 : get(d, "sm_mhz", 1755);
+    *out = which == 2 ? get(d, "memory_mhz", 2619) : get(d, "sm_mhz", 1755);
     return OK;
 }
 int nvmlDeviceGetMaxClockInfo(device d, unsigned which, unsigned *out) {
     ENTER(d);
-    *out = which == 2 ? 2619 : 1980;
+    *out = which == 2 ? get(d, "memory_mhz_max", 2619) : get(d, "sm_mhz_max", 1980);
     return OK;
 }
 int nvmlDeviceGetCurrentClocksThrottleReasons(device d, u64 *out) {
@@ -240,7 +242,7 @@ int nvmlDeviceGetViolationStatus(device d, unsigned policy, struct violation *ou
 int nvmlDeviceGetRowRemapperHistogram(device d, unsigned out[5]) {
     ENTER(d);
     memset(out, 0, 5 * sizeof *out);
-    out[0] = 640 - get(d, "remap_uncorrected", 0);
+    out[0] = get(d, "banks", 640) - get(d, "remap_uncorrected", 0);
     out[1] = get(d, "remap_uncorrected", 0);
     return OK;
 }
@@ -260,8 +262,11 @@ int nvmlDeviceGetFieldValues(device d, int count, struct field *fields) {
     ENTER(d);
     for (int i = 0; i < count; i++) {
         fields[i].type = 1;
-        fields[i].result = fields[i].id == 82 || fields[i].id == 230 ? OK : NOT_SUPPORTED;
-        fields[i].value.u = fields[i].id == 82 ? get(d, "memory_temp", 74) : get(d, "recovery", 0);
+        const u64 none = ~0ull;
+        u64 value = fields[i].id == 82 ? get(d, "memory_temp", 74)
+                    : fields[i].id == 230 ? get(d, "recovery", 0) : none;
+        fields[i].result = value == none ? NOT_SUPPORTED : OK;
+        fields[i].value.u = value;
     }
     return OK;
 }

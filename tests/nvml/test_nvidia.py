@@ -44,6 +44,19 @@ def test_one_gpu_as_the_page_shows_it(node):
     assert "4711" not in text  # a series for each process would churn
 
 
+@pytest.mark.parametrize("name", ["a100_mig", "pro6000_idle"])
+def test_a_real_gpu_that_does_not_tell_all_is_well(node, name):
+    """One cut in parts tells no load, one without ECC no errors; an idle one slows its PCIe."""
+    recorded = GOLDEN.parent.parent / "recorded"
+    node.becomes((recorded / f"nvml/{name}.txt").read_text())
+    samples = samples_of(node.read()[0])
+    lines = page(samples, NvidiaCollector.metrics).splitlines(keepends=True)
+    text = "".join(line for line in lines if not line.startswith("#"))
+    same_as_golden(recorded / f"golden/{name}.txt", text)
+    assert accelerator.look(samples)["nvidia", "0"].health == "ok"
+    assert not accelerator.Accelerators("n").verdicts(readings_of(samples), (), {})
+
+
 @pytest.mark.parametrize("state", STATES)
 def test_what_each_fault_changes_on_an_8_gpu_node(node, state):
     healthy = samples_of(node.read()[0])
