@@ -217,6 +217,7 @@ def test_a_forged_line_opens_nothing_and_closes_nothing():
     ("efa 0000:a0:1a.0 (null): Reset indication didn't turn on", "efa_dead"),
     ("efa 0000:a0:1a.0: The device didn't send any completion for admin cmd CREATE_QP(6) status 0",
      "efa_no_completion"),
+    ("efa 0000:a0:1a.0 rdmap160s26: Wait for completion (polling) timeout", "efa_no_completion"),
     ("amdgpu 0000:c3:00.0: {7}socket: 1, die: 0, 1 new uncorrectable hardware errors detected in "
      "umc block", "amdgpu_ras"),
     ("2026-01-02T03:04:05.678Z NEURON_HW_ERR=DMA_ERROR nd-id=3 nc-id=1", "DMA_ERROR"),
