@@ -1,4 +1,5 @@
-"""What smartctl, nvme, amd-smi and neuron-monitor printed on real machines: what becomes of it.
+"""What smartctl, nvme, amd-smi and neuron-monitor printed on real machines, and what their kernels
+counted: what becomes of it.
 The collectors run as they do on a node, with a tool that says what was recorded.
 HOLDFAST_GOLDEN=write makes the golden files anew.
 """
@@ -16,7 +17,9 @@ from waiting import wait_for
 from holdfast.agent.core.detect import accelerator
 from holdfast.agent.core.readings import readings_of
 from holdfast.collectors.amd import AmdCollector
+from holdfast.collectors.hardware_errors import HardwareErrorsCollector
 from holdfast.collectors.neuron import NeuronCollector
+from holdfast.collectors.nvme import NvmeCollector
 from holdfast.collectors.nvme_smart import NvmeSmartCollector
 from holdfast.collectors.roots import Roots
 from holdfast.collectors.sample import NoData, Sample
@@ -221,3 +224,45 @@ def test_four_processes_that_each_list_all_four_cores(tmp_path):
 def test_sections_that_are_null(tmp_path):
     found = without_counts(Trainium(tmp_path, "trn1_null", "trn1").read())
     assert (found["devices"], found["monitor_up"]) == (1, 1)
+
+
+# ------------------------------------------------------------- memory and processors
+
+
+def test_memory_modules_by_the_names_on_their_board(tmp_path):
+    """Nine corrected errors; the same once more by row, which must not count twice."""
+    for row in (HERE / "edac.txt").read_text().splitlines():
+        path, _, said = row.partition(" ")
+        put(tmp_path / path, f"{said}\n")
+    put(tmp_path / "proc/interrupts", (HERE / "interrupts.txt").read_text())
+    roots = Roots(proc=str(tmp_path / "proc"), sys=str(tmp_path / "sys"))
+    found = values(HardwareErrorsCollector().collect(roots, 1.0))
+    memory = {name.removeprefix("host_memory_errors_total controller="): value
+              for name, value in found.items() if value and "memory" in name}  # fmt: skip
+    assert memory == {
+        f"{module},error=corrected": value for module, value in (
+            ("mc0,module=N0 DIMM_A0", 1), ("mc0,module=N0 DIMM_D0", 1),
+            ("mc0,module=N0 DIMM_E0", 1), ("mc0,module=N0 DIMM_G0", 2),
+            ("mc1,module=N1 DIMM_I0", 1), ("mc1,module=N1 DIMM_L0", 1),
+            ("mc1,module=N1 DIMM_O0", 2),
+        )
+    }  # fmt: skip
+    assert found["host_machine_checks_total kind=thermal"] == 8 * 1236488
+    assert found["host_machine_checks_total kind=exception"] == 0
+
+
+def test_a_drive_whose_model_ends_in_blanks(tmp_path):
+    folder = tmp_path / "sys/class/nvme/nvme0"
+    for file, said in (
+        ("model", "Samsung SSD 970 PRO 512GB               "),
+        ("state", "live"),
+        ("firmware_rev", "1B2QEXP7"),
+        ("serial", "S680HF8N190894I     "),
+    ):
+        put(folder / file, f"{said}\n")
+    collector, roots = NvmeCollector(), Roots(sys=str(tmp_path / "sys"))
+    wait_for(lambda: len(collector.collect(roots, 1.0)) > 1)
+    found = values(collector.collect(roots, 1.0))
+    name = "model=Samsung SSD 970 PRO 512GB,serial=S680HF8N190894I,firmware=1B2QEXP7"
+    assert found[f"host_nvme_info device=nvme0,{name}"] == 1
+    assert found["host_nvme_live device=nvme0,state=live"] == 1
