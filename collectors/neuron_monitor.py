@@ -220,13 +220,13 @@ def _cores(report: Json, per_device: int) -> Iterator[Row]:
             done = number(counters.get("effective_flops", counters.get("flops")))
             if done is not None:  # releases of 2023 tell none
                 flops[device] += int(done)
-            pid = number(runtime.get("pid"))
-            if pid:
-                processes.setdefault(device, set()).add(int(pid))
         used = table(runtime, "report", "memory_used", "neuron_runtime_used_bytes",
                      "usage_breakdown", "neuroncore_memory_usage")  # fmt: skip
         for core, parts in _indexed(used):
-            memory[core // per_device] += sum(int(number(v) or 0) for v in parts.values())
+            memory[core // per_device] += _held(parts)
+        if pid := int(number(runtime.get("pid")) or 0):
+            for core in _own(said, used):
+                processes.setdefault(core // per_device, set()).add(pid)
     cores: dict[int, list[float]] = {}
     for core, ratio in sorted(busy.items()):
         yield "core_utilization_ratio", f"device={core // per_device},core={core}", ratio
@@ -241,6 +241,19 @@ def _cores(report: Json, per_device: int) -> Iterator[Row]:
         yield "processes", f"device={device}", len(pids)
         for one in sorted(pids):
             yield "process", f"device={device},pid={one}", 1.0
+
+
+def _held(parts: Json) -> int:
+    """Bytes of a core's memory."""
+    return sum(int(number(value) or 0) for value in parts.values())
+
+
+def _own(said: Json, used: Json) -> set[int]:
+    """Cores that a runtime is on.  It may list all of the node: those that it loads or holds memory
+    of, and where there is none of either, all that it lists."""
+    busy = {core for core, one in _indexed(said) if number(one.get("neuroncore_utilization"))}
+    held = {core for core, parts in _indexed(used) if _held(parts)}
+    return busy | held or {core for core, _ in _indexed(said)}
 
 
 def _indexed(cores: Json) -> Iterator[tuple[int, Json]]:

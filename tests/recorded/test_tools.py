@@ -151,7 +151,7 @@ class Trainium:
     """A node whose neuron-monitor says a recorded report."""
 
     def __init__(self, folder: Path, says: str, kind: str = "") -> None:
-        tools = folder / "bin"
+        self.tools = tools = folder / "bin"
         line = json.dumps(json.loads((HERE / f"neuron/{says}.json").read_text()))
         put(tools / "first", f"{line}\n")
         put(tools / "script", "say first\n")
@@ -219,6 +219,19 @@ def test_four_processes_that_each_list_all_four_cores(tmp_path):
     assert found["executions_total status=completed"] == 50 + 52 + 43 + 42
     assert found["execution_latency_seconds percentile=p99"] == 0.0673987865447998
     assert not [name for name in found if "flops" in name or "unreadable" in name]
+
+
+def test_a_process_is_on_the_device_of_its_own_core(tmp_path):
+    """The same, were the four cores on two devices: who is asked when one of them breaks."""
+    node = Trainium(tmp_path, "inf1_four_processes")
+    report = json.loads((node.tools / "first").read_text())
+    report["neuron_hardware_info"]["neuroncore_per_device_count"] = 2
+    put(node.tools / "first", json.dumps(report) + "\n")
+    found = without_counts(node.read())
+    assert {name for name in found if name.startswith("process ")} == {
+        "process device=0,pid=20843", "process device=0,pid=21050",
+        "process device=1,pid=21411", "process device=1,pid=21741",
+    }  # fmt: skip
 
 
 def test_sections_that_are_null(tmp_path):
