@@ -142,7 +142,10 @@ def render_docs() -> str:
     lines += ["", "## Repeats", "", "| what | how often | within | then |", "|---|---|---|---|"]
     rows = [*read["nvidia_xid"]["escalation"], read["nvidia_xid"]["reboots"]]
     lines += [f"| {r['text']} | {r['count']} | {r['window_h']} h | {r['then']} |" for r in rows]
-    lines += ["", "## SXid", "", "| SXid | name | table | action |", "|---|---|---|---|"]
+    lines += ["", "## SXid", "",
+              "The switches' driver prints one error as several lines. The first counts, the rest",
+              "(`Severity`, `Data`, `SOE HALT data`) is kept with it, as evidence of its incident.",
+              "", "| SXid | name | table | action |", "|---|---|---|---|"]
     lines += [f"| {row['number']} | {row['name']} | {row['table']} | {row['action']} |"
               for row in read["nvidia_sxid"]["sxid"]]  # fmt: skip
     lines += ["", "## Lines without a number", "",

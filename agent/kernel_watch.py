@@ -15,6 +15,7 @@ from holdfast.collectors.kmsg import KernelLog
 from holdfast.collectors.sample import LogLine
 
 from .core.detect.kernel import Catalogue, parse
+from .core.detect.kernel_more import Folds
 from .core.event import Event
 from .journal import Count, Labels, Mark
 from .kernel_journal import JournalReader
@@ -37,6 +38,7 @@ class KernelWatch:
         self._opened = False
         self.boot_id = boot_id
         self._catalogue: Catalogue | None = None
+        self._folds = Folds()
         # of a kind, (when read, event)
         self._kinds: OrderedDict[tuple[str, str, str], deque[tuple[float, Event]]] = OrderedDict()
 
@@ -93,7 +95,9 @@ class KernelWatch:
         for line in lines:
             event = parse(catalogue, line.text, line.cursor, line.boot_s)
             if event is None:
+                self._more(line)
                 continue
+            self._folds.begin(event, line.text)
             counts[event.labels] += 1
             if event.fault or event.code == "154":
                 self._keep(boot_s, event)
@@ -116,6 +120,14 @@ class KernelWatch:
         self._kinds.move_to_end(kind)
         if len(self._kinds) > KINDS_MAX:
             self._kinds.popitem(last=False)
+
+    def _more(self, line: LogLine) -> None:
+        """A line that goes on with an event: told with it, and not counted."""
+        told = self._folds.more(line.text, line.boot_s)
+        kept = self._kinds.get((told.source, told.code, told.subject)) if told else None
+        for at, (read_s, event) in enumerate(kept or ()):
+            if told is not None and kept is not None and event.cursor == told.cursor:
+                kept[at] = (read_s, told)
 
     def events(self, boot_s: float) -> tuple[Event, ...]:
         """What was read in the last minute, oldest first."""

@@ -1,4 +1,4 @@
-"""Event: one line of the kernel's log, understood.
+"""Event: one line of the kernel's log, understood, with what further lines said of the same.
 
 Owns the value that crosses from the edge, where lines are read and counted, into the core, where
 they are judged.  A leaf, so that model.py may use it.
@@ -41,6 +41,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     rung: str = ""  # what the driver instructs: XID 154, nothing else
     escalations: tuple[Escalation, ...] = ()
     reboots: Escalation | None = None
+    more: tuple[str, ...] = ()  # what the lines that go on with it said (detect/kernel_more.py)
     cursor: int = 0  # the line's sequence number, of this boot
     boot_s: float = 0.0
 

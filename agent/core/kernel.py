@@ -34,6 +34,8 @@ PERSON_RUNGS = ("ask_person", "run_check")
 # Sources whose fatal line ends training there.
 ACCELERATORS = ("xid", "sxid", "nvidia", "amd", "neuron")
 LIVED_MAX = 8  # ranks that one line names
+MORE = "kernel line, continued"
+MORE_MAX = 12  # of them in one incident, so that a flood leaves room for what a person needs
 CULPRIT_MAX = 300  # characters: no further ranks join an incident
 
 
@@ -74,10 +76,11 @@ class KernelCase:
             self._name(ctx)
         found: list[tuple[int, Cause]] = []
         for event in sorted(ctx.observed.events, key=lambda one: one.cursor):
-            if event.cursor <= self.memory.cursor:
-                continue
-            self.memory.cursor = event.cursor
-            found += self._take(ctx, event)
+            if event.cursor > self.memory.cursor:
+                self.memory.cursor = event.cursor
+                found += self._take(ctx, event)
+            if event.more:
+                self._more(ctx, event)
         self._quiet(ctx)
         self._by_hand(ctx)
         ctx.verdicts.extend(self._verdict(ctx, one) for one in self.opened())
@@ -204,6 +207,16 @@ class KernelCase:
             # At least: of a flood only some of each kind come so far; the counter has them all.
             text = f"said at least {item.count} times, the last: {event.text}"
             self.keep(ctx, item, incidents.noted(item.incident, ctx.now, text))
+
+    def _more(self, ctx: Context, event: Event) -> None:
+        """What further lines said of it, which may come a step later than the event."""
+        item = self.memory.open.get(f"{event.fault}|{event.subject}")
+        if item is None or event.boot_s < item.incident.opened_boot_s:
+            return  # closed since; a later one of this name is another's
+        known = item.incident.evidence
+        room = max(0, MORE_MAX - sum(what == MORE for what, _ in known))
+        if new := tuple((MORE, one) for one in event.more if (MORE, one) not in known)[:room]:
+            self.keep(ctx, item, incidents.with_evidence(item.incident, new))
 
     def _instruct(self, ctx: Context, item: Watched, rung: str, why: str) -> None:
         """A rung that somebody who knows asks for: it goes before the runbook's own."""

@@ -57,6 +57,10 @@ SXID = re.compile(
     TIME + r"nvidia-nvswitch(?P<switch>\d{1,4}): SXid \(PCI:(?P<pci>[0-9a-fA-F:.]{4,20})\): "
     r"(?P<sxid>\d{5}), (?P<text>.*)"
 )
+# How the driver begins the further lines of one error: two to three of its log, and of a switch's
+# processor that halted, one a place where it was.
+GOES_ON = ("Severity ", "Data {", "SOE HALT data[")
+CALM = ("Non-fatal", "Correctable")
 PLACE = re.compile(r"GPC (\d+), TPC (\d+)")
 CLEAN = re.compile(r"[^\w.:/#+@-]")
 
@@ -265,11 +269,11 @@ def _link5(
 
 def _sxid(catalogue: Catalogue, match: re.Match[str], text: str) -> Event | None:
     number, said = int(match["sxid"]), match["text"]
-    if said.startswith(("Severity ", "Data ")):
-        return None  # goes on with the line before
+    if said.startswith(GOES_ON):
+        return None  # detect/kernel_more.py finds the event that it belongs to
     known = catalogue.sxids.get(number, UNKNOWN_SXID)
-    silent = not said.startswith(("Fatal", "Non-fatal"))
-    calm = said.startswith("Non-fatal") or (silent and known.stop == "no")
+    silent = not said.startswith(("Fatal", *CALM))
+    calm = said.startswith(CALM) or (silent and known.stop == "no")
     return Event(
         source="sxid", code=str(number) if known is not UNKNOWN_SXID else OTHER,
         class_=known.class_, action=known.action, severity=WARN if calm else FATAL,

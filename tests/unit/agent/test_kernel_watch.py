@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.agent import catalogue
+from holdfast.agent.core.detect import kernel_more
 from holdfast.agent.journal import Journal
 from holdfast.agent.kernel_watch import KINDS_MAX, OF_A_KIND_MAX, KernelWatch
 from holdfast.collectors import kmsg
@@ -219,3 +220,80 @@ def test_what_was_said_before_a_stop_of_the_agent_still_reaches_the_core(monkeyp
     watch.read(36_000.0, lambda counts, mark: None)
     (event,) = watch.events(36_030.0)
     assert event.boot_s < 3600.0 and watch.events(36_061.0) == ()
+
+
+# -------------------------------------------------------- errors that are printed as several lines
+
+SXID = b"nvidia-nvswitch%d: SXid (PCI:0000:%02x:00.0): %d, %s"
+HEAD = b"Fatal, Link %d sourcetrack timeout error (First)"
+SEVERITY = b"Severity 1 Engine instance %d Sub-engine instance 00"
+DATA = b"Data {0x50610002, 0x10100030, 0x%08x, 0x00000000}"
+
+
+def counted(watch: KernelWatch, at_s: float = 1.0) -> dict[tuple[str, ...], int]:
+    found: dict[tuple[str, ...], int] = {}
+
+    def record(counts, mark) -> None:
+        for one in counts:
+            found[one.labels] = found.get(one.labels, 0) + int(one.more)
+
+    watch.read(at_s, record)
+    return found
+
+
+def test_the_lines_of_two_switches_fold_into_their_two_events(monkeypatch):
+    watch, kernel = watched(monkeypatch, [])
+    for text in (HEAD, SEVERITY, DATA):
+        for switch in (0, 1):
+            number = 36 + switch
+            kernel.say(SXID % (switch, 0xC3 + switch, 24007, text % number))
+    assert list(counted(watch).values()) == [2]
+    first, second = watch.events(1.0)
+    for event, number in ((first, 36), (second, 37)):
+        assert f"Link {number} " in event.text
+        assert event.more == ((SEVERITY % number).decode(), (DATA % number).decode())
+    assert (first.cursor, second.cursor) == (0, 1)
+
+
+def test_every_line_of_one_error_is_kept_once_and_only_the_first_counts(monkeypatch):
+    """As ls10's driver prints a halted processor: a line, and one for each place it was at."""
+    watch, kernel = watched(monkeypatch, [])
+    kernel.say(SXID % (0, 4, 26006, b"SOE HALTED"))
+    for number in range(40):
+        kernel.say(SXID % (0, 4, 26006, b"SOE HALT data[%d] = 0x%16x" % (number, number)))
+    assert counted(watch) == {("sxid", "other", "nvswitch", "contact_support"): 1}
+    (event,) = watch.events(1.0)
+    assert len(event.more) == kernel_more.MORE_MAX and event.more[1].startswith("SOE HALT data[1]")
+
+
+def test_a_line_that_goes_on_with_nothing_is_nothing_and_none_is_waited_for(monkeypatch):
+    watch, kernel = watched(monkeypatch, [])
+    kernel.say(SXID % (0, 4, 24007, SEVERITY % 1))  # its error was said before this agent was
+    assert counted(watch) == {} and watch.events(1.0) == ()
+    kernel.say(SXID % (0, 4, 24007, HEAD % 1))
+    assert sum(counted(watch).values()) == 1 and len(watch.events(1.0)) == 1  # told at once
+    kernel.say(SXID % (0, 4, 24005, DATA % 1))  # another number's
+    kernel.say(SXID % (0, 5, 24007, DATA % 1))  # another switch's
+    assert counted(watch, 2.0) == {} and watch.events(2.0)[0].more == ()
+    kernel.say(SXID % (0, 4, 24007, DATA % 1))  # a minute later: of an error that was not seen
+    assert counted(watch, 60.0) == {} and watch.events(60.0)[0].more == ()
+
+
+def test_of_two_equal_errors_each_has_its_own_lines(monkeypatch):
+    watch, kernel = watched(monkeypatch, [])
+    for link in (28, 29):
+        for text in (HEAD, SEVERITY, DATA):
+            kernel.say(SXID % (0, 4, 24007, text % link))
+    assert list(counted(watch).values()) == [2]
+    for event, link in zip(watch.events(1.0), (28, 29), strict=True):
+        assert event.more == ((SEVERITY % link).decode(), (DATA % link).decode())
+
+
+def test_errors_that_may_go_on_are_bounded(monkeypatch):
+    watch, kernel = watched(monkeypatch, [])
+    for switch in range(kernel_more.OPEN_MAX + 1):
+        kernel.say(SXID % (switch, switch, 24007, HEAD % 1))
+    for switch in (0, 1):
+        kernel.say(SXID % (switch, switch, 24007, DATA % 1))
+    watch.read(1.0, lambda counts, mark: None)
+    assert [bool(event.more) for event in watch.events(1.0)][:3] == [False, True, False]
