@@ -12,11 +12,11 @@ from typing import NamedTuple
 from holdfast.collectors.sample import DCGM_EXPORTER, EXPORTERS, Metric
 
 from .core import readings
+from .core.casebook import FINISHED_S
 from .core.detect import accelerator
 from .core.model import RunView
 from .metrics_text import PREFIX
 
-FINISHED_S = 600.0  # a run that is no longer here leaves the page after this
 ALERTED = ("fault_active",)  # every alert is made of it: without it a fault is seen by nobody
 LOAD = "max by (instance, device) (holdfast_accelerator_utilization_ratio)"
 POWER = "max by (instance, device) (holdfast_accelerator_power_watts)"

@@ -1,7 +1,7 @@
 """The open incidents of one run: who opened them, what was done, when they closed and at what cost.
 
-Owns RunMemory.open and the counting of suspicions.  It judges nothing: causes come from
-agent/core/notice.py, plans and effects from agent/core/run.py.
+Owns RunMemory.open, what is said of a run that was stopped, and the counting of suspicions.  It
+judges nothing: causes come from agent/core/notice.py, plans and effects from agent/core/run.py.
 """
 
 from __future__ import annotations
@@ -11,14 +11,26 @@ import msgspec
 from . import incidents
 from .detect import ended as ends
 from .detect.ended import Cause
-from .memory import Context, RunMemory
-from .model import OPAQUE, TRAINER, Effect, Incident, Plan, RankView, TakeEvidence
+from .memory import Context, RunMemory, Stopped
+from .model import (
+    FATAL,
+    OPAQUE,
+    TRAINER,
+    Effect,
+    Incident,
+    Now,
+    Plan,
+    RankView,
+    TakeEvidence,
+    Verdict,
+)
 from .outbox import Settled
 
 OPEN_MAX = 32
 NUMBERS_MAX = 64
 QUARANTINE_MAX = 64
 EVIDENCE_KEPT = 64
+FINISHED_S = 600.0  # a run that is no longer here leaves the page after this
 
 
 class Where(msgspec.Struct):
@@ -55,10 +67,25 @@ class Casebook:
         m.cause_id = self._open(ctx, cause, acted=True, suspicion=False)
 
     def open_side(self, ctx: Context, fault: str, cause: Cause, reason: str) -> None:
-        """A fault that follows from another: crash_loop, budget_spent."""
-        side = msgspec.structs.replace(cause, fault=fault, reason=reason)
-        ctx.verdicts.append(ends.verdict_of(side, self.memory.run))
-        self._open(ctx, side, acted=True, suspicion=False)
+        """A fault that follows from another and ends the run: crash_loop, budget_spent.
+
+        The verdict outlives the run: nobody who looks every 15 s would see one of a single step.
+        It then has no owner any more, so it holds no word of the job's; the incident does."""
+        m = self.memory
+        side = msgspec.structs.replace(cause, fault=fault, reason=reason, severity=FATAL)
+        opened = self._open(ctx, side, acted=True, suspicion=False)
+        verdict = msgspec.structs.replace(
+            ends.verdict_of(side, m.run), evidence=(("incident", opened),),
+            reason=f"the run {m.run} was stopped: holdfast incidents {opened}",
+        )  # fmt: skip
+        m.stopped = Stopped(verdict, ctx.now.boot_s)
+
+    def stopped(self, now: Now) -> tuple[Verdict, ...]:
+        """That the run was stopped, for as long as it stays on the page."""
+        m = self.memory
+        if m.stopped is not None and not 0.0 <= now.boot_s - m.stopped.boot_s < FINISHED_S:
+            m.stopped = None
+        return (m.stopped.verdict,) if m.stopped is not None else ()
 
     def suspect(self, ctx: Context, cause: Cause, would_have: str) -> None:
         """Shown as a warning, once for a subject and fault; a change of either is a new one."""

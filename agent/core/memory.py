@@ -29,6 +29,13 @@ from .policy import Grant
 from .windows import History
 
 
+class Stopped(msgspec.Struct):
+    """That a run was stopped for good, and when: said for longer than the run is here."""
+
+    verdict: Verdict
+    boot_s: float
+
+
 class RunMemory(msgspec.Struct):
     """One run, as this node remembers it."""
 
@@ -56,6 +63,7 @@ class RunMemory(msgspec.Struct):
     finish_code: int = -1
     finish_reason: str = ""
     finish_fault: str = ""
+    stopped: Stopped | None = None  # by a crash loop, or with its budget spent
     left: bool = False  # the launcher was told to leave, and said yes
     shown: int = 0  # generation that the launcher showed last
     open: dict[str, OpenIncident] = {}

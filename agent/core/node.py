@@ -127,6 +127,8 @@ class Node:
             context.causes = causes
             doing[view.run] = self._judge(context, leaving)
             contexts.append(context)
+        for _, case in sorted(self.cases.items()):
+            verdicts.extend(case.book.stopped(now))
         led = [c for c in contexts if c.leader]
         self.fleet.step(self.kept.wishes, self.kept.fleet_incidents, led, contexts, whole)
         self.repairs.step(whole, self.cases, self.kept.paused)
@@ -190,7 +192,7 @@ class Node:
             self.kept.network = NetworkMemory()
             self.kept.mounts_writable = []
             for memory in self.kept.runs.values():
-                memory.refused_version, memory.refused_boot_s = -1, 0.0
+                memory.refused_version, memory.refused_boot_s, memory.stopped = -1, 0.0, None
                 memory.stop_boot_s = memory.lonely_boot_s = memory.shutdown_boot_s = 0.0
                 memory.cause_boot_s = min(memory.cause_boot_s, now.boot_s)
             self.kept.boot_id = now.boot_id
@@ -313,8 +315,10 @@ class Node:
         )  # fmt: skip
 
     def _forget(self, seen: set[str]) -> None:
-        """Runs that nobody shows any more go first when there are too many."""
+        """Runs that nobody shows any more go first when there are too many, and of those the ones
+        of which nothing is said any more."""
         gone = [run for run in sorted(self.cases) if run not in seen]
+        gone.sort(key=lambda run: self.cases[run].memory.stopped is not None)
         for run in gone[: max(0, len(self.cases) - RUNS_MAX)]:
             del self.cases[run]
             del self.kept.runs[run]

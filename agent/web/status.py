@@ -32,7 +32,8 @@ DOING = {
     "eval": "evaluating",
     "exit": "ending: its exit handlers run",
 }
-NEEDS_A_PERSON = ("crash_loop", "budget_spent", "journal_stalled", "agent_config_bad")
+STOPS = ("crash_loop", "budget_spent")
+NEEDS_A_PERSON = (*STOPS, "journal_stalled", "agent_config_bad")
 
 
 def status(daemon: Daemon) -> dict[str, Any]:
@@ -159,6 +160,7 @@ def checkpoint(daemon: Daemon, view: RunView) -> dict[str, Any] | None:
 
 def _run(daemon: Daemon, view: RunView, verdicts: tuple[Verdict, ...]) -> dict[str, Any]:
     paused = run_paused(daemon, view.run)
+    verdicts = of_now(view, verdicts)
     prefix = f"run/{view.run}/rank/"
     by_rank = {
         verdict.subject[len(prefix) :]: verdict
@@ -201,6 +203,13 @@ def _run(daemon: Daemon, view: RunView, verdicts: tuple[Verdict, ...]) -> dict[s
         "user": session.hello.user if session is not None else "",
         "ranks": [_rank(rank, by_rank.get(str(rank.rank))) for rank in view.ranks],
     }
+
+
+def of_now(view: RunView, verdicts: tuple[Verdict, ...]) -> tuple[Verdict, ...]:
+    """Without that a run of this name was stopped before: that is said for a while, and says
+    nothing about the one that is here now."""
+    return tuple(one for one in verdicts if one.fault not in STOPS or one.run != view.run
+                 or one.generation == view.generation)  # fmt: skip
 
 
 def _rank(rank: RankView, verdict: Verdict | None) -> dict[str, Any]:
