@@ -120,7 +120,8 @@ class Runner:
         roots = config.collectors
         self._roots = Roots(roots.proc, roots.sys, roots.kmsg, roots.nvml, roots.neuron,
                             roots.compile_cache, tools=roots.tools, rocm=roots.rocm,
-                            dns_names=roots.dns_names, root=roots.root,
+                            dns_names=roots.dns_names, root=roots.root, shm=roots.shm,
+                            systemd=roots.systemd, systemctl=roots.systemctl,
                             ec2=roots.ec2_metadata)  # fmt: skip
         self._prober = Prober()
         disabled = set(config.collectors.disable)

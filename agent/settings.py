@@ -193,6 +193,13 @@ class Collectors(msgspec.Struct, frozen=True):
             "libraries are looked for; empty: nothing"
         )),
     ] = ""
+    systemd: Annotated[
+        Path, Meta(description="directory that is there exactly where systemd is the init")
+    ] = "/run/systemd/system"
+    systemctl: Annotated[
+        Path, Meta(description="the program that lists systemd's units; empty: the one on the PATH")
+    ] = ""
+    shm: Annotated[Path, Meta(description="the file system of shared memory")] = "/dev/shm"
     ec2_metadata: Annotated[
         Address,
         Meta(description=(

@@ -25,6 +25,9 @@ class Roots(NamedTuple):
     dns_names: Sequence[str] = ()  # what the network's names service has to know
     rocm: str = "/opt/rocm/bin"  # directory of amd-smi
     root: str = ""  # what stands before /etc, /opt, /usr and /var; empty: nothing
+    systemd: str = "/run/systemd/system"  # there exactly where systemd is the machine's init
+    systemctl: str = ""  # the program; empty: the one on the PATH
+    shm: str = "/dev/shm"
     ec2: str = ""  # HOST:PORT of instance metadata; empty: EC2's own address, on EC2 alone
 
 

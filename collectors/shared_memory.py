@@ -25,7 +25,6 @@ class SharedMemoryCollector:
 
     name = "shared_memory"
     pace = SLOW
-    path = "/dev/shm"
     metrics = (
         Metric("host_shm_size_bytes", "gauge", "Size of /dev/shm.", (), True),
         Metric("host_shm_used_bytes", "gauge", "Used bytes of /dev/shm.", (), True),
@@ -37,14 +36,14 @@ class SharedMemoryCollector:
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
         """One reading.  NoData where there is no such file system."""
         try:
-            space = os.statvfs(self.path)
+            space = os.statvfs(roots.shm)
         except OSError as error:
-            raise NoData(f"{self.path}: {error.strerror}") from error
+            raise NoData(f"{roots.shm}: {error.strerror}") from error
         size = space.f_blocks * space.f_frsize
         used = (space.f_blocks - space.f_bfree) * space.f_frsize
         if size <= 0:
-            raise NoData(f"{self.path}: has no size of its own")
-        files, named, cut = _named(self.path)
+            raise NoData(f"{roots.shm}: has no size of its own")
+        files, named, cut = _named(roots.shm)
         found = [
             Sample("host_shm_size_bytes", "", float(size), boot_s),
             Sample("host_shm_used_bytes", "", float(used), boot_s),

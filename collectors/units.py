@@ -16,7 +16,6 @@ from .sample import SLOW, Metric, NoData, Sample
 UNITS_MAX = 64  # named
 OUTPUT_MAX_BYTES = 4 << 20
 TIMEOUT_S = 10.0  # beneath this the agent's own deadline kills the child anyhow
-BOOTED = "/run/systemd/system"  # there exactly when systemd is the machine's init
 ODD = str.maketrans(",=\n{}\"", "______")  # what a subject cannot hold
 
 
@@ -36,7 +35,7 @@ class UnitsCollector:
 
     def here(self, roots: Roots) -> str:
         """"" where systemd is the init, else why not."""
-        return "" if os.path.isdir(BOOTED) else "no systemd runs this machine"
+        return "" if os.path.isdir(roots.systemd) else "no systemd runs this machine"
 
     def environ(self, roots: Roots) -> dict[str, str]:
         """Texts in one language."""
@@ -44,9 +43,9 @@ class UnitsCollector:
 
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
         """One reading.  NoData without systemctl, OSError when it fails."""
-        tool = shutil.which("systemctl")
+        tool = shutil.which(roots.systemctl or "systemctl")
         if tool is None:
-            raise NoData("no systemctl")
+            raise NoData(f"{roots.systemctl or 'systemctl'}: no such program")
         # The pattern matches units in memory, which one that restarts always is.
         command = (tool, "show", "--no-pager", "--property=Id,NRestarts,ActiveState", "*.service")
         try:

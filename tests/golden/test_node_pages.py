@@ -31,7 +31,8 @@ LIMIT_S = 30.0
 # kernel's log.  Each says what the page must count.
 HOST = ("host", "cpu", "disk", "network", "tasks")
 KINDS = {
-    "cpu": (HOST, "java invoked oom-killer: gfp_mask=0x280da, order=0, oom_score_adj=0"),
+    "cpu": ((*HOST, "units", "shared_memory"),
+            "java invoked oom-killer: gfp_mask=0x280da, order=0, oom_score_adj=0"),
     "h100": ((*HOST, "rdma", "nvidia"),
              "NVRM: Xid (PCI:0000:68:00): 63, pid=1896, Row Remapper: New row marked for "
              "remapping, reset gpu to activate."),
@@ -44,7 +45,7 @@ KINDS = {
 # What the machine and the moment decide: the family and its labels are held, the number is not.
 VARIES = re.compile(
     r"^(holdfast_(?:agent_\w+|build_info|collector_duration_seconds|node_seconds_total|probe_\w+"
-    r"|host_filesystem_(?!readonly)\w+)(?:\{.*\})?) \S+$", re.MULTILINE
+    r"|host_filesystem_(?!readonly)\w+|host_shm_(?!files)\w+)(?:\{.*\})?) \S+$", re.MULTILINE
 )  # fmt: skip
 BUILD = re.compile(r"^holdfast_build_info\{.*\}", re.MULTILINE)
 # A row for each code that an alert may follow from; and what was written into the store so far.
@@ -70,13 +71,19 @@ def node_of(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[st
     for part in ("proc", "sys"):
         shutil.copytree(NODES / "host" / part, folder / part, dirs_exist_ok=True)
     (folder / "kmsg").write_text(f"4,17,1500,-;{line}\n")
-    for name in ("cache", "neuron", "amd"):
+    for name in ("cache", "neuron", "amd", "shm"):
         (folder / name).mkdir()
+    (folder / "shm/psm_1").write_bytes(b"x")
+    systemctl = folder / "systemctl"
+    systemctl.write_text(f"#!/bin/sh\nexec cat '{NODES / 'host/systemctl.txt'}'\n")
+    systemctl.chmod(0o755)
     settings = {
         "collectors.disable": tuple(one.name for one in ALL if one.name not in collectors),
         "collectors.proc": str(tree.proc), "collectors.sys": str(tree.sys),
         "collectors.kmsg": str(folder / "kmsg"), "collectors.neuron": str(folder / "none"),
         "collectors.compile_cache": str(folder / "cache"),
+        "collectors.systemd": str(folder), "collectors.systemctl": str(systemctl),
+        "collectors.shm": str(folder / "shm"),
     }  # fmt: skip
     if kind == "h100":
         standin = module_of(HERE.parent / "nvml/nvml_standin.py")

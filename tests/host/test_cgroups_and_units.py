@@ -255,10 +255,20 @@ def test_a_tool_that_fails_is_an_error_and_none_is_no_data(
     monkeypatch.setenv("PATH", str(systemctl.parent / "none"))
     with pytest.raises(NoData):
         UnitsCollector().collect(Roots(), 1.0)
-    monkeypatch.setattr("holdfast.collectors.units.BOOTED", str(systemctl))
-    assert "no systemd" in UnitsCollector().here(Roots())
-    monkeypatch.setattr("holdfast.collectors.units.BOOTED", str(systemctl.parent))
-    assert UnitsCollector().here(Roots()) == ""
+
+
+def test_where_systemd_and_its_tool_are_is_a_setting(systemctl: Path, tmp_path: Path) -> None:
+    Path(f"{systemctl}.answer").write_text("Id=a.service\nNRestarts=1\n")
+    other = systemctl.rename(tmp_path / "bin/other")
+    for end in ("answer", "code"):
+        Path(f"{systemctl}.{end}").rename(f"{other}.{end}")
+    roots = Roots(systemd=str(tmp_path), systemctl=str(other))
+    collector = UnitsCollector()
+    assert collector.here(roots) == ""
+    assert "host_unit_restarts_total{unit=a.service}" in named(collector.collect(roots, 1.0))
+    assert "no systemd" in collector.here(roots._replace(systemd=str(tmp_path / "none")))
+    with pytest.raises(NoData):
+        collector.collect(roots._replace(systemctl=str(systemctl)), 1.0)
 
 
 def test_a_systemctl_that_never_answers_is_killed_with_its_child(

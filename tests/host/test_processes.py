@@ -243,8 +243,7 @@ import json, os, sys
 from holdfast.collectors.roots import Roots
 from holdfast.collectors.shared_memory import SharedMemoryCollector
 collector, path = SharedMemoryCollector(), sys.argv[1]
-collector.path = path
-read = lambda: {one.name: one.value for one in collector.collect(Roots(), 1.0)}
+read = lambda: {one.name: one.value for one in collector.collect(Roots(shm=path), 1.0)}
 found = [read()]
 fd = os.open(path + "/data", os.O_CREAT | os.O_RDWR, 0o600)
 os.posix_fallocate(fd, 0, 8 << 20)
@@ -299,17 +298,16 @@ def test_no_user_makes_the_agent_list_all_that_lies_in_dev_shm(
     scandir = os.scandir
     for number in range(60):
         (tmp_path / f"folder-{number}").mkdir()
-    collector = SharedMemoryCollector()
-    collector.path = str(tmp_path)
+    collector, roots = SharedMemoryCollector(), Roots(shm=str(tmp_path))
     monkeypatch.setattr("holdfast.collectors.shared_memory.os.scandir", Counted)
     for limit in ("ENTRIES_MAX", "FOLDERS_MAX"):
         taken = 0
         with monkeypatch.context() as patch:
             patch.setattr(f"holdfast.collectors.shared_memory.{limit}", 20, raising=False)
-            found = named(collector.collect(Roots(), 1.0))
+            found = named(collector.collect(roots, 1.0))
         assert taken <= 21
         assert "host_shm_unlinked_bytes{}" not in found  # a part says nothing about the rest
-    found = named(collector.collect(Roots(), 1.0))
+    found = named(collector.collect(roots, 1.0))
     assert taken > 60 and "host_shm_unlinked_bytes{}" in found
 
 
@@ -317,13 +315,11 @@ def test_who_may_hold_it_is_asked_only_when_it_is_nearly_full(
     proc: Proc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     proc.task(5, name="loader")
-    collector = SharedMemoryCollector()
-    collector.path = str(tmp_path)
+    collector, roots = SharedMemoryCollector(), proc.roots._replace(shm=str(tmp_path))
     for near, shown in ((2.0, False), (0.0, True)):
         monkeypatch.setattr("holdfast.collectors.shared_memory.NEAR", near)
-        found = named(collector.collect(proc.roots, 1.0))
+        found = named(collector.collect(roots, 1.0))
         assert ("shm_resident_bytes{pid=5,name=loader}" in found) == shown
     assert found["shm_resident_bytes{pid=5,name=loader}"] == 2048.0 * 1024
-    collector.path = str(tmp_path / "none")
     with pytest.raises(NoData):
-        collector.collect(proc.roots, 1.0)
+        collector.collect(roots._replace(shm=str(tmp_path / "none")), 1.0)

@@ -65,7 +65,8 @@ def roots(tmp_path_factory) -> Roots:
     (folder / "cache").mkdir()
     (folder / "cache/model.lock").touch()
     (folder / "shm").mkdir()
-    return tree.roots._replace(compile_cache=str(folder / "cache"), root=str(folder))
+    return tree.roots._replace(compile_cache=str(folder / "cache"), root=str(folder),
+                               shm=str(folder / "shm"))
 
 
 class Damage:
@@ -94,7 +95,6 @@ class Damage:
 
 @pytest.mark.parametrize("make", FILES, ids=lambda one: one.name)
 def test_a_damaged_file_costs_readings_and_no_more(make, roots, monkeypatch):
-    monkeypatch.setattr(shared_memory.SharedMemoryCollector, "path", f"{roots.root}/shm")
     monkeypatch.setattr(shared_memory, "NEAR", 0.0)  # so that it reads who holds it
     assert _answer(make(), roots, 100.0).get("samples"), "nothing to be damaged"
     done = 0
