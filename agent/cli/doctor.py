@@ -13,20 +13,20 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from holdfast.agent import procfs
 from holdfast.collectors import clock, nvme, nvme_smart
 from holdfast.collectors.roots import Roots
 from holdfast.collectors.sample import NoData
 
+from .doctor_node import neuron, orders
 from .failure import Failure
+from .finding import HAVE, LACK, NEED, Finding
 from .launch import job_python
 from .live import print_json
 from .text import BAD, CARE, GOOD, WIDTH, Line, Span, cut, field, line, show
 
 PROBE_TIMEOUT_S = 20.0  # a cold `import torch` reads 300 MB
-HAVE, LACK, NEED = "have", "lack", "need"  # lack costs something; need: a job cannot run
 STYLES = {HAVE: GOOD, LACK: CARE, NEED: BAD}
 DISK_FREE_MIN_BYTES = 1 << 30
 CAP_SYS_PTRACE = 1 << 19
@@ -34,16 +34,9 @@ CAP_SYSLOG = 1 << 34
 JOURNALS = ("/run/log/journal", "/var/log/journal")
 
 
-class Finding(NamedTuple):
-    what: str
-    state: str
-    said: str
-    cost: str = ""  # what is lost without it
-
-
 def doctor(options: argparse.Namespace) -> int:
     """0 when a job can run here, 1 when something that it needs is missing."""
-    findings = [probe(os.environ) for probe in PROBES]
+    findings = [*(probe(os.environ) for probe in PROBES), orders(options.config)]
     if options.json:
         print_json([one._asdict() for one in findings])
     else:
@@ -266,5 +259,5 @@ def time_service(_: Mapping[str, str]) -> Finding:
 
 PROBES: tuple[Callable[[Mapping[str, str]], Finding], ...] = (
     job_interpreter, trainer, memfd, pidfd, py_spy, ptrace, kernel_log, cgroup, systemd,
-    state_directory, node_agent, processes, cores, drives, time_service,
+    state_directory, node_agent, processes, cores, drives, time_service, neuron,
 )

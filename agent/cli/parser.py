@@ -89,6 +89,11 @@ def _hand(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reason", required=True, help="kept in the journal")
 
 
+def _doctor(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--config", metavar="FILE",
+                        help="the node agent's (default: /etc/holdfast/agent.toml)")
+
+
 def _dashboards(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=("render",))
     parser.add_argument("--to", metavar="DIR",
@@ -130,7 +135,7 @@ COMMANDS = (
     Command("explain", "a fault's runbook, and what would happen now",
             "holdfast explain rank_hung", "policy:explain", _explain),
     Command("doctor", "what this host lacks, and what that costs", "holdfast doctor",
-            "doctor:doctor"),
+            "doctor:doctor", _doctor),
     Command("config", "check the configuration, or show the one in force",
             "holdfast config check --config agent.toml", "policy:config", _config),
     Command("pause", "keep Holdfast's hands off a run or node",

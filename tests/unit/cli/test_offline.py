@@ -160,7 +160,8 @@ def test_what_config_show_writes_can_be_read_again(tmp_path: Path, capsys: Captu
 def test_doctor_names_the_cost_of_what_is_missing(capsys: Captured) -> None:
     assert main(["doctor", "--json"]) in (0, 1)
     findings = json.loads(capsys.readouterr().out)
-    assert len(findings) == len(doctor.PROBES)
+    assert len(findings) == len(doctor.PROBES) + 1  # what orders for the node need
+    assert {"Neuron devices", "node orders"} <= {one["what"] for one in findings}
     assert all(one["cost"] for one in findings if one["state"] != "have")
     broken = doctor.job_interpreter({"VIRTUAL_ENV": "/nowhere"})
     assert broken.state == doctor.NEED
