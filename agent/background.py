@@ -7,6 +7,7 @@ step, and may crash without touching another.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import importlib
 import os
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 WATCH_S = 0.1  # how often scheduler states are read while ranks exist
 IDLE_WATCH_S = 1.0
 STORE_RETRY_S = 1.0
+READY_MAX_S = 15.0  # after which systemd is told without api.sock; its own patience is 30 s
 AFTER_BYE_S = 0.5  # a private agent ends this long after its launcher said bye
 AFTER_LOSS_S = 5.0  # ... or this long after the launcher's process was gone
 FIRST_HELLO_S = 30.0  # ... or when no launcher ever came
@@ -194,8 +196,19 @@ def show_zeros(counters: dict[tuple[str, Labels], float], catalogue: Catalogue) 
 async def serve_web(daemon: Daemon) -> None:
     """Page, API and metrics.  Imported in a thread, after the launchers' socket is up: the import
     takes longer than everything before it."""
-    site = await asyncio.to_thread(importlib.import_module, "holdfast.agent.web.site")
-    await site.serve(daemon)
+    try:
+        site = await asyncio.to_thread(importlib.import_module, "holdfast.agent.web.site")
+        await site.serve(daemon)
+    finally:
+        daemon.answers.set()  # it failed, which is said: launchers are served all the same
+
+
+async def say_ready(daemon: Daemon) -> None:
+    """READY=1 when what `After=holdfast.service` promises is so: both sockets answer.  A part for
+    people that never gets there does not keep the agent from its work."""
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(daemon.answers.wait(), READY_MAX_S)
+    notify("READY=1")
 
 
 async def end_with_launcher(daemon: Daemon) -> None:

@@ -101,6 +101,7 @@ class Daemon:
         self.snapshot = Snapshot(0, Now(0.0, 0.0), Observed(), Decision())
         self.name = legible(self.config.agent.node or socket.gethostname())
         self.address = ""
+        self.answers = asyncio.Event()  # people may ask at api.sock, or it is said why not
         self._make_node = make_node
         self.boot_id = boot_id()
         self._requests: dict[str, tuple[Request, float]] = {}
@@ -176,7 +177,6 @@ class Daemon:
             self.loop.add_signal_handler(number, self.stop.set)
         self.loop.add_signal_handler(signal.SIGHUP, self.reload)
         self.wake("start")
-        notify("READY=1")
         say(f"node {self.name}, pid {os.getpid()}, launchers come to {self._socket_path}")
         gc.collect()
         gc.freeze()  # what exists now lives as long as the process: no need to look at it again
@@ -190,6 +190,7 @@ class Daemon:
                     ("collectors", background.collect),
                     ("kernel log", background.follow_kernel_log),
                     ("web", background.serve_web),
+                    ("ready", background.say_ready),
                     ("node orders", node_gate.watch_gate),
                     ("private", background.end_with_launcher),
                 )

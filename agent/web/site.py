@@ -64,6 +64,7 @@ async def serve(daemon: Daemon) -> None:
     site = Site(daemon)
     try:
         await site.start()
+        daemon.answers.set()
         await asyncio.Event().wait()
     finally:
         await site.stop()
