@@ -44,8 +44,8 @@ class DiskCollector:
         found: list[Sample] = []
         for mount in local(mounts(roots)):
             try:
-                space = os.statvfs(mount.point)
-            except (OSError, ValueError):
+                space = os.statvfs(mount.path)
+            except OSError:
                 continue  # unmounted between list and read, or not ours to see
             found += space_of(mount, space, boot_s)
         if not found:
@@ -55,7 +55,7 @@ class DiskCollector:
 
 def space_of(mount: Mount, space: os.statvfs_result, boot_s: float) -> list[Sample]:
     """The samples of SPACE."""
-    subject = f"mount={mount.point}"
+    subject = f"mount={mount.name}"
     values = (
         space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize,
         space.f_files, space.f_ffree, int(mount.readonly),
@@ -74,7 +74,7 @@ def local(table: list[Mount]) -> list[Mount]:
     for mount in table:
         point = mount.point
         if (
-            mount.fstype not in LOCAL_TYPES or point.startswith(SKIP) or not is_nameable(point)
+            mount.fstype not in LOCAL_TYPES or point.startswith(SKIP)
             or CONTAINERS in point or (mount.fstype == "overlay" and point != "/")
             or any(is_below(point, other) for other in network)
         ):  # fmt: skip
@@ -87,8 +87,3 @@ def local(table: list[Mount]) -> list[Mount]:
 
 def _rank(mount: Mount) -> tuple[bool, int]:
     return mount.root != "/", len(mount.point)
-
-
-def is_nameable(text: str) -> bool:
-    """Whether it can stand in a sample's subject, whose parts are split at commas."""
-    return "," not in text and text.isprintable()

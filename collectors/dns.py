@@ -10,7 +10,6 @@ from __future__ import annotations
 import socket
 from functools import partial
 
-from .disk import is_nameable
 from .questions import Questions
 from .roots import Roots
 from .sample import SLOW, Metric, NoData, Sample
@@ -47,7 +46,8 @@ class DnsCollector:
 
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
         """One reading.  NoData without a name."""
-        names = [name for name in roots.dns_names if is_nameable(name)][:NAMES_MAX]
+        names = [name for name in roots.dns_names
+                 if "," not in name and name.isprintable()][:NAMES_MAX]  # else no subject holds it
         if not names:
             raise NoData("no name to resolve is configured (collectors.dns_names)")
         for name in names:

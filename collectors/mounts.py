@@ -10,8 +10,8 @@ import errno
 import os
 from functools import partial
 
-from .disk import SPACE, is_nameable, space_of
-from .mountinfo import Mount, mounts
+from .disk import SPACE, space_of
+from .mountinfo import Mount, mounts, shown
 from .questions import Questions
 from .roots import Roots
 from .sample import SLOW, Metric, NoData, Sample
@@ -58,13 +58,13 @@ class MountsCollector:
         if not table:
             raise NoData("no network mount")
         for mount in table:
-            self._questions.ask(mount.point, partial(os.statvfs, mount.point), boot_s)
+            self._questions.ask(mount.point, partial(os.statvfs, mount.path), boot_s)
         self._questions.settle(SETTLE_S)
         self._questions.keep(mount.point for mount in table)
         return [sample for mount in table for sample in self._samples(mount, boot_s)]
 
     def _samples(self, mount: Mount, boot_s: float) -> list[Sample]:
-        subject = f"mount={mount.point},fstype={mount.fstype}"
+        subject = f"mount={mount.name},fstype={shown(mount.fstype)}"
         waited_s = self._questions.waited_s(mount.point)
         found = [Sample("host_mount_waiting_seconds", subject, waited_s, boot_s)]
         answer = self._questions.answer(mount.point) if waited_s == 0.0 else None
@@ -86,7 +86,7 @@ def _network(roots: Roots) -> list[Mount]:
     programs' go first: any user may mount those, wherever they like."""
     found: dict[tuple[str, str], Mount] = {}
     for mount in sorted(mounts(roots), key=lambda one: (len(one.point), one.point)):
-        if mount.is_network and is_nameable(mount.point):
+        if mount.is_network:
             found.setdefault((mount.device, mount.root), mount)
     ordered = sorted(found.values(), key=lambda one: one.fstype.startswith("fuse"))
     return ordered[:MOUNTS_MAX]

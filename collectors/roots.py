@@ -31,8 +31,9 @@ class Roots(NamedTuple):
     ec2: str = ""  # HOST:PORT of instance metadata; empty: EC2's own address, on EC2 alone
 
 
-def read_text(path: str, limit_bytes: int = READ_MAX_BYTES) -> str:
-    """At most `limit_bytes` of a file.  NoData when it is not there or may not be read."""
+def read_text(path: str, limit_bytes: int = READ_MAX_BYTES, errors: str = "replace") -> str:
+    """At most `limit_bytes` of a file; `errors` is what becomes of bytes that are no UTF-8.  NoData
+    when it is not there or may not be read."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
@@ -42,7 +43,7 @@ def read_text(path: str, limit_bytes: int = READ_MAX_BYTES) -> str:
         while left > 0 and (part := os.read(fd, min(left, 65536))):  # /proc answers in pieces
             parts.append(part)
             left -= len(part)
-        return b"".join(parts).decode("utf-8", "replace")
+        return b"".join(parts).decode("utf-8", errors)
     except OSError as error:
         raise NoData(f"{path}: {error.strerror}") from error
     finally:

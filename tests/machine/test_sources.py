@@ -52,7 +52,7 @@ def as_recorded(collector, samples) -> None:
 def test_local_file_systems_once_each_and_none_behind_a_server(roots):
     table = mountinfo.mounts(roots)
     assert {mount.point: mount.readonly for mount in disk.local(table)} == {
-        "/": False, "/dev/shm": False, "/data": False, "/old data": True,
+        "/": False, "/dev/shm": False, "/data": False, "/old data": True, "/with,comma": False,
     }  # fmt: skip
     assert sorted(mount.point for mount in table if mount.is_network) == [
         "/buckets/train", "/fsx", "/scratch",
