@@ -135,6 +135,19 @@ def describe(key: str) -> tuple[str, str]:
     return " ".join([kind, " and ".join(bounds)]).strip(), text
 
 
+# What the environment of a command decides.  `holdfast run --help` says it as well.
+ENVIRONMENT = (
+    ("HOLDFAST_RUNTIME_DIR", "`holdfast run`, `train`: the run has a private agent, whose sockets "
+     "lie below DIR/NAME; the node's agent is passed by, which is said. Other commands: ask the "
+     "agents in DIR and below it, and no other. `holdfast agent`: as `agent.runtime_dir`"),
+    ("HOLDFAST_STATE_DIR", "where private agents keep journal and store, in `runs/NAME`; by "
+     "default `~/.local/state/holdfast`. `holdfast agent`: as `agent.state_dir`"),
+    ("HOLDFAST_CONFIG", "the configuration of private agents; by default none is read"),
+    ("HOLDFAST_AGENT_USER", "name or uid that the node's agent runs as; by default `holdfast`. A "
+     "run hands itself to root's, its own user's and this one's agent, and to no other"),
+)  # fmt: skip
+
+
 def render_config_docs() -> str:
     """docs/config.md."""
     lines = [
@@ -154,6 +167,8 @@ def render_config_docs() -> str:
             kind, text = describe(f"{section}.{key}")
             default = msgspec.json.encode(getattr(part, key)).decode()
             lines.append(f"| `{key}` | {kind} | `{default}` | {text} |")
+    lines += ["", "## Environment", "", "| variable | what it decides |", "|---|---|"]
+    lines += [f"| `{name}` | {text} |" for name, text in ENVIRONMENT]
     lines += ["", "## Names of collectors", "", ", ".join(f"`{one}`" for one in collectors())]
     lines += ["", "## What must be shorter than what", ""]
     lines += [f"* `{short}` <= `{long}`: {why}" for short, long, why in LATTICE]

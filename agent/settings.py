@@ -35,8 +35,8 @@ class Agent(msgspec.Struct, frozen=True):
         Path,
         Meta(description=(
             "sockets live here, and `address`, where the live page is. Anywhere else runs do not "
-            "find this agent and start private ones, and commands find it only with "
-            "HOLDFAST_RUNTIME_DIR set to the same"
+            "find this agent and start private ones, also with HOLDFAST_RUNTIME_DIR set to the "
+            "same; commands find it only with that"
         )),
     ] = "/run/holdfast"
     listen: Annotated[

@@ -41,7 +41,10 @@ class Places(NamedTuple):
 
 
 def places(run: str, environ: Dict[str, str]) -> Places:
-    """The node agent's places when one listens, else those of a private agent of this run."""
+    """The node agent's places when one listens, else those of a private agent of this run.
+
+    HOLDFAST_RUNTIME_DIR is a wish for a private one: a test of a new release, a demonstration or a
+    debugged run is to touch nothing that the node's agent keeps.  It passes one by aloud."""
     state = environ.get("HOLDFAST_STATE_DIR") or os.path.join(
         environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"), "holdfast"
     )
@@ -49,6 +52,9 @@ def places(run: str, environ: Dict[str, str]) -> Places:
     override = environ.get("HOLDFAST_RUNTIME_DIR")
     if not override and node_agent_answers(environ):
         return Places(NODE_SOCKET, os.path.dirname(NODE_SOCKET), state, private=False)
+    if override and os.path.exists(NODE_SOCKET):
+        print("holdfast: HOLDFAST_RUNTIME_DIR is set: this run has an agent of its own, and the "
+              "node's, at %s, sees nothing of it" % NODE_SOCKET, file=sys.stderr)  # fmt: skip
     base = override or environ.get("XDG_RUNTIME_DIR") or "/tmp/holdfast-%d" % os.getuid()
     if not override and not environ.get("XDG_RUNTIME_DIR"):
         own_directory(base)

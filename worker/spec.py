@@ -35,6 +35,14 @@ an unknown key=value is answered with the keys that there are
 EPILOG = """
 torchrun's other flags (--rdzv-*, --node-rank, --redirects, ...) are accepted
 and have no effect on one node.
+
+environment:
+  HOLDFAST_RUNTIME_DIR  the run has an agent of its own, its sockets below that
+                        folder, also on a node that has one for all runs
+  HOLDFAST_STATE_DIR    where that agent keeps its journal and store
+                        (~/.local/state/holdfast)
+  HOLDFAST_CONFIG       the configuration of that agent
+  HOLDFAST_AGENT_USER   whom the node's agent runs as (holdfast)
 """
 
 

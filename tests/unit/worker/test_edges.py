@@ -7,13 +7,16 @@ import selectors
 import socket
 import struct
 import sys
+from pathlib import Path
 
 import pytest
 
-from holdfast.worker import agentlink, levels, wire
+from holdfast.agent.config import ENVIRONMENT
+from holdfast.worker import agentlink, levels, spec, wire
 from holdfast.worker.errands import Errands
 
 NOBODY = 65534
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_the_folder_of_the_socket_must_be_ours_alone(tmp_path):
@@ -148,3 +151,38 @@ def test_a_strangers_socket_is_neither_greeted_nor_taken_for_the_nodes(
     assert link.tend() is False and link.channel is None and link.process is None
     assert "served by uid 65534" in link.problem
     assert not agentlink.places("run", {**environ, "HOLDFAST_AGENT_USER": "nobody"}).private
+
+
+@pytest.fixture
+def nodes_agent(tmp_path, monkeypatch):
+    """The node's agent, of our own user, at its usual place."""
+    path = tmp_path / "node.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        sock.bind(str(path))
+        sock.listen(8)
+        monkeypatch.setattr(agentlink, "NODE_SOCKET", str(path))
+        yield str(path)
+
+
+def test_a_runtime_folder_of_the_users_is_a_wish_for_an_agent_of_ones_own(
+    nodes_agent, tmp_path, capsys
+):
+    environ = {"XDG_RUNTIME_DIR": str(tmp_path), "HOLDFAST_STATE_DIR": str(tmp_path)}
+    assert agentlink.places("r", environ).socket == nodes_agent and not capsys.readouterr().err
+    own = str(tmp_path / "own")
+    where = agentlink.places("r", {**environ, "HOLDFAST_RUNTIME_DIR": own})
+    assert (where.private, where.runtime_dir) == (True, own + "/r")
+    said = capsys.readouterr().err
+    assert "HOLDFAST_RUNTIME_DIR" in said and nodes_agent in said and said.count("\n") == 1
+    os.unlink(nodes_agent)  # without one there is nothing to say
+    agentlink.places("r", {**environ, "HOLDFAST_RUNTIME_DIR": own})
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["run", "train"])
+def test_what_the_environment_decides_is_where_people_look(command, capsys):
+    with pytest.raises(SystemExit):
+        spec.build(command).parse_args(["--help"])
+    text = capsys.readouterr().out
+    for name, _ in ENVIRONMENT:
+        assert name in text and f"`{name}`" in (ROOT / "docs/config.md").read_text()
