@@ -156,6 +156,12 @@ def render_docs() -> str:
         f"| {row['severity']} | {row.get('fault', '')} | {row['text']} |"
         for row in read["kernel"]["rule"]
     ]
+    lines += [
+        "", "`/var/log/fabricmanager.log` is not read: a fabric manager that runs repeats there",
+        "the SXids and XIDs that the drivers print into the kernel's log, and one that does not",
+        "run, or leaves GPUs outside their fabric, is told by its unit and by NVML, as the fault",
+        "`fabric_manager_down`.",
+    ]  # fmt: skip
     lines += ["", "## Status codes of the Neuron runtime", "",
               "No lines of the kernel's: what a rank's error or a line of its log names is shown",
               "with its meaning, by the incident and by `holdfast diagnose`.", "",

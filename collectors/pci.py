@@ -16,6 +16,7 @@ from .sample import SLOW, Metric, NoData, Sample
 
 DEVICES_MAX = 1024
 DRIVERS_MAX = 512
+SWITCHES = "nvidia-nvswitch"
 BRIDGES = "pcieport"  # nothing but the way to others
 ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
@@ -28,21 +29,26 @@ class PciCollector:
     metrics = (
         Metric("host_pci_devices", "gauge",
                "PCI devices that a driver has, without bridges and virtual functions.", (), True),
+        Metric("host_pci_nvswitches", "gauge", "NVSwitches that their driver has.", (), True),
     )  # fmt: skip
 
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
         """One listing.  NoData where no PCI device has a driver."""
         folder = f"{roots.sys}/bus/pci/drivers"
         found: list[str] = []
+        switches = 0
         for driver in _listed(folder)[:DRIVERS_MAX]:
             if driver == BRIDGES:
                 continue
-            bound = (one for one in _listed(f"{folder}/{driver}") if ADDRESS.fullmatch(one))
+            bound = [one for one in _listed(f"{folder}/{driver}") if ADDRESS.fullmatch(one)]
+            switches += len(bound) if driver == SWITCHES else 0
             found += [one for one in bound
                       if not os.path.lexists(f"{folder}/{driver}/{one}/physfn")]  # fmt: skip
         if not found:
             raise NoData(f"no PCI device with a driver below {folder}")
         samples = [Sample("host_pci_devices", "", float(len(found)), boot_s)]
+        if switches:
+            samples.append(Sample("host_pci_nvswitches", "", float(switches), boot_s))
         return samples + [Sample("pci_bound", f"pci={one}", 1.0, boot_s)
                           for one in found[:DEVICES_MAX]]  # fmt: skip
 

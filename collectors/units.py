@@ -16,6 +16,8 @@ from .sample import SLOW, Metric, NoData, Sample
 UNITS_MAX = 64  # named
 OUTPUT_MAX_BYTES = 4 << 20
 TIMEOUT_S = 10.0  # beneath this the agent's own deadline kills the child anyhow
+PROPERTIES = "--property=Id,LoadState,UnitFileState,NRestarts,ActiveState"
+NEEDED = frozenset(("nvidia-fabricmanager.service",))  # a node may have its hardware or not
 ODD = str.maketrans(",=\n{}\"", "______")  # what a subject cannot hold
 
 
@@ -30,6 +32,9 @@ class UnitsCollector:
                "are left out.", ("unit",), True),
         Metric("host_unit_failed", "gauge", "1 for a unit that failed and is not tried again.",
                ("unit",), True),
+        Metric("host_unit_active", "gauge",
+               "1 for a unit that hardware here needs and that runs, 0 when it is to run and does "
+               "not (nvidia-fabricmanager).", ("unit",), True),
         Metric("host_units", "gauge", "Service units that are loaded."),
     )  # fmt: skip
 
@@ -47,7 +52,7 @@ class UnitsCollector:
         if tool is None:
             raise NoData(f"{roots.systemctl or 'systemctl'}: no such program")
         # The pattern matches units in memory, which one that restarts always is.
-        command = (tool, "show", "--no-pager", "--property=Id,NRestarts,ActiveState", "*.service")
+        command = (tool, "show", "--no-pager", PROPERTIES, "*.service")
         try:
             done = subprocess.run(command, capture_output=True, timeout=TIMEOUT_S, check=False)
         except subprocess.TimeoutExpired as error:
@@ -74,12 +79,18 @@ def samples(units: list[dict[str, str]], boot_s: float) -> list[Sample]:
     """The busiest restarters and those that failed."""
     restarts: list[tuple[int, str]] = []
     failed: list[str] = []
+    needed: list[tuple[str, bool]] = []
     for unit in units:
         name, count = unit["Id"].translate(ODD), unit.get("NRestarts", "")
         if count.isascii() and count.isdecimal() and len(count) < 16 and int(count) > 0:
             restarts.append((int(count), name))
-        if unit.get("ActiveState") == "failed":
+        state = unit.get("ActiveState", "")
+        if state == "failed":
             failed.append(name)
+        # One that is disabled may run in a container instead; one that is not loaded is not here.
+        meant = unit.get("UnitFileState", "").startswith("enabled") or state in ("active", "failed")
+        if name in NEEDED and meant and unit.get("LoadState") == "loaded":
+            needed.append((name, state == "active"))
     restarts.sort(key=lambda one: (-one[0], one[1]))
     return [
         Sample("host_units", "", float(len(units)), boot_s),
@@ -87,4 +98,5 @@ def samples(units: list[dict[str, str]], boot_s: float) -> list[Sample]:
           for count, name in restarts[:UNITS_MAX]),
         *(Sample("host_unit_failed", f"unit={name}", 1.0, boot_s)
           for name in sorted(failed)[:UNITS_MAX]),
+        *(Sample("host_unit_active", f"unit={name}", float(runs), boot_s) for name, runs in needed),
     ]  # fmt: skip

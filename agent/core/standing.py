@@ -19,6 +19,7 @@ from .detect import (
     clock,
     compile_cache,
     ec2,
+    fabric,
     hardware,
     host,
     host_levels,
@@ -55,6 +56,7 @@ SOURCES = {
     clock.DETECTOR: Source((clock.PREFIX,), clock.UNKEPT_S),
     compile_cache.DETECTOR: Source((compile_cache.PREFIX,)),
     ec2.DETECTOR: Source((ec2.PREFIX,)),
+    fabric.DETECTOR: Source(tuple(sorted(fabric.NAMES)), fabric.JOIN_S),
     hardware.DETECTOR: Source(tuple(sorted(hardware.NAMES)), hardware.HOUR_S),
     host_levels.DETECTOR: Source(HOST, host.RECENT_S),
     network.DETECTOR: Source((network.PREFIX, BUS), 60.0),  # storms: some readings in a row

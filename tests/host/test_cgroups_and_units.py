@@ -257,6 +257,28 @@ def test_a_tool_that_fails_is_an_error_and_none_is_no_data(
         UnitsCollector().collect(Roots(), 1.0)
 
 
+@pytest.mark.parametrize(("load", "file", "active", "wanted"), [
+    ("loaded", "enabled", "active", {1.0}), ("loaded", "disabled", "active", {1.0}),
+    ("loaded", "enabled", "inactive", {0.0}), ("loaded", "enabled", "activating", {0.0}),
+    ("loaded", "disabled", "failed", {0.0}),
+    ("loaded", "disabled", "inactive", set()),  # it may run in a container
+    ("not-found", "", "inactive", set()),  # another unit speaks of it, and it is not here
+    ("not-found", "", "failed", set()),  # removed since
+])  # fmt: skip
+def test_whether_what_the_hardware_needs_runs(
+    systemctl: Path, load: str, file: str, active: str, wanted: set[float]
+) -> None:
+    rows = f"LoadState={load}\nUnitFileState={file}\nActiveState={active}\n"
+    Path(f"{systemctl}.answer").write_text(
+        f"Id=nvidia-fabricmanager.service\n{rows}\nId=sshd.service\n{rows}")
+    found = UnitsCollector().collect(Roots(), 1.0)
+    active_rows = [one for one in found if one.name == "host_unit_active"]
+    assert {one.value for one in active_rows} == wanted
+    assert {one.subject for one in active_rows} <= {"unit=nvidia-fabricmanager.service"}
+    asked = Path(f"{systemctl}.asked").read_text()
+    assert all(one in asked for one in ("LoadState", "UnitFileState", "ActiveState", "NRestarts"))
+
+
 def test_where_systemd_and_its_tool_are_is_a_setting(systemctl: Path, tmp_path: Path) -> None:
     Path(f"{systemctl}.answer").write_text("Id=a.service\nNRestarts=1\n")
     other = systemctl.rename(tmp_path / "bin/other")

@@ -32,6 +32,7 @@ from holdfast.collectors.hardware_errors import HardwareErrorsCollector
 from holdfast.collectors.mounts import MountsCollector
 from holdfast.collectors.nvme import NvmeCollector
 from holdfast.collectors.nvme_smart import NvmeSmartCollector
+from holdfast.collectors.pci import PciCollector
 from holdfast.collectors.roots import Roots
 from holdfast.collectors.sample import NoData
 
@@ -350,3 +351,17 @@ def test_on_a_machine_without_anything_each_is_absent_and_says_why(tmp_path):
             with pytest.raises(NoData):
                 make().collect(roots, 1.0)
     assert len({make.name for make in ALL}) == len(ALL)
+
+
+# ------------------------------------------------------------- the PCI bus
+
+
+def test_switches_are_counted_by_their_driver(tmp_path):
+    drivers = tmp_path / "bus/pci/drivers"
+    for driver, devices in (("nvidia", 2), ("nvidia-nvswitch", 4), ("pcieport", 9)):
+        for number in range(devices):
+            (drivers / driver / f"0000:{number:02x}:00.0").mkdir(parents=True)
+        (drivers / driver / "bind").touch()
+    found = {one.name: one.value for one in PciCollector().collect(Roots(sys=str(tmp_path)), 1.0)
+             if one.name != "pci_bound"}  # fmt: skip
+    assert found == {"host_pci_devices": 6.0, "host_pci_nvswitches": 4.0}

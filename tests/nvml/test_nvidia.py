@@ -17,7 +17,7 @@ from waiting import until
 
 from holdfast.agent import shown
 from holdfast.agent.config import load
-from holdfast.agent.core.detect import accelerator
+from holdfast.agent.core.detect import accelerator, fabric
 from holdfast.agent.core.model import RankView, RunView
 from holdfast.agent.core.readings import readings_of
 from holdfast.agent.devices import devices
@@ -88,6 +88,16 @@ def test_a_device_outside_its_fabric_is_unwell(node, said, why):
     assert sights["nvidia", "0"].health == "ok"
     assert (sights["nvidia", "1"].health, sights["nvidia", "1"].why) == (
         "warn", f"the fabric reports {why}")  # fmt: skip
+
+
+@pytest.mark.parametrize("said", ["fabric_state 1", "fabric_state 2", "fabric_status 999"])
+def test_a_device_that_stays_outside_its_fabric_is_a_fault_of_the_node(node, said):
+    node.becomes(f"gpus 2\ngpu 1 {said}\n")
+    rows, judge = samples_of(node.read()[0]), fabric.Fabric("n")
+    assert judge.verdicts(readings_of(rows)) == []
+    late = [one._replace(boot_s=1.0 + fabric.JOIN_S) for one in rows]
+    (verdict,) = judge.verdicts(readings_of(late))
+    assert verdict.reason.startswith("1 of 2 GPUs are not in the NVLink fabric")
 
 
 def test_an_old_driver_costs_only_what_it_does_not_have(libraries, node):

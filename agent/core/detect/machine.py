@@ -1,4 +1,4 @@
-"""Everything that the host's own samples say for certain: disks, mounts, drives, names, clock.
+"""Everything that the host's samples say for certain: disks, mounts, drives, names, clock, fabric.
 
 Owns the order of their detectors and that equal samples are looked at once.  Pure.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from ..model import Verdict
 from ..readings import Readings, Rows, Selection
-from . import clock, hardware, reach, storage
+from . import clock, fabric, hardware, reach, storage
 
-NAMES = storage.NAMES | reach.NAMES | hardware.NAMES | clock.NAMES
+NAMES = storage.NAMES | reach.NAMES | hardware.NAMES | clock.NAMES | fabric.NAMES
 
 
 class Machine:
@@ -18,6 +18,7 @@ class Machine:
     def __init__(self, node: str) -> None:
         self._storage, self._reach = storage.Storage(node), reach.Reach(node)
         self._hardware, self._clock = hardware.Hardware(node), clock.Clock(node)
+        self._fabric = fabric.Fabric(node)
         self._selection = Selection(NAMES.__contains__)
         self._own: Rows = ()
         self._verdicts: list[Verdict] = []
@@ -30,5 +31,6 @@ class Machine:
             self._verdicts = [
                 *self._storage.verdicts(own, writable), *self._reach.verdicts(own),
                 *self._hardware.verdicts(own), *self._clock.verdicts(own),
+                *self._fabric.verdicts(own),
             ]  # fmt: skip
         return self._verdicts
