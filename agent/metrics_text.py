@@ -19,9 +19,7 @@ from .core.readings import Reading
 
 PREFIX = "holdfast_"
 SUBJECTS_MAX = 8192  # of series whose labels' text is kept
-NUMBERS_MAX = 4096
-# Kept: most of a page's numbers are those of the last page, and half of them are 0 or 1.
-_number: Callable[[float], str] = lru_cache(maxsize=NUMBERS_MAX)(floatToGoString)
+_number: Callable[[float], str] = floatToGoString
 
 
 def text_of(made: Iterable[Metric]) -> str:
