@@ -259,7 +259,7 @@ def test_a_run_of_another_agent_is_waited_for_and_then_the_node_goes(
             ))  # fmt: skip
             assert called(tmp_path) == []
             table(tmp_path / "proc", str(tmp_path / "run/agent.sock"))
-            await until(lambda: called(tmp_path), 10.0)
+            await until(lambda: called(tmp_path))
 
     unit = Unit(tmp_path)
     try:

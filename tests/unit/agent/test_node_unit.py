@@ -298,7 +298,7 @@ def test_a_line_of_the_kernels_becomes_one_reboot(agent, unit, tmp_path, monkeyp
     async def life(node):
         async with agent(node=node, collectors__kmsg=str(tmp_path / "kmsg"), agent__tick_s=0.05,
                          **options(tmp_path)) as (daemon, _):  # fmt: skip
-            await until(lambda: called(tmp_path), 10.0)
+            await until(lambda: called(tmp_path))
             taken = "reboot_node: the node's unit took it"
             await until(lambda: any(
                 text == taken for one in daemon.narrator.incidents.values()
