@@ -123,6 +123,10 @@ def test_the_operators_program_has_room() -> None:
     # Reading the order, the longest verb, and room for the answer.
     longest_s = max(node_unit.COMMAND_S, node_unit.RESET_S)
     assert node_unit.READ_S + longest_s + 10.0 <= float(limit_s)
+    # Orders follow each other at once: the one before may not have gone yet.
+    (connections,), (burst,) = (values(UNIT.parent / "holdfast-node.socket", key)
+                                for key in ("MaxConnections", "TriggerLimitBurst"))  # fmt: skip
+    assert int(connections) > 1 and int(burst) >= node_unit.RESETS_MAX + len(node_unit.VERBS)
     # Each side waits longer than the one behind it.
     assert node_unit.COMMAND_S < node_orders.ANSWER_S < repair.ORDER_S - node_orders.EVIDENCE_S
     assert node_unit.RESET_S < node_orders.RESET_S

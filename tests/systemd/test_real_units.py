@@ -22,10 +22,14 @@ store = "/shared/holdfast"
 [collectors]
 kmsg = "/shared/kmsg"
 """
-LINE = "3,5,1,-;NVRM: Xid (PCI:0000:4e:00): 79, pid=1, name=x, GPU has fallen off the bus.\n"
-STOPPED = "3,4,1,-;NVRM: Xid (PCI:0000:5e:00): 109, pid=1, name=x, Context Switch Timeout Error\n"
+LINE = "3,9,1,-;NVRM: Xid (PCI:0000:4e:00): 79, pid=1, name=x, GPU has fallen off the bus.\n"
+GPUS = [f"0000:{0x50 + number:02x}:00" for number in range(8)]
+STOPPED = "".join(
+    f"3,{number},1,-;NVRM: Xid (PCI:{one}): 109, pid=1, name=x, Context Switch Timeout Error\n"
+    for number, one in enumerate(GPUS)
+)
 RESET = """#!/bin/sh
-echo "$*" > /shared/new && mv /shared/new /shared/reset
+echo "$*" >> /shared/reset
 """
 BOOT_S = 30.0
 ORDER_S = 60.0  # 15 s of them pass by design before the order
@@ -51,6 +55,12 @@ def own(tmp_path: Path) -> Iterator[OwnSystemd]:
     assert str(tmp_path) not in Path("/proc/self/mounts").read_text()
 
 
+def resets(own: OwnSystemd) -> list[str]:
+    """Calls of the operator's program, in their order."""
+    file = own.shared / "reset"
+    return file.read_text().splitlines() if file.exists() else []
+
+
 def is_active(own: OwnSystemd, unit: str) -> bool:
     return own.inside("systemctl", "is-active", unit) == "active\n"
 
@@ -70,23 +80,25 @@ def test_the_units_run_and_an_order_ends_their_systemd_and_nothing_else(own: Own
     # Under the filter, the mounts and the capability of the unit.
     wanted = {"host", "disk", "identity", "clock", "tasks", "cgroups", "shared_memory"}
     own.wait(lambda: wanted <= up(), BOOT_S, f"{wanted} are read")
-    own.wait((own.shared / "reset").exists, ORDER_S, "the GPU is reset")
-    assert (own.shared / "reset").read_text() == "holdfast-test gpu_needs_reset 0000:5e:00.0\n"
-    kept = own.shared / "holdfast"
-    (stopped,) = [json.loads(one.read_text()) for one in kept.glob("*.json")]
-    assert stopped["fault"] == "gpu_needs_reset"
-    own.wait(lambda: "the GPU was reset" in own.inside(
-        "/opt/holdfast/bin/holdfast", "incidents", "--all", stopped["id"]), BOOT_S,
-        "its incident is closed")  # fmt: skip
+    wanted = [f"holdfast-test gpu_needs_reset {one}.0" for one in GPUS]
+    # Each order leaves the moment that the one before is answered.
+    own.wait(lambda: resets(own) == wanted, ORDER_S, f"the GPUs are reset, not {resets(own)}")
+    kept = [json.loads(one.read_text()) for one in (own.shared / "holdfast").glob("*.json")]
+    assert [one["fault"] for one in kept] == ["gpu_needs_reset"] * len(GPUS)
+    for stopped in kept:
+        own.wait(lambda name=stopped["id"]: "the GPU was reset" in own.inside(
+            "/opt/holdfast/bin/holdfast", "incidents", "--all", name), BOOT_S,
+            "its incident is closed")  # fmt: skip
     with (own.shared / "kmsg").open("a") as log:
         log.write(LINE)  # another GPU, which only a reboot brings back
     own.inside("systemctl", "restart", "holdfast.service")  # a recorded log is read once
     own.wait((own.shared / "verb").exists, ORDER_S, "the order for the node is carried out")
     assert (own.shared / "verb").read_text() == "reboot\n"
     own.process.wait(30.0)
-    reset, done = map(json.loads, (own.shared / "done").read_text().splitlines())
+    *done_before, done = map(json.loads, (own.shared / "done").read_text().splitlines())
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert (done["verb"], done["boot_id"]) == ("reboot", boot_id)
-    assert (reset["verb"], reset["device"]) == ("reset_gpu", "0000:5e:00.0")
+    assert [(one["verb"], one["device"]) for one in done_before] == [
+        ("reset_gpu", f"{one}.0") for one in GPUS]  # fmt: skip
     kept = [json.loads(one.read_text()) for one in (own.shared / "holdfast").glob("*.json")]
     assert "gpu_fell_off_bus" in [one["fault"] for one in kept]
