@@ -224,7 +224,7 @@ class Runner:
 
     def _interval_s(self, entry: _Entry) -> float:
         agent, pace = self._config.agent, entry.collector.pace
-        return pace.every * (agent.fast_s if pace.fast else agent.slow_s)
+        return max(pace.every * (agent.fast_s if pace.fast else agent.slow_s), pace.least_s)
 
     def _gather(self) -> None:
         self._samples = self._known = Readings(entry.named for entry in self._entries)

@@ -2,7 +2,7 @@
 
 Owns that file.  The kernel sums every interrupt of every core for whoever reads it, and a node of
 192 cores makes 1,536 readings of it: a core is judged over a minute, so that every fifth second
-tells the same.
+tells the same as every one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class CpuCollector:
     """See the module."""
 
     name = "cpu"
-    pace = Pace(fast=True, every=5)
+    pace = Pace(fast=True, least_s=5.0)
     metrics = (
         Metric("host_cpu_seconds_total", "counter", "Processor time by core and mode.",
                ("cpu", "mode"), False, NODE_EXPORTER),

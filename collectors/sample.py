@@ -68,10 +68,12 @@ NODE_EXPORTER, DCGM_EXPORTER = EXPORTERS = ("node_exporter", "dcgm-exporter")
 
 
 class Pace(NamedTuple):
-    """How often a collector is read: at every `every`-th reading of the fast or of the slow set."""
+    """How often a collector is read: at every `every`-th reading of the fast or of the slow set,
+    and no more often than each `least_s` seconds, however short the set's interval is."""
 
     fast: bool
     every: int = 1
+    least_s: float = 0.0
 
 
 FAST, SLOW = Pace(fast=True), Pace(fast=False)

@@ -8,7 +8,9 @@ import pytest
 from waiting import until
 
 from holdfast.agent.config import load
+from holdfast.agent.core.detect import host_cores
 from holdfast.agent.runner import Runner
+from holdfast.collectors.cpu import CpuCollector
 from holdfast.collectors.roots import Roots
 from holdfast.collectors.sample import FAST, Metric, Pace, Sample
 
@@ -47,3 +49,24 @@ def test_each_collector_is_read_at_its_own_pace_and_what_it_said_stays(
         runner.close()
 
     asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(("fast_s", "interval_s"), [(None, 5.0), (1.0, 5.0), (10.0, 10.0)])
+def test_cores_are_read_often_enough_to_be_judged_over_a_minute(
+    fast_s: float | None, interval_s: float
+) -> None:
+    given = {} if fast_s is None else {"agent.fast_s": (fast_s, "t")}
+    runner = Runner(load(None, given).config, lambda part, error: None)
+    (cores,) = [one for one in runner._entries if isinstance(one.collector, CpuCollector)]
+    assert runner._interval_s(cores) == interval_s > host_cores.GAP_S
+    # Each reading is some milliseconds early or late.
+    judge, found = host_cores.Cores(), []
+    for number in range(200):
+        boot_s = 100.0 + number * interval_s + (number * 37 % 50) / 1000.0
+        judge.take((
+            (host_cores.NAME, "cpu=0,mode=system", boot_s, boot_s),
+            (host_cores.NAME, "cpu=0,mode=idle", 0.0, boot_s),
+        ))  # fmt: skip
+        found.append(len(judge.pinned(boot_s)))
+    sure = int(host_cores.PINNED_S / interval_s) + 2
+    assert set(found[sure:]) == {1}, "a core that is pinned all the time is said all the time"
