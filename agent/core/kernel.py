@@ -8,6 +8,8 @@ said here, and done by agent/core/repair.py where the operator allows it.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 
 from . import incidents
@@ -290,10 +292,10 @@ class KernelCase:
             if request is not None:
                 self._close(ctx, key, f"closed by {request.by or 'a person'}: {request.reason}")
 
-    def well(self, ctx: Context, subject: str, text: str) -> None:
-        """Whatever is open about this device is over."""
+    def well(self, ctx: Context, ids: Collection[str], text: str) -> None:
+        """These incidents are over."""
         for key, item in sorted(self.memory.open.items()):
-            if item.incident.subject == subject:
+            if item.incident.id in ids:
                 self._close(ctx, key, text)
 
     def _clears(self, book: Runbook | None) -> str:

@@ -13,13 +13,14 @@ import msgspec
 class NodeOrder(msgspec.Struct, frozen=True, omit_defaults=True, tag="node"):
     """`verb` is one of drain, reboot, replace, reset_gpu: the unit knows no other.  `incident` is
     why, and is written to evidence.store before.  `device` is the address on PCI of what is reset,
-    as 0000:4e:00.0, and "" for the other verbs."""
+    as 0000:4e:00.0, and `cures` the incidents of it that are over then; for no other verb."""
 
     verb: str
     node: str
     incident: str
     reason: str
     device: str = ""
+    cures: tuple[str, ...] = ()
 
 
 class RemoveLock(msgspec.Struct, frozen=True, omit_defaults=True, tag="unlock"):

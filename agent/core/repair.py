@@ -25,6 +25,7 @@ from .run import RunCase
 
 RESET = "reset_gpu"
 VERBS = {"drain_node": "drain", "reboot_node": "reboot", "replace_node": "replace", RESET: RESET}
+LEAVES = ("reboot_node", "replace_node")  # after these a drain alone is ordered in that boot
 GPU = re.compile(r"gpu/([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2})")  # of a line's subject
 SETTLE_S = 15.0  # after an incident opened: the driver's own instruction follows its fault
 DRAIN_S = 120.0  # in which runs end by themselves; a rank that hangs in its device never does
@@ -39,6 +40,13 @@ KEPT_MAX = 128
 UNKNOWN_BOOK = Runbook("", FATAL, "node", budget_count=1)
 
 
+class Reset(msgspec.Struct):
+    """A GPU was reset, or its program failed to."""
+
+    boot_id: str
+    wall_s: float
+
+
 class RepairMemory(msgspec.Struct):
     """Survives a restart of the agent, and the reboot that it asked for."""
 
@@ -47,7 +55,8 @@ class RepairMemory(msgspec.Struct):
     refused: dict[str, float] = {}  # incident -> boot_s since which its order cannot leave
     drains: dict[str, float] = {}  # incident -> boot_s since which runs are to end
     ending: dict[str, list[int]] = {}  # incident -> processes of those runs
-    resets: dict[str, str] = {}  # device -> boot in which it was reset, or that was tried
+    resets: dict[str, Reset] = {}  # device -> the newest of it
+    leaves: tuple[str, str] = ("", "")  # boot in which its end was ordered, and by which rung
 
 
 class Repairs:
@@ -101,7 +110,7 @@ class Repairs:
                 return "", _was_done(f"{rung}: not done, because actions.allow does not name it",
                                      was_reset)  # fmt: skip
             unreset = (unreset and rung != "reboot_node") or (
-                rung == RESET and incident.subject not in self.memory.resets)
+                rung == RESET and not self._reset_lately(ctx, item, book))
             if rung == "replace_node" and unreset:
                 break
             can = rung in VERBS and rung in ctx.settings.allow and rung not in asked
@@ -111,7 +120,15 @@ class Repairs:
 
     def _was_reset(self, ctx: Context, item: Watched) -> bool:
         """Whether the unit reset this GPU in this boot, or failed to: a second is of no use."""
-        return self.memory.resets.get(item.incident.subject) == ctx.now.boot_id
+        known = self.memory.resets.get(item.incident.subject)
+        return known is not None and known.boot_id == ctx.now.boot_id
+
+    def _reset_lately(self, ctx: Context, item: Watched, book: Runbook) -> bool:
+        """Whether a reset spent the budget of another boot: the fault came again all the same.  One
+        of long ago, perhaps of another card in that slot, says nothing of this fault."""
+        known = self.memory.resets.get(item.incident.subject)
+        since_s = ctx.now.wall_s - book.budget_window_h * 3600.0
+        return RESET in ctx.settings.allow and known is not None and known.wall_s > since_s
 
     def _left(self, ctx: Context, item: Watched, rung: str, book: Runbook) -> int:
         now_s = ctx.now.wall_s
@@ -132,6 +149,9 @@ class Repairs:
             return "waits for the journal"
         if ctx.outbox.busy(self._subject()):
             return "waits for the order before it"
+        boot_id, leaves = self.memory.leaves
+        if boot_id == ctx.now.boot_id and rung != "drain_node":
+            return f"held: {leaves} was ordered in this boot, and is not known to have failed"
         if ctx.now.boot_s - item.incident.opened_boot_s < SETTLE_S:
             return f"waits {SETTLE_S:g} s for what else the kernel says"
         here = (cases.get(view.run) for view in ctx.observed.runs)
@@ -214,10 +234,14 @@ class Repairs:
         """Whether it was given: after one that could not leave the next has to wait a little."""
         incident, now_s = item.incident, ctx.now.wall_s
         device = _address(item) if rung == RESET else ""
+        # What the kernel says of it from now on may be of the reset, or of what it left behind.
+        cures = tuple(one.incident.id for one in self.kernel.opened()
+                      if device and one.incident.subject == incident.subject)  # fmt: skip
         draft = Effect(
             id="", kind=rung, subject=self._subject(), reason=incident.reason,
             deadline_s=RESET_S if device else ORDER_S, outlives_node=True, fault=incident.fault,
-            body=NodeOrder(VERBS[rung], self.name, incident.id, incident.reason, device),
+            body=NodeOrder(VERBS[rung], self.name, incident.id, incident.reason, device,
+                           cures),
         )  # fmt: skip
         # Ids must not come again in another boot, whose incidents are others; and the same number
         # for each try of one incident, so that the pauses between them grow.
@@ -227,6 +251,8 @@ class Repairs:
         m = self.memory
         m.times[_key(item, rung)] = [*m.times.get(_key(item, rung), ()), now_s][-8:]
         m.asked[incident.id] = [*m.asked.get(incident.id, ()), rung]
+        if rung in LEAVES:  # until it is known to have failed
+            m.leaves = (ctx.now.boot_id, rung)
         _bound(m.times)
         _bound(m.asked)
         acted = msgspec.structs.replace(incident, state=incidents.ACTED, would_have="")
@@ -239,9 +265,11 @@ class Repairs:
         minutes; every other one is over, whatever the unit made of it.  A GPU that was reset has
         no fault of before."""
         rung, m = done.effect.kind, self.memory
+        if not done.ok and m.leaves[1] == rung:
+            m.leaves = ("", "")
         if order.device and (done.ok or done.error.startswith(RAN)):
-            m.resets.pop(self._gpu(order), "")  # the newest goes to the end
-            m.resets[self._gpu(order)] = ctx.now.boot_id
+            m.resets.pop(self._gpu(order), None)  # the newest goes to the end
+            m.resets[self._gpu(order)] = Reset(ctx.now.boot_id, ctx.now.wall_s)
             _bound(m.resets)
         item = next((i for i in self.kernel.opened() if i.incident.id == order.incident), None)
         if item is None:
@@ -262,7 +290,7 @@ class Repairs:
             m.times[_key(item, rung)] = m.times.get(_key(item, rung), [])[:-1]
         self.kernel.keep(ctx, item, noted)
         if order.device and done.ok:
-            self.kernel.well(ctx, self._gpu(order), "the GPU was reset")
+            self.kernel.well(ctx, order.cures, "the GPU was reset")
 
     def _gpu(self, order: NodeOrder) -> str:
         """The subject of what is reset, as incidents have it."""

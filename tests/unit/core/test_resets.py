@@ -225,3 +225,74 @@ def test_a_person_who_shadows_the_runbook_decides_what_comes_behind() -> None:
     machine.step(3600.0)
     assert machine.verbs() == ["reset_gpu"]
     assert machine.only().would_have.startswith("the rest is a person's part; its GPU was reset")
+
+
+def test_a_reset_of_long_ago_opens_no_way_to_a_replacement() -> None:
+    for allow in (("replace_node",), ("reset_gpu", "replace_node")):
+        machine = Repaired("reset_gpu", "replace_node")
+        machine.say(BROKEN)
+        machine.step(SETTLE_S)
+        machine.step(1.0)
+        machine.reboot()
+        machine.step(100 * 86400.0)
+        machine.settings = replace(machine.settings, allow=allow)
+        machine.restart()
+        machine.outcome = (False, "put the program for reset_gpu there")
+        for _ in range(3):  # its budget, where a reset is allowed at all
+            machine.say(BROKEN)
+            machine.step(SETTLE_S)
+            machine.step(1.0)
+            about = f"incident/{machine.only().id}"
+            machine.requests = (Request("q", "close_incident", about, "x", origin="operator"),)
+            machine.step(1.0)
+            machine.requests = ()
+        assert set(machine.verbs()) == {"reset_gpu"}
+
+
+def test_a_node_that_is_rebooted_is_not_replaced_as_well() -> None:
+    machine = Repaired("reset_gpu", "reboot_node", "replace_node")
+    machine.outcome = RAN_IN_VAIN
+    machine.say(STOPPED)  # behind its reset comes a reboot,
+    machine.say(BROKEN)  # ... behind that of the same GPU a replacement
+    machine.say(STOPPED.replace("4e", "5e"))
+    machine.step(SETTLE_S)
+    machine.outcome = (True, "")
+    for _ in range(5):
+        machine.step(30.0)
+        machine.restart()
+    assert machine.verbs() == ["reset_gpu", "reboot"]
+    waits = {one.would_have for one in left(machine) if one.state != "acted"}
+    text = "allowed, held: reboot_node was ordered in this boot, and is not known to have failed"
+    assert waits == {f"{one}: {text}" for one in ("reset_gpu", "replace_node")}
+    machine.reboot()
+    machine.say(STOPPED)
+    machine.step(SETTLE_S)
+    assert machine.verbs()[-1] == "reset_gpu", "another boot"
+
+
+def test_a_reboot_that_failed_holds_nothing_back() -> None:
+    machine = Repaired("reset_gpu", "reboot_node")
+    machine.outcome = (False, "/etc/holdfast/node.d/reboot ended with 1")
+    machine.say(XID % (79, 5))
+    machine.step(SETTLE_S)
+    machine.outcome = (True, "")
+    machine.say(STOPPED.replace("4e", "5e"))
+    machine.step(SETTLE_S)
+    machine.step(SETTLE_S)
+    assert machine.verbs() == ["reboot", "reset_gpu"]
+
+
+def test_what_the_kernel_says_while_a_gpu_is_reset_stays_open() -> None:
+    machine = Repaired("reset_gpu", "reboot_node")
+    machine.outcome = None
+    machine.say(STOPPED)
+    machine.step(SETTLE_S)
+    machine.say(STOPPED)  # again: the same fault, which the reset ends
+    machine.say(XID % (79, 5))
+    machine.step(5.0)
+    (order,) = machine.orders
+    machine.outcomes.append(EffectOutcome(order.id, True, ""))
+    machine.step(1.0)
+    assert machine.only().fault == "gpu_fell_off_bus", "its program said well, the driver did not"
+    machine.step(SETTLE_S)
+    assert machine.verbs() == ["reset_gpu", "reboot"]
