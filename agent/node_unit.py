@@ -23,11 +23,13 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 ORDER_MAX_BYTES = 4096
 READ_S = 5  # in which a whole order must be here
 COMMAND_S = 20.0
+KILL_S = 0.5  # for what was killed to go
+LOCK_S = 5.0  # for the order before to end, which was answered already
 RESET_S = 60.0  # of a GPU: its firmware begins anew, and on some machines that of its links
 AGE_MAX_S = 60.0  # of an order: one that lay about is not meant any more
 REBOOTS_MAX, REBOOTS_WINDOW_S = 3, 86400.0
@@ -74,9 +76,23 @@ def carry_out(line: bytes, place: Place) -> None:
     command = command_of(order, place)
     place.state.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(place.state / "lock", "a", encoding="ascii") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        take(lock)
         remember(order, place)
         run(command, RESET_S if order["verb"] == RESET_GPU else COMMAND_S)
+
+
+def take(lock: TextIO) -> None:
+    """Orders are carried out one by one.  One that waited until nobody expects it any more would
+    come upon a node where the next run has begun."""
+    end_s = time.monotonic() + LOCK_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError as error:
+            if time.monotonic() > end_s:
+                raise Refused("another order is still being carried out") from error
+        time.sleep(0.05)
 
 
 def parse(line: bytes) -> dict[str, Any]:
@@ -184,18 +200,28 @@ def _done(path: Path) -> list[dict[str, Any]]:
 
 
 def run(command: Sequence[str], timeout_s: float) -> None:
-    """The verb's program, without a shell, within `timeout_s`."""
+    """The verb's program, without a shell, within `timeout_s`; then it is ended with whatever it
+    started.  A reset that hangs in the driver cannot be: who asked must hear of it all the same,
+    for then a reboot is what is left."""
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, timeout=timeout_s,
-            check=False, env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"},
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"},
         )  # fmt: skip
-    except subprocess.TimeoutExpired as error:
-        raise Failed(f"{command[0]}: not done within {timeout_s:g} s") from error
     except (OSError, subprocess.SubprocessError) as error:
         raise Refused(f"{command[0]}: {error}") from error
-    if done.returncode:
-        raise Failed(f"{command[0]} ended with {done.returncode}")
+    try:
+        code = child.wait(timeout_s)
+    except subprocess.TimeoutExpired as error:
+        os.killpg(child.pid, signal.SIGKILL)  # it is not reaped yet: the number is still its own
+        try:
+            child.wait(KILL_S)
+            hangs = ""
+        except subprocess.TimeoutExpired:
+            hangs = f", and cannot be killed (pid {child.pid})"
+        raise Failed(f"{command[0]}: not done within {timeout_s:g} s{hangs}") from error
+    if code:
+        raise Failed(f"{command[0]} ended with {code}")
 
 
 def main(arguments: Sequence[str]) -> int:

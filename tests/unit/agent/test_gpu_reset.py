@@ -6,7 +6,10 @@ Nothing here can touch the machine: see root_unit.py.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import signal
+import subprocess
 from contextlib import asynccontextmanager
 
 import pytest
@@ -28,7 +31,7 @@ from root_unit import (
     unit,
 )
 
-from holdfast.agent import node_unit
+from holdfast.agent import node_unit, procfs
 from holdfast.agent.core import repair
 from holdfast.agent.node_unit import Refused, carry_out
 
@@ -122,6 +125,46 @@ def test_a_reset_that_fails_is_told_apart_from_one_that_is_refused(
     with pytest.raises(Refused, match="carried out in this boot") as refused:
         carry_out(reset(), place)
     assert not isinstance(refused.value, node_unit.Failed)
+
+
+def test_a_reset_that_cannot_be_killed_is_told_all_the_same(place, commands, monkeypatch):
+    """As nvidia-smi in a driver that hangs: then a reboot is what is left."""
+    stuck = []
+
+    class Stuck(subprocess.Popen):
+        def wait(self, timeout=None):
+            assert timeout is not None, "waits for ever"
+            stuck.append(self)
+            raise subprocess.TimeoutExpired(self.args, timeout)
+
+    monkeypatch.setattr(node_unit, "RESET_S", 0.2)
+    (commands / "reset_gpu").write_text("#!/bin/sh\nexec sleep 30\n")
+    with monkeypatch.context() as patched:
+        patched.setattr(subprocess, "Popen", Stuck)
+        with pytest.raises(node_unit.Failed, match=r"cannot be killed \(pid \d+\)"):
+            carry_out(reset(), place)
+    assert subprocess.Popen.wait(stuck[0], 10.0) == -signal.SIGKILL
+
+
+def test_what_a_late_program_started_is_ended_with_it(place, commands, tmp_path, monkeypatch):
+    monkeypatch.setattr(node_unit, "RESET_S", 0.5)
+    (commands / "reset_gpu").write_text(
+        f"#!/bin/sh\nsleep 60 &\necho $! > {tmp_path}/pid\nwait\n")
+    with pytest.raises(node_unit.Failed, match="not done within"):
+        carry_out(reset(), place)
+    pid = int((tmp_path / "pid").read_text())
+    asyncio.run(until(lambda: not procfs.process_alive(pid), 5.0))
+
+
+def test_an_order_that_waits_too_long_for_another_is_not_carried_out(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(node_unit, "LOCK_S", 0.2)
+    (tmp_path / "state").mkdir()
+    with open(tmp_path / "state/lock", "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(Refused, match="another order is still being carried out"):
+            carry_out(reset(), place)
+    assert not called(tmp_path)
+    carry_out(reset(), place)
 
 
 # ------------------------------------------------------------------------ with the agent
