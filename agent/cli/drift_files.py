@@ -98,7 +98,10 @@ def _same(found: list[Found], name: str) -> str:
 def _read(name: str, standard_input: BinaryIO | None, most: int) -> bytes:
     try:
         if name == STDIN:
-            text = (standard_input or sys.stdin.buffer).read(most + 1)
+            given = standard_input or (sys.stdin.buffer if sys.stdin is not None else None)
+            if given is None:
+                raise Bad("closed: nothing can come from there")
+            text = given.read(most + 1)
         else:
             with open(name, "rb") as file:
                 text = file.read(most + 1)
@@ -177,10 +180,12 @@ def _merged(found: list[Found], problems: list[str]) -> dict[str, identity.Ident
     known: dict[str, identity.Identity] = {}
     places: dict[str, str] = {}
     for place, document in found:
+        changes: dict[str, list[identity.Change]] = {}
+        for change in document.changes:
+            changes.setdefault(change.node, []).append(
+                identity.Change(change.key, change.before, change.after, change.wall_s))
         for node, sources in document.identities.items():
-            changes = tuple(identity.Change(one.key, one.before, one.after, one.wall_s)
-                            for one in document.changes if one.node == node)  # fmt: skip
-            one = identity.Identity(sources, changes)
+            one = identity.Identity(sources, tuple(changes.get(node, ())))
             if node in known and known[node].sources != sources:
                 differs = _first(known[node], one)
                 problems.append(f"{place}: says of {node} otherwise than {places[node]} "

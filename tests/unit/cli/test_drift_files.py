@@ -6,6 +6,7 @@ import io
 import json
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -233,6 +234,25 @@ def test_nodes_and_keys_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         drift_files.compared(files(tmp_path, FOUR))
     assert "4 nodes in all, and 3 are compared at most" in str(raised.value)
     assert "4 keys in all, and 3 are compared at most" in str(raised.value)
+
+
+def test_the_changes_of_many_nodes_are_taken_once(tmp_path: Path) -> None:
+    """4,096 nodes with 32 changes each would be looked at 500 million times."""
+    names = [f"node-{number:04d}" for number in range(drift_files.NODES_MAX)]
+    known = {name: of("1", *[CHANGE] * 16) for name in names}
+    (path := tmp_path / "all.json").write_text(json.dumps(answer("", "m5", names, known)))
+    began_s = time.process_time()
+    found = drift_files.compared([str(path)])
+    assert time.process_time() - began_s < 3.0
+    assert len(found["changes"]) == 16 * len(names)
+
+
+def test_a_standard_input_that_is_closed_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setattr(sys, "stdin", None)
+    assert main(["drift", "-"]) == 2
+    assert "standard input: closed" in capsys.readouterr().err
 
 
 def test_a_run_is_not_asked_for_beside_files(tmp_path: Path, capsys: Captured) -> None:
