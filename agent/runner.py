@@ -295,13 +295,13 @@ class Runner:
         if entry.thread is None:
             entry.thread = ThreadPoolExecutor(1, thread_name_prefix=f"collect-{name}")
         boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-        reading = asyncio.get_running_loop().run_in_executor(
-            entry.thread, _timed, entry.collector.collect, self._roots, boot_s
-        )
         deadline_s = self._config.collectors.deadline_s
         error, absent, took_s = "", False, -1.0
         samples: tuple[Sample, ...] = ()
         try:
+            reading = asyncio.get_running_loop().run_in_executor(  # no thread may be to be had
+                entry.thread, _timed, entry.collector.collect, self._roots, boot_s
+            )
             read, took_s = await asyncio.wait_for(asyncio.shield(reading), deadline_s)
             samples = tuple(sound(read, entry.collector.metrics)[:SAMPLES_MAX])
             self._say_dropped(name, max(0, min(len(read), SAMPLES_MAX) - len(samples)))

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from waiting import until
@@ -15,22 +19,29 @@ from holdfast.collectors.roots import Roots
 from holdfast.collectors.sample import FAST, Metric, Pace, Sample
 
 
+def paced(name: str, pace: Pace, collect: Callable[[Roots, float], list[Sample]]) -> type:
+    def method(self: object, roots: Roots, boot_s: float) -> list[Sample]:
+        return collect(roots, boot_s)
+
+    return type(name, (), {"name": name, "pace": pace, "collect": method,
+                           "metrics": (Metric(name, "gauge", name),)})  # fmt: skip
+
+
 def test_each_collector_is_read_at_its_own_pace_and_what_it_said_stays(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     readings: list[str] = []
 
-    def paced(name: str, pace: Pace) -> type:
-        def collect(self: object, roots: Roots, boot_s: float) -> list[Sample]:
+    def noted(name: str, pace: Pace) -> type:
+        def collect(roots: Roots, boot_s: float) -> list[Sample]:
             readings.append(name)
             return [Sample(name, "", 1.0, boot_s)]
 
-        return type(name, (), {"name": name, "pace": pace, "collect": collect,
-                               "metrics": (Metric(name, "gauge", name),)})  # fmt: skip
+        return paced(name, pace, collect)
 
     monkeypatch.setattr("holdfast.agent.runner.ALL", (
-        paced("each", FAST), paced("fifth", Pace(fast=True, every=5)),
-        paced("once", Pace(fast=False, every=1000)),
+        noted("each", FAST), noted("fifth", Pace(fast=True, every=5)),
+        noted("once", Pace(fast=False, every=1000)),
     ))  # fmt: skip
 
     async def scenario() -> None:
@@ -70,3 +81,50 @@ def test_cores_are_read_often_enough_to_be_judged_over_a_minute(
         found.append(len(judge.pinned(boot_s)))
     sure = int(host_cores.PINNED_S / interval_s) + 2
     assert set(found[sure:]) == {1}, "a core that is pinned all the time is said all the time"
+
+
+def test_a_collector_without_a_thread_and_one_that_hangs_cost_no_other_its_reading(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    let_go = threading.Event()
+
+    class Threads(ThreadPoolExecutor):
+        def submit(self, *given, **more):  # type: ignore[no-untyped-def]
+            if self._thread_name_prefix == "collect-none":
+                raise RuntimeError("can't start new thread")
+            return super().submit(*given, **more)
+
+    def hang(roots: Roots, boot_s: float) -> list[Sample]:
+        let_go.wait(30.0)
+        return []
+
+    def answer(roots: Roots, boot_s: float) -> list[Sample]:
+        return [Sample("good", "", 1.0, boot_s)]
+
+    monkeypatch.setattr("holdfast.agent.runner.ThreadPoolExecutor", Threads)
+    monkeypatch.setattr("holdfast.agent.runner.ALL", (
+        *(paced(f"hangs{number}", FAST, hang) for number in range(3)),
+        paced("none", FAST, answer), paced("good", FAST, answer),
+    ))  # fmt: skip
+
+    async def scenario() -> None:
+        config = load(None, {"agent.tick_s": (0.05, "t"), "agent.fast_s": (0.1, "t"),
+                             "agent.slow_s": (1.0, "t"),
+                             "collectors.deadline_s": (0.6, "t")}).config  # fmt: skip
+        runner = Runner(config, lambda part, error: None)
+        task = asyncio.create_task(runner.run())
+        await until(lambda: runner.samples().of("good"))
+        first_s = runner.samples().of("good")[0].boot_s
+        await until(lambda: runner.samples().of("good")[0].boot_s > first_s)
+        began_s, first_s = time.monotonic(), runner.samples().of("good")[0].boot_s
+        await until(lambda: runner.samples().of("good")[0].boot_s - first_s > 1.0)
+        assert time.monotonic() - began_s < 2.0, "what hangs is waited for once"
+        errors = {one.name: one.error for one in runner.health()}
+        assert errors["good"] == "" and errors["none"] == "RuntimeError: can't start new thread"
+        assert {errors[f"hangs{number}"] for number in range(3)} == {"still hanging"}
+        assert not task.done()
+        task.cancel()
+        let_go.set()
+        runner.close()
+
+    asyncio.run(scenario())
