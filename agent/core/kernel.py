@@ -181,7 +181,7 @@ class KernelCase:
             culprit="; ".join(filter(None, (self._named(event.subject), lived))),
             evidence=(("kernel line", event.text), *((("cgroup", cgroup),) if cgroup else ())),
             timeline=((_wall_s(event, now), f"the kernel said: {event.text}"),),
-            would_have=self._would_have(ctx, event.fault, ""),
+            would_have=self._would_have(ctx, event.fault, "", severity),
         )  # fmt: skip
         item = m.open[key] = Watched(incident, now.boot_id, event.boot_s or now.boot_s)
         ctx.changed[incident.id] = incident
@@ -200,8 +200,9 @@ class KernelCase:
             self.keep(ctx, item, changed)
         worse = SEVERITIES.index(severity) > SEVERITIES.index(item.incident.severity)
         if worse:
+            would = self._would_have(ctx, item.incident.fault, item.rung, severity)
             changed = msgspec.structs.replace(
-                item.incident, severity=severity, reason=self._reason(event)
+                item.incident, severity=severity, reason=self._reason(event), would_have=would
             )
             self.keep(ctx, item, incidents.with_evidence(changed, (("kernel line", event.text),)))
         if worse or item.count >= 2 * item.said:
@@ -226,7 +227,7 @@ class KernelCase:
             return
         item.rung = rung
         noted = incidents.noted(item.incident, ctx.now, f"{rung} is asked for: {why}")
-        would = self._would_have(ctx, item.incident.fault, rung)
+        would = self._would_have(ctx, item.incident.fault, rung, item.incident.severity)
         self.keep(ctx, item, msgspec.structs.replace(noted, would_have=would))
 
     def _cause(self, event: Event, pid: int) -> Cause:
@@ -308,7 +309,7 @@ class KernelCase:
 
     # ------------------------------------------------------------ words
 
-    def _would_have(self, ctx: Context, fault: str, rung: str) -> str:
+    def _would_have(self, ctx: Context, fault: str, rung: str, severity: str) -> str:
         """What the ladder asks for beyond the run, and why it is not done."""
         book = ctx.runbooks.get(fault)
         rungs = (rung,) if rung else (book.ladder if book is not None else ())
@@ -319,6 +320,8 @@ class KernelCase:
             return f"{wanted}: a person's part"
         if wanted not in ctx.settings.allow:
             return f"{wanted}: not done, because actions.allow does not name it"
+        if wanted in PERFORMED and severity != FATAL:
+            return f"{wanted}: a person's part: the fault is not fatal"
         if wanted in PERFORMED:
             return f"{wanted}: allowed, and ordered when nothing speaks against it"
         return f"{wanted}: allowed, and left to a person by this release"

@@ -296,3 +296,21 @@ def test_what_the_kernel_says_while_a_gpu_is_reset_stays_open() -> None:
     assert machine.only().fault == "gpu_fell_off_bus", "its program said well, the driver did not"
     machine.step(SETTLE_S)
     assert machine.verbs() == ["reset_gpu", "reboot"]
+
+
+def test_no_reset_is_promised_for_what_is_not_fatal() -> None:
+    machine = Repaired("reset_gpu")
+    machine.say("NVRM: Xid (PCI:0000:4e:00): 63, pid=1, name=x, Row Remapper: New row (0x1) "
+                "marked for remapping, reset gpu to activate.")  # fmt: skip
+    machine.step(1.0)
+    assert machine.only().severity == "warn"
+    text = "reset_gpu: a person's part: the fault is not fatal"
+    assert machine.only().would_have == text
+    machine.say(INSTRUCTED % 4)  # its incident is open already, and stays what it was
+    machine.step(SETTLE_S)
+    assert machine.only().would_have == text and not machine.orders
+    machine.stalled = True  # nothing can be ordered now
+    machine.say("NVRM: Xid (PCI:0000:4e:00): 64, pid=1, name=x, Row Remapper: remapping failed")
+    machine.step(1.0)
+    assert machine.only().severity == "fatal"
+    assert machine.only().would_have == "reset_gpu: allowed, waits for the journal"
