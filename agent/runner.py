@@ -30,6 +30,7 @@ FIRST_FACTOR = 10.0  # a child's first answer: a driver without persistence take
 TOGETHER_S = 0.02  # what is due so soon is read now: each waking of the loop costs
 ALONE_S = 0.05  # a collector has this long for itself
 ABSENT_S = 300.0  # a source that is not here is looked for this often
+RESTS = "not read while others need its devices"
 REST_S = 5.0  # for a reading that is under way to end, once its child was killed
 
 
@@ -159,7 +160,8 @@ class Runner:
     @asynccontextmanager
     async def without(self, name: str) -> AsyncIterator[None]:
         """While this goes on, the child of that collector is gone and no other begins: it has the
-        devices open that it reads.  Never raises: one that cannot be ended stays."""
+        devices open that it reads.  What it read is old meanwhile, and shown by nobody as of now.
+        Never raises: one that cannot be ended stays."""
         entries = [one for one in self._entries if one.collector.name == name]
         try:
             for entry in entries:
@@ -169,6 +171,9 @@ class Runner:
                         await _ended(entry)
                 except TimeoutError:
                     self._trouble(f"collector {name}", "its reading does not end")
+                if entry.health.up:
+                    entry.keep((), entry.health._replace(up=False, error=RESTS))
+            self._gather()
             yield
         finally:
             for entry in entries:

@@ -237,6 +237,9 @@ def test_nobody_of_ours_has_a_gpu_open_while_it_is_reset(node, state, monkeypatc
         runner._ask = counted
         async with runner.without("nvidia"):
             assert not runner.children() and not entry.asking and not (pid and alive(pid))
+            # What it read before is not shown as of now, and stands for those who conclude.
+            assert not list(runner.samples()) and not runner.health()[0].up
+            assert bool(list(runner.known())) == (state == "idle")
             seen, gather = [], runner._gather
             runner._gather = lambda: (seen.append(runner.children()), gather())
             await until(lambda: len(seen) > 3)  # its turn came and was passed over
