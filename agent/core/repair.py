@@ -192,6 +192,8 @@ class Repairs:
         if not going:
             return ""
         named = _some(going)
+        if rung != item.rung and self._hangs(ctx, item, [cases.get(run) for run in going]):
+            return ""  # a reset fails for it, and no other end of it is to be had
         if rung != item.rung:
             return f"waits while {named} goes on: nothing but the runbook asks for it"
         m, incident = self.memory, item.incident
@@ -203,9 +205,19 @@ class Repairs:
         for run in going:
             case = cases.get(run)
             if case is not None and not case.memory.drain:
-                case.memory.drain = f"{rung} of {self.name}: {incident.reason}"
+                case.memory.drain = self._drained(item)
         late = not since_s <= ctx.now.boot_s <= since_s + DRAIN_S
         return "" if late else f"waits until {named} has ended"
+
+    def _hangs(self, ctx: Context, item: Watched, going: list[RunCase | None]) -> bool:
+        """Whether all of these were ended for this incident, as long ago as an end may take."""
+        since_s = self.memory.drains.get(item.incident.id)
+        return since_s is not None and ctx.now.boot_s > since_s + DRAIN_S and all(
+            case is not None and case.memory.drain == self._drained(item) for case in going)
+
+    def _drained(self, item: Watched) -> str:
+        """Why a run is ended for this incident."""
+        return f"{item.rung} of {self.name}: {item.incident.reason}"
 
     def _foreign(self, ctx: Context, incident: str) -> list[str]:
         """Who works here and is served by no agent of ours: processes that a driver lists on any

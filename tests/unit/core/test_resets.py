@@ -177,6 +177,24 @@ def test_the_drivers_instruction_ends_runs_and_what_follows_a_failure_does_not()
     assert machine.verbs() == ["reset_gpu", "reboot"]
 
 
+def test_a_run_that_hangs_in_its_device_does_not_keep_the_reboot_from_coming() -> None:
+    machine = Repaired("reset_gpu", "reboot_node")
+    machine.runs = (RUN,)  # it was ended, and does not go
+    machine.say(INSTRUCTED % 1)
+    machine.step(SETTLE_S)
+    machine.outcome = RAN_IN_VAIN  # "in use by another client"
+    machine.step(DRAIN_S + 1.0)
+    assert machine.verbs() == ["reset_gpu"]
+    machine.runs = (RUN, replace(RUN, run="next"))
+    machine.outcome = (True, "")
+    machine.step(1.0)
+    assert machine.verbs() == ["reset_gpu"], "another run does go on"
+    machine.runs = (RUN,)
+    machine.restart()
+    machine.step(1.0)
+    assert machine.verbs() == ["reset_gpu", "reboot"]
+
+
 def test_an_instruction_that_the_runbook_does_not_know_leads_on_to_its_own_rungs() -> None:
     machine = Repaired("reset_gpu", "reboot_node")
     machine.say(XID % (79, 5))  # its ladder has no reset
