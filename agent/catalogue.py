@@ -60,7 +60,8 @@ def load(read: dict[str, dict[str, Any]] | None = None) -> Catalogue:
     return Catalogue(
         xids={row["number"]: _xid(row) for row in xid["xid"]},
         sxids={row["number"]: _sxid(row) for row in sxid},
-        recovery={row["value"]: (row["text"], row["rung"]) for row in xid["recovery"]},
+        recovery={row["value"]: (row["severity"], row["text"], row["rung"])
+                  for row in xid["recovery"]},
         register74=tuple(
             Bits(row["register"], sum(1 << bit for bit in row["bits"]), row["severity"],
                  row["text"])

@@ -12,19 +12,18 @@ from collections.abc import Collection
 
 import msgspec
 
-from . import incidents
+from . import incidents, repeats
 from .detect.ended import Cause
 from .detect.kernel import pci_of
-from .event import Escalation, Event
+from .event import Event
 from .memory import Context
-from .model import FATAL, OK, SEVERITIES, Incident, Now, RankView, Runbook, Verdict
+from .model import FATAL, OK, SEVERITIES, Incident, RankView, Runbook, Verdict
 from .places import Place, Places, plain_name, rank_of
 from .policy import RESTART_RUNGS
+from .repeats import wall_s_of
 
 DETECTOR = "kernel"
 OPEN_MAX = 64
-WINDOWS_MAX = 256
-TIMES_MAX = 32
 QUIET_S = 600.0  # clears = "quiet_10m"; what is fatal is not well again because it is silent
 CLOSE = "close_incident"
 FOLLOWS_S = 60.0  # an XID 45 this soon after another of its GPU is that one's clean-up
@@ -50,6 +49,7 @@ class Watched(msgspec.Struct):
     count: int = 1
     said: int = 1  # how many of them the incident tells
     rung: str = ""  # instructed by the driver, or by repeats
+    patient: bool = False  # ... for when nothing works there any more
 
 
 class KernelMemory(msgspec.Struct):
@@ -106,7 +106,7 @@ class KernelCase:
     # ------------------------------------------------------------ events
 
     def _take(self, ctx: Context, event: Event) -> list[tuple[int, Cause]]:
-        grown = self._grown(ctx, event)
+        grown = repeats.grown(self.memory.times, event, ctx.now)
         fault, severity = event.fault, event.severity
         if event.code == INSTRUCTION and severity == OK:
             # The driver takes its instruction back: the device was reset.
@@ -124,9 +124,11 @@ class KernelCase:
             return []
         if event.code == INSTRUCTION and same:
             # The driver's instruction for a device whose incident is open already.
+            was_fatal = any(one.incident.severity == FATAL for one in same)
             for one in same:
-                self._instruct(ctx, one, event.rung, event.meaning)
-            return []
+                self._worsen(ctx, one, event, severity)
+                self._instruct(ctx, one, event.rung, event.meaning, severity != FATAL)
+            return [] if was_fatal else self._causes(ctx, event, severity)
         item = self.memory.open.get(f"{fault}|{event.subject}")
         if item is not None:
             self._again(ctx, item, event, severity)
@@ -137,8 +139,13 @@ class KernelCase:
         if grown is not None:
             self._instruct(ctx, item, grown.then, grown.text)
         elif rung:
-            self._instruct(ctx, item, rung, event.meaning)
-        if severity != FATAL or not self._restarts(ctx, fault):
+            patient = event.code == INSTRUCTION and severity != FATAL
+            self._instruct(ctx, item, rung, event.meaning, patient)
+        return self._causes(ctx, event, severity)
+
+    def _causes(self, ctx: Context, event: Event, severity: str) -> list[tuple[int, Cause]]:
+        """The ranks that this line ends."""
+        if severity != FATAL or not self._restarts(ctx, event.fault):
             return []
         return [(pid, self._cause(event, pid)) for pid in self._under(ctx, event)]
 
@@ -176,11 +183,11 @@ class KernelCase:
         incident = Incident(
             id=f"node-{self.name}-{event.fault}-{_plain(event.subject)}-{number}",
             fault=event.fault, subject=where, severity=severity, run="", generation=0,
-            opened_wall_s=_wall_s(event, now), opened_boot_s=event.boot_s or now.boot_s,
+            opened_wall_s=wall_s_of(event, now), opened_boot_s=event.boot_s or now.boot_s,
             reason=self._reason(event),
             culprit="; ".join(filter(None, (self._named(event.subject), lived))),
             evidence=(("kernel line", event.text), *((("cgroup", cgroup),) if cgroup else ())),
-            timeline=((_wall_s(event, now), f"the kernel said: {event.text}"),),
+            timeline=((wall_s_of(event, now), f"the kernel said: {event.text}"),),
             would_have=self._would_have(ctx, event.fault, "", severity),
         )  # fmt: skip
         item = m.open[key] = Watched(incident, now.boot_id, event.boot_s or now.boot_s)
@@ -198,18 +205,22 @@ class KernelCase:
         if lived not in culprit and len(culprit) < CULPRIT_MAX:
             changed = msgspec.structs.replace(item.incident, culprit=f"{culprit}; {lived}")
             self.keep(ctx, item, changed)
-        worse = SEVERITIES.index(severity) > SEVERITIES.index(item.incident.severity)
-        if worse:
-            would = self._would_have(ctx, item.incident.fault, item.rung, severity)
-            changed = msgspec.structs.replace(
-                item.incident, severity=severity, reason=self._reason(event), would_have=would
-            )
-            self.keep(ctx, item, incidents.with_evidence(changed, (("kernel line", event.text),)))
-        if worse or item.count >= 2 * item.said:
+        if self._worsen(ctx, item, event, severity) or item.count >= 2 * item.said:
             item.said = item.count
             # At least: of a flood only some of each kind come so far; the counter has them all.
             text = f"said at least {item.count} times, the last: {event.text}"
             self.keep(ctx, item, incidents.noted(item.incident, ctx.now, text))
+
+    def _worsen(self, ctx: Context, item: Watched, event: Event, severity: str) -> bool:
+        """Whether the incident is worse than it was, by this line."""
+        if SEVERITIES.index(severity) <= SEVERITIES.index(item.incident.severity):
+            return False
+        would = self._would_have(ctx, item.incident.fault, item.rung, severity)
+        changed = msgspec.structs.replace(
+            item.incident, severity=severity, reason=self._reason(event), would_have=would
+        )
+        self.keep(ctx, item, incidents.with_evidence(changed, (("kernel line", event.text),)))
+        return True
 
     def _more(self, ctx: Context, event: Event) -> None:
         """What further lines said of it, which may come a step later than the event."""
@@ -221,13 +232,16 @@ class KernelCase:
         if new := tuple((MORE, one) for one in event.more if (MORE, one) not in known)[:room]:
             self.keep(ctx, item, incidents.with_evidence(item.incident, new))
 
-    def _instruct(self, ctx: Context, item: Watched, rung: str, why: str) -> None:
+    def _instruct(
+        self, ctx: Context, item: Watched, rung: str, why: str, patient: bool = False
+    ) -> None:
         """A rung that somebody who knows asks for: it goes before the runbook's own."""
-        if not rung or rung == item.rung:
+        if not rung or (rung == item.rung and patient == item.patient):
             return
-        item.rung = rung
+        item.rung, item.patient = rung, patient
         noted = incidents.noted(item.incident, ctx.now, f"{rung} is asked for: {why}")
-        would = self._would_have(ctx, item.incident.fault, rung, item.incident.severity)
+        would = self._would_have(ctx, item.incident.fault, rung,
+                                 FATAL if patient else item.incident.severity)  # fmt: skip
         self.keep(ctx, item, msgspec.structs.replace(noted, would_have=would))
 
     def _cause(self, event: Event, pid: int) -> Cause:
@@ -235,34 +249,6 @@ class KernelCase:
             fault=event.fault, generation=0, reason=self._reason(event), pid=pid,
             boot_s=event.boot_s, detector=DETECTOR, evidence=(("kernel line", event.text),),
         )  # fmt: skip
-
-    # ------------------------------------------------------------ repeats
-
-    def _grown(self, ctx: Context, event: Event) -> Escalation | None:
-        """The escalation that this event completes."""
-        for one in event.escalations:
-            place = event.place if one.place else ""
-            if one.place and not place:
-                continue
-            key = f"{one.name}|{event.subject}|{place}"
-            times, at_s = self._window(key, one, ctx.now), _wall_s(event, ctx.now)
-            if not times or at_s - times[-1] > one.burst_s:
-                times.append(at_s)
-            self._remember(key, times)
-            if len(times) >= one.count:
-                return one
-        return None
-
-    def _window(self, key: str, rule: Escalation, now: Now) -> list[float]:
-        begin_s = now.wall_s - rule.window_h * 3600.0
-        return [at_s for at_s in self.memory.times.get(key, ()) if begin_s < at_s <= now.wall_s]
-
-    def _remember(self, key: str, times: list[float]) -> None:
-        kept = self.memory.times
-        kept.pop(key, None)  # the newest goes to the end: the oldest is forgotten first
-        kept[key] = times[-TIMES_MAX:]
-        while len(kept) > WINDOWS_MAX:
-            del kept[next(iter(kept))]
 
     # ------------------------------------------------------------ closing
 
@@ -274,14 +260,16 @@ class KernelCase:
         m.places.clear()
         for key in [k for k, item in sorted(m.open.items()) if item.boot_id != now.boot_id]:
             times = [*m.times.get(f"reboots|{key}", ()), now.wall_s]
-            self._remember(f"reboots|{key}", [at for at in times if now.wall_s - at < 7 * 86400.0])
+            repeats.remember(m.times, f"reboots|{key}",
+                             [at for at in times if now.wall_s - at < 7 * 86400.0])  # fmt: skip
             self._close(ctx, key, "the machine was rebooted")
 
     def _quiet(self, ctx: Context) -> None:
         for key, item in sorted(self.memory.open.items()):
             book = ctx.runbooks.get(item.incident.fault)
             quiet = ctx.now.boot_s - item.last_boot_s > QUIET_S
-            if quiet and item.incident.severity != FATAL and self._clears(book) == "quiet_10m":
+            asked = item.patient or item.incident.severity == FATAL
+            if quiet and not asked and self._clears(book) == "quiet_10m":
                 self._close(ctx, key, "not said again for ten minutes")
 
     def _by_hand(self, ctx: Context) -> None:
@@ -393,11 +381,6 @@ def cause_of(
                     reason=f"rank {rank.rank} works there: {cause.reason}",
                 )  # fmt: skip
     return None
-
-
-def _wall_s(event: Event, now: Now) -> float:
-    """When it was said: lines from before a start of the agent are read late."""
-    return now.wall_s - max(0.0, now.boot_s - event.boot_s) if event.boot_s else now.wall_s
 
 
 def _plain(subject: str) -> str:

@@ -96,19 +96,23 @@ class Repairs:
         rungs = _rungs(item.rung, book, was_reset)
         # One incident climbs no ladder, but over a reset that did not help.
         climbed = [one for one in asked if one != RESET or not was_reset]
-        if incident.severity != FATAL or (climbed and rungs != (item.rung,)):
+        asks = incident.severity == FATAL or item.patient
+        if not asks or (climbed and rungs != (item.rung,)):
             return "", ""
         unreset = False  # a reset was passed over that a reboot would have brought
+        nowhere = ""  # why it was passed over, though it is allowed
         for rung in rungs:
             if rung in PERSON_RUNGS:
                 break
             if rung == RESET and was_reset:
                 continue
             if rung == RESET and rung in ctx.settings.allow and not _address(item):
-                return "", f"{RESET}: a person's part: no address on PCI is known of what failed"
+                nowhere = f"{RESET}: a person's part: no address on PCI is known of what failed"
+                unreset = True
+                continue
             if rung in VERBS and rung not in ctx.settings.allow and rung != RESET:
-                return "", _was_done(f"{rung}: not done, because actions.allow does not name it",
-                                     was_reset)  # fmt: skip
+                why = f"{rung}: not done, because actions.allow does not name it"
+                return "", nowhere or _was_done(why, was_reset)
             unreset = (unreset and rung != "reboot_node") or (
                 rung == RESET and not self._reset_lately(ctx, item, book))
             if rung == "replace_node" and unreset:
@@ -116,7 +120,7 @@ class Repairs:
             can = rung in VERBS and rung in ctx.settings.allow and rung not in asked
             if can and self._left(ctx, item, rung, book) > 0:
                 return rung, ""
-        return "", _was_done("the rest is a person's part", was_reset)
+        return "", nowhere or _was_done("the rest is a person's part", was_reset)
 
     def _was_reset(self, ctx: Context, item: Watched) -> bool:
         """Whether the unit reset this GPU in this boot, or failed to: a second is of no use."""
@@ -192,9 +196,12 @@ class Repairs:
         if not going:
             return ""
         named = _some(going)
-        if rung != item.rung and self._hangs(ctx, item, [cases.get(run) for run in going]):
+        ends = rung == item.rung and not item.patient
+        if not ends and self._hangs(ctx, item, [cases.get(run) for run in going]):
             return ""  # a reset fails for it, and no other end of it is to be had
-        if rung != item.rung:
+        if rung == item.rung and item.patient:
+            return f"waits while {named} goes on: the driver lets it come to its end"
+        if not ends:
             return f"waits while {named} goes on: nothing but the runbook asks for it"
         m, incident = self.memory, item.incident
         since_s = m.drains.setdefault(incident.id, ctx.now.boot_s)

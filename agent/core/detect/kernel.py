@@ -133,7 +133,7 @@ class Catalogue(msgspec.Struct, frozen=True):
 
     xids: Mapping[int, Numbered]
     sxids: Mapping[int, Numbered]
-    recovery: Mapping[int, tuple[str, str]]  # value -> (text, rung)
+    recovery: Mapping[int, tuple[str, str, str]]  # value -> (severity, text, rung)
     register74: tuple[Bits, ...]
     link5: tuple[Link5, ...]
     needles: tuple[tuple[str, Rule], ...]  # in the rules' order
@@ -221,10 +221,11 @@ def _xid(catalogue: Catalogue, match: re.Match[str], text: str) -> Event:
 def _recovery(catalogue: Catalogue, said: str) -> tuple[str, str, str]:
     """(severity, meaning, rung) of the driver's instruction."""
     match = RECOVERY.search(said)
-    wish, rung = catalogue.recovery.get(int(match["value"], 16) if match else -1, ("", ""))
-    if not wish:
+    known = catalogue.recovery.get(int(match["value"], 16) if match else -1)
+    if known is None:
         return WARN, "the driver wants something done that no catalogue knows", "ask_person"
-    return (FATAL if rung else OK), f"the driver asks for: {wish}", rung
+    severity, wish, rung = known
+    return severity, f"the driver asks for: {wish}", rung
 
 
 def _link4(catalogue: Catalogue, said: str, known: Numbered) -> tuple[str, str]:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from holdfast.agent import catalogue
 from holdfast.agent.core.detect.kernel import OTHER, parse, pci_of
 from holdfast.agent.core.model import (
+    DEGRADED,
     FATAL,
     OK,
     SEVERITIES,
@@ -80,7 +81,7 @@ FORMS = [  # every form in which a line was seen, and what it must be understood
     ("NVRM: Xid (PCI:0018:01:00): 149, NETIR Fatal XC0 i0 Link -1 (0x000fe406 0x00000000 "
      "0x00000000 0x00000000 0x00000000 0x00000000)", ("xid", "149", "gpu/0018:01:00", 0, FATAL)),
     ("NVRM: Xid (PCI:0009:01:00): 154, GPU recovery action changed from 0x0 (None) to 0x4 (Drain "
-     "and Reset)", ("xid", "154", "gpu/0009:01:00", 0, FATAL)),
+     "and Reset)", ("xid", "154", "gpu/0009:01:00", 0, DEGRADED)),
     ("NVRM: Xid (PCI:0019:01:00): 154, GPU recovery action changed from 0x4 (Drain and Reset) to "
      "0x0 (None)", ("xid", "154", "gpu/0019:01:00", 0, OK)),
     ("NVRM: GPU 0000:29:00.0: GPU has fallen off the bus.",

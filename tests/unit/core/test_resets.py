@@ -148,14 +148,23 @@ def test_a_reset_that_never_left_is_tried_again() -> None:
 @pytest.mark.parametrize("line", [
     SWITCH, STOPPED.replace("0000:4e:00", "4e:00"), STOPPED.replace("0000:4e:00", "0000:4e"),
 ])  # fmt: skip
-def test_what_has_no_address_of_a_gpu_stays_with_a_person(line: str) -> None:
-    machine = Repaired("reset_gpu", "reboot_node", "replace_node")
+def test_what_has_no_address_of_a_gpu_is_never_reset(line: str) -> None:
+    machine = Repaired("reset_gpu", "replace_node")
     machine.say(line)
     machine.step(3600.0)
     assert not machine.orders
     assert machine.only().would_have == (
         "reset_gpu: a person's part: no address on PCI is known of what failed"
     )
+
+
+def test_what_has_no_address_is_rebooted_where_that_is_allowed_and_stands_behind() -> None:
+    """Leave for a reset takes away no leave that was there without it."""
+    for allow in (("reboot_node",), ("reset_gpu", "reboot_node")):
+        machine = Repaired(*allow)
+        machine.say(STOPPED.replace("0000:4e:00", "4e:00"))
+        machine.step(3600.0)
+        assert machine.verbs() == ["reboot"], allow
 
 
 def test_the_drivers_instruction_ends_runs_and_what_follows_a_failure_does_not() -> None:
@@ -324,7 +333,6 @@ def test_no_reset_is_promised_for_what_is_not_fatal() -> None:
     assert machine.only().severity == "warn"
     text = "reset_gpu: a person's part: the fault is not fatal"
     assert machine.only().would_have == text
-    machine.say(INSTRUCTED % 4)  # its incident is open already, and stays what it was
     machine.step(SETTLE_S)
     assert machine.only().would_have == text and not machine.orders
     machine.stalled = True  # nothing can be ordered now
