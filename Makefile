@@ -14,7 +14,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -q -c co
 
 export PIP_PROGRESS_BAR := off
 
-.PHONY: help demo check types test sim e2e golden bench telemetry packages clean
+.PHONY: help demo check types test sim e2e golden bench telemetry docs packages clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -46,6 +46,20 @@ bench: $(VENV)/.test  ## the table with torchrun measured beside (minutes)
 
 telemetry: $(VENV)/.test  ## what watching an 8-GPU node costs (six minutes)
 	$(BIN)/python -m bench.telemetry
+
+# Each page, and the function that returns its text.  None is written before all are made, so that
+# a rule with a mistake leaves the old pages.
+PAGES := config=holdfast.agent.config:render_config_docs \
+  metrics=holdfast.agent.metrics:render_metrics_docs \
+  exit-codes=holdfast.agent.cli.parser:render_exit_docs \
+  kernel-events=holdfast.agent.catalogue:render_docs \
+  train=holdfast.trainer.settings_page:render_train_docs
+
+docs: $(VENV)/.demo  ## write the generated pages of docs anew
+	@$(BIN)/python -c 'import pathlib, pkgutil, sys; \
+	  made = [(name, pkgutil.resolve_name(function)()) \
+	          for name, function in (one.split("=") for one in sys.argv[1:])]; \
+	  [pathlib.Path("docs", f"{name}.md").write_text(text) for name, text in made]' $(PAGES)
 
 packages:  # Debian packages that tests use; installs only as root, else names what will be skipped
 	@tests/debian-packages

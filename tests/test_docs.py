@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -55,6 +56,17 @@ def test_the_page_of_the_trainers_settings_is_current() -> None:
 
     text = (ROOT / "docs/train.md").read_text()
     assert text == render_train_docs(), "docs/train.md is old: generate it again"
+
+
+def test_make_docs_writes_every_generated_page() -> None:
+    pages = dict(re.findall(r"^(?:PAGES :=| ) *([a-z-]+)=(holdfast\S+)",
+                            (ROOT / "Makefile").read_text(), re.MULTILINE))  # fmt: skip
+    made = {path.stem for path in (ROOT / "docs").glob("*.md")
+            if re.search("^Generated from", path.read_text(), re.MULTILINE)}  # fmt: skip
+    assert set(pages) == made
+    del pages["train"]  # needs torch
+    for name, function in pages.items():
+        assert pkgutil.resolve_name(function)() == (ROOT / f"docs/{name}.md").read_text(), name
 
 
 def test_every_decision_says_what_why_and_what_else() -> None:
