@@ -24,7 +24,7 @@ from .failure import Failure
 from .finding import HAVE, LACK, NEED, Finding
 from .launch import job_python
 from .live import print_json
-from .text import BAD, CARE, GOOD, WIDTH, Line, Span, cut, field, line, show
+from .text import BAD, CARE, GOOD, WIDTH, Line, Span, field, line, show, wrapped
 
 PROBE_TIMEOUT_S = 20.0  # a cold `import torch` reads 300 MB
 STYLES = {HAVE: GOOD, LACK: CARE, NEED: BAD}
@@ -49,10 +49,9 @@ def report(findings: list[Finding]) -> list[Line]:
     width = max(len(one.what) for one in findings) + 2
     for one in findings:
         head = [Span(one.state.ljust(6), STYLES[one.state]), Span(one.what.ljust(width))]
-        if len(one.said) <= WIDTH - 6 - width:
-            lines.append(line(*head, one.said))
-        else:
-            lines.append(line(*head, cut(one.said, WIDTH - 6 - width)))
+        first, *more = wrapped(one.said, WIDTH - 6 - width) or [""]
+        lines.append(line(*head, first))
+        lines += [line(" " * (6 + width), row) for row in more]
         if one.cost and one.state != HAVE:
             lines += field("", f"without: {one.cost}", indent=6 + width)
     lacking = [one for one in findings if one.state != HAVE]

@@ -101,7 +101,7 @@ def _alone(answer: Json) -> list[Line]:
     if not answer["values"]:
         return lines + field("unknown", Span("nothing was read of it yet", CARE))
     rows: list[list[Cell]] = [[key, value] for key, value in sorted(answer["values"].items())]
-    return [*lines, (), *table(("key", "value"), rows[:ROWS_MAX], indent=2)]
+    return [*lines, (), *table(("key", "value"), rows[:ROWS_MAX], indent=2, wrap=True)]
 
 
 def _table(differences: list[Json]) -> list[Line]:
@@ -112,7 +112,7 @@ def _table(differences: list[Json]) -> list[Line]:
         for node, value in one["nodes"]:
             rows.append([one["key"], most, node, Span(value or NONE, CARE)])
             one, most = {**one, "key": ""}, ""
-    lines = table(("key", "most say", "node", "says"), rows[:ROWS_MAX], indent=2)
+    lines = table(("key", "most say", "node", "says"), rows[:ROWS_MAX], indent=2, wrap=True)
     if len(rows) > ROWS_MAX:
         lines.append(line(f"  and {len(rows) - ROWS_MAX} more (--json has all)"))
     return lines

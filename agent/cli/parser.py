@@ -149,13 +149,20 @@ COMMANDS = (
             json=False),
     Command("simulate", "the real policy on a virtual cluster", "holdfast simulate --help", "",
             json=False),
-    Command("demo", "train, lose ranks three ways, come back, show the bill (a minute)",
+    Command("demo", "train, lose ranks three ways, come back, show the bill (1 min)",
             "holdfast demo", "show:demo", _demo, json=False),
 )
 
 
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    def add_argument(self, action: argparse.Action) -> None:
+        super().add_argument(action)
+        if isinstance(action, argparse._SubParsersAction):  # their indent is not counted for them
+            self._action_max_length += 2
+
+
 def _format(prog: str) -> argparse.HelpFormatter:
-    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=20, width=WIDTH)
+    return _Formatter(prog, max_help_position=20, width=WIDTH)
 
 
 def render_exit_docs() -> str:

@@ -65,9 +65,14 @@ def show(lines: Iterable[Line]) -> None:
 def field(name: str, value: Cell, indent: int = 13) -> list[Line]:
     """`name        value`, the value wrapped under itself."""
     span = Span(value) if isinstance(value, str) else value
-    rows = textwrap.wrap(span.text, WIDTH - indent) or [""]
+    rows = wrapped(span.text, WIDTH - indent) or [""]
     head = [line(Span(name.ljust(indent - 1) + " ", FAINT), Span(rows[0], span.style))]
     return head + [line(" " * indent, Span(row, span.style)) for row in rows[1:]]
+
+
+def wrapped(text: str, width: int) -> list[str]:
+    """Broken at blanks alone: paths, names and versions have hyphens, and are copied."""
+    return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
 def table(
@@ -89,7 +94,7 @@ def table(
             for span, width in zip(row[:last], widths, strict=False)
         ]
         end = row[last]
-        parts = textwrap.wrap(end.text, room) if wrap else [cut(end.text, room)]
+        parts = wrapped(end.text, room) if wrap else [cut(end.text, room)]
         first, *more = parts or [""]
         left = " " * (indent + sum(widths[:last]) + 2 * last)
         return [line(" " * indent, *before, Span(first, end.style)),

@@ -319,3 +319,12 @@ def holds(raw: bytes) -> None:
     assert drift.code(found) in (0, 1, 3) and found["nodes"]
     json.dumps(found)
     drift.said(found)
+
+
+def test_a_long_value_is_said_whole(tmp_path: Path, capsys: Captured) -> None:
+    long = "6.8.0-1021-aws-" + "x" * 40
+    odd = {"node-a": of(), "node-b": of(), "node-c": of(long)}
+    assert main(["drift", *files(tmp_path, odd)]) == 1
+    said = capsys.readouterr().out
+    assert "…" not in said and max(map(len, said.splitlines())) <= 80
+    assert long in "".join(said.split())
