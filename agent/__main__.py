@@ -77,13 +77,25 @@ def main(arguments: Sequence[str]) -> int:
     raise_open_files()
     try:
         loaded = load(options.config_file, options.overrides)
+    except ConfigError as error:
+        print(f"holdfast agent: {error}", file=sys.stderr)
+        return exits.CONFIGURATION
+    try:
         return asyncio.run(Daemon(loaded, options, _make_node).run())
     except (ConfigError, RunbookError, StoreError) as error:
         print(f"holdfast agent: {error}", file=sys.stderr)
         return exits.CONFIGURATION
     except OSError as error:
-        print(f"holdfast agent: {error}", file=sys.stderr)
+        print(f"holdfast agent: {_told(error, loaded.config.agent.runtime_dir)}", file=sys.stderr)
         return exits.FAILED
+
+
+def _told(error: OSError, runtime: str) -> str:
+    name = str(error.filename or "")
+    if not name:
+        return str(error)
+    what = ": set agent.runtime_dir, or --runtime, to a directory that this user may write"
+    return f"{name}: {error.strerror}{what if Path(name).is_relative_to(runtime) else ''}"
 
 
 if __name__ == "__main__":

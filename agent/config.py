@@ -187,9 +187,13 @@ def _metas(hint: Any) -> list[msgspec.Meta]:
 def _files(file: Path | None, errors: list[str]) -> list[Path]:
     if file is None:
         return []
-    if not file.is_file():
-        what = "this is no file" if file.exists() else "no such file"
-        errors.append(f"{file}: {what}: create it or give another with --config")
+    try:
+        if not file.is_file():
+            what = "this is no file" if file.exists() else "no such file"
+            errors.append(f"{file}: {what}: create it or give another with --config")
+            return []
+    except OSError as error:  # a folder above it is closed to this user
+        errors.append(f"{file}: {error.strerror}: give another with --config")
         return []
     extra = sorted((file.parent / "conf.d").glob("*.toml"))
     if len(extra) > CONF_D_MAX:

@@ -6,6 +6,7 @@ Owns what is proven and said; the layout and the proof are trainer/checkpoint_fo
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,8 +42,11 @@ def verify(options: argparse.Namespace) -> int:
 
 def directories(root: Path) -> list[Path]:
     """The checkpoint itself, or every one in a directory of them, newest first."""
-    if not root.is_dir():
-        raise Failure(f"{root} is not a directory")
+    try:
+        with os.scandir(root):
+            pass
+    except OSError as error:  # not there, none, or closed to this user: that is no empty one
+        raise Failure(f"{root}: {error.strerror}") from error
     if checkpoint_format.parse_name(root.resolve().name):
         return [root]
     found = checkpoint_format.listing(root)

@@ -11,6 +11,7 @@ import json
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
@@ -21,6 +22,7 @@ NODE_RUNTIME = Path("/run/holdfast")
 TIMEOUT_S = 5.0
 ANSWER_BYTES_MAX = 16 << 20
 AGENTS_MAX = 64
+RUNS_MAX = 4096
 
 
 class _Connection(http.client.HTTPConnection):
@@ -118,7 +120,21 @@ def reach(environ: Mapping[str, str] | None = None) -> list[tuple[Agent, dict[st
         f"nothing runs here: no agent answers in {node}, nor below {base}. Start a job with "
         "`holdfast run` or `holdfast train`, or the node's agent with `holdfast agent`; one whose "
         "agent.runtime_dir is elsewhere is found with HOLDFAST_RUNTIME_DIR set to that"
+        + _left_behind(environ)
     )
+
+
+def _left_behind(environ: Mapping[str, str]) -> str:
+    """How to ask the logs of the last run that had an agent of its own: nobody else tells of it."""
+    base = environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    runs = Path(environ.get("HOLDFAST_STATE_DIR") or f"{base}/holdfast") / "runs"
+    try:
+        with os.scandir(runs) as listing:
+            known = [(one.stat().st_mtime, one.name) for one in islice(listing, RUNS_MAX)]
+    except OSError:
+        return ""
+    logs = runs / max(known)[1] / "logs" if known else runs
+    return f"\nThe last run has ended: `holdfast diagnose {logs}`" if logs.is_dir() else ""
 
 
 def choose(
@@ -126,6 +142,8 @@ def choose(
 ) -> tuple[Agent, dict[str, Any], str]:
     """The agent, its status and the run that `--run` names, or the only one that there is."""
     runs = {run["run"]: (agent, status) for agent, status in found for run in status["runs"]}
+    if name is None and not runs:
+        raise Failure("no run is registered here")
     if name is None:
         going_on = {run["run"] for _, status in found for run in status["runs"]
                     if run.get("state") != "done"} or set(runs)

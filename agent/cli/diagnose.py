@@ -6,6 +6,7 @@ Owns the words.  Reading is agent/logfiles.py's, judging agent/core/detect/logro
 from __future__ import annotations
 
 import argparse
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,6 +29,11 @@ ABOUT = {
     "node": "the node: its kernel log and accelerators should say the same",
     "link": "the network between ranks: see the peer or port in the line",
     "job": "the job, not the node it ran on",
+}
+LOOK_AT = {
+    "unknown": "the kernel log of the rank's node at that time, then the code",
+    "storage": "the storage that the line is about, not the node it was read on",
+    "policy": "what the scheduler allows this job, not the node it ran on",
 }
 CULPRITS = {
     "infra": "infrastructure", "network": "network", "user": "the job's own code or setup",
@@ -63,7 +69,7 @@ def _own(file: str | None) -> tuple[dict[str, Any], ...]:
     from holdfast.agent import config
 
     path = Path(file) if file else config.DEFAULT_FILE
-    if not file and not path.is_file():
+    if not file and not os.access(path, os.R_OK):  # not there, or its folder is closed to users
         return ()
     try:
         return config.load(path).signatures
@@ -77,14 +83,23 @@ def _unfolded(given: Sequence[str]) -> list[str]:
     paths: list[str] = []
     for name in given:
         folder = Path(name)
-        if name == "-" or not folder.is_dir():
-            paths.append(name)
+        if name == "-" or not _listed(folder):
+            paths.append(name)  # what cannot be looked into is told where files are read
             continue
         found = (str(one) for one in folder.rglob("*") if one.is_file())
         paths += sorted((one for one in found if LOG_NAME.fullmatch(one)), key=_oldest_first)
     if not paths:
         raise Failure(f"no log in {', '.join(given)}", USAGE)
     return paths
+
+
+def _listed(path: Path) -> bool:
+    """Whether it is a folder whose names this user may read."""
+    try:
+        with os.scandir(path):
+            return True
+    except OSError:
+        return False
 
 
 def _oldest_first(path: str) -> tuple[str, int]:
@@ -117,14 +132,14 @@ def _root(found: logroot.Diagnosis, names: Sequence[str]) -> list[Line]:
     assert root is not None
     culprit = CULPRITS.get(root.culprit, "not known from this line alone")
     rank = "not named" if root.rank == NO_RANK else str(root.rank)
+    name = names[root.file]
     return [
         *field("root", Span(f"{root.signature} ({root.category})", BAD)),
         *field("culprit", Span(culprit, STRONG)),
-        *field("look at", ABOUT[found.blames] if root.culprit != "unknown" else
-               "the kernel log of the rank's node at that time, then the code"),
+        *field("look at", LOOK_AT.get(root.culprit) or ABOUT[found.blames]),
         *field("retry", logroot.RETRY_WORDS[root.retryable]),
         *field("rank", rank),
-        *field("where", f"{names[root.file]}, line {root.number}"),
+        *field("where", f"{'standard input' if name == '-' else name}, line {root.number}"),
         *field("line", root.text[:400]),
     ]
 

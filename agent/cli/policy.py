@@ -7,6 +7,7 @@ agent/core/policy.py; the files are read by agent/runbook.py and agent/config.py
 from __future__ import annotations
 
 import argparse
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ CLEARS = {
     "operator": "by a person's hand",
 }
 OTHER_RUNG = "off in this version"
+ALLOW = "actions.allow names it"
 
 
 def runbooks() -> dict[str, Runbook]:
@@ -123,12 +125,19 @@ def _now(book: Runbook) -> list[str]:
             said.append(f"{where}: the breaker is open, nothing disruptive would be done")
         else:
             recent = _recent(agent.get("/api/v1/incidents?all=1"), book)
-            first = book.ladder[0] if book.ladder else "only shown"
             said.append(
-                f"{where}: {first}; {count(recent, 'incident')} of it in the last "
+                f"{where}: {_first(book)}; {count(recent, 'incident')} of it in the last "
                 f"{book.budget_window_h:g} h"
             )
     return said
+
+
+def _first(book: Runbook) -> str:
+    """The first rung, with what it hangs on: what an agent may do is not known here."""
+    rung = book.ladder[0] if book.ladder else "only shown"
+    if book.ladder and rung not in RUNGS:
+        return f"{rung} ({OTHER_RUNG})"
+    return f"{rung}, where {ALLOW}" if ALLOW in RUNGS.get(rung, "") else rung
 
 
 def _recent(incidents: list[dict[str, Any]], book: Runbook) -> int:
@@ -162,13 +171,22 @@ def _load(file: str | None) -> Any:
     from holdfast.agent import config as configuration
 
     path = Path(file) if file else configuration.DEFAULT_FILE
-    if not file and not path.exists():
+    if not file and not os.access(path, os.R_OK):
         return configuration.load(None)
     try:
         return configuration.load(path)
     except configuration.ConfigError as error:
         lines = "\n  ".join(error.errors)
         raise Failure(f"{count(len(error.errors), 'error')}:\n  {lines}", CONFIGURATION) from error
+
+
+def _where(file: str | None) -> str:
+    """What was checked: nothing is not good."""
+    from holdfast.agent.config import DEFAULT_FILE
+
+    if file or os.access(DEFAULT_FILE, os.R_OK):
+        return f"good: {file or DEFAULT_FILE}"
+    return f"no {DEFAULT_FILE} that may be read here (--config FILE names another)"
 
 
 def config(options: argparse.Namespace) -> int:
@@ -185,7 +203,10 @@ def config(options: argparse.Namespace) -> int:
         return 0
     if options.what == "check":
         changed = sum(origin != "default" for _, origin in values.values())
-        show([line(f"good: {count(changed, 'value')} set, {len(values) - changed} by default")])
+        own = len(loaded.signatures)
+        more = f", {count(own, 'own signature')}" if own else ""
+        show([line(f"{_where(options.config)}: {count(changed, 'value')} set, "
+                   f"{len(values) - changed} by default{more}")])  # fmt: skip
         return 0
     show(configured(values))
     return 0

@@ -29,7 +29,10 @@ exit code 0 when every invariant held over every seed
 
 def _seeds(text: str) -> range:
     first, _, last = text.partition(":")
-    return range(int(first), int(last)) if last else range(int(first), int(first) + 1)
+    try:
+        return range(int(first), int(last)) if last else range(int(first), int(first) + 1)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}: give FIRST:LAST, for example 0:200") from None
 
 
 def run_seeds(seeds: range, storm: str, processes: int = 1) -> list[Report]:

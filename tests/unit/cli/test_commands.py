@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socketserver
 import threading
 from collections.abc import Iterator
@@ -13,6 +14,8 @@ from typing import Any
 import pytest
 
 from holdfast.agent.cli import main
+from holdfast.agent.cli.client import Agent, choose
+from holdfast.agent.cli.failure import Failure
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden/cli"
 
@@ -205,6 +208,22 @@ def test_nothing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: C
     assert "agent.runtime_dir" in said and "HOLDFAST_RUNTIME_DIR" in said
 
 
+def test_of_a_run_that_is_over_its_logs_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setenv("HOLDFAST_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("HOLDFAST_STATE_DIR", str(tmp_path / "state"))
+    for turn, run in enumerate(("new", "old")):
+        (tmp_path / "state/runs" / run / "logs").mkdir(parents=True)
+        os.utime(tmp_path / "state/runs" / run, (1000 - turn, 1000 - turn))
+    assert main(["incidents"]) == 1
+    logs = tmp_path / "state/runs/new/logs"
+    assert capsys.readouterr().err.endswith(f"ended: `holdfast diagnose {logs}`\n")
+    logs.rmdir()  # --log-dir put them elsewhere
+    assert main(["incidents"]) == 1
+    assert "ended" not in capsys.readouterr().err
+
+
 def test_a_socket_that_nobody_listens_on_is_passed_over(
     agents: dict[str, StandIn], tmp_path: Path, capsys: Captured
 ) -> None:
@@ -212,3 +231,8 @@ def test_a_socket_that_nobody_listens_on_is_passed_over(
     dead.server_close()
     assert main(["status", "--json"]) == 0
     assert len(json.loads(capsys.readouterr().out)) == 2
+
+
+def test_without_a_run_none_can_be_chosen() -> None:
+    with pytest.raises(Failure, match="^no run is registered here$"):
+        choose([(Agent(Path("/nowhere/api.sock")), {"runs": []})], None)

@@ -13,6 +13,8 @@ import pytest
 
 from holdfast.agent import logfiles
 from holdfast.agent.cli import main
+from holdfast.agent.cli.diagnose import said
+from holdfast.agent.cli.text import field, plain
 
 Captured = pytest.CaptureFixture[str]
 USER = b'Traceback (most recent call last):\n  File "a.py", line 1, in f\nValueError: bad\n'
@@ -156,3 +158,60 @@ def test_the_end_of_files_that_still_grow(tmp_path: Path) -> None:
     assert [one.text for one in report.diagnosis.matches] == ["ValueError: bad"]
     assert report.nbytes == 2000
     assert "gone.log: No such file" in report.problems[0]
+
+
+def test_a_path_that_cannot_be_looked_at_is_an_error_of_use(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    name = str(tmp_path / ("x" * 300))  # an error for root as well, as a closed folder is for users
+    assert main(["diagnose", name]) == 2
+    assert "File name too long" in capsys.readouterr().err
+
+
+def test_a_configuration_that_may_not_be_read_costs_its_signatures_alone(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.agent.config.DEFAULT_FILE", tmp_path / ("x" * 300))
+    (tmp_path / "a.log").write_bytes(USER)
+    assert main(["diagnose", str(tmp_path / "a.log")]) == 0
+    assert main(["config", "check"]) == 0
+    said = capsys.readouterr().out
+    assert "that may be read here" in said and "0 values set" in said
+
+
+@pytest.mark.parametrize(("culprit", "said"), [
+    ("storage", "the storage that"), ("policy", "what the scheduler allows"), ("user", "the job, "),
+])  # fmt: skip
+def test_where_to_look_follows_the_culprit(
+    tmp_path: Path, capsys: Captured, culprit: str, said: str
+) -> None:
+    (tmp_path / "a.log").write_text("blobfs: volume train-7 went away\n")
+    (tmp_path / "agent.toml").write_text(
+        '[[signature]]\nid = "blob_gone"\nrole = "root"\ncategory = "any"\n'
+        f'culprit = "{culprit}"\nretryable = "yes"\npattern = "blobfs: volume"\n'
+        'literals = ["blobfs"]\nsamples = ["blobfs: volume a went away"]\n')  # fmt: skip
+    config = ["--config", str(tmp_path / "agent.toml")]
+    assert main(["diagnose", str(tmp_path / "a.log"), *config]) == 0
+    assert f"look at      {said}" in capsys.readouterr().out
+    assert main(["config", "check", *config]) == 0
+    assert f"good: {config[1]}: 0 values set" in (out := capsys.readouterr().out)
+    assert "1 own signature" in out
+
+
+def test_a_name_is_not_broken_at_its_hyphens() -> None:
+    path = ".local/state/holdfast/runs/t-20261122-115723/logs/rank-1/stderr.log"
+    assert path in plain(field("where", f"{path}, line 5"))
+
+
+def test_standard_input_is_named_in_words(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_bytes(USER)
+    report = logfiles.diagnose([str(tmp_path / "a.log")])._replace(names=("-",))
+    assert "where        standard input, line" in plain(said(report))
+
+
+@pytest.mark.parametrize("command", [["config", "check"], ["diagnose", __file__]])
+def test_a_configuration_that_cannot_be_looked_at_is_an_error(
+    tmp_path: Path, capsys: Captured, command: list[str]
+) -> None:
+    assert main([*command, "--config", str(tmp_path / ("x" * 300))]) == 78
+    assert "File name too long: give another with --config" in capsys.readouterr().err

@@ -10,11 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent.cli import doctor, launch, main
+from holdfast.agent.cli import doctor, launch, main, policy
 from holdfast.agent.cli.failure import Failure
+from holdfast.agent.cli.finding import HAVE, Finding
 from holdfast.agent.cli.parser import COMMANDS
 from holdfast.agent.cli.text import paragraphs, plain, seconds, size, table
 from holdfast.agent.runbook import load_runbooks
+from holdfast.agent.simulate.__main__ import main as simulate
 from holdfast.runbooks import prose
 from holdfast.trainer import checkpoint_format
 from holdfast.worker import spec
@@ -106,6 +108,9 @@ def test_verify_of_nothing_is_an_error(tmp_path: Path, capsys: Captured) -> None
     assert main(["verify", str(tmp_path)]) == 1
     assert "holds no committed checkpoint" in capsys.readouterr().err
     assert main(["verify", str(tmp_path / "no")]) == 1
+    capsys.readouterr()
+    assert main(["verify", str(tmp_path / ("x" * 300))]) == 1  # as a closed folder is, for root too
+    assert "File name too long" in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------- explain, config, doctor
@@ -252,3 +257,43 @@ def test_options_reach_commands_as_a_namespace() -> None:
     chosen = build().parse_args(["pause", "--run", "m5", "--reason", "x"])
     assert isinstance(chosen, argparse.Namespace)
     assert (chosen.run, chosen.node, chosen.reason) == ("m5", None, "x")
+
+
+def test_the_list_of_commands_has_one_line_for_each(capsys: Captured) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    rows = capsys.readouterr().out.splitlines()
+    assert max(map(len, rows)) <= 80
+    for command in COMMANDS:
+        assert any(row.split(maxsplit=1) == [command.name, command.help] for row in rows), command
+
+
+def test_the_doctor_names_a_path_whole(tmp_path: Path) -> None:
+    path = "/" + "a-long-name/" * 3 + "bin/python"
+    text = plain(doctor.report([Finding("job's Python", HAVE, f"3.11.7 with torch ({path})")]))
+    assert path in text and max(map(len, text.splitlines())) <= 80
+
+
+def test_what_an_agent_must_be_allowed_is_not_said_to_happen() -> None:
+    books = load_runbooks()
+    assert policy._first(books["host_kernel_crash"]) == "reboot_node, where actions.allow names it"
+    assert policy._first(books["nic_error"]) == "exclude_node (off in this version)"
+    assert policy._first(books["rank_hung"]) == "take_evidence"
+    assert policy._first(books["log_root_cause"]) == "only shown"
+
+
+def test_seeds_that_are_none_are_refused_with_an_example(capsys: Captured) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        simulate(["--seeds", "many"])
+    assert "'many': give FIRST:LAST, for example 0:200" in capsys.readouterr().err
+
+
+def test_an_agent_without_a_place_for_sockets_says_what_to_set(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    given = ["--state", str(tmp_path / "state"), "--runtime", str(tmp_path / "file/run")]
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast.agent", *given, "--listen", ""],
+        capture_output=True, text=True, timeout=30, check=False,
+    )  # fmt: skip
+    said = f"{tmp_path}/file/run: Not a directory: set agent.runtime_dir, or --runtime"
+    assert done.returncode == 1 and said in done.stderr, done.stderr
