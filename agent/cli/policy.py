@@ -125,9 +125,10 @@ def _now(book: Runbook) -> list[str]:
             said.append(f"{where}: the breaker is open, nothing disruptive would be done")
         else:
             recent = _recent(agent.get("/api/v1/incidents?all=1"), book)
+            paused = ", ".join(one["run"] for one in answer["runs"] if one.get("paused"))
             said.append(
                 f"{where}: {_first(book)}; {count(recent, 'incident')} of it in the last "
-                f"{book.budget_window_h:g} h"
+                f"{book.budget_window_h:g} h{f'; nothing for {paused}: paused' if paused else ''}"
             )
     return said
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -274,7 +275,7 @@ def _doing(view: RunView, running: list[RankView], phase: str, faulty: bool) -> 
 def _need(daemon: Daemon, view: RunView, paused: bool) -> str:
     """What a person has to do, or "nothing"."""
     if paused:
-        return f"it is paused: holdfast resume {view.run} --reason ..."
+        return f"it is paused: holdfast resume --run {shlex.quote(view.run)} --reason ..."
     for incident in reversed(daemon.narrator.incidents.values()):
         if incident.state in OPEN and incident.fault in NEEDS_A_PERSON:
             if incident.run in ("", view.run):

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shlex
 
 import aiohttp
 import pytest
 from fakes import FakeLauncher, rank_level, until
 from pages import taken_by_prometheus
 
+from holdfast.agent.cli import parser
 from holdfast.agent.config import ConfigError
 from holdfast.agent.core.model import Incident, Plan, Resume, Verdict
 from holdfast.agent.metrics import NAMES, render_metrics_docs
@@ -117,7 +119,10 @@ def test_changing_needs_a_role(agent, tmp_path):
         daemon.wake("test")
         await until(lambda: not node.seen[-1].requests)
         async with unix.get("/api/v1/status") as answer:
-            assert (await answer.json())["runs"][0]["paused"]
+            run = (await answer.json())["runs"][0]
+        assert run["paused"]
+        _, _, told = run["need"].partition("holdfast ")
+        assert parser.build().parse_args(shlex.split(told)).run == "demo", "a command as it is said"
 
     browse(scenario, agent, tmp_path, api__tokens_file=str(tokens))
 

@@ -236,3 +236,12 @@ def test_a_socket_that_nobody_listens_on_is_passed_over(
 def test_without_a_run_none_can_be_chosen() -> None:
     with pytest.raises(Failure, match="^no run is registered here$"):
         choose([(Agent(Path("/nowhere/api.sock")), {"runs": []})], None)
+
+
+def test_a_paused_run_is_told_apart(agents: dict[str, StandIn], capsys: Captured) -> None:
+    assert main(["explain", "rank_killed"]) == 0
+    assert "paused" not in capsys.readouterr().out.split("Meaning")[0]
+    agents["m5"].answers["/api/v1/status"]["runs"][0]["paused"] = True
+    assert main(["explain", "rank_killed"]) == 0
+    now = " ".join(capsys.readouterr().out.split("Meaning")[0].split())
+    assert "nothing for m5: paused" in now and "nothing for other" not in now
