@@ -187,7 +187,7 @@ def _where(file: str | None) -> str:
 
     if file or os.access(DEFAULT_FILE, os.R_OK):
         return f"good: {file or DEFAULT_FILE}"
-    return f"no {DEFAULT_FILE} that may be read here (--config FILE names another)"
+    return f"no readable {DEFAULT_FILE}"
 
 
 def config(options: argparse.Namespace) -> int:
