@@ -36,7 +36,8 @@ def render(options: argparse.Namespace) -> int:
     try:
         target.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise Failure(f"{target}: {error.strerror}") from error
+        hint = ": --to is a folder that exists" if isinstance(error, FileNotFoundError) else ""
+        raise Failure(f"{target}: {error.strerror}{hint}") from error
     rules_made = count(text.count("- alert:"), "alert rule")
     show([line(f"{target}: {rules_made}, written {clock(time.time())}")])
     return 0

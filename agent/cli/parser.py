@@ -38,7 +38,7 @@ def _why(parser: argparse.ArgumentParser) -> None:
 def _incidents(parser: argparse.ArgumentParser) -> None:
     _run(parser)
     parser.add_argument("id", nargs="?", metavar="ID", help="one of them, whole (a prefix will do)")
-    parser.add_argument("--all", action="store_true", help="closed ones too")
+    parser.add_argument("--all", action="store_true", help="every closed one, not the newest alone")
     parser.add_argument("--would-have", action="store_true",
                         help="only those where acting was off: what would have been done")
 
