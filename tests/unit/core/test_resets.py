@@ -25,6 +25,14 @@ def left(machine: Repaired) -> list[Incident]:
     return [one for one in machine.step().incidents if one.state != "closed"]
 
 
+def close(machine: Repaired) -> None:
+    """A person closes the one incident that is open."""
+    about = f"incident/{machine.only().id}"
+    machine.requests = (Request("q", "close_incident", about, "looked", origin="operator"),)
+    machine.step(1.0)
+    machine.requests = ()
+
+
 def failed(*allow: str, line: str = STOPPED) -> Repaired:
     """A node whose GPU was asked to be reset, in vain; a second later."""
     machine = Repaired(*allow)
@@ -124,10 +132,7 @@ def test_no_node_is_replaced_for_a_gpu_whose_reset_was_refused_however_often() -
         machine.say(BROKEN)
         machine.step(SETTLE_S)
         machine.step(1.0)
-        about = f"incident/{machine.only().id}"
-        machine.requests = (Request("q", "close_incident", about, "looked", origin="operator"),)
-        machine.step(1.0)
-        machine.requests = ()
+        close(machine)
         assert not left(machine)
     assert machine.verbs() == ["reset_gpu", "reset_gpu"], "its budget, and nothing behind it"
 
@@ -269,10 +274,7 @@ def test_a_reset_of_long_ago_opens_no_way_to_a_replacement() -> None:
             machine.say(BROKEN)
             machine.step(SETTLE_S)
             machine.step(1.0)
-            about = f"incident/{machine.only().id}"
-            machine.requests = (Request("q", "close_incident", about, "x", origin="operator"),)
-            machine.step(1.0)
-            machine.requests = ()
+            close(machine)
         assert set(machine.verbs()) == {"reset_gpu"}
 
 

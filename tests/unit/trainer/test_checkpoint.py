@@ -139,7 +139,8 @@ def test_alone_as_a_command(tmp_path):
     assert done.returncode == 78 and "stepz: unknown key; did you mean steps?" in done.stderr
 
 
-def test_plain_torchrun(tmp_path):
+def test_plain_torchrun(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # torchrun leaves a folder there
     done = command(
         "model=tiny:Model", "data=tiny:Data", "steps=4", f"work_dir={tmp_path}",
         "checkpoint.every=2",
