@@ -15,10 +15,10 @@ from pathlib import Path
 
 from holdfast.worker import exits
 
-from .config import DEFAULT_FILE, ConfigError, load
-from .daemon import Daemon, Node, Options
-from .room import raise_open_files
-from .runbook import RunbookError
+from .config.load import DEFAULT_FILE, ConfigError, load
+from .config.runbooks import RunbookError
+from .daemon.daemon import Daemon, Node, Options
+from .launchers.admission import raise_open_files
 from .store.base import StoreError
 
 GC_THRESHOLDS = 10_000, 10, 20  # one reading of the cores makes 1,500 tuples, and none is garbage

@@ -16,8 +16,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from holdfast.agent import logfiles
-from holdfast.agent.core.detect import logs
+from holdfast.agent.core.parse.logs import scan
+from holdfast.agent.logs import files
 
 from . import classify_cases
 from .classify_cases import Case
@@ -31,11 +31,11 @@ BLAMABLE = ("infra", "network")
 def cases() -> list[Case]:
     import tomllib
 
-    rows = tomllib.loads(logfiles.SHIPPED.read_text())["signature"]
+    rows = tomllib.loads(files.SHIPPED.read_text())["signature"]
     samples = [
         classify_cases.from_sample(row["id"], row["role"], row["culprit"], sample, number)
         for row in rows for number, sample in enumerate(row["samples"], 1)
-    ]  # fmt: skip
+    ]
     return samples + classify_cases.variants()
 
 
@@ -47,7 +47,7 @@ def judge(case: Case, folder: Path) -> dict[str, Any]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, errors="surrogatepass")
         paths.append(str(path))
-    root = logfiles.diagnose(paths).diagnosis.root
+    root = files.diagnose(paths).diagnosis.root
     got = root.signature if root else ""
     culprit = root.culprit if root else ""
     rank = root.rank if root else None
@@ -64,7 +64,7 @@ def throughput(signals: bool) -> float:
     row = ("2026-11-20 10:%02d:%02d,123 [rank%d] INFO iteration %d/ 500000 | lm loss: 2.609532E+00 "
            "| grad norm: 0.038 | number of nan iterations:   0 | learning rate: 3.0E-04\n")
     piece = "".join(row % (i // 60 % 60, i % 60, i % 8, i) for i in range(6600)).encode()
-    scanner = logs.Scanner(logfiles.load_catalogue(), signals=signals)
+    scanner = scan.Scanner(files.load_catalogue(), signals=signals)
     begin_s = time.process_time()
     for _ in range(THROUGHPUT_BYTES // len(piece)):
         scanner.feed(piece)
@@ -87,7 +87,7 @@ def measure(times: int) -> dict[str, Any]:
         "cases": len(found), "right": right, "misblamed": misblamed,
         "wrong": [one for one in found if not one["right"]],
         "judged": [[one["name"], one["got"], one["rank"]] for one in found], **speeds,
-    }  # fmt: skip
+    }
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -76,7 +76,7 @@ FAULTS = (
           "data"),
     Fault("FileNotFoundError: [Errno 2] No such file or directory: '/data/shard_0001.bin'",
           "file_missing", "user"),
-)  # fmt: skip
+)
 
 
 def traceback(last: str, head: str = "") -> str:
@@ -108,37 +108,37 @@ def shapes(fault: Fault) -> Iterator[Case]:
     own, cut = traceback(fault.line), fault.line[:12]
     yield Case(f"files: {cut}", (
         ("rank0.log", steps(1, 9, 0) + STORE + GLOO), ("rank1.log", steps(1, 9, 0) + own),
-    ), fault.root, fault.culprit, 1)  # fmt: skip
+    ), fault.root, fault.culprit, 1)
     yield Case(f"cascade first: {cut}", (
         ("0/stderr.log", BACKEND + WATCHDOG.format(0)), ("1/stderr.log", steps(1, 9, 0) + own),
-    ), fault.root, fault.culprit, 1)  # fmt: skip
+    ), fault.root, fault.culprit, 1)
     yield Case(f"rank prefixes: {cut}", (("run.log", woven([
         prefixed(steps(1, 9, 0) + GLOO, "[rank0]: "), prefixed(steps(1, 9, 0) + own, "[rank1]: "),
-    ]) + CLOSING + SUMMARY),), fault.root, fault.culprit, 1)  # fmt: skip
+    ]) + CLOSING + SUMMARY),), fault.root, fault.culprit, 1)
     yield Case(f"local prefixes, coloured: {cut}", (("run.log", woven([
         prefixed(BACKEND, "\x1b[36m[default0]:\x1b[0m"),
         prefixed(own, "\x1b[31m[default1]:\x1b[0m"),
-    ]) + SUMMARY),), fault.root, fault.culprit, 1)  # fmt: skip
+    ]) + SUMMARY),), fault.root, fault.culprit, 1)
     yield Case(f"srun labels: {cut}", (("slurm-4711.out", woven([
         prefixed(GLOO, "0: "), prefixed(own, "1: "),
     ]) + "srun: error: node12: task 1: Exited with exit code 1\n"),),
-        fault.root, fault.culprit, 1)  # fmt: skip
+        fault.root, fault.culprit, 1)
     yield Case(f"no prefixes, woven: {cut}", (("run.log", steps(1, 9, 0) + woven([
         GLOO, own, GLOO, BACKEND]) + CLOSING + SUMMARY),), fault.root, fault.culprit)
     yield Case(f"a script's own logger: {cut}", (("rank1.log", prefixed(
         steps(1, 9, 0)[27:] + own, "2026-11-20 10:00:09,120 - ")),),
-        fault.root, fault.culprit, 1)  # fmt: skip
+        fault.root, fault.culprit, 1)
     yield Case(f"container log: {cut}", (("run.log", prefixed(
         steps(1, 9, 0) + own + CLOSING, "2026-11-20T10:00:00.123456789Z stderr F ")),),
-        fault.root, fault.culprit)  # fmt: skip
+        fault.root, fault.culprit)
     yield Case(f"chain, then a consequence: {cut}", (
         ("rank1.log", own + LINK_DURING + BACKEND), ("rank0.log", WATCHDOG.format(0)),
-    ), "" if fault.root in GENERIC else fault.root, fault.culprit, 1)  # fmt: skip
+    ), "" if fault.root in GENERIC else fault.root, fault.culprit, 1)
     yield Case(f"chain, wrapped: {cut}", (
         ("rank1.log", own + LINK_CAUSE + traceback("RuntimeError: training failed")),
         ("rank0.log", GLOO),
     ), "python_exception" if fault.root in GENERIC else fault.root,
-        "user" if fault.root in GENERIC else fault.culprit, 1)  # fmt: skip
+        "user" if fault.root in GENERIC else fault.culprit, 1)
 
 
 # A handled KeyError before a failing collective is how caches are written: no root by itself.
@@ -156,11 +156,11 @@ def others() -> Iterator[Case]:
     yield Case("a handled error, then the real one", (("rank0.log", traceback(
         "OSError: [Errno 5] Input/output error: '/data/a'") + steps(9, 30, 1)
         + traceback("RuntimeError: CUDA error: an illegal memory access was encountered")),),
-        "cuda_illegal_address", "user")  # fmt: skip
+        "cuda_illegal_address", "user")
     yield Case("the earlier of two, by clock", (
         ("rank0.log", steps(40, 44, 5) + traceback("ValueError: second")),
         ("rank1.log", steps(1, 9, 0) + traceback("ValueError: first")),
-    ), "python_exception", "user", 1)  # fmt: skip
+    ), "python_exception", "user", 1)
     link = ("2026-11-20 10:01:02 node7:101:222 [3] transport/net_ib/p2p.cc:648 NCCL WARN NET/IB: "
             "Got completion from peer 10.1.1.1<40554> with status=IBV_WC_RETRY_EXC_ERR(12) "
             "opcode=IBV_WC_RECV_RDMA_WITH_IMM(129) vendor_err=129 hca mlx5_1\n")
@@ -169,28 +169,28 @@ def others() -> Iterator[Case]:
     yield Case("a link's words because a peer crashed", (
         ("rank0.log", link + BACKEND),
         ("rank1.log", "2026-11-20 10:01:03 Fatal Python error: Segmentation fault\n"),
-    ), "segfault_py", "user", 1)  # fmt: skip
+    ), "segfault_py", "user", 1)
     yield Case("a link long before a person gave up", (
         ("rank0.log", link), ("rank1.log", steps(1, 3, 30) + traceback("KeyboardInterrupt")),
-    ), "nccl_ib_wc_error_named", "network", 0)  # fmt: skip
+    ), "nccl_ib_wc_error_named", "network", 0)
     yield Case("junk around it", (("rank3.log", "\x00\x01\ufffd" * 4000 + "\n" + "x" * 200_000
                + "\n" + traceback("TypeError: 'int' object is not iterable")),),
-               "key_or_type", "user", 3)  # fmt: skip
+               "key_or_type", "user", 3)
     yield Case("a line of 1 MB", (("rank0.log", "y" * 1_000_000
                + " RuntimeError: CUDA error: device-side assert triggered " + "z" * 99 + "\n"),),
-               "cuda_device_assert", "user", 0)  # fmt: skip
+               "cuda_device_assert", "user", 0)
     yield Case("worker of a loader", (("rank0.log", traceback(
         "KeyError: Caught KeyError in DataLoader worker process 0.") + "Original "
-        + traceback("KeyError: 'pixel_values'")),), "key_or_type", "user", 0)  # fmt: skip
+        + traceback("KeyError: 'pixel_values'")),), "key_or_type", "user", 0)
     unhandled = ("ncclUnhandledCudaError: Call to CUDA function failed. Last error: Cuda failure "
                  "999 'unknown error'\n")
     yield Case("a user's error, and NCCL's words about it in a file before", (
         ("rank0.log", unhandled), ("rank1.log", traceback("ValueError: bad shape")),
-    ), "python_exception", "user", 1)  # fmt: skip
+    ), "python_exception", "user", 1)
     yield Case("a GPU's error, and an unknown exception in a file before", (
         ("rank0.log", traceback("RuntimeError: the group is gone")),
         ("rank1.log", traceback("RuntimeError: CUDA error: uncorrectable ECC error encountered")),
-    ), "cuda_ecc", "infra", 1)  # fmt: skip
+    ), "cuda_ecc", "infra", 1)
     yield Case("exit by the kernel", (("run.log", CLOSING + SUMMARY.replace(
         "exitcode: 1", "exitcode: -9")),), "", "")
 

@@ -29,7 +29,7 @@ PROGRESS = {
     "train_step": "train_step {0} loss 2.1\n",
     "JSON": '{{"epoch": 0, "step": {0}, "loss": 2.1}}\n',
     "fairseq": '{{"epoch": 1, "num_updates": "{0}", "loss": "2.1"}}\n',
-}  # fmt: skip
+}
 
 # What is printed on the way by jobs that go on, and what would be blamed if it were believed.
 WARNINGS = {
@@ -42,7 +42,7 @@ WARNINGS = {
     "GID": "NCCL WARN NET/IB : mlx5_3:1 Got non-fatal async event: GID table change(20)\n",
     "EFA": "libfabric:85:core:core:fi_getinfo_():1392<warn> fi_getinfo: provider efa output empty "
            "list\n",
-}  # fmt: skip
+}
 NCCL = (
     "torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:77, unhandled cuda error "
     "(run with NCCL_DEBUG=INFO for details), NCCL version 2.27.5\nncclUnhandledCudaError: Call to "
@@ -124,13 +124,13 @@ def handled() -> Iterator[Case]:
         tagged = "".join(f"[rank0]: {row}\n" for row in (bad + steps).split("\n"))
         yield Case(f"the same behind prefixes: {name}", (("run.log", tagged),), "", "")
         yield Case(f"handled, then the real one: {name}", (
-            ("rank0.log", bad + steps + traceback(ECC)),), "cuda_ecc", "infra", 0)  # fmt: skip
+            ("rank0.log", bad + steps + traceback(ECC)),), "cuda_ecc", "infra", 0)
     for name, quiet in (
         ("a dump of settings", "max_steps=1000, warmup_steps=500, eval_steps=50, step_size=3\n"),
         ("shards", "".join(f"\rLoading checkpoint shards:  5%|# | {n}/9 [" for n in range(1, 9))),
     ):
         yield Case(f"{name} is no progress", (("run.log", bad + quiet + "\n"),),
-                   "io_error", "storage")  # fmt: skip
+                   "io_error", "storage")
 
 
 def mentioned() -> Iterator[Case]:
@@ -141,18 +141,18 @@ def mentioned() -> Iterator[Case]:
             for between in ("", hf):
                 text = warning + between + traceback(last)
                 yield Case(f"{name}, {'steps, ' if between else ''}then {root}",
-                           (("rank0.log", text),), root, culprit, 0)  # fmt: skip
+                           (("rank0.log", text),), root, culprit, 0)
         yield Case(f"{name} on rank 0, an error of rank 1", (
             ("rank0.log", "2026-11-20 10:00:00 x\n" + warning),
             ("rank1.log", "2026-11-20 10:30:00 x\n" + traceback(KEY)),
-        ), "key_or_type", "user", 1)  # fmt: skip
+        ), "key_or_type", "user", 1)
     yield Case("a handler of spot notices", (("rank0.log", SPOT + traceback(KEY)),),
-               "key_or_type", "user", 0)  # fmt: skip
+               "key_or_type", "user", 0)
     yield Case("a handler of spot notices, and nothing else", (("rank0.log", SPOT),), "", "")
     yield Case("a device's own line, then what the framework made of it", (("rank0.log",
         "ERROR TDRV:log_device_err [ND 1][NC 0] Uncorrectable memory error is detected, metadata: "
         "0x16. Please terminate or replace the instance\n" + traceback("RuntimeError: failed")),),
-        "neuron_mem_ue", "infra", 0)  # fmt: skip
+        "neuron_mem_ue", "infra", 0)
     yield Case("a traceback that Python itself let go", (("rank0.log",
         "Exception ignored in: <function Iterator.__del__ at 0x7f>\n"
         + traceback("AssertionError: can only test a child process")),), "", "")
@@ -162,14 +162,14 @@ def carried() -> Iterator[Case]:
     """NCCL says that a call of CUDA's failed, and only in its last line which."""
     for said, root, culprit in CUDA:
         yield Case(f"NCCL carries {said}", (("rank3.log", traceback(NCCL.format(said))),),
-                   root, culprit, 3)  # fmt: skip
+                   root, culprit, 3)
         stamped = "".join(f"2026-11-20T10:00:00.1Z stderr F {row}\n"
-                          for row in traceback(NCCL.format(said)).splitlines())  # fmt: skip
+                          for row in traceback(NCCL.format(said)).splitlines())
         yield Case(f"the same in a container's log: {said}", (("rank3.log", stamped),),
-                   root, culprit, 3)  # fmt: skip
+                   root, culprit, 3)
     yield Case("NCCL warns before the traceback", (("rank3.log", "n1:12:34 [3] init.cc:1 NCCL WARN "
                "Cuda failure 2 'out of memory'\n" + traceback(NCCL.partition("\nLast")[0])),),
-               "cuda_oom", "user", 3)  # fmt: skip
+               "cuda_oom", "user", 3)
 
 
 def deep(last: str, frames: int) -> str:
@@ -177,7 +177,7 @@ def deep(last: str, frames: int) -> str:
     rows = "".join(
         f'  File "/x/site-packages/torch/nn/modules/module_{n}.py", line {n}, in _call_impl\n'
         f"    return forward_call(*args, **kwargs)\n" for n in range(frames)
-    )  # fmt: skip
+    )
     return f"Traceback (most recent call last):\n{rows}{last}\n"
 
 
@@ -189,22 +189,22 @@ def ordered() -> Iterator[Case]:
             yield Case(f"{frames} frames, {last[:20]}", (
                 ("rank0.log", steps(1, 9, 0) + late + deep(last, frames)),
                 ("rank1.log", steps(1, 9, 0) + early + traceback(KEY)),
-            ), "key_or_type", "user", 1)  # fmt: skip
+            ), "key_or_type", "user", 1)
     yield Case("a chain of deep tracebacks", (
         ("rank0.log", late + deep("ValueError: a", 60) + LINK_DURING + deep("ValueError: b", 60)),
         ("rank1.log", early + traceback(KEY)),
-    ), "key_or_type", "user", 1)  # fmt: skip
+    ), "key_or_type", "user", 1)
     clocks = {
         "Neuron's": "2026-Nov-20 10:{0}:05.000001 1235:1301 ERROR TDRV:x ",
         "a US": "11/20/2026 10:{0}:05 - ERROR - x - ", "syslog's": "Nov 20 10:{0}:05 n1 x[12]: ",
         "torchtitan's": "[titan] 2026-11-20 10:{0}:05,000 - root - ERROR - ",
-    }  # fmt: skip
+    }
     timeout = "execution timeout (30000 ms) on Neuron Device 0 NC 0, model x.neff, waiting\n"
     memory = "[ND 1][NC 0] Uncorrectable memory error is detected, metadata: 0x16. Replace it\n"
     for name, clock in clocks.items():
         yield Case(f"by {name} clock", (
             ("rank0.log", clock.format(30) + timeout), ("rank1.log", clock.format("00") + memory),
-        ), "neuron_mem_ue", "infra", 1)  # fmt: skip
+        ), "neuron_mem_ue", "infra", 1)
 
 
 def wrapped() -> Iterator[Case]:
@@ -217,9 +217,9 @@ def wrapped() -> Iterator[Case]:
                 f"{form.format(rank, second)}{row}\n"
                 for second, pair in enumerate(zip_longest(peer.split("\n"), chain.split("\n")))
                 for rank, row in enumerate(pair) if row is not None
-            ]  # fmt: skip
+            ]
             yield Case(f"behind {name}: {root}", (("all.log", "".join(rows)),), root, culprit,
-                       1 if name in NAMING else None)  # fmt: skip
+                       1 if name in NAMING else None)
     group = (
         "  + Exception Group Traceback (most recent call last):\n"
         '  |   File "a.py", line 4, in <module>\n  |     asyncio.run(main())\n'
@@ -233,7 +233,7 @@ def wrapped() -> Iterator[Case]:
     yield Case("right behind a bar", (("rank0.log", bar + traceback(ECC)),), "cuda_ecc", "infra", 0)
     small = ("socket.gaierror: [Errno -3] Temporary failure in name resolution",
              "struct.error: unpack requires a buffer of 4 bytes",
-             "zlib.error: Error -3")  # fmt: skip
+             "zlib.error: Error -3")
     for line in small:
         yield Case(line[:14], (("rank0.log", traceback(line)),), "python_exception", "user", 0)
 

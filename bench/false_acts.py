@@ -61,7 +61,7 @@ def watch(where: Place, process: Any, minutes: float) -> dict[str, Any]:
             try:
                 found = common.incidents(where, "bench")
                 known.update((item["id"], item) for item in found
-                             if now_s < end_s or item["id"] in known)  # fmt: skip
+                             if now_s < end_s or item["id"] in known)
                 refused = ""
             except Failed as error:
                 refused = str(error)

@@ -77,7 +77,7 @@ def busy(loops: int) -> Iterator[None]:
     try:
         for _ in range(loops):
             started.append(subprocess.Popen([sys.executable, "-c", "while True: pass"],
-                                            preexec_fn=common.die_with_parent))  # fmt: skip
+                                            preexec_fn=common.die_with_parent))
         yield
     finally:
         for one in started:
@@ -179,7 +179,7 @@ def main(arguments: list[str] | None = None) -> int:
             missed = "  MISSED" if p99 > P99_MS else ""
             worst = worst or int(bool(missed))
             print(f"{case}: {len(values)} lines, p50 {p50:.1f} ms, p99 {p99:.1f} ms (at most "
-                  f"{P99_MS:g}){missed}, worst {max(values) * 1000:.1f} ms")  # fmt: skip
+                  f"{P99_MS:g}){missed}, worst {max(values) * 1000:.1f} ms")
     return worst
 
 

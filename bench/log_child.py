@@ -36,9 +36,9 @@ class Child:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        command = [sys.executable, "-P", "-m", "holdfast.agent.evidence.logs"]
+        command = [sys.executable, "-P", "-m", "holdfast.agent.logs.child"]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        preexec_fn=die_with_parent)  # fmt: skip
+                                        preexec_fn=die_with_parent)
 
     def ask(self, what: str, **more: Any) -> dict[str, Any]:
         """Its answer, and how long it took as `wall_s`."""
@@ -96,7 +96,7 @@ def measure(samples: int) -> dict[str, Any]:
         "diagnose_cpu_s": round(found["cpu_s"] - sample["cpu_s"], 3),
         "root": (found["detail"]["root"] or {}).get("signature", ""),
         "rss_bytes": found["rss_bytes"],
-    }  # fmt: skip
+    }
 
 
 def main(arguments: list[str] | None = None) -> int:

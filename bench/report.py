@@ -39,7 +39,7 @@ RECOVERY = {
 def load(folder: Path, name: str, invocation: str) -> list[Row]:
     """Of each case the rows of one invocation; a quick one's only where there is no other."""
     rows = [row for path in sorted(folder.glob(f"{name}-*.jsonl")) for row in read_rows(path)
-            if "invocation" in row]  # fmt: skip
+            if "invocation" in row]
     if invocation:
         return [row for row in rows if row["invocation"] == invocation]
     wanted = {case: max(map(_rank, mine)) for case, mine in by_case(rows).items()}
@@ -230,7 +230,7 @@ def classify(rows: list[Row]) -> str:
     return table(["root right", "innocent blamed", "MB/s of a core", "with signals"], [
         [f"{row['right']} of {row['cases']}", str(row["misblamed"]), spread(row["mb_per_s"], 0),
          spread(row["mb_per_s_signals"], 0)] for row in rows
-    ])  # fmt: skip
+    ])
 
 
 def log_child(rows: list[Row]) -> str:
@@ -239,7 +239,7 @@ def log_child(rows: list[Row]) -> str:
         [f"{row['start_cpu_s']:.2f}", spread([1000 * one for one in row["sample_cpu_s"]]),
          f"{100 * row['core_share']:.3f} %", f"{row['diagnose_wall_s']:.2f}",
          str(row["rss_bytes"] >> 20)] for row in rows
-    ])  # fmt: skip
+    ])
 
 
 def main(arguments: list[str] | None = None) -> int:

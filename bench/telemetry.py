@@ -43,7 +43,7 @@ EXPORTERS = ("prometheus-node-exporter", "node_exporter")
 GOALS = {
     "slow_set_cpu_ms": 60.0, "agent_core_percent": 1.0, "agent_rss_mb": 64.0,
     "rendered_p99_ms": 5.0, "render_p99_ms": 60.0,
-}  # fmt: skip
+}
 
 
 class Size(NamedTuple):
@@ -95,7 +95,7 @@ def wait_for(
 def all_read(watched: Watched) -> bool:
     """A collector that was read has taken some time."""
     times = [line.rpartition(" ")[2] for line in scrape(watched)[0].decode().splitlines()
-             if line.startswith("holdfast_collector_duration_seconds{")]  # fmt: skip
+             if line.startswith("holdfast_collector_duration_seconds{")]
     return bool(times) and all(float(one) > 0 for one in times)
 
 
@@ -190,7 +190,7 @@ def window(watched: Watched, seconds: float) -> dict[str, Any]:
         "absent": absent_of(text), "page_kb": round(len(text) / 1e3, 1),
         "core_percent": {name: round(100 * value / took_s, 3) for name, value in used.items()},
         "memory": memory_of(watched.pid),
-    }  # fmt: skip
+    }
 
 
 # ------------------------------------------------------------------------------------ cases
@@ -216,7 +216,7 @@ def steady(where: Place, node: Node, size: Size) -> dict[str, Any]:
     with agent(where, node.settings()) as watched:
         row = window(watched, size.window_s)
     return {**row, "agent_core_percent": row["core_percent"]["itself"],
-            "agent_rss_mb": row["memory"]["itself"]["rss_mb"]}  # fmt: skip
+            "agent_rss_mb": row["memory"]["itself"]["rss_mb"]}
 
 
 def page(where: Place, node: Node, size: Size) -> dict[str, Any]:
@@ -238,14 +238,14 @@ def page(where: Place, node: Node, size: Size) -> dict[str, Any]:
         **{f"{name}_p{share * 100:.0f}_ms": milliseconds(values, share)
            for name, values in (("render", render_s), ("rendered", rendered_s))
            for share in (0.5, 0.99)},
-    }  # fmt: skip
+    }
 
 
 def beside(where: Place, node: Node, size: Size) -> dict[str, Any]:
     """The host part alone, on this machine's own /proc and /sys: ours, then the node exporter."""
     off = [one.name for one in ALL if one.name in ACCELERATORS]
     settings = {key: value for key, value in node.settings().items()
-                if not key.startswith("collectors.")}  # fmt: skip
+                if not key.startswith("collectors.")}
     with agent(where, settings | {"collectors.disable": off}) as watched:
         row: dict[str, Any] = {"holdfast": window(watched, size.beside_s)}
     tool = next(filter(None, map(shutil.which, EXPORTERS)), None)
@@ -268,7 +268,7 @@ def answers(port: int) -> bool:
 
 CASES: dict[str, Callable[[Place, Node, Size], dict[str, Any]]] = {
     "slow_set": slow_set, "steady": steady, "page": page, "beside": beside,
-}  # fmt: skip
+}
 
 
 def measure(name: str, size: Size) -> dict[str, Any]:
@@ -297,11 +297,11 @@ def show(row: dict[str, Any]) -> None:
             missed = "  MISSED" if key in row["missed"] else ""
             print(f"    {key:26s} {value:9.2f}{goal}{missed}")
     for who, part in (("", row), ("holdfast ", row.get("holdfast")),
-                      ("node_exporter ", row.get("node_exporter"))):  # fmt: skip
+                      ("node_exporter ", row.get("node_exporter"))):
         if part and "core_percent" in part:
             kept = part["memory"].get("itself", {})
             cores = ", ".join(f"{name} {value:.2f} %" for name, value in
-                              part["core_percent"].items() if value)  # fmt: skip
+                              part["core_percent"].items() if value)
             print(f"    {who}{part['series']} series, rss {kept.get('rss_mb')} MB, "
                   f"pss {kept.get('pss_mb')} MB; of a core: {cores}")
     sys.stdout.flush()

@@ -34,7 +34,7 @@ AER = {
                  "UnxCmplt", "RxOF", "MalfTLP", "ECRC", "UnsupReq", "ACSViol"),
     "fatal": ("FATAL", "Undefined", "DLP", "SDES", "TLP", "FCP", "CmpltTO", "CmpltAbrt",
               "UnxCmplt", "RxOF", "MalfTLP", "ECRC", "UnsupReq", "ACSViol"),
-}  # fmt: skip
+}
 MOUNTS = {"fsx": "lustre", "home": "nfs4"}  # these answer
 
 
@@ -57,7 +57,7 @@ class Node(NamedTuple):
             "agent.fast_s": 1.0, "agent.slow_s": 15.0, "agent.listen": "127.0.0.1:0",
             "collectors.proc": str(self.proc), "collectors.sys": str(self.sys),
             "collectors.nvml": str(self.library),
-        } | {key.replace("__", "."): value for key, value in more.items()}  # fmt: skip
+        } | {key.replace("__", "."): value for key, value in more.items()}
 
 
 def build(home: Path, cores: int = CORES) -> Node:
@@ -75,7 +75,7 @@ def build(home: Path, cores: int = CORES) -> Node:
     _mounts(node.proc / "self/mountinfo", home)
     for folder, own in (("", {"bus", "class", "devices"}), ("bus", {"pci"}),
                         ("class", {"infiniband", "net", "nvme"}), ("class/net", set()),
-                        ("devices", {"system"}), ("devices/system", {"edac"})):  # fmt: skip
+                        ("devices", {"system"}), ("devices/system", {"edac"})):
         _link_all(f"/sys/{folder}", node.sys / folder, own)
     _devices(_standin("network/tree.py").Tree(home, bus="devices/pci0000:ff", recorded=False))
     return node
@@ -88,7 +88,7 @@ def config_file(path: Path, settings: dict[str, Any]) -> Path:
         section, _, name = key.partition(".")
         sections.setdefault(section, []).append(f"{name} = {json.dumps(value)}")
     path.write_text("".join(f"[{section}]\n" + "\n".join(lines) + "\n"
-                            for section, lines in sections.items()))  # fmt: skip
+                            for section, lines in sections.items()))
     return path
 
 
@@ -172,7 +172,7 @@ def _devices(tree: Any) -> None:
         address = f"0000:{number // 8:02x}:{number % 8:02x}.0"
         card = number < PORTS
         slot = tree.slot(address, "0x15b3" if card else "0x1022", "0x1021",
-                         "mlx5_core" if card else "pcieport")  # fmt: skip
+                         "mlx5_core" if card else "pcieport")
         tree.link(f"bus/pci/devices/{address}", slot)
         for severity, (total, *errors) in AER.items():
             lines = [*(f"{error} 0" for error in errors), f"TOTAL_ERR_{total} 0"]

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.agent.__main__ import _make_node
-from holdfast.agent.config import load
-from holdfast.agent.core.model import Now, Observed
-from holdfast.agent.runbook import load_runbooks
-from holdfast.agent.runner import Probed, Runner
+from holdfast.agent.config.load import load
+from holdfast.agent.config.runbooks import load_runbooks
+from holdfast.agent.core.model.model import Now, Observed
+from holdfast.agent.telemetry.collectors import Probed, Runner
 
 WARM = 2  # the first readings start children and load libraries
 
@@ -56,7 +56,7 @@ async def rounds_of(path: Path, rounds: int) -> dict[str, Any]:
                 runner._read_all([one for one in due if not isinstance(one.collector, Probed)]),
                 *(runner._ask(one, one.collector) for one in due
                   if isinstance(one.collector, Probed)),
-            )  # fmt: skip
+            )
             runner._gather()
             read_s, took_s = time.process_time() - began_s, time.monotonic() - wall_s
             now = Now(time.clock_gettime(time.CLOCK_BOOTTIME), time.time(), "bench")
@@ -69,14 +69,14 @@ async def rounds_of(path: Path, rounds: int) -> dict[str, Any]:
             found["took_s"].append(round(took_s, 6))
             for name, pid in runner.children().items():
                 found["children_s"].setdefault(name, []).append(
-                    round(task_cpu_s(pid) - before.get(name, 0.0), 6))  # fmt: skip
+                    round(task_cpu_s(pid) - before.get(name, 0.0), 6))
     finally:
         for entry in slow:
             if entry.helper is not None:
                 await entry.helper.close()
         runner.close()
     found["collectors"] = {entry.collector.name: len(entry.last)
-                           for entry in slow if entry.health.up}  # fmt: skip
+                           for entry in slow if entry.health.up}
     found["absent"] = sorted(entry.collector.name for entry in slow if not entry.health.up)
     found["samples"] = len(runner.samples())
     return {**found, "troubles": said[:10]}

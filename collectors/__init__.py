@@ -1,5 +1,5 @@
 """Collectors: one file a source, one method each.  ALL lists those that the agent runs; those in
-PROBED may never answer, so each is read in a child of its own (agent/probe.py)."""
+PROBED may never answer, so each is read in a child of its own (agent/system/child_probe.py)."""
 
 from .amd import AmdCollector
 from .cgroups import CgroupsCollector
@@ -26,7 +26,7 @@ from .units import UnitsCollector
 
 PROBED = (NvidiaCollector, NeuronCollector, CompileCacheCollector, AmdCollector, RdmaCollector,
           MountsCollector, NvmeCollector, NvmeSmartCollector, DnsCollector, UnitsCollector,
-          Ec2Collector)  # fmt: skip
+          Ec2Collector)
 ALL = (HostCollector, CpuCollector, DiskCollector, IdentityCollector, ClockCollector,
        HardwareErrorsCollector, PciCollector, NetworkCollector, TasksCollector, CgroupsCollector,
-       SharedMemoryCollector, *PROBED)  # fmt: skip
+       SharedMemoryCollector, *PROBED)

@@ -18,8 +18,8 @@ import time
 from typing import Any
 
 from . import PROBED
+from .contract import NoData, legible, sound
 from .roots import Roots
-from .sample import NoData, legible, sound
 
 PR_SET_PDEATHSIG = 1
 SAMPLES_MAX = 10_000

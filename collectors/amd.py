@@ -19,9 +19,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from .accelerator import declared, plain
+from .contract import SLOW, NoData, Sample
 from .roots import Roots, read_text
-from .sample import SLOW, NoData, Sample
+from .sources.accelerator import declared, plain
 
 TOOL = "amd-smi"
 DEVICES_MAX = 64
@@ -37,7 +37,7 @@ PROCESSES_MAX = 50_000
 PR_SET_PDEATHSIG = 1
 # amd-smi writes MB for 2^20 bytes.
 UNITS = {"%": 0.01, "W": 1.0, "C": 1.0, "J": 1.0, "B": 1.0, "KB": 1024.0, "MB": 1024.0**2,
-         "GB": 1024.0**3, "MHz": 1e6, "GHz": 1e9, "": 1.0}  # fmt: skip
+         "GB": 1024.0**3, "MHz": 1e6, "GHz": 1e9, "": 1.0}
 GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}  # PCIe, by GT/s
 # name without `accelerator_`, more of the subject, unit where none is said, places to look at
 FIELDS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
@@ -62,11 +62,11 @@ FIELDS: tuple[tuple[str, str, str, tuple[str, ...]], ...] = (
     ("ecc_errors_total", "error=deferred,period=volatile", "", ("ecc/total_deferred_count",)),
     ("pcie_width", "", "", ("pcie/width",)),
     ("pcie_replays_total", "", "", ("pcie/replay_count",)),
-)  # fmt: skip
+)
 POWER_LIMIT = ("limit/ppt0/socket_power_limit", "limit/socket_power", "limit/max_power")
 VBIOS = ("ifwi/version", "vbios/version")  # newer releases call it integrated firmware
 NAMED = {"name": "asic/market_name", "uuid": "asic/asic_serial", "pci": "bus/bdf",
-         "driver": "driver/version"}  # fmt: skip
+         "driver": "driver/version"}
 # Before its document the tool prints that its user is not in all groups of the driver, and goes on.
 BEGIN = re.compile(rb"^[\[{]", re.MULTILINE)
 NEVER_ZERO = {"energy_joules_total", "clock_max_hertz"}  # said by cards that do not know it
@@ -91,7 +91,7 @@ class Call:
             self._process = subprocess.Popen(
                 [f"{roots.rocm}/{TOOL}", verb, "--json"], stdin=subprocess.DEVNULL,
                 stdout=self._output, stderr=subprocess.DEVNULL, preexec_fn=self._limits,
-            )  # fmt: skip
+            )
         except OSError as error:
             os.close(self._output)
             raise Broken(f"{TOOL}: {error.strerror}") from error
@@ -149,7 +149,7 @@ class AmdCollector:
         "memory_free_bytes", "power_watts", "power_limit_watts", "energy_joules_total",
         "temperature_celsius", "clock_hertz", "clock_max_hertz", "ecc_errors_total",
         "pcie_generation", "pcie_width", "pcie_replays_total",
-    )  # fmt: skip
+    )
 
     def __init__(self) -> None:
         self._call: Call | None = None

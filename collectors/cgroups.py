@@ -17,8 +17,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from .contract import SLOW, Metric, NoData, Sample, legible
 from .roots import Roots, read_text
-from .sample import SLOW, Metric, NoData, Sample, legible
 
 DIRECTORIES_MAX = 5000  # of one walk
 DEPTH_MAX = 16
@@ -51,10 +51,10 @@ def find(roots: Roots) -> Tree:
     base = f"{roots.sys}/fs/cgroup"
     if os.path.exists(f"{base}/cgroup.controllers"):
         return Tree(base, 2, "memory.current", "memory.max", "memory.events.local",
-                    "inactive_file")  # fmt: skip
+                    "inactive_file")
     if os.path.isdir(f"{base}/memory"):
         return Tree(f"{base}/memory", 1, "memory.usage_in_bytes", "memory.limit_in_bytes",
-                    "memory.oom_control", "total_inactive_file")  # fmt: skip
+                    "memory.oom_control", "total_inactive_file")
     raise NoData(f"no memory controller below {base}")
 
 
@@ -100,7 +100,7 @@ class CgroupsCollector:
         Metric("host_cgroup_tasks_ratio", "gauge",
                "Tasks as a share of their limit, of the fullest limited cgroup at this place or "
                "below it.", ("cgroup",)),
-    )  # fmt: skip
+    )
 
     def __init__(self) -> None:
         self._seen: dict[str, int] | None = None
@@ -126,7 +126,7 @@ class CgroupsCollector:
             Sample("cgroup_births_total", f"cgroup={path},place={place_of(path)}", float(count),
                    boot_s)
             for path, count in self._births.most_common(NAMED_MAX)
-        ]  # fmt: skip
+        ]
         samples += _named("host_cgroup_births_total", self._born, boot_s)
         counts = _counts_2(tree) if tree.version == 2 else _counts_1(roots, tree, found, cut)
         for state, count in counts.items():
@@ -143,7 +143,7 @@ class CgroupsCollector:
             Sample("cgroup_oom_kills_total", f"cgroup={one.label},place={one.place}",
                    float(one.kills), boot_s)
             for one in list(self._grown.values())[-NAMED_MAX:]
-        ]  # fmt: skip
+        ]
         return samples + _limits(looks, boot_s)
 
     def _bear(self, born: Counter[str]) -> None:
@@ -158,7 +158,7 @@ class CgroupsCollector:
         there before this looked is the page's alone: nobody knows when it was."""
         first, before = self._there is None, self._there or {}
         kills, whole = self._descend(tree, found) if tree.version == 2 else (
-            _kills(tree, found), True)  # fmt: skip
+            _kills(tree, found), True)
         for path, count in kills.items():
             key = path, found[path]
             known = self._kills.pop(key, None)
@@ -182,7 +182,7 @@ class CgroupsCollector:
         self._grown = {
             name: one for name, one in list(self._grown.items())[-KILLS_READS_MAX:]
             if name in here or boot_s - one.last_s <= KILLS_KEPT_S
-        }  # fmt: skip
+        }
         while len(self._kills) > DIRECTORIES_MAX:
             del self._kills[next(iter(self._kills))]
         self._partial = cut or not whole
@@ -221,7 +221,7 @@ def walk(base: str) -> tuple[dict[str, int], bool]:
         folder, depth = folders.pop()
         try:
             entries = [one for one in os.scandir(f"{base}{folder}") if one.is_dir(
-                follow_symlinks=False)]  # fmt: skip
+                follow_symlinks=False)]
         except OSError:
             continue
         for entry in sorted(entries, key=lambda one: one.name):
@@ -315,7 +315,7 @@ def _outermost(found: dict[str, int]) -> list[str]:
 def _kills(tree: Tree, found: dict[str, int]) -> dict[str, int]:
     """Version 1 counts in each cgroup by itself."""
     return {path: _stat(f"{tree.base}{path}/{tree.kills}").get("oom_kill", 0)
-            for path in _outermost(found)}  # fmt: skip
+            for path in _outermost(found)}
 
 
 def _look(tree: Tree, found: dict[str, int]) -> list[Look]:

@@ -11,9 +11,9 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple
 
+from .contract import NODE_EXPORTER, SLOW, Metric, NoData, Sample
 from .nvme import word_of
 from .roots import Roots
-from .sample import NODE_EXPORTER, SLOW, Metric, NoData, Sample
 
 SOURCE = "devices/system/clocksource/clocksource0/current_clocksource"
 STA_UNSYNC, STA_NANO = 0x0040, 0x2000  # linux/timex.h
@@ -41,7 +41,7 @@ class Timex(ctypes.Structure):
         ("stabil", ctypes.c_long), ("jitcnt", ctypes.c_long), ("calcnt", ctypes.c_long),
         ("errcnt", ctypes.c_long), ("stbcnt", ctypes.c_long), ("tai", ctypes.c_int),
         ("reserve", ctypes.c_int * 11),
-    ]  # fmt: skip
+    ]
 
 
 def ask_kernel() -> State:
@@ -62,7 +62,7 @@ def state_of(timex: Timex, result: int) -> State:
     return State(
         not timex.status & STA_UNSYNC and result != TIME_ERROR,
         timex.offset * unit, timex.maxerror * 1e-6, timex.esterror * 1e-6,
-    )  # fmt: skip
+    )
 
 
 class ClockCollector:
@@ -83,7 +83,7 @@ class ClockCollector:
                "How far off the time service thinks that the clock is.", (), False, NODE_EXPORTER),
         Metric("host_clock_source_info", "gauge", "Always 1; what the clock counts by.",
                ("source",), False, NODE_EXPORTER),
-    )  # fmt: skip
+    )
 
     def __init__(self, ask: Callable[[], State] = ask_kernel) -> None:
         self._ask = ask

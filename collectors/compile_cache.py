@@ -13,11 +13,11 @@ import time
 from itertools import islice
 from typing import NamedTuple
 
-from .inotify import Watcher
-from .mountinfo import is_below, mounts
+from .contract import SLOW, Metric, NoData, Sample
 from .neuron import without_driver
 from .roots import Roots, read_text
-from .sample import SLOW, Metric, NoData, Sample
+from .sources.inotify import Watcher
+from .sources.mountinfo import is_below, mounts
 
 ENTRIES_MAX = 50_000  # of the cache, looked at in one reading
 DEPTH_MAX = 6
@@ -61,7 +61,7 @@ class CompileCacheCollector:
         Metric("compile_cache_lock_age_seconds", "gauge",
                "Age of a lock that no compiler can own, as each here began later; uid: its owner.",
                ("path", "uid"), True),
-    )  # fmt: skip
+    )
 
     def __init__(self) -> None:
         self._known: set[str] | None = None
@@ -88,17 +88,17 @@ class CompileCacheCollector:
         sight = _walk(roots.compile_cache)
         ages_s = _compilers(roots.proc, boot_s)
         found = {"locks": len(sight.locks), "programs": len(sight.programs),
-                 "compilers": len(ages_s)} | self._uses(sight)  # fmt: skip
+                 "compilers": len(ages_s)} | self._uses(sight)
         if ages_s:
             found["compiler_age_seconds"] = max(ages_s)
         samples = [Sample(f"compile_cache_{name}", "", float(value), boot_s)
-                   for name, value in found.items()]  # fmt: skip
+                   for name, value in found.items()]
         owned_s = max((age_s + FIRST_S for age_s in ages_s), default=0.0)
         if _is_shared(roots):
             owned_s = max(owned_s, COMPILE_S)
         now_s = time.time()  # beside the file's own time, which is of the wall clock
         unowned = [(f"path={path},uid={uid}", now_s - made_s) for path, uid, made_s in sight.locks
-                   if now_s - made_s >= owned_s and not set(path) & set(",=\n")]  # fmt: skip
+                   if now_s - made_s >= owned_s and not set(path) & set(",=\n")]
         return samples + [
             Sample("compile_cache_lock_age_seconds", subject, max(0.0, age_s), boot_s)
             for subject, age_s in unowned[:LOCKS_MAX]

@@ -12,8 +12,8 @@ import re
 from functools import lru_cache
 from itertools import repeat
 
+from .contract import NODE_EXPORTER, Metric, Pace, Sample
 from .roots import Roots, read_text
-from .sample import NODE_EXPORTER, Metric, Pace, Sample
 
 CPUS_MAX = 1024
 MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
@@ -31,7 +31,7 @@ class CpuCollector:
                ("cpu", "mode"), False, NODE_EXPORTER),
         Metric("host_boot_time_seconds", "gauge", "When the machine booted, Unix time.",
                (), True, NODE_EXPORTER),
-    )  # fmt: skip
+    )
 
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
         """One reading.  NoData when there is no /proc/stat at this root."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import os
 
-from .mountinfo import LOCAL_TYPES, Mount, is_below, mounts
+from .contract import NODE_EXPORTER, SLOW, Metric, NoData, Sample
 from .roots import Roots
-from .sample import NODE_EXPORTER, SLOW, Metric, NoData, Sample
+from .sources.mountinfo import LOCAL_TYPES, Mount, is_below, mounts
 
 FILESYSTEMS_MAX = 64
 CONTAINERS = "/containers/storage/"  # of podman and CRI-O, wherever a user keeps it
@@ -29,7 +29,7 @@ SPACE = (
     Metric("host_filesystem_readonly", "gauge",
            "1 when the file system itself is read-only; a read-only view of it does not count.",
            ("mount",), True, NODE_EXPORTER),
-)  # fmt: skip
+)
 
 
 class DiskCollector:
@@ -59,7 +59,7 @@ def space_of(mount: Mount, space: os.statvfs_result, boot_s: float) -> list[Samp
     values = (
         space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize,
         space.f_files, space.f_ffree, int(mount.readonly),
-    )  # fmt: skip
+    )
     return [
         Sample(metric.name, subject, float(value), boot_s)
         for metric, value in zip(SPACE, values, strict=True)
@@ -77,7 +77,7 @@ def local(table: list[Mount]) -> list[Mount]:
             mount.fstype not in LOCAL_TYPES or point.startswith(SKIP)
             or CONTAINERS in point or (mount.fstype == "overlay" and point != "/")
             or any(is_below(point, other) for other in network)
-        ):  # fmt: skip
+        ):
             continue
         before = best.get(mount.device)
         if before is None or _rank(mount) < _rank(before):

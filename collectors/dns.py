@@ -10,9 +10,9 @@ from __future__ import annotations
 import socket
 from functools import partial
 
-from .questions import Questions
+from .contract import SLOW, Metric, NoData, Sample
 from .roots import Roots
-from .sample import SLOW, Metric, NoData, Sample
+from .sources.questions import Questions
 
 NAMES_MAX = 16
 SETTLE_S = 0.5
@@ -31,7 +31,7 @@ class DnsCollector:
                ("name",)),
         Metric("host_dns_failed", "gauge", "1 when a name does not resolve.", ("name", "error"),
                True),
-    )  # fmt: skip
+    )
 
     def __init__(self) -> None:
         self._questions: Questions[int] = Questions()

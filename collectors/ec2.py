@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from .accelerator import plain
-from .imds import ADDRESS, Metadata, Refused
+from .contract import SLOW, Metric, NoData, Sample
 from .roots import Roots, read_text
-from .sample import SLOW, Metric, NoData, Sample
+from .sources.accelerator import plain
+from .sources.imds import ADDRESS, Metadata, Refused
 
 IDENTITY_EVERY_S = 600.0
 EVENTS_MAX = 16
@@ -25,14 +25,14 @@ REBALANCE = "meta-data/events/recommendations/rebalance"
 SCHEDULED = "meta-data/events/maintenance/scheduled"
 DOCUMENT = "dynamic/instance-identity/document"
 DOCUMENTS = {SPOT: "spot_action", REBALANCE: "rebalance", SCHEDULED: "scheduled_events",
-             DOCUMENT: "identity"}  # fmt: skip
+             DOCUMENT: "identity"}
 # label -> key of the identity document
 OF_DOCUMENT = {"id": "instanceId", "type": "instanceType", "region": "region",
-               "zone": "availabilityZone", "image": "imageId"}  # fmt: skip
+               "zone": "availabilityZone", "image": "imageId"}
 # label -> a path of its own, plain text; most instances lack some
 PLACEMENT = {"zone_id": "meta-data/placement/availability-zone-id",
              "placement_group": "meta-data/placement/group-name",
-             "lifecycle": "meta-data/instance-life-cycle"}  # fmt: skip
+             "lifecycle": "meta-data/instance-life-cycle"}
 
 
 class Ec2Collector:
@@ -53,7 +53,7 @@ class Ec2Collector:
                ("event", "code"), True),
         Metric("ec2_metadata_rejected_total", "counter",
                "Documents of the metadata service that could not be understood.", ("document",)),
-    )  # fmt: skip
+    )
 
     def __init__(self) -> None:
         self._metadata: Metadata | None = None
@@ -93,7 +93,7 @@ class Ec2Collector:
         if self._identity:
             found.append(("instance_info", self._identity, 1.0))
         found += [("metadata_rejected_total", f"document={name}", float(count))
-                  for name, count in self._rejected.items()]  # fmt: skip
+                  for name, count in self._rejected.items()]
         return [Sample(f"ec2_{name}", subject, value, boot_s) for name, subject, value in found]
 
     def _of(self, metadata: Metadata, path: str, understand: Any) -> list[tuple[str, str, float]]:
@@ -124,7 +124,7 @@ class Ec2Collector:
         labels = {label: document.get(key) for label, key in OF_DOCUMENT.items()}
         labels |= {label: metadata.get(path) for label, path in PLACEMENT.items()}
         known = {label: value.strip() if isinstance(value, str) else ""
-                 for label, value in labels.items()}  # fmt: skip
+                 for label, value in labels.items()}
         self._identity = ",".join(f"{label}={plain(value)}" for label, value in known.items())
         self._due_s = time.monotonic() + IDENTITY_EVERY_S
 
@@ -133,7 +133,7 @@ def is_ec2(roots: Roots) -> bool:
     """What the machine's own tables say; without them it is not of EC2."""
     for path, beginning in (("class/dmi/id/sys_vendor", "amazon ec2"),
                             ("class/dmi/id/board_vendor", "amazon ec2"),
-                            ("hypervisor/uuid", "ec2")):  # fmt: skip
+                            ("hypervisor/uuid", "ec2")):
         try:
             if read_text(f"{roots.sys}/{path}", 256).strip().lower().startswith(beginning):
                 return True

@@ -12,9 +12,9 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from .contract import NODE_EXPORTER, SLOW, Metric, NoData, Sample, legible
 from .nvme import word_of
 from .roots import Roots, read_text
-from .sample import NODE_EXPORTER, SLOW, Metric, NoData, Sample, legible
 
 CONTROLLERS_MAX = 64
 MODULES_MAX = 256
@@ -53,7 +53,7 @@ class HardwareErrorsCollector:
         Metric("host_pcie_device_errors_total", "counter",
                "Errors of a PCIe device, by kind; only those that it ever had.",
                ("device", "severity", "error")),
-    )  # fmt: skip
+    )
 
     def __init__(self) -> None:
         self._turn = -1

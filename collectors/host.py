@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from .contract import FAST, NODE_EXPORTER, Metric, NoData, Sample
 from .roots import Roots, read_text
-from .sample import FAST, NODE_EXPORTER, Metric, NoData, Sample
 
 MEMORY = {
     "MemTotal": "host_memory_total_bytes",
@@ -52,14 +52,14 @@ class HostCollector:
         Metric("host_processes_max", "gauge", "Largest process number plus one."),
         Metric("host_cgroup_memory_bytes", "gauge", "Memory of the agent's own cgroup."),
         Metric("host_cgroup_memory_max_bytes", "gauge", "Limit of the agent's own cgroup."),
-    )  # fmt: skip
+    )
 
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
         """One reading.  NoData when none of it is at this root."""
         found: list[Sample] = []
         parts: tuple[Callable[[Roots], Iterator[Reading]], ...] = (
             _load, _memory, _pressure, _oom_kills, _limits, _cgroup,
-        )  # fmt: skip
+        )
         for part in parts:
             try:
                 for name, subject, value in part(roots):

@@ -14,9 +14,9 @@ import re
 import time
 from collections.abc import Callable, Iterator
 
-from .accelerator import plain
+from .contract import SLOW, Metric, NoData, Sample
 from .roots import Roots, read_text
-from .sample import SLOW, Metric, NoData, Sample
+from .sources.accelerator import plain
 
 EVERY_S = 600.0  # a driver may be replaced on a running machine
 ENTRIES_MAX = 4096  # of one directory
@@ -30,7 +30,7 @@ MODULES = {
     "nvidia": "nvidia_driver", "neuron": "neuron_driver", "amdgpu": "amdgpu_driver",
     "efa": "efa_driver", "ena": "ena_driver", "mlx5_core": "mlx5_driver", "gdrdrv": "gdrcopy",
     "nvidia_fs": "gpudirect_storage", "lustre": "lustre_client",
-}  # fmt: skip
+}
 # component -> library, whose file name ends in its version, and folders to look in
 LIBRARIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "nccl": ("libnccl.so", ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64",
@@ -38,7 +38,7 @@ LIBRARIES: dict[str, tuple[str, tuple[str, ...]]] = {
     "rccl": ("librccl.so", ("opt/rocm/lib",)),
     "neuron_runtime": ("libnrt.so", ("opt/aws/neuron/lib",)),
     "neuron_collectives": ("libnccom.so", ("opt/aws/neuron/lib",)),
-}  # fmt: skip
+}
 # package of Debian -> component
 PACKAGES = {
     "libnccl2": "nccl", "libnccl-ofi": "ofi_nccl", "aws-ofi-nccl": "ofi_nccl",
@@ -46,7 +46,7 @@ PACKAGES = {
     "aws-neuronx-runtime-lib": "neuron_runtime", "aws-neuronx-collectives": "neuron_collectives",
     "aws-neuronx-tools": "neuron_tools", "datacenter-gpu-manager": "dcgm",
     "cuda-toolkit": "cuda", "rocm-core": "rocm",
-}  # fmt: skip
+}
 FABRIC_MANAGER = "nvidia-fabricmanager"  # the package's name goes on with the driver's branch
 # What the installer of EFA leaves behind lists packages as NAME_VERSION or NAME-VERSION.
 EFA_LIST = "opt/amazon/efa_installed_packages"
@@ -71,7 +71,7 @@ class IdentityCollector:
                ("component", "version"), True),
         Metric("firmware_info", "gauge", "Always 1; the firmware of a kind of part.",
                ("component", "version"), True),
-    )  # fmt: skip
+    )
 
     def __init__(self) -> None:
         self._due_s = 0.0  # CLOCK_MONOTONIC
@@ -88,7 +88,7 @@ class IdentityCollector:
         parts: tuple[Callable[[Roots], Iterator[Row]], ...] = (
             _modules, _libraries, _toolkits, _efa, self._debian, _machine_firmware, _nic_firmware,
             _nvme_firmware,
-        )  # fmt: skip
+        )
         rows: dict[Row, None] = {}
         for part in parts:
             try:
@@ -183,7 +183,7 @@ def _libraries(roots: Roots) -> Iterator[Row]:
             name.removeprefix(f"{library}.")
             for folder in folders
             for name in _names(f"{roots.root}/{folder}") if name.startswith(f"{library}.")
-        }  # fmt: skip
+        }
         for version in sorted(one for one in endings if NUMBERS.match(one))[:LIBRARIES_MAX]:
             yield "software_info", component, version
 

@@ -10,11 +10,11 @@ import errno
 import os
 from functools import partial
 
+from .contract import SLOW, Metric, NoData, Sample
 from .disk import SPACE, space_of
-from .mountinfo import Mount, mounts, shown
-from .questions import Questions
 from .roots import Roots
-from .sample import SLOW, Metric, NoData, Sample
+from .sources.mountinfo import Mount, mounts, shown
+from .sources.questions import Questions
 
 MOUNTS_MAX = 32
 SETTLE_S = 0.5  # a reading waits this long; a later answer is in the next one, with its true time
@@ -36,7 +36,7 @@ class MountsCollector:
         Metric("host_mount_failed", "gauge",
                "1 when a network mount answers with an error.", ("mount", "fstype", "error"), True),
         *SPACE,
-    )  # fmt: skip
+    )
 
     def __init__(self) -> None:
         self._questions: Questions[os.statvfs_result] = Questions()

@@ -14,9 +14,9 @@ import os
 import re
 from collections.abc import Iterator
 
-from .accelerator import plain
+from .contract import NODE_EXPORTER, SLOW, Metric, NoData, Sample
 from .roots import Roots, read_text
-from .sample import NODE_EXPORTER, SLOW, Metric, NoData, Sample
+from .sources.accelerator import plain
 
 DEVICES_MAX = 64  # of each class; a p5 has 32 cards for EFA and as many interfaces
 QUEUES_MAX = 128  # of one interface
@@ -26,7 +26,7 @@ RDMA, NET = "class/infiniband", "class/net"
 PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 EFA, INFINIBAND, ROCE, ETHERNET, IPOIB, OTHER = (
     "efa", "infiniband", "roce", "ethernet", "ipoib", "other",
-)  # fmt: skip
+)
 HARDWARE_TYPES = {1: ETHERNET, 32: IPOIB}  # ARPHRD_* of linux/if_arp.h
 IFF_UP = 1
 # Why a file that was listed gave no number; whatever else goes wrong is `failed`.
@@ -34,12 +34,12 @@ REASONS = {
     errno.ENOENT: "vanished", errno.ENODEV: "vanished", errno.ENXIO: "vanished",
     errno.EACCES: "denied", errno.EPERM: "denied",
     errno.EINVAL: "unsupported", errno.EOPNOTSUPP: "unsupported", errno.ENODATA: "unsupported",
-}  # fmt: skip
+}
 # EFA cards of an instance type, by AWS's pages; DMI names the type on every Nitro instance.
 EFA_CARDS = {
     "trn1.32xlarge": 8, "p4d.24xlarge": 4, "p4de.24xlarge": 4, "p5.48xlarge": 32,
     "p5e.48xlarge": 32, "p5en.48xlarge": 16, "p6-b200.48xlarge": 8,
-}  # fmt: skip
+}
 CARD, PORT = ("device",), ("device", "port")
 # Marked as served by node_exporter is what its collectors netclass, infiniband and netstat tell in
 # full.  They know nothing of EFA's counters, so a family that holds those as well is not.
@@ -106,7 +106,7 @@ METRICS: dict[str, Metric] = {
         Metric("network_tcp_events_total", "counter",
                "Unhappy events of TCP, by the kernel's name.", ("event",)),
     )
-}  # fmt: skip
+}
 # file of an interface's statistics/ -> (metric, more of the subject)
 STATISTICS = {
     "rx_bytes": ("network_receive_bytes_total", ""),
@@ -127,7 +127,7 @@ TCP = {
     for name in ("AttemptFails", "EstabResets", "InErrs", "ListenDrops", "TCPAbortOnMemory",
                  "TCPAbortOnTimeout", "TCPBacklogDrop", "TCPLostRetransmit", "TCPSynRetrans",
                  "TCPTimeouts")
-}  # fmt: skip
+}
 Reading = tuple[str, str, float]  # name, subject, value
 
 
@@ -185,7 +185,7 @@ class NetworkCollector:
         "transmit_bytes_total", "receive_packets_total", "transmit_packets_total",
         "errors_total", "unread_files", "tcp_segments_total", "tcp_retransmits_total",
         "tcp_events_total",
-    )  # fmt: skip
+    )
 
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
         """One reading.  NoData when there is neither a card nor TCP at these roots."""

@@ -12,11 +12,11 @@ import os
 import subprocess
 from collections.abc import Iterator
 
-from . import neuron_monitor
-from .accelerator import declared, plain
-from .neuron_monitor import DEVICES_MAX, Broken, Monitor, Row, Totals, number, table
+from .contract import SLOW, NoData, Sample
 from .roots import Roots, read_text
-from .sample import SLOW, NoData, Sample
+from .sources import neuron_monitor
+from .sources.accelerator import declared, plain
+from .sources.neuron_monitor import DEVICES_MAX, Broken, Monitor, Row, Totals, number, table
 
 DEVICES = "devices/virtual/neuron_device"
 FIRST_WAIT_S = 8.0  # for the first report of a new child: more than one period of five seconds
@@ -29,7 +29,7 @@ STATUSES = (
     "success", "failure", "timeout", "hw_error", "exec_bad_input", "generic_error",
     "infer_completed_with_error", "infer_completed_with_num_error", "infer_failed_to_queue",
     "invalid_error", "oob_error", "resource_error", "resource_nc_error", "unsupported_neff_version",
-)  # fmt: skip
+)
 
 
 def without_driver(roots: Roots) -> str:
@@ -50,7 +50,7 @@ class NeuronCollector:
         "ecc_events_total", "power_utilization_ratio", "core_status_total", "executions_total",
         "execution_errors_total", "execution_latency_seconds", "unreadable_reports_total",
         "monitor_up", "monitor_restarts_total", "monitor_rejected_total",
-    )  # fmt: skip
+    )
 
     def __init__(self) -> None:
         self._monitor: Monitor | None = None
@@ -121,14 +121,14 @@ class NeuronCollector:
 
     def _own_counts(self) -> dict[tuple[str, str], float]:
         labels = {"executions": "status", "execution_errors": "error",
-                  "unreadable_reports": "group"}  # fmt: skip
+                  "unreadable_reports": "group"}
         found = {
             (f"{name}_total", f"{labels[name]}={which}"): float(value)
             for (name, which), value in sorted(self._totals.items())
         }
         rejected = self._rejected + (self._monitor.rejected if self._monitor else 0)
         return found | {("monitor_restarts_total", ""): float(self._restarts),
-                        ("monitor_rejected_total", ""): float(rejected)}  # fmt: skip
+                        ("monitor_rejected_total", ""): float(rejected)}
 
     def _identity(self, roots: Roots, device: int) -> str:
         info = f"{roots.sys}/{DEVICES}/neuron{device}/info"
@@ -188,7 +188,7 @@ def _sysfs(roots: Roots, device: int) -> Iterator[Row]:
         yield "power_utilization_ratio", subject, float(fields[4]) / 100
     for status in STATUSES:
         values = [_count(f"{root}/neuron_core{core}/stats/status/{status}/total")
-                  for core in range(_cores(root))]  # fmt: skip
+                  for core in range(_cores(root))]
         known = [value for value in values if value is not None]
         if known:
             yield "core_status_total", f"{subject},status={status}", sum(known)
@@ -204,7 +204,7 @@ def _pci_addresses(roots: Roots) -> dict[int, str]:
         return {}
     try:
         done = subprocess.run([f"{roots.neuron}/neuron-ls", "-j"], stdin=subprocess.DEVNULL,
-                              capture_output=True, timeout=LIST_TIMEOUT_S, check=True)  # fmt: skip
+                              capture_output=True, timeout=LIST_TIMEOUT_S, check=True)
         listed = json.loads(done.stdout[:OUTPUT_MAX_BYTES])
     except (OSError, subprocess.SubprocessError, ValueError, RecursionError):
         return {}

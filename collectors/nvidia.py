@@ -13,9 +13,9 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from .accelerator import declared, plain
+from .contract import SLOW, NoData, Sample
 from .roots import Roots
-from .sample import SLOW, NoData, Sample
+from .sources.accelerator import declared, plain
 
 DEVICES_MAX = 64
 LINKS_MAX = 36  # NVML_NVLINK_MAX_LINKS
@@ -32,7 +32,7 @@ THROTTLE = {
     "gpu_idle": 0x1, "applications_clocks_setting": 0x2, "sw_power_cap": 0x4, "hw_slowdown": 0x8,
     "sync_boost": 0x10, "sw_thermal_slowdown": 0x20, "hw_thermal_slowdown": 0x40,
     "hw_power_brake_slowdown": 0x80, "display_clock_setting": 0x100,
-}  # fmt: skip
+}
 VIOLATIONS = ("power", "thermal", "sync_boost", "board_limit", "low_utilization", "reliability")
 LINK_ERRORS = ("replay", "recovery", "crc_flit", "crc_data")  # NVML_NVLINK_ERROR_DL_*
 # Fields of NVLink 5, which has no such counters any more; the scope is the link.
@@ -42,7 +42,7 @@ FABRIC_FAULTS = {"degraded_bandwidth": 0, "route_recovery": 2, "route_unhealthy"
 MISCONFIGURED_SHIFT = 8  # four bits; 0 not supported, 1 none, 2 and more say what is wrong
 RECOVERY_FIELD = "NVML_FI_DEV_GET_GPU_RECOVERY_ACTION"
 RECOVERY = ("none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset",
-            "recover_imex_domain", "bus_reset", "system_reboot")  # fmt: skip
+            "recover_imex_domain", "bus_reset", "system_reboot")
 MEMORY_TEMPERATURE_FIELD = 82
 Row = tuple[str, str, float]  # name without `accelerator_`, more of the subject, value
 
@@ -62,7 +62,7 @@ class NvidiaCollector:
         "link_up", "link_errors_total", "pcie_generation", "pcie_generation_max", "pcie_width",
         "pcie_width_max", "pcie_replays_total", "fabric_state", "fabric_fault",
         "recovery_action", "processes", "firmware_info",
-    )  # fmt: skip
+    )
 
     def __init__(self) -> None:
         self._nvml: ModuleType | None = None
@@ -177,13 +177,13 @@ def _hang_signature(rows: list[Row]) -> Iterator[Row]:
 def _utilization(nvml: Any, handle: Any) -> list[Row]:
     rates = nvml.nvmlDeviceGetUtilizationRates(handle)
     return [("utilization_ratio", "", rates.gpu / 100),
-            ("memory_utilization_ratio", "", rates.memory / 100)]  # fmt: skip
+            ("memory_utilization_ratio", "", rates.memory / 100)]
 
 
 def _memory(nvml: Any, handle: Any) -> list[Row]:
     memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     return [(f"memory_{kind}_bytes", "", getattr(memory, kind))
-            for kind in ("total", "used", "free")]  # fmt: skip
+            for kind in ("total", "used", "free")]
 
 
 def _power(nvml: Any, handle: Any) -> list[Row]:
@@ -225,16 +225,16 @@ def _temperature_limits(nvml: Any, handle: Any) -> list[Row]:
     return _some(nvml, (
         ("temperature_limit_celsius", f"limit={name}", partial(call, handle, number))
         for number, name in enumerate(("shutdown", "slowdown"))
-    ))  # fmt: skip
+    ))
 
 
 def _clocks(nvml: Any, handle: Any) -> list[Row]:
     calls = {"clock_hertz": nvml.nvmlDeviceGetClockInfo,
-             "clock_max_hertz": nvml.nvmlDeviceGetMaxClockInfo}  # fmt: skip
+             "clock_max_hertz": nvml.nvmlDeviceGetMaxClockInfo}
     rows = _some(nvml, (
         (name, f"domain={domain}", partial(call, handle, number))
         for number, domain in ((1, "sm"), (2, "memory")) for name, call in calls.items()
-    ))  # fmt: skip
+    ))
     return [(name, more, mhz * 1e6) for name, more, mhz in rows]
 
 
@@ -246,7 +246,7 @@ def _throttle(nvml: Any, handle: Any) -> list[Row]:
             raise
         mask = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)  # drivers before 535
     return [("throttled", f"reason={name}", float(bool(mask & bit)))
-            for name, bit in THROTTLE.items()]  # fmt: skip
+            for name, bit in THROTTLE.items()]
 
 
 def _violations(nvml: Any, handle: Any) -> list[Row]:
@@ -254,7 +254,7 @@ def _violations(nvml: Any, handle: Any) -> list[Row]:
         return float(nvml.nvmlDeviceGetViolationStatus(handle, policy).violationTime) / 1e9
 
     return _some(nvml, (("violation_seconds_total", f"policy={name}", partial(held_s, number))
-                        for number, name in enumerate(VIOLATIONS)))  # fmt: skip
+                        for number, name in enumerate(VIOLATIONS)))
 
 
 def _ecc(nvml: Any, handle: Any) -> list[Row]:
@@ -264,7 +264,7 @@ def _ecc(nvml: Any, handle: Any) -> list[Row]:
          partial(call, handle, error_number, period_number))
         for error_number, error in enumerate(("corrected", "uncorrected"))
         for period_number, period in enumerate(("volatile", "aggregate"))
-    ))  # fmt: skip
+    ))
 
 
 def _remapped(nvml: Any, handle: Any) -> list[Row]:
@@ -272,13 +272,13 @@ def _remapped(nvml: Any, handle: Any) -> list[Row]:
     return [("remapped_rows", "cause=corrected", corrected),
             ("remapped_rows", "cause=uncorrected", uncorrected),
             ("row_remap_pending", "", float(bool(pending))),
-            ("row_remap_failed", "", float(bool(failed)))]  # fmt: skip
+            ("row_remap_failed", "", float(bool(failed)))]
 
 
 def _remap_banks(nvml: Any, handle: Any) -> list[Row]:
     banks = nvml.nvmlDeviceGetRowRemapperHistogram(handle)
     return [("row_remap_banks", f"availability={name}", getattr(banks, name))
-            for name in ("max", "high", "partial", "low", "none")]  # fmt: skip
+            for name in ("max", "high", "partial", "low", "none")]
 
 
 def _retired(nvml: Any, handle: Any) -> list[Row]:
@@ -322,7 +322,7 @@ def _links5(nvml: Any, handle: Any) -> list[Row]:
         if all(value is None for value in values.values()):
             break  # no such counters, or no such link
         rows += [("link_errors_total", f"link={link},kind={kind}", value)
-                 for kind, value in values.items() if value is not None]  # fmt: skip
+                 for kind, value in values.items() if value is not None]
     return rows
 
 
@@ -330,7 +330,7 @@ def _pcie(nvml: Any, handle: Any) -> list[Row]:
     calls = {"pcie_generation": nvml.nvmlDeviceGetCurrPcieLinkGeneration,
              "pcie_generation_max": nvml.nvmlDeviceGetMaxPcieLinkGeneration,
              "pcie_width": nvml.nvmlDeviceGetCurrPcieLinkWidth,
-             "pcie_width_max": nvml.nvmlDeviceGetMaxPcieLinkWidth}  # fmt: skip
+             "pcie_width_max": nvml.nvmlDeviceGetMaxPcieLinkWidth}
     return _some(nvml, ((name, "", partial(call, handle)) for name, call in calls.items()))
 
 
@@ -344,7 +344,7 @@ def _fabric(nvml: Any, handle: Any) -> list[Row]:
     rows: list[Row] = [("fabric_state", "", info.state)]
     if info.state:  # else not supported; until it completed, CUDA says "not initialized" (802)
         bad = {"not_started": info.state == 1, "in_progress": info.state == 2,
-               "failed": info.state == 3 and info.status != 0}  # fmt: skip
+               "failed": info.state == 3 and info.status != 0}
         rows += [("fabric_fault", f"fault={name}", float(is_so)) for name, is_so in bad.items()]
     # The mask is no count of faults: 0x80 is healthy.  Each part has a value for "not supported".
     for name, shift in FABRIC_FAULTS.items():
@@ -375,7 +375,7 @@ def _processes(nvml: Any, handle: Any) -> list[Row]:
         running = nvml.nvmlDeviceGetComputeRunningProcesses_v2(handle)  # drivers before 510
     running = running[:PROCESSES_MAX]
     return [("processes", "", len(running)),
-            *(("process", f"pid={one.pid}", 1.0) for one in running)]  # fmt: skip
+            *(("process", f"pid={one.pid}", 1.0) for one in running)]
 
 
 def _field(nvml: Any, handle: Any, number: int) -> float | None:
@@ -394,4 +394,4 @@ READINGS: tuple[Callable[[Any, Any], list[Row]], ...] = (
     _utilization, _memory, _power, _power_limit, _energy, _temperature, _memory_temperature,
     _temperature_limits, _clocks, _throttle, _violations, _ecc, _remapped, _remap_banks, _retired,
     _links, _links5, _pcie, _pcie_replays, _fabric, _recovery, _processes,
-)  # fmt: skip
+)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 from functools import partial
 
-from .questions import Questions
+from .contract import NODE_EXPORTER, SLOW, Metric, NoData, Sample
 from .roots import Roots, read_text
-from .sample import NODE_EXPORTER, SLOW, Metric, NoData, Sample
+from .sources.questions import Questions
 
 FOLDER = "class/nvme"
 DRIVES_MAX = 64
@@ -20,7 +20,7 @@ SENSORS_MAX = 9  # the drive's own and eight more
 SETTLE_S = 0.5
 WAITING = Metric("host_nvme_waiting_seconds", "gauge",
                  "Age of a question that a drive has not answered; 0 when it answers.",
-                 ("device", "question"), True)  # fmt: skip
+                 ("device", "question"), True)
 LIMITS = {"crit": "critical", "max": "warning"}
 Reading = tuple[str, str, float]  # name, more of the subject, value
 
@@ -45,7 +45,7 @@ class NvmeCollector:
                "1 when the drive says that its temperature is out of range.",
                ("device", "sensor"), True),
         WAITING,
-    )  # fmt: skip
+    )
 
     def __init__(self) -> None:
         self._questions: Questions[list[Reading]] = Questions()
@@ -104,7 +104,7 @@ def word_of(path: str) -> str:
 def _drive(folder: str) -> list[Reading]:
     """Everything of one drive."""
     info = (f"{key}={word_of(f'{folder}/{file}')}" for key, file in
-            (("model", "model"), ("serial", "serial"), ("firmware", "firmware_rev")))  # fmt: skip
+            (("model", "model"), ("serial", "serial"), ("firmware", "firmware_rev")))
     found: list[Reading] = [("host_nvme_info", ",".join(info), 1.0)]
     state = word_of(f"{folder}/state")
     if state:

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from .contract import SLOW, Metric, NoData, Sample
 from .nvme import WAITING, drives
-from .questions import Questions
 from .roots import Roots, read_text
-from .sample import SLOW, Metric, NoData, Sample
+from .sources.questions import Questions
 
 EVERY_S = 300.0  # wear moves in months; each look costs a process and a command to the drive
 SETTLE_S = 0.5
@@ -29,7 +29,7 @@ OUTPUT_MAX_BYTES = 1 << 18
 FOLDERS = ("/usr/sbin", "/usr/bin", "/usr/local/sbin", "/usr/local/bin", "/sbin")
 CAP_SYS_ADMIN = 21
 WARNINGS = ("spare_low", "temperature", "reliability", "media_readonly", "backup_failed",
-            "memory_region")  # bits 0 to 5 of critical_warning  # fmt: skip
+            "memory_region")  # bits 0 to 5 of critical_warning
 # What is wanted: (metric, factor, its key at smartctl, its key at nvme-cli)
 FIELDS = (
     ("host_nvme_spare_ratio", 0.01, "available_spare", "avail_spare"),
@@ -62,7 +62,7 @@ class NvmeSmartCollector:
         Metric("host_nvme_unsafe_shutdowns_total", "counter",
                "Times that the drive lost power unprepared.", ("device",)),
         WAITING,
-    )  # fmt: skip
+    )
 
     def __init__(self) -> None:
         self._questions: Questions[bytes] = Questions()

@@ -11,8 +11,8 @@ from __future__ import annotations
 import os
 import re
 
+from .contract import SLOW, Metric, NoData, Sample
 from .roots import Roots
-from .sample import SLOW, Metric, NoData, Sample
 
 DEVICES_MAX = 1024
 DRIVERS_MAX = 512
@@ -30,7 +30,7 @@ class PciCollector:
         Metric("host_pci_devices", "gauge",
                "PCI devices that a driver has, without bridges and virtual functions.", (), True),
         Metric("host_pci_nvswitches", "gauge", "NVSwitches that their driver has.", (), True),
-    )  # fmt: skip
+    )
 
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
         """One listing.  NoData where no PCI device has a driver."""
@@ -43,14 +43,14 @@ class PciCollector:
             bound = [one for one in _listed(f"{folder}/{driver}") if ADDRESS.fullmatch(one)]
             switches += len(bound) if driver == SWITCHES else 0
             found += [one for one in bound
-                      if not os.path.lexists(f"{folder}/{driver}/{one}/physfn")]  # fmt: skip
+                      if not os.path.lexists(f"{folder}/{driver}/{one}/physfn")]
         if not found:
             raise NoData(f"no PCI device with a driver below {folder}")
         samples = [Sample("host_pci_devices", "", float(len(found)), boot_s)]
         if switches:
             samples.append(Sample("host_pci_nvswitches", "", float(switches), boot_s))
         return samples + [Sample("pci_bound", f"pci={one}", 1.0, boot_s)
-                          for one in found[:DEVICES_MAX]]  # fmt: skip
+                          for one in found[:DEVICES_MAX]]
 
 
 def _listed(folder: str) -> list[str]:

@@ -11,20 +11,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from .network import (
-    EFA,
-    NET,
-    OTHER,
-    RDMA,
-    Files,
-    Reading,
-    declared,
-    interfaces,
-    names,
-    rdma_kind,
-)
+from .contract import SLOW, NoData, Sample
+from .network import EFA, NET, OTHER, RDMA, Files, Reading, declared, interfaces, names, rdma_kind
 from .roots import Roots
-from .sample import SLOW, NoData, Sample
 
 PORTS_MAX = 8  # of one device
 FILES_MAX = 512  # of one directory of counters
@@ -39,24 +28,24 @@ PORT_ERRORS = (
     "port_rcv_remote_physical_errors", "port_rcv_switch_relay_errors", "port_xmit_discards",
     "port_xmit_constraint_errors", "port_rcv_constraint_errors", "local_link_integrity_errors",
     "excessive_buffer_overrun_errors", "VL15_dropped",
-)  # fmt: skip
+)
 # Of hw_counters/ of mlx5 and its like.
 CARD_ERRORS = (
     "out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "rnr_nak_retry_err",
     "out_of_buffer", "implied_nak_seq_err", "duplicate_request", "req_cqe_error",
     "resp_cqe_error", "req_remote_access_errors", "resp_local_length_error",
     "rx_icrc_encapsulated", "roce_adp_retrans_to",
-)  # fmt: skip
+)
 CONGESTION = (
     "np_cnp_sent", "np_ecn_marked_roce_packets", "rp_cnp_handled", "rp_cnp_ignored",
     "roce_adp_retrans", "roce_slow_restart",
-)  # fmt: skip
+)
 EFA_ERRORS = (
     "rx_drops", "rdma_read_wr_err", "rdma_write_wr_err", "retrans_timeout_events",
     "impaired_remote_conn_events", "unresponsive_remote_events", "no_completion_cmds", "cmds_err",
     "alloc_pd_err", "alloc_ucontext_err", "create_ah_err", "create_cq_err", "create_qp_err",
     "mmap_err", "reg_mr_err",
-)  # fmt: skip
+)
 COUNTERS: dict[str, Row] = {
     "port_rcv_data": ("receive_bytes_total", "", WORD_BYTES),
     "port_xmit_data": ("transmit_bytes_total", "", WORD_BYTES),
@@ -81,7 +70,7 @@ COUNTERS: dict[str, Row] = {
 } | {
     one: ("errors_total", f",error={one}", 1.0)
     for one in (*PORT_ERRORS, *CARD_ERRORS, *EFA_ERRORS)
-} | {one: ("congestion_total", f",event={one}", 1.0) for one in CONGESTION}  # fmt: skip
+} | {one: ("congestion_total", f",event={one}", 1.0) for one in CONGESTION}
 
 
 class RdmaCollector:
@@ -95,7 +84,7 @@ class RdmaCollector:
         "transmit_packets_total", "errors_total", "congestion_total", "transmit_wait_ticks_total",
         "retransmitted_bytes_total", "retransmitted_packets_total", "work_requests_total",
         "work_bytes_total", "commands_total", "keep_alives_total", "unread_files",
-    )  # fmt: skip
+    )
 
     def here(self, roots: Roots) -> str:
         """"" with a device of this class, else why not; one listing."""

@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from .sample import NoData
+from .contract import NoData
 
 READ_MAX_BYTES = 1 << 20
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 
+from .contract import SLOW, Metric, NoData, Sample
 from .roots import Roots, read_text
-from .sample import SLOW, Metric, NoData, Sample
 
 ENTRIES_MAX = 20_000  # files and folders, looked at in one reading
 FOLDERS_MAX = 1_000  # of them, opened in one reading
@@ -31,7 +31,7 @@ class SharedMemoryCollector:
         Metric("host_shm_unlinked_bytes", "gauge",
                "Used bytes of /dev/shm that no file name leads to: unlinked, and still held."),
         Metric("host_shm_files", "gauge", "Files in /dev/shm."),
-    )  # fmt: skip
+    )
 
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
         """One reading.  NoData where there is no such file system."""

@@ -13,8 +13,8 @@ import os
 from collections import Counter
 from typing import NamedTuple
 
+from .contract import Metric, NoData, Pace, Sample
 from .roots import Roots, read_text
-from .sample import Metric, NoData, Pace, Sample
 
 PROCESSES_MAX = 20_000  # of one pass; the rest is counted
 STAT_MAX_BYTES = 2048
@@ -67,7 +67,7 @@ class TasksCollector:
         Metric("host_process_open_files_ratio_max", "gauge",
                "Open files of the process nearest to its own limit, as a share of it."),
         Metric("host_processes_unread", "gauge", "Processes beyond those that a reading looks at."),
-    )  # fmt: skip
+    )
 
     def __init__(self) -> None:
         self._passes = 0
@@ -90,7 +90,7 @@ class TasksCollector:
         self._passes += 1
         unread = max(0, len(pids) - PROCESSES_MAX)
         wanted = [pid for pid in pids[:PROCESSES_MAX]
-                  if pid not in self._kernel or pid % KERNEL_EVERY == turn]  # fmt: skip
+                  if pid not in self._kernel or pid % KERNEL_EVERY == turn]
         tasks = [task for pid in wanted if (task := self._task(roots.proc, pid)) is not None]
         here = set(pids)
         self._lines = {pid: one for pid, one in self._lines.items() if pid in here}
@@ -150,15 +150,15 @@ class TasksCollector:
         shares = [
             (_share(proc, task, _size(proc, task.pid) if sized else self._files.get(_key(task), 0)),
              task) for task in tasks
-        ]  # fmt: skip
+        ]
         near = sorted((one for one in shares if one[0] >= FILES_NEAR),
-                      key=lambda one: (-one[0], one[1].pid))  # fmt: skip
+                      key=lambda one: (-one[0], one[1].pid))
         worst = max((share for share, _ in shares), default=0.0)
         return [
             Sample("host_process_open_files_ratio_max", "", worst, boot_s),
             *(Sample("task_open_files_ratio", f"pid={task.pid},name={task.name}", share, boot_s)
               for share, task in near[:NAMED_MAX]),
-        ]  # fmt: skip
+        ]
 
     def _list(self, proc: str, tasks: list[Task]) -> None:
         """Counts the open files of the processes whose turn it is."""
@@ -178,7 +178,7 @@ class TasksCollector:
         busy: list[tuple[float, Task]] = []
         looked = {task.pid for task in tasks}
         spent = {pid: one for pid, one in self._spent.items()
-                 if pid in self._kernel and pid not in looked}  # fmt: skip
+                 if pid in self._kernel and pid not in looked}
         for task in tasks:
             before = self._spent.get(task.pid)
             spent[task.pid] = Spent(task.start_ticks, task.kernel_ticks, boot_s)
@@ -196,7 +196,7 @@ class TasksCollector:
             Sample("task_kernel_ratio", f"pid={task.pid},name={task.name},cpu={task.cpu}",
                    share, boot_s)
             for share, task in busy[:NAMED_MAX]
-        ]  # fmt: skip
+        ]
 
 
 def read_stat(proc: str, pid: int) -> bytes:

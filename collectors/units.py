@@ -10,8 +10,8 @@ import os
 import shutil
 import subprocess
 
+from .contract import SLOW, Metric, NoData, Sample
 from .roots import Roots
-from .sample import SLOW, Metric, NoData, Sample
 
 UNITS_MAX = 64  # named
 OUTPUT_MAX_BYTES = 4 << 20
@@ -36,7 +36,7 @@ class UnitsCollector:
                "1 for a unit that hardware here needs and that runs, 0 when it is to run and does "
                "not (nvidia-fabricmanager).", ("unit",), True),
         Metric("host_units", "gauge", "Service units that are loaded."),
-    )  # fmt: skip
+    )
 
     def here(self, roots: Roots) -> str:
         """"" where systemd is the init, else why not."""
@@ -99,4 +99,4 @@ def samples(units: list[dict[str, str]], boot_s: float) -> list[Sample]:
         *(Sample("host_unit_failed", f"unit={name}", 1.0, boot_s)
           for name in sorted(failed)[:UNITS_MAX]),
         *(Sample("host_unit_active", f"unit={name}", float(runs), boot_s) for name, runs in needed),
-    ]  # fmt: skip
+    ]

@@ -1,7 +1,7 @@
 """The shipped runbooks as text: what a person reads, beside the machine part at the top.
 
 Owns where the files are and how they divide into sections.  The machine part is read, and checked
-against the configuration's shadows, by holdfast.agent.runbook; nothing here decides anything.
+against the configuration's shadows, by agent/config/runbooks.py; nothing here decides anything.
 """
 
 from __future__ import annotations

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent import metrics
-from holdfast.agent.core.readings import readings_of
-from holdfast.collectors.sample import Metric, Sample
+from holdfast.agent.core.model.readings import readings_of
+from holdfast.agent.metrics import families
+from holdfast.collectors.contract import Metric, Sample
 
 
 def page(samples: Iterable[Sample], declared: Iterable[Metric]) -> str:
     """The families of these samples as the agent serves them."""
-    return "".join(metrics.families(readings_of(samples), declared))
+    return "".join(families.families(readings_of(samples), declared))
 
 
 def same_as_golden(file: Path, text: str) -> None:
@@ -31,7 +31,7 @@ def same_as_golden(file: Path, text: str) -> None:
 def taken_by_prometheus(text: str) -> None:
     """`promtool check metrics` finds nothing to say."""
     done = subprocess.run([promtool(), "check", "metrics"], input=text, capture_output=True,
-                          text=True, timeout=30, check=False)  # fmt: skip
+                          text=True, timeout=30, check=False)
     assert done.returncode == 0 and not done.stderr, done.stderr
 
 

@@ -26,7 +26,7 @@ def test_a_slow_set_of_eight_gpus_is_read_and_written_down(tmp_path: Path) -> No
                "--out", str(tmp_path)]
     environ = {**os.environ, "PYTHONPATH": str(ROOT / ".types")}
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True,
-                          timeout=120, check=False)  # fmt: skip
+                          timeout=120, check=False)
     (file,) = tmp_path.glob("telemetry-*.jsonl")
     row = json.loads(file.read_text())
     assert row["ok"] and not row["troubles"], row["why"] + done.stderr
@@ -42,21 +42,21 @@ def test_a_slow_set_of_eight_gpus_is_read_and_written_down(tmp_path: Path) -> No
 
 def test_the_table_takes_of_each_case_the_newest_that_is_not_quick(tmp_path: Path) -> None:
     machine = {"revision": "1234567", "cores": 2, "cpu": "one", "python": "3", "torch": "2",
-               "load_1m": 0.1}  # fmt: skip
+               "load_1m": 0.1}
     rows = [("1", "", "trainer_sigkill", 0.4), ("1", "", "torchrun_sigkill_prefix", 4.0),
             ("1", "", "script_sigkill", 2.0), ("2", "--runs 9", "trainer_sigkill", 0.5),
             ("3", "--quick", "trainer_sigkill", 9.0), ("3", "--quick", "trainer_stall", 3.0)]
     (tmp_path / "recovery-2026-01-01.jsonl").write_text("".join(
         json.dumps({"invocation": invocation, "arguments": arguments, "case": case, "ok": True,
                     "recovery_s": took_s, "machine": machine}) + "\n"
-        for invocation, arguments, case, took_s in rows))  # fmt: skip
+        for invocation, arguments, case, took_s in rows))
     (tmp_path / "recovery_against_old-2026-01-02.jsonl").write_text(json.dumps(
-        {"invocation": "4", "arguments": "", "case": "trainer_sigkill"}) + "\n")  # fmt: skip
+        {"invocation": "4", "arguments": "", "case": "trainer_sigkill"}) + "\n")
     found = report.load(tmp_path, "recovery", "")
     assert [(row["invocation"], row["case"]) for row in found] == [
         ("1", "torchrun_sigkill_prefix"), ("1", "script_sigkill"), ("2", "trainer_sigkill"),
         ("3", "trainer_stall"),
-    ]  # fmt: skip
+    ]
     lines = {line.split(" | ")[0]: line for line in report.recovery(found).splitlines()}
     assert lines["| script, SIGKILL"].endswith(" 2.0 x |")
     assert lines["| trainer, SIGKILL"].endswith(" - |"), "a ratio of two invocations"
@@ -70,7 +70,7 @@ def test_a_row_says_of_which_code_and_machine_it_is(name: str, tmp_path: Path) -
     command = [sys.executable, "-m", f"bench.{name}", "--quick", "--out", str(tmp_path)]
     environ = {**os.environ, "PYTHONPATH": str(ROOT / ".types")}
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True,
-                          timeout=120, check=False)  # fmt: skip
+                          timeout=120, check=False)
     (row,) = report.load(tmp_path, name, "")
     assert not row["why"], done.stderr
     assert row["bench"] == row["case"] == name and row["arguments"].startswith("--quick")
@@ -91,7 +91,7 @@ def test_a_suspicion_is_waited_for_and_must_be_taken_back(
 
     def incidents(*_: object) -> list[dict[str, Any]]:
         asked.append({"id": "1", "state": "open" if len(asked) < 3 else ends,
-                      "timeline": [(1.0, "suspected: it stands still")]})  # fmt: skip
+                      "timeline": [(1.0, "suspected: it stands still")]})
         later = {**asked[0], "id": "2"}  # of the time after the measured one
         return [asked[-1], later] if len(asked) > 1 else [asked[-1]]
 

@@ -66,7 +66,7 @@ def test_a_line_without_a_verdict_ends_the_round(
     ({"ok": True, "latency_s": [0.01] * 60}, 0),
     ({"ok": True, "latency_s": [0.01] * 50 + [0.2] * 10}, 1),
     ({"ok": False, "why": "the agent did not start"}, 1),
-])  # fmt: skip
+])
 def test_it_fails_without_a_number_or_with_one_that_is_too_large(
     row: dict[str, Any], code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent import node_orders, node_unit, room, runner
-from holdfast.agent.core import repair
+from holdfast.agent.actions import root_client, root_helper
+from holdfast.agent.core.nodes import repair
+from holdfast.agent.launchers import admission
+from holdfast.agent.telemetry import collectors
 
 ROOT = Path(__file__).resolve().parent.parent
 UNIT = ROOT / "deploy/systemd/holdfast.service"
@@ -49,8 +51,9 @@ def test_the_unit_stays_tight(tmp_path: Path) -> None:
 
 def test_the_unit_gives_the_agent_the_files_that_its_ranks_take() -> None:
     (files,) = [line for line in UNIT.read_text().splitlines() if line.startswith("LimitNOFILE=")]
-    assert int(files.partition("=")[2]) == room.OPEN_FILES
-    assert room.RANKS_MAX * room.FILES_PER_RANK + room.OPEN_FILES_KEPT <= room.OPEN_FILES
+    assert int(files.partition("=")[2]) == admission.OPEN_FILES
+    needed = admission.RANKS_MAX * admission.FILES_PER_RANK + admission.OPEN_FILES_KEPT
+    assert needed <= admission.OPEN_FILES
 
 
 def node_units(tmp_path: Path, old: str = "", new: str = "") -> str:
@@ -62,7 +65,7 @@ def node_units(tmp_path: Path, old: str = "", new: str = "") -> str:
         text = (UNIT.parent / name).read_text().replace("/opt/holdfast/bin/python", "/bin/true")
         (tmp_path / name).write_text(text.replace(old, new) if old else text)
     command = [tool, "verify", str(tmp_path / "holdfast-node.socket"),
-               str(tmp_path / "holdfast-node@x.service")]  # fmt: skip
+               str(tmp_path / "holdfast-node@x.service")]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=60, check=False
     ).stderr
@@ -80,17 +83,17 @@ def test_only_the_agent_may_knock_and_nothing_runs_without_the_socket() -> None:
     assert "SocketUser=holdfast\n" in text and "SocketMode=0600\n" in text
     service = (UNIT.parent / "holdfast-node@.service").read_text()
     assert "[Install]" not in service and "User=" not in service
-    assert "holdfast.agent.node_unit\n" in service  # and no argument that could change its verbs
+    assert "holdfast.agent.actions.root_helper\n" in service  # and no argument
 
 
 def test_no_user_can_make_a_path_that_keeps_the_agent_from_starting() -> None:
     """A link to itself is no missing file: a leading "-" does not forgive it."""
     keys = ("BindPaths", "BindReadOnlyPaths", "ReadWritePaths", "ReadOnlyPaths", "ExecPaths",
-            "InaccessiblePaths", "TemporaryFileSystem", "LoadCredential")  # fmt: skip
+            "InaccessiblePaths", "TemporaryFileSystem", "LoadCredential")
     for unit in UNIT.parent.glob("*.service"):
         named = [path.lstrip("-+") for path in values(unit, *keys)]
         assert not [path for path in named
-                    if path.startswith(("/tmp", "/var/tmp", "/dev/shm", "/home"))]  # fmt: skip
+                    if path.startswith(("/tmp", "/var/tmp", "/dev/shm", "/home"))]
     # Neuron's compile cache lies there, and a private /var/tmp would be an empty one.
     assert not values(UNIT, "PrivateTmp")
 
@@ -121,14 +124,14 @@ def test_the_operators_program_has_room() -> None:
     assert "char-nvidia*" in values(unit, "DeviceAllow")  # nvidia-smi's reset
     (limit_s,) = values(unit, "TimeoutStartSec")
     # Reading the order, the longest verb, and room for the answer.
-    longest_s = max(node_unit.COMMAND_S, node_unit.RESET_S)
-    assert node_unit.READ_S + longest_s + 10.0 <= float(limit_s)
+    longest_s = max(root_helper.COMMAND_S, root_helper.RESET_S)
+    assert root_helper.READ_S + longest_s + 10.0 <= float(limit_s)
     # Orders follow each other at once: the one before may not have gone yet.
     (connections,), (burst,) = (values(UNIT.parent / "holdfast-node.socket", key)
-                                for key in ("MaxConnections", "TriggerLimitBurst"))  # fmt: skip
-    assert int(connections) > 1 and int(burst) >= node_unit.RESETS_MAX + len(node_unit.VERBS)
+                                for key in ("MaxConnections", "TriggerLimitBurst"))
+    assert int(connections) > 1 and int(burst) >= root_helper.RESETS_MAX + len(root_helper.VERBS)
     # Each side waits longer than the one behind it.
-    assert node_unit.COMMAND_S < node_orders.ANSWER_S < repair.ORDER_S - node_orders.EVIDENCE_S
-    assert node_unit.RESET_S < node_orders.RESET_S
-    before_s = node_orders.EVIDENCE_S + runner.REST_S
-    assert node_orders.RESET_S + before_s < repair.RESET_S
+    assert root_helper.COMMAND_S < root_client.ANSWER_S < repair.ORDER_S - root_client.EVIDENCE_S
+    assert root_helper.RESET_S < root_client.RESET_S
+    before_s = root_client.EVIDENCE_S + collectors.REST_S
+    assert root_client.RESET_S + before_s < repair.RESET_S

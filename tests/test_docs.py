@@ -60,9 +60,9 @@ def test_the_page_of_the_trainers_settings_is_current() -> None:
 
 def test_make_docs_writes_every_generated_page() -> None:
     pages = dict(re.findall(r"^(?:PAGES :=| ) *([a-z-]+)=(holdfast\S+)",
-                            (ROOT / "Makefile").read_text(), re.MULTILINE))  # fmt: skip
+                            (ROOT / "Makefile").read_text(), re.MULTILINE))
     made = {path.stem for path in (ROOT / "docs").glob("*.md")
-            if re.search("^Generated from", path.read_text(), re.MULTILINE)}  # fmt: skip
+            if re.search("^Generated from", path.read_text(), re.MULTILINE)}
     assert set(pages) == made
     del pages["train"]  # needs torch
     for name, function in pages.items():

@@ -33,13 +33,13 @@ def test_a_missing_package_fails_in_ci_and_nowhere_else(
     environ = {**os.environ, "HOLDFAST_NO_SKIP": set_to, "PYTHONPATH": str(TESTS)}
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "conftest", str(file)],
                           cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=60,
-                          check=False)  # fmt: skip
+                          check=False)
     assert outcome in done.stdout, done.stdout + done.stderr
 
 
 def test_each_package_that_a_skip_names_is_installed_by_make() -> None:
     listed = {line.split()[0] for line in (TESTS / "debian-packages.txt").read_text().splitlines()
-              if not line.startswith("#")}  # fmt: skip
+              if not line.startswith("#")}
     named = {name for file in TESTS.rglob("*.py")
              for name in re.findall(r"is missing \(Debian package ([\w-]+)\)", file.read_text())}
     assert named - {"libc6-dev"} <= listed  # build-essential brings the headers of C

@@ -14,7 +14,7 @@ import pytest
 from pages import promtool
 
 from holdfast.agent.cli.parser import INJECTABLE
-from holdfast.agent.core.model import SEVERITIES, Runbook
+from holdfast.agent.core.model.model import SEVERITIES, Runbook
 from holdfast.dashboards import rules
 from holdfast.runbooks import prose
 
@@ -198,7 +198,7 @@ NIGHT = (
     ("gpu_fell_off_bus", "fatal", "warning"),  # comes back by itself
     ("collector_failed", "unknown", "warning"),
     ("host_unknown", "unknown", "info"),
-)  # fmt: skip
+)
 
 
 def test_who_gets_up_at_night(tmp_path: Path) -> None:
@@ -218,11 +218,11 @@ def test_who_gets_up_at_night(tmp_path: Path) -> None:
                 "exp_alerts": [{"exp_labels": labels | {"severity": alert, "scope": book.scope},
                                 "exp_annotations": annotations(book.alert)}],
             }],
-        })  # fmt: skip
+        })
     file = tmp_path / "test.yml"
     file.write_text(json.dumps({"rule_files": ["alerts.yml"], "tests": cases}))
     done = subprocess.run([tool, "test", "rules", str(file)], capture_output=True, text=True,
-                          timeout=60, check=False)  # fmt: skip
+                          timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -232,7 +232,7 @@ def annotations(alert: str) -> dict[str, str]:
     rows = rule.partition("annotations:\n")[2].splitlines()
     found = dict(row.strip().split(": ", 1) for row in rows if row.strip())
     return {name: json.loads(text).replace("{{ $labels.subject }}", "node/a")
-            for name, text in found.items()}  # fmt: skip
+            for name, text in found.items()}
 
 
 @pytest.mark.parametrize(

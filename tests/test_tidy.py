@@ -21,7 +21,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("agent", "collectors", "dashboards", "runbooks", "trainer", "worker")
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".txt", ".yml", ".json", ".service", ".svg", ".html"}
-LINE_MAX, FUNCTION_MAX, FILE_MAX = 100, 70, 400
+LINE_MAX, FUNCTION_MAX, FILE_MAX = 100, 70, 600
 
 
 class Finding(NamedTuple):
@@ -62,7 +62,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "agent": {"agent", "core", "collectors", "runbooks", "dashboards", "worker.page",
               "worker.exits"},
     "cli": {"cli", "agent", "core", "collectors", "runbooks", "dashboards", "worker.page",
-            "worker.exits", "trainer.checkpoint_format"},
+            "worker.exits", "trainer.checkpoint"},
     "dashboards": {"dashboards", "runbooks", "core"},
     "runbooks": {"runbooks"},
     "trainer": {"trainer", "worker"},
@@ -72,8 +72,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 HOMES: dict[str, tuple[str, ...]] = {
     "torch": ("trainer/", "worker/"),
     "aiohttp": ("agent/web/", "agent/store/"),
-    "prometheus_client": ("agent/metrics.py", "agent/metrics_text.py"),
-    "rich": ("agent/cli/", "agent/demo.py"),
+    "prometheus_client": ("agent/metrics/families.py", "agent/metrics/exposition.py"),
+    "rich": ("agent/cli/", "agent/cli/demo.py"),
     "boto3": ("agent/store/",),
     "tokenizers": ("trainer/",),
     "pynvml": ("collectors/nvidia.py",),
@@ -312,42 +312,42 @@ def test_the_repository_is_tidy() -> None:
 HEAD = '"""Owns a thing."""\nfrom __future__ import annotations\n'
 BAD: list[tuple[Rule, str, str]] = [
     (rule_import, "collectors/host.py", "from holdfast.agent.core import model"),
-    (rule_import, "agent/core/plan.py", "from ..journal import Journal"),
-    (rule_import, "agent/core/plan.py", "from .. import journal"),
-    (rule_import, "agent/daemon.py", "from .cli import main"),
-    (rule_import, "agent/daemon.py", "import holdfast.trainer.loop"),
-    (rule_import, "agent/daemon.py", "from holdfast.worker import launcher"),
-    (rule_import, "agent/daemon.py", "from agent.core import model"),
+    (rule_import, "agent/core/run/plan.py", "from ...history.journal import Journal"),
+    (rule_import, "agent/core/run/plan.py", "from ...history import journal"),
+    (rule_import, "agent/daemon/daemon.py", "from ..cli import main"),
+    (rule_import, "agent/daemon/daemon.py", "import holdfast.trainer.loop"),
+    (rule_import, "agent/daemon/daemon.py", "from holdfast.worker import launcher"),
+    (rule_import, "agent/daemon/daemon.py", "from agent.core import model"),
     (rule_import, "trainer/loop.py", "from holdfast.agent import runbook"),
-    (rule_import, "worker/launcher.py", "from holdfast.collectors import sample"),
-    (rule_home, "agent/daemon.py", "def f():\n    import torch"),
-    (rule_home, "agent/journal.py", "import aiohttp.web"),
+    (rule_import, "worker/launcher/launcher.py", "from holdfast.collectors import sample"),
+    (rule_home, "agent/daemon/daemon.py", "def f():\n    import torch"),
+    (rule_home, "agent/history/journal.py", "import aiohttp.web"),
     (rule_core_pure, "agent/core/node.py", "import time"),
-    (rule_core_pure, "agent/core/detect/hang.py", "def f():\n    from os import path"),
+    (rule_core_pure, "agent/core/detect/ranks/hang.py", "def f():\n    from os import path"),
     (rule_worker, "worker/page.py", "import msgspec"),
     (rule_worker, "worker/page.py", "import torch"),
     (rule_worker, "worker/page.py", "import tomllib"),
     (rule_worker, "worker/page.py", "match 1:\n    case 1: pass"),
-    (rule_opening, "agent/daemon.py", "import os"),
-    (rule_opening, "agent/daemon.py", '"""Owns."""\ndef f(): pass'),
-    (rule_size, "agent/daemon.py", "x = 1\n" * 401),
-    (rule_size, "agent/daemon.py", "x = '" + "y" * 100 + "'"),
-    (rule_size, "agent/daemon.py", "def f():\n" + "    x = 1\n" * 70),
-    (rule_except, "agent/daemon.py", "try: pass\nexcept Exception: pass"),
-    (rule_except, "agent/daemon.py", "try: pass\nexcept (OSError, BaseException): pass"),
-    (rule_except, "agent/daemon.py", "try: pass\nexcept: pass"),
+    (rule_opening, "agent/daemon/daemon.py", "import os"),
+    (rule_opening, "agent/daemon/daemon.py", '"""Owns."""\ndef f(): pass'),
+    (rule_size, "agent/daemon/daemon.py", "x = 1\n" * 601),
+    (rule_size, "agent/daemon/daemon.py", "x = '" + "y" * 100 + "'"),
+    (rule_size, "agent/daemon/daemon.py", "def f():\n" + "    x = 1\n" * 70),
+    (rule_except, "agent/daemon/daemon.py", "try: pass\nexcept Exception: pass"),
+    (rule_except, "agent/daemon/daemon.py", "try: pass\nexcept (OSError, BaseException): pass"),
+    (rule_except, "agent/daemon/daemon.py", "try: pass\nexcept: pass"),
     (rule_words, "docs/guide.md", "see /ro" "ot/notes"),
     (rule_words, "docs/guide.md", "XX" "X later"),
 ]
 GOOD: list[tuple[Rule, str, str]] = [
-    (rule_import, "agent/core/plan.py", "from .model import Plan\nfrom .. import core"),
-    (rule_import, "agent/daemon.py", "from holdfast.worker import page\nfrom .core import node"),
-    (rule_import, "agent/cli/verify.py", "from holdfast.trainer import checkpoint_format"),
-    (rule_home, "worker/hooks.py", "def f():\n    import torch"),
-    (rule_worker, "worker/hooks.py", "def f():\n    import torch"),
-    (rule_opening, "agent/daemon.py", HEAD),
-    (rule_except, "agent/daemon.py", "try: pass\nexcept OSError: pass"),
-    (rule_except, "agent/daemon.py", "try: pass\nexcept BaseException:\n    f()\n    raise"),
+    (rule_import, "agent/core/run/plan.py", "from .model import Plan\nfrom .. import core"),
+    (rule_import, "agent/daemon/daemon.py", "from holdfast.worker import page"),
+    (rule_import, "agent/cli/verify.py", "from holdfast.trainer.checkpoint import format"),
+    (rule_home, "worker/rank/hooks.py", "def f():\n    import torch"),
+    (rule_worker, "worker/rank/hooks.py", "def f():\n    import torch"),
+    (rule_opening, "agent/daemon/daemon.py", HEAD),
+    (rule_except, "agent/daemon/daemon.py", "try: pass\nexcept OSError: pass"),
+    (rule_except, "agent/daemon/daemon.py", "try: pass\nexcept BaseException:\n    f()\n    raise"),
 ]
 
 

@@ -20,7 +20,7 @@ try:
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib  # type: ignore[no-redef,import-not-found]
 
-from .checkpoint_format import ALGORITHMS
+from .checkpoint.format import ALGORITHMS
 
 FILE_BYTES_MAX = 1 << 20
 
@@ -116,7 +116,7 @@ class SnapshotOptions(Options):
 class Config(Options):
     """Everything one run is told.  Steps are optimizer steps, batches are counted in pairs."""
 
-    model: str = setting("holdfast.trainer.model:Encoder", "module:Class of the model")
+    model: str = setting("holdfast.trainer.example.model:Encoder", "module:Class of the model")
     data: str = setting("holdfast.trainer.data:CodeSearch", "module:Class of the data")
     seed: int = setting(0, "of weights and of the order of samples; 0 or more")
     steps: int = setting(200, "how many; at least 1")

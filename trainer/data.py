@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from . import corpus, tokenizer
 from .config import ConfigError, Options, read_options, setting
+from .example import corpus, tokenizer
 from .protocol import Batch
 
 

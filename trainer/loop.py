@@ -17,16 +17,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from . import checkpoint_format as files
 from . import optimizer as adamw
-from .checkpoint import Checkpoints
+from .checkpoint import format as files
+from .checkpoint.manifest import run_manifest
+from .checkpoint.restore import Held, restore
+from .checkpoint.snapshot import Snapshots
+from .checkpoint.write import Checkpoints
 from .config import Config, named_class
 from .data import Sampler, seed_for
 from .evaluate import evaluate
 from .group import BadCheckpoint, Group, RestoreFailed, is_broken_group
-from .manifest import run_manifest
-from .restore import Held, restore
-from .snapshot import Snapshots
 from .state import State
 
 STEP_TIMES = 64  # the latest, for the snapshots' cadence

@@ -12,11 +12,11 @@ from typing import Any, get_type_hints
 
 from .config import Config, Options
 from .data import CodeSearchOptions
-from .model import EncoderOptions
+from .example.model import EncoderOptions
 
 HEAD = """# Settings of the trainer
 
-Generated from trainer/config.py, trainer/model.py and trainer/data.py; do not edit.
+Generated from trainer/config.py, trainer/example/model.py and trainer/data.py; do not edit.
 
     holdfast train --nproc-per-node 2 --config train.toml steps=500 optimizer.learning_rate=1e-3
 
@@ -30,7 +30,7 @@ KINDS = {float: "number", int: "whole number", str: "text", bool: "true or false
 def render_train_docs() -> str:
     """The whole page."""
     nested = {f.name: type(f.default) for f in dataclasses.fields(Config)
-              if isinstance(f.default, Options)}  # fmt: skip
+              if isinstance(f.default, Options)}
     page = HEAD + _section("The run", Config, set(nested))
     for name, kind in nested.items():
         page += _section(f"[{name}]", kind, set())
@@ -40,7 +40,7 @@ def render_train_docs() -> str:
 
 def _section(title: str, kind: type[Options], left_out: set[str]) -> str:
     lines = ["", f"## {title}", "", " ".join((kind.__doc__ or "").split()), "",
-             "| key | type | default | what it is for |", "|---|---|---|---|"]  # fmt: skip
+             "| key | type | default | what it is for |", "|---|---|---|---|"]
     hints = get_type_hints(kind)
     for field in dataclasses.fields(kind):
         if field.name not in left_out:

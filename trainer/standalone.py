@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from . import checkpoint_format
+from .checkpoint import format
 
 
 class Broken(RuntimeError):
@@ -51,7 +51,7 @@ class Standalone:
     def ready(self, checkpoint_dir: str = "", keep: int = 3, commits: Any = ()) -> Assignment:
         """Resumes from the newest checkpoint that proves; rank 0 finds it, once joined."""
         number = {key: int(os.environ.get(key, "0")) for key in ("RANK", "LOCAL_RANK")}
-        known = checkpoint_format.listing(checkpoint_dir) if checkpoint_dir else []
+        known = format.listing(checkpoint_dir) if checkpoint_dir else []
         return Assignment(
             generation=max((found.generation for found in known), default=0) + 1,
             rank=number["RANK"],

@@ -16,7 +16,7 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from .checkpoint_format import Entry, align, shard_ranges
+from .checkpoint.format import Entry, align, shard_ranges
 
 
 class State:

@@ -46,11 +46,11 @@ def main() -> None:
     if sys.version_info < (3, 9):
         sys.exit("holdfast: the job's Python is %s; 3.9 or newer is needed" % sys.version[:6])
     if sys.argv[1:2] == ["rank"]:
-        from holdfast.worker import cold
+        from holdfast.worker.launcher import spawn_entry
 
-        cold.main(int(sys.argv[2]))
+        spawn_entry.main(int(sys.argv[2]))
         return
-    from holdfast.worker import launcher
+    from holdfast.worker.launcher import launcher
 
     launcher.main(sys.argv[1], sys.argv[2:])
 

@@ -22,12 +22,12 @@ from typing import (
     Optional,
     Sequence,
     Tuple,
-)  # fmt: skip
+)
 
-from . import faults
 from . import page as pages
-from . import snapshot as snapshots
-from .snapshot import SnapshotShard
+from .rank import faults
+from .rank import snapshot as snapshots
+from .rank.snapshot import SnapshotShard
 from .wire import Channel, Packet, close_all, cut
 
 COMMITS_SENT = 100  # a packet has 60 kB
@@ -219,7 +219,7 @@ def ready(
     """
     worker = _get()
     worker.send({"t": "ready", "checkpoint_dir": checkpoint_dir, "keep": keep,
-                 "commits": list(commits)[:COMMITS_SENT]})  # fmt: skip
+                 "commits": list(commits)[:COMMITS_SENT]})
     return worker.wait_assignment()
 
 
@@ -229,7 +229,7 @@ def park(
     """Leaves the generation with `step` optimizer steps in memory; blocks until the next one."""
     worker = _get()
     worker.send({"t": "parked", "generation": worker.generation, "step": step, "torn": torn,
-                 "reason": cut(reason, 300)})  # fmt: skip
+                 "reason": cut(reason, 300)})
     if meanwhile is not None:
         meanwhile()
     return worker.wait_assignment()
@@ -314,7 +314,7 @@ def report(fault: str, text: str) -> None:
 def committed(generation: int, step: int, path: str, world: int) -> None:
     """A checkpoint's marker is durable."""
     _get().send({"t": "committed", "generation": generation, "step": step, "path": path,
-                 "world": world})  # fmt: skip
+                 "world": world})
 
 
 def bad_checkpoint(path: str, why: str) -> None:
@@ -362,7 +362,7 @@ def snapshot_commit(step: int, digest: str) -> None:
     worker.snapshot_file.commit(
         assignment.generation, assignment.rank, assignment.world, step,
         worker.snapshot_bytes, digest,
-    )  # fmt: skip
+    )
 
 
 def snapshot_shards() -> List[SnapshotShard]:

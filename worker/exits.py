@@ -46,7 +46,7 @@ _RUN = (
     row(NOT_EXECUTABLE, "the command of --no-python cannot be executed"),
     row(INTERRUPTED, "interrupted"),
     Row("%d + n" % SIGNAL_BASE, "a rank died of signal n"),
-)  # fmt: skip
+)
 _ASK = (
     row(DONE, "answered"),
     row(FAILED, "no agent answers, or it has no such run, node or incident"),

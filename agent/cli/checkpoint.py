@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.trainer import checkpoint_format
+from holdfast.trainer.checkpoint import format
 from holdfast.worker import exits
 
 from .failure import Failure
@@ -29,7 +29,7 @@ def verify(options: argparse.Namespace) -> int:
     if options.directory.startswith("s3://"):
         raise Failure("checkpoints on S3 cannot be verified by this version")
     verdicts = [
-        Verdict(path.name, tuple(str(problem) for problem in checkpoint_format.verify(path)))
+        Verdict(path.name, tuple(str(problem) for problem in format.verify(path)))
         for path in directories(root)
     ]
     bad = [one for one in verdicts if one.problems]
@@ -47,12 +47,12 @@ def directories(root: Path) -> list[Path]:
             pass
     except OSError as error:  # not there, none, or closed to this user: that is no empty one
         raise Failure(f"{root}: {error.strerror}") from error
-    if checkpoint_format.parse_name(root.resolve().name):
+    if format.parse_name(root.resolve().name):
         return [root]
-    found = checkpoint_format.listing(root)
+    found = format.listing(root)
     if found:
         return [Path(one.path) for one in found]
-    raise Failure(f"{root} holds no committed checkpoint (step-*.gen-*/{checkpoint_format.COMMIT})")
+    raise Failure(f"{root} holds no committed checkpoint (step-*.gen-*/{format.COMMIT})")
 
 
 def report(verdicts: list[Verdict]) -> list[Line]:

@@ -47,7 +47,7 @@ def close(options: argparse.Namespace) -> int:
     # Each agent of the node has read the kernel's log for itself.
     agents = [agent for agent, _ in found
               if any(listed["id"] == one and listed["state"] != "closed"
-                     for listed in agent.get("/api/v1/incidents"))]  # fmt: skip
+                     for listed in agent.get("/api/v1/incidents"))]
     if not agents:
         raise Failure(f"incident {one} is closed already")
     route = f"/api/v1/incidents/{quote(one, safe='')}/close"

@@ -1,6 +1,6 @@
 """`holdfast diagnose LOG...`: what killed a run that is already dead, from its logs alone.
 
-Owns the words.  Reading is agent/logfiles.py's, judging agent/core/detect/logroot.py's.
+Owns the words.  Reading is agent/logs/files.py's, judging agent/core/parse/logs/root.py's.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.agent import logfiles
-from holdfast.agent.core.detect import logroot
-from holdfast.agent.core.detect.logmatch import CASCADE, ROOT, Match
-from holdfast.agent.core.detect.logtext import NO_RANK
+from holdfast.agent.core.parse.logs import root as logroot
+from holdfast.agent.core.parse.logs.lines import NO_RANK
+from holdfast.agent.core.parse.logs.signatures import CASCADE, ROOT, Match
+from holdfast.agent.logs import files
 from holdfast.worker import exits
 
 from .failure import CONFIGURATION, USAGE, Failure
@@ -44,7 +44,7 @@ CULPRITS = {
 def diagnose(options: argparse.Namespace) -> int:
     """0 when a root was found, 1 when none; 2 when no file can be read."""
     try:
-        report = logfiles.diagnose(_unfolded(options.log), own=_own(options.config))
+        report = files.diagnose(_unfolded(options.log), own=_own(options.config))
     except ValueError as error:
         raise Failure(str(error), CONFIGURATION) from error
     if report.unread == len(report.names):
@@ -56,7 +56,7 @@ def diagnose(options: argparse.Namespace) -> int:
             **logroot.as_json(report.diagnosis, report.names), "files": list(report.names),
             "bytes": report.nbytes, "handled": dict(report.handled),
             "lines_skipped": report.skipped, "problems": list(report.problems),
-        })  # fmt: skip
+        })
     else:
         from .text import show
 
@@ -66,16 +66,16 @@ def diagnose(options: argparse.Namespace) -> int:
 
 def _own(file: str | None) -> tuple[dict[str, Any], ...]:
     """The signatures of the node's configuration, where it has one."""
-    from holdfast.agent import config
+    from holdfast.agent.config import load
 
-    path = Path(file) if file else config.DEFAULT_FILE
+    path = Path(file) if file else load.DEFAULT_FILE
     if not file and not os.access(path, os.R_OK):  # not there, or its folder is closed to users
         return ()
     try:
-        return config.load(path).signatures
-    except config.ConfigError as error:
+        return load.load(path).signatures
+    except load.ConfigError as error:
         raise Failure(f"{error}\n(--config FILE names another configuration)",
-                      CONFIGURATION) from error  # fmt: skip
+                      CONFIGURATION) from error
 
 
 def _unfolded(given: Sequence[str]) -> list[str]:
@@ -108,12 +108,12 @@ def _oldest_first(path: str) -> tuple[str, int]:
     return named["base"] or path, -int(named["turn"] or 0)
 
 
-def said(report: logfiles.Report) -> list[Line]:
+def said(report: files.Report) -> list[Line]:
     """The root and its evidence, or what can be said without one."""
     found = report.diagnosis
     lines = _root(found, report.names) if found.root else [
         *field("root", Span("none found", CARE)), *field("", found.hint),
-    ]  # fmt: skip
+    ]
     lines += field("meaning", report.note) if report.note else []
     lines += _others(found)
     read = f"{count(len(report.names), 'file')}, {size(report.nbytes)}"
@@ -156,7 +156,7 @@ def _others(found: logroot.Diagnosis) -> list[Line]:
     for (role, name), matches in shown[:SHOWN_MAX]:
         ranks = sorted({match.rank for match in matches if match.rank != NO_RANK})
         who = f", ranks {', '.join(map(str, ranks[:8]))}" if len(ranks) > 1 else (
-            f", rank {ranks[0]}" if ranks else "")  # fmt: skip
+            f", rank {ranks[0]}" if ranks else "")
         more = ", …" if len(ranks) > 8 else ""
         kind = {ROOT: "later", CASCADE: "follows from it" if found.root else "a consequence"}
         lines += field(f"  {name}", f"{kind.get(role, role)}{who}{more}",

@@ -14,10 +14,10 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from holdfast.agent import procfs
+from holdfast.agent.system import procfs
 from holdfast.collectors import clock, nvme, nvme_smart
+from holdfast.collectors.contract import NoData
 from holdfast.collectors.roots import Roots
-from holdfast.collectors.sample import NoData
 
 from .doctor_node import neuron, orders
 from .failure import Failure
@@ -222,7 +222,7 @@ def processes(_: Mapping[str, str]) -> Finding:
     if procfs.hides_others():
         return Finding("processes", LACK, "/proc hides those of other users (hidepid)",
                        "an agent that may not see them lets no order for the node leave, and takes "
-                       "each rank that stands still for one that computes")  # fmt: skip
+                       "each rank that stands still for one that computes")
     return Finding("processes", HAVE, "/proc shows those of all users")
 
 
@@ -241,7 +241,7 @@ def drives(_: Mapping[str, str]) -> Finding:
     why_not = nvme_smart.NvmeSmartCollector().here(roots)
     if why_not:
         return Finding("NVMe SMART", LACK, why_not, "wear, media errors and warnings of the drives "
-                       "are not seen; state and temperature are")  # fmt: skip
+                       "are not seen; state and temperature are")
     return Finding("NVMe SMART", HAVE, "readable")
 
 

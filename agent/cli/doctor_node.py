@@ -16,10 +16,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from holdfast.agent import config as configuration
-from holdfast.agent import node_unit
-from holdfast.agent.core.repair import VERBS
-from holdfast.agent.settings import Config
+from holdfast.agent.actions import root_helper
+from holdfast.agent.config import load as configuration
+from holdfast.agent.config.settings import Config
+from holdfast.agent.core.nodes.repair import VERBS
 
 from .finding import HAVE, LACK, NEED, Finding
 
@@ -28,7 +28,7 @@ FOLDER_S = 5.0  # for the folder of evidence.store to answer
 AGENT_USER = "holdfast"  # HOLDFAST_AGENT_USER names another, or a uid, as for the launcher
 PROGRAMS = Path("/etc/holdfast/node.d")  # where the root unit looks
 UNIT = ", or name the group in SupplementaryGroups= of holdfast.service"
-BY_ITSELF = {"reboot_node": node_unit.REBOOT[0], "reset_gpu": node_unit.RESET[0]}
+BY_ITSELF = {"reboot_node": root_helper.REBOOT[0], "reset_gpu": root_helper.RESET[0]}
 NEURON, ORDERS = "Neuron devices", "node orders"
 
 
@@ -90,7 +90,7 @@ def neuron_devices(dev: Path, job: User, agent: User | None) -> Finding:
             said = f"{path} {stat.S_IMODE(it.st_mode):04o} {it.st_uid}:{it.st_gid}"
             return Finding(NEURON, state, f"{said}: closed to {user.name}",
                            f"{cost} ({len(closed)} of {len(found)}): {_remedy(it, user.name)}"
-                           + UNIT * (user is agent))  # fmt: skip
+                           + UNIT * (user is agent))
     return Finding(NEURON, HAVE, f"{len(found)}, open to {job.name}"
                    + (f" and {agent.name}" if agent else ""))
 
@@ -124,7 +124,7 @@ def node_orders(config: Config, programs: Path = PROGRAMS) -> Finding:
     if not allowed:
         return Finding(ORDERS, HAVE, "actions.allow names none: nothing is done here")
     lacking = [*_socket(Path(config.actions.socket)), *_store(config.evidence.store),
-               *_programs(allowed, programs)]  # fmt: skip
+               *_programs(allowed, programs)]
     if not lacking:
         return Finding(ORDERS, HAVE, f"{', '.join(allowed)}: what they need is there")
     more = f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""
@@ -142,13 +142,13 @@ def _socket(path: Path) -> Sequence[Lacking]:
     if path.is_socket():
         return ()
     return (Lacking(f"no socket {path}", "enable the socket: "
-                    "systemctl enable --now holdfast-node.socket"),)  # fmt: skip
+                    "systemctl enable --now holdfast-node.socket"),)
 
 
 def _store(folder: str) -> Sequence[Lacking]:
     if not folder:
         return (Lacking("evidence.store is not set", "set evidence.store to a folder that "
-                        "outlives this node"),)  # fmt: skip
+                        "outlives this node"),)
     asked = subprocess.Popen(["test", "-d", folder])
     try:
         if asked.wait(FOLDER_S) == 0:
@@ -159,7 +159,7 @@ def _store(folder: str) -> Sequence[Lacking]:
             asked.wait(1.0)
         return (Lacking("evidence.store does not answer", f"mend the mount of {folder}"),)
     return (Lacking("no folder evidence.store", f"mount or make {folder} for the agent's user, and "
-                    "name it in ReadWritePaths= of holdfast.service"),)  # fmt: skip
+                    "name it in ReadWritePaths= of holdfast.service"),)
 
 
 def _programs(allowed: Sequence[str], programs: Path) -> list[Lacking]:
@@ -167,4 +167,4 @@ def _programs(allowed: Sequence[str], programs: Path) -> list[Lacking]:
     wanted = [(programs / VERBS[rung], BY_ITSELF.get(rung, "")) for rung in allowed]
     return [Lacking(f"no program {path}", f"put a program of root's into {path}")
             for path, tool in wanted
-            if not os.access(path, os.X_OK) and not os.access(tool, os.X_OK)]  # fmt: skip
+            if not os.access(path, os.X_OK) and not os.access(tool, os.X_OK)]

@@ -1,7 +1,7 @@
 """`holdfast drift`: which nodes of a run differ from most, and in what.
 
 Owns what is asked, how it reads and the exit code.  What differs is found by
-agent/core/identity.py: in the agent, or here of what several agents said (drift_files.py).
+agent/core/nodes/identity.py: in the agent, or here of what several agents said (drift_files.py).
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _listed(nodes: list[str]) -> str:
 
 def _alone(answer: Json) -> list[Line]:
     text = ("one node: there is no other to compare it with; several are, when `holdfast drift` is "
-            "given what `holdfast drift --json` says on each")  # fmt: skip
+            "given what `holdfast drift --json` says on each")
     lines = field("differ", text)
     if not answer["values"]:
         return lines + field("unknown", Span("nothing was read of it yet", CARE))

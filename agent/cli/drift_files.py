@@ -1,8 +1,8 @@
 """What `holdfast drift --json` said on several nodes, put beside each other without an agent.
 
 Owns reading these documents: one in a file, several one after the other, or lines that `srun
---label` and `pdsh` gave a name in front.  What differs is found by agent/core/identity.py, as an
-agent does.
+--label` and `pdsh` gave a name in front.  What differs is found by agent/core/nodes/identity.py, as
+an agent does.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Annotated, Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from holdfast.agent.core import identity
+from holdfast.agent.core.nodes import identity
 
 from .failure import USAGE, Failure
 
@@ -27,7 +27,7 @@ QUOTED = 60  # characters of what is there instead
 STDIN = "-"
 ASK = "write it anew with `holdfast drift --json` on that node"
 MIXED = ("write it anew; of several nodes at once, let srun put a name before each line (--label), "
-         "or write one file a node")  # fmt: skip
+         "or write one file a node")
 # srun writes "07: ", pdsh "node-a: ".
 LABELLED = re.compile(r"([^\s:\"{}\[\]]{1,256}):(?: (.*))?")
 Text = Annotated[str, msgspec.Meta(max_length=1024)]
@@ -109,7 +109,7 @@ def _read(name: str, standard_input: BinaryIO | None, most: int) -> bytes:
         raise Bad(f"cannot be read: {error.strerror or error}") from error
     if len(text) > most:
         raise Bad(f"too long: {BYTES_MAX >> 20} MiB are read in all, and a node says a few kB; "
-                  "give what `holdfast drift --json` wrote and nothing else")  # fmt: skip
+                  "give what `holdfast drift --json` wrote and nothing else")
     return text
 
 
@@ -189,7 +189,7 @@ def _merged(found: list[Found], problems: list[str]) -> dict[str, identity.Ident
             if node in known and known[node].sources != sources:
                 differs = _first(known[node], one)
                 problems.append(f"{place}: says of {node} otherwise than {places[node]} "
-                                f"({differs}): leave the older one out")  # fmt: skip
+                                f"({differs}): leave the older one out")
             known.setdefault(node, one)
             places.setdefault(node, place)
     return known

@@ -18,7 +18,7 @@ from .failure import CONFIGURATION, Failure
 
 # Flags of the launcher that take no value.  Of every other flag the next word is the value, so
 # that a script's own `--python` is never read as ours.
-# A test compares this list with worker/spec.py's parser.
+# A test compares this list with worker/launcher/spec.py's parser.
 WITHOUT_VALUE = frozenset({
     "-h", "--help", "-m", "--module", "--standalone", "--no-python", "--no-hooks", "--run-path",
     "--virtual-local-rank",

@@ -170,7 +170,7 @@ def render_exit_docs() -> str:
     lines = ["# Exit codes", "", *textwrap.wrap(
         "Generated from worker/exits.py; do not edit. Every command takes its codes from that "
         "table, and `--help` of each shows its rows.", 100,
-    )]  # fmt: skip
+    )]
     shared: dict[tuple[exits.Row, ...], list[str]] = {}
     for command in COMMANDS:
         shared.setdefault(exits.EXITS[command.name], []).append(f"`holdfast {command.name}`")

@@ -1,7 +1,7 @@
 """Commands about the policy: explain, config.
 
 Owns how runbooks and configuration are said to a person.  What they mean is decided in
-agent/core/policy.py; the files are read by agent/runbook.py and agent/config.py.
+agent/core/run/policy.py; the files are read by agent/config/runbooks.py and agent/config/load.py.
 """
 
 from __future__ import annotations
@@ -12,23 +12,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from holdfast.agent.core.model import Runbook
+from holdfast.agent.core.model.model import Runbook
 from holdfast.runbooks import prose
 
 from .failure import CONFIGURATION, Failure
-from .text import (
-    FAINT,
-    STRONG,
-    Cell,
-    Line,
-    Span,
-    count,
-    field,
-    line,
-    paragraphs,
-    show,
-    table,
-)
+from .text import FAINT, STRONG, Cell, Line, Span, count, field, line, paragraphs, show, table
 
 RUNGS = {
     "take_evidence": "reads the rank's stack and state, without stopping it",
@@ -56,7 +44,7 @@ ALLOW = "actions.allow names it"
 
 def runbooks() -> dict[str, Runbook]:
     """The runbooks in force, shadows included.  Raises Failure for a bad one."""
-    from holdfast.agent.runbook import load_runbooks
+    from holdfast.agent.config.runbooks import load_runbooks
 
     configuration = _load(None).config
     try:
@@ -169,7 +157,7 @@ def _as_json(book: Runbook) -> dict[str, Any]:
 
 def _load(file: str | None) -> Any:
     """agent.config's Loaded.  Raises Failure (78) with every error on its own line."""
-    from holdfast.agent import config as configuration
+    from holdfast.agent.config import load as configuration
 
     path = Path(file) if file else configuration.DEFAULT_FILE
     if not file and not os.access(path, os.R_OK):
@@ -183,7 +171,7 @@ def _load(file: str | None) -> Any:
 
 def _where(file: str | None) -> str:
     """What was checked: nothing is not good."""
-    from holdfast.agent.config import DEFAULT_FILE
+    from holdfast.agent.config.load import DEFAULT_FILE
 
     if file or os.access(DEFAULT_FILE, os.R_OK):
         return f"good: {file or DEFAULT_FILE}"
@@ -192,7 +180,7 @@ def _where(file: str | None) -> str:
 
 def config(options: argparse.Namespace) -> int:
     """check: 0, or 78 with all errors.  show: every value and the file that it comes from."""
-    from holdfast.agent.config import flatten
+    from holdfast.agent.config.load import flatten
 
     loaded = _load(options.config)
     values = {key: (value, loaded.origins[key]) for key, value in flatten(loaded.config)}
@@ -207,7 +195,7 @@ def config(options: argparse.Namespace) -> int:
         own = len(loaded.signatures)
         more = f", {count(own, 'own signature')}" if own else ""
         show([line(f"{_where(options.config)}: {count(changed, 'value')} set, "
-                   f"{len(values) - changed} by default{more}")])  # fmt: skip
+                   f"{len(values) - changed} by default{more}")])
         return 0
     show(configured(values))
     return 0

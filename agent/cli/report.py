@@ -211,7 +211,7 @@ def incidents(found: Sequence[Json]) -> list[Line]:
         line(Span(f"  {one['severity']}".ljust(INDENT), SEVERITY_STYLE.get(one["severity"], "")),
              Span(one["id"], FAINT))
         for one in found
-    ]  # fmt: skip
+    ]
     return [head, *(row for both in zip(first, second, strict=True) for row in both)]
 
 

@@ -1,4 +1,4 @@
-"""`holdfast demo`.  Owns only the way there; agent/demo.py has the story."""
+"""`holdfast demo`.  Owns only the way there; agent/cli/demo.py has the story."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import argparse
 
 
 def demo(options: argparse.Namespace) -> int:
-    from holdfast.agent.demo import demo as perform
+    from holdfast.agent.cli.demo import demo as perform
 
     return perform(options.ranks, options.steps, options.keep)

@@ -98,7 +98,7 @@ def table(
         first, *more = parts or [""]
         left = " " * (indent + sum(widths[:last]) + 2 * last)
         return [line(" " * indent, *before, Span(first, end.style)),
-                *(line(left, Span(part, end.style)) for part in more)]  # fmt: skip
+                *(line(left, Span(part, end.style)) for part in more)]
 
     head = [Span(name, FAINT) for name in heads]
     return [one for row in [head, *cells] for one in fit(row)]

@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import msgspec
 
-from .model import Value
+from .model.model import Value
 
 CATEGORIES = (
     "training", "startup", "compile", "checkpoint", "evaluation", "detection", "recovery", "redone",
     "idle", "paused", "unknown",
-)  # fmt: skip
+)
 DETECTION = "detection"
 WAITING = "waiting"  # no category: held until it is known what the stillness was
 GAP_S = 10.0  # a step is due every second; ten missing are a gap
@@ -122,7 +122,7 @@ def category(case: Doing) -> str:
     if not case.live or set(case.phases) <= {"startup"}:
         return "startup"
     for phase, name in (("compile", "compile"), ("checkpoint", "checkpoint"),
-                        ("eval", "evaluation")):  # fmt: skip
+                        ("eval", "evaluation")):
         if phase in case.phases:
             return name
     if case.still_s > max(STILL_S, 3 * case.step_s):

@@ -1,6 +1,6 @@
 """One node's state machine: what is observed goes in, effects and the view for people come out.
 
-Owns the step and the memory; the runs' lives are in agent/core/run.py.  No I/O, no clock, no
+Owns the step and the memory; the runs' lives are in agent/core/run/case.py.  No I/O, no clock, no
 randomness, no globals: the same code runs on a node and in the simulator.
 """
 
@@ -10,18 +10,16 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from . import defect, ledger, plan, reconcile, unlock, world
-from .detect import ec2
-from .detect.accelerator import Accelerators
-from .detect.host import Host
-from .detect.machine import Machine
-from .detect.network import NetworkMemory, Networks
-from .fleet import Fleet
-from .identity import Identities
-from .kernel import KernelCase, KernelMemory
+from . import ledger
+from .detect import defect
+from .detect.cloud import ec2
+from .detect.devices.accelerator import Accelerators
+from .detect.host.host import Host
+from .detect.host.machine import Machine
+from .detect.network.network import NetworkMemory, Networks
+from .effects.in_flight import Outbox, Settled
 from .ledger import Ledger
-from .memory import Context, RunMemory
-from .model import (
+from .model.model import (
     DEGRADED,
     WARN,
     Decision,
@@ -35,11 +33,16 @@ from .model import (
     Settings,
     Verdict,
 )
-from .notice import Wish
-from .outbox import Outbox, Settled
-from .repair import RepairMemory, Repairs
-from .run import RunCase
-from .standing import StandingCase, StandingMemory
+from .nodes import stale_locks
+from .nodes.condition_incidents import StandingCase, StandingMemory
+from .nodes.exclusions import Fleet
+from .nodes.identity import Identities
+from .nodes.kernel_incidents import KernelCase, KernelMemory
+from .nodes.repair import RepairMemory, Repairs
+from .run import members, plan, reconcile
+from .run.case import RunCase
+from .run.causes import Wish
+from .run.state import Context, RunMemory
 
 TICK_S = 1.0
 FROZEN_S = 3.0  # between two steps: this agent stood still itself
@@ -56,7 +59,7 @@ class NodeMemory(msgspec.Struct):
     ledger: Ledger = msgspec.field(default_factory=Ledger)
     counts: dict[str, int] = {}
     handled: list[str] = []  # request ids
-    wishes: dict[str, world.NodeDoc] = {}  # node -> document that is still to be written
+    wishes: dict[str, members.NodeDoc] = {}  # node -> document that is still to be written
     fleet_incidents: dict[str, Incident] = {}
     kernel: KernelMemory = msgspec.field(default_factory=KernelMemory)
     repairs: RepairMemory = msgspec.field(default_factory=RepairMemory)
@@ -132,7 +135,7 @@ class Node:
         led = [c for c in contexts if c.leader]
         self.fleet.step(self.kept.wishes, self.kept.fleet_incidents, led, contexts, whole)
         self.repairs.step(whole, self.cases, self.kept.paused)
-        unlock.step(whole, conditions, self.kept.unlocked, self.kept.paused)
+        stale_locks.step(whole, conditions, self.kept.unlocked, self.kept.paused)
         self.kept.ledger.settle(now.boot_s, now.boot_id, doing)
         self._forget({v.run for v in observed.runs})
         return self._decision(now, contexts, effects, verdicts, changed)
@@ -147,7 +150,7 @@ class Node:
             "host": lambda: self.host.verdicts(observed),
             "machine": lambda: self.machine.verdicts(samples, kept.mounts_writable),
             "networks": lambda: self.networks.verdicts(samples, kept.network),
-        }  # fmt: skip
+        }
         found: list[Verdict] = []
         for name, look in detectors.items():
             try:
@@ -208,10 +211,10 @@ class Node:
         node = request.subject.removeprefix("node/") if request.subject.startswith("node/") else ""
         reason = request.reason or "asked for by an operator"
         if node and request.kind in ("exclude_node", "release_node", "drain"):
-            self.kept.wishes[node] = world.NodeDoc(
+            self.kept.wishes[node] = members.NodeDoc(
                 excluded=request.kind != "release_node", reason=reason, by=request.by,
                 fault=request.fault,
-            )  # fmt: skip
+            )
         run = request.run or _run_of(request.subject)
         mine = [run] if run else sorted(self.cases) if node in ("", self.name) else []
         if not run and node in ("", self.name) and request.kind in ("pause", "resume"):
@@ -230,7 +233,7 @@ class Node:
                     confidence=1.0, detector="journal",
                     reason="the journal takes no writes: nothing that outlives the node is done",
                 )
-            )  # fmt: skip
+            )
         if not observed.store.up:
             found.append(
                 Verdict(
@@ -238,13 +241,13 @@ class Node:
                     reason="the store does not answer: no plan is made, training goes on",
                     detector="store",
                 )
-            )  # fmt: skip
+            )
         return found
 
     def _context(
         self, now: Now, observed: Observed, view: RunView, settled: list[Settled],
         effects: list[Effect], verdicts: list[Verdict], changed: dict[str, Incident],
-    ) -> Context:  # fmt: skip
+    ) -> Context:
         leader = self.settings.single_node or plan.is_leader(
             view.run, self.name, observed.store.leases, now
         )
@@ -254,12 +257,12 @@ class Node:
             since_boot_s=self.since_boot_s, frozen=now.boot_s < self.thaw_boot_s,
             counts=self.kept.counts, effects=effects, verdicts=verdicts, changed=changed,
             leader=leader, wake_s=TICK_S,
-        )  # fmt: skip
+        )
 
     def _any(
         self, now: Now, observed: Observed, settled: list[Settled], effects: list[Effect],
         verdicts: list[Verdict], changed: dict[str, Incident],
-    ) -> Context:  # fmt: skip
+    ) -> Context:
         """A context of no run, for what concerns nodes."""
         view = RunView(run="", node=self.name, grade="", nproc=0)
         return self._context(now, observed, view, settled, effects, verdicts, changed)
@@ -312,7 +315,7 @@ class Node:
                 redoes=view.grade == "trainer", step_s=m.history.step_s,
                 still_s=max((r.still_s for r in live), default=0.0),
             )
-        )  # fmt: skip
+        )
 
     def _forget(self, seen: set[str]) -> None:
         """Runs that nobody shows any more go first when there are too many, and of those the ones
@@ -326,7 +329,7 @@ class Node:
     def _decision(
         self, now: Now, contexts: list[Context], effects: list[Effect],
         verdicts: list[Verdict], changed: dict[str, Incident],
-    ) -> Decision:  # fmt: skip
+    ) -> Decision:
         shown = self.kept.fleet_incidents | self.kernel.incidents() | self.standing.incidents()
         for run in sorted(self.cases):
             memory = self.cases[run].memory
@@ -344,7 +347,7 @@ class Node:
             ledger_held_s=self.kept.ledger.held_s(), run_ledger=self.kept.ledger.run_rows(),
             detector_counts=tuple((key[0], key[2], n) for key, n in counts),
             next_step_s=max(0.01, min(waits)), paused=self.kept.paused,
-        )  # fmt: skip
+        )
 
 
 def _wish(case: RunCase, request: Request, reason: str) -> None:

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from holdfast.agent import procfs
+from holdfast.agent.system import procfs
 
 LIMIT_S = 2.0
 ANSWER_MAX_CHARS = 16_000
@@ -48,7 +48,7 @@ def look(pid: int, limit_s: float = LIMIT_S) -> dict[str, Any]:
     found["threads"] = [
         {"name": one["name"], "active": one["active"], "stack": one["stack"][:8]}
         for one in threads if one is not main
-    ][:THREADS_MAX]  # fmt: skip
+    ][:THREADS_MAX]
     return _bounded(found)
 
 

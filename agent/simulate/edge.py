@@ -14,7 +14,7 @@ from functools import partial
 
 import msgspec
 
-from ..core.model import (
+from ..core.model.model import (
     Beat,
     Decision,
     Doc,
@@ -31,8 +31,8 @@ from ..core.model import (
     StoreView,
     StoreWrite,
 )
+from ..core.model.orders import NodeOrder
 from ..core.node import Node
-from ..core.order import NodeOrder
 from .launcher import Launcher
 from .loop import Loop
 from .machine import Machine

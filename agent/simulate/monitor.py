@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
-from ..core import model, validity
-from ..core.model import TRAINER, Decision, Doc, Effect, Now, Observed, Plan, StoreWrite
+from ..core.model import model
+from ..core.model.model import TRAINER, Decision, Doc, Effect, Now, Observed, Plan, StoreWrite
+from ..core.run import validity
 from .disk import Origin, void_by
 from .edge import Edge
 from .job import Gang, Job

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
-from ..core.model import Doc, StoreView, StoreWrite
+from ..core.model.model import Doc, StoreView, StoreWrite
 from .base import Conflict, StoreError
 
 APPLICATION_ID = 0x484F4C44  # "HOLD" in the header of every database of ours
@@ -38,14 +38,14 @@ class DirectoryLock:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise StoreError(f"{path}: {error.strerror}: set agent.state_dir to a directory "
-                             "that this user may write") from error  # fmt: skip
+                             "that this user may write") from error
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             holder = os.pread(fd, 64, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(fd)
             raise StoreError(f"{directory}: in use by another agent, pid {holder}: stop it, or "
-                             "set agent.state_dir to another directory") from error  # fmt: skip
+                             "set agent.state_dir to another directory") from error
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
         self._fd = fd
@@ -70,11 +70,11 @@ def open_database(path: Path) -> sqlite3.Connection:
         tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
         if ours != APPLICATION_ID and (ours or tables):
             raise StoreError(f"{path}: an SQLite file of another program: move it away or set "
-                             "agent.state_dir to another directory")  # fmt: skip
+                             "agent.state_dir to another directory")
         version = connection.execute("PRAGMA user_version").fetchone()[0]
         if version > SCHEMA_VERSION:
             raise StoreError(f"{path}: written by a newer holdfast (schema {version}, this one "
-                             f"reads {SCHEMA_VERSION}): install that release again")  # fmt: skip
+                             f"reads {SCHEMA_VERSION}): install that release again")
         connection.execute("PRAGMA journal_mode=WAL")
         connection.execute("PRAGMA synchronous=NORMAL")
         connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
@@ -82,11 +82,11 @@ def open_database(path: Path) -> sqlite3.Connection:
         healthy = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
         if healthy != "ok":
             raise StoreError(f"{path}: damaged ({healthy}): move it away, with its -wal file; "
-                             "the agent then starts with an empty one")  # fmt: skip
+                             "the agent then starts with an empty one")
     except sqlite3.Error as error:
         connection.close()
         raise StoreError(f"{path}: {error}: move the file away, with its -wal file; the agent "
-                         "then starts with an empty one") from error  # fmt: skip
+                         "then starts with an empty one") from error
     except StoreError:
         connection.close()
         raise
@@ -194,7 +194,7 @@ class SqliteStore:
         try:
             database.executemany("DELETE FROM documents WHERE key = ?", [(key,) for key in gone])
             database.executemany("UPDATE documents SET written_wall_s = ? WHERE key = ?",
-                                 [(time.time(), key) for key in living])  # fmt: skip
+                                 [(time.time(), key) for key in living])
             database.execute("COMMIT")
         except sqlite3.Error:
             database.execute("ROLLBACK")

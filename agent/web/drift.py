@@ -1,17 +1,17 @@
 """What nodes are made of and where they differ, as plain JSON values.
 
 Owns which nodes are asked about: those of a run's plan, or every node that the store knows.  The
-comparison itself is in agent/core/identity.py.  Pure but for reading what the daemon holds.
+comparison itself is in agent/core/nodes/identity.py.  Pure but for reading what the daemon holds.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..core import identity
+from ..core.nodes import identity
 
 if TYPE_CHECKING:
-    from ..daemon import Daemon
+    from ..daemon.daemon import Daemon
 
 NODES_MAX = 4096
 
@@ -23,7 +23,7 @@ def drift(daemon: Daemon, run: str) -> dict[str, Any]:
         doc.key.removeprefix(identity.PREFIX): found
         for doc in docs if doc.key.startswith(identity.PREFIX)
         and (found := identity.read(doc)) is not None
-    }  # fmt: skip
+    }
     nodes = members(daemon, run) if run else sorted({*known, daemon.name})
     return identity.answer(daemon.name, run, nodes[:NODES_MAX], known)
 

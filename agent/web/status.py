@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from .. import logwatch, procfs
-from ..core.detect.livelogs import FAULT as LOG_ROOT
-from ..core.model import Incident, RankView, RunView, Verdict
-from ..devices import CARDS, COLLECTORS, cards, devices
-from ..version import VERSION
+from ..core.detect.ranks.live_logs import FAULT as LOG_ROOT
+from ..core.model.model import Incident, RankView, RunView, Verdict
+from ..launchers import log_child
+from ..system import procfs
+from ..system.version import VERSION
+from ..telemetry.devices import CARDS, COLLECTORS, cards, devices
 
 if TYPE_CHECKING:
-    from ..daemon import Daemon
+    from ..daemon.daemon import Daemon
 
 OPEN = ("open", "acted")
 FAULTY = ("degraded", "fatal")
@@ -73,7 +74,7 @@ def incidents(daemon: Daemon, everything: bool) -> list[dict[str, Any]]:
     newest_first.sort(key=lambda one: one.opened_wall_s, reverse=True)
     if not everything:
         newest_first = [one for place, one in enumerate(newest_first)
-                        if place < INCIDENTS_SHOWN or one.state in OPEN]  # fmt: skip
+                        if place < INCIDENTS_SHOWN or one.state in OPEN]
     return [msgspec.to_builtins(one) for one in newest_first]
 
 
@@ -120,7 +121,7 @@ def _devices(daemon: Daemon) -> list[dict[str, Any]]:
         last = daemon.runner.last(health.name)
         if health.name in COLLECTORS:
             found += devices(health, last, snapshot.observed.runs, verdicts, daemon.name, boot_s,
-                             interval_s)  # fmt: skip
+                             interval_s)
         elif health.name == CARDS and not health.absent:
             found += cards(health, last, verdicts, daemon.name, boot_s, interval_s)
     return found
@@ -146,7 +147,7 @@ def restarts(daemon: Daemon, run: str) -> int:
     return round(sum(
         value for (name, labels), value in daemon.performer.counters.items()
         if name == "restarts" and labels[0] == run
-    ))  # fmt: skip
+    ))
 
 
 def checkpoint(daemon: Daemon, view: RunView) -> dict[str, Any] | None:
@@ -177,7 +178,7 @@ def _run(daemon: Daemon, view: RunView, verdicts: tuple[Verdict, ...]) -> dict[s
     is_training = bool(
         view.state == "running" and view.connected and len(running) == view.nproc
         and not faulty and phase not in ("startup", "compile", "exit")
-    )  # fmt: skip
+    )
     return {
         "run": view.run,
         "grade": view.grade,
@@ -196,7 +197,7 @@ def _run(daemon: Daemon, view: RunView, verdicts: tuple[Verdict, ...]) -> dict[s
         "snapshot_step": view.snapshot.step if view.snapshot is not None else None,
         "restarts": restarts(daemon, view.run),
         "root": next((v.reason for v in verdicts if (v.fault, v.run) == (LOG_ROOT, view.run)), ""),
-        "logs": logwatch.status(session),
+        "logs": log_child.status(session),
         "nproc": view.nproc,
         "log_dir": session.hello.log_dir if session is not None else "",
         "checkpoint_dir": view.checkpoint_dir,
@@ -210,7 +211,7 @@ def of_now(view: RunView, verdicts: tuple[Verdict, ...]) -> tuple[Verdict, ...]:
     """Without that a run of this name was stopped before: that is said for a while, and says
     nothing about the one that is here now."""
     return tuple(one for one in verdicts if one.fault not in STOPS or one.run != view.run
-                 or one.generation == view.generation)  # fmt: skip
+                 or one.generation == view.generation)
 
 
 def _rank(rank: RankView, verdict: Verdict | None) -> dict[str, Any]:

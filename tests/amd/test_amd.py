@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 from pages import page, same_as_golden
 from waiting import wait_for
 
-from holdfast.agent import procfs
-from holdfast.agent.core.detect import accelerator
+from holdfast.agent.core.detect.devices import accelerator
+from holdfast.agent.system import procfs
 from holdfast.collectors import amd
 from holdfast.collectors.amd import AmdCollector, Broken
+from holdfast.collectors.contract import NoData, Sample
 from holdfast.collectors.roots import Roots
-from holdfast.collectors.sample import NoData, Sample
 
 HERE = Path(__file__).resolve().parent
 DOCUMENT = json.loads((HERE / "documents/metric.json").read_text())
@@ -58,7 +58,7 @@ class Machine:
     def runs(self) -> list[int]:
         """Processes of the tool that live; a dead one that nobody reaped yet does not."""
         stats = {pid: procfs.parse_stat(procfs.read_small(f"/proc/{pid}/stat"))
-                 for pid, _ in self.calls()}  # fmt: skip
+                 for pid, _ in self.calls()}
         return [pid for pid, stat in stats.items() if stat and stat.state not in "ZX"]
 
     def child(self) -> dict:
@@ -112,7 +112,7 @@ def test_one_that_says_nothing_does_not_answer(machine):
 
 @pytest.mark.parametrize(("mode", "said"), [
     ("half", "printed no JSON"), ("rubbish", "printed no JSON"), ("die", "ended with 255"),
-])  # fmt: skip
+])
 def test_a_document_that_is_none_is_an_error(machine, mode, said):
     machine.does(mode)
     assert said in machine.child()["error"]
@@ -193,7 +193,7 @@ def test_without_driver_or_tool_there_is_no_data(machine, tmp_path):
     (True, None), (-1, None), (float("nan"), None), (10**400, None), (None, None), ([], None),
     ({"value": 1, "unit": "furlong"}, None), ({"value": "7", "unit": "MHz"}, None),
     ({"value": 1, "unit": []}, 1e6),
-])  # fmt: skip
+])
 def test_numbers_come_with_and_without_units(value, found):
     assert amd.measure(value, "MHz") == found
 

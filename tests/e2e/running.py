@@ -55,7 +55,7 @@ class Run:
             self.process = subprocess.Popen(
                 command, stdout=output, stderr=subprocess.STDOUT, env=environ, cwd=home,
                 stdin=subprocess.DEVNULL, start_new_session=True,
-            )  # fmt: skip
+            )
 
     @property
     def output(self) -> str:
@@ -71,7 +71,7 @@ class Run:
         wait_for(
             lambda: self.output.count(text) >= count or self.process.poll() is not None,
             limit_s, f"{text!r} in the output:\n{self.output}",
-        )  # fmt: skip
+        )
         assert self.output.count(text) >= count, self.output
 
     def api(self, route: str) -> Any:

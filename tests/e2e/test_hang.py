@@ -44,7 +44,7 @@ def test_an_endless_loop_is_suspected_by_name_and_line_and_not_killed(runs: Runs
 
 def test_a_limit_that_the_user_set_is_kept(runs: Runs) -> None:
     run = runs.script("plain.py", "20", "loop",
-                      flags=("--nproc-per-node", "2", "--hang-limit", "2"))  # fmt: skip
+                      flags=("--nproc-per-node", "2", "--hang-limit", "2"))
     assert run.wait() == 0, run.output
     assert "finished rank 0 restarts 1" in run.output
     assert "rank 1" in run.output and "holds the run up" in run.output
@@ -52,7 +52,7 @@ def test_a_limit_that_the_user_set_is_kept(runs: Runs) -> None:
 
 def test_exit_handlers_take_their_time_whatever_limit_steps_have(runs: Runs) -> None:
     run = runs.script("plain.py", "8", "upload", "5",
-                      flags=("--nproc-per-node", "2", "--hang-limit", "2"))  # fmt: skip
+                      flags=("--nproc-per-node", "2", "--hang-limit", "2"))
     assert run.wait() == 0, run.output
     assert "finished rank 1 restarts 0" in run.output and "restarts 1" not in run.output
     assert "holds the run up" not in run.output

@@ -62,7 +62,7 @@ class Agent:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "holdfast.agent", "--config", str(config), "--state",
              str(self.state), "--runtime", str(runtime), "--listen", "127.0.0.1:0"],
-        )  # fmt: skip
+        )
         try:
             wait_for(lambda: (runtime / "address").exists() or self.process.poll() is not None)
             assert self.process.poll() is None, "the agent ended by itself"
@@ -137,20 +137,20 @@ def test_a_line_about_a_rank_restarts_it(tmp_path, kernel, runs: Runs) -> None:
     config = tmp_path / "agent.toml"
     config.write_text("[collectors]\nkmsg_users = true\n")
     run = runs.start("run", "--nproc-per-node", "2", "--max-restarts", "2", "--no-python",
-                     "sleep", "600", HOLDFAST_CONFIG=str(config))  # fmt: skip
+                     "sleep", "600", HOLDFAST_CONFIG=str(config))
     try:
         wait_for(lambda: {r["state"] for r in run.ranks().values()} == {"running"}, 30.0)
         before = run.ranks()
         wait_for(lambda: 'holdfast_kernel_log_up{source="kmsg"} 1' in metrics(run))
         kernel("<3>NVRM: Xid (PCI:0000:4e:00): 95, pid=%d, name=python3, Uncontained ECC error."
-               % before[1]["pid"])  # fmt: skip
+               % before[1]["pid"])
         wait_for(lambda: generation_of(run) == 2, 30.0)
         wait_for(lambda: {r["state"] for r in run.ranks().values()} == {"running"}, 30.0)
         assert run.ranks()[1]["pid"] != before[1]["pid"]
         of_run, of_node = sorted(
             (one for one in run.incidents() if one["fault"] == "gpu_memory_error"),
             key=lambda one: one["run"], reverse=True,
-        )  # fmt: skip
+        )
         assert of_run["subject"] == "run/t/rank/1" and of_run["actions"]
         assert "XID 95 on GPU 0000:4e:00" in of_run["reason"]
         assert of_node["culprit"].endswith("; rank 1 of run t lived there")

@@ -28,7 +28,7 @@ def test_the_incident_names_the_line_and_only_of_its_own_generation(runs: Runs) 
     assert run.wait() == 1, run.output
     assert f"root: {ECC}" in run.output, run.output
     by_generation = {one["generation"]: one for one in journalled(run)
-                     if one["fault"] == "rank_exited"}  # fmt: skip
+                     if one["fault"] == "rank_exited"}
     assert by_generation[1]["evidence"][0] == ["root", ECC], by_generation[1]
     assert "rank 1" in by_generation[1]["culprit"]
     # The same file still holds the first generation's line, from another rank.

@@ -21,7 +21,7 @@ def test_ten_of_ten_restarts_train_on(runs: Runs) -> None:
     """torchrun's in-place restart reuses its store and hangs or fails in a minority of tries."""
     run = runs.script("plain.py", "16", "die-often",
                       flags=("--nproc-per-node", "2", "--max-restarts", "10"),
-                      HOLDFAST_CONFIG=config(runs, crash_loop_count=20))  # fmt: skip
+                      HOLDFAST_CONFIG=config(runs, crash_loop_count=20))
     assert run.wait() == 0, run.output
     assert run.output.count("finished") == 2
     assert "restarts 10" in run.output
@@ -61,7 +61,7 @@ def test_a_script_without_state_survives(runs: Runs, number: signal.Signals) -> 
 
 def test_max_restarts_is_kept_and_the_infrastructures_fault_is_76(runs: Runs) -> None:
     run = runs.script("plain.py", "16", "die-often",
-                      flags=("--nproc-per-node", "2", "--max-restarts", "1"))  # fmt: skip
+                      flags=("--nproc-per-node", "2", "--max-restarts", "1"))
     assert run.wait() == 76, run.output
     assert "restarts 2" not in run.output
 
@@ -77,7 +77,7 @@ def test_the_agents_end_touches_no_rank(runs: Runs, number: signal.Signals) -> N
     ranks, old = pids(run), agent_pid(runs)
     os.kill(old, number)
     new = wait_for(lambda: [p for p, c in runs.left().items()
-                            if "holdfast.agent --private" in c and p != old], 10)  # fmt: skip
+                            if "holdfast.agent --private" in c and p != old], 10)
     assert new
     wait_for(lambda: run.ranks().get(1, {}).get("step", 0) > 8, 15, "steps seen by the new agent")
     assert pids(run) == ranks

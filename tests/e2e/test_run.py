@@ -39,13 +39,13 @@ def test_the_scripts_own_code_comes_through(runs: Runs, word: str, code: int) ->
     if word == "raise":
         assert "ValueError: the reader's own mistake" in run.output
         assert "Traceback" in run.output and "holdfast/worker" not in run.output
-        assert "worker/rank.py" not in run.output  # the reader's own lines only
+        assert "worker/rank/rank.py" not in run.output  # the reader's own lines only
 
 
 def test_a_death_over_a_name_that_is_no_utf8_reaches_the_agent(runs: Runs) -> None:
     """With an argument of that kind: the hello is taken, and so is the level with the death."""
     run = runs.script("badname.py", os.fsdecode(b"arg-\xfd"),
-                      flags=("--nproc-per-node", "1", "--max-restarts", "1"))  # fmt: skip
+                      flags=("--nproc-per-node", "1", "--max-restarts", "1"))
     assert run.wait() == 1, run.output
     assert "ValueError: bad image c?.jpg" in run.output, run.output  # what the agent gave back
     assert "did not take what it was told" not in run.output
@@ -62,11 +62,11 @@ def test_a_module_and_a_command_without_python(runs: Runs) -> None:
     module = runs.start(
         "run", "--nproc-per-node", "1", "-m", "env", "x", name="m", PYTHONPATH=":".join(
             [str(SCRIPTS), runs.environ["PYTHONPATH"]]),
-    )  # fmt: skip
+    )
     assert module.wait() == 0, module.output
     assert "__main__" in module.output
     command = runs.start("run", "--nproc-per-node", "2", "--no-python", "sh", "-c",
-                         'echo "rank $RANK of $WORLD_SIZE"; exit $RANK', name="c")  # fmt: skip
+                         'echo "rank $RANK of $WORLD_SIZE"; exit $RANK', name="c")
     assert command.wait() == 1
     assert "rank 0 of 2" in command.output and "rank 1 of 2" in command.output
 
@@ -111,7 +111,7 @@ def test_it_runs_in_the_jobs_own_python(runs: Runs) -> None:
     environ = {"PYTHONPATH": runs.environ["PYTHONPATH"]}
     run = runs.script(
         "env.py", flags=("--python", found, "--nproc-per-node", "2"), **environ
-    )  # fmt: skip
+    )
     assert run.wait() == 0, run.output
     said = [line for line in run.output.splitlines() if line.startswith("argv")]
     assert len(said) == 2 and str(mine) not in run.output
@@ -177,7 +177,7 @@ def test_what_a_rank_leaves_behind_is_ended(runs: Runs) -> None:
     run = runs.start(
         "run", "--nproc-per-node", "1", "--no-python", "sh", "-c",
         "setsid sleep 600 & sleep 0.5", name="o",
-    )  # fmt: skip
+    )
     assert run.wait() == 0, run.output
     assert not runs.left()
 

@@ -14,7 +14,7 @@ pytest.importorskip("torch", reason="the trainer's extra is not installed")
 SMALL = (
     "steps=40", "micro_batches=12", "batch=2", "model_options.width=32", "model_options.layers=1",
     "model_options.heads=2", "data_options.vocabulary=512", "checkpoint.every=10",
-)  # fmt: skip
+)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def train(runs: Runs, work: Path, name: str, nproc: int = 2, *more: str) -> Run:
     checkpoints = f"checkpoint.dir={runs.home / name / 'ckpt'}"
     return runs.start("train", "--nproc-per-node", str(nproc), f"work_dir={work}", *SMALL,
-                      checkpoints, *more, name=name)  # fmt: skip
+                      checkpoints, *more, name=name)
 
 
 @pytest.mark.parametrize("nproc", [2, 3, 4])
@@ -58,7 +58,7 @@ def test_all_ranks_killed_at_once_come_back_from_memory_or_disk(runs: Runs, work
     ("fault", "expected"),
     [("stop", "rank_stopped"), ("stall", "rank_hung"), ("hold-gil", "rank_gil_held"),
      ("exception", "rank_exited"), ("skip-collective", "collective_skipped")],
-)  # fmt: skip
+)
 def test_an_injected_fault_is_named_and_survived(
     runs: Runs, work: Path, fault: str, expected: str
 ) -> None:
@@ -70,7 +70,7 @@ def test_an_injected_fault_is_named_and_survived(
     found = wait_for(
         lambda: [i for i in run.incidents() if i["fault"] == expected and i["actions"]],
         60, f"{expected}\n{run.output}",
-    )  # fmt: skip
+    )
     assert "rank 1" in found[0]["culprit"], found
     assert run.wait() == 0, run.output
     assert run.result()["digest"] == clean.result()["digest"]

@@ -17,7 +17,7 @@ DOCUMENT = {
     "accountId": "123456789012", "architecture": "x86_64", "availabilityZone": "us-east-2b",
     "imageId": "ami-0abcdef1234567890", "instanceId": "i-0abcd1234ef567890",
     "instanceType": "p5.48xlarge", "privateIp": "10.1.2.3", "region": "us-east-2",
-}  # fmt: skip
+}
 
 
 class Service(ThreadingHTTPServer):

@@ -17,24 +17,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pages import page, same_as_golden
 
-from holdfast.agent.config import load
-from holdfast.agent.core.detect import accelerator
-from holdfast.agent.core.detect.ec2 import at, leaving
-from holdfast.agent.core.model import Settings
-from holdfast.agent.core.readings import readings_of
-from holdfast.agent.runner import Runner
-from holdfast.collectors import ALL, ec2, imds
+from holdfast.agent.config.load import load
+from holdfast.agent.core.detect.cloud.ec2 import at, leaving
+from holdfast.agent.core.detect.devices import accelerator
+from holdfast.agent.core.model.model import Settings
+from holdfast.agent.core.model.readings import readings_of
+from holdfast.agent.telemetry.collectors import Runner
+from holdfast.collectors import ALL, ec2
+from holdfast.collectors.contract import NoData, Sample
 from holdfast.collectors.ec2 import DOCUMENT, REBALANCE, SCHEDULED, SPOT, Ec2Collector
-from holdfast.collectors.imds import Refused
 from holdfast.collectors.roots import Roots
-from holdfast.collectors.sample import NoData, Sample
+from holdfast.collectors.sources import imds
+from holdfast.collectors.sources.imds import Refused
 
 HERE = Path(__file__).resolve().parent
 EVENT = {
     "NotBefore": "21 Nov 2026 09:00:43 GMT", "Code": "instance-retirement", "State": "active",
     "Description": "The instance is running on degraded hardware",
     "EventId": "instance-event-0d59937288b749b32", "NotAfter": "21 Nov 2026 09:17:23 GMT",
-}  # fmt: skip
+}
 
 
 def announce(service) -> None:
@@ -100,7 +101,7 @@ def test_version_one_alone_is_no_data(service):
     (403, "x", "HttpEndpoint=enabled"), (500, "x", "status 500 instead"),
     (200, "", "instead of a token"), (200, "a\tb", "instead of a token"),
     (200, "x" * 5000, "instead of a token"),
-])  # fmt: skip
+])
 def test_a_refused_or_strange_token_is_an_error(service, status, token, said):
     service.token_status, service.token = status, token
     with pytest.raises(Refused, match=said):
@@ -139,7 +140,7 @@ def test_nobody_there_is_an_error():
 
 
 @pytest.mark.parametrize("text", ["", '{"action": "termi', "[]", "null", "\x00\xff", "[" * 50000,
-                                  '{"time": "2026-11-20T10:02:00Z"}'])  # fmt: skip
+                                  '{"time": "2026-11-20T10:02:00Z"}'])
 def test_a_spot_notice_that_cannot_be_read_is_still_a_notice(service, text):
     service.says(SPOT, text)
     service.says(REBALANCE, "{")
@@ -198,7 +199,7 @@ def test_a_service_that_hangs_never_delays_the_agent(service, tmp_path):
     config = load(None, {
         "collectors.disable": (off, "test"), "collectors.deadline_s": (0.2, "test"),
         "collectors.ec2_metadata": (service.address, "test"),
-    }).config  # fmt: skip
+    }).config
     troubles: list[str] = []
 
     async def scenario() -> float:
@@ -241,7 +242,7 @@ JSON = st.recursive(
         st.sampled_from(["action", "time", "noticeTime", "NotBefore", "Code", "State", "EventId"]),
         inner, max_size=4),
     max_leaves=8,
-)  # fmt: skip
+)
 
 
 @given(JSON, st.sampled_from([ec2.spot_action, ec2.rebalance, ec2.scheduled]))

@@ -27,7 +27,7 @@ ALONE = {
     "run": "", "nodes": ["node-a"], "unknown": [], "unread": [], "compared": 3, "differences": [],
     "changes": [], "values": {"host.kernel": "6.8.0-1016-aws", "nvidia.count": "8",
                               "software.nccl": "2.21.5"},
-}  # fmt: skip
+}
 CASES: dict[str, tuple[str, Callable[[Any], list[Line]]]] = {
     "status": ("status.json", lambda found: report.status([found])),
     "status-of-nothing": ("status.json", lambda found: report.status([{**found, "runs": []}])),
@@ -109,7 +109,7 @@ def test_a_failure_moves_no_cursor(
 def said_of(**more: Any) -> dict[str, Any]:
     return {"fault": "rank_hung", "severity": "fatal", "subject": "run/m5/rank/1", "id": "i-1",
             "culprit": "rank 1 (pid 4890) on vm", "opened_wall_s": 1.75e9,
-            "reason": "rank 1 (pid 4890) on vm holds the interpreter lock", **more}  # fmt: skip
+            "reason": "rank 1 (pid 4890) on vm holds the interpreter lock", **more}
 
 
 def words(lines: list[Line]) -> str:
@@ -118,13 +118,13 @@ def words(lines: list[Line]) -> str:
 
 def test_a_reason_that_names_the_culprit_is_not_given_its_name_twice() -> None:
     assert words(report.incident_line(said_of())) == (
-        "fatal rank_hung: rank 1 (pid 4890) on vm holds the interpreter lock")  # fmt: skip
+        "fatal rank_hung: rank 1 (pid 4890) on vm holds the interpreter lock")
     assert words(report.incident_line(said_of(reason="it holds it"))) == (
-        "fatal rank_hung: rank 1 (pid 4890) on vm: it holds it")  # fmt: skip
+        "fatal rank_hung: rank 1 (pid 4890) on vm: it holds it")
     gpu = said_of(fault="gpu_fell_off_bus", culprit="gpu 0000:48:00 of n",
                   subject="node/n/gpu/0000:48:00", reason="XID 79 on gpu/0000:48:00 of n: it: fell")
     assert words(report.incident_line(gpu)) == (
-        "fatal gpu_fell_off_bus: gpu 0000:48:00 of n: XID 79: it: fell")  # fmt: skip
+        "fatal gpu_fell_off_bus: gpu 0000:48:00 of n: XID 79: it: fell")
     node = said_of(fault="host_oom", severity="warn", culprit="n", subject="node/n",
                    reason="this node of n: the kernel ended a process")
     assert words(report.incident_line(node)) == "warn host_oom: n: the kernel ended a process"
@@ -139,13 +139,13 @@ def test_open_incidents_stand_by_how_bad_they_are_with_what_is_asked_for() -> No
     text = plain(report._opened(found))
     assert re.findall(r"^  (\w+) +(\w+):", text, re.M) == [
         ("fatal", "gpu_fell_off_bus"), ("degraded", "nic_link_down"),
-        ("warn", "cpu_machine_check"), ("ok", "log_root_cause")]  # fmt: skip
+        ("warn", "cpu_machine_check"), ("ok", "log_root_cause")]
     assert f"XID 79 asks for {asks} degraded" in " ".join(text.split())
     assert max(len(row) for row in text.splitlines()) <= WIDTH
     assert not report._opened([])
     node = {"node": "n", "store_up": True, "faults": [one | {"evidence": ()} for one in found]}
     assert re.findall(r"\((\w+), shown only\)", plain(report.why(node))) == [
-        "fatal", "degraded", "warn", "ok"]  # fmt: skip
+        "fatal", "degraded", "warn", "ok"]
 
 
 def test_an_id_is_never_cut() -> None:

@@ -19,9 +19,9 @@ from pages import same_as_golden, taken_by_prometheus
 from waiting import until
 
 from holdfast.agent.__main__ import _make_node
-from holdfast.agent.config import load
-from holdfast.agent.daemon import Daemon, Options
-from holdfast.agent.metrics import Exposition
+from holdfast.agent.config.load import load
+from holdfast.agent.daemon.daemon import Daemon, Options
+from holdfast.agent.metrics.families import Exposition
 from holdfast.collectors import ALL
 
 HERE = Path(__file__).resolve().parent
@@ -41,16 +41,16 @@ KINDS = {
              "NEURON_HW_ERR=DMA_ERROR nd-id=0 nc-id=1"),
     "trn2": ((*HOST, "rdma", "neuron", "compile_cache"),
              "NEURON_HW_ERR=HBM_UNCORRECTABLE_ERROR nd-id=1 nc-id=1"),
-}  # fmt: skip
+}
 # What the machine and the moment decide: the family and its labels are held, the number is not.
 VARIES = re.compile(
     r"^(holdfast_(?:agent_\w+|build_info|collector_duration_seconds|node_seconds_total|probe_\w+"
     r"|host_filesystem_(?!readonly)\w+|host_shm_(?!files)\w+)(?:\{.*\})?) \S+$", re.MULTILINE
-)  # fmt: skip
+)
 BUILD = re.compile(r"^holdfast_build_info\{.*\}", re.MULTILINE)
 # A row for each code that an alert may follow from; and what was written into the store so far.
 LEFT_OUT = re.compile(r'^holdfast_(?:events_total\{.*\} 0\.0|actions_total\{action="put".*)\n',
-                      re.MULTILINE)  # fmt: skip
+                      re.MULTILINE)
 
 
 def module_of(path: Path) -> ModuleType:
@@ -84,7 +84,7 @@ def node_of(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[st
         "collectors.compile_cache": str(folder / "cache"),
         "collectors.systemd": str(folder), "collectors.systemctl": str(systemctl),
         "collectors.shm": str(folder / "shm"),
-    }  # fmt: skip
+    }
     if kind == "h100":
         standin = module_of(HERE.parent / "nvml/nvml_standin.py")
         try:
@@ -111,7 +111,7 @@ async def page_of(folder: Path, settings: dict[str, Any]) -> str:
     """The page once every collector and the kernel's log were read."""
     settings |= {"agent.state_dir": str(folder / "state"), "agent.runtime_dir": str(folder / "run"),
                  "agent.node": "node-a", "agent.listen": "",
-                 "collectors.deadline_s": 10.0}  # fmt: skip
+                 "collectors.deadline_s": 10.0}
     overrides = {key: (value, "test") for key, value in settings.items()}
     daemon = Daemon(load(None, overrides), Options(False, "", None, overrides), _make_node)
     task = asyncio.create_task(daemon.run())

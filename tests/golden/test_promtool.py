@@ -15,7 +15,7 @@ TESTS = Path(__file__).resolve().parents[1]
 PAGES = sorted(
     file.relative_to(TESTS).as_posix() for file in TESTS.glob("*/golden/*.txt")
     if file.read_text().startswith("# HELP ")
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("name", PAGES)

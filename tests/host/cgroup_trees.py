@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from holdfast.collectors.contract import Sample
 from holdfast.collectors.roots import Roots
-from holdfast.collectors.sample import Sample
 
 
 def named(samples: list[Sample]) -> dict[str, float]:
@@ -26,10 +26,10 @@ class Version1:
 
     def holds(self, number: int) -> None:
         self.proc.write_text("#subsys_name\thierarchy\tnum_cgroups\tenabled\n"
-                             f"cpuset\t3\t1\t1\nmemory\t4\t{number}\t1\n")  # fmt: skip
+                             f"cpuset\t3\t1\t1\nmemory\t4\t{number}\t1\n")
 
     def cgroup(self, path: str, limit: int = 1 << 62, usage: int = 0, cache: int = 0,
-               kills: int = 0) -> None:  # fmt: skip
+               kills: int = 0) -> None:
         place = self.base / path.strip("/")
         place.mkdir(parents=True, exist_ok=True)
         (place / "memory.limit_in_bytes").write_text(f"{limit}\n")

@@ -9,12 +9,12 @@ import pytest
 from host.cgroup_trees import Version1, Version2, named
 
 from holdfast.collectors.cgroups import CgroupsCollector
-from holdfast.collectors.sample import Sample
+from holdfast.collectors.contract import Sample
 
 
 def kills_seen(samples: list[Sample]) -> dict[str, float]:
     return {one.subject.partition(",")[0].removeprefix("cgroup="): one.value
-            for one in samples if one.name == "cgroup_oom_kills_total"}  # fmt: skip
+            for one in samples if one.name == "cgroup_oom_kills_total"}
 
 
 def test_kills_are_found_in_the_last_of_hundreds_and_old_ones_are_no_news(tmp_path: Path) -> None:
@@ -55,7 +55,7 @@ def test_kills_of_a_unit_go_on_in_its_next_cgroup(tmp_path: Path) -> None:
     machine.cgroup(unit)
     machine.kills(unit, 1)
     rows = [one for one in collector.collect(machine.roots, 30.0)
-            if one.name == "cgroup_oom_kills_total"]  # fmt: skip
+            if one.name == "cgroup_oom_kills_total"]
     assert [one.value for one in rows if one.subject.startswith(f"cgroup={unit},")] == [4.0]
 
 
@@ -83,4 +83,4 @@ def test_version_1_tells_no_old_kills_of_what_slides_into_view(tmp_path: Path) -
     machine.cgroup("pods/299", kills=6)
     machine.cgroup("pods/new", kills=1)
     assert kills_seen(collector.collect(machine.roots, 30.0)) == {
-        "/pods/299": 1.0, "/pods/new": 1.0}  # fmt: skip
+        "/pods/299": 1.0, "/pods/new": 1.0}

@@ -15,18 +15,18 @@ from host.cgroup_trees import Version1, Version2, named
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.agent import procfs
-from holdfast.agent.core.model import Now, Observed, Settings
+from holdfast.agent.config.runbooks import load_runbooks
+from holdfast.agent.core.model.model import Now, Observed, Settings
+from holdfast.agent.core.model.readings import readings_of
 from holdfast.agent.core.node import Node
-from holdfast.agent.core.readings import readings_of
-from holdfast.agent.probe import Helper, Prober
-from holdfast.agent.ranks import RankTrack
-from holdfast.agent.runbook import load_runbooks
-from holdfast.agent.wire import RankLevel
+from holdfast.agent.launchers.protocol import RankLevel
+from holdfast.agent.launchers.rank_monitor import RankTrack
+from holdfast.agent.system import procfs
+from holdfast.agent.system.child_probe import Helper, Prober
 from holdfast.collectors import cgroups, units
 from holdfast.collectors.cgroups import CgroupsCollector
+from holdfast.collectors.contract import NoData
 from holdfast.collectors.roots import Roots
-from holdfast.collectors.sample import NoData
 from holdfast.collectors.units import UnitsCollector
 
 SYSTEMCTL = """#!/bin/sh
@@ -68,7 +68,7 @@ def test_version_2_says_below_which_cgroup_most_of_them_are(tmp_path: Path) -> N
     machine.cgroup("/job", memory_max=f"{1 << 30}\n", memory_current=f"{1 << 29}\n",
                    memory_stat="inactive_file 0\n", pids_max="100\n", pids_current="95\n",
                    memory_events="oom 1\noom_kill 3\n",
-                   memory_events__local="oom 1\noom_kill 3\n")  # fmt: skip
+                   memory_events__local="oom 1\noom_kill 3\n")
     found = named(CgroupsCollector().collect(machine.roots, 1.0))
     assert found == {
         "host_memory_cgroups{state=in_use}": 40.0,
@@ -132,7 +132,7 @@ def test_births_add_up_over_readings(tmp_path: Path) -> None:
      "/kubepods.slice/kubepods-burstable.slice"),
     ("/docker/6c0a", "/docker"),
     ("/user.slice/user-1000.slice/session-4.scope", "/user.slice"),
-])  # fmt: skip
+])
 def test_the_place_of_a_cgroup_is_what_stays(path: str, place: str) -> None:
     assert cgroups.place_of(path) == place
 
@@ -240,7 +240,7 @@ def test_units_that_restart_and_units_that_failed(systemctl: Path) -> None:
     assert named(UnitsCollector().collect(Roots(), 1.0)) == {
         "host_units{}": 4.0, "host_unit_restarts_total{unit=ecs.service}": 412.0,
         "host_unit_failed{unit=x_y_z.service}": 1.0,
-    }  # fmt: skip
+    }
     asked = Path(f"{systemctl}.asked").read_text()
     assert asked.startswith("show ") and asked.endswith(" *.service\n")
 
@@ -264,7 +264,7 @@ def test_a_tool_that_fails_is_an_error_and_none_is_no_data(
     ("loaded", "disabled", "inactive", set()),  # it may run in a container
     ("not-found", "", "inactive", set()),  # another unit speaks of it, and it is not here
     ("not-found", "", "failed", set()),  # removed since
-])  # fmt: skip
+])
 def test_whether_what_the_hardware_needs_runs(
     systemctl: Path, load: str, file: str, active: str, wanted: set[float]
 ) -> None:
@@ -297,7 +297,7 @@ def test_a_systemctl_that_never_answers_is_killed_with_its_child(
     systemctl: Path, tmp_path: Path
 ) -> None:
     systemctl.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid\n"
-                         "exec sleep 600\n")  # fmt: skip
+                         "exec sleep 600\n")
 
     async def scenario() -> None:
         prober = Prober()

@@ -17,14 +17,14 @@ from hypothesis import strategies as st
 from waiting import LIMIT_S
 
 from holdfast.collectors import tasks
+from holdfast.collectors.contract import NoData, Sample
 from holdfast.collectors.roots import Roots
-from holdfast.collectors.sample import NoData, Sample
 from holdfast.collectors.shared_memory import SharedMemoryCollector
 from holdfast.collectors.tasks import TasksCollector, parse_task
 
 KTHREAD = 0x00200040
 STAT = "{pid} ({name}) {state} {ppid} 1 1 0 -1 {flags} 0 0 0 0 5 {kernel} 0 0 20 0 1 0 {start} " \
-       "0 0 18446744073709551615 0 0 0 0 0 0 0 0 0 0 0 0 17 {cpu} 0 0 0 0 0\n"  # fmt: skip
+       "0 0 18446744073709551615 0 0 0 0 0 0 0 0 0 0 0 0 17 {cpu} 0 0 0 0 0\n"
 
 
 class Proc:
@@ -36,12 +36,12 @@ class Proc:
 
     def task(self, pid: int, name: str = "python", state: str = "S", ppid: int = 1,
              flags: int = 0x40, kernel: int = 0, start: int = 100, cpu: int = 0,
-             switches: int = 5) -> None:  # fmt: skip
+             switches: int = 5) -> None:
         place = self.folder / str(pid)
         place.mkdir(exist_ok=True)
         (place / "stat").write_text(STAT.format(
             pid=pid, name=name, state=state, ppid=ppid, flags=flags, kernel=kernel, start=start,
-            cpu=cpu))  # fmt: skip
+            cpu=cpu))
         (place / "status").write_text(
             f"Name:\t{name}\nRssShmem:\t2048 kB\nvoluntary_ctxt_switches:\t{switches}\n"
             "nonvoluntary_ctxt_switches:\t1\n"
@@ -135,7 +135,7 @@ def test_the_kernels_own_limits_and_counts(proc: Proc) -> None:
     (limits / "threads-max").write_text("-5\n")
     (limits / "hung_task_detect_count").write_bytes(b"\xff\x00")
     assert set(named(TasksCollector().collect(proc.roots, 1.0))) == {
-        "host_processes_unread{}", "host_zombies{}", "host_blocked_processes{}"}  # fmt: skip
+        "host_processes_unread{}", "host_zombies{}", "host_blocked_processes{}"}
 
 
 def test_junk_is_left_out(proc: Proc) -> None:
@@ -260,7 +260,7 @@ def test_what_has_no_name_in_dev_shm_is_seen(tmp_path: Path) -> None:
         ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c",
          mounted, sys.executable, str(tmp_path), SHM],
         capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    )
     if done.returncode == 77 or done.stderr.startswith("unshare:"):
         pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
     assert done.returncode == 0, done.stderr

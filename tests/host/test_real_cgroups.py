@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent import procfs
-from holdfast.agent.core.detect.host import Host
-from holdfast.agent.core.model import Ended, Observed, RankView, RunView, Verdict
-from holdfast.agent.core.readings import readings_of
+from holdfast.agent.core.detect.host.host import Host
+from holdfast.agent.core.model.model import Ended, Observed, RankView, RunView, Verdict
+from holdfast.agent.core.model.readings import readings_of
+from holdfast.agent.system import procfs
 from holdfast.collectors import cgroups
 from holdfast.collectors.cgroups import CgroupsCollector
+from holdfast.collectors.contract import NoData
 from holdfast.collectors.roots import Roots
-from holdfast.collectors.sample import NoData
 
 TRIES = 25
 CRASH = "echo $$ > {cgroup}/cgroup.procs && head -c 65536 /dev/zero > {file} && exec sh -c 'exit 1'"

@@ -14,19 +14,27 @@ import msgspec
 import pytest
 from pages import page, same_as_golden
 
-from holdfast.agent.catalogue import load
+from holdfast.agent.catalog.load import load
 from holdfast.agent.cli import report
 from holdfast.agent.cli.text import WIDTH, plain
-from holdfast.agent.core.detect.kernel import parse
-from holdfast.agent.core.model import Ended, Now, Observed, RankView, RunView, Settings, StoreView
+from holdfast.agent.config.runbooks import load_runbooks
+from holdfast.agent.core.model.model import (
+    Ended,
+    Now,
+    Observed,
+    RankView,
+    RunView,
+    Settings,
+    StoreView,
+)
+from holdfast.agent.core.model.readings import readings_of
 from holdfast.agent.core.node import Node
-from holdfast.agent.core.readings import readings_of
-from holdfast.agent.runbook import load_runbooks
+from holdfast.agent.core.parse.kernel_line import parse
 from holdfast.collectors.cgroups import CgroupsCollector
+from holdfast.collectors.contract import Sample
 from holdfast.collectors.cpu import CpuCollector
 from holdfast.collectors.host import HostCollector
 from holdfast.collectors.roots import Roots
-from holdfast.collectors.sample import Sample
 from holdfast.collectors.tasks import TasksCollector
 from holdfast.collectors.units import UnitsCollector
 
@@ -35,7 +43,7 @@ CORES, BURNING = 16, 11
 RESET = "NETDEV WATCHDOG: eth0 (ena): transmit queue 11 timed out"
 COLLECTORS = (CpuCollector, HostCollector, TasksCollector, CgroupsCollector, UnitsCollector)
 STAT = "812 (ecs-agent) S 1 1 1 0 -1 64 0 0 0 0 5 {kernel} 0 0 20 0 1 0 100 0 0 " \
-       "18446744073709551615 0 0 0 0 0 0 0 0 0 0 0 0 17 11 0 0 0 0 0\n"  # fmt: skip
+       "18446744073709551615 0 0 0 0 0 0 0 0 0 0 0 0 17 11 0 0 0 0 0\n"
 
 
 class Recorded:
@@ -44,7 +52,7 @@ class Recorded:
     def __init__(self, folder: Path) -> None:
         self.proc, self.base = folder / "proc", folder / "sys/fs/cgroup/memory"
         for place in (self.proc / "812", self.proc / "pressure", folder / "bin",
-                      self.base / "system.slice/ecs.service", self.base / "job/run1"):  # fmt: skip
+                      self.base / "system.slice/ecs.service", self.base / "job/run1"):
             place.mkdir(parents=True)
         (self.base / "release_agent").touch()
         (self.proc / "meminfo").write_text("MemTotal: 1056779116 kB\nMemAvailable: 512000000 kB\n")
@@ -87,7 +95,7 @@ def run_with_a_stalled_rank() -> RunView:
     """Its rank ends with an error of the network, as every rank of that node did."""
     ended = Ended(1, outcome="exception", error="NCCL timeout", boot_s=1500.0)
     return RunView("m5", "node-17", "trainer", 1, generation=1, state="running",
-                   ranks=(RankView(12, "node-17", 4711, 1, "ended", ended=ended),))  # fmt: skip
+                   ranks=(RankView(12, "node-17", 4711, 1, "ended", ended=ended),))
 
 
 def test_the_incident_names_the_unit_and_not_the_job(recorded: Recorded) -> None:
@@ -106,7 +114,7 @@ def test_the_incident_names_the_unit_and_not_the_job(recorded: Recorded) -> None
             samples=readings_of(samples), runs=(run_with_a_stalled_rank(),),
             store=StoreView(up=True),
             events=tuple(one for one in events if boot_s - one.boot_s <= 60.0),
-        )  # fmt: skip
+        )
         decision = node.step(Now(boot_s, 1.7637e9 + boot_s, "b"), observed)
     mine = [one for one in decision.incidents if one.fault.startswith(("unit_", "host_"))]
     (incident,) = mine

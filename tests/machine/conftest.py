@@ -54,7 +54,7 @@ def preload(tmp_path_factory):
     done = subprocess.run(
         [gcc, "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-o", str(target),
          str(HERE / "statvfs.c"), "-ldl"], capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    )
     if "No such file or directory" in done.stderr:
         pytest.skip("C headers are missing (Debian package libc6-dev): no stand-in for statvfs")
     assert done.returncode == 0, done.stderr

@@ -37,7 +37,7 @@ def page(tmp_path, preload):
          "--state", str(tmp_path / "s"), "--runtime", str(tmp_path / "r"),
          "--listen", "127.0.0.1:0"], stderr=subprocess.DEVNULL,
         env={**os.environ, "LD_PRELOAD": str(preload), "HOLDFAST_HANGS": str(tmp_path / "hangs")},
-    )  # fmt: skip
+    )
 
     def read() -> str:
         try:
@@ -60,17 +60,17 @@ def page(tmp_path, preload):
 
 def until(read, condition):
     return wait_for(lambda: (text := read()) and condition(text) and text, 60.0,
-                    lambda: read()[-3000:])  # fmt: skip
+                    lambda: read()[-3000:])
 
 
 def value(text: str, series: str) -> float:
     return next((float(line.rpartition(" ")[2]) for line in text.splitlines()
-                 if line.startswith(series)), -1.0)  # fmt: skip
+                 if line.startswith(series)), -1.0)
 
 
 def test_a_mount_that_hangs_is_a_fault_of_the_node_and_the_agent_goes_on(page, tmp_path):
     fault = (f'holdfast_fault_active{{fault="mount_hung",severity="degraded",'
-             f'subject="node/n/mount{tmp_path}/data"}} 1.0')  # fmt: skip
+             f'subject="node/n/mount{tmp_path}/data"}} 1.0')
     text = until(page, lambda text: fault in text)
     assert value(text, "holdfast_host_mount_waiting_seconds{") >= 10.0
     assert value(text, 'holdfast_collector_up{collector="mounts"}') == 1.0

@@ -16,12 +16,12 @@ import time
 import pytest
 from waiting import until
 
-from holdfast.agent.config import load
-from holdfast.agent.core.detect import reach
-from holdfast.agent.runner import Runner
+from holdfast.agent.config.load import load
+from holdfast.agent.core.detect.host import reach
+from holdfast.agent.telemetry.collectors import Runner
 from holdfast.collectors import ALL, dns, mounts
-from holdfast.collectors.questions import WAITING_MAX, Questions
 from holdfast.collectors.roots import Roots
+from holdfast.collectors.sources.questions import WAITING_MAX, Questions
 
 # Of a reading, of which `mounts` itself waits half a second for an answer.
 DEADLINE_S = 1.5
@@ -43,7 +43,7 @@ class Node:
             "collectors.proc": (str(folder), "t"), "collectors.disable": (others, "t"),
             "collectors.deadline_s": (DEADLINE_S, "t"), "agent.slow_s": (DEADLINE_S, "t"),
             "agent.fast_s": (0.5, "t"), "agent.tick_s": (0.5, "t"),
-        }).config  # fmt: skip
+        }).config
         self.troubles: list[str] = []
         self.runner = Runner(config, lambda part, error: self.troubles.append(str(error)))
 
@@ -53,7 +53,7 @@ class Node:
         return next((
             one.value for one in self.runner.samples()
             if one.name == name and one.subject.split(",")[0] == wanted
-        ), -1.0)  # fmt: skip
+        ), -1.0)
 
     def waiting_s(self, path):
         return self.value("host_mount_waiting_seconds", path)
@@ -196,7 +196,7 @@ def test_names_of_the_configuration_are_asked_in_a_child():
         "collectors.disable": (others, "t"), "collectors.dns_names": (("localhost",), "t"),
         "collectors.deadline_s": (DEADLINE_S, "t"), "agent.slow_s": (DEADLINE_S, "t"),
         "agent.fast_s": (0.5, "t"), "agent.tick_s": (0.5, "t"),
-    }).config  # fmt: skip
+    }).config
     troubles = []
     runner = Runner(config, lambda part, error: troubles.append(error))
 

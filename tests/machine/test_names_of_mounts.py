@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pages import page, taken_by_prometheus
 
-from holdfast.agent.core.detect.reach import Reach
-from holdfast.agent.core.detect.storage import Storage
-from holdfast.agent.core.readings import readings_of
-from holdfast.collectors import disk, mountinfo, mounts
+from holdfast.agent.core.detect.host.reach import Reach
+from holdfast.agent.core.detect.host.storage import Storage
+from holdfast.agent.core.model.readings import readings_of
+from holdfast.collectors import disk, mounts
 from holdfast.collectors.__main__ import _answer
+from holdfast.collectors.contract import Sample
 from holdfast.collectors.roots import Roots
-from holdfast.collectors.sample import Sample
+from holdfast.collectors.sources import mountinfo
 
 # Names of folders as ext4 and NFS take them, and how each is shown.
 NAMES = {
@@ -47,7 +48,7 @@ def table(folder: Path, fstype: str) -> Roots:
 
 def shown_of(samples: list[Sample], name: str) -> list[str]:
     return [dict(part.partition("=")[::2] for part in one.subject.split(","))["mount"]
-            for one in samples if one.name == name]  # fmt: skip
+            for one in samples if one.name == name]
 
 
 def test_local_file_systems_of_any_name_are_on_the_page(tmp_path: Path) -> None:
@@ -72,7 +73,7 @@ def test_servers_mounts_of_any_name_are_asked_and_judged(tmp_path: Path) -> None
     assert sorted(shown_of(samples, "host_mount_response_seconds")) == wanted
     assert sorted(shown_of(samples, "host_filesystem_size_bytes")) == wanted
     waits = [one._replace(value=99.0) for one in samples
-             if one.name == "host_mount_waiting_seconds"]  # fmt: skip
+             if one.name == "host_mount_waiting_seconds"]
     hung = Reach("a").verdicts(readings_of(waits))
     assert sorted(one.subject for one in hung) == [f"node/a/mount{one}" for one in wanted]
 

@@ -16,25 +16,17 @@ from hypothesis import strategies as st
 from pages import page, same_as_golden
 
 from holdfast.agent.cli import doctor
-from holdfast.agent.core.detect.machine import NAMES
-from holdfast.collectors import (
-    ALL,
-    PROBED,
-    clock,
-    disk,
-    hardware_errors,
-    mountinfo,
-    mounts,
-    nvme_smart,
-)
+from holdfast.agent.core.detect.host.machine import NAMES
+from holdfast.collectors import ALL, PROBED, clock, disk, hardware_errors, mounts, nvme_smart
 from holdfast.collectors.clock import ClockCollector, State, Timex, state_of
+from holdfast.collectors.contract import NoData
 from holdfast.collectors.hardware_errors import HardwareErrorsCollector
 from holdfast.collectors.mounts import MountsCollector
 from holdfast.collectors.nvme import NvmeCollector
 from holdfast.collectors.nvme_smart import NvmeSmartCollector
 from holdfast.collectors.pci import PciCollector
 from holdfast.collectors.roots import Roots
-from holdfast.collectors.sample import NoData
+from holdfast.collectors.sources import mountinfo
 
 HERE = Path(__file__).resolve().parent
 
@@ -54,10 +46,10 @@ def test_local_file_systems_once_each_and_none_behind_a_server(roots):
     table = mountinfo.mounts(roots)
     assert {mount.point: mount.readonly for mount in disk.local(table)} == {
         "/": False, "/dev/shm": False, "/data": False, "/old data": True, "/with,comma": False,
-    }  # fmt: skip
+    }
     assert sorted(mount.point for mount in table if mount.is_network) == [
         "/buckets/train", "/fsx", "/scratch",
-    ]  # fmt: skip
+    ]
 
 
 def test_a_root_on_a_server_hides_no_local_file_system():
@@ -86,7 +78,7 @@ def test_what_containers_see_is_no_file_system_of_the_node():
 @pytest.mark.parametrize(("options", "readonly"), [
     ("rw,relatime", False), ("ro,relatime", True), ("rw,emergency_ro,shutdown", True),
     ("rw,errors=remount-ro", False),
-])  # fmt: skip
+])
 def test_what_takes_no_writes_any_more(options, readonly):
     mount = mountinfo.parse(f"2 1 8:1 / /data rw - ext4 /dev/sda1 {options}")
     assert mount is not None and mount.readonly is readonly
@@ -156,7 +148,7 @@ def test_a_machine_without_counters_is_no_data(tmp_path):
 @pytest.mark.parametrize("rubbish", [
     b"", b"\xff\x00\xfe" * 400, b"MCE: " + b"9" * 100_000, b"RxErr", b"1\n" * 9999,
     b"RxErr 1e9\nx -1\n\xd9\xa3 \xd9\xa3\n",
-])  # fmt: skip
+])
 def test_rubbish_in_counters_is_left_out(tmp_path, rubbish):
     for name in ("proc/interrupts", "sys/bus/pci/devices/a/aer_dev_correctable",
                  "sys/devices/system/edac/mc/mc0/ce_count",
@@ -185,7 +177,7 @@ def test_drives_of_the_recorded_node(roots):
     collector = NvmeCollector()
     assert collector.here(roots) == ""
     samples = [one._replace(value=0.0) if one.name == "host_nvme_waiting_seconds" else one
-               for one in collector.collect(roots, 1.0)]  # fmt: skip
+               for one in collector.collect(roots, 1.0)]
     as_recorded(collector, samples)
 
 
@@ -212,19 +204,19 @@ def settled(collector, roots, boot_s):
 
 
 @pytest.mark.parametrize(("name", "says"), [("smartctl", "smartctl.json"),
-                                            ("nvme", "nvme_cli.json")])  # fmt: skip
+                                            ("nvme", "nvme_cli.json")])
 def test_smart_by_either_tool(roots, tool, name, says):
     asked = tool(name, says)
     samples = settled(NvmeSmartCollector(), roots, 1.0)
     said = {one.name: one.value for one in samples if one.subject == "device=nvme0"}
     wanted = {
         "smartctl": (0.09, 0.1, 1.04, 2.0, 17.0, 3.0), "nvme": (1.0, 0.1, 0.01, 0.0, 17.0, 3.0),
-    }[name]  # fmt: skip
+    }[name]
     assert tuple(round(value, 9) for value in said.values()) == wanted
     warned = {one.subject for one in samples
-              if one.name == "host_nvme_critical_warning" and one.value}  # fmt: skip
+              if one.name == "host_nvme_critical_warning" and one.value}
     given = {f"device={drive},warning={word}" for drive in ("nvme0", "nvme10")
-             for word in ("spare_low", "reliability")}  # fmt: skip
+             for word in ("spare_low", "reliability")}
     assert warned == (given if name == "smartctl" else set())
     assert asked.read_text().count("/dev/nvme10") == 1
 
@@ -263,7 +255,7 @@ ODD = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(
         ("critical_warning", "temperature", "avail_spare", "percentage_used", "value", "smartctl",
          "messages", "string", "error", "nvme_smart_health_information_log")), inner, max_size=4),
-)  # fmt: skip
+)
 
 
 @given(st.one_of(st.binary(max_size=200), ODD.map(lambda one: json.dumps(one).encode())))
@@ -276,7 +268,7 @@ def test_no_answer_of_a_tool_is_too_odd(output):
 def test_what_is_no_count_costs_itself_alone():
     said = (b'{"critical_warning": {"value": 300}, "temperature": 1, "media_errors": Infinity, '
             b'"avail_spare": NaN, "percent_used": -1, "unsafe_shutdowns": true, '
-            b'"spare_thresh": null, "num_err_log_entries": "17"}')  # fmt: skip
+            b'"spare_thresh": null, "num_err_log_entries": "17"}')
     assert nvme_smart.parse(said) == ([("host_nvme_error_log_entries_total", "", 17.0)], "")
 
 
@@ -315,7 +307,7 @@ def test_a_sandbox_that_refuses_is_told(roots):
 @pytest.mark.parametrize(("status", "result", "synchronized", "offset_s"), [
     (0x2001, 0, True, -0.25), (0x0001, 0, True, -250.0), (0x2040, 5, False, -0.25),
     (0x0000, 5, False, -250.0), (0x0040, 0, False, -250.0),
-])  # fmt: skip
+])
 def test_what_the_kernel_says_in_seconds(status, result, synchronized, offset_s):
     timex = Timex(offset=-250_000_000, maxerror=16_000_000, esterror=1000, status=status)
     assert state_of(timex, result) == State(synchronized, offset_s, 16.0, 0.001)
@@ -363,5 +355,5 @@ def test_switches_are_counted_by_their_driver(tmp_path):
             (drivers / driver / f"0000:{number:02x}:00.0").mkdir(parents=True)
         (drivers / driver / "bind").touch()
     found = {one.name: one.value for one in PciCollector().collect(Roots(sys=str(tmp_path)), 1.0)
-             if one.name != "pci_bound"}  # fmt: skip
+             if one.name != "pci_bound"}
     assert found == {"host_pci_devices": 6.0, "host_pci_nvswitches": 4.0}

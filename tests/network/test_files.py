@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.collectors.contract import NoData, Sample
 from holdfast.collectors.network import METRICS, NetworkCollector
 from holdfast.collectors.rdma import RdmaCollector
 from holdfast.collectors.roots import Roots
-from holdfast.collectors.sample import NoData, Sample
 
 from .tree import ib_node, plain_node
 from .watch import Watch, read, unread, values
@@ -72,7 +72,7 @@ def test_permission_denied_is_counted_and_costs_itself():
 @pytest.mark.parametrize("junk", [
     b"", b"-1\n", b"(no PMA)\n", b"n/a\n", b"1e9\n", b"18446744073709551616\n", b"\xff\xfe\x00",
     b"9" * 99, "\u0663\n".encode(), b"0x10\n", b"1 2\n",
-])  # fmt: skip
+])
 def test_what_is_no_number_is_no_reading(tmp_path, junk):
     tree = ib_node(tmp_path, ports=1)
     tree.put("class/infiniband/mlx5_0/ports/1/counters/symbol_error", junk)
@@ -104,7 +104,7 @@ FILES = ("class/infiniband/mlx5_0/ports/1/state", "class/infiniband/mlx5_0/ports
          "class/infiniband/mlx5_0/ports/1/hw_counters/np_cnp_sent", "class/net/eth0/flags",
          "class/net/eth0/type", "class/net/eth0/speed", "class/net/eth0/carrier_changes",
          "class/net/eth0/queues/tx-0/tx_timeout", "../proc/net/snmp",
-         "../proc/net/netstat")  # fmt: skip
+         "../proc/net/netstat")
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def tree(tmp_path_factory):
 @settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(FILES), st.binary(max_size=80) | st.sampled_from(
     [b"1" * 1_000_000, b"Tcp:\nTcp:\n", b"Tcp: OutSegs\nTcp: -1\nTcp: x", b"4:", b"NaN Gb/sec",
-     b"0x", b"99999 Gb/sec x", b"device=x,port=y"])))  # fmt: skip
+     b"0x", b"99999 Gb/sec x", b"device=x,port=y"])))
 def test_no_file_is_too_strange(tree, contents):
     watch = Watch(tree)
     for path, content in contents.items():

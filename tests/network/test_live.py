@@ -8,9 +8,9 @@ import signal
 
 from waiting import until
 
-from holdfast.agent.config import load
-from holdfast.agent.core.detect.network import NetworkMemory, Networks
-from holdfast.agent.runner import Runner
+from holdfast.agent.config.load import load
+from holdfast.agent.core.detect.network.network import NetworkMemory, Networks
+from holdfast.agent.telemetry.collectors import Runner
 from holdfast.collectors import ALL
 
 from .tree import ib_node, plain_node
@@ -23,7 +23,7 @@ def start(tree, troubles):
         "collectors.sys": (str(tree.sys), "t"), "collectors.proc": (str(tree.proc), "t"),
         "collectors.disable": (OTHERS, "t"), "collectors.deadline_s": (1.5, "t"),
         "agent.slow_s": (1.5, "t"), "agent.tick_s": (0.05, "t"), "agent.fast_s": (0.1, "t"),
-    }).config  # fmt: skip
+    }).config
     runner = Runner(config, lambda part, error: troubles.append(part))
     return runner, asyncio.create_task(runner.run())
 

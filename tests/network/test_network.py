@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from pages import page, same_as_golden
 
-from holdfast.agent.core.readings import Readings, readings_of
-from holdfast.agent.devices import cards
-from holdfast.agent.runner import Health
+from holdfast.agent.core.model.readings import Readings, readings_of
+from holdfast.agent.telemetry.collectors import Health
+from holdfast.agent.telemetry.devices import cards
 from holdfast.collectors.network import METRICS, NetworkCollector
 from holdfast.collectors.rdma import RdmaCollector
 
@@ -180,14 +180,14 @@ def efa_refuses(watch: Watch) -> list[str]:
 def efa_peers_silent(watch: Watch) -> list[str]:
     for _ in range(2):
         watch.tree.add("class/infiniband/rdmap16s27/ports/1/hw_counters/"
-                       "unresponsive_remote_events", 6000)  # fmt: skip
+                       "unresponsive_remote_events", 6000)
         lines = watch.read()
     return lines
 
 
 IB_FAULTS = (port_down, no_subnet_manager, interface_down, switched_off, flap, interface_flap,
              garbled, integrity, lanes_lost, card_lost, queue_stood_still, made_anew,
-             broken_packets, tcp_again)  # fmt: skip
+             broken_packets, tcp_again)
 EFA_FAULTS = (efa_dead, efa_refuses, efa_peers_silent)
 
 
@@ -237,7 +237,7 @@ def test_a_card_that_was_never_there_is_known_by_the_instance_type(tmp_path, car
     tree = efa_node(tmp_path, cards)
     lines = Watch(tree).read(4)
     assert lines == ["nic_lost (warn) node/n/nic/efa: card efa: 3 of 4 cards that this instance "
-                     "type can have are listed"][:said]  # fmt: skip
+                     "type can have are listed"][:said]
 
 
 def test_a_healthy_link_that_comes_back_clears(tmp_path):
@@ -360,7 +360,7 @@ def test_status_names_cards_their_health_and_the_lost_one(tmp_path):
         "mlx5_3": ("degraded", "its link is down (polling: nothing answers at the other end); "
                    "it was up in this boot"),
         "mlx5_2": ("fatal", "it is not on the PCI bus any more, or no driver has it"),
-    }  # fmt: skip
+    }
     listed = [one["device"] for one in rows]
     # ib2 stands for itself, since its card is gone; mlx5_2 is lost.
     assert listed == ["mlx5_0", "mlx5_1", "mlx5_3", "eth0", "ib2", "mlx5_2"]

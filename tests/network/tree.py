@@ -22,7 +22,7 @@ PORT_COUNTERS = (
     "port_rcv_remote_physical_errors", "port_rcv_switch_relay_errors",
     "port_xmit_constraint_errors", "port_xmit_data", "port_xmit_discards", "port_xmit_packets",
     "port_xmit_wait", "symbol_error", "unicast_rcv_packets", "unicast_xmit_packets",
-)  # fmt: skip
+)
 CARD_COUNTERS = (
     "duplicate_request", "implied_nak_seq_err", "lifespan", "local_ack_timeout_err",
     "out_of_buffer", "out_of_sequence", "packet_seq_err", "req_cqe_error",
@@ -30,33 +30,33 @@ CARD_COUNTERS = (
     "resp_cqe_error", "resp_cqe_flush_error", "resp_local_length_error",
     "resp_remote_access_errors", "rnr_nak_retry_err", "rx_atomic_requests", "rx_dct_connect",
     "rx_read_requests", "rx_write_requests",
-)  # fmt: skip
+)
 EFA_CARD = (
     "alloc_pd_err", "alloc_ucontext_err", "cmds_err", "completed_cmds", "create_ah_err",
     "create_cq_err", "create_qp_err", "keep_alive_rcvd", "lifespan", "mmap_err",
     "no_completion_cmds", "reg_mr_err", "submitted_cmds",
-)  # fmt: skip
+)
 EFA_PORT = (
     "impaired_remote_conn_events", "lifespan", "rdma_read_bytes", "rdma_read_resp_bytes",
     "rdma_read_wr_err", "rdma_read_wrs", "rdma_write_bytes", "rdma_write_recv_bytes",
     "rdma_write_wr_err", "rdma_write_wrs", "recv_bytes", "recv_wrs", "retrans_bytes",
     "retrans_pkts", "retrans_timeout_events", "rx_bytes", "rx_drops", "rx_pkts", "send_bytes",
     "send_wrs", "tx_bytes", "tx_pkts", "unresponsive_remote_events",
-)  # fmt: skip
+)
 STATISTICS = (
     "collisions", "multicast", "rx_bytes", "rx_compressed", "rx_crc_errors", "rx_dropped",
     "rx_errors", "rx_fifo_errors", "rx_frame_errors", "rx_length_errors", "rx_missed_errors",
     "rx_nohandler", "rx_over_errors", "rx_packets", "tx_aborted_errors", "tx_bytes",
     "tx_carrier_errors", "tx_compressed", "tx_dropped", "tx_errors", "tx_fifo_errors",
     "tx_heartbeat_errors", "tx_packets", "tx_window_errors",
-)  # fmt: skip
+)
 TRAFFIC = {
     "port_rcv_data": 250_000_000, "port_xmit_data": 240_000_000, "port_rcv_packets": 1_000_000,
     "port_xmit_packets": 900_000, "port_xmit_wait": 4096, "lifespan": 10, "keep_alive_rcvd": 900,
     "submitted_cmds": 5000, "completed_cmds": 5000, "rx_bytes": 10**12, "tx_bytes": 9 * 10**11,
     "rx_pkts": 10**9, "tx_pkts": 9 * 10**8, "rx_packets": 10**6, "tx_packets": 9 * 10**5,
     "rdma_write_bytes": 9 * 10**11, "rdma_write_wrs": 10**6, "send_bytes": 10**9, "send_wrs": 10**5,
-}  # fmt: skip
+}
 
 
 class Tree:
@@ -122,7 +122,7 @@ class Tree:
         self.link(f"{place}/device", slot)
         self.put(f"{place}/fw_ver", "28.39.1002")
         for file, value in (("state", "4: ACTIVE"), ("phys_state", "5: LinkUp"),
-                            ("rate", "400 Gb/sec (4X NDR)"), ("link_layer", layer)):  # fmt: skip
+                            ("rate", "400 Gb/sec (4X NDR)"), ("link_layer", layer)):
             self.put(f"{place}/ports/1/{file}", value)
         self._counters(f"{place}/ports/1/counters", PORT_COUNTERS)
         self._counters(f"{place}/ports/1/hw_counters", CARD_COUNTERS)
@@ -147,7 +147,7 @@ class Tree:
         said: dict[str, object] = {
             "type": 1, "flags": "0x1003", "operstate": "up", "ifindex": index, "carrier": 1,
             "carrier_changes": 2, "speed": 100_000,
-        }  # fmt: skip
+        }
         for file, value in (said | files).items():
             self.put(f"{place}/{file}", value)
         self._counters(f"{place}/statistics", STATISTICS)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from holdfast.agent.core.detect.network import NetworkMemory, Networks
-from holdfast.agent.core.readings import readings_of
+from holdfast.agent.core.detect.network.network import NetworkMemory, Networks
+from holdfast.agent.core.model.readings import readings_of
+from holdfast.collectors.contract import NoData, Sample
 from holdfast.collectors.network import NetworkCollector
 from holdfast.collectors.pci import PciCollector
 from holdfast.collectors.rdma import RdmaCollector
 from holdfast.collectors.roots import Roots
-from holdfast.collectors.sample import NoData, Sample
 
 from .tree import Tree
 
@@ -28,7 +28,7 @@ def values(samples) -> dict[tuple[str, str], float]:
 
 def unread(samples) -> dict[str, float]:
     return {one.subject: one.value for one in samples
-            if one.name == "network_unread_files" and one.value}  # fmt: skip
+            if one.name == "network_unread_files" and one.value}
 
 
 def bus(roots: Roots, boot_s: float) -> tuple[Sample, ...]:
@@ -54,4 +54,4 @@ class Watch:
             seen = readings_of((*self.samples, *bus(self.tree.roots, self.boot_s)))
             self.verdicts = self.networks.verdicts(seen, self.memory)
         return [f"{one.fault} ({one.severity}) {one.subject}: {one.reason}"
-                for one in self.verdicts]  # fmt: skip
+                for one in self.verdicts]

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from pages import page, same_as_golden
 from waiting import wait_for
 
-from holdfast.agent import procfs
-from holdfast.agent.core.detect import accelerator
-from holdfast.agent.core.readings import readings_of
-from holdfast.collectors import neuron_monitor
+from holdfast.agent.core.detect.devices import accelerator
+from holdfast.agent.core.model.readings import readings_of
+from holdfast.agent.system import procfs
+from holdfast.collectors.contract import NoData, Sample
 from holdfast.collectors.neuron import NeuronCollector
 from holdfast.collectors.roots import Roots
-from holdfast.collectors.sample import NoData, Sample
+from holdfast.collectors.sources import neuron_monitor
 
 HERE = Path(__file__).resolve().parent
 GIB = 1 << 30
@@ -40,7 +40,7 @@ def report(kind: str, **errors: int) -> dict:
     """One update of neuron-monitor; `errors` are counters of device 0."""
     name, devices, cores, memory = KINDS[kind]
     in_use = {str(core): {"neuroncore_utilization": 90.0 + core, "flops": 10**12}
-              for core in range(devices * cores)}  # fmt: skip
+              for core in range(devices * cores)}
     breakdown = {core: {"constants": GIB, "model_code": 0, "tensors": 2 * GIB} for core in in_use}
     ran = not errors
     return {
@@ -69,7 +69,7 @@ def report(kind: str, **errors: int) -> dict:
             "neuron_device_memory_size": memory, "neuroncore_per_device_count": cores,
             "logical_neuroncore_config": 2 if kind == "trn2" else 1, "error": "",
         },
-    }  # fmt: skip
+    }
 
 
 class Machine:
@@ -101,7 +101,7 @@ class Machine:
                 "stats/hardware/mem_ecc_repairable_uncorrected": repairable,
                 "stats/hardware/sram_ecc_uncorrected": 0,
             } | {f"neuron_core{core}/stats/status/{status}/total": 100 * (status == "success")
-                 for core in range(cores) for status in ("success", "timeout")}  # fmt: skip
+                 for core in range(cores) for status in ("success", "timeout")}
             for path, value in files.items():
                 (root / path).parent.mkdir(parents=True, exist_ok=True)
                 (root / path).write_text(f"{value}\n")
@@ -179,7 +179,7 @@ def test_the_reported_fault_is_on_its_device_and_the_cores_of_no_other(machine):
     assert (verdict.fault, verdict.subject) == ("neuron_memory_uncorrected", "node/n/neuron/3")
     values = {(one.name, one.subject): one.value for one in samples}
     idle = [labels for (name, labels), value in values.items()
-            if name == "accelerator_core_utilization_ratio" and value == 0.0]  # fmt: skip
+            if name == "accelerator_core_utilization_ratio" and value == 0.0]
     assert idle == [f"vendor=neuron,device=3,core={core}" for core in (6, 7)]
     assert values["accelerator_execution_errors_total", "vendor=neuron,error=hardware"] == 1
 
@@ -204,7 +204,7 @@ def test_a_repairable_error_is_in_sysfs_alone(machine):
 
 def test_half_a_line_and_rubbish_cost_themselves(machine):
     machine.plays("say one", "rubbish [1]", "rubbish {x", "say two", "sleep 0.2", "half one",
-                  "die 7", one=report("trn1"), two=report("trn1"))  # fmt: skip
+                  "die 7", one=report("trn1"), two=report("trn1"))
     totals: neuron_monitor.Totals = {}
     monitor = neuron_monitor.Monitor(str(machine.tools / "neuron-monitor"), totals)
     assert monitor.report(5.0)["system_data"]

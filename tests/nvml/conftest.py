@@ -54,7 +54,7 @@ class Node:
             input="1.0\n" * times, capture_output=True, text=True, timeout=timeout_s, check=True,
             env={**os.environ, "LD_LIBRARY_PATH": str(self.library),
                  "HOLDFAST_FAKE_NVML": str(self.file)},
-        )  # fmt: skip
+        )
         return [json.loads(line) for line in done.stdout.splitlines()]
 
 

@@ -20,11 +20,11 @@ def compile_library(folder: Path, *flags: str) -> Path:
     if gcc is None:
         raise Missing("gcc is missing (Debian package build-essential): no stand-in for NVML")
     headers = subprocess.run([gcc, "-E", "-"], input="#include <stdio.h>\n", text=True,
-                             capture_output=True, timeout=60, check=False)  # fmt: skip
+                             capture_output=True, timeout=60, check=False)
     if headers.returncode != 0:
         raise Missing("C headers are missing (Debian package libc6-dev): no stand-in for NVML")
     subprocess.run(
         [gcc, "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", *flags,
          "-o", str(folder / "libnvidia-ml.so.1"), str(HERE / "nvml.c")], check=True, timeout=60,
-    )  # fmt: skip
+    )
     return folder

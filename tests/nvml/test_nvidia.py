@@ -15,17 +15,17 @@ import pytest
 from pages import page, same_as_golden
 from waiting import until
 
-from holdfast.agent import shown
-from holdfast.agent.config import load
-from holdfast.agent.core.detect import accelerator, fabric
-from holdfast.agent.core.model import RankView, RunView
-from holdfast.agent.core.readings import readings_of
-from holdfast.agent.devices import devices
-from holdfast.agent.probe import Helper
-from holdfast.agent.runner import Runner
+from holdfast.agent.config.load import load
+from holdfast.agent.core.detect.devices import accelerator, fabric
+from holdfast.agent.core.model.model import RankView, RunView
+from holdfast.agent.core.model.readings import readings_of
+from holdfast.agent.metrics import selection as shown
+from holdfast.agent.system.child_probe import Helper
+from holdfast.agent.telemetry.collectors import Runner
+from holdfast.agent.telemetry.devices import devices
 from holdfast.collectors import ALL
+from holdfast.collectors.contract import Sample
 from holdfast.collectors.nvidia import NvidiaCollector
-from holdfast.collectors.sample import Sample
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 OTHERS = tuple(one.name for one in ALL if one.name != "nvidia")
@@ -63,16 +63,16 @@ def test_what_each_fault_changes_on_an_8_gpu_node(node, state):
     node.becomes(state)
     sick = samples_of(node.read()[0])
     before, after = ({(one.name, one.subject): one.value for one in said}
-                     for said in (healthy, sick))  # fmt: skip
+                     for said in (healthy, sick))
     lines = [f"{accelerator.labels_of(subject)['device']} of nvidia says nothing more"
              for name, subject in sorted(before.keys() - after.keys())
-             if name == "accelerator_power_watts"]  # fmt: skip
+             if name == "accelerator_power_watts"]
     lines += [f"{name}{{{subject}}} {before.get((name, subject))} -> {value}"
               for (name, subject), value in after.items()
-              if before.get((name, subject)) != value]  # fmt: skip
+              if before.get((name, subject)) != value]
     sights = accelerator.look(sick)
     lines += [f"{vendor} {device}: {one.health}: {one.why}"
-              for (vendor, device), one in sights.items() if one.health != "ok"]  # fmt: skip
+              for (vendor, device), one in sights.items() if one.health != "ok"]
     verdicts = accelerator.Accelerators("n").verdicts(readings_of(sick), (), {})
     lines += [f"{one.fault} ({one.severity}) {one.subject}: {one.reason}" for one in verdicts]
     same_as_golden(GOLDEN / f"{state}.txt", "\n".join(lines) + "\n")
@@ -81,13 +81,13 @@ def test_what_each_fault_changes_on_an_8_gpu_node(node, state):
 @pytest.mark.parametrize(("said", "why"), [
     ("fabric_state 1", "not_started"), ("fabric_state 2", "in_progress"),
     ("fabric_status 999", "failed"), ("fabric_mask 425", "degraded_bandwidth"),
-])  # fmt: skip
+])
 def test_a_device_outside_its_fabric_is_unwell(node, said, why):
     node.becomes(f"gpus 2\ngpu 1 {said}\n")
     sights = accelerator.look(samples_of(node.read()[0]))
     assert sights["nvidia", "0"].health == "ok"
     assert (sights["nvidia", "1"].health, sights["nvidia", "1"].why) == (
-        "warn", f"the fabric reports {why}")  # fmt: skip
+        "warn", f"the fabric reports {why}")
 
 
 @pytest.mark.parametrize("said", ["fabric_state 1", "fabric_state 2", "fabric_status 999"])
@@ -108,14 +108,14 @@ def test_an_old_driver_costs_only_what_it_does_not_have(libraries, node):
     assert new - old == {
         "accelerator_violation_seconds_total", "accelerator_row_remap_banks",
         "accelerator_fabric_state", "accelerator_fabric_fault", "accelerator_recovery_action",
-    }  # fmt: skip
+    }
     assert not old - new
 
 
 def test_a_call_that_is_not_supported_costs_its_readings(node):
     node.becomes("gpus 1\nunsupported nvmlDeviceGetNvLinkErrorCounter\n"
                  "unsupported nvmlDeviceGetPowerUsage\n"
-                 "unsupported nvmlDeviceGetMaxClockInfo\n")  # fmt: skip
+                 "unsupported nvmlDeviceGetMaxClockInfo\n")
     names = [one.name for one in samples_of(node.read()[0])]
     assert names.count("accelerator_link_up") == 18
     assert not {"accelerator_link_errors_total", "accelerator_power_watts"} & set(names)
@@ -144,7 +144,7 @@ def test_without_library_or_driver_there_is_no_data(node, tmp_path):
     runner = Runner(load(None, {"collectors.proc": (str(tmp_path), "t"),
                                 "collectors.sys": (str(tmp_path), "t"),
                                 "collectors.disable": (OTHERS, "t")}).config,
-                    lambda part, error: pytest.fail(f"{part}: {error}"))  # fmt: skip
+                    lambda part, error: pytest.fail(f"{part}: {error}"))
 
     async def scenario():
         task = asyncio.create_task(runner.run())
@@ -168,7 +168,7 @@ def start(node, troubles=None):
         "collectors.nvml": (str(node.library), "t"), "collectors.deadline_s": (0.2, "t"),
         "collectors.disable": (OTHERS, "t"), "agent.tick_s": (0.05, "t"),
         "agent.fast_s": (0.1, "t"), "agent.slow_s": (0.2, "t"),
-    }).config  # fmt: skip
+    }).config
     said = troubles if troubles is not None else []
     runner = Runner(config, lambda part, error: said.append(f"{part}: {error}"))
     return runner, asyncio.create_task(runner.run())
@@ -226,7 +226,7 @@ def test_nobody_of_ours_has_a_gpu_open_while_it_is_reset(node, state, monkeypatc
         runner, task = start(node, troubles)
         entry = runner._entries[0]
         await until({"idle": runner.samples, "starting": begun.is_set,
-                     "hung_call": lambda: entry.asking and runner.children()}[state])  # fmt: skip
+                     "hung_call": lambda: entry.asking and runner.children()}[state])
         pid = entry.helper.pid
         asked, ask = [], runner._ask
 
@@ -261,7 +261,7 @@ def test_a_sick_gpu_stays_sick_while_its_driver_hangs(node):
 
         def faults() -> list[str]:
             return [one.subject for one in mind.verdicts(runner.known(), (), known)
-                    if one.fault == "row_remap_pending"]  # fmt: skip
+                    if one.fault == "row_remap_pending"]
 
         await until(lambda: faults() == ["node/n/gpu/2"])
         node.becomes("hung_call")
@@ -279,7 +279,7 @@ def test_a_child_that_cannot_be_killed_is_left_named_and_not_joined(node, monkey
     async def scenario():
         runner, task = start(node)
         await until(lambda: runner.samples())
-        monkeypatch.setattr("holdfast.agent.probe.KILL_WAIT_S", 0.05)
+        monkeypatch.setattr("holdfast.agent.system.child_probe.KILL_WAIT_S", 0.05)
         monkeypatch.setattr("asyncio.subprocess.Process.kill", lambda self: None)  # as in state D
         kill, killpg = os.kill, os.killpg
         monkeypatch.setattr("os.killpg", lambda group, number: None)
@@ -318,12 +318,12 @@ def test_ranks_are_joined_by_process_and_stale_is_unknown(node):
     node.becomes("gpus 2\ngpu 0 pid 4711\ngpu 1 pid 4712\ngpu 1 remap_pending 1\n")
     samples = samples_of(node.read()[0])
     runs = (RunView("m5", "n", "trainer", 2, ranks=(
-        RankView(0, "n", 4711, 1, "running"), RankView(1, "n", 4712, 1, "running"))),)  # fmt: skip
+        RankView(0, "n", 4711, 1, "running"), RankView(1, "n", 4712, 1, "running"))),)
     good = Runner(load(None, {}).config, lambda part, error: None).health()[0]
     good = good._replace(name="nvidia", up=True, error="")
     shown = devices(good, samples, runs, (), "n", 2.0, 15.0)
     assert [(one["health"], one["ranks"]) for one in shown] == [
-        ("ok", [{"run": "m5", "rank": 0}]), ("warn", [{"run": "m5", "rank": 1}])]  # fmt: skip
+        ("ok", [{"run": "m5", "rank": 0}]), ("warn", [{"run": "m5", "rank": 1}])]
     stale = devices(good, samples, runs, (), "n", 100.0, 15.0)
     assert {one["health"] for one in stale} == {"unknown"}
     assert "no reading for 99 s" in stale[0]["why"]

@@ -49,7 +49,7 @@ def test_every_kind_is_told_apart(tmp_path):
         "a100_hdr": {"kind=infiniband", "kind=roce"}, "h100_two_down": {"kind=roce"},
         "roce_congested": {"kind=roce"}, "iwarp_no_pma": {"kind=other"},
         "efa_one_message": {"kind=efa"}, "efa_p4d": {"kind=efa"}, "efa_g4dn": {"kind=efa"},
-    }  # fmt: skip
+    }
 
 
 def test_data_is_counted_in_words_by_the_port_and_in_bytes_by_efa(tmp_path):

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent import catalogue
-from holdfast.agent.core.detect.kernel import parse
-from holdfast.agent.core.kernel import ACCELERATORS
+from holdfast.agent.catalog import load
+from holdfast.agent.core.nodes.kernel_incidents import ACCELERATORS
+from holdfast.agent.core.parse.kernel_line import parse
 
 HERE = Path(__file__).resolve().parent
 ROWS = [
     tuple(row.split(" | ", 1)) for row in (HERE / "kernel.txt").read_text().splitlines()
     if not row.startswith("#")
-]  # fmt: skip
-CATALOGUE = catalogue.load(catalogue.tables())
+]
+CATALOGUE = load.load(load.tables())
 
 
 def said(line: str) -> str:

@@ -14,15 +14,15 @@ import pytest
 from pages import same_as_golden
 from waiting import wait_for
 
-from holdfast.agent.core.detect import accelerator
-from holdfast.agent.core.readings import readings_of
+from holdfast.agent.core.detect.devices import accelerator
+from holdfast.agent.core.model.readings import readings_of
 from holdfast.collectors.amd import AmdCollector
+from holdfast.collectors.contract import NoData, Sample
 from holdfast.collectors.hardware_errors import HardwareErrorsCollector
 from holdfast.collectors.neuron import NeuronCollector
 from holdfast.collectors.nvme import NvmeCollector
 from holdfast.collectors.nvme_smart import NvmeSmartCollector
 from holdfast.collectors.roots import Roots
-from holdfast.collectors.sample import NoData, Sample
 
 HERE = Path(__file__).resolve().parent
 
@@ -65,14 +65,14 @@ def drive(folder: Path, tool: str, says: str) -> Roots:
     ("intel_p3700_worn.json", (0.99, 0.1, 0.41, 0, 0, 0)),
     ("samsung_970_media_errors.json", (0.99, 0.1, 0.03, 7, 62, 10)),
     ("nvme_cli.json", (1.0, 0.05, 0.15, 0, 17, 139)),
-])  # fmt: skip
+])
 def test_a_drive_as_its_tool_tells(tmp_path, says, wanted):
     roots = drive(tmp_path, "nvme" if says == "nvme_cli.json" else "smartctl", says)
     collector = NvmeSmartCollector()
     wait_for(lambda: len(collector.collect(roots, 1.0)) > 1)
     found = values(collector.collect(roots, 1.0))
     names = ("spare_ratio", "spare_threshold_ratio", "used_ratio", "media_errors_total",
-             "error_log_entries_total", "unsafe_shutdowns_total")  # fmt: skip
+             "error_log_entries_total", "unsafe_shutdowns_total")
     said = tuple(found[f"host_nvme_{name} device=nvme0"] for name in names)
     assert said == pytest.approx(wanted)
     warnings = [value for name, value in found.items() if "critical_warning" in name]
@@ -120,7 +120,7 @@ def test_a_warning_before_the_document_is_no_part_of_it(tmp_path):
 def test_a_driver_that_tells_its_kernels_whole_name(tmp_path):
     """An MI210 with the kernel's own driver: its version is a line of text, cut as any other."""
     (found,) = (one for one in amd(tmp_path, "mi210_static", "mi210_static")
-                if one.name == "accelerator_info")  # fmt: skip
+                if one.name == "accelerator_info")
     assert found.subject.startswith(
         "vendor=amd,device=0,name=AMD Instinct MI210,uuid=,pci=,driver="
     )
@@ -141,7 +141,7 @@ def test_a_part_of_an_mi300x_is_a_device_that_answers(tmp_path):
     assert found == {
         "info device=0,name=,uuid=,pci=,driver=": 1, "utilization_ratio device=0": 0,
         "memory_utilization_ratio device=0": 0, "lost device=0": 0, "devices": 1,
-    }  # fmt: skip
+    }
 
 
 # ------------------------------------------------------------- Neuron
@@ -178,20 +178,20 @@ class Trainium:
 def without_counts(samples: list[Sample]) -> dict[str, float]:
     """What it says of devices; nothing that is 0 of the executions."""
     return {name: value for name, value in values(samples, "neuron").items()
-            if value or not name.startswith(("execution", "monitor"))}  # fmt: skip
+            if value or not name.startswith(("execution", "monitor"))}
 
 
 def test_an_idle_trn1_without_counters_in_its_report(tmp_path):
     assert without_counts(Trainium(tmp_path, "trn1_idle", "trn1").read()) == {
         "info device=0,name=Trainium1,uuid=9ff5434815c8bd80,pci=0000:00:1e.0,driver=": 1,
         "devices": 1, "monitor_up": 1, "power_utilization_ratio device=0": 0,
-    }  # fmt: skip
+    }
 
 
 def test_the_same_without_sysfs_has_its_device(tmp_path):
     assert without_counts(Trainium(tmp_path, "trn1_idle").read()) == {
         "devices": 1, "monitor_up": 1,
-    }  # fmt: skip
+    }
 
 
 def test_an_inf2_under_load(tmp_path):
@@ -231,7 +231,7 @@ def test_a_process_is_on_the_device_of_its_own_core(tmp_path):
     assert {name for name in found if name.startswith("process ")} == {
         "process device=0,pid=20843", "process device=0,pid=21050",
         "process device=1,pid=21411", "process device=1,pid=21741",
-    }  # fmt: skip
+    }
 
 
 def test_sections_that_are_null(tmp_path):
@@ -251,7 +251,7 @@ def test_memory_modules_by_the_names_on_their_board(tmp_path):
     roots = Roots(proc=str(tmp_path / "proc"), sys=str(tmp_path / "sys"))
     found = values(HardwareErrorsCollector().collect(roots, 1.0))
     memory = {name.removeprefix("host_memory_errors_total controller="): value
-              for name, value in found.items() if value and "memory" in name}  # fmt: skip
+              for name, value in found.items() if value and "memory" in name}
     assert memory == {
         f"{module},error=corrected": value for module, value in (
             ("mc0,module=N0 DIMM_A0", 1), ("mc0,module=N0 DIMM_D0", 1),
@@ -259,7 +259,7 @@ def test_memory_modules_by_the_names_on_their_board(tmp_path):
             ("mc1,module=N1 DIMM_I0", 1), ("mc1,module=N1 DIMM_L0", 1),
             ("mc1,module=N1 DIMM_O0", 2),
         )
-    }  # fmt: skip
+    }
     assert found["host_machine_checks_total kind=thermal"] == 8 * 1236488
     assert found["host_machine_checks_total kind=exception"] == 0
 

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 import pytest
 from msgspec.structs import replace
 
-from holdfast.agent.core import breaker, outbox, plan, reconcile, validity, world
-from holdfast.agent.core.model import Observed
+from holdfast.agent.core.effects import in_flight
+from holdfast.agent.core.model.model import Observed
+from holdfast.agent.core.nodes import breaker
+from holdfast.agent.core.run import members, plan, reconcile, validity
 from holdfast.agent.simulate import run_storm
 from holdfast.agent.simulate.cluster import Cluster
 from holdfast.agent.simulate.edge import Edge
@@ -58,8 +60,8 @@ def fatal_ignored(cluster: Cluster) -> None:
 
 def stale_is_live(patch: pytest.MonkeyPatch) -> None:
     """However old a beat is, its node counts as heard of."""
-    patch.setattr(world, "is_fresh", lambda *_: True)
-    patch.setattr(world, "is_lost", lambda *_: False)
+    patch.setattr(members, "is_fresh", lambda *_: True)
+    patch.setattr(members, "is_lost", lambda *_: False)
 
 
 def breaker_ignored(patch: pytest.MonkeyPatch) -> None:
@@ -87,7 +89,7 @@ def torn_is_whole(patch: pytest.MonkeyPatch) -> None:
 
 def outcome_ignored(patch: pytest.MonkeyPatch) -> None:
     """What became of an effect is never looked at: it stays in flight."""
-    patch.setattr(outbox.Outbox, "settle", lambda *_: [])
+    patch.setattr(in_flight.Outbox, "settle", lambda *_: [])
 
 
 def old_deletes_patch(patch: pytest.MonkeyPatch) -> None:

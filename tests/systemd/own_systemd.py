@@ -25,7 +25,7 @@ SHUTDOWN = "/usr/lib/systemd/systemd-shutdown"
 UNITS = Path(__file__).resolve().parents[2] / "deploy/systemd"
 PARTS = ("agent", "collectors", "dashboards", "runbooks", "trainer", "worker")
 BORROWED = ("basic", "local-fs", "network", "reboot", "shutdown", "sockets", "sysinit", "timers",
-            "paths", "slices", "final", "umount", "local-fs-pre", "network-pre")  # fmt: skip
+            "paths", "slices", "final", "umount", "local-fs-pre", "network-pre")
 # What a root without a machine under it must never have.
 TAKEN = ("sys_boot", "sys_module", "sys_rawio", "sys_time", "mac_admin", "mac_override")
 SETUP = r"""
@@ -97,7 +97,7 @@ def cgroups() -> Path:
     if os.geteuid():
         raise Cannot("needs root for namespaces of its own")
     missing = [tool for tool in ("unshare", "setpriv", "pivot_root", "systemctl")
-               if shutil.which(tool) is None]  # fmt: skip
+               if shutil.which(tool) is None]
     if missing or not SYSTEMD.exists() or not Path(SHUTDOWN).exists():
         raise Cannot(f"{', '.join(missing) or SYSTEMD} is missing (Debian package systemd)")
     for line in Path("/proc/self/mounts").read_text().splitlines():
@@ -136,7 +136,7 @@ class OwnSystemd:
             "CODE": str(Path(holdfast.agent.__file__).parent.parent), "PARTS": " ".join(PARTS),
             "VERSION": f"python{sys.version_info[0]}.{sys.version_info[1]}", "SHUTDOWN": SHUTDOWN,
             "TAKEN": ",".join(f"-{one}" for one in TAKEN),
-        }  # fmt: skip
+        }
         command = 'echo $$ > "$1/cgroup.procs"; shift; exec setpriv --pdeathsig KILL "$@"'
         self.process = subprocess.Popen(
             ["sh", "-c", command, "sh", str(self.cgroup), "unshare", "--mount", "--pid", "--fork",
@@ -144,7 +144,7 @@ class OwnSystemd:
              str(root)],
             env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE, text=True, start_new_session=True,
-        )  # fmt: skip
+        )
         try:
             self.wait(lambda: self._comm() == "systemd", 30.0, "its systemd begins")
         except AssertionError as error:
@@ -166,9 +166,9 @@ class OwnSystemd:
     def inside(self, *command: str) -> str:
         """What a command prints that runs in its namespaces."""
         enter = ["nsenter", "--target", str(self.first()), "--mount", "--pid", "--uts", "--ipc",
-                 "--net", "--cgroup", "--root", "--"]  # fmt: skip
+                 "--net", "--cgroup", "--root", "--"]
         done = subprocess.run([*enter, *command], capture_output=True, text=True, timeout=30,
-                              check=False)  # fmt: skip
+                              check=False)
         return done.stdout + done.stderr
 
     def wait(self, condition: Callable[[], object], timeout_s: float, what: str) -> None:
@@ -182,7 +182,7 @@ class OwnSystemd:
     def said(self) -> str:
         """What the units wrote, and what went wrong before there were any."""
         texts = [f"{one.name}: {one.read_text(errors='replace')[-4000:]}"
-                 for one in sorted(self.shared.glob("*.err"))]  # fmt: skip
+                 for one in sorted(self.shared.glob("*.err"))]
         if self.process.poll() is not None and self.process.stderr is not None:
             texts.append(self.process.stderr.read())
         return "\n".join(texts)
@@ -222,7 +222,7 @@ def _stage(stage: Path, agent_toml: str) -> None:
         "machine-id": "0" * 31 + "1\n", "nsswitch.conf": "passwd: files\ngroup: files\n",
         "ld.so.conf": "/opt/python/lib\ninclude /usr/share/none/*.conf\n",
         "holdfast/agent.toml": agent_toml,
-    }  # fmt: skip
+    }
     for name, text in etc.items():
         (stage / "etc" / name).write_text(text)
     (stage / "run/host/container-manager").write_text("holdfast-test\n")

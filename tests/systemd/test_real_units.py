@@ -88,7 +88,7 @@ def test_the_units_run_and_an_order_ends_their_systemd_and_nothing_else(own: Own
     for stopped in kept:
         own.wait(lambda name=stopped["id"]: "the GPU was reset" in own.inside(
             "/opt/holdfast/bin/holdfast", "incidents", "--all", name), BOOT_S,
-            "its incident is closed")  # fmt: skip
+            "its incident is closed")
     with (own.shared / "kmsg").open("a") as log:
         log.write(LINE)  # another GPU, which only a reboot brings back
     own.inside("systemctl", "restart", "holdfast.service")  # a recorded log is read once
@@ -99,6 +99,6 @@ def test_the_units_run_and_an_order_ends_their_systemd_and_nothing_else(own: Own
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     assert (done["verb"], done["boot_id"]) == ("reboot", boot_id)
     assert [(one["verb"], one["device"]) for one in done_before] == [
-        ("reset_gpu", f"{one}.0") for one in GPUS]  # fmt: skip
+        ("reset_gpu", f"{one}.0") for one in GPUS]
     kept = [json.loads(one.read_text()) for one in (own.shared / "holdfast").glob("*.json")]
     assert "gpu_fell_off_bus" in [one["fault"] for one in kept]

@@ -13,16 +13,16 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from fakes import FakeNode
 
-from holdfast.agent import node_unit
-from holdfast.agent.config import load
-from holdfast.agent.daemon import Daemon, Options
+from holdfast.agent.actions import root_helper
+from holdfast.agent.config.load import load
+from holdfast.agent.daemon.daemon import Daemon, Options
 
 
 @pytest.fixture(autouse=True)
 def no_reboot(monkeypatch):
     """Tests run as root too: whatever is wrong, none of them reaches the machine's own reboot."""
-    monkeypatch.setattr(node_unit, "REBOOT", ("/bin/false",))
-    monkeypatch.setattr(node_unit, "RESET", ("/bin/false",))
+    monkeypatch.setattr(root_helper, "REBOOT", ("/bin/false",))
+    monkeypatch.setattr(root_helper, "RESET", ("/bin/false",))
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 from waiting import until
 
-from holdfast.agent.core.model import Decision, Effect, Incident, Now, Observed
+from holdfast.agent.core.model.model import Decision, Effect, Incident, Now, Observed
 from holdfast.worker import page as page_module
 
 
@@ -135,14 +135,14 @@ class Hung:
 async def joined(
     tmp_path: Path, node: FakeNode, *, run: str = "demo", generation: int = 0,
     state: str = "idle", ranks: Iterable[dict] = (), **hello: object,
-) -> AsyncIterator[FakeLauncher]:  # fmt: skip
+) -> AsyncIterator[FakeLauncher]:
     """A launcher that said hello and its levels, once the core has seen its run."""
     launcher = FakeLauncher(tmp_path / "run" / "agent.sock", run, **hello)
     try:
         launcher.hello()
         launcher.levels(generation=generation, state=state, ranks=list(ranks))
         await until(lambda: node.seen and any(
-            one.run == run and one.connected for one in node.seen[-1].runs))  # fmt: skip
+            one.run == run and one.connected for one in node.seen[-1].runs))
         yield launcher
     finally:
         launcher.close()
@@ -160,6 +160,6 @@ def serve(scenario, agent, tmp_path, ready=False, **settings) -> None:
             if ready:
                 await until(lambda: daemon.address and daemon.runner and daemon.runner.samples())
             await scenario(daemon, node, lambda **more: FakeLauncher(
-                tmp_path / "run" / "agent.sock", **more))  # fmt: skip
+                tmp_path / "run" / "agent.sock", **more))
 
     asyncio.run(run())

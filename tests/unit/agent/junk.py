@@ -13,13 +13,13 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner,
                                                                 max_size=4),
     max_leaves=8,
-)  # fmt: skip
+)
 JUNK = st.one_of(
     st.binary(max_size=60), NUMBERS.map(lambda one: f"{one}\n".encode()),
     st.sampled_from([b"", b"\n", b"-1\n", b"nan\n", b"inf\n", b"1e999\n", b"\x00" * 40, b"max\n",
                      b"9" * 5000, b" ", b"0x10\n", "٣\n".encode(), b"1,2,3,4,nan\n", b"\xff\xfe1\n",
                      b"x" * (1 << 20)]),
-)  # fmt: skip
+)
 DEEP = b"[" * 100_000
 NESTED = b'{"x":' + DEEP
 

@@ -16,20 +16,20 @@ import threading
 
 import pytest
 
-from holdfast.agent import node_unit
-from holdfast.agent.config import load
-from holdfast.agent.core.model import Effect, Incident
+from holdfast.agent.actions import root_helper
+from holdfast.agent.actions.root_helper import Place
+from holdfast.agent.config.load import load
+from holdfast.agent.config.runbooks import load_runbooks
+from holdfast.agent.core.model.model import Effect, Incident
+from holdfast.agent.core.model.orders import NodeOrder
 from holdfast.agent.core.node import Node
-from holdfast.agent.core.order import NodeOrder
-from holdfast.agent.node_unit import Place
-from holdfast.agent.runbook import load_runbooks
 
-SYSTEMDS_REBOOT = node_unit.REBOOT  # before the fixture of conftest.py takes it away
-DRIVERS_RESET = node_unit.RESET
+SYSTEMDS_REBOOT = root_helper.REBOOT  # before the fixture of conftest.py takes it away
+DRIVERS_RESET = root_helper.RESET
 # The unit in a process of its own, as systemd starts it, with no way to the machine's reboot.
 SAFE_UNIT = f"""
 import importlib.util, sys
-spec = importlib.util.spec_from_file_location("node_unit", {node_unit.__file__!r})
+spec = importlib.util.spec_from_file_location("node_unit", {root_helper.__file__!r})
 unit = importlib.util.module_from_spec(spec)
 sys.modules["node_unit"] = unit
 spec.loader.exec_module(unit)
@@ -39,13 +39,13 @@ unit.REBOOT = unit.RESET = ("/bin/false",)
 sys.exit(unit.main(sys.argv[1:]))
 """
 INCIDENT = Incident("i1", "gpu_fell_off_bus", "node/node-a/gpu/0000:4e:00", "fatal", "", 0, 1.0,
-                    1.0, "XID 79", "GPU 3")  # fmt: skip
+                    1.0, "XID 79", "GPU 3")
 REBOOT = Effect("7/node/node-a/reboot_node/1", "reboot_node", "node/node-a", "XID 79", 30.0,
                 NodeOrder("reboot", "node-a", "i1", "XID 79"), outlives_node=True,
-                fault="gpu_fell_off_bus")  # fmt: skip
+                fault="gpu_fell_off_bus")
 RESET = Effect("7/node/node-a/reset_gpu/1", "reset_gpu", "node/node-a", "XID 79", 80.0,
                NodeOrder("reset_gpu", "node-a", "i1", "XID 79", "0000:4e:00.0"),
-               outlives_node=True, fault="gpu_needs_reset")  # fmt: skip
+               outlives_node=True, fault="gpu_needs_reset")
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def commands(tmp_path):
     """A folder with a program for each verb, which notes how it was called."""
     folder = tmp_path / "node.d"
     folder.mkdir(mode=0o755)
-    for verb in node_unit.VERBS:
+    for verb in root_helper.VERBS:
         program = folder / verb
         program.write_text(f'#!/bin/sh\necho "{verb} $*" >> {tmp_path}/called\n')
         program.chmod(0o755)
@@ -67,7 +67,7 @@ def place(tmp_path, commands):
 
 def order(**changed) -> bytes:
     fields = {"verb": "reboot", "id": "1/x/1", "node": "node-a", "boot_id": "b1", "wall_s": 1000.0,
-              "fault": "gpu_fell_off_bus"} | changed  # fmt: skip
+              "fault": "gpu_fell_off_bus"} | changed
     return json.dumps(fields).encode() + b"\n"
 
 
@@ -89,7 +89,7 @@ class Unit:
         self.intents: list[int] = []  # in the journal, each time somebody knocks
         self.held: list[socket.socket] = []
         self.command = [sys.executable, "-I", "-c", SAFE_UNIT, "--node", "node-a", "--commands",
-                        str(tmp_path / "node.d"), "--state", str(tmp_path / "unit")]  # fmt: skip
+                        str(tmp_path / "node.d"), "--state", str(tmp_path / "unit")]
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.bind(str(self.path))
         self.socket.listen(4)
@@ -109,7 +109,7 @@ class Unit:
             database.close()
             if self.answers:
                 subprocess.run(self.command, stdin=came, stdout=came, stderr=subprocess.DEVNULL,
-                               timeout=30, check=False)  # fmt: skip
+                               timeout=30, check=False)
                 came.close()
             else:
                 self.held.append(came)
@@ -145,7 +145,7 @@ def options(tmp_path, **more):
     return {"actions__socket": str(tmp_path / "n.sock"), "actions__allow": ("reboot_node",),
             "evidence__store": str(tmp_path / "kept"),
             # The machine's own would show the agents of other tests as somebody's runs.
-            "collectors__proc": str(tmp_path / "proc")} | more  # fmt: skip
+            "collectors__proc": str(tmp_path / "proc")} | more
 
 
 def core(tmp_path, **more):

@@ -7,8 +7,8 @@ import time
 
 from fakes import rank_level, serve, until
 
-from holdfast.agent import room
-from holdfast.agent.room import Allowance, Room
+from holdfast.agent.launchers import admission
+from holdfast.agent.launchers.admission import Allowance, Room
 
 
 def test_what_is_overspent_is_waited_for_by_its_user_alone():
@@ -17,9 +17,9 @@ def test_what_is_overspent_is_waited_for_by_its_user_alone():
     assert allowance.spend(2, 5.0, 100.0) == 0.0
     assert allowance.spend(1, 1.0, 102.5) == 0.5  # that long ago it would have had its time
     assert allowance.spend(1, 10.0, 1000.0) == 0.0
-    for uid in range(3, 3 * room.USERS_MAX):
+    for uid in range(3, 3 * admission.USERS_MAX):
         assert allowance.spend(uid, 5.0, 1000.0) == 0.0
-    assert len(allowance._spent) <= room.USERS_MAX
+    assert len(allowance._spent) <= admission.USERS_MAX
 
 
 def test_a_large_honest_run_never_waits():
@@ -82,7 +82,7 @@ def test_two_hundred_quick_runs_of_one_user_are_served_at_once(agent, tmp_path):
                 await launcher.receive("welcome")
                 launcher.page(0, os.getpid())
                 launcher.levels(generation=1, state="running",
-                                ranks=[rank_level(0, os.getpid())])  # fmt: skip
+                                ranks=[rank_level(0, os.getpid())])
             await until(lambda: len(node.seen[-1].runs) == 50)
             for launcher in launchers:
                 launcher.levels(generation=1, state="done")

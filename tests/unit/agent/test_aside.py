@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from root_unit import INCIDENT, REBOOT, options
 from waiting import wait_for
 
-from holdfast.agent import background
-from holdfast.agent.aside import WAITING_MAX, Aside
+from holdfast.agent.daemon import background
+from holdfast.agent.system.side_thread import WAITING_MAX, Aside
 
 
 def test_a_store_that_hangs_holds_up_nothing_else_not_even_the_end(agent, tmp_path, monkeypatch):

@@ -23,18 +23,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from junk import DEEP, FAST, FEW, JUNK, NUMBERS, mutated
 
-from holdfast.agent import procfs, runner
-from holdfast.agent.runner import Reply
-from holdfast.agent.settings import Config
-from holdfast.collectors import PROBED, neuron, neuron_monitor
+from holdfast.agent.config.settings import Config
+from holdfast.agent.system import procfs
+from holdfast.agent.telemetry import collectors
+from holdfast.agent.telemetry.collectors import Reply
+from holdfast.collectors import PROBED, neuron
 from holdfast.collectors.__main__ import _answer
 from holdfast.collectors.compile_cache import CompileCacheCollector
+from holdfast.collectors.contract import Metric, NoData, Pace, Sample
 from holdfast.collectors.cpu import CpuCollector
 from holdfast.collectors.disk import DiskCollector
 from holdfast.collectors.host import HostCollector
 from holdfast.collectors.nvidia import RECOVERY_FIELD, NvidiaCollector
 from holdfast.collectors.roots import Roots
-from holdfast.collectors.sample import Metric, NoData, Pace, Sample
+from holdfast.collectors.sources import neuron_monitor
 
 HERE = Path(__file__).resolve().parent
 
@@ -63,7 +65,7 @@ REPORT = {
         {"neuron_device_index": 0, "mem_ecc_corrected": 0, "sram_ecc_uncorrected": 1}]}},
     "neuron_hardware_info": {"neuroncore_per_device_count": 2, "error": "",
                              "neuron_device_memory_size": 1 << 35},
-}  # fmt: skip
+}
 
 
 @FAST
@@ -117,7 +119,7 @@ def test_a_monitor_that_says_junk_goes_on_to_be_heard(tools):
 @pytest.mark.parametrize("said", [
     *STREAM[:-2], b'[{"neuron_device": 0, "bdf": "a,b=c\\nd"}]', b'[{"neuron_device": 1e400}]',
     b'[{"neuron_device": -3, "bdf": []}, 5, null, {"bdf": 1}]', b'[' + b'{},' * 9000 + b'{}]',
-], ids=range(10))  # fmt: skip
+], ids=range(10))
 def test_whatever_neuron_ls_says_costs_only_addresses(tools, said):
     (tools / "said").write_bytes(said)
     found = neuron._pci_addresses(Roots(neuron=str(tools)))
@@ -131,7 +133,7 @@ def test_any_content_of_sysfs_costs_only_its_own_row(contents):
         root = Path(folder, "sys", neuron.DEVICES, "neuron0")
         files = [*(f"stats/hardware/{one}" for one in neuron.HARDWARE), "stats/power/utilization",
                  "core_count", "neuron_core0/stats/status/success/total", "info/serial_number",
-                 "info/architecture/device_name", "../../../../module/neuron/version"]  # fmt: skip
+                 "info/architecture/device_name", "../../../../module/neuron/version"]
         for name, content in zip(files, contents, strict=True):
             path = root / name
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -189,7 +191,7 @@ class Nvml:
                 return draw(st.text(max_size=200))
             if name == "nvmlDeviceGetFieldValues":
                 return [Struct(draw, nvmlReturn=0, valueType=draw(st.integers(-1, 9)),
-                               value=Struct(draw)) for _ in arguments[1]]  # fmt: skip
+                               value=Struct(draw)) for _ in arguments[1]]
             if "Processes" in name or name.endswith("RetiredPages"):
                 return [Struct(draw) for _ in range(draw(st.integers(0, 3)))]
             if "RemappedRows" in name:
@@ -211,7 +213,7 @@ def test_whatever_nvml_answers_a_reading_is_a_reading(data):
     assert "error" not in answer, answer
     reply = msgspec.json.decode(json.dumps(answer).encode(), type=Reply)
     actions = {one.subject.partition("action=")[2] for one in reply.samples if
-               one.name == "accelerator_recovery_action" and one.value}  # fmt: skip
+               one.name == "accelerator_recovery_action" and one.value}
     assert all(len(action) < 40 and "-" not in action for action in actions)
     assert len(reply.samples) < 2000
 
@@ -230,11 +232,11 @@ class Half:
 
 
 def test_a_reading_that_is_no_number_is_left_out_and_said(monkeypatch):
-    monkeypatch.setattr(runner, "ALL", (Half,))
+    monkeypatch.setattr(collectors, "ALL", (Half,))
     said = []
 
     async def scenario():
-        made = runner.Runner(Config(), lambda part, error: said.append((part, error)))
+        made = collectors.Runner(Config(), lambda part, error: said.append((part, error)))
         running = asyncio.create_task(made.run())
         await until(made.samples)
         running.cancel()
@@ -340,7 +342,7 @@ class Says:
 
 @FAST
 @given(st.lists(st.tuples(st.text(max_size=9), st.text(max_size=9), NUMBERS, st.just(1.0)),
-                max_size=9))  # fmt: skip
+                max_size=9))
 def test_a_childs_answer_holds_only_numbers_and_can_be_read(rows):
     samples = [Sample(*row) for row in rows]
     answer = _answer(Says(samples), Roots(), 1.0)
@@ -351,7 +353,7 @@ def test_a_childs_answer_holds_only_numbers_and_can_be_read(rows):
 
 def test_a_child_that_is_asked_junk_ends_and_says_nothing_wrong():
     command = [sys.executable, "-P", "-m", "holdfast.collectors", PROBED[0].name,
-               json.dumps(Roots(proc="/no", sys="/no"))]  # fmt: skip
+               json.dumps(Roots(proc="/no", sys="/no"))]
     done = subprocess.run(command, input=b"1.0\n", capture_output=True, timeout=60, check=False)
     assert msgspec.json.decode(done.stdout, type=Reply).samples == ()
     done = subprocess.run(command, input=b"x\n", capture_output=True, timeout=60, check=False)

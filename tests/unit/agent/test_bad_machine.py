@@ -20,7 +20,7 @@ import pytest
 from machine.conftest import build
 from network.tree import ib_node
 
-from holdfast.agent.runner import Reply
+from holdfast.agent.telemetry.collectors import Reply
 from holdfast.collectors import ALL, shared_memory
 from holdfast.collectors.__main__ import _answer
 from holdfast.collectors.roots import Roots
@@ -33,7 +33,7 @@ STAT = ("{pid} ({name}) {state} 1 1 1 0 -1 64 0 0 0 0 5 9 0 0 20 0 1 0 100 0 0 1
 STATUS = "Name:\tx\nRssShmem:\t2048 kB\nvoluntary_ctxt_switches:\t5\n"
 JUNK = ("", "\n", "-1\n", "nan", "inf", "1e999", "\x00\x01", "max", "9" * 5000, "٣", "0x10", ":",
         "a b c d e f g h i j k l m n o p q r s t u v w x y z", "1,2", "-", "\ufffd" * 9, "= = =",
-        "1 " * 4000)  # fmt: skip
+        "1 " * 4000)
 CRASH = re.compile(r"\w*(Error|Exception): ")
 
 
@@ -60,7 +60,7 @@ def roots(tmp_path_factory) -> Roots:
                        ("cgroup.stat", "nr_dying_descendants 7"),
                        ("job/memory.max", "1000000"), ("job/memory.current", "900000"),
                        ("job/memory.stat", "inactive_file 10"),
-                       ("job/memory.events.local", "oom_kill 2")):  # fmt: skip
+                       ("job/memory.events.local", "oom_kill 2")):
         tree.put(f"fs/cgroup/{file}", text)
     (folder / "cache").mkdir()
     (folder / "cache/model.lock").touch()

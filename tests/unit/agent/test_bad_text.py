@@ -15,18 +15,21 @@ from hypothesis import strategies as st
 from junk import DEEP, FAST, JSON, JUNK, NESTED, absurd, mutated
 from msgspec import inspect
 
-from holdfast.agent import catalogue, logfiles, wire
-from holdfast.agent.config import ConfigError, load
-from holdfast.agent.core import world
-from holdfast.agent.core.casebook import read_where
-from holdfast.agent.core.detect import kernel, logs
-from holdfast.agent.core.detect.accelerator import Accelerators
-from holdfast.agent.core.model import Doc, Now, Observed, Settings, StoreView
+from holdfast.agent.catalog import load as catalogue
+from holdfast.agent.config.load import ConfigError, load
+from holdfast.agent.config.runbooks import RunbookError, load_runbooks, parse
+from holdfast.agent.core.detect.devices.accelerator import Accelerators
+from holdfast.agent.core.model.model import Doc, Now, Observed, Settings, StoreView
+from holdfast.agent.core.model.readings import readings_of
 from holdfast.agent.core.node import Node
-from holdfast.agent.core.readings import readings_of
-from holdfast.agent.runbook import RunbookError, load_runbooks, parse
-from holdfast.agent.sessions import Session
-from holdfast.collectors import kmsg
+from holdfast.agent.core.parse import kernel_line
+from holdfast.agent.core.parse.logs import scan
+from holdfast.agent.core.run import members
+from holdfast.agent.core.run.incidents import read_where
+from holdfast.agent.launchers import protocol
+from holdfast.agent.launchers.server import Session
+from holdfast.agent.logs import files
+from holdfast.collectors.sources import kmsg
 
 CATALOGUE = catalogue.load()
 
@@ -44,22 +47,22 @@ def test_a_recorded_kernel_log_may_be_anything(pieces, between):
     assert len(lines) <= kmsg.LINES_PER_READ
     for line in lines:
         assert len(line.text) <= kmsg.TEXT_MAX
-        kernel.parse(CATALOGUE, line.text, line.cursor, 1.0)
+        kernel_line.parse(CATALOGUE, line.text, line.cursor, 1.0)
 
 
 def test_a_line_of_a_megabyte_costs_no_time_worth_naming():
     log = kmsg.parse(b"3,1,1,-;" + b"NVRM: Xid (PCI:" * 70_000, 1.0)
     assert log is not None and len(log.text) == kmsg.TEXT_MAX
-    shipped = logfiles.load_catalogue()
+    shipped = files.load_catalogue()
     worst = [b"Xid (" * 200_000, b"[rank" * 200_000, b"Error: " * 150_000, b"nrt_" * 250_000,
-             b"Traceback (most recent call last):" * 30_000, b"\x1b[" * 500_000]  # fmt: skip
+             b"Traceback (most recent call last):" * 30_000, b"\x1b[" * 500_000]
     begin_s = time.process_time()
     for line in worst:
-        kernel.parse(CATALOGUE, line.decode("latin-1"))
-        scanner = logs.Scanner(shipped)
+        kernel_line.parse(CATALOGUE, line.decode("latin-1"))
+        scanner = scan.Scanner(shipped)
         scanner.feed(line + b"\n")
         scanner.close()
-        assert len(scanner.matches) <= logs.MATCHES_MAX
+        assert len(scanner.matches) <= scan.MATCHES_MAX
     assert time.process_time() - begin_s < 5.0
 
 
@@ -72,7 +75,7 @@ LEVELS = {"t": "levels", "n": 1, "generation": 1, "state": "running", "ranks": [
                                                          "error": "x", "boot_s": 5.0}},
     RANK | {"rank": 2, "state": "parked", "parked": {"step": 4}, "flight": [[1, "a", "b"]]},
 ], "commits": [{"generation": 1, "step": 3, "path": "/c/1"}], "startup_s": 1.0, "keep": 2,
-    "snapshot": {"generation": 1, "step": 2, "shards": 3}}  # fmt: skip
+    "snapshot": {"generation": 1, "step": 2, "shards": 3}}
 BOOKS = load_runbooks()
 
 
@@ -80,15 +83,15 @@ BOOKS = load_runbooks()
 @given(st.data())
 def test_whatever_a_launcher_says_the_core_steps_on(data):
     """Well-formed and absurd: each level of the packet may be any number of its type."""
-    session = Session(wire.Hello("r", nproc=2), 1, 0, 1.0)
+    session = Session(protocol.Hello("r", nproc=2), 1, 0, 1.0)
     node = Node("a", Settings(), BOOKS)
     for number in range(3):
         said = data.draw(st.sampled_from([mutated, absurd]))(LEVELS, data.draw)
         try:
-            packet = wire.decode(json.dumps(said).encode())
+            packet = protocol.decode(json.dumps(said).encode())
         except msgspec.DecodeError:
             continue
-        if isinstance(packet, wire.Levels):
+        if isinstance(packet, protocol.Levels):
             session.levels, session.have_levels = packet, True
         view = session.view("a", 1.0, {})
         body = json.dumps(data.draw(JSON)).encode()
@@ -124,10 +127,10 @@ def bare_numbers(packet):
 
 def test_every_number_of_every_packet_is_bounded():
     class Loose(msgspec.Struct):
-        levels: tuple[tuple[int, wire.Whole], ...] = ()
+        levels: tuple[tuple[int, protocol.Whole], ...] = ()
 
     assert bare_numbers(Loose) == ["Loose.levels"]
-    for packet in wire.Packet.__args__:
+    for packet in protocol.Packet.__args__:
         assert bare_numbers(packet) == []
 
 
@@ -141,28 +144,28 @@ HUGE = 10**400
     {"ranks": [RANK | {"ended": {"code": HUGE}}]}, {"ranks": [RANK | {"parked": {"step": HUGE}}]},
     {"ranks": [RANK | {"flight": [[HUGE, "a", "b"]]}]},
     {"logs": {"lines": [["nccl_timeout", "root", "network", HUGE]]}},
-], ids=range(9))  # fmt: skip
+], ids=range(9))
 def test_a_number_that_no_float_holds_is_refused_with_its_place(said):
     with pytest.raises(msgspec.ValidationError, match=r"Expected .* - at `\$\."):
-        wire.decode(json.dumps(LEVELS | said).encode())
+        protocol.decode(json.dumps(LEVELS | said).encode())
 
 
 @pytest.mark.parametrize("packet", [DEEP[:65_000], b'{"t":"bye","x":' + DEEP[:60_000],
-                                    b'{"t":"levels","ranks":' + DEEP[:60_000]])  # fmt: skip
+                                    b'{"t":"levels","ranks":' + DEEP[:60_000]])
 def test_a_packet_nested_beyond_reason_is_refused_by_name(packet):
     with pytest.raises(ValueError):
-        wire.decode(packet)
+        protocol.decode(packet)
 
 
 BODIES = st.one_of(st.binary(max_size=80), JSON.map(lambda one: json.dumps(one).encode()),
-                   st.sampled_from([DEEP, NESTED]))  # fmt: skip
+                   st.sampled_from([DEEP, NESTED]))
 
 
 @FAST
 @given(BODIES)
 def test_a_document_of_the_store_may_be_anything(body):
-    assert world.read_node(Doc("node/a", 1, body)) is not None
-    plan = world.read_plan(Doc("run/a", 1, body))
+    assert members.read_node(Doc("node/a", 1, body)) is not None
+    plan = members.read_plan(Doc("run/a", 1, body))
     assert plan is None or plan.run
 
 
@@ -187,7 +190,7 @@ TOML = st.one_of(
     st.tuples(st.sampled_from(["agent", "detect", "collectors", "x"]),
               st.sampled_from(["tick_s", "fast_s", "act", "proc", "odds", "y"]), JSON)
     .map(lambda one: f"[{one[0]}]\n{one[1]} = {json.dumps(one[2])}\n".encode()),
-)  # fmt: skip
+)
 
 
 @FAST
@@ -217,7 +220,7 @@ def test_what_an_evidence_child_says_may_be_anything(detail):
 @given(st.text(max_size=80) | st.sampled_from([
     "x = " + DEEP.decode(), "severity = 3", "severity = \"ok\"\nscope = []", "budget = 1",
     "ladder = [[]]", "x = [",
-]).map(lambda text: f"+++\n{text}\n+++\n"))  # fmt: skip
+]).map(lambda text: f"+++\n{text}\n+++\n"))
 def test_a_runbook_is_read_or_refused(text):
     try:
         parse("x", text, "x.md")
@@ -228,7 +231,7 @@ def test_a_runbook_is_read_or_refused(text):
 def test_accelerators_are_judged_whatever_the_labels_say():
     names = ("lost", "devices", "info", "process", "link_up", "recovery_action", "fabric_fault")
     labels = ("", "x", "=", "vendor=,device=", "pid=٣", "vendor=a,device=1,pid=x", "action={x}",
-              "device=" + "9" * 400)  # fmt: skip
+              "device=" + "9" * 400)
     rows = tuple((f"accelerator_{name}", subject, value, 1.0)
                  for name in names for subject in labels for value in (0.0, 1.0, 1e300))
     for verdict in Accelerators("a").verdicts(readings_of(rows), (), {}):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.agent import clocks
+from holdfast.agent.system import clocks
 
 
 class Time:

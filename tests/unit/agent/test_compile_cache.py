@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from holdfast.agent.core.detect import accelerator
-from holdfast.agent.core.readings import readings_of
+from holdfast.agent.core.detect.devices import accelerator
+from holdfast.agent.core.model.readings import readings_of
 from holdfast.collectors.compile_cache import CompileCacheCollector
+from holdfast.collectors.contract import NoData
 from holdfast.collectors.roots import Roots
-from holdfast.collectors.sample import NoData
 
 LOCK = "neuronxcc-2/MODULE_1/model.hlo_module.pb.lock"
 
@@ -30,7 +30,7 @@ def roots(tmp_path):
 
 def values(collector, roots, boot_s=1.0):
     return {one.name.removeprefix("compile_cache_"): one.value
-            for one in collector.collect(roots, boot_s) if not one.subject}  # fmt: skip
+            for one in collector.collect(roots, boot_s) if not one.subject}
 
 
 def compiler_is_old(tmp_path, age_s):
@@ -72,7 +72,7 @@ def test_a_lock_in_a_shared_cache_may_be_another_nodes(roots, tmp_path):
     table = tmp_path / "proc/self/mountinfo"
     table.parent.mkdir()
     table.write_text("1 0 8:1 / / rw - ext4 /dev/sda1 rw\n"
-                     f"2 1 0:9 / {tmp_path} rw - nfs4 server:/x rw\n")  # fmt: skip
+                     f"2 1 0:9 / {tmp_path} rw - nfs4 server:/x rw\n")
     assert not verdicts(roots)
     os.utime(tmp_path / "cache" / LOCK, (time.time() - 8000, time.time() - 8000))
     assert verdicts(roots)
@@ -124,7 +124,7 @@ def test_where_the_kernel_tells_nothing_hits_are_unknown_and_not_zero(roots, mon
     def refuse(self):
         raise OSError(24, "no room")
 
-    monkeypatch.setattr("holdfast.collectors.inotify.Watcher.__init__", refuse)
+    monkeypatch.setattr("holdfast.collectors.sources.inotify.Watcher.__init__", refuse)
     found = values(CompileCacheCollector(), roots)
     assert "hits_total" not in found and found["misses_total"] == 0
 
@@ -132,7 +132,7 @@ def test_where_the_kernel_tells_nothing_hits_are_unknown_and_not_zero(roots, mon
 @pytest.mark.parametrize(("stat", "age_s"), [
     (f"11 (neuronx-cc ) x) {'S ' + '0 ' * 18}2000 0\n", 80.0), ("11 (a) S 1\n", 0.0), ("", 0.0),
     (f"11 (a) {'S ' + '0 ' * 18}-5", 0.0), (f"11 (a) {'S ' + '0 ' * 18}{'9' * 40}", 0.0),
-])  # fmt: skip
+])
 def test_compilers_are_counted_with_the_age_of_the_oldest(roots, tmp_path, stat, age_s):
     assert values(CompileCacheCollector(), roots)["compilers"] == 0
     (tmp_path / "proc/11/cmdline").write_bytes(b"/opt/bin/neuronx-cc\0compile\0")

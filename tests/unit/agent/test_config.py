@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.agent.config import (
+from holdfast.agent.config.load import (
     LATTICE,
     ConfigError,
     describe,
@@ -17,8 +17,8 @@ from holdfast.agent.config import (
     load,
     render_config_docs,
 )
-from holdfast.agent.core.model import Settings
-from holdfast.agent.settings import Config, Detect
+from holdfast.agent.config.settings import Config, Detect
+from holdfast.agent.core.model.model import Settings
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -66,7 +66,7 @@ def test_all_errors_at_once(tmp_path):
         "agent.lissten is unknown: did you mean listen?", "agent.listen: Expected `str` matching",
         "[detekt] is unknown: did you mean detect?", "'reboot_nodes' is no action",
         "detect.act: Expected `array`", "bad.toml: no valid TOML", "worse.toml: no valid TOML",
-    ):  # fmt: skip
+    ):
         assert part in text, part
     assert len(caught.value.errors) == 9
     assert all(": " in line for line in caught.value.errors)
@@ -83,7 +83,7 @@ def test_all_errors_at_once(tmp_path):
     ('[agent]\nmetrics_listen = "[::]:65536"', "agent.metrics_listen = '[::]:65536'"),
     ('[collectors]\nec2_metadata = "127.0.0.1:70000"', "collectors.ec2_metadata = "),
     ("agent = 1", "agent is a section: write its keys below [agent]"),
-])  # fmt: skip
+])
 def test_a_value_that_cannot_be_meant_is_refused(tmp_path, text, said):
     file = tmp_path / "agent.toml"
     file.write_text(text)
@@ -161,7 +161,7 @@ def test_reload_keeps_the_old_configuration_when_the_new_is_bad(agent, tmp_path)
 @pytest.mark.parametrize("name", ["config", "metrics"])
 def test_generated_documents_are_current(name):
     path = ROOT / "docs" / f"{name}.md"
-    from holdfast.agent.metrics import render_metrics_docs
+    from holdfast.agent.metrics.families import render_metrics_docs
 
     made = {"config": render_config_docs, "metrics": render_metrics_docs}[name]()
     assert path.read_text() == made, f"docs/{name}.md is old: generate it again"

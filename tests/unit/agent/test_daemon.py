@@ -10,12 +10,12 @@ import subprocess
 from fakes import FakeLauncher, joined, rank_level, until
 from msgspec.structs import replace
 
-from holdfast.agent.core.model import Effect, Incident, Start, StoreWrite, TakeEvidence
+from holdfast.agent.core.model.model import Effect, Incident, Start, StoreWrite, TakeEvidence
 
 
 def start_effect(generation=1, run="demo", deadline_s=5.0):
     body = Start(run=run, generation=generation, ranks=(0, 1), keep=(), world=2,
-                 resume={"kind": "fresh"}, reason="test")  # fmt: skip
+                 resume={"kind": "fresh"}, reason="test")
     effect_id = f"{generation}/run/{run}/start/1"
     return Effect(effect_id, "start", f"run/{run}", "test", deadline_s, body)
 
@@ -99,7 +99,7 @@ def test_put_goes_to_the_store_once_and_a_conflict_says_so(agent):
         async with agent() as (daemon, node):
             def put(number):
                 return Effect(f"1/run/x/put/{number}", "put", "run/x", "plan", 5.0,
-                              StoreWrite("run/x", 0, b'{"generation":4}'))  # fmt: skip
+                              StoreWrite("run/x", 0, b'{"generation":4}'))
 
             node.todo = [put(1)]
             daemon.wake("test")
@@ -151,7 +151,7 @@ def test_an_order_that_no_packet_takes_fails_alone(agent, tmp_path):
         async with agent() as (daemon, node), joined(tmp_path, node) as launcher:
             body = TakeEvidence("demo", 1, 0, 1, "why \udcff")
             node.todo = [Effect("1/e/1", "evidence", "run/demo/rank/0", "x", 3.0, body),
-                         start_effect()]  # fmt: skip
+                         start_effect()]
             daemon.wake("test")
             assert (await launcher.receive("do"))["kind"] == "start"
             await until(lambda: node.seen[-1].outcomes)
@@ -177,7 +177,7 @@ def test_an_incident_is_said_counted_and_remembered_once(agent, tmp_path):
         id="i1", fault="rank_killed", subject="run/demo/rank/1", severity="fatal", run="demo",
         generation=1, opened_wall_s=1.0, opened_boot_s=1.0, reason="killed by SIGKILL",
         culprit="rank 1 (pid 7) on node-a",
-    )  # fmt: skip
+    )
 
     async def first_life():
         async with (

@@ -9,18 +9,18 @@ import time
 import pytest
 from fakes import until
 
-from holdfast.agent import background
 from holdfast.agent.cli import report, text
-from holdfast.agent.core.model import FATAL, WARN, Verdict
-from holdfast.agent.core.readings import readings_of
-from holdfast.agent.devices import devices
-from holdfast.agent.metrics import Exposition
-from holdfast.agent.probe import Left
-from holdfast.agent.runner import Health
+from holdfast.agent.core.model.model import FATAL, WARN, Verdict
+from holdfast.agent.core.model.readings import readings_of
+from holdfast.agent.daemon import background
+from holdfast.agent.metrics.families import Exposition
+from holdfast.agent.system.child_probe import Left
+from holdfast.agent.telemetry.collectors import Health
+from holdfast.agent.telemetry.devices import devices
 from holdfast.agent.web import status
+from holdfast.collectors.contract import Sample
 from holdfast.collectors.neuron import NeuronCollector
 from holdfast.collectors.nvidia import NvidiaCollector
-from holdfast.collectors.sample import Sample
 
 
 class FakeRunner:
@@ -35,7 +35,7 @@ class FakeRunner:
             ("info", "device=0,name=H100,uuid=u,pci=p,driver=d", 1.0), ("lost", "device=0", 0.0),
             ("lost", "device=1", 1.0), ("clock_hertz", "device=0,domain=sm", 1e9),
             ("power_watts", "device=0", 600.0), ("process", "device=0,pid=11", 1.0),
-        ))  # fmt: skip
+        ))
 
     def samples(self):
         return readings_of(self.found if self.up else ())
@@ -63,7 +63,7 @@ class FakeRunner:
     ({}, {"lost", "power_watts", "clock_hertz"}),
     ({"agent__metrics": "minimal"}, {"lost", "power_watts"}),
     ({"agent__metrics_hide": ("accelerator_power_", "accelerator_clock_")}, {"lost"}),
-])  # fmt: skip
+])
 def test_full_minimal_and_hidden_families(agent, settings, shown):
     async def scenario():
         async with agent(**settings) as (daemon, _):
@@ -133,7 +133,7 @@ class CardRunner(FakeRunner):
                    1.0, boot_s)
             for device, kind, pci in (("ens5", "ethernet", "0000:00:05.0"),
                                       ("rdmap0", "efa", "0000:10:1b.0"))
-        )  # fmt: skip
+        )
 
     def health(self):
         return (*super().health(), Health("network", True, False, "", 0.1, 1.0))
@@ -145,7 +145,7 @@ def test_status_names_cards_with_what_counters_and_the_kernel_say(agent):
                 "efa rdmap0 at 0000:10:1b.0: the card gave no sign of life for 75 s"),
         Verdict("nic_error", "node/node-a/nic/0000:10:1b.0", WARN, 1.0, "nic/0000:10:1b.0: slow"),
         Verdict("nic_error", "node/other/nic/ens5", FATAL, 1.0, "of another node"),
-    )  # fmt: skip
+    )
 
     async def scenario():
         async with agent() as (daemon, node):
@@ -169,7 +169,7 @@ def gpus(*more):
     return tuple(Sample(f"accelerator_{name}", f"vendor=nvidia,{labels}", value, 10.0)
                  for name, labels, value in (
         ("info", "device=3,name=H100,uuid=u,pci=00000000:4E:00.0,driver=d", 1.0),
-        ("lost", "device=3", 0.0), ("lost", "device=4", 0.0), *more))  # fmt: skip
+        ("lost", "device=3", 0.0), ("lost", "device=4", 0.0), *more))
 
 
 def rows_of(health, last, verdicts, now_s=11.0):
@@ -180,7 +180,7 @@ def rows_of(health, last, verdicts, now_s=11.0):
 def said_of(subject, severity=FATAL, detector="kernel", **more):
     reason = f"XID 79 on {subject} of a: GPU has fallen off the bus"
     return Verdict("gpu_fell_off_bus", f"node/a/{subject}", severity, 1.0, reason,
-                   detector=detector, **more)  # fmt: skip
+                   detector=detector, **more)
 
 
 def test_a_gpu_that_the_kernel_speaks_of_is_not_ok():
@@ -189,7 +189,7 @@ def test_a_gpu_that_the_kernel_speaks_of_is_not_ok():
             said_of("neuron/4"))
     fell = "XID 79: GPU has fallen off the bus"
     assert rows_of(GOOD, gpus(), told) == {
-        "3": ("fatal", fell), "4": ("ok", ""), "0000:9f:00": ("warn", fell)}  # fmt: skip
+        "3": ("fatal", fell), "4": ("ok", ""), "0000:9f:00": ("warn", fell)}
     wrong = rows_of(GOOD, gpus(("throttled", "device=3,reason=hw_slowdown", 1.0)), told)
     assert wrong["3"] == ("fatal", f"{fell}; clocks are held down: hw_slowdown")
     absent = GOOD._replace(up=False, absent=True, error="no driver")
@@ -222,12 +222,12 @@ def test_devices_that_were_never_read_are_unknown_and_not_left_out():
 
 def test_the_terminal_shows_what_is_unwell_or_used():
     device = {"vendor": "nvidia", "name": "H100", "pci": "", "why": "", "health": "ok",
-              "age_s": 1.0, "ranks": []}  # fmt: skip
+              "age_s": 1.0, "ranks": []}
     lost = {"health": "fatal", "why": "the driver says that it is lost"}
     shown = [
         {**device, "device": "0", "ranks": [{"run": "m5", "rank": 0}]},
         {**device, "device": "1", **lost}, {**device, "device": "2"},
-    ]  # fmt: skip
+    ]
     assert text.plain(report._devices(shown)).splitlines() == [
         "",
         "  device    health  ranks  why",

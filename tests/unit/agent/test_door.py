@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from fakes import until
 
-from holdfast.agent.web import door
+from holdfast.agent.web import connection_limit
 
 ASK = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 GET = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -57,7 +57,7 @@ async def ended(sock: socket.socket) -> bool:
 def test_whoever_is_quiet_longest_makes_room_and_whoever_asks_is_answered(
     agent, tmp_path, monkeypatch, kind
 ):
-    monkeypatch.setattr(door, "CONNECTIONS_MAX", 4)
+    monkeypatch.setattr(connection_limit, "CONNECTIONS_MAX", 4)
 
     async def scenario(daemon, dial):
         loop = asyncio.get_running_loop()
@@ -72,7 +72,7 @@ def test_whoever_is_quiet_longest_makes_room_and_whoever_asks_is_answered(
         await until(lambda: daemon.troubles.counts.get("web connections", 0) >= 10)
         connector = aiohttp.UnixConnector(str(tmp_path / "run" / "api.sock"))
         async with aiohttp.ClientSession("http://agent", connector=connector) as unix, \
-                aiohttp.ClientSession(daemon.address) as tcp:  # fmt: skip
+                aiohttp.ClientSession(daemon.address) as tcp:
             for client in (unix, tcp):
                 async with client.get("/metrics") as answer:
                     assert answer.status == 200 and await answer.read()
@@ -109,7 +109,7 @@ def test_a_long_body_in_many_pieces_is_no_head(agent, tmp_path):
 
 
 def test_answers_that_nobody_reads_are_given_up(agent, tmp_path, monkeypatch):
-    monkeypatch.setattr(door, "UNSENT_MAX_BYTES", 100_000)
+    monkeypatch.setattr(connection_limit, "UNSENT_MAX_BYTES", 100_000)
 
     async def scenario(daemon, dial):
         loop = asyncio.get_running_loop()

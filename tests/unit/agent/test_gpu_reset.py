@@ -31,9 +31,10 @@ from root_unit import (
     unit,
 )
 
-from holdfast.agent import node_unit, procfs
-from holdfast.agent.core import repair
-from holdfast.agent.node_unit import Refused, carry_out
+from holdfast.agent.actions import root_helper
+from holdfast.agent.actions.root_helper import Refused, carry_out
+from holdfast.agent.core.nodes import repair
+from holdfast.agent.system import procfs
 
 assert commands and place and unit  # fixtures
 LINE = "NVRM: Xid (PCI:0000:4e:00): 109, pid=1, name=x, Context Switch Timeout Error"
@@ -45,7 +46,7 @@ LINE = "NVRM: Xid (PCI:0000:4e:00): 109, pid=1, name=x, Context Switch Timeout E
     reset("00000000:4e:00.0"), reset("0000:4e:00.0\n"), reset("0000:4e:00.0 -i 1"), reset(0),
     reset("--help"), reset("-1"), reset("0000:4e:00.0;reboot"), reset(None), reset(["0000"]),
     reset("٠٠٠٠:4e:00.0"), reset(more=1),
-])  # fmt: skip
+])
 def test_what_names_no_gpu_does_nothing(place, tmp_path, line):
     with pytest.raises(Refused):
         carry_out(line, place)
@@ -54,10 +55,10 @@ def test_what_names_no_gpu_does_nothing(place, tmp_path, line):
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(max_size=14) | st.from_regex(r"[0-9a-fA-F:.;\s-]{0,14}")
-       | st.from_regex(node_unit.ADDRESS) | st.integers() | st.none())  # fmt: skip
+       | st.from_regex(root_helper.ADDRESS) | st.integers() | st.none())
 def test_of_a_device_nothing_but_an_address_comes_through(device):
     try:
-        found = node_unit.parse(reset(device))["device"]
+        found = root_helper.parse(reset(device))["device"]
     except Refused:
         return
     bus, _, function = found.partition(".")
@@ -81,12 +82,12 @@ def test_resets_of_devices_without_end_push_no_verb_out_of_the_memory(place, tmp
     carry_out(order(verb="drain"), place)
     for number in range(300):
         line = reset(f"0000:{number % 256:02x}:0{number // 256}.0")
-        if number < node_unit.RESETS_MAX:
+        if number < root_helper.RESETS_MAX:
             carry_out(line, place)
         else:
             with pytest.raises(Refused, match="a person must look"):
                 carry_out(line, place)
-    assert len(called(tmp_path)) == 1 + node_unit.RESETS_MAX
+    assert len(called(tmp_path)) == 1 + root_helper.RESETS_MAX
     with pytest.raises(Refused, match="drain was carried out in this boot"):
         carry_out(order(verb="drain"), place)
 
@@ -105,7 +106,7 @@ def test_a_reset_without_a_program_is_the_drivers(place, commands, tmp_path, mon
     (commands / "reset_gpu").unlink()
     own = tmp_path / "smi"
     own.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/called\n')
-    monkeypatch.setattr(node_unit, "RESET", (str(own), *DRIVERS_RESET[1:]))
+    monkeypatch.setattr(root_helper, "RESET", (str(own), *DRIVERS_RESET[1:]))
     with pytest.raises(Refused, match="put the program for reset_gpu there"):
         carry_out(reset(), place)  # there is no driver: it counts as nothing
     own.chmod(0o755)
@@ -118,13 +119,13 @@ def test_a_reset_without_a_program_is_the_drivers(place, commands, tmp_path, mon
 def test_a_reset_that_fails_is_told_apart_from_one_that_is_refused(
     place, commands, tmp_path, monkeypatch, script, said
 ):
-    monkeypatch.setattr(node_unit, "RESET_S", 0.2 if "sleep" in script else 20.0)
+    monkeypatch.setattr(root_helper, "RESET_S", 0.2 if "sleep" in script else 20.0)
     (commands / "reset_gpu").write_text(f"#!/bin/sh\n{script}\n")
-    with pytest.raises(node_unit.Failed, match=said):
+    with pytest.raises(root_helper.Failed, match=said):
         carry_out(reset(), place)
     with pytest.raises(Refused, match="carried out in this boot") as refused:
         carry_out(reset(), place)
-    assert not isinstance(refused.value, node_unit.Failed)
+    assert not isinstance(refused.value, root_helper.Failed)
 
 
 def test_a_reset_that_cannot_be_killed_is_told_all_the_same(place, commands, monkeypatch):
@@ -137,27 +138,27 @@ def test_a_reset_that_cannot_be_killed_is_told_all_the_same(place, commands, mon
             stuck.append(self)
             raise subprocess.TimeoutExpired(self.args, timeout)
 
-    monkeypatch.setattr(node_unit, "RESET_S", 0.2)
+    monkeypatch.setattr(root_helper, "RESET_S", 0.2)
     (commands / "reset_gpu").write_text("#!/bin/sh\nexec sleep 30\n")
     with monkeypatch.context() as patched:
         patched.setattr(subprocess, "Popen", Stuck)
-        with pytest.raises(node_unit.Failed, match=r"cannot be killed \(pid \d+\)"):
+        with pytest.raises(root_helper.Failed, match=r"cannot be killed \(pid \d+\)"):
             carry_out(reset(), place)
     assert subprocess.Popen.wait(stuck[0], 10.0) == -signal.SIGKILL
 
 
 def test_what_a_late_program_started_is_ended_with_it(place, commands, tmp_path, monkeypatch):
-    monkeypatch.setattr(node_unit, "RESET_S", 0.5)
+    monkeypatch.setattr(root_helper, "RESET_S", 0.5)
     (commands / "reset_gpu").write_text(
         f"#!/bin/sh\nsleep 60 &\necho $! > {tmp_path}/pid\nwait\n")
-    with pytest.raises(node_unit.Failed, match="not done within"):
+    with pytest.raises(root_helper.Failed, match="not done within"):
         carry_out(reset(), place)
     pid = int((tmp_path / "pid").read_text())
     asyncio.run(until(lambda: not procfs.process_alive(pid), 5.0))
 
 
 def test_an_order_that_waits_too_long_for_another_is_not_carried_out(place, tmp_path, monkeypatch):
-    monkeypatch.setattr(node_unit, "LOCK_S", 0.2)
+    monkeypatch.setattr(root_helper, "LOCK_S", 0.2)
     (tmp_path / "state").mkdir()
     with open(tmp_path / "state/lock", "w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
@@ -213,7 +214,7 @@ def test_a_gpu_is_reset_while_nobody_of_ours_holds_it(
 @pytest.mark.parametrize(("program", "calls"), [
     ("", ["reset_gpu node-a gpu_needs_reset 0000:4e:00.0"]),
     ("exit 3", ["reboot node-a gpu_needs_reset"]),
-])  # fmt: skip
+])
 def test_a_line_of_the_kernels_becomes_one_reset(
     agent, unit, commands, tmp_path, monkeypatch, program, calls
 ):
@@ -230,7 +231,7 @@ def test_a_line_of_the_kernels_becomes_one_reset(
         async with agent(node=node, **given, **options(tmp_path, **allow)) as (daemon, _):
             def said() -> list[str]:
                 return [text for one in daemon.narrator.incidents.values()
-                        for _, text in one.timeline]  # fmt: skip
+                        for _, text in one.timeline]
 
             last = "reboot_node: the node's unit took it" if program else "the GPU was reset"
             await until(lambda: last in said(), 20.0, said)

@@ -11,24 +11,26 @@ from collections import deque
 from fakes import until
 from msgspec.structs import replace
 
-from holdfast.agent import background, journal, narrate, perform, upkeep
-from holdfast.agent.core.model import Decision, Incident, StoreWrite
-from holdfast.agent.journal import Count, Finished, Forgotten, Happened, Intent, Journal
-from holdfast.agent.narrate import Narrator
+from holdfast.agent.actions import performer
+from holdfast.agent.core.model.model import Decision, Incident, StoreWrite
+from holdfast.agent.daemon import background
+from holdfast.agent.history import incident_log, journal, retention
+from holdfast.agent.history.incident_log import Narrator
+from holdfast.agent.history.journal import Count, Finished, Forgotten, Happened, Intent, Journal
 from holdfast.agent.store import sqlite
 from holdfast.agent.store.sqlite import SqliteStore
 
 OPEN = Incident("demo/1", "rank_killed", "run/demo/rank/0", "fatal", "demo", 1, 1.0, 1.0, "killed",
-                "rank 0")  # fmt: skip
+                "rank 0")
 
 
 def closed(number: int, run: str = "", **more) -> Incident:
     return replace(OPEN, id=f"{run or 'node'}/{number}", run=run, state="closed",
-                   opened_wall_s=float(number), closed_wall_s=number + 1.0, **more)  # fmt: skip
+                   opened_wall_s=float(number), closed_wall_s=number + 1.0, **more)
 
 
 def test_whoever_has_most_is_forgotten_first(monkeypatch):
-    monkeypatch.setattr(narrate, "INCIDENTS_MAX", 50)
+    monkeypatch.setattr(incident_log, "INCIDENTS_MAX", 50)
     owners = {"victim": 1000, "flood-a": 1001, "flood-b": 1001}
     narrator = Narrator((), {}, lambda run: owners[run])
     forgotten, records = [], []
@@ -46,7 +48,7 @@ def test_whoever_has_most_is_forgotten_first(monkeypatch):
     kept = [one.run for one in narrator.incidents.values()]
     assert (kept.count("victim"), kept.count(""), len(kept)) == (10, 10, 50)
     assert {one.run for one in forgotten} == {"flood-a", "flood-b"} and len(forgotten) == 350
-    assert {one.owner for one in records} == {narrate.NODE, 1000, 1001}
+    assert {one.owner for one in records} == {incident_log.NODE, 1000, 1001}
     tell(*(closed(number) for number in range(200, 300)))
     tell()  # even the node does not push out a user
     kept = [one.run for one in narrator.incidents.values()]
@@ -54,19 +56,19 @@ def test_whoever_has_most_is_forgotten_first(monkeypatch):
 
 
 def test_what_is_open_is_never_forgotten_and_so_never_told_twice(monkeypatch):
-    monkeypatch.setattr(narrate, "INCIDENTS_MAX", 5)
+    monkeypatch.setattr(incident_log, "INCIDENTS_MAX", 5)
     narrator = Narrator(tuple(closed(number) for number in range(5)))
     many = tuple(replace(OPEN, id=f"demo/{number}") for number in range(8))
     first = narrator.follow(Decision(incidents=many))
     assert len(first.records) == 8 and not first.forgotten
     for _ in range(3):
         again = narrator.follow(Decision(incidents=many))
-        assert again == narrate.Told((), ()) and len(narrator.incidents) == 13
+        assert again == incident_log.Told((), ()) and len(narrator.incidents) == 13
     assert len(narrator.follow(Decision(incidents=many[5:])).forgotten) == 5
 
 
 def test_journal_and_store_hold_what_the_history_holds(agent, tmp_path, monkeypatch):
-    monkeypatch.setattr(narrate, "INCIDENTS_MAX", 5)
+    monkeypatch.setattr(incident_log, "INCIDENTS_MAX", 5)
     kept = tmp_path / "kept"
 
     async def life(numbers):
@@ -87,7 +89,7 @@ def test_journal_and_store_hold_what_the_history_holds(agent, tmp_path, monkeypa
     def in_journal():
         database = sqlite3.connect(tmp_path / "state" / "journal.db")
         tables = [{id for (id,) in database.execute(f"SELECT id FROM {table}")}
-                  for table in ("incidents", "owners")]  # fmt: skip
+                  for table in ("incidents", "owners")]
         database.close()
         return tables
 
@@ -130,7 +132,7 @@ def test_a_name_that_was_forgotten_and_comes_again_is_another_incident(tmp_path)
         again = replace(closed(0, "a"), opened_wall_s=closed(0, "a").opened_wall_s + 5.0)
         count = (Count("incidents", ("hang", "rank_hung", "fatal")),)
         await written.append(Happened(closed(0, "a"), count, 1000), Happened(again, count, 1001),
-                             wait=True)  # fmt: skip
+                             wait=True)
         written.close()
 
     asyncio.run(life())
@@ -140,8 +142,8 @@ def test_a_name_that_was_forgotten_and_comes_again_is_another_incident(tmp_path)
 
 
 def test_the_journal_does_not_grow_while_the_agent_runs(tmp_path, monkeypatch):
-    monkeypatch.setattr(upkeep, "INTENTS_MAX", 10)
-    monkeypatch.setattr(upkeep, "RUNS_MAX", 10)
+    monkeypatch.setattr(retention, "INTENTS_MAX", 10)
+    monkeypatch.setattr(retention, "RUNS_MAX", 10)
     monkeypatch.setattr(journal, "PRUNE_EVERY", 20)
 
     async def scenario():
@@ -152,13 +154,13 @@ def test_the_journal_does_not_grow_while_the_agent_runs(tmp_path, monkeypatch):
                 Intent(f"i{number}", "start", "run/x", "f", "", "r", 1.0),
                 Finished(f"i{number}", True, "", 2.0, (count, Count("actions", ("start",)))),
                 wait=True,
-            )  # fmt: skip
+            )
         written.close()
 
     asyncio.run(scenario())
     database = sqlite3.connect(tmp_path / "journal.db")
     rows = [database.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
-            for table in ("intents", "counters")]  # fmt: skip
+            for table in ("intents", "counters")]
     assert rows[0] <= 30 and rows[1] <= 31
     total = database.execute("SELECT value FROM counters WHERE name = 'actions'").fetchone()
     database.close()
@@ -166,16 +168,16 @@ def test_the_journal_does_not_grow_while_the_agent_runs(tmp_path, monkeypatch):
 
 
 def test_counters_of_runs_do_not_grow_while_the_agent_runs(agent, monkeypatch):
-    monkeypatch.setattr(perform, "RUNS_MAX", 10)
+    monkeypatch.setattr(performer, "RUNS_MAX", 10)
 
     async def scenario():
         async with agent() as (daemon, _node):
             for number in range(100):
                 daemon.performer.count(Count("lost_steps", (f"run-{number}",)),
                                        Count("lost_steps", ("run-99",)),
-                                       Count("actions", ("start", "", "ok")))  # fmt: skip
+                                       Count("actions", ("start", "", "ok")))
             steps = {key: value for key, value in daemon.performer.counters.items()
-                     if key[0] == "lost_steps"}  # fmt: skip
+                     if key[0] == "lost_steps"}
             assert len(steps) == 10 and ("lost_steps", ("run-98",)) in steps
             assert daemon.performer.counters[("actions", ("start", "", "ok"))] == 100
 

@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from pages import page, same_as_golden
 
 from holdfast.agent.cli.drift_files import compared
-from holdfast.agent.core.identity import Identity
-from holdfast.agent.core.model import Plan, Resume, StoreWrite
+from holdfast.agent.core.model.model import Plan, Resume, StoreWrite
+from holdfast.agent.core.nodes.identity import Identity
 from holdfast.collectors import identity
+from holdfast.collectors.contract import NoData
 from holdfast.collectors.identity import IdentityCollector
 from holdfast.collectors.roots import Roots
-from holdfast.collectors.sample import NoData
 
 DPKG = """Package: libnccl2
 Status: install ok installed
@@ -117,11 +117,11 @@ def test_each_missing_file_costs_its_own_row(roots, tmp_path):
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40,
-          deadline=None)  # fmt: skip
+          deadline=None)
 @given(st.sampled_from(sorted(set(TREE) - {"proc/sys/kernel/osrelease"})),
        st.binary(max_size=200) | st.just(b"Package: libnccl2\nStatus: \nVersion: 1\n" * 9)
        | st.just(b"Package: libnccl2\nStatus: a\nVersion: " + b"9" * 9000)
-       | st.just(b"[" * 50000))  # fmt: skip
+       | st.just(b"[" * 50000))
 def test_no_file_is_too_strange(roots, tmp_path, path, content):
     before = (tmp_path / path).read_bytes()
     (tmp_path / path).write_bytes(content)

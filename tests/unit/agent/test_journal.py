@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from holdfast.agent.core.model import Effect, Incident, Stop
-from holdfast.agent.journal import (
+from holdfast.agent.core.model.model import Effect, Incident, Stop
+from holdfast.agent.history.journal import (
     Count,
     Finished,
     Happened,
@@ -56,7 +56,7 @@ async def one_life(directory, life: int, at: int, crash_after_effect: bool) -> N
         committed = journal.append(
             Intent(effect_id, "start", "run/x", "rank_killed", "", "test", 0.0),
             Memory(b"attempts:%d" % life), wait=True,
-        )  # fmt: skip
+        )
         await committed
         record_in_world(directory / "world", effect_id)
         if crash_after_effect and number == life % EFFECTS_PER_LIFE:
@@ -127,7 +127,7 @@ def test_what_was_written_is_the_seed_of_the_next_life(tmp_path):
         await journal.append(
             Intent("a", "start", "run/x", "f", "", "r", 1.0),
             Intent("b", "stop", "run/x", "f", "", "r", 2.0), Memory(b"m"), wait=True,
-        )  # fmt: skip
+        )
         counts = (Count("n", ("x", "y"), 2.0),)
         await journal.append(Finished("a", True, "", 3.0, counts), wait=True)
         journal.close()
@@ -162,7 +162,7 @@ def test_a_locked_file_is_a_stalled_journal_that_recovers(tmp_path):
 
 
 def test_the_queue_is_bounded_while_the_disk_is_full(tmp_path, monkeypatch):
-    monkeypatch.setattr("holdfast.agent.journal.BATCHES_MAX", 20)
+    monkeypatch.setattr("holdfast.agent.history.journal.BATCHES_MAX", 20)
 
     async def scenario():
         journal = Journal(tmp_path)
@@ -183,7 +183,7 @@ def test_the_queue_is_bounded_while_the_disk_is_full(tmp_path, monkeypatch):
 
 def test_text_that_is_none_is_mended_and_a_number_beyond_64_bits_costs_its_own_record(tmp_path):
     odd = Incident("i\udcff", "host_oom", "node/a/\udce9", "warn", "", 0, 1.0, 1.0, "r\ud800", "c",
-                   evidence=(("cgroup", "/job\udcff"),))  # fmt: skip
+                   evidence=(("cgroup", "/job\udcff"),))
 
     async def scenario():
         said: list[str] = []

@@ -19,13 +19,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from waiting import LIMIT_S, wait_for
 
-from holdfast.agent import catalogue, kernel_journal, leash
-from holdfast.agent.core.detect.kernel import parse
-from holdfast.agent.kernel_watch import KernelWatch
-from holdfast.collectors import journald, kmsg
-from holdfast.collectors.journald import JournalLog
+from holdfast.agent.catalog import load
+from holdfast.agent.core.parse.kernel_line import parse
+from holdfast.agent.system import die_with_parent
+from holdfast.agent.telemetry import journalctl
+from holdfast.agent.telemetry.kernel_log import KernelWatch
+from holdfast.collectors.sources import journald, kmsg
+from holdfast.collectors.sources.journald import JournalLog
 
-CATALOGUE = catalogue.load()
+CATALOGUE = load.load()
 XID = "NVRM: Xid (PCI:0000:4e:00): 79, pid=1, name=x, GPU has fallen off the bus."
 LABELS = ("xid", "79", "hardware", "reboot_node")
 
@@ -34,7 +36,7 @@ def entry(number: int, text: object = XID, facility: str = "0", at_us: int = 5) 
     return json.dumps({
         "__CURSOR": f"s=1;i={number:x}", "__MONOTONIC_TIMESTAMP": str(at_us),
         "SYSLOG_FACILITY": facility, "MESSAGE": text,
-    }).encode() + b"\n"  # fmt: skip
+    }).encode() + b"\n"
 
 
 def test_entries_are_lines_and_junk_is_counted():
@@ -44,7 +46,7 @@ def test_entries_are_lines_and_junk_is_counted():
     assert [line.cursor for line in lines] == [40, 41, 42] and log.cursor == "s=1;i=3"
     junk = [b"{", b"[]", b"null", b"\xff\xfe", b"[" * 100_000, b'{"MESSAGE": "no cursor"}',
             entry(4, None)[:-1], entry(5, [1, 999])[:-1], entry(6, 3.5)[:-1], b"9" * 5000,
-            entry(7).replace(b"s=1", b"--x y")[:-1]]  # fmt: skip
+            entry(7).replace(b"s=1", b"--x y")[:-1]]
     assert not log.feed(b"\n".join(junk) + b"\n\n", 1) and log.broken == len(junk)
     assert log.cursor == "s=1;i=3"  # nothing broken moves the place
     assert not log.feed(entry(8, "a program", facility="1"), 1) and log.foreign == 1
@@ -72,7 +74,7 @@ def test_what_was_there_before_the_agent_is_not_news_without_a_mark():
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.one_of(
     st.integers(0, 99).map(entry), st.binary(max_size=40), st.text(max_size=9).map(str.encode),
-), max_size=8).map(b"\n".join), st.lists(st.integers(1, 50), max_size=40))  # fmt: skip
+), max_size=8).map(b"\n".join), st.lists(st.integers(1, 50), max_size=40))
 def test_it_does_not_matter_where_the_stream_is_cut(stream, cuts):
     whole, pieces, at = JournalLog("x"), JournalLog("x"), 0
     found = []
@@ -90,9 +92,9 @@ def test_ten_thousand_lines_at_once_are_counted_and_few_are_kept():
     watch._catalogue = CATALOGUE
     watch.fall_back({}, 0)
     stream = b"".join(entry(number) for number in range(10_000))
-    for at in range(0, len(stream), kernel_journal.PIECE_BYTES):
-        watch.feed(stream[at : at + kernel_journal.PIECE_BYTES], 1.0,
-                   lambda counts, mark: counted.append((counts, mark)))  # fmt: skip
+    for at in range(0, len(stream), journalctl.PIECE_BYTES):
+        watch.feed(stream[at : at + journalctl.PIECE_BYTES], 1.0,
+                   lambda counts, mark: counted.append((counts, mark)))
     assert sum(one.more for counts, _ in counted for one in counts) == 10_000
     assert counted[-1][1].labels == ("b1", "s=1;i=270f") and len(watch.events(1.0)) == 4
     assert len(watch.log.lines(1.0)) == 512
@@ -106,7 +108,7 @@ def test_the_real_tool_knows_what_it_is_asked_for():
     def said(log: JournalLog, *more: str) -> str:
         command = [one for one in log.command(path) if one != "--follow"]
         done = subprocess.run([*command, *more], capture_output=True, text=True, timeout=60,
-                              check=False)  # fmt: skip
+                              check=False)
         return done.stderr
 
     place = f"s={'a' * 32};i=1;b={'b' * 32};m=1;t=1;x=1"
@@ -118,8 +120,8 @@ def test_the_real_tool_knows_what_it_is_asked_for():
 @pytest.fixture
 def tool(tmp_path, monkeypatch):
     """A journalctl whose n-th life says what `lives[n]` holds, and notes how it was called."""
-    monkeypatch.setattr(kernel_journal, "PAUSE_S", 0.02)
-    monkeypatch.setattr(kernel_journal, "PAUSE_MAX_S", 0.02)
+    monkeypatch.setattr(journalctl, "PAUSE_S", 0.02)
+    monkeypatch.setattr(journalctl, "PAUSE_MAX_S", 0.02)
     folder = tmp_path / "journal"
     folder.mkdir()
 
@@ -154,7 +156,7 @@ def events(daemon) -> float:
 def test_a_tool_that_dies_in_the_middle_of_a_line_goes_on_behind_the_last(agent, tool, tmp_path):
     late = 10**15  # microseconds: after the agent's start
     tool.live(entry(1, at_us=late) + entry(2, at_us=late)[:30], b"",
-              entry(2, at_us=late) + b"junk\n")  # fmt: skip
+              entry(2, at_us=late) + b"junk\n")
 
     async def scenario():
         async with journal_agent(agent, tool, tmp_path) as (daemon, node):
@@ -177,10 +179,10 @@ def test_a_log_that_can_no_longer_be_read_is_followed_by_way_of_journald(
         raise OSError(5, "gone")
 
     (tmp_path / "kmsg").touch()
-    monkeypatch.setattr("holdfast.collectors.kmsg.KernelLog.read", broken)
+    monkeypatch.setattr("holdfast.collectors.sources.kmsg.KernelLog.read", broken)
     tool.live(entry(1, at_us=10**15))
     paths = {"collectors__kmsg": str(tmp_path / "kmsg"),
-             "collectors__journalctl": str(tool.path)}  # fmt: skip
+             "collectors__journalctl": str(tool.path)}
 
     async def scenario():
         async with agent(**paths) as (daemon, _):
@@ -225,7 +227,7 @@ def test_without_a_journal_nothing_is_read_and_nothing_else_suffers(
 ):
     if kind != "absent":
         tool.live(b"", last="exit 1" if kind == "refused" else "exec sleep 600")
-    monkeypatch.setattr(kernel_journal, "FIRST_S", 0.2)
+    monkeypatch.setattr(journalctl, "FIRST_S", 0.2)
 
     async def scenario():
         async with journal_agent(agent, tool, tmp_path) as (daemon, node):
@@ -243,9 +245,9 @@ def test_without_a_journal_nothing_is_read_and_nothing_else_suffers(
 
 def test_the_tool_dies_with_an_agent_that_was_killed():
     code = ("import subprocess, sys, os, time\n"
-            f"child = subprocess.Popen([sys.executable, '-I', '-S', {leash.__file__!r}, "
+            f"child = subprocess.Popen([sys.executable, '-I', '-S', {die_with_parent.__file__!r}, "
             "str(os.getpid()), '/bin/sleep', '600'])\n"
-            "print(child.pid, flush=True)\ntime.sleep(600)\n")  # fmt: skip
+            "print(child.pid, flush=True)\ntime.sleep(600)\n")
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
     try:
         pid = int(parent.stdout.readline())
@@ -261,14 +263,14 @@ def test_the_tool_dies_with_an_agent_that_was_killed():
     finally:
         parent.kill()
         parent.communicate()
-    late = subprocess.run([sys.executable, "-I", "-S", leash.__file__, "1", "/bin/true"],
-                          timeout=30, check=False)  # fmt: skip
+    late = subprocess.run([sys.executable, "-I", "-S", die_with_parent.__file__, "1", "/bin/true"],
+                          timeout=30, check=False)
     assert late.returncode == 1  # started for a parent that is gone already
 
 
 def test_one_record_of_three_lines_is_understood_as_kmsg_gives_it():
     said = ("NVRM: The NVIDIA GPU 0000:b3:00.0\nNVRM: (PCI ID: 10de:2330) installed in this system "
-            "has\nNVRM: fallen off the bus and is not responding to commands.\n")  # fmt: skip
+            "has\nNVRM: fallen off the bus and is not responding to commands.\n")
     (line,) = JournalLog("x").feed(entry(1, said), 1)
     event = parse(CATALOGUE, line.text)
     assert event is not None and event.subject == "gpu/0000:b3:00"

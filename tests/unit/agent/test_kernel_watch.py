@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.agent import catalogue
-from holdfast.agent.core.detect import kernel_more
-from holdfast.agent.journal import Journal
-from holdfast.agent.kernel_watch import KINDS_MAX, OF_A_KIND_MAX, KernelWatch
-from holdfast.collectors import kmsg
-from holdfast.collectors.kmsg import KernelLog, parse
+from holdfast.agent.catalog import load
+from holdfast.agent.core.parse import kernel_continuation
+from holdfast.agent.history.journal import Journal
+from holdfast.agent.telemetry.kernel_log import KINDS_MAX, OF_A_KIND_MAX, KernelWatch
+from holdfast.collectors.sources import kmsg
+from holdfast.collectors.sources.kmsg import KernelLog, parse
 
-CATALOGUE = catalogue.load()
+CATALOGUE = load.load()
 XID = b"NVRM: Xid (PCI:0000:4e:00): 79, pid=1, name=x, GPU has fallen off the bus."
 LABELS = ("xid", "79", "hardware", "reboot_node")
 ROOT = Path(__file__).resolve().parents[3]
@@ -197,8 +197,8 @@ def test_the_device_is_read_where_it_is(tmp_path):
 
 def test_the_list_of_kernel_events_is_current():
     path = ROOT / "docs/kernel-events.md"
-    text = catalogue.render_docs()
-    assert path.read_text() == text, "write it anew: python -m holdfast.agent.catalogue"
+    text = load.render_docs()
+    assert path.read_text() == text, "write it anew: python -m holdfast.agent.catalog.load"
 
 
 def test_a_line_from_before_is_dated_by_the_kernel_and_a_new_one_by_its_reading(monkeypatch):
@@ -263,7 +263,8 @@ def test_every_line_of_one_error_is_kept_once_and_only_the_first_counts(monkeypa
         kernel.say(SXID % (0, 4, 26006, b"SOE HALT data[%d] = 0x%16x" % (number, number)))
     assert counted(watch) == {("sxid", "other", "nvswitch", "contact_support"): 1}
     (event,) = watch.events(1.0)
-    assert len(event.more) == kernel_more.MORE_MAX and event.more[1].startswith("SOE HALT data[1]")
+    assert len(event.more) == kernel_continuation.MORE_MAX
+    assert event.more[1].startswith("SOE HALT data[1]")
 
 
 def test_a_line_that_goes_on_with_nothing_is_nothing_and_none_is_waited_for(monkeypatch):
@@ -291,7 +292,7 @@ def test_of_two_equal_errors_each_has_its_own_lines(monkeypatch):
 
 def test_errors_that_may_go_on_are_bounded(monkeypatch):
     watch, kernel = watched(monkeypatch, [])
-    for switch in range(kernel_more.OPEN_MAX + 1):
+    for switch in range(kernel_continuation.OPEN_MAX + 1):
         kernel.say(SXID % (switch, switch, 24007, HEAD % 1))
     for switch in (0, 1):
         kernel.say(SXID % (switch, switch, 24007, DATA % 1))

@@ -8,14 +8,15 @@ import json
 import msgspec
 from fakes import FakeLauncher, until
 
-from holdfast.agent import logrules, logwatch, wire
 from holdfast.agent.cli import report, text
-from holdfast.agent.config import Loaded
-from holdfast.agent.core.model import Decision, Incident, Verdict
-from holdfast.agent.metrics import Exposition
-from holdfast.agent.metrics_text import rows_text
-from holdfast.agent.narrate import Narrator
-from holdfast.agent.settings import Config
+from holdfast.agent.config.load import Loaded
+from holdfast.agent.config.settings import Config
+from holdfast.agent.core.model.model import Decision, Incident, Verdict
+from holdfast.agent.history.incident_log import Narrator
+from holdfast.agent.launchers import log_child, protocol
+from holdfast.agent.logs import operator_signatures
+from holdfast.agent.metrics.exposition import rows_text
+from holdfast.agent.metrics.families import Exposition
 from holdfast.agent.web import status
 
 ROOT = "root: cuda_ecc on rank 0 (infra): RuntimeError: CUDA error: uncorrectable ECC error"
@@ -24,7 +25,7 @@ LEVEL = {
     "problem": "", "lines": [["io_error", "root", "storage", 3], ["a,b=c", "signal", "data", 1]],
     "seen": [{"signature": "io_error", "role": "root", "culprit": "storage", "rank": 0,
               "text": "OSError: [Errno 5]", "wall_s": 1.0}],
-}  # fmt: skip
+}
 
 
 def test_a_level_becomes_metrics_and_status(agent, tmp_path):
@@ -54,7 +55,7 @@ def test_a_level_becomes_metrics_and_status(agent, tmp_path):
             said = " ".join(text.plain(report.status([status.status(daemon)])).split())
             assert "io_error on rank 0 (storage): OSError: [Errno 5]" in said
             node.extra = {"verdicts": (Verdict("log_root_cause", "run/demo/logs", "warn", 0.8,
-                                               ROOT, detector="logs", run="demo"),)}  # fmt: skip
+                                               ROOT, detector="logs", run="demo"),)}
             daemon.wake("test")
             await until(lambda: daemon.snapshot.decision.verdicts)
             said = " ".join(text.plain(report.status([status.status(daemon)])).split())
@@ -80,16 +81,17 @@ def test_a_launcher_is_told_what_to_read(agent, tmp_path):
 
 def test_what_a_launcher_is_told_fits_a_packet():
     row = {"id": "a" * 60, "pattern": "x" * 1000, "literals": ["y" * 100], "samples": ["z" * 2000]}
-    rows = [row] * (logrules.TOTAL_BYTES // len(json.dumps(row)))
+    rows = [row] * (operator_signatures.TOTAL_BYTES // len(json.dumps(row)))
     loaded = Loaded(Config(), {}, tuple(rows))
-    assert len(rows) >= 7 and len(wire.encode(logwatch.order(loaded))) < 60_000
+    assert len(rows) >= 7 and len(protocol.encode(log_child.order(loaded))) < 60_000
 
 
 def said(run, *lines, **more):
     """A session whose launcher said this of its log child."""
     class Session:
-        hello = wire.Hello(run=run)
-        levels = wire.Levels(logs=msgspec.convert({**LEVEL, "lines": lines} | more, wire.LogLevel))
+        hello = protocol.Hello(run=run)
+        level = msgspec.convert({**LEVEL, "lines": lines} | more, protocol.LogLevel)
+        levels = protocol.Levels(logs=level)
 
     return Session()
 
@@ -99,10 +101,10 @@ def test_numbers_and_names_from_outside_are_bounded():
     made_up = [[f"{n}" + "y" * 400, "root", "\x1b", 3] for n in range(50)]
     odd = [["io_error", "boss", "storage", 3], ["io_error", "root", "me", 3]]
     known = [["our_storage", "root", "storage", -3], ["io_error", "root", "storage", 1],
-             ["python_exception", "root", "user", 2]]  # fmt: skip
+             ["python_exception", "root", "user", 2]]
     long = "n" * 100
-    found = logwatch.rows([said(f"{long},a", *made_up, *odd, cpu_s=-5),
-                           said(f"{long}=b", *known)], own)  # fmt: skip
+    found = log_child.rows([said(f"{long},a", *made_up, *odd, cpu_s=-5),
+                           said(f"{long}=b", *known)], own)
     assert found["log_child_cpu_seconds_total"] == [((f"{long},a",), 0.0), ((f"{long}=b",), 1.25)]
     assert found["log_lines_total"] == [
         ((f"{long},a", "other", "", ""), 156),
@@ -110,15 +112,15 @@ def test_numbers_and_names_from_outside_are_bounded():
         ((f"{long}=b", "io_error", "root", "storage"), 1),
         ((f"{long}=b", "python_exception", "root", "user"), 2),
     ]
-    page = "".join(rows_text(one, found[one.name]) for one in logwatch.metrics)
+    page = "".join(rows_text(one, found[one.name]) for one in log_child.metrics)
     assert f'{{run="{long},a"}}' in page and f'{{run="{long}=b"}}' in page
     many = said("a", *([f"{n}", "root", "infra", 1] for n in range(1000)))
-    assert logwatch.rows([many], own)["log_lines_total"][0][1] == logwatch.COUNTS_MAX
+    assert log_child.rows([many], own)["log_lines_total"][0][1] == log_child.COUNTS_MAX
 
 
 def test_a_root_is_said_once_on_the_terminal():
     incident = Incident("i", "rank_exited", "run/demo/rank/0", "fatal", "demo", 1, 5.0, 1.0,
-                        "ended", "rank 0")  # fmt: skip
+                        "ended", "rank 0")
     narrator = Narrator(())
     assert len(narrator.follow(Decision(incidents=(incident,))).lines) == 1
     noted = msgspec.structs.replace(incident, timeline=((6.0, ROOT),))

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.agent import logfiles
-from holdfast.agent.core.detect import livelogs
-from holdfast.agent.evidence import logs
-from holdfast.agent.logfiles import Span
+from holdfast.agent.core.detect.ranks import live_logs
+from holdfast.agent.logs import child
+from holdfast.agent.logs import files as logfiles
+from holdfast.agent.logs.files import Span
 
 CATALOGUE = logfiles.load_catalogue()
 ECC = b"RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
@@ -23,7 +23,7 @@ PEER = b"torch.distributed.DistBackendError: NCCL communicator was aborted on ra
 OWN = {
     "id": "blob_gone", "role": "root", "category": "storage", "culprit": "storage",
     "retryable": "yes", "pattern": "blobfs: volume", "literals": ["blobfs: volume"],
-}  # fmt: skip
+}
 
 
 class Files:
@@ -31,14 +31,14 @@ class Files:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.reader = logs.Reader(CATALOGUE)
+        self.reader = child.Reader(CATALOGUE)
         self.number = 0
 
     def write(self, rank: int, data: bytes, name: str = "stderr.log") -> int:
         """Appends; returns where it began."""
         path = self.folder / f"rank-{rank}" / name
         path.parent.mkdir(exist_ok=True)
-        for other in logs.STREAMS:
+        for other in child.STREAMS:
             (path.parent / other).touch()
         with path.open("ab") as file:
             file.write(data)
@@ -52,9 +52,9 @@ class Files:
         assert answer["n"] == self.number and answer["cpu_s"] > 0 and answer["rss_bytes"] > 0
         return answer
 
-    def root(self, *ranks: list[int], **more: Any) -> livelogs.Line | None:
+    def root(self, *ranks: list[int], **more: Any) -> live_logs.Line | None:
         answer = self.ask("diagnose", *ranks, **more)
-        read = livelogs.read(json.dumps(answer["detail"]))
+        read = live_logs.read(json.dumps(answer["detail"]))
         assert read is not None
         return read.root
 
@@ -112,7 +112,7 @@ def test_a_missing_file_and_a_folder_in_its_place_are_problems(files: Files) -> 
 def test_what_there_is_no_time_for_is_said(files: Files) -> None:
     files.write(0, ECC)
     files.write(1, USER)
-    spans = logs.spans_of(str(files.folder), [[0, 0, -1, 0, -1], [1, 0, -1, 0, -1]])
+    spans = child.spans_of(str(files.folder), [[0, 0, -1, 0, -1], [1, 0, -1, 0, -1]])
     report = logfiles.diagnose_tails(spans[1:], CATALOGUE, limit_s=0.0)
     assert [match.signature for match in report.diagnosis.matches] == ["cuda_ecc"]
     assert report.problems[0] == "2 of 3 files were not read within 0 s"
@@ -122,7 +122,7 @@ def test_an_answer_fits_its_packet_whatever_the_lines(files: Files) -> None:
     for rank in range(64):
         files.write(rank, b"\xff\xfe\x00" * 3000 + b"\n" + ECC[:-1] + b"\xe2\x80\xa6" * 900 + b"\n")
     answer = files.ask("diagnose", *([rank, 0, -1, 0, -1] for rank in range(64)))
-    assert len(json.dumps(answer["detail"])) <= logs.ANSWER_MAX_CHARS
+    assert len(json.dumps(answer["detail"])) <= child.ANSWER_MAX_CHARS
     assert answer["detail"]["root"]["signature"] == "cuda_ecc"
 
 
@@ -194,7 +194,7 @@ def test_requests_come_and_go_by_lines(files: Files) -> None:
     lines = [b"junk", b"[]", b'{"do": "diagnose"}', json.dumps(good).encode(),
              json.dumps({**good, "n": 8, "ranks": [[0, 0]]}).encode()]
     sink = io.BytesIO()
-    logs.serve(io.BytesIO(b"\n".join(lines)), sink, files.reader)
+    child.serve(io.BytesIO(b"\n".join(lines)), sink, files.reader)
     said = [json.loads(line) for line in sink.getvalue().splitlines()]
     assert ["error" in one for one in said] == [True, True, True, False, True]
     assert said[3]["n"] == 7 and said[3]["detail"]["root"]["signature"] == "cuda_ecc"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent import logfiles
-from holdfast.agent.config import ConfigError, Loaded, load
-from holdfast.agent.core.detect.logs import Scanner
+from holdfast.agent.config.load import ConfigError, Loaded, load
+from holdfast.agent.core.parse.logs.scan import Scanner
+from holdfast.agent.logs import files
 
 GOOD = """
 [[signature]]
@@ -35,7 +35,7 @@ def loaded(folder: Path, *texts: str) -> Loaded:
 def test_a_good_one_is_taken_and_found_without_a_gate_of_ours(tmp_path: Path) -> None:
     rows = loaded(tmp_path, GOOD).signatures
     assert [row["id"] for row in rows] == ["our_storage_lost"]
-    scanner = Scanner(logfiles.with_own(logfiles.load_catalogue(), rows))
+    scanner = Scanner(files.with_own(files.load_catalogue(), rows))
     scanner.feed(b"quiet\nblobfs: volume a went away\n")
     scanner.close()
     assert [(one.signature, one.fields) for one in scanner.matches] == [
@@ -45,7 +45,7 @@ def test_a_good_one_is_taken_and_found_without_a_gate_of_ours(tmp_path: Path) ->
 
 def test_a_signal_of_ones_own_is_searched_where_signals_are(tmp_path: Path) -> None:
     rows = loaded(tmp_path, GOOD.replace('"root"', '"signal"')).signatures
-    catalogue = logfiles.with_own(logfiles.load_catalogue(), rows)
+    catalogue = files.with_own(files.load_catalogue(), rows)
     assert b"blobfs: volume" in catalogue.signal_gates and b"blobfs: volume" not in catalogue.gates
 
 
@@ -68,7 +68,7 @@ def test_a_signal_of_ones_own_is_searched_where_signals_are(tmp_path: Path) -> N
         ('role = "root"', 'role = "root"\nfatal = 1', "fatal"),
         ('role = "root"', 'role = "root"\ncolour = "red"', "colour"),
     ],
-)  # fmt: skip
+)
 def test_a_bad_one_is_named_by_file_and_key(
     tmp_path: Path, old: str, new: str, key: str
 ) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.agent.core.model import Decision, Incident, Verdict
-from holdfast.agent.narrate import Narrator
+from holdfast.agent.core.model.model import Decision, Incident, Verdict
+from holdfast.agent.history.incident_log import Narrator
 
 
 def test_an_incident_of_the_kernels_is_no_second_event():

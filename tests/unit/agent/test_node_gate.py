@@ -14,9 +14,10 @@ from msgspec.structs import replace
 from root_unit import HEADER, INCIDENT, Unit, called, commands, empty_proc, options
 from test_node_unit import core
 
-from holdfast.agent import node_gate, procfs
-from holdfast.agent.background import write_incident
-from holdfast.agent.core import repair
+from holdfast.agent.actions import preconditions
+from holdfast.agent.core.nodes import repair
+from holdfast.agent.daemon.background import write_incident
+from holdfast.agent.system import procfs
 
 assert commands  # a fixture
 ROW = "0000000000000000: 00000002 00000000 {flags} {kind} 01 1234 {path}\n"
@@ -42,32 +43,32 @@ def test_an_agent_that_listens_is_found_in_the_kernels_own_table(tmp_path):
     path = tmp_path / "agent.sock"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
         other.bind(str(path))
-        assert str(path) not in node_gate.other_agents(Path("/proc"), "")
+        assert str(path) not in preconditions.other_agents(Path("/proc"), "")
         other.listen()
-        assert str(path) in node_gate.other_agents(Path("/proc"), "")
-        assert str(path) not in node_gate.other_agents(Path("/proc"), str(path))
-    assert path.exists() and str(path) not in node_gate.other_agents(Path("/proc"), "")
+        assert str(path) in preconditions.other_agents(Path("/proc"), "")
+        assert str(path) not in preconditions.other_agents(Path("/proc"), str(path))
+    assert path.exists() and str(path) not in preconditions.other_agents(Path("/proc"), "")
 
 
 def test_only_what_listens_like_an_agent_is_one(tmp_path):
     for flags, kind, path in (("00000000", "0005", OTHER), ("00010000", "0001", OTHER),
                               ("00010000", "0005", "/run/api.sock"), ("zz", "0005", OTHER),
-                              ("00010000", "0005", "@holdfast/agent.socks")):  # fmt: skip
+                              ("00010000", "0005", "@holdfast/agent.socks")):
         table(tmp_path, path, flags=flags, kind=kind)
-        assert node_gate.other_agents(tmp_path, "") == ()
+        assert preconditions.other_agents(tmp_path, "") == ()
     table(tmp_path, *(f"/x{number}/agent.sock" for number in range(500)))
-    assert len(node_gate.other_agents(tmp_path, "")) == node_gate.OTHERS_MAX
+    assert len(preconditions.other_agents(tmp_path, "")) == preconditions.OTHERS_MAX
 
 
 def test_a_table_that_cannot_be_read_to_its_end_is_not_an_empty_one(agent, tmp_path, monkeypatch):
     async def scenario():
         async with agent(**options(tmp_path)) as (daemon, _):
             (tmp_path / "proc/net/unix").unlink()
-            assert "No such file" in (await node_gate.look(daemon)).closed
+            assert "No such file" in (await preconditions.look(daemon)).closed
             table(tmp_path / "proc", *(f"/x{number}" for number in range(99)), OTHER)
-            assert (await node_gate.look(daemon)).others == (OTHER,)
-            monkeypatch.setattr(node_gate, "TABLE_MAX_BYTES", 4096)
-            gate = await node_gate.look(daemon)
+            assert (await preconditions.look(daemon)).others == (OTHER,)
+            monkeypatch.setattr(preconditions, "TABLE_MAX_BYTES", 4096)
+            gate = await preconditions.look(daemon)
             assert "net/unix is longer than" in gate.closed and gate.others == ()
 
     asyncio.run(scenario())
@@ -79,7 +80,7 @@ def test_where_proc_hides_processes_no_order_leaves_and_the_group_is_named(agent
 
     async def scenario():
         async with agent(**options(tmp_path)) as (daemon, _):
-            closed = (await node_gate.look(daemon)).closed
+            closed = (await preconditions.look(daemon)).closed
             assert "hidepid" in closed and "SupplementaryGroups=" in closed
 
     asyncio.run(scenario())
@@ -90,15 +91,15 @@ def test_no_table_breaks_the_look(tmp_path_factory, lines):
     folder = tmp_path_factory.mktemp("proc")
     (folder / "net").mkdir()
     (folder / "net/unix").write_bytes(HEADER.encode() + b"\n".join(lines))
-    assert isinstance(node_gate.other_agents(folder, ""), tuple)
+    assert isinstance(preconditions.other_agents(folder, ""), tuple)
 
 
 def test_a_child_of_a_rank_is_ours_and_an_orphan_is_not(tmp_path):
     for pid, ppid in ((10, 1), (11, 10), (12, 11), (20, 1), (21, 20), (31, 32), (32, 31)):
         process(tmp_path, pid, ppid)
     pids = [10, 11, 12, 20, 21, 31, 99]
-    assert node_gate._ours(tmp_path, pids, frozenset({10}), frozenset()) == (10, 11, 12)
-    assert node_gate._ours(tmp_path, pids, frozenset(), frozenset()) == ()
+    assert preconditions._ours(tmp_path, pids, frozenset({10}), frozenset()) == (10, 11, 12)
+    assert preconditions._ours(tmp_path, pids, frozenset(), frozenset()) == ()
 
 
 def test_a_rank_is_ours_by_its_users_word_and_no_other_users(tmp_path):
@@ -106,7 +107,7 @@ def test_a_rank_is_ours_by_its_users_word_and_no_other_users(tmp_path):
     for pid, uid in ((10, 7), (11, 8), (12, 0), (13, 8)):
         process(tmp_path, pid, 1, "D", uid)
     said = frozenset({(10, 7), (11, 7), (12, 7), (13, 0), (99, 7)})
-    assert node_gate._ours(tmp_path, [10, 11, 12, 13, 99], frozenset(), said) == (10, 13)
+    assert preconditions._ours(tmp_path, [10, 11, 12, 13, 99], frozenset(), said) == (10, 13)
 
 
 def test_a_driver_that_hangs_leaves_what_it_said_last_while_that_lives(
@@ -116,7 +117,7 @@ def test_a_driver_that_hangs_leaves_what_it_said_last_while_that_lives(
     for pid, ppid, state in ((10, 1, "S"), (11, 10, "D"), (12, 1, "Z"), (13, 1, "R")):
         process(tmp_path / "proc", pid, ppid, state)
     said = tuple(("accelerator_process", f"vendor=nvidia,device=0,pid={pid}", 1.0, 1.0)
-                 for pid in (11, 12, 13, 14))  # fmt: skip
+                 for pid in (11, 12, 13, 14))
 
     class Runner:
         def last(self, name):
@@ -125,10 +126,10 @@ def test_a_driver_that_hangs_leaves_what_it_said_last_while_that_lives(
     async def scenario():
         async with agent(**options(tmp_path)) as (daemon, _):
             real, daemon.runner = daemon.runner, Runner()
-            gate = await node_gate.look(daemon)
+            gate = await preconditions.look(daemon)
             # In a container the numbers that a driver lists are the host's.
             monkeypatch.setattr(procfs, "sees_host", lambda proc: False)
-            assert (await node_gate.look(daemon)).gone == ()
+            assert (await preconditions.look(daemon)).gone == ()
             daemon.runner = real
             assert gate.seen == ((11, "nvidia device 0"), (13, "nvidia device 0"))
             assert gate.ours == () and gate.others == () and gate.gone == (12, 14)
@@ -146,7 +147,7 @@ def test_what_an_order_needs_is_missed_before_anything_is_ended(agent, tmp_path)
     async def scenario():
         async with agent(**options(tmp_path)) as (daemon, _):
             async def closed() -> str:
-                return (await node_gate.look(daemon)).closed
+                return (await preconditions.look(daemon)).closed
 
             assert (await closed()).endswith("is holdfast-node.socket enabled?")
             path.write_text("")
@@ -163,28 +164,28 @@ def test_what_an_order_needs_is_missed_before_anything_is_ended(agent, tmp_path)
 
 
 def test_a_store_that_hangs_closes_the_gate_and_opens_it_again(agent, tmp_path, monkeypatch):
-    monkeypatch.setattr(node_gate, "ANSWER_S", 0.05)
+    monkeypatch.setattr(preconditions, "ANSWER_S", 0.05)
     table(tmp_path / "proc")
     hung = Hung(tmp_path / "hung")
-    real = node_gate.write_probe
+    real = preconditions.write_probe
 
     def through_it(folder, node):
         if hung.path.exists():
             hung.path.write_bytes(b"x")
         real(folder, node)
 
-    monkeypatch.setattr(node_gate, "write_probe", through_it)
+    monkeypatch.setattr(preconditions, "write_probe", through_it)
 
     async def scenario():
         async with agent(**options(tmp_path)) as (daemon, _):
             with socket.socket(socket.AF_UNIX) as unit:
                 unit.bind(str(tmp_path / "n.sock"))
                 for _ in range(3):
-                    assert (await node_gate.look(daemon)).closed.endswith("does not answer")
+                    assert (await preconditions.look(daemon)).closed.endswith("does not answer")
                 hung.answer()
                 await until(lambda: not daemon.evidence.busy_s)
-                monkeypatch.setattr(node_gate, "ANSWER_S", 5.0)
-                assert (await node_gate.look(daemon)).closed == ""
+                monkeypatch.setattr(preconditions, "ANSWER_S", 5.0)
+                assert (await preconditions.look(daemon)).closed == ""
 
     asyncio.run(scenario())
 
@@ -195,14 +196,14 @@ def test_a_store_that_the_sandbox_keeps_read_only_says_which_key_opens_it(
     def refused(folder, node):
         raise OSError(errno.EROFS, "Read-only file system", str(folder))
 
-    monkeypatch.setattr(node_gate, "write_probe", refused)
+    monkeypatch.setattr(preconditions, "write_probe", refused)
     table(tmp_path / "proc")
 
     async def scenario():
         async with agent(**options(tmp_path)) as (daemon, _):
             with socket.socket(socket.AF_UNIX) as unit:
                 unit.bind(str(tmp_path / "n.sock"))
-                closed = (await node_gate.look(daemon)).closed
+                closed = (await preconditions.look(daemon)).closed
                 assert "Read-only file system" in closed
                 assert closed.endswith("ReadWritePaths= of holdfast.service (docs/node-orders.md)")
 
@@ -215,7 +216,7 @@ def test_nothing_is_written_through_a_link_that_somebody_put_into_the_store(tmp_
     store.mkdir()
     for name in (".node-a.probe", ".i1.new"):
         (store / name).symlink_to(journal)
-    node_gate.write_probe(store, "node-a")
+    preconditions.write_probe(store, "node-a")
     write_incident(store, INCIDENT)
     assert journal.read_text() == "precious"
     assert sorted(one.name for one in store.iterdir()) == [".node-a.probe", "i1.json"]
@@ -223,17 +224,17 @@ def test_nothing_is_written_through_a_link_that_somebody_put_into_the_store(tmp_
 
 
 def test_nobody_looks_while_nothing_asks_for_an_order(agent, tmp_path, monkeypatch):
-    monkeypatch.setattr(node_gate, "IDLE_S", 0.01)
-    monkeypatch.setattr(node_gate, "LOOK_S", 0.01)
+    monkeypatch.setattr(preconditions, "IDLE_S", 0.01)
+    monkeypatch.setattr(preconditions, "LOOK_S", 0.01)
 
     async def scenario():
         async with agent(**options(tmp_path)) as (daemon, node):
             await until(lambda: node.steps)
-            assert not node_gate._wanted(daemon) and daemon.gate is node_gate.UNSEEN
+            assert not preconditions._wanted(daemon) and daemon.gate is preconditions.UNSEEN
             for allowed in (True, False):
                 node.incidents = (replace(INCIDENT, closed_wall_s=0.0 if allowed else 2.0),)
                 daemon.wake("test")
-                await until(lambda: (daemon.gate is node_gate.UNSEEN) != allowed)  # noqa: B023
+                await until(lambda: (daemon.gate is preconditions.UNSEEN) != allowed)  # noqa: B023
 
     asyncio.run(scenario())
 
@@ -245,7 +246,7 @@ def test_a_run_of_another_agent_is_waited_for_and_then_the_node_goes(
     agent, commands, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(repair, "SETTLE_S", 0.1)
-    monkeypatch.setattr(node_gate, "LOOK_S", 0.02)
+    monkeypatch.setattr(preconditions, "LOOK_S", 0.02)
     table(tmp_path / "proc", OTHER, str(tmp_path / "run/agent.sock"))
     line = b"NVRM: Xid (PCI:0000:4e:00): 79, pid=1, name=x, GPU has fallen off the bus."
     (tmp_path / "kmsg").write_bytes(b"3,5,1,-;" + line + b"\n")
@@ -253,10 +254,10 @@ def test_a_run_of_another_agent_is_waited_for_and_then_the_node_goes(
 
     async def scenario():
         async with agent(node=core(tmp_path), collectors__kmsg=str(tmp_path / "kmsg"),
-                         agent__tick_s=0.05, **options(tmp_path)) as (daemon, _):  # fmt: skip
+                         agent__tick_s=0.05, **options(tmp_path)) as (daemon, _):
             await until(lambda: any(
                 one.would_have.startswith(waits) for one in daemon.narrator.incidents.values()
-            ))  # fmt: skip
+            ))
             assert called(tmp_path) == []
             table(tmp_path / "proc", str(tmp_path / "run/agent.sock"))
             await until(lambda: called(tmp_path))

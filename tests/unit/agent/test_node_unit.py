@@ -30,27 +30,27 @@ from root_unit import (
     unit,
 )
 
-from holdfast.agent import node_unit
-from holdfast.agent.config import ConfigError, load
-from holdfast.agent.core import repair
-from holdfast.agent.core.model import Request
+from holdfast.agent.actions import root_helper
+from holdfast.agent.actions.root_helper import Place, Refused, carry_out
+from holdfast.agent.config.load import ConfigError, load
+from holdfast.agent.core.model.model import Request
 from holdfast.agent.core.node import Node
-from holdfast.agent.daemon import boot_id
-from holdfast.agent.node_unit import Place, Refused, carry_out
+from holdfast.agent.core.nodes import repair
+from holdfast.agent.daemon.daemon import boot_id
 from holdfast.agent.web import status
 
 assert commands and place and unit  # fixtures
 
 
 def test_each_verb_is_carried_out_once_a_boot(place, tmp_path):
-    assert node_unit.VERBS[-1] == "reset_gpu"
-    for verb in node_unit.VERBS:
+    assert root_helper.VERBS[-1] == "reset_gpu"
+    for verb in root_helper.VERBS:
         of = reset if verb == "reset_gpu" else order
         carry_out(of(verb=verb), place)
         for again in (of(verb=verb), of(verb=verb, id="2/another/1")):
             with pytest.raises(Refused, match="carried out in this boot"):
                 carry_out(again, place)
-    wanted = [f"{verb} node-a gpu_fell_off_bus" for verb in node_unit.VERBS]
+    wanted = [f"{verb} node-a gpu_fell_off_bus" for verb in root_helper.VERBS]
     wanted[-1] += " 0000:4e:00.0"
     assert called(tmp_path) == wanted
     carry_out(order(boot_id="b2"), place._replace(boot_id="b2"))
@@ -61,15 +61,15 @@ def test_reboots_are_few_a_day(place, tmp_path):
     for number in range(5):
         now = place._replace(boot_id=f"b{number}", wall_s=1000.0 + number)
         line = order(boot_id=now.boot_id, wall_s=now.wall_s)
-        if number < node_unit.REBOOTS_MAX:
+        if number < root_helper.REBOOTS_MAX:
             carry_out(line, now)
         else:
             with pytest.raises(Refused, match="a person must look"):
                 carry_out(line, now)
-    assert len(called(tmp_path)) == node_unit.REBOOTS_MAX
+    assert len(called(tmp_path)) == root_helper.REBOOTS_MAX
     later = place._replace(boot_id="b9", wall_s=1e6)
     carry_out(order(boot_id="b9", wall_s=1e6), later)
-    assert len(called(tmp_path)) == node_unit.REBOOTS_MAX + 1
+    assert len(called(tmp_path)) == root_helper.REBOOTS_MAX + 1
 
 
 @pytest.mark.parametrize("line", [
@@ -80,7 +80,7 @@ def test_reboots_are_few_a_day(place, tmp_path):
     order(wall_s=900.0), order(wall_s=1100.0), order(wall_s="1000"), order(wall_s=True),
     order(wall_s=float("nan")), order(wall_s=float("inf")), order(fault="x" * 5000),
     order(wall_s=10**400), order(wall_s=-(10**400)),
-])  # fmt: skip
+])
 def test_what_is_no_order_for_here_and_now_does_nothing(place, tmp_path, line):
     with pytest.raises(Refused):
         carry_out(line, place)
@@ -89,13 +89,13 @@ def test_what_is_no_order_for_here_and_now_does_nothing(place, tmp_path, line):
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200) | st.dictionaries(
-    st.sampled_from([*node_unit.FIELDS, "device", "x"]),
+    st.sampled_from([*root_helper.FIELDS, "device", "x"]),
     st.none() | st.booleans() | st.floats() | st.text(max_size=9)
     | st.sampled_from(["reboot", "reset_gpu"]),
-).map(lambda value: json.dumps(value).encode() + b"\n"))  # fmt: skip
+).map(lambda value: json.dumps(value).encode() + b"\n"))
 def test_no_bytes_make_an_order_by_chance(line):
     with pytest.raises(Refused):
-        node_unit.check(node_unit.parse(line), Place(None, None, "\x00", "\x00", 0.0))
+        root_helper.check(root_helper.parse(line), Place(None, None, "\x00", "\x00", 0.0))
 
 
 def test_a_program_that_others_may_change_is_not_run(place, commands, tmp_path):
@@ -119,7 +119,7 @@ def test_a_reboot_without_a_program_is_systemds(place, commands):
     (commands / "reboot").unlink()
     assert SYSTEMDS_REBOOT[0].endswith("/systemctl") and SYSTEMDS_REBOOT[-1] == "reboot"
     reboot = {"verb": "reboot", "fault": "x"}
-    assert node_unit.command_of(reboot, place) == node_unit.REBOOT == ("/bin/false",)
+    assert root_helper.command_of(reboot, place) == root_helper.REBOOT == ("/bin/false",)
 
 
 def test_a_program_that_cannot_be_looked_at_is_not_passed_over_for_systemds(place, commands):
@@ -189,7 +189,7 @@ def test_a_unit_of_these_tests_never_has_the_machines_reboot(agent, unit, tmp_pa
 
 
 def test_no_order_leaves_before_its_intent_is_on_disk(agent, unit, tmp_path, monkeypatch):
-    monkeypatch.setattr("holdfast.agent.perform.SYNC_WAIT_S", 0.3)
+    monkeypatch.setattr("holdfast.agent.actions.performer.SYNC_WAIT_S", 0.3)
 
     async def scenario():
         async with agent(**options(tmp_path)) as (daemon, node):
@@ -238,7 +238,7 @@ def test_an_order_that_was_under_way_when_the_agent_died_is_not_sent_again(
     ({}, "refused: %s: No such file or directory: is holdfast-node.socket enabled?"),
     ({"evidence__store": ""}, "refused: evidence.store is not set"),
     ({"evidence__store": "/proc/no/such"}, "refused: evidence.store:"),
-])  # fmt: skip
+])
 def test_what_keeps_an_order_here_says_so(agent, tmp_path, more, said):
     async def scenario():
         given = options(tmp_path, **more) | {"actions__allow": ()}
@@ -297,13 +297,13 @@ def test_a_line_of_the_kernels_becomes_one_reboot(agent, unit, tmp_path, monkeyp
 
     async def life(node):
         async with agent(node=node, collectors__kmsg=str(tmp_path / "kmsg"), agent__tick_s=0.05,
-                         **options(tmp_path)) as (daemon, _):  # fmt: skip
+                         **options(tmp_path)) as (daemon, _):
             await until(lambda: called(tmp_path))
             taken = "reboot_node: the node's unit took it"
             await until(lambda: any(
                 text == taken for one in daemon.narrator.incidents.values()
                 for _, text in one.timeline
-            ))  # fmt: skip
+            ))
             steps = daemon.steps
             await until(lambda: daemon.steps > steps + 10)
             return node.memory()
@@ -325,7 +325,7 @@ def test_a_line_of_the_kernels_becomes_one_reboot(agent, unit, tmp_path, monkeyp
     ('[actions]\nallow = ["rebot_node"]', "'rebot_node' is no action: did you mean reboot_node?"),
     ('[actions]\nallow = ["reboot_node"]', "evidence.store is empty, but actions.allow names"),
     ('[actions]\nallow = ["reset_gpu"]', "evidence.store is empty, but actions.allow names"),
-])  # fmt: skip
+])
 def test_what_may_not_be_allowed_is_an_error_of_the_configuration(tmp_path, text, said):
     file = tmp_path / "agent.toml"
     file.write_text(text)

@@ -11,12 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from waiting import until
 
-from holdfast.agent.config import load
-from holdfast.agent.core.detect import host_cores
-from holdfast.agent.runner import Runner
+from holdfast.agent.config.load import load
+from holdfast.agent.core.detect.host import cores as host_cores
+from holdfast.agent.telemetry.collectors import Runner
+from holdfast.collectors.contract import FAST, Metric, Pace, Sample
 from holdfast.collectors.cpu import CpuCollector
 from holdfast.collectors.roots import Roots
-from holdfast.collectors.sample import FAST, Metric, Pace, Sample
 
 
 def paced(name: str, pace: Pace, collect: Callable[[Roots, float], list[Sample]]) -> type:
@@ -24,7 +24,7 @@ def paced(name: str, pace: Pace, collect: Callable[[Roots, float], list[Sample]]
         return collect(roots, boot_s)
 
     return type(name, (), {"name": name, "pace": pace, "collect": method,
-                           "metrics": (Metric(name, "gauge", name),)})  # fmt: skip
+                           "metrics": (Metric(name, "gauge", name),)})
 
 
 def test_each_collector_is_read_at_its_own_pace_and_what_it_said_stays(
@@ -39,14 +39,14 @@ def test_each_collector_is_read_at_its_own_pace_and_what_it_said_stays(
 
         return paced(name, pace, collect)
 
-    monkeypatch.setattr("holdfast.agent.runner.ALL", (
+    monkeypatch.setattr("holdfast.agent.telemetry.collectors.ALL", (
         noted("each", FAST), noted("fifth", Pace(fast=True, every=5)),
         noted("once", Pace(fast=False, every=1000)),
-    ))  # fmt: skip
+    ))
 
     async def scenario() -> None:
         config = load(None, {"agent.tick_s": (0.05, "t"), "agent.fast_s": (0.2, "t"),
-                             "agent.slow_s": (5.0, "t")}).config  # fmt: skip
+                             "agent.slow_s": (5.0, "t")}).config
         runner = Runner(config, lambda part, error: None)
         task = asyncio.create_task(runner.run())
         await until(lambda: runner.samples().of("fifth"))
@@ -77,7 +77,7 @@ def test_cores_are_read_often_enough_to_be_judged_over_a_minute(
         judge.take((
             (host_cores.NAME, "cpu=0,mode=system", boot_s, boot_s),
             (host_cores.NAME, "cpu=0,mode=idle", 0.0, boot_s),
-        ))  # fmt: skip
+        ))
         found.append(len(judge.pinned(boot_s)))
     sure = int(host_cores.PINNED_S / interval_s) + 2
     assert set(found[sure:]) == {1}, "a core that is pinned all the time is said all the time"
@@ -101,16 +101,16 @@ def test_a_collector_without_a_thread_and_one_that_hangs_cost_no_other_its_readi
     def answer(roots: Roots, boot_s: float) -> list[Sample]:
         return [Sample("good", "", 1.0, boot_s)]
 
-    monkeypatch.setattr("holdfast.agent.runner.ThreadPoolExecutor", Threads)
-    monkeypatch.setattr("holdfast.agent.runner.ALL", (
+    monkeypatch.setattr("holdfast.agent.telemetry.collectors.ThreadPoolExecutor", Threads)
+    monkeypatch.setattr("holdfast.agent.telemetry.collectors.ALL", (
         *(paced(f"hangs{number}", FAST, hang) for number in range(3)),
         paced("none", FAST, answer), paced("good", FAST, answer),
-    ))  # fmt: skip
+    ))
 
     async def scenario() -> None:
         config = load(None, {"agent.tick_s": (0.05, "t"), "agent.fast_s": (0.1, "t"),
                              "agent.slow_s": (1.0, "t"),
-                             "collectors.deadline_s": (0.6, "t")}).config  # fmt: skip
+                             "collectors.deadline_s": (0.6, "t")}).config
         runner = Runner(config, lambda part, error: None)
         task = asyncio.create_task(runner.run())
         await until(lambda: runner.samples().of("good"))

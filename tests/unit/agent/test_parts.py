@@ -16,20 +16,20 @@ import pytest
 from fakes import until
 from pages import same_as_golden
 
-from holdfast.agent.config import load
-from holdfast.agent.core.model import StoreWrite
+from holdfast.agent.config.load import load
+from holdfast.agent.core.model.model import StoreWrite
 from holdfast.agent.evidence import __main__ as evidence
-from holdfast.agent.notify import notify, watchdog_s
-from holdfast.agent.probe import Prober
-from holdfast.agent.runner import Runner
 from holdfast.agent.store.base import Conflict, StoreError
 from holdfast.agent.store.sqlite import DirectoryLock, SqliteStore
-from holdfast.agent.trouble import Troubles
+from holdfast.agent.system.child_probe import Prober
+from holdfast.agent.system.errors import Troubles
+from holdfast.agent.system.systemd import notify, watchdog_s
+from holdfast.agent.telemetry.collectors import Runner
+from holdfast.collectors.contract import FAST, Metric, NoData, Sample
 from holdfast.collectors.cpu import CpuCollector
 from holdfast.collectors.host import HostCollector
-from holdfast.collectors.kmsg import KernelLog, parse
 from holdfast.collectors.roots import Roots
-from holdfast.collectors.sample import FAST, Metric, NoData, Sample
+from holdfast.collectors.sources.kmsg import KernelLog, parse
 
 GOLDEN = Path(__file__).parent / "recorded"
 
@@ -116,7 +116,7 @@ def test_probes_answer_fail_and_run_out_of_time():
 def test_a_child_that_cannot_be_killed_is_left_and_named(monkeypatch):
     async def scenario():
         prober = Prober()
-        monkeypatch.setattr("holdfast.agent.probe.KILL_WAIT_S", 0.1)
+        monkeypatch.setattr("holdfast.agent.system.child_probe.KILL_WAIT_S", 0.1)
         monkeypatch.setattr("asyncio.subprocess.Process.kill", lambda self: None)  # as in state D
         answer = await prober.ask("nfs", ["sleep", "60"], 0.1)
         assert answer.stuck and "cannot be killed" in answer.error
@@ -192,12 +192,12 @@ def test_one_collectors_fault_never_stops_another(monkeypatch):
         def collect(self, roots, boot_s):
             raise NoData("no such hardware")
 
-    monkeypatch.setattr("holdfast.agent.runner.ALL", (Crashes, Hangs, Good, Absent))
+    monkeypatch.setattr("holdfast.agent.telemetry.collectors.ALL", (Crashes, Hangs, Good, Absent))
     troubles = []
 
     async def scenario():
         config = load(None, {"collectors.deadline_s": (0.1, "t"), "agent.tick_s": (0.05, "t"),
-                             "agent.fast_s": (0.2, "t")}).config  # fmt: skip
+                             "agent.fast_s": (0.2, "t")}).config
         runner = Runner(config, lambda part, error: troubles.append(part))
         task = asyncio.create_task(runner.run())
         await until(lambda: runner.samples())
@@ -222,9 +222,9 @@ def test_a_name_that_is_no_text_never_leaves_the_runner(monkeypatch):
                 raise NoData(self.failure)
             return [Sample("x", "file=caf\u00e9", 1.0, boot_s),
                     Sample("x", os.fsdecode(b"file=\xff\xe9,more=\xc3\xa9"), 1.0, boot_s),
-                    Sample("x", "file=\ud83d", 1.0, boot_s)]  # fmt: skip
+                    Sample("x", "file=\ud83d", 1.0, boot_s)]
 
-    monkeypatch.setattr("holdfast.agent.runner.ALL", (Named,))
+    monkeypatch.setattr("holdfast.agent.telemetry.collectors.ALL", (Named,))
 
     async def scenario():
         config = load(None, {"agent.tick_s": (0.05, "t"), "agent.fast_s": (0.1, "t")}).config
@@ -347,7 +347,7 @@ def agent_process(tmp_path, *more):
         [sys.executable, "-m", "holdfast.agent", "--state", str(tmp_path / "s"), "--runtime",
          str(tmp_path / "r"), "--listen", "127.0.0.1:0", *more],
         stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+    )
 
 
 def test_the_process_serves_ends_on_sigterm_and_refuses_a_second(tmp_path):

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from msgspec import DecodeError
 from msgspec.structs import replace
 
-from holdfast.agent import wire
-from holdfast.agent.core.model import Effect, Incident, Stop
+from holdfast.agent.core.model.model import Effect, Incident, Stop
+from holdfast.agent.launchers import protocol
 
 STOP = Effect("1/run/demo/stop/1", "stop", "run/demo", "test", 5.0,
-              Stop("demo", 1, (), 1.0, "test"))  # fmt: skip
+              Stop("demo", 1, (), 1.0, "test"))
 
 
 def test_a_stalled_journal_lets_ordinary_effects_go_on_and_refuses_lasting_ones(agent, tmp_path):
@@ -135,13 +135,13 @@ def test_a_launcher_answers_for_its_own_run_alone(agent, tmp_path):
     async def second_life():
         async with agent() as (daemon, node):
             launchers = {run: FakeLauncher(tmp_path / "run" / "agent.sock", run=run)
-                         for run in ("dem", "demo")}  # fmt: skip
+                         for run in ("dem", "demo")}
             for launcher in launchers.values():
                 launcher.hello()
                 launcher.send(t="outcome", id=STOP.id, ok=launcher.run == "demo", error="not mine")
                 launcher.levels(generation=1, state="running", ranks=[])
                 await until(lambda run=launcher.run: node.seen and any(
-                    one.run == run for one in node.seen[-1].runs))  # fmt: skip
+                    one.run == run for one in node.seen[-1].runs))
             await until(lambda: node.seen[-1].outcomes)
             assert node.seen[-1].outcomes[0].ok
             for launcher in launchers.values():
@@ -152,7 +152,7 @@ def test_a_launcher_answers_for_its_own_run_alone(agent, tmp_path):
 
 
 def test_a_private_agent_ends_when_its_launcher_was_killed(agent, tmp_path, monkeypatch):
-    monkeypatch.setattr("holdfast.agent.background.AFTER_LOSS_S", 0.3)
+    monkeypatch.setattr("holdfast.agent.daemon.background.AFTER_LOSS_S", 0.3)
     code = (
         "import socket,sys,time;s=socket.socket(socket.AF_UNIX,socket.SOCK_SEQPACKET);"
         "s.connect(sys.argv[1]);s.send(b'{\"t\":\"hello\",\"run\":\"demo\",\"protocol\":1}');"
@@ -174,7 +174,7 @@ def test_a_private_agent_ends_when_its_launcher_was_killed(agent, tmp_path, monk
 
 def test_incidents_are_kept_beside_the_journal(agent, tmp_path):
     incident = Incident("demo/1", "rank_killed", "run/demo/rank/0", "fatal", "demo", 1, 1.0, 1.0,
-                        "killed", "rank 0")  # fmt: skip
+                        "killed", "rank 0")
 
     async def scenario():
         async with agent(evidence__store=str(tmp_path / "kept")) as (daemon, node):
@@ -211,9 +211,9 @@ def test_urgent_wakes_are_joined_and_the_first_is_immediate(agent):
     lambda inner: st.lists(inner) | st.dictionaries(
         st.sampled_from(["t", "run", "ranks", "rank", "id", "ok", "commits", "n"]), inner),
     max_leaves=10,
-).map(lambda value: json.dumps(value).encode()))  # fmt: skip
+).map(lambda value: json.dumps(value).encode()))
 def test_no_packet_raises_anything_but_a_decode_error(packet):
     try:
-        wire.decode(packet)
+        protocol.decode(packet)
     except DecodeError:
         pass

@@ -9,8 +9,10 @@ import sys
 
 import pytest
 
-from holdfast.agent import procfs, ranks, wire
-from holdfast.agent.session import Session
+from holdfast.agent.launchers import protocol
+from holdfast.agent.launchers import rank_monitor as ranks
+from holdfast.agent.launchers.run_session import Session
+from holdfast.agent.system import procfs
 
 LOOK = """
 import importlib.util, os, sys
@@ -35,7 +37,7 @@ def looked(mount: str) -> str:
     if os.geteuid() or shutil.which("unshare") is None:
         pytest.skip("needs root and unshare to mount a /proc of its own")
     command = ["unshare", "--mount", "sh", "-c", f'{mount} exec "$0" -I -c "$@"', sys.executable,
-               LOOK, procfs.__file__, str(os.getpid()), str(gone())]  # fmt: skip
+               LOOK, procfs.__file__, str(os.getpid()), str(gone())]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     if "mount" in done.stderr:
         pytest.skip(f"no /proc of its own here: {done.stderr.strip()}")
@@ -60,14 +62,14 @@ def test_a_claim_about_another_users_process_is_not_believed(tmp_path) -> None:
         (tmp_path / str(pid) / "status").write_text(f"Name:\tx\nUid:\t{uid}\t{uid}\t7\t7\n")
 
     def pids(uid: int, *claimed: int) -> list[int]:
-        session = Session(wire.Hello("r", nproc=8), 1, uid, 1.0, str(tmp_path))
-        ranks = [wire.RankLevel(n, pid, 1, "running") for n, pid in enumerate(claimed)]
-        session.levels, session.have_levels = wire.Levels(ranks=tuple(ranks)), True
+        session = Session(protocol.Hello("r", nproc=8), 1, uid, 1.0, str(tmp_path))
+        ranks = [protocol.RankLevel(n, pid, 1, "running") for n, pid in enumerate(claimed)]
+        session.levels, session.have_levels = protocol.Levels(ranks=tuple(ranks)), True
         return [rank.pid for rank in session.view("n", 1.0, {}).ranks]
 
     assert pids(7, 11, 12, 13, 14) == [11, 0, 0, 14]  # who is gone or hidden may be anybody's
     assert pids(0, 11, 12, 13, 14) == [11, 12, 13, 14]
-    session = Session(wire.Hello("r", nproc=8), 1, 7, 1.0, str(tmp_path))
+    session = Session(protocol.Hello("r", nproc=8), 1, 7, 1.0, str(tmp_path))
     assert session.owns(14)
     (tmp_path / "14").mkdir()
     (tmp_path / "14/status").write_text("Uid:\t8\t8\t8\t8\n")

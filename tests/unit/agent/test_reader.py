@@ -13,8 +13,8 @@ import pytest
 from fakes import FakeLauncher, rank_level, until
 from msgspec.structs import replace
 
-from holdfast.agent.core.model import Incident, Verdict
-from holdfast.agent.web import reader
+from holdfast.agent.core.model.model import Incident, Verdict
+from holdfast.agent.web import visibility
 
 SECRET = "X-Amz-Security-Token=SECRET"
 NOBODY = 65534
@@ -41,7 +41,7 @@ async def as_user(uid: int, folder, address: str) -> list:
     child = await asyncio.create_subprocess_exec(
         sys.executable, "-I", "-c", ASK, str(uid), str(folder), address,
         stdout=asyncio.subprocess.PIPE,
-    )  # fmt: skip
+    )
     out, _ = await child.communicate()
     assert child.returncode == 0
     return [answer for status, answer in json.loads(out) if status == 200]
@@ -53,7 +53,7 @@ def incident(run: str, opened_wall_s: float = 5.0) -> Incident:
         generation=1, opened_wall_s=opened_wall_s, opened_boot_s=1.0, reason=SECRET,
         culprit="rank 0", evidence=(("log", SECRET),), timeline=((5.0, f"root: {SECRET}"),),
         would_have=SECRET,
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can ask as another user")
@@ -62,28 +62,28 @@ def test_another_user_is_not_told_what_a_run_said(agent, tmp_path):
         async with agent() as (daemon, node):
             await until(lambda: daemon.address)
             launcher = FakeLauncher(tmp_path / "run" / "agent.sock", log_dir=f"/home/{SECRET}",
-                                    checkpoint_dir=f"/home/{SECRET}")  # fmt: skip
+                                    checkpoint_dir=f"/home/{SECRET}")
             launcher.hello()
             ended = {"code": 1, "signal": 0, "error": SECRET}
             said = {"seen": [{"signature": "s", "role": "root", "culprit": "user", "rank": 0,
-                              "text": SECRET, "wall_s": 1.0}], "problem": SECRET}  # fmt: skip
+                              "text": SECRET, "wall_s": 1.0}], "problem": SECRET}
             launcher.levels(
                 generation=1, state="running", shutdown=SECRET, compiling=SECRET, logs=said,
                 ranks=[rank_level(0, os.getpid(), state="ended", ended=ended)],
                 commits=[{"generation": 1, "step": 2, "path": f"/{SECRET}", "world": 2, "bad": ""}],
-            )  # fmt: skip
+            )
             node.incidents = (incident("demo"),)
             node.extra = {
                 "verdicts": (Verdict("log_root", "run/demo", "warn", 1.0, SECRET, run="demo",
                                      evidence=(("line", SECRET),)),),
                 "reasons": (("demo", SECRET),),
-            }  # fmt: skip
+            }
             daemon.wake("test")
             await until(lambda: daemon.snapshot.observed.runs
                         and daemon.snapshot.observed.runs[0].ranks
-                        and daemon.snapshot.decision.verdicts)  # fmt: skip
+                        and daemon.snapshot.decision.verdicts)
             root, other = [await as_user(uid, tmp_path / "run", daemon.address)
-                           for uid in (0, NOBODY)]  # fmt: skip
+                           for uid in (0, NOBODY)]
             launcher.close()
             return root, other
 
@@ -92,7 +92,8 @@ def test_another_user_is_not_told_what_a_run_said(agent, tmp_path):
     assert SECRET not in json.dumps(other) and len(other) == 6
     for answer in (other[0], other[3]):
         (run,) = answer["runs"]
-        assert run["ranks"][0]["health"] == "fault" and run["ranks"][0]["why"] == reader.WITHHELD
+        assert run["ranks"][0]["health"] == "fault"
+        assert run["ranks"][0]["why"] == visibility.WITHHELD
         assert run["checkpoint"]["step"] == 2
 
 
@@ -100,18 +101,18 @@ def test_the_owner_is_told_also_when_the_run_is_over_and_its_name_another_users(
     told = [msgspec.to_builtins(replace(incident("job"), id=id)) for id in ("old", "new", "?")]
     owners = {"old": 1001, "new": 1002}
     mine, other, unknown, token = (
-        reader.reader(uid, role, {"job": 1002}.get, owners.get)
+        visibility.reader(uid, role, {"job": 1002}.get, owners.get)
         for uid, role in ((1001, ""), (1002, ""), (None, ""), (None, "read"))
     )
     assert [who.may("job") for who in (mine, other, unknown, token)] == [False, True, False, True]
     assert all(who.may("") for who in (mine, other, unknown, token))
-    seen = [[one["reason"] == SECRET for one in reader.incidents(told, who)]
-            for who in (mine, other, unknown, token)]  # fmt: skip
+    seen = [[one["reason"] == SECRET for one in visibility.incidents(told, who)]
+            for who in (mine, other, unknown, token)]
     assert seen == [[True, False, False], [False, True, False], [False] * 3, [True] * 3]
 
 
 @pytest.mark.parametrize(("family", "host"), [
-    (socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])  # fmt: skip
+    (socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")])
 def test_whose_connection_it_is(family, host):
     try:
         server = socket.create_server((host, 0), family=family)
@@ -121,9 +122,9 @@ def test_whose_connection_it_is(family, host):
         client = socket.create_connection(server.getsockname()[:2])
         served, _ = server.accept()
         with client, served:
-            assert reader.peer_uid(served) == os.getuid()
+            assert visibility.peer_uid(served) == os.getuid()
             client.shutdown(socket.SHUT_WR)
             assert served.recv(1) == b""
-            assert reader.peer_uid(served) is None  # no more than what is established counts
+            assert visibility.peer_uid(served) is None  # no more than what is established counts
     with socket.socket(socket.AF_UNIX) as unconnected:
-        assert reader.peer_uid(unconnected) is None
+        assert visibility.peer_uid(unconnected) is None

@@ -8,8 +8,8 @@ import socket
 import pytest
 from fakes import until
 
-from holdfast.agent import background
-from holdfast.agent.web.site import Site
+from holdfast.agent.daemon import background
+from holdfast.agent.web.server import Site
 
 
 @pytest.fixture

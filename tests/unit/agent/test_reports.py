@@ -9,12 +9,12 @@ import pytest
 from fakes import serve, until
 
 import holdfast.trainer
-from holdfast.agent import background
+from holdfast.agent.daemon import background
 
 
 def test_what_the_trainer_reports_is_what_may_be_reported():
     folder = Path(holdfast.trainer.__file__).parent
-    code = "".join(path.read_text("utf-8") for path in folder.glob("*.py"))
+    code = "".join(path.read_text("utf-8") for path in folder.rglob("*.py"))
     said = set(re.findall(r'report\(\s*"(\w+)"', code))
     assert said == set(background.REPORTED)
 
@@ -38,7 +38,7 @@ def test_a_trainers_own_report_is_shown_and_counted(agent, tmp_path):
 @pytest.mark.parametrize(("rank", "fault", "says"), [
     (0, "gpu_fell_off_bus", "only"), (0, "ec2_spot_interruption", "only"), (0, "nonsense", "only"),
     (2, "snapshot_off", "the run has 2 ranks"), (-2, "snapshot_off", "the run has 2 ranks"),
-])  # fmt: skip
+])
 def test_no_rank_reports_what_it_cannot_know(agent, tmp_path, rank, fault, says):
     async def scenario(daemon, node, launch):
         launcher = launch()

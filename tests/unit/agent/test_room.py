@@ -11,8 +11,8 @@ import time
 import pytest
 from fakes import rank_level, serve, until
 
-from holdfast.agent import procfs
-from holdfast.agent.core.model import Verdict
+from holdfast.agent.core.model.model import Verdict
+from holdfast.agent.system import procfs
 from holdfast.worker import page as layout
 
 AGAIN_S = 0.3
@@ -24,7 +24,7 @@ def open_files() -> int:
 
 RAISED = """
 import resource, sys
-from holdfast.agent import room
+from holdfast.agent.launchers import admission as room
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
 print(room.raise_open_files(), *resource.getrlimit(resource.RLIMIT_NOFILE),
       room.Room(alone=False).ranks_max, room.Room(alone=True).ranks_per_uid)
@@ -34,10 +34,10 @@ print(room.raise_open_files(), *resource.getrlimit(resource.RLIMIT_NOFILE),
 @pytest.mark.parametrize(("soft", "hard", "says"), [
     (256, 2048, [2048, 2048, 2048, 512, 512]), (1024, 1024, [1024, 1024, 1024, 170, 170]),
     (64, 64, [64, 64, 64, 1, 1]),
-])  # fmt: skip
+])
 def test_the_limit_of_open_files_is_raised_and_ranks_follow_from_it(soft, hard, says):
     done = subprocess.run([sys.executable, "-c", RAISED, str(soft), str(hard)],
-                          capture_output=True, text=True, timeout=60, check=True)  # fmt: skip
+                          capture_output=True, text=True, timeout=60, check=True)
     assert [int(word) for word in done.stdout.split()] == says
 
 
@@ -45,9 +45,9 @@ def test_an_agent_that_starts_raises_it_first():
     code = ("import resource; from holdfast.agent.__main__ import main;"
             "resource.setrlimit(resource.RLIMIT_NOFILE, (256, 1024));"
             "main(['--config', '/no/such/file']);"
-            "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])")  # fmt: skip
+            "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True,
-                          timeout=60, check=True)  # fmt: skip
+                          timeout=60, check=True)
     assert "/no/such/file" in done.stderr and done.stdout == "1024\n"
 
 
@@ -115,7 +115,7 @@ def test_a_launcher_brings_no_more_ranks_than_it_said(agent, tmp_path):
 
 
 def test_without_a_file_to_open_the_agent_waits_and_does_not_spin(agent, tmp_path, monkeypatch):
-    monkeypatch.setattr("holdfast.agent.sessions.ACCEPT_AGAIN_S", AGAIN_S)
+    monkeypatch.setattr("holdfast.agent.launchers.server.ACCEPT_AGAIN_S", AGAIN_S)
 
     async def scenario(daemon, node, launch):
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)

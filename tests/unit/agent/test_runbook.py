@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.agent.runbook import RunbookError, load_documents, load_runbooks, parse
+from holdfast.agent.config.runbooks import RunbookError, load_documents, load_runbooks, parse
 
 GOOD = """+++
 severity = "fatal"

@@ -14,8 +14,8 @@ import time
 import pytest
 from fakes import rank_level, serve, until
 
-from holdfast.agent import link, ranks, wire
-from holdfast.agent.wire import RankLevel
+from holdfast.agent.launchers import connection, protocol, rank_monitor
+from holdfast.agent.launchers.protocol import RankLevel
 from holdfast.worker import page as layout
 
 
@@ -48,9 +48,9 @@ def test_bad_packets_are_answered(agent, tmp_path, packet, says):
 
 def test_a_neighbouring_protocol_and_unknown_keys_are_fine(agent, tmp_path):
     async def scenario(daemon, node, launch):
-        launcher = launch(protocol=wire.PROTOCOL + 1, mood="good")
+        launcher = launch(protocol=protocol.PROTOCOL + 1, mood="good")
         launcher.hello()
-        assert (await launcher.receive("welcome"))["protocol"] == wire.PROTOCOL
+        assert (await launcher.receive("welcome"))["protocol"] == protocol.PROTOCOL
         launcher.close()
 
     serve(scenario, agent, tmp_path)
@@ -189,8 +189,8 @@ def test_a_rank_says_when_its_process_began():
     before_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     with subprocess.Popen(["sleep", "60"]) as child:
         try:
-            level = ranks.RankTrack(0, child.pid, 1).level(
-                RankLevel(0, child.pid, 1, "running"), "n", 1.0)  # fmt: skip
+            level = rank_monitor.RankTrack(0, child.pid, 1).level(
+                RankLevel(0, child.pid, 1, "running"), "n", 1.0)
         finally:
             child.kill()
     assert before_s - 0.02 <= level.start_boot_s <= time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -199,7 +199,7 @@ def test_a_rank_says_when_its_process_began():
 def test_still_is_dated_by_the_page_but_bounded_by_the_looks():
     fd = layout.create()
     fields, mapping = both_ends(fd)
-    track = ranks.RankTrack(0, os.getpid(), 1)
+    track = rank_monitor.RankTrack(0, os.getpid(), 1)
     track.attach(mapping, -1)
     fields[layout.F_GENERATION] = 1
     said = RankLevel(0, os.getpid(), 1, "running")
@@ -220,11 +220,11 @@ def test_still_is_dated_by_the_page_but_bounded_by_the_looks():
 
 @pytest.mark.parametrize(("outcome", "code", "phase"), [
     ("done", 0, "exit"), ("exception", 1, "unknown"), ("", 0, "unknown"),
-])  # fmt: skip
+])
 def test_exit_handlers_of_a_good_end_are_a_phase_of_their_own(outcome, code, phase):
     fd = layout.create()
     fields, mapping = both_ends(fd)
-    track = ranks.RankTrack(0, os.getpid(), 1)
+    track = rank_monitor.RankTrack(0, os.getpid(), 1)
     track.attach(mapping, -1)
     fields[layout.F_GENERATION], fields[layout.F_CODE] = 1, code
     fields[layout.F_OUTCOME] = layout.OUTCOMES.index(outcome)
@@ -242,7 +242,7 @@ import subprocess, sys
 subprocess.run([sys.executable, "-c", {code!r}])
 """], start_new_session=True)
     try:
-        track = ranks.RankTrack(0, shell.pid, 1)
+        track = rank_monitor.RankTrack(0, shell.pid, 1)
         track.look_at_page(time.monotonic())
         said = RankLevel(0, shell.pid, 1, "running")
         deadline_s = time.monotonic() + 8.0
@@ -278,7 +278,7 @@ def test_a_levels_packet_of_64_ranks_costs_less_than_a_step_may(agent, tmp_path)
 
 
 def test_one_user_cannot_take_every_connection(agent, tmp_path, monkeypatch):
-    monkeypatch.setattr("holdfast.agent.room.PER_UID_MAX", 3)
+    monkeypatch.setattr("holdfast.agent.launchers.admission.PER_UID_MAX", 3)
 
     async def scenario(daemon, node, launch):
         kept = [launch(run=f"run-{number}") for number in range(3)]
@@ -313,7 +313,7 @@ def test_a_refusal_is_read_even_by_a_launcher_that_spoke_first():
     theirs.send(b'{"t":"hello"}')
     socket.send_fds(theirs, [b'{"t":"page"}'], [fd])
     before = len(os.listdir("/proc/self/fd"))
-    link.turn_away(ours, "no room")
+    connection.turn_away(ours, "no room")
     assert json.loads(theirs.recv(4096))["error"] == "no room"
     assert theirs.recv(4096) == b""
     assert len(os.listdir("/proc/self/fd")) == before - 1  # its own end, and no page kept
@@ -322,7 +322,7 @@ def test_a_refusal_is_read_even_by_a_launcher_that_spoke_first():
 
 
 def test_runs_left_behind_count_as_well(agent, tmp_path, monkeypatch):
-    monkeypatch.setattr("holdfast.agent.room.PER_UID_MAX", 3)
+    monkeypatch.setattr("holdfast.agent.launchers.admission.PER_UID_MAX", 3)
 
     async def scenario(daemon, node, launch):
         for number in range(3):
@@ -344,7 +344,7 @@ def test_runs_left_behind_count_as_well(agent, tmp_path, monkeypatch):
 
 
 def test_who_does_not_say_hello_is_ended(agent, tmp_path, monkeypatch):
-    monkeypatch.setattr("holdfast.agent.sessions.HELLO_S", 0.2)
+    monkeypatch.setattr("holdfast.agent.launchers.server.HELLO_S", 0.2)
 
     async def scenario(daemon, node, launch):
         silent, refused, served = launch(), launch(run="a/b"), launch()

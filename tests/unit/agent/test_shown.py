@@ -17,13 +17,14 @@ from hypothesis import strategies as st
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
 
-from holdfast.agent import metrics, metrics_text, shown
-from holdfast.agent.config import ConfigError, load
-from holdfast.agent.core.model import RankView, Runbook, RunView
-from holdfast.agent.core.readings import readings_of
+from holdfast.agent.config.load import ConfigError, load
+from holdfast.agent.core.model.model import RankView, Runbook, RunView
+from holdfast.agent.core.model.readings import readings_of
+from holdfast.agent.metrics import exposition, selection
+from holdfast.agent.metrics import families as metrics
 from holdfast.collectors import ALL
-from holdfast.collectors.accelerator import METRICS
-from holdfast.collectors.sample import EXPORTERS, Metric, Sample
+from holdfast.collectors.contract import EXPORTERS, Metric, Sample
+from holdfast.collectors.sources.accelerator import METRICS
 from holdfast.dashboards import rules
 
 KNOWN = {one.name: one for one in metrics.known()}
@@ -36,20 +37,20 @@ def on_page(text: str) -> set[str]:
 
 
 @pytest.mark.parametrize(("choice", "name", "shows"), [
-    (shown.EVERYTHING, "host_cpu_seconds_total", True),
-    (shown.Choice(full=False), "host_cpu_seconds_total", False),
-    (shown.Choice(full=False), "host_oom_kills_total", True),
-    (shown.Choice(full=False), "rank_still_seconds", False),
-    (shown.Choice(full=False), "fault_active", True),
-    (shown.Choice(hide=(NODE,)), "host_cpu_seconds_total", False),
-    (shown.Choice(hide=(NODE,)), "host_cgroup_memory_bytes", True),
-    (shown.Choice(hide=(NODE,)), "accelerator_power_watts", True),
-    (shown.Choice(hide=(DCGM,)), "accelerator_power_watts", True),  # NVIDIA's rows alone go
-    (shown.Choice(hide=("host_cpu_",)), "host_cpu_seconds_total", False),
-    (shown.Choice(hide=("holdfast_host_cpu_",)), "host_cpu_seconds_total", False),
-    (shown.Choice(hide=("host_cpu_",)), "host_load_average", True),
-    (shown.Choice(hide=("train_loss",)), "train_loss", False),
-])  # fmt: skip
+    (selection.EVERYTHING, "host_cpu_seconds_total", True),
+    (selection.Choice(full=False), "host_cpu_seconds_total", False),
+    (selection.Choice(full=False), "host_oom_kills_total", True),
+    (selection.Choice(full=False), "rank_still_seconds", False),
+    (selection.Choice(full=False), "fault_active", True),
+    (selection.Choice(hide=(NODE,)), "host_cpu_seconds_total", False),
+    (selection.Choice(hide=(NODE,)), "host_cgroup_memory_bytes", True),
+    (selection.Choice(hide=(NODE,)), "accelerator_power_watts", True),
+    (selection.Choice(hide=(DCGM,)), "accelerator_power_watts", True),  # NVIDIA's rows alone go
+    (selection.Choice(hide=("host_cpu_",)), "host_cpu_seconds_total", False),
+    (selection.Choice(hide=("holdfast_host_cpu_",)), "host_cpu_seconds_total", False),
+    (selection.Choice(hide=("host_cpu_",)), "host_load_average", True),
+    (selection.Choice(hide=("train_loss",)), "train_loss", False),
+])
 def test_which_families_stand_on_the_page(choice, name, shows):
     assert choice.shows(KNOWN[name]) is shows
 
@@ -57,18 +58,18 @@ def test_which_families_stand_on_the_page(choice, name, shows):
 def test_an_exporter_hides_the_series_that_it_can_serve():
     power, links = METRICS["accelerator_power_watts"], METRICS["accelerator_link_up"]
     both = [Sample(one.name, f"vendor={vendor},device=0", 1.0, 1.0)
-            for one in (power, links) for vendor in ("nvidia", "neuron")]  # fmt: skip
-    choice = shown.Choice(hide=(DCGM,))
+            for one in (power, links) for vendor in ("nvidia", "neuron")]
+    choice = selection.Choice(hide=(DCGM,))
     page = "".join(metrics.families(readings_of(both), (power, links), choice))
     assert re.findall(r'^holdfast_(\w+){.*vendor="(\w+)"}', page, re.M) == [
         ("accelerator_power_watts", "neuron"), ("accelerator_link_up", "nvidia"),
         ("accelerator_link_up", "neuron"),
-    ]  # fmt: skip
+    ]
 
 
 def test_every_declaration_says_what_it_is_for():
     assert all(one.served_by in ("", *EXPORTERS) and one.help.endswith(".")
-               for one in KNOWN.values())  # fmt: skip
+               for one in KNOWN.values())
     silent = [one.name for one in ALL if not any(metric.minimal for metric in one.metrics)]
     assert not silent, f"nothing minimal: what does an alert or a summary need of {silent}?"
     served = {one.served_by for one in KNOWN.values()}
@@ -81,7 +82,7 @@ def test_every_declaration_says_what_it_is_for():
     (("holdfast_",), "'holdfast_' begins no family's name"),
     (("fault_",), "'fault_' would hide fault_active"),
     (("host_", "node-exporter"), "'node-exporter' begins no"),
-])  # fmt: skip
+])
 def test_a_word_that_hides_nothing_or_too_much_is_refused(tmp_path, hide, said):
     file = tmp_path / "agent.toml"
     file.write_text(f"[agent]\nmetrics_hide = {list(hide)}\n")
@@ -95,8 +96,8 @@ def test_what_alerts_are_made_of_cannot_be_hidden():
     runbook = Runbook(fault="x", severity="warn", scope="node", ladder=(), alert="HoldfastX")
     made = rules.render([rules.Entry(runbook, "s", "i")], "base")
     needed = set(re.findall(r"holdfast_([a-z_]+){", made))
-    assert needed == set(shown.ALERTED)
-    assert all(shown.wrong_with((name,), KNOWN.values()) for name in needed)
+    assert needed == set(selection.ALERTED)
+    assert all(selection.wrong_with((name,), KNOWN.values()) for name in needed)
 
 
 class Clock:
@@ -140,7 +141,7 @@ def test_a_run_that_is_over_leaves_the_page_after_ten_minutes(agent, tmp_path):
 
     here, soon, late = asyncio.run(scenario())
     with_run = [set(re.findall(r'^holdfast_(\w+)\{.*run="demo"', text, re.M))
-                for text in (here, soon, late)]  # fmt: skip
+                for text in (here, soon, late)]
     counted = {"restarts_total", "lost_steps_total"}
     assert counted | {"run_generation", "run_ranks"} <= with_run[0]
     assert with_run[1] == counted and not with_run[2]
@@ -150,22 +151,22 @@ def test_a_run_that_is_over_leaves_the_page_after_ten_minutes(agent, tmp_path):
 def view_of(run: str, *ranks: tuple[int, int, str]) -> RunView:
     """A run of these ranks: (rank, pid, state)."""
     return RunView(run, "n", "trainer", len(ranks), ranks=tuple(
-        RankView(rank, "n", pid, 1, state) for rank, pid, state in ranks))  # fmt: skip
+        RankView(rank, "n", pid, 1, state) for rank, pid, state in ranks))
 
 
 def processes(*places: tuple[str, int]) -> tuple:
     """What a driver lists: (device, pid)."""
     return readings_of(
         Sample("accelerator_process", f"vendor=neuron,device={device},pid={pid}", 1.0, 1.0)
-        for device, pid in places).of("accelerator_process")  # fmt: skip
+        for device, pid in places).of("accelerator_process")
 
 
 def test_a_device_is_of_the_run_that_computes_there_now():
-    recent = shown.Recent()
+    recent = selection.Recent()
     old, new = view_of("old", (0, 11, "running"), (1, 12, "running")), view_of("new", (0, 21, "up"))
     recent.see(0.0, (old,), processes(("3", 11), ("3", 12), ("4", 11)))
     assert [key for key, _ in recent.places()] == [
-        ("3", "old", "0"), ("3", "old", "1"), ("4", "old", "0")]  # fmt: skip
+        ("3", "old", "0"), ("3", "old", "1"), ("4", "old", "0")]
     recent.see(1.0, (new,), processes(("3", 21)))
     assert [key for key, _ in recent.places()] == [("3", "new", "0"), ("4", "old", "0")]
     recent.see(2.0, (view_of("new", (0, 21, "running")),), ())  # nothing could be read
@@ -181,10 +182,10 @@ def test_the_joins_of_the_documentation_hold(tmp_path):
     tool = shutil.which("promtool")
     if tool is None:
         pytest.skip("promtool is missing (Debian package prometheus)")
-    recent = shown.Recent()
+    recent = selection.Recent()
     recent.see(0.0, (view_of("gone", (0, 9, "running")),), processes(("3", 9)))
     runs = (view_of("one", (0, 11, "running")),
-            view_of("two", (0, 21, "running"), (1, 22, "running")))  # fmt: skip
+            view_of("two", (0, 21, "running"), (1, 22, "running")))
     recent.see(1.0, runs, processes(("3", 11), ("4", 21), ("4", 22)))
     series = {
         f'holdfast_accelerator_run_info{{device="{device}",run="{run}",rank="{rank}"': 1
@@ -215,11 +216,11 @@ def test_the_joins_of_the_documentation_hold(tmp_path):
                 {"labels": f'holdfast_collector_up{{instance="{node}",collector="disk"}}',
                  "value": 0} for node in ("a", "b")]},
         ],
-    }]  # fmt: skip
+    }]
     file = tmp_path / "joins.yml"
     file.write_text(json.dumps({"tests": tests}))
     done = subprocess.run([tool, "test", "rules", str(file)], capture_output=True, text=True,
-                          timeout=60, check=False)  # fmt: skip
+                          timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -261,11 +262,11 @@ class Family(NamedTuple):
 
     def declared(self) -> Metric:
         return Metric(self.name + "_total" * (self.kind == "counter"), self.kind, HELP,
-                      ("zone", "a"))  # fmt: skip
+                      ("zone", "a"))
 
     def samples(self) -> list[Sample]:
         return [Sample(self.declared().name, f"a={second},zone={first}", value, 1.0)
-                for first, second, value in self.rows]  # fmt: skip
+                for first, second, value in self.rows]
 
 
 @given(st.lists(st.builds(Family, st.sampled_from(["gauge", "counter"]), NAMES, ROWS), max_size=3))
@@ -277,13 +278,13 @@ def test_the_text_is_the_one_that_the_library_makes(families):
             return made
 
     text = generate_latest(Registry()).decode()
-    assert metrics_text.text_of(made) == text
-    straight = [metrics_text.family_text(one.declared(), one.samples()) for one in families]
+    assert exposition.text_of(made) == text
+    straight = [exposition.family_text(one.declared(), one.samples()) for one in families]
     assert "".join(straight) == text
 
 
 def test_a_lone_surrogate_does_not_cost_the_page():
     """The library has no page then."""
     metric = KNOWN["host_filesystem_readonly"]
-    text = metrics_text.family_text(metric, [Sample(metric.name, "mount=/\udcff", 1.0, 1.0)])
+    text = exposition.family_text(metric, [Sample(metric.name, "mount=/\udcff", 1.0, 1.0)])
     assert 'mount="/?"' in metrics.encoded(text).decode()

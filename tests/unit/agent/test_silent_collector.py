@@ -6,9 +6,9 @@ import asyncio
 
 from fakes import until
 
-from holdfast.agent.config import load
-from holdfast.agent.runner import Runner
-from holdfast.collectors.sample import FAST, Metric, NoData, Sample
+from holdfast.agent.config.load import load
+from holdfast.agent.telemetry.collectors import Runner
+from holdfast.collectors.contract import FAST, Metric, NoData, Sample
 
 
 def test_what_a_silent_collector_said_stands_for_who_concludes_and_not_on_the_page(monkeypatch):
@@ -21,7 +21,7 @@ def test_what_a_silent_collector_said_stands_for_who_concludes_and_not_on_the_pa
                 raise self.failure
             return [Sample("x", "", 1.0, boot_s)]
 
-    monkeypatch.setattr("holdfast.agent.runner.ALL", (Moody,))
+    monkeypatch.setattr("holdfast.agent.telemetry.collectors.ALL", (Moody,))
 
     async def scenario():
         config = load(None, {"agent.tick_s": (0.05, "t"), "agent.fast_s": (0.1, "t")}).config

@@ -13,16 +13,16 @@ from fakes import FakeLauncher, rank_level, until
 from pages import taken_by_prometheus
 
 from holdfast.agent.cli import parser
-from holdfast.agent.config import ConfigError
-from holdfast.agent.core.model import Incident, Plan, Resume, Verdict
-from holdfast.agent.metrics import NAMES, render_metrics_docs
-from holdfast.agent.web.guard import Tokens
+from holdfast.agent.config.load import ConfigError
+from holdfast.agent.core.model.model import Incident, Plan, Resume, Verdict
+from holdfast.agent.metrics.families import NAMES, render_metrics_docs
+from holdfast.agent.web.auth import Tokens
 from holdfast.agent.web.page import load_page
 
 INCIDENT = Incident(
     id="demo/1", fault="rank_killed", subject="run/demo/rank/0", severity="fatal", run="demo",
     generation=1, opened_wall_s=5.0, opened_boot_s=1.0, reason="killed", culprit="rank 0",
-)  # fmt: skip
+)
 
 
 async def with_run(daemon, node, tmp_path):
@@ -96,7 +96,7 @@ def test_changing_needs_a_role(agent, tmp_path):
     async def scenario(daemon, node, launcher, tcp, unix):
         path, body = "/api/v1/runs/demo/pause", {"reason": "maintenance"}
         for token, status in (("", 401), ("reading-token-01234", 401), ("wrong", 401),
-                              ("operator-token-0123", 202)):  # fmt: skip
+                              ("operator-token-0123", 202)):
             headers = {"Authorization": f"Bearer {token}"} if token else {}
             async with tcp.post(path, json=body, headers=headers) as answer:
                 assert answer.status == status, token
@@ -114,7 +114,7 @@ def test_changing_needs_a_role(agent, tmp_path):
         assert node.seen[-1].requests[1].subject == "run/demo/rank/1"
         assert node.seen[-1].requests[1].by == f"node-a (uid {os.getuid()})"
         plan = Plan("demo", 1, ("node-a",), ((0, "node-a"),), Resume("fresh"), "r", paused=True,
-                    granted=tuple(one.id for one in node.seen[-1].requests))  # fmt: skip
+                    granted=tuple(one.id for one in node.seen[-1].requests))
         node.extra = {"plans": (plan,)}
         daemon.wake("test")
         await until(lambda: not node.seen[-1].requests)
@@ -219,7 +219,7 @@ def test_metrics_are_complete_and_clean(agent, tmp_path):
 
 
 def test_the_text_is_rendered_once_a_snapshot(agent, tmp_path):
-    from holdfast.agent.metrics import Exposition
+    from holdfast.agent.metrics.families import Exposition
 
     async def scenario():
         async with agent(agent__tick_s=5.0, agent__fast_s=5.0,

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent import logfiles
 from holdfast.agent.cli import main
 from holdfast.agent.cli.diagnose import said
 from holdfast.agent.cli.text import field, plain
+from holdfast.agent.logs import files
 
 Captured = pytest.CaptureFixture[str]
 USER = b'Traceback (most recent call last):\n  File "a.py", line 1, in f\nValueError: bad\n'
@@ -28,9 +28,9 @@ USER = b'Traceback (most recent call last):\n  File "a.py", line 1, in f\nValueE
         ("rank3/attempt_0/stdout.log", 3), ("lora_rank16/train.log", -1),
         ("lora_rank16/rank2.log", 2), ("lora_rank16/1/stderr.log", 1),
     ],
-)  # fmt: skip
+)
 def test_a_path_names_its_rank(path: str, rank: int) -> None:
-    assert logfiles.rank_of(path) == rank
+    assert files.rank_of(path) == rank
 
 
 def test_gzip_and_a_folder(tmp_path: Path, capsys: Captured) -> None:
@@ -70,7 +70,7 @@ def test_standard_input(tmp_path: Path) -> None:
         [sys.executable, "-m", "holdfast.agent.cli", "diagnose", "-", "--json"], input=USER,
         capture_output=True, timeout=30, check=False, cwd=tmp_path,
         env={"PYTHONPATH": str(root / ".types")},
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["root"]["line"] == "ValueError: bad"
 
@@ -115,7 +115,7 @@ def test_rotated_logs_are_read_oldest_first(tmp_path: Path, capsys: Captured) ->
 def test_more_files_than_are_read_is_said(
     tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logfiles, "FILES_MAX", 1)
+    monkeypatch.setattr(files, "FILES_MAX", 1)
     for name in ("a.log", "b.log"):
         (tmp_path / name).write_bytes(USER)
     assert main(["diagnose", str(tmp_path), "--json"]) == 0
@@ -132,7 +132,7 @@ def test_a_configurations_own_signatures_are_used(tmp_path: Path, capsys: Captur
     (tmp_path / "a.log").write_text("E0412 blobfs: volume train-7 went away\n")
     row = ('[[signature]]\nid = "blob_gone"\nrole = "root"\ncategory = "storage"\n'
            'culprit = "storage"\nretryable = "yes"\npattern = "blobfs: volume"\n'
-           'literals = ["blobfs"]\nsamples = ["blobfs: volume a went away"]\n')  # fmt: skip
+           'literals = ["blobfs"]\nsamples = ["blobfs: volume a went away"]\n')
     (tmp_path / "agent.toml").write_text(row)
     log, given = str(tmp_path / "a.log"), ["--config", str(tmp_path / "agent.toml")]
     assert main(["diagnose", log]) == 1
@@ -153,8 +153,8 @@ def test_help_shows_an_example(capsys: Captured) -> None:
 def test_the_end_of_files_that_still_grow(tmp_path: Path) -> None:
     old = b"RuntimeError: CUDA error: device-side assert triggered\n"
     (tmp_path / "rank0.log").write_bytes(old + b"quiet\n" * 1000 + USER)
-    spans = [logfiles.Span(str(tmp_path / name), 0) for name in ("rank0.log", "gone.log")]
-    report = logfiles.diagnose_tails(spans, logfiles.load_catalogue(), tail_bytes=2000)
+    spans = [files.Span(str(tmp_path / name), 0) for name in ("rank0.log", "gone.log")]
+    report = files.diagnose_tails(spans, files.load_catalogue(), tail_bytes=2000)
     assert [one.text for one in report.diagnosis.matches] == ["ValueError: bad"]
     assert report.nbytes == 2000
     assert "gone.log: No such file" in report.problems[0]
@@ -171,7 +171,7 @@ def test_a_path_that_cannot_be_looked_at_is_an_error_of_use(
 def test_a_configuration_that_may_not_be_read_costs_its_signatures_alone(
     tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.agent.config.DEFAULT_FILE", tmp_path / ("x" * 300))
+    monkeypatch.setattr("holdfast.agent.config.load.DEFAULT_FILE", tmp_path / ("x" * 300))
     (tmp_path / "a.log").write_bytes(USER)
     assert main(["diagnose", str(tmp_path / "a.log")]) == 0
     assert main(["config", "check"]) == 0
@@ -181,7 +181,7 @@ def test_a_configuration_that_may_not_be_read_costs_its_signatures_alone(
 
 @pytest.mark.parametrize(("culprit", "said"), [
     ("storage", "the storage that"), ("policy", "what the scheduler allows"), ("user", "the job, "),
-])  # fmt: skip
+])
 def test_where_to_look_follows_the_culprit(
     tmp_path: Path, capsys: Captured, culprit: str, said: str
 ) -> None:
@@ -189,7 +189,7 @@ def test_where_to_look_follows_the_culprit(
     (tmp_path / "agent.toml").write_text(
         '[[signature]]\nid = "blob_gone"\nrole = "root"\ncategory = "any"\n'
         f'culprit = "{culprit}"\nretryable = "yes"\npattern = "blobfs: volume"\n'
-        'literals = ["blobfs"]\nsamples = ["blobfs: volume a went away"]\n')  # fmt: skip
+        'literals = ["blobfs"]\nsamples = ["blobfs: volume a went away"]\n')
     config = ["--config", str(tmp_path / "agent.toml")]
     assert main(["diagnose", str(tmp_path / "a.log"), *config]) == 0
     assert f"look at      {said}" in capsys.readouterr().out
@@ -205,7 +205,7 @@ def test_a_name_is_not_broken_at_its_hyphens() -> None:
 
 def test_standard_input_is_named_in_words(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_bytes(USER)
-    report = logfiles.diagnose([str(tmp_path / "a.log")])._replace(names=("-",))
+    report = files.diagnose([str(tmp_path / "a.log")])._replace(names=("-",))
     assert "where        standard input, line" in plain(said(report))
 
 

@@ -11,7 +11,7 @@ import pytest
 from holdfast.agent.cli import doctor, doctor_node
 from holdfast.agent.cli.doctor_node import User, agents_user, neuron_devices, node_orders, orders
 from holdfast.agent.cli.finding import HAVE, LACK, NEED
-from holdfast.agent.config import load
+from holdfast.agent.config.load import load
 
 from .test_offline import plain
 
@@ -41,7 +41,7 @@ def dev(tmp_path: Path) -> Path:
     (0o606, user(NOBODY, MINE[1]), user(), NEED),  # the group's part, not the others'
     (0o664, user(), user(), NEED),  # reading alone is not enough
     (0o600, user(0), user(0), HAVE),
-])  # fmt: skip
+])
 def test_who_may_open_a_neuron_device(
     dev: Path, mode: int, job: User, agent: User | None, state: str
 ) -> None:
@@ -87,7 +87,7 @@ def test_node_orders_need_a_socket_a_folder_and_their_programs(
     found = node_orders(config, programs)
     assert (found.state, found.said) == (LACK, f"no socket {tmp_path}/node.sock (and 2 more)")
     for word in ("systemctl enable --now holdfast-node.socket", str(store), "ReadWritePaths=",
-                 f"{programs}/drain"):  # fmt: skip
+                 f"{programs}/drain"):
         assert word in found.cost
     text = plain(doctor.report([found]))
     assert f"{programs}/drain" in text.replace("\n", "").replace(" ", "")  # nothing is cut away

@@ -17,7 +17,7 @@ from pages import same_as_golden
 
 from holdfast.agent.cli import drift, drift_files, main
 from holdfast.agent.cli.failure import Failure
-from holdfast.agent.core.identity import Change, Identity, answer
+from holdfast.agent.core.nodes.identity import Change, Identity, answer
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden/cli"
 Captured = pytest.CaptureFixture[str]
@@ -26,7 +26,7 @@ CHANGE = Change("software.nvidia_driver", "535.161.08", "550.54.15", 1795168920.
 
 def of(driver: str = "535.161.08", *changes: Change, gpus: bool = True) -> Identity:
     node = {"host.kernel": "6.8.0-1016-aws", "software.nccl": "2.21.5",
-            "software.nvidia_driver": driver}  # fmt: skip
+            "software.nvidia_driver": driver}
     return Identity({"node": node} | ({"nvidia": {"nvidia.count": "8"}} if gpus else {}), changes)
 
 
@@ -40,7 +40,7 @@ def written(name: str, one: Identity | None = None) -> str:
 
 
 FOUR = {"node-a": of(), "node-b": of(), "node-c": of("550.54.15", CHANGE),
-        "node-d": of(gpus=False)}  # fmt: skip
+        "node-d": of(gpus=False)}
 
 
 @pytest.fixture(autouse=True)
@@ -100,13 +100,13 @@ def test_one_stream_of_all_nodes(
     form: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
     lines = [[f"{name}: {line}\n" for line in written(name, one).splitlines()]
-             for name, one in FOUR.items()]  # fmt: skip
+             for name, one in FOUR.items()]
     text = {
         "one after the other": "".join(written(name, one) for name, one in FOUR.items()),
         "srun": srun(FOUR), "srun, small": srun(FOUR, 7),
         "pdsh": "".join(line for each in zip(*lines, strict=False) for line in each)
         + "".join(line for each in lines for line in each[min(map(len, lines)):]),
-    }[form]  # fmt: skip
+    }[form]
     assert given_to(monkeypatch, text) == 1
     same_as_golden(GOLDEN / "drift-files.txt", capsys.readouterr().out)
 
@@ -169,7 +169,7 @@ BAD = {
     "half of one's lines": (srun({"node-b": of(), "node-c": of()})[:-9], "lines of 01: broken"),
     "words of one among all": ("0: holdfast: no agent\n" + srun({"b": of(), "c": of()}).replace(
         "00:", "02:"), "lines of 0: no JSON, but 'holdfast: no agent'"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD)
@@ -295,7 +295,7 @@ def test_a_document_with_anything_in_it_is_compared_or_refused(data: st.DataObje
 @given(st.dictionaries(st.text(min_size=1, max_size=5), st.dictionaries(
     st.sampled_from(["node", "nvidia"]),
     st.dictionaries(st.text(max_size=3), st.text(max_size=5), max_size=3)), min_size=1),
-    st.integers(1, 80))  # fmt: skip
+    st.integers(1, 80))
 def test_however_it_is_cut_the_agents_own_comparison_comes_out(
     sources: dict[str, dict[str, dict[str, str]]], size: int
 ) -> None:
@@ -304,7 +304,7 @@ def test_however_it_is_cut_the_agents_own_comparison_comes_out(
         name: Identity({source: {f"{source}.{key}": value for key, value in values.items()}
                         for source, values in one.items()})
         for name, one in sources.items()
-    }  # fmt: skip
+    }
     raw = srun(nodes, size).encode()
     expected = answer(next(iter(nodes)) if len(nodes) == 1 else "", "m5", sorted(nodes), nodes)
     assert drift_files.compared(["-"], io.BytesIO(raw)) == expected

@@ -15,11 +15,11 @@ from holdfast.agent.cli.failure import Failure
 from holdfast.agent.cli.finding import HAVE, Finding
 from holdfast.agent.cli.parser import COMMANDS
 from holdfast.agent.cli.text import paragraphs, plain, seconds, size, table
-from holdfast.agent.runbook import load_runbooks
+from holdfast.agent.config.runbooks import load_runbooks
 from holdfast.agent.simulate.__main__ import main as simulate
 from holdfast.runbooks import prose
-from holdfast.trainer import checkpoint_format
-from holdfast.worker import spec
+from holdfast.trainer.checkpoint import format
+from holdfast.worker.launcher import spec
 
 Captured = pytest.CaptureFixture[str]
 
@@ -85,10 +85,10 @@ def test_run_becomes_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def checkpoint(root: Path, step: int) -> Path:
-    directory = root / checkpoint_format.directory_name(step, 1)
-    entries = [checkpoint_format.Entry("w", "float32", (4,), 0, 16)]
-    checkpoint_format.write_shard(directory, 0, 1, entries, b"\x01" * 16)
-    checkpoint_format.commit(directory, {"generation": 1, "step": step, "world": 1})
+    directory = root / format.directory_name(step, 1)
+    entries = [format.Entry("w", "float32", (4,), 0, 16)]
+    format.write_shard(directory, 0, 1, entries, b"\x01" * 16)
+    format.commit(directory, {"generation": 1, "step": step, "world": 1})
     return directory
 
 
@@ -294,6 +294,6 @@ def test_an_agent_without_a_place_for_sockets_says_what_to_set(tmp_path: Path) -
     done = subprocess.run(
         [sys.executable, "-m", "holdfast.agent", *given, "--listen", ""],
         capture_output=True, text=True, timeout=30, check=False,
-    )  # fmt: skip
+    )
     said = f"{tmp_path}/file/run: Not a directory: set agent.runtime_dir, or --runtime"
     assert done.returncode == 1 and said in done.stderr, done.stderr

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast.agent.core.event import Event
-from holdfast.agent.core.model import (
+from holdfast.agent.core.model.events import Event
+from holdfast.agent.core.model.model import (
     Beat,
     Commit,
     Decision,
@@ -33,8 +33,8 @@ from holdfast.agent.core.model import (
     StoreView,
     StoreWrite,
 )
+from holdfast.agent.core.model.readings import readings_of
 from holdfast.agent.core.node import Node
-from holdfast.agent.core.readings import readings_of
 
 replace = msgspec.structs.replace
 
@@ -45,7 +45,7 @@ class Lab:
     def __init__(
         self, grade: str = "trainer", nproc: int = 2, settings: Settings | None = None,
         name: str = "a", **view: Any,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name = name
         self.settings = settings or Settings()
         self.runbooks: dict[str, Any] = {}
@@ -83,7 +83,7 @@ class Lab:
             outcomes=tuple(self.outcomes[-64:]), requests=self.requests, beats=self.beats,
             lines=self.lines, events=self.events, samples=readings_of(self.samples, self.silent),
             journal_stalled=self.journal_stalled,
-        )  # fmt: skip
+        )
 
     def step(self, seconds: float = 0.0) -> list[Effect]:
         """One step after so many seconds; its effects are performed before the next."""
@@ -156,7 +156,7 @@ class Lab:
             ranks.append(
                 RankView(rank, self.name, pid, body.generation, "running", step=body.resume.step,
                          phase="startup", proc_state="S", beat_age_s=0.05)
-            )  # fmt: skip
+            )
         self.view = replace(
             self.view, generation=body.generation, state="running", ranks=tuple(ranks)
         )
@@ -202,7 +202,7 @@ class Lab:
             done = self.rank(0).step + 1
             ring = tuple((step, 2 * step) for step in range(max(1, done - 7), done + 1))
             self.all(step=done, phase=phase, still_s=0.0, step_time_s=seconds,
-                     state="running", parked=None, step_seq=ring)  # fmt: skip
+                     state="running", parked=None, step_seq=ring)
             self.step(seconds)
 
     def commit(self, step: int, generation: int | None = None, bad: str = "") -> None:
@@ -254,7 +254,7 @@ class Cluster:
             self.heard[name] = Beat(
                 name, "r", lab.view.generation, lab.boot_s, lab.view.ranks,
                 self.fatal.get(name, ""),
-            )  # fmt: skip
+            )
 
     def run(self, seconds: float) -> None:
         for _ in range(int(seconds)):

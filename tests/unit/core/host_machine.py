@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from holdfast.agent.core.detect.host import Host
-from holdfast.agent.core.event import Event
-from holdfast.agent.core.model import Ended, Observed, RankView, RunView, StoreView, Verdict
-from holdfast.agent.core.readings import readings_of
+from holdfast.agent.core.detect.host.host import Host
+from holdfast.agent.core.model.events import Event
+from holdfast.agent.core.model.model import Ended, Observed, RankView, RunView, StoreView, Verdict
+from holdfast.agent.core.model.readings import readings_of
 
 CORES = 8
 
@@ -34,14 +34,14 @@ class Machine:
             modes["system"] += 5.0 * share
             modes["idle"] += 5.0 * (1.0 - share)
             rows += [("host_cpu_seconds_total", f"cpu={core},mode={mode}", value, self.boot_s)
-                     for mode, value in modes.items()]  # fmt: skip
+                     for mode, value in modes.items()]
         if self.looks % 3 == 0:
             self._slow_rows = tuple(
                 (name, subject, value, self.boot_s) for (name, subject), value in self.slow.items()
             )
         self.looks += 1
         return Observed(samples=readings_of((*rows, *self._slow_rows)), events=self.events,
-                        runs=self.runs, store=StoreView(up=True))  # fmt: skip
+                        runs=self.runs, store=StoreView(up=True))
 
 
 def told(host: Host, machine: Machine, looks: int = 1) -> dict[str, Verdict]:
@@ -52,7 +52,7 @@ def told(host: Host, machine: Machine, looks: int = 1) -> dict[str, Verdict]:
 
 
 def leaking(machine: Machine, host: Host, minutes: int, unit: str = "ecs.service",
-            each: int = 4) -> dict[str, Verdict]:  # fmt: skip
+            each: int = 4) -> dict[str, Verdict]:
     """A unit that restarts four times a minute and leaves `each` cgroups behind each minute."""
     found: dict[str, Verdict] = {}
     machine.slow.setdefault(("host_units", ""), 120.0)
@@ -69,4 +69,4 @@ def leaking(machine: Machine, host: Host, minutes: int, unit: str = "ecs.service
 def ranks(*cgroups: str, state: str = "running", ended: Ended | None = None) -> RunView:
     return RunView("m5", "a", "trainer", len(cgroups), ranks=tuple(
         RankView(rank, "a", 100 + rank, 1, state, cgroup=cgroup, ended=ended)
-        for rank, cgroup in enumerate(cgroups)))  # fmt: skip
+        for rank, cgroup in enumerate(cgroups)))

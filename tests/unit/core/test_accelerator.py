@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from holdfast.agent.core.detect.absence import address_of
-from holdfast.agent.core.detect.accelerator import Accelerators
-from holdfast.agent.core.model import RankView, RunView
-from holdfast.agent.core.readings import Reading, readings_of
+from holdfast.agent.core.detect.devices.absence import address_of
+from holdfast.agent.core.detect.devices.accelerator import Accelerators
+from holdfast.agent.core.model.model import RankView, RunView
+from holdfast.agent.core.model.readings import Reading, readings_of
 
 RUN = RunView("m5", "n", "trainer", 1, ranks=(RankView(7, "n", 11, 1, "running"),))
 
@@ -26,10 +26,10 @@ class Gpus:
         for _ in range(times):
             self.boot_s += 15.0
             rows: list[Reading] = [("pci_bound", f"pci={one}", 1.0, self.boot_s)
-                                   for one in self.on_bus]  # fmt: skip
+                                   for one in self.on_bus]
             answering = self.places.keys() - self.mute
             rows.append(("accelerator_devices", f"vendor={self.vendor}", float(len(answering)),
-                         self.boot_s))  # fmt: skip
+                         self.boot_s))
             for device, place in self.places.items():
                 whose = f"vendor={self.vendor},device={device}"
                 pci = f"0000{place.upper()}" if place else ""
@@ -64,7 +64,7 @@ def test_a_second_loss_is_told_though_the_devices_were_numbered_anew() -> None:
     assert f"node/n/gpu/{first}: " in lost
     node.on_bus, node.places = [third], {0: third}
     assert {one.split()[2].rstrip(":") for one in node.read(3)} == {
-        f"node/n/gpu/{first}", f"node/n/gpu/{second}"}  # fmt: skip
+        f"node/n/gpu/{first}", f"node/n/gpu/{second}"}
 
 
 def test_another_partitioning_loses_none() -> None:

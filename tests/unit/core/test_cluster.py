@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.agent.core.model import Request, Settings
-from holdfast.agent.core.world import NodeDoc, read_node
+from holdfast.agent.core.model.model import Request, Settings
+from holdfast.agent.core.run.members import NodeDoc, read_node
 
 from .driver import Cluster
 
@@ -24,7 +24,7 @@ def test_one_leads_and_every_member_starts_its_own_ranks() -> None:
     assert [r.rank for r in cluster.labs["b"].view.ranks] == [1]
     assert cluster.labs["c"].view.generation == 0
     writes = [n for n, lab in cluster.labs.items()
-              if any(e.subject == "store/run/r" for e in lab.log)]  # fmt: skip
+              if any(e.subject == "store/run/r" for e in lab.log)]
     assert writes == [cluster.leader()]
 
 
@@ -134,7 +134,7 @@ def test_a_foreign_document_in_the_store_is_no_crash() -> None:
 
 
 def test_all_done_on_every_node_finishes_every_launcher() -> None:
-    from holdfast.agent.core.model import Ended
+    from holdfast.agent.core.model.model import Ended
 
     cluster = started()
     cluster.labs["a"].end(0, Ended(0, 0, "done"))

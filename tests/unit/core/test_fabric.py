@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.agent.core.detect.fabric import JOIN_S, RESTART_S, UNIT, Fabric
-from holdfast.agent.core.model import DEGRADED, WARN, Now, Observed, Settings, StoreView
+from holdfast.agent.config.runbooks import load_runbooks
+from holdfast.agent.core.detect.devices.fabric import JOIN_S, RESTART_S, UNIT, Fabric
+from holdfast.agent.core.model.model import DEGRADED, WARN, Now, Observed, Settings, StoreView
+from holdfast.agent.core.model.readings import readings_of
 from holdfast.agent.core.node import Node
-from holdfast.agent.core.readings import readings_of
-from holdfast.agent.runbook import load_runbooks
 
 LOOK_S = 15.0
 
@@ -60,12 +60,12 @@ def after(rows, seconds: float, fabric: Fabric | None = None, begin_s: float = 1
     (WELL + unit("inactive"), JOIN_S, "", ""),  # a guest, whose host manages the fabric
     (OLD + unit("failed"), JOIN_S, "", ""),  # no switch here: its package fails by design
     (OLD + SWITCHES, JOIN_S, "", ""),  # it runs in a container: no unit to be told of
-])  # fmt: skip
+])
 def test_what_is_wrong_with_a_fabric(rows, seconds, severity, reason):
     verdict = after(rows, seconds)
     assert (verdict and (verdict.severity, verdict.reason) or ("", "")) == (severity, reason)
     assert verdict is None or (verdict.fault, verdict.subject, verdict.act) == (
-        "fabric_manager_down", "node/a/fabric", False)  # fmt: skip
+        "fabric_manager_down", "node/a/fabric", False)
 
 
 def test_one_good_reading_begins_the_wait_anew():
@@ -90,7 +90,7 @@ def test_it_is_an_incident_that_names_the_gpus_and_closes():
         said = rows if look < 30 else WELL
         samples = readings_of([(*row, at_s) for row in said])
         decision = node.step(Now(at_s, 1e9 + at_s, "b"),
-                             Observed(samples=samples, store=StoreView(up=True)))  # fmt: skip
+                             Observed(samples=samples, store=StoreView(up=True)))
         incidents |= {one.id: one for one in decision.incidents}
     (incident,) = incidents.values()
     assert (incident.fault, incident.state) == ("fabric_manager_down", "closed")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.agent.core.model import Settings, Stop, Verdict
+from holdfast.agent.core.model.model import Settings, Stop, Verdict
 
 from .driver import Lab, replace
 
@@ -39,7 +39,7 @@ def stall(lab: Lab, culprit: int = 1, phase: str = "data", **fields: Any) -> Non
     for rank in lab.view.ranks:
         mine = rank.rank == culprit
         lab.change(rank.rank, phase=phase if mine else "collective", still_s=0.0,
-                   seq=((0, 40 if mine else 41),), **(fields if mine else {}))  # fmt: skip
+                   seq=((0, 40 if mine else 41),), **(fields if mine else {}))
 
 
 def test_a_stopped_process_is_proof_after_a_second() -> None:
@@ -245,7 +245,7 @@ def test_collectives_that_differ_name_the_odd_one() -> None:
         lab.change(
             rank, flight=((40, "all_reduce", "[8]"), (41, "all_reduce", f"[{size}]")),
             still_s=0.6, phase="collective",
-        )  # fmt: skip
+        )
     lab.step(0.6)
     verdict = hang(lab)[0]
     assert (verdict.fault, verdict.subject) == ("collective_mismatch", "run/r/rank/2")
@@ -343,7 +343,7 @@ def test_a_suspected_rank_that_dies_is_one_incident_more_and_no_false_alarm() ->
     lab.step(0.1)
     assert sorted((i.fault, i.state) for i in lab.decision.incidents) == [
         ("rank_hung", "closed"), ("rank_killed", "acted"),
-    ]  # fmt: skip
+    ]
     assert ("hang", "false", 1) not in lab.decision.detector_counts
 
 

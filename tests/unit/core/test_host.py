@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.agent.core.detect.host import Host
-from holdfast.agent.core.detect.host_links import owner
-from holdfast.agent.core.detect.host_windows import Windows
-from holdfast.agent.core.event import Event
-from holdfast.agent.core.model import Ended, Observed, Verdict
-from holdfast.agent.core.readings import readings_of
+from holdfast.agent.core.detect.host.host import Host
+from holdfast.agent.core.detect.host.links import owner
+from holdfast.agent.core.detect.host.windows import Windows
+from holdfast.agent.core.model.events import Event
+from holdfast.agent.core.model.model import Ended, Observed, Verdict
+from holdfast.agent.core.model.readings import readings_of
 
 from .host_machine import Machine, leaking, ranks, told
 
 RESET = Event("ib", "netdev_watchdog", "queue", "watch", "warn", "eth0: transmit queue 0 timed out",
-              fault="nic_error", subject="nic/eth0", cursor=7)  # fmt: skip
+              fault="nic_error", subject="nic/eth0", cursor=7)
 
 
 # ------------------------------------------------------------- cores
@@ -33,7 +33,7 @@ def test_one_core_in_the_kernel_shows_although_the_mean_is_low() -> None:
     assert "core 5 spent 97% of the last minute in the kernel" in verdict.reason
     assert "all 8 cores together spent 14%" in verdict.reason
     assert verdict.evidence == (
-        ("in kernel", "kubelet (pid 812) 96% of a core, last on core 5"),)  # fmt: skip
+        ("in kernel", "kubelet (pid 812) 96% of a core, last on core 5"),)
     machine.kernel = {}
     assert not told(host, machine, 4)
 
@@ -81,11 +81,11 @@ def test_a_crash_loop_that_leaks_cgroups_and_starves_the_card_names_the_unit_alo
     for part in ("unit ecs.service of a crashes again and again (systemd started it 31 times",
                  "beside 240 in use, 31 more", "core 3 spent 98%",
                  "meanwhile network card eth0 was in trouble once",
-                 "no run is to blame"):  # fmt: skip
+                 "no run is to blame"):
         assert part in verdict.reason, (part, verdict.reason)
     assert [what for what, _ in verdict.evidence] == [
         "starts", "cgroups", "most below", "core", "in kernel",
-        "kernel line", "network card"]  # fmt: skip
+        "kernel line", "network card"]
     assert verdict.explains == ("host_cgroup_leak", "host_core_pinned")
 
 
@@ -105,7 +105,7 @@ def test_a_crash_loop_beside_an_old_leak_is_not_its_root() -> None:
     machine.slow["host_memory_cgroups", "state=dying"] = 30_000.0
     found = leaking(machine, host, 8, each=0)
     assert {one.fault for one in found.values()} == {
-        "unit_crash_loop", "host_cgroup_leak", "host_core_pinned"}  # fmt: skip
+        "unit_crash_loop", "host_cgroup_leak", "host_core_pinned"}
     loop = found["unit_crash_loop node/a/unit/ecs.service"]
     assert "cgroup" not in loop.reason and loop.severity == "warn" and not loop.explains
     assert found["host_cgroup_leak node/a/cgroups"].severity == "degraded"
@@ -181,7 +181,7 @@ def test_a_job_that_is_itself_the_loop_is_not_cleared() -> None:
 def test_a_few_restarts_and_a_few_removed_cgroups_are_nothing() -> None:
     host, machine = Host("a"), Machine()
     machine.slow |= {("host_units", ""): 9.0, ("host_memory_cgroups", "state=dying"): 900.0,
-                     ("host_memory_cgroups", "state=in_use"): 60.0}  # fmt: skip
+                     ("host_memory_cgroups", "state=in_use"): 60.0}
     told(host, machine, 3)
     machine.slow["host_unit_restarts_total", "unit=x.service"] = 4.0
     assert not told(host, machine, 6)
@@ -221,9 +221,9 @@ def test_restarts_before_the_agents_first_reading_do_not_count() -> None:
       ("host_shm_unlinked_bytes", ""): 2.0**30, ("shm_resident_bytes", "pid=5,name=dl"): 2.0**30},
      "node/a/shm", "degraded", "100% full: 2.0 GiB of 2.0 GiB, 1.0 GiB of it under no name"),
     ({("host_shm_size_bytes", ""): 2.0**31, ("host_shm_used_bytes", ""): 2.0**30}, "", "", ""),
-])  # fmt: skip
+])
 def test_levels(readings: dict[tuple[str, str], float], subject: str, severity: str,
-                part: str) -> None:  # fmt: skip
+                part: str) -> None:
     machine = Machine(slow=readings, runs=(ranks("/job/r0", "/job2"),))
     found = list(told(Host("a"), machine).values())
     assert [(one.subject, one.severity) for one in found] == [(subject, severity)] * bool(subject)
@@ -238,12 +238,12 @@ def test_zombies_and_want_of_memory_must_last() -> None:
         ("cgroup_memory_ratio", "cgroup=/job"): 0.97,
         ("cgroup_memory_ratio", "cgroup=/other"): 0.99,
         ("cgroup_memory_max_bytes", "cgroup=/job"): 4.0 * 2**30,
-    }, runs=(ranks("/job"),))  # fmt: skip
+    }, runs=(ranks("/job"),))
     host = Host("a")
     assert not told(host, machine, 9)
     found = told(host, machine, 1)
     assert set(found) == {"host_zombies node/a/zombies", "host_memory_low node/a/memory",
-                          "host_memory_low node/a/cgroups"}  # fmt: skip
+                          "host_memory_low node/a/cgroups"}
     assert "1100 of them are sh (pid 9)'s" in found["host_zombies node/a/zombies"].reason
     assert "2.0 GiB of 100.0 GiB are left" in found["host_memory_low node/a/memory"].reason
     limited = found["host_memory_low node/a/cgroups"].reason
@@ -280,7 +280,7 @@ def test_a_moment_of_pressure_is_no_minute_of_it() -> None:
     ("/user.slice/user-1000.slice/user@1000.service/app.slice/slurmd.service",
      "unit/user@1000.service"),
     ("/kubepods/pod7", "cgroup/kubepods/pod7"),
-])  # fmt: skip
+])
 def test_a_name_below_a_user_s_own_unit_blames_no_other(cgroup: str, unit: str) -> None:
     assert owner(cgroup) == unit
 
@@ -290,7 +290,7 @@ def test_a_kill_for_memory_names_the_cgroup_and_the_rank_that_died() -> None:
     machine = Machine(slow={
         ("host_memory_cgroups", "state=in_use"): 10.0,
         ("cgroup_memory_max_bytes", "cgroup=/job"): 2.0**32,
-    }, runs=(ranks("/job/r0", "/other/r1"),))  # fmt: skip
+    }, runs=(ranks("/job/r0", "/other/r1"),))
     host = Host("a")
     told(host, machine, 3)
     machine.slow["cgroup_oom_kills_total", "cgroup=/job,place=/"] = 1.0
@@ -343,7 +343,7 @@ def test_windows_keep_few_readings() -> None:
                      "host_unit_restarts_total", "cgroup_births_total",
                      "host_shm_size_bytes", "task_kernel_ratio"]),
     st.text(alphabet="abcdp=,/ui1", max_size=12), st.floats(0, 1e18), st.floats(0, 1e6),
-), max_size=40))  # fmt: skip
+), max_size=40))
 def test_any_subject_is_survived(rows: list[tuple[str, str, float, float]]) -> None:
     host = Host("a")
     for end in range(0, len(rows), 7):

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.agent.core.identity import Identity, compare, of, read, renewed
-from holdfast.agent.core.model import Doc, Ended, Settings
+from holdfast.agent.core.model.model import Doc, Ended, Settings
+from holdfast.agent.core.nodes.identity import Identity, compare, of, read, renewed
 
 from .driver import Lab
 
@@ -17,7 +17,7 @@ NCCL = ("software_info", "component=nccl,version=2.21.5", 1.0, 1.0)
 GPUS = tuple(
     ("accelerator_info", f"vendor=nvidia,device={n},name=H100,uuid=u{n},pci=p{n},driver=535",
      1.0, 1.0) for n in range(8)
-)  # fmt: skip
+)
 SPOT = ("ec2_spot_action_timestamp_seconds", "action=terminate", 1795168920.0, 1.0)
 
 
@@ -36,7 +36,7 @@ def test_samples_become_values_by_source() -> None:
                  "host.kernel": "6.8", "software.nccl": "2.18.3 + 2.21.5"},
         "nvidia": {"nvidia.count": "8", "nvidia.name": "H100", "nvidia.driver": "535"},
         "instance": {"instance.type": "p5.48xlarge", "instance.zone": "us-east-2b"},
-    }  # fmt: skip
+    }
 
 
 def test_the_document_is_written_once_and_again_when_something_changed() -> None:
@@ -134,7 +134,7 @@ def test_one_node_or_none_has_nothing_to_differ_from(nodes: dict[str, Identity])
 
 @given(st.dictionaries(st.sampled_from("abcde"), st.dictionaries(
     st.sampled_from(["host", "node"]),
-    st.dictionaries(st.sampled_from("xyz"), st.sampled_from(["", "1", "2"])))))  # fmt: skip
+    st.dictionaries(st.sampled_from("xyz"), st.sampled_from(["", "1", "2"])))))
 def test_a_difference_adds_up(said: dict[str, dict[str, dict[str, str]]]) -> None:
     found = compare({name: Identity(sources) for name, sources in said.items()})
     for one in found.differences:

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.agent import catalogue
-from holdfast.agent.core.detect.kernel import OTHER, parse, pci_of
-from holdfast.agent.core.model import (
+from holdfast.agent.catalog import load
+from holdfast.agent.config.runbooks import load_runbooks
+from holdfast.agent.core.model.model import (
     DEGRADED,
     FATAL,
     OK,
@@ -20,14 +20,14 @@ from holdfast.agent.core.model import (
     Settings,
     StoreView,
 )
+from holdfast.agent.core.model.readings import readings_of
 from holdfast.agent.core.node import Node
-from holdfast.agent.core.readings import readings_of
-from holdfast.agent.runbook import load_runbooks
+from holdfast.agent.core.parse.kernel_line import OTHER, parse, pci_of
 
 from .driver import Lab
 
-TABLES = catalogue.tables()
-CATALOGUE = catalogue.load(TABLES)
+TABLES = load.tables()
+CATALOGUE = load.load(TABLES)
 XIDS = {row["number"]: row for row in TABLES["nvidia_xid"]["xid"]}
 ACTIONS = {"check_uvm_then_reset", "contact_support", "decode_intrinfo", "decode_registers",
            "drain_inspect", "follow_companion_xid", "ignore", "none_published",
@@ -148,7 +148,7 @@ def test_every_datum_is_whole_and_its_sample_is_understood_as_it():
     ("infiniband efa_0: Failed to process command DEREG_MR (opcode 8) comp_status 7 err -22", OK),
     ("NVRM: Xid (PCI:0000:b9:00): 74, NVLink: x link 1(0x200000, 0x0, 0x0, 0x0, 0x0)", WARN),
     ("NVRM: Xid (PCI:0000:b9:00): 74, NVLink: x link 1(0x0, 0x0, 0x0, 0x0, 0x1)", "degraded"),
-])  # fmt: skip
+])
 def test_what_the_line_says_decides_its_severity(line, wanted):
     assert parse(CATALOGUE, line).severity == wanted
 
@@ -161,7 +161,7 @@ def test_harmless_lines_of_similar_look_are_nothing():
 
 def test_unknown_numbers_are_one_label():
     labels = {parse(CATALOGUE, f"NVRM: Xid (PCI:0000:01:00): {n}, x").labels
-              for n in (999, 424242, 0)}  # fmt: skip
+              for n in (999, 424242, 0)}
     assert labels == {("xid", OTHER, "unknown", "contact_support")}
 
 
@@ -172,7 +172,7 @@ def test_every_event_that_may_have_a_fault_begins_at_zero():
     samples += [sample for row in TABLES["kernel"]["rule"] for sample in row["samples"]]
     samples += [line for line, _ in FORMS]
     samples += ["NVRM: Xid (PCI:0000:01:00): 424242, x", "NEURON_HW_ERR=NEW_ERROR nd-id=3",
-                "nvidia-nvswitch0: SXid (PCI:0000:86:00.0): 99999, Fatal, x"]  # fmt: skip
+                "nvidia-nvswitch0: SXid (PCI:0000:86:00.0): 99999, Fatal, x"]
     events = [parse(CATALOGUE, sample) for sample in samples]
     told = {event.labels for event in events if event is not None and event.fault}
     assert {("xid", OTHER), ("sxid", OTHER), ("neuron", OTHER)} <= {one[:2] for one in told}
@@ -188,7 +188,7 @@ PIECES = st.sampled_from([
     "nvidia-nvswitch0: ", "20034", "link 6(", "0x10000", " ", "Link 01 (", "NETIR Fatal XC0 i0 ",
     "I/O error, dev ", "oom-kill:constraint=CONSTRAINT_NONE,", "NEURON_HW_ERR=", "MC0_STATUS[",
     "[Hardware Error]: CPU 0: Machine Check: 0 Bank 11: ", "f" * 22, "\x00", "9" * 30,
-])  # fmt: skip
+])
 
 
 @given(st.lists(st.one_of(PIECES, st.text(max_size=20)), max_size=25).map("".join))
@@ -234,7 +234,7 @@ class Machine:
         now = Now(self.boot_s, self.wall_s, self.boot_id)
         return self.node.step(now, Observed(
             events=self.events, store=StoreView(up=True), samples=readings_of(self.samples),
-        ))  # fmt: skip
+        ))
 
     def reboot(self):
         self.boot_id += "x"

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from holdfast.agent.core.kernel import CLOSE
-from holdfast.agent.core.model import Request
+from holdfast.agent.core.model.model import Request
+from holdfast.agent.core.nodes.kernel_incidents import CLOSE
 
 from .test_kernel import BOOKS, XID
 from .test_repair import Repaired
 
 CABLE = "mlx5_core 0000:5c:00.0: poll_health:812:(pid 0): device's health compromised - reached " \
-        "miss count"  # fmt: skip
+        "miss count"
 
 
 def ask(identity: str, request: str = "q1") -> tuple[Request, ...]:

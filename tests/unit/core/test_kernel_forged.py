@@ -8,9 +8,9 @@ import json
 import msgspec
 import pytest
 
-from holdfast.agent.core.detect.kernel import LED, at_begin, parse
-from holdfast.agent.core.model import FATAL, OK, WARN
-from holdfast.collectors.journald import JournalLog
+from holdfast.agent.core.model.model import FATAL, OK, WARN
+from holdfast.agent.core.parse.kernel_line import LED, at_begin, parse
+from holdfast.collectors.sources.journald import JournalLog
 
 from .test_kernel import CATALOGUE, FORMS, TABLES, XID, Machine
 
@@ -20,7 +20,7 @@ EVERY = list(dict.fromkeys([
     *SAMPLES, *(line for line, _ in FORMS), XID % (79, "'777'"),
     *(row["sample"] for row in TABLES["nvidia_xid"]["xid"]),
     *(row["sample"] for row in TABLES["nvidia_sxid"]["sxid"]),
-]))  # fmt: skip
+]))
 LED_RULES = {"oom_invoked", "segfault_nccl"}
 
 # A file's, a cgroup's, an option's name in the middle: up to 255 bytes, any but NUL and "/".
@@ -53,7 +53,7 @@ BEHIND = (
     "/77: potentially unexpected fatal signal 11.%.0s",
 )
 OOM = ("oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=%s,mems_allowed=0,"
-       "oom_memcg=/%s,task_memcg=/%s,task=x,pid=1,uid=0")  # fmt: skip
+       "oom_memcg=/%s,task_memcg=/%s,task=x,pid=1,uid=0")
 
 
 @pytest.mark.parametrize("sample", EVERY)
@@ -78,16 +78,16 @@ def test_no_name_of_a_process_makes_a_line_another():
     heads = ["EDAC MC0: 1 CE ", "EDAC MC0: 1 UE ", "EXT4-fs error (",
              "nvidia-peermem ", "NEURON_HW_ERR=X",
              "NVRM: GPU 1:2:3", "NVRM: knvlinkab", "XFS (a): ", "mlx5_core 1:2.3", "ib0: link down",
-             "[1.0] x", "a efa_0: "]  # fmt: skip
+             "[1.0] x", "a efa_0: "]
     cases = [(sample[:n], rest) for sample in SAMPLES for n in range(1, 16)
-             for rest in suffixes(sample)]  # fmt: skip
+             for rest in suffixes(sample)]
     cases += [(head, rest) for head in heads for sample in SAMPLES for rest in suffixes(sample)]
     lines = {head + behind % rest for head, rest in cases for behind in BEHIND}
     assert len(lines) > 10_000
     for line in lines:
         # Twice: by what the expressions ask for alone, and by the kind of line.
         found = {rule.code for needle, rule in CATALOGUE.needles
-                 if needle in line and rule.expression.match(line)}  # fmt: skip
+                 if needle in line and rule.expression.match(line)}
         assert found <= LED_RULES, line
         event = parse(CATALOGUE, line)
         assert event is None or event.code in LED_RULES, line
@@ -115,7 +115,7 @@ def test_whatever_a_process_is_called_its_line_is_led_by_it(name):
 def test_every_expression_begins_where_the_line_does(behind):
     for row in RULES:
         (rule,) = {rule.code: rule for _, rule in CATALOGUE.needles if rule.code == row["code"]
-                   }.values()  # fmt: skip
+                   }.values()
         for sample in row["samples"]:
             assert rule.expression.match(sample), sample
             assert rule.led or not rule.expression.match(behind + sample), sample
@@ -137,12 +137,12 @@ def test_every_expression_begins_where_the_line_does(behind):
      ("74", 77, WARN)),
     ("NVRM: Xid (PCI:0000:4e:00): 79, pid=77, name=%s, GPU has fallen off the bus.",
      ("79", 77, FATAL)),
-])  # fmt: skip
+])
 @pytest.mark.parametrize("name", [
     "python3", "", "a) b", "memory cgroup", "CONSTRAINT_NONE", ",pid=1,uid=0", "a:1] [b",
     "x, NVLink", "a,link 9(0x0)", "fatal error, ", "x[1]: segfault ", ":1 blocked for ",
     r"\x0a\x0a), ", "a\ufffd",
-])  # fmt: skip
+])
 def test_no_name_changes_what_a_line_says(line, wanted, name):
     event = parse(CATALOGUE, line.replace("%s", name))
     assert event is not None and (event.code, event.pid, event.severity) == wanted
@@ -161,10 +161,10 @@ def test_a_cgroups_name_that_fills_the_line_names_no_process():
     ("pid 5 thread x", "pid 5 thread x", 4711), ("0123456789abcde", "pid 5 thread x", 4711),
     # What could as well be of a process with hardly a name and number 7, and its thread: nobody's.
     ("a pid 7 thread", "x", 0), (" pid 777 thread", "x", 0),
-])  # fmt: skip
+])
 def test_a_page_fault_is_of_the_process_that_the_kernel_names(process, thread, pid):
     line = ("amdgpu 0000:83:00.0: amdgpu: [gfxhub] page fault (src_id:0 ring:24 vmid:10 pasid:1, "
-            f"for process {process} pid 4711 thread {thread} pid 4712)")  # fmt: skip
+            f"for process {process} pid 4711 thread {thread} pid 4712)")
     event = parse(CATALOGUE, line)
     assert event is not None and (event.code, event.pid) == ("amdgpu_page_fault", pid)
 
@@ -172,7 +172,7 @@ def test_a_page_fault_is_of_the_process_that_the_kernel_names(process, thread, p
 @pytest.mark.parametrize("real", ["process  pid 777", "process a pid 77", "process ab pid 7"])
 def test_the_name_of_a_thread_is_no_number_of_a_process(real):
     line = ("amdgpu 0000:83:00.0: amdgpu: [gfxhub] page fault (src_id:0 ring:24 vmid:10 pasid:1, "
-            f"for {real} thread pid 5 thread x pid 778)")  # fmt: skip
+            f"for {real} thread pid 5 thread x pid 778)")
     event = parse(CATALOGUE, line)
     assert event is not None and event.pid == 0
 
@@ -184,7 +184,7 @@ def test_a_forged_line_opens_nothing_and_closes_nothing():
     machine.say(XID % (119, 1))
     (incident,) = machine.open()
     calm = ("NVRM: Xid (PCI:0000:4e:00): 154, GPU recovery action changed from 0x4 (Drain and "
-            "Reset) to 0x0 (None)")  # fmt: skip
+            "Reset) to 0x0 (None)")
     machine.say(CRASH % calm)
     assert machine.open() == [incident]
     machine.say(calm)
@@ -223,7 +223,7 @@ def test_a_forged_line_opens_nothing_and_closes_nothing():
     ("2026-01-02T03:04:05.678Z NEURON_HW_ERR=DMA_ERROR nd-id=3 nc-id=1", "DMA_ERROR"),
     ("NVRM: The NVIDIA GPU 0000:18:00.0 (PCI ID: 10de:2330) installed in this system has fallen "
      "off the bus and is not responding to commands.", "fallen_off_bus"),
-])  # fmt: skip
+])
 def test_what_drivers_put_before_their_lines_is_allowed(line, code):
     event = parse(CATALOGUE, line)
     assert event is not None and event.code == code

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from holdfast.agent.core import kernel
-from holdfast.agent.core.detect.kernel import OTHER
-from holdfast.agent.core.model import FATAL, WARN
+from holdfast.agent.core.model.model import FATAL, WARN
+from holdfast.agent.core.nodes import kernel_incidents
+from holdfast.agent.core.parse.kernel_line import OTHER
 
 from .test_kernel import CATALOGUE, Machine, parse
 
@@ -22,7 +22,7 @@ FAULT = SWITCH % (20034, "Fatal, Link 33 LTSSM Fault Up")
     (99999, "Correctable, Link 03 of no catalogue", (OTHER, WARN)),
     (24007, "Severity 1 Engine instance 36 Sub-engine instance 00", None),
     (24007, "Data {0x50610002, 0x10100030, 0x00000001, 0x00000000}", None),
-])  # fmt: skip
+])
 def test_what_a_switch_says_of_one_error_is_one_event(number, said, wanted):
     event = parse(CATALOGUE, SWITCH % (number, said))
     assert (event and (event.code, event.severity)) == wanted
@@ -39,7 +39,7 @@ class Switch(Machine):
 
     def kept(self) -> list[str]:
         (incident,) = self.open()
-        return [value for what, value in incident.evidence if what == kernel.MORE]
+        return [value for what, value in incident.evidence if what == kernel_incidents.MORE]
 
 
 def test_what_came_behind_is_kept_though_the_event_was_taken_before():
@@ -60,7 +60,7 @@ def test_a_flood_leaves_room_in_the_incident():
     for number in range(20):
         machine.say(FAULT)
         machine.more(*(f"Data {{{number}, {word}}}" for word in range(3)))
-    assert len(machine.kept()) == kernel.MORE_MAX and machine.kept()[0] == "Data {0, 0}"
+    assert len(machine.kept()) == kernel_incidents.MORE_MAX and machine.kept()[0] == "Data {0, 0}"
 
 
 def test_what_belonged_to_a_closed_incident_does_not_go_to_the_next():

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.agent.core.detect import livelogs
-from holdfast.agent.core.model import (
+from holdfast.agent.core.detect.ranks import live_logs
+from holdfast.agent.core.model.model import (
     Effect,
     EffectOutcome,
     Ended,
@@ -24,9 +24,9 @@ ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 ROOT = {
     "signature": "cuda_ecc", "culprit": "infra", "rank": 0, "line": ECC, "retryable": "elsewhere",
     "weak": False, "path": "/l/rank-0/stderr.log", "offset": 12,
-}  # fmt: skip
+}
 SAID: dict[str, Any] = {"root": ROOT, "blames": "node", "note": "The memory is bad.", "others": [
-    {"signature": "nccl_remote_error", "role": "cascade", "ranks": [1, 2]}]}  # fmt: skip
+    {"signature": "nccl_remote_error", "role": "cascade", "ranks": [1, 2]}]}
 TEXT = f"cuda_ecc on rank 0 (infra): {ECC}"
 
 
@@ -65,7 +65,7 @@ def test_a_death_is_asked_about_once_when_the_others_had_their_word() -> None:
     lab.step(0.31)
     lab.step(0.31)
     assert [(one.body.generation, one.body.rank) for one in lab.wanted()  # type: ignore[union-attr]
-            ] == [(1, -1)]  # fmt: skip
+            ] == [(1, -1)]
     assert isinstance(lab.wanted()[0].body, TakeEvidence)
     for _ in range(5):
         lab.step(1.0)
@@ -123,7 +123,7 @@ def test_a_late_answer_joins_the_incident_that_closed() -> None:
         ('{"root": 3}', True, "", ("logs not read", "the answer makes no sense")),
         ("", False, "took too long", ("logs not read", "took too long")),
     ],
-)  # fmt: skip
+)
 def test_an_answer_without_a_root_is_said_and_is_no_verdict(
     said: object, ok: bool, error: str, row: tuple[str, str]
 ) -> None:
@@ -282,7 +282,7 @@ def test_an_agent_that_began_anew_asks_again() -> None:
     lab.answer()
     lab.step(0.1)
     assert [one.evidence[0] for one in lab.decision.incidents if one.fault == "rank_killed"
-            ] == [("root", TEXT)]  # fmt: skip
+            ] == [("root", TEXT)]
     for _ in range(3):
         lab.step(0.1)
     assert len(lab.finishes()) == 1 and len(lab.wanted()) == 2
@@ -313,13 +313,13 @@ def test_a_reading_that_failed_is_not_repeated() -> None:
 
 
 def test_a_log_cannot_move_the_cursor_or_fill_the_incident() -> None:
-    text = livelogs.root_text(livelogs.Line("x", "user", 2, "a\x1b[31m\r\nb" + "c" * 5000))
+    text = live_logs.root_text(live_logs.Line("x", "user", 2, "a\x1b[31m\r\nb" + "c" * 5000))
     assert "\x1b" not in text and "\n" not in text and len(text) < 400
     loud = "x\x1b" * 9000
-    line = livelogs.Line(loud, loud, 1, loud, loud, path=loud)
-    answer = livelogs.Answer(line, others=(livelogs.Kind(loud, loud, tuple(range(99))),) * 50,
-                             note=loud, hint=loud, problems=(loud,) * 50)  # fmt: skip
-    verdict = livelogs.verdict_of(answer, "r", 1)
+    line = live_logs.Line(loud, loud, 1, loud, loud, path=loud)
+    answer = live_logs.Answer(line, others=(live_logs.Kind(loud, loud, tuple(range(99))),) * 50,
+                             note=loud, hint=loud, problems=(loud,) * 50)
+    verdict = live_logs.verdict_of(answer, "r", 1)
     assert verdict is not None
-    said = str(verdict) + str(livelogs.rows(answer))
+    said = str(verdict) + str(live_logs.rows(answer))
     assert len(said) < 5000 and "\x1b" not in said and "x1b" not in said

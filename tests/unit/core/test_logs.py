@@ -10,18 +10,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bench import classify_cases
-from holdfast.agent import logfiles
-from holdfast.agent.core.detect import logmatch, logroot, logs, logtext, logtrace
-from holdfast.agent.core.detect.logtext import NO_RANK, clean
+from holdfast.agent.core.parse.logs import lines as logtext
+from holdfast.agent.core.parse.logs import root as logroot
+from holdfast.agent.core.parse.logs import scan as logs
+from holdfast.agent.core.parse.logs import signatures, tracebacks
+from holdfast.agent.core.parse.logs.lines import NO_RANK, clean
+from holdfast.agent.logs import files
 
-CATALOGUE = logfiles.load_catalogue()
-TABLES = tomllib.loads(logfiles.SHIPPED.read_text())
+CATALOGUE = files.load_catalogue()
+TABLES = tomllib.loads(files.SHIPPED.read_text())
 ROWS = TABLES["signature"]
 SAMPLES = [(row, sample) for row in ROWS for sample in row["samples"]]
 DAY_S = 86_400.0
 
 
-def scan(*texts: str | bytes, piece: int = 1 << 20, signals: bool = True) -> list[logmatch.Match]:
+def scan(*texts: str | bytes, piece: int = 1 << 20, signals: bool = True) -> list[signatures.Match]:
     found = []
     for file, text in enumerate(texts):
         data = text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")
@@ -51,7 +54,7 @@ def test_the_catalogue_has_every_signature_once() -> None:
 
 
 @pytest.mark.parametrize(("row", "sample"), SAMPLES, ids=lambda one: one["id"] if isinstance(
-    one, dict) else "")  # fmt: skip
+    one, dict) else "")
 def test_a_sample_is_found_as_its_row_says(row: dict[str, Any], sample: str) -> None:
     found = {match.signature: match for match in scan(sample)}
     carried = {"nccl_watchdog_cuda": {"nccl_watchdog_cuda", "cuda_ecc"}}
@@ -59,7 +62,7 @@ def test_a_sample_is_found_as_its_row_says(row: dict[str, Any], sample: str) -> 
     match = found[row["id"]]
     assert (match.role, match.culprit, match.category, match.retryable, match.weak) == (
         row["role"], row["culprit"], row["category"], row["retryable"], row.get("weak", False),
-    )  # fmt: skip
+    )
 
 
 @pytest.mark.parametrize("line", TABLES["negatives"])
@@ -77,12 +80,12 @@ def test_a_healthy_line_is_no_match(line: str) -> None:
          'literals = []\n', "pattern: missing"),
         ("= 3", "Invalid"),
     ],
-)  # fmt: skip
+)
 def test_a_bad_catalogue_is_refused_by_name(tmp_path: Any, change: str, said: str) -> None:
     path = tmp_path / "own.toml"
     path.write_text(f'gates = []\nsignal_gates = []\n[[signature]]\nid = "a"\n{change}')
     with pytest.raises(ValueError, match="own.toml") as caught:
-        logfiles.load_catalogue(path)
+        files.load_catalogue(path)
     assert said in str(caught.value)
 
 
@@ -105,7 +108,7 @@ def test_a_bad_catalogue_is_refused_by_name(tmp_path: Any, change: str, said: st
         ("0%\r50%\r100% done", "100% done", NO_RANK, None),
         ("2026-99-99 00:00:00 x", "x", NO_RANK, None),
     ],
-)  # fmt: skip
+)
 def test_a_line_without_its_wrapping(
     line: str, text: str, rank: int, day_s: float | None
 ) -> None:
@@ -130,13 +133,13 @@ def test_the_last_of_a_chain_is_its_root() -> None:
         found = scan(first + link + last)
         assert [(m.text, m.role) for m in found] == [
             ("ValueError: a", "carrier"), ("ValueError: b", "root"),
-        ]  # fmt: skip
+        ]
 
 
 def test_pieces_of_any_size_give_the_same() -> None:
     text = "".join(
         text for case in classify_cases.variants()[8:15] for _, text in case.files
-    ) + "quiet\n" * 40_000  # fmt: skip
+    ) + "quiet\n" * 40_000
     whole = scan(text)
     assert len(whole) > 8
     for piece in (997, 70_001):
@@ -175,7 +178,7 @@ def test_mentions_do_not_take_the_place_of_what_ended_it() -> None:
 def test_only_the_next_traceback_was_let_go() -> None:
     ignored = "Exception ignored in: <function f at 0x7f>\n"
     let_go = "".join(f"node3: {row}\n" for row in (
-        ignored + classify_cases.traceback("ValueError: a")).splitlines())  # fmt: skip
+        ignored + classify_cases.traceback("ValueError: a")).splitlines())
     texts = (let_go, ignored + "\n", let_go + ignored + classify_cases.traceback("ValueError: c"))
     for text in texts:
         found = scan(text + classify_cases.traceback("ValueError: b"))
@@ -183,7 +186,7 @@ def test_only_the_next_traceback_was_let_go() -> None:
 
 
 def test_a_storm_of_tracebacks_is_bounded() -> None:
-    lines = "".join(f"[rank{n}]: {logtrace.TRACEBACK}\n" for n in range(9_000))
+    lines = "".join(f"[rank{n}]: {tracebacks.TRACEBACK}\n" for n in range(9_000))
     scanner = logs.Scanner(CATALOGUE)
     scanner.feed(lines.encode())
     scanner.close()
@@ -192,7 +195,7 @@ def test_a_storm_of_tracebacks_is_bounded() -> None:
     woven = "".join(
         f"node{rank}: {row}\n" for row in classify_cases.traceback("KeyError: 'x'").splitlines()
         for rank in range(100)
-    )  # fmt: skip
+    )
     assert root(woven) == "key_or_type"
 
 
@@ -228,14 +231,14 @@ def test_number_and_time_of_a_line_do_not_depend_on_who_asked_before(
                      b'n1:   File "a.py"', b"n1: KeyError: 'x'", b"Exception ignored in: f",
                      b"Root Cause (first observed failure):", b"step 1", b"step 2", b"step 3",
                      b"\x1b[31m", b"2026-11-20 10:00:00 ", b"\n"]),
-), max_size=40), st.integers(1, 4000))  # fmt: skip
+), max_size=40), st.integers(1, 4000))
 def test_any_bytes_are_read(parts: list[bytes], piece: int) -> None:
     data = b"\n".join(parts)
     found = scan(data, piece=piece)
     assert scan(data) == found
     diagnosis = logroot.diagnose(found, CATALOGUE.exit_codes)
     assert diagnosis.root or diagnosis.hint
-    assert diagnosis.root is None or diagnosis.root.role == logmatch.ROOT
+    assert diagnosis.root is None or diagnosis.root.role == signatures.ROOT
 
 
 # ---------------------------------------------------------------------------------------- ranks
@@ -243,9 +246,9 @@ def test_any_bytes_are_read(parts: list[bytes], piece: int) -> None:
 
 @pytest.mark.parametrize("case", classify_cases.variants(), ids=lambda case: case.name)
 def test_the_root_of_all_ranks(case: classify_cases.Case) -> None:
-    found: list[logmatch.Match] = []
+    found: list[signatures.Match] = []
     for file, (name, text) in enumerate(case.files):
-        scanner = logs.Scanner(CATALOGUE, file, logfiles.rank_of(name))
+        scanner = logs.Scanner(CATALOGUE, file, files.rank_of(name))
         scanner.feed(text.encode())
         scanner.close()
         found += scanner.matches
@@ -260,18 +263,18 @@ def test_only_infrastructure_points_at_a_node() -> None:
     said = {
         row["id"]: logroot.BLAMES.get(row["culprit"], "job")
         for row in ROWS if row["role"] == "root"
-    }  # fmt: skip
+    }
     assert {said[name] for name in ("cuda_ecc", "cuda_no_device", "neuron_mem_ue")} == {"node"}
     assert said["nccl_ib_async_event"] == "link"
     innocent = ("cuda_oom", "key_or_type", "file_missing", "no_space", "user_cancel", "cublas_fail",
-                "slurm_time_limit", "megatron_nan_grad")  # fmt: skip
+                "slurm_time_limit", "megatron_nan_grad")
     assert {said[name] for name in innocent} == {"job"}
 
 
 def test_only_xids_that_end_training_are_named() -> None:
     pattern = next(row for row in ROWS if row["id"] == "nvrm_xid")["pattern"]
     numbers = set(map(int, pattern.partition("(?P<xid>")[2].partition(")")[0].split("|")))
-    folder = logfiles.SHIPPED.parent
+    folder = files.SHIPPED.parent
     known = tomllib.loads((folder / "nvidia_xid.toml").read_text())["xid"]
     stopping = {row["number"] for row in known if row["severity"] == "fatal"}
     assert {79, 48} < numbers <= stopping
@@ -304,7 +307,7 @@ def test_new_year_does_not_turn_the_order_round() -> None:
         ([classify_cases.CLOSING], "asked to end"),
         ([""], "nothing known stands"),
     ],
-)  # fmt: skip
+)
 def test_without_a_root_it_says_where_to_look(texts: list[str], said: str) -> None:
     found = logroot.diagnose(scan(*texts), CATALOGUE.exit_codes)
     assert found.root is None

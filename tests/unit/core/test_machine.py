@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.agent.core.detect.clock import Clock
-from holdfast.agent.core.detect.hardware import Hardware
-from holdfast.agent.core.detect.machine import Machine
-from holdfast.agent.core.detect.reach import Reach
-from holdfast.agent.core.detect.storage import MOUNTS_MAX, Storage, amount
-from holdfast.agent.core.model import Now, Observed, Settings, StoreView
+from holdfast.agent.core.detect.host.clock import Clock
+from holdfast.agent.core.detect.host.hardware import Hardware
+from holdfast.agent.core.detect.host.machine import Machine
+from holdfast.agent.core.detect.host.reach import Reach
+from holdfast.agent.core.detect.host.storage import MOUNTS_MAX, Storage, amount
+from holdfast.agent.core.model.model import Now, Observed, Settings, StoreView
+from holdfast.agent.core.model.readings import readings_of
 from holdfast.agent.core.node import Node
-from holdfast.agent.core.readings import readings_of
-from holdfast.agent.core.trend import Trend
+from holdfast.agent.core.series.trend import Trend
 
 GB = 1e9
 
 
 def disk(left, size=1000 * GB, inodes=(0.0, 0.0), readonly=0.0, boot_s=0.0, mount="/data"):
     values = {"size_bytes": size, "available_bytes": left, "inodes": inodes[1],
-              "free_inodes": inodes[0], "readonly": readonly}  # fmt: skip
+              "free_inodes": inodes[0], "readonly": readonly}
     return tuple((f"host_filesystem_{name}", f"mount={mount}", value, boot_s)
-                 for name, value in values.items())  # fmt: skip
+                 for name, value in values.items())
 
 
 def said(verdicts):
@@ -49,7 +49,7 @@ def trend_of(values):
     ([6000 - 100 * n - (3000 if n % 15 == 7 else 0) for n in range(60)], 100.0),
     ([6000 - 50 * n for n in range(20)] + [5000 - 200 * n for n in range(20)]
      + [1000 - 10 * n for n in range(20)], 110.0),  # faster, then slower: between the two
-])  # fmt: skip
+])
 def test_only_a_steady_fall_counts(values, a_minute):
     assert trend_of(values).falls_per_s() * 60 == pytest.approx(a_minute, rel=0.05)
 
@@ -77,7 +77,7 @@ def test_readings_between_two_points_are_not_kept():
     (3000 * GB, 30_000 * GB, ""),
     (1.1 * GB, 10 * GB, ""), (0.9 * GB, 10 * GB, "warn"), (0.1 * GB, 10 * GB, "degraded"),
     (0.0, 0.0, ""),
-])  # fmt: skip
+])
 def test_small_by_share_large_by_amount(left, size, severity):
     found = said(Storage("n").verdicts(disk(left, size), []))
     assert [one[1] for one in found] == ([severity] if severity else [])
@@ -87,7 +87,7 @@ def test_small_by_share_large_by_amount(left, size, severity):
 def test_space_and_inodes_are_one_verdict():
     (one,) = said(Storage("n").verdicts(disk(9 * GB, inodes=(900.0, 100_000.0)), []))
     assert one == ("disk_space_low", "degraded",
-                   "/data: 9 GB of 1 TB left; 900 of 100000 inodes left")  # fmt: skip
+                   "/data: 9 GB of 1 TB left; 900 of 100000 inodes left")
 
 
 def test_full_soon_is_said_and_stays_until_it_is_well_away():
@@ -106,7 +106,7 @@ def test_full_soon_is_said_and_stays_until_it_is_well_away():
     assert not found  # 740 GB at 1 GB a minute: 12 hours
     left, found = fill(60, left, 2.5)
     assert found == [("disk_space_low", "warn", "/data: full in 236 min if it goes on as in the "
-                      "last 59 min")]  # fmt: skip
+                      "last 59 min")]
     left, found = fill(60, left, 1.7)
     assert len(found) == 1  # 288 min: not within four hours, and not far enough away
     left, found = fill(60, left, 0.5)
@@ -133,7 +133,7 @@ def test_a_mount_that_goes_and_comes_begins_anew():
 @pytest.mark.parametrize(("size", "text"), [
     (0.0, "0 B"), (999.4, "999 B"), (999.6, "1 kB"), (1234567.0, "1.23 MB"), (2.5e9, "2.5 GB"),
     (30e12, "30 TB"),
-])  # fmt: skip
+])
 def test_amounts_for_people(size, text):
     assert amount(size) == text
 
@@ -186,7 +186,7 @@ def mount(name, value, boot_s, more=""):
 def test_slow_is_three_slow_answers_after_each_other():
     detector = Reach("n")
     for boot_s, took_s, faults in ((1, 3.0, 0), (2, 3.0, 0), (3, 0.1, 0), (4, 9.0, 0), (5, 2.0, 0),
-                                   (5, 2.0, 0), (6, 2.5, 1), (7, 0.1, 0)):  # fmt: skip
+                                   (5, 2.0, 0), (6, 2.5, 1), (7, 0.1, 0)):
         found = detector.verdicts(mount("response_seconds", took_s, float(boot_s)))
         assert len(found) == faults, boot_s
         if found:
@@ -247,11 +247,11 @@ def test_corrected_errors_count_by_rate_uncorrected_by_being_there():
     assert not detector.verdicts((memory("corrected", 5099.0, 15.0),))
     (one,) = said(detector.verdicts((memory("corrected", 5100.0, 30.0),)))
     assert one == ("cpu_machine_check", "warn",
-                   "mc0/DIMM_A1: 100 corrected errors in the last hours")  # fmt: skip
+                   "mc0/DIMM_A1: 100 corrected errors in the last hours")
     both = (memory("corrected", 5100.0, 45.0), memory("uncorrected", 1.0, 45.0))
     (one,) = detector.verdicts(both)
     assert one.severity == "fatal" and one.reason.endswith("1 uncorrected errors since the driver "
-                                                          "was loaded")  # fmt: skip
+                                                          "was loaded")
     for hour in range(1, 4):
         last = detector.verdicts((memory("corrected", 5100.0, 3600.0 * hour + 60.0),))
     assert not last
@@ -269,7 +269,7 @@ def test_errors_since_the_boot_are_no_fault_and_the_first_later_one_is():
     assert not detector.verdicts(pcie("fatal", 3.0, 1.0))
     (one,) = said(detector.verdicts(pcie("fatal", 4.0, 2.0)))
     assert one == ("pcie_error", "fatal",
-                   "0000:17:00.0: 1 fatal errors (CmpltTO) in the last hours")  # fmt: skip
+                   "0000:17:00.0: 1 fatal errors (CmpltTO) in the last hours")
     other = Hardware("n")
     assert not other.verdicts(pcie("nonfatal", 0.0, 1.0))
     assert [one[1] for one in said(other.verdicts(pcie("nonfatal", 1.0, 2.0)))] == ["degraded"]
@@ -292,9 +292,9 @@ def test_machine_checks_and_what_only_warns_of_heat():
         found = said(detector.verdicts(tuple(
             ("host_machine_checks_total", f"kind={kind}", value, boot_s)
             for kind in ("exception", "thermal", "threshold")
-        )))  # fmt: skip
+        )))
     assert found == [("cpu_machine_check", "degraded",
-                      "machine check: 2 machine checks (exception) in the last hours")]  # fmt: skip
+                      "machine check: 2 machine checks (exception) in the last hours")]
 
 
 @pytest.mark.parametrize(("name", "more", "value", "severity"), [
@@ -304,7 +304,7 @@ def test_machine_checks_and_what_only_warns_of_heat():
     ("live", "state=dead", 0.0, "fatal"), ("live", "state=resetting", 0.0, "degraded"),
     ("live", "state=live", 1.0, ""), ("used_ratio", "", 1.04, "warn"), ("used_ratio", "", 0.9, ""),
     ("temperature_alarm", "sensor=Composite", 1.0, "warn"),
-])  # fmt: skip
+])
 def test_what_a_drive_says_of_itself(name, more, value, severity):
     subject = f"device=nvme1,{more}" if more else "device=nvme1"
     found = Hardware("n").verdicts(((f"host_nvme_{name}", subject, value, 1.0),))
@@ -317,7 +317,7 @@ def test_what_a_drive_says_of_itself(name, more, value, severity):
 
 def clock(synchronized, boot_s, offset_s=0.0, max_error_s=0.01):
     values = {"synchronized": synchronized, "offset_seconds": offset_s,
-              "max_error_seconds": max_error_s}  # fmt: skip
+              "max_error_seconds": max_error_s}
     return tuple((f"host_clock_{name}", "", value, boot_s) for name, value in values.items())
 
 
@@ -327,7 +327,7 @@ def test_a_clock_that_nobody_keeps_is_told_after_five_minutes():
     assert not detector.verdicts(clock(0.0, 309.0, max_error_s=16.0))
     (one,) = said(detector.verdicts(clock(0.0, 310.0, max_error_s=16.0)))
     assert one == ("clock_unsynchronised", "warn",
-                   "the clock is kept by nobody since 5 min and off by up to 16.0 s")  # fmt: skip
+                   "the clock is kept by nobody since 5 min and off by up to 16.0 s")
     assert not detector.verdicts(clock(1.0, 320.0))
     assert not detector.verdicts(clock(0.0, 330.0))
 
@@ -335,7 +335,7 @@ def test_a_clock_that_nobody_keeps_is_told_after_five_minutes():
 @pytest.mark.parametrize(("offset_s", "max_error_s", "why"), [
     (0.09, 0.9, ""), (0.25, 0.01, "is 0.25 s behind"), (-3.0, 0.01, "is 3.00 s ahead"),
     (0.0, 1.1, ""), (0.0, 3.5, "may be off by 3.5 s"),
-])  # fmt: skip
+])
 def test_a_clock_that_is_kept_badly(offset_s, max_error_s, why):
     found = Clock("n").verdicts(clock(1.0, 10.0, offset_s, max_error_s))
     assert [one.reason for one in found] == ([f"the clock {why}"] if why else [])

@@ -6,9 +6,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.agent.core.detect.network import NetworkMemory, Networks
+from holdfast.agent.core.detect.network.network import NetworkMemory, Networks
+from holdfast.agent.core.model.readings import readings_of
 from holdfast.agent.core.node import Node
-from holdfast.agent.core.readings import readings_of
 
 from .driver import Lab
 
@@ -26,7 +26,7 @@ def healthy(**changed: float) -> Rows:
 
 def samples(rows: Rows, boot_s: float) -> tuple[tuple[str, str, float, float], ...]:
     return tuple((f"network_{name}", subject, value, boot_s)
-                 for (name, subject), value in rows.items())  # fmt: skip
+                 for (name, subject), value in rows.items())
 
 
 class Card:
@@ -182,7 +182,7 @@ def test_tables_stay_bounded_whatever_is_named() -> None:
     st.sampled_from(["", "device=a", "device=a,port=1", "device=,port=,error=link_downed", "=,=",
                      "direction=out", "collector=network,reason=x", "port=2", "kind=efa", ","])
     | st.text(max_size=20), st.floats(), st.floats(0, 1e6),
-), max_size=30))  # fmt: skip
+), max_size=30))
 def test_no_sample_is_too_strange(rows: list[tuple[str, str, float, float]]) -> None:
     networks, memory = Networks("a"), NetworkMemory()
     for rest in range(len(rows)):

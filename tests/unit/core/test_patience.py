@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.agent.core.model import DEGRADED, FATAL, WARN, RankView
-from holdfast.agent.core.repair import SETTLE_S
+from holdfast.agent.core.model.model import DEGRADED, FATAL, WARN, RankView
+from holdfast.agent.core.nodes.repair import SETTLE_S
 
 from .test_kernel import XID
 from .test_repair import INSTRUCTED, RUN, Repaired

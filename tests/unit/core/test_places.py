@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from holdfast.agent.core.detect.kernel import parse
-from holdfast.agent.core.model import Ended, Observed, RankView, RunView
-from holdfast.agent.core.places import PIDS_MAX, PLACES_MAX, Places
-from holdfast.agent.core.readings import readings_of
+from holdfast.agent.core.model.model import Ended, Observed, RankView, RunView
+from holdfast.agent.core.model.readings import readings_of
+from holdfast.agent.core.nodes.device_ranks import PIDS_MAX, PLACES_MAX, Places
+from holdfast.agent.core.parse.kernel_line import parse
 
 from .driver import Lab
 from .test_kernel import BOOKS, CATALOGUE, XID, Machine
@@ -30,7 +30,7 @@ def trained() -> Lab:
         ("accelerator_process", f"{DEVICE},pid={pid}"),
         ("accelerator_info", "vendor=neuron,device=3,name=Trainium2,pci=0000:a0:1c.0"),
         ("accelerator_process", f"vendor=neuron,device=3,pid={pid}"),
-    ))  # fmt: skip
+    ))
     lab.step(0.1)
     return lab
 
@@ -54,7 +54,7 @@ def test_a_gpu_is_named_with_its_rank_where_its_driver_listed_them():
     XID % (79, 555), XID % (95, 555),
     "NVRM: Xid (PCI:0000:4e:00): 119, pid=555, name=nvidia-smi, Timeout after 6s of waiting for "
     "RPC response from GPU4 GSP! Expected function 103 (GSP_RM_ALLOC) (0x2081 0x4).",
-])  # fmt: skip
+])
 def test_a_line_that_names_a_bystander_stops_the_rank_on_that_gpu(line):
     found = say(trained(), line)
     assert found["r"].subject == "run/r/rank/1"
@@ -91,7 +91,7 @@ def test_a_gpu_that_is_well_and_idle_has_nobodys_rank():
         ("accelerator_temperature_celsius", DEVICE),
         ("accelerator_info", "vendor=nvidia,device=4,name=H100,pci=00000000:5E:00.0"),
         ("accelerator_process", f"vendor=nvidia,device=4,pid={pid}"),
-    ))  # fmt: skip
+    ))
     lab.step(5.0)
     found = say(lab, XID % (79, UNKNOWN))
     assert "r" not in found and "lived there" not in found[""].culprit
@@ -155,9 +155,9 @@ def test_the_number_joins_an_incident_that_was_there_before_the_driver_was_asked
 def test_the_table_is_bounded_and_takes_junk():
     places = Places({})
     rows = [("accelerator_info", f"vendor=nvidia,device={n},pci=0000:{n:04x}:00.0", 1.0, 1.0)
-            for n in range(2 * PLACES_MAX)]  # fmt: skip
+            for n in range(2 * PLACES_MAX)]
     rows += [("accelerator_process", f"vendor=nvidia,device={PLACES_MAX},pid={pid}", 1.0, 1.0)
-             for pid in (*range(1000), "junk", "-1", "9" * 40, "")]  # fmt: skip
+             for pid in (*range(1000), "junk", "-1", "9" * 40, "")]
     observed = Observed(samples=readings_of(rows))
     assert places.look(observed) and not places.look(observed)
     assert len(places.known) == PLACES_MAX

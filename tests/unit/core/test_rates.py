@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.agent.core import rates
-from holdfast.agent.core.rates import Growth, Rates, increase
+from holdfast.agent.core.series import counters
+from holdfast.agent.core.series.counters import Growth, Rates, increase
 
 WHOLE32, WHOLE64 = 1 << 32, 1 << 64
 
@@ -23,7 +23,7 @@ WHOLE32, WHOLE64 = 1 << 32, 1 << 64
     (3_000_000_000, 10, 10),  # too far from its end to have wrapped
     (WHOLE32 - 3, 4_000_000_000, 4_000_000_000),  # fell, and not by a wrap
     (-1, 5, 0), (5, -1, 0), (math.nan, 5, 0), (5, math.nan, 0), (5, math.inf, 0),
-])  # fmt: skip
+])
 def test_growth_by_value(before: float, after: float, grown: float) -> None:
     assert increase(float(before), float(after)) == grown
 
@@ -44,7 +44,7 @@ def test_rates_over_first_same_late_and_vanished_readings() -> None:
 
 
 def test_rates_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rates, "COUNTERS_MAX", 10)
+    monkeypatch.setattr(counters, "COUNTERS_MAX", 10)
     kept = Rates()
     for number in range(25):
         kept.take(("a", f"device={number}"), 1.0, 1.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.agent.core.model import (
+from holdfast.agent.core.model.model import (
     Delete,
     Doc,
     Ended,
@@ -77,7 +77,7 @@ def test_the_incident_tells_culprit_actions_and_cost_and_closes_on_the_first_new
     assert [t.split(":")[0].split(" at ")[0] for _, t in incident.timeline] == [
         "seen", "planned generation 2 from the survivors' memory", "generation 2 starts",
         "training goes on",
-    ]  # fmt: skip
+    ]
     lab.step(0.1)
     assert lab.decision.incidents == ()
 
@@ -200,7 +200,7 @@ def test_a_crash_loop_stops_even_with_restarts_left() -> None:
 
 
 def _again(lab: Lab):  # type: ignore[no-untyped-def]
-    from holdfast.agent.core.model import Now
+    from holdfast.agent.core.model.model import Now
 
     return Now(lab.boot_s, 1e9 + lab.boot_s, "b"), lab.observed()
 

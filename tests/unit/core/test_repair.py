@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from holdfast.agent.core.model import (
+from holdfast.agent.core.model.model import (
     Doc,
     EffectOutcome,
     Now,
@@ -16,11 +16,11 @@ from holdfast.agent.core.model import (
     Settings,
     StoreView,
 )
+from holdfast.agent.core.model.orders import Gate
+from holdfast.agent.core.model.readings import readings_of
 from holdfast.agent.core.node import Node
-from holdfast.agent.core.order import Gate
-from holdfast.agent.core.readings import readings_of
-from holdfast.agent.core.repair import DRAIN_S, RETRY_FOR_S, SETTLE_S
-from holdfast.agent.core.world import NodeDoc
+from holdfast.agent.core.nodes.repair import DRAIN_S, RETRY_FOR_S, SETTLE_S
+from holdfast.agent.core.run.members import NodeDoc
 
 from .driver import Lab
 from .test_kernel import BOOKS, XID, Machine, parse
@@ -28,7 +28,7 @@ from .test_kernel import CATALOGUE as KERNEL
 
 FALLEN = XID % (79, "<unknown>")
 INSTRUCTED = ("NVRM: Xid (PCI:0000:4e:00): 154, GPU recovery action changed from 0x0 (None) to "
-              "0x%d (x)")  # fmt: skip
+              "0x%d (x)")
 RUN = RunView(run="r", node="a", grade="trainer", nproc=1, state="running", generation=1)
 replace = msgspec.structs.replace
 
@@ -58,7 +58,7 @@ class Repaired(Machine):
             events=self.events, runs=self.runs, outcomes=tuple(self.outcomes[-16:]),
             store=StoreView(up=True, docs=self.docs), journal_stalled=self.stalled,
             requests=self.requests, samples=readings_of(self.samples, self.silent), gate=self.gate,
-        ))  # fmt: skip
+        ))
         for effect in decision.effects:
             if effect.outlives_node:
                 self.orders.append(effect)
@@ -227,7 +227,7 @@ def test_what_holds_an_order_back(held):
     decision = machine.step(SETTLE_S)
     assert not machine.orders
     assert {"breaker": "breaker is open", "paused": "paused", "journal": "waits for the journal",
-            "many nodes": "left to a person"}[held] in machine.only().would_have  # fmt: skip
+            "many nodes": "left to a person"}[held] in machine.only().would_have
     tripped = [one for one in decision.verdicts if one.detector == "breaker"]
     assert bool(tripped) == (held == "breaker")
     machine.docs, machine.stalled = (), False

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from holdfast.agent.core.model import EffectOutcome, Incident, Request
+from holdfast.agent.core.model.model import EffectOutcome, Incident, Request
+from holdfast.agent.core.model.orders import Gate
 from holdfast.agent.core.node import Node
-from holdfast.agent.core.order import Gate
-from holdfast.agent.core.repair import DRAIN_S, RAN, RESET_S, SETTLE_S
+from holdfast.agent.core.nodes.repair import DRAIN_S, RAN, RESET_S, SETTLE_S
 
 from .test_kernel import BOOKS, XID
 from .test_repair import INSTRUCTED, RUN, Repaired, process
@@ -54,7 +54,7 @@ def test_a_gpu_is_reset_by_its_address_and_is_well_then() -> None:
     machine.step(SETTLE_S)
     (order,) = machine.orders
     assert (order.kind, order.body.verb, order.body.device) == (
-        "reset_gpu", "reset_gpu", "0000:4e:00.0")  # fmt: skip
+        "reset_gpu", "reset_gpu", "0000:4e:00.0")
     assert order.outlives_node and order.deadline_s == RESET_S > 70.0
     machine.step(30.0)
     assert len(machine.orders) == 1, "the other GPU waits for it"
@@ -112,7 +112,7 @@ def test_a_reset_that_failed_leads_on_only_where_that_is_allowed() -> None:
     "/run/holdfast-node.sock: no answer within 62 s",
     "reset_gpu of 0000:4e:00.0 was carried out in this boot, for 1/x/1",
     "/etc/holdfast/node.d/reset_gpu: No such file or directory: put the program there",
-])  # fmt: skip
+])
 def test_what_is_not_known_to_have_failed_leads_nowhere(error: str) -> None:
     machine = Repaired("reset_gpu", "reboot_node", "replace_node")
     for line in (STOPPED, BROKEN):
@@ -152,7 +152,7 @@ def test_a_reset_that_never_left_is_tried_again() -> None:
 
 @pytest.mark.parametrize("line", [
     SWITCH, STOPPED.replace("0000:4e:00", "4e:00"), STOPPED.replace("0000:4e:00", "0000:4e"),
-])  # fmt: skip
+])
 def test_what_has_no_address_of_a_gpu_is_never_reset(line: str) -> None:
     machine = Repaired("reset_gpu", "replace_node")
     machine.say(line)
@@ -237,7 +237,7 @@ def test_what_holds_every_order_back_holds_a_reset(held: str) -> None:
     machine = Repaired("reset_gpu")
     machine.stalled = held == "journal"
     machine.gate = {"gate": Gate(closed="no socket"), "another agent": Gate(others=("/x/agent",))
-                    }.get(held, Gate())  # fmt: skip
+                    }.get(held, Gate())
     machine.samples = (process(4711),) if held == "stranger" else ()
     if held == "paused":
         machine.requests = (Request("q1", "pause", "node/a", "look", origin="operator"),)
@@ -330,7 +330,7 @@ def test_what_the_kernel_says_while_a_gpu_is_reset_stays_open() -> None:
 def test_no_reset_is_promised_for_what_is_not_fatal() -> None:
     machine = Repaired("reset_gpu")
     machine.say("NVRM: Xid (PCI:0000:4e:00): 63, pid=1, name=x, Row Remapper: New row (0x1) "
-                "marked for remapping, reset gpu to activate.")  # fmt: skip
+                "marked for remapping, reset gpu to activate.")
     machine.step(1.0)
     assert machine.only().severity == "warn"
     text = "reset_gpu: a person's part: the fault is not fatal"

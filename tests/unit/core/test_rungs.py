@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from holdfast.agent.core.node import Node
-from holdfast.agent.core.repair import SETTLE_S
+from holdfast.agent.core.nodes.repair import SETTLE_S
 
 from .test_kernel import BOOKS, CATALOGUE, XID, parse
 from .test_repair import FALLEN, RUN, Repaired

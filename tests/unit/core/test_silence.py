@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.agent import catalogue
-from holdfast.agent.core.detect.accelerator import PROCESS
-from holdfast.agent.core.detect.kernel import parse
-from holdfast.agent.core.model import FATAL, Incident, Now, Observed, Settings, StoreView
+from holdfast.agent.catalog import load
+from holdfast.agent.config.runbooks import load_runbooks
+from holdfast.agent.core.detect.devices.accelerator import PROCESS
+from holdfast.agent.core.model.model import FATAL, Incident, Now, Observed, Settings, StoreView
+from holdfast.agent.core.model.orders import Gate
+from holdfast.agent.core.model.readings import Reading, readings_of
 from holdfast.agent.core.node import Node
-from holdfast.agent.core.order import Gate
-from holdfast.agent.core.readings import Reading, readings_of
-from holdfast.agent.runbook import load_runbooks
+from holdfast.agent.core.parse.kernel_line import parse
 
 from .driver import Lab
 from .test_repair import FALLEN, SETTLE_S, Repaired, process
@@ -107,7 +107,7 @@ def test_a_window_that_begins_anew_has_its_time() -> None:
 def test_one_reading_of_a_collector_that_fell_silent_is_no_lasting_want() -> None:
     life = Life()
     short = (("host_memory_total_bytes", "", 1e12, 5.0),
-             ("host_memory_available_bytes", "", 1e9, 5.0))  # fmt: skip
+             ("host_memory_available_bytes", "", 1e9, 5.0))
     for second in range(5, 200, 5):
         rows = (*short, ("host_zombies", "", 0.0, float(second)))
         observed = Observed(samples=readings_of(rows, ("host_memory_available_bytes",)))
@@ -143,11 +143,11 @@ NEURON_LINE = "neuron:kernel: NEURON_HW_ERR=DMA_ERROR instance-id=i-1 nd=3"
 @pytest.mark.parametrize(("line", "rows", "faults"), [
     (MILD, (INFO, FAILED), {"row_remap_failed", "gpu_application_error"}),
     (MILD.replace("31", "79"), (INFO, FAILED), {"gpu_fell_off_bus"}),
-])  # fmt: skip
+])
 def test_a_mild_incident_of_a_device_hides_none_that_is_worse(
     line: str, rows: tuple[Reading, ...], faults: set[str]
 ) -> None:
-    event = parse(catalogue.load(), line, 1, 1.0)
+    event = parse(load.load(), line, 1, 1.0)
     assert event is not None
     node = Node("a", Settings(), load_runbooks())
     for second in (1.0, 2.0):
@@ -158,7 +158,7 @@ def test_a_mild_incident_of_a_device_hides_none_that_is_worse(
 
 def test_a_card_that_both_the_kernel_and_its_readings_name_is_one_incident() -> None:
     line = "mlx5_core 0000:5c:00.0: device's health compromised - reached miss count"
-    event = parse(catalogue.load(), line, 1, 1.0)
+    event = parse(load.load(), line, 1, 1.0)
     assert event is not None and event.severity == FATAL, event
     node = Node("a", Settings(), load_runbooks())
     listed = ("network_info", "device=mlx5_3,kind=infiniband,pci=0000:5c:00.0,driver=mlx5_core")

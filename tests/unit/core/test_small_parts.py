@@ -7,10 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.agent.core import breaker, ledger, outbox, plan, policy, reconcile, validity
-from holdfast.agent.core.detect.ended import Cause
-from holdfast.agent.core.model import Commit, Effect, EffectOutcome, Finish, Resume, Settings
-from holdfast.agent.core.windows import History, Seen, percentile
+from holdfast.agent.core import ledger
+from holdfast.agent.core.detect.ranks.ended import Cause
+from holdfast.agent.core.effects import in_flight
+from holdfast.agent.core.model.model import (
+    Commit,
+    Effect,
+    EffectOutcome,
+    Finish,
+    Resume,
+    Settings,
+)
+from holdfast.agent.core.nodes import breaker
+from holdfast.agent.core.run import plan, policy, reconcile, validity
+from holdfast.agent.core.series.wait_history import History, Seen, percentile
 
 from .driver import Lab, replace
 
@@ -44,7 +54,7 @@ def test_one_name_with_two_folders_keeps_two_histories() -> None:
         nonlocal current
         highest = current.generation if current else 0
         view = plan.PlanView("r", "trainer", True, highest, 1, "x", members, current=current,
-                             commits=listed, checkpoint_dir=folder)  # fmt: skip
+                             commits=listed, checkpoint_dir=folder)
         current, why = plan.plan_run(view)
         assert current is not None, why
         return current
@@ -148,7 +158,7 @@ def draft(kind: str = "finish", subject: str = "run/r") -> Effect:
 
 
 def test_one_effect_in_flight_a_subject_and_only_stop_overtakes() -> None:
-    box = outbox.Outbox()
+    box = in_flight.Outbox()
     first = box.add(1, draft("start"), 0.0)
     assert first is not None and first.id == "1/run/r/start/1"
     assert box.add(1, draft("finish"), 0.0) is None
@@ -157,7 +167,7 @@ def test_one_effect_in_flight_a_subject_and_only_stop_overtakes() -> None:
 
 
 def test_a_deadline_is_a_failure_and_failures_wait_longer_each_time() -> None:
-    box = outbox.Outbox()
+    box = in_flight.Outbox()
     box.add(1, draft(), 0.0)
     assert box.settle((), 5.0) == []
     assert [s.error for s in box.settle((), 5.1)] == ["no outcome in time"]
@@ -169,7 +179,7 @@ def test_a_deadline_is_a_failure_and_failures_wait_longer_each_time() -> None:
 
 
 def test_an_outcome_of_something_not_asked_for_is_ignored() -> None:
-    box = outbox.Outbox()
+    box = in_flight.Outbox()
     assert box.settle((EffectOutcome("9/x/y/1", True),), 0.0) == []
 
 

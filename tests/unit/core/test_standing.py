@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.agent import catalogue
-from holdfast.agent.core.detect.kernel import parse
-from holdfast.agent.core.model import Incident, Now, Observed, Settings, Verdict
+from holdfast.agent.catalog import load
+from holdfast.agent.config.runbooks import load_runbooks
+from holdfast.agent.core.model.model import Incident, Now, Observed, Settings, Verdict
+from holdfast.agent.core.model.readings import readings_of
 from holdfast.agent.core.node import Node
-from holdfast.agent.core.readings import readings_of
-from holdfast.agent.core.standing import OPEN_MAX
-from holdfast.agent.runbook import load_runbooks
+from holdfast.agent.core.nodes.condition_incidents import OPEN_MAX
+from holdfast.agent.core.parse.kernel_line import parse
 
 from .host_machine import Machine, leaking
 
@@ -29,7 +29,7 @@ class Life:
             self.decision = self.node.step(now, observed)
         again = self.node.step(now, observed)
         assert again.incidents == tuple(
-            one for one in self.decision.incidents if one.state == "open")  # fmt: skip
+            one for one in self.decision.incidents if one.state == "open")
         return {one.id: one for one in self.decision.incidents}
 
 
@@ -119,7 +119,7 @@ def test_a_second_cgroup_at_its_limit_is_news_to_the_incident_of_the_first() -> 
 
 GPU = "vendor=nvidia,device=3"
 REMAP = (("accelerator_info", f"{GPU},name=H100,uuid=GPU-1,pci=00000000:9B:00.0", 1.0, 1.0),
-         ("accelerator_row_remap_pending", GPU, 1.0, 1.0))  # fmt: skip
+         ("accelerator_row_remap_pending", GPU, 1.0, 1.0))
 XID = "NVRM: Xid (PCI:0000:{bus}:00): 79, GPU has fallen off the bus."
 
 
@@ -127,11 +127,11 @@ XID = "NVRM: Xid (PCI:0000:{bus}:00): 79, GPU has fallen off the bus."
     ("", {"row_remap_pending"}),
     ("1a", {"row_remap_pending"}),  # another device's line
     ("9b", set()),
-])  # fmt: skip
+])
 def test_what_a_driver_says_of_a_device_is_an_incident_unless_the_kernel_said_it(
     bus: str, faults: set[str]
 ) -> None:
-    line = parse(catalogue.load(), XID.format(bus=bus), 1, 1.0) if bus else None
+    line = parse(load.load(), XID.format(bus=bus), 1, 1.0) if bus else None
     events = (line,) if line else ()
     node = Node("a", Settings(), load_runbooks())
     found: dict[str, Incident] = {}

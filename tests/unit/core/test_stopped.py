@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from pages import promtool
 
-from holdfast.agent.core.casebook import FINISHED_S
-from holdfast.agent.core.model import Ended, Now, Observed, RunView, StoreView, Verdict
+from holdfast.agent.config.runbooks import load_runbooks
+from holdfast.agent.core.model.model import Ended, Now, Observed, RunView, StoreView, Verdict
 from holdfast.agent.core.node import RUNS_MAX
-from holdfast.agent.runbook import load_runbooks
+from holdfast.agent.core.run.incidents import FINISHED_S
 from holdfast.agent.web import status
 from holdfast.dashboards import rules
 
@@ -68,11 +68,11 @@ def test_the_alert_fires_after_the_run_has_gone_and_resolves(fault: str, tmp_pat
             {"eval_time": at, "alertname": BOOKS[fault].alert, "exp_alerts": alerts}
             for at, alerts in (("1m", [alert]), ("9m", [alert]), ("11m", []))
         ],
-    }  # fmt: skip
+    }
     file = tmp_path / "test.yml"
     file.write_text(json.dumps({"rule_files": ["alerts.yml"], "tests": [test]}))
     done = subprocess.run([tool, "test", "rules", str(file)], capture_output=True, text=True,
-                          timeout=60, check=False)  # fmt: skip
+                          timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

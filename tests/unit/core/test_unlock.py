@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.agent.core.model import Observed, RunView, Settings
+from holdfast.agent.config.runbooks import load_runbooks
+from holdfast.agent.core.model.model import Observed, RunView, Settings
+from holdfast.agent.core.model.orders import RemoveLock
 from holdfast.agent.core.node import Node
-from holdfast.agent.core.order import RemoveLock
-from holdfast.agent.runbook import load_runbooks
 
 from .driver import Lab, replace
 

@@ -20,11 +20,11 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from holdfast.trainer import checkpoint_format as files
+from holdfast.trainer.checkpoint import format as files
 from holdfast.trainer.standalone import Assignment
 
 PRELOAD = ["torch._dynamo", "torch.distributed", "holdfast.trainer.loop", "holdfast.trainer.data",
-           "holdfast.trainer.model"]
+           "holdfast.trainer.example.model"]
 
 
 class Broken(RuntimeError):

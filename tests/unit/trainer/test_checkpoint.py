@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.trainer import checkpoint_format as files
+from holdfast.trainer.checkpoint import format as files
 from holdfast.trainer.config import load
 from holdfast.trainer.loop import train
 from holdfast.trainer.standalone import Standalone

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from holdfast.trainer import checkpoint_format as files
-from holdfast.trainer.checkpoint_format import Entry
+from holdfast.trainer.checkpoint import format as files
+from holdfast.trainer.checkpoint.format import Entry
 
 
 def write(root, step=20, generation=3, world=2, fill=b"\1", algorithm="xxh3_128"):
@@ -160,7 +160,7 @@ def test_half_a_write_leaves_no_trace(tmp_path, monkeypatch):
 
 def test_reader_needs_no_torch(tmp_path):
     write(tmp_path)
-    code = ("import sys; from holdfast.trainer import checkpoint_format as f;"
+    code = ("import sys; from holdfast.trainer.checkpoint import format as f;"
             f"print(len(f.listing({str(tmp_path)!r})), 'torch' in sys.modules)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30,
                           env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))})

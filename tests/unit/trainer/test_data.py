@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.trainer import corpus, tokenizer
 from holdfast.trainer.config import ConfigError, OptimizerOptions
 from holdfast.trainer.data import Sampler, seed_for
 from holdfast.trainer.evaluate import retrieval
-from holdfast.trainer.model import Encoder
+from holdfast.trainer.example import corpus, tokenizer
+from holdfast.trainer.example.model import Encoder
 from holdfast.trainer.optimizer import learning_rate
 
 SOURCE = '''

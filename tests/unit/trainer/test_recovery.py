@@ -8,7 +8,7 @@ import tempfile
 import pytest
 from harness import Launcher, Lost, read_shards
 
-from holdfast.trainer import checkpoint_format as files
+from holdfast.trainer.checkpoint import format as files
 from holdfast.trainer.config import load
 
 STEPS = 12

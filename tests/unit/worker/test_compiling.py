@@ -13,9 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from holdfast.worker import compiling
 from holdfast.worker import page as pages
-from holdfast.worker.compiling import Watch
+from holdfast.worker.launcher import compiling
+from holdfast.worker.launcher.compiling import Watch
 
 
 def rank_of(pid, still_s=5.0, rank=1):
@@ -23,7 +23,7 @@ def rank_of(pid, still_s=5.0, rank=1):
     fields = [0] * pages.FIELDS
     fields[pages.F_PROGRESS] = time.monotonic_ns() - int(still_s * 1e9)
     return SimpleNamespace(rank=rank, assigned=True, ended=None, fields=fields,
-                           child=SimpleNamespace(pid=pid))  # fmt: skip
+                           child=SimpleNamespace(pid=pid))
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_it_looks_once_a_second_and_again_after_the_rank_moved(child):
     ("torchinductor_me/locks", {}, True),
     ("mine", {"TRITON_CACHE_DIR": "mine"}, True),
     ("data", {}, False),
-])  # fmt: skip
+])
 def test_a_lock_counts_in_a_compile_cache_alone(tmp_path, folder, environ, seen):
     place = tmp_path / folder
     place.mkdir(parents=True)

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from holdfast.worker import forking
-from holdfast.worker.errands import Errands
-from holdfast.worker.orders import Orders
+from holdfast.worker.launcher import forking
+from holdfast.worker.launcher.child_tasks import Errands
+from holdfast.worker.launcher.commands import Orders
 
 
 class Root:
@@ -83,7 +83,7 @@ def test_a_child_that_does_not_die_is_left_and_reaped_when_it_goes(monkeypatch):
     errand = errands.command(
         [sys.executable, "-c", "import time; time.sleep(600)"], dict(os.environ), 0.0,
         lambda ok, text: told.append(text), "sleeper",
-    )  # fmt: skip
+    )
     assert errand is not None
     reap = forking.reap
     monkeypatch.setattr(forking, "reap", lambda pid: None)  # as in state D: killed and still there

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent.config import ENVIRONMENT
-from holdfast.worker import agentlink, levels, spec, wire
-from holdfast.worker.errands import Errands
+from holdfast.agent.config.load import ENVIRONMENT
+from holdfast.worker import wire
+from holdfast.worker.launcher import agent_link, levels, spec
+from holdfast.worker.launcher.child_tasks import Errands
 
 NOBODY = 65534
 ROOT = Path(__file__).resolve().parents[3]
@@ -21,27 +22,27 @@ ROOT = Path(__file__).resolve().parents[3]
 
 def test_the_folder_of_the_socket_must_be_ours_alone(tmp_path):
     path = str(tmp_path / "base")
-    agentlink.own_directory(path)
+    agent_link.own_directory(path)
     assert os.stat(path).st_mode & 0o777 == 0o700
-    agentlink.own_directory(path)
+    agent_link.own_directory(path)
     os.chmod(path, 0o777)
     with pytest.raises(PermissionError, match="yours alone"):
-        agentlink.own_directory(path)
+        agent_link.own_directory(path)
     link = str(tmp_path / "link")
     os.symlink(tmp_path, link)
     with pytest.raises(PermissionError):
-        agentlink.own_directory(link)
+        agent_link.own_directory(link)
 
 
 def test_a_socket_path_that_is_too_long_is_said_with_what_to_set():
     with pytest.raises(OSError, match="HOLDFAST_RUNTIME_DIR"):
-        agentlink.places("run", {"HOLDFAST_RUNTIME_DIR": "/tmp/" + "x" * 120, "HOME": "/tmp"})
+        agent_link.places("run", {"HOLDFAST_RUNTIME_DIR": "/tmp/" + "x" * 120, "HOME": "/tmp"})
 
 
 @pytest.mark.parametrize("ranks", [1, 32, 256])
 def test_a_level_fits_its_packet_whatever_the_ranks_said(ranks):
     ended = {"code": 1, "signal": 0, "outcome": "exception", "error": "\u2026" * 500,
-             "by_us": False, "boot_s": 1.0, "wall_s": 1.0}  # fmt: skip
+             "by_us": False, "boot_s": 1.0, "wall_s": 1.0}
     level = {
         "t": "levels", "n": 1,
         "ranks": [{"rank": n, "local_rank": n, "pid": n, "generation": 1, "state": "ended",
@@ -50,7 +51,7 @@ def test_a_level_fits_its_packet_whatever_the_ranks_said(ranks):
                   for n in range(ranks)],
         "commits": [{"generation": 1, "step": n, "path": "/data/" + "c" * 150, "world": 2,
                      "bad": ""} for n in range(100)],
-    }  # fmt: skip
+    }
     fitted = levels.fitted(level)
     assert wire.size_of(fitted) <= wire.LIMIT_BYTES
     assert [r["rank"] for r in fitted["ranks"]] == list(range(ranks))
@@ -69,7 +70,7 @@ def test_an_overdue_errand_is_ended_and_its_number_forgotten_first():
     errand = errands.command(
         [sys.executable, "-c", "import time; time.sleep(600)"], dict(os.environ), 0.0,
         lambda ok, text: told.append((ok, text)), "sleeper",
-    )  # fmt: skip
+    )
     assert errand is not None
     polled.register(errand, selectors.EVENT_READ)
     errands.tend(errand.deadline_s)
@@ -102,12 +103,12 @@ class Served:
 def test_only_root_oneself_and_the_agents_user_may_be_the_agent(monkeypatch):
     monkeypatch.setattr(os, "getuid", lambda: 1000)
     for uid, environ in ((0, {}), (1000, {}), (1234, {"HOLDFAST_AGENT_USER": "1234"}),
-                         (NOBODY, {"HOLDFAST_AGENT_USER": "nobody"})):  # fmt: skip
-        agentlink.check_peer(Served(uid), "agent.sock", environ)
+                         (NOBODY, {"HOLDFAST_AGENT_USER": "nobody"})):
+        agent_link.check_peer(Served(uid), "agent.sock", environ)
     for uid, environ in ((1001, {}), (1001, {"HOLDFAST_AGENT_USER": "no-such-user"}),
-                         (1001, {"HOLDFAST_AGENT_USER": "1234"})):  # fmt: skip
-        with pytest.raises(agentlink.Stranger, match="uid 1001, which is neither root"):
-            agentlink.check_peer(Served(uid), "agent.sock", environ)
+                         (1001, {"HOLDFAST_AGENT_USER": "1234"})):
+        with pytest.raises(agent_link.Stranger, match="uid 1001, which is neither root"):
+            agent_link.check_peer(Served(uid), "agent.sock", environ)
 
 
 @pytest.fixture()
@@ -141,16 +142,16 @@ def test_a_strangers_socket_is_neither_greeted_nor_taken_for_the_nodes(
     strangers_socket, monkeypatch, tmp_path, capsys
 ):
     environ = {"XDG_RUNTIME_DIR": str(tmp_path), "HOLDFAST_STATE_DIR": str(tmp_path)}
-    with pytest.raises(agentlink.Stranger, match="served by uid 65534"):
-        agentlink.connect(strangers_socket, environ)
-    monkeypatch.setattr(agentlink, "NODE_SOCKET", strangers_socket)
-    where = agentlink.places("run", environ)
+    with pytest.raises(agent_link.Stranger, match="served by uid 65534"):
+        agent_link.connect(strangers_socket, environ)
+    monkeypatch.setattr(agent_link, "NODE_SOCKET", strangers_socket)
+    where = agent_link.places("run", environ)
     assert where.private and where.socket != strangers_socket
     assert "starts an agent of its own" in capsys.readouterr().err
-    link = agentlink.AgentLink("run", where._replace(socket=strangers_socket), environ)
+    link = agent_link.AgentLink("run", where._replace(socket=strangers_socket), environ)
     assert link.tend() is False and link.channel is None and link.process is None
     assert "served by uid 65534" in link.problem
-    assert not agentlink.places("run", {**environ, "HOLDFAST_AGENT_USER": "nobody"}).private
+    assert not agent_link.places("run", {**environ, "HOLDFAST_AGENT_USER": "nobody"}).private
 
 
 @pytest.fixture
@@ -160,7 +161,7 @@ def nodes_agent(tmp_path, monkeypatch):
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
         sock.bind(str(path))
         sock.listen(8)
-        monkeypatch.setattr(agentlink, "NODE_SOCKET", str(path))
+        monkeypatch.setattr(agent_link, "NODE_SOCKET", str(path))
         yield str(path)
 
 
@@ -168,14 +169,14 @@ def test_a_runtime_folder_of_the_users_is_a_wish_for_an_agent_of_ones_own(
     nodes_agent, tmp_path, capsys
 ):
     environ = {"XDG_RUNTIME_DIR": str(tmp_path), "HOLDFAST_STATE_DIR": str(tmp_path)}
-    assert agentlink.places("r", environ).socket == nodes_agent and not capsys.readouterr().err
+    assert agent_link.places("r", environ).socket == nodes_agent and not capsys.readouterr().err
     own = str(tmp_path / "own")
-    where = agentlink.places("r", {**environ, "HOLDFAST_RUNTIME_DIR": own})
+    where = agent_link.places("r", {**environ, "HOLDFAST_RUNTIME_DIR": own})
     assert (where.private, where.runtime_dir) == (True, own + "/r")
     said = capsys.readouterr().err
     assert "HOLDFAST_RUNTIME_DIR" in said and nodes_agent in said and said.count("\n") == 1
     os.unlink(nodes_agent)  # without one there is nothing to say
-    agentlink.places("r", {**environ, "HOLDFAST_RUNTIME_DIR": own})
+    agent_link.places("r", {**environ, "HOLDFAST_RUNTIME_DIR": own})
     assert not capsys.readouterr().err
 
 

@@ -11,8 +11,8 @@ import types
 
 import pytest
 
-from holdfast.worker import hooks
 from holdfast.worker import page as pages
+from holdfast.worker.rank import hooks
 
 NAME = "torch.optim.optimizer"
 

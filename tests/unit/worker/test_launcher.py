@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.worker import bootstrap, exits, orders
+from holdfast.worker import bootstrap, exits
+from holdfast.worker.launcher import commands
 
 LIMIT_S = 30.0
 
@@ -32,11 +33,11 @@ def agents_socket(tmp_path):
 def test_an_agent_that_was_there_first_is_greeted(agents_socket, tmp_path):
     """As the node's agent always is."""
     environ = {**os.environ, "HOLDFAST_RUNTIME_DIR": str(tmp_path / "r"),
-               "HOLDFAST_STATE_DIR": str(tmp_path / "s")}  # fmt: skip
+               "HOLDFAST_STATE_DIR": str(tmp_path / "s")}
     launcher = subprocess.Popen(
         [sys.executable, str(Path(bootstrap.__file__)), "run", "--run", "x", "--no-python",
          "sleep", "600"], env=environ, stdin=subprocess.DEVNULL, start_new_session=True,
-    )  # fmt: skip
+    )
     try:
         packet = b""
         while not packet:  # a connection that is only tried out is closed without a word
@@ -66,12 +67,12 @@ class Launcher:
 
 def test_a_refusal_ends_a_run_before_the_welcome_and_is_said_once_after_it():
     early, late = Launcher(), Launcher()
-    orders.Orders(early).on_packet({"t": "error", "error": "no room"})
+    commands.Orders(early).on_packet({"t": "error", "error": "no room"})
     assert early.exit_code == exits.CONFIGURATION and early.said[0][0] == "error"
-    told = orders.Orders(late)
+    told = commands.Orders(late)
     told.on_packet({"t": "welcome"})
     for number in range(30):
         told.on_packet({"t": "error", "error": "first"})
         told.on_packet({"t": "error", "error": "number %d" % number})
-    assert late.exit_code is None and len(late.said) == orders.REFUSALS_MAX
+    assert late.exit_code is None and len(late.said) == commands.REFUSALS_MAX
     assert [text for _, text in late.said if text.endswith(": first")] == [late.said[0][1]]

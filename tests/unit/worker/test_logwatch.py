@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from holdfast.worker import logwatch
-from holdfast.worker.process import Order
+from holdfast.worker.launcher import log_watch
+from holdfast.worker.launcher.process import Order
 
 SCRIPTED = """
 import json, sys, time
@@ -48,7 +48,7 @@ class Crew:
         self.processes = []
 
 
-class Watch(logwatch.LogWatch):
+class Watch(log_watch.LogWatch):
     """A log watch whose child is the script above."""
 
     def __init__(self, folder, tmp_path):
@@ -77,12 +77,12 @@ def make(tmp_path, monkeypatch):
 
     def start(name="logs"):
         watch = Watch(tmp_path / name, tmp_path)
-        real = logwatch.subprocess.Popen
+        real = log_watch.subprocess.Popen
 
         def scripted(command, **options):
             return real([sys.executable, str(watch.script)], **options)
 
-        monkeypatch.setattr(logwatch.subprocess, "Popen", scripted)
+        monkeypatch.setattr(log_watch.subprocess, "Popen", scripted)
         made.append(watch)
         return watch
 
@@ -116,7 +116,7 @@ def test_each_generation_has_its_own_part_of_each_file(make):
     assert watch.places(2) == [[0, 22, -1, 0, -1]]
     for generation in range(3, 20):
         watch.begin_generation(order(generation, 0))
-    assert watch.places(1) == [] and len(watch.begins) == logwatch.GENERATIONS_KEPT
+    assert watch.places(1) == [] and len(watch.begins) == log_watch.GENERATIONS_KEPT
 
 
 def test_who_ended_first_comes_first_also_when_it_is_forgotten_since(make):
@@ -162,7 +162,7 @@ def test_own_signatures_are_told_once_and_again_to_the_next_child(make):
 
 
 def test_a_child_that_hangs_costs_its_question_and_no_more(make, monkeypatch):
-    monkeypatch.setattr(logwatch, "ANSWER_S", 0.3)
+    monkeypatch.setattr(log_watch, "ANSWER_S", 0.3)
     watch = make("hang")
     watch.begin_generation(order(1, 0))
     watch.ask_now()
@@ -190,7 +190,7 @@ def test_a_child_that_cannot_be_ended_is_not_waited_for_nor_followed(make, monke
     watch = make("hang")
     watch.begin_generation(order(1, 0))
     watch.ask_now()
-    monkeypatch.setattr(logwatch.os, "kill", lambda pid, number: None)  # as in state D
+    monkeypatch.setattr(log_watch.os, "kill", lambda pid, number: None)  # as in state D
     watch.fail("late")
     stuck = watch.dying[0]
     watch.pause_until_s = 0.0
@@ -242,7 +242,7 @@ def test_many_ranks_and_signatures_fit_the_pipe(make):
     watch = make()
     watch.begin_generation(order(1, *range(256)))
     watch.configure({"t": "logs", "own": [{"id": "a%d" % n, "pattern": "x" * 300}
-                                          for n in range(64)]})  # fmt: skip
+                                          for n in range(64)]})
     watch.ask_now()
     watch.until(lambda: watch.told)
     assert watch.told[0][0] is True

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from holdfast.worker import compiling
-from holdfast.worker.orders import Orders
+from holdfast.worker.launcher import compiling
+from holdfast.worker.launcher.commands import Orders
 
 
 class Errands:
@@ -38,7 +38,7 @@ def orders():
         compiling=compiling.Watch({}), crew=SimpleNamespace(living=lambda: living), outcomes=[],
         errands=Errands(), add_errand=lambda errand: None, link=SimpleNamespace(channel=None),
         living=living,
-    )  # fmt: skip
+    )
     return Orders(launcher)
 
 
@@ -64,7 +64,7 @@ def test_a_stale_lock_is_removed_and_its_age_said(orders, cache):
 @pytest.mark.parametrize(("name", "said"), [
     ("model.pb", "no lock"), ("young.lock", "somebody may hold it"),
     ("link.lock", "no plain file"), ("gone.lock", "No such file"),
-])  # fmt: skip
+])
 def test_what_is_no_stale_lock_stays(orders, cache, name, said):
     path = cache / name
     if name == "link.lock":
@@ -109,7 +109,7 @@ def test_nothing_is_removed_while_a_rank_compiles(orders, cache, tmp_path):
     running = subprocess.Popen([compiler, "60"])
     try:
         orders.launcher.living.append(SimpleNamespace(
-            rank=0, child=SimpleNamespace(pid=os.getpid())))  # fmt: skip
+            rank=0, child=SimpleNamespace(pid=os.getpid())))
         path = lock(cache)
         ok, text = remove(orders, path)
         assert not ok and "rank 0: neuronx-cc" in text and path.exists()

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from holdfast.worker import snapshot
+from holdfast.worker.rank import snapshot
 
 
 def take(file: snapshot.SnapshotFile, step: int, rank: int = 0, world: int = 1, fill: int = 0):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.worker import spec
+from holdfast.worker.launcher import spec
 
 
 @pytest.fixture()
@@ -23,7 +23,7 @@ def test_a_torchrun_line_is_a_holdfast_run_line(script):
         "--standalone", "--nnodes=1", "--nproc_per_node", "2", "--rdzv-backend", "c10d",
         "--rdzv_endpoint=localhost:0", "--max-restarts=5", "--redirects", "3", "--tee", "3",
         "--local-ranks-filter", "0", "--log-dir", "/tmp/logs", script, "--lr", "1", "-m", "x",
-    )  # fmt: skip
+    )
     assert options.nproc == 2 and options.max_restarts == 5 and options.tee
     assert options.log_dir == "/tmp/logs"
     assert options.program == ("script", script, ["--lr", "1", "-m", "x"], False, True)
@@ -54,7 +54,7 @@ def test_a_standby_of_a_script_is_said_to_have_no_effect(script, capsys):
     said = capsys.readouterr().err
     assert said.count("--standby has no effect on a script") == 1
     for argv, command in ((["--standby", "2", "steps=5"], "train"), (["--standby", "0", script],
-                          "run"), ([script], "run")):  # fmt: skip
+                          "run"), ([script], "run")):
         parse(*argv, command=command)
         assert capsys.readouterr().err == ""
     assert parse("--standby", "2", command="train").standby == 2

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.worker import agentlink, wire
+from holdfast.worker import wire
+from holdfast.worker.launcher import agent_link
 
 
 @pytest.fixture()
@@ -108,7 +109,7 @@ def test_the_agents_line_is_the_strict_one(tmp_path):
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as server:
         server.bind(path)
         server.listen(1)
-        channel = agentlink.connect(path, {})
+        channel = agent_link.connect(path, {})
         link, _ = server.accept()
         with link:
             assert channel.send({"t": "report", "text": os.fsdecode(b"bad \xff \xf0\x9f\x98\x80")})

@@ -1,0 +1,305 @@
+"""Performs what the core decided: intent first, then the effect, then its outcome as a level.
+
+Owns which effects are in flight and what became of the latest.  Decides nothing and retries
+nothing: an effect that failed or ran out of time is an outcome, and the core plans on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable
+
+import msgspec
+
+from ..core.model.model import Effect, EffectOutcome, Start, StoreWrite
+from ..core.model.orders import NodeOrder
+from ..history.journal import (
+    UNFINISHED_ERROR,
+    Count,
+    Finished,
+    Intent,
+    Journal,
+    Memory,
+    intent_of,
+    needs_sync,
+)
+from ..history.retention import BY_RUN, RUNS_MAX
+from ..launchers import protocol
+from ..store.base import Conflict, Store, StoreError
+
+OUTCOMES_MAX = 256  # kept as levels
+FINISHED_MAX = 4096  # ids remembered, so that a launcher's repetition is no second outcome
+OUTCOME_KEPT_S = 30.0
+JOURNAL_WAIT_S = 0.25  # an ordinary restart waits no longer for a disk that does not answer
+SYNC_WAIT_S = 2.0  # what outlives the node may wait for a busy one
+DETAIL_MAX = 32_768
+GRACE_FOR_RESEND_S = 5.0  # after a restart: launchers repeat their last outcomes by then
+
+
+Launcher = tuple[int, float]  # pid and registration: a later one of the same run is another
+OTHER_LAUNCHER = "another launcher serves the run now"
+
+
+class Flight:
+    """An effect that has begun and has no outcome yet, and the launcher that it was decided for."""
+
+    def __init__(self, effect: Effect, launcher: Launcher) -> None:
+        self.effect = effect
+        self.run = run_of(effect)
+        self.launcher = launcher
+        self.timer: asyncio.TimerHandle | None = None
+        self.sent = False
+
+
+def run_of(effect: Effect) -> str:
+    """The run whose launcher carries the effect out; "" for a write to the store."""
+    return "" if isinstance(effect.body, StoreWrite) else str(getattr(effect.body, "run", ""))
+
+
+class Performer:
+    """The one place where effects happen."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        store: Store,
+        order: Callable[[str, dict[str, object]], str],
+        wake: Callable[[str], None],
+        trouble: Callable[[str, BaseException | str], None],
+        launcher_of: Callable[[str], Launcher],
+        node: Callable[[Effect, NodeOrder], Awaitable[str]],
+    ) -> None:
+        self._journal = journal
+        self._node = node
+        self._store = store
+        self._order = order
+        self._wake = wake
+        self._trouble = trouble
+        self._launcher_of = launcher_of
+        self._flights: dict[str, Flight] = {}
+        self._levels: OrderedDict[str, tuple[EffectOutcome, float]] = OrderedDict()
+        self._finished: OrderedDict[str, None] = OrderedDict()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._orphans: dict[str, Intent] = {}
+        self.counters = dict(journal.seed.counters)
+        # Least lately counted first.
+        self._by_run = dict.fromkeys(key for key in self.counters if key[0] in BY_RUN)
+        self.where: dict[tuple[str, int, int], str] = {}  # (run, generation, rank) -> source line
+        now_s = time.monotonic()
+        for done in journal.seed.finished:
+            # The core's memory may be older than the outcome: it is told again.
+            self._finished[done.id] = None
+            self._levels[done.id] = (EffectOutcome(done.id, done.ok, done.error), now_s)
+        for intent in journal.seed.unfinished:
+            self._orphans[intent.id] = intent
+        if self._orphans:
+            asyncio.get_running_loop().call_later(GRACE_FOR_RESEND_S, self._end_orphans)
+
+    # ------------------------------------------------------------- the core's side
+
+    def outcomes(self, wanted: Iterable[str], now_s: float) -> tuple[EffectOutcome, ...]:
+        """Outcomes as levels; those that nobody lists any more are let go after a while."""
+        listed = set(wanted)
+        for key, (_, since_s) in list(self._levels.items()):
+            if len(self._levels) <= OUTCOMES_MAX and (
+                key in listed or now_s - since_s < OUTCOME_KEPT_S
+            ):
+                continue
+            del self._levels[key]
+        return tuple(outcome for outcome, _ in self._levels.values())
+
+    def fresh(self, effects: Iterable[Effect]) -> list[Effect]:
+        """Those that are neither in flight nor over.  One whose intent an earlier life of the
+        agent left unfinished is over: it failed, and is never replayed."""
+        found = []
+        for effect in effects:
+            if effect.id in self._orphans:
+                del self._orphans[effect.id]
+                self._end(effect.id, False, UNFINISHED_ERROR, "", effect)
+            elif effect.id not in self._flights and effect.id not in self._finished:
+                found.append(effect)
+        return found
+
+    def perform(self, fresh: list[Effect], memory: bytes | None) -> None:
+        """Begins effects that `fresh` returned; `memory` is committed with their intents."""
+        if not fresh:
+            return
+        for effect in fresh:
+            # Bound here, in the step that decided it: pids and ranks are those of this launcher.
+            self._flights[effect.id] = Flight(effect, self._launcher_of(run_of(effect)))
+        task = asyncio.get_running_loop().create_task(self._begin(fresh, memory))
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
+
+    @property
+    def in_flight(self) -> int:
+        return len(self._flights)
+
+    async def close(self) -> None:
+        """Ends tasks; effects that have begun stay intents without outcome."""
+        for flight in self._flights.values():
+            if flight.timer is not None:
+                flight.timer.cancel()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ------------------------------------------------------------- beginning
+
+    async def _begin(self, effects: list[Effect], memory: bytes | None) -> None:
+        wall_s = time.time()
+        records = [intent_of(effect, wall_s) for effect in effects]
+        lasting = all(needs_sync(effect) for effect in effects)
+        wait_s = SYNC_WAIT_S if lasting else JOURNAL_WAIT_S
+        committed = self._journal.append(
+            *records, *([Memory(memory)] if memory is not None else []),
+            synced=any(needs_sync(effect) for effect in effects), wait=True,
+        )
+        assert committed is not None
+        stalled = self._journal.stalled
+        if not stalled:
+            try:
+                await asyncio.wait_for(asyncio.shield(committed), wait_s)
+            except (TimeoutError, asyncio.CancelledError):
+                if not committed.done() or committed.cancelled():
+                    stalled = True
+                    self._trouble("journal", f"no commit within {wait_s:g} s")
+        # Puts wait for the disk, the node's unit for its program; orders to launchers wait for
+        # neither.
+        for effect in sorted(effects, key=_patience):
+            flight = self._flights.get(effect.id)
+            if flight is None:
+                continue
+            if stalled and (effect.outlives_node or needs_sync(effect)):
+                self._end(effect.id, False, "refused: the journal is stalled", "", effect)
+            elif isinstance(effect.body, StoreWrite):
+                await self._put(effect, effect.body)
+            elif isinstance(effect.body, NodeOrder):
+                error = await self._node(effect, effect.body)
+                self._end(effect.id, not error, error, "", effect)
+            else:
+                self._send(flight)
+
+    async def _put(self, effect: Effect, write: StoreWrite) -> None:
+        try:
+            version = await asyncio.wait_for(self._store.put(write), effect.deadline_s or 5.0)
+        except Conflict as error:
+            self._end(effect.id, False, f"conflict: {error}", "", effect)
+        except (StoreError, TimeoutError) as error:
+            self._end(effect.id, False, f"store: {error or 'no answer'}", "", effect)
+        else:
+            self._end(effect.id, True, "", str(version), effect)
+
+    def _send(self, flight: Flight) -> None:
+        effect = flight.effect
+        if self._launcher_of(flight.run) != flight.launcher:
+            self._end(effect.id, False, OTHER_LAUNCHER, "", effect)
+            return
+        loop = asyncio.get_running_loop()
+        if flight.timer is None:
+            flight.timer = loop.call_later(max(0.05, effect.deadline_s), self._too_late, effect)
+        body = msgspec.to_builtins(effect.body)
+        body.pop("type", None)
+        fields = {"t": "do", "id": effect.id, "kind": effect.kind, "body": body}
+        try:
+            why_not = self._order(flight.run, fields)
+        except ValueError as error:  # text that no packet takes costs this effect, and no other
+            self._end(effect.id, False, f"cannot be sent: {error}", "", effect)
+            return
+        flight.sent = not why_not  # else it goes out when the launcher comes back, or times out
+
+    def launcher_came(self, run: str) -> None:
+        """Sends again what the launcher has not answered; it is idempotent under the id.  What was
+        meant for an earlier launcher of that name ends as failed instead."""
+        for flight in list(self._flights.values()):
+            if flight.timer is not None and flight.run == run:
+                self._send(flight)
+
+    # ------------------------------------------------------------- ending
+
+    def launcher_outcome(self, run: str, packet: protocol.Outcome) -> None:
+        """A launcher said what became of an effect, perhaps for the second time."""
+        flight = self._flights.get(packet.id)
+        detail = packet.detail[:DETAIL_MAX]
+        if flight is not None:
+            if flight.run == run and self._launcher_of(run) == flight.launcher:
+                self._end(packet.id, packet.ok, packet.error[:500], detail, flight.effect)
+        elif f"{self._orphan_subject(packet.id)}/".startswith(f"run/{run}/"):
+            intent = self._orphans.pop(packet.id)
+            self._end(packet.id, packet.ok, packet.error[:500], detail, None, intent)
+
+    def _orphan_subject(self, id: str) -> str:
+        """What an unfinished intent was about: a launcher speaks for its own run alone."""
+        intent = self._orphans.get(id)
+        return intent.subject if intent is not None else ""
+
+    def _too_late(self, effect: Effect) -> None:
+        if effect.id in self._flights:
+            error = f"no outcome within {effect.deadline_s:g} s"
+            self._end(effect.id, False, error, "", effect)
+
+    def _end_orphans(self) -> None:
+        for intent in list(self._orphans.values()):
+            del self._orphans[intent.id]
+            self._end(intent.id, False, UNFINISHED_ERROR, "", None, intent)
+
+    def _end(
+        self, id: str, ok: bool, error: str, detail: str,
+        effect: Effect | None, intent: Intent | None = None,
+    ) -> None:
+        flight = self._flights.pop(id, None)
+        if flight is not None and flight.timer is not None:
+            flight.timer.cancel()
+        self._finished[id] = None
+        while len(self._finished) > FINISHED_MAX:
+            self._finished.popitem(last=False)
+        self._levels[id] = (EffectOutcome(id, ok, error, detail), time.monotonic())
+        kind = effect.kind if effect is not None else intent.kind if intent is not None else ""
+        fault = effect.fault if effect is not None else intent.fault if intent is not None else ""
+        counts = [Count("actions", (kind, fault, "ok" if ok else "failed"))]
+        if effect is not None and isinstance(effect.body, Start) and ok and fault:
+            # Without a fault it is the start of another launcher, which goes on from a checkpoint.
+            counts.append(Count("restarts", (effect.body.run, fault)))
+        self._journal.append(Finished(id, ok, error, time.time(), tuple(counts)))
+        self.count(*counts)
+        if effect is not None and effect.kind == "evidence" and ok:
+            self._remember_where(effect, detail)
+        if not (ok and kind == "start"):
+            # After a start the launcher's levels follow at once and wake; a step before them would
+            # see the old generation and ask again.
+            self._wake("outcome")
+
+    def count(self, *counts: Count) -> None:
+        """Adds to the counters that metrics show; the journal adds the same on its side."""
+        for count in counts:
+            key = (count.name, count.labels)
+            if count.name in BY_RUN:
+                self._by_run.pop(key, None)
+                self._by_run[key] = None  # runs come by the thousand, and each would stay for ever
+                if len(self._by_run) > RUNS_MAX:
+                    oldest = next(iter(self._by_run))
+                    del self._by_run[oldest]
+                    self.counters.pop(oldest, None)
+            self.counters[key] = self.counters.get(key, 0.0) + count.more
+
+    def _remember_where(self, effect: Effect, detail: str) -> None:
+        body = effect.body
+        try:
+            where = msgspec.json.decode(detail).get("where", "")
+        except (msgspec.DecodeError, RecursionError, AttributeError):
+            return
+        if isinstance(where, str) and where and len(self.where) < 4096:
+            key = (getattr(body, "run"), getattr(body, "generation"), getattr(body, "rank"))
+            self.where[key] = where[:200]
+
+    def _task_done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._trouble("perform", task.exception() or "")
+
+
+def _patience(effect: Effect) -> int:
+    """Effects that take longer come later."""
+    return 2 if isinstance(effect.body, NodeOrder) else effect.kind == "put"

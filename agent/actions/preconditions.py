@@ -1,0 +1,182 @@
+"""What stands before an order for the whole node, looked at before anything is ended for it.
+
+Owns the look: whether evidence can be kept, whether the root unit's socket is there, whose
+processes compute here, and which runs other agents serve.  Looks only while an incident may lead to
+an order, and decides nothing: agent/core/nodes/repair.py does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import functools
+import os
+import stat
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from holdfast.collectors.contract import Sample
+
+from ..core.detect.devices.accelerator import processes
+from ..core.model.model import FATAL
+from ..core.model.orders import Gate
+from ..core.nodes.repair import VERBS
+from ..system import procfs
+from ..telemetry.devices import COLLECTORS
+
+if TYPE_CHECKING:
+    from ..daemon.daemon import Daemon
+
+LOOK_S = 5.0  # between two looks
+IDLE_S = 1.0
+ANSWER_S = 4.0  # for a few bytes to be written to evidence.store
+HIDDEN = ("/proc hides other users' processes (hidepid): add its group to SupplementaryGroups= of "
+          "holdfast.service")
+READ_ONLY = ": name it in ReadWritePaths= of holdfast.service (docs/node-orders.md)"
+UNSEEN = Gate(closed="what it needs has not been looked at yet")
+ANCESTORS_MAX = 32
+TABLE_MAX_BYTES = 64 << 20  # /proc/net/unix: 500,000 sockets, read line by line
+LINE_MAX_BYTES = 4096
+LISTENS = 0x10000  # __SO_ACCEPTCON in its flags
+SEQPACKET = 5
+AGENT_SOCKET = "/agent.sock"
+OTHERS_MAX = 64
+
+
+async def watch_gate(daemon: Daemon) -> None:
+    """Looks every few seconds while it matters."""
+    while True:
+        wanted = _wanted(daemon)
+        daemon.gate = await look(daemon) if wanted else UNSEEN
+        await asyncio.sleep(LOOK_S if wanted else IDLE_S)
+
+
+def _wanted(daemon: Daemon) -> bool:
+    if not set(VERBS).intersection(daemon.config.actions.allow):
+        return False
+    open_now = (one for one in daemon.snapshot.decision.incidents if not one.closed_wall_s)
+    return any(one.severity == FATAL and not one.run for one in open_now)
+
+
+async def look(daemon: Daemon) -> Gate:
+    """The gate as it is now."""
+    proc, own = Path(daemon.config.collectors.proc), Path(daemon.config.agent.runtime_dir)
+    last = [sample for name in COLLECTORS for sample in _last(daemon, name)]
+    listed = processes(tuple(last))
+    seen = await asyncio.to_thread(_alive, str(proc), listed)
+    living = {pid for pid, _ in seen}
+    sessions = daemon.sessions.sessions()
+    launchers = frozenset(one.pid for one in sessions if one.pid)
+    ranks = frozenset((rank.pid, one.uid) for one in sessions for rank in one.levels.ranks)
+    ours = await asyncio.to_thread(_ours, proc, sorted(living), launchers, ranks)
+    gone = tuple(sorted({pid for pid, _ in listed} - living))
+    if not procfs.sees_host(str(proc)):
+        gone = ()  # a driver lists the host's numbers, of which this container sees none
+    try:
+        others = await asyncio.to_thread(other_agents, proc, f"{own}{AGENT_SOCKET}")
+    except (OSError, ValueError) as error:
+        return Gate(closed=f"who else serves runs here cannot be seen: {error}", seen=seen)
+    closed = HIDDEN if procfs.hides_others(str(proc)) else await _closed(daemon)
+    return Gate(closed=closed, seen=seen, ours=ours, gone=gone, others=others)
+
+
+def _last(daemon: Daemon, name: str) -> tuple[Sample, ...]:
+    return daemon.runner.last(name) if daemon.runner is not None else ()
+
+
+# ------------------------------------------------------------------ whether an order could leave
+
+
+async def _closed(daemon: Daemon) -> str:
+    """Why no order could leave now, or "".  The socket is not connected to: a connection is an
+    order, and systemd counts them."""
+    path = Path(daemon.config.actions.socket)
+    try:
+        is_socket = stat.S_ISSOCK(os.stat(path).st_mode)
+    except OSError as error:
+        return f"{path}: {error.strerror}: is holdfast-node.socket enabled?"
+    if not is_socket:
+        return f"{path} is no socket: is holdfast-node.socket enabled?"
+    folder = daemon.config.evidence.store
+    if not folder:
+        return "evidence.store is not set"
+    probe = functools.partial(write_probe, Path(folder), daemon.name)
+    try:
+        await asyncio.wait_for(asyncio.shield(daemon.evidence.do("probe", probe)), ANSWER_S)
+    except TimeoutError:
+        return f"evidence.store: {folder} does not answer"
+    except (OSError, ValueError, RuntimeError) as error:
+        sandboxed = isinstance(error, OSError) and error.errno == errno.EROFS
+        return f"evidence.store: {error}{READ_ONLY if sandboxed else ''}"
+    return ""
+
+
+def write_probe(folder: Path, node: str) -> None:
+    """Leaves nothing behind.  OSError when the folder does not take a file.  Its name cannot be
+    guessed, so that nobody who may write there as well puts a link in its place."""
+    name = "".join(c if c.isalnum() or c in "-_." else "_" for c in node)[:200]
+    folder.mkdir(parents=True, exist_ok=True)
+    fd, probe = tempfile.mkstemp(".probe", f".{name}.", folder)
+    try:
+        os.write(fd, b"holdfast: may be removed\n")
+    finally:
+        os.close(fd)
+        Path(probe).unlink(missing_ok=True)
+
+
+# ------------------------------------------------------------------ who else is here
+
+
+def _alive(proc: str, listed: list[tuple[int, str]]) -> tuple[tuple[int, str], ...]:
+    return tuple(one for one in listed if procfs.process_alive(one[0], proc))
+
+
+def _ours(
+    proc: Path, pids: list[int], launchers: frozenset[int], ranks: frozenset[tuple[int, int]]
+) -> tuple[int, ...]:
+    """Those of `pids` that descend from one of our launchers, for a rank may be a shell whose child
+    computes; and the ranks that a launcher named, as far as its user's processes go, for one may
+    outlive it in its device.  One that cannot be read is not ours."""
+    return tuple(pid for pid in pids if _descends(proc, pid, launchers) or any(
+        (pid, uid) in ranks for uid in {0, procfs.real_uid(pid, str(proc))} - {-1}
+    ))
+
+
+def _descends(proc: Path, pid: int, launchers: frozenset[int]) -> bool:
+    for _ in range(ANCESTORS_MAX):
+        if pid in launchers:
+            return True
+        read = procfs.parse_stat(procfs.read_small(f"{proc}/{pid}/stat"))
+        if read is None or read.ppid <= 1:
+            return False
+        pid = read.ppid
+    return False
+
+
+def other_agents(proc: Path, own: str) -> tuple[str, ...]:
+    """Sockets of other agents that listen on this machine: one that began while no node agent was
+    there serves its run until that ends.  Those of another network namespace are not seen.  OSError
+    or ValueError when the kernel's table cannot be read to its end."""
+    found, left = set(), TABLE_MAX_BYTES
+    with open(proc / "net/unix", "rb") as file:
+        while line := file.readline(LINE_MAX_BYTES):
+            left -= len(line)
+            if left < 0:
+                raise ValueError(f"{file.name} is longer than {TABLE_MAX_BYTES >> 20} MiB")
+            path = _agent_of(line)
+            if path and path != own:
+                found.add(path[:200])
+    return tuple(sorted(found)[:OTHERS_MAX])
+
+
+def _agent_of(line: bytes) -> str:
+    """The path of an agent's socket that listens, or ""."""
+    fields = line.rstrip(b"\n").decode("utf-8", "replace").split(None, 7)
+    if len(fields) < 8 or not fields[7].endswith(AGENT_SOCKET):
+        return ""
+    try:
+        listens, kind = int(fields[3], 16) & LISTENS, int(fields[4], 16)
+    except ValueError:
+        return ""
+    return fields[7] if listens and kind == SEQPACKET else ""

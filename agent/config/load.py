@@ -1,0 +1,315 @@
+"""Reads the agent's configuration: TOML files, every error at once, the origin of each value.
+
+Owns loading and checking.  The settings themselves are in settings.py.  Bad input changes nothing
+and is named by file, key and what to set.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from .settings import Config
+
+FILE_MAX_BYTES = 1 << 20
+CONF_D_MAX = 100
+ALLOWED_ACTIONS = ("reboot_node", "replace_node", "drain_node", "reset_gpu", "remove_lock")
+NODE_ACTIONS = ALLOWED_ACTIONS[:4]  # that leave by the node's root unit
+ADDRESSES = ("agent.listen", "agent.metrics_listen", "collectors.ec2_metadata")
+PORT_MAX = 65535
+DEFAULT_FILE = Path("/etc/holdfast/agent.toml")
+
+# (shorter, longer, why): checked when the configuration is loaded
+LATTICE = (
+    ("agent.tick_s", "agent.fast_s", "a collector cannot run more often than the agent ticks"),
+    ("agent.fast_s", "agent.slow_s", "the slow set is the slower one"),
+    ("agent.tick_s", "detect.suspect_floor_s", "a stall is noticed on a tick"),
+    ("collectors.deadline_s", "agent.slow_s", "a collector must be given up before it is due"),
+    ("detect.suspect_floor_s", "detect.script_floor_s", "suspicion comes before action"),
+    ("detect.odds", "detect.odds_active", "activity speaks for waiting longer"),
+    ("detect.script_floor_s", "detect.quiet_limit_s", "a quiet phase may be quiet for longer"),
+    ("detect.script_floor_s", "detect.compile_limit_s", "a compile may be quiet for longer"),
+    ("detect.park_wait_s", "detect.stop_grace_s", "survivors park before ranks are killed"),
+    ("agent.tick_s", "detect.lease_s", "a lease is renewed on ticks"),
+)
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; `errors` has one line for each thing to change."""
+
+    def __init__(self, errors: list[str]) -> None:
+        super().__init__("\n".join(errors))
+        self.errors = errors
+
+
+class Loaded(NamedTuple):
+    """A configuration with the origin of each value: {"agent.tick_s": "/etc/... "}."""
+
+    config: Config
+    origins: dict[str, str]
+    signatures: tuple[dict[str, Any], ...] = ()  # the operator's own, as they stand in the files
+
+
+def load(
+    file: Path | None, overrides: Mapping[str, tuple[object, str]] | None = None
+) -> Loaded:
+    """Reads FILE and conf.d/*.toml beside it (sorted, a later file wins), then the overrides
+    {"agent.state_dir": (value, origin)}.  Raises ConfigError with every error found."""
+    errors: list[str] = []
+    values: dict[str, tuple[Any, str]] = {}
+    signatures: list[tuple[dict[str, Any], str]] = []
+    for path in _files(file, errors):
+        for key, value in _read(path, errors):
+            if key == "signature":
+                signatures += _signatures(value, str(path), errors)
+            elif _is_known(key, value, str(path), errors):
+                values[key] = (value, str(path))
+    values.update(overrides or {})
+    config = _build(values, errors)
+    errors.extend(_check_lattice(config, values) + _check_hidden(config, values))
+    errors.extend(_check_ports(config, values))
+    named = [("actions.allow", "action", config.actions.allow, ALLOWED_ACTIONS),
+             ("detect.act", "detector that may act", config.detect.act, Config().detect.act)]
+    if config.collectors.disable:
+        named.append(("collectors.disable", "collector", config.collectors.disable, collectors()))
+    for key, what, words, known in named:
+        where = f"{_origin(key, values)}: {key}"
+        errors.extend(f"{where}: {word!r} is no {what}: {_nearest(word, known)}"
+                      for word in words if word not in known)
+    if signatures:
+        logrules().check_together(signatures, errors)
+    lasting = [one for one in config.actions.allow if one in NODE_ACTIONS]
+    if lasting and not config.evidence.store:
+        errors.append(
+            f"{_origin('actions.allow', values)}: evidence.store is empty, but actions.allow names "
+            f"{lasting[0]}: set a directory that outlives this node"
+        )
+    if errors:
+        raise ConfigError(errors)
+    origins = {key: _origin(key, values) for key, _ in flatten(config)}
+    return Loaded(config, origins, tuple(row for row, _ in signatures))
+
+
+def collectors() -> tuple[str, ...]:
+    """Names of all collectors, sorted.  A costly import, needed where one is switched off."""
+    return tuple(sorted(one.name for one in importlib.import_module("holdfast.collectors").ALL))
+
+
+def flatten(config: Config) -> list[tuple[str, object]]:
+    """Every setting as ("section.key", value)."""
+    return [
+        (f"{section}.{key}", getattr(getattr(config, section), key))
+        for section in config.__struct_fields__
+        for key in getattr(config, section).__struct_fields__
+    ]
+
+
+def describe(key: str) -> tuple[str, str]:
+    """(type and bounds, description) of "section.key", for people."""
+    section, name = key.split(".", 1)
+    hint = get_type_hints(type(getattr(Config(), section)), include_extras=True)[name]
+    metas = _metas(hint)
+    text = next((meta.description for meta in reversed(metas) if meta.description), "")
+    bounds = [
+        f"{sign} {getattr(meta, field):g}"
+        for meta in metas
+        for field, sign in (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
+        if getattr(meta, field) is not None
+    ]
+    base = hint
+    while hasattr(base, "__metadata__"):
+        base = base.__origin__
+    choices = get_args(base) if get_origin(base) is Literal else ()
+    if choices:
+        return " or ".join(f"`{one}`" for one in choices), text
+    kind = {float: "number", int: "whole number", str: "text", bool: "true or false"}.get(
+        base, "list of texts"
+    )
+    return " ".join([kind, " and ".join(bounds)]).strip(), text
+
+
+# What the environment of a command decides.  `holdfast run --help` says it as well.
+ENVIRONMENT = (
+    ("HOLDFAST_RUNTIME_DIR", "`holdfast run`, `train`: the run has a private agent, whose sockets "
+     "lie below DIR/NAME; the node's agent is passed by, which is said. Other commands: ask the "
+     "agents in DIR and below it, and no other. `holdfast agent`: as `agent.runtime_dir`"),
+    ("HOLDFAST_STATE_DIR", "where private agents keep journal and store, in `runs/NAME`; by "
+     "default `~/.local/state/holdfast`. `holdfast agent`: as `agent.state_dir`"),
+    ("HOLDFAST_CONFIG", "the configuration of private agents; by default none is read"),
+    ("HOLDFAST_AGENT_USER", "name or uid that the node's agent runs as; by default `holdfast`. A "
+     "run hands itself to root's, its own user's and this one's agent, and to no other"),
+)
+
+
+def render_config_docs() -> str:
+    """docs/config.md."""
+    lines = [
+        "# Configuration of the agent",
+        "",
+        "Generated from agent/config/settings.py; do not edit. `holdfast agent --config F` reads",
+        "F, then every `conf.d/*.toml` beside it in order of their names; a later value wins. An",
+        "unknown key is an error. All errors are said at once, each with file, key and what to set.",
+        "`holdfast config check` checks, `holdfast config show` shows each value and its origin.",
+    ]
+    config = Config()
+    for section in config.__struct_fields__:
+        part = getattr(config, section)
+        lines += ["", f"## [{section}]", "", (type(part).__doc__ or "").strip(), ""]
+        lines += ["| key | type | default | what it is for |", "|---|---|---|---|"]
+        for key in part.__struct_fields__:
+            kind, text = describe(f"{section}.{key}")
+            default = msgspec.json.encode(getattr(part, key)).decode()
+            lines.append(f"| `{key}` | {kind} | `{default}` | {text} |")
+    lines += ["", "## Environment", "", "| variable | what it decides |", "|---|---|"]
+    lines += [f"| `{name}` | {text} |" for name, text in ENVIRONMENT]
+    lines += ["", "## Names of collectors", "", ", ".join(f"`{one}`" for one in collectors())]
+    lines += ["", "## What must be shorter than what", ""]
+    lines += [f"* `{short}` <= `{long}`: {why}" for short, long, why in LATTICE]
+    return "\n".join(lines) + "\n"
+
+
+def _metas(hint: Any) -> list[msgspec.Meta]:
+    """The constraints of an annotated type, innermost first."""
+    found: list[msgspec.Meta] = []
+    while hasattr(hint, "__metadata__"):
+        found = [one for one in hint.__metadata__ if isinstance(one, msgspec.Meta)] + found
+        hint = hint.__origin__
+    return found
+
+
+def _files(file: Path | None, errors: list[str]) -> list[Path]:
+    if file is None:
+        return []
+    try:
+        if not file.is_file():
+            what = "this is no file" if file.exists() else "no such file"
+            errors.append(f"{file}: {what}: create it or give another with --config")
+            return []
+    except OSError as error:  # a folder above it is closed to this user
+        errors.append(f"{file}: {error.strerror}: give another with --config")
+        return []
+    extra = sorted((file.parent / "conf.d").glob("*.toml"))
+    if len(extra) > CONF_D_MAX:
+        errors.append(f"{file.parent / 'conf.d'}: more than {CONF_D_MAX} files: join some")
+    return [file, *extra[:CONF_D_MAX]]
+
+
+def _read(path: Path, errors: list[str]) -> list[tuple[str, Any]]:
+    """One file as ("section.key", value) pairs; sections that are no tables as ("section", v)."""
+    try:
+        with path.open("rb") as handle:
+            text = handle.read(FILE_MAX_BYTES + 1)
+        if len(text) > FILE_MAX_BYTES:
+            raise ValueError(f"longer than {FILE_MAX_BYTES} bytes")
+        content = tomllib.loads(text.decode("utf-8"))
+    except OSError as error:
+        errors.append(f"{path}: {error.strerror}: make it readable for uid {os.getuid()}")
+        return []
+    except (ValueError, RecursionError) as error:
+        errors.append(f"{path}: no valid TOML: {error}")
+        return []
+    pairs: list[tuple[str, Any]] = []
+    for section, table in content.items():
+        if isinstance(table, dict) and section != "signature":
+            pairs.extend((f"{section}.{key}", value) for key, value in table.items())
+        else:
+            pairs.append((section, table))
+    return pairs
+
+
+def _is_known(key: str, value: Any, origin: str, errors: list[str]) -> bool:
+    section, _, name = key.partition(".")
+    sections = Config.__struct_fields__
+    if section not in sections:
+        errors.append(f"{origin}: [{section}] is unknown: {_nearest(section, sections)}")
+        return False
+    fields = getattr(Config(), section).__struct_fields__
+    if not name:
+        errors.append(f"{origin}: {section} is a section: write its keys below [{section}]")
+        return False
+    if name not in fields:
+        errors.append(f"{origin}: {key} is unknown: {_nearest(name, fields)}")
+        return False
+    hint = get_type_hints(type(getattr(Config(), section)), include_extras=True)[name]
+    try:
+        msgspec.convert(value, hint)
+    except msgspec.ValidationError as error:
+        kind, _ = describe(key)
+        default = msgspec.json.encode(getattr(getattr(Config(), section), name)).decode()
+        errors.append(f"{origin}: {key}: {error}: set {kind}, for example {default}")
+        return False
+    return True
+
+
+def _signatures(
+    value: object, origin: str, errors: list[str]
+) -> list[tuple[dict[str, Any], str]]:
+    return [(row, origin) for row in logrules().check(value, origin, errors)]
+
+
+def logrules() -> ModuleType:
+    """Imported where an operator has signatures of their own: it brings the whole catalogue."""
+    return importlib.import_module("holdfast.agent.logs.operator_signatures")
+
+
+def _nearest(word: str, known: tuple[str, ...]) -> str:
+    import difflib  # needed for errors alone
+
+    near = difflib.get_close_matches(word, known, 1)
+    return f"did you mean {near[0]}?" if near else f"set one of {', '.join(known)}"
+
+
+def _build(values: Mapping[str, tuple[Any, str]], errors: list[str]) -> Config:
+    tables: dict[str, dict[str, Any]] = {}
+    for key, (value, _) in values.items():
+        section, _, name = key.partition(".")
+        tables.setdefault(section, {})[name] = value
+    try:
+        return msgspec.convert(tables, Config)
+    except msgspec.ValidationError as error:  # an override of ours; files were checked before
+        errors.append(f"command line: {error}")
+        return Config()
+
+
+def _check_lattice(config: Config, values: Mapping[str, tuple[Any, str]]) -> list[str]:
+    have: dict[str, Any] = dict(flatten(config))
+    return [
+        f"{_origin(short if short in values else long, values)}: {short} = {have[short]:g} is "
+        f"longer than {long} = {have[long]:g}, but {why}: raise {long} or lower {short}"
+        for short, long, why in LATTICE
+        if have[short] > have[long]
+    ]
+
+
+def _check_ports(config: Config, values: Mapping[str, tuple[Any, str]]) -> list[str]:
+    """Addresses whose port no socket takes."""
+    return [
+        f"{_origin(key, values)}: {key} = {address!r}: set a port of at most {PORT_MAX}"
+        for key, address in flatten(config)
+        if key in ADDRESSES and address and int(str(address).rpartition(":")[2]) > PORT_MAX
+    ]
+
+
+def _check_hidden(config: Config, values: Mapping[str, tuple[Any, str]]) -> list[str]:
+    """Words of agent.metrics_hide that hide nothing, or too much."""
+    if not config.agent.metrics_hide:
+        return []
+    from ..metrics import (  # a costly import, needed where something is hidden alone
+        families,
+        selection,
+    )
+
+    origin = _origin("agent.metrics_hide", values)
+    found = selection.wrong_with(config.agent.metrics_hide, families.known())
+    return [f"{origin}: agent.metrics_hide: {wrong}" for wrong in found]
+
+
+def _origin(key: str, values: Mapping[str, tuple[Any, str]]) -> str:
+    return values[key][1] if key in values else "default"

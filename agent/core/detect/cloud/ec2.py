@@ -1,0 +1,103 @@
+"""What EC2 has announced for this instance: taken back, likely to be, or an event planned.
+
+Owns which announcement is which fault, and what an operator may let it do.  The instance's health
+says nothing of these: they are news of its owner.  Shown and counted; only the end of a spot
+instance is acted on, and only where the operator allows `drain_node`.  Pure.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ...model.model import DEGRADED, UNKNOWN, WARN, Settings, Verdict
+from ...model.readings import Rows
+
+DETECTOR = "ec2"
+SPOT_FAULT = "ec2_spot_interruption"
+DRAIN = "drain_node"
+NOTICE = "EC2 gives notice two minutes ahead"
+# Codes of events after which the instance is not where it was, or not at all.
+ENDS = {
+    "instance-stop": "stops this instance", "instance-retirement": "retires this instance",
+    "instance-reboot": "reboots this instance", "system-reboot": "reboots this instance's host",
+    "system-maintenance": "interrupts this instance's network or power",
+}
+TAKEN = ("terminate", "stop", "hibernate")  # any other action, or none to be read, is unknown
+PREFIX = "ec2_"
+LASTING = ("instance-stop", "instance-retirement")
+
+
+def verdicts(node: str, samples: Rows) -> list[Verdict]:
+    """One for each announcement that stands."""
+    found = []
+    for name, subject, unix_s, _ in samples:
+        if not name.startswith(PREFIX):
+            continue
+        labels = dict(part.partition("=")[::2] for part in subject.split(",") if part)
+        if name == "ec2_spot_action_timestamp_seconds":
+            action = labels.get("action", "unknown")
+            severity = DEGRADED if action in TAKEN else UNKNOWN
+            found.append(_verdict(
+                SPOT_FAULT, f"node/{node}", severity,
+                f"EC2 takes this spot instance back ({action}) {at(unix_s)}; {NOTICE}",
+                (("action", action),),
+            ))
+        elif name == "ec2_rebalance_recommended_timestamp_seconds":
+            found.append(_verdict(
+                "ec2_rebalance_recommended", f"node/{node}", WARN,
+                f"EC2 says since {at(unix_s).removeprefix('at ')} that this spot instance is "
+                "likelier than others to be taken back", (),
+            ))
+        elif name == "ec2_scheduled_event_timestamp_seconds":
+            code, event = labels.get("code", ""), labels.get("event", "")
+            found.append(_verdict(
+                "ec2_scheduled_event", f"node/{node}/event/{event}",
+                DEGRADED if code in LASTING else WARN,
+                f"EC2 {ENDS.get(code, f'has planned {code} for this instance')}, "
+                f"not before {at(unix_s).removeprefix('at ')}",
+                (("event", event), ("code", code)),
+            ))
+    return found
+
+
+def leaving(found: list[Verdict], settings: Settings) -> str:
+    """Why the runs of this node are to end before it does; "" when they are not, or when the
+    operator does not let that happen.  With several nodes the others go on without this one; a
+    notice that could not be understood ends nothing."""
+    if DRAIN not in settings.allow or not settings.single_node:
+        return ""
+    known = (one for one in found if one.fault == SPOT_FAULT and one.severity == DEGRADED)
+    return next((one.reason for one in known), "")
+
+
+def acted(found: list[Verdict]) -> list[Verdict]:
+    """The same, with the notice that is acted on marked as such."""
+    return [msgspec.structs.replace(one, act=True) if one.fault == SPOT_FAULT else one
+            for one in found]
+
+
+def at(unix_s: float) -> str:
+    """at 2026-11-20 10:02:00 UTC, from whole days since 1970 and no clock or time zone."""
+    if not 0 < unix_s < 253402300800:  # the year 10000
+        return "at a time that it does not say"
+    days, second = divmod(int(unix_s), 86400)
+    # Days are counted in years that begin in March, so that a leap day comes last (the usual
+    # arithmetic of the Gregorian calendar in eras of 400 years, 146097 days each).
+    era, day = divmod(days + 719468, 146097)
+    year = (day - day // 1460 + day // 36524 - day // 146096) // 365
+    day -= 365 * year + year // 4 - year // 100
+    month = (5 * day + 2) // 153
+    day -= (153 * month + 2) // 5 - 1
+    month += 3 if month < 10 else -9
+    year += 400 * era + (month <= 2)
+    return (f"at {year:04}-{month:02}-{day:02} {second // 3600:02}:{second // 60 % 60:02}:"
+            f"{second % 60:02} UTC")
+
+
+def _verdict(
+    fault: str, subject: str, severity: str, reason: str, evidence: tuple[tuple[str, str], ...]
+) -> Verdict:
+    return Verdict(
+        fault=fault, subject=subject, severity=severity, confidence=1.0, reason=reason,
+        evidence=evidence, detector=DETECTOR,
+    )

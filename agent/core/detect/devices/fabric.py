@@ -1,0 +1,82 @@
+"""NVIDIA's NVLink fabric: GPUs that are not in it, and its manager that does not run.
+
+Owns how long either may take.  GPUs look well by every other number while their fabric is not set
+up: CUDA refuses to begin ("system not yet initialized", 802), or collectives go by PCIe.  The
+manager's unit alone proves nothing where no switch is, for its package fails there by design.
+Shown, never acted on.  Pure.
+"""
+
+from __future__ import annotations
+
+from ...model.model import DEGRADED, WARN, Verdict
+from ...model.readings import Rows
+from .accelerator import labels_of
+
+DETECTOR = "fabric"
+UNIT = "nvidia-fabricmanager.service"
+STATE, OUTSIDE = "accelerator_fabric_state", "accelerator_fabric_fault"
+ACTIVE, FAILED = "host_unit_active", "host_unit_failed"
+SWITCHES = "host_pci_nvswitches"
+NAMES = frozenset((STATE, OUTSIDE, ACTIVE, FAILED, SWITCHES))
+STATES = ("not_started", "in_progress", "failed")  # other words are of a fabric that is set up
+JOIN_S = 300.0  # after a boot, a reset or a restart of the manager GPUs need minutes
+RESTART_S = 60.0
+NAMED_MAX = 16  # GPUs
+
+
+class Fabric:
+    """The verdict on this node's fabric.  Windows begin anew with the agent."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._since_s: dict[str, float] = {}  # what is wrong -> boot_s of the first such reading
+
+    def verdicts(self, samples: Rows) -> list[Verdict]:
+        """Faults now."""
+        outside: dict[str, str] = {}  # device -> state
+        able = switches = 0
+        active, failed, read_s = True, False, {STATE: 0.0, ACTIVE: 0.0}
+        for name, subject, value, boot_s in samples:
+            labels = labels_of(subject) if name in NAMES else {}
+            if name == STATE:
+                able += value > 0.0
+                read_s[STATE] = boot_s
+            elif name == OUTSIDE and value > 0.0 and labels.get("fault") in STATES:
+                outside[labels.get("device", "")] = labels["fault"]
+            elif name in (ACTIVE, FAILED) and labels.get("unit") == UNIT:
+                active = active and (value > 0.0) == (name == ACTIVE)
+                failed = failed or (name == FAILED and value > 0.0)
+                read_s[ACTIVE] = boot_s
+            elif name == SWITCHES:
+                switches = int(value)
+        out = self._held("GPUs", bool(outside), read_s[STATE], JOIN_S)
+        down = self._held("unit", not active, read_s[ACTIVE], RESTART_S)
+        if not out and not (down and (switches or (failed and able))):
+            return []
+        return [self._verdict(outside if out else {}, able, down, failed)]
+
+    def _held(self, what: str, is_so: bool, read_s: float, wait_s: float) -> bool:
+        """Whether it was so in every reading for that long."""
+        if not is_so:
+            self._since_s.pop(what, None)
+            return False
+        return read_s - self._since_s.setdefault(what, read_s) >= wait_s
+
+    def _verdict(
+        self, outside: dict[str, str], able: int, down: bool, failed: bool
+    ) -> Verdict:
+        whys, evidence = [], []
+        if outside:
+            words = ", ".join(sorted(set(outside.values())))
+            whys.append(f"{len(outside)} of {able} GPUs are not in the NVLink fabric ({words})")
+            named = list(outside.items())[:NAMED_MAX]
+            evidence.append(("GPUs", ", ".join(f"{gpu} {state}" for gpu, state in named)))
+        if down:
+            whys.append(f"{UNIT} {'failed' if failed else 'does not run'}")
+            evidence.append(("unit", UNIT))
+        # GPUs that do not tell of their fabric (before H100) begin nothing without its manager.
+        return Verdict(
+            fault="fabric_manager_down", subject=f"node/{self._node}/fabric",
+            severity=DEGRADED if outside or not able else WARN, confidence=1.0,
+            reason="; ".join(whys), evidence=tuple(evidence), detector=DETECTOR,
+        )

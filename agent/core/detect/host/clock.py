@@ -1,0 +1,79 @@
+"""The node's clock: nobody keeps it, it is off, or it counts by a slow source.
+
+Owns the limits.  Wall time is for people alone in Holdfast, but leases of stores, tokens of object
+stores and the order of lines in several nodes' logs depend on it.  Shown, never acted on.  Pure.
+"""
+
+from __future__ import annotations
+
+from ...model.model import WARN, Verdict
+from ...model.readings import Rows
+
+DETECTOR = "clock"
+PREFIX = "host_clock_"
+UNKEPT_S = 300.0  # after a boot a time service needs minutes
+OFFSET_S = 0.1
+# It grows by 0.5 ms/s between two answers: chrony's stays below 0.1 s, and that of timesyncd, which
+# asks every 2048 s when all is well, comes to 1.02 s each time.  At 16 s nobody keeps the clock.
+MAX_ERROR_S = 3.0
+SLOW_SOURCES = frozenset(("hpet", "acpi_pm", "pit", "jiffies", "refined-jiffies"))
+NAMES = frozenset(PREFIX + one for one in (
+    "synchronized", "offset_seconds", "max_error_seconds", "source_info"
+))
+
+
+class Clock:
+    """The verdicts on this node's clock."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._since_s = -1.0  # boot_s of the first reading that nobody keeps the clock
+
+    def verdicts(self, samples: Rows) -> list[Verdict]:
+        """Faults now."""
+        found: list[Verdict] = []
+        values: dict[str, float] = {}
+        read_s = 0.0
+        for name, subject, value, boot_s in samples:
+            if name not in NAMES:
+                continue
+            if name == "host_clock_source_info":
+                source = subject.removeprefix("source=")
+                found += [self._source(source)] if source in SLOW_SOURCES else []
+                continue
+            values[name[len(PREFIX) :]] = value
+            read_s = boot_s
+        why = self._why(values, read_s)
+        if why:
+            found.append(self._verdict("clock_unsynchronised", f"the clock {why}"))
+        return found
+
+    def _why(self, values: dict[str, float], read_s: float) -> str:
+        if "synchronized" not in values:
+            return ""
+        error_s = values.get("max_error_seconds", 0.0)
+        if values["synchronized"] > 0.0:
+            self._since_s = -1.0
+            offset_s = values.get("offset_seconds", 0.0)
+            if abs(offset_s) >= OFFSET_S:
+                return f"is {abs(offset_s):.2f} s {'behind' if offset_s > 0.0 else 'ahead'}"
+            return f"may be off by {error_s:.1f} s" if error_s >= MAX_ERROR_S else ""
+        if self._since_s < 0.0 or read_s < self._since_s:
+            self._since_s = read_s
+        unkept_s = read_s - self._since_s
+        if unkept_s < UNKEPT_S:
+            return ""
+        return f"is kept by nobody since {unkept_s / 60:.0f} min and off by up to {error_s:.1f} s"
+
+    def _source(self, source: str) -> Verdict:
+        return self._verdict(
+            "clock_source_slow",
+            f"the clock counts by {source}: every look at the time is a call into the kernel, "
+            "some 20 times as slow",
+        )
+
+    def _verdict(self, fault: str, reason: str) -> Verdict:
+        return Verdict(
+            fault=fault, subject=f"node/{self._node}/clock", severity=WARN, confidence=1.0,
+            reason=reason, detector=DETECTOR,
+        )

@@ -1,0 +1,148 @@
+"""What memory, processors, PCIe devices and drives count and say about themselves.
+
+Owns which counts are a fault by being there (data that is lost), and which by their rate (what was
+corrected).  The kernel's log tells the same events one by one (kernel.py); counters also tell those
+whose lines were lost or never written.  Shown, never acted on.  Pure.
+"""
+
+from __future__ import annotations
+
+from ...model.model import DEGRADED, FATAL, SEVERITIES, WARN, Verdict
+from ...model.readings import Rows
+
+DETECTOR = "hardware"
+# Corrected errors of one memory module or device within an hour.  A judgement: a healthy module
+# has a few in a day, one that fails has thousands.
+CORRECTED_AN_HOUR = 100.0
+HOUR_S = 3600.0
+KEYS_MAX = 2048
+WARNINGS = {
+    "spare_low": (DEGRADED, "its spare blocks run out"),
+    "temperature": (WARN, "its temperature is out of range"),
+    "reliability": (DEGRADED, "its media or controller have become unreliable"),
+    "media_readonly": (FATAL, "it takes no writes any more"),
+    "backup_failed": (DEGRADED, "its cache is not safe against loss of power"),
+    "memory_region": (DEGRADED, "its persistent memory region is read-only or unreliable"),
+}
+NAMES = frozenset((
+    "host_memory_errors_total", "host_machine_checks_total", "host_pcie_device_errors_total",
+    "host_pcie_errors_total",
+    "host_nvme_critical_warning", "host_nvme_live", "host_nvme_used_ratio",
+    "host_nvme_media_errors_total", "host_nvme_temperature_alarm",
+))
+Finding = tuple[str, str, str, str]  # fault, thing, severity, why
+
+
+class Growth:
+    """How much each counter grew lately.  A counter that falls begins anew."""
+
+    def __init__(self) -> None:
+        self._marks: dict[str, list[tuple[float, float]]] = {}  # key -> 2 of (boot_s, value)
+
+    def add(self, key: str, boot_s: float, value: float, before: float) -> float:
+        """Growth since one to two hours ago, or since the first reading.  `before`: what a counter
+        that is new here stood at."""
+        marks = self._marks.get(key)
+        if marks is None:
+            if len(self._marks) >= KEYS_MAX:
+                return 0.0
+            marks = [(boot_s, before)]
+        if value < marks[-1][1] or boot_s < marks[-1][0]:
+            marks = [(boot_s, value)]
+        if boot_s - marks[-1][0] >= HOUR_S:
+            marks = [marks[-1], (boot_s, value)]
+        self._marks[key] = marks
+        return value - marks[0][1]
+
+
+class Hardware:
+    """The verdicts on this node's memory, processors, PCIe devices and drives."""
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+        self._growth = Growth()
+        self._pcie_s = -1.0  # when PCIe was read first
+
+    def verdicts(self, samples: Rows) -> list[Verdict]:
+        """Faults now, one for each thing and fault, with everything that speaks for it."""
+        found: dict[tuple[str, str], list[tuple[str, str]]] = {}
+        for name, subject, value, boot_s in samples:
+            if name == "host_pcie_errors_total":
+                self._pcie_s = boot_s if self._pcie_s < 0.0 else self._pcie_s
+                continue  # a sum, for people
+            if name not in NAMES:
+                continue
+            labels = dict(part.partition("=")[::2] for part in subject.split(",") if part)
+            grown = 0.0
+            if name.endswith("_total"):
+                # A device is listed with its first error: before that it had none.
+                late = name == "host_pcie_device_errors_total" and 0.0 <= self._pcie_s < boot_s
+                before = 0.0 if late else value
+                grown = self._growth.add(name + subject, boot_s, value, before)
+            for fault, thing, severity, why in _look(name, labels, value, grown):
+                found.setdefault((fault, thing), []).append((severity, why))
+        return [self._verdict(*key, findings) for key, findings in found.items()]
+
+    def _verdict(self, fault: str, thing: str, findings: list[tuple[str, str]]) -> Verdict:
+        severity = max((one for one, _ in findings), key=SEVERITIES.index)
+        return Verdict(
+            fault=fault, subject=f"node/{self._node}/{thing}", severity=severity, confidence=1.0,
+            reason=f"{thing.partition('/')[2]}: {'; '.join(why for _, why in findings)}",
+            detector=DETECTOR,
+        )
+
+
+def _look(name: str, labels: dict[str, str], value: float, grown: float) -> list[Finding]:
+    if name.startswith("host_nvme_"):
+        return _drive(name, labels, value, grown)
+    if name == "host_memory_errors_total":
+        thing = f"memory/{labels.get('controller', '')}/{labels.get('module', '')}"
+        return _memory(thing, labels.get("error", ""), value, grown)
+    if name == "host_machine_checks_total":
+        kind = labels.get("kind", "")
+        # A machine that had an exception and lives kept going by luck or by killing a process.
+        if kind in ("exception", "deferred") and grown > 0.0:
+            why = f"{grown:.0f} machine checks ({kind}) in the last hours"
+            return [("cpu_machine_check", "processor/machine check", DEGRADED, why)]
+        return []
+    return _pcie(labels, grown)
+
+
+def _memory(thing: str, error: str, value: float, grown: float) -> list[Finding]:
+    if error == "uncorrected":
+        if value <= 0.0:
+            return []
+        why = f"{value:.0f} uncorrected errors since the driver was loaded"
+        return [("cpu_machine_check", thing, FATAL, why)]
+    if grown < CORRECTED_AN_HOUR:
+        return []
+    return [("cpu_machine_check", thing, WARN, f"{grown:.0f} corrected errors in the last hours")]
+
+
+def _pcie(labels: dict[str, str], grown: float) -> list[Finding]:
+    severity, device = labels.get("severity", ""), labels.get("device", "")
+    least = CORRECTED_AN_HOUR if severity == "corrected" else 1.0
+    if grown < least:
+        return []  # what is there since the boot was counted while devices were found
+    worst = {"fatal": FATAL, "nonfatal": DEGRADED}.get(severity, WARN)
+    why = f"{grown:.0f} {severity} errors ({labels.get('error', '')}) in the last hours"
+    return [("pcie_error", f"pcie/{device}", worst, why)]
+
+
+def _drive(name: str, labels: dict[str, str], value: float, grown: float) -> list[Finding]:
+    severity, why = "", ""
+    if name == "host_nvme_critical_warning" and value > 0.0:
+        severity, why = WARNINGS.get(labels.get("warning", ""), ("", ""))
+    elif name == "host_nvme_temperature_alarm" and value > 0.0:
+        severity, why = WARNINGS["temperature"]
+    elif name == "host_nvme_live" and value <= 0.0:
+        state = labels.get("state", "")
+        severity = FATAL if state == "dead" else DEGRADED
+        why = f"its controller is {state}"
+    elif name == "host_nvme_used_ratio" and value >= 1.0:
+        severity, why = WARN, f"{value:.0%} of its rated life is used"
+    elif name == "host_nvme_media_errors_total" and grown > 0.0:
+        severity, why = DEGRADED, f"{grown:.0f} new media errors in the last hours"
+    if not severity:
+        return []
+    return [("nvme_failing", f"drive/{labels.get('device', '')}", severity, why)]

@@ -1,0 +1,165 @@
+"""Why a generation broke, from how its ranks ended: the first root is to blame, never a cascade.
+
+Owns the reading of exits.  Input is levels (every rank's end as its launcher keeps it), output is
+one Cause or none.  It does not weigh budgets and orders nothing.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ...model.model import DEGRADED, FATAL, Ended, RankView, Value, Verdict
+
+DETECTOR = "ended"
+CASCADE_S = 5.0  # an end this soon after the first, with such an error, is its consequence
+
+# What a rank says when a peer went away.  Compared in lower case.
+CONSEQUENCES = (
+    "connection closed by peer",
+    "connection reset",
+    "connection refused",
+    "broken pipe",
+    "gloo",
+    "nccl",
+    "socket timeout",
+    "timed out waiting",
+    "distnetworkerror",
+    "diststoreerror",
+    "nrt_exec_hw_err_collectives",
+    "distbackenderror",
+)
+
+# What gloo prints before it aborts a rank whose peer came with another operation or size.
+MISMATCH = "collective mismatch"
+
+# Signals that a process earns by itself (SIGILL SIGTRAP SIGABRT SIGBUS SIGFPE SIGSEGV SIGSYS).
+OWN_SIGNALS = {4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 11: "SIGSEGV",
+               31: "SIGSYS"}
+SIGNALS = {**OWN_SIGNALS, 1: "SIGHUP", 2: "SIGINT", 3: "SIGQUIT", 9: "SIGKILL", 15: "SIGTERM"}
+
+
+class Cause(Value, frozen=True):
+    """Why a generation must be replaced, with the one to blame where evidence names it."""
+
+    fault: str
+    generation: int
+    reason: str
+    rank: int = -1  # -1: nobody can be named
+    node: str = ""
+    pid: int = 0
+    user: bool = False  # the job's own doing: its exit code is the run's
+    code: int = 1
+    error: str = ""
+    step: int = 0
+    boot_s: float = 0.0  # when it happened
+    confidence: float = 1.0
+    severity: str = FATAL
+    detector: str = DETECTOR
+    evidence: tuple[tuple[str, str], ...] = ()
+    bad_from: int = 0  # first step whose result is wrong on every rank; 0 = none
+    charged: bool = True  # an operator's wish costs no budget
+
+
+def subject_of(run: str, rank: int) -> str:
+    return f"run/{run}/rank/{rank}" if rank >= 0 else f"run/{run}"
+
+
+def verdict_of(cause: Cause, run: str, act: bool = True) -> Verdict:
+    return Verdict(
+        fault=cause.fault, subject=subject_of(run, cause.rank), severity=cause.severity,
+        confidence=cause.confidence, reason=cause.reason, evidence=cause.evidence, act=act,
+        detector=cause.detector, run=run, generation=cause.generation,
+    )
+
+
+def ended_well(ended: Ended) -> bool:
+    """The worker's own outcome wins: exit codes lie at interpreter teardown with gloo."""
+    if ended.outcome:
+        return ended.outcome == "done" or (ended.outcome == "exit" and ended.code == 0)
+    return ended.code == 0 and ended.signal == 0
+
+
+def is_consequence(ended: Ended) -> bool:
+    text = ended.error.lower()
+    if MISMATCH in text:
+        return False
+    return ended.outcome in ("", "exception") and any(sign in text for sign in CONSEQUENCES)
+
+
+def failed_ranks(ranks: tuple[RankView, ...]) -> list[RankView]:
+    """Ranks that ended badly and not on an order of ours, earliest first."""
+    bad = [r for r in ranks if r.ended and not r.ended.by_us and not ended_well(r.ended)]
+    return sorted(bad, key=lambda r: (r.ended.boot_s if r.ended else 0.0, r.rank))
+
+
+def first_root(failed: list[RankView]) -> tuple[RankView | None, bool]:
+    """(the rank to blame, whether it is a root).  Only ends within CASCADE_S of the first count."""
+    if not failed or failed[0].ended is None:
+        return None, False
+    horizon_s = failed[0].ended.boot_s + CASCADE_S
+    near = [r for r in failed if r.ended and r.ended.boot_s <= horizon_s]
+    roots = [r for r in near if r.ended and not is_consequence(r.ended)]
+    return (roots[0], True) if roots else (near[0], False)
+
+
+def cause_of(rank: RankView, cascades: int, oom_pids: tuple[int, ...]) -> Cause:
+    """The cause that one badly ended rank is."""
+    ended = rank.ended or Ended(code=1)
+    who = f"rank {rank.rank} (pid {rank.pid}) on {rank.node}"
+    base = Cause(
+        fault="rank_exited", generation=rank.generation, reason="", rank=rank.rank, node=rank.node,
+        pid=rank.pid, code=ended.code or 1, error=ended.error, step=rank.step,
+        boot_s=ended.boot_s, evidence=_evidence(rank, ended, cascades),
+    )
+    replace = msgspec.structs.replace
+    if MISMATCH in ended.error.lower():
+        # The rank that aborts received what it did not expect: that names a pair, not a culprit.
+        reason = f"ranks disagree about a collective: {who} aborted ({ended.error})"
+        return replace(base, fault="collective_mismatch", user=True, rank=-1, node="", pid=0,
+                       confidence=0.9, reason=reason)
+    if ended.outcome == "bad_checkpoint":
+        reason = f"{who} refused a checkpoint: {ended.error or 'its bytes do not match'}"
+        return replace(base, fault="checkpoint_bad", severity=DEGRADED, reason=reason)
+    if ended.outcome in ("exception", "exit"):
+        what = ended.error or f"exit code {ended.code}"
+        return replace(base, user=True, reason=f"{who} ended by itself: {what}")
+    if ended.signal and rank.pid in oom_pids:
+        reason = f"{who} was killed by the kernel: out of memory"
+        return replace(base, fault="rank_oom_killed", reason=reason)
+    name = SIGNALS.get(ended.signal, f"signal {ended.signal}")
+    if ended.signal and ended.signal not in OWN_SIGNALS:
+        reason = f"{who} was killed from outside by {name}"
+        return replace(base, fault="rank_killed", reason=reason)
+    what = f"crashed with {name}" if ended.signal else f"exit code {ended.code}"
+    return replace(base, user=True, reason=f"{who} ended by itself: {ended.error or what}")
+
+
+def victims_only(first: RankView, others: int, oom_pids: tuple[int, ...]) -> Cause:
+    """The cause when every end is the consequence of one that nobody saw: a victim is named as
+    evidence, and nobody as the culprit."""
+    cause = cause_of(first, others, oom_pids)
+    error = first.ended.error if first.ended is not None else ""
+    more = f" and {others} more" if others else ""
+    return msgspec.structs.replace(
+        cause, rank=-1, node="", pid=0, confidence=0.5,
+        reason=f"culprit unknown: rank {first.rank}{more} ended because a peer went away ({error})",
+        evidence=(*cause.evidence, ("first victim", f"rank {first.rank} (pid {first.pid}) on "
+                                                    f"{first.node}")),
+    )
+
+
+def oom_pids(lines: tuple[tuple[str, int, float, str], ...], pids: tuple[int, ...]) -> list[int]:
+    """Which of our ranks the kernel says it killed for want of memory."""
+    texts = [text for _, _, _, text in lines if "Killed process" in text or "oom-kill" in text]
+    return [p for p in pids if any(f"process {p} " in t or f"pid={p}," in t for t in texts)]
+
+
+def _evidence(rank: RankView, ended: Ended, cascades: int) -> tuple[tuple[str, str], ...]:
+    rows = [("exit", f"code {ended.code}, signal {ended.signal}"), ("step", str(rank.step))]
+    if ended.outcome:
+        rows.append(("outcome", ended.outcome))
+    if ended.error:
+        rows.append(("error", ended.error))
+    if cascades:
+        rows.append(("cascades", f"{cascades} more ranks ended as a consequence"))
+    return tuple(rows)

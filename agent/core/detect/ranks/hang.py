@@ -1,0 +1,237 @@
+"""Who holds the run up: suspicion at once, acting by proof or by cost.
+
+Owns the naming of the culprit among ranks that stand still, and the two proofs that need no
+waiting (a stopped process, collectives that cannot match).  Input is levels and the run's history;
+output is Findings.  It orders nothing and remembers nothing.
+"""
+
+from __future__ import annotations
+
+from ...model.model import FATAL, OPAQUE, WARN, RankView, Settings, Value
+from ...series.wait_history import History
+from . import limits
+from .collective import proofs
+from .ended import Cause
+
+DETECTOR = "hang"
+STALE_BEAT_S = 1.5  # the ticker beats at 10 Hz: fifteen beats missing
+EARLY_STOP_S = 0.2  # a T state this old is worth evidence before it is proof
+BEAT_STEP_S = 0.05  # a beat is on average this old when the process stops
+SAME_STILL_S = 0.1  # ranks that stopped moving closer together than this are not told apart
+NOT_LIVE = ("T", "t", "Z", "X", "x")
+
+
+class Finding(Value, frozen=True):
+    """One suspicion; `act` says that proof or cost allows acting on it."""
+
+    cause: Cause
+    act: bool
+    proof: bool = False
+
+
+class HangView(Value, frozen=True):
+    """What the detector looks at."""
+
+    run: str
+    ranks: tuple[RankView, ...]  # the running generation's, on every node heard of
+    costs: limits.Costs
+    boot_s: float
+    resumed_step: int = 0
+    bases: dict[int, int] | None = None  # see collective.learn_bases; {}: count from 0
+
+
+class Look(Value, frozen=True):
+    """The result of one look."""
+
+    findings: tuple[Finding, ...] = ()
+    evidence: tuple[int, ...] = ()  # ranks whose evidence is wanted before there is a verdict
+    wake_s: float = 3600.0  # when the next limit would be crossed
+
+
+def look(view: HangView, history: History, settings: Settings) -> Look:
+    """All that is to be said about stillness now; proofs come first and silence suspicions."""
+    live = tuple(r for r in view.ranks if r.state in ("starting", "running"))
+    stopped = _stopped(live, settings)
+    if any(f.act for f in stopped.findings):
+        return stopped
+    if view.costs.grade != OPAQUE:
+        proven = proofs(view.ranks, view.resumed_step, view.boot_s, view.bases)
+        if proven is not None:
+            return Look((Finding(proven, act=True, proof=True),), (), 0.2)
+    still = _still(view, live, history, settings)
+    evidence = tuple(sorted({*stopped.evidence, *still.evidence}))
+    return Look(still.findings, evidence, min(stopped.wake_s, still.wake_s))
+
+
+def _stopped(live: tuple[RankView, ...], settings: Settings) -> Look:
+    """State T without a tracer is proof once it lasted; a debugger's stop never is."""
+    findings: list[Finding] = []
+    early: list[int] = []
+    wake_s = 3600.0
+    for rank in live:
+        if rank.proc_state != "T" or rank.traced:
+            continue
+        lasted_s = max(rank.stopped_s, rank.beat_age_s - BEAT_STEP_S)
+        if lasted_s < settings.stopped_s:
+            wake_s = min(wake_s, max(0.01, settings.stopped_s - lasted_s + 0.005))
+            early += [rank.rank] if lasted_s > EARLY_STOP_S else []
+            continue
+        reason = f"{_who(rank)} is stopped (state T, no tracer) for {lasted_s:.1f} s"
+        findings.append(_finding(rank, "rank_stopped", reason, True, proof=True))
+    return Look(tuple(findings), tuple(early), wake_s)
+
+
+def _still(
+    view: HangView, live: tuple[RankView, ...], history: History, settings: Settings
+) -> Look:
+    """Suspicion by stillness and by a stale ticker; act when the limit by cost is over."""
+    # A stopped rank has its own verdict under way; a traced one is in a person's hands.
+    if not live or any(r.proc_state in ("T", "t") for r in live):
+        return Look()
+    culprits, how = name_culprits(live, history, view.bases)
+    held = _gil_holders(live)
+    if held:
+        culprits, how = held, "its ticker stands still while the process lives"
+    waits = {r.rank: _waiting_s(r, held) for r in culprits}
+    short = [
+        r for r in culprits
+        if waits[r.rank] < _suspect_s(r, held, view.costs, history, settings)
+    ]
+    if short:
+        ends = [
+            _suspect_s(r, held, view.costs, history, settings) - waits[r.rank] for r in short
+        ]
+        return Look(wake_s=max(0.01, max(ends) + 0.005))
+    limit_s = max(limits.act_s(r, view.costs, history, settings) for r in culprits)
+    waited_s = min(waits.values())
+    act = waited_s >= limit_s
+    wake_s = 3600.0 if act else max(0.01, limit_s - waited_s + 0.005)
+    fault = "rank_gil_held" if held else "rank_hung"
+    tail = f"waited {waited_s:.1f} s, would act at {min(limit_s, 1e6):.1f} s"
+    finding = (
+        _named(culprits[0], fault, how, tail, act)
+        if len(culprits) == 1
+        else _unnamed(culprits, fault, tail, act)
+    )
+    return Look((finding,), tuple(r.rank for r in culprits), wake_s)
+
+
+def name_culprits(
+    live: tuple[RankView, ...], history: History, bases: dict[int, int] | None
+) -> tuple[tuple[RankView, ...], str]:
+    """(ranks that may hold the others up, what tells them apart).  Several: nobody is named."""
+    if len(live) == 1:
+        return live, "it is the only rank"
+    left = _behind(live, bases)
+    if len(left) == 1:
+        return left, "it is behind its peers' sequence number"
+    left = _not_waiting(left)
+    if len(left) == 1:
+        return left, f"it is in {left[0].phase} while the others wait"
+    longest = sorted(left, key=lambda r: (-r.still_s, r.rank))
+    margin_s = max(SAME_STILL_S, 0.25 * history.step_s)
+    if longest[0].still_s - longest[1].still_s > margin_s:
+        return (longest[0],), "it has stood still the longest"
+    return left, "nothing tells these ranks apart"
+
+
+def _behind(
+    live: tuple[RankView, ...], bases: dict[int, int] | None
+) -> tuple[RankView, ...]:
+    """Ranks with the lowest number in the first group where numbers differ; all, if none does.
+
+    Ranks whose numbers were never seen to advance alike are not compared (collective.py).
+    """
+    if bases is None:
+        return live
+    for group in sorted({g for r in live for g, _ in r.seq}):
+        numbers = {
+            r.rank: dict(r.seq)[group] - (bases.get(r.rank, 0) if group == 0 else 0)
+            for r in live if group in dict(r.seq)
+        }
+        if len(numbers) < 2 or len(set(numbers.values())) == 1:
+            continue
+        low = min(numbers.values())
+        return tuple(r for r in live if numbers.get(r.rank) == low)
+    return live
+
+
+def _not_waiting(ranks: tuple[RankView, ...]) -> tuple[RankView, ...]:
+    """Ranks in a known phase of their own while others wait in a collective; all, if none."""
+    waiting = [r for r in ranks if r.phase == "collective"]
+    own = tuple(r for r in ranks if r.phase not in ("collective", "unknown"))
+    return own if waiting and own else ranks
+
+
+def _gil_holders(live: tuple[RankView, ...]) -> tuple[RankView, ...]:
+    """Ranks whose ticker is stale though the process lives.
+
+    When every one of several ranks is stale the machine was frozen, not the interpreters; and an
+    import may hold the lock for long (dlopen), and an exit stops threads: both have own limits.
+    """
+    stale = tuple(
+        r for r in live
+        if r.beat_age_s > STALE_BEAT_S and r.proc_state not in NOT_LIVE
+        and r.state == "running" and r.phase not in ("startup", "compile", "exit")
+    )
+    return () if len(stale) == len(live) > 1 else stale
+
+
+def _waiting_s(rank: RankView, held: tuple[RankView, ...]) -> float:
+    return max(rank.still_s, rank.beat_age_s) if held else rank.still_s
+
+
+def _suspect_s(
+    rank: RankView, held: tuple[RankView, ...], costs: limits.Costs, history: History,
+    settings: Settings,
+) -> float:
+    if costs.grade == OPAQUE:
+        return limits.act_s(rank, costs, history, settings)
+    return STALE_BEAT_S if held else limits.suspect_s(rank, costs, history, settings)
+
+
+def _named(rank: RankView, fault: str, how: str, tail: str, act: bool) -> Finding:
+    return _finding(rank, fault, f"{_who(rank)} holds the run up: {how}; {tail}", act)
+
+
+def _unnamed(ranks: tuple[RankView, ...], fault: str, tail: str, act: bool) -> Finding:
+    names = ", ".join(str(r.rank) for r in ranks)
+    rows = tuple(row for r in ranks for row in _rows(r, prefix=f"rank {r.rank} "))
+    cause = Cause(
+        fault=fault, generation=ranks[0].generation, detector=DETECTOR, evidence=rows,
+        reason=f"culprit unknown: ranks {names} stand still and nothing tells them apart; {tail}",
+        step=max(r.step for r in ranks), confidence=0.5, severity=FATAL if act else WARN,
+    )
+    return Finding(cause, act)
+
+
+def _finding(
+    rank: RankView, fault: str, reason: str, act: bool, proof: bool = False
+) -> Finding:
+    cause = Cause(
+        fault=fault, generation=rank.generation, reason=reason, rank=rank.rank, node=rank.node,
+        pid=rank.pid, step=rank.step, error=rank.where, detector=DETECTOR,
+        confidence=1.0 if proof else 0.8, severity=FATAL if act else WARN, evidence=_rows(rank),
+    )
+    return Finding(cause, act, proof)
+
+
+def _rows(rank: RankView, prefix: str = "") -> tuple[tuple[str, str], ...]:
+    rows = [
+        ("phase", rank.phase),
+        ("step", str(rank.step)),
+        ("process", f"state {rank.proc_state}, {'active' if rank.active else 'no activity'}"),
+        ("still", f"{rank.still_s:.2f} s, last beat {rank.beat_age_s:.2f} s ago"),
+    ]
+    if rank.seq:
+        rows.append(("sequence", ", ".join(f"group {g}: {n}" for g, n in rank.seq)))
+    if rank.where:
+        rows.append(("where", rank.where))
+    return tuple((prefix + what, value) for what, value in rows)
+
+
+def _who(rank: RankView) -> str:
+    return f"rank {rank.rank} (pid {rank.pid}) on {rank.node}"
+
+
+__all__ = ["Finding", "HangView", "Look", "look", "name_culprits"]

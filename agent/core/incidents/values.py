@@ -1,0 +1,117 @@
+"""Incidents as values: opened by a verdict, noted, closed with their cost.
+
+Owns the wording of timelines and the arithmetic of cost.  It decides nothing and keeps nothing;
+agent/core/run/case.py holds the open ones.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..detect.ranks.ended import Cause, subject_of
+from ..model.model import Incident, Now, Plan, Resume
+
+TIMELINE_MAX = 64
+EVIDENCE_MAX = 32
+
+OPEN, ACTED, CLOSED, TAKEN_BACK = "open", "acted", "closed", "taken_back"
+
+
+class OpenIncident(msgspec.Struct):
+    """An incident with what its cost will be measured from."""
+
+    incident: Incident
+    base_step: int = 0  # highest step finished before
+    last_step_boot_s: float = 0.0  # when that was
+    seen_boot_s: float = 0.0  # when the verdict fell
+    suspicion: bool = False  # a warning that may still be taken back
+
+
+def opened(cause: Cause, run: str, number: int, now: Now, acted: bool) -> Incident:
+    who = "culprit unknown"
+    if cause.rank >= 0:
+        who = f"rank {cause.rank} (pid {cause.pid}) on {cause.node}"
+    rank = f"r{cause.rank}" if cause.rank >= 0 else "r-"
+    return Incident(
+        id=f"{run}-g{cause.generation}-{cause.fault}-{rank}-{number}", fault=cause.fault,
+        subject=subject_of(run, cause.rank), severity=cause.severity, run=run,
+        generation=cause.generation, opened_wall_s=now.wall_s, opened_boot_s=now.boot_s,
+        reason=cause.reason, culprit=who, evidence=cause.evidence[:EVIDENCE_MAX],
+        timeline=((now.wall_s, f"{'seen' if acted else 'suspected'}: {cause.reason}"),),
+        state=ACTED if acted else OPEN,
+    )
+
+
+def noted(incident: Incident, now: Now, text: str) -> Incident:
+    """With one more line, once: the same line twice in a row is said once."""
+    if incident.timeline and incident.timeline[-1][1] == text:
+        return incident
+    timeline = (*incident.timeline[: TIMELINE_MAX - 1], (now.wall_s, text))
+    return msgspec.structs.replace(incident, timeline=timeline)
+
+
+def with_evidence(incident: Incident, rows: tuple[tuple[str, str], ...]) -> Incident:
+    new = tuple(row for row in rows if row not in incident.evidence)
+    evidence = (*incident.evidence, *new)[:EVIDENCE_MAX]
+    return msgspec.structs.replace(incident, evidence=evidence) if new else incident
+
+
+def with_first(incident: Incident, rows: tuple[tuple[str, str], ...]) -> Incident:
+    """These rows before all others, and instead of older ones of the same names."""
+    names = {what for what, _ in rows}
+    rest = tuple(row for row in incident.evidence if row[0] not in names)
+    return msgspec.structs.replace(incident, evidence=(*rows, *rest)[:EVIDENCE_MAX])
+
+
+def with_action(incident: Incident, effect_id: str) -> Incident:
+    if effect_id in incident.actions or len(incident.actions) >= TIMELINE_MAX:
+        return incident
+    return msgspec.structs.replace(incident, actions=(*incident.actions, effect_id))
+
+
+def upgraded(incident: Incident, cause: Cause, now: Now) -> Incident:
+    """A suspicion that became a verdict to act on."""
+    changed = msgspec.structs.replace(
+        incident, state=ACTED, severity=cause.severity, reason=cause.reason
+    )
+    return with_evidence(noted(changed, now, f"seen: {cause.reason}"), cause.evidence)
+
+
+def ended(incident: Incident, now: Now, state: str, text: str) -> Incident:
+    changed = noted(incident, now, text)
+    return msgspec.structs.replace(changed, state=state, closed_wall_s=now.wall_s)
+
+
+def plan_line(plan: Plan) -> str:
+    kept = f"; kept {_ranks(plan.keep)}" if plan.keep else ""
+    return f"planned generation {plan.generation} from {source_of(plan.resume)}{kept}"
+
+
+def source_of(resume: Resume) -> str:
+    """Where a generation's state comes from, in words."""
+    if resume.kind == "survivor":
+        return f"the survivors' memory at step {resume.step}"
+    if resume.kind == "snapshot":
+        return f"the snapshot of step {resume.step}"
+    if resume.kind == "disk":
+        return f"the checkpoint of step {resume.step}"
+    return "the script's own checkpoint" if resume.kind == "own" else "the beginning"
+
+
+def _ranks(numbers: tuple[int, ...]) -> str:
+    word = "rank" if len(numbers) == 1 else "ranks"
+    return f"{word} {', '.join(str(number) for number in numbers)}"
+
+
+def recovered(item: OpenIncident, now: Now, step: int, first_boot_s: float) -> Incident:
+    """Closed on the first step never finished before, with what it cost."""
+    lost_s = max(0.0, first_boot_s - item.last_step_boot_s)
+    after_s = max(0.0, first_boot_s - item.seen_boot_s)
+    lost = item.incident.lost_steps
+    cost = f"cost {lost_s:.2f} s"
+    if lost >= 0:
+        cost += f" and {lost} {'step' if lost == 1 else 'steps'} redone"
+    where = f"training goes on at step {step}" if step else "the job runs again"
+    text = f"{where}, {after_s:.2f} s after the verdict; {cost}"
+    closed = ended(item.incident, now, CLOSED, text)
+    return msgspec.structs.replace(closed, lost_s=lost_s)

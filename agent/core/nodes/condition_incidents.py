@@ -1,0 +1,214 @@
+"""Incidents of conditions: open while a verdict about the node stands, closed when it has gone.
+
+Owns the open incidents of detectors that show what is so rather than what happened: full, stuck,
+leaking.  Says each once, and again only when it grows worse or more is known.  An incident from
+before this start of the agent stands until its detector could have found it again.  Orders nothing:
+the detectors behind it observe.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from ..detect.cloud import ec2
+from ..detect.devices import accelerator, compile_cache, fabric
+from ..detect.host import clock, hardware, host, levels, reach, storage
+from ..detect.network import network
+from ..incidents import values
+from ..model.model import SEVERITIES, Incident, Runbook, Verdict
+from ..parse.kernel_line import pci_of
+from ..run.state import Context
+
+OPEN_MAX = 32
+NUMBERS_MAX = 64
+GONE_S = 60.0  # a reading may be missed, and a level may waver around its limit
+QUIET_S = 600.0  # clears = "quiet_10m"
+BUS = "host_pci_"  # of the collector that lists who is on it
+# What agent/core/detect/host/host.py looks at: `host_` alone are also the disk's, the clock's, ...
+HOST = ("host_cpu_", "host_memory_", "host_pressure_", "host_cgroup_", "host_oom_", "host_unit",
+        "host_zombies", "host_blocked_", "host_open_files", "host_process", "host_threads_",
+        "host_shm_", "host_swap_", "task_", "cgroup_", host.TIMEOUTS)
+UNSEEN_MAX_S = 86_400.0  # a source may be silent for good, and have nothing to do with it
+
+
+class Source(NamedTuple):
+    """What a detector rests on: how the names of its readings begin, and how long its windows,
+    which begin anew with the agent, take to find again what was so before."""
+
+    names: tuple[str, ...]
+    warm_s: float = 0.0
+
+
+SOURCES = {
+    accelerator.DETECTOR: Source((accelerator.PREFIX, BUS), 120.0),  # one that gives no reading
+    clock.DETECTOR: Source((clock.PREFIX,), clock.UNKEPT_S),
+    compile_cache.DETECTOR: Source((compile_cache.PREFIX,)),
+    ec2.DETECTOR: Source((ec2.PREFIX,)),
+    fabric.DETECTOR: Source(tuple(sorted(fabric.NAMES)), fabric.JOIN_S),
+    hardware.DETECTOR: Source(tuple(sorted(hardware.NAMES)), hardware.HOUR_S),
+    levels.DETECTOR: Source(HOST, host.RECENT_S),
+    network.DETECTOR: Source((network.PREFIX, BUS), 60.0),  # storms: some readings in a row
+    reach.DETECTOR: Source(tuple(sorted(reach.NAMES)), 60.0),
+    storage.DETECTOR: Source((storage.PREFIX,), storage.FORECAST_S),
+}
+
+
+class Stood(msgspec.Struct):
+    """An open incident, and when its verdict was last there."""
+
+    incident: Incident
+    boot_id: str
+    last_boot_s: float
+    detector: str = ""
+
+
+class StandingMemory(msgspec.Struct):
+    """Survives a restart of the agent, and a reboot."""
+
+    open: dict[str, Stood] = {}  # "fault|subject" ->
+    numbers: dict[str, int] = {}
+
+
+class StandingCase:
+    """See the module."""
+
+    def __init__(self, name: str, memory: StandingMemory) -> None:
+        self.name = name
+        self.memory = memory
+        self._silent_s: dict[str, float] = {}  # detector -> when a source of it was silent last
+
+    def incidents(self) -> dict[str, Incident]:
+        opened = (self.memory.open[key] for key in sorted(self.memory.open))
+        return {one.incident.id: one.incident for one in opened}
+
+    def step(
+        self, ctx: Context, verdicts: Iterable[Verdict], told: Mapping[str, str] | None = None
+    ) -> None:
+        """Opens, keeps and closes; `verdicts` are all of those that stand now, `told` the addresses
+        and subjects of devices that have an incident already, and its severity."""
+        here = {f"{one.fault}|{one.subject}": one for one in verdicts}
+        for name in SOURCES:
+            if any(one.startswith(SOURCES[name].names) for one in ctx.observed.samples.silent):
+                self._silent_s[name] = ctx.now.boot_s
+        for key in sorted(self.memory.open):
+            self._gone(ctx, key, here)
+        new = [key for key in sorted(here) if key not in self.memory.open]
+        for key in sorted(here.keys() & self.memory.open.keys()):
+            self._again(ctx, self.memory.open[key], here[key])
+        new.sort(key=lambda key: -SEVERITIES.index(here[key].severity))  # or it soon makes room
+        for key in new:
+            if not _is_told(here[key], told or {}) and self._room(ctx, here[key].severity):
+                self._open(ctx, key, here[key])
+
+    def _room(self, ctx: Context, severity: str) -> bool:
+        """Whether one more may be open; the mildest makes room for what is worse than it."""
+        if len(self.memory.open) < OPEN_MAX:
+            return True
+        rank = {key: SEVERITIES.index(one.incident.severity)
+                for key, one in self.memory.open.items()}
+        mildest = min(sorted(rank), key=lambda key: rank[key])
+        if rank[mildest] >= SEVERITIES.index(severity):
+            return False
+        self._close(ctx, mildest, "made room for something worse")
+        return True
+
+    def _open(self, ctx: Context, key: str, verdict: Verdict) -> None:
+        number = self.memory.numbers.get(verdict.fault, 0) + 1
+        kept = list(self.memory.numbers.items())[-NUMBERS_MAX:]
+        self.memory.numbers = {**dict(kept), verdict.fault: number}
+        tail = verdict.subject.removeprefix(f"node/{self.name}").strip("/")
+        where = f"{tail.replace('/', ' ', 1)} of {self.name}" if tail else self.name
+        incident = Incident(
+            id=f"node-{self.name}-{verdict.fault}-{_plain(tail)}-{number}", fault=verdict.fault,
+            subject=verdict.subject, severity=verdict.severity, run="", generation=0,
+            opened_wall_s=ctx.now.wall_s, opened_boot_s=ctx.now.boot_s, reason=verdict.reason,
+            culprit=where, evidence=verdict.evidence[: values.EVIDENCE_MAX],
+            timeline=((ctx.now.wall_s, f"seen: {verdict.reason}"),),
+            would_have=_would_have(ctx.runbooks.get(verdict.fault)),
+        )
+        self.memory.open[key] = Stood(
+            incident, ctx.now.boot_id, ctx.now.boot_s, verdict.detector
+        )
+        ctx.changed[incident.id] = incident
+
+    def _again(self, ctx: Context, item: Stood, verdict: Verdict) -> None:
+        """Worse, or with evidence of a kind that was not there: said anew.  Numbers that merely
+        move are not."""
+        item.last_boot_s, item.detector = ctx.now.boot_s, verdict.detector
+        before = item.incident
+        worse = SEVERITIES.index(verdict.severity) > SEVERITIES.index(before.severity)
+        more = {what for what, _ in verdict.evidence} - {what for what, _ in before.evidence}
+        if not worse and not more:
+            return
+        severity = verdict.severity if worse else before.severity
+        kinds = {what for what, _ in verdict.evidence}
+        old = tuple(row for row in before.evidence if row[0] not in kinds)
+        changed = msgspec.structs.replace(
+            before, severity=severity, reason=verdict.reason,
+            evidence=(*verdict.evidence, *old)[: values.EVIDENCE_MAX],
+        )
+        item.incident = values.noted(changed, ctx.now, f"now: {verdict.reason}")
+        if item.incident != before:
+            ctx.changed[before.id] = item.incident
+
+    def _gone(self, ctx: Context, key: str, here: dict[str, Verdict]) -> None:
+        item = self.memory.open[key]
+        if item.boot_id != ctx.now.boot_id:
+            self._close(ctx, key, "the machine was rebooted")
+            return
+        if key in here:
+            return
+        wider = [one for one in here.values() if item.incident.fault in one.explains]
+        if wider:
+            self._close(ctx, key, f"belongs to another: {wider[0].reason}")
+            return
+        book = ctx.runbooks.get(item.incident.fault)
+        wait_s = QUIET_S if book is not None and book.clears == "quiet_10m" else GONE_S
+        since_s = item.last_boot_s
+        earlier = since_s < ctx.since_boot_s  # seen by an earlier life of the agent, not by this
+        if earlier:
+            silent_s = self._silent_s.get(item.detector, 0.0)
+            since_s = max(ctx.since_boot_s, min(silent_s, ctx.since_boot_s + UNSEEN_MAX_S))
+            wait_s += SOURCES[item.detector].warm_s if item.detector in SOURCES else 0.0
+        if ctx.now.boot_s - since_s > wait_s:
+            source = SOURCES.get(item.detector)
+            seen = source is None or ctx.observed.samples.under(*source.names)
+            self._close(ctx, key, f"not so any more for {wait_s:.0f} s" if seen
+                        else "nobody looks at it any more")
+        elif earlier:
+            ctx.verdicts.append(_not_seen_yet(item))
+
+    def _close(self, ctx: Context, key: str, text: str) -> None:
+        item = self.memory.open.pop(key)
+        closed = values.ended(item.incident, ctx.now, values.CLOSED, text)
+        ctx.changed[closed.id] = closed
+
+
+def _would_have(book: Runbook | None) -> str:
+    rungs = book.ladder if book is not None else ()
+    return "ask_person: a person's part" if "ask_person" in rungs else ""
+
+
+def _is_told(verdict: Verdict, told: Mapping[str, str]) -> bool:
+    """Whether an incident of the same device says as much already; a milder one does not."""
+    keys = verdict.subject, pci_of(dict(verdict.evidence).get("pci", ""))
+    rank = SEVERITIES.index
+    return any(rank(told[one]) >= rank(verdict.severity) for one in keys if told.get(one))
+
+
+def _not_seen_yet(item: Stood) -> Verdict:
+    """What was so when the agent ended, for as long as nobody could find out that it is not."""
+    one = item.incident
+    return Verdict(
+        fault=one.fault, subject=one.subject, severity=one.severity, confidence=1.0,
+        reason=f"{one.reason} (seen before this start of the agent, not looked at for long enough "
+        "since)", evidence=one.evidence, detector=item.detector,
+    )
+
+
+def _plain(subject: str) -> str:
+    text = "".join(c if c.isalnum() else "-" for c in subject)
+    return text[:80] or "host"

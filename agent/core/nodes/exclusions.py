@@ -1,0 +1,121 @@
+"""What concerns nodes beyond one run: excluding, releasing, and the breaker before it.
+
+Owns the node documents that this node writes.  A fatal fault elsewhere is only answered by who
+leads a run there; an operator's wish by any member that was asked.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..incidents import values
+from ..model.model import WARN, Beat, Incident, Now, Verdict
+from ..run import members, reconcile
+from ..run.state import Context
+from . import breaker
+
+
+class Fleet:
+    """Node documents, as one node writes them."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def step(
+        self, wishes: dict[str, members.NodeDoc], opened: dict[str, Incident], led: list[Context],
+        contexts: list[Context], ctx: Context,
+    ) -> None:
+        if not ctx.settings.single_node:
+            self._fatal_nodes(wishes, opened, led, ctx)
+        for node in sorted(wishes):
+            self._write(wishes, node, ctx)
+
+    def _fatal_nodes(
+        self, wishes: dict[str, members.NodeDoc], opened: dict[str, Incident], led: list[Context],
+        ctx: Context,
+    ) -> None:
+        runs = {c.view.run for c in led}
+        faults = faults_of(ctx)
+        fleet = len(fleet_nodes(self.name, ctx))
+        tripped: dict[str, str] = {}
+        for beat in sorted(ctx.observed.beats, key=lambda b: (b.node, b.run)):
+            if beat.run not in runs or not self._should_exclude(beat, ctx):
+                continue
+            is_open, why = breaker.is_open(faults, beat.fatal, fleet, ctx.settings)
+            if is_open:
+                tripped[beat.fatal] = why
+                continue
+            wishes.setdefault(
+                beat.node,
+                members.NodeDoc(excluded=True, reason=why, by=self.name, fault=beat.fatal),
+            )
+        for fault in sorted(tripped):
+            # What was wished for before the breaker opened is not written any more.
+            mine = [n for n, d in wishes.items() if (d.fault, d.by) == (fault, self.name)]
+            for node in mine:
+                del wishes[node]
+            self._tell_once(fault, tripped[fault], opened, ctx)
+        for fault in [f for f in opened if f not in tripped and f not in faults]:
+            closed = values.ended(
+                opened.pop(fault), ctx.now, values.CLOSED, "the fault is gone"
+            )
+            ctx.changed[closed.id] = closed
+
+    def _should_exclude(self, beat: Beat, ctx: Context) -> bool:
+        if not beat.fatal or not members.is_fresh(beat, ctx.now, ctx.settings):
+            return False
+        doc = members.read_node(members.doc_of(ctx.observed.store, f"node/{beat.node}"))
+        book = ctx.runbooks.get(beat.fatal)
+        return not doc.excluded and (book is None or "exclude_node" in book.ladder)
+
+    def _tell_once(
+        self, fault: str, why: str, opened: dict[str, Incident], ctx: Context
+    ) -> None:
+        ctx.verdicts.append(
+            Verdict(
+                fault=fault, subject="fleet", severity=WARN, confidence=1.0,
+                reason=f"the breaker is open: {why}", detector="breaker",
+            )
+        )
+        if fault in opened:
+            return
+        opened[fault] = fleet_incident(fault, why, ctx.now)
+        ctx.changed[opened[fault].id] = opened[fault]
+
+    def _write(self, wishes: dict[str, members.NodeDoc], node: str, ctx: Context) -> None:
+        key = f"node/{node}"
+        doc = members.doc_of(ctx.observed.store, key)
+        if doc.body and members.read_node(doc) == wishes[node]:
+            del wishes[node]
+            return
+        body = msgspec.json.encode(wishes[node])
+        draft = reconcile.put_draft(key, doc.version, body, wishes[node].reason)
+        ctx.emit(doc.version, msgspec.structs.replace(draft, outlives_node=True))
+
+
+def faults_of(ctx: Context) -> dict[str, tuple[str, ...]]:
+    """Fault -> nodes that have it now, or were excluded for it."""
+    found: dict[str, set[str]] = {}
+    for beat in ctx.observed.beats:
+        if beat.fatal and members.is_fresh(beat, ctx.now, ctx.settings):
+            found.setdefault(beat.fatal, set()).add(beat.node)
+    for doc in ctx.observed.store.docs:
+        read = members.read_node(doc) if doc.key.startswith("node/") else members.NodeDoc()
+        if read.excluded and read.fault:
+            found.setdefault(read.fault, set()).add(doc.key.removeprefix("node/"))
+    return {fault: tuple(sorted(nodes)) for fault, nodes in sorted(found.items())}
+
+
+def fleet_nodes(name: str, ctx: Context) -> tuple[str, ...]:
+    nodes = {name, *(b.node for b in ctx.observed.beats)}
+    nodes |= {d.key[5:] for d in ctx.observed.store.docs if d.key.startswith("node/")}
+    return tuple(sorted(nodes))
+
+
+def fleet_incident(fault: str, why: str, now: Now) -> Incident:
+    text = f"the breaker is open, no node is excluded for it: {why}"
+    return Incident(
+        id=f"fleet-{fault}-breaker", fault=fault, subject="fleet", severity=WARN, run="",
+        generation=0, opened_wall_s=now.wall_s, opened_boot_s=now.boot_s, reason=text,
+        culprit="a common cause, no single node", timeline=((now.wall_s, text),),
+    )

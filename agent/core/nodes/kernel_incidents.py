@@ -1,0 +1,389 @@
+"""The node's own faults, from what its kernel said.
+
+Owns the open incidents of the node's devices, the windows in which repeats are counted, and the
+choice of a rung.  Reads no line: events come understood.  Orders nothing: a rank that a fatal event
+names becomes a cause of its run (agent/core/run/causes.py); what concerns the node beyond a run is
+said here, and done by agent/core/nodes/repair.py where the operator allows it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import msgspec
+
+from ..detect.ranks.ended import Cause
+from ..incidents import values
+from ..model.events import Event
+from ..model.model import FATAL, OK, SEVERITIES, Incident, RankView, Runbook, Verdict
+from ..parse.kernel_line import pci_of
+from ..run.policy import RESTART_RUNGS
+from ..run.state import Context
+from . import escalations
+from .device_ranks import Place, Places, plain_name, rank_of
+from .escalations import wall_s_of
+
+DETECTOR = "kernel"
+OPEN_MAX = 64
+QUIET_S = 600.0  # clears = "quiet_10m"; what is fatal is not well again because it is silent
+CLOSE = "close_incident"
+FOLLOWS_S = 60.0  # an XID 45 this soon after another of its GPU is that one's clean-up
+FOLLOWER = "follow_companion_xid"
+INSTRUCTION = "154"  # the XID by which a driver says what it wants done
+NODE_RUNGS = ("reset_gpu", "exclude_node", "drain_node", "reboot_node", "replace_node")
+PERFORMED = ("reset_gpu", "drain_node", "reboot_node", "replace_node")  # by repair.py
+PERSON_RUNGS = ("ask_person", "run_check")
+# Sources whose fatal line ends training there.
+ACCELERATORS = ("xid", "sxid", "nvidia", "amd", "neuron")
+LIVED_MAX = 8  # ranks that one line names
+MORE = "kernel line, continued"
+MORE_MAX = 12  # of them in one incident, so that a flood leaves room for what a person needs
+CULPRIT_MAX = 300  # characters: no further ranks join an incident
+
+
+class Watched(msgspec.Struct):
+    """An open incident with what decides when it is said again and when it closes."""
+
+    incident: Incident
+    boot_id: str
+    last_boot_s: float  # newest event of it
+    count: int = 1
+    said: int = 1  # how many of them the incident tells
+    rung: str = ""  # instructed by the driver, or by repeats
+    patient: bool = False  # ... for when nothing works there any more
+
+
+class KernelMemory(msgspec.Struct):
+    """Survives a restart of the agent, and a reboot."""
+
+    boot_id: str = ""
+    cursor: int = -1  # newest event taken, of this boot
+    open: dict[str, Watched] = {}  # "fault|subject" ->
+    times: dict[str, list[float]] = {}  # window -> wall_s of its events
+    numbers: dict[str, int] = {}
+    places: dict[str, Place] = {}  # of this boot
+
+
+class KernelCase:
+    """See the module."""
+
+    def __init__(self, name: str, memory: KernelMemory) -> None:
+        self.name = name
+        self.memory = memory
+        self.places = Places(memory.places)
+
+    def step(self, ctx: Context) -> list[tuple[int, Cause]]:
+        """Takes the new events; (pid, cause) of each process under a fatal one."""
+        self._reboot(ctx)
+        if self.places.look(ctx.observed):
+            self._name(ctx)
+        found: list[tuple[int, Cause]] = []
+        for event in sorted(ctx.observed.events, key=lambda one: one.cursor):
+            if event.cursor > self.memory.cursor:
+                self.memory.cursor = event.cursor
+                found += self._take(ctx, event)
+            if event.more:
+                self._more(ctx, event)
+        self._quiet(ctx)
+        self._by_hand(ctx)
+        ctx.verdicts.extend(self._verdict(ctx, one) for one in self.opened())
+        return found
+
+    def opened(self) -> list[Watched]:
+        return [self.memory.open[key] for key in sorted(self.memory.open)]
+
+    def addresses(self) -> dict[str, str]:
+        """Address and subject of the devices that have an open incident here -> its severity."""
+        found: dict[str, str] = {}
+        for one in sorted(self.opened(), key=lambda it: SEVERITIES.index(it.incident.severity)):
+            subject = one.incident.subject
+            if subject != self._where(""):
+                found[subject] = found[pci_of(subject.rpartition("/")[2])] = one.incident.severity
+        return found
+
+    def incidents(self) -> dict[str, Incident]:
+        return {one.incident.id: one.incident for one in self.opened()}
+
+    # ------------------------------------------------------------ events
+
+    def _take(self, ctx: Context, event: Event) -> list[tuple[int, Cause]]:
+        grown = escalations.grown(self.memory.times, event, ctx.now)
+        fault, severity = event.fault, event.severity
+        if event.code == INSTRUCTION and severity == OK:
+            # The driver takes its instruction back: the device was reset.
+            for key in [k for k in sorted(self.memory.open) if k.endswith(f"|{event.subject}")]:
+                self._close(ctx, key, event.meaning)
+        if not fault or severity == OK:
+            return []
+        rung = event.rung
+        if grown is not None:
+            severity, rung = grown.severity, grown.then
+        same = self._of_subject(event.subject)
+        if event.action == FOLLOWER and any(
+            event.boot_s - one.last_boot_s < FOLLOWS_S for one in same
+        ):
+            return []
+        if event.code == INSTRUCTION and same:
+            # The driver's instruction for a device whose incident is open already.
+            was_fatal = any(one.incident.severity == FATAL for one in same)
+            for one in same:
+                self._worsen(ctx, one, event, severity)
+                self._instruct(ctx, one, event.rung, event.meaning, severity != FATAL)
+            return [] if was_fatal else self._causes(ctx, event, severity)
+        item = self.memory.open.get(f"{fault}|{event.subject}")
+        if item is not None:
+            self._again(ctx, item, event, severity)
+        elif self._room(ctx, severity):
+            item = self._open(ctx, event, severity)
+        else:
+            return []  # counted in any case
+        if grown is not None:
+            self._instruct(ctx, item, grown.then, grown.text)
+        elif rung:
+            patient = event.code == INSTRUCTION and severity != FATAL
+            self._instruct(ctx, item, rung, event.meaning, patient)
+        return self._causes(ctx, event, severity)
+
+    def _causes(self, ctx: Context, event: Event, severity: str) -> list[tuple[int, Cause]]:
+        """The ranks that this line ends."""
+        if severity != FATAL or not self._restarts(ctx, event.fault):
+            return []
+        return [(pid, self._cause(event, pid)) for pid in self._under(ctx, event)]
+
+    def _under(self, ctx: Context, event: Event) -> list[int]:
+        """Processes of ranks under a fatal line: the one that it names, else all on that device.
+        Drivers name whoever asked the GPU when it failed: often a monitor, or our own probe."""
+        if rank_of(event, ctx.observed) is not None:
+            return [event.pid]
+        return sorted({rank.pid for _, rank in self.places.ranks(event, ctx.observed)})
+
+    def _restarts(self, ctx: Context, fault: str) -> bool:
+        """Whether the runbook answers this with a restart: a run is not ended for want of one."""
+        book = ctx.runbooks.get(fault)
+        return book is None or any(rung in RESTART_RUNGS for rung in book.ladder)
+
+    def _room(self, ctx: Context, severity: str) -> bool:
+        """Whether one more may be open; a milder one makes room for it."""
+        if len(self.memory.open) < OPEN_MAX:
+            return True
+        mildest = min(self.memory.open, key=lambda key: SEVERITIES.index(
+            self.memory.open[key].incident.severity))
+        worst = self.memory.open[mildest].incident.severity
+        if SEVERITIES.index(worst) >= SEVERITIES.index(severity):
+            return False
+        self._close(ctx, mildest, "made room for something worse")
+        return True
+
+    def _open(self, ctx: Context, event: Event, severity: str) -> Watched:
+        m, now = self.memory, ctx.now
+        key = f"{event.fault}|{event.subject}"
+        number = m.numbers.get(event.fault, 0) + 1
+        m.numbers[event.fault] = number
+        where = self._where(event.subject)
+        lived, cgroup = self._lived(ctx, event)
+        incident = Incident(
+            id=f"node-{self.name}-{event.fault}-{_plain(event.subject)}-{number}",
+            fault=event.fault, subject=where, severity=severity, run="", generation=0,
+            opened_wall_s=wall_s_of(event, now), opened_boot_s=event.boot_s or now.boot_s,
+            reason=self._reason(event),
+            culprit="; ".join(filter(None, (self._named(event.subject), lived))),
+            evidence=(("kernel line", event.text), *((("cgroup", cgroup),) if cgroup else ())),
+            timeline=((wall_s_of(event, now), f"the kernel said: {event.text}"),),
+            would_have=self._would_have(ctx, event.fault, "", severity),
+        )
+        item = m.open[key] = Watched(incident, now.boot_id, event.boot_s or now.boot_s)
+        ctx.changed[incident.id] = incident
+        reboots = len(m.times.get(f"reboots|{key}", ()))
+        if event.reboots is not None and reboots >= event.reboots.count:
+            self._instruct(ctx, item, event.reboots.then, event.reboots.text)
+        return item
+
+    def _again(self, ctx: Context, item: Watched, event: Event, severity: str) -> None:
+        """One incident, however often it is said; its record changes when the number doubles."""
+        item.count += 1
+        item.last_boot_s = max(item.last_boot_s, event.boot_s)
+        lived, culprit = self._lived(ctx, event)[0], item.incident.culprit
+        if lived not in culprit and len(culprit) < CULPRIT_MAX:
+            changed = msgspec.structs.replace(item.incident, culprit=f"{culprit}; {lived}")
+            self.keep(ctx, item, changed)
+        if self._worsen(ctx, item, event, severity) or item.count >= 2 * item.said:
+            item.said = item.count
+            # At least: of a flood only some of each kind come so far; the counter has them all.
+            text = f"said at least {item.count} times, the last: {event.text}"
+            self.keep(ctx, item, values.noted(item.incident, ctx.now, text))
+
+    def _worsen(self, ctx: Context, item: Watched, event: Event, severity: str) -> bool:
+        """Whether the incident is worse than it was, by this line."""
+        if SEVERITIES.index(severity) <= SEVERITIES.index(item.incident.severity):
+            return False
+        would = self._would_have(ctx, item.incident.fault, item.rung, severity)
+        changed = msgspec.structs.replace(
+            item.incident, severity=severity, reason=self._reason(event), would_have=would
+        )
+        self.keep(ctx, item, values.with_evidence(changed, (("kernel line", event.text),)))
+        return True
+
+    def _more(self, ctx: Context, event: Event) -> None:
+        """What further lines said of it, which may come a step later than the event."""
+        item = self.memory.open.get(f"{event.fault}|{event.subject}")
+        if item is None or event.boot_s < item.incident.opened_boot_s:
+            return  # closed since; a later one of this name is another's
+        known = item.incident.evidence
+        room = max(0, MORE_MAX - sum(what == MORE for what, _ in known))
+        if new := tuple((MORE, one) for one in event.more if (MORE, one) not in known)[:room]:
+            self.keep(ctx, item, values.with_evidence(item.incident, new))
+
+    def _instruct(
+        self, ctx: Context, item: Watched, rung: str, why: str, patient: bool = False
+    ) -> None:
+        """A rung that somebody who knows asks for: it goes before the runbook's own."""
+        if not rung or (rung == item.rung and patient == item.patient):
+            return
+        item.rung, item.patient = rung, patient
+        noted = values.noted(item.incident, ctx.now, f"{rung} is asked for: {why}")
+        would = self._would_have(ctx, item.incident.fault, rung,
+                                 FATAL if patient else item.incident.severity)
+        self.keep(ctx, item, msgspec.structs.replace(noted, would_have=would))
+
+    def _cause(self, event: Event, pid: int) -> Cause:
+        return Cause(
+            fault=event.fault, generation=0, reason=self._reason(event), pid=pid,
+            boot_s=event.boot_s, detector=DETECTOR, evidence=(("kernel line", event.text),),
+        )
+
+    # ------------------------------------------------------------ closing
+
+    def _reboot(self, ctx: Context) -> None:
+        m, now = self.memory, ctx.now
+        if now.boot_id == m.boot_id:
+            return
+        m.boot_id, m.cursor = now.boot_id, -1
+        m.places.clear()
+        for key in [k for k, item in sorted(m.open.items()) if item.boot_id != now.boot_id]:
+            times = [*m.times.get(f"reboots|{key}", ()), now.wall_s]
+            escalations.remember(m.times, f"reboots|{key}",
+                             [at for at in times if now.wall_s - at < 7 * 86400.0])
+            self._close(ctx, key, "the machine was rebooted")
+
+    def _quiet(self, ctx: Context) -> None:
+        for key, item in sorted(self.memory.open.items()):
+            book = ctx.runbooks.get(item.incident.fault)
+            quiet = ctx.now.boot_s - item.last_boot_s > QUIET_S
+            asked = item.patient or item.incident.severity == FATAL
+            if quiet and not asked and self._clears(book) == "quiet_10m":
+                self._close(ctx, key, "not said again for ten minutes")
+
+    def _by_hand(self, ctx: Context) -> None:
+        """A card that was changed, a disk taken out, a GPU reset without its driver's word: none
+        of them is heard, so whoever did it says so."""
+        asked = {one.subject: one for one in ctx.observed.requests if one.kind == CLOSE}
+        for key, item in sorted(self.memory.open.items()):
+            request = asked.get(f"incident/{item.incident.id}")
+            if request is not None:
+                self._close(ctx, key, f"closed by {request.by or 'a person'}: {request.reason}")
+
+    def well(self, ctx: Context, ids: Collection[str], text: str) -> None:
+        """These incidents are over."""
+        for key, item in sorted(self.memory.open.items()):
+            if item.incident.id in ids:
+                self._close(ctx, key, text)
+
+    def _clears(self, book: Runbook | None) -> str:
+        return book.clears if book is not None else "reboot"
+
+    def _close(self, ctx: Context, key: str, text: str) -> None:
+        item = self.memory.open.pop(key)
+        closed = values.ended(item.incident, ctx.now, values.CLOSED, text)
+        ctx.changed[closed.id] = closed
+
+    # ------------------------------------------------------------ words
+
+    def _would_have(self, ctx: Context, fault: str, rung: str, severity: str) -> str:
+        """What the ladder asks for beyond the run, and why it is not done."""
+        book = ctx.runbooks.get(fault)
+        rungs = (rung,) if rung else (book.ladder if book is not None else ())
+        wanted = next((one for one in rungs if one in (*NODE_RUNGS, *PERSON_RUNGS)), "")
+        if not wanted:
+            return ""
+        if wanted in PERSON_RUNGS:
+            return f"{wanted}: a person's part"
+        if wanted not in ctx.settings.allow:
+            return f"{wanted}: not done, because actions.allow does not name it"
+        if wanted in PERFORMED and severity != FATAL:
+            return f"{wanted}: a person's part: the fault is not fatal"
+        if wanted in PERFORMED:
+            return f"{wanted}: allowed, and ordered when nothing speaks against it"
+        return f"{wanted}: allowed, and left to a person by this release"
+
+    def _reason(self, event: Event) -> str:
+        number = {"xid": f"XID {event.code} on ", "sxid": f"SXid {event.code} on "}
+        said = number.get(event.source, "")
+        what = event.meaning or event.code
+        stop = event.severity == FATAL and event.source in ACCELERATORS
+        return f"{said}{self._named(event.subject)}: {what}" + ("; training must stop" * stop)
+
+    def _named(self, subject: str) -> str:
+        named = self.places.named(subject)
+        return f"{named} of {self.name}" if named else self.name
+
+    def _lived(self, ctx: Context, event: Event) -> tuple[str, str]:
+        """(whose ranks were hit, the cgroup of one that the kernel names for itself)."""
+        named = rank_of(event, ctx.observed)
+        there = self.places.ranks(event, ctx.observed) or ((named,) if named else ())
+        ranks = ", ".join(f"rank {rank.rank} of run {run}" for run, rank in there[:LIVED_MAX])
+        if ranks and event.source in ACCELERATORS:
+            return f"{ranks} lived there", ""
+        return (f"the process was {ranks}", there[0][1].cgroup) if ranks else ("", "")
+
+    def _name(self, ctx: Context) -> None:
+        """The kernel may speak before a driver was asked: its number joins the incident later."""
+        for item in self.opened():
+            subject = item.incident.subject.removeprefix(self._where("")).lstrip("/")
+            plain, named = f"{plain_name(subject)} of {self.name}", self._named(subject)
+            culprit = item.incident.culprit
+            if subject and named != plain and culprit.startswith(plain):
+                culprit = named + culprit.removeprefix(plain)
+                self.keep(ctx, item, msgspec.structs.replace(item.incident, culprit=culprit))
+
+    def _where(self, subject: str) -> str:
+        return f"node/{self.name}/{subject}" if subject else f"node/{self.name}"
+
+    def _of_subject(self, subject: str) -> list[Watched]:
+        where = self._where(subject)
+        return [one for one in self.opened() if one.incident.subject == where]
+
+    def keep(self, ctx: Context, item: Watched, incident: Incident) -> None:
+        item.incident = incident
+        ctx.changed[incident.id] = incident
+
+    def tell(self, ctx: Context, item: Watched, would_have: str) -> None:
+        """What a rung waits for; said again only when it is something else."""
+        if would_have != item.incident.would_have:
+            changed = msgspec.structs.replace(item.incident, would_have=would_have)
+            self.keep(ctx, item, changed)
+
+    def _verdict(self, ctx: Context, item: Watched) -> Verdict:
+        one = item.incident
+        return Verdict(
+            fault=one.fault, subject=one.subject, severity=one.severity, confidence=1.0,
+            reason=one.reason, evidence=one.evidence[:2], detector=DETECTOR,
+        )
+
+
+def cause_of(
+    found: list[tuple[int, Cause]], ranks: tuple[RankView, ...], generation: int
+) -> Cause | None:
+    """The first cause whose process is a rank that still runs; one that ended explains itself."""
+    for pid, cause in found:
+        for rank in ranks:
+            if rank.pid == pid and rank.ended is None and rank.generation == generation:
+                return msgspec.structs.replace(
+                    cause, generation=generation, rank=rank.rank, node=rank.node, step=rank.step,
+                    reason=f"rank {rank.rank} works there: {cause.reason}",
+                )
+    return None
+
+
+def _plain(subject: str) -> str:
+    text = "".join(c if c.isalnum() else "-" for c in subject)
+    return text or "host"

@@ -1,0 +1,362 @@
+"""Rungs beyond a run: when this node is drained, rebooted or replaced for a fault of its own, or
+the GPU is reset that has it.
+
+Owns the way from an open incident of the kernel's to one order: what the operator allowed, what is
+left of the budget, the breaker, and everything that goes on here, whoever's it is.  An order leaves
+through the node's root unit (agent/actions/root_helper.py); none that may have left is asked for
+twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ..detect.devices import accelerator
+from ..effects.in_flight import Settled
+from ..incidents import values
+from ..model.model import FATAL, WARN, Effect, Incident, Now, Runbook, Verdict
+from ..model.orders import NodeOrder
+from ..run.case import RunCase
+from ..run.state import Context
+from . import breaker, exclusions
+from .kernel_incidents import PERSON_RUNGS, KernelCase, Watched
+
+RESET = "reset_gpu"
+VERBS = {"drain_node": "drain", "reboot_node": "reboot", "replace_node": "replace", RESET: RESET}
+LEAVES = ("reboot_node", "replace_node")  # after these a drain alone is ordered in that boot
+GPU = re.compile(r"gpu/([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2})")  # of a line's subject
+SETTLE_S = 15.0  # after an incident opened: the driver's own instruction follows its fault
+DRAIN_S = 120.0  # in which runs end by themselves; a rank that hangs in its device never does
+ORDER_S = 30.0
+RESET_S = 80.0  # a reset takes longer than what only starts something
+REFUSED = "refused:"  # how the error of an order begins that never left the agent
+RAN = "carried out:"  # and of one whose program was run, and did not do it
+RETRY_FOR_S = 600.0  # of such: runs were ended for it, and a file system that blinks comes back
+PIDS_MAX = 256  # kept of the ranks that are ended for an incident
+NAMED_MAX = 4  # of those that are waited for
+KEPT_MAX = 128
+UNKNOWN_BOOK = Runbook("", FATAL, "node", budget_count=1)
+
+
+class Reset(msgspec.Struct):
+    """A GPU was reset, or its program failed to."""
+
+    boot_id: str
+    wall_s: float
+
+
+class RepairMemory(msgspec.Struct):
+    """Survives a restart of the agent, and the reboot that it asked for."""
+
+    times: dict[str, list[float]] = {}  # "rung|fault|subject" -> wall_s of the orders
+    asked: dict[str, list[str]] = {}  # incident -> rungs that were ordered for it
+    refused: dict[str, float] = {}  # incident -> boot_s since which its order cannot leave
+    drains: dict[str, float] = {}  # incident -> boot_s since which runs are to end
+    ending: dict[str, list[int]] = {}  # incident -> processes of those runs
+    resets: dict[str, Reset] = {}  # device -> the newest of it
+    leaves: tuple[str, str] = ("", "")  # boot in which its end was ordered, and by which rung
+
+
+class Repairs:
+    """See the module."""
+
+    def __init__(self, name: str, memory: RepairMemory, kernel: KernelCase) -> None:
+        self.name, self.memory, self.kernel = name, memory, kernel
+
+    def step(self, ctx: Context, cases: Mapping[str, RunCase], paused: str) -> None:
+        """At most one order a step, and none while this node is `paused`, for that reason."""
+        for done in ctx.settled:
+            if isinstance(done.effect.body, NodeOrder):
+                self._settle(ctx, done, done.effect.body)
+        for item in self.kernel.opened():
+            rung, why = self._rung(ctx, item)
+            if why:
+                self.kernel.tell(ctx, item, why)
+            if not rung:
+                continue
+            held = f"held: an operator paused this node: {paused}" if paused else ""
+            held = held or self._held(ctx, item, rung, cases)
+            if held:
+                self.kernel.tell(ctx, item, f"{rung}: allowed, {held}")
+            elif self._order(ctx, item, rung):
+                return
+
+    # ------------------------------------------------------------ which rung
+
+    def _rung(self, ctx: Context, item: Watched) -> tuple[str, str]:
+        """What is to be done for this incident now: the driver's instruction, else the ladder's
+        first rung with budget that is this node's; "" where a person comes first, and why, where
+        that is not said already.  One that may not or cannot be done is not climbed over: no node
+        is replaced for want of leave to reboot, nor for a GPU that was not reset."""
+        incident, was_reset = item.incident, self._was_reset(ctx, item)
+        asked = self.memory.asked.get(incident.id, [])
+        book = ctx.runbooks.get(incident.fault, UNKNOWN_BOOK)
+        rungs = _rungs(item.rung, book, was_reset)
+        # One incident climbs no ladder, but over a reset that did not help.
+        climbed = [one for one in asked if one != RESET or not was_reset]
+        asks = incident.severity == FATAL or item.patient
+        if not asks or (climbed and rungs != (item.rung,)):
+            return "", ""
+        unreset = False  # a reset was passed over that a reboot would have brought
+        nowhere = ""  # why it was passed over, though it is allowed
+        for rung in rungs:
+            if rung in PERSON_RUNGS:
+                break
+            if rung == RESET and was_reset:
+                continue
+            if rung == RESET and rung in ctx.settings.allow and not _address(item):
+                nowhere = f"{RESET}: a person's part: no address on PCI is known of what failed"
+                unreset = True
+                continue
+            if rung in VERBS and rung not in ctx.settings.allow and rung != RESET:
+                why = f"{rung}: not done, because actions.allow does not name it"
+                return "", nowhere or _was_done(why, was_reset)
+            unreset = (unreset and rung != "reboot_node") or (
+                rung == RESET and not self._reset_lately(ctx, item, book))
+            if rung == "replace_node" and unreset:
+                break
+            can = rung in VERBS and rung in ctx.settings.allow and rung not in asked
+            if can and self._left(ctx, item, rung, book) > 0:
+                return rung, ""
+        return "", nowhere or _was_done("the rest is a person's part", was_reset)
+
+    def _was_reset(self, ctx: Context, item: Watched) -> bool:
+        """Whether the unit reset this GPU in this boot, or failed to: a second is of no use."""
+        known = self.memory.resets.get(item.incident.subject)
+        return known is not None and known.boot_id == ctx.now.boot_id
+
+    def _reset_lately(self, ctx: Context, item: Watched, book: Runbook) -> bool:
+        """Whether a reset spent the budget of another boot: the fault came again all the same.  One
+        of long ago, perhaps of another card in that slot, says nothing of this fault."""
+        known = self.memory.resets.get(item.incident.subject)
+        since_s = ctx.now.wall_s - book.budget_window_h * 3600.0
+        return RESET in ctx.settings.allow and known is not None and known.wall_s > since_s
+
+    def _left(self, ctx: Context, item: Watched, rung: str, book: Runbook) -> int:
+        now_s = ctx.now.wall_s
+        since_s = now_s - book.budget_window_h * 3600.0
+        # A time of the future is a clock that was set back: it counts, which is the careful side.
+        spent = [at_s for at_s in self.memory.times.get(_key(item, rung), ()) if at_s > since_s]
+        return book.budget_count - len(spent)
+
+    # ------------------------------------------------------------ whether it may be
+
+    def _held(
+        self, ctx: Context, item: Watched, rung: str, cases: Mapping[str, RunCase]
+    ) -> str:
+        """What it waits for; "" when it may go."""
+        if not ctx.settings.single_node:
+            return "left to a person: no leader's document grants it yet"
+        if ctx.observed.journal_stalled:
+            return "waits for the journal"
+        if ctx.outbox.busy(self._subject()):
+            return "waits for the order before it"
+        boot_id, leaves = self.memory.leaves
+        if boot_id == ctx.now.boot_id and rung != "drain_node":
+            return f"held: {leaves} was ordered in this boot, and is not known to have failed"
+        if ctx.now.boot_s - item.incident.opened_boot_s < SETTLE_S:
+            return f"waits {SETTLE_S:g} s for what else the kernel says"
+        here = (cases.get(view.run) for view in ctx.observed.runs)
+        paused = sorted(one.memory.run for one in here if one is not None and one.memory.paused)
+        if paused:
+            return f"held: {_some(paused)} of this node is paused"
+        tripped = self._breaker(ctx, item)
+        if tripped:
+            return f"held: the breaker is open: {tripped}"
+        if ctx.observed.gate.closed:
+            return f"waits, for no order can leave: {ctx.observed.gate.closed}"
+        return self._running(ctx, item, rung, cases)
+
+    def _breaker(self, ctx: Context, item: Watched) -> str:
+        fault = item.incident.fault
+        faults = exclusions.faults_of(ctx)
+        faults[fault] = (*faults.get(fault, ()), self.name)
+        count = len(exclusions.fleet_nodes(self.name, ctx))
+        is_open, why = breaker.is_open(faults, fault, count, ctx.settings)
+        if is_open:
+            ctx.verdicts.append(Verdict(
+                fault=fault, subject="fleet", severity=WARN, confidence=1.0, detector="breaker",
+                reason=f"the breaker is open: {why}",
+            ))
+        return why if is_open else ""
+
+    def _running(
+        self, ctx: Context, item: Watched, rung: str, cases: Mapping[str, RunCase]
+    ) -> str:
+        """Runs end before the node goes.  A rung of the ladder alone interrupts none that goes on:
+        only what the driver instructs, or repeats ask for, does, and that our own runs alone."""
+        foreign = self._foreign(ctx, item.incident.id)
+        if foreign:
+            # First of all: our runs are not ended for an order that then waits for somebody else.
+            return f"waits while {_some(foreign)} goes on: this agent may not end it"
+        views = [view for view in ctx.observed.runs if view.state != "done"]
+        going = sorted(view.run for view in views)
+        if not going:
+            return ""
+        named = _some(going)
+        ends = rung == item.rung and not item.patient
+        if not ends and self._hangs(ctx, item, [cases.get(run) for run in going]):
+            return ""  # a reset fails for it, and no other end of it is to be had
+        if rung == item.rung and item.patient:
+            return f"waits while {named} goes on: the driver lets it come to its end"
+        if not ends:
+            return f"waits while {named} goes on: nothing but the runbook asks for it"
+        m, incident = self.memory, item.incident
+        since_s = m.drains.setdefault(incident.id, ctx.now.boot_s)
+        pids = {*m.ending.get(incident.id, ()), *ctx.observed.gate.ours}
+        m.ending[incident.id] = sorted(pids)[-PIDS_MAX:]
+        _bound(m.drains)
+        _bound(m.ending)
+        for run in going:
+            case = cases.get(run)
+            if case is not None and not case.memory.drain:
+                case.memory.drain = self._drained(item)
+        late = not since_s <= ctx.now.boot_s <= since_s + DRAIN_S
+        return "" if late else f"waits until {named} has ended"
+
+    def _hangs(self, ctx: Context, item: Watched, going: list[RunCase | None]) -> bool:
+        """Whether all of these were ended for this incident, as long ago as an end may take."""
+        since_s = self.memory.drains.get(item.incident.id)
+        return since_s is not None and ctx.now.boot_s > since_s + DRAIN_S and all(
+            case is not None and case.memory.drain == self._drained(item) for case in going)
+
+    def _drained(self, item: Watched) -> str:
+        """Why a run is ended for this incident."""
+        return f"{item.rung} of {self.name}: {item.incident.reason}"
+
+    def _foreign(self, ctx: Context, incident: str) -> list[str]:
+        """Who works here and is served by no agent of ours: processes that a driver lists on any
+        device of the node, and the runs of other agents.  Whose a process is was looked up
+        (agent/actions/preconditions.py): a launcher's word alone would open the way over somebody
+        else's job.  One of a run that was ended for this incident is ours though its launcher is
+        gone: it hangs in its device."""
+        gate = ctx.observed.gate
+        ours = {*gate.ours, *gate.gone, *self.memory.ending.get(incident, ())}
+        there: dict[int, str] = {}
+        # Of what a driver that hangs said last, the gate knows who of it still lives.
+        samples = ctx.observed.samples
+        fresh = () if accelerator.PROCESS in samples.silent else samples.of(accelerator.PROCESS)
+        listed = accelerator.processes(fresh)
+        for pid, device in (*listed, *gate.seen):
+            there.setdefault(pid, device)
+        found = [f"pid {pid} on {device}" for pid, device in there.items() if pid not in ours]
+        return found + [f"the run of the agent at {path}" for path in gate.others]
+
+    # ------------------------------------------------------------ ordering
+
+    def _subject(self) -> str:
+        return f"node/{self.name}"
+
+    def _order(self, ctx: Context, item: Watched, rung: str) -> bool:
+        """Whether it was given: after one that could not leave the next has to wait a little."""
+        incident, now_s = item.incident, ctx.now.wall_s
+        device = _address(item) if rung == RESET else ""
+        # What the kernel says of it from now on may be of the reset, or of what it left behind.
+        cures = tuple(one.incident.id for one in self.kernel.opened()
+                      if device and one.incident.subject == incident.subject)
+        draft = Effect(
+            id="", kind=rung, subject=self._subject(), reason=incident.reason,
+            deadline_s=RESET_S if device else ORDER_S, outlives_node=True, fault=incident.fault,
+            body=NodeOrder(VERBS[rung], self.name, incident.id, incident.reason, device,
+                           cures),
+        )
+        # Ids must not come again in another boot, whose incidents are others; and the same number
+        # for each try of one incident, so that the pauses between them grow.
+        effect = ctx.emit(int(incident.opened_wall_s), draft)
+        if effect is None:
+            return False
+        m = self.memory
+        m.times[_key(item, rung)] = [*m.times.get(_key(item, rung), ()), now_s][-8:]
+        m.asked[incident.id] = [*m.asked.get(incident.id, ()), rung]
+        if rung in LEAVES:  # until it is known to have failed
+            m.leaves = (ctx.now.boot_id, rung)
+        _bound(m.times)
+        _bound(m.asked)
+        acted = msgspec.structs.replace(incident, state=values.ACTED, would_have="")
+        acted = _noted_once(acted, ctx.now, f"{rung} is ordered from the node's unit")
+        self.kernel.keep(ctx, item, values.with_action(acted, effect.id))
+        return True
+
+    def _settle(self, ctx: Context, done: Settled, order: NodeOrder) -> None:
+        """The outcome is a line of its incident.  An order that never left is tried again for
+        minutes; every other one is over, whatever the unit made of it.  A GPU that was reset has
+        no fault of before."""
+        rung, m = done.effect.kind, self.memory
+        if not done.ok and m.leaves[1] == rung:
+            m.leaves = ("", "")
+        if order.device and (done.ok or done.error.startswith(RAN)):
+            m.resets.pop(self._gpu(order), None)  # the newest goes to the end
+            m.resets[self._gpu(order)] = Reset(ctx.now.boot_id, ctx.now.wall_s)
+            _bound(m.resets)
+        item = next((i for i in self.kernel.opened() if i.incident.id == order.incident), None)
+        if item is None:
+            return
+        text = "the node's unit took it" if done.ok else f"failed: {done.error}"
+        noted = _noted_once(item.incident, ctx.now, f"{rung}: {text}")
+        again = False
+        if not done.ok and done.error.startswith(REFUSED):
+            since_s = m.refused.setdefault(order.incident, ctx.now.boot_s)
+            again = since_s <= ctx.now.boot_s < since_s + RETRY_FOR_S
+            _bound(m.refused)
+        if not done.ok:
+            then = "tried again soon" if again else "a person's part"
+            noted = msgspec.structs.replace(noted, would_have=f"{rung}: {text}; {then}")
+        if again:
+            asked = m.asked.get(order.incident, [])
+            m.asked[order.incident] = [one for one in asked if one != rung]
+            m.times[_key(item, rung)] = m.times.get(_key(item, rung), [])[:-1]
+        self.kernel.keep(ctx, item, noted)
+        if order.device and done.ok:
+            self.kernel.well(ctx, order.cures, "the GPU was reset")
+
+    def _gpu(self, order: NodeOrder) -> str:
+        """The subject of what is reset, as incidents have it."""
+        return f"{self._subject()}/gpu/{order.device.removesuffix('.0')}"
+
+
+def _rungs(instructed: str, book: Runbook, was_reset: bool) -> tuple[str, ...]:
+    """The instruction alone, else the ladder.  A reset that did not help is followed by what the
+    runbook has behind it."""
+    if not instructed:
+        return book.ladder
+    if instructed != RESET or not was_reset:
+        return (instructed,)
+    return book.ladder[book.ladder.index(RESET) + 1 :] if RESET in book.ladder else book.ladder
+
+
+def _address(item: Watched) -> str:
+    """Where on PCI the GPU of this incident is, as 0000:4e:00.0; "" when it is about no such."""
+    kind = "/".join(item.incident.subject.split("/")[2:])  # behind node/NAME/
+    found = GPU.fullmatch(kind)
+    return f"{found[1]}.0" if found else ""
+
+
+def _was_done(text: str, was_reset: bool) -> str:
+    """Said where a reset came before; else the incident says already what is not done."""
+    return f"{text}; its GPU was reset in this boot, or that was tried" if was_reset else ""
+
+
+def _key(item: Watched, rung: str) -> str:
+    return f"{rung}|{item.incident.fault}|{item.incident.subject}"
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+    return ", ".join(names[:NAMED_MAX]) + more
+
+
+def _noted_once(incident: Incident, now: Now, text: str) -> Incident:
+    """Tries of one order follow each other for minutes: each line of theirs is said once."""
+    if any(line == text for _, line in incident.timeline):
+        return incident
+    return values.noted(incident, now, text)
+
+
+def _bound(kept: dict[str, Any]) -> None:
+    """The oldest go first."""
+    while len(kept) > KEPT_MAX:
+        del kept[next(iter(kept))]

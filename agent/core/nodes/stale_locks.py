@@ -1,0 +1,58 @@
+"""Taking away a lock that a killed compile left, by the launcher of a run here, as its user.
+
+Owns when that is asked for: the operator allowed it, nobody paused this node, the runbook's budget
+for that file has something left, and a run of the lock's owner is here: nobody else may remove it.
+Which lock is stale is detect/compile_cache.py's; the launcher looks again before it removes
+anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..detect.devices import compile_cache
+from ..model.model import Effect, Verdict
+from ..model.orders import RemoveLock
+from ..run.reconcile import run_subject
+from ..run.state import Context
+
+RUNG = "remove_lock"
+FAULT = "compile_lock_stale"
+ORDER_S = 15.0  # a cache often lies on a network mount
+KEPT_MAX = 64
+NAMED_MAX = 200  # characters of a path that a launcher waits for (worker/launcher/compiling.py)
+
+
+def step(ctx: Context, verdicts: Iterable[Verdict], asked: dict[str, float], paused: str) -> None:
+    """At most one order a step.  `asked`: path -> wall_s of the last order, kept by the node."""
+    if RUNG not in ctx.settings.allow or paused or ctx.observed.journal_stalled:
+        return
+    views = [v for v in ctx.observed.runs if v.connected and v.state == "running"]
+    book = ctx.runbooks.get(FAULT)
+    if compile_cache.AGE in ctx.observed.samples.silent:
+        return  # what is known may be long over
+    if not views or book is None or RUNG not in book.ladder:
+        return
+    for verdict in verdicts:
+        told = dict(verdict.evidence)
+        path, owner = told.get("path", ""), told.get("uid", "")
+        if verdict.fault != FAULT or not path or _spent(ctx, asked, path, book.budget_window_h):
+            continue
+        theirs = [view for view in views if str(view.uid) == owner]
+        if not theirs:
+            continue
+        view = min(theirs, key=lambda one: (path[:NAMED_MAX] not in one.compiling, one.run))
+        draft = Effect(
+            id="", kind=RUNG, subject=f"{run_subject(view.run)}/lock", reason=verdict.reason,
+            deadline_s=ORDER_S, fault=FAULT, body=RemoveLock(view.run, path),
+        )
+        if ctx.emit(view.generation, draft) is not None:
+            asked[path] = ctx.now.wall_s
+            for old in list(asked)[:-KEPT_MAX]:
+                del asked[old]
+        return
+
+
+def _spent(ctx: Context, asked: dict[str, float], path: str, window_h: float) -> bool:
+    """One order a file and window; a clock that was set back does not give another."""
+    return path in asked and asked[path] > ctx.now.wall_s - window_h * 3600.0

@@ -1,0 +1,78 @@
+"""How a traceback is told from what stands around it: links, prefixes, the exception's line.
+
+Owns the forms of single lines.  What a traceback comes to is scan.py's.  Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from .lines import NO_RANK
+
+TRACEBACK = "Traceback (most recent call last)"
+IGNORED = "Exception ignored "  # in a finalizer or a callback: the process goes on
+ORIGINAL = "Original " + TRACEBACK  # that of a loader's worker, in its parent's
+PREFIX_MAX = 200
+_LINK = re.compile(r"(?:During handling of the|The) above exception")
+_NAME = re.compile(r"(?P<path>(?:[A-Za-z_]\w*\.)*)(?P<last>[A-Za-z]\w*)(?::(?: |$)|$)")
+_ENDINGS = ("Error", "Exception", "Interrupt", "Exit", "Timeout", "Warning", "Expired", "Killed")
+_SMALL = tuple(ending.lower() for ending in _ENDINGS)
+_CLOCK = re.compile(r"\d{1,2}:\d\d:\d\d(?:[.,]\d+)?|\b\d{10}\.\d+")
+_GROUP = "Exception Group "
+_RANK = re.compile(r"\brank[ =_:]?(\d{1,6})|^\[\d+,(\d{1,6})\]<|^\[[A-Za-z]\w*?(\d{1,6})\]:")
+
+
+def link(text: str) -> str | None:
+    """What stands before the words that join two exceptions to a chain; None without them."""
+    found = _LINK.search(text)
+    return text[: found.start()] if found else None
+
+
+def exception(text: str, framed: bool) -> str:
+    """The last part of an exception's class, when the line is its; else nothing.
+
+    Right below a frame any class will do; else it must sound like one.  A small one
+    (`struct.error`) is believed with its module and right below a frame alone.
+    """
+    named = _NAME.match(text.rstrip())
+    if named is None:
+        return ""
+    last = named["last"]
+    if last[0].isupper():
+        sounds = last.endswith(_ENDINGS) or (framed and not last.isupper())
+    else:
+        sounds = framed and named["path"] != "" and last.endswith(_SMALL)
+    return last if sounds else ""
+
+
+class Wrap(NamedTuple):
+    """What some tool put before every line of one traceback, as it stands before its first."""
+
+    before: str
+    key: str  # the same for each line: a clock in it goes on
+    rank: int
+
+    def strip(self, text: str) -> str | None:
+        """The line without it; None for a line that has another or none."""
+        head = text[: len(self.before)]
+        if head == self.before or (self.key != self.before and key_of(head) == self.key):
+            return text[len(self.before) :]
+        return "" if text.rstrip() == self.before.rstrip() else None
+
+
+def key_of(before: str) -> str:
+    return _CLOCK.sub("@", before)
+
+
+def wrap_of(text: str) -> Wrap | None:
+    """What may be a wrapper, from the line that opens a traceback; the next lines tell."""
+    before = text[: text.find(TRACEBACK)]
+    if before.endswith(_GROUP):  # `  + Exception Group Traceback`, and `  |   File` below it
+        before = before.removesuffix(_GROUP)
+        before = before[:-2] + "| " if before.endswith("+ ") else before
+    if not before.strip() or len(before) > PREFIX_MAX:
+        return None
+    found = _RANK.search(before)
+    rank = int(next(group for group in found.groups() if group)) if found else NO_RANK
+    return Wrap(before, key_of(before), rank)

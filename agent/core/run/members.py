@@ -1,0 +1,114 @@
+"""What a node can see of a run: its own launcher, other members' beats, the store's documents.
+
+Owns the reading of views: which plan is the newest, who is heard of, which ranks belong to the
+generation that runs.  Pure; a stale beat is unknown, never evidence.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..model.model import Beat, Doc, Now, Plan, RankView, Resume, RunView, Settings, StoreView
+from .plan import Member
+
+STALE_LEASES = 0.6  # three beats, one each fifth of a lease, are missing
+LOST_LEASES = 1.5  # the lease and its margin: an old leader and old permits have run out
+
+
+class NodeDoc(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Body of node/NAME: what concerns a node beyond one run."""
+
+    excluded: bool = False
+    reason: str = ""
+    by: str = ""
+    fault: str = ""
+
+
+def doc_of(store: StoreView, key: str) -> Doc:
+    """The document, or one of version 0 where the store has none."""
+    return next((d for d in store.docs if d.key == key), Doc(key=key, version=0))
+
+
+def read_plan(doc: Doc) -> Plan | None:
+    """None for an absent or unreadable body: content of the store is input from outside."""
+    if not doc.body:
+        return None
+    try:
+        return msgspec.json.decode(doc.body, type=Plan)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def read_node(doc: Doc) -> NodeDoc:
+    try:
+        return msgspec.json.decode(doc.body, type=NodeDoc) if doc.body else NodeDoc()
+    except (msgspec.DecodeError, RecursionError):
+        return NodeDoc()
+
+
+def is_fresh(beat: Beat, now: Now, settings: Settings) -> bool:
+    return now.boot_s - beat.boot_s <= STALE_LEASES * settings.lease_s
+
+
+def is_lost(last_boot_s: float, now: Now, settings: Settings) -> bool:
+    return now.boot_s - last_boot_s > LOST_LEASES * settings.lease_s
+
+
+def members(
+    view: RunView, plan: Plan | None, beats: tuple[Beat, ...], store: StoreView, now: Now,
+    settings: Settings, since_boot_s: float,
+) -> tuple[Member, ...]:
+    """Every node that has a launcher of this run, or a place in its plan, by name.
+
+    since_boot_s: when this node began to listen; a member never heard of counts from then.
+    """
+    heard = {b.node: b for b in beats if b.run == view.run}
+    planned = {*plan.members, *plan.spares} if plan else set()
+    if settings.single_node:
+        heard, planned = {n: b for n, b in heard.items() if n == view.node}, set()
+    rows = []
+    for node in sorted({*heard, *planned, view.node}):
+        beat = heard.get(node)
+        mine = node == view.node
+        last_s = beat.boot_s if beat else since_boot_s
+        rows.append(
+            Member(
+                node=node,
+                fresh=view.connected if mine else bool(beat and is_fresh(beat, now, settings)),
+                lost=not mine and is_lost(last_s, now, settings),
+                fatal=beat.fatal if beat else "",
+                excluded=read_node(doc_of(store, f"node/{node}")).excluded,
+            )
+        )
+    return tuple(rows)
+
+
+def ranks_of(
+    view: RunView, generation: int, beats: tuple[Beat, ...], now: Now, settings: Settings
+) -> tuple[RankView, ...]:
+    """The generation's ranks, this node's own first hand, others' from fresh beats."""
+    found = {r.rank: r for r in view.ranks if r.generation == generation}
+    for beat in sorted(beats, key=lambda b: b.node):
+        if beat.run != view.run or beat.node == view.node or not is_fresh(beat, now, settings):
+            continue
+        for rank in beat.ranks:
+            if rank.generation == generation:
+                found.setdefault(rank.rank, rank)
+    return tuple(found[n] for n in sorted(found))
+
+
+def highest_generation(view: RunView, plan: Plan | None, beats: tuple[Beat, ...]) -> int:
+    """Generations only grow: the highest in store, launchers and commits."""
+    seen = [view.generation, plan.generation if plan else 0]
+    seen += [c.generation for c in view.commits]
+    seen += [b.generation for b in beats if b.run == view.run]
+    return max(seen)
+
+
+def plan_of_launcher(view: RunView) -> Plan:
+    """What the launcher runs, for a store that knows nothing of it."""
+    ranks = tuple((r.rank, r.node) for r in view.ranks)
+    return Plan(
+        run=view.run, generation=view.generation, members=(view.node,), ranks=ranks,
+        resume=Resume(kind="fresh"), reason="as the launcher runs it",
+    )

@@ -1,0 +1,185 @@
+"""The run's next plan: members, ranks and resume point, as a pure function with its reason.
+
+Owns what a plan contains.  Whether one is due (a cause was granted, a launcher is idle) is
+agent/core/run/case.py's question; whether it may be written is the store's compare-and-set.
+"""
+
+from __future__ import annotations
+
+from ..model.model import (
+    OPAQUE,
+    TRAINER,
+    Commit,
+    Lease,
+    Now,
+    Plan,
+    RankView,
+    Resume,
+    SnapshotView,
+    Value,
+)
+from . import validity
+
+
+class Member(Value, frozen=True):
+    """A node that may carry ranks of the run, as the leader sees it now."""
+
+    node: str
+    fresh: bool  # heard of lately; not fresh and not lost = unknown
+    lost: bool = False  # not heard of for longer than the lease and its margin
+    fatal: str = ""  # name of a fatal fault there
+    excluded: bool = False
+
+
+class PlanView(Value, frozen=True):
+    """All that a plan is made from."""
+
+    run: str
+    grade: str
+    leader: bool
+    highest: int  # generation: highest in store, launchers, commits
+    nproc: int
+    reason: str
+    members: tuple[Member, ...]
+    nnodes: int = 1
+    current: Plan | None = None
+    ranks: tuple[RankView, ...] = ()  # of the broken generation; () when the run starts
+    commits: tuple[Commit, ...] = ()
+    checkpoint_dir: str = ""
+    snapshot: SnapshotView | None = None
+    bad_from: int = 0  # results of this step and later are wrong on every rank; 0 = none
+    quarantined: tuple[str, ...] = ()
+    spent: tuple[tuple[str, int], ...] = ()
+    granted: tuple[str, ...] = ()
+    paused: bool = False
+
+
+def plan_run(view: PlanView) -> tuple[Plan | None, str]:
+    """(plan, why) or (None, why not).  The reason is never empty."""
+    if not view.leader:
+        return None, "another member leads this run, or nobody does"
+    if view.paused:
+        return None, "paused by an operator"
+    nodes, why = layout(view)
+    if not nodes:
+        return None, why
+    generation = view.highest + 1
+    ranks = tuple(
+        (slot * view.nproc + local, node)
+        for slot, node in enumerate(nodes)
+        for local in range(view.nproc)
+    )
+    resume, keep = resume_from(view, dict(ranks))
+    history = validity.history_of(view.current, view.checkpoint_dir)
+    # A node not heard of now may be the only one left later: it stays named, and so may lead.
+    named = [m.node for m in view.members if not (m.fatal or m.excluded)]
+    return Plan(
+        run=view.run, generation=generation, members=nodes, ranks=ranks, resume=resume,
+        reason=view.reason, keep=keep, spares=tuple(n for n in named if n not in nodes),
+        granted=view.granted, spent=view.spent, quarantined=view.quarantined,
+        history=validity.extend_history(history, generation, resume.step),
+        checkpoint_dir=view.checkpoint_dir,
+        other_histories=validity.other_histories(view.current, view.checkpoint_dir),
+    ), f"{view.reason}; resume: {resume.kind} at step {resume.step}"
+
+
+def is_fit(member: Member) -> bool:
+    """Only a node that is heard of, without a fatal fault and not excluded, gets ranks."""
+    return member.fresh and not member.lost and not member.fatal and not member.excluded
+
+
+def is_leader(run: str, node: str, leases: tuple[Lease, ...], now: Now) -> bool:
+    """The lease is mine, and by my own clock it has not run out."""
+    return any(
+        lease.run == run and lease.holder == node and now.boot_s < lease.until_boot_s
+        for lease in leases
+    )
+
+
+def layout(view: PlanView) -> tuple[tuple[str, ...], str]:
+    """The nodes by slot: those of the current plan where fit, others replaced by spares.
+
+    A member that is unknown holds the plan up until it is heard of again or lost: unknown is no
+    reason to move anything.
+    """
+    by_name = {m.node: m for m in view.members}
+    before = _slots(view.current) if view.current else []
+    unknown = [n for n in before if n in by_name and not (by_name[n].fresh or by_name[n].lost)]
+    if unknown and view.ranks:
+        return (), f"waiting until {', '.join(unknown)} is heard of again or lost"
+    fit = sorted(m.node for m in view.members if is_fit(m))
+    stay = [n if n in fit else "" for n in before][: view.nnodes]
+    stay += [""] * (view.nnodes - len(stay))
+    free = [n for n in fit if n not in stay]
+    if len(free) < stay.count(""):
+        return (), f"waiting for nodes: {len(fit)} of {view.nnodes} can take ranks"
+    return tuple(node or free.pop(0) for node in stay), "every slot has a node"
+
+
+def resume_from(view: PlanView, places: dict[int, str]) -> tuple[Resume, tuple[int, ...]]:
+    """(where to resume, ranks whose process lives on), newest proven state first."""
+    history = validity.history_of(view.current, view.checkpoint_dir)
+    quarantined = view.quarantined
+    usable = tuple(c for c in view.commits if within(c.step, view.bad_from))
+    commit = validity.newest_valid(usable, history, quarantined)
+    if view.grade == OPAQUE:
+        return Resume(kind="fresh"), ()
+    if view.grade != TRAINER:
+        step = commit.step if commit else 0
+        known = commit is not None or bool(view.ranks)
+        return Resume(kind="own" if known else "fresh", step=step), ()
+    survivor = survivor_resume(view, places)
+    if survivor is not None:
+        return survivor
+    snapshot = view.snapshot
+    if snapshot and _snapshot_usable(view, snapshot, commit):
+        step = snapshot.step
+        return Resume(kind="snapshot", step=step, generation=snapshot.generation), ()
+    if commit:
+        return Resume(
+            kind="disk", step=commit.step, generation=commit.generation, path=commit.path
+        ), ()
+    return Resume(kind="fresh"), ()
+
+
+def survivor_resume(
+    view: PlanView, places: dict[int, str]
+) -> tuple[Resume, tuple[int, ...]] | None:
+    """The highest step that a parked rank holds untorn; torn ones live on to receive it."""
+    parked = [r for r in view.ranks if r.parked and r.ended is None]
+    parked = [r for r in parked if places.get(r.rank) == r.node]
+    # A rank that never took over its generation's state holds nothing to resume from.
+    floor = view.current.resume.step if view.current else 0
+    steps = [
+        r.parked.step
+        for r in parked
+        if r.parked and not r.parked.torn and r.parked.step >= floor
+        and within(r.parked.step, view.bad_from)
+    ]
+    if not steps:
+        return None
+    generation = max(r.generation for r in parked)
+    keep = tuple(sorted(r.rank for r in parked))
+    return Resume(kind="survivor", step=max(steps), generation=generation), keep
+
+
+def within(step: int, bad_from: int) -> bool:
+    """True for state made before the first step whose result is wrong."""
+    return bad_from == 0 or step < bad_from
+
+
+def _snapshot_usable(view: PlanView, snapshot: SnapshotView, commit: Commit | None) -> bool:
+    history = validity.history_of(view.current, view.checkpoint_dir)
+    newer = commit is None or snapshot.step > commit.step
+    valid = validity.is_valid(snapshot.generation, snapshot.step, history)
+    one_node = view.nnodes == 1  # shards of other nodes cannot be seen from here
+    return newer and valid and one_node and within(snapshot.step, view.bad_from)
+
+
+def _slots(plan: Plan) -> list[str]:
+    """Nodes of a plan in the order of their ranks."""
+    nodes: list[str] = []
+    for _, node in sorted(plan.ranks):
+        if node not in nodes:
+            nodes.append(node)
+    return nodes

@@ -1,0 +1,107 @@
+"""Bounded history: how long waits that ended well took, step times, what a restart cost.
+
+Owns the numbers that suspicion and cost are measured against.  It concludes nothing, and it never
+grows: every window has a maximum, so that an agent that runs for months stays as small as on its
+first day.  Mutable on purpose (one owner, agent/core/run/case.py); it travels in the node's memory.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..model.model import RankView
+
+WAITS_MAX = 256  # a phase's p99 needs a few hundred samples, not more
+RESTARTS_MAX = 16
+MOVED_S = 0.01  # stillness and time are of two clocks, read one after the other
+MULTI_MOVE_STEPS = 1  # more steps between two looks: the wait we saw is all we know
+
+
+class Waits(msgspec.Struct):
+    """Waits of one phase that ended well."""
+
+    longest_s: float = 0.0
+    recent_s: list[float] = []
+
+    def add(self, seconds: float) -> None:
+        self.longest_s = max(self.longest_s, seconds)
+        self.recent_s = [*self.recent_s[-(WAITS_MAX - 1) :], seconds]
+
+    def p99_s(self) -> float:
+        """0.0 while nothing is known."""
+        return percentile(self.recent_s, 0.99)
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """What the last look at a rank showed, to measure the wait that ended since."""
+
+    generation: int
+    step: int
+    phase: str
+    still_s: float
+    boot_s: float
+    live: bool
+
+
+class History(msgspec.Struct):
+    """One run's windows."""
+
+    waits: dict[str, Waits] = {}
+    restarts_s: list[float] = []
+    step_s: float = 0.0  # last known median over the ranks
+
+    def restart_cost_s(self, startup_s: float) -> float:
+        """Measured seconds of a restart; until one was measured, the run's own start-up."""
+        return median(self.restarts_s) if self.restarts_s else startup_s
+
+    def add_restart(self, seconds: float) -> None:
+        self.restarts_s = [*self.restarts_s[-(RESTARTS_MAX - 1) :], seconds]
+
+    def longest_s(self, phase: str) -> float:
+        waits = self.waits.get(phase)
+        return waits.longest_s if waits else 0.0
+
+    def p99_s(self, phase: str) -> float:
+        waits = self.waits.get(phase)
+        return waits.p99_s() if waits else 0.0
+
+    def look(self, ranks: tuple[RankView, ...], seen: dict[int, Seen], boot_s: float) -> None:
+        """Learn from one look at the ranks; `seen` is replaced by what this look shows."""
+        medians = [r.step_time_s for r in ranks if r.step_time_s > 0 and r.state == "running"]
+        if medians:
+            self.step_s = median(medians)
+        for rank in ranks:
+            before = seen.get(rank.rank)
+            if before is not None:
+                self._learn(before, rank, boot_s)
+            seen[rank.rank] = Seen(
+                rank.generation, rank.step, rank.phase, rank.still_s, boot_s,
+                rank.state in ("starting", "running"),
+            )
+
+    def _learn(self, before: Seen, rank: RankView, boot_s: float) -> None:
+        if not before.live or before.generation != rank.generation or rank.state != "running":
+            return
+        elapsed_s = boot_s - before.boot_s
+        if elapsed_s <= 0 or rank.still_s >= before.still_s + elapsed_s - MOVED_S:
+            return  # a wait too short to be told from the clocks' difference teaches nothing
+        # It moved.  Between two looks one step apart the wait lasted until it moved; over several
+        # steps the moves in between are unknown, and only what was seen may count.
+        ended_s = before.still_s + elapsed_s - rank.still_s
+        many = rank.step - before.step > MULTI_MOVE_STEPS
+        waited_s = before.still_s if many else ended_s
+        if waited_s > 0:
+            self.waits.setdefault(before.phase, Waits()).add(waited_s)
+
+
+def median(values: list[float]) -> float:
+    """0.0 for no values."""
+    return percentile(values, 0.5)
+
+
+def percentile(values: list[float], share: float) -> float:
+    """Nearest rank; 0.0 for no values."""
+    if not values:
+        return 0.0
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(len(ordered) * share))]

@@ -1,0 +1,194 @@
+"""Turns changes of incidents into journal records, counters and lines for the run's terminal.
+
+Owns which incidents are known and in which state each was seen last, so that nothing is counted or
+said twice, also across restarts.  Decides nothing.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import msgspec
+
+from ..core.model.model import Decision, Effect, Incident, Verdict
+from .journal import Count, Happened
+
+INCIDENTS_MAX = 1000
+NODE = -1  # owns what is no run's, and what nobody knows the owner of
+RECOVERY_BUCKETS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800)
+LINE_MAX = 500
+
+
+class Line(NamedTuple):
+    """One line for the terminal of a run."""
+
+    run: str
+    text: str
+    level: str  # info | warn | error
+    fault: str
+    rank: int  # -1 where no rank is meant
+
+
+class Told(NamedTuple):
+    """What follows from one decision."""
+
+    records: tuple[Happened, ...]
+    lines: tuple[Line, ...]
+    forgotten: tuple[Incident, ...] = ()  # for which there is no room any more
+
+
+class Narrator:
+    """Remembers the incidents of this node, newest last."""
+
+    def __init__(
+        self, known: tuple[Incident, ...], owners: Mapping[str, int] | None = None,
+        owner_of: Callable[[str], int] = lambda run: NODE,
+    ) -> None:
+        """`owners`: the uid behind each incident that is known; `owner_of`: that behind a run."""
+        self.incidents: OrderedDict[str, Incident] = OrderedDict(
+            (incident.id, incident) for incident in reversed(known)
+        )
+        self._owners = {id: (owners or {}).get(id, NODE) for id in self.incidents}
+        self._owner_of = owner_of
+        self._detectors: dict[str, str] = {}  # incident id -> detector that opened it
+
+    def follow(self, decision: Decision) -> Told:
+        """Compares a decision's incidents with what is known; only changes come out."""
+        records: list[Happened] = []
+        lines: list[Line] = []
+        for incident in decision.incidents:
+            before = self.incidents.get(incident.id)
+            if before == incident:
+                continue
+            if before is not None and before.opened_wall_s != incident.opened_wall_s:
+                # A run of a name that was forgotten: another incident, and maybe another's.
+                del self.incidents[incident.id]
+                before = None
+            if before is None:
+                self._note_detector(incident, decision.verdicts)
+                self._owners[incident.id] = self._owner_of(incident.run) if incident.run else NODE
+            self.incidents[incident.id] = incident
+            changed = before is None or before.state != incident.state
+            counts = self._counts(incident, before) if changed else ()
+            records.append(Happened(incident, counts, self._owners[incident.id]))
+            if incident.run:
+                lines.extend(_lines(incident, before, changed))
+        return Told(tuple(records), tuple(lines), tuple(self._make_room(decision)))
+
+    def _make_room(self, decision: Decision) -> list[Incident]:
+        """Forgets the oldest of whoever has most: nobody's runs push out what others, or the node,
+        went through.  What the core still tells of stays beside that: it would come back as new."""
+        told = {one.id for one in decision.incidents}
+        too_many = len(self.incidents) - len(told) - INCIDENTS_MAX
+        if too_many <= 0:
+            return []
+        past: dict[int, deque[str]] = {}  # owner -> ids, oldest first
+        for id in self.incidents:
+            if id not in told:
+                past.setdefault(self._owners[id], deque()).append(id)
+        forgotten = []
+        for _ in range(too_many):
+            oldest = max(past.values(), key=len).popleft()
+            forgotten.append(self.incidents.pop(oldest))
+            del self._owners[oldest]
+            self._detectors.pop(oldest, None)
+        return forgotten
+
+    def owner(self, incident: str) -> int:
+        """The uid of the user whose run it is about; NODE where it is nobody's."""
+        return self._owners.get(incident, NODE)
+
+    def with_fault(self, effect: Effect) -> Effect:
+        """The effect with the fault it answers: that of its run's newest incident that is open."""
+        run = getattr(effect.body, "run", "")
+        if effect.fault or not run:
+            return effect
+        for incident in reversed(self.incidents.values()):
+            if incident.run == run and incident.state in ("open", "acted"):
+                return msgspec.structs.replace(effect, fault=incident.fault)
+        return effect
+
+    def _note_detector(self, incident: Incident, verdicts: tuple[Verdict, ...]) -> None:
+        for verdict in verdicts:
+            if (verdict.fault, verdict.subject) == (incident.fault, incident.subject):
+                self._detectors[incident.id] = verdict.detector
+
+    def _counts(self, incident: Incident, before: Incident | None) -> tuple[Count, ...]:
+        counts: list[Count] = []
+        detector = self._detectors.get(incident.id, "")
+        if before is None:
+            counts.append(Count("incidents", (detector, incident.fault, incident.severity)))
+        if incident.state == "closed":
+            if incident.lost_steps > 0:
+                counts.append(Count("lost_steps", (incident.run,), float(incident.lost_steps)))
+            if incident.lost_s > 0.0:
+                counts.extend(recovery_counts("total", incident.lost_s))
+            after_s = incident.closed_wall_s - incident.opened_wall_s
+            if incident.actions and after_s >= 0.0:
+                counts.extend(recovery_counts("after_verdict", after_s))
+        if incident.state in ("closed", "taken_back"):
+            self._detectors.pop(incident.id, None)
+        return tuple(counts)
+
+
+def recovery_counts(phase: str, seconds: float) -> list[Count]:
+    """One observation of the recovery histogram, as counters (cumulative buckets)."""
+    counts = [
+        Count("recovery_bucket", (phase, f"{bound:g}"))
+        for bound in RECOVERY_BUCKETS_S
+        if seconds <= bound
+    ]
+    counts.append(Count("recovery_bucket", (phase, "+Inf")))
+    counts.append(Count("recovery_sum", (phase,), seconds))
+    return counts
+
+
+def _lines(incident: Incident, before: Incident | None, changed: bool) -> list[Line]:
+    """What a person at the terminal reads of one change: who, why, what is done, its cost."""
+    rank = _rank_of(incident.subject)
+    said: list[tuple[str, str]] = []
+    if before is None:
+        level = "error" if incident.severity == "fatal" else "warn"
+        named = incident.reason.startswith(_who(incident))
+        said.append((level, incident.reason if named else f"{_who(incident)}: {incident.reason}"))
+    known = {text for _, text in before.timeline} if before is not None else set()
+    planned = [t for _, t in incident.timeline if t.startswith("planned") and t not in known]
+    said.extend(("info", f"{incident.fault}: {text}") for text in planned[-1:])
+    roots = [t for _, t in incident.timeline if t.startswith("root: ") and t not in known]
+    said.extend(("warn", f"{incident.fault}: {text}") for text in roots[-1:])
+    if not changed:
+        pass
+    elif incident.state == "closed" and incident.lost_s > 0.0:
+        cost = f"{incident.lost_s:.2f} s"
+        if incident.lost_steps >= 0:
+            cost += f" and {_steps(incident.lost_steps)}"
+        said.append(("info", f"training goes on after {incident.fault}: {cost} lost"))
+    elif incident.state == "closed" and _latest(incident).startswith("the run is over"):
+        pass  # the launcher's own last lines say it, once
+    elif incident.state in ("closed", "taken_back"):
+        word = "closed" if incident.state == "closed" else "taken back"
+        said.append(("info", f"{incident.fault} of {_who(incident)} {word}: {_latest(incident)}"))
+    return [
+        Line(incident.run, text[:LINE_MAX], level, incident.fault, rank) for level, text in said
+    ]
+
+
+def _who(incident: Incident) -> str:
+    return incident.culprit or incident.subject
+
+
+def _latest(incident: Incident) -> str:
+    return incident.timeline[-1][1] if incident.timeline else incident.reason
+
+
+def _steps(count: int) -> str:
+    return "1 step" if count == 1 else f"{count} steps"
+
+
+def _rank_of(subject: str) -> int:
+    parts = subject.split("/")
+    if len(parts) >= 4 and parts[2] == "rank" and parts[3].isdigit():
+        return int(parts[3])
+    return -1

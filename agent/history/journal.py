@@ -1,0 +1,384 @@
+"""The journal: this node's memory of what was meant, what was done and what it led to.
+
+Owns journal.db and the one thread that writes it.  An intent is committed before its effect
+starts, its outcome after; an intent without outcome is reported once, as unfinished, and never
+replayed.  Counters that people see are added in the transaction of the event they count, so a
+kill at any point neither loses nor doubles one.  Memory for people and local budgets, never
+authority: plans live in the store.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from ..core.model.model import Effect, Incident
+from ..store.sqlite import open_database
+from .retention import INCIDENTS_MAX, mended, prune
+
+BATCHES_MAX = 2000  # waiting for the disk; the oldest is dropped and counted beyond that
+STALL_S = 1.0  # a commit that takes longer is a stalled journal
+RETRY_S = 0.2
+BATCHES_PER_COMMIT = 64
+PRUNE_EVERY = 1000  # records: a node that is never restarted must not grow without end
+FINISHED_READ = 256
+UNFINISHED_ERROR = "the agent ended before it learned the outcome"
+SYNCED_WORDS = ("reboot", "replace", "exclude")  # these outlive the node's power
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS intents (
+  id TEXT PRIMARY KEY, kind TEXT NOT NULL, subject TEXT NOT NULL, fault TEXT NOT NULL,
+  request TEXT NOT NULL, reason TEXT NOT NULL, begun_wall_s REAL NOT NULL,
+  ok INTEGER, error TEXT NOT NULL DEFAULT '', ended_wall_s REAL);
+CREATE TABLE IF NOT EXISTS incidents (
+  id TEXT PRIMARY KEY, state TEXT NOT NULL, opened_wall_s REAL NOT NULL, body BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS owners (id TEXT PRIMARY KEY, uid INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS counters (
+  name TEXT NOT NULL, labels TEXT NOT NULL, value REAL NOT NULL, PRIMARY KEY (name, labels));
+CREATE TABLE IF NOT EXISTS memory (id INTEGER PRIMARY KEY CHECK (id = 1), body BLOB NOT NULL);
+"""
+
+Labels = tuple[str, ...]
+
+
+class Count(NamedTuple):
+    """An addition to a counter: its name, label values and by how much."""
+
+    name: str
+    labels: Labels
+    more: float = 1.0
+
+
+class Mark(NamedTuple):
+    """How far something was counted: replaces what was kept under its name, in the transaction of
+    the counts that it belongs to."""
+
+    name: str
+    labels: Labels
+    value: float
+
+
+class Intent(NamedTuple):
+    """Recorded before an effect starts."""
+
+    id: str
+    kind: str
+    subject: str
+    fault: str
+    request: str
+    reason: str
+    wall_s: float
+
+
+class Finished(NamedTuple):
+    """Recorded when the outcome of an intent is known; counts apply once per id."""
+
+    id: str
+    ok: bool
+    error: str
+    wall_s: float
+    counts: tuple[Count, ...] = ()
+
+
+class Happened(NamedTuple):
+    """An incident in a new state; counts apply once per (id, state)."""
+
+    incident: Incident
+    counts: tuple[Count, ...] = ()
+    owner: int = -1  # uid of its run's user
+
+
+class Forgotten(NamedTuple):
+    """Incidents that the history has no room for any more."""
+
+    ids: tuple[str, ...]
+
+
+class Memory(NamedTuple):
+    """What the core wants to know after a restart."""
+
+    body: bytes
+
+
+Record = Intent | Finished | Happened | Forgotten | Memory | Count | Mark
+
+
+class Seed(NamedTuple):
+    """What the journal knew when it was opened."""
+
+    memory: bytes
+    counters: dict[tuple[str, Labels], float]
+    unfinished: tuple[Intent, ...]
+    finished: tuple[Finished, ...]  # newest last, without counts
+    incidents: tuple[Incident, ...]  # newest first
+    owners: dict[str, int]  # incident id -> uid
+
+
+class _Batch(NamedTuple):
+    records: tuple[Record, ...]
+    synced: bool
+    queued_s: float
+    done: asyncio.Future[None] | None
+
+
+def intent_of(effect: Effect, wall_s: float) -> Intent:
+    """The record of an effect that is about to start."""
+    return Intent(
+        effect.id, effect.kind, effect.subject, effect.fault, effect.request,
+        effect.reason[:500], wall_s,
+    )
+
+
+def needs_sync(effect: Effect) -> bool:
+    """Whether the intent must survive a loss of power."""
+    return effect.outlives_node or any(word in effect.kind for word in SYNCED_WORDS)
+
+
+class Journal:
+    """The writing half; `seed` holds what was read when it was opened."""
+
+    def __init__(
+        self, directory: Path, hook: Callable[[str], None] = lambda point: None,
+        trouble: Callable[[str], object] = lambda text: None,
+    ) -> None:
+        """Opens DIR/journal.db.  StoreError when it is foreign or damaged.  `hook` is called at
+        every point where a kill could hurt, so that tests can kill there; `trouble` by the thread,
+        with what it could not write as it was."""
+        self.path = directory / "journal.db"
+        self.dropped = 0
+        self.error = ""
+        self._trouble = trouble
+        self._hook = hook
+        self._database = open_database(self.path)
+        self._database.executescript(SCHEMA)
+        self._since_prune = 0
+        prune(self._database)
+        self.seed = self._read_seed()
+        self._queue: deque[_Batch] = deque()
+        self._taken_s = 0.0  # when the batch that the thread now writes was queued
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread = threading.Thread(target=self._write_all, name="journal", daemon=True)
+        self._thread.start()
+
+    # ------------------------------------------------------------- asked by the event loop
+
+    @property
+    def stalled(self) -> bool:
+        """Whether commits fail, or the oldest has waited for longer than STALL_S."""
+        with self._changed:
+            oldest_s = self._taken_s or (self._queue[0].queued_s if self._queue else 0.0)
+        return bool(self.error) or bool(oldest_s and time.monotonic() - oldest_s > STALL_S)
+
+    def append(
+        self, *records: Record, synced: bool = False, wait: bool = False
+    ) -> asyncio.Future[None] | None:
+        """Queues records for one transaction; with `wait` a future that ends at its commit."""
+        done = asyncio.get_running_loop().create_future() if wait else None
+        batch = _Batch(records, synced, time.monotonic(), done)
+        with self._changed:
+            if len(self._queue) >= BATCHES_MAX:
+                lost = self._queue.popleft()
+                self.dropped += len(lost.records)
+                if lost.done is not None:
+                    lost.done.cancel()
+            self._queue.append(batch)
+            self._changed.notify()
+        return done
+
+    def close(self, timeout_s: float = 3.0) -> None:
+        """Writes what waits, within `timeout_s`, and closes the file."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._thread.join(timeout_s)
+        if not self._thread.is_alive():
+            self._database.close()
+
+    # ------------------------------------------------------------- the thread
+
+    def _write_all(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queue and not self._closing:
+                    self._changed.wait()
+                if not self._queue:
+                    return
+                count = min(len(self._queue), BATCHES_PER_COMMIT)
+                batches = [self._queue.popleft() for _ in range(count)]
+                self._taken_s = batches[0].queued_s
+            while not self._try_commit(batches):
+                with self._changed:
+                    if self._closing and self.error:
+                        return
+                    if self.error:
+                        self._changed.wait(RETRY_S)
+            self._since_prune += sum(len(batch.records) for batch in batches)
+            if self._since_prune >= PRUNE_EVERY:
+                self._since_prune = 0
+                self._try_prune()
+            with self._changed:
+                self._taken_s = 0.0
+            for batch in batches:
+                if batch.done is not None:
+                    _resolve(batch.done)
+            self._hook("told")
+
+    def _try_commit(self, batches: list[_Batch]) -> bool:
+        """False with an error when the disk took nothing, without one when a record was at fault:
+        that one is written differently, or left out, and the rest goes on."""
+        database = self._database
+        at = (0, 0)
+        self._hook("taken")
+        try:
+            synced = any(batch.synced for batch in batches)
+            database.execute(f"PRAGMA synchronous={'FULL' if synced else 'NORMAL'}")
+            database.execute("BEGIN IMMEDIATE")
+            self._hook("begun")
+            for number, batch in enumerate(batches):
+                for place, record in enumerate(batch.records):
+                    at = number, place
+                    self._apply(record)
+                    self._hook("applied")
+            database.execute("COMMIT")
+        except (ValueError, OverflowError) as error:  # text that is none; beyond 64 bits
+            database.execute("ROLLBACK")
+            self.error = ""
+            self._mend(batches, *at)
+            self._trouble(f"a record could not be written as it was: {error}")
+            return False
+        except sqlite3.Error as error:
+            self.error = str(error)
+            if database.in_transaction:
+                database.execute("ROLLBACK")
+            return False
+        self._hook("committed")
+        self.error = ""
+        return True
+
+    def _mend(self, batches: list[_Batch], number: int, place: int) -> None:
+        """Replaces one record of one batch by what can be written of it, which may be nothing."""
+        records = batches[number].records
+        kept = mended(records[place])
+        self.dropped += 1 - len(kept)
+        batches[number] = batches[number]._replace(
+            records=(*records[:place], *kept, *records[place + 1 :])
+        )
+
+    def _apply(self, record: Record) -> None:
+        database = self._database
+        if isinstance(record, Intent):
+            database.execute(
+                "INSERT OR IGNORE INTO intents (id, kind, subject, fault, request, reason, "
+                "begun_wall_s) VALUES (?, ?, ?, ?, ?, ?, ?)", record,
+            )
+        elif isinstance(record, Finished):
+            changed = database.execute(
+                "UPDATE intents SET ok = ?, error = ?, ended_wall_s = ? "
+                "WHERE id = ? AND ok IS NULL",
+                (record.ok, record.error[:500], record.wall_s, record.id),
+            ).rowcount
+            if changed:
+                self._add(record.counts)
+        elif isinstance(record, Happened):
+            self._happened(record)
+        elif isinstance(record, Forgotten):
+            for table in ("incidents", "owners"):
+                database.executemany(f"DELETE FROM {table} WHERE id = ?",
+                                     [(id,) for id in record.ids])
+        elif isinstance(record, Memory):
+            database.execute("INSERT OR REPLACE INTO memory VALUES (1, ?)", (record.body,))
+        elif isinstance(record, Mark):
+            database.execute("DELETE FROM counters WHERE name = ?", (record.name,))
+            self._add((Count(*record),))
+        else:
+            self._add((record,))
+
+    def _happened(self, record: Happened) -> None:
+        incident = record.incident
+        row = self._database.execute(
+            "SELECT state, opened_wall_s FROM incidents WHERE id = ?", (incident.id,)
+        ).fetchone()
+        self._database.execute(
+            "INSERT OR REPLACE INTO incidents VALUES (?, ?, ?, ?)",
+            (incident.id, incident.state, incident.opened_wall_s, msgspec.json.encode(incident)),
+        )
+        is_new = row is None or row[1] != incident.opened_wall_s  # else whose it is is known
+        self._database.execute(
+            f"INSERT OR {'REPLACE' if is_new else 'IGNORE'} INTO owners VALUES (?, ?)",
+            (incident.id, record.owner),
+        )
+        if row != (incident.state, incident.opened_wall_s):
+            self._add(record.counts)
+
+    def _add(self, counts: tuple[Count, ...]) -> None:
+        for count in counts:
+            self._database.execute(
+                # In place of the old row, so that what counted last goes last (retention.py).
+                "INSERT OR REPLACE INTO counters SELECT ?1, ?2, ?3 + coalesce("
+                "(SELECT value FROM counters WHERE name = ?1 AND labels = ?2), 0)",
+                (count.name, msgspec.json.encode(count.labels).decode(), count.more),
+            )
+
+    def _try_prune(self) -> None:
+        """What cannot be removed now is removed another time; nobody waits for it."""
+        try:
+            prune(self._database)
+        except sqlite3.Error as error:
+            self._trouble(f"old records could not be removed: {error}")
+
+    # ------------------------------------------------------------- opening
+
+    def _read_seed(self) -> Seed:
+        database = self._database
+        memory = database.execute("SELECT body FROM memory").fetchone()
+        unfinished = database.execute(
+            "SELECT id, kind, subject, fault, request, reason, begun_wall_s FROM intents "
+            "WHERE ok IS NULL ORDER BY rowid"
+        ).fetchall()
+        finished = database.execute(
+            "SELECT id, ok, error, ended_wall_s FROM intents WHERE ok IS NOT NULL "
+            "ORDER BY rowid DESC LIMIT ?", (FINISHED_READ,)
+        ).fetchall()
+        counters = {
+            (name, tuple(msgspec.json.decode(labels))): value
+            for name, labels, value in database.execute("SELECT * FROM counters")
+        }
+        incidents = []
+        for (body,) in database.execute(
+            "SELECT body FROM incidents ORDER BY opened_wall_s DESC LIMIT ?", (INCIDENTS_MAX,)
+        ):
+            try:
+                incidents.append(msgspec.json.decode(body, type=Incident))
+            except msgspec.DecodeError:
+                continue  # written by another release; it stays in the file for that one
+        return Seed(
+            bytes(memory[0]) if memory else b"",
+            counters,
+            tuple(Intent(*row) for row in unfinished),
+            tuple(Finished(id, bool(ok), error, wall_s)
+                  for id, ok, error, wall_s in reversed(finished)),
+            tuple(incidents),
+            dict(database.execute("SELECT id, uid FROM owners")),
+        )
+
+
+def _resolve(done: asyncio.Future[None]) -> None:
+    """Ends a future of the event loop from the journal's thread."""
+
+    def end() -> None:
+        if not done.done():
+            done.set_result(None)
+
+    try:
+        done.get_loop().call_soon_threadsafe(end)
+    except RuntimeError:
+        pass  # the loop has ended; nobody waits any more

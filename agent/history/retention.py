@@ -1,0 +1,57 @@
+"""What keeps journal.db usable for years: old rows go, and text that no database takes is mended.
+
+Owns how much of each table stays.  Which incidents the history keeps is narrate.py's to say; the
+bound here is against what it could not.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import TypeVar
+
+import msgspec
+
+from holdfast.collectors.contract import legible
+
+INCIDENTS_MAX = 2000  # twice what the history keeps: those of now may be beyond that
+INTENTS_MAX = 20_000
+RUNS_MAX = 4096  # newest rows of each counter that counts by run
+BY_RUN = ("restarts", "lost_steps")
+Record = TypeVar("Record")
+
+
+def prune(database: sqlite3.Connection) -> None:
+    """Removes what is oldest."""
+    database.execute(
+        "DELETE FROM intents WHERE rowid <= (SELECT max(rowid) FROM intents) - ?", (INTENTS_MAX,)
+    )
+    database.execute(
+        "DELETE FROM incidents WHERE id NOT IN "
+        "(SELECT id FROM incidents ORDER BY opened_wall_s DESC LIMIT ?)", (INCIDENTS_MAX,)
+    )
+    database.execute("DELETE FROM owners WHERE id NOT IN (SELECT id FROM incidents)")
+    for name in BY_RUN:
+        database.execute(
+            "DELETE FROM counters WHERE name = ? AND rowid NOT IN "
+            "(SELECT rowid FROM counters WHERE name = ? ORDER BY rowid DESC LIMIT ?)",
+            (name, name, RUNS_MAX),
+        )
+
+
+def mended(record: Record) -> tuple[Record, ...]:
+    """The record with legible text; () when that was not what was wrong with it."""
+    plain = msgspec.to_builtins(record, builtin_types=(bytes,))
+    clean = _legible(plain)
+    if clean == plain:
+        return ()
+    return (msgspec.convert(clean, type(record), builtin_types=(bytes,)),)
+
+
+def _legible(value: object) -> object:
+    if isinstance(value, str):
+        return legible(value)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_legible(one) for one in value)
+    if isinstance(value, dict):
+        return {_legible(key): _legible(one) for key, one in value.items()}
+    return value

@@ -1,0 +1,106 @@
+"""The ranks' logs of live runs, as the agent knows them: what is wanted, and what it costs.
+
+Owns what launchers are told about reading logs (the operator's signatures, the sample's rate) and
+the metrics of what their children report.  It reads no log: that is agent/logs/child.py's, in a
+child of the launcher that runs as the job's user.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from holdfast.collectors.contract import Metric
+
+from ..catalog.load import log_signatures
+from ..core.detect.ranks.live_logs import plain
+from ..core.parse.logs.signatures import CULPRITS, ROLES
+
+if TYPE_CHECKING:
+    from ..config.load import Loaded
+    from .run_session import Session
+
+COUNTS_MAX = 128  # signatures of one run that are shown
+NAME_MAX = 64
+UNKNOWN = ("other", "", "")  # what another release's launcher knows, or none does
+Row = tuple[tuple[str, ...], float]  # label values, value
+_RUN = ("run",)
+metrics = (
+    Metric("log_read_bytes_total", "counter",
+           "Bytes of the ranks' logs that the log child read.", _RUN),
+    Metric("log_skipped_bytes_total", "counter",
+           "Bytes of the ranks' logs that the sample of a live run left out.", _RUN),
+    Metric("log_lines_total", "counter", "Lines of the ranks' logs that a signature knows.",
+           ("run", "signature", "role", "culprit")),
+    Metric("log_child_cpu_seconds_total", "counter",
+           "Processor time of the log child, which the agent's own leaves out.", _RUN),
+    Metric("log_child_resident_memory_bytes", "gauge",
+           "Resident memory of the log child; 0 while there is none.", _RUN),
+    Metric("log_child_failures_total", "counter",
+           "Log children that died, or did not answer in time.", _RUN),
+)
+
+
+def order(loaded: Loaded) -> dict[str, Any]:
+    """What a launcher is told when it comes, and after each reload."""
+    return {
+        "t": "logs", "read": loaded.config.logs.read,
+        "sample_bytes_s": loaded.config.logs.sample_bytes_s, "own": list(loaded.signatures),
+    }
+
+
+def tell(sessions: Iterable[Session], loaded: Loaded) -> None:
+    packet = order(loaded)
+    for session in sessions:
+        if session.link is not None:
+            session.link.send(packet)
+
+
+def rows(sessions: Iterable[Session], loaded: Loaded) -> dict[str, list[Row]]:
+    """Everything that launchers said of their log children, by metric.  Their word is bounded
+    here: names that no signature has are one row, or any user could make series without end."""
+    found: dict[str, list[Row]] = {metric.name: [] for metric in metrics}
+    own = {row["id"] for row in loaded.signatures}
+    for session in sessions:
+        said, run = session.levels.logs, session.hello.run
+        if said is None:
+            continue
+        for name, value in (
+            ("log_read_bytes_total", said.read_bytes),
+            ("log_skipped_bytes_total", said.skipped_bytes),
+            ("log_child_cpu_seconds_total", said.cpu_s),
+            ("log_child_resident_memory_bytes", said.rss_bytes),
+            ("log_child_failures_total", said.failures),
+        ):
+            found[name].append(((run,), max(0.0, float(value))))
+        counts: Counter[tuple[str, str, str]] = Counter()
+        for signature, role, culprit, count in said.lines[:COUNTS_MAX]:
+            known = signature in own or signature in log_signatures()
+            known = known and role in ROLES and culprit in CULPRITS
+            counts[(signature, role, culprit) if known else UNKNOWN] += max(0, count)
+        found["log_lines_total"] += [((run, *key), count) for key, count in counts.items()]
+    return found
+
+
+def status(session: Session | None) -> dict[str, Any] | None:
+    """The same for people: None where no log is read."""
+    said = session.levels.logs if session is not None else None
+    if said is None:
+        return None
+    return {
+        "read_bytes": said.read_bytes, "skipped_bytes": said.skipped_bytes,
+        "cpu_s": round(said.cpu_s, 3), "rss_bytes": said.rss_bytes,
+        "problem": plain(said.problem),
+        "seen": [
+            {"signature": _name(one.signature), "role": _name(one.role),
+             "culprit": _name(one.culprit), "rank": one.rank, "line": plain(one.text),
+             "wall_s": one.wall_s}
+            for one in said.seen[-8:]
+        ],
+    }
+
+
+def _name(text: str) -> str:
+    """A name that a launcher said, for people."""
+    return "".join(c if c.isprintable() else "_" for c in text[:NAME_MAX])

@@ -1,0 +1,164 @@
+"""The packets between a launcher and its agent, as types.
+
+Owns names, fields and bounds of the protocol (one JSON object a packet, key "t" = type).  No
+sockets here.  Unknown keys are ignored, so that neighbouring versions understand each other.
+Every number is bounded here: nothing behind this file meets one that no float can hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from ..core.model.bounds import Seconds, Whole
+from ..core.model.model import Commit, Ended, Parked, SnapshotView
+
+PROTOCOL = 1
+PACKET_MAX_BYTES = 65536
+RANKS_MAX = 1024  # of one launcher; room.py says how many of all
+NAME_MAX = 128
+
+
+class Hello(msgspec.Struct, tag_field="t", tag="hello"):
+    """A launcher introduces itself and its run."""
+
+    run: str
+    protocol: Whole = 0
+    node: str = ""
+    user: str = ""
+    pid: Whole = 0
+    grade: str = "script"
+    nproc: Whole = 1
+    max_restarts: Whole = 0
+    argv: tuple[str, ...] = ()
+    cwd: str = ""
+    python: str = ""
+    torch: str = ""
+    log_dir: str = ""
+    checkpoint_dir: str = ""
+    hang_limit_s: Seconds = 0.0
+    generation: Whole = 0
+    started_boot_s: Seconds = 0.0
+
+
+class Page(msgspec.Struct, tag_field="t", tag="page"):
+    """A rank's page and pidfd follow as descriptors."""
+
+    rank: Whole
+    generation: Whole
+    pid: Whole
+    local_rank: Whole = 0
+
+
+class RankLevel(msgspec.Struct):
+    """One rank as its launcher sees it."""
+
+    rank: Whole
+    pid: Whole
+    generation: Whole
+    state: str = "starting"
+    local_rank: Whole = 0
+    ended: Ended | None = None
+    parked: Parked | None = None
+    flight: tuple[tuple[Whole, str, str], ...] = ()  # last collectives: (sequence, name, sizes)
+
+
+class LogSeen(msgspec.Struct):
+    """A line of a rank's log that a signature knows, from the sample of a live run."""
+
+    signature: str
+    role: str
+    culprit: str
+    rank: Whole = -1
+    text: str = ""
+    wall_s: Seconds = 0.0
+
+
+class LogLevel(msgspec.Struct):
+    """What the launcher's log child did so far; it may be asked for more."""
+
+    read_bytes: Whole = 0
+    skipped_bytes: Whole = 0
+    cpu_s: Seconds = 0.0
+    rss_bytes: Whole = 0
+    failures: Whole = 0
+    problem: str = ""
+    lines: tuple[tuple[str, str, str, Whole], ...] = ()  # signature, role, culprit, how many
+    seen: tuple[LogSeen, ...] = ()  # newest last
+
+
+class Levels(msgspec.Struct, tag_field="t", tag="levels"):
+    """Everything a launcher knows, whole each time."""
+
+    n: Whole = 0
+    generation: Whole = 0
+    state: str = "idle"
+    shutdown: str = ""
+    compiling: str = ""
+    checkpoint_dir: str = ""  # known once the trainer has listed it, which is after the hello
+    keep: Whole = 0
+    startup_s: Seconds = 0.0
+    ranks: tuple[RankLevel, ...] = ()
+    commits: tuple[Commit, ...] = ()
+    snapshot: SnapshotView | None = None
+    logs: LogLevel | None = None  # None: this launcher reads none
+
+
+class Outcome(msgspec.Struct, tag_field="t", tag="outcome"):
+    """What became of one effect."""
+
+    id: str
+    ok: bool
+    error: str = ""
+    detail: str = ""
+
+
+class Report(msgspec.Struct, tag_field="t", tag="report"):
+    """A rank says that something of its own does not work (a snapshot, a checkpoint)."""
+
+    rank: Whole = -1
+    fault: str = ""
+    text: str = ""
+
+
+class Bye(msgspec.Struct, tag_field="t", tag="bye"):
+    """The launcher leaves on purpose."""
+
+    code: Whole = 0
+
+
+Packet = Hello | Page | Levels | Outcome | Report | Bye
+_decoder: msgspec.json.Decoder[Packet] = msgspec.json.Decoder(Packet)
+_encoder = msgspec.json.Encoder()
+
+
+def decode(packet: bytes) -> Packet:
+    """A packet's meaning.  msgspec.DecodeError (or its ValidationError) says what is wrong."""
+    try:
+        return _decoder.decode(packet)
+    except RecursionError as error:
+        raise msgspec.DecodeError("nested beyond reason") from error
+
+
+def encode(fields: Mapping[str, object]) -> bytes:
+    """A packet's bytes.  ValueError when it would be longer than a packet may be."""
+    packet = _encoder.encode(fields)
+    if len(packet) > PACKET_MAX_BYTES:
+        raise ValueError(f"packet of {len(packet)} bytes is longer than {PACKET_MAX_BYTES}")
+    return packet
+
+
+def refusal(hello: Hello) -> str:
+    """Why a launcher cannot be served, or "" when it can."""
+    if not 1 <= hello.protocol <= PROTOCOL + 1 or hello.protocol < PROTOCOL - 1:
+        return (
+            f"this agent speaks protocol {PROTOCOL} and works with its neighbours; the launcher "
+            f"speaks {hello.protocol}: install the same release of holdfast for both"
+        )
+    name_is_clean = 0 < len(hello.run) <= NAME_MAX and hello.run.isprintable()
+    if not name_is_clean or "/" in hello.run or hello.run.startswith("."):
+        return f"run name {hello.run[:40]!r} must be 1 to {NAME_MAX} characters without '/'"
+    if not 0 < hello.nproc <= RANKS_MAX:
+        return f"nproc is {hello.nproc}: set 1 to {RANKS_MAX}"
+    return ""

@@ -1,0 +1,387 @@
+"""Launcher connections: who serves which run, what each says, and how orders reach it.
+
+Owns agent.sock (SOCK_SEQPACKET), its connections and the runs behind them.  Content is input from
+outside: bounded, checked, and answered with an error packet rather than believed.  Decides
+nothing: levels go to the core through `run_views`, effects come from perform.py through `order`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from holdfast.worker import page as page_module
+
+from ..core.model.model import RunView
+from ..system import procfs
+from . import connection as links
+from . import protocol
+from .admission import Room, is_dead, user_name
+from .connection import Link, close_all, receive
+from .rank_monitor import RankTrack, pidfd_pid
+from .run_session import Session, Where, explained
+
+HELLO_S = 5.0  # a launcher says who it is at once; who does not only holds a place
+ACCEPTS_PER_WAKE = 64
+PACKETS_PER_WAKE = 4  # of one launcher: it cannot keep the loop for itself
+NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # of accept
+ACCEPT_AGAIN_S = 1.0
+LOST_KEPT_S = 60.0  # a run whose launcher is dead stays visible as lost this long
+
+
+class Listener(Protocol):
+    """What the daemon does with what launchers say."""
+
+    def wake(self, why: str) -> None: ...
+
+    def launcher_outcome(self, run: str, packet: protocol.Outcome) -> None: ...
+
+    def rank_reported(self, run: str, packet: protocol.Report) -> None: ...
+
+    def launcher_came(self, session: Session) -> None: ...
+
+    def launcher_went(self, session: Session, said_bye: bool) -> None: ...
+
+    def trouble(self, part: str, error: BaseException | str) -> None: ...
+
+
+class Sessions:
+    """agent.sock and everything behind it."""
+
+    def __init__(
+        self,
+        listener: Listener,
+        node: str,
+        only_run: str = "",
+        proc: str = "/proc",
+        where: Where | None = None,
+    ) -> None:
+        self.listener = listener
+        self.node = node
+        self.address = ""
+        self.loop = asyncio.get_running_loop()
+        self.highest_generation: Callable[[str], int] = lambda run: 0
+        self._only_run = only_run
+        self._room = Room(alone=bool(only_run))
+        self._proc = proc
+        self._where = where if where is not None else {}  # (run, generation, rank) -> line
+        self._socket: socket.socket | None = None
+        self._links: dict[Link, Session | None] = {}
+        self._runs: dict[str, Session] = {}
+
+    # ------------------------------------------------------------- the socket
+
+    def listen(self, path: Path, mode: int) -> None:
+        """Binds and listens; an old socket file is replaced (the state directory's lock says that
+        no other agent lives).  OSError when the place cannot be used."""
+        path.unlink(missing_ok=True)
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            sock.setblocking(False)
+            sock.bind(str(path))
+            os.chmod(path, mode)
+            sock.listen(64)
+        except OSError:
+            sock.close()
+            raise
+        self._socket = sock
+        self.loop.add_reader(sock, self._accept)
+
+    def close(self, path: Path) -> None:
+        """Ends every connection; launchers and their ranks go on without an agent."""
+        if self._socket is not None:
+            self.loop.remove_reader(self._socket)
+            self._socket.close()
+            self._socket = None
+            path.unlink(missing_ok=True)
+        for link in list(self._links):
+            link.close()
+        self._links.clear()
+        for session in self._runs.values():
+            self._forget_tracks(session)
+        self._runs.clear()
+
+    def _accept(self) -> None:
+        assert self._socket is not None
+        for _ in range(ACCEPTS_PER_WAKE):
+            try:
+                sock, _address = self._socket.accept()
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError as error:
+                self.listener.trouble("sessions", error)
+                if error.errno in NO_ROOM:
+                    # Who knocks stays in the queue and the socket readable: the loop would spin.
+                    self.loop.remove_reader(self._socket)
+                    self.loop.call_later(ACCEPT_AGAIN_S, self._accept_again)
+                return
+            why_not = self._room.for_connection(links.peer(sock)[1], self._links)
+            if why_not:
+                links.turn_away(sock, why_not)
+                self.listener.trouble("connections", why_not)
+                continue
+            self._links[Link(sock, self.readable, self.drop)] = None
+
+    def _accept_again(self) -> None:
+        if self._socket is not None:
+            self.loop.add_reader(self._socket, self._accept)
+
+    def _drop_silent(self, now_s: float) -> None:
+        """Ends connections without a run: those that never said hello, or were refused."""
+        for link, session in list(self._links.items()):
+            if session is None and now_s - link.since_s > HELLO_S:
+                self.listener.trouble("hello", f"{user_name(link.uid)}: a connection that served "
+                                      f"no run for {HELLO_S:g} s was ended")
+                self.drop(link)
+
+    def readable(self, link: Link) -> None:
+        """Takes what one launcher sent.  Its own mistakes end at most its own connection."""
+        for _ in range(PACKETS_PER_WAKE):
+            session = self._links.get(link)
+            try:
+                data, fds, problem = receive(link.sock)
+            except (BlockingIOError, InterruptedError):
+                return
+            except OSError:
+                self.drop(link)
+                return
+            if not data:
+                close_all(fds)
+                self.drop(link)
+                return
+            try:
+                if problem:
+                    raise ValueError(problem)
+                self._packet(link, protocol.decode(data), fds)
+            except (ValueError, msgspec.DecodeError) as error:
+                link.send({"t": "error", "error": str(error)[:500]})
+            except Exception as error:  # border of a request: one launcher never stops another
+                self.listener.trouble("sessions", error)
+            finally:
+                close_all(fds)
+            if link not in self._links:
+                return
+            wait_s = self._room.rest_s(link.uid, len(data), self._links[link] is not session)
+            if wait_s > 0.0:
+                return link.rest(wait_s)
+
+    def drop(self, link: Link) -> None:
+        """The connection is gone; its run stays, as one whose launcher is lost."""
+        if link not in self._links:
+            return
+        session = self._links.pop(link)
+        link.close()
+        if session is not None and session.link is link:
+            session.link = None
+            session.lost_s = time.monotonic()
+            self.listener.launcher_went(session, said_bye=False)
+            self.listener.wake("launcher gone")
+
+    # ------------------------------------------------------------- what launchers say
+
+    def _packet(self, link: Link, packet: protocol.Packet, fds: list[int]) -> None:
+        if isinstance(packet, protocol.Hello):
+            self._hello(link, packet)
+            return
+        session = self._links.get(link)
+        if session is None or session.link is not link:
+            raise ValueError("say hello first")
+        if isinstance(packet, protocol.Levels):
+            self._levels(session, packet)
+        elif isinstance(packet, protocol.Page):
+            self._page(session, packet, fds)
+        elif isinstance(packet, protocol.Outcome):
+            self.listener.launcher_outcome(session.hello.run, packet)
+        elif isinstance(packet, protocol.Report):
+            self.listener.rank_reported(session.hello.run, packet)
+        else:
+            self._bye(link, session)
+
+    def _hello(self, link: Link, hello: protocol.Hello) -> None:
+        why_not = protocol.refusal(hello)
+        if not why_not and self._only_run and hello.run != self._only_run:
+            why_not = f"this agent serves run {self._only_run} alone, not {hello.run}"
+        old = self._runs.get(hello.run)
+        held = self._links.get(link)
+        if not why_not and held is not None and held.hello.run != hello.run:
+            why_not = f"this connection serves run {held.hello.run}: one run a connection"
+        if not why_not and old is not None and old.uid != link.uid:
+            why_not = f"run {hello.run} belongs to {user_name(old.uid)}: choose another --run"
+        if not why_not and old is not None and old.link not in (None, link) and (
+            old.pid != link.pid and procfs.process_alive(old.pid)
+        ):
+            why_not = f"run {hello.run} is served by launcher {old.pid}: choose another --run"
+        why_not = why_not or self._no_room_for(hello, old, link.uid)
+        if why_not:
+            link.send({"t": "error", "error": why_not, "protocol": protocol.PROTOCOL})
+            return
+        boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        session = Session(hello, link.pid, link.uid, boot_s, self._proc)
+        if old is not None:
+            if old.link is not None and old.link is not link:
+                stale, old.link = old.link, None
+                self.drop(stale)
+            session.registered_boot_s = old.registered_boot_s if old.pid == link.pid else boot_s
+            self._forget_tracks(old)
+        session.link = link
+        self._links[link] = session
+        self._runs[hello.run] = session
+        link.send({
+            "t": "welcome", "protocol": protocol.PROTOCOL, "node": self.node,
+            "address": self.address, "generation": self.highest_generation(hello.run),
+        })
+        self.listener.launcher_came(session)
+
+    def _no_room_for(self, hello: protocol.Hello, old: Session | None, uid: int) -> str:
+        """Why a run does not fit, or "".  One that is known comes back at any time, as it was."""
+        if old is not None and hello.nproc <= old.hello.nproc:
+            return ""
+        why_not = "" if old is not None else self._room.for_run(uid, self._runs.values())
+        dead = sorted((one for one in self._runs.values() if one is not old and is_dead(one)),
+                      key=lambda one: (one.uid != uid, one.lost_s))
+        while not why_not:
+            others = [one for one in self._runs.values() if one is not old]
+            too_many = self._room.for_ranks(uid, hello.nproc, others)
+            if not too_many or not dead:
+                return too_many
+            self._forget_run(dead.pop(0))  # only kept to be seen: no reason to refuse who lives
+        return why_not
+
+    def _levels(self, session: Session, levels: protocol.Levels) -> None:
+        if len(levels.ranks) > session.hello.nproc:
+            raise ValueError(
+                f"{len(levels.ranks)} ranks are more than the {session.hello.nproc} of the hello"
+            )
+        if session.have_levels and levels.n and levels.n < session.levels.n:
+            return  # older than what is known already
+        session.levels, session.have_levels = explained(levels), True
+        present = {rank.rank for rank in levels.ranks if rank.state != "ended"}
+        for number in [number for number in session.tracks if number not in present]:
+            # An ended rank's page stays until the launcher replaces it; one that the launcher no
+            # longer lists at all is let go.
+            if all(rank.rank != number for rank in levels.ranks):
+                self._forget_track(session, number)
+        now_s = time.monotonic()
+        for number in present:
+            if number in session.tracks:
+                session.tracks[number].look_at_process(now_s)
+        self.listener.wake("levels")
+
+    def _page(self, session: Session, packet: protocol.Page, fds: list[int]) -> None:
+        if not 0 <= packet.rank < protocol.RANKS_MAX or packet.pid <= 0:
+            raise ValueError(f"page of rank {packet.rank}, pid {packet.pid}: out of bounds")
+        if not fds:
+            raise ValueError("a page packet carries descriptors: [page memfd, pidfd]")
+        if packet.rank not in session.tracks and len(session.tracks) >= session.hello.nproc:
+            raise ValueError(f"page of rank {packet.rank}: the {session.hello.nproc} ranks of the "
+                             "hello have theirs")
+        if len(fds) > 1 and pidfd_pid(fds[1]) not in (packet.pid, -1):
+            raise ValueError(f"the second descriptor is no pidfd of {packet.pid}")
+        if not session.owns(packet.pid):
+            raise ValueError(f"page of rank {packet.rank}: pid {packet.pid} is another user's")
+        mapping = page_module.map_readonly(fds[0])
+        pidfd = fds.pop(1) if len(fds) > 1 else -1
+        self._forget_track(session, packet.rank)
+        track = RankTrack(packet.rank, packet.pid, packet.generation, self._proc)
+        track.attach(mapping, pidfd)
+        session.tracks[packet.rank] = track
+        now_s = time.monotonic()
+        track.look_at_page(now_s)
+        track.look_at_process(now_s)
+        if pidfd >= 0:
+            self.loop.add_reader(pidfd, self._rank_died, track)
+
+    def _bye(self, link: Link, session: Session) -> None:
+        self._runs.pop(session.hello.run, None)
+        self._forget_tracks(session)
+        session.link = None
+        self._links[link] = None
+        self.listener.launcher_went(session, said_bye=True)
+        self.drop(link)
+        self.listener.wake("bye")
+
+    def _rank_died(self, track: RankTrack) -> None:
+        self.loop.remove_reader(track.pidfd)
+        track.look_at_process(time.monotonic())
+        self.listener.wake("rank died")
+
+    def _forget_track(self, session: Session, rank: int) -> None:
+        track = session.tracks.pop(rank, None)
+        if track is not None:
+            if track.pidfd >= 0:
+                self.loop.remove_reader(track.pidfd)
+            track.close()
+
+    def _forget_run(self, session: Session) -> None:
+        self._forget_tracks(session)
+        del self._runs[session.hello.run]
+
+    def _forget_tracks(self, session: Session) -> None:
+        for rank in list(session.tracks):
+            self._forget_track(session, rank)
+
+    # ------------------------------------------------------------- what the daemon asks
+
+    def look(self, now_s: float) -> bool:
+        """Reads every rank's scheduler state; True when one began or ended to be stopped."""
+        changed = False
+        for session in self._runs.values():
+            for track in session.tracks.values():
+                changed = track.look_at_process(now_s) or changed
+        return changed
+
+    def run_views(self, now_s: float, tick: bool) -> tuple[RunView, ...]:
+        """Every run as a level.  On a tick children are read too, lost runs forgotten, and
+        connections ended that serve none."""
+        if tick:
+            self._drop_silent(now_s)
+        for session in list(self._runs.values()):
+            if tick and session.link is None and now_s - session.lost_s > LOST_KEPT_S:
+                if not procfs.process_alive(session.pid):
+                    self._forget_run(session)
+                    continue
+            for track in session.tracks.values():
+                track.look_at_page(now_s)
+                if tick:
+                    track.look_at_process(now_s)
+                    track.look_at_activity(now_s)
+        views = [session.view(self.node, now_s, self._where) for session in self._runs.values()
+                 if session.have_levels]
+        return tuple(sorted(views, key=lambda view: view.run))
+
+    def session(self, run: str) -> Session | None:
+        return self._runs.get(run)
+
+    def identity(self, run: str) -> tuple[int, float]:
+        """Which launcher serves the run: the same after a reconnect, another for a new process of
+        the same name; (0, 0.0) without one."""
+        session = self._runs.get(run)
+        return (session.pid, session.registered_boot_s) if session is not None else (0, 0.0)
+
+    def sessions(self) -> tuple[Session, ...]:
+        return tuple(self._runs.values())
+
+    def runs(self) -> tuple[str, ...]:
+        return tuple(self._runs)
+
+    def order(self, run: str, fields: dict[str, object]) -> str:
+        """Sends one packet to a run's launcher; why it could not, or ""."""
+        session = self._runs.get(run)
+        if session is None or session.link is None:
+            return f"the launcher of {run} is not connected"
+        return "" if session.link.send(fields) else f"the launcher of {run} does not answer"
+
+    def announce(self, address: str) -> None:
+        """Tells every launcher where the live page is."""
+        self.address = address
+        for session in self._runs.values():
+            if session.link is not None:
+                session.link.send({"t": "address", "address": address})

@@ -1,0 +1,272 @@
+"""Training logs on disk: the shipped signatures, and files of any kind.
+
+Owns reading: plain or packed, standard input, the last bytes of a file that still grows, in pieces
+and with a limit.  What lines mean is agent/core/parse/logs/scan.py's.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import time
+import tomllib
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from gzip import BadGzipFile, GzipFile
+from io import BufferedReader
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+
+from ..catalog.load import neuron_codes
+from ..core.parse.logs import root as logroot
+from ..core.parse.logs.lines import NO_RANK
+from ..core.parse.logs.scan import Scanner
+from ..core.parse.logs.signatures import (
+    CULPRITS,
+    PYTHON,
+    RETRYABLE,
+    ROLES,
+    SIGNAL,
+    Catalogue,
+    Match,
+    Signature,
+)
+
+SHIPPED = Path(__file__).parent.parent / "catalog/log_signatures.toml"
+PIECE_BYTES = 1 << 20
+FILE_MAX_BYTES = 64 << 30  # what a file may unpack to; more is not read, and said
+TAIL_BYTES = 1 << 20  # of each file of a run that goes on
+TAILS_S = 6.0  # for the ends of all files; lines can be made to be slow
+FILES_MAX = 8192
+CATALOGUE_MAX_BYTES = 1 << 20
+GZIP = b"\x1f\x8b"
+TEXT_BYTES = 64 << 10
+CONTROLS = bytes(set(range(1, 32)) - set(b"\b\t\n\f\r\x1b"))
+# Where a path names a rank: rank3.log, rank_3/..., 3/stderr.log, 3.out, g2-rank3.a1/stdout.log, but
+# not lora_rank16/train.log: there a rank is something else.
+_RANK = re.compile(
+    r"(?:^|/)rank[-_.]?(?P<folder>\d{1,6})/|rank[-_.]?(?P<rank>\d{1,6})(?!\d)"
+    r"(?=[^/]*$|[^/]*/std(?:out|err)\b[^/]*$)"
+    r"|(?:^|/)(?P<dir>\d{1,6})/std(?:out|err)\b|(?:^|/)(?P<stem>\d{1,6})\.(?:log|out|err|txt)\b"
+)
+
+
+class Report(NamedTuple):
+    """What was read, and what it says."""
+
+    diagnosis: logroot.Diagnosis
+    names: tuple[str, ...]
+    nbytes: int
+    handled: tuple[tuple[str, int], ...]  # signature, times: the process went on
+    skipped: int  # lines over the limits
+    problems: tuple[str, ...]  # files that could not be read to their end
+    note: str = ""  # what the catalogue says of the root
+    unread: int = 0  # files of which nothing could be read
+
+
+def load_catalogue(path: Path = SHIPPED) -> Catalogue:
+    """Raises ValueError that names file, signature and key, and OSError."""
+    with path.open("rb") as file:
+        text = file.read(CATALOGUE_MAX_BYTES).decode()
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path}: {error}") from error
+    kinds = tables.get("exceptions", {})
+    roles = {name: role for role in ROLES for name in kinds.get(role, ())}
+    return Catalogue(
+        signatures=tuple(_signature(path, row) for row in tables.get("signature", ())),
+        gates=tuple(gate.encode() for gate in tables["gates"]),
+        signal_gates=tuple(gate.encode() for gate in tables["signal_gates"]),
+        exceptions=roles, cascade_text=tuple(kinds.get("cascade_text", ())),
+        exit_codes=dict(tables.get("exit_codes", {})), nrt=neuron_codes(),
+    )
+
+
+def _signature(path: Path, row: dict[str, Any]) -> Signature:
+    where = f"{path}: signature {row.get('id', '?')!r}"
+    allowed = {"role": ROLES, "culprit": CULPRITS, "retryable": RETRYABLE}
+    for key, values in allowed.items():
+        if row.get(key) not in values:
+            raise ValueError(f"{where}: {key} must be one of {', '.join(values)}")
+    try:
+        return Signature(
+            id=row["id"], role=row["role"], weak=bool(row.get("weak")), category=row["category"],
+            culprit=row["culprit"], retryable=row["retryable"], note=row.get("note", ""),
+            pattern=re.compile(row["pattern"], re.MULTILINE), literals=tuple(row["literals"]),
+            below=re.compile(row["below"]) if "below" in row else None,
+            fatal=bool(row.get("fatal")),
+        )
+    except KeyError as error:
+        raise ValueError(f"{where}: set {error.args[0]}") from error
+    except re.error as error:
+        raise ValueError(f"{where}: pattern: {error}") from error
+
+
+def with_own(catalogue: Catalogue, rows: Sequence[dict[str, Any]]) -> Catalogue:
+    """The catalogue with an operator's rows in front: theirs wins over a shipped one of the same
+    name.  Raises ValueError for a row that agent/logs/operator_signatures.py would have refused."""
+    own = tuple(_signature(Path("signature"), row) for row in rows)
+    names = {one.id for one in own}
+    shipped = tuple(one for one in catalogue.signatures if one.id not in names)
+    gates, signal_gates = list(catalogue.gates), list(catalogue.signal_gates)
+    for one in own:
+        gathered = signal_gates if one.role == SIGNAL else gates
+        for literal in (text.encode() for text in one.literals):
+            if not any(gate in literal for gate in (*gates, *gathered)):
+                gathered.append(literal)
+    return catalogue._replace(
+        signatures=own + shipped, gates=tuple(gates), signal_gates=tuple(signal_gates)
+    )
+
+
+def rank_of(path: str) -> int:
+    found = list(_RANK.finditer(path.replace(os.sep, "/")))
+    if not found:
+        return NO_RANK
+    match = found[-1]
+    return int(next(group for group in match.groups() if group))
+
+
+def diagnose(
+    paths: Sequence[str], standard_input: BinaryIO | None = None,
+    own: Sequence[dict[str, Any]] = (),
+) -> Report:
+    """Over whole files; `-` is standard input, `own` an operator's signatures.  A file that cannot
+    be read is a problem, as one bad file of 512 must not hide what the others say."""
+    catalogue = with_own(load_catalogue(), own)
+    scanners, problems, total, unread = [], [], 0, 0
+    if len(paths) > FILES_MAX:
+        problems.append(f"{len(paths) - FILES_MAX} of {len(paths)} files were not read")
+    for index, path in enumerate(paths[:FILES_MAX]):
+        scanner = Scanner(catalogue, index, rank_of(path))
+        nbytes, problem = _read(path, standard_input, scanner)
+        total += nbytes
+        unread += nbytes == 0 and problem != ""
+        problems += [f"{path}: {problem}"] if problem else []
+        scanners.append(scanner)
+    return _report(catalogue, scanners, paths, total, problems)._replace(unread=unread)
+
+
+class Span(NamedTuple):
+    """The part of a rank's file that one generation wrote."""
+
+    path: str
+    rank: int
+    begin: int = 0
+    end: int = -1  # -1: as far as it goes now
+
+
+def diagnose_tails(
+    spans: Sequence[Span], catalogue: Catalogue, tail_bytes: int = TAIL_BYTES,
+    limit_s: float = TAILS_S,
+) -> Report:
+    """Over the end of each span; a file that cannot be read is named and left out, and so are the
+    last ones when the time is over.  Without times in the lines the order of the spans is the order
+    of events."""
+    scanners: list[Scanner] = []
+    problems: list[str] = []
+    total, end_s = 0, time.monotonic() + limit_s
+    for index, span in enumerate(spans[:FILES_MAX]):
+        if index and time.monotonic() > end_s:
+            left = len(spans) - index
+            problems.insert(0, f"{left} of {len(spans)} files were not read within {limit_s:g} s")
+            break
+        scanner = Scanner(catalogue, index, span.rank, signals=False)
+        try:
+            begin, data = read_tail(span, tail_bytes)
+        except OSError as error:
+            problems.append(f"{span.path}: {error.strerror}")
+            begin, data = span.begin, b""
+        scanner.feed(data)
+        scanner.close()
+        scanner.matches = [placed(one, span, begin) for one in scanner.matches]
+        total += len(data)
+        scanners.append(scanner)
+    return _report(catalogue, scanners, [span.path for span in spans], total, problems)
+
+
+def placed(match: Match, span: Span, begin: int) -> Match:
+    """A match in a rank's own file is that rank's: a line may number ranks within a group."""
+    rank = span.rank if span.rank != NO_RANK else match.rank
+    return match._replace(offset=match.offset + begin, rank=rank)
+
+
+def read_tail(span: Span, nbytes: int) -> tuple[int, bytes]:
+    """(where it begins, the last bytes of a span).  A file that was cut has nothing of it."""
+    with open(span.path, "rb", buffering=0) as file:
+        size = file.seek(0, io.SEEK_END)
+        end = size if span.end < 0 else min(size, span.end)
+        begin = max(0, span.begin, end - nbytes)
+        file.seek(begin)
+        return begin, file.read(max(0, end - begin)) or b""
+
+
+def _report(
+    catalogue: Catalogue, scanners: Iterable[Scanner], paths: Sequence[str], total: int,
+    problems: list[str],
+) -> Report:
+    scanners = list(scanners)
+    matches = [match for scanner in scanners for match in scanner.matches]
+    handled: dict[str, int] = {}
+    for scanner in scanners:
+        for name, times in scanner.handled.items():
+            handled[name] = handled.get(name, 0) + times
+    found = logroot.diagnose(matches, catalogue.exit_codes)
+    if not total:
+        found = found._replace(hint="nothing was read: the logs are empty")
+    root = found.root
+    notes = {one.id: one.note for one in (*catalogue.signatures, PYTHON)}
+    note = dict(root.fields).get("nrt_said") or notes.get(root.signature, "") if root else ""
+    return Report(
+        found, tuple(paths), total, tuple(sorted(handled.items())),
+        sum(one.skipped for one in scanners), tuple(problems), note,
+    )
+
+
+@contextmanager
+def _opened(path: str, standard_input: BinaryIO | None) -> Iterator[BufferedReader | GzipFile]:
+    """Unpacked where its first bytes say that it is packed, whatever its name."""
+    source: str | int = path
+    if path == "-":  # a copy, as the process's own is not to be closed
+        source = os.dup(standard_input.fileno() if standard_input else 0)
+    with open(source, "rb") as file:
+        if file.peek(2)[:2] == GZIP:
+            with GzipFile(fileobj=file) as unpacked:
+                yield unpacked
+        else:
+            yield file
+
+
+def _read(path: str, standard_input: BinaryIO | None, scanner: Scanner) -> tuple[int, str]:
+    """(bytes read, what kept it from the end or ""); of a file that is cut, what there is."""
+    total, problem, waiting, text = 0, "", bytearray(), True
+    try:
+        with _opened(path, standard_input) as file:
+            while piece := file.read1(PIECE_BYTES):
+                text = text if total else _is_text(piece)
+                total += len(piece)
+                waiting += piece
+                if len(waiting) >= PIECE_BYTES:
+                    scanner.feed(bytes(waiting))
+                    waiting.clear()
+                if total >= FILE_MAX_BYTES:
+                    problem = f"only the first {FILE_MAX_BYTES >> 30} GB were read"
+                    break
+    except (EOFError, zlib.error, BadGzipFile) as error:
+        problem = f"not whole: {error}"
+    except OSError as error:
+        problem = error.strerror or str(error)
+    scanner.feed(bytes(waiting))
+    scanner.close()
+    if not text and not scanner.matches:  # junk at the begin of a log hides nothing
+        return 0, "is no text: unpack it, or leave it out"
+    return total, problem
+
+
+def _is_text(piece: bytes) -> bool:
+    """Bytes of any alphabet, colours and the holes of a file that was cut are text."""
+    head = piece[:TEXT_BYTES]
+    return len(head) - len(head.translate(None, CONTROLS)) <= len(head) // 20

@@ -1,0 +1,156 @@
+"""Who may ask what: roles, tokens, and the headers that every answer carries.
+
+Owns the check of each request before its handler runs.  Reading is free on loopback and on the
+unix socket, but for what other people's jobs said (reader.py); changing something needs a role,
+and over TCP a token.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import socket
+import tomllib
+from collections.abc import Awaitable, Callable
+from ipaddress import ip_address
+from pathlib import Path
+
+from aiohttp import web
+
+from ..config.load import ConfigError
+from ..launchers.connection import peer
+from .visibility import Owner, Reader, peer_uid, reader
+
+OPERATOR, READ, NOBODY = "operator", "read", ""
+TOKENS_MAX = 1000
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+ALWAYS_OPEN = ("/", "/healthz", "/readyz")  # the page itself holds no data
+
+
+class Tokens:
+    """Bearer tokens and their roles, from a file that only its owner may read."""
+
+    def __init__(self, file: str) -> None:
+        """Reads FILE ("" = none).  ConfigError names file and what to set."""
+        self._roles: list[tuple[bytes, str]] = []
+        if not file:
+            return
+        path = Path(file)
+        try:
+            if path.stat().st_mode & 0o077:
+                raise ConfigError([f"{path}: others may read it: chmod 600 {path}"])
+            table = tomllib.loads(path.read_text("utf-8"))
+        except OSError as error:
+            raise ConfigError([f"{path}: {error.strerror}: set api.tokens_file"]) from error
+        except (ValueError, RecursionError) as error:
+            raise ConfigError([f"{path}: no valid TOML: {error}"]) from error
+        for number, (token, role) in enumerate(table.items(), 1):
+            if role not in (OPERATOR, READ) or len(token) < 16 or number > TOKENS_MAX:
+                raise ConfigError([f"{path}: token {number}: set a token of at least 16 characters "
+                                   'to "operator" or "read"'])
+            self._roles.append((token.encode(), role))
+
+    def __bool__(self) -> bool:
+        return bool(self._roles)
+
+    def role(self, header: str) -> str:
+        """The role of an Authorization header; every token is compared, in constant time."""
+        scheme, _, token = header.partition(" ")
+        found = NOBODY
+        for known, role in self._roles:
+            if hmac.compare_digest(known, token.strip().encode()) and scheme == "Bearer":
+                found = role
+        return found
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address can only be this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def peer_of(request: web.Request) -> tuple[int, int] | None:
+    """(pid, uid) of a unix socket's peer; None over TCP."""
+    sock = request.transport.get_extra_info("socket") if request.transport else None
+    if sock is None or sock.family != socket.AF_UNIX:
+        return None
+    return peer(sock)
+
+
+def reader_of(
+    request: web.Request, tokens: Tokens, of_run: Owner, of_incident: Owner
+) -> Reader:
+    """Who reads: by the peer of the socket, or by the token."""
+    known = peer_of(request)
+    sock = request.transport.get_extra_info("socket") if request.transport else None
+    uid = known[1] if known is not None else peer_uid(sock) if sock is not None else None
+    role = tokens.role(request.headers.get("Authorization", ""))
+    return reader(uid, role, of_run, of_incident)
+
+
+class Guard:
+    """The middleware of one site."""
+
+    def __init__(
+        self,
+        tokens: Tokens,
+        loopback_only: bool,
+        run_owner: Callable[[str], int | None],
+        headers: dict[str, str],
+    ) -> None:
+        self._tokens = tokens
+        self._loopback_only = loopback_only
+        self._run_owner = run_owner
+        self._headers = headers
+
+    @web.middleware
+    async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuses or passes on; every answer gets the headers."""
+        why_not = self._refusal(request)
+        answer: web.StreamResponse
+        if why_not is not None:
+            answer = refuse(*why_not)
+        else:
+            try:
+                answer = await handler(request)
+            except web.HTTPException as error:
+                answer = refuse(error.status, error.reason or "refused", "")
+        for name, value in self._headers.items():
+            answer.headers.setdefault(name, value)
+        return answer
+
+    def _refusal(self, request: web.Request) -> tuple[int, str, str] | None:
+        peer = peer_of(request)
+        changes = request.method not in ("GET", "HEAD")
+        if peer is not None:
+            return self._peer_refusal(request, peer[1]) if changes else None
+        host = request.headers.get("Host", "").rsplit(":", 1)[0]
+        if self._loopback_only and not is_loopback(host):
+            # A page of somebody else's whose name was pointed at this address: DNS rebinding.
+            return 403, f"host {host!r} is not this machine", "ask for 127.0.0.1 or localhost"
+        role = self._tokens.role(request.headers.get("Authorization", ""))
+        if changes and not self._tokens:
+            return (403, "nothing is changed over TCP without tokens",
+                    "api.tokens_file, or use the command line on the node")
+        if changes and role != OPERATOR:
+            return 401, "an operator's token is needed", "Authorization: Bearer TOKEN"
+        if not self._loopback_only and not role and request.path not in ALWAYS_OPEN:
+            return 401, "a token is needed", "Authorization: Bearer TOKEN"
+        return None
+
+    def _peer_refusal(self, request: web.Request, uid: int) -> tuple[int, str, str] | None:
+        if uid in (0, os.getuid()):
+            return None
+        run = request.match_info.get("run", "")
+        if run and self._run_owner(run) == uid:
+            return None
+        return 403, f"uid {uid} may change its own runs only", "ask the node's operator"
+
+
+def refuse(status: int, error: str, what_to_set: str) -> web.Response:
+    """An error as JSON: what is wrong and what to set."""
+    return web.json_response({"error": error, "set": what_to_set}, status=status)

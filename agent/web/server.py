@@ -1,0 +1,371 @@
+"""The agent's web server: routes, listeners, and what operators ask.
+
+Owns aiohttp: nothing else of the agent imports it.  Listens on TCP (loopback unless configured),
+on api.sock, and, when set, on a port for metrics alone.  A failing handler is an answer of 500
+and a counted trouble, never more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import functools
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from aiohttp import web
+
+from ..config.load import ConfigError
+from ..core.model.model import Request
+from ..core.nodes.kernel_incidents import CLOSE, DETECTOR
+from ..metrics.families import CONTENT_TYPE, Exposition
+from ..system.errors import say
+from . import drift, status, visibility
+from .auth import Guard, Tokens, is_loopback, peer_of, reader_of, refuse
+from .connection_limit import Door, Guest
+from .page import load_page
+
+if TYPE_CHECKING:
+    from ..daemon.daemon import Daemon
+
+PORTS_TRIED = 64
+REASON_MAX = 500
+BY_MAX = 64
+INJECT_LIMIT_S = 10.0
+STEP_AGE_MAX_S = 5.0  # healthy agents step every second
+# verb of the API -> kind of the core's request
+RUN_VERBS = {"restart": "restart_ranks", "pause": "pause", "resume": "resume", "drain": "drain"}
+NODE_VERBS = {
+    "pause": "pause",
+    "resume": "resume",
+    "exclude": "exclude_node",
+    "release": "release_node",
+    "drain": "drain",
+}
+FAULTS = ("kill", "stop", "stall", "exception", "hold-gil", "skip-collective")
+
+
+class Wish(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a POST."""
+
+    reason: str = ""
+    fault: str = ""
+    rank: int = -1  # -1: none in particular
+    args: dict[str, Any] = {}
+    by: str = ""
+
+
+async def serve(daemon: Daemon) -> None:
+    """Serves until cancelled.  A port that cannot be had is said; the rest serves on."""
+    site = Site(daemon)
+    try:
+        await site.start()
+        daemon.answers.set()
+        await asyncio.Event().wait()
+    finally:
+        await site.stop()
+
+
+class Site:
+    """Handlers and listeners of one agent."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._exposition = Exposition(daemon)
+        self._page, self._policy = load_page()
+        self._runners: list[web.AppRunner] = []
+        self._listeners: list[asyncio.Server] = []
+        self._tokens = Tokens(daemon.config.api.tokens_file)
+        self._cached: tuple[int, float, visibility.Json] = (-1, 0.0, {})
+        self._encoded: dict[str, bytes] = {}  # of what is cached, by who may see how much
+
+    # ------------------------------------------------------------- listening
+
+    async def start(self) -> None:
+        agent = self._daemon.config.agent
+        tokens = self._tokens
+        runtime = Path(agent.runtime_dir)
+        host, _, port = agent.listen.rpartition(":")
+        loopback = is_loopback(host)
+        if agent.listen and not loopback and not tokens:
+            raise ConfigError([f"agent.listen = {agent.listen!r} is not loopback: set "
+                               "api.tokens_file, or listen on 127.0.0.1"])
+        runner = await self._runner(self._application(tokens, loopback, full=True))
+        api_socket = runtime / "api.sock"
+        api_socket.unlink(missing_ok=True)
+        listener = await self._daemon.loop.create_unix_server(self._door(runner), str(api_socket))
+        self._listeners.append(listener)
+        api_socket.chmod(0o600 if self._daemon.options.private else 0o666)
+        if agent.listen:
+            await self._listen(runner, host, int(port))
+        if agent.metrics_listen:
+            host, _, port = agent.metrics_listen.rpartition(":")
+            metrics = await self._runner(self._application(tokens, True, full=False))
+            await self._open(metrics, host, int(port))
+
+    async def _runner(self, application: web.Application) -> web.AppRunner:
+        runner = web.AppRunner(application, shutdown_timeout=0.5)
+        await runner.setup()
+        self._runners.append(runner)
+        return runner
+
+    def _door(self, runner: web.AppRunner) -> Door:
+        assert runner.server is not None  # it is made by setup
+        return Door(runner.server, functools.partial(self._daemon.trouble, "web connections"))
+
+    async def _open(self, runner: web.AppRunner, host: str, port: int) -> int:
+        """Listens, and says at which port.  OSError where that is not to be had."""
+        door = self._door(runner)
+        listener = await self._daemon.loop.create_server(door, host.strip("[]"), port)
+        self._listeners.append(listener)
+        bound: int = listener.sockets[0].getsockname()[1]
+        return bound
+
+    async def _listen(self, runner: web.AppRunner, host: str, port: int) -> None:
+        """A node agent takes its port or says why not; a private one takes the next free."""
+        tries = PORTS_TRIED if self._daemon.options.private and port else 1
+        for number in range(port, port + tries):
+            try:
+                bound = await self._open(runner, host, number)
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE or number == port + tries - 1:
+                    self._daemon.trouble("web", f"{host}:{number}: {error.strerror}: set "
+                                         "agent.listen to a free address")
+                    return
+                continue
+            self._daemon.address = f"http://{host}:{bound}"
+            place = Path(self._daemon.config.agent.runtime_dir) / "address"
+            draft = place.with_suffix(".new")  # so that nobody reads half of it
+            draft.write_text(self._daemon.address + "\n")
+            draft.replace(place)
+            self._daemon.sessions.announce(self._daemon.address)
+            say(f"live page {self._daemon.address}")
+            return
+
+    async def stop(self) -> None:
+        for listener in self._listeners:
+            listener.close()
+        for runner in self._runners:
+            await runner.cleanup()
+        (Path(self._daemon.config.agent.runtime_dir) / "api.sock").unlink(missing_ok=True)
+
+    def _application(self, tokens: Tokens, loopback: bool, full: bool) -> web.Application:
+        headers = {
+            "Content-Security-Policy": self._policy,
+            "X-Content-Type-Options": "nosniff",
+            "X-Frame-Options": "DENY",
+            "Referrer-Policy": "no-referrer",
+            "Cache-Control": "no-store",
+        }
+        # The metrics listener serves no data of the API; its readers come from other machines.
+        guard = Guard(tokens, loopback and full, self._run_owner, headers)
+        application = web.Application(
+            middlewares=[guard.check] if full else [],
+            client_max_size=self._daemon.config.api.max_body_bytes,
+        )
+        routes: list[tuple[str, str, Callable[[web.Request], Awaitable[web.Response]]]] = [
+            ("GET", "/metrics", self._metrics),
+            ("GET", "/healthz", self._healthz),
+            ("GET", "/readyz", self._readyz),
+        ]
+        if full:
+            routes += [
+                ("GET", "/", self._index),
+                ("GET", "/api/v1/status", self._status),
+                ("GET", "/api/v1/incidents", self._incidents),
+                ("GET", "/api/v1/incidents/{id:.+}", self._incident),
+                ("GET", "/api/v1/ledger", self._ledger),
+                ("GET", "/api/v1/drift", self._drift),
+                ("POST", "/api/v1/runs/{run}/{verb}", self._ask_run),
+                ("POST", "/api/v1/nodes/{node}/{verb}", self._ask_node),
+                ("POST", "/api/v1/incidents/{id:.+}/close", self._close),
+            ]
+        for method, path, handler in routes:
+            application.router.add_route(method, path, self._guarded(handler))
+        return application
+
+    def _guarded(
+        self, handler: Callable[[web.Request], Awaitable[web.Response]]
+    ) -> Callable[[web.Request], Awaitable[web.Response]]:
+        async def answer(request: web.Request) -> web.Response:
+            guest = request.protocol
+            assert isinstance(guest, Guest)
+            guest.begin()
+            try:
+                return await handler(request)
+            except web.HTTPException:
+                raise
+            except Exception as error:  # border of a request
+                self._daemon.trouble("web", error)
+                return refuse(500, "the agent failed to answer; see its log", "")
+            finally:
+                guest.serving = False
+
+        return answer
+
+    def _run_owner(self, run: str) -> int | None:
+        session = self._daemon.sessions.session(run)
+        return session.uid if session is not None else None
+
+    # ------------------------------------------------------------- reading
+
+    def _reader(self, request: web.Request) -> visibility.Reader:
+        of_incident = self._daemon.narrator.owner
+        return reader_of(request, self._tokens, self._run_owner, of_incident)
+
+    async def _index(self, request: web.Request) -> web.Response:
+        return web.Response(body=self._page, content_type="text/html", charset="utf-8")
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        return web.Response(body=self._exposition.text(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def _healthz(self, request: web.Request) -> web.Response:
+        age_s = time.monotonic() - self._daemon.last_step_s
+        if age_s > STEP_AGE_MAX_S:
+            return web.Response(status=503, text=f"no step for {age_s:.1f} s\n")
+        return web.Response(text="ok\n")
+
+    async def _readyz(self, request: web.Request) -> web.Response:
+        observed = self._daemon.snapshot.observed
+        if not observed.store.up:
+            return web.Response(status=503, text="the store does not answer\n")
+        if observed.journal_stalled:
+            return web.Response(status=503, text="the journal is stalled\n")
+        return web.Response(text="ready\n")
+
+    async def _status(self, request: web.Request) -> web.Response:
+        """Made at most once a step and a quarter second, however many pages are open."""
+        who = self._reader(request)
+        number, made_s, document = self._cached
+        now_s = time.monotonic()
+        if number != self._daemon.snapshot.number or now_s - made_s > 0.25:
+            document = status.status(self._daemon)
+            self._cached = (self._daemon.snapshot.number, now_s, document)
+            self._encoded.clear()
+        key = "everything" if who.everything else f"uid {who.uid}"
+        if key not in self._encoded:
+            self._encoded[key] = msgspec.json.encode(visibility.status(document, who))
+        return _json(self._encoded[key])
+
+    async def _incidents(self, request: web.Request) -> web.Response:
+        everything = request.query.get("all", "") not in ("", "0")
+        found = status.incidents(self._daemon, everything)
+        return _json(msgspec.json.encode(visibility.incidents(found, self._reader(request))))
+
+    async def _incident(self, request: web.Request) -> web.Response:
+        incident = self._daemon.narrator.incidents.get(request.match_info["id"])
+        if incident is None:
+            return refuse(404, "no such incident", "an id that /api/v1/incidents lists")
+        (one,) = visibility.incidents([msgspec.to_builtins(incident)], self._reader(request))
+        return _json(msgspec.json.encode(one))
+
+    async def _ledger(self, request: web.Request) -> web.Response:
+        return _json(msgspec.json.encode(status.ledger(self._daemon)))
+
+    async def _drift(self, request: web.Request) -> web.Response:
+        run = request.query.get("run", "")
+        if run and self._daemon.sessions.session(run) is None:
+            return refuse(404, f"no run {run!r} on this node", "a run that /api/v1/status lists")
+        return _json(msgspec.json.encode(drift.drift(self._daemon, run)))
+
+    # ------------------------------------------------------------- asking
+
+    async def _ask_run(self, request: web.Request) -> web.Response:
+        run, verb = request.match_info["run"], request.match_info["verb"]
+        if self._daemon.sessions.session(run) is None:
+            return refuse(404, f"no run {run!r} on this node", "a run that /api/v1/status lists")
+        wish = await _wish(request)
+        if isinstance(wish, web.Response):
+            return wish
+        if verb == "inject":
+            return await self._inject(run, wish)
+        if verb not in RUN_VERBS:
+            verbs = ", ".join((*RUN_VERBS, "inject"))
+            return refuse(404, f"{verb!r} is no verb", f"one of {verbs}")
+        subject = f"run/{run}/rank/{wish.rank}" if wish.rank >= 0 else f"run/{run}"
+        return self._ask(request, RUN_VERBS[verb], subject, run, wish)
+
+    async def _ask_node(self, request: web.Request) -> web.Response:
+        node, verb = request.match_info["node"], request.match_info["verb"]
+        if node != self._daemon.name:
+            return refuse(404, f"this is node {self._daemon.name}", "ask that node's own agent")
+        if verb not in NODE_VERBS:
+            return refuse(404, f"{verb!r} is no verb", f"one of {', '.join(NODE_VERBS)}")
+        wish = await _wish(request)
+        if isinstance(wish, web.Response):
+            return wish
+        return self._ask(request, NODE_VERBS[verb], f"node/{node}", "", wish)
+
+    async def _close(self, request: web.Request) -> web.Response:
+        incident = self._daemon.narrator.incidents.get(request.match_info["id"])
+        if incident is None:
+            return refuse(404, "no such incident", "an id that /api/v1/incidents lists")
+        told = {(one.fault, one.subject) for one in self._daemon.snapshot.decision.verdicts
+                if one.detector == DETECTOR}
+        if (incident.fault, incident.subject) not in told:
+            return refuse(409, "it closes by itself, or has closed",
+                          "an open incident of the kernel's log")
+        wish = await _wish(request)
+        if isinstance(wish, web.Response):
+            return wish
+        return self._ask(request, CLOSE, f"incident/{incident.id}", "", wish)
+
+    def _ask(
+        self, request: web.Request, kind: str, subject: str, run: str, wish: Wish
+    ) -> web.Response:
+        if not wish.reason.strip():
+            return refuse(400, "no reason given", '"reason": why, for the journal')
+        made = Request(
+            id=f"op-{uuid.uuid4().hex[:12]}", kind=kind, subject=subject,
+            reason=wish.reason[:REASON_MAX], origin="operator", run=run, by=_by(request, wish),
+        )
+        if not self._daemon.request(made):
+            return refuse(429, "too many requests wait already", "try again in a minute")
+        return web.json_response({"id": made.id, "kind": kind, "subject": subject}, status=202)
+
+    async def _inject(self, run: str, wish: Wish) -> web.Response:
+        if not self._daemon.config.inject.enabled:
+            return refuse(403, "faults on purpose are off here", "inject.enabled = true")
+        if wish.fault not in FAULTS:
+            return refuse(400, f"{wish.fault!r} is no fault", f"fault: one of {', '.join(FAULTS)}")
+        order = {
+            "t": "inject", "id": f"inject-{uuid.uuid4().hex[:12]}", "fault": wish.fault,
+            "rank": max(0, wish.rank), "args": wish.args,
+        }
+        try:
+            outcome = await self._daemon.direct(run, order, INJECT_LIMIT_S)
+        except ConnectionError as error:
+            return refuse(503, str(error), "wait until the launcher is back")
+        except TimeoutError:
+            return refuse(504, "the launcher did not answer", "")
+        if not outcome.ok:
+            return refuse(409, outcome.error, "")
+        return web.json_response({"id": outcome.id, "detail": outcome.detail})
+
+
+def _by(request: web.Request, wish: Wish) -> str:
+    """Who asks: the name that was claimed, never without what the kernel or the token proves.
+
+    A name alone could be any person's, or a node's: nodes sign their own documents by name.
+    """
+    peer = peer_of(request)
+    proof = f"uid {peer[1]}" if peer is not None else "token"
+    claimed = "".join(one for one in wish.by[:BY_MAX] if one.isprintable()).strip()
+    return f"{claimed} ({proof})" if claimed else proof
+
+
+async def _wish(request: web.Request) -> Wish | web.Response:
+    """The body, checked; an answer of 400 that names what to set when it is bad."""
+    body = await request.read()
+    try:
+        return msgspec.json.decode(body or b"{}", type=Wish)
+    except (msgspec.DecodeError, RecursionError) as error:
+        return refuse(400, f"body: {error}", 'JSON: {"reason": "...", "fault": "", "rank": 0}')
+
+
+def _json(body: bytes) -> web.Response:
+    return web.Response(body=body, content_type="application/json")

@@ -1,0 +1,123 @@
+"""Who reads, and what of other people's runs is left out for them.
+
+Owns whose connection it is, and which fields of a run, a fault or an incident hold what the job
+itself said: its logs stand below a directory that only their owner may read, and a line of them
+does not become public because an agent repeats it.  Who may ask at all is guard.py's.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+WITHHELD = ("told to the run's owner, to root and to the agent's own user alone: ask with "
+            "`holdfast`, or with a token")
+# linux/sock_diag.h and linux/inet_diag.h
+SOCK_DIAG_BY_FAMILY, REQUEST = 20, 1
+NETLINK_SOCK_DIAG = 4
+HEADER = struct.Struct("=IHHII")
+ASKED = struct.Struct("=BBBBI")
+NO_COOKIE = 0xFFFFFFFF
+ESTABLISHED = 1
+STATE_AT, UID_AT = HEADER.size + 1, HEADER.size + 4 + 48 + 12  # in inet_diag_msg
+WAIT_S = 0.2
+Json = dict[str, Any]
+Owner = Callable[[str], int | None]
+
+
+class Reader(NamedTuple):
+    """One who asks.
+
+    everything  root, the agent's own user, or who brought a token
+    uid         the user, None where that is not known
+    of_run      whose a run is that is here
+    of_incident whose the run of an incident was, by the incident's id
+    """
+
+    everything: bool
+    uid: int | None
+    of_run: Owner
+    of_incident: Owner
+
+    def may(self, run: str) -> bool:
+        """Whether to tell what a run says; "" is the node."""
+        return self.everything or not run or self._is(self.of_run(run))
+
+    def may_read(self, incident: Json) -> bool:
+        """The same, also for a run that is over.  A name may be another user's by now."""
+        public = self.everything or not _run_of(incident)
+        return public or self._is(self.of_incident(incident["id"]))
+
+    def _is(self, owner: int | None) -> bool:
+        return self.uid is not None and owner == self.uid
+
+
+def reader(uid: int | None, role: str, of_run: Owner, of_incident: Owner) -> Reader:
+    return Reader(bool(role) or uid in (0, os.getuid()), uid, of_run, of_incident)
+
+
+def status(document: Json, who: Reader) -> Json:
+    """The status as this reader may see it."""
+    if who.everything:
+        return document
+    runs = [one if who.may(one["run"]) else _run(one) for one in document["runs"]]
+    faults = [one if who.may(_run_of(one)) else _told(one) for one in document["faults"]]
+    return document | {"runs": runs, "faults": faults,
+                       "incidents": incidents(document["incidents"], who)}
+
+
+def incidents(found: Iterable[Json], who: Reader) -> list[Json]:
+    return [one if who.may_read(one) else _told(one) for one in found]
+
+
+def _run(one: Json) -> Json:
+    """A run of somebody else's: that it is here and how it goes, and nothing that it said."""
+    saved = one["checkpoint"]
+    return one | {
+        # What follows a colon are the job's words or names.
+        "doing": one["doing"].partition(": ")[0], "need": one["need"].partition(": ")[0],
+        "reason": "", "root": "", "logs": None, "log_dir": "", "checkpoint_dir": "",
+        "checkpoint": saved and saved | {"path": ""},
+        "ranks": [rank | {"where": "", "why": rank["why"] and WITHHELD} for rank in one["ranks"]],
+    }
+
+
+def _told(one: Json) -> Json:
+    """A fault or an incident without its words."""
+    return one | {"reason": WITHHELD, "evidence": []} | (
+        {"timeline": [], "would_have": ""} if "timeline" in one else {}
+    )
+
+
+def _run_of(one: Json) -> str:
+    kind, _, rest = one["subject"].partition("/")
+    return str(one["run"]) or (rest.partition("/")[0] if kind == "run" else "")
+
+
+def peer_uid(sock: socket.socket) -> int | None:
+    """The user whose process holds the other end of a TCP connection from this machine, by the
+    kernel's own word; None where it does not say so.  One that is closing is nobody's: the kernel
+    answers 0 for it."""
+    try:
+        theirs, ours = (_end(sock, name) for name in (sock.getpeername(), sock.getsockname()))
+        body = ASKED.pack(sock.family, socket.IPPROTO_TCP, 0, 0, 1 << ESTABLISHED)
+        body += theirs[0] + ours[0] + theirs[1] + ours[1] + struct.pack("=3I", 0, *[NO_COOKIE] * 2)
+        head = HEADER.pack(HEADER.size + len(body), SOCK_DIAG_BY_FAMILY, REQUEST, 1, 0)
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as kernel:
+            kernel.settimeout(WAIT_S)
+            kernel.send(head + body)
+            said = kernel.recv(4096)
+    except OSError:
+        return None
+    if len(said) < UID_AT + 4 or HEADER.unpack_from(said)[1] != SOCK_DIAG_BY_FAMILY:
+        return None
+    uid: int = struct.unpack_from("=I", said, UID_AT)[0]
+    return uid if said[STATE_AT] == ESTABLISHED else None
+
+
+def _end(sock: socket.socket, name: Any) -> tuple[bytes, bytes]:
+    """(port, address) of one end as the kernel's tables have them."""
+    return struct.pack("!H", name[1]), socket.inet_pton(sock.family, name[0]).ljust(16, b"\0")

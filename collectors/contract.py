@@ -1,0 +1,98 @@
+"""What a collector hands out: Sample, LogLine and the two kinds of absence.
+
+Owns the vocabulary between the machine and everything that decides.  A leaf: it imports nothing
+of Holdfast and does no I/O.
+"""
+
+from __future__ import annotations
+
+import math
+from operator import itemgetter
+from typing import NamedTuple
+
+
+class NoData(Exception):
+    """The source is not on this machine, or may not be read.  Expected; never an error."""
+
+
+class Sample(NamedTuple):
+    """One reading of one quantity of one subject.
+
+    name     metric name without the `holdfast_` prefix, base unit last (`host_load_average`,
+             `host_memory_available_bytes`)
+    subject  what was read: "" for the node, else `key=value[,key=value]` (`cpu=3`, `mount=/data`)
+    value    the reading in the unit that the name ends in
+    boot_s   CLOCK_BOOTTIME seconds at which it was read
+    """
+
+    name: str
+    subject: str
+    value: float
+    boot_s: float
+
+
+def legible(text: str) -> str:
+    """Text that any file, page and packet takes.  Names that the machine gives are bytes; what is
+    no UTF-8 in them comes as lone surrogates, which only fail where somebody writes them down."""
+    if text.isascii():
+        return text
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    except UnicodeEncodeError:  # surrogates that stand for no byte, as JSON may hold them
+        return text.encode("utf-8", "replace").decode()
+
+
+def sound(read: list[Sample], metrics: tuple[Metric, ...]) -> list[Sample]:
+    """What of a reading may go on: numbers, not below zero unless the metric is `signed`, and
+    legible subjects, for the core's memory, its journal and its pages take nothing else.  All are
+    looked at together first: one reading may have 1,500."""
+    values = list(map(itemgetter(2), read))
+    good = math.isfinite(sum(values)) and min(values, default=0.0) >= 0.0
+    if good and "".join(map(itemgetter(1), read)).isascii():
+        return read
+    signed = {metric.name for metric in metrics if metric.signed}
+    return [one._replace(subject=legible(one.subject)) for one in read
+            if math.isfinite(one.value) and (one.value >= 0.0 or one.name in signed)]
+
+
+class LogLine(NamedTuple):
+    """One line of a log, with the cursor by which its source finds it again."""
+
+    source: str
+    cursor: int
+    boot_s: float
+    text: str
+
+
+NODE_EXPORTER, DCGM_EXPORTER = EXPORTERS = ("node_exporter", "dcgm-exporter")
+
+
+class Pace(NamedTuple):
+    """How often a collector is read: at every `every`-th reading of the fast or of the slow set,
+    and no more often than each `least_s` seconds, however short the set's interval is."""
+
+    fast: bool
+    every: int = 1
+    least_s: float = 0.0
+
+
+FAST, SLOW = Pace(fast=True), Pace(fast=False)
+
+
+class Metric(NamedTuple):
+    """A collector's declaration of one metric: its name as in Sample, kind and help text.
+
+    minimal    stays on the page with agent.metrics = "minimal": what an alert or a summary of
+               many nodes needs
+    signed     may be below zero
+    served_by  the exporter whose default settings tell the same, or "": many nodes run it anyway,
+               and then one of the two is storage for nothing
+    """
+
+    name: str
+    kind: str  # "gauge" | "counter"
+    help: str
+    labels: tuple[str, ...] = ()
+    minimal: bool = False
+    served_by: str = ""  # one of EXPORTERS
+    signed: bool = False

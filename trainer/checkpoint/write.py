@@ -1,0 +1,195 @@
+"""Checkpoints while training goes on: a copy now, the disk later.
+
+Owns the background thread.  Training stops only for the copy (the stall, measured); everything
+that can be slow or fail happens in the thread, and a failure is reported, never raised: training
+goes on, and the next interval tries again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import shutil
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ..config import CheckpointOptions
+from ..group import Group
+from ..state import State
+from . import format as files
+
+POLL_S = 0.02  # how often rank 0 looks for the others' shards
+AFTER_LOSS_S = 1.0  # and for how long once a peer is gone
+
+
+class Job(NamedTuple):
+    generation: int
+    step: int
+    rank: int
+    world: int
+    run: str
+    entries: list[files.Entry]
+    data: memoryview
+    over: threading.Event  # set when the generation is: shards of lost ranks will not come
+
+
+class Checkpoints:
+    """One process's checkpoints, through all its generations."""
+
+    def __init__(
+        self, options: CheckpointOptions, root: Path, state: State, elastic: Any,
+        run_manifest: Callable[[], dict[str, Any]],
+    ) -> None:
+        self.options, self.root, self.state, self.elastic = options, root, state, elastic
+        self.stalls_s: list[float] = []
+        self.writes_s: list[float] = []
+        self._run_manifest, self._manifest = run_manifest, dict[str, Any]()
+        self._copy = bytearray()
+        self._jobs: queue.Queue[Job | None] = queue.Queue(maxsize=1)
+        self._idle, self._over = threading.Event(), threading.Event()
+        self._idle.set()
+        self._thread: threading.Thread | None = None
+        self._place: Any = None
+
+    def join(self, assignment: Any, group: Group) -> None:
+        """A new generation: where this rank's shard lies in it."""
+        self._place, self._over = assignment, threading.Event()
+        self._entries, self._begin, self._end = self.state.shard(group.rank, group.world)
+
+    def generation_over(self) -> None:
+        """Shards of lost ranks will not come any more."""
+        self._over.set()
+
+    def due(self, step: int) -> bool:
+        return self.options.every > 0 and step % self.options.every == 0
+
+    def save(self, step: int) -> None:
+        """Copies this rank's shard and hands it to the thread."""
+        begin = time.monotonic()
+        if not self._idle.is_set():
+            self.elastic.report(
+                "",
+                f"checkpoint of step {step} left out: the one before is still being written",
+            )
+            return
+        nbytes = self._end - self._begin
+        if len(self._copy) < nbytes:
+            self._copy = bytearray(nbytes)
+        copy = memoryview(self._copy)[:nbytes]
+        copy[:] = self.state.bytes(self._begin, self._end)
+        first = self._entries[0].offset if self._entries else 0
+        entries = [entry._replace(offset=entry.offset - first) for entry in self._entries]
+        place = self._place
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="checkpoint", daemon=True)
+            self._thread.start()
+        self._idle.clear()
+        self._jobs.put(
+            Job(place.generation, step, place.rank, place.world, place.run, entries, copy,
+                self._over)
+        )
+        self.stalls_s.append(time.monotonic() - begin)
+
+    def wait(self) -> None:
+        """Until the last checkpoint is durable, has failed, or its wait is over."""
+        self._idle.wait(2 * self.options.wait_s)
+
+    def summary(self) -> str:
+        """What they cost, "" if there were none."""
+        if not self.stalls_s:
+            return ""
+        stall_ms = 1e3 * statistics.median(self.stalls_s)
+        write_s = statistics.median(self.writes_s) if self.writes_s else 0.0
+        return (
+            f"{len(self.stalls_s)} checkpoints: training stood still for {stall_ms:.1f} ms each "
+            f"(longest {1e3 * max(self.stalls_s):.1f} ms), durable {write_s:.2f} s later"
+        )
+
+    def close(self) -> None:
+        self.wait()
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join(self.options.wait_s)
+
+    # -------------------------------------------------------------------------- in the thread
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            directory = self.root / files.directory_name(job.step, job.generation)
+            begin = time.monotonic()
+            try:
+                self._write(job, directory)
+                self.writes_s.append(time.monotonic() - begin)
+            except OSError as error:
+                self._failed(job, directory, error)
+            finally:
+                self._idle.set()
+
+    def _write(self, job: Job, directory: Path) -> None:
+        if (directory / files.COMMIT).exists():
+            return  # what is committed is never touched again
+        files.write_shard(
+            directory, job.rank, job.world, job.entries, job.data, self.options.digest
+        )
+        if job.rank != 0:
+            return
+        if missing := self._wait_for_shards(directory, job):
+            if not job.over.is_set():
+                self.elastic.report(
+                    "checkpoint_failed",
+                    f"{directory}: {missing[0]} did not come within {self.options.wait_s:.0f} s; "
+                    "not committed",
+                )
+            return
+        self._manifest = self._manifest or self._run_manifest()
+        manifest = {
+            "run": job.run,
+            "generation": job.generation,
+            "step": job.step,
+            "world": job.world,
+            "model": self.state.describe(),
+            "run_manifest": self._manifest,
+        }
+        files.commit(directory, manifest, self.options.digest)
+        self.elastic.committed(job.generation, job.step, str(directory), job.world)
+        self._clean(job)
+
+    def _wait_for_shards(self, directory: Path, job: Job) -> list[str]:
+        deadline = time.monotonic() + self.options.wait_s
+        shortened = False
+        while missing := files.missing_shards(directory, job.world):
+            if job.over.is_set() and not shortened:
+                deadline, shortened = min(deadline, time.monotonic() + AFTER_LOSS_S), True
+            if (left := deadline - time.monotonic()) <= 0:
+                return missing
+            threading.Event().wait(min(POLL_S, left))
+        return []
+
+    def _failed(self, job: Job, directory: Path, error: OSError) -> None:
+        # What was written of it is of no use, and may be what fills the disk.
+        for end in (".bin", ".json"):
+            with contextlib.suppress(OSError):
+                (directory / (files.shard_name(job.rank, job.world) + end)).unlink()
+        with contextlib.suppress(OSError):
+            directory.rmdir()
+        self.elastic.report(
+            "checkpoint_failed",
+            f"checkpoint of step {job.step} in {self.root}: {error.strerror or error}; "
+            f"training goes on, tried again in {self.options.every} steps",
+        )
+
+    def _clean(self, job: Job) -> None:
+        """Remains of older, never committed ones; and beyond keep-N where no agent does it."""
+        for path in self.root.iterdir():
+            parsed = files.parse_name(path.name)
+            if parsed is None or (path / files.COMMIT).exists():
+                continue
+            if parsed[0] <= job.step and parsed[1] <= job.generation:
+                shutil.rmtree(path, ignore_errors=True)
+        if not self.elastic.active():
+            for found in files.surplus(self.root, self.options.keep):
+                files.delete(Path(found.path))

@@ -1,0 +1,243 @@
+"""The launcher's line to the agent: find one or start a private one, and never lose it for long.
+
+Owns the agent socket and the private agent's process.  The agent may die, freeze, be upgraded or
+be missing altogether: no rank notices, this module connects again and the launcher repeats its
+levels.  It decides nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import pwd
+import signal
+import socket
+import stat
+import struct
+import subprocess
+import sys
+import time
+from functools import lru_cache
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+from ..wire import Channel
+
+NODE_SOCKET = "/run/holdfast/agent.sock"
+AGENT_USER = "holdfast"  # the node agent's; HOLDFAST_AGENT_USER names another, or a uid
+RETRY_S = 0.2
+RESTART_S = 1.0  # least time between two starts of a private agent
+PAUSE_MAX_S = 60.0
+END_WAIT_S = 3.0
+SUN_PATH = 107
+
+
+class Places(NamedTuple):
+    """Where this run's agent listens and what it writes to."""
+
+    socket: str
+    runtime_dir: str
+    state_dir: str
+    private: bool
+
+
+def places(run: str, environ: Dict[str, str]) -> Places:
+    """The node agent's places when one listens, else those of a private agent of this run.
+
+    HOLDFAST_RUNTIME_DIR is a wish for a private one: a test of a new release, a demonstration or a
+    debugged run is to touch nothing that the node's agent keeps.  It passes one by aloud."""
+    state = environ.get("HOLDFAST_STATE_DIR") or os.path.join(
+        environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"), "holdfast"
+    )
+    state = os.path.join(state, "runs", run)
+    override = environ.get("HOLDFAST_RUNTIME_DIR")
+    if not override and node_agent_answers(environ):
+        return Places(NODE_SOCKET, os.path.dirname(NODE_SOCKET), state, private=False)
+    if override and os.path.exists(NODE_SOCKET):
+        print("holdfast: HOLDFAST_RUNTIME_DIR is set: this run has an agent of its own, and the "
+              "node's, at %s, sees nothing of it" % NODE_SOCKET, file=sys.stderr)
+    base = override or environ.get("XDG_RUNTIME_DIR") or "/tmp/holdfast-%d" % os.getuid()
+    if not override and not environ.get("XDG_RUNTIME_DIR"):
+        own_directory(base)
+    runtime = os.path.join(base, run) if override else os.path.join(base, "holdfast", run)
+    path = os.path.join(runtime, "agent.sock")
+    if len(path) > SUN_PATH:
+        raise OSError(
+            errno.ENAMETOOLONG, "the agent's socket path is longer than %d characters; set "
+            "HOLDFAST_RUNTIME_DIR to a shorter folder" % SUN_PATH, path)
+    return Places(path, runtime, state, private=True)
+
+
+def own_directory(path: str) -> None:
+    """Makes `path` for this user alone.  Raises PermissionError when another user could write
+    there: whoever owns the folder of the agent's socket could answer in the agent's place."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        pass
+    status = os.lstat(path)
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
+        raise PermissionError(errno.EACCES, "not a folder of yours alone; remove it, or set "
+                              "XDG_RUNTIME_DIR", path)
+
+
+class Stranger(Exception):
+    """The agent's socket belongs to a user who could be anybody; its text says who."""
+
+
+@lru_cache(maxsize=4)  # a directory service may take its time, and the launcher's loop has none
+def uid_of(name: str) -> int:
+    """The uid behind a user's name or number; -1 where there is no such user."""
+    try:
+        return int(name) if name.isdigit() else pwd.getpwnam(name).pw_uid
+    except KeyError:
+        return -1
+
+
+def check_peer(sock: socket.socket, path: str, environ: Dict[str, str]) -> None:
+    """Whoever serves the socket orders this run's ranks about, and is handed their pages: only
+    root, this user and the agent's own user may.  Raises Stranger for any other."""
+    got = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    uid: int = struct.unpack("3i", got)[1]
+    name = environ.get("HOLDFAST_AGENT_USER") or AGENT_USER
+    if uid not in (0, os.getuid()) and uid != uid_of(name):
+        raise Stranger("%s is served by uid %d, which is neither root, you nor user %s "
+                       "(HOLDFAST_AGENT_USER)" % (path, uid, name))
+
+
+def connect(path: str, environ: Dict[str, str]) -> Optional[Channel]:
+    """The line to the agent behind `path`; None when nobody answers, Stranger for a foreign one."""
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        sock.connect(path)
+        check_peer(sock, path, environ)
+    except OSError:
+        sock.close()
+        return None
+    except Stranger:
+        sock.close()
+        raise
+    return Channel(sock, well_formed=True)
+
+
+def node_agent_answers(environ: Dict[str, str]) -> bool:
+    """Whether this node has an agent that may be trusted; a foreign one is said and passed by."""
+    try:
+        channel = connect(NODE_SOCKET, environ)
+    except Stranger as stranger:
+        print("holdfast: %s: this run starts an agent of its own" % stranger, file=sys.stderr)
+        return False
+    if channel is not None:
+        channel.close()
+    return channel is not None
+
+
+def own_python(environ: Dict[str, str]) -> Tuple[str, Dict[str, str]]:
+    """Holdfast's own interpreter and the environment for it.
+
+    When it is not the job's, the job's import path must not enter it: a user's PYTHONPATH may
+    hold another version of anything the agent imports.
+    """
+    python = environ.get("HOLDFAST_PYTHON") or sys.executable
+    if os.path.realpath(python) == os.path.realpath(sys.executable):
+        return python, environ
+    hidden = ("PYTHONPATH", "PYTHONHOME")
+    return python, {name: value for name, value in environ.items() if name not in hidden}
+
+
+class AgentLink:
+    """Connects, reconnects and, for a private agent, starts it again."""
+
+    def __init__(self, run: str, where: Places, environ: Dict[str, str]) -> None:
+        self.run = run
+        self.where = where
+        self.environ = environ
+        self.channel: Optional[Channel] = None
+        self.process: Optional[subprocess.Popen[bytes]] = None
+        self.tried_s = 0.0
+        self.started_s = 0.0
+        self.lost_s = time.monotonic()
+        self.problem = ""
+        self.pause_s = RESTART_S
+
+    def start_private(self) -> None:
+        """Starts this run's own agent, in a session of its own, under Holdfast's interpreter."""
+        os.makedirs(self.where.state_dir, mode=0o700, exist_ok=True)
+        self.started_s = time.monotonic()
+        os.makedirs(self.where.runtime_dir, mode=0o700, exist_ok=True)
+        python, environ = own_python(self.environ)
+        command = [
+            python, "-m", "holdfast.agent", "--private", "--run", self.run,
+            "--state", self.where.state_dir, "--runtime", self.where.runtime_dir,
+        ]
+        config = self.environ.get("HOLDFAST_CONFIG")
+        if config:
+            command += ["--config", config]
+        with open(os.path.join(self.where.state_dir, "agent.log"), "ab") as log:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+                start_new_session=True, env=environ, close_fds=True,
+            )
+
+    def tend(self) -> bool:
+        """Brings the line back when it is down; True when it has just come up."""
+        if self.channel is not None:
+            return False
+        now = time.monotonic()
+        if now - self.tried_s < RETRY_S:
+            return False
+        self.tried_s = now
+        try:
+            self.channel = connect(self.where.socket, self.environ)
+        except Stranger as stranger:
+            self.problem = str(stranger)
+            return False
+        if self.channel is not None:
+            self.pause_s = RESTART_S
+            return True
+        gone = self.process is None or self.process.poll() is not None
+        if self.where.private and gone and now - self.started_s >= self.pause_s:
+            if self.process is not None:
+                self.problem = "the private agent ended with %s: %s" % (
+                    self.process.returncode, self.last_words())
+                self.pause_s = min(PAUSE_MAX_S, 2 * self.pause_s)
+            try:
+                self.start_private()
+            except OSError as error:
+                # No agent is no reason to lose a rank: it is tried again, less and less often.
+                self.problem, self.pause_s = str(error), min(PAUSE_MAX_S, 2 * self.pause_s)
+        return False
+
+    def last_words(self) -> str:
+        try:
+            with open(os.path.join(self.where.state_dir, "agent.log"), "rb") as log:
+                log.seek(max(0, os.fstat(log.fileno()).st_size - 4096))
+                lines = log.read().decode("utf-8", "replace").strip().splitlines()
+        except OSError:
+            return "it left no log"
+        return lines[-1][:200] if lines else "it left no log"
+
+    def drop(self) -> None:
+        if self.channel is not None:
+            self.channel.close()
+        self.channel = None
+        self.lost_s = time.monotonic()
+
+    def pids(self) -> List[int]:
+        return [self.process.pid] if self.process is not None else []
+
+    def end(self, code: int) -> None:
+        """Says goodbye, and sees a private agent out."""
+        if self.channel is not None:
+            self.channel.send({"t": "bye", "code": code})
+            self.channel.close()
+            self.channel = None
+        if self.process is None:
+            return
+        for number in (0, signal.SIGTERM, signal.SIGKILL):
+            if number:
+                self.process.send_signal(number)
+            try:
+                self.process.wait(END_WAIT_S)
+                return
+            except subprocess.TimeoutExpired:
+                continue

@@ -1,0 +1,297 @@
+"""What the agent says to a launcher, carried out.
+
+Owns the agent's packets: one handler a kind, exactly one outcome an effect, idempotent under the
+effect's id.  An order that makes no sense is refused with a reason and changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import stat
+import time
+from typing import TYPE_CHECKING, Any, Callable, Dict, List, Set
+
+from .. import exits
+from ..wire import Packet, cut
+from .agent_link import own_python
+from .process import Order
+
+if TYPE_CHECKING:
+    from .launcher import Launcher
+
+EVIDENCE_S = 5.0
+REMOVE_S = 10.0
+LOCK_STALE_S = 120.0  # as the agent's: a compile's stages follow each other within seconds
+REFUSALS_MAX = 8  # different reasons that are said
+OUTCOME_LIMIT = 9_000  # characters; one may take six bytes in a packet
+
+
+class Refused(Exception):
+    """An order that cannot be carried out; its text is the outcome's error."""
+
+
+class Orders:
+    """The agent's orders to one launcher."""
+
+    def __init__(self, launcher: "Launcher") -> None:
+        self.launcher = launcher
+        self.done: Dict[str, Packet] = {}
+        self.running: Dict[str, float] = {}
+        self.welcomed = False
+        self.refusals: Set[str] = set()
+
+    def tell(self, packet: Packet) -> None:
+        channel = self.launcher.link.channel
+        if channel is not None:
+            try:
+                channel.send(packet)
+            except ValueError as error:
+                self.launcher.terminal.say("not told to the agent: %s" % error, "warn")
+
+    def outcome(self, order_id: str, ok: bool, text: str = "") -> None:
+        """Reports an effect's end, now and again after each reconnect."""
+        self.running.pop(order_id, None)
+        packet: Packet = {"t": "outcome", "id": order_id, "ok": ok, "error": "", "detail": ""}
+        packet["detail" if ok else "error"] = cut(text, OUTCOME_LIMIT)
+        self.done[order_id] = packet
+        outcomes = self.launcher.outcomes
+        outcomes.append(packet)
+        for old in outcomes[:-64]:
+            self.done.pop(old["id"], None)
+        del outcomes[:-64]
+        self.tell(packet)
+
+    def on_packet(self, packet: Packet) -> None:
+        kind = packet["t"]
+        if kind == "do":
+            self.carry_out(str(packet.get("kind")), str(packet["id"]), packet.get("body") or {})
+        elif kind == "inject":
+            self.carry_out("inject", str(packet["id"]), packet)
+        elif kind == "logs":
+            self.launcher.logs.configure(packet)
+        elif kind == "say":
+            self.launcher.terminal.say(str(packet["text"]), str(packet.get("level", "info")))
+        elif kind == "error":
+            self.refused(str(packet.get("error")))
+        elif kind in ("welcome", "address"):
+            self.welcomed = True
+            if packet.get("address"):
+                self.launcher.on_address(str(packet["address"]))
+
+    def refused(self, why: str) -> None:
+        """The agent did not take a packet.  Each reason is said once: levels are repeated."""
+        say = self.launcher.terminal.say
+        if not self.welcomed:
+            # Nobody will plan for this run: better an end with a reason than a silent wait.
+            say("the agent refuses: %s" % why, "error")
+            self.launcher.exit_code = exits.CONFIGURATION
+        elif why not in self.refusals and len(self.refusals) < REFUSALS_MAX:
+            self.refusals.add(why)
+            say("the agent did not take what it was told, and acts without it: %s" % why, "warn")
+
+    def carry_out(self, kind: str, order_id: str, body: Dict[str, Any]) -> None:
+        """One order, once: a repeated one is answered with what became of the first."""
+        if order_id in self.done:
+            self.tell(self.done[order_id])
+            return
+        if order_id in self.running:
+            return
+        self.running[order_id] = time.monotonic()
+        handlers: Dict[str, Callable[[str, Dict[str, Any]], None]] = {
+            "start": self.start, "stop": self.stop, "finish": self.finish,
+            "evidence": self.evidence, "delete": self.delete, "inject": self.inject,
+            "logs": self.logs, "remove_lock": self.remove_lock,
+        }
+        try:
+            if kind not in handlers:
+                raise Refused("this launcher knows no order %r" % kind)
+            handlers[kind](order_id, body)
+        except Refused as refusal:
+            self.outcome(order_id, False, str(refusal))
+        except (KeyError, TypeError, ValueError) as error:
+            self.outcome(order_id, False, "malformed order: %r" % error)
+        except OSError as error:
+            self.outcome(order_id, False, str(error))
+
+    def start(self, order_id: str, body: Dict[str, Any]) -> None:
+        crew = self.launcher.crew
+        generation = int(body["generation"])
+        known = max(crew.generation, crew.waiting.generation if crew.waiting else 0)
+        if generation == known:
+            self.outcome(order_id, True)  # one plan a generation: this is the same order again
+            return
+        if generation < known:
+            raise Refused("generation %d is older than %d" % (generation, known))
+        if self.launcher.shutdown:
+            raise Refused("the run is shutting down")
+        permit_s = float(body.get("permit_s") or 0.0)
+        deadline = time.clock_gettime_ns(time.CLOCK_BOOTTIME) + int(permit_s * 1e9)
+        self.launcher.begin(Order(
+            generation=generation,
+            ranks=tuple(int(r) for r in body["ranks"]),
+            keep=tuple(int(r) for r in body.get("keep", ())),
+            world=int(body["world"]),
+            resume=dict(body["resume"]),
+            history=list(body.get("history", ())),
+            permit_ns=deadline if permit_s else 0,
+        ))
+        ok = self.launcher.exit_code is None
+        self.outcome(order_id, ok, "" if ok else "the machine refused processes or files")
+
+    def stop(self, order_id: str, body: Dict[str, Any]) -> None:
+        crew = self.launcher.crew
+        if body.get("leave"):
+            self.leave(order_id, body)
+            return
+        wanted = {int(r) for r in body.get("ranks", ())}
+        grace_s = float(body.get("grace_s", 0.0))
+        for process in crew.living():
+            of_generation = process.rank >= 0 and process.generation == int(body["generation"])
+            if of_generation and (not wanted or process.rank in wanted) and not process.by_us:
+                crew.kill(process, grace_s)
+        self.outcome(order_id, True)
+
+    def leave(self, order_id: str, body: Dict[str, Any]) -> None:
+        """Ends the run as the caller's SIGTERM would: with a checkpoint, within its grace."""
+        launcher = self.launcher
+        if int(body["generation"]) != launcher.crew.generation:
+            self.outcome(order_id, False, "generation %d runs" % launcher.crew.generation)
+            return
+        if not launcher.shutdown:
+            launcher.shutdown, launcher.shutdown_s = "drained", time.monotonic()
+            launcher.terminal.say("asked to end: %s" % body.get("reason", ""), "warn")
+        self.outcome(order_id, True)
+
+    def finish(self, order_id: str, body: Dict[str, Any]) -> None:
+        code = int(body["code"])
+        self.outcome(order_id, True)
+        launcher = self.launcher
+        if launcher.shutdown and launcher.crew.living():
+            return  # the ranks have the caller's grace; the launcher leaves when they have
+        if code and not launcher.shutdown:
+            launcher.terminal.say("ends with code %d: %s" % (code, body.get("reason", "")), "error")
+            self.show_failures()
+        launcher.exit_code = code
+
+    def show_failures(self) -> None:
+        """The first failing rank, as torchrun's summary would name it."""
+        processes = self.launcher.crew.by_rank().values()
+        failed = [p for p in processes if p.ended and p.ended["code"] and not p.ended["by_us"]]
+        for process in sorted(failed, key=lambda p: p.ended["boot_s"] if p.ended else 0.0)[:1]:
+            ended = process.ended or {}
+            how = "signal %s" % signal.Signals(ended["signal"]).name if ended["signal"] else (
+                "exit code %d" % ended["code"])
+            self.launcher.terminal.say(
+                "first to fail: rank %d (pid %d), %s%s" % (
+                    process.rank, process.child.pid, how,
+                    ", " + ended["error"] if ended["error"] else ""), "error")
+            self.launcher.terminal.say("its log: %s" % process.home, "error")
+
+    def evidence(self, order_id: str, body: Dict[str, Any]) -> None:
+        """Reads a suspect from outside, in a child; asks all for their last collectives."""
+        pid = int(body["pid"])
+        crew = self.launcher.crew
+        known = {p.child.pid: p for p in crew.living()}
+        if pid not in known:
+            raise Refused("pid %d is no rank of this run" % pid)
+        for process in crew.living():
+            if process.assigned:
+                process.channel.send({"t": "flight"})
+        python, environ = own_python(self.launcher.link.environ)
+        self.launcher.add_errand(self.launcher.errands.command(
+            [python, "-m", "holdfast.agent.evidence", "--pid", str(pid), "--json"],
+            environ, EVIDENCE_S,
+            lambda ok, text: self.outcome(order_id, ok, text), "evidence",
+        ))
+
+    def logs(self, order_id: str, body: Dict[str, Any]) -> None:
+        """Has the end of a generation's logs read, in the child that stands for it."""
+        self.launcher.logs.diagnose(
+            int(body["generation"]), lambda ok, text: self.outcome(order_id, ok, text)
+        )
+
+    def delete(self, order_id: str, body: Dict[str, Any]) -> None:
+        """Lets checkpoints go; only of this run's folder and only from the newest generation.
+
+        What asks their file system happens in the child: on a dead mount even a look-up waits for
+        ever, and the launcher's loop waits for nobody.
+        """
+        launcher = self.launcher
+        if int(body["generation"]) != launcher.crew.generation:
+            raise Refused("generation %s is not the newest" % body["generation"])
+        paths: List[str] = [str(p) for p in body["paths"]]
+        for path in paths:
+            if not launcher.checkpoint_dir or path not in launcher.commits:
+                raise Refused("%s is no checkpoint of this run" % path)
+
+        def remove() -> int:
+            root = os.path.realpath(launcher.checkpoint_dir)
+            for path in paths:
+                if os.path.dirname(os.path.realpath(path)) != root:
+                    raise Refused("%s is no checkpoint of this run" % path)
+            for path in paths:
+                # Without its marker it is no checkpoint any more, however far the rest gets.
+                os.unlink(os.path.join(path, "COMMIT"))
+                shutil.rmtree(path)
+            return len(paths)
+
+        def done(ok: bool, text: str) -> None:
+            for path in paths if ok else ():
+                launcher.commits.pop(path, None)
+            self.outcome(order_id, ok, text)
+
+        launcher.add_errand(launcher.errands.call(remove, 60.0, done, "deleting checkpoints"))
+
+    def remove_lock(self, order_id: str, body: Dict[str, Any]) -> None:
+        """Takes away a compile's lock; looks again at everything that makes it nobody's."""
+        launcher, path = self.launcher, str(body["path"])
+        watch = launcher.compiling
+        if not watch.is_lock(path):
+            raise Refused("%s is no lock in a compile cache of this run" % path)
+        busy = watch.compiler_of(launcher.crew.living())
+        if busy:
+            raise Refused("%s is left: %s" % (path, busy))
+
+        launcher.add_errand(launcher.errands.call(
+            lambda: remove_stale(path), REMOVE_S,
+            lambda ok, text: self.outcome(order_id, ok, text), "removing a lock",
+        ))
+
+    def inject(self, order_id: str, body: Dict[str, Any]) -> None:
+        """A fault on one's own run, by the front door."""
+        fault, number = str(body["fault"]), int(body["rank"])
+        process = self.launcher.crew.by_rank().get(number)
+        if process is None or process.ended is not None:
+            raise Refused("rank %d does not run" % number)
+        signals = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+        if fault in signals:
+            os.kill(process.child.pid, signals[fault])
+        elif fault in ("stall", "exception", "hold-gil", "skip-collective"):
+            process.channel.send({"t": "inject", "fault": fault, "args": body.get("args") or {}})
+        else:
+            raise Refused("no fault %r: kill, stop, stall, exception, hold-gil, skip-collective"
+                          % fault)
+        self.outcome(order_id, True)
+
+
+def remove_stale(path: str) -> str:
+    """Unlinks a plain old file of this user, at this very place.  Whoever may make folders in a
+    shared cache can put a link in the place of one: the file behind it is somebody's work."""
+    folder, name = os.path.split(path)
+    opened = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        true = os.readlink("/proc/self/fd/%d" % opened)
+        if true != folder:
+            raise Refused("%s is left: its folder is %s by its true name" % (path, true))
+        found = os.stat(name, dir_fd=opened, follow_symlinks=False)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.getuid():
+            raise Refused("%s is no plain file of this user" % path)
+        age_s = time.time() - found.st_mtime
+        if age_s < LOCK_STALE_S:
+            raise Refused("%s is %d s old: somebody may hold it" % (path, age_s))
+        os.unlink(name, dir_fd=opened)
+    finally:
+        os.close(opened)
+    return "removed, %d s old" % age_s

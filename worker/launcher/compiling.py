@@ -1,0 +1,142 @@
+"""Whether a rank that stands still waits for a compiler: its own child's, or another's lock.
+
+Owns the names of compilers and of compile caches.  It looks as the job's user, which may read what
+the agent may not, and only at ranks that stand still: a run that moves costs nothing here.  Reads
+only; what it says delays an act by cost and is never a reason for one.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Iterable, Iterator, List, Tuple
+
+from .. import page as pages
+from .process import RankProcess
+
+STILL_NS = 1_000_000_000  # the agent suspects after 2 s and three steps: it must know by then
+LOOK_EVERY_S = 1.0
+HOLD_S = 3.0  # a build starts one compiler after another, and may be seen between two
+PROCESSES_MAX = 512
+THREADS_MAX = 256
+FILES_MAX = 4096
+# As /proc/PID/comm shows them, which holds 15 characters.
+COMPILERS = frozenset((
+    "nvcc", "cudafe++", "cicc", "ptxas", "nvlink", "fatbinary", "hipcc", "amdclang", "amdclang++",
+    "neuronx-cc", "neuron-cc", "walrus_driver", "hlo2penguin", "cc1", "cc1plus", "clang",
+    "clang++", "rustc",
+))
+# torch.compile keeps idle helpers for ever: they compile only while they run.
+HELPERS = b"_inductor/compile_worker"
+# Part of a path -> whose cache it is.  A lock elsewhere says nothing about compilers.
+CACHES = ("/torchinductor_", "/.triton/", "/torch_extensions/", "/neuron-compile-cache/",
+          "/neuronxcc-", "/ComputeCache/")
+VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR",
+             "CUDA_CACHE_PATH", "NEURON_COMPILE_CACHE_URL")
+
+
+class Watch:
+    """What is being compiled, remembered between two looks."""
+
+    def __init__(self, environ: "dict[str, str]", proc: str = "/proc") -> None:
+        self.proc = proc
+        own = (environ.get(name, "").rstrip("/") for name in VARIABLES)
+        places = {one for path in own if len(path) > 1 for one in (path, os.path.realpath(path))}
+        self.caches = CACHES + tuple(sorted(places))
+        self.found = ""
+        self.looked_s = -LOOK_EVERY_S
+        self.found_s = 0.0
+
+    def look(self, processes: Iterable[RankProcess], now_s: float) -> str:
+        """"rank 1: cc1plus", "rank 1 holds or awaits /path/x.lock", or "".  `now_s` monotonic."""
+        still = [p for p in processes if p.assigned and p.ended is None and stands_still(p)]
+        if still and now_s - self.looked_s < LOOK_EVERY_S:
+            return self.found
+        self.looked_s = now_s if still else self.looked_s
+        found = next((text for p in still for text in self.signs(p.rank, p.child.pid)), "")
+        if found:
+            self.found, self.found_s = found, now_s
+        elif not still or now_s - self.found_s > HOLD_S:
+            self.found = ""
+        return self.found
+
+    def is_lock(self, path: str) -> bool:
+        """A lock by its name, in a place where compilers keep them."""
+        return path.endswith("lock") and any(cache in path for cache in self.caches)
+
+    def compiler_of(self, processes: Iterable[RankProcess]) -> str:
+        """A compiler that runs below any of these ranks now, moving or not; "" for none."""
+        return next((text for process in processes
+                     for text in self.compilers(process.rank, process.child.pid)), "")
+
+    def compilers(self, rank: int, pid: int) -> Iterator[str]:
+        """Every compiler below this rank."""
+        for one in descendants(pid, self.proc):
+            name, state = name_and_state(one, self.proc)
+            if state in "ZXT" or not name:
+                continue
+            if name in COMPILERS or name.startswith(("clang-", "cc1-")):
+                yield "rank %d: %s" % (rank, name)
+            elif state == "R" and HELPERS in _read(self.proc, one, "cmdline"):
+                yield "rank %d: torch.compile" % rank
+
+    def signs(self, rank: int, pid: int) -> Iterator[str]:
+        """Every sign that this rank compiles or waits for one who does."""
+        yield from self.compilers(rank, pid)
+        for path in open_files(pid, self.proc):
+            if self.is_lock(path):
+                yield "rank %d holds or awaits %s" % (rank, path[:200])
+
+
+def stands_still(process: RankProcess) -> bool:
+    """The page's own word, on its own clock; a page that says nothing yet does not count."""
+    progress_ns = int(process.fields[pages.F_PROGRESS])
+    return 0 < progress_ns < time.monotonic_ns() - STILL_NS
+
+
+def descendants(pid: int, proc: str = "/proc") -> List[int]:
+    """All processes below `pid`, bounded."""
+    found: List[int] = []
+    todo = [pid]
+    while todo and len(found) < PROCESSES_MAX:
+        parent = todo.pop()
+        try:
+            threads = os.listdir("%s/%d/task" % (proc, parent))[:THREADS_MAX]
+        except OSError:
+            continue
+        for thread in threads:
+            below = [int(n) for n in _read(proc, parent, "task/%s/children" % thread).split()]
+            found += below
+            todo += below
+    return found[:PROCESSES_MAX]
+
+
+def name_and_state(pid: int, proc: str = "/proc") -> Tuple[str, str]:
+    """(comm, state letter); ("", "X") of a process that is gone."""
+    text = _read(proc, pid, "stat").decode("utf-8", "replace")
+    begin, end = text.find("("), text.rfind(")")
+    if begin < 0 or end < begin or len(text) < end + 3:
+        return "", "X"
+    return text[begin + 1 : end], text[end + 2]
+
+
+def open_files(pid: int, proc: str = "/proc") -> Iterator[str]:
+    """Paths behind a process' descriptors, bounded; none where they may not be read."""
+    folder = "%s/%d/fd" % (proc, pid)
+    try:
+        numbers = os.listdir(folder)[:FILES_MAX]
+    except OSError:
+        return
+    for number in numbers:
+        try:
+            yield os.readlink("%s/%s" % (folder, number))
+        except OSError:
+            continue
+
+
+def _read(proc: str, pid: int, name: str) -> bytes:
+    try:
+        with open("%s/%d/%s" % (proc, pid, name), "rb", buffering=0) as file:
+            return file.read(4096) or b""
+    except OSError:
+        return b""

@@ -1,0 +1,130 @@
+"""One process of a launcher, and what it is told.
+
+Owns the record the crew keeps of a process and the environment a rank is given.  Starts nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+
+from .. import page as pages
+from ..wire import Channel
+from .forking import Child
+from .spec import Spec
+
+ERROR_LIMIT = 500  # characters
+TAIL_BYTES = 8192
+CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+
+
+class Order(NamedTuple):
+    """One generation as the plan wants it here."""
+
+    generation: int
+    ranks: Tuple[int, ...]
+    keep: Tuple[int, ...]
+    world: int
+    resume: Dict[str, Any]
+    history: List[Any]
+    permit_ns: int
+
+
+class RankProcess:
+    """One process: a rank, or a standby (rank -1)."""
+
+    def __init__(self, number: int, home: str, page_fd: int, channel: Channel) -> None:
+        self.number = number
+        self.home = home  # its error files
+        self.folder = home  # where it writes now: a standby that becomes a rank moves
+        self.page_fd = page_fd
+        self.fields = pages.map_fields(page_fd)
+        self.channel = channel
+        self.child = Child(0, -1)
+        self.rank = -1
+        self.generation = 0
+        self.ready = False
+        self.assigned = False
+        self.by_us = False
+        self.parked: Optional[Dict[str, Any]] = None
+        self.ended: Optional[Dict[str, Any]] = None
+        self.flight: List[Any] = []
+        self.kill_at_s = 0.0
+
+    @property
+    def state(self) -> str:
+        if self.ended is not None:
+            return "ended"
+        if self.parked is not None:
+            return "parked"
+        return "running" if self.assigned else "starting"
+
+    def close(self) -> None:
+        self.fields.release()
+        for fd in (self.page_fd, self.child.pidfd):
+            if fd >= 0:
+                os.close(fd)
+
+
+class Place(NamedTuple):
+    """Where a rank's generation lives: what its environment says of it."""
+
+    world: int
+    port: int  # of the generation's store
+    restarts: int  # of this launcher so far; scripts log it and some branch on it
+
+
+def environ_of(
+    base: Dict[str, str], spec: Spec, process: RankProcess, place: Place
+) -> Dict[str, str]:
+    """torchrun's environment for one rank."""
+    environ = dict(base)
+    world, rank_text = str(place.world), str(max(process.rank, 0))
+    environ.update(
+        LOCAL_RANK=rank_text, RANK=rank_text, GROUP_RANK="0", ROLE_RANK=rank_text,
+        ROLE_NAME=spec.role, LOCAL_WORLD_SIZE=str(spec.nproc), WORLD_SIZE=world,
+        GROUP_WORLD_SIZE="1", ROLE_WORLD_SIZE=world, MASTER_ADDR="127.0.0.1",
+        MASTER_PORT=str(place.port), TORCHELASTIC_RESTART_COUNT=str(place.restarts),
+        TORCHELASTIC_MAX_RESTARTS=str(spec.max_restarts),
+        TORCHELASTIC_RUN_ID=spec.run_id, TORCHELASTIC_USE_AGENT_STORE="True",
+        TORCHELASTIC_ERROR_FILE=os.path.join(process.home, "error-%d.json" % process.number),
+        HOLDFAST_RUN=spec.run,
+    )
+    environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    environ.setdefault("TORCH_FR_BUFFER_SIZE", "256")
+    if spec.nproc_unset_threads:
+        environ["OMP_NUM_THREADS"] = "1"
+    return environ
+
+
+def error_line(process: RankProcess, number: int) -> str:
+    """Why a process ended, one line: from its error file, else from what it said last.
+
+    A crash in native code (signal `number`) leaves no error file, but its runtime has usually
+    printed the reason: gloo says "collective mismatch" there before it aborts.
+    """
+    path = os.path.join(process.home, "error-%d.json" % process.number)
+    try:
+        with open(path) as file:
+            message = json.load(file)["message"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return last_words(process.folder) if number in CRASHES else ""
+    text = message.get("message", "") if isinstance(message, dict) else str(message)
+    return " ".join(str(text).split())[:ERROR_LIMIT]
+
+
+def last_words(home: str) -> str:
+    """The reason that a crashing runtime printed at the end of stderr; "" when there is none."""
+    try:
+        with open(os.path.join(home, "stderr.log"), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            lines = file.read().decode("utf-8", "replace").splitlines()
+    except OSError:
+        return ""
+    for line in reversed(lines):
+        text = line.strip()
+        if text.startswith(("what():", "Fatal Python error", "terminate called")):
+            return text.replace("what():", "", 1).strip()[:ERROR_LIMIT]
+    return ""

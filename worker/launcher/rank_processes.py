@@ -1,0 +1,399 @@
+"""The launcher's processes: ranks, warm standbys and the generation's store.
+
+Owns starting, assigning, stopping and reaping them.  It carries out orders and keeps levels; what
+to start or stop is the agent's to decide.  One thing is done here at once, because it is a fact
+and not a decision: when a rank of a trainer ends abnormally its generation is over, and the other
+ranks are told to leave it, which unblocks them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Callable, Dict, List, Optional
+
+from .. import page as pages
+from ..rank import rank
+from ..rank import snapshot as snapshots
+from ..wire import FDS_MAX, Packet, pair
+from . import forking
+from .forking import Child, StoreChild
+from .process import Order, Place, RankProcess, environ_of, error_line
+from .spec import Spec
+
+STANDBYS_LOST_MAX = 3  # standbys that died by themselves; then none is made any more
+CHORE_PAUSE_S = 30.0  # after one failed
+GONE_WITHIN_S = 5.0  # of SIGKILL; a longer wait is said
+STANDBY_DELAY_S = 1.0  # a new standby is built when recovery is over, not while it goes on
+
+
+class Crew:
+    """All processes of one launcher."""
+
+    def __init__(
+        self, spec: Spec, environ: Dict[str, str], log_dir: str, say: Callable[[str], None]
+    ) -> None:
+        self.spec = spec
+        self.environ = environ
+        self.log_dir = log_dir
+        self.say = say
+        self.processes: List[RankProcess] = []
+        self.launched = 0
+        self.starts = 0
+        self.generation = 0
+        self.order: Optional[Order] = None
+        self.waiting: Optional[Order] = None  # until those it replaces are gone
+        self.waiting_s = 0.0
+        self.standbys_lost = 0
+        self.chores_at_s = 0.0
+        self.store: Optional[StoreChild] = None
+        self.next_store: Optional[StoreChild] = None
+        self.snapshots: Dict[int, int] = {}  # rank -> memfd
+        self.with_store = forking.has_torch()
+        self.spawn_reason = ""
+        self.standby_at_s = 0.0
+        self.on_fork: Callable[[RankProcess], None] = lambda process: None
+        self.on_start: Callable[[Order], None] = lambda order: None
+        self.on_page: Callable[[RankProcess], None] = lambda process: None
+
+    # ------------------------------------------------------------------ looking
+
+    def by_rank(self) -> Dict[int, RankProcess]:
+        """Each rank's process of the newest generation; a standby is older than its rank."""
+        seated = sorted(self.processes, key=lambda p: (p.generation, p.number))
+        return {p.rank: p for p in seated if p.rank >= 0}
+
+    def standbys(self) -> List[RankProcess]:
+        return [p for p in self.processes if p.rank < 0 and p.ended is None and not p.by_us]
+
+    def living(self) -> List[RankProcess]:
+        return [p for p in self.processes if p.ended is None]
+
+    def snapshot_view(self) -> Optional[Dict[str, int]]:
+        newest = snapshots.newest_whole(snapshots.shards_of(list(self.snapshots.values())))
+        if newest is None:
+            return None
+        return {"generation": newest[0], "step": newest[1], "shards": newest[2]}
+
+    # ------------------------------------------------------------------ starting
+
+    def launch(self, rank_number: int, generation: int) -> RankProcess:
+        """Forks (or spawns) one process.  Raises OSError when the machine refuses one."""
+        self.launched += 1
+        name = "rank-%d" % rank_number if rank_number >= 0 else "standby-%d" % self.launched
+        home = os.path.join(self.log_dir, name)
+        os.makedirs(home, exist_ok=True)
+        ours, theirs = pair()
+        process = RankProcess(self.launched, home, pages.create(), ours)
+        process.rank, process.generation = rank_number, generation
+        seat = rank.Seat(
+            page_fd=process.page_fd,
+            control_fd=theirs.fileno(),
+            stdout=os.path.join(home, "stdout.log"),
+            stderr=os.path.join(home, "stderr.log"),
+            environ=self.rank_environ(process),
+            launcher_pid=os.getpid(),
+            threads=self.threads(),
+            rank=rank_number,
+            generation=generation,
+        )
+        program = self.spec.program
+        if program.kind == "command":
+            process.child = forking.spawn_command(program, seat)
+        elif self.may_fork():
+            process.child = forking.fork_rank(program, seat)
+        else:
+            process.child = forking.spawn_rank(program, seat)
+        theirs.close()
+        self.processes.append(process)
+        self.on_fork(process)
+        return process
+
+    def may_fork(self) -> bool:
+        """Whether a warm start is safe now; says once why not."""
+        if self.spec.start_method == "spawn":
+            return False
+        reason = forking.why_not_fork()
+        if reason and not self.spawn_reason:
+            self.say("ranks start cold: %s (--preload none avoids it)" % reason)
+        self.spawn_reason = reason or self.spawn_reason
+        return not reason
+
+    def threads(self) -> int:
+        """torch's threads: the user's OMP_NUM_THREADS, which torch itself read as 1 here."""
+        text = self.rank_threads()
+        if text.isdigit() and int(text) > 0:
+            return int(text)
+        return len(os.sched_getaffinity(0))
+
+    def rank_threads(self) -> str:
+        return "1" if self.spec.nproc_unset_threads else self.environ.get("OMP_NUM_THREADS", "")
+
+    def rank_environ(self, process: RankProcess) -> Dict[str, str]:
+        order = self.order
+        place = Place(
+            world=order.world if order else self.spec.nproc,
+            port=self.store.port if self.store else 0,
+            restarts=max(0, self.starts - 1),
+        )
+        return environ_of(self.environ, self.spec, process, place)
+
+    def prepare(self) -> None:
+        """For a trainer: processes that build and wait, before anybody has planned anything."""
+        for _ in range(self.spec.nproc + self.spec.standby):
+            self.launch(-1, 0)
+
+    def fetch_store(self) -> StoreChild:
+        """A store for the coming generation, started ahead where the port is free to choose."""
+        if not self.with_store:
+            return StoreChild(Child(0, -1), self.spec.master_port or forking.free_port())
+        store, self.next_store = self.next_store, None
+        return store or forking.start_store(self.spec.master_port)
+
+    @staticmethod
+    def kill_child(child: Child) -> None:
+        """Ends a store child and reaps it; SIGKILL cannot be refused, so this returns."""
+        try:
+            os.kill(child.pid, signal.SIGKILL)
+            os.waitpid(child.pid, 0)
+        except (ProcessLookupError, ChildProcessError):
+            pass  # it died before
+        if child.pidfd >= 0:
+            os.close(child.pidfd)
+
+    def start(self, order: Order) -> None:
+        """Begins a generation: at once, or as soon as those it replaces are gone."""
+        for process in self.living():
+            stays = process.rank < 0 or (process.rank in order.keep and process.parked is not None)
+            if not stays:
+                self.kill(process, 0.0)
+        self.waiting, self.waiting_s = order, time.monotonic()
+        self.start_when_clear()
+
+    def start_when_clear(self) -> bool:
+        """Starts the waiting order once every replaced process is gone from its device."""
+        order = self.waiting
+        if order is None or any(p.by_us for p in self.living()):
+            return False
+        self.waiting = None
+        self.starts += 1
+        old_store, self.store = self.store, None
+        if self.spec.master_port and old_store:
+            self.kill_child(old_store.child)
+            old_store = None
+        self.on_start(order)
+        self.order, self.generation = order, order.generation
+        self.store = self.fetch_store()
+        present = {p.rank: p for p in self.living() if p.rank >= 0}
+        for number in order.ranks:
+            self.seat_rank(number, present.get(number), order)
+        if old_store is not None and old_store.child.pid:
+            self.kill_child(old_store.child)
+        self.forget_ended()
+        self.standby_at_s = time.monotonic() + STANDBY_DELAY_S
+        return True
+
+    def seat_rank(self, number: int, kept: Optional[RankProcess], order: Order) -> None:
+        """Gives rank `number` a process: the survivor, a standby, or a new one."""
+        process = kept
+        if process is None and self.spec.program.trainer:
+            standbys = sorted(self.standbys(), key=lambda p: (not p.ready, p.number))
+            process = standbys[0] if standbys else None
+        if process is None:
+            process = self.launch(number, order.generation)
+        process.rank, process.generation = number, order.generation
+        process.folder = os.path.join(self.log_dir, "rank-%d" % number)
+        process.fields[pages.F_PERMIT] = order.permit_ns
+        process.fields[pages.F_STOP_AFTER] = 0
+        if self.spec.program.trainer:
+            process.parked, process.assigned = None, False
+            if process.ready:
+                self.assign(process)
+        else:
+            process.assigned = True
+        self.on_page(process)
+
+    def assign(self, process: RankProcess) -> None:
+        order, store = self.order, self.store
+        assert order is not None and store is not None
+        from_memory = order.resume.get("kind") == "snapshot"
+        fds = list(self.snapshots.values())[:FDS_MAX] if from_memory else []
+        process.channel.send(
+            {"t": "assign", "run": self.spec.run, "generation": order.generation,
+             "rank": process.rank, "local_rank": process.rank, "world": order.world,
+             "store_host": "127.0.0.1", "store_port": store.port, "resume": order.resume,
+             "history": order.history, "node": os.uname().nodename}, fds)
+        process.assigned, process.parked = True, None
+
+    def tend(self, now_s: float, moving: bool) -> None:
+        """Work that may wait for a quiet moment: the next store, a new standby, overdue kills.
+
+        The first store is made ahead too.  A command shows no steps, and its store child has to
+        import torch for itself: that one is never waited for if it can be helped.
+        """
+        for process in self.living():
+            if process.kill_at_s and now_s >= process.kill_at_s:
+                self.signal_group(process, signal.SIGKILL)
+                process.kill_at_s = 0.0
+        if self.waiting is not None:
+            self.say_who_stays(now_s)
+            return
+        quiet = moving or self.generation == 0 or self.spec.program.kind == "command"
+        try:
+            self.make_ready(now_s, moving, quiet)
+        except OSError as error:
+            # A chore: what it would have made ready is made when it is needed.
+            self.say("not made ahead: %s" % error)
+            self.chores_at_s = now_s + CHORE_PAUSE_S
+
+    def make_ready(self, now_s: float, moving: bool, quiet: bool) -> None:
+        """The next generation's store, and a standby where one is wanted."""
+        if now_s < self.chores_at_s:
+            return
+        if quiet and self.next_store is None and not self.spec.master_port and self.with_store:
+            self.next_store = forking.start_store()
+        wanted = self.spec.standby if self.standbys_lost < STANDBYS_LOST_MAX else 0
+        lacks_standby = len(self.standbys()) < wanted
+        if lacks_standby and moving and self.generation and now_s >= self.standby_at_s:
+            self.launch(-1, 0)
+
+    def say_who_stays(self, now_s: float) -> None:
+        """A replaced rank that does not die (state D) holds its device: nobody may take it yet."""
+        if now_s - self.waiting_s < GONE_WITHIN_S:
+            return
+        self.waiting_s = now_s
+        stay = ", ".join(str(p.child.pid) for p in self.living() if p.by_us)
+        self.say("waiting for pid %s to be gone: killed, and still there" % stay)
+
+    # ------------------------------------------------------------------ packets from ranks
+
+    def on_packet(self, process: RankProcess, packet: Packet) -> Optional[Packet]:
+        """Takes a rank's word; returns the packet when it is for the launcher, not the crew."""
+        kind = packet["t"]
+        if kind == "ready":
+            process.ready = True
+            if process.rank >= 0 and not process.assigned and self.order is not None:
+                self.assign(process)
+            return packet
+        if kind == "parked":
+            if packet.get("generation") == process.generation:
+                process.parked = {
+                    "step": int(packet["step"]), "torn": bool(packet["torn"]),
+                    "reason": str(packet["reason"]),
+                }
+                self.break_generation(process)
+            return None
+        if kind == "snapshot":
+            self.give_snapshot(process, int(packet["nbytes"]))
+            return None
+        if kind == "flight":
+            process.flight = packet["entries"][-64:]
+            return None
+        return packet
+
+    def give_snapshot(self, process: RankProcess, nbytes: int) -> None:
+        """A memfd for this rank's shard: the one it had, while it is the same size."""
+        fd = self.snapshots.get(process.rank)
+        wanted = snapshots.HEADER_BYTES + 2 * snapshots.half_bytes(nbytes)
+        if fd is None or os.fstat(fd).st_size != wanted:
+            if wanted * self.spec.nproc > snapshots.budget_bytes():
+                self.say("snapshots are off: %d MB do not fit the memory budget"
+                         % (wanted * self.spec.nproc >> 20))
+                process.channel.send({"t": "snapshot"})
+                return
+            if fd is not None:
+                os.close(fd)
+            fd = self.snapshots[process.rank] = snapshots.create(nbytes)
+        process.channel.send({"t": "snapshot"}, [fd])
+
+    def break_generation(self, culprit: RankProcess) -> None:
+        """The generation of a lost or parked rank is over: its others leave it too."""
+        if not self.spec.program.trainer:
+            return
+        for process in self.living():
+            if process.assigned and process.parked is None and process is not culprit:
+                process.channel.send({"t": "leave", "generation": process.generation})
+
+    # ------------------------------------------------------------------ ending
+
+    def kill(self, process: RankProcess, grace_s: float, number: int = signal.SIGTERM) -> None:
+        """Ends a process on an order: politely when there is a grace, then for good."""
+        process.by_us = True
+        if grace_s <= 0:
+            self.signal_group(process, signal.SIGKILL)
+            return
+        process.kill_at_s = time.monotonic() + grace_s
+        if not self.spec.program.trainer:
+            self.signal_group(process, number)
+            self.signal_group(process, signal.SIGCONT)
+
+    def stop_at_step(self) -> None:
+        """Asks a trainer to write a checkpoint and leave, all ranks after the same step."""
+        processes = [p for p in self.living() if p.assigned]
+        last = max((p.fields[pages.F_STEP] for p in processes), default=0) + 2
+        for process in processes:
+            if not process.fields[pages.F_STOP_AFTER]:
+                process.fields[pages.F_STOP_AFTER] = last
+
+    def signal_group(self, process: RankProcess, number: int) -> None:
+        """A rank and what it started in its session."""
+        try:
+            os.killpg(process.child.pid, number)
+        except ProcessLookupError:
+            try:
+                os.kill(process.child.pid, number)  # before its setsid, or already gone
+            except ProcessLookupError:
+                pass
+
+    def reap(self) -> List[RankProcess]:
+        """Collects every process that has ended; what it left behind is ended too."""
+        ended = []
+        for process in self.living():
+            status = forking.reap(process.child.pid)
+            if status is None:
+                continue
+            self.note_end(process, *status)
+            try:
+                os.killpg(process.child.pid, signal.SIGKILL)
+            except (ProcessLookupError, PermissionError):
+                pass  # it left nothing behind
+            ended.append(process)
+            abnormal = process.ended is not None and process.ended["code"] != 0
+            if abnormal and process.assigned and process.generation == self.generation:
+                self.break_generation(process)
+        return ended
+
+    def note_end(self, process: RankProcess, code: int, number: int) -> None:
+        """The rank's own word where it left one; the wait status counts otherwise."""
+        outcome = pages.OUTCOMES[min(process.fields[pages.F_OUTCOME], len(pages.OUTCOMES) - 1)]
+        if outcome:
+            code, number = int(process.fields[pages.F_CODE]) & 0xFF, 0
+        process.ended = {
+            "code": code, "signal": number, "outcome": outcome,
+            "error": error_line(process, number), "by_us": process.by_us,
+            "boot_s": time.clock_gettime(time.CLOCK_BOOTTIME), "wall_s": time.time(),
+        }
+
+    def forget_ended(self) -> None:
+        """Drops ended processes whose rank has a new one, and ended standbys."""
+        newest = self.by_rank()
+        for process in list(self.processes):
+            if process.ended is not None and newest.get(process.rank) is not process:
+                self.processes.remove(process)
+                process.close()
+
+    def end_all(self) -> None:
+        """Kills and reaps everything, the store children too."""
+        for process in self.living():
+            self.kill(process, 0.0)
+        deadline_s = time.monotonic() + GONE_WITHIN_S
+        while self.living() and time.monotonic() < deadline_s:
+            if not self.reap():
+                time.sleep(0.005)  # bounded: a killed process is gone within microseconds
+        for process in self.living():
+            self.say("left behind: pid %d does not die (state D?)" % process.child.pid)
+        if self.store is not None and self.store.child.pid:
+            self.kill_child(self.store.child)
+        if self.next_store is not None:
+            self.kill_child(self.next_store.child)

@@ -1,0 +1,237 @@
+"""The command line of `holdfast run` and `holdfast train`: torchrun's flags, and a few of ours.
+
+Owns parsing and the resulting Spec.  `torchrun ARGS` -> `holdfast run ARGS` is the whole
+migration, so every flag of torchrun's is accepted; what has no meaning here is accepted and
+ignored, which `--help` says.  A mistake ends with one line and its own exit code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import os
+import re
+import sys
+import time
+from typing import Any, Dict, List, NamedTuple
+
+from .. import exits
+from ..rank.rank import Program
+
+RUN_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+RUN_LIMIT = 48  # characters of a run's name; it becomes part of a unix socket's path (108 in all)
+
+EXAMPLES = {
+    "run": """examples:
+  holdfast run --standalone --nproc-per-node 2 train.py --lr 3e-4
+  holdfast run --nproc-per-node gpu --run nightly -m mypackage.train
+""",
+    "train": """examples:
+  holdfast train --nproc-per-node 2 steps=200 checkpoint.dir=ckpt
+  holdfast train --nproc-per-node 2 --config train.toml seed=1
+an unknown key=value is answered with the keys that there are
+""",
+}
+EPILOG = """
+torchrun's other flags (--rdzv-*, --node-rank, --redirects, ...) are accepted
+and have no effect on one node.
+
+environment:
+  HOLDFAST_RUNTIME_DIR  the run has an agent of its own, its sockets below that
+                        folder, also on a node that has one for all runs
+  HOLDFAST_STATE_DIR    where that agent keeps its journal and store
+                        (~/.local/state/holdfast)
+  HOLDFAST_CONFIG       the configuration of that agent
+  HOLDFAST_AGENT_USER   whom the node's agent runs as (holdfast)
+"""
+
+
+class Spec(NamedTuple):
+    """What one launcher was asked to run."""
+
+    run: str
+    program: Program
+    nproc: int
+    max_restarts: int
+    log_dir: str
+    tee: bool
+    master_port: int
+    run_id: str
+    role: str
+    preload: List[str]
+    start_method: str  # fork | spawn
+    standby: int
+    grace_s: float
+    hang_limit_s: float
+    nproc_unset_threads: bool
+    argv: List[str]
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        fail(message)
+
+
+def fail(message: str) -> None:
+    print("holdfast: %s" % message, file=sys.stderr)
+    raise SystemExit(exits.CONFIGURATION)
+
+
+def flag(parser: argparse._ActionsContainer, *names: str, **options: Any) -> None:
+    """A flag in both spellings (--a-b, --a_b), its default from torchrun's PET_ variable."""
+    spellings: List[str] = []
+    for name in names:
+        spellings.append(name)
+        if name.startswith("--") and "-" in name[2:]:
+            spellings.append("--" + name[2:].replace("-", "_"))
+    long = next((n for n in names if n.startswith("--")), names[0])
+    dest = options.setdefault("dest", long.lstrip("-").replace("-", "_"))
+    variable = os.environ.get("PET_" + str(dest).upper())
+    if variable is not None:
+        if options.get("action") == "store_true":
+            options["default"] = variable not in ("", "0", "false", "False")
+        else:
+            options["default"] = variable  # argparse converts a string default by `type`
+    parser.add_argument(*spellings, **options)
+
+
+DESCRIPTIONS = {
+    "run": "Run a training script and bring it back when it fails.",
+    "train": "Run the built-in trainer and bring it back when it fails.",
+}
+
+
+def build(command: str) -> argparse.ArgumentParser:
+    usage = "holdfast %s [flags] %s" % (
+        command, "(SCRIPT | -m MODULE) ARGS" if command == "run" else "[--config F] [key=value ...]"
+    )
+    parser = Parser(
+        prog="holdfast " + command, usage=usage,
+        epilog="%s%s\n%s" % (EXAMPLES[command], EPILOG, exits.told(command)),
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=DESCRIPTIONS[command],
+    )
+    flag(parser, "--nnodes", default="1", help="number of nodes; 1 in this version")
+    flag(parser, "--nproc-per-node", default="1", help="ranks on this node: N, auto, gpu or cpu")
+    flag(parser, "--max-restarts", type=int, default=3, help="restarts before giving up (3)")
+    flag(parser, "--standalone", action="store_true", help="accepted; one node always is")
+    flag(parser, "-m", "--module", action="store_true", help="SCRIPT is a module's name")
+    flag(parser, "--no-python", action="store_true", help="SCRIPT is a command, run as it is")
+    flag(parser, "--log-dir", default="", help="folder for each rank's stdout.log and stderr.log")
+    flag(parser, "-t", "--tee", default="", help="prefix each rank's lines on the terminal")
+    flag(parser, "--master-port", type=int, default=0, help="port of the store; 0 = any free one")
+    flag(parser, "--rdzv-id", default="", help="names the run when --run does not")
+    flag(parser, "--role", default="default", help="ROLE_NAME of the ranks")
+    flag(parser, "--start-method", default="fork", choices=("fork", "forkserver", "spawn"),
+         help="fork (warm) or spawn (cold)")
+    ours = parser.add_argument_group("holdfast")
+    flag(ours, "--run", default="", help="name of the run (scheduler's job id, script and time)")
+    flag(ours, "--python", default="", help="the job's interpreter (the active venv's or conda's)")
+    flag(ours, "--preload", default="", help="modules to import before the fork (a,b,c), or none")
+    flag(ours, "--no-hooks", action="store_true", help="watch nothing inside the script")
+    flag(ours, "--standby", type=int, default=-1, help="warm spares of the trainer (1 on CPU)")
+    flag(ours, "--grace", type=float, default=30.0, help="seconds to checkpoint after SIGTERM")
+    if command == "train":
+        flag(ours, "--config", default="", help="the trainer's settings, a TOML file")
+    flag(ours, "--hang-limit", type=float, default=0.0, help="seconds without progress = hung")
+    ignored = parser.add_argument_group("torchrun's, accepted without effect on one node")
+    for name in ("--rdzv-backend", "--rdzv-endpoint", "--rdzv-conf", "--monitor-interval",
+                 "--node-rank", "--master-addr", "--local-addr", "--redirects", "--logs-specs",
+                 "--local-ranks-filter", "--numa-binding", "--signals-to-handle",
+                 "--event-log-handler", "--duplicate-stdout-filters",
+                 "--duplicate-stderr-filters"):
+        names = ("-r", name) if name == "--redirects" else (name,)
+        flag(ignored, *names, default=None, help=argparse.SUPPRESS)
+    for name in ("--run-path", "--virtual-local-rank"):
+        flag(ignored, name, action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("script_and_args", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+    return parser
+
+
+def count_accelerators(environ: Dict[str, str]) -> int:
+    """NVIDIA devices visible here, counted by name: asking the driver would open it."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([v for v in visible.split(",") if v.strip() not in ("", "-1")])
+    return len(glob.glob("/dev/nvidia[0-9]*"))
+
+
+def processes(text: str, environ: Dict[str, str]) -> int:
+    gpus = count_accelerators(environ)
+    cpus = len(os.sched_getaffinity(0))
+    if text == "gpu" and not gpus:
+        fail("--nproc-per-node gpu: no GPU is visible here; say cpu or a number")
+    named = {"gpu": gpus, "cpu": cpus, "auto": gpus or cpus}
+    if text in named:
+        return named[text]
+    if not text.isdigit() or not 1 <= int(text) <= 256:
+        fail("--nproc-per-node %s: a number from 1 to 256, or auto, gpu, cpu" % text)
+    return int(text)
+
+
+def run_name(given: str, rdzv_id: str, target: str, environ: Dict[str, str]) -> str:
+    """--run, else --rdzv-id, else the scheduler's job id, else script and start time."""
+    jobs = ("SLURM_JOB_ID", "AWS_BATCH_JOB_ID", "PBS_JOBID", "LSB_JOBID")
+    job = next((environ[name] for name in jobs if environ.get(name)), "")
+    stem = os.path.splitext(os.path.basename(target.rstrip("/")))[0]
+    name = given or (rdzv_id if rdzv_id != "none" else "") or job
+    name = name or "%s-%s" % (stem, time.strftime("%Y%m%d-%H%M%S"))
+    clean = RUN_NAME.sub("-", name).strip("-.")[:RUN_LIMIT]
+    if not clean:
+        fail("--run %r: letters, digits, '.', '_' and '-'" % name)
+    return clean
+
+
+def parse(command: str, argv: List[str], environ: Dict[str, str]) -> Spec:
+    """The Spec of a command line.  Leaves with one line when something is off."""
+    options = build(command).parse_args(argv)
+    rest: List[str] = options.script_and_args
+    if rest[:1] == ["--"]:
+        rest = rest[1:]
+    if not re.fullmatch(r"1(:1)?", options.nnodes):
+        fail("--nnodes %s: this version runs one node; start one `holdfast run` on each and "
+             "give them their own --run" % options.nnodes)
+    program = program_of(command, options, rest)
+    nproc = processes(options.nproc_per_node, environ)
+    if options.max_restarts < 0:
+        fail("--max-restarts %d: 0 or more" % options.max_restarts)
+    gpus = count_accelerators(environ)
+    standby = options.standby if options.standby >= 0 else int(program.trainer and not gpus)
+    if standby and not program.trainer:
+        print("holdfast: --standby has no effect on a script: only a trainer's rank can be taken "
+              "over; a script's are all started again", file=sys.stderr)
+    preload = [m for m in options.preload.split(",") if m and m != "none"]
+    if options.preload != "none" and program.kind != "command":
+        preload = ["torch", "torch._dynamo", *preload]
+        if program.trainer:
+            preload.append("holdfast.trainer.loop")
+    name = run_name(options.run, options.rdzv_id, program.target, environ)
+    return Spec(
+        run=name, program=program, nproc=nproc, max_restarts=options.max_restarts,
+        log_dir=options.log_dir, tee=options.tee not in ("", "0"),
+        master_port=options.master_port, run_id=options.rdzv_id or name, role=options.role,
+        preload=preload, start_method="spawn" if options.start_method == "spawn" else "fork",
+        standby=standby if program.trainer else 0, grace_s=options.grace,
+        hang_limit_s=options.hang_limit, argv=argv,
+        nproc_unset_threads=nproc > 1 and "OMP_NUM_THREADS" not in environ,
+    )
+
+
+def program_of(command: str, options: argparse.Namespace, rest: List[str]) -> Program:
+    hooks = not options.no_hooks
+    if command == "train":
+        settings = ["--config", options.config] if options.config else []
+        return Program("module", "holdfast.trainer", settings + rest, trainer=True)
+    if not rest:
+        fail("what shall run? holdfast run [flags] SCRIPT ARGS (see holdfast run --help)")
+    target = rest[0]
+    if options.no_python:
+        if options.module:
+            fail("-m and --no-python exclude each other")
+        return Program("command", target, rest[1:], hooks=False)
+    if options.module:
+        return Program("module", target, rest[1:], hooks=hooks)
+    if not os.path.exists(target):
+        fail("%s: no such file (from %s)" % (target, os.getcwd()))
+    return Program("script", target, rest[1:], hooks=hooks)

@@ -1,0 +1,134 @@
+"""What a person sees of a run: the ranks' lines, Holdfast's lines, and a bar.
+
+Owns standard output and error of the launcher.  Reads the ranks' files in bounded bites and only
+whole lines, so that two ranks never mix inside one; holds back nothing for longer than a beat.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from typing import Dict, List, Tuple
+
+BITE_BYTES = 1 << 18  # of one file a beat: 2.6 MB/s a rank; the file itself is always whole
+LINE_BYTES = 1 << 16  # a longer line is passed on in pieces
+PLAIN_EVERY_S = 10.0
+COLOURS = {"info": "36", "good": "32", "warn": "33", "error": "31"}
+
+
+class Terminal:
+    """Standard output of one launcher."""
+
+    def __init__(self, tee: bool) -> None:
+        self.tee = tee
+        self.tty = sys.stdout.isatty() and os.environ.get("TERM", "") != "dumb"
+        self.colour = self.tty and not os.environ.get("NO_COLOR")
+        self.offsets: Dict[Tuple[str, str], int] = {}
+        self.bar = ""
+        self.plain_s = 0.0
+
+    def say(self, text: str, level: str = "info") -> None:
+        """One line of Holdfast's own."""
+        mark = "holdfast"
+        if self.colour:
+            mark = "\x1b[%sm%s\x1b[0m" % (COLOURS.get(level, "36"), mark)
+        # The text may hold a rank's own words: nothing in them may move a person's cursor.
+        plain = "".join(c if c.isprintable() else " " for c in text)
+        self.print("%s  %s\n" % (mark, " ".join(plain.split())))
+
+    def print(self, text: str) -> None:
+        self.clear()
+        sys.stdout.write(text)
+        self.draw()
+        sys.stdout.flush()
+
+    def clear(self) -> None:
+        if self.bar:
+            sys.stdout.write("\r\x1b[K")
+
+    def draw(self) -> None:
+        if self.bar:
+            sys.stdout.write(self.bar)
+
+    def progress(self, step: int, total: int, loss: float, rate: float) -> None:
+        """The bar on a terminal; one line now and then elsewhere."""
+        if not self.tty:
+            now = time.monotonic()
+            if now - self.plain_s >= PLAIN_EVERY_S:
+                self.plain_s = now
+                self.say("step %d%s  loss %.4f  %.0f/s" % (
+                    step, "/%d" % total if total else "", loss, rate))
+            return
+        width = shutil.get_terminal_size((80, 24)).columns
+        text = " step %d%s  loss %.4f  %.0f/s" % (step, "/%d" % total if total else "", loss, rate)
+        room = max(10, min(40, width - len(text) - 4))
+        done = int(room * 8 * step / total) if total else 0
+        blocks = "\u2588" * (done // 8) + (" \u258f\u258e\u258d\u258c\u258b\u258a\u2589"[done % 8]
+                                            if done % 8 else "")
+        bar = "\u2595%s\u258f%s" % (blocks.ljust(room), text)
+        if bar != self.bar:
+            self.clear()
+            self.bar = bar[: width - 1]
+            self.draw()
+            sys.stdout.flush()
+
+    def end_bar(self) -> None:
+        if self.bar:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+        self.bar = ""
+
+    def follow(self, folders: List[str], last: bool = False) -> bool:
+        """Passes on what the ranks wrote since the last call; True when there is more."""
+        more = False
+        for folder in folders:
+            for name, stream in (("stdout.log", sys.stdout), ("stderr.log", sys.stderr)):
+                key = (folder, name)
+                data, rest = read_lines(
+                    os.path.join(folder, name), self.offsets.get(key, 0), whole=not last
+                )
+                more = more or rest
+                if not data:
+                    continue
+                self.offsets[key] = self.offsets.get(key, 0) + len(data)
+                self.clear()
+                stream.write(self.dress(folder, data))
+                stream.flush()
+                self.draw()
+                sys.stdout.flush()
+        return more
+
+    def skip_existing(self, folder: str) -> None:
+        """Lines of earlier runs in an appended file are not shown again."""
+        for name in ("stdout.log", "stderr.log"):
+            key = (folder, name)
+            if key not in self.offsets:
+                try:
+                    self.offsets[key] = os.path.getsize(os.path.join(folder, name))
+                except OSError:
+                    self.offsets[key] = 0
+
+    def dress(self, folder: str, data: bytes) -> str:
+        text = data.decode("utf-8", "replace")
+        if not self.tee:
+            return text
+        mark = "[%s]: " % os.path.basename(folder).replace("-", "")
+        return "".join(mark + line for line in text.splitlines(keepends=True))
+
+
+def read_lines(path: str, offset: int, whole: bool) -> Tuple[bytes, bool]:
+    """Up to a bite of new bytes, cut behind the last newline; and whether more is waiting."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            file.seek(offset)
+            data = file.read(BITE_BYTES) or b""
+    except OSError:
+        return b"", False
+    more = len(data) == BITE_BYTES
+    if whole and not data.endswith(b"\n"):
+        end = data.rfind(b"\n") + 1
+        if end or len(data) < LINE_BYTES:
+            data = data[:end]
+    return data, more

@@ -1,0 +1,187 @@
+"""One rank's process from the fork to os._exit.
+
+Owns what happens between `fork` and the user's first line, and between the user's last line and
+the end: threads, random generators, signal handlers, standard streams, `__main__`, outcome.  It
+never decides anything about the run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import os
+import random
+import runpy
+import signal
+import socket
+import sys
+import types
+from typing import Dict, List, NamedTuple, Optional
+
+from .. import elastic
+from .. import page as pages
+from ..wire import Channel
+from . import faults, hooks, outcome
+from .ticker import Ticker
+
+PR_SET_PDEATHSIG = 1
+PR_SET_PTRACER = 0x59616D61
+
+
+class Program(NamedTuple):
+    """What the ranks run."""
+
+    kind: str  # script | module | command
+    target: str
+    argv: List[str]
+    trainer: bool = False
+    hooks: bool = True
+
+
+class Seat(NamedTuple):
+    """What one process is given to run the program with."""
+
+    page_fd: int
+    control_fd: int
+    stdout: str  # path, opened O_APPEND
+    stderr: str
+    environ: Dict[str, str]
+    launcher_pid: int
+    threads: int  # torch threads; 0 = leave alone
+    rank: int  # -1 for a standby
+    generation: int
+
+
+def prctl(option: int, value: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0)
+
+
+def settle(seat: Seat) -> None:
+    """Makes the fresh process its own: session, death signal, streams, signals, environment."""
+    os.setsid()
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    prctl(PR_SET_PTRACER, seat.launcher_pid)
+    if os.getppid() != seat.launcher_pid:
+        os._exit(1)  # the launcher died before the death signal was set
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGCHLD):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.set_wakeup_fd(-1)
+    os.environ.clear()
+    os.environ.update(seat.environ)
+    os.environ.pop("NOTIFY_SOCKET", None)
+    redirect(seat.stdout, seat.stderr)
+
+
+def redirect(stdout: str, stderr: str) -> None:
+    """Points the streams at the rank's own files, appended to, line by line."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    for path, number in ((stdout, 1), (stderr, 2)):
+        if path:
+            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            os.dup2(fd, number)
+            os.close(fd)
+    sys.stdin = open(0, closefd=False)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        raw = open(number, "wb", buffering=0, closefd=False)
+        stream = io.TextIOWrapper(
+            io.BufferedWriter(raw), errors="backslashreplace", line_buffering=True
+        )
+        setattr(sys, name, stream)
+        setattr(sys, "__%s__" % name, stream)
+
+
+def reseed() -> None:
+    """A fork copies the generators: without this all ranks would draw the same numbers."""
+    random.seed()
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+        numpy.seed()
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.seed()
+
+
+def attach_worker(seat: Seat) -> elastic.Worker:
+    fields = pages.map_fields(seat.page_fd)
+    fields[pages.F_PID] = os.getpid()
+    if seat.rank >= 0:
+        fields[pages.F_RANK] = seat.rank
+        fields[pages.F_GENERATION] = seat.generation
+    channel = Channel(socket.socket(fileno=seat.control_fd))
+    worker = elastic.Worker(fields, channel)
+    ticker = Ticker(fields, channel, worker.on_packet)
+    worker.ticker = ticker
+    elastic.attach(worker)
+    return worker
+
+
+def run(program: Program, seat: Seat) -> None:
+    """Runs the program in this process; does not return."""
+    worker = attach_worker(seat)
+    if seat.threads and "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(seat.threads)
+    reseed()
+    if program.trainer:
+        worker.ticker.each_beat.append(worker.each_beat)
+        worker.switch_phase(pages.PHASES.index("startup"))
+        files = (seat.stdout, seat.stderr)
+        worker.assigned_hooks.append(lambda a: own_files(seat, a, files))
+    elif program.hooks:
+        hooks.install(worker)
+    worker.ticker.start()
+    error = call(program)
+    word, code = ("done", 0) if error is None else outcome.of_exception(error)
+    if error is not None:
+        outcome.show(error)
+        outcome.write_error_file(
+            os.environ.get("TORCHELASTIC_ERROR_FILE", ""), seat.rank, error
+        )
+        worker.send({"t": "flight", "entries": faults.flight_record(16)})
+    outcome.leave(worker.fields, word, code)
+
+
+def own_files(seat: Seat, assignment: elastic.Assignment, files: "tuple[str, str]") -> None:
+    """A standby that becomes a rank goes on in that rank's files."""
+    if seat.rank >= 0:
+        return
+    folder = os.path.dirname(os.path.dirname(files[0]))
+    home = os.path.join(folder, "rank-%d" % assignment.rank)
+    os.makedirs(home, exist_ok=True)
+    for number, name in ((1, "stdout.log"), (2, "stderr.log")):
+        fd = os.open(os.path.join(home, name), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(fd, number)
+        os.close(fd)
+
+
+def call(program: Program) -> Optional[BaseException]:
+    """Runs the user's code as `__main__`; the exception that left it, if any."""
+    sys.argv = [program.target, *program.argv]
+    try:
+        if program.kind == "module":
+            sys.path.insert(0, os.getcwd())
+            runpy._run_module_as_main(program.target, alter_argv=True)  # type: ignore[attr-defined]
+        else:
+            run_script(program.target)
+    except BaseException as error:  # the border of the process: everything becomes an outcome
+        return error
+    return None
+
+
+def run_script(path: str) -> None:
+    """`python PATH` in this process, with a real `__main__` so that pickling finds it."""
+    if os.path.isdir(path) or path.endswith(".zip"):
+        runpy.run_path(path, run_name="__main__")
+        return
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    with open(path, "rb") as file:
+        code = compile(file.read(), path, "exec")
+    main = types.ModuleType("__main__")
+    main.__file__ = path
+    main.__dict__["__builtins__"] = __builtins__
+    main.__dict__["__cached__"] = None
+    sys.modules["__main__"] = main
+    exec(code, main.__dict__)
