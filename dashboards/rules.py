@@ -13,7 +13,7 @@ import json
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from holdfast.agent.core.model.model import FATAL, OK, UNKNOWN, Runbook
+from holdfast.agent.core.model import FATAL, OK, UNKNOWN, Runbook
 
 # A ladder with one of these brings training back by itself: a person need not get up for it.
 BRINGS_BACK = frozenset({"restart_ranks", "resume_older", "replace_node"})

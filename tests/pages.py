@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent.core.model.readings import readings_of
+from holdfast.agent.core.model import readings_of
 from holdfast.agent.metrics import families
 from holdfast.collectors.contract import Metric, Sample
 

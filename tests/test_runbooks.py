@@ -14,7 +14,7 @@ import pytest
 from pages import promtool
 
 from holdfast.agent.cli.parser import INJECTABLE
-from holdfast.agent.core.model.model import SEVERITIES, Runbook
+from holdfast.agent.core.model import SEVERITIES, Runbook
 from holdfast.dashboards import rules
 from holdfast.runbooks import prose
 

@@ -13,8 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 
-from ..core.model.model import Effect, EffectOutcome, Start, StoreWrite
-from ..core.model.orders import NodeOrder
+from ..core.model import Effect, EffectOutcome, NodeOrder, Start, StoreWrite
 from ..history.journal import (
     UNFINISHED_ERROR,
     Count,

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING
 from holdfast.collectors.contract import Sample
 
 from ..core.detect.devices.accelerator import processes
-from ..core.model.model import FATAL
-from ..core.model.orders import Gate
+from ..core.model import FATAL, Gate
 from ..core.nodes.repair import VERBS
 from ..system import procfs
 from ..telemetry.devices import COLLECTORS

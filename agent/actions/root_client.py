@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from ..core.model.model import Effect
-from ..core.model.orders import NodeOrder
+from ..core.model import Effect, NodeOrder
 from ..core.nodes.repair import RAN, REFUSED
 from ..daemon.background import write_incident
 

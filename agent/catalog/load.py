@@ -12,8 +12,7 @@ from functools import lru_cache
 from importlib import resources
 from typing import Any
 
-from ..core.model.events import Escalation
-from ..core.model.model import FATAL, WARN
+from ..core.model import FATAL, WARN, Escalation
 from ..core.parse.kernel_line import (
     NVLINK_FAULT,
     Bits,

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from holdfast.agent.core.model.model import Runbook
+from holdfast.agent.core.model import Runbook
 from holdfast.runbooks import prose
 
 from .failure import CONFIGURATION, Failure

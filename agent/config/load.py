@@ -155,8 +155,9 @@ def render_config_docs() -> str:
         "",
         "Generated from agent/config/settings.py; do not edit. `holdfast agent --config F` reads",
         "F, then every `conf.d/*.toml` beside it in order of their names; a later value wins. An",
-        "unknown key is an error. All errors are said at once, each with file, key and what to set.",
-        "`holdfast config check` checks, `holdfast config show` shows each value and its origin.",
+        "unknown key is an error. All errors are said at once, each with file, key and what to",
+        "set. `holdfast config check` checks, `holdfast config show` shows each value and its",
+        "origin.",
     ]
     config = Config()
     for section in config.__struct_fields__:

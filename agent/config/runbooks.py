@@ -12,7 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..core.model.model import SEVERITIES, Runbook
+from ..core.model import SEVERITIES, Runbook
 
 FENCE = "+++"
 FILE_MAX_BYTES = 256 * 1024

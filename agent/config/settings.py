@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from ..core.model import model
+from ..core import model
 
 Path = Annotated[str, Meta(max_length=4096)]
 Address = Annotated[str, Meta(pattern=r"^(|\[?[^\s]+\]?:\d{1,5})$")]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import msgspec
 
-from .model.model import Value
+from .model import Value
 
 CATEGORIES = (
     "training", "startup", "compile", "checkpoint", "evaluation", "detection", "recovery", "redone",

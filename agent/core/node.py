@@ -19,7 +19,7 @@ from .detect.host.machine import Machine
 from .detect.network.network import NetworkMemory, Networks
 from .effects.in_flight import Outbox, Settled
 from .ledger import Ledger
-from .model.model import (
+from .model import (
     DEGRADED,
     WARN,
     Decision,

@@ -22,7 +22,7 @@ import msgspec
 from holdfast.collectors.contract import NoData
 
 from ..catalog.load import load as load_catalogue
-from ..core.model.model import DEGRADED, UNKNOWN, WARN, Commit, Incident, Verdict
+from ..core.model import DEGRADED, UNKNOWN, WARN, Commit, Incident, Verdict
 from ..core.parse.kernel_line import Catalogue
 from ..history.incident_log import NODE, Narrator, Told
 from ..history.journal import Count, Forgotten, Labels, Mark

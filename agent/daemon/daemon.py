@@ -27,8 +27,7 @@ from ..actions import preconditions, root_client
 from ..actions.performer import Performer
 from ..config.load import ConfigError, Loaded, load
 from ..config.runbooks import load_runbooks
-from ..core.model.model import Decision, Incident, Now, Observed, Request, Runbook, Settings
-from ..core.model.readings import Readings
+from ..core.model import Decision, Incident, Now, Observed, Readings, Request, Runbook, Settings
 from ..history.incident_log import Narrator
 from ..history.journal import Journal, Memory
 from ..launchers import log_child, protocol

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..core.model.model import Decision, Effect, Incident, Verdict
+from ..core.model import Decision, Effect, Incident, Verdict
 from .journal import Count, Happened
 
 INCIDENTS_MAX = 1000

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..core.model.model import Effect, Incident
+from ..core.model import Effect, Incident
 from ..store.sqlite import open_database
 from .retention import INCIDENTS_MAX, mended, prune
 

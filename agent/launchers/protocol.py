@@ -11,8 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from ..core.model.bounds import Seconds, Whole
-from ..core.model.model import Commit, Ended, Parked, SnapshotView
+from ..core.model import Commit, Ended, Parked, Seconds, SnapshotView, Whole
 
 PROTOCOL = 1
 PACKET_MAX_BYTES = 65536

@@ -16,7 +16,7 @@ import msgspec
 from holdfast.worker import page as page_module
 from holdfast.worker.page import PHASES
 
-from ..core.model.model import RankView
+from ..core.model import RankView
 from ..system import procfs
 from .protocol import RankLevel
 

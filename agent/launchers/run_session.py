@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from ..catalog.load import neuron_codes
-from ..core.model.model import RunView
+from ..core.model import RunView
 from ..core.parse import neuron_codes as nrt
 from ..system import procfs
 from . import protocol

@@ -20,7 +20,7 @@ import msgspec
 
 from holdfast.worker import page as page_module
 
-from ..core.model.model import RunView
+from ..core.model import RunView
 from ..system import procfs
 from . import connection as links
 from . import protocol

@@ -15,7 +15,7 @@ from prometheus_client.utils import floatToGoString
 
 from holdfast.collectors.contract import Metric as Declared
 
-from ..core.model.readings import Reading
+from ..core.model import Reading
 
 PREFIX = "holdfast_"
 SUBJECTS_MAX = 8192  # of series whose labels' text is kept

@@ -25,8 +25,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from holdfast.collectors.contract import Metric as Declared
 
 from ..core.detect.devices import accelerator
-from ..core.model.model import SEVERITIES
-from ..core.model.readings import Readings
+from ..core.model import SEVERITIES, Readings
 from ..daemon.background import left_behind
 from ..history.incident_log import RECOVERY_BUCKETS_S
 from ..launchers import log_child

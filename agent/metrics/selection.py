@@ -12,8 +12,7 @@ from typing import NamedTuple
 from holdfast.collectors.contract import DCGM_EXPORTER, EXPORTERS, Metric
 
 from ..core.detect.devices import accelerator
-from ..core.model import readings
-from ..core.model.model import RunView
+from ..core.model import RunView, readings
 from ..core.run.incidents import FINISHED_S
 from .exposition import PREFIX
 

@@ -14,7 +14,7 @@ from functools import partial
 
 import msgspec
 
-from ..core.model.model import SCRIPT, TRAINER, Plan, Resume, Runbook, Settings
+from ..core.model import SCRIPT, TRAINER, Plan, Resume, Runbook, Settings
 from .edge import Edge, Network, Weather
 from .job import Gang, Job, Rank
 from .launcher import Launcher

@@ -7,7 +7,7 @@ rule is judged by.
 
 from __future__ import annotations
 
-from ..core.model.model import Commit
+from ..core.model import Commit
 
 Origin = tuple[int, int]  # (generation, step) of a state
 

@@ -14,13 +14,14 @@ from functools import partial
 
 import msgspec
 
-from ..core.model.model import (
+from ..core.model import (
     Beat,
     Decision,
     Doc,
     Effect,
     EffectOutcome,
     Lease,
+    NodeOrder,
     Now,
     Observed,
     Plan,
@@ -31,7 +32,6 @@ from ..core.model.model import (
     StoreView,
     StoreWrite,
 )
-from ..core.model.orders import NodeOrder
 from ..core.node import Node
 from .launcher import Launcher
 from .loop import Loop

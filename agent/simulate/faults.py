@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from ..core.model.model import Ended, Request
+from ..core.model import Ended, Request
 from .cluster import Cluster
 from .edge import Edge
 from .job import RUN, Job, Rank

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..core.model.model import TRAINER, Ended, Parked, Resume
+from ..core.model import TRAINER, Ended, Parked, Resume
 from .disk import Disk, Origin
 from .loop import Loop
 from .machine import Machine

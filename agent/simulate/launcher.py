@@ -11,8 +11,8 @@ import random
 from collections.abc import Callable
 from functools import partial
 
-from ..core.model import model
-from ..core.model.model import TRAINER, Effect, EffectOutcome, Ended, RankView, RunView
+from ..core import model
+from ..core.model import TRAINER, Effect, EffectOutcome, Ended, RankView, RunView
 from .job import END, PARK, RUN, START, Gang, Job, Rank
 from .machine import Machine
 

@@ -7,7 +7,7 @@ machine may schedule itself in any other way.
 
 from __future__ import annotations
 
-from ..core.model.model import Now
+from ..core.model import Now
 from .loop import Action, Loop
 
 

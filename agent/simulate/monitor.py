@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from ..core.model import model
-from ..core.model.model import TRAINER, Decision, Doc, Effect, Now, Observed, Plan, StoreWrite
+from ..core import model
+from ..core.model import TRAINER, Decision, Doc, Effect, Now, Observed, Plan, StoreWrite
 from ..core.run import validity
 from .disk import Origin, void_by
 from .edge import Edge

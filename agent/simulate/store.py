@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from ..core.model.model import Doc, StoreWrite
+from ..core.model import Doc, StoreWrite
 from .loop import Loop
 
 HISTORY = 64  # snapshots kept for stale reads

@@ -10,7 +10,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..core.model.model import DEGRADED, FATAL, UNKNOWN, WARN, Runbook, Settings
+from ..core.model import DEGRADED, FATAL, UNKNOWN, WARN, Runbook, Settings
 from .cluster import Shape
 
 SINGLE = Settings(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from ..core.model.model import StoreView, StoreWrite
+from ..core.model import StoreView, StoreWrite
 
 
 class StoreError(Exception):

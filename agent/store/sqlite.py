@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
-from ..core.model.model import Doc, StoreView, StoreWrite
+from ..core.model import Doc, StoreView, StoreWrite
 from .base import Conflict, StoreError
 
 APPLICATION_ID = 0x484F4C44  # "HOLD" in the header of every database of ours

@@ -22,7 +22,7 @@ from holdfast.collectors.contract import Metric, NoData, Pace, Sample, legible, 
 from holdfast.collectors.roots import Roots
 
 from ..config.settings import Config
-from ..core.model.readings import Named, Readings, by_name
+from ..core.model import Named, Readings, by_name
 from ..system.child_probe import Helper, Left, Prober
 
 SAMPLES_MAX = 10_000  # of one collector and reading

@@ -12,7 +12,7 @@ from holdfast.collectors.contract import Sample
 
 from ..core.detect.devices import accelerator
 from ..core.detect.network.network import RDMA_KINDS
-from ..core.model.model import OK, SEVERITIES, UNKNOWN, RunView, Verdict
+from ..core.model import OK, SEVERITIES, UNKNOWN, RunView, Verdict
 from ..core.parse.kernel_line import pci_of
 from .collectors import Health
 

@@ -14,7 +14,7 @@ from holdfast.collectors.contract import LogLine
 from holdfast.collectors.sources.journald import JournalLog
 from holdfast.collectors.sources.kmsg import KernelLog
 
-from ..core.model.events import Event
+from ..core.model import Event
 from ..core.parse.kernel_continuation import Folds
 from ..core.parse.kernel_line import Catalogue, parse
 from ..history.journal import Count, Labels, Mark

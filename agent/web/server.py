@@ -20,7 +20,7 @@ import msgspec
 from aiohttp import web
 
 from ..config.load import ConfigError
-from ..core.model.model import Request
+from ..core.model import Request
 from ..core.nodes.kernel_incidents import CLOSE, DETECTOR
 from ..metrics.families import CONTENT_TYPE, Exposition
 from ..system.errors import say

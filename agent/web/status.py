@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from ..core.detect.ranks.live_logs import FAULT as LOG_ROOT
-from ..core.model.model import Incident, RankView, RunView, Verdict
+from ..core.model import Incident, RankView, RunView, Verdict
 from ..launchers import log_child
 from ..system import procfs
 from ..system.version import VERSION

@@ -20,8 +20,7 @@ from pages import page, same_as_golden
 from holdfast.agent.config.load import load
 from holdfast.agent.core.detect.cloud.ec2 import at, leaving
 from holdfast.agent.core.detect.devices import accelerator
-from holdfast.agent.core.model.model import Settings
-from holdfast.agent.core.model.readings import readings_of
+from holdfast.agent.core.model import Settings, readings_of
 from holdfast.agent.telemetry.collectors import Runner
 from holdfast.collectors import ALL, ec2
 from holdfast.collectors.contract import NoData, Sample

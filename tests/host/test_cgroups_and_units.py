@@ -16,8 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.agent.config.runbooks import load_runbooks
-from holdfast.agent.core.model.model import Now, Observed, Settings
-from holdfast.agent.core.model.readings import readings_of
+from holdfast.agent.core.model import Now, Observed, Settings, readings_of
 from holdfast.agent.core.node import Node
 from holdfast.agent.launchers.protocol import RankLevel
 from holdfast.agent.launchers.rank_monitor import RankTrack

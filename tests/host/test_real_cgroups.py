@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.agent.core.detect.host.host import Host
-from holdfast.agent.core.model.model import Ended, Observed, RankView, RunView, Verdict
-from holdfast.agent.core.model.readings import readings_of
+from holdfast.agent.core.model import Ended, Observed, RankView, RunView, Verdict, readings_of
 from holdfast.agent.system import procfs
 from holdfast.collectors import cgroups
 from holdfast.collectors.cgroups import CgroupsCollector

@@ -18,7 +18,7 @@ from holdfast.agent.catalog.load import load
 from holdfast.agent.cli import report
 from holdfast.agent.cli.text import WIDTH, plain
 from holdfast.agent.config.runbooks import load_runbooks
-from holdfast.agent.core.model.model import (
+from holdfast.agent.core.model import (
     Ended,
     Now,
     Observed,
@@ -26,8 +26,8 @@ from holdfast.agent.core.model.model import (
     RunView,
     Settings,
     StoreView,
+    readings_of,
 )
-from holdfast.agent.core.model.readings import readings_of
 from holdfast.agent.core.node import Node
 from holdfast.agent.core.parse.kernel_line import parse
 from holdfast.collectors.cgroups import CgroupsCollector

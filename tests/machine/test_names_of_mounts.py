@@ -12,7 +12,7 @@ from pages import page, taken_by_prometheus
 
 from holdfast.agent.core.detect.host.reach import Reach
 from holdfast.agent.core.detect.host.storage import Storage
-from holdfast.agent.core.model.readings import readings_of
+from holdfast.agent.core.model import readings_of
 from holdfast.collectors import disk, mounts
 from holdfast.collectors.__main__ import _answer
 from holdfast.collectors.contract import Sample

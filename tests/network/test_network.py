@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from pages import page, same_as_golden
 
-from holdfast.agent.core.model.readings import Readings, readings_of
+from holdfast.agent.core.model import Readings, readings_of
 from holdfast.agent.telemetry.collectors import Health
 from holdfast.agent.telemetry.devices import cards
 from holdfast.collectors.network import METRICS, NetworkCollector

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.agent.core.detect.network.network import NetworkMemory, Networks
-from holdfast.agent.core.model.readings import readings_of
+from holdfast.agent.core.model import readings_of
 from holdfast.collectors.contract import NoData, Sample
 from holdfast.collectors.network import NetworkCollector
 from holdfast.collectors.pci import PciCollector

@@ -18,7 +18,7 @@ from pages import page, same_as_golden
 from waiting import wait_for
 
 from holdfast.agent.core.detect.devices import accelerator
-from holdfast.agent.core.model.readings import readings_of
+from holdfast.agent.core.model import readings_of
 from holdfast.agent.system import procfs
 from holdfast.collectors.contract import NoData, Sample
 from holdfast.collectors.neuron import NeuronCollector

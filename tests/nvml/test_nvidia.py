@@ -17,8 +17,7 @@ from waiting import until
 
 from holdfast.agent.config.load import load
 from holdfast.agent.core.detect.devices import accelerator, fabric
-from holdfast.agent.core.model.model import RankView, RunView
-from holdfast.agent.core.model.readings import readings_of
+from holdfast.agent.core.model import RankView, RunView, readings_of
 from holdfast.agent.metrics import selection as shown
 from holdfast.agent.system.child_probe import Helper
 from holdfast.agent.telemetry.collectors import Runner

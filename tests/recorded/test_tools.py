@@ -15,7 +15,7 @@ from pages import same_as_golden
 from waiting import wait_for
 
 from holdfast.agent.core.detect.devices import accelerator
-from holdfast.agent.core.model.readings import readings_of
+from holdfast.agent.core.model import readings_of
 from holdfast.collectors.amd import AmdCollector
 from holdfast.collectors.contract import NoData, Sample
 from holdfast.collectors.hardware_errors import HardwareErrorsCollector

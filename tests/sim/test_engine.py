@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from holdfast.agent.core.model.model import (
+from holdfast.agent.core.model import (
     Delete,
     Effect,
     Finish,
@@ -238,7 +238,7 @@ def test_survivors_park_and_carry_their_state_into_the_next_generation(world: Cl
     launcher, job = world.launchers("run-0")[0], world.jobs["run-0"]
     launcher.perform(order(1, start(1, Resume("fresh"))), lambda _: None)
     world.loop.run_until(10.0)
-    from holdfast.agent.core.model.model import Ended
+    from holdfast.agent.core.model import Ended
 
     job.end(launcher.ranks[1], Ended(137, 9))
     world.loop.run_until(10.5)

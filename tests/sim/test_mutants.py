@@ -14,7 +14,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.agent.core.effects import in_flight
-from holdfast.agent.core.model.model import Observed
+from holdfast.agent.core.model import Observed
 from holdfast.agent.core.nodes import breaker
 from holdfast.agent.core.run import members, plan, reconcile, validity
 from holdfast.agent.simulate import run_storm

@@ -5,7 +5,7 @@ Owns these two verdicts.  Who goes on without the part that failed is agent/core
 
 from __future__ import annotations
 
-from ..model.model import DEGRADED, UNKNOWN, RunView, Verdict
+from ..model import DEGRADED, UNKNOWN, RunView, Verdict
 
 
 def run_not_judged(view: RunView, error: Exception) -> Verdict:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ..model.model import Effect, EffectOutcome
+from ..model import Effect, EffectOutcome
 
 ATTEMPTS_MAX = 512  # counters kept; the oldest generations' go first
 RETRY_S = 1.0  # after a failure, before the same subject and kind is tried again

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from ..detect.ranks.ended import Cause, subject_of
-from ..model.model import Incident, Now, Plan, Resume
+from ..model import Incident, Now, Plan, Resume
 
 TIMELINE_MAX = 64
 EVIDENCE_MAX = 32

@@ -1,0 +1,80 @@
+"""The nouns of Holdfast: what is observed, what is concluded, what is asked for, what is done.
+
+Owns the types that cross the border between the deterministic core and the edge.  No I/O, no
+clock but `Now`, no randomness.  Import them from here.
+"""
+
+from __future__ import annotations
+
+from .bounds import (
+    Seconds,
+    Whole,
+)
+from .concluded import (
+    DEGRADED,
+    FATAL,
+    OK,
+    SEVERITIES,
+    UNKNOWN,
+    WARN,
+    Incident,
+    Request,
+    Verdict,
+)
+from .effects import (
+    Decision,
+    Delete,
+    Effect,
+    Finish,
+    NodeOrder,
+    RemoveLock,
+    Start,
+    Stop,
+    StoreWrite,
+    TakeEvidence,
+)
+from .events import (
+    Escalation,
+    Event,
+)
+from .observed import (
+    OPAQUE,
+    SCRIPT,
+    TRAINER,
+    Beat,
+    Commit,
+    Doc,
+    EffectOutcome,
+    Ended,
+    Gate,
+    Lease,
+    Observed,
+    Parked,
+    RankView,
+    RunView,
+    SnapshotView,
+    StoreView,
+)
+from .plan import (
+    Plan,
+    Resume,
+)
+from .readings import Named, Reading, Readings, Rows, Selection, by_name, readings_of
+from .settings import (
+    Runbook,
+    Settings,
+)
+from .time import (
+    Now,
+    Value,
+)
+
+__all__ = [
+    "Beat", "Commit", "DEGRADED", "Decision", "Delete", "Doc", "Effect", "EffectOutcome", "Ended",
+    "Escalation", "Event", "FATAL", "Finish", "Gate", "Incident", "Lease", "Named", "NodeOrder",
+    "Now", "OK", "OPAQUE", "Observed", "Parked", "Plan", "RankView", "Reading", "Readings",
+    "RemoveLock", "Request", "Resume", "Rows", "RunView", "Runbook", "SCRIPT", "SEVERITIES",
+    "Seconds", "Selection", "Settings", "SnapshotView", "Start", "Stop", "StoreView", "StoreWrite",
+    "TRAINER", "TakeEvidence", "UNKNOWN", "Value", "Verdict", "WARN", "Whole", "by_name",
+    "readings_of",
+]

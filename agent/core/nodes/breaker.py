@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from ..model.model import Settings
+from ..model import Settings
 
 
 def is_open(

@@ -18,7 +18,7 @@ from ..detect.devices import accelerator, compile_cache, fabric
 from ..detect.host import clock, hardware, host, levels, reach, storage
 from ..detect.network import network
 from ..incidents import values
-from ..model.model import SEVERITIES, Incident, Runbook, Verdict
+from ..model import SEVERITIES, Incident, Runbook, Verdict
 from ..parse.kernel_line import pci_of
 from ..run.state import Context
 

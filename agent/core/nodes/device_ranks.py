@@ -12,9 +12,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ..detect.devices import accelerator
-from ..model.events import Event
-from ..model.model import Observed, RankView
-from ..model.readings import Rows
+from ..model import Event, Observed, RankView, Rows
 from ..parse.kernel_line import pci_of
 
 INFO = f"{accelerator.PREFIX}info"

@@ -6,8 +6,7 @@ case's memory, and survive a restart of the agent and a reboot.
 
 from __future__ import annotations
 
-from ..model.events import Escalation, Event
-from ..model.model import Now
+from ..model import Escalation, Event, Now
 
 WINDOWS_MAX = 256
 TIMES_MAX = 32

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from ..incidents import values
-from ..model.model import WARN, Beat, Incident, Now, Verdict
+from ..model import WARN, Beat, Incident, Now, Verdict
 from ..run import members, reconcile
 from ..run.state import Context
 from . import breaker

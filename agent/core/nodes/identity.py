@@ -14,8 +14,7 @@ from typing import Any
 import msgspec
 
 from ..detect.devices.accelerator import labels_of
-from ..model.model import Doc, Value
-from ..model.readings import Readings, Rows, Selection
+from ..model import Doc, Readings, Rows, Selection, Value
 from ..run import members, reconcile
 from ..run.state import Context
 

@@ -14,8 +14,7 @@ import msgspec
 
 from ..detect.ranks.ended import Cause
 from ..incidents import values
-from ..model.events import Event
-from ..model.model import FATAL, OK, SEVERITIES, Incident, RankView, Runbook, Verdict
+from ..model import FATAL, OK, SEVERITIES, Event, Incident, RankView, Runbook, Verdict
 from ..parse.kernel_line import pci_of
 from ..run.policy import RESTART_RUNGS
 from ..run.state import Context

@@ -18,8 +18,7 @@ import msgspec
 from ..detect.devices import accelerator
 from ..effects.in_flight import Settled
 from ..incidents import values
-from ..model.model import FATAL, WARN, Effect, Incident, Now, Runbook, Verdict
-from ..model.orders import NodeOrder
+from ..model import FATAL, WARN, Effect, Incident, NodeOrder, Now, Runbook, Verdict
 from ..run.case import RunCase
 from ..run.state import Context
 from . import breaker, exclusions

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..detect.devices import compile_cache
-from ..model.model import Effect, Verdict
-from ..model.orders import RemoveLock
+from ..model import Effect, RemoveLock, Verdict
 from ..run.reconcile import run_subject
 from ..run.state import Context
 

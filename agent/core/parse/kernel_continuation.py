@@ -11,7 +11,7 @@ from collections import OrderedDict
 
 import msgspec
 
-from ..model.events import Event
+from ..model import Event
 from .kernel_line import GOES_ON, LINE_MAX, SXID
 
 OPEN_MAX = 32  # errors that may still go on

@@ -16,8 +16,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from ..model.events import Escalation, Event
-from ..model.model import FATAL, OK, WARN
+from ..model import FATAL, OK, WARN, Escalation, Event
 
 LINE_MAX = 2000  # what lies beyond is not looked at
 TEXT_MAX = 400

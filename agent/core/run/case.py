@@ -11,7 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ..detect.ranks import ended as ends
-from ..model.model import TRAINER, UNKNOWN, Plan, RankView, Stop, Verdict
+from ..model import TRAINER, UNKNOWN, Plan, RankView, Stop, Verdict
 from . import members, policy, reconcile
 from . import plan as planning
 from .causes import RESTORE_FAILED, Notice

@@ -11,7 +11,7 @@ import msgspec
 from ..detect.ranks import collective, hang, limits
 from ..detect.ranks import ended as ends
 from ..detect.ranks.ended import Cause
-from ..model.model import DEGRADED, TRAINER, UNKNOWN, Plan, RankView, Verdict
+from ..model import DEGRADED, TRAINER, UNKNOWN, Plan, RankView, Verdict
 from ..nodes import kernel_incidents
 from ..series.wait_history import Seen
 from . import members, reconcile

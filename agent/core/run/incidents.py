@@ -12,7 +12,7 @@ from ..detect.ranks import ended as ends
 from ..detect.ranks.ended import Cause
 from ..effects.in_flight import Settled
 from ..incidents import values
-from ..model.model import (
+from ..model import (
     FATAL,
     OPAQUE,
     TRAINER,

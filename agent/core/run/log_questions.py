@@ -9,7 +9,7 @@ from __future__ import annotations
 from ..detect.ranks import live_logs
 from ..detect.ranks.live_logs import Asked
 from ..effects.in_flight import Settled
-from ..model.model import RankView
+from ..model import RankView
 from . import reconcile
 from .incidents import Casebook
 from .state import Context, RunMemory

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ..model.model import Beat, Doc, Now, Plan, RankView, Resume, RunView, Settings, StoreView
+from ..model import Beat, Doc, Now, Plan, RankView, Resume, RunView, Settings, StoreView
 from .plan import Member
 
 STALE_LEASES = 0.6  # three beats, one each fifth of a lease, are missing

@@ -6,7 +6,7 @@ agent/core/run/case.py's question; whether it may be written is the store's comp
 
 from __future__ import annotations
 
-from ..model.model import (
+from ..model import (
     OPAQUE,
     TRAINER,
     Commit,

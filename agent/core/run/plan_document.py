@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from ..effects.in_flight import Settled
-from ..model.model import Doc, Effect, Plan
+from ..model import Doc, Effect, Plan
 from . import members, reconcile
 from .incidents import Casebook
 from .state import Context, RunMemory

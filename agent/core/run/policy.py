@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from holdfast.worker import exits
 
 from ..detect.ranks.ended import Cause, subject_of
-from ..model.model import Plan, Runbook, Settings, Value
+from ..model import Plan, Runbook, Settings, Value
 
 RESTART, FINISH, OBSERVE = "restart", "finish", "observe"
 RESTARTS = "restarts"  # budget key of the run's own --max-restarts

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..model.model import (
+from ..model import (
     SCRIPT,
     Commit,
     Delete,

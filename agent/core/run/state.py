@@ -14,7 +14,7 @@ from ..detect.ranks.ended import Cause
 from ..detect.ranks.live_logs import LogLook
 from ..effects.in_flight import Outbox, Settled
 from ..incidents.values import OpenIncident
-from ..model.model import (
+from ..model import (
     Effect,
     Incident,
     Now,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..model.model import Commit, Plan
+from ..model import Commit, Plan
 
 # A plan travels in one 64 KiB packet; 256 entries of two integers stay far below that.
 HISTORY_MAX = 256

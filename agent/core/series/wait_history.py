@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ..model.model import RankView
+from ..model import RankView
 
 WAITS_MAX = 256  # a phase's p99 needs a few hundred samples, not more
 RESTARTS_MAX = 16

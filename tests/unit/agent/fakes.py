@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 from waiting import until
 
-from holdfast.agent.core.model.model import Decision, Effect, Incident, Now, Observed
+from holdfast.agent.core.model import Decision, Effect, Incident, Now, Observed
 from holdfast.worker import page as page_module
 
 

@@ -20,8 +20,7 @@ from holdfast.agent.actions import root_helper
 from holdfast.agent.actions.root_helper import Place
 from holdfast.agent.config.load import load
 from holdfast.agent.config.runbooks import load_runbooks
-from holdfast.agent.core.model.model import Effect, Incident
-from holdfast.agent.core.model.orders import NodeOrder
+from holdfast.agent.core.model import Effect, Incident, NodeOrder
 from holdfast.agent.core.node import Node
 
 SYSTEMDS_REBOOT = root_helper.REBOOT  # before the fixture of conftest.py takes it away

@@ -19,8 +19,7 @@ from holdfast.agent.catalog import load as catalogue
 from holdfast.agent.config.load import ConfigError, load
 from holdfast.agent.config.runbooks import RunbookError, load_runbooks, parse
 from holdfast.agent.core.detect.devices.accelerator import Accelerators
-from holdfast.agent.core.model.model import Doc, Now, Observed, Settings, StoreView
-from holdfast.agent.core.model.readings import readings_of
+from holdfast.agent.core.model import Doc, Now, Observed, Settings, StoreView, readings_of
 from holdfast.agent.core.node import Node
 from holdfast.agent.core.parse import kernel_line
 from holdfast.agent.core.parse.logs import scan

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from holdfast.agent.core.detect.devices import accelerator
-from holdfast.agent.core.model.readings import readings_of
+from holdfast.agent.core.model import readings_of
 from holdfast.collectors.compile_cache import CompileCacheCollector
 from holdfast.collectors.contract import NoData
 from holdfast.collectors.roots import Roots

@@ -18,7 +18,7 @@ from holdfast.agent.config.load import (
     render_config_docs,
 )
 from holdfast.agent.config.settings import Config, Detect
-from holdfast.agent.core.model.model import Settings
+from holdfast.agent.core.model import Settings
 
 ROOT = Path(__file__).resolve().parents[3]
 

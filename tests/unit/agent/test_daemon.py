@@ -10,7 +10,7 @@ import subprocess
 from fakes import FakeLauncher, joined, rank_level, until
 from msgspec.structs import replace
 
-from holdfast.agent.core.model.model import Effect, Incident, Start, StoreWrite, TakeEvidence
+from holdfast.agent.core.model import Effect, Incident, Start, StoreWrite, TakeEvidence
 
 
 def start_effect(generation=1, run="demo", deadline_s=5.0):

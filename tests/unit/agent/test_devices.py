@@ -10,8 +10,7 @@ import pytest
 from fakes import until
 
 from holdfast.agent.cli import report, text
-from holdfast.agent.core.model.model import FATAL, WARN, Verdict
-from holdfast.agent.core.model.readings import readings_of
+from holdfast.agent.core.model import FATAL, WARN, Verdict, readings_of
 from holdfast.agent.daemon import background
 from holdfast.agent.metrics.families import Exposition
 from holdfast.agent.system.child_probe import Left

@@ -12,7 +12,7 @@ from fakes import until
 from msgspec.structs import replace
 
 from holdfast.agent.actions import performer
-from holdfast.agent.core.model.model import Decision, Incident, StoreWrite
+from holdfast.agent.core.model import Decision, Incident, StoreWrite
 from holdfast.agent.daemon import background
 from holdfast.agent.history import incident_log, journal, retention
 from holdfast.agent.history.incident_log import Narrator

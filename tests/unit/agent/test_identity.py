@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pages import page, same_as_golden
 
 from holdfast.agent.cli.drift_files import compared
-from holdfast.agent.core.model.model import Plan, Resume, StoreWrite
+from holdfast.agent.core.model import Plan, Resume, StoreWrite
 from holdfast.agent.core.nodes.identity import Identity
 from holdfast.collectors import identity
 from holdfast.collectors.contract import NoData

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from holdfast.agent.core.model.model import Effect, Incident, Stop
+from holdfast.agent.core.model import Effect, Incident, Stop
 from holdfast.agent.history.journal import (
     Count,
     Finished,

@@ -11,7 +11,7 @@ from fakes import FakeLauncher, until
 from holdfast.agent.cli import report, text
 from holdfast.agent.config.load import Loaded
 from holdfast.agent.config.settings import Config
-from holdfast.agent.core.model.model import Decision, Incident, Verdict
+from holdfast.agent.core.model import Decision, Incident, Verdict
 from holdfast.agent.history.incident_log import Narrator
 from holdfast.agent.launchers import log_child, protocol
 from holdfast.agent.logs import operator_signatures

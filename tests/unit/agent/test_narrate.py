@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.agent.core.model.model import Decision, Incident, Verdict
+from holdfast.agent.core.model import Decision, Incident, Verdict
 from holdfast.agent.history.incident_log import Narrator
 
 

@@ -33,7 +33,7 @@ from root_unit import (
 from holdfast.agent.actions import root_helper
 from holdfast.agent.actions.root_helper import Place, Refused, carry_out
 from holdfast.agent.config.load import ConfigError, load
-from holdfast.agent.core.model.model import Request
+from holdfast.agent.core.model import Request
 from holdfast.agent.core.node import Node
 from holdfast.agent.core.nodes import repair
 from holdfast.agent.daemon.daemon import boot_id

@@ -17,7 +17,7 @@ from fakes import until
 from pages import same_as_golden
 
 from holdfast.agent.config.load import load
-from holdfast.agent.core.model.model import StoreWrite
+from holdfast.agent.core.model import StoreWrite
 from holdfast.agent.evidence import __main__ as evidence
 from holdfast.agent.store.base import Conflict, StoreError
 from holdfast.agent.store.sqlite import DirectoryLock, SqliteStore

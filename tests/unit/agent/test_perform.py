@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from msgspec import DecodeError
 from msgspec.structs import replace
 
-from holdfast.agent.core.model.model import Effect, Incident, Stop
+from holdfast.agent.core.model import Effect, Incident, Stop
 from holdfast.agent.launchers import protocol
 
 STOP = Effect("1/run/demo/stop/1", "stop", "run/demo", "test", 5.0,

@@ -13,7 +13,7 @@ import pytest
 from fakes import FakeLauncher, rank_level, until
 from msgspec.structs import replace
 
-from holdfast.agent.core.model.model import Incident, Verdict
+from holdfast.agent.core.model import Incident, Verdict
 from holdfast.agent.web import visibility
 
 SECRET = "X-Amz-Security-Token=SECRET"

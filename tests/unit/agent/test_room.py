@@ -11,7 +11,7 @@ import time
 import pytest
 from fakes import rank_level, serve, until
 
-from holdfast.agent.core.model.model import Verdict
+from holdfast.agent.core.model import Verdict
 from holdfast.agent.system import procfs
 from holdfast.worker import page as layout
 

@@ -18,8 +18,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import generate_latest
 
 from holdfast.agent.config.load import ConfigError, load
-from holdfast.agent.core.model.model import RankView, Runbook, RunView
-from holdfast.agent.core.model.readings import readings_of
+from holdfast.agent.core.model import RankView, Runbook, RunView, readings_of
 from holdfast.agent.metrics import exposition, selection
 from holdfast.agent.metrics import families as metrics
 from holdfast.collectors import ALL

@@ -14,7 +14,7 @@ from pages import taken_by_prometheus
 
 from holdfast.agent.cli import parser
 from holdfast.agent.config.load import ConfigError
-from holdfast.agent.core.model.model import Incident, Plan, Resume, Verdict
+from holdfast.agent.core.model import Incident, Plan, Resume, Verdict
 from holdfast.agent.metrics.families import NAMES, render_metrics_docs
 from holdfast.agent.web.auth import Tokens
 from holdfast.agent.web.page import load_page

@@ -10,8 +10,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.agent.core.model.events import Event
-from holdfast.agent.core.model.model import (
+from holdfast.agent.core.model import (
     Beat,
     Commit,
     Decision,
@@ -19,6 +18,7 @@ from holdfast.agent.core.model.model import (
     Effect,
     EffectOutcome,
     Ended,
+    Event,
     Lease,
     Now,
     Observed,
@@ -32,8 +32,8 @@ from holdfast.agent.core.model.model import (
     Stop,
     StoreView,
     StoreWrite,
+    readings_of,
 )
-from holdfast.agent.core.model.readings import readings_of
 from holdfast.agent.core.node import Node
 
 replace = msgspec.structs.replace

@@ -5,9 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from holdfast.agent.core.detect.host.host import Host
-from holdfast.agent.core.model.events import Event
-from holdfast.agent.core.model.model import Ended, Observed, RankView, RunView, StoreView, Verdict
-from holdfast.agent.core.model.readings import readings_of
+from holdfast.agent.core.model import (
+    Ended,
+    Event,
+    Observed,
+    RankView,
+    RunView,
+    StoreView,
+    Verdict,
+    readings_of,
+)
 
 CORES = 8
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from holdfast.agent.core.detect.devices.absence import address_of
 from holdfast.agent.core.detect.devices.accelerator import Accelerators
-from holdfast.agent.core.model.model import RankView, RunView
-from holdfast.agent.core.model.readings import Reading, readings_of
+from holdfast.agent.core.model import RankView, Reading, RunView, readings_of
 
 RUN = RunView("m5", "n", "trainer", 1, ranks=(RankView(7, "n", 11, 1, "running"),))
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.agent.core.model.model import Decision, Now, RunView
+from holdfast.agent.core.model import Decision, Now, RunView
 
 from .driver import Lab, replace
 

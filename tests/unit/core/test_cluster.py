@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.agent.core.model.model import Request, Settings
+from holdfast.agent.core.model import Request, Settings
 from holdfast.agent.core.run.members import NodeDoc, read_node
 
 from .driver import Cluster
@@ -134,7 +134,7 @@ def test_a_foreign_document_in_the_store_is_no_crash() -> None:
 
 
 def test_all_done_on_every_node_finishes_every_launcher() -> None:
-    from holdfast.agent.core.model.model import Ended
+    from holdfast.agent.core.model import Ended
 
     cluster = started()
     cluster.labs["a"].end(0, Ended(0, 0, "done"))

@@ -6,8 +6,15 @@ import pytest
 
 from holdfast.agent.config.runbooks import load_runbooks
 from holdfast.agent.core.detect.devices.fabric import JOIN_S, RESTART_S, UNIT, Fabric
-from holdfast.agent.core.model.model import DEGRADED, WARN, Now, Observed, Settings, StoreView
-from holdfast.agent.core.model.readings import readings_of
+from holdfast.agent.core.model import (
+    DEGRADED,
+    WARN,
+    Now,
+    Observed,
+    Settings,
+    StoreView,
+    readings_of,
+)
 from holdfast.agent.core.node import Node
 
 LOOK_S = 15.0

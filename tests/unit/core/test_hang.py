@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.agent.core.model.model import Settings, Stop, Verdict
+from holdfast.agent.core.model import Settings, Stop, Verdict
 
 from .driver import Lab, replace
 

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from holdfast.agent.core.detect.host.host import Host
 from holdfast.agent.core.detect.host.links import owner
 from holdfast.agent.core.detect.host.windows import Windows
-from holdfast.agent.core.model.events import Event
-from holdfast.agent.core.model.model import Ended, Observed, Verdict
-from holdfast.agent.core.model.readings import readings_of
+from holdfast.agent.core.model import Ended, Event, Observed, Verdict, readings_of
 
 from .host_machine import Machine, leaking, ranks, told
 

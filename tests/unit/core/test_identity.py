@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.agent.core.model.model import Doc, Ended, Settings
+from holdfast.agent.core.model import Doc, Ended, Settings
 from holdfast.agent.core.nodes.identity import Identity, compare, of, read, renewed
 
 from .driver import Lab

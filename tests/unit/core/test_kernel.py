@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from holdfast.agent.catalog import load
 from holdfast.agent.config.runbooks import load_runbooks
-from holdfast.agent.core.model.model import (
+from holdfast.agent.core.model import (
     DEGRADED,
     FATAL,
     OK,
@@ -19,8 +19,8 @@ from holdfast.agent.core.model.model import (
     Observed,
     Settings,
     StoreView,
+    readings_of,
 )
-from holdfast.agent.core.model.readings import readings_of
 from holdfast.agent.core.node import Node
 from holdfast.agent.core.parse.kernel_line import OTHER, parse, pci_of
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from holdfast.agent.core.model.model import Request
+from holdfast.agent.core.model import Request
 from holdfast.agent.core.nodes.kernel_incidents import CLOSE
 
 from .test_kernel import BOOKS, XID

@@ -8,7 +8,7 @@ import json
 import msgspec
 import pytest
 
-from holdfast.agent.core.model.model import FATAL, OK, WARN
+from holdfast.agent.core.model import FATAL, OK, WARN
 from holdfast.agent.core.parse.kernel_line import LED, at_begin, parse
 from holdfast.collectors.sources.journald import JournalLog
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from holdfast.agent.core.model.model import FATAL, WARN
+from holdfast.agent.core.model import FATAL, WARN
 from holdfast.agent.core.nodes import kernel_incidents
 from holdfast.agent.core.parse.kernel_line import OTHER
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.agent.core.detect.ranks import live_logs
-from holdfast.agent.core.model.model import (
+from holdfast.agent.core.model import (
     Effect,
     EffectOutcome,
     Ended,

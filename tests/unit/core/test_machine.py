@@ -9,8 +9,7 @@ from holdfast.agent.core.detect.host.hardware import Hardware
 from holdfast.agent.core.detect.host.machine import Machine
 from holdfast.agent.core.detect.host.reach import Reach
 from holdfast.agent.core.detect.host.storage import MOUNTS_MAX, Storage, amount
-from holdfast.agent.core.model.model import Now, Observed, Settings, StoreView
-from holdfast.agent.core.model.readings import readings_of
+from holdfast.agent.core.model import Now, Observed, Settings, StoreView, readings_of
 from holdfast.agent.core.node import Node
 from holdfast.agent.core.series.trend import Trend
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.agent.core.detect.network.network import NetworkMemory, Networks
-from holdfast.agent.core.model.readings import readings_of
+from holdfast.agent.core.model import readings_of
 from holdfast.agent.core.node import Node
 
 from .driver import Lab

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from holdfast.agent.catalog import load
 from holdfast.agent.core.detect.ranks import ended
-from holdfast.agent.core.model.model import Ended, RankView
+from holdfast.agent.core.model import Ended, RankView
 from holdfast.agent.core.parse import neuron_codes
 from holdfast.agent.core.parse.logs import root
 from holdfast.agent.core.parse.logs.signatures import CULPRITS, RETRYABLE

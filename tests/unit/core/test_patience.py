@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.agent.core.model.model import DEGRADED, FATAL, WARN, RankView
+from holdfast.agent.core.model import DEGRADED, FATAL, WARN, RankView
 from holdfast.agent.core.nodes.repair import SETTLE_S
 
 from .test_kernel import XID

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from holdfast.agent.core.model.model import Ended, Observed, RankView, RunView
-from holdfast.agent.core.model.readings import readings_of
+from holdfast.agent.core.model import Ended, Observed, RankView, RunView, readings_of
 from holdfast.agent.core.nodes.device_ranks import PIDS_MAX, PLACES_MAX, Places
 from holdfast.agent.core.parse.kernel_line import parse
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from holdfast.agent.core.detect.devices import accelerator
 from holdfast.agent.core.detect.host.machine import Machine
-from holdfast.agent.core.model.model import RankView, RunView
-from holdfast.agent.core.model.readings import Readings, Selection, by_name, readings_of
+from holdfast.agent.core.model import RankView, Readings, RunView, Selection, by_name, readings_of
 from holdfast.collectors.contract import Sample
 
 CORES = tuple(Sample("host_cpu_seconds_total", f"cpu={cpu},mode=user", 5.0, 1.0) for cpu in (0, 1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.agent.core.model.model import (
+from holdfast.agent.core.model import (
     Delete,
     Doc,
     Ended,
@@ -200,7 +200,7 @@ def test_a_crash_loop_stops_even_with_restarts_left() -> None:
 
 
 def _again(lab: Lab):  # type: ignore[no-untyped-def]
-    from holdfast.agent.core.model.model import Now
+    from holdfast.agent.core.model import Now
 
     return Now(lab.boot_s, 1e9 + lab.boot_s, "b"), lab.observed()
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from holdfast.agent.core.model.model import (
+from holdfast.agent.core.model import (
     Doc,
     EffectOutcome,
+    Gate,
     Now,
     Observed,
     RankView,
@@ -15,9 +16,8 @@ from holdfast.agent.core.model.model import (
     RunView,
     Settings,
     StoreView,
+    readings_of,
 )
-from holdfast.agent.core.model.orders import Gate
-from holdfast.agent.core.model.readings import readings_of
 from holdfast.agent.core.node import Node
 from holdfast.agent.core.nodes.repair import DRAIN_S, RETRY_FOR_S, SETTLE_S
 from holdfast.agent.core.run.members import NodeDoc

@@ -5,8 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from holdfast.agent.core.model.model import EffectOutcome, Incident, Request
-from holdfast.agent.core.model.orders import Gate
+from holdfast.agent.core.model import EffectOutcome, Gate, Incident, Request
 from holdfast.agent.core.node import Node
 from holdfast.agent.core.nodes.repair import DRAIN_S, RAN, RESET_S, SETTLE_S
 

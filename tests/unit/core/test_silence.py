@@ -7,9 +7,17 @@ import pytest
 from holdfast.agent.catalog import load
 from holdfast.agent.config.runbooks import load_runbooks
 from holdfast.agent.core.detect.devices.accelerator import PROCESS
-from holdfast.agent.core.model.model import FATAL, Incident, Now, Observed, Settings, StoreView
-from holdfast.agent.core.model.orders import Gate
-from holdfast.agent.core.model.readings import Reading, readings_of
+from holdfast.agent.core.model import (
+    FATAL,
+    Gate,
+    Incident,
+    Now,
+    Observed,
+    Reading,
+    Settings,
+    StoreView,
+    readings_of,
+)
 from holdfast.agent.core.node import Node
 from holdfast.agent.core.parse.kernel_line import parse
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from holdfast.agent.core import ledger
 from holdfast.agent.core.detect.ranks.ended import Cause
 from holdfast.agent.core.effects import in_flight
-from holdfast.agent.core.model.model import (
+from holdfast.agent.core.model import (
     Commit,
     Effect,
     EffectOutcome,

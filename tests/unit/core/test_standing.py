@@ -6,8 +6,7 @@ import pytest
 
 from holdfast.agent.catalog import load
 from holdfast.agent.config.runbooks import load_runbooks
-from holdfast.agent.core.model.model import Incident, Now, Observed, Settings, Verdict
-from holdfast.agent.core.model.readings import readings_of
+from holdfast.agent.core.model import Incident, Now, Observed, Settings, Verdict, readings_of
 from holdfast.agent.core.node import Node
 from holdfast.agent.core.nodes.condition_incidents import OPEN_MAX
 from holdfast.agent.core.parse.kernel_line import parse

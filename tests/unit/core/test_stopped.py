@@ -10,7 +10,7 @@ import pytest
 from pages import promtool
 
 from holdfast.agent.config.runbooks import load_runbooks
-from holdfast.agent.core.model.model import Ended, Now, Observed, RunView, StoreView, Verdict
+from holdfast.agent.core.model import Ended, Now, Observed, RunView, StoreView, Verdict
 from holdfast.agent.core.node import RUNS_MAX
 from holdfast.agent.core.run.incidents import FINISHED_S
 from holdfast.agent.web import status

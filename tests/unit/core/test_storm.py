@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from holdfast.agent.core.model.model import Ended, Now, SnapshotView
+from holdfast.agent.core.model import Ended, Now, SnapshotView
 from holdfast.agent.core.run import validity
 
 from .driver import Lab, replace

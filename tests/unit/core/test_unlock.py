@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.agent.config.runbooks import load_runbooks
-from holdfast.agent.core.model.model import Observed, RunView, Settings
-from holdfast.agent.core.model.orders import RemoveLock
+from holdfast.agent.core.model import Observed, RemoveLock, RunView, Settings
 from holdfast.agent.core.node import Node
 
 from .driver import Lab, replace

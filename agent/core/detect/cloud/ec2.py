@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ...model.model import DEGRADED, UNKNOWN, WARN, Settings, Verdict
-from ...model.readings import Rows
+from ...model import DEGRADED, UNKNOWN, WARN, Rows, Settings, Verdict
 
 DETECTOR = "ec2"
 SPOT_FAULT = "ec2_spot_interruption"

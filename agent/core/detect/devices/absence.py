@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable
 
-from ...model.readings import Rows
+from ...model import Rows
 from ...parse.kernel_line import pci_of
 
 BOUND = "pci_bound"

@@ -12,8 +12,18 @@ from collections import defaultdict
 from functools import lru_cache
 from typing import NamedTuple
 
-from ...model.model import DEGRADED, FATAL, OK, SEVERITIES, WARN, RunView, Verdict
-from ...model.readings import Readings, Rows, Selection
+from ...model import (
+    DEGRADED,
+    FATAL,
+    OK,
+    SEVERITIES,
+    WARN,
+    Readings,
+    Rows,
+    RunView,
+    Selection,
+    Verdict,
+)
 from ..cloud import ec2
 from . import compile_cache
 from .absence import BOUND, Absence, Bus, address_of

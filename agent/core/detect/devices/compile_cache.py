@@ -7,8 +7,7 @@ asked for in core/unlock.py.  Pure.
 
 from __future__ import annotations
 
-from ...model.model import DEGRADED, Verdict
-from ...model.readings import Rows
+from ...model import DEGRADED, Rows, Verdict
 
 DETECTOR = "compile_cache"
 PREFIX = "compile_cache_"

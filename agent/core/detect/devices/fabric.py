@@ -8,8 +8,7 @@ Shown, never acted on.  Pure.
 
 from __future__ import annotations
 
-from ...model.model import DEGRADED, WARN, Verdict
-from ...model.readings import Rows
+from ...model import DEGRADED, WARN, Rows, Verdict
 from .accelerator import labels_of
 
 DETECTOR = "fabric"

@@ -6,8 +6,7 @@ stores and the order of lines in several nodes' logs depend on it.  Shown, never
 
 from __future__ import annotations
 
-from ...model.model import WARN, Verdict
-from ...model.readings import Rows
+from ...model import WARN, Rows, Verdict
 
 DETECTOR = "clock"
 PREFIX = "host_clock_"

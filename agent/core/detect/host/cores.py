@@ -11,7 +11,7 @@ from collections import deque
 from operator import itemgetter
 from typing import NamedTuple
 
-from ...model.readings import Rows
+from ...model import Rows
 from ..devices.accelerator import labels_of
 
 NAME = "host_cpu_seconds_total"

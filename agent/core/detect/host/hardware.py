@@ -7,8 +7,7 @@ whose lines were lost or never written.  Shown, never acted on.  Pure.
 
 from __future__ import annotations
 
-from ...model.model import DEGRADED, FATAL, SEVERITIES, WARN, Verdict
-from ...model.readings import Rows
+from ...model import DEGRADED, FATAL, SEVERITIES, WARN, Rows, Verdict
 
 DETECTOR = "hardware"
 # Corrected errors of one memory module or device within an hour.  A judgement: a healthy module

@@ -8,9 +8,7 @@ Pure; a restart of the agent begins its windows anew, which is the careful side.
 
 from __future__ import annotations
 
-from ...model import readings
-from ...model.events import Event
-from ...model.model import DEGRADED, WARN, Observed, RunView, Verdict
+from ...model import DEGRADED, WARN, Event, Observed, RunView, Verdict, readings
 from ..devices.accelerator import labels_of
 from . import cores as host_cores
 from . import levels

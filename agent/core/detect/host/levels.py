@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ...model.model import DEGRADED, WARN, RunView, Verdict
+from ...model import DEGRADED, WARN, RunView, Verdict
 
 DETECTOR = "host"
 LIMIT_WARN, LIMIT_DEGRADED = 0.7, 0.9  # gpud's line for handles and pids; then little is left

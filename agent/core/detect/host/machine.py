@@ -5,8 +5,7 @@ Owns the order of their detectors and that equal samples are looked at once.  Pu
 
 from __future__ import annotations
 
-from ...model.model import Verdict
-from ...model.readings import Readings, Rows, Selection
+from ...model import Readings, Rows, Selection, Verdict
 from ..devices import fabric
 from . import clock, hardware, reach, storage
 

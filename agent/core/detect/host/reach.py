@@ -6,8 +6,7 @@ the server's matter, and every node sees it.  Pure.
 
 from __future__ import annotations
 
-from ...model.model import DEGRADED, WARN, Verdict
-from ...model.readings import Reading, Rows
+from ...model import DEGRADED, WARN, Reading, Rows, Verdict
 
 DETECTOR = "reach"
 HUNG_S = 10.0  # a question without an answer

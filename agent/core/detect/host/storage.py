@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from ...model.model import DEGRADED, WARN, Verdict
-from ...model.readings import Rows
+from ...model import DEGRADED, WARN, Rows, Verdict
 from ...series.trend import EVERY_S, POINTS_MIN, Trend
 
 DETECTOR = "storage"

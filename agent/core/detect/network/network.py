@@ -11,8 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ...model.model import DEGRADED, FATAL, WARN, Verdict
-from ...model.readings import Readings, Rows, Selection
+from ...model import DEGRADED, FATAL, WARN, Readings, Rows, Selection, Verdict
 from ...series.counters import Growth, Rates
 from ..devices.absence import BOUND, Bus
 from ..devices.accelerator import labels_of

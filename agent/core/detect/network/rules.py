@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...model.model import DEGRADED, FATAL
+from ...model import DEGRADED, FATAL
 
 
 class Rule(NamedTuple):

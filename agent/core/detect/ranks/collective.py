@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from ...model.model import RankView
+from ...model import RankView
 from .ended import Cause
 
 DETECTOR = "hang"

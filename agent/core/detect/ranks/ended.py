@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ...model.model import DEGRADED, FATAL, Ended, RankView, Value, Verdict
+from ...model import DEGRADED, FATAL, Ended, RankView, Value, Verdict
 
 DETECTOR = "ended"
 CASCADE_S = 5.0  # an end this soon after the first, with such an error, is its consequence

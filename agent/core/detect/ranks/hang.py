@@ -7,7 +7,7 @@ output is Findings.  It orders nothing and remembers nothing.
 
 from __future__ import annotations
 
-from ...model.model import FATAL, OPAQUE, WARN, RankView, Settings, Value
+from ...model import FATAL, OPAQUE, WARN, RankView, Settings, Value
 from ...series.wait_history import History
 from . import limits
 from .collective import proofs

@@ -6,7 +6,7 @@ All limits are seconds of stillness of one rank; math.inf-like NEVER means no li
 
 from __future__ import annotations
 
-from ...model.model import OPAQUE, SCRIPT, TRAINER, RankView, Settings, Value
+from ...model import OPAQUE, SCRIPT, TRAINER, RankView, Settings, Value
 from ...series.wait_history import History
 
 NEVER = 1e12  # seconds; JSON has no infinity

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ...model.model import WARN, Verdict
+from ...model import WARN, Verdict
 
 DETECTOR = "logs"
 FAULT = "log_root_cause"

@@ -1,0 +1,178 @@
+"""What the core may look at in one step: levels, never edges.
+
+Owns the types that come in from launchers, store, collectors and people.
+"""
+
+from __future__ import annotations
+
+from .bounds import Seconds, Whole
+from .concluded import Request
+from .events import Event
+from .readings import Readings
+from .time import Value
+
+TRAINER, SCRIPT, OPAQUE = "trainer", "script", "opaque"
+
+
+class Ended(Value, frozen=True):
+    """How a rank ended.  The wait status counts only when the worker wrote no `outcome`."""
+
+    code: Whole  # exit status; 128+n for death by signal n
+    signal: Whole = 0
+    outcome: str = ""  # "" | done | exception | exit | bad_checkpoint
+    error: str = ""  # one line: type and message, at most 500 characters
+    by_us: bool = False  # ended on an order of ours
+    boot_s: Seconds = 0.0
+    wall_s: Seconds = 0.0
+
+
+class Parked(Value, frozen=True):
+    """A survivor that has left its generation and waits for the next, with its state in memory."""
+
+    step: Whole  # optimizer steps whose result it holds
+    torn: bool = False  # a fault inside optimizer.step: the state must not be used
+    reason: str = ""
+
+
+class RankView(Value, frozen=True):
+    """One rank as its page, its process and its launcher show it now."""
+
+    rank: int
+    node: str
+    pid: int
+    generation: int
+    state: str  # starting | running | parked | ended
+    step: int = 0  # optimizer steps done
+    phase: str = "unknown"  # worker.page.PHASES; "exit" in the exit handlers of a good end
+    still_s: float = 0.0  # since anything of the page's progress fields last moved
+    beat_age_s: float = 0.0  # age of the ticker's last beat
+    proc_state: str = "?"  # /proc/PID/stat: R S D T t Z, "?" unknown
+    traced: bool = False
+    stopped_s: float = 0.0  # how long state T without a tracer has lasted
+    active: bool = False  # CPU or I/O of the rank or its children moved in the last second
+    in_optimizer: bool = False  # step_begin != step_end
+    seq: tuple[tuple[int, int], ...] = ()  # (group id, collective sequence number)
+    step_seq: tuple[tuple[int, int], ...] = ()  # (step, number at its end), newest last
+    step_time_s: float = 0.0  # median of the latest steps, 0 unknown
+    flight: tuple[tuple[int, str, str], ...] = ()  # last collectives: (sequence, name, sizes)
+    where: str = ""  # source line of the main thread, from evidence
+    phase_s: tuple[tuple[str, float], ...] = ()  # accumulated seconds per phase
+    ended: Ended | None = None
+    parked: Parked | None = None
+    cgroup: str = ""  # that its memory is charged to, as the agent sees it; "" unknown
+    start_boot_s: float = 0.0  # of its process; 0 unknown
+
+
+class Commit(Value, frozen=True):
+    """A durable checkpoint's marker, as listed on disk; its bytes are proven when read."""
+
+    generation: Whole
+    step: Whole
+    path: str
+    world: Whole = 0
+    bad: str = ""  # why it was quarantined; "" = not known to be bad
+
+
+class SnapshotView(Value, frozen=True):
+    """The newest step for which every shard of an in-memory snapshot is whole."""
+
+    generation: Whole
+    step: Whole
+    shards: Whole
+
+
+class RunView(Value, frozen=True):
+    """One run on this node: what its launcher says, as levels."""
+
+    run: str
+    node: str
+    grade: str  # trainer | script | opaque
+    nproc: int
+    generation: int = 0  # highest that this launcher has started; 0 = none
+    state: str = "idle"  # idle | running | done
+    max_restarts: int = 0
+    nnodes: int = 1  # how many nodes the run asks for; ranks a node = nproc
+    hang_limit_s: float = 0.0  # a user's own limit; 0 = none
+    ranks: tuple[RankView, ...] = ()
+    commits: tuple[Commit, ...] = ()
+    snapshot: SnapshotView | None = None
+    checkpoint_dir: str = ""  # where the commits are
+    keep: int = 0  # valid checkpoints the job wants kept; 0 = the configuration's number
+    shutdown: str = ""  # "" | preempted | interrupted | drained: the launcher was asked to end
+    connected: bool = True
+    startup_s: float = 0.0  # first start -> first finished step, 0 unknown
+    logs: bool = False  # its launcher has a child that reads the ranks' logs
+    compiling: str = ""  # a compiler child or compile-cache lock: what, else ""
+    registered_boot_s: float = 0.0
+    uid: int = -1  # the launcher's user, as the kernel says; -1 unknown
+
+
+class Doc(Value, frozen=True):
+    """A document of the store with its version (0 = absent)."""
+
+    key: str
+    version: int
+    body: bytes = b""
+
+
+class Lease(Value, frozen=True):
+    """Who may lead a run.  `until_boot_s` is this node's clock, counted from before the renewal was
+    sent (so it ends here before it ends in the store); 0 for another node's lease."""
+
+    run: str
+    holder: str
+    until_boot_s: float = 0.0
+
+
+class StoreView(Value, frozen=True):
+    """What the store said last, and whether it answers."""
+
+    up: bool
+    docs: tuple[Doc, ...] = ()
+    leases: tuple[Lease, ...] = ()
+
+
+class EffectOutcome(Value, frozen=True):
+    """What became of an effect; kept as a level until the core stops asking."""
+
+    id: str
+    ok: bool
+    error: str = ""
+    detail: str = ""  # JSON where the kind says so (evidence: {"where": ..., "stacks": ...})
+
+
+class Beat(Value, frozen=True):
+    """What another member of a run says of itself, through the store or directly."""
+
+    node: str
+    run: str
+    generation: int
+    boot_s: float  # receiver's clock at arrival
+    ranks: tuple[RankView, ...] = ()
+    fatal: str = ""  # name of a fatal fault on that node
+
+
+class Gate(Value, frozen=True):
+    """What was found at the node's edge, so that nothing is ended for an order that cannot leave,
+    nor under the hands of somebody whom this agent does not serve."""
+
+    closed: str = ""  # why no order could leave now
+    seen: tuple[tuple[int, str], ...] = ()  # (pid, device) as drivers said last; these still live
+    ours: tuple[int, ...] = ()  # of those: they descend from our runs' launchers, or are its ranks
+    gone: tuple[int, ...] = ()  # as drivers say still; these live no more
+    others: tuple[str, ...] = ()  # sockets of other agents here, which serve runs of their own
+
+
+class Observed(Value, frozen=True):
+    """Everything the core may look at in one step."""
+
+    runs: tuple[RunView, ...] = ()
+    samples: Readings = Readings()
+    lines: tuple[tuple[str, int, float, str], ...] = ()  # collectors.sample.LogLine
+    events: tuple[Event, ...] = ()  # the kernel's, of the last minute
+    beats: tuple[Beat, ...] = ()
+    store: StoreView = StoreView(up=False)
+    outcomes: tuple[EffectOutcome, ...] = ()
+    requests: tuple[Request, ...] = ()
+    journal_stalled: bool = False
+    gate: Gate = Gate()

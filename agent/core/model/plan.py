@@ -1,0 +1,35 @@
+"""The run's document, and where a generation starts from."""
+
+from __future__ import annotations
+
+from .time import Value
+
+
+class Resume(Value, frozen=True):
+    """Where a generation starts from."""
+
+    kind: str  # fresh | survivor | snapshot | disk | own (a script's own checkpoint)
+    step: int = 0
+    generation: int = 0  # of the state, for snapshot and disk
+    path: str = ""
+
+
+class Plan(Value, frozen=True):
+    """The run's document: the one authority over members, ranks and the resume point."""
+
+    run: str
+    generation: int
+    members: tuple[str, ...]
+    ranks: tuple[tuple[int, str], ...]  # (rank, node)
+    resume: Resume
+    reason: str
+    keep: tuple[int, ...] = ()  # ranks whose process lives on
+    spares: tuple[str, ...] = ()
+    granted: tuple[str, ...] = ()  # request ids
+    spent: tuple[tuple[str, int], ...] = ()  # (budget key, count): inherited by a new leader
+    history: tuple[tuple[int, int], ...] = ()  # (generation, step it resumed from), oldest first
+    checkpoint_dir: str = ""  # whose commits the history judges
+    other_histories: tuple[tuple[str, tuple[tuple[int, int], ...]], ...] = ()  # of other folders
+    finished: int = -1  # exit code once the run is over, -1 = goes on
+    paused: bool = False
+    quarantined: tuple[str, ...] = ()  # checkpoint paths that must not be used

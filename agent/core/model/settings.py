@@ -1,0 +1,43 @@
+"""What of the configuration and of the runbooks the core needs."""
+
+from __future__ import annotations
+
+from .time import Value
+
+
+class Runbook(Value, frozen=True):
+    """The machine part of runbooks/<fault>.md: the policy for one fault."""
+
+    fault: str
+    severity: str
+    scope: str  # gpu | neuron | nic | rank | node | run | store
+    ladder: tuple[str, ...] = ()  # restart_ranks resume_older exclude_node stop_run ...
+    budget_count: int = 3  # per rung and subject, then climb
+    budget_window_h: float = 24.0
+    clears: str = "check"  # reboot | quiet_10m | check | operator
+    alert: str = ""
+    path: str = ""  # the file that spoke
+
+
+class Settings(Value, frozen=True):
+    """What of the configuration the core needs."""
+
+    suspect_floor_s: float = 2.0
+    suspect_steps: float = 3.0
+    odds: float = 3.0
+    odds_active: float = 9.0
+    script_floor_s: float = 60.0
+    phase_factor: float = 10.0
+    compile_limit_s: float = 7200.0
+    quiet_limit_s: float = 1800.0  # evaluation and checkpoint, until their p99 is known
+    stopped_s: float = 1.0  # state T without a tracer must last this long
+    park_wait_s: float = 1.0  # survivors have this long to park before they are replaced
+    stop_grace_s: float = 5.0
+    crash_loop_count: int = 3  # same signature at the same step
+    breaker_nodes: int = 3
+    breaker_fraction: float = 0.05
+    keep_checkpoints: int = 3
+    lease_s: float = 10.0
+    act: tuple[str, ...] = ("ended", "hang", "kernel")
+    allow: tuple[str, ...] = ()  # reboot_node, replace_node, ...: off until turned on
+    single_node: bool = True
