@@ -1,7 +1,7 @@
 """What the core did in each storm, as digests: any change of behaviour shows as a changed seed.
 
-    python tests/sim/frozen.py            # which seeds differ from digests.json
-    python tests/sim/frozen.py --write    # after a change that is meant, and said in its commit
+    python tests/sim/frozen.py [--seeds N]   # which seeds differ from digests.json
+    python tests/sim/frozen.py --write       # after a change that is meant, and said in its commit
 
 A digest covers every line of the world's trace and the values of every decision of every node
 (effects, verdicts, incidents, plans, reasons, ledger, next step), in order.  Field names are left
@@ -74,7 +74,8 @@ def changed(storm: str, digests: list[str]) -> list[int]:
 
 
 def main(arguments: list[str]) -> int:
-    made = {storm: [digest for _, digest in judge(range(SEEDS), storm)] for storm in sorted(STORMS)}
+    seeds = int(arguments[arguments.index("--seeds") + 1]) if "--seeds" in arguments else SEEDS
+    made = {storm: [digest for _, digest in judge(range(seeds), storm)] for storm in sorted(STORMS)}
     if "--write" in arguments:
         rows = (f'"{storm}": {json.dumps(digests)}' for storm, digests in made.items())
         FILE.write_text("{\n" + ",\n".join(rows) + "\n}\n")
