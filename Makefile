@@ -14,7 +14,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -q -c co
 
 export PIP_PROGRESS_BAR := off
 
-.PHONY: help demo check types test sim e2e golden bench telemetry docs packages clean
+.PHONY: help demo check types test sim e2e golden bench telemetry mutants docs packages clean
 
 help:  ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -54,6 +54,9 @@ PAGES := config=holdfast.agent.config.load:render_config_docs \
   exit-codes=holdfast.agent.cli.parser:render_exit_docs \
   kernel-events=holdfast.agent.catalog.load:render_docs \
   train=holdfast.trainer.settings_page:render_train_docs
+
+mutants: $(VENV)/.test  ## does a test notice? 320 seeded mutants of what decides (40 minutes)
+	$(BIN)/python -m bench.mutants
 
 docs: $(VENV)/.demo  ## write the generated pages of docs anew
 	@$(BIN)/python -c 'import pathlib, pkgutil, sys; \
