@@ -73,7 +73,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "torch": ("trainer/", "worker/"),
     "aiohttp": ("agent/web/", "agent/store/"),
     "prometheus_client": ("agent/metrics/families.py", "agent/metrics/exposition.py"),
-    "rich": ("agent/cli/", "agent/cli/demo.py"),
+    "rich": ("agent/cli/",),
     "boto3": ("agent/store/",),
     "tokenizers": ("trainer/",),
     "pynvml": ("collectors/nvidia.py",),
@@ -84,11 +84,11 @@ NEWER_THAN_39 = {"tomllib"}
 
 
 def layer_of(module: str) -> str:
-    """`agent.core.plan` -> core; `agent.cli.show` and `agent.demo` -> cli; else the folder."""
+    """`agent.core.plan` -> core; `agent.cli.demo` -> cli; else the folder."""
     parts = module.split(".")
     if parts[:2] == ["agent", "core"]:
         return "core"
-    if parts[0] == "agent" and len(parts) > 1 and parts[1] in ("cli", "demo", "__main__"):
+    if parts[0] == "agent" and len(parts) > 1 and parts[1] in ("cli", "__main__"):
         return "cli"
     return parts[0]
 

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 
 from holdfast.worker import exits
 
-from .failure import Failure
+from .text import Failure, harmless
+
+# Commands that read their own arguments, and where they live.
+OWN_PARSERS = {"agent": "holdfast.agent.__main__", "simulate": "holdfast.agent.simulate.__main__"}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,8 +24,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return dispatch(arguments)
     except Failure as failure:
-        from .text import harmless
-
         said = "\n".join(map(harmless, str(failure).split("\n")))
         print(f"holdfast: {said}", file=sys.stderr)
         return failure.code
@@ -38,10 +40,8 @@ def dispatch(arguments: list[str]) -> int:
         from .launch import launch
 
         return launch(arguments[0], arguments[1:])
-    if arguments and arguments[0] in ("agent", "simulate"):
-        from .handover import hand_over
-
-        return hand_over(arguments[0], arguments[1:])
+    if arguments and arguments[0] in OWN_PARSERS:
+        return int(import_module(OWN_PARSERS[arguments[0]]).main(arguments[1:]) or 0)
     from .parser import build, load
 
     parser = build()

@@ -13,9 +13,8 @@ from typing import NamedTuple
 from holdfast.trainer.checkpoint import format
 from holdfast.worker import exits
 
-from .failure import Failure
 from .live import print_json
-from .text import BAD, GOOD, Line, Span, field, line, show
+from .text import BAD, GOOD, Failure, Line, Span, field, line, show
 
 
 class Verdict(NamedTuple):

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
-from .failure import Failure
+from .text import Failure
 
 NODE_RUNTIME = Path("/run/holdfast")
 TIMEOUT_S = 5.0

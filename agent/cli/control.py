@@ -10,10 +10,11 @@ import getpass
 from typing import Any
 from urllib.parse import quote
 
+from holdfast.worker.exits import USAGE
+
 from . import live
 from .client import choose, node_route, reach, run_route
-from .failure import USAGE, Failure
-from .text import line, show
+from .text import Failure, line, show
 
 
 def pause(options: argparse.Namespace) -> int:

@@ -13,9 +13,8 @@ from pathlib import Path
 from holdfast.dashboards import rules
 from holdfast.runbooks import prose
 
-from .failure import Failure
 from .policy import runbooks
-from .text import clock, count, line, show
+from .text import Failure, clock, count, line, show
 
 FILE = "holdfast-alerts.yml"
 

@@ -7,6 +7,7 @@ beforehand: the digest to compare with comes from a second run without faults.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shutil
@@ -19,11 +20,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+from holdfast.worker.exits import USAGE
+
 from . import report
 from .child import Child
 from .client import Agent, run_route
-from .failure import USAGE, Failure
-from .text import BAD, GOOD, STRONG, Line, Span, field, line, seconds, show
+from .text import BAD, GOOD, STRONG, Failure, Line, Span, field, line, seconds, show
 
 RUN, REFERENCE = "demo", "clean"
 START_LIMIT_S = 180.0  # the first start extracts the corpus and trains the tokenizer
@@ -75,13 +77,14 @@ class Check(NamedTuple):
     said: str
 
 
-def demo(ranks: int, steps: int, keep: bool) -> int:
+def demo(options: argparse.Namespace) -> int:
     """0 only if every check held.  Leaves no process, file or socket behind, Ctrl-C included."""
-    if ranks < 2:
+    if options.ranks < 2:
         raise Failure("the demo needs at least 2 ranks: set --ranks 2", USAGE)
     _need_trainer()
     signal.signal(signal.SIGTERM, _interrupt)
-    with _directory(keep) as directory:
+    ranks, steps = options.ranks, options.steps
+    with _directory(options.keep) as directory:
         stage = Stage(directory, ranks, steps)
         show([line(Span("Holdfast demo", STRONG), f": {ranks} ranks, {steps} steps, three faults")])
         faulty = stage.perform()

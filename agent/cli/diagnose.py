@@ -17,9 +17,9 @@ from holdfast.agent.core.parse.logs.lines import NO_RANK
 from holdfast.agent.core.parse.logs.signatures import CASCADE, ROOT, Match
 from holdfast.agent.logs import files
 from holdfast.worker import exits
+from holdfast.worker.exits import CONFIGURATION, USAGE
 
-from .failure import CONFIGURATION, USAGE, Failure
-from .text import BAD, CARE, FAINT, STRONG, Line, Span, count, field, line, size
+from .text import BAD, CARE, FAINT, STRONG, Failure, Line, Span, count, field, line, size
 
 # Of a folder's files: train.log, and train.log.1 or train.log.2.gz, which are older.
 LOG_NAME = re.compile(r"(?P<base>.*\.(?:log|out|err|txt))(?:\.(?P<turn>\d{1,6}))?(?:\.gz)?|.*\.gz")

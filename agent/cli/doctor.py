@@ -19,12 +19,10 @@ from holdfast.collectors import clock, nvme, nvme_smart
 from holdfast.collectors.contract import NoData
 from holdfast.collectors.roots import Roots
 
-from .doctor_node import neuron, orders
-from .failure import Failure
-from .finding import HAVE, LACK, NEED, Finding
+from .doctor_node import HAVE, LACK, NEED, Finding, neuron, orders
 from .launch import job_python
 from .live import print_json
-from .text import BAD, CARE, GOOD, WIDTH, Line, Span, field, line, show, wrapped
+from .text import BAD, CARE, GOOD, WIDTH, Failure, Line, Span, field, line, show, wrapped
 
 PROBE_TIMEOUT_S = 20.0  # a cold `import torch` reads 300 MB
 STYLES = {HAVE: GOOD, LACK: CARE, NEED: BAD}

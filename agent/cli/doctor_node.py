@@ -1,8 +1,7 @@
-"""`holdfast doctor`, of what a node's owner sets up: who may open the devices, and what orders for
-the whole node need.
+"""The part of `holdfast doctor` about a node's owner: who may open devices, what node orders need.
 
-Owns these probes.  A device's mode is looked at and the device is not opened, for a driver may do
-something then; a folder that does not answer is left.
+Owns these probes, and the type of every finding.  A device's mode is looked at and the device is
+not opened, for a driver may do something then; a folder that does not answer is left.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ from holdfast.agent.config import load as configuration
 from holdfast.agent.config.settings import Config
 from holdfast.agent.core.nodes.repair import VERBS
 
-from .finding import HAVE, LACK, NEED, Finding
-
 DEVICES_MAX = 64
 FOLDER_S = 5.0  # for the folder of evidence.store to answer
 AGENT_USER = "holdfast"  # HOLDFAST_AGENT_USER names another, or a uid, as for the launcher
@@ -30,6 +27,18 @@ PROGRAMS = Path("/etc/holdfast/node.d")  # where the root unit looks
 UNIT = ", or name the group in SupplementaryGroups= of holdfast.service"
 BY_ITSELF = {"reboot_node": root_helper.REBOOT[0], "reset_gpu": root_helper.RESET[0]}
 NEURON, ORDERS = "Neuron devices", "node orders"
+
+
+HAVE, LACK, NEED = "have", "lack", "need"  # lack costs something; need: a job cannot run
+
+
+class Finding(NamedTuple):
+    """What one probe of `holdfast doctor` found."""
+
+    what: str
+    state: str
+    said: str
+    cost: str = ""  # what is lost without it
 
 
 class User(NamedTuple):

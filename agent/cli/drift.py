@@ -12,11 +12,25 @@ from typing import Any
 from urllib.parse import quote
 
 from holdfast.worker import exits
+from holdfast.worker.exits import USAGE
 
 from .client import choose, reach
-from .failure import USAGE, Failure
 from .live import print_json
-from .text import CARE, FAINT, GOOD, Cell, Line, Span, clock, count, field, line, show, table
+from .text import (
+    CARE,
+    FAINT,
+    GOOD,
+    Cell,
+    Failure,
+    Line,
+    Span,
+    clock,
+    count,
+    field,
+    line,
+    show,
+    table,
+)
 
 SAME, DIFFERENT, UNKNOWN = exits.DONE, exits.FAILED, exits.NOT_KNOWN
 ROWS_MAX = 64

@@ -16,8 +16,9 @@ from typing import Annotated, Any, BinaryIO, NamedTuple
 import msgspec
 
 from holdfast.agent.core.nodes import identity
+from holdfast.worker.exits import USAGE
 
-from .failure import USAGE, Failure
+from .text import Failure
 
 BYTES_MAX = 32 << 20  # of all files: 4096 nodes say less than 6 kB each
 NODES_MAX = 4096

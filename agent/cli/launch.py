@@ -14,7 +14,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
-from .failure import CONFIGURATION, Failure
+from holdfast.worker.exits import CONFIGURATION
+
+from .text import Failure
 
 # Flags of the launcher that take no value.  Of every other flag the next word is the value, so
 # that a script's own `--python` is never read as ours.

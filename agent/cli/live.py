@@ -12,8 +12,7 @@ from urllib.parse import quote
 
 from . import report
 from .client import Agent, choose, reach
-from .failure import Failure
-from .text import line, show
+from .text import Failure, line, show
 
 
 def print_json(value: Any) -> None:

@@ -150,7 +150,7 @@ COMMANDS = (
     Command("simulate", "the real policy on a virtual cluster", "holdfast simulate --help", "",
             json=False),
     Command("demo", "train, lose ranks three ways, come back, show the bill (1 min)",
-            "holdfast demo", "show:demo", _demo, json=False),
+            "holdfast demo", "demo:demo", _demo, json=False),
 )
 
 

@@ -14,9 +14,22 @@ from typing import Any
 
 from holdfast.agent.core.model import Runbook
 from holdfast.runbooks import prose
+from holdfast.worker.exits import CONFIGURATION
 
-from .failure import CONFIGURATION, Failure
-from .text import FAINT, STRONG, Cell, Line, Span, count, field, line, paragraphs, show, table
+from .text import (
+    FAINT,
+    STRONG,
+    Cell,
+    Failure,
+    Line,
+    Span,
+    count,
+    field,
+    line,
+    paragraphs,
+    show,
+    table,
+)
 
 RUNGS = {
     "take_evidence": "reads the rank's stack and state, without stopping it",

@@ -14,8 +14,18 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from holdfast.worker.exits import FAILED
+
 WIDTH = 80
 GOOD, BAD, CARE, FAINT, STRONG = "green", "bold red", "yellow", "dim", "bold"
+
+
+class Failure(Exception):
+    """Ends the command.  The text says what is wrong and what to do about it."""
+
+    def __init__(self, text: str, code: int = FAILED) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class Span(NamedTuple):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.agent.cli.client import Agent
-from holdfast.agent.cli.failure import Failure
+from holdfast.agent.cli.text import Failure
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"

@@ -19,8 +19,7 @@ from pages import same_as_golden
 
 from holdfast.agent import cli
 from holdfast.agent.cli import drift, report
-from holdfast.agent.cli.failure import Failure
-from holdfast.agent.cli.text import WIDTH, Line, harmless, plain, show
+from holdfast.agent.cli.text import WIDTH, Failure, Line, harmless, plain, show
 
 HERE = Path(__file__).resolve().parent / "cli"
 ALONE = {

@@ -15,7 +15,7 @@ import pytest
 
 from holdfast.agent.cli import main
 from holdfast.agent.cli.client import Agent, choose
-from holdfast.agent.cli.failure import Failure
+from holdfast.agent.cli.text import Failure
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden/cli"
 

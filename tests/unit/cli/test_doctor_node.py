@@ -9,8 +9,16 @@ from pathlib import Path
 import pytest
 
 from holdfast.agent.cli import doctor, doctor_node
-from holdfast.agent.cli.doctor_node import User, agents_user, neuron_devices, node_orders, orders
-from holdfast.agent.cli.finding import HAVE, LACK, NEED
+from holdfast.agent.cli.doctor_node import (
+    HAVE,
+    LACK,
+    NEED,
+    User,
+    agents_user,
+    neuron_devices,
+    node_orders,
+    orders,
+)
 from holdfast.agent.config.load import load
 
 from .test_offline import plain

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pages import same_as_golden
 
 from holdfast.agent.cli import drift, drift_files, main
-from holdfast.agent.cli.failure import Failure
+from holdfast.agent.cli.text import Failure
 from holdfast.agent.core.nodes.identity import Change, Identity, answer
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden/cli"

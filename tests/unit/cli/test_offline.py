@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from holdfast.agent.cli import doctor, launch, main, policy
-from holdfast.agent.cli.failure import Failure
-from holdfast.agent.cli.finding import HAVE, Finding
+from holdfast.agent.cli.doctor_node import HAVE, Finding
 from holdfast.agent.cli.parser import COMMANDS
-from holdfast.agent.cli.text import paragraphs, plain, seconds, size, table
+from holdfast.agent.cli.text import Failure, paragraphs, plain, seconds, size, table
 from holdfast.agent.config.runbooks import load_runbooks
 from holdfast.agent.simulate.__main__ import main as simulate
 from holdfast.runbooks import prose
