@@ -18,6 +18,7 @@ from .detect.host.host import Host
 from .detect.host.machine import Machine
 from .detect.network.network import NetworkMemory, Networks
 from .effects.in_flight import Outbox, Settled
+from .incidents.book import Entry, IncidentBook
 from .ledger import Ledger
 from .model import (
     DEGRADED,
@@ -60,7 +61,7 @@ class NodeMemory(msgspec.Struct):
     counts: dict[str, int] = {}
     handled: list[str] = []  # request ids
     wishes: dict[str, members.NodeDoc] = {}  # node -> document that is still to be written
-    fleet_incidents: dict[str, Incident] = {}
+    fleet: IncidentBook[Entry] = msgspec.field(default_factory=IncidentBook)  # fault ->
     kernel: KernelMemory = msgspec.field(default_factory=KernelMemory)
     repairs: RepairMemory = msgspec.field(default_factory=RepairMemory)
     boot_id: str = ""
@@ -133,7 +134,7 @@ class Node:
         for _, case in sorted(self.cases.items()):
             verdicts.extend(case.book.stopped(now))
         led = [c for c in contexts if c.leader]
-        self.fleet.step(self.kept.wishes, self.kept.fleet_incidents, led, contexts, whole)
+        self.fleet.step(self.kept.wishes, self.kept.fleet, led, whole)
         self.repairs.step(whole, self.cases, self.kept.paused)
         stale_locks.step(whole, conditions, self.kept.unlocked, self.kept.paused)
         self.kept.ledger.settle(now.boot_s, now.boot_id, doing)
@@ -330,10 +331,10 @@ class Node:
         self, now: Now, contexts: list[Context], effects: list[Effect],
         verdicts: list[Verdict], changed: dict[str, Incident],
     ) -> Decision:
-        shown = self.kept.fleet_incidents | self.kernel.incidents() | self.standing.incidents()
+        shown = {fault: item.incident for fault, item in self.kept.fleet.open.items()}
+        shown |= self.kernel.book.incidents() | self.standing.book.incidents()
         for run in sorted(self.cases):
-            memory = self.cases[run].memory
-            shown.update({i: memory.open[i].incident for i in sorted(memory.open)})
+            shown |= self.kept.runs[run].incidents.incidents()
         shown.update(changed)
         waits = [TICK_S, self.kept.outbox.retry_at_s(now.boot_s), *(c.wake_s for c in contexts)]
         plans = [(c.view.run, self.cases[c.view.run].memory.plan) for c in contexts]

@@ -1,7 +1,7 @@
 """Incidents as values: opened by a verdict, noted, closed with their cost.
 
 Owns the wording of timelines and the arithmetic of cost.  It decides nothing and keeps nothing;
-agent/core/run/case.py holds the open ones.
+agent/core/incidents/book.py holds the open ones.
 """
 
 from __future__ import annotations
@@ -15,16 +15,6 @@ TIMELINE_MAX = 64
 EVIDENCE_MAX = 32
 
 OPEN, ACTED, CLOSED, TAKEN_BACK = "open", "acted", "closed", "taken_back"
-
-
-class OpenIncident(msgspec.Struct):
-    """An incident with what its cost will be measured from."""
-
-    incident: Incident
-    base_step: int = 0  # highest step finished before
-    last_step_boot_s: float = 0.0  # when that was
-    seen_boot_s: float = 0.0  # when the verdict fell
-    suspicion: bool = False  # a warning that may still be taken back
 
 
 def opened(cause: Cause, run: str, number: int, now: Now, acted: bool) -> Incident:
@@ -103,15 +93,15 @@ def _ranks(numbers: tuple[int, ...]) -> str:
     return f"{word} {', '.join(str(number) for number in numbers)}"
 
 
-def recovered(item: OpenIncident, now: Now, step: int, first_boot_s: float) -> Incident:
+def recovered(
+    incident: Incident, now: Now, step: int, lost_s: float, after_s: float
+) -> Incident:
     """Closed on the first step never finished before, with what it cost."""
-    lost_s = max(0.0, first_boot_s - item.last_step_boot_s)
-    after_s = max(0.0, first_boot_s - item.seen_boot_s)
-    lost = item.incident.lost_steps
+    lost = incident.lost_steps
     cost = f"cost {lost_s:.2f} s"
     if lost >= 0:
         cost += f" and {lost} {'step' if lost == 1 else 'steps'} redone"
     where = f"training goes on at step {step}" if step else "the job runs again"
     text = f"{where}, {after_s:.2f} s after the verdict; {cost}"
-    closed = ended(item.incident, now, CLOSED, text)
+    closed = ended(incident, now, CLOSED, text)
     return msgspec.structs.replace(closed, lost_s=lost_s)

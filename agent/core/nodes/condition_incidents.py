@@ -18,12 +18,13 @@ from ..detect.devices import accelerator, compile_cache, fabric
 from ..detect.host import clock, hardware, host, levels, reach, storage
 from ..detect.network import network
 from ..incidents import values
+from ..incidents.book import Entry, IncidentBook, plain, worse
 from ..model import SEVERITIES, Incident, Runbook, Verdict
 from ..parse.kernel_line import pci_of
 from ..run.state import Context
 
 OPEN_MAX = 32
-NUMBERS_MAX = 64
+SUBJECT_MAX = 80  # characters of an id
 GONE_S = 60.0  # a reading may be missed, and a level may waver around its limit
 QUIET_S = 600.0  # clears = "quiet_10m"
 BUS = "host_pci_"  # of the collector that lists who is on it
@@ -56,10 +57,9 @@ SOURCES = {
 }
 
 
-class Stood(msgspec.Struct):
+class Stood(Entry):
     """An open incident, and when its verdict was last there."""
 
-    incident: Incident
     boot_id: str
     last_boot_s: float
     detector: str = ""
@@ -68,8 +68,7 @@ class Stood(msgspec.Struct):
 class StandingMemory(msgspec.Struct):
     """Survives a restart of the agent, and a reboot."""
 
-    open: dict[str, Stood] = {}  # "fault|subject" ->
-    numbers: dict[str, int] = {}
+    book: IncidentBook[Stood] = msgspec.field(default_factory=IncidentBook)  # "fault|subject" ->
 
 
 class StandingCase:
@@ -77,12 +76,8 @@ class StandingCase:
 
     def __init__(self, name: str, memory: StandingMemory) -> None:
         self.name = name
-        self.memory = memory
+        self.book = memory.book
         self._silent_s: dict[str, float] = {}  # detector -> when a source of it was silent last
-
-    def incidents(self) -> dict[str, Incident]:
-        opened = (self.memory.open[key] for key in sorted(self.memory.open))
-        return {one.incident.id: one.incident for one in opened}
 
     def step(
         self, ctx: Context, verdicts: Iterable[Verdict], told: Mapping[str, str] | None = None
@@ -93,77 +88,64 @@ class StandingCase:
         for name in SOURCES:
             if any(one.startswith(SOURCES[name].names) for one in ctx.observed.samples.silent):
                 self._silent_s[name] = ctx.now.boot_s
-        for key in sorted(self.memory.open):
+        for key in sorted(self.book.open):
             self._gone(ctx, key, here)
-        new = [key for key in sorted(here) if key not in self.memory.open]
-        for key in sorted(here.keys() & self.memory.open.keys()):
-            self._again(ctx, self.memory.open[key], here[key])
+        new = [key for key in sorted(here) if key not in self.book.open]
+        for key in sorted(here.keys() & self.book.open.keys()):
+            self._again(ctx, self.book.open[key], here[key])
         new.sort(key=lambda key: -SEVERITIES.index(here[key].severity))  # or it soon makes room
         for key in new:
-            if not _is_told(here[key], told or {}) and self._room(ctx, here[key].severity):
+            by_key, severity = sorted(self.book.open), here[key].severity
+            if not _is_told(here[key], told or {}) and self.book.room(
+                ctx, severity, by_key, OPEN_MAX
+            ):
                 self._open(ctx, key, here[key])
 
-    def _room(self, ctx: Context, severity: str) -> bool:
-        """Whether one more may be open; the mildest makes room for what is worse than it."""
-        if len(self.memory.open) < OPEN_MAX:
-            return True
-        rank = {key: SEVERITIES.index(one.incident.severity)
-                for key, one in self.memory.open.items()}
-        mildest = min(sorted(rank), key=lambda key: rank[key])
-        if rank[mildest] >= SEVERITIES.index(severity):
-            return False
-        self._close(ctx, mildest, "made room for something worse")
-        return True
-
     def _open(self, ctx: Context, key: str, verdict: Verdict) -> None:
-        number = self.memory.numbers.get(verdict.fault, 0) + 1
-        kept = list(self.memory.numbers.items())[-NUMBERS_MAX:]
-        self.memory.numbers = {**dict(kept), verdict.fault: number}
+        number = self.book.number(verdict.fault)
         tail = verdict.subject.removeprefix(f"node/{self.name}").strip("/")
         where = f"{tail.replace('/', ' ', 1)} of {self.name}" if tail else self.name
         incident = Incident(
-            id=f"node-{self.name}-{verdict.fault}-{_plain(tail)}-{number}", fault=verdict.fault,
+            id=f"node-{self.name}-{verdict.fault}-{plain(tail, SUBJECT_MAX)}-{number}", fault=verdict.fault,
             subject=verdict.subject, severity=verdict.severity, run="", generation=0,
             opened_wall_s=ctx.now.wall_s, opened_boot_s=ctx.now.boot_s, reason=verdict.reason,
             culprit=where, evidence=verdict.evidence[: values.EVIDENCE_MAX],
             timeline=((ctx.now.wall_s, f"seen: {verdict.reason}"),),
             would_have=_would_have(ctx.runbooks.get(verdict.fault)),
         )
-        self.memory.open[key] = Stood(
-            incident, ctx.now.boot_id, ctx.now.boot_s, verdict.detector
-        )
-        ctx.changed[incident.id] = incident
+        item = Stood(incident, ctx.now.boot_id, ctx.now.boot_s, verdict.detector)
+        self.book.add(ctx, key, item)
 
     def _again(self, ctx: Context, item: Stood, verdict: Verdict) -> None:
         """Worse, or with evidence of a kind that was not there: said anew.  Numbers that merely
         move are not."""
         item.last_boot_s, item.detector = ctx.now.boot_s, verdict.detector
         before = item.incident
-        worse = SEVERITIES.index(verdict.severity) > SEVERITIES.index(before.severity)
+        grown = worse(verdict.severity, before.severity)
         more = {what for what, _ in verdict.evidence} - {what for what, _ in before.evidence}
-        if not worse and not more:
+        if not grown and not more:
             return
-        severity = verdict.severity if worse else before.severity
+        severity = verdict.severity if grown else before.severity
         kinds = {what for what, _ in verdict.evidence}
         old = tuple(row for row in before.evidence if row[0] not in kinds)
         changed = msgspec.structs.replace(
             before, severity=severity, reason=verdict.reason,
             evidence=(*verdict.evidence, *old)[: values.EVIDENCE_MAX],
         )
-        item.incident = values.noted(changed, ctx.now, f"now: {verdict.reason}")
-        if item.incident != before:
-            ctx.changed[before.id] = item.incident
+        changed = values.noted(changed, ctx.now, f"now: {verdict.reason}")
+        if changed != before:
+            self.book.change(ctx, item, changed)
 
     def _gone(self, ctx: Context, key: str, here: dict[str, Verdict]) -> None:
-        item = self.memory.open[key]
+        item = self.book.open[key]
         if item.boot_id != ctx.now.boot_id:
-            self._close(ctx, key, "the machine was rebooted")
+            self.book.close(ctx, key, "the machine was rebooted")
             return
         if key in here:
             return
         wider = [one for one in here.values() if item.incident.fault in one.explains]
         if wider:
-            self._close(ctx, key, f"belongs to another: {wider[0].reason}")
+            self.book.close(ctx, key, f"belongs to another: {wider[0].reason}")
             return
         book = ctx.runbooks.get(item.incident.fault)
         wait_s = QUIET_S if book is not None and book.clears == "quiet_10m" else GONE_S
@@ -176,15 +158,10 @@ class StandingCase:
         if ctx.now.boot_s - since_s > wait_s:
             source = SOURCES.get(item.detector)
             seen = source is None or ctx.observed.samples.under(*source.names)
-            self._close(ctx, key, f"not so any more for {wait_s:.0f} s" if seen
+            self.book.close(ctx, key, f"not so any more for {wait_s:.0f} s" if seen
                         else "nobody looks at it any more")
         elif earlier:
             ctx.verdicts.append(_not_seen_yet(item))
-
-    def _close(self, ctx: Context, key: str, text: str) -> None:
-        item = self.memory.open.pop(key)
-        closed = values.ended(item.incident, ctx.now, values.CLOSED, text)
-        ctx.changed[closed.id] = closed
 
 
 def _would_have(book: Runbook | None) -> str:
@@ -207,8 +184,3 @@ def _not_seen_yet(item: Stood) -> Verdict:
         reason=f"{one.reason} (seen before this start of the agent, not looked at for long enough "
         "since)", evidence=one.evidence, detector=item.detector,
     )
-
-
-def _plain(subject: str) -> str:
-    text = "".join(c if c.isalnum() else "-" for c in subject)
-    return text[:80] or "host"

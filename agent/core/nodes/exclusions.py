@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ..incidents import values
+from ..incidents.book import Entry, IncidentBook
 from ..model import WARN, Beat, Incident, Now, Verdict
 from ..run import members, reconcile
 from ..run.state import Context
@@ -22,17 +22,17 @@ class Fleet:
         self.name = name
 
     def step(
-        self, wishes: dict[str, members.NodeDoc], opened: dict[str, Incident], led: list[Context],
-        contexts: list[Context], ctx: Context,
+        self, wishes: dict[str, members.NodeDoc], incidents: IncidentBook[Entry],
+        led: list[Context], ctx: Context,
     ) -> None:
         if not ctx.settings.single_node:
-            self._fatal_nodes(wishes, opened, led, ctx)
+            self._fatal_nodes(wishes, incidents, led, ctx)
         for node in sorted(wishes):
             self._write(wishes, node, ctx)
 
     def _fatal_nodes(
-        self, wishes: dict[str, members.NodeDoc], opened: dict[str, Incident], led: list[Context],
-        ctx: Context,
+        self, wishes: dict[str, members.NodeDoc], incidents: IncidentBook[Entry],
+        led: list[Context], ctx: Context,
     ) -> None:
         runs = {c.view.run for c in led}
         faults = faults_of(ctx)
@@ -54,12 +54,9 @@ class Fleet:
             mine = [n for n, d in wishes.items() if (d.fault, d.by) == (fault, self.name)]
             for node in mine:
                 del wishes[node]
-            self._tell_once(fault, tripped[fault], opened, ctx)
-        for fault in [f for f in opened if f not in tripped and f not in faults]:
-            closed = values.ended(
-                opened.pop(fault), ctx.now, values.CLOSED, "the fault is gone"
-            )
-            ctx.changed[closed.id] = closed
+            self._tell_once(fault, tripped[fault], incidents, ctx)
+        for fault in [f for f in incidents.open if f not in tripped and f not in faults]:
+            incidents.close(ctx, fault, "the fault is gone")
 
     def _should_exclude(self, beat: Beat, ctx: Context) -> bool:
         if not beat.fatal or not members.is_fresh(beat, ctx.now, ctx.settings):
@@ -69,7 +66,7 @@ class Fleet:
         return not doc.excluded and (book is None or "exclude_node" in book.ladder)
 
     def _tell_once(
-        self, fault: str, why: str, opened: dict[str, Incident], ctx: Context
+        self, fault: str, why: str, incidents: IncidentBook[Entry], ctx: Context
     ) -> None:
         ctx.verdicts.append(
             Verdict(
@@ -77,10 +74,8 @@ class Fleet:
                 reason=f"the breaker is open: {why}", detector="breaker",
             )
         )
-        if fault in opened:
-            return
-        opened[fault] = fleet_incident(fault, why, ctx.now)
-        ctx.changed[opened[fault].id] = opened[fault]
+        if fault not in incidents.open:
+            incidents.add(ctx, fault, Entry(fleet_incident(fault, why, ctx.now)))
 
     def _write(self, wishes: dict[str, members.NodeDoc], node: str, ctx: Context) -> None:
         key = f"node/{node}"

@@ -14,6 +14,7 @@ import msgspec
 
 from ..detect.ranks.ended import Cause
 from ..incidents import values
+from ..incidents.book import Entry, IncidentBook, plain, worse
 from ..model import FATAL, OK, SEVERITIES, Event, Incident, RankView, Runbook, Verdict
 from ..parse.kernel_line import pci_of
 from ..run.policy import RESTART_RUNGS
@@ -40,10 +41,9 @@ MORE_MAX = 12  # of them in one incident, so that a flood leaves room for what a
 CULPRIT_MAX = 300  # characters: no further ranks join an incident
 
 
-class Watched(msgspec.Struct):
+class Watched(Entry):
     """An open incident with what decides when it is said again and when it closes."""
 
-    incident: Incident
     boot_id: str
     last_boot_s: float  # newest event of it
     count: int = 1
@@ -57,9 +57,8 @@ class KernelMemory(msgspec.Struct):
 
     boot_id: str = ""
     cursor: int = -1  # newest event taken, of this boot
-    open: dict[str, Watched] = {}  # "fault|subject" ->
+    book: IncidentBook[Watched] = msgspec.field(default_factory=IncidentBook)  # "fault|subject" ->
     times: dict[str, list[float]] = {}  # window -> wall_s of its events
-    numbers: dict[str, int] = {}
     places: dict[str, Place] = {}  # of this boot
 
 
@@ -69,6 +68,7 @@ class KernelCase:
     def __init__(self, name: str, memory: KernelMemory) -> None:
         self.name = name
         self.memory = memory
+        self.book = memory.book
         self.places = Places(memory.places)
 
     def step(self, ctx: Context) -> list[tuple[int, Cause]]:
@@ -85,23 +85,17 @@ class KernelCase:
                 self._more(ctx, event)
         self._quiet(ctx)
         self._by_hand(ctx)
-        ctx.verdicts.extend(self._verdict(ctx, one) for one in self.opened())
+        ctx.verdicts.extend(self._verdict(one) for one in self.book.entries())
         return found
-
-    def opened(self) -> list[Watched]:
-        return [self.memory.open[key] for key in sorted(self.memory.open)]
 
     def addresses(self) -> dict[str, str]:
         """Address and subject of the devices that have an open incident here -> its severity."""
         found: dict[str, str] = {}
-        for one in sorted(self.opened(), key=lambda it: SEVERITIES.index(it.incident.severity)):
+        for one in sorted(self.book.entries(), key=lambda it: SEVERITIES.index(it.incident.severity)):
             subject = one.incident.subject
             if subject != self._where(""):
                 found[subject] = found[pci_of(subject.rpartition("/")[2])] = one.incident.severity
         return found
-
-    def incidents(self) -> dict[str, Incident]:
-        return {one.incident.id: one.incident for one in self.opened()}
 
     # ------------------------------------------------------------ events
 
@@ -110,8 +104,8 @@ class KernelCase:
         fault, severity = event.fault, event.severity
         if event.code == INSTRUCTION and severity == OK:
             # The driver takes its instruction back: the device was reset.
-            for key in [k for k in sorted(self.memory.open) if k.endswith(f"|{event.subject}")]:
-                self._close(ctx, key, event.meaning)
+            for key in [k for k in sorted(self.book.open) if k.endswith(f"|{event.subject}")]:
+                self.book.close(ctx, key, event.meaning)
         if not fault or severity == OK:
             return []
         rung = event.rung
@@ -129,10 +123,10 @@ class KernelCase:
                 self._worsen(ctx, one, event, severity)
                 self._instruct(ctx, one, event.rung, event.meaning, severity != FATAL)
             return [] if was_fatal else self._causes(ctx, event, severity)
-        item = self.memory.open.get(f"{fault}|{event.subject}")
+        item = self.book.open.get(f"{fault}|{event.subject}")
         if item is not None:
             self._again(ctx, item, event, severity)
-        elif self._room(ctx, severity):
+        elif self.book.room(ctx, severity, self.book.open, OPEN_MAX):
             item = self._open(ctx, event, severity)
         else:
             return []  # counted in any case
@@ -161,27 +155,14 @@ class KernelCase:
         book = ctx.runbooks.get(fault)
         return book is None or any(rung in RESTART_RUNGS for rung in book.ladder)
 
-    def _room(self, ctx: Context, severity: str) -> bool:
-        """Whether one more may be open; a milder one makes room for it."""
-        if len(self.memory.open) < OPEN_MAX:
-            return True
-        mildest = min(self.memory.open, key=lambda key: SEVERITIES.index(
-            self.memory.open[key].incident.severity))
-        worst = self.memory.open[mildest].incident.severity
-        if SEVERITIES.index(worst) >= SEVERITIES.index(severity):
-            return False
-        self._close(ctx, mildest, "made room for something worse")
-        return True
-
     def _open(self, ctx: Context, event: Event, severity: str) -> Watched:
         m, now = self.memory, ctx.now
         key = f"{event.fault}|{event.subject}"
-        number = m.numbers.get(event.fault, 0) + 1
-        m.numbers[event.fault] = number
+        number = self.book.number(event.fault)
         where = self._where(event.subject)
         lived, cgroup = self._lived(ctx, event)
         incident = Incident(
-            id=f"node-{self.name}-{event.fault}-{_plain(event.subject)}-{number}",
+            id=f"node-{self.name}-{event.fault}-{plain(event.subject)}-{number}",
             fault=event.fault, subject=where, severity=severity, run="", generation=0,
             opened_wall_s=wall_s_of(event, now), opened_boot_s=event.boot_s or now.boot_s,
             reason=self._reason(event),
@@ -190,8 +171,8 @@ class KernelCase:
             timeline=((wall_s_of(event, now), f"the kernel said: {event.text}"),),
             would_have=self._would_have(ctx, event.fault, "", severity),
         )
-        item = m.open[key] = Watched(incident, now.boot_id, event.boot_s or now.boot_s)
-        ctx.changed[incident.id] = incident
+        item = Watched(incident, now.boot_id, event.boot_s or now.boot_s)
+        self.book.add(ctx, key, item)
         reboots = len(m.times.get(f"reboots|{key}", ()))
         if event.reboots is not None and reboots >= event.reboots.count:
             self._instruct(ctx, item, event.reboots.then, event.reboots.text)
@@ -204,33 +185,33 @@ class KernelCase:
         lived, culprit = self._lived(ctx, event)[0], item.incident.culprit
         if lived not in culprit and len(culprit) < CULPRIT_MAX:
             changed = msgspec.structs.replace(item.incident, culprit=f"{culprit}; {lived}")
-            self.keep(ctx, item, changed)
+            self.book.change(ctx, item, changed)
         if self._worsen(ctx, item, event, severity) or item.count >= 2 * item.said:
             item.said = item.count
             # At least: of a flood only some of each kind come so far; the counter has them all.
             text = f"said at least {item.count} times, the last: {event.text}"
-            self.keep(ctx, item, values.noted(item.incident, ctx.now, text))
+            self.book.note(ctx, item, text)
 
     def _worsen(self, ctx: Context, item: Watched, event: Event, severity: str) -> bool:
         """Whether the incident is worse than it was, by this line."""
-        if SEVERITIES.index(severity) <= SEVERITIES.index(item.incident.severity):
+        if not worse(severity, item.incident.severity):
             return False
         would = self._would_have(ctx, item.incident.fault, item.rung, severity)
         changed = msgspec.structs.replace(
             item.incident, severity=severity, reason=self._reason(event), would_have=would
         )
-        self.keep(ctx, item, values.with_evidence(changed, (("kernel line", event.text),)))
+        self.book.change(ctx, item, values.with_evidence(changed, (("kernel line", event.text),)))
         return True
 
     def _more(self, ctx: Context, event: Event) -> None:
         """What further lines said of it, which may come a step later than the event."""
-        item = self.memory.open.get(f"{event.fault}|{event.subject}")
+        item = self.book.open.get(f"{event.fault}|{event.subject}")
         if item is None or event.boot_s < item.incident.opened_boot_s:
             return  # closed since; a later one of this name is another's
         known = item.incident.evidence
         room = max(0, MORE_MAX - sum(what == MORE for what, _ in known))
         if new := tuple((MORE, one) for one in event.more if (MORE, one) not in known)[:room]:
-            self.keep(ctx, item, values.with_evidence(item.incident, new))
+            self.book.change(ctx, item, values.with_evidence(item.incident, new))
 
     def _instruct(
         self, ctx: Context, item: Watched, rung: str, why: str, patient: bool = False
@@ -242,7 +223,7 @@ class KernelCase:
         noted = values.noted(item.incident, ctx.now, f"{rung} is asked for: {why}")
         would = self._would_have(ctx, item.incident.fault, rung,
                                  FATAL if patient else item.incident.severity)
-        self.keep(ctx, item, msgspec.structs.replace(noted, would_have=would))
+        self.book.change(ctx, item, msgspec.structs.replace(noted, would_have=would))
 
     def _cause(self, event: Event, pid: int) -> Cause:
         return Cause(
@@ -258,42 +239,37 @@ class KernelCase:
             return
         m.boot_id, m.cursor = now.boot_id, -1
         m.places.clear()
-        for key in [k for k, item in sorted(m.open.items()) if item.boot_id != now.boot_id]:
+        for key in [k for k, item in sorted(self.book.open.items()) if item.boot_id != now.boot_id]:
             times = [*m.times.get(f"reboots|{key}", ()), now.wall_s]
             escalations.remember(m.times, f"reboots|{key}",
                              [at for at in times if now.wall_s - at < 7 * 86400.0])
-            self._close(ctx, key, "the machine was rebooted")
+            self.book.close(ctx, key, "the machine was rebooted")
 
     def _quiet(self, ctx: Context) -> None:
-        for key, item in sorted(self.memory.open.items()):
+        for key, item in sorted(self.book.open.items()):
             book = ctx.runbooks.get(item.incident.fault)
             quiet = ctx.now.boot_s - item.last_boot_s > QUIET_S
             asked = item.patient or item.incident.severity == FATAL
             if quiet and not asked and self._clears(book) == "quiet_10m":
-                self._close(ctx, key, "not said again for ten minutes")
+                self.book.close(ctx, key, "not said again for ten minutes")
 
     def _by_hand(self, ctx: Context) -> None:
         """A card that was changed, a disk taken out, a GPU reset without its driver's word: none
         of them is heard, so whoever did it says so."""
         asked = {one.subject: one for one in ctx.observed.requests if one.kind == CLOSE}
-        for key, item in sorted(self.memory.open.items()):
+        for key, item in sorted(self.book.open.items()):
             request = asked.get(f"incident/{item.incident.id}")
             if request is not None:
-                self._close(ctx, key, f"closed by {request.by or 'a person'}: {request.reason}")
+                self.book.close(ctx, key, f"closed by {request.by or 'a person'}: {request.reason}")
 
     def well(self, ctx: Context, ids: Collection[str], text: str) -> None:
         """These incidents are over."""
-        for key, item in sorted(self.memory.open.items()):
+        for key, item in sorted(self.book.open.items()):
             if item.incident.id in ids:
-                self._close(ctx, key, text)
+                self.book.close(ctx, key, text)
 
     def _clears(self, book: Runbook | None) -> str:
         return book.clears if book is not None else "reboot"
-
-    def _close(self, ctx: Context, key: str, text: str) -> None:
-        item = self.memory.open.pop(key)
-        closed = values.ended(item.incident, ctx.now, values.CLOSED, text)
-        ctx.changed[closed.id] = closed
 
     # ------------------------------------------------------------ words
 
@@ -336,32 +312,28 @@ class KernelCase:
 
     def _name(self, ctx: Context) -> None:
         """The kernel may speak before a driver was asked: its number joins the incident later."""
-        for item in self.opened():
+        for item in self.book.entries():
             subject = item.incident.subject.removeprefix(self._where("")).lstrip("/")
-            plain, named = f"{plain_name(subject)} of {self.name}", self._named(subject)
+            bare, named = f"{plain_name(subject)} of {self.name}", self._named(subject)
             culprit = item.incident.culprit
-            if subject and named != plain and culprit.startswith(plain):
-                culprit = named + culprit.removeprefix(plain)
-                self.keep(ctx, item, msgspec.structs.replace(item.incident, culprit=culprit))
+            if subject and named != bare and culprit.startswith(bare):
+                culprit = named + culprit.removeprefix(bare)
+                self.book.change(ctx, item, msgspec.structs.replace(item.incident, culprit=culprit))
 
     def _where(self, subject: str) -> str:
         return f"node/{self.name}/{subject}" if subject else f"node/{self.name}"
 
     def _of_subject(self, subject: str) -> list[Watched]:
         where = self._where(subject)
-        return [one for one in self.opened() if one.incident.subject == where]
-
-    def keep(self, ctx: Context, item: Watched, incident: Incident) -> None:
-        item.incident = incident
-        ctx.changed[incident.id] = incident
+        return [one for one in self.book.entries() if one.incident.subject == where]
 
     def tell(self, ctx: Context, item: Watched, would_have: str) -> None:
         """What a rung waits for; said again only when it is something else."""
         if would_have != item.incident.would_have:
             changed = msgspec.structs.replace(item.incident, would_have=would_have)
-            self.keep(ctx, item, changed)
+            self.book.change(ctx, item, changed)
 
-    def _verdict(self, ctx: Context, item: Watched) -> Verdict:
+    def _verdict(self, item: Watched) -> Verdict:
         one = item.incident
         return Verdict(
             fault=one.fault, subject=one.subject, severity=one.severity, confidence=1.0,
@@ -381,8 +353,3 @@ def cause_of(
                     reason=f"rank {rank.rank} works there: {cause.reason}",
                 )
     return None
-
-
-def _plain(subject: str) -> str:
-    text = "".join(c if c.isalnum() else "-" for c in subject)
-    return text or "host"

@@ -71,7 +71,7 @@ class Repairs:
         for done in ctx.settled:
             if isinstance(done.effect.body, NodeOrder):
                 self._settle(ctx, done, done.effect.body)
-        for item in self.kernel.opened():
+        for item in self.kernel.book.entries():
             rung, why = self._rung(ctx, item)
             if why:
                 self.kernel.tell(ctx, item, why)
@@ -255,7 +255,7 @@ class Repairs:
         incident, now_s = item.incident, ctx.now.wall_s
         device = _address(item) if rung == RESET else ""
         # What the kernel says of it from now on may be of the reset, or of what it left behind.
-        cures = tuple(one.incident.id for one in self.kernel.opened()
+        cures = tuple(one.incident.id for one in self.kernel.book.entries()
                       if device and one.incident.subject == incident.subject)
         draft = Effect(
             id="", kind=rung, subject=self._subject(), reason=incident.reason,
@@ -277,7 +277,7 @@ class Repairs:
         _bound(m.asked)
         acted = msgspec.structs.replace(incident, state=values.ACTED, would_have="")
         acted = _noted_once(acted, ctx.now, f"{rung} is ordered from the node's unit")
-        self.kernel.keep(ctx, item, values.with_action(acted, effect.id))
+        self.kernel.book.change(ctx, item, values.with_action(acted, effect.id))
         return True
 
     def _settle(self, ctx: Context, done: Settled, order: NodeOrder) -> None:
@@ -291,7 +291,7 @@ class Repairs:
             m.resets.pop(self._gpu(order), None)  # the newest goes to the end
             m.resets[self._gpu(order)] = Reset(ctx.now.boot_id, ctx.now.wall_s)
             _bound(m.resets)
-        item = next((i for i in self.kernel.opened() if i.incident.id == order.incident), None)
+        item = next((i for i in self.kernel.book.entries() if i.incident.id == order.incident), None)
         if item is None:
             return
         text = "the node's unit took it" if done.ok else f"failed: {done.error}"
@@ -308,7 +308,7 @@ class Repairs:
             asked = m.asked.get(order.incident, [])
             m.asked[order.incident] = [one for one in asked if one != rung]
             m.times[_key(item, rung)] = m.times.get(_key(item, rung), [])[:-1]
-        self.kernel.keep(ctx, item, noted)
+        self.kernel.book.change(ctx, item, noted)
         if order.device and done.ok:
             self.kernel.well(ctx, order.cures, "the GPU was reset")
 

@@ -1,6 +1,6 @@
 """The open incidents of one run: who opened them, what was done, when they closed and at what cost.
 
-Owns RunMemory.open, what is said of a run that was stopped, and the counting of suspicions.  It
+Owns RunMemory.incidents, what is said of a run that was stopped, and the counting of suspicions.  It
 judges nothing: causes come from causes.py, plans and effects from case.py.
 """
 
@@ -17,17 +17,15 @@ from ..model import (
     OPAQUE,
     TRAINER,
     Effect,
-    Incident,
     Now,
     Plan,
     RankView,
     TakeEvidence,
     Verdict,
 )
-from .state import Context, RunMemory, Stopped
+from .state import Context, OpenIncident, RunMemory, Stopped
 
 OPEN_MAX = 32
-NUMBERS_MAX = 64
 QUARANTINE_MAX = 64
 EVIDENCE_KEPT = 64
 FINISHED_S = 600.0  # a run that is no longer here leaves the page after this
@@ -46,6 +44,7 @@ class Casebook:
 
     def __init__(self, memory: RunMemory) -> None:
         self.memory = memory
+        self.book = memory.incidents
 
     # ------------------------------------------------------------ opening
 
@@ -53,7 +52,7 @@ class Casebook:
         """The cause becomes an incident: the open suspicion of the same, or a new one."""
         m = self.memory
         self._count(ctx, cause.detector, "true")
-        suspected = m.open.get(m.suspicion)
+        suspected = self.book.open.get(m.suspicion)
         m.suspicion = ""
         subject = ends.subject_of(m.run, cause.rank)
         if suspected is not None:
@@ -61,9 +60,9 @@ class Casebook:
             if same:
                 suspected.suspicion, suspected.seen_boot_s = False, ctx.now.boot_s
                 m.cause_id = suspected.incident.id
-                return self._keep(ctx, values.upgraded(suspected.incident, cause, ctx.now))
-            text = f"overtaken: {cause.reason}"
-            self._drop(ctx, suspected.incident.id, values.CLOSED, text)
+                changed = values.upgraded(suspected.incident, cause, ctx.now)
+                return self.book.change(ctx, suspected, changed)
+            self.book.close(ctx, suspected.incident.id, f"overtaken: {cause.reason}")
         m.cause_id = self._open(ctx, cause, acted=True, suspicion=False)
 
     def open_side(self, ctx: Context, fault: str, cause: Cause, reason: str) -> None:
@@ -90,7 +89,7 @@ class Casebook:
     def suspect(self, ctx: Context, cause: Cause, would_have: str) -> None:
         """Shown as a warning, once for a subject and fault; a change of either is a new one."""
         m = self.memory
-        item = m.open.get(m.suspicion)
+        item = self.book.open.get(m.suspicion)
         subject = ends.subject_of(m.run, cause.rank)
         if item and (item.incident.subject, item.incident.fault) == (subject, cause.fault):
             return self._would_have(ctx, would_have)
@@ -101,12 +100,12 @@ class Casebook:
     def take_back(self, ctx: Context, why: str) -> None:
         """The open suspicion was wrong; it counts as false."""
         m = self.memory
-        item = m.open.get(m.suspicion)
+        item = self.book.open.get(m.suspicion)
         m.suspicion = ""
         if item is None:
             return
         self._count(ctx, "hang", "false")
-        self._drop(ctx, item.incident.id, values.TAKEN_BACK, f"taken back: {why}")
+        self.book.close(ctx, item.incident.id, f"taken back: {why}", values.TAKEN_BACK)
 
     # ------------------------------------------------------------ noting
 
@@ -114,13 +113,13 @@ class Casebook:
         """One line and one action on every incident that waits for the run to go on."""
         for item in self._waiting():
             noted = values.noted(item.incident, ctx.now, text)
-            self._keep(ctx, values.with_action(noted, effect_id))
+            self.book.change(ctx, item, values.with_action(noted, effect_id))
 
     def note_action(self, ctx: Context, effect: Effect) -> None:
-        item = self.memory.open.get(self.memory.cause_id)
+        item = self.book.open.get(self.memory.cause_id)
         if item is not None:
             noted = values.noted(item.incident, ctx.now, f"{effect.kind}: {effect.reason}")
-            self._keep(ctx, values.with_action(noted, effect.id))
+            self.book.change(ctx, item, values.with_action(noted, effect.id))
 
     def planned(self, ctx: Context, plan: Plan, effect_id: str) -> None:
         """The plan's line, and how many finished steps it gives up."""
@@ -128,8 +127,8 @@ class Casebook:
         for item in self._waiting():
             lost = max(0, item.base_step - plan.resume.step, item.incident.lost_steps)
             changed = msgspec.structs.replace(item.incident, lost_steps=-1 if unseen else lost)
-            item.incident = values.noted(changed, ctx.now, values.plan_line(plan))
-            self._keep(ctx, values.with_action(item.incident, effect_id))
+            changed = values.noted(changed, ctx.now, values.plan_line(plan))
+            self.book.change(ctx, item, values.with_action(changed, effect_id))
 
     def effect_settled(self, ctx: Context, done: Settled) -> None:
         """Evidence joins the open incidents of its rank; a failure is a line."""
@@ -153,26 +152,26 @@ class Casebook:
             ("where", found.where), ("kernel state", found.state), ("wait channel", found.wchan),
         ) if v)
         subjects = (ends.subject_of(m.run, rank), ends.subject_of(m.run, -1))
-        for item in list(m.open.values()):
+        for item in self.book.open.values():
             if item.incident.generation == generation and item.incident.subject in subjects:
-                self._keep(ctx, values.with_evidence(item.incident, rows))
+                self.book.change(ctx, item, values.with_evidence(item.incident, rows))
 
     def attach(
         self, ctx: Context, incident_id: str, rows: tuple[tuple[str, str], ...], text: str = ""
     ) -> None:
         """Rows in front of an incident's evidence, in place of older ones of their names; a late
         answer still joins the incident that closed last."""
-        item, closed = self.memory.open.get(incident_id), self.memory.closed
+        item, closed = self.book.open.get(incident_id), self.book.closed
         late = closed is not None and closed.id == incident_id and item is None
         incident = item.incident if item is not None else closed if late else None
         if incident is None:
             return
         changed = values.with_first(incident, rows)
         changed = values.noted(changed, ctx.now, text) if text else changed
-        if late:
-            self.memory.closed = ctx.changed[incident_id] = changed
+        if item is not None:
+            self.book.change(ctx, item, changed)
         else:
-            self._keep(ctx, changed)
+            self.book.closed = ctx.changed[incident_id] = changed
 
     # ------------------------------------------------------------ closing
 
@@ -190,13 +189,16 @@ class Casebook:
         m.recovering = False
         m.history.add_restart(max(0.0, first_s - m.cause_boot_s))
         for item in self._waiting():
-            closed = values.recovered(item, ctx.now, step, max(first_s, item.seen_boot_s))
-            del m.open[item.incident.id]
-            ctx.changed[closed.id] = m.closed = closed
+            again_s = max(first_s, item.seen_boot_s)
+            closed = values.recovered(
+                item.incident, ctx.now, step, max(0.0, again_s - item.last_step_boot_s),
+                again_s - item.seen_boot_s,
+            )
+            self.book.end(ctx, item.incident.id, closed)
 
     def close_all(self, ctx: Context, text: str) -> None:
-        for incident_id in sorted(self.memory.open):
-            self._drop(ctx, incident_id, values.CLOSED, text)
+        for incident_id in sorted(self.book.open):
+            self.book.close(ctx, incident_id, text)
         self.memory.suspicion = ""
 
     def quarantined(self, ctx: Context, plan: Plan | None) -> tuple[str, ...]:
@@ -212,14 +214,13 @@ class Casebook:
 
     def _open(self, ctx: Context, cause: Cause, acted: bool, suspicion: bool) -> str:
         m = self.memory
-        number = m.numbers.get(cause.fault, 0) + 1
-        m.numbers = {**dict(list(m.numbers.items())[-NUMBERS_MAX:]), cause.fault: number}
+        number = self.book.number(cause.fault)
         incident = values.opened(cause, m.run, number, ctx.now, acted)
-        if len(m.open) < OPEN_MAX:
-            m.open[incident.id] = values.OpenIncident(
+        if len(self.book.open) < OPEN_MAX:
+            self.book.add(ctx, incident.id, OpenIncident(
                 incident, m.base_step if acted else m.peak_step,
                 self._last_step_s(cause), ctx.now.boot_s, suspicion,
-            )
+            ))
         ctx.changed[incident.id] = incident
         return incident.id
 
@@ -230,26 +231,14 @@ class Casebook:
             return cause.boot_s if cause.boot_s > 0 else self.memory.cause_boot_s
         return min(peak_s, cause.boot_s) if cause.boot_s > 0 else peak_s
 
-    def _waiting(self) -> list[values.OpenIncident]:
-        opened = [self.memory.open[i] for i in sorted(self.memory.open)]
-        return [item for item in opened if not item.suspicion]
+    def _waiting(self) -> list[OpenIncident]:
+        return [item for item in self.book.entries() if not item.suspicion]
 
     def _would_have(self, ctx: Context, text: str) -> None:
-        item = self.memory.open.get(self.memory.suspicion)
+        item = self.book.open.get(self.memory.suspicion)
         if item is not None and text and text != item.incident.would_have:
-            self._keep(ctx, msgspec.structs.replace(item.incident, would_have=text))
-
-    def _keep(self, ctx: Context, incident: Incident) -> None:
-        item = self.memory.open.get(incident.id)
-        if item is not None:
-            item.incident = incident
-            ctx.changed[incident.id] = incident
-
-    def _drop(self, ctx: Context, incident_id: str, state: str, text: str) -> None:
-        item = self.memory.open.pop(incident_id, None)
-        if item is not None:
-            self.memory.closed = values.ended(item.incident, ctx.now, state, text)
-            ctx.changed[incident_id] = self.memory.closed
+            changed = msgspec.structs.replace(item.incident, would_have=text)
+            self.book.change(ctx, item, changed)
 
     def _count(self, ctx: Context, detector: str, outcome: str) -> None:
         key = f"{detector}/{outcome}"

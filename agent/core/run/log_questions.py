@@ -33,7 +33,7 @@ class LogCase:
         if ctx.view.logs:
             self._want(ctx)
             self._ask(ctx, ranks)
-        if look.verdict is not None and look.incident in self.memory.open:
+        if look.verdict is not None and look.incident in self.memory.incidents.open:
             ctx.verdicts.append(look.verdict)
 
     def holds(self, ctx: Context) -> bool:
@@ -71,7 +71,7 @@ class LogCase:
         if m.cause is not None and m.cause.detector != OPERATOR:
             key, incident, generation = f"act/{m.cause_id}", m.cause_id, m.cause.generation
         elif m.suspicion and not 0.0 <= now_s - look.suspected_boot_s < SUSPECTED_AGAIN_S:
-            item = m.open.get(m.suspicion)
+            item = m.incidents.open.get(m.suspicion)
             key, incident = f"see/{m.suspicion}", m.suspicion
             generation = item.incident.generation if item is not None else 0
             look.suspected_boot_s = now_s

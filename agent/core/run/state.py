@@ -13,7 +13,7 @@ import msgspec
 from ..detect.ranks.ended import Cause
 from ..detect.ranks.live_logs import LogLook
 from ..effects.in_flight import Outbox, Settled
-from ..incidents.values import OpenIncident
+from ..incidents.book import Entry, IncidentBook
 from ..model import (
     Effect,
     Incident,
@@ -34,6 +34,15 @@ class Stopped(msgspec.Struct):
 
     verdict: Verdict
     boot_s: float
+
+
+class OpenIncident(Entry):
+    """An incident with what its cost will be measured from."""
+
+    base_step: int = 0  # highest step finished before
+    last_step_boot_s: float = 0.0  # when that was
+    seen_boot_s: float = 0.0  # when the verdict fell
+    suspicion: bool = False  # a warning that may still be taken back
 
 
 class RunMemory(msgspec.Struct):
@@ -66,10 +75,8 @@ class RunMemory(msgspec.Struct):
     stopped: Stopped | None = None  # by a crash loop, or with its budget spent
     left: bool = False  # the launcher was told to leave, and said yes
     shown: int = 0  # generation that the launcher showed last
-    open: dict[str, OpenIncident] = {}
-    numbers: dict[str, int] = {}  # incidents opened so far, by fault
+    incidents: IncidentBook[OpenIncident] = msgspec.field(default_factory=IncidentBook)  # id ->
     suspicion: str = ""  # incident id of the open suspicion
-    closed: Incident | None = None  # the last one: an answer about it may still be on its way
     logs: LogLook = msgspec.field(default_factory=LogLook)
     evidence: dict[str, str] = {}  # "generation/rank/step" -> source line, "" until it is known
     budget_since: dict[str, float] = {}  # budget key -> boot_s of the window's begin

@@ -52,7 +52,7 @@ def test_what_came_behind_is_kept_though_the_event_was_taken_before():
     assert machine.step().incidents == before
     machine.more("Severity 1", "Data {1}", "Data {2}")
     assert machine.kept() == ["Severity 1", "Data {1}", "Data {2}"]
-    assert machine.node.kernel.opened()[0].count == 1  # one error, however many lines
+    assert machine.node.kernel.book.entries()[0].count == 1  # one error, however many lines
 
 
 def test_a_flood_leaves_room_in_the_incident():
