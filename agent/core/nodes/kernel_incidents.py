@@ -91,7 +91,8 @@ class KernelCase:
     def addresses(self) -> dict[str, str]:
         """Address and subject of the devices that have an open incident here -> its severity."""
         found: dict[str, str] = {}
-        for one in sorted(self.book.entries(), key=lambda it: SEVERITIES.index(it.incident.severity)):
+        rank = SEVERITIES.index
+        for one in sorted(self.book.entries(), key=lambda it: rank(it.incident.severity)):
             subject = one.incident.subject
             if subject != self._where(""):
                 found[subject] = found[pci_of(subject.rpartition("/")[2])] = one.incident.severity

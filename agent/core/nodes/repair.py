@@ -291,7 +291,8 @@ class Repairs:
             m.resets.pop(self._gpu(order), None)  # the newest goes to the end
             m.resets[self._gpu(order)] = Reset(ctx.now.boot_id, ctx.now.wall_s)
             _bound(m.resets)
-        item = next((i for i in self.kernel.book.entries() if i.incident.id == order.incident), None)
+        opened = self.kernel.book.entries()
+        item = next((one for one in opened if one.incident.id == order.incident), None)
         if item is None:
             return
         text = "the node's unit took it" if done.ok else f"failed: {done.error}"

@@ -1,7 +1,7 @@
 """The open incidents of one run: who opened them, what was done, when they closed and at what cost.
 
-Owns RunMemory.incidents, what is said of a run that was stopped, and the counting of suspicions.  It
-judges nothing: causes come from causes.py, plans and effects from case.py.
+Owns RunMemory.incidents, what is said of a run that was stopped, and the counting of suspicions.
+It judges nothing: causes come from causes.py, plans and effects from case.py.
 """
 
 from __future__ import annotations
