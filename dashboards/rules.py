@@ -13,10 +13,9 @@ import json
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from holdfast.agent.core.actions import bringing_back
+from holdfast.agent.core.ladder import first
 from holdfast.agent.core.model import FATAL, OK, UNKNOWN, Runbook
-
-# A ladder with one of these brings training back by itself: a person need not get up for it.
-BRINGS_BACK = frozenset({"restart_ranks", "resume_older", "replace_node"})
 
 
 class Entry(NamedTuple):
@@ -39,8 +38,8 @@ def levels(runbook: Runbook) -> tuple[Level, ...]:
     nobody.  So the verdict's own severity decides, not the runbook's, which is the worst."""
     if runbook.severity in (OK, UNKNOWN):
         return (Level("info"),)
-    if BRINGS_BACK & set(runbook.ladder):
-        return (Level("warning"),)
+    if first(runbook, bringing_back()):
+        return (Level("warning"),)  # a person need not get up for it
     return (Level("critical", f'severity="{FATAL}"'), Level("warning", f'severity!="{FATAL}"'))
 
 

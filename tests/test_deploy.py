@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.agent.actions import root_client, root_helper
-from holdfast.agent.core.nodes import repair
+from holdfast.agent.core.actions import ACTIONS
 from holdfast.agent.launchers import admission
 from holdfast.agent.telemetry import collectors
 
@@ -131,7 +131,8 @@ def test_the_operators_program_has_room() -> None:
                                 for key in ("MaxConnections", "TriggerLimitBurst"))
     assert int(connections) > 1 and int(burst) >= root_helper.RESETS_MAX + len(root_helper.VERBS)
     # Each side waits longer than the one behind it.
-    assert root_helper.COMMAND_S < root_client.ANSWER_S < repair.ORDER_S - root_client.EVIDENCE_S
+    order_s = min(one.deadline_s for one in ACTIONS.values() if one.verb)
+    assert root_helper.COMMAND_S < root_client.ANSWER_S < order_s - root_client.EVIDENCE_S
     assert root_helper.RESET_S < root_client.RESET_S
     before_s = root_client.EVIDENCE_S + collectors.REST_S
-    assert root_client.RESET_S + before_s < repair.RESET_S
+    assert root_client.RESET_S + before_s < ACTIONS["reset_gpu"].deadline_s

@@ -1,4 +1,5 @@
-"""What holds for all tests: no time for a property, and no skip that CI does not see."""
+"""What holds for the whole house: an addition is one entry; no test has a time for a property, and
+no skip that CI does not see."""
 
 from __future__ import annotations
 
@@ -10,6 +11,13 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+from holdfast.agent.actions import root_helper
+from holdfast.agent.cli import policy
+from holdfast.agent.config import load as configuration
+from holdfast.agent.config.runbooks import RunbookError, load_runbooks, parse
+from holdfast.agent.core import actions, ladder
+from holdfast.agent.core.model import Settings
 
 TESTS = Path(__file__).resolve().parent
 SKIPS = """
@@ -43,3 +51,56 @@ def test_each_package_that_a_skip_names_is_installed_by_make() -> None:
     named = {name for file in TESTS.rglob("*.py")
              for name in re.findall(r"is missing \(Debian package ([\w-]+)\)", file.read_text())}
     assert named - {"libc6-dev"} <= listed  # build-essential brings the headers of C
+
+
+# ------------------------------------------------------------------------------ actions
+
+TOY = actions.Action(
+    "wave_flag", actions.NODE, actions.HERE, actions.ROOT_HELPER, "waves the node's flag",
+    deadline_s=7.0, off_by_default=True, verb="wave",
+)
+TOY_BOOK = """+++
+severity = "fatal"
+scope = "node"
+ladder = ["wave_flag", "ask_person"]
++++
+"""
+
+
+def test_an_action_is_one_entry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A row of the table reaches the loader, config, `explain` and the reader of ladders."""
+    file = tmp_path / "agent.toml"
+    file.write_text(f'[actions]\nallow = ["wave_flag"]\n[evidence]\nstore = "{tmp_path}"\n')
+    with pytest.raises(RunbookError, match="'wave_flag' is unknown"):
+        parse("toy", TOY_BOOK, "toy.md")
+    with pytest.raises(configuration.ConfigError, match="'wave_flag' is no action"):
+        configuration.load(file)
+    monkeypatch.setitem(actions.ACTIONS, TOY.name, TOY)
+    book = parse("toy", TOY_BOOK, "toy.md").runbook
+    allow = configuration.load(file).config.actions.allow
+    said = "\n".join("".join(map(str, row)) for row in policy.explained(book, {}, []))
+    assert "waves the node's flag, where actions.allow names it" in " ".join(said.split())
+    assert TOY.name in actions.beyond_run() and actions.root_verbs()[TOY.name] == "wave"
+
+    def leave(action: str) -> ladder.Leave:
+        reason = actions.ACTIONS[action].withheld(allow)
+        return ladder.Leave(not reason, bool(reason), reason)
+
+    assert ladder.next_rung(book, lambda action: 0, leave) == (TOY.name, "")
+    why = "ask_person: a person's part"
+    assert ladder.next_rung(book, lambda action: book.budget_count, leave) == (None, why)
+
+
+def test_the_root_helper_knows_the_verbs_of_the_table_and_no_other() -> None:
+    assert sorted(root_helper.VERBS) == sorted(actions.root_verbs().values())
+
+
+def test_a_rung_that_nobody_performs_is_refused_or_a_persons() -> None:
+    with pytest.raises(RunbookError, match="'replace_rank' is performed by nobody"):
+        parse("toy", TOY_BOOK.replace("wave_flag", "replace_rank"), "toy.md")
+    for book in load_runbooks().values():
+        for rung in book.ladder:
+            row = actions.ACTIONS[rung]
+            assert row.performed_by != actions.NOBODY or row.granted_by == actions.PERSON
+    assert not set(Settings().allow)  # what outlives a run is off until it is named
+    assert all(row.off_by_default for row in actions.ACTIONS.values() if row.verb)

@@ -14,16 +14,13 @@ import pytest
 from pages import promtool
 
 from holdfast.agent.cli.parser import INJECTABLE
+from holdfast.agent.core.actions import rungs
 from holdfast.agent.core.model import SEVERITIES, Runbook
 from holdfast.dashboards import rules
 from holdfast.runbooks import prose
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMERS = ("agent", "collectors", "trainer", "worker")
-RUNGS = {"take_evidence", "restart_ranks", "resume_older", "stop_run",  # those in use now
-         "remove_lock",
-         "drain_node",  # where the operator allows it
-         "reset_gpu", "exclude_node", "reboot_node", "replace_node", "ask_person"}  # only said
 SCOPES = {"gpu", "neuron", "nic", "rank", "node", "run", "store"}
 INJECTED = set(INJECTABLE)  # `inject` calls what it does to a rank a fault as well
 CLEARS = {"reboot", "quiet_10m", "check", "operator"}
@@ -55,7 +52,7 @@ def wrong_with(fault: str, text: str) -> list[str]:
         "keys": set(table) == {"severity", "scope", "ladder", "budget", "clears", "alert"},
         "severity": table.get("severity") in SEVERITIES,
         "scope": table.get("scope") in SCOPES,
-        "rungs": set(table.get("ladder", ["?"])) <= RUNGS,
+        "rungs": set(table.get("ladder", ["?"])) <= set(rungs()),
         "budget": table.get("budget", {}).keys() == {"count", "window_h"},
         "clears": table.get("clears") in CLEARS,
         "alert": table.get("alert") == camel,

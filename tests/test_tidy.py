@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 import pytest
 
+from holdfast.agent.core.actions import ACTIONS
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("agent", "collectors", "dashboards", "runbooks", "trainer", "worker")
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".txt", ".yml", ".json", ".service", ".svg", ".html"}
@@ -237,8 +239,25 @@ def rule_words(source: Source) -> Iterator[Finding]:
             yield Finding("words", source.path, f"line {number}: {match.group()!r}")
 
 
+# `pause`, `resume` and `drain` are words of much else.
+ACTION_NAMES = {name for name in ACTIONS if "_" in name}
+ACTION_HOMES = ("agent/core/actions.py",
+                # These import nothing of ours.
+                "agent/actions/root_helper.py", "worker/launcher/commands.py")
+
+
+def rule_action(source: Source) -> Iterator[Finding]:
+    """An action's name stands in the table alone; elsewhere stand its constant and the views."""
+    if source.folder not in PACKAGES or source.path in ACTION_HOMES:
+        return
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Constant) and node.value in ACTION_NAMES:
+            yield Finding("action", source.path, f"line {node.lineno}: {node.value!r}")
+
+
 PYTHON_RULES: tuple[Rule, ...] = (
     rule_import, rule_home, rule_core_pure, rule_worker, rule_opening, rule_size, rule_except,
+    rule_action,
 )
 
 # ----------------------------------------------------------------------------- over the repository
@@ -336,6 +355,7 @@ BAD: list[tuple[Rule, str, str]] = [
     (rule_except, "agent/daemon/daemon.py", "try: pass\nexcept Exception: pass"),
     (rule_except, "agent/daemon/daemon.py", "try: pass\nexcept (OSError, BaseException): pass"),
     (rule_except, "agent/daemon/daemon.py", "try: pass\nexcept: pass"),
+    (rule_action, "agent/core/run/policy.py", "LADDER = ('restart_ranks',)"),
     (rule_words, "docs/guide.md", "see /ro" "ot/notes"),
     (rule_words, "docs/guide.md", "XX" "X later"),
 ]
@@ -347,6 +367,8 @@ GOOD: list[tuple[Rule, str, str]] = [
     (rule_worker, "worker/rank/hooks.py", "def f():\n    import torch"),
     (rule_opening, "agent/daemon/daemon.py", HEAD),
     (rule_except, "agent/daemon/daemon.py", "try: pass\nexcept OSError: pass"),
+    (rule_action, "agent/core/actions.py", "RESTART_RANKS = 'restart_ranks'"),
+    (rule_action, "agent/core/run/policy.py", "paused = 'pause'"),
     (rule_except, "agent/daemon/daemon.py", "try: pass\nexcept BaseException:\n    f()\n    raise"),
 ]
 

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from holdfast.collectors.contract import Sample
 
+from ..core.actions import root_verbs
 from ..core.detect.devices.accelerator import processes
 from ..core.model import FATAL, Gate
-from ..core.nodes.repair import VERBS
 from ..system import procfs
 from ..telemetry.devices import COLLECTORS
 
@@ -52,7 +52,7 @@ async def watch_gate(daemon: Daemon) -> None:
 
 
 def _wanted(daemon: Daemon) -> bool:
-    if not set(VERBS).intersection(daemon.config.actions.allow):
+    if not set(root_verbs()).intersection(daemon.config.actions.allow):
         return False
     open_now = (one for one in daemon.snapshot.decision.incidents if not one.closed_wall_s)
     return any(one.severity == FATAL and not one.run for one in open_now)

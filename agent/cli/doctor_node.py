@@ -18,14 +18,14 @@ from typing import NamedTuple
 from holdfast.agent.actions import root_helper
 from holdfast.agent.config import load as configuration
 from holdfast.agent.config.settings import Config
-from holdfast.agent.core.nodes.repair import VERBS
+from holdfast.agent.core.actions import REBOOT_NODE, RESET_GPU, root_verbs
 
 DEVICES_MAX = 64
 FOLDER_S = 5.0  # for the folder of evidence.store to answer
 AGENT_USER = "holdfast"  # HOLDFAST_AGENT_USER names another, or a uid, as for the launcher
 PROGRAMS = Path("/etc/holdfast/node.d")  # where the root unit looks
 UNIT = ", or name the group in SupplementaryGroups= of holdfast.service"
-BY_ITSELF = {"reboot_node": root_helper.REBOOT[0], "reset_gpu": root_helper.RESET[0]}
+BY_ITSELF = {REBOOT_NODE: root_helper.REBOOT[0], RESET_GPU: root_helper.RESET[0]}
 NEURON, ORDERS = "Neuron devices", "node orders"
 
 
@@ -129,7 +129,7 @@ def orders(config_file: str | None) -> Finding:
 def node_orders(config: Config, programs: Path = PROGRAMS) -> Finding:
     """What actions.allow needs beside the word itself: who takes the order, where its reason is
     kept, and what carries it out."""
-    allowed = [rung for rung in VERBS if rung in config.actions.allow]
+    allowed = [rung for rung in root_verbs() if rung in config.actions.allow]
     if not allowed:
         return Finding(ORDERS, HAVE, "actions.allow names none: nothing is done here")
     lacking = [*_socket(Path(config.actions.socket)), *_store(config.evidence.store),
@@ -173,7 +173,7 @@ def _store(folder: str) -> Sequence[Lacking]:
 
 def _programs(allowed: Sequence[str], programs: Path) -> list[Lacking]:
     """Where none is, systemd itself reboots, and the driver's own tool resets."""
-    wanted = [(programs / VERBS[rung], BY_ITSELF.get(rung, "")) for rung in allowed]
+    wanted = [(programs / root_verbs()[rung], BY_ITSELF.get(rung, "")) for rung in allowed]
     return [Lacking(f"no program {path}", f"put a program of root's into {path}")
             for path, tool in wanted
             if not os.access(path, os.X_OK) and not os.access(tool, os.X_OK)]

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from holdfast.agent.core.actions import ACTIONS, OFF
 from holdfast.agent.core.model import Runbook
 from holdfast.runbooks import prose
 from holdfast.worker.exits import CONFIGURATION
@@ -31,19 +32,6 @@ from .text import (
     table,
 )
 
-RUNGS = {
-    "take_evidence": "reads the rank's stack and state, without stopping it",
-    "restart_ranks": "ends the faulty ranks and starts a new generation of the run",
-    "resume_older": "sets the state aside and resumes from the next older verified one",
-    "reset_gpu": "`nvidia-smi --gpu-reset` or your program, by the node's root unit, where "
-    "actions.allow names it",
-    "drain_node": "ends this node's runs with 75, and for a kernel fault runs your program by the "
-    "node's root unit, where actions.allow names it",
-    "reboot_node": "by the node's root unit, where actions.allow names it",
-    "replace_node": "your program, by the node's root unit, where actions.allow names it",
-    "remove_lock": "the run's launcher removes the file, where actions.allow names it",
-    "stop_run": "ends the run with the exit code that says whose fault it was",
-}
 CLEARS = {
     "reboot": "with the node's next boot",
     "quiet_10m": "after ten minutes without it; what a line of the kernel's calls fatal with the "
@@ -51,8 +39,6 @@ CLEARS = {
     "check": "as soon as what was watched is good again",
     "operator": "by a person's hand",
 }
-OTHER_RUNG = "off in this version"
-ALLOW = "actions.allow names it"
 
 
 def runbooks() -> dict[str, Runbook]:
@@ -102,7 +88,7 @@ def explained(book: Runbook, sections: dict[str, str], now: list[str]) -> list[L
     budget = f"each {count(book.budget_count, 'time')} in {book.budget_window_h:g} h per subject:"
     lines += field("done", budget if book.ladder else "nothing by itself")
     for number, rung in enumerate(book.ladder, 1):
-        lines += field(f"  {number} {rung}", RUNGS.get(rung, OTHER_RUNG), indent=20)
+        lines += field(f"  {number} {rung}", ACTIONS[rung].text, indent=20)
     lines += [row for text in now for row in field("now", text)]
     for title, body in sections.items():
         lines += [(), line(Span(title, FAINT)), *paragraphs(body)]
@@ -136,10 +122,12 @@ def _now(book: Runbook) -> list[str]:
 
 def _first(book: Runbook) -> str:
     """The first rung, with what it hangs on: what an agent may do is not known here."""
-    rung = book.ladder[0] if book.ladder else "only shown"
-    if book.ladder and rung not in RUNGS:
-        return f"{rung} ({OTHER_RUNG})"
-    return f"{rung}, where {ALLOW}" if ALLOW in RUNGS.get(rung, "") else rung
+    if not book.ladder:
+        return "only shown"
+    first = ACTIONS[book.ladder[0]]
+    if first.off_by_default:
+        return f"{first.name}, where actions.allow names it"
+    return f"{first.name} ({OFF})" if first.does == OFF else first.name
 
 
 def _recent(incidents: list[dict[str, Any]], book: Runbook) -> int:

@@ -16,12 +16,11 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 
 import msgspec
 
+from ..core import actions
 from .settings import Config
 
 FILE_MAX_BYTES = 1 << 20
 CONF_D_MAX = 100
-ALLOWED_ACTIONS = ("reboot_node", "replace_node", "drain_node", "reset_gpu", "remove_lock")
-NODE_ACTIONS = ALLOWED_ACTIONS[:4]  # that leave by the node's root unit
 ADDRESSES = ("agent.listen", "agent.metrics_listen", "collectors.ec2_metadata")
 PORT_MAX = 65535
 DEFAULT_FILE = Path("/etc/holdfast/agent.toml")
@@ -75,7 +74,7 @@ def load(
     config = _build(values, errors)
     errors.extend(_check_lattice(config, values) + _check_hidden(config, values))
     errors.extend(_check_ports(config, values))
-    named = [("actions.allow", "action", config.actions.allow, ALLOWED_ACTIONS),
+    named = [("actions.allow", "action", config.actions.allow, actions.allowable()),
              ("detect.act", "detector that may act", config.detect.act, Config().detect.act)]
     if config.collectors.disable:
         named.append(("collectors.disable", "collector", config.collectors.disable, collectors()))
@@ -85,7 +84,7 @@ def load(
                       for word in words if word not in known)
     if signatures:
         logrules().check_together(signatures, errors)
-    lasting = [one for one in config.actions.allow if one in NODE_ACTIONS]
+    lasting = [one for one in config.actions.allow if one in actions.root_verbs()]
     if lasting and not config.evidence.store:
         errors.append(
             f"{_origin('actions.allow', values)}: evidence.store is empty, but actions.allow names "

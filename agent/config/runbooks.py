@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..core.actions import ACTIONS, rungs
 from ..core.model import SEVERITIES, Runbook
 
 FENCE = "+++"
@@ -20,12 +21,6 @@ FILES_MAX = 1000
 LADDER_MAX = 12
 SCOPES = ("gpu", "neuron", "nic", "rank", "node", "run", "store")
 CLEARS = ("reboot", "quiet_10m", "check", "operator")
-RUNGS = (
-    "take_evidence", "stop_own_ranks", "run_check", "restart_ranks", "replace_rank",
-    "resume_older", "remove_lock",
-    "reset_gpu", "exclude_node", "drain_node", "reboot_node", "replace_node",
-    "stop_run", "ask_person",
-)
 KEYS = ("severity", "scope", "ladder", "budget", "clears", "alert")
 
 
@@ -119,8 +114,9 @@ def _check(table: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "ladder", f"set a list of at most {LADDER_MAX} rungs"
     else:
         for rung in ladder:
-            if rung not in RUNGS:
-                yield "ladder", f"rung {rung!r} is unknown: set some of {', '.join(RUNGS)}"
+            if rung not in rungs():
+                why = "is performed by nobody" if rung in ACTIONS else "is unknown"
+                yield "ladder", f"rung {rung!r} {why}: set some of {', '.join(rungs())}"
     budget = table.get("budget", {})
     if not isinstance(budget, dict) or set(budget) - {"count", "window_h"}:
         yield "budget", "set { count = 3, window_h = 24 }"

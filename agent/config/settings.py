@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from ..core import model
+from ..core.actions import allowable
 
 Path = Annotated[str, Meta(max_length=4096)]
 Address = Annotated[str, Meta(pattern=r"^(|\[?[^\s]+\]?:\d{1,5})$")]
@@ -265,8 +266,7 @@ class Actions(msgspec.Struct, frozen=True):
     """What outlives a run is off until it is named here."""
 
     allow: Annotated[
-        tuple[str, ...], Meta(description="of reboot_node, replace_node, drain_node, reset_gpu, "
-             "remove_lock")
+        tuple[str, ...], Meta(description=f"of {', '.join(allowable())}")
     ] = _SETTINGS.allow
     socket: Annotated[
         Path,

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ..core.actions import outlives_node
 from ..core.model import Effect, Incident
 from ..store.sqlite import open_database
 from .retention import INCIDENTS_MAX, mended, prune
@@ -31,7 +32,6 @@ BATCHES_PER_COMMIT = 64
 PRUNE_EVERY = 1000  # records: a node that is never restarted must not grow without end
 FINISHED_READ = 256
 UNFINISHED_ERROR = "the agent ended before it learned the outcome"
-SYNCED_WORDS = ("reboot", "replace", "exclude")  # these outlive the node's power
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS intents (
@@ -139,7 +139,7 @@ def intent_of(effect: Effect, wall_s: float) -> Intent:
 
 def needs_sync(effect: Effect) -> bool:
     """Whether the intent must survive a loss of power."""
-    return effect.outlives_node or any(word in effect.kind for word in SYNCED_WORDS)
+    return effect.outlives_node or outlives_node(effect.kind)
 
 
 class Journal:

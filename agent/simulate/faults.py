@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from ..core.actions import RESTART_RANKS
 from ..core.model import Ended, Request
 from .cluster import Cluster
 from .edge import Edge
@@ -321,7 +322,7 @@ def operator(cluster: Cluster, u: float, v: float) -> None:
     """An operator asks for a restart of one run, on whichever node is at hand."""
     edge = pick_edge(cluster, v)
     run = list(cluster.jobs)[int(u * len(cluster.jobs))]
-    wish = Request(id=f"operator-{cluster.loop.now_s:.3f}", kind="restart_ranks",
+    wish = Request(id=f"operator-{cluster.loop.now_s:.3f}", kind=RESTART_RANKS,
                    subject=f"run/{run}", reason="by hand", origin="operator", run=run, by="storm")
     edge.requests = (*edge.requests[-3:], wish)
     _say(cluster, edge.machine.name, "operator restarts %s", run)

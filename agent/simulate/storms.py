@@ -10,6 +10,13 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from ..core.actions import (
+    EXCLUDE_NODE,
+    RESTART_RANKS,
+    RESUME_OLDER,
+    STOP_RUN,
+    TAKE_EVIDENCE,
+)
 from ..core.model import DEGRADED, FATAL, UNKNOWN, WARN, Runbook, Settings
 from .cluster import Shape
 
@@ -88,7 +95,7 @@ STORMS: dict[str, Storm] = {
     "agents": Storm("agents", AGENTS | {"rank_killed": 4.0}, faults=(4, 10)),
 }
 
-_RESTART = ("take_evidence", "restart_ranks", "stop_run")
+_RESTART = (TAKE_EVIDENCE, RESTART_RANKS, STOP_RUN)
 
 
 def _runbook(fault: str, severity: str, scope: str, ladder: tuple[str, ...]) -> Runbook:
@@ -100,17 +107,17 @@ RUNBOOKS: dict[str, Runbook] = {each.fault: each for each in (
     *(_runbook(fault, FATAL, "rank", _RESTART) for fault in (
         "rank_exited", "rank_killed", "rank_oom_killed", "rank_stopped", "rank_hung",
         "rank_gil_held", "collective_mismatch", "collective_skipped")),
-    _runbook("checkpoint_bad", DEGRADED, "run", ("resume_older", "restart_ranks", "stop_run")),
+    _runbook("checkpoint_bad", DEGRADED, "run", (RESUME_OLDER, RESTART_RANKS, STOP_RUN)),
     _runbook("checkpoint_failed", DEGRADED, "run", ()),
     _runbook("snapshot_off", WARN, "run", ()),
-    _runbook("crash_loop", FATAL, "run", ("stop_run",)),
-    _runbook("budget_spent", FATAL, "run", ("stop_run",)),
+    _runbook("crash_loop", FATAL, "run", (STOP_RUN,)),
+    _runbook("budget_spent", FATAL, "run", (STOP_RUN,)),
     _runbook("journal_stalled", WARN, "node", ()),
     _runbook("store_lost", WARN, "store", ()),
     _runbook("agent_config_bad", WARN, "node", ()),
-    _runbook("launcher_lost", FATAL, "run", ("restart_ranks",)),
+    _runbook("launcher_lost", FATAL, "run", (RESTART_RANKS,)),
     _runbook("collector_failed", WARN, "node", ()),
-    _runbook("host_unknown", UNKNOWN, "node", ("restart_ranks",)),
-    *(_runbook(fault, FATAL, "gpu", ("exclude_node", "restart_ranks"))
+    _runbook("host_unknown", UNKNOWN, "node", (RESTART_RANKS,)),
+    *(_runbook(fault, FATAL, "gpu", (EXCLUDE_NODE, RESTART_RANKS))
       for fault in ("gpu_lost", "fabric_down")),
 )}

@@ -20,8 +20,9 @@ import msgspec
 from aiohttp import web
 
 from ..config.load import ConfigError
+from ..core import actions
 from ..core.model import Request
-from ..core.nodes.kernel_incidents import CLOSE, DETECTOR
+from ..core.nodes.kernel_incidents import DETECTOR
 from ..metrics.families import CONTENT_TYPE, Exposition
 from ..system.errors import say
 from . import drift, status, visibility
@@ -37,15 +38,6 @@ REASON_MAX = 500
 BY_MAX = 64
 INJECT_LIMIT_S = 10.0
 STEP_AGE_MAX_S = 5.0  # healthy agents step every second
-# verb of the API -> kind of the core's request
-RUN_VERBS = {"restart": "restart_ranks", "pause": "pause", "resume": "resume", "drain": "drain"}
-NODE_VERBS = {
-    "pause": "pause",
-    "resume": "resume",
-    "exclude": "exclude_node",
-    "release": "release_node",
-    "drain": "drain",
-}
 FAULTS = ("kill", "stop", "stall", "exception", "hold-gil", "skip-collective")
 
 
@@ -283,22 +275,24 @@ class Site:
             return wish
         if verb == "inject":
             return await self._inject(run, wish)
-        if verb not in RUN_VERBS:
-            verbs = ", ".join((*RUN_VERBS, "inject"))
+        known = actions.of_run()
+        if verb not in known:
+            verbs = ", ".join((*known, "inject"))
             return refuse(404, f"{verb!r} is no verb", f"one of {verbs}")
         subject = f"run/{run}/rank/{wish.rank}" if wish.rank >= 0 else f"run/{run}"
-        return self._ask(request, RUN_VERBS[verb], subject, run, wish)
+        return self._ask(request, known[verb], subject, run, wish)
 
     async def _ask_node(self, request: web.Request) -> web.Response:
         node, verb = request.match_info["node"], request.match_info["verb"]
         if node != self._daemon.name:
             return refuse(404, f"this is node {self._daemon.name}", "ask that node's own agent")
-        if verb not in NODE_VERBS:
-            return refuse(404, f"{verb!r} is no verb", f"one of {', '.join(NODE_VERBS)}")
+        known = actions.of_node()
+        if verb not in known:
+            return refuse(404, f"{verb!r} is no verb", f"one of {', '.join(known)}")
         wish = await _wish(request)
         if isinstance(wish, web.Response):
             return wish
-        return self._ask(request, NODE_VERBS[verb], f"node/{node}", "", wish)
+        return self._ask(request, known[verb], f"node/{node}", "", wish)
 
     async def _close(self, request: web.Request) -> web.Response:
         incident = self._daemon.narrator.incidents.get(request.match_info["id"])
@@ -312,7 +306,7 @@ class Site:
         wish = await _wish(request)
         if isinstance(wish, web.Response):
             return wish
-        return self._ask(request, CLOSE, f"incident/{incident.id}", "", wish)
+        return self._ask(request, actions.CLOSE_INCIDENT, f"incident/{incident.id}", "", wish)
 
     def _ask(
         self, request: web.Request, kind: str, subject: str, run: str, wish: Wish

@@ -13,6 +13,8 @@ from typing import NamedTuple
 
 import msgspec
 
+from .. import ladder
+from ..actions import ACTIONS, ASK_PERSON
 from ..detect.cloud import ec2
 from ..detect.devices import accelerator, compile_cache, fabric
 from ..detect.host import clock, hardware, host, levels, reach, storage
@@ -165,8 +167,8 @@ class StandingCase:
 
 
 def _would_have(book: Runbook | None) -> str:
-    rungs = book.ladder if book is not None else ()
-    return "ask_person: a person's part" if "ask_person" in rungs else ""
+    asked = ladder.first(book, (ASK_PERSON,))
+    return ACTIONS[asked].withheld(()) if asked else ""
 
 
 def _is_told(verdict: Verdict, told: Mapping[str, str]) -> bool:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
+from ..actions import EXCLUDE_NODE
 from ..incidents.book import Entry, IncidentBook
+from ..ladder import first
 from ..model import WARN, Beat, Incident, Now, Verdict
 from ..run import members, reconcile
 from ..run.state import Context
@@ -63,7 +65,7 @@ class Fleet:
             return False
         doc = members.read_node(members.doc_of(ctx.observed.store, f"node/{beat.node}"))
         book = ctx.runbooks.get(beat.fatal)
-        return not doc.excluded and (book is None or "exclude_node" in book.ladder)
+        return not doc.excluded and (book is None or bool(first(book, (EXCLUDE_NODE,))))
 
     def _tell_once(
         self, fault: str, why: str, incidents: IncidentBook[Entry], ctx: Context

@@ -12,12 +12,12 @@ from collections.abc import Collection
 
 import msgspec
 
+from .. import actions, ladder
 from ..detect.ranks.ended import Cause
 from ..incidents import values
 from ..incidents.book import Entry, IncidentBook, plain, worse
 from ..model import FATAL, OK, SEVERITIES, Event, Incident, RankView, Runbook, Verdict
 from ..parse.kernel_line import pci_of
-from ..run.policy import RESTART_RUNGS
 from ..run.state import Context
 from . import escalations
 from .device_ranks import Place, Places, plain_name, rank_of
@@ -26,13 +26,9 @@ from .escalations import wall_s_of
 DETECTOR = "kernel"
 OPEN_MAX = 64
 QUIET_S = 600.0  # clears = "quiet_10m"; what is fatal is not well again because it is silent
-CLOSE = "close_incident"
 FOLLOWS_S = 60.0  # an XID 45 this soon after another of its GPU is that one's clean-up
 FOLLOWER = "follow_companion_xid"
 INSTRUCTION = "154"  # the XID by which a driver says what it wants done
-NODE_RUNGS = ("reset_gpu", "exclude_node", "drain_node", "reboot_node", "replace_node")
-PERFORMED = ("reset_gpu", "drain_node", "reboot_node", "replace_node")  # by repair.py
-PERSON_RUNGS = ("ask_person", "run_check")
 # Sources whose fatal line ends training there.
 ACCELERATORS = ("xid", "sxid", "nvidia", "amd", "neuron")
 LIVED_MAX = 8  # ranks that one line names
@@ -154,7 +150,7 @@ class KernelCase:
     def _restarts(self, ctx: Context, fault: str) -> bool:
         """Whether the runbook answers this with a restart: a run is not ended for want of one."""
         book = ctx.runbooks.get(fault)
-        return book is None or any(rung in RESTART_RUNGS for rung in book.ladder)
+        return book is None or bool(ladder.first(book, actions.restarting()))
 
     def _open(self, ctx: Context, event: Event, severity: str) -> Watched:
         m, now = self.memory, ctx.now
@@ -257,7 +253,8 @@ class KernelCase:
     def _by_hand(self, ctx: Context) -> None:
         """A card that was changed, a disk taken out, a GPU reset without its driver's word: none
         of them is heard, so whoever did it says so."""
-        asked = {one.subject: one for one in ctx.observed.requests if one.kind == CLOSE}
+        asked = {one.subject: one for one in ctx.observed.requests
+                 if one.kind == actions.CLOSE_INCIDENT}
         for key, item in sorted(self.book.open.items()):
             request = asked.get(f"incident/{item.incident.id}")
             if request is not None:
@@ -277,17 +274,15 @@ class KernelCase:
     def _would_have(self, ctx: Context, fault: str, rung: str, severity: str) -> str:
         """What the ladder asks for beyond the run, and why it is not done."""
         book = ctx.runbooks.get(fault)
-        rungs = (rung,) if rung else (book.ladder if book is not None else ())
-        wanted = next((one for one in rungs if one in (*NODE_RUNGS, *PERSON_RUNGS)), "")
+        beyond = actions.beyond_run()
+        wanted = rung * (rung in beyond) if rung else ladder.first(book, beyond)
         if not wanted:
             return ""
-        if wanted in PERSON_RUNGS:
-            return f"{wanted}: a person's part"
-        if wanted not in ctx.settings.allow:
-            return f"{wanted}: not done, because actions.allow does not name it"
-        if wanted in PERFORMED and severity != FATAL:
+        if withheld := actions.ACTIONS[wanted].withheld(ctx.settings.allow):
+            return withheld
+        if wanted in actions.root_verbs() and severity != FATAL:
             return f"{wanted}: a person's part: the fault is not fatal"
-        if wanted in PERFORMED:
+        if wanted in actions.root_verbs():
             return f"{wanted}: allowed, and ordered when nothing speaks against it"
         return f"{wanted}: allowed, and left to a person by this release"
 

@@ -15,6 +15,16 @@ from typing import Any
 
 import msgspec
 
+from .. import ladder
+from ..actions import (
+    ACTIONS,
+    DRAIN_NODE,
+    REBOOT_NODE,
+    REPLACE_NODE,
+    RESET_GPU,
+    persons,
+    root_verbs,
+)
 from ..detect.devices import accelerator
 from ..effects.in_flight import Settled
 from ..incidents import values
@@ -22,22 +32,19 @@ from ..model import FATAL, WARN, Effect, Incident, NodeOrder, Now, Runbook, Verd
 from ..run.case import RunCase
 from ..run.state import Context
 from . import breaker, exclusions
-from .kernel_incidents import PERSON_RUNGS, KernelCase, Watched
+from .kernel_incidents import KernelCase, Watched
 
-RESET = "reset_gpu"
-VERBS = {"drain_node": "drain", "reboot_node": "reboot", "replace_node": "replace", RESET: RESET}
-LEAVES = ("reboot_node", "replace_node")  # after these a drain alone is ordered in that boot
 GPU = re.compile(r"gpu/([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2})")  # of a line's subject
 SETTLE_S = 15.0  # after an incident opened: the driver's own instruction follows its fault
 DRAIN_S = 120.0  # in which runs end by themselves; a rank that hangs in its device never does
-ORDER_S = 30.0
-RESET_S = 80.0  # a reset takes longer than what only starts something
 REFUSED = "refused:"  # how the error of an order begins that never left the agent
 RAN = "carried out:"  # and of one whose program was run, and did not do it
 RETRY_FOR_S = 600.0  # of such: runs were ended for it, and a file system that blinks comes back
 PIDS_MAX = 256  # kept of the ranks that are ended for an incident
 NAMED_MAX = 4  # of those that are waited for
 KEPT_MAX = 128
+REST = "the rest is a person's part"
+NOWHERE = "a person's part: no address on PCI is known of what failed"
 UNKNOWN_BOOK = Runbook("", FATAL, "node", budget_count=1)
 
 
@@ -96,32 +103,42 @@ class Repairs:
         book = ctx.runbooks.get(incident.fault, UNKNOWN_BOOK)
         rungs = _rungs(item.rung, book, was_reset)
         # One incident climbs no ladder, but over a reset that did not help.
-        climbed = [one for one in asked if one != RESET or not was_reset]
+        climbed = [one for one in asked if one != RESET_GPU or not was_reset]
         asks = incident.severity == FATAL or item.patient
         if not asks or (climbed and rungs != (item.rung,)):
             return "", ""
-        unreset = False  # a reset was passed over that a reboot would have brought
-        nowhere = ""  # why it was passed over, though it is allowed
-        for rung in rungs:
-            if rung in PERSON_RUNGS:
-                break
-            if rung == RESET and was_reset:
-                continue
-            if rung == RESET and rung in ctx.settings.allow and not _address(item):
-                nowhere = f"{RESET}: a person's part: no address on PCI is known of what failed"
-                unreset = True
-                continue
-            if rung in VERBS and rung not in ctx.settings.allow and rung != RESET:
-                why = f"{rung}: not done, because actions.allow does not name it"
-                return "", nowhere or _was_done(why, was_reset)
-            unreset = (unreset and rung != "reboot_node") or (
-                rung == RESET and not self._reset_lately(ctx, item, book))
-            if rung == "replace_node" and unreset:
-                break
-            can = rung in VERBS and rung in ctx.settings.allow and rung not in asked
-            if can and self._left(ctx, item, rung, book) > 0:
-                return rung, ""
-        return "", nowhere or _was_done("the rest is a person's part", was_reset)
+        book = msgspec.structs.replace(book, ladder=rungs)
+        rung, why = ladder.next_rung(
+            book, lambda action: self._spent(ctx, item, action, book),
+            lambda action: self._leave(ctx, item, action, book),
+        )
+        return rung or "", "" if rung else why or _was_done(REST, was_reset)
+
+    def _leave(self, ctx: Context, item: Watched, action: str, book: Runbook) -> ladder.Leave:
+        """Whether the unit may be asked for this one, and for what stands behind it."""
+        allowed, was_reset = action in ctx.settings.allow, self._was_reset(ctx, item)
+        if action in persons() or (
+            action == REPLACE_NODE and self._unreset(ctx, item, book, was_reset)
+        ):
+            return ladder.STOP
+        if action == RESET_GPU and allowed and not was_reset and not _address(item):
+            return ladder.Leave(False, reason=f"{RESET_GPU}: {NOWHERE}")
+        if action not in root_verbs() or (action == RESET_GPU and (was_reset or not allowed)):
+            return ladder.PASS
+        if not allowed:
+            why = ACTIONS[action].withheld(ctx.settings.allow)
+            return ladder.Leave(False, stops=True, reason=_was_done(why, was_reset))
+        known = self.memory.asked.get(item.incident.id, ())
+        return ladder.PASS if action in known else ladder.MAY
+
+    def _unreset(self, ctx: Context, item: Watched, book: Runbook, was_reset: bool) -> bool:
+        """Whether a reset stands before the replacement that was passed over, with no reboot
+        after it that would have brought it."""
+        before = book.ladder[: book.ladder.index(REPLACE_NODE)]
+        if REBOOT_NODE in before:
+            before = before[len(before) - before[::-1].index(REBOOT_NODE):]
+        done = bool(_address(item)) and self._reset_lately(ctx, item, book)
+        return RESET_GPU in before and not was_reset and not done
 
     def _was_reset(self, ctx: Context, item: Watched) -> bool:
         """Whether the unit reset this GPU in this boot, or failed to: a second is of no use."""
@@ -133,14 +150,12 @@ class Repairs:
         of long ago, perhaps of another card in that slot, says nothing of this fault."""
         known = self.memory.resets.get(item.incident.subject)
         since_s = ctx.now.wall_s - book.budget_window_h * 3600.0
-        return RESET in ctx.settings.allow and known is not None and known.wall_s > since_s
+        return RESET_GPU in ctx.settings.allow and known is not None and known.wall_s > since_s
 
-    def _left(self, ctx: Context, item: Watched, rung: str, book: Runbook) -> int:
-        now_s = ctx.now.wall_s
-        since_s = now_s - book.budget_window_h * 3600.0
+    def _spent(self, ctx: Context, item: Watched, action: str, book: Runbook) -> int:
+        since_s = ctx.now.wall_s - book.budget_window_h * 3600.0
         # A time of the future is a clock that was set back: it counts, which is the careful side.
-        spent = [at_s for at_s in self.memory.times.get(_key(item, rung), ()) if at_s > since_s]
-        return book.budget_count - len(spent)
+        return sum(at_s > since_s for at_s in self.memory.times.get(_key(item, action), ()))
 
     # ------------------------------------------------------------ whether it may be
 
@@ -155,7 +170,7 @@ class Repairs:
         if ctx.outbox.busy(self._subject()):
             return "waits for the order before it"
         boot_id, leaves = self.memory.leaves
-        if boot_id == ctx.now.boot_id and rung != "drain_node":
+        if boot_id == ctx.now.boot_id and rung != DRAIN_NODE:
             return f"held: {leaves} was ordered in this boot, and is not known to have failed"
         if ctx.now.boot_s - item.incident.opened_boot_s < SETTLE_S:
             return f"waits {SETTLE_S:g} s for what else the kernel says"
@@ -253,14 +268,14 @@ class Repairs:
     def _order(self, ctx: Context, item: Watched, rung: str) -> bool:
         """Whether it was given: after one that could not leave the next has to wait a little."""
         incident, now_s = item.incident, ctx.now.wall_s
-        device = _address(item) if rung == RESET else ""
+        device = _address(item) if rung == RESET_GPU else ""
         # What the kernel says of it from now on may be of the reset, or of what it left behind.
         cures = tuple(one.incident.id for one in self.kernel.book.entries()
                       if device and one.incident.subject == incident.subject)
         draft = Effect(
             id="", kind=rung, subject=self._subject(), reason=incident.reason,
-            deadline_s=RESET_S if device else ORDER_S, outlives_node=True, fault=incident.fault,
-            body=NodeOrder(VERBS[rung], self.name, incident.id, incident.reason, device,
+            deadline_s=ACTIONS[rung].deadline_s, outlives_node=True, fault=incident.fault,
+            body=NodeOrder(ACTIONS[rung].verb, self.name, incident.id, incident.reason, device,
                            cures),
         )
         # Ids must not come again in another boot, whose incidents are others; and the same number
@@ -271,7 +286,7 @@ class Repairs:
         m = self.memory
         m.times[_key(item, rung)] = [*m.times.get(_key(item, rung), ()), now_s][-8:]
         m.asked[incident.id] = [*m.asked.get(incident.id, ()), rung]
-        if rung in LEAVES:  # until it is known to have failed
+        if ACTIONS[rung].ends_boot:  # until it is known to have failed
             m.leaves = (ctx.now.boot_id, rung)
         _bound(m.times)
         _bound(m.asked)
@@ -323,9 +338,10 @@ def _rungs(instructed: str, book: Runbook, was_reset: bool) -> tuple[str, ...]:
     runbook has behind it."""
     if not instructed:
         return book.ladder
-    if instructed != RESET or not was_reset:
+    if instructed != RESET_GPU or not was_reset:
         return (instructed,)
-    return book.ladder[book.ladder.index(RESET) + 1 :] if RESET in book.ladder else book.ladder
+    known = RESET_GPU in book.ladder
+    return book.ladder[book.ladder.index(RESET_GPU) + 1 :] if known else book.ladder
 
 
 def _address(item: Watched) -> str:

@@ -10,27 +10,27 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ..actions import ACTIONS, REMOVE_LOCK
 from ..detect.devices import compile_cache
+from ..ladder import first
 from ..model import Effect, RemoveLock, Verdict
 from ..run.reconcile import run_subject
 from ..run.state import Context
 
-RUNG = "remove_lock"
 FAULT = "compile_lock_stale"
-ORDER_S = 15.0  # a cache often lies on a network mount
 KEPT_MAX = 64
 NAMED_MAX = 200  # characters of a path that a launcher waits for (worker/launcher/compiling.py)
 
 
 def step(ctx: Context, verdicts: Iterable[Verdict], asked: dict[str, float], paused: str) -> None:
     """At most one order a step.  `asked`: path -> wall_s of the last order, kept by the node."""
-    if RUNG not in ctx.settings.allow or paused or ctx.observed.journal_stalled:
+    if REMOVE_LOCK not in ctx.settings.allow or paused or ctx.observed.journal_stalled:
         return
     views = [v for v in ctx.observed.runs if v.connected and v.state == "running"]
     book = ctx.runbooks.get(FAULT)
     if compile_cache.AGE in ctx.observed.samples.silent:
         return  # what is known may be long over
-    if not views or book is None or RUNG not in book.ladder:
+    if not views or book is None or not first(book, (REMOVE_LOCK,)):
         return
     for verdict in verdicts:
         told = dict(verdict.evidence)
@@ -42,8 +42,9 @@ def step(ctx: Context, verdicts: Iterable[Verdict], asked: dict[str, float], pau
             continue
         view = min(theirs, key=lambda one: (path[:NAMED_MAX] not in one.compiling, one.run))
         draft = Effect(
-            id="", kind=RUNG, subject=f"{run_subject(view.run)}/lock", reason=verdict.reason,
-            deadline_s=ORDER_S, fault=FAULT, body=RemoveLock(view.run, path),
+            id="", kind=REMOVE_LOCK, subject=f"{run_subject(view.run)}/lock", reason=verdict.reason,
+            deadline_s=ACTIONS[REMOVE_LOCK].deadline_s, fault=FAULT,
+            body=RemoveLock(view.run, path),
         )
         if ctx.emit(view.generation, draft) is not None:
             asked[path] = ctx.now.wall_s

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from ..actions import ASK_PERSON
 from ..model import FATAL, OK, WARN, Escalation, Event
 
 LINE_MAX = 2000  # what lies beyond is not looked at
@@ -222,7 +223,7 @@ def _recovery(catalogue: Catalogue, said: str) -> tuple[str, str, str]:
     match = RECOVERY.search(said)
     known = catalogue.recovery.get(int(match["value"], 16) if match else -1)
     if known is None:
-        return WARN, "the driver wants something done that no catalogue knows", "ask_person"
+        return WARN, "the driver wants something done that no catalogue knows", ASK_PERSON
     severity, wish, rung = known
     return severity, f"the driver asks for: {wish}", rung
 

@@ -11,18 +11,19 @@ from collections.abc import Mapping
 
 from holdfast.worker import exits
 
+from .. import ladder
+from ..actions import RESTART_RANKS, restarting
 from ..detect.ranks.ended import Cause, subject_of
-from ..model import Plan, Runbook, Settings, Value
+from ..model import FATAL, Plan, Runbook, Settings, Value
 
 RESTART, FINISH, OBSERVE = "restart", "finish", "observe"
 RESTARTS = "restarts"  # budget key of the run's own --max-restarts
-RESTART_RUNGS = ("restart_ranks", "resume_older", "stop_own_ranks")
 PROGRESS_STEPS = 10  # new steps after which a generation gives its restart back
 SIGNATURES_MAX = 32
 ERROR_MAX = 120  # of a signature's error line
 INFRASTRUCTURE = exits.RETRY
 
-DEFAULT_LADDER = ("restart_ranks",)
+UNKNOWN_BOOK = Runbook("", FATAL, "run", (RESTART_RANKS,))
 
 
 class Grant(Value, frozen=True):
@@ -55,20 +56,24 @@ def grant(
     if cause.detector not in settings.act and cause.charged:
         return Grant(OBSERVE, f"detector {cause.detector} only observes", spent=account.spent)
     if not cause.charged:
-        return Grant(RESTART, cause.reason, rung="restart_ranks", spent=account.spent)
+        return Grant(RESTART, cause.reason, rung=RESTART_RANKS, spent=account.spent)
     sign = signature(cause)
     spent[sign] = spent.get(sign, 0) + 1
     if spent[sign] >= settings.crash_loop_count:
         why = f"the same failure {spent[sign]} times at step {cause.step}: {cause.reason}"
         return _finish(cause, why, "crash_loop", spent)
-    book = runbooks.get(cause.fault)
-    rung = next((r for r in (book.ladder if book else DEFAULT_LADDER) if r in RESTART_RUNGS), "")
-    if not rung:
+    subject = subject_of(account.run, cause.rank)
+    rung, why = ladder.next_rung(
+        runbooks.get(cause.fault, UNKNOWN_BOOK),
+        lambda action: spent.get(f"{cause.fault}/{action}/{subject}", 0),
+        lambda action: ladder.MAY if action in restarting() else ladder.PASS,
+        climbs=False,
+    )
+    if rung is None and not why:
         return _finish(cause, f"the runbook of {cause.fault} has no restart", "", spent)
-    own = f"{cause.fault}/{rung}/{subject_of(account.run, cause.rank)}"
-    if spent.get(own, 0) >= (book.budget_count if book else 3):
-        return _finish(cause, f"{cause.fault} used up its {spent[own]} restarts",
-                       "budget_spent", spent)
+    if rung is None:
+        return _finish(cause, f"{cause.fault} {why} restarts", "budget_spent", spent)
+    own = f"{cause.fault}/{rung}/{subject}"
     # A bad checkpoint is left out and the next older one tried: that costs the job no restart.
     keys = (own,) if cause.fault == "checkpoint_bad" else (own, RESTARTS)
     if RESTARTS in keys and spent.get(RESTARTS, 0) >= account.max_restarts:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ..actions import ACTIONS, RESTART_RANKS, STOP_RUN, TAKE_EVIDENCE
 from ..model import (
     SCRIPT,
     Commit,
@@ -25,9 +26,9 @@ from ..model import (
 from . import validity
 
 PUT_S = 5.0
-START_S = 30.0
-FINISH_S = 30.0
-EVIDENCE_S = 5.0
+START_S = ACTIONS[RESTART_RANKS].deadline_s
+FINISH_S = ACTIONS[STOP_RUN].deadline_s
+EVIDENCE_S = ACTIONS[TAKE_EVIDENCE].deadline_s
 DELETE_S = 60.0
 LOGS_S = 12.0  # the launcher gives its child less
 STOP_MARGIN_S = 5.0

@@ -5,9 +5,10 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from holdfast.agent.core.actions import ACTIONS
 from holdfast.agent.core.model import EffectOutcome, Gate, Incident, Request
 from holdfast.agent.core.node import Node
-from holdfast.agent.core.nodes.repair import DRAIN_S, RAN, RESET_S, SETTLE_S
+from holdfast.agent.core.nodes.repair import DRAIN_S, RAN, SETTLE_S
 
 from .test_kernel import BOOKS, XID
 from .test_repair import INSTRUCTED, RUN, Repaired, process
@@ -54,7 +55,7 @@ def test_a_gpu_is_reset_by_its_address_and_is_well_then() -> None:
     (order,) = machine.orders
     assert (order.kind, order.body.verb, order.body.device) == (
         "reset_gpu", "reset_gpu", "0000:4e:00.0")
-    assert order.outlives_node and order.deadline_s == RESET_S > 70.0
+    assert order.outlives_node and order.deadline_s == ACTIONS["reset_gpu"].deadline_s > 70.0
     machine.step(30.0)
     assert len(machine.orders) == 1, "the other GPU waits for it"
     machine.outcomes.append(EffectOutcome(order.id, True, ""))

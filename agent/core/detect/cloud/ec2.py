@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import msgspec
 
+from ...actions import DRAIN_NODE
 from ...model import DEGRADED, UNKNOWN, WARN, Rows, Settings, Verdict
 
 DETECTOR = "ec2"
 SPOT_FAULT = "ec2_spot_interruption"
-DRAIN = "drain_node"
 NOTICE = "EC2 gives notice two minutes ahead"
 # Codes of events after which the instance is not where it was, or not at all.
 ENDS = {
@@ -63,7 +63,7 @@ def leaving(found: list[Verdict], settings: Settings) -> str:
     """Why the runs of this node are to end before it does; "" when they are not, or when the
     operator does not let that happen.  With several nodes the others go on without this one; a
     notice that could not be understood ends nothing."""
-    if DRAIN not in settings.allow or not settings.single_node:
+    if DRAIN_NODE not in settings.allow or not settings.single_node:
         return ""
     known = (one for one in found if one.fault == SPOT_FAULT and one.severity == DEGRADED)
     return next((one.reason for one in known), "")

@@ -1,0 +1,168 @@
+"""The table of actions: everything that Holdfast may do about a fault, or be asked to do.
+
+Owns the names of actions and what is true of each: where it is granted, who performs it, whether
+it outlives the node, what a person reads of it.  An action is one row; config, runbooks, ladders,
+the API, the journal and `explain` read their lists from here.  Decides nothing and performs
+nothing.  agent/actions/root_helper.py keeps its own closed list, because it runs as root and
+imports nothing of ours; tests/test_house.py holds the two equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from .model.time import Value
+
+RUN, DEVICE, NODE, PERSON = "run", "device", "node", "person"  # scopes
+HERE, PLAN, NODE_DOCUMENT = "here", "plan", "node document"  # who grants; or PERSON
+LAUNCHER, STORE, ROOT_HELPER, SCHEDULER = "launcher", "store", "root helper", "scheduler"
+AGENT, NOBODY = "agent", "nobody"  # the agent's own memory; nobody yet
+
+TAKE_EVIDENCE = "take_evidence"
+STOP_OWN_RANKS = "stop_own_ranks"
+RESTART_RANKS = "restart_ranks"
+REPLACE_RANK = "replace_rank"
+RESUME_OLDER = "resume_older"
+DRAIN_NODE = "drain_node"
+REBOOT_NODE = "reboot_node"
+REPLACE_NODE = "replace_node"
+RESET_GPU = "reset_gpu"
+REMOVE_LOCK = "remove_lock"
+RUN_CHECK = "run_check"
+STOP_RUN = "stop_run"
+ASK_PERSON = "ask_person"
+PAUSE = "pause"
+RESUME = "resume"
+EXCLUDE_NODE = "exclude_node"
+RELEASE_NODE = "release_node"
+DRAIN = "drain"
+CLOSE_INCIDENT = "close_incident"
+
+OFF = "off in this version"
+
+
+class Action(Value, frozen=True):
+    """One row.  The fields with a default say what few actions have."""
+
+    name: str
+    scope: str  # run | device | node | person
+    granted_by: str  # here | plan | node document | person
+    performed_by: str  # launcher | store | root helper | scheduler | agent | nobody
+    does: str = OFF  # what `explain` says of it
+    deadline_s: float = 0.0  # of its effect; 0 = its effect has one of its own, or it has none
+    in_ladder: bool = True  # whether a runbook may name it; else only a person asks for it
+    restarts: bool = False  # it answers a cause of a run with a new generation
+    brings_back: bool = False  # training goes on after it, and no person need get up
+    outlives_node: bool = False  # its intent must survive a loss of power
+    off_by_default: bool = False  # until actions.allow names it
+    ends_boot: bool = False
+    verb: str = ""  # the root helper's word for it
+    run_word: str = ""  # the API's word, of a run
+    node_word: str = ""  # and of a node
+
+    @property
+    def is_rung(self) -> bool:
+        """Whether a ladder may hold it: somebody performs it, or it is a person's."""
+        return self.in_ladder and (self.performed_by != NOBODY or self.granted_by == PERSON)
+
+    @property
+    def text(self) -> str:
+        """What `explain` says."""
+        return self.does + ", where actions.allow names it" * self.off_by_default
+
+    def withheld(self, allow: Collection[str]) -> str:
+        """What a person reads where a ladder asks for it beyond a run and it is not done."""
+        if self.granted_by == PERSON:
+            return f"{self.name}: a person's part"
+        if self.name not in allow:
+            return f"{self.name}: not done, because actions.allow does not name it"
+        return ""
+
+
+ACTIONS: dict[str, Action] = {one.name: one for one in (
+    Action(TAKE_EVIDENCE, RUN, HERE, LAUNCHER,
+           "reads the rank's stack and state, without stopping it", 5.0),
+    Action(STOP_OWN_RANKS, RUN, HERE, LAUNCHER, restarts=True),
+    Action(RESTART_RANKS, RUN, PLAN, LAUNCHER,
+           "ends the faulty ranks and starts a new generation of the run", 30.0,
+           restarts=True, brings_back=True, run_word="restart"),
+    Action(REPLACE_RANK, RUN, PLAN, NOBODY),
+    Action(RESUME_OLDER, RUN, PLAN, LAUNCHER,
+           "sets the state aside and resumes from the next older verified one", 30.0,
+           restarts=True, brings_back=True),
+    Action(DRAIN_NODE, NODE, HERE, ROOT_HELPER,
+           "ends this node's runs with 75, and for a kernel fault runs your program by the node's "
+           "root unit", 30.0, outlives_node=True, off_by_default=True, verb="drain"),
+    Action(REBOOT_NODE, NODE, HERE, ROOT_HELPER, "by the node's root unit", 30.0,
+           outlives_node=True, off_by_default=True, ends_boot=True, verb="reboot"),
+    Action(REPLACE_NODE, NODE, HERE, ROOT_HELPER, "your program, by the node's root unit", 30.0,
+           brings_back=True, outlives_node=True, off_by_default=True, ends_boot=True,
+           verb="replace"),
+    # A reset takes longer than what only starts something.
+    Action(RESET_GPU, DEVICE, HERE, ROOT_HELPER,
+           "`nvidia-smi --gpu-reset` or your program, by the node's root unit", 80.0,
+           outlives_node=True, off_by_default=True, verb=RESET_GPU),
+    # A cache often lies on a network mount.
+    Action(REMOVE_LOCK, RUN, HERE, LAUNCHER, "the run's launcher removes the file", 15.0,
+           off_by_default=True),
+    Action(RUN_CHECK, NODE, PERSON, NOBODY),
+    Action(STOP_RUN, RUN, PLAN, LAUNCHER,
+           "ends the run with the exit code that says whose fault it was", 30.0),
+    Action(ASK_PERSON, PERSON, PERSON, NOBODY),
+    Action(PAUSE, RUN, PERSON, AGENT, in_ladder=False, run_word=PAUSE, node_word=PAUSE),
+    Action(RESUME, RUN, PERSON, AGENT, in_ladder=False, run_word=RESUME, node_word=RESUME),
+    Action(EXCLUDE_NODE, NODE, NODE_DOCUMENT, STORE, deadline_s=5.0, outlives_node=True,
+           node_word="exclude"),
+    Action(RELEASE_NODE, NODE, PERSON, STORE, deadline_s=5.0, in_ladder=False,
+           node_word="release"),
+    Action(DRAIN, RUN, PERSON, LAUNCHER, in_ladder=False, run_word=DRAIN, node_word=DRAIN),
+    Action(CLOSE_INCIDENT, PERSON, PERSON, AGENT, in_ladder=False),
+)}
+
+
+def rungs() -> tuple[str, ...]:
+    """What a runbook's ladder may name."""
+    return tuple(one.name for one in ACTIONS.values() if one.is_rung)
+
+
+def restarting() -> tuple[str, ...]:
+    """What answers a cause of a run with a new generation."""
+    return tuple(one.name for one in ACTIONS.values() if one.restarts)
+
+
+def bringing_back() -> tuple[str, ...]:
+    """Where a ladder has one of these, training comes back by itself."""
+    return tuple(one.name for one in ACTIONS.values() if one.brings_back)
+
+
+def beyond_run() -> tuple[str, ...]:
+    """Rungs that concern more than a run."""
+    return tuple(one.name for one in ACTIONS.values() if one.is_rung and one.scope != RUN)
+
+
+def persons() -> tuple[str, ...]:
+    """Rungs at which a person takes over."""
+    return tuple(one.name for one in ACTIONS.values() if one.in_ladder and one.granted_by == PERSON)
+
+
+def allowable() -> tuple[str, ...]:
+    """What actions.allow may name."""
+    return tuple(one.name for one in ACTIONS.values() if one.off_by_default)
+
+
+def root_verbs() -> dict[str, str]:
+    """Action -> the root helper's word for it."""
+    return {one.name: one.verb for one in ACTIONS.values() if one.performed_by == ROOT_HELPER}
+
+
+def outlives_node(name: str) -> bool:
+    return name in ACTIONS and ACTIONS[name].outlives_node
+
+
+def of_run() -> dict[str, str]:
+    """The API's word for what may be asked of a run -> action."""
+    return {one.run_word: one.name for one in ACTIONS.values() if one.run_word}
+
+
+def of_node() -> dict[str, str]:
+    return {one.node_word: one.name for one in ACTIONS.values() if one.node_word}
