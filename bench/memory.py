@@ -74,7 +74,7 @@ def census(run: Run) -> list[dict[str, Any]]:
             memory = rollup(pid)
             kind = kind_of(pid, root, standbys)
         except OSError:
-            continue  # a short errand of the launcher's
+            continue  # a short task of the launcher's
         found.append({
             "process": kind, "rss_mb": round(memory["Rss"], 1), "pss_mb": round(memory["Pss"], 1),
             "private_mb": round(memory["Private_Clean"] + memory["Private_Dirty"], 1),

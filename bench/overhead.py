@@ -128,7 +128,7 @@ def cpu_by_part(root: int, tickers: list[tuple[int, int]]) -> dict[str, float]:
             kind = "store and standby" if kind == "store" else kind
             found[kind] = found.get(kind, 0.0) + process_cpu_s(pid)
         except OSError:
-            continue  # an errand that ended
+            continue  # a short task that ended
     found["tickers"] = sum(thread_cpu_s(pid, thread) for pid, thread in tickers)
     return found
 

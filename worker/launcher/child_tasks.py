@@ -25,7 +25,7 @@ REAP_TRIES, REAP_TRIES_KILLED = 200, 20
 Done = Callable[[bool, str], None]
 
 
-class Errand:
+class ChildTask:
     """One running child and whom to tell."""
 
     def __init__(self, child: Child, reader: int, deadline_s: float, done: Done, what: str) -> None:
@@ -46,17 +46,18 @@ class Errand:
         return not piece
 
 
-class Errands:
-    """All running errands; the owner polls their descriptors."""
+class ChildTasks:
+    """All running tasks; the owner polls their descriptors."""
 
     def __init__(self) -> None:
-        self.running: List[Errand] = []
+        self.running: List[ChildTask] = []
         self.left: List[int] = []  # pids that did not die when they were killed (state D)
-        self.on_close: Callable[[Errand], None] = lambda errand: None
+        self.on_open: Callable[[ChildTask], None] = lambda task: None
+        self.on_close: Callable[[ChildTask], None] = lambda task: None
 
     def command(
         self, argv: List[str], environ: Dict[str, str], timeout_s: float, done: Done, what: str
-    ) -> Optional[Errand]:
+    ) -> Optional[ChildTask]:
         """Runs a command; `done(ok, stdout or problem)` comes later."""
         reader, writer = os.pipe()
         try:
@@ -75,7 +76,7 @@ class Errands:
 
     def call(
         self, body: Callable[[], Any], timeout_s: float, done: Done, what: str
-    ) -> Optional[Errand]:
+    ) -> Optional[ChildTask]:
         """Runs a function of this interpreter in a forked child; its result travels as JSON."""
         reader, writer = os.pipe()
         launcher = os.getpid()
@@ -107,35 +108,36 @@ class Errands:
 
         return self.add(forked, reader, timeout_s, answer, what)
 
-    def add(self, child: Child, reader: int, timeout_s: float, done: Done, what: str) -> Errand:
-        errand = Errand(child, reader, time.monotonic() + timeout_s, done, what)
-        self.running.append(errand)
-        return errand
+    def add(self, child: Child, reader: int, timeout_s: float, done: Done, what: str) -> ChildTask:
+        task = ChildTask(child, reader, time.monotonic() + timeout_s, done, what)
+        self.running.append(task)
+        self.on_open(task)
+        return task
 
     def tend(self, now_s: float) -> None:
         """Ends what is overdue, and reaps what could not be ended before."""
         self.left = [pid for pid in self.left if forking.reap(pid) is None]
-        for errand in list(self.running):
-            if now_s >= errand.deadline_s:
-                self.finish(errand, overdue=True)
+        for task in list(self.running):
+            if now_s >= task.deadline_s:
+                self.finish(task, overdue=True)
 
-    def finish(self, errand: Errand, overdue: bool = False) -> None:
+    def finish(self, task: ChildTask, overdue: bool = False) -> None:
         """Reaps the child and tells its caller."""
-        self.running.remove(errand)
-        self.on_close(errand)  # whoever polls it must forget the number before it is another's
-        os.close(errand.reader)
+        self.running.remove(task)
+        self.on_close(task)  # whoever polls it must forget the number before it is another's
+        os.close(task.reader)
         if overdue:
             for kill in (os.killpg, os.kill):  # its session, and itself if it has none yet
                 try:
-                    kill(errand.child.pid, signal.SIGKILL)
+                    kill(task.child.pid, signal.SIGKILL)
                 except (ProcessLookupError, PermissionError):
                     continue
-        status = self.reap(errand.child, REAP_TRIES_KILLED if overdue else REAP_TRIES)
-        text = errand.output.decode("utf-8", "replace")
+        status = self.reap(task.child, REAP_TRIES_KILLED if overdue else REAP_TRIES)
+        text = task.output.decode("utf-8", "replace")
         if overdue:
-            errand.done(False, "%s took too long and was ended" % errand.what)
+            task.done(False, "%s took too long and was ended" % task.what)
         else:
-            errand.done(status == 0, text if status == 0 else "%s failed" % errand.what)
+            task.done(status == 0, text if status == 0 else "%s failed" % task.what)
 
     def reap(self, child: Child, tries: int) -> int:
         """The child's exit code; a process in D state is left, and reaped when it goes (-1)."""
@@ -150,6 +152,6 @@ class Errands:
         return -1
 
     def end_all(self) -> None:
-        for errand in list(self.running):
-            errand.done = lambda ok, text: None
-            self.finish(errand, overdue=True)
+        for task in list(self.running):
+            task.done = lambda ok, text: None
+            self.finish(task, overdue=True)

@@ -1,7 +1,7 @@
 """What the agent says to a launcher, carried out.
 
 Owns the agent's packets: one handler a kind, exactly one outcome an effect, idempotent under the
-effect's id.  An order that makes no sense is refused with a reason and changes nothing.
+effect's id.  A command that makes no sense is refused with a reason and changes nothing.
 """
 
 from __future__ import annotations
@@ -11,15 +11,18 @@ import shutil
 import signal
 import stat
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, List, Set
+from typing import Any, Callable, Dict, List, Set
 
 from .. import exits
 from ..wire import Packet, cut
-from .agent_link import own_python
-from .process import Order
-
-if TYPE_CHECKING:
-    from .launcher import Launcher
+from .agent_link import AgentLink, own_python
+from .child_tasks import ChildTasks
+from .compiling import Watch
+from .log_watch import LogWatch
+from .process import StartCommand
+from .rank_processes import RankProcesses
+from .run_state import RunState
+from .terminal import Terminal
 
 EVIDENCE_S = 5.0
 REMOVE_S = 10.0
@@ -29,38 +32,42 @@ OUTCOME_LIMIT = 9_000  # characters; one may take six bytes in a packet
 
 
 class Refused(Exception):
-    """An order that cannot be carried out; its text is the outcome's error."""
+    """A command that cannot be carried out; its text is the outcome's error."""
 
 
-class Orders:
-    """The agent's orders to one launcher."""
+class Commands:
+    """The agent's commands to one launcher, and its other words."""
 
-    def __init__(self, launcher: "Launcher") -> None:
-        self.launcher = launcher
+    def __init__(
+        self, state: RunState, ranks: RankProcesses, tasks: ChildTasks, link: AgentLink,
+        logs: LogWatch, compiling: Watch, terminal: Terminal,
+    ) -> None:
+        self.state, self.ranks, self.tasks, self.link = state, ranks, tasks, link
+        self.log_watch, self.compiling, self.terminal = logs, compiling, terminal
+        self.outcomes: List[Packet] = []
         self.done: Dict[str, Packet] = {}
         self.running: Dict[str, float] = {}
         self.welcomed = False
         self.refusals: Set[str] = set()
+        self.address = ""
 
     def tell(self, packet: Packet) -> None:
-        channel = self.launcher.link.channel
-        if channel is not None:
+        if self.link.channel is not None:
             try:
-                channel.send(packet)
+                self.link.channel.send(packet)
             except ValueError as error:
-                self.launcher.terminal.say("not told to the agent: %s" % error, "warn")
+                self.terminal.say("not told to the agent: %s" % error, "warn")
 
-    def outcome(self, order_id: str, ok: bool, text: str = "") -> None:
+    def outcome(self, command_id: str, ok: bool, text: str = "") -> None:
         """Reports an effect's end, now and again after each reconnect."""
-        self.running.pop(order_id, None)
-        packet: Packet = {"t": "outcome", "id": order_id, "ok": ok, "error": "", "detail": ""}
+        self.running.pop(command_id, None)
+        packet: Packet = {"t": "outcome", "id": command_id, "ok": ok, "error": "", "detail": ""}
         packet["detail" if ok else "error"] = cut(text, OUTCOME_LIMIT)
-        self.done[order_id] = packet
-        outcomes = self.launcher.outcomes
-        outcomes.append(packet)
-        for old in outcomes[:-64]:
+        self.done[command_id] = packet
+        self.outcomes.append(packet)
+        for old in self.outcomes[:-64]:
             self.done.pop(old["id"], None)
-        del outcomes[:-64]
+        del self.outcomes[:-64]
         self.tell(packet)
 
     def on_packet(self, packet: Packet) -> None:
@@ -70,35 +77,42 @@ class Orders:
         elif kind == "inject":
             self.carry_out("inject", str(packet["id"]), packet)
         elif kind == "logs":
-            self.launcher.logs.configure(packet)
+            self.log_watch.configure(packet)
         elif kind == "say":
-            self.launcher.terminal.say(str(packet["text"]), str(packet.get("level", "info")))
+            self.terminal.say(str(packet["text"]), str(packet.get("level", "info")))
         elif kind == "error":
             self.refused(str(packet.get("error")))
         elif kind in ("welcome", "address"):
             self.welcomed = True
             if packet.get("address"):
-                self.launcher.on_address(str(packet["address"]))
+                self.on_address(str(packet["address"]))
+
+    def on_address(self, address: str) -> None:
+        """The live page's address, said once."""
+        if address != self.address:
+            self.address = address
+            self.terminal.say("run %s, live page %s" % (self.state.spec.run, address))
+            self.terminal.say("logs in %s" % self.state.log_dir)
 
     def refused(self, why: str) -> None:
         """The agent did not take a packet.  Each reason is said once: levels are repeated."""
-        say = self.launcher.terminal.say
+        say = self.terminal.say
         if not self.welcomed:
             # Nobody will plan for this run: better an end with a reason than a silent wait.
             say("the agent refuses: %s" % why, "error")
-            self.launcher.exit_code = exits.CONFIGURATION
+            self.state.exit_code = exits.CONFIGURATION
         elif why not in self.refusals and len(self.refusals) < REFUSALS_MAX:
             self.refusals.add(why)
             say("the agent did not take what it was told, and acts without it: %s" % why, "warn")
 
-    def carry_out(self, kind: str, order_id: str, body: Dict[str, Any]) -> None:
-        """One order, once: a repeated one is answered with what became of the first."""
-        if order_id in self.done:
-            self.tell(self.done[order_id])
+    def carry_out(self, kind: str, command_id: str, body: Dict[str, Any]) -> None:
+        """One command, once: a repeated one is answered with what became of the first."""
+        if command_id in self.done:
+            self.tell(self.done[command_id])
             return
-        if order_id in self.running:
+        if command_id in self.running:
             return
-        self.running[order_id] = time.monotonic()
+        self.running[command_id] = time.monotonic()
         handlers: Dict[str, Callable[[str, Dict[str, Any]], None]] = {
             "start": self.start, "stop": self.stop, "finish": self.finish,
             "evidence": self.evidence, "delete": self.delete, "inject": self.inject,
@@ -107,28 +121,27 @@ class Orders:
         try:
             if kind not in handlers:
                 raise Refused("this launcher knows no order %r" % kind)
-            handlers[kind](order_id, body)
+            handlers[kind](command_id, body)
         except Refused as refusal:
-            self.outcome(order_id, False, str(refusal))
+            self.outcome(command_id, False, str(refusal))
         except (KeyError, TypeError, ValueError) as error:
-            self.outcome(order_id, False, "malformed order: %r" % error)
+            self.outcome(command_id, False, "malformed order: %r" % error)
         except OSError as error:
-            self.outcome(order_id, False, str(error))
+            self.outcome(command_id, False, str(error))
 
-    def start(self, order_id: str, body: Dict[str, Any]) -> None:
-        crew = self.launcher.crew
+    def start(self, command_id: str, body: Dict[str, Any]) -> None:
         generation = int(body["generation"])
-        known = max(crew.generation, crew.waiting.generation if crew.waiting else 0)
+        known = max(self.ranks.generation, self.ranks.waiting.generation if self.ranks.waiting else 0)
         if generation == known:
-            self.outcome(order_id, True)  # one plan a generation: this is the same order again
+            self.outcome(command_id, True)  # one plan a generation: this command came before
             return
         if generation < known:
             raise Refused("generation %d is older than %d" % (generation, known))
-        if self.launcher.shutdown:
+        if self.state.shutdown:
             raise Refused("the run is shutting down")
         permit_s = float(body.get("permit_s") or 0.0)
         deadline = time.clock_gettime_ns(time.CLOCK_BOOTTIME) + int(permit_s * 1e9)
-        self.launcher.begin(Order(
+        self.ranks.begin(StartCommand(
             generation=generation,
             ranks=tuple(int(r) for r in body["ranks"]),
             keep=tuple(int(r) for r in body.get("keep", ())),
@@ -137,97 +150,94 @@ class Orders:
             history=list(body.get("history", ())),
             permit_ns=deadline if permit_s else 0,
         ))
-        ok = self.launcher.exit_code is None
-        self.outcome(order_id, ok, "" if ok else "the machine refused processes or files")
+        ok = self.state.exit_code is None
+        self.outcome(command_id, ok, "" if ok else "the machine refused processes or files")
 
-    def stop(self, order_id: str, body: Dict[str, Any]) -> None:
-        crew = self.launcher.crew
+    def stop(self, command_id: str, body: Dict[str, Any]) -> None:
         if body.get("leave"):
-            self.leave(order_id, body)
+            self.leave(command_id, body)
             return
         wanted = {int(r) for r in body.get("ranks", ())}
         grace_s = float(body.get("grace_s", 0.0))
-        for process in crew.living():
+        for process in self.ranks.living():
             of_generation = process.rank >= 0 and process.generation == int(body["generation"])
             if of_generation and (not wanted or process.rank in wanted) and not process.by_us:
-                crew.kill(process, grace_s)
-        self.outcome(order_id, True)
+                self.ranks.kill(process, grace_s)
+        self.outcome(command_id, True)
 
-    def leave(self, order_id: str, body: Dict[str, Any]) -> None:
+    def leave(self, command_id: str, body: Dict[str, Any]) -> None:
         """Ends the run as the caller's SIGTERM would: with a checkpoint, within its grace."""
-        launcher = self.launcher
-        if int(body["generation"]) != launcher.crew.generation:
-            self.outcome(order_id, False, "generation %d runs" % launcher.crew.generation)
+        if int(body["generation"]) != self.ranks.generation:
+            self.outcome(command_id, False, "generation %d runs" % self.ranks.generation)
             return
-        if not launcher.shutdown:
-            launcher.shutdown, launcher.shutdown_s = "drained", time.monotonic()
-            launcher.terminal.say("asked to end: %s" % body.get("reason", ""), "warn")
-        self.outcome(order_id, True)
+        if not self.state.shutdown:
+            self.state.shut_down("drained")
+            self.terminal.say("asked to end: %s" % body.get("reason", ""), "warn")
+        self.outcome(command_id, True)
 
-    def finish(self, order_id: str, body: Dict[str, Any]) -> None:
+    def finish(self, command_id: str, body: Dict[str, Any]) -> None:
         code = int(body["code"])
-        self.outcome(order_id, True)
-        launcher = self.launcher
-        if launcher.shutdown and launcher.crew.living():
+        self.outcome(command_id, True)
+        state = self.state
+        if state.shutdown and self.ranks.living():
             return  # the ranks have the caller's grace; the launcher leaves when they have
-        if code and not launcher.shutdown:
-            launcher.terminal.say("ends with code %d: %s" % (code, body.get("reason", "")), "error")
+        if code and not state.shutdown:
+            self.terminal.say("ends with code %d: %s" % (code, body.get("reason", "")), "error")
             self.show_failures()
-        launcher.exit_code = code
+        state.exit_code = code
 
     def show_failures(self) -> None:
         """The first failing rank, as torchrun's summary would name it."""
-        processes = self.launcher.crew.by_rank().values()
+        processes = self.ranks.by_rank().values()
         failed = [p for p in processes if p.ended and p.ended["code"] and not p.ended["by_us"]]
         for process in sorted(failed, key=lambda p: p.ended["boot_s"] if p.ended else 0.0)[:1]:
             ended = process.ended or {}
             how = "signal %s" % signal.Signals(ended["signal"]).name if ended["signal"] else (
                 "exit code %d" % ended["code"])
-            self.launcher.terminal.say(
+            self.terminal.say(
                 "first to fail: rank %d (pid %d), %s%s" % (
                     process.rank, process.child.pid, how,
                     ", " + ended["error"] if ended["error"] else ""), "error")
-            self.launcher.terminal.say("its log: %s" % process.home, "error")
+            self.terminal.say("its log: %s" % process.home, "error")
 
-    def evidence(self, order_id: str, body: Dict[str, Any]) -> None:
+    def evidence(self, command_id: str, body: Dict[str, Any]) -> None:
         """Reads a suspect from outside, in a child; asks all for their last collectives."""
         pid = int(body["pid"])
-        crew = self.launcher.crew
-        known = {p.child.pid: p for p in crew.living()}
+        known = {p.child.pid: p for p in self.ranks.living()}
         if pid not in known:
             raise Refused("pid %d is no rank of this run" % pid)
-        for process in crew.living():
+        for process in self.ranks.living():
             if process.assigned:
                 process.channel.send({"t": "flight"})
-        python, environ = own_python(self.launcher.link.environ)
-        self.launcher.add_errand(self.launcher.errands.command(
+        python, environ = own_python(self.link.environ)
+        self.tasks.command(
             [python, "-m", "holdfast.agent.evidence", "--pid", str(pid), "--json"],
             environ, EVIDENCE_S,
-            lambda ok, text: self.outcome(order_id, ok, text), "evidence",
-        ))
-
-    def logs(self, order_id: str, body: Dict[str, Any]) -> None:
-        """Has the end of a generation's logs read, in the child that stands for it."""
-        self.launcher.logs.diagnose(
-            int(body["generation"]), lambda ok, text: self.outcome(order_id, ok, text)
+            lambda ok, text: self.outcome(command_id, ok, text), "evidence",
         )
 
-    def delete(self, order_id: str, body: Dict[str, Any]) -> None:
+    def logs(self, command_id: str, body: Dict[str, Any]) -> None:
+        """Has the end of a generation's logs read, in the child that stands for it."""
+        self.log_watch.diagnose(
+            int(body["generation"]), lambda ok, text: self.outcome(command_id, ok, text)
+        )
+
+    def delete(self, command_id: str, body: Dict[str, Any]) -> None:
         """Lets checkpoints go; only of this run's folder and only from the newest generation.
 
         What asks their file system happens in the child: on a dead mount even a look-up waits for
         ever, and the launcher's loop waits for nobody.
         """
-        launcher = self.launcher
-        if int(body["generation"]) != launcher.crew.generation:
+        state = self.state
+        if int(body["generation"]) != self.ranks.generation:
             raise Refused("generation %s is not the newest" % body["generation"])
         paths: List[str] = [str(p) for p in body["paths"]]
         for path in paths:
-            if not launcher.checkpoint_dir or path not in launcher.commits:
+            if not state.checkpoint_dir or path not in state.commits:
                 raise Refused("%s is no checkpoint of this run" % path)
 
         def remove() -> int:
-            root = os.path.realpath(launcher.checkpoint_dir)
+            root = os.path.realpath(state.checkpoint_dir)
             for path in paths:
                 if os.path.dirname(os.path.realpath(path)) != root:
                     raise Refused("%s is no checkpoint of this run" % path)
@@ -239,30 +249,29 @@ class Orders:
 
         def done(ok: bool, text: str) -> None:
             for path in paths if ok else ():
-                launcher.commits.pop(path, None)
-            self.outcome(order_id, ok, text)
+                state.commits.pop(path, None)
+            self.outcome(command_id, ok, text)
 
-        launcher.add_errand(launcher.errands.call(remove, 60.0, done, "deleting checkpoints"))
+        self.tasks.call(remove, 60.0, done, "deleting checkpoints")
 
-    def remove_lock(self, order_id: str, body: Dict[str, Any]) -> None:
+    def remove_lock(self, command_id: str, body: Dict[str, Any]) -> None:
         """Takes away a compile's lock; looks again at everything that makes it nobody's."""
-        launcher, path = self.launcher, str(body["path"])
-        watch = launcher.compiling
-        if not watch.is_lock(path):
+        path = str(body["path"])
+        if not self.compiling.is_lock(path):
             raise Refused("%s is no lock in a compile cache of this run" % path)
-        busy = watch.compiler_of(launcher.crew.living())
+        busy = self.compiling.compiler_of(self.ranks.living())
         if busy:
             raise Refused("%s is left: %s" % (path, busy))
 
-        launcher.add_errand(launcher.errands.call(
+        self.tasks.call(
             lambda: remove_stale(path), REMOVE_S,
-            lambda ok, text: self.outcome(order_id, ok, text), "removing a lock",
-        ))
+            lambda ok, text: self.outcome(command_id, ok, text), "removing a lock",
+        )
 
-    def inject(self, order_id: str, body: Dict[str, Any]) -> None:
+    def inject(self, command_id: str, body: Dict[str, Any]) -> None:
         """A fault on one's own run, by the front door."""
         fault, number = str(body["fault"]), int(body["rank"])
-        process = self.launcher.crew.by_rank().get(number)
+        process = self.ranks.by_rank().get(number)
         if process is None or process.ended is not None:
             raise Refused("rank %d does not run" % number)
         signals = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
@@ -273,7 +282,7 @@ class Orders:
         else:
             raise Refused("no fault %r: kill, stop, stall, exception, hold-gil, skip-collective"
                           % fault)
-        self.outcome(order_id, True)
+        self.outcome(command_id, True)
 
 
 def remove_stale(path: str) -> str:

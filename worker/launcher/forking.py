@@ -153,9 +153,9 @@ def fork_rank(program: Program, seat: Seat) -> Child:
 
 def spawn_rank(program: Program, seat: Seat) -> Child:
     """A cold rank: a new interpreter that imports for itself."""
-    order = json.dumps({"program": program._asdict(), "seat": seat._asdict()})
-    reader = os.memfd_create("holdfast-order", os.MFD_CLOEXEC)  # a pipe holds 64 KiB, environ more
-    os.write(reader, order.encode())
+    launch = json.dumps({"program": program._asdict(), "seat": seat._asdict()})
+    reader = os.memfd_create("holdfast-launch", os.MFD_CLOEXEC)  # a pipe holds 64 KiB, environ more
+    os.write(reader, launch.encode())
     os.lseek(reader, 0, os.SEEK_SET)
     fds = (seat.page_fd, seat.control_fd, reader)
     process = subprocess.Popen(

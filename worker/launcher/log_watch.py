@@ -19,8 +19,8 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 from ..wire import Packet, cut
 from . import forking
 from .agent_link import own_python
-from .process import Order
-from .rank_processes import Crew
+from .process import StartCommand
+from .rank_processes import RankProcesses
 
 STREAMS = ("stdout.log", "stderr.log")
 GENERATIONS_KEPT = 8
@@ -46,7 +46,7 @@ class Question(NamedTuple):
     done: Done
 
 
-def lower(pid: int) -> None:
+def lower_priority(pid: int) -> None:
     """Below everybody else: its first answer is wanted while ranks come back.  In a session of its
     own a process is weighed by its group's niceness, where the kernel groups by session."""
     try:
@@ -57,23 +57,23 @@ def lower(pid: int) -> None:
         return  # no such grouping here, or the child is gone already
 
 
-def untold(ok: bool, text: str) -> None:
+def drop_answer(ok: bool, text: str) -> None:
     """What becomes of a sample: it is in the level."""
 
 
 class LogWatch:
     """The log child of one launcher and what it said."""
 
-    def __init__(self, crew: Crew, log_dir: str, environ: Dict[str, str],
+    def __init__(self, ranks: RankProcesses, log_dir: str, environ: Dict[str, str],
                  selector: selectors.BaseSelector) -> None:
-        self.crew = crew
+        self.ranks = ranks
         self.log_dir = log_dir
         self.environ = environ
         self.selector = selector
         self.enabled = True
         self.sample_bytes_s = FULL_BYTES_S
         self.own: List[Any] = []  # the operator's signatures; checked by the agent
-        self.own_told = True  # the child that runs has them
+        self.own_sent = True  # the child that runs has them
         self.begins: Dict[int, Dict[int, Tuple[int, int]]] = {}  # generation -> rank -> offsets
         self.ended_s: Dict[Tuple[int, int], float] = {}  # (generation, rank) -> when
         self.process: Optional[subprocess.Popen[bytes]] = None
@@ -86,17 +86,17 @@ class LogWatch:
         self.pause_until_s = 0.0
         self.sampled_s = 0.0
         self.cpu_before_s = 0.0  # of children that are gone
-        self.said: Dict[str, Any] = {"read_bytes": 0, "skipped_bytes": 0, "cpu_s": 0.0,
-                                     "rss_bytes": 0, "failures": 0, "problem": ""}
+        self.summary: Dict[str, Any] = {"read_bytes": 0, "skipped_bytes": 0, "cpu_s": 0.0,
+                                        "rss_bytes": 0, "failures": 0, "problem": ""}
         self.lines: Dict[Tuple[str, str, str], int] = {}
         self.seen: List[Dict[str, Any]] = []
 
     # ------------------------------------------------------------------ where lines are
 
-    def begin_generation(self, order: Order) -> None:
+    def begin_generation(self, command: StartCommand) -> None:
         """Called before its ranks write anything: what stands in the files now is older."""
         self.note_ends()
-        self.begins[order.generation] = {rank: self.sizes(rank) for rank in order.ranks}
+        self.begins[command.generation] = {rank: self.sizes(rank) for rank in command.ranks}
         for old in sorted(self.begins)[:-GENERATIONS_KEPT]:
             del self.begins[old]
         self.ended_s = {key: at for key, at in self.ended_s.items() if key[0] in self.begins}
@@ -113,7 +113,7 @@ class LogWatch:
 
     def note_ends(self) -> None:
         """Who ended first: where lines carry no time, that is their order."""
-        for process in self.crew.processes:
+        for process in self.ranks.processes:
             if process.ended is not None and process.rank >= 0:
                 key = (process.generation, process.rank)
                 self.ended_s.setdefault(key, process.ended["boot_s"])
@@ -138,7 +138,7 @@ class LogWatch:
         rate = rate if isinstance(rate, int) else FULL_BYTES_S
         self.sample_bytes_s = min(max(0, rate), FULL_BYTES_S)
         if isinstance(own, list) and own != self.own:
-            self.own, self.own_told = own, False
+            self.own, self.own_sent = own, False
 
     def diagnose(self, generation: int, done: Done) -> None:
         """Asks what this generation's lines say; `done(ok, JSON or problem)` comes later."""
@@ -148,7 +148,7 @@ class LogWatch:
             done(False, "logs are not read" if places else "no lines of generation %d are known"
                  % generation)
         elif len(self.queue) >= QUEUE_MAX or time.monotonic() < self.pause_until_s:
-            done(False, self.said["problem"] or "the log child is busy")
+            done(False, self.summary["problem"] or "the log child is busy")
         else:
             self.queue.append(self.question("diagnose", places, done))
             self.tend(time.monotonic())
@@ -176,18 +176,18 @@ class LogWatch:
         if not self.begins or not self.sampled_s or elapsed_s < SAMPLE_S:
             return
         self.sampled_s = now_s
-        running = any(p.assigned and p.ended is None for p in self.crew.processes)
+        running = any(p.assigned and p.ended is None for p in self.ranks.processes)
         if running and self.enabled and self.sample_bytes_s and now_s >= self.pause_until_s:
             nbytes = int(self.sample_bytes_s * min(elapsed_s, SAMPLE_S))
             places = self.places(max(self.begins))
-            self.queue.append(self.question("sample", places, untold, bytes=nbytes))
+            self.queue.append(self.question("sample", places, drop_answer, bytes=nbytes))
 
     def ask(self, question: Question, now_s: float) -> None:
         if self.process is None and not self.start(now_s):
-            question.done(False, self.said["problem"])
+            question.done(False, self.summary["problem"])
             return
         assert self.process is not None and self.process.stdin is not None
-        body = dict(question.body) if self.own_told else dict(question.body, own=self.own)
+        body = dict(question.body) if self.own_sent else dict(question.body, own=self.own)
         data = json.dumps(body, separators=(",", ":")).encode() + b"\n"
         self.asked, self.asked_s = question, now_s
         try:
@@ -195,7 +195,7 @@ class LogWatch:
             whole = os.write(self.process.stdin.fileno(), data) == len(data)
         except OSError:
             whole = False
-        self.own_told = True
+        self.own_sent = True
         if not whole:
             self.fail("the log child takes no question")
 
@@ -203,7 +203,7 @@ class LogWatch:
 
     def start(self, now_s: float) -> bool:
         if now_s < self.pause_until_s or self.dying:
-            self.said["problem"] = self.said["problem"] or "the last log child does not end"
+            self.summary["problem"] = self.summary["problem"] or "the last log child does not end"
             return False
         python, environ = own_python(self.environ)
         # -P: the run stands in the user's folder, whose json.py is not ours
@@ -217,12 +217,12 @@ class LogWatch:
             self.failed("the log child did not start: %s" % error, now_s)
             return False
         self.process.returncode = 0  # reaped here, not by subprocess
-        lower(self.process.pid)
+        lower_priority(self.process.pid)
         assert self.process.stdin is not None and self.process.stdout is not None
         for pipe in (self.process.stdin, self.process.stdout):
             os.set_blocking(pipe.fileno(), False)
         self.selector.register(self.process.stdout.fileno(), selectors.EVENT_READ, self)
-        self.output, self.own_told = b"", not self.own
+        self.output, self.own_sent = b"", not self.own
         return True
 
     def read(self) -> None:
@@ -244,39 +244,39 @@ class LogWatch:
     def answered(self, line: bytes) -> None:
         question, self.asked = self.asked, None
         try:
-            said = json.loads(line)
-            if "error" in said:
-                raise ValueError(said["error"])
-            if question is None or said["n"] != question.number:
+            answer = json.loads(line)
+            if "error" in answer:
+                raise ValueError(answer["error"])
+            if question is None or answer["n"] != question.number:
                 raise ValueError("an answer that nobody asked for")
-            self.take(said)
-            detail = json.dumps(said["detail"]) if "detail" in said else ""
+            self.take(answer)
+            detail = json.dumps(answer["detail"]) if "detail" in answer else ""
         except (ValueError, KeyError, TypeError) as error:
             if question is not None:
                 question.done(False, "the log child: %s" % cut(str(error), 200))
             return
         question.done(True, detail)
 
-    def take(self, said: Packet) -> None:
+    def take(self, answer: Packet) -> None:
         """Adds one answer to the level."""
-        level = self.said
-        level["read_bytes"] += int(said["read"])
-        level["skipped_bytes"] += int(said.get("skipped", 0))
-        level["cpu_s"] = round(self.cpu_before_s + float(said["cpu_s"]), 3)
-        level["rss_bytes"] = int(said["rss_bytes"])
-        level["problem"] = cut(str(said.get("problem") or ""), 200)
-        for signature, role, culprit, count in said.get("lines", ()):
+        level = self.summary
+        level["read_bytes"] += int(answer["read"])
+        level["skipped_bytes"] += int(answer.get("skipped", 0))
+        level["cpu_s"] = round(self.cpu_before_s + float(answer["cpu_s"]), 3)
+        level["rss_bytes"] = int(answer["rss_bytes"])
+        level["problem"] = cut(str(answer.get("problem") or ""), 200)
+        for signature, role, culprit, count in answer.get("lines", ()):
             key = (str(signature), str(role), str(culprit))
             if key in self.lines or len(self.lines) < KINDS_MAX:
                 self.lines[key] = self.lines.get(key, 0) + int(count)
-        self.seen = [*self.seen, *said.get("seen", ())][-SEEN_MAX:]
+        self.seen = [*self.seen, *answer.get("seen", ())][-SEEN_MAX:]
 
     def level(self) -> Optional[Dict[str, Any]]:
         """What the agent is told; None while nothing is to be read."""
         if not self.enabled:
             return None
         lines = [[*key, count] for key, count in sorted(self.lines.items())]
-        return dict(self.said, lines=lines, seen=self.seen)
+        return dict(self.summary, lines=lines, seen=self.seen)
 
     def fail(self, why: str) -> None:
         """The child is given up; the next question starts another, after a pause."""
@@ -287,8 +287,8 @@ class LogWatch:
             question.done(False, why)
 
     def failed(self, why: str, now_s: float) -> None:
-        self.said["failures"] += 1
-        self.said["problem"] = why
+        self.summary["failures"] += 1
+        self.summary["problem"] = why
         self.pause_until_s = now_s + PAUSE_S
 
     def drop(self) -> None:
@@ -300,7 +300,7 @@ class LogWatch:
         self.selector.unregister(process.stdout.fileno())
         process.stdin.close()
         process.stdout.close()
-        self.cpu_before_s, self.said["rss_bytes"] = self.said["cpu_s"], 0
+        self.cpu_before_s, self.summary["rss_bytes"] = self.summary["cpu_s"], 0
         try:
             os.kill(process.pid, signal.SIGKILL)
         except ProcessLookupError:

@@ -1,6 +1,6 @@
 """One process of a launcher, and what it is told.
 
-Owns the record the crew keeps of a process and the environment a rank is given.  Starts nothing.
+Owns the record that a launcher keeps of a process and the environment a rank is given.  Starts nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ TAIL_BYTES = 8192
 CRASHES = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 
-class Order(NamedTuple):
+class StartCommand(NamedTuple):
     """One generation as the plan wants it here."""
 
     generation: int

@@ -1,6 +1,6 @@
 """The launcher's processes: ranks, warm standbys and the generation's store.
 
-Owns starting, assigning, stopping and reaping them.  It carries out orders and keeps levels; what
+Owns starting, assigning, stopping and reaping them.  It carries out commands and keeps levels; what
 to start or stop is the agent's to decide.  One thing is done here at once, because it is a fact
 and not a decision: when a rank of a trainer ends abnormally its generation is over, and the other
 ranks are told to leave it, which unblocks them.
@@ -13,14 +13,15 @@ import signal
 import time
 from typing import Callable, Dict, List, Optional
 
+from .. import exits
 from .. import page as pages
 from ..rank import rank
 from ..rank import snapshot as snapshots
 from ..wire import FDS_MAX, Packet, pair
 from . import forking
 from .forking import Child, StoreChild
-from .process import Order, Place, RankProcess, environ_of, error_line
-from .spec import Spec
+from .process import Place, RankProcess, StartCommand, environ_of, error_line
+from .run_state import RunState
 
 STANDBYS_LOST_MAX = 3  # standbys that died by themselves; then none is made any more
 CHORE_PAUSE_S = 30.0  # after one failed
@@ -28,22 +29,23 @@ GONE_WITHIN_S = 5.0  # of SIGKILL; a longer wait is said
 STANDBY_DELAY_S = 1.0  # a new standby is built when recovery is over, not while it goes on
 
 
-class Crew:
+class RankProcesses:
     """All processes of one launcher."""
 
     def __init__(
-        self, spec: Spec, environ: Dict[str, str], log_dir: str, say: Callable[[str], None]
+        self, state: RunState, environ: Dict[str, str], say: Callable[..., None]
     ) -> None:
-        self.spec = spec
+        self.state = state
+        self.spec = state.spec
         self.environ = environ
-        self.log_dir = log_dir
+        self.log_dir = state.log_dir
         self.say = say
         self.processes: List[RankProcess] = []
         self.launched = 0
         self.starts = 0
         self.generation = 0
-        self.order: Optional[Order] = None
-        self.waiting: Optional[Order] = None  # until those it replaces are gone
+        self.started: Optional[StartCommand] = None  # what runs now
+        self.waiting: Optional[StartCommand] = None  # until those it replaces are gone
         self.waiting_s = 0.0
         self.standbys_lost = 0
         self.chores_at_s = 0.0
@@ -53,8 +55,10 @@ class Crew:
         self.with_store = forking.has_torch()
         self.spawn_reason = ""
         self.standby_at_s = 0.0
+        self.first_start_s = 0.0
+        self.startup_s = 0.0
         self.on_fork: Callable[[RankProcess], None] = lambda process: None
-        self.on_start: Callable[[Order], None] = lambda order: None
+        self.on_start: Callable[[StartCommand], None] = lambda command: None
         self.on_page: Callable[[RankProcess], None] = lambda process: None
 
     # ------------------------------------------------------------------ looking
@@ -69,6 +73,25 @@ class Crew:
 
     def living(self) -> List[RankProcess]:
         return [p for p in self.processes if p.ended is None]
+
+    def moving(self) -> bool:
+        """Whether every rank has finished a step here: then there is time for chores."""
+        ranks = [p for p in self.living() if p.assigned]
+        return bool(ranks) and all(p.fields[pages.F_STEP] for p in ranks)
+
+    def startup(self) -> float:
+        """First start to first finished step, once known."""
+        if not self.startup_s and self.first_start_s and self.moving():
+            self.startup_s = round(time.monotonic() - self.first_start_s, 3)
+        return self.startup_s
+
+    def level(self) -> str:
+        """preparing (nothing may be planned yet) | idle | running | done."""
+        if self.generation == 0:
+            return "idle" if self.state.listed else "preparing"
+        ranks = self.by_rank().values()
+        done = bool(ranks) and all(p.ended is not None and p.ended["code"] == 0 for p in ranks)
+        return "done" if done else "running"
 
     def snapshot_view(self) -> Optional[Dict[str, int]]:
         newest = snapshots.newest_whole(snapshots.shards_of(list(self.snapshots.values())))
@@ -131,9 +154,8 @@ class Crew:
         return "1" if self.spec.nproc_unset_threads else self.environ.get("OMP_NUM_THREADS", "")
 
     def rank_environ(self, process: RankProcess) -> Dict[str, str]:
-        order = self.order
         place = Place(
-            world=order.world if order else self.spec.nproc,
+            world=self.started.world if self.started else self.spec.nproc,
             port=self.store.port if self.store else 0,
             restarts=max(0, self.starts - 1),
         )
@@ -162,19 +184,37 @@ class Crew:
         if child.pidfd >= 0:
             os.close(child.pidfd)
 
-    def start(self, order: Order) -> None:
+    def begin(self, command: StartCommand) -> None:
+        """Starts a generation; remembers when the first one began."""
+        self.first_start_s = self.first_start_s or time.monotonic()
+        self.guarded(lambda: self.start(command))
+
+    def start_waiting(self) -> None:
+        if self.waiting is not None:
+            self.guarded(self.start_when_clear)
+
+    def guarded(self, start: Callable[[], object]) -> None:
+        """A machine that refuses processes or files cannot run this generation: elsewhere may."""
+        try:
+            start()
+        except OSError as error:
+            self.say("generation %d did not start: %s" % (self.generation, error), "error")
+            self.state.exit_code = exits.RETRY
+
+    def start(self, command: StartCommand) -> None:
         """Begins a generation: at once, or as soon as those it replaces are gone."""
         for process in self.living():
-            stays = process.rank < 0 or (process.rank in order.keep and process.parked is not None)
+            stays = process.rank < 0 or (
+                process.rank in command.keep and process.parked is not None)
             if not stays:
                 self.kill(process, 0.0)
-        self.waiting, self.waiting_s = order, time.monotonic()
+        self.waiting, self.waiting_s = command, time.monotonic()
         self.start_when_clear()
 
     def start_when_clear(self) -> bool:
-        """Starts the waiting order once every replaced process is gone from its device."""
-        order = self.waiting
-        if order is None or any(p.by_us for p in self.living()):
+        """Starts the waiting generation once every replaced process is gone from its device."""
+        command = self.waiting
+        if command is None or any(p.by_us for p in self.living()):
             return False
         self.waiting = None
         self.starts += 1
@@ -182,29 +222,29 @@ class Crew:
         if self.spec.master_port and old_store:
             self.kill_child(old_store.child)
             old_store = None
-        self.on_start(order)
-        self.order, self.generation = order, order.generation
+        self.on_start(command)
+        self.started, self.generation = command, command.generation
         self.store = self.fetch_store()
         present = {p.rank: p for p in self.living() if p.rank >= 0}
-        for number in order.ranks:
-            self.seat_rank(number, present.get(number), order)
+        for number in command.ranks:
+            self.seat_rank(number, present.get(number), command)
         if old_store is not None and old_store.child.pid:
             self.kill_child(old_store.child)
         self.forget_ended()
         self.standby_at_s = time.monotonic() + STANDBY_DELAY_S
         return True
 
-    def seat_rank(self, number: int, kept: Optional[RankProcess], order: Order) -> None:
+    def seat_rank(self, number: int, kept: Optional[RankProcess], command: StartCommand) -> None:
         """Gives rank `number` a process: the survivor, a standby, or a new one."""
         process = kept
         if process is None and self.spec.program.trainer:
             standbys = sorted(self.standbys(), key=lambda p: (not p.ready, p.number))
             process = standbys[0] if standbys else None
         if process is None:
-            process = self.launch(number, order.generation)
-        process.rank, process.generation = number, order.generation
+            process = self.launch(number, command.generation)
+        process.rank, process.generation = number, command.generation
         process.folder = os.path.join(self.log_dir, "rank-%d" % number)
-        process.fields[pages.F_PERMIT] = order.permit_ns
+        process.fields[pages.F_PERMIT] = command.permit_ns
         process.fields[pages.F_STOP_AFTER] = 0
         if self.spec.program.trainer:
             process.parked, process.assigned = None, False
@@ -215,18 +255,18 @@ class Crew:
         self.on_page(process)
 
     def assign(self, process: RankProcess) -> None:
-        order, store = self.order, self.store
-        assert order is not None and store is not None
-        from_memory = order.resume.get("kind") == "snapshot"
+        command, store = self.started, self.store
+        assert command is not None and store is not None
+        from_memory = command.resume.get("kind") == "snapshot"
         fds = list(self.snapshots.values())[:FDS_MAX] if from_memory else []
         process.channel.send(
-            {"t": "assign", "run": self.spec.run, "generation": order.generation,
-             "rank": process.rank, "local_rank": process.rank, "world": order.world,
-             "store_host": "127.0.0.1", "store_port": store.port, "resume": order.resume,
-             "history": order.history, "node": os.uname().nodename}, fds)
+            {"t": "assign", "run": self.spec.run, "generation": command.generation,
+             "rank": process.rank, "local_rank": process.rank, "world": command.world,
+             "store_host": "127.0.0.1", "store_port": store.port, "resume": command.resume,
+             "history": command.history, "node": os.uname().nodename}, fds)
         process.assigned, process.parked = True, None
 
-    def tend(self, now_s: float, moving: bool) -> None:
+    def tend(self, now_s: float) -> None:
         """Work that may wait for a quiet moment: the next store, a new standby, overdue kills.
 
         The first store is made ahead too.  A command shows no steps, and its store child has to
@@ -239,6 +279,7 @@ class Crew:
         if self.waiting is not None:
             self.say_who_stays(now_s)
             return
+        moving = self.moving()
         quiet = moving or self.generation == 0 or self.spec.program.kind == "command"
         try:
             self.make_ready(now_s, moving, quiet)
@@ -269,11 +310,11 @@ class Crew:
     # ------------------------------------------------------------------ packets from ranks
 
     def on_packet(self, process: RankProcess, packet: Packet) -> Optional[Packet]:
-        """Takes a rank's word; returns the packet when it is for the launcher, not the crew."""
+        """Takes a rank's word; returns the packet when it is for the launcher."""
         kind = packet["t"]
         if kind == "ready":
             process.ready = True
-            if process.rank >= 0 and not process.assigned and self.order is not None:
+            if process.rank >= 0 and not process.assigned and self.started is not None:
                 self.assign(process)
             return packet
         if kind == "parked":
@@ -318,7 +359,7 @@ class Crew:
     # ------------------------------------------------------------------ ending
 
     def kill(self, process: RankProcess, grace_s: float, number: int = signal.SIGTERM) -> None:
-        """Ends a process on an order: politely when there is a grace, then for good."""
+        """Ends a process on a command: politely when there is a grace, then for good."""
         process.by_us = True
         if grace_s <= 0:
             self.signal_group(process, signal.SIGKILL)

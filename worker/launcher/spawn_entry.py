@@ -1,4 +1,4 @@
-"""A rank started cold: reads its order from a descriptor and goes on as a forked one would."""
+"""The entry of a spawned rank: reads what it is from a descriptor and goes on as a forked one."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ..rank import rank
 from ..rank.rank import Program, Seat
 
 
-def main(order_fd: int) -> None:
+def main(launch_fd: int) -> None:
     """Runs one rank in this fresh interpreter; does not return."""
-    with os.fdopen(order_fd, "rb") as file:
-        order = json.load(file)
-    seat = Seat(**order["seat"])
+    with os.fdopen(launch_fd, "rb") as file:
+        launch = json.load(file)
+    seat = Seat(**launch["seat"])
     os.set_inheritable(seat.page_fd, False)
     os.set_inheritable(seat.control_fd, False)
     rank.settle(seat)
-    rank.run(Program(**order["program"]), seat)
+    rank.run(Program(**launch["program"]), seat)

@@ -5,52 +5,53 @@ Owns the few decisions that must not depend on an agent.  It restarts nothing.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict
+from typing import Any, Dict
 
-from .process import Order
+from .agent_link import AgentLink
+from .process import StartCommand
+from .rank_processes import RankProcesses
+from .run_state import RunState
+from .terminal import Terminal
 
-if TYPE_CHECKING:
-    from .launcher import Launcher
-
-ALONE_S = 10.0  # without an agent for this long, the run starts, ends or gives up by itself
+WITHOUT_AGENT_S = 10.0  # for this long, and the run starts, ends or gives up by itself
 DONE_WAIT_S = 30.0  # a run that is done waits no longer, whether its agent is gone or frozen
 
 
-class Alone:
+class WithoutAgent:
     """Watches for the time without an agent."""
 
-    def __init__(self, launcher: "Launcher") -> None:
-        self.launcher = launcher
+    def __init__(
+        self, state: RunState, ranks: RankProcesses, link: AgentLink, terminal: Terminal
+    ) -> None:
+        self.state, self.ranks, self.link, self.terminal = state, ranks, link, terminal
         self.done_s = 0.0
 
     def watch(self, now_s: float) -> None:
-        launcher = self.launcher
-        link, crew = launcher.link, launcher.crew
-        alone_s = now_s - link.lost_s if link.channel is None else 0.0
-        if launcher.state() != "done":
+        state, ranks, link = self.state, self.ranks, self.link
+        without_s = now_s - link.lost_s if link.channel is None else 0.0
+        if ranks.level() != "done":
             self.done_s = 0.0
         else:
             self.done_s = self.done_s or now_s
-            if alone_s > 1.0 or now_s - self.done_s > DONE_WAIT_S:
-                launcher.exit_code = 0
-        if alone_s < ALONE_S:
+            if without_s > 1.0 or now_s - self.done_s > DONE_WAIT_S:
+                state.exit_code = 0
+        if without_s < WITHOUT_AGENT_S:
             return
-        if crew.generation == 0 and launcher.listed and not crew.waiting:
-            launcher.terminal.say(
-                "no agent (%s): the run goes on unwatched and is not restarted"
-                % (link.problem or "none answers"), "error")
-            numbers = tuple(range(launcher.spec.nproc))
-            newest = max((c["generation"] for c in launcher.commits.values()), default=0)
-            launcher.begin(Order(newest + 1, numbers, (), len(numbers), self.resume(), [], 0))
-        failed = [p for p in crew.by_rank().values() if p.ended is not None and p.ended["code"]]
-        if failed and crew.generation:
+        if ranks.generation == 0 and state.listed and not ranks.waiting:
+            self.terminal.say("no agent (%s): the run goes on unwatched and is not restarted"
+                              % (link.problem or "none answers"), "error")
+            numbers = tuple(range(state.spec.nproc))
+            newest = max((c["generation"] for c in state.commits.values()), default=0)
+            ranks.begin(StartCommand(newest + 1, numbers, (), len(numbers), self.resume(), [], 0))
+        failed = [p for p in ranks.by_rank().values() if p.ended is not None and p.ended["code"]]
+        if failed and ranks.generation:
             first = min(failed, key=lambda p: p.ended["boot_s"] if p.ended else 0.0)
-            launcher.exit_code = first.ended["code"] if first.ended else 1
+            state.exit_code = first.ended["code"] if first.ended else 1
 
     def resume(self) -> Dict[str, Any]:
         """Where a run that nobody plans goes on: the newest checkpoint that proves, if any."""
-        if not self.launcher.spec.program.trainer:
+        if not self.state.spec.program.trainer:
             return {"kind": "own"}
-        if not self.launcher.checkpoint_dir:
+        if not self.state.checkpoint_dir:
             return {"kind": "fresh"}
-        return {"kind": "newest", "path": self.launcher.checkpoint_dir}
+        return {"kind": "newest", "path": self.state.checkpoint_dir}

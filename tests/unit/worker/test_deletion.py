@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.worker.launcher import forking
-from holdfast.worker.launcher.child_tasks import Errands
-from holdfast.worker.launcher.commands import Orders
+from holdfast.worker.launcher.child_tasks import ChildTasks
+from holdfast.worker.launcher.commands import Commands
 
 
 class Root:
@@ -20,24 +20,23 @@ class Root:
     def __init__(self, checkpoint_dir, *paths):
         self.checkpoint_dir = str(checkpoint_dir)
         self.commits = {str(path): {} for path in paths}
-        self.crew = SimpleNamespace(generation=3)
-        self.errands = Errands()
-        self.outcomes = []
-        self.link = SimpleNamespace(channel=None)
-        self.orders = Orders(self)
+        self.tasks = ChildTasks()
+        self.tasks.on_open = self.remember
+        ranks, link = SimpleNamespace(generation=3), SimpleNamespace(channel=None)
+        self.commands = Commands(self, ranks, self.tasks, link, None, None, None)
 
-    def add_errand(self, errand):
-        self.errand = errand
+    def remember(self, task):
+        self.task = task
 
     def delete(self, *paths):
         """The outcome of an order to delete, once its child has answered."""
         body = {"generation": 3, "paths": [str(path) for path in paths]}
-        self.orders.carry_out("delete", "d%d" % len(self.outcomes), body)
-        while self.errands.running and not self.errand.read():
+        self.commands.carry_out("delete", "d%d" % len(self.commands.outcomes), body)
+        while self.tasks.running and not self.task.read():
             pass
-        for errand in list(self.errands.running):
-            self.errands.finish(errand)
-        return self.outcomes[-1]
+        for task in list(self.tasks.running):
+            self.tasks.finish(task)
+        return self.commands.outcomes[-1]
 
 
 def checkpoint(folder):
@@ -72,28 +71,29 @@ def test_a_dead_mount_never_holds_the_launcher(tmp_path, monkeypatch):
 
     for name in ("stat", "lstat", "unlink"):
         monkeypatch.setattr(os, name, never_returns)
-    launcher.orders.carry_out("delete", "d", {"generation": 3, "paths": [str(mine)]})
-    launcher.errands.tend(launcher.errands.running[0].deadline_s)
-    assert asked == [] and not launcher.errands.running
-    assert launcher.outcomes[-1]["error"] == "deleting checkpoints took too long and was ended"
+    launcher.commands.carry_out("delete", "d", {"generation": 3, "paths": [str(mine)]})
+    launcher.tasks.tend(launcher.tasks.running[0].deadline_s)
+    assert asked == [] and not launcher.tasks.running
+    error = launcher.commands.outcomes[-1]["error"]
+    assert error == "deleting checkpoints took too long and was ended"
 
 
 def test_a_child_that_does_not_die_is_left_and_reaped_when_it_goes(monkeypatch):
-    errands, told = Errands(), []
-    errand = errands.command(
+    tasks, told = ChildTasks(), []
+    task = tasks.command(
         [sys.executable, "-c", "import time; time.sleep(600)"], dict(os.environ), 0.0,
         lambda ok, text: told.append(text), "sleeper",
     )
-    assert errand is not None
+    assert task is not None
     reap = forking.reap
     monkeypatch.setattr(forking, "reap", lambda pid: None)  # as in state D: killed and still there
     begin_s = time.monotonic()
-    errands.tend(errand.deadline_s)
-    assert time.monotonic() - begin_s < 0.5 and errands.left == [errand.child.pid]
+    tasks.tend(task.deadline_s)
+    assert time.monotonic() - begin_s < 0.5 and tasks.left == [task.child.pid]
     assert told == ["sleeper took too long and was ended"]
     monkeypatch.setattr(forking, "reap", reap)
-    os.waitid(os.P_PID, errand.child.pid, os.WEXITED | os.WNOWAIT)
-    errands.tend(0.0)
-    assert errands.left == []
+    os.waitid(os.P_PID, task.child.pid, os.WEXITED | os.WNOWAIT)
+    tasks.tend(0.0)
+    assert tasks.left == []
     with pytest.raises(ChildProcessError):
-        os.waitpid(errand.child.pid, os.WNOHANG)
+        os.waitpid(task.child.pid, os.WNOHANG)

@@ -1,4 +1,4 @@
-"""The launcher's edges: folders of others, packets too large, errands that hang."""
+"""The launcher's edges: folders of others, packets too large, tasks that hang."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from holdfast.agent.config.load import ENVIRONMENT
 from holdfast.worker import wire
 from holdfast.worker.launcher import agent_link, levels, spec
-from holdfast.worker.launcher.child_tasks import Errands
+from holdfast.worker.launcher.child_tasks import ChildTasks
 
 NOBODY = 65534
 ROOT = Path(__file__).resolve().parents[3]
@@ -58,31 +58,31 @@ def test_a_level_fits_its_packet_whatever_the_ranks_said(ranks):
     assert fitted["ranks"][0]["ended"]["code"] == 1 and fitted["commits"][-1]["step"] == 99
 
 
-def test_an_overdue_errand_is_ended_and_its_number_forgotten_first():
-    errands, told, closed = Errands(), [], []
+def test_an_overdue_task_is_ended_and_its_number_forgotten_first():
+    tasks, told, closed = ChildTasks(), [], []
     polled = selectors.DefaultSelector()
 
-    def forget(errand):
-        polled.unregister(errand)
-        closed.append(errand.fileno())
+    def forget(task):
+        polled.unregister(task)
+        closed.append(task.fileno())
 
-    errands.on_close = forget
-    errand = errands.command(
+    tasks.on_close = forget
+    task = tasks.command(
         [sys.executable, "-c", "import time; time.sleep(600)"], dict(os.environ), 0.0,
         lambda ok, text: told.append((ok, text)), "sleeper",
     )
-    assert errand is not None
-    polled.register(errand, selectors.EVENT_READ)
-    errands.tend(errand.deadline_s)
+    assert task is not None
+    polled.register(task, selectors.EVENT_READ)
+    tasks.tend(task.deadline_s)
     assert told == [(False, "sleeper took too long and was ended")]
-    assert closed and not polled.get_map() and not errands.running
+    assert closed and not polled.get_map() and not tasks.running
     with pytest.raises(ChildProcessError):
-        os.waitpid(errand.child.pid, os.WNOHANG)
+        os.waitpid(task.child.pid, os.WNOHANG)
 
 
-def test_an_errand_that_cannot_start_says_so():
-    errands, told = Errands(), []
-    errands.command(["/no/such/program"], {}, 1.0, lambda ok, text: told.append((ok, text)), "it")
+def test_a_task_that_cannot_start_says_so():
+    tasks, told = ChildTasks(), []
+    tasks.command(["/no/such/program"], {}, 1.0, lambda ok, text: told.append((ok, text)), "it")
     assert told and told[0][0] is False and "No such file" in told[0][1]
 
 

@@ -53,23 +53,23 @@ def test_an_agent_that_was_there_first_is_greeted(agents_socket, tmp_path):
         launcher.wait(LIMIT_S)
 
 
-class Launcher:
+class Refusing:
     """What the agent's word about a refused packet may change of a launcher."""
 
     def __init__(self) -> None:
         self.exit_code = None
         self.said = []
-        self.terminal = self
+        self.commands = commands.Commands(self, None, None, None, None, None, self)
 
     def say(self, text, level="info") -> None:
         self.said.append((level, text))
 
 
 def test_a_refusal_ends_a_run_before_the_welcome_and_is_said_once_after_it():
-    early, late = Launcher(), Launcher()
-    commands.Orders(early).on_packet({"t": "error", "error": "no room"})
+    early, late = Refusing(), Refusing()
+    early.commands.on_packet({"t": "error", "error": "no room"})
     assert early.exit_code == exits.CONFIGURATION and early.said[0][0] == "error"
-    told = commands.Orders(late)
+    told = late.commands
     told.on_packet({"t": "welcome"})
     for number in range(30):
         told.on_packet({"t": "error", "error": "first"})

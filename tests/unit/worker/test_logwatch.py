@@ -12,7 +12,7 @@ import time
 import pytest
 
 from holdfast.worker.launcher import log_watch
-from holdfast.worker.launcher.process import Order
+from holdfast.worker.launcher.process import StartCommand
 
 SCRIPTED = """
 import json, sys, time
@@ -43,7 +43,7 @@ class Process:
         self.ended = None if ended_s is None else {"boot_s": ended_s}
 
 
-class Crew:
+class RankProcesses:
     def __init__(self):
         self.processes = []
 
@@ -53,7 +53,7 @@ class Watch(log_watch.LogWatch):
 
     def __init__(self, folder, tmp_path):
         os.makedirs(folder, exist_ok=True)
-        super().__init__(Crew(), str(folder), dict(os.environ), selectors.DefaultSelector())
+        super().__init__(RankProcesses(), str(folder), dict(os.environ), selectors.DefaultSelector())
         self.script = tmp_path / "child.py"
         self.script.write_text(SCRIPTED)
         self.told = []
@@ -65,7 +65,7 @@ class Watch(log_watch.LogWatch):
         """Turns the loop until a condition holds."""
         deadline_s = time.monotonic() + limit_s
         while not holds():
-            assert time.monotonic() < deadline_s, (self.told, self.said)
+            assert time.monotonic() < deadline_s, (self.told, self.summary)
             for key, _ in self.selector.select(0.02):
                 key.data.read()
             self.tend(time.monotonic())
@@ -93,8 +93,8 @@ def make(tmp_path, monkeypatch):
         watch.selector.close()
 
 
-def order(generation, *ranks):
-    return Order(generation, ranks, (), len(ranks), {}, [], 0)
+def command(generation, *ranks):
+    return StartCommand(generation, ranks, (), len(ranks), {}, [], 0)
 
 
 def write(watch, rank, data, name="stdout.log"):
@@ -107,31 +107,31 @@ def write(watch, rank, data, name="stdout.log"):
 def test_each_generation_has_its_own_part_of_each_file(make):
     watch = make()
     write(watch, 0, b"of an earlier run\n")
-    watch.begin_generation(order(1, 0, 1))
+    watch.begin_generation(command(1, 0, 1))
     write(watch, 0, b"one\n")
     write(watch, 1, b"uno\n", "stderr.log")
     assert watch.places(1) == [[0, 18, -1, 0, -1], [1, 0, -1, 0, -1]]
-    watch.begin_generation(order(2, 0))
+    watch.begin_generation(command(2, 0))
     assert watch.places(1) == [[0, 18, 22, 0, 0], [1, 0, -1, 0, -1]]
     assert watch.places(2) == [[0, 22, -1, 0, -1]]
     for generation in range(3, 20):
-        watch.begin_generation(order(generation, 0))
+        watch.begin_generation(command(generation, 0))
     assert watch.places(1) == [] and len(watch.begins) == log_watch.GENERATIONS_KEPT
 
 
 def test_who_ended_first_comes_first_also_when_it_is_forgotten_since(make):
     watch = make()
-    watch.begin_generation(order(1, 0, 1, 2))
-    watch.crew.processes = [Process(0, 1), Process(1, 1, 7.0), Process(2, 1, 5.0)]
-    watch.begin_generation(order(2, 0, 1, 2))
-    watch.crew.processes = []
+    watch.begin_generation(command(1, 0, 1, 2))
+    watch.ranks.processes = [Process(0, 1), Process(1, 1, 7.0), Process(2, 1, 5.0)]
+    watch.begin_generation(command(2, 0, 1, 2))
+    watch.ranks.processes = []
     assert [row[0] for row in watch.places(1)] == [2, 1, 0]
     assert [row[0] for row in watch.places(2)] == [0, 1, 2]
 
 
 def test_a_question_is_answered_and_the_cost_is_told(make):
     watch = make()
-    watch.begin_generation(order(1, 0))
+    watch.begin_generation(command(1, 0))
     watch.ask_now()
     watch.until(lambda: watch.told)
     ok, text = watch.told[0]
@@ -147,7 +147,7 @@ def test_a_question_is_answered_and_the_cost_is_told(make):
 
 def test_own_signatures_are_told_once_and_again_to_the_next_child(make):
     watch = make()
-    watch.begin_generation(order(1, 0))
+    watch.begin_generation(command(1, 0))
     watch.configure({"t": "logs", "own": [{"id": "a"}], "sample_bytes_s": None})
     for number in (1, 2):
         watch.ask_now()
@@ -164,7 +164,7 @@ def test_own_signatures_are_told_once_and_again_to_the_next_child(make):
 def test_a_child_that_hangs_costs_its_question_and_no_more(make, monkeypatch):
     monkeypatch.setattr(log_watch, "ANSWER_S", 0.3)
     watch = make("hang")
-    watch.begin_generation(order(1, 0))
+    watch.begin_generation(command(1, 0))
     watch.ask_now()
     pid = watch.process.pid
     watch.until(lambda: watch.told)
@@ -180,7 +180,7 @@ def test_a_child_that_hangs_costs_its_question_and_no_more(make, monkeypatch):
 @pytest.mark.parametrize(("name", "said"), [("die", "ended"), ("junk", "log child: ")])
 def test_a_child_that_dies_or_says_rubbish(make, name, said):
     watch = make(name)
-    watch.begin_generation(order(1, 0))
+    watch.begin_generation(command(1, 0))
     watch.ask_now()
     watch.until(lambda: watch.told)
     assert watch.told[0][0] is False and said in watch.told[0][1]
@@ -188,7 +188,7 @@ def test_a_child_that_dies_or_says_rubbish(make, name, said):
 
 def test_a_child_that_cannot_be_ended_is_not_waited_for_nor_followed(make, monkeypatch):
     watch = make("hang")
-    watch.begin_generation(order(1, 0))
+    watch.begin_generation(command(1, 0))
     watch.ask_now()
     monkeypatch.setattr(log_watch.os, "kill", lambda pid, number: None)  # as in state D
     watch.fail("late")
@@ -203,28 +203,28 @@ def test_a_child_that_cannot_be_ended_is_not_waited_for_nor_followed(make, monke
 
 def test_a_sample_is_taken_on_time_of_the_newest_generation_while_ranks_run(make):
     watch = make()
-    watch.begin_generation(order(1, 0))
-    watch.begin_generation(order(2, 0))
-    watch.crew.processes = [Process(0, 2)]
+    watch.begin_generation(command(1, 0))
+    watch.begin_generation(command(2, 0))
+    watch.ranks.processes = [Process(0, 2)]
     begin_s = watch.sampled_s
     watch.tend(begin_s + 14.9)
     assert watch.process is None
     watch.configure({"t": "logs", "sample_bytes_s": 1000})
     watch.tend(begin_s + 15.0)
-    watch.until(lambda: watch.said["skipped_bytes"])
-    assert watch.said["skipped_bytes"] == 15_000
+    watch.until(lambda: watch.summary["skipped_bytes"])
+    assert watch.summary["skipped_bytes"] == 15_000
     assert watch.level()["lines"] == [["x", "root", "infra", 2]]
     watch.tend(begin_s + 29.0)
     assert watch.asked is None
-    watch.crew.processes = [Process(0, 2, 9.0)]
+    watch.ranks.processes = [Process(0, 2, 9.0)]
     watch.tend(begin_s + 45.0)
-    assert watch.asked is None and watch.said["skipped_bytes"] == 15_000
+    assert watch.asked is None and watch.summary["skipped_bytes"] == 15_000
 
 
 def test_switched_off_nothing_is_read_or_told(make):
     watch = make()
-    watch.begin_generation(order(1, 0))
-    watch.crew.processes = [Process(0, 1)]
+    watch.begin_generation(command(1, 0))
+    watch.ranks.processes = [Process(0, 1)]
     watch.configure({"t": "logs", "read": False})
     watch.ask_now()
     watch.tend(watch.sampled_s + 100)
@@ -240,7 +240,7 @@ def test_a_generation_that_nobody_knows_is_refused(make):
 
 def test_many_ranks_and_signatures_fit_the_pipe(make):
     watch = make()
-    watch.begin_generation(order(1, *range(256)))
+    watch.begin_generation(command(1, *range(256)))
     watch.configure({"t": "logs", "own": [{"id": "a%d" % n, "pattern": "x" * 300}
                                           for n in range(64)]})
     watch.ask_now()

@@ -11,11 +11,11 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.worker.launcher import compiling
-from holdfast.worker.launcher.commands import Orders
+from holdfast.worker.launcher.commands import Commands
 
 
-class Errands:
-    """Runs the errand here and now."""
+class ChildTasks:
+    """Runs the task here and now."""
 
     def call(self, body, timeout_s, done, what):
         try:
@@ -32,19 +32,15 @@ def cache(tmp_path):
 
 
 @pytest.fixture
-def orders():
+def commands():
     living = []
-    launcher = SimpleNamespace(
-        compiling=compiling.Watch({}), crew=SimpleNamespace(living=lambda: living), outcomes=[],
-        errands=Errands(), add_errand=lambda errand: None, link=SimpleNamespace(channel=None),
-        living=living,
-    )
-    return Orders(launcher)
+    ranks, link = SimpleNamespace(living=lambda: living), SimpleNamespace(channel=None)
+    return Commands(None, ranks, ChildTasks(), link, None, compiling.Watch({}), None)
 
 
-def remove(orders, path):
-    orders.carry_out("remove_lock", str(path), {"path": str(path)})
-    outcome = orders.launcher.outcomes[-1]
+def remove(commands, path):
+    commands.carry_out("remove_lock", str(path), {"path": str(path)})
+    outcome = commands.outcomes[-1]
     return outcome["ok"], outcome["error"] + outcome["detail"]
 
 
@@ -55,9 +51,9 @@ def lock(folder, name="model.pb.lock", age_s=600.0):
     return path
 
 
-def test_a_stale_lock_is_removed_and_its_age_said(orders, cache):
+def test_a_stale_lock_is_removed_and_its_age_said(commands, cache):
     path = lock(cache)
-    ok, text = remove(orders, path)
+    ok, text = remove(commands, path)
     assert ok and "removed, 600 s old" in text and not path.exists()
 
 
@@ -65,26 +61,26 @@ def test_a_stale_lock_is_removed_and_its_age_said(orders, cache):
     ("model.pb", "no lock"), ("young.lock", "somebody may hold it"),
     ("link.lock", "no plain file"), ("gone.lock", "No such file"),
 ])
-def test_what_is_no_stale_lock_stays(orders, cache, name, said):
+def test_what_is_no_stale_lock_stays(commands, cache, name, said):
     path = cache / name
     if name == "link.lock":
         path.symlink_to(lock(cache, "target"))
     elif name != "gone.lock":
         lock(cache, name, 10.0 if name == "young.lock" else 600.0)
-    ok, text = remove(orders, path)
+    ok, text = remove(commands, path)
     assert not ok and said in text
     assert name == "gone.lock" or os.path.lexists(path)
 
 
-def test_another_users_lock_stays_whoever_is_asked(orders, cache, monkeypatch):
+def test_another_users_lock_stays_whoever_is_asked(commands, cache, monkeypatch):
     path, own = lock(cache), os.getuid()
     monkeypatch.setattr(os, "getuid", lambda: own + 1)
-    ok, text = remove(orders, path)
+    ok, text = remove(commands, path)
     assert not ok and "no plain file of this user" in text and path.exists()
 
 
 @pytest.mark.parametrize("depth", [0, 1])
-def test_a_folder_that_became_a_link_leads_to_nobodys_work(orders, cache, tmp_path, depth):
+def test_a_folder_that_became_a_link_leads_to_nobodys_work(commands, cache, tmp_path, depth):
     """The folder was looked at minutes before; who made it has put a link there since."""
     path = lock(cache, "uv.lock")
     work = tmp_path / "work" / (cache.name if depth else "")
@@ -93,25 +89,25 @@ def test_a_folder_that_became_a_link_leads_to_nobodys_work(orders, cache, tmp_pa
     swapped = [cache, cache.parent][depth]
     shutil.rmtree(swapped)
     swapped.symlink_to([work, work.parent][depth])
-    ok, text = remove(orders, path)
+    ok, text = remove(commands, path)
     assert not ok and f"its folder is {work}" in text and kept.exists()
 
 
-def test_a_lock_elsewhere_is_not_ours_to_judge(orders, tmp_path):
+def test_a_lock_elsewhere_is_not_ours_to_judge(commands, tmp_path):
     path = lock(tmp_path)
-    ok, text = remove(orders, path)
+    ok, text = remove(commands, path)
     assert not ok and "no lock in a compile cache" in text and path.exists()
 
 
-def test_nothing_is_removed_while_a_rank_compiles(orders, cache, tmp_path):
+def test_nothing_is_removed_while_a_rank_compiles(commands, cache, tmp_path):
     compiler = tmp_path / "neuronx-cc"
     shutil.copy("/bin/sleep", compiler)
     running = subprocess.Popen([compiler, "60"])
     try:
-        orders.launcher.living.append(SimpleNamespace(
+        commands.ranks.living().append(SimpleNamespace(
             rank=0, child=SimpleNamespace(pid=os.getpid())))
         path = lock(cache)
-        ok, text = remove(orders, path)
+        ok, text = remove(commands, path)
         assert not ok and "rank 0: neuronx-cc" in text and path.exists()
     finally:
         running.kill()

@@ -1,0 +1,57 @@
+"""What a launcher knows of its run beside the processes: its checkpoints, its clocks, its end.
+
+Owns the levels that several parts of the launcher read, and how a trainer's word changes them.
+It talks to nobody and starts nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Dict, List, Optional
+
+from ..elastic import COMMITS_SENT
+from ..wire import Packet
+from .spec import Spec
+
+
+class RunState:
+    """One run on this node, as the agent and a run without an agent see it."""
+
+    def __init__(self, spec: Spec, log_dir: str) -> None:
+        self.spec = spec
+        self.log_dir = log_dir
+        self.started_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self.listed = not spec.program.trainer  # a trainer lists its checkpoints first
+        self.checkpoint_dir = ""
+        self.keep = 0
+        self.commits: Dict[str, Dict[str, Any]] = {}  # by path
+        self.shutdown = ""  # interrupted | preempted | drained
+        self.shutdown_s = 0.0
+        self.exit_code: Optional[int] = None  # the launcher leaves as soon as there is one
+
+    def shut_down(self, why: str) -> None:
+        """The first cause stands, and so does the time since which its grace runs."""
+        if not self.shutdown:
+            self.shutdown, self.shutdown_s = why, time.monotonic()
+
+    def take_checkpoints(self, packet: Packet) -> None:
+        """A trainer's first word: where its checkpoints are; that of later processes is older."""
+        if not self.listed:
+            self.checkpoint_dir = str(packet.get("checkpoint_dir") or "")
+            self.keep = int(packet.get("keep") or 0)
+            self.commits = {str(c["path"]): c for c in packet.get("commits") or ()}
+            self.listed = True
+
+    def take_commit(self, packet: Packet) -> None:
+        path = str(packet["path"])
+        self.commits[path] = {"generation": packet["generation"], "step": packet["step"],
+                              "path": path, "world": packet["world"], "bad": ""}
+
+    def take_bad_checkpoint(self, packet: Packet) -> None:
+        path = str(packet["path"])
+        unknown = {"generation": 0, "step": 0, "path": path, "world": 0, "bad": ""}
+        self.commits.setdefault(path, unknown)["bad"] = packet["why"] or "bad"
+
+    def newest_commits(self) -> List[Dict[str, Any]]:
+        commits = sorted(self.commits.values(), key=lambda c: (c["generation"], c["step"]))
+        return commits[-COMMITS_SENT:]
