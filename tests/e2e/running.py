@@ -12,8 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from holdfast.agent.cli.client import Agent
 from holdfast.agent.cli.text import Failure
+from holdfast.agent.history.journal import Journal
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -112,8 +115,12 @@ class Run:
         return int(wait_for(reached, limit_s, f"step {step} on rank {rank}\n{self.output}"))
 
     def incidents(self) -> list[dict[str, Any]]:
-        """From the journal's file too, so that they can be read after the end."""
+        """All of this run, from the agent, and out of its journal when that has ended."""
         answer = self.try_api("/api/v1/incidents?all=1")
+        if answer is None and self.process.poll() is not None:
+            journal = Journal(self.home / "st/runs" / self.name)
+            journal.close()
+            return [msgspec.to_builtins(incident) for incident in journal.seed.incidents]
         return list(answer) if answer else []
 
     def result(self) -> dict[str, Any]:

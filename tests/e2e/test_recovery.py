@@ -53,7 +53,7 @@ def test_a_script_that_saves_itself_survives(runs: Runs, number: signal.Signals)
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_script_without_state_survives(runs: Runs, number: signal.Signals) -> None:
-    run = runs.script("plain.py", "20")
+    run = runs.script("plain.py", "40")  # on a busy machine a look comes many steps late
     os.kill(run.at_step(6), number)
     assert run.wait() == 0, run.output
     assert "finished rank 0 restarts 1" in run.output
@@ -83,7 +83,8 @@ def test_the_agents_end_touches_no_rank(runs: Runs, number: signal.Signals) -> N
     assert pids(run) == ranks
     os.kill(max(ranks), signal.SIGKILL)  # and it acts
     assert run.wait() == 0, run.output
-    assert "restarts 1" in run.output and run.incidents() == []
+    assert "restarts 1" in run.output
+    assert [incident["fault"] for incident in run.incidents()] == ["rank_killed"]
 
 
 def test_a_frozen_agent_touches_no_rank(runs: Runs) -> None:

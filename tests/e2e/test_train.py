@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -39,7 +40,9 @@ def test_a_killed_rank_leaves_no_trace_in_the_weights(runs: Runs, work: Path, np
     os.kill(run.at_step(15, rank=0), signal.SIGKILL)
     assert run.wait() == 0, run.output
     assert run.result()["digest"] == clean.result()["digest"]
-    assert run.output.count("0 steps lost") == 2, run.output
+    # The rank that dies may have finished the step that the others are still in.
+    lost = [int(steps) for steps in re.findall(r"(\d+) steps? lost", run.output)]
+    assert len(lost) == 2 and max(lost) <= 1, run.output
 
 
 def test_all_ranks_killed_at_once_come_back_from_memory_or_disk(runs: Runs, work: Path) -> None:

@@ -17,6 +17,8 @@ torch.manual_seed(0)
 model = DistributedDataParallel(torch.nn.Linear(32, 32))
 optimizer = torch.optim.AdamW(model.parameters())
 for step in range(STEPS):
+    if FAULT == "slow-first" and rank == 1 and step == 0:
+        time.sleep(float(sys.argv[3]))
     if rank == 1 and step == AT:
         if FAULT == "die-often" and restarts < 10:
             os.kill(os.getpid(), 9)

@@ -192,7 +192,9 @@ def test_the_device_is_read_where_it_is(tmp_path):
     except kmsg.NoData as reason:
         pytest.skip(str(reason))
     log.read(1.0)
+    sequence = [line[1] for line in log.lines(1.0)]
     log.close()
+    assert sequence and sequence == sorted(set(sequence))
 
 
 def test_the_list_of_kernel_events_is_current():
