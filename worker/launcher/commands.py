@@ -131,7 +131,8 @@ class Commands:
 
     def start(self, command_id: str, body: Dict[str, Any]) -> None:
         generation = int(body["generation"])
-        known = max(self.ranks.generation, self.ranks.waiting.generation if self.ranks.waiting else 0)
+        waiting = self.ranks.waiting
+        known = max(self.ranks.generation, waiting.generation if waiting else 0)
         if generation == known:
             self.outcome(command_id, True)  # one plan a generation: this command came before
             return

@@ -1,6 +1,7 @@
 """One process of a launcher, and what it is told.
 
-Owns the record that a launcher keeps of a process and the environment a rank is given.  Starts nothing.
+Owns the record that a launcher keeps of a process and the environment a rank is given.  Starts
+nothing.
 """
 
 from __future__ import annotations

@@ -109,9 +109,9 @@ class StandingCase:
         where = f"{tail.replace('/', ' ', 1)} of {self.name}" if tail else self.name
         incident = Incident(
             id=f"node-{self.name}-{verdict.fault}-{plain(tail, SUBJECT_MAX)}-{number}",
-            fault=verdict.fault, subject=verdict.subject, severity=verdict.severity, run="", generation=0,
-            opened_wall_s=ctx.now.wall_s, opened_boot_s=ctx.now.boot_s, reason=verdict.reason,
-            culprit=where, evidence=verdict.evidence[: values.EVIDENCE_MAX],
+            fault=verdict.fault, subject=verdict.subject, severity=verdict.severity,
+            run="", generation=0, opened_wall_s=ctx.now.wall_s, opened_boot_s=ctx.now.boot_s,
+            reason=verdict.reason, culprit=where, evidence=verdict.evidence[: values.EVIDENCE_MAX],
             timeline=((ctx.now.wall_s, f"seen: {verdict.reason}"),),
             would_have=_would_have(ctx.runbooks.get(verdict.fault)),
         )

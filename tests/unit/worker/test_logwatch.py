@@ -53,7 +53,8 @@ class Watch(log_watch.LogWatch):
 
     def __init__(self, folder, tmp_path):
         os.makedirs(folder, exist_ok=True)
-        super().__init__(RankProcesses(), str(folder), dict(os.environ), selectors.DefaultSelector())
+        ranks, selector = RankProcesses(), selectors.DefaultSelector()
+        super().__init__(ranks, str(folder), dict(os.environ), selector)
         self.script = tmp_path / "child.py"
         self.script.write_text(SCRIPTED)
         self.told = []
