@@ -6,17 +6,13 @@ randomness, no globals: the same code runs on a node and in the simulator.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import msgspec
 
 from . import actions, ledger
-from .detect import defect
+from .detect import registry
 from .detect.cloud import ec2
-from .detect.devices.accelerator import Accelerators
-from .detect.host.host import Host
-from .detect.host.machine import Machine
-from .detect.network.network import NetworkMemory, Networks
 from .effects.in_flight import Outbox, Settled
 from .incidents.book import Entry, IncidentBook
 from .ledger import Ledger
@@ -65,10 +61,8 @@ class NodeMemory(msgspec.Struct):
     kernel: KernelMemory = msgspec.field(default_factory=KernelMemory)
     repairs: RepairMemory = msgspec.field(default_factory=RepairMemory)
     boot_id: str = ""
-    accelerators: dict[str, str] = {}  # PCI address or name of those of this boot -> name
+    detectors: registry.Memories = {}
     unlocked: dict[str, float] = {}  # lock file -> wall_s of the order to remove it
-    network: NetworkMemory = msgspec.field(default_factory=NetworkMemory)  # of this boot
-    mounts_writable: list[str] = []  # mounts that were writable in this boot
     standing: StandingMemory = msgspec.field(default_factory=StandingMemory)
     paused: str = ""  # why an operator paused this node, whatever runs here; "" = not paused
 
@@ -86,20 +80,15 @@ class Node:
         self.name = name
         self.settings = settings
         self.runbooks = runbooks
-        self.kept = _read_memory(memory)
+        self.kept, self.watch = _read_memory(name, memory)
         # An intent without an outcome is never replayed: what is still wanted gets a new id.
         self.kept.outbox.pending = {}
         self.cases = {run: RunCase(m) for run, m in sorted(self.kept.runs.items())}
         self.fleet = Fleet(name)
         self.kernel = KernelCase(name, self.kept.kernel)
         self.repairs = Repairs(name, self.kept.repairs, self.kernel)
-        self.accelerators = Accelerators(name)
-        self.networks = Networks(name)
-        self.machine = Machine(name)
-        self.host = Host(name)
         self.standing = StandingCase(name, self.kept.standing)
         self.identities = Identities(name)
-        self.said: dict[str, list[Verdict]] = {}  # detector -> what it said last
         self.since_boot_s = -1.0
         self.last_boot_s = -1.0
         self.thaw_boot_s = 0.0
@@ -120,7 +109,7 @@ class Node:
         doing: dict[str, str] = {}
         whole = self._any(now, observed, settled, effects, verdicts, changed)
         causes = self.kernel.step(whole)
-        conditions = self._conditions(observed)
+        conditions = self.watch.look(observed)
         verdicts.extend(conditions)
         self.standing.step(whole, conditions, self.kernel.addresses())
         self.identities.step(whole)
@@ -141,26 +130,6 @@ class Node:
         self._forget({v.run for v in observed.runs})
         return self._decision(now, contexts, effects, verdicts, changed)
 
-    def _conditions(self, observed: Observed) -> list[Verdict]:
-        """What the node's own detectors say.  A bug of ours in one of them costs its news alone:
-        what it said last stands."""
-        samples, kept = observed.samples, self.kept
-        detectors: dict[str, Callable[[], list[Verdict]]] = {
-            "accelerators": lambda: self.accelerators.verdicts(
-                samples, observed.runs, kept.accelerators),
-            "host": lambda: self.host.verdicts(observed),
-            "machine": lambda: self.machine.verdicts(samples, kept.mounts_writable),
-            "networks": lambda: self.networks.verdicts(samples, kept.network),
-        }
-        found: list[Verdict] = []
-        for name, look in detectors.items():
-            try:
-                self.said[name] = look()
-            except Exception as error:  # border of a detector: the runs are judged in any case
-                found.append(defect.detector_failed(self.name, name, error))
-            found += self.said.get(name, ())
-        return found
-
     def _judge(self, context: Context, leaving: str) -> str:
         """One run's step, and what the run does now.
 
@@ -176,7 +145,7 @@ class Node:
             case.step(context)
             return self._doing(context, case)
         except Exception as error:  # border of a run: one run's levels never halt another's
-            failure = defect.run_not_judged(context.view, error)
+            failure = registry.run_not_judged(context.view, error)
             context.leader, context.reason = False, failure.reason
             context.verdicts.append(failure)
             return "unknown"
@@ -192,9 +161,7 @@ class Node:
         if now.boot_id != self.kept.boot_id:
             # Another boot's seconds mean nothing here.
             self.kept.outbox.attempts = {}
-            self.kept.accelerators = {}
-            self.kept.network = NetworkMemory()
-            self.kept.mounts_writable = []
+            self.watch.other_boot()
             for memory in self.kept.runs.values():
                 memory.refused_version, memory.refused_boot_s, memory.stopped = -1, 0.0, None
                 memory.stop_boot_s = memory.lonely_boot_s = memory.shutdown_boot_s = 0.0
@@ -380,12 +347,11 @@ def _phase(phase: str, state: str, view: RunView) -> str:
     return "startup" if state == "starting" else phase
 
 
-def _read_memory(memory: bytes) -> NodeMemory:
-    if not memory:
-        return NodeMemory()
+def _read_memory(name: str, memory: bytes) -> tuple[NodeMemory, registry.NodeWatch]:
+    """With the detectors, whose memories are part of it: it is read as a whole or not at all."""
     try:
-        return msgspec.json.decode(memory, type=NodeMemory)
+        kept = msgspec.json.decode(memory, type=NodeMemory) if memory else NodeMemory()
+        return kept, registry.NodeWatch(name, kept.detectors)
     except (msgspec.DecodeError, RecursionError):
-        return NodeMemory()
-
-
+        kept = NodeMemory()
+        return kept, registry.NodeWatch(name, kept.detectors)

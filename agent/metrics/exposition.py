@@ -15,7 +15,7 @@ from prometheus_client.utils import floatToGoString
 
 from holdfast.collectors.contract import Metric as Declared
 
-from ..core.model import Reading
+from ..core.model import Reading, labels_of
 
 PREFIX = "holdfast_"
 SUBJECTS_MAX = 8192  # of series whose labels' text is kept
@@ -58,7 +58,7 @@ def _head(name: str, kind: str, text: str) -> str:
 def _subject(subject: str, names: tuple[str, ...]) -> str:
     """A sample's subject `key=value,key=value` as labels.  Kept: a large node's page has 3,000 of
     them, the same each time."""
-    pairs = dict(part.partition("=")[::2] for part in subject.split(",") if part)
+    pairs = labels_of(subject)
     return _labels(tuple((name, pairs.get(name, "")) for name in names))
 
 

@@ -12,7 +12,7 @@ from holdfast.collectors.contract import Sample
 
 from ..core.detect.devices import accelerator
 from ..core.detect.network.network import RDMA_KINDS
-from ..core.model import OK, SEVERITIES, UNKNOWN, RunView, Verdict
+from ..core.model import OK, SEVERITIES, UNKNOWN, RunView, Verdict, labels_of
 from ..core.parse.kernel_line import pci_of
 from .collectors import Health
 
@@ -29,17 +29,17 @@ def devices(
     """The devices of one collector.  `last`: its last good reading, whose age decides.  What the
     kernel says of one is in the verdicts: a driver may call a device well that has fallen off the
     bus.  A device that the collector does not list has a row when the kernel names it."""
-    sights = accelerator.look(last)
+    sights = accelerator.sights(last)
     ranks = accelerator.ranks_of(last, runs)
     age_s, unread = _age(health, last, boot_s, interval_s)
     info = {}
     for sample in last:
         if sample.name == "accelerator_info":
-            labels = accelerator.labels_of(sample.subject)
+            labels = labels_of(sample.subject)
             info[labels.get("vendor", ""), labels.get("device", "")] = labels
     vendor = health.name
     place = f"node/{node}/{accelerator.SCOPE.get(vendor, 'gpu')}/"
-    heard = tuple(one for one in verdicts if one.detector != accelerator.DETECTOR)
+    heard = tuple(one for one in verdicts if one.detector != accelerator.Accelerators.name)
     by_kernel = _said(heard, place)
     # What is read now says itself what the driver declares; verdicts keep it while nothing is read.
     said = _said(verdicts, place) if unread else by_kernel
@@ -75,7 +75,7 @@ def cards(
     found = {}
     for sample in last:
         if sample.name == "network_info":
-            labels = accelerator.labels_of(sample.subject)
+            labels = labels_of(sample.subject)
             found[labels["device"]] = labels
     addresses = {one["pci"] for one in found.values()}
     rdma = {one["pci"] for one in found.values() if one["kind"] in RDMA_KINDS} - {""}

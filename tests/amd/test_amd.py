@@ -99,7 +99,7 @@ def test_an_uncorrected_error_makes_its_device_unwell(machine):
         machine.says(DOCUMENT)
     finally:
         DOCUMENT["gpu_data"][1]["ecc"]["total_uncorrectable_count"] = 0
-    sights = accelerator.look(tuple(AmdCollector().collect(machine.roots, 1.0)))
+    sights = accelerator.sights(tuple(AmdCollector().collect(machine.roots, 1.0)))
     assert [sights["amd", one].health for one in "01"] == ["ok", "degraded"]
 
 

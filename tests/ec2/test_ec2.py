@@ -13,14 +13,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from detectors import of_node
 from hypothesis import given
 from hypothesis import strategies as st
 from pages import page, same_as_golden
 
 from holdfast.agent.config.load import load
 from holdfast.agent.core.detect.cloud.ec2 import at, leaving
-from holdfast.agent.core.detect.devices import accelerator
-from holdfast.agent.core.model import Settings, readings_of
+from holdfast.agent.core.model import Settings
 from holdfast.agent.telemetry.collectors import Runner
 from holdfast.collectors import ALL, ec2
 from holdfast.collectors.contract import NoData, Sample
@@ -48,7 +48,7 @@ def values(samples) -> dict[tuple[str, str], float]:
 
 
 def faults(samples) -> dict[str, str]:
-    found = accelerator.Accelerators("n").verdicts(readings_of(samples), (), {})
+    found = of_node(samples)
     return {one.fault: one.reason for one in found}
 
 
@@ -149,7 +149,7 @@ def test_a_spot_notice_that_cannot_be_read_is_still_a_notice(service, text):
     assert rows["metadata_rejected_total", "document=spot_action"] == 1
     assert rows["metadata_rejected_total", "document=rebalance"] == 1
     assert "(unknown) at a time that it does not say" in faults(samples)["ec2_spot_interruption"]
-    found = accelerator.Accelerators("n").verdicts(readings_of(samples), (), {})
+    found = of_node(samples)
     assert found[0].severity == "unknown"
     assert leaving(found, Settings(allow=("drain_node",))) == "", "unknown ends nothing"
     assert "ec2_rebalance_recommended" not in faults(samples)
@@ -222,7 +222,7 @@ def test_a_service_that_hangs_never_delays_the_agent(service, tmp_path):
 def test_runs_end_only_where_the_operator_allows_it(service):
     announce(service)
     samples = tuple(Ec2Collector().collect(service.roots, 1.0))
-    found = accelerator.Accelerators("n").verdicts(readings_of(samples), (), {})
+    found = of_node(samples)
     assert leaving(found, Settings()) == ""
     assert leaving(found, Settings(allow=("drain_node",), single_node=False)) == ""
     assert "terminate" in leaving(found, Settings(allow=("drain_node",)))

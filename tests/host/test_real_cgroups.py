@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from detectors import judged
 
 from holdfast.agent.core.detect.host.host import Host
-from holdfast.agent.core.model import Ended, Observed, RankView, RunView, Verdict, readings_of
+from holdfast.agent.core.model import Ended, RankView, RunView, Verdict
 from holdfast.agent.system import procfs
 from holdfast.collectors import cgroups
 from holdfast.collectors.cgroups import CgroupsCollector
@@ -70,7 +71,7 @@ def test_a_real_crash_loop_that_leaks_cgroups_is_named(subtree: Path, tmp_path: 
         samples = tuple(collector.collect(Roots(), boot_s))
         if not any(one.subject == "state=dying" for one in samples):
             pytest.skip("this machine does not say how many removed cgroups it holds")
-        return host.verdicts(Observed(samples=readings_of(samples)))
+        return judged(host, samples)
 
     read()
     for number in range(TRIES):
@@ -96,6 +97,7 @@ def test_a_real_crash_loop_that_leaks_cgroups_is_named(subtree: Path, tmp_path: 
 
 EATER = """
 import os
+from detectors import judged
 with open({procs!r}, "w") as file:
     file.write(str(os.getpid()))
 kept = [bytearray(os.urandom(1 << 20)) for _ in range(48)]
@@ -119,7 +121,7 @@ def test_a_real_kill_for_memory_names_cgroup_limit_and_rank(subtree: Path) -> No
         view = RunView("m5", "a", "trainer", 1, ranks=ranks)
         samples = tuple(collector.collect(Roots(), boot_s))
         assert any(one.subject.endswith("/job") for one in samples), "the walk passes it by"
-        return host.verdicts(Observed(samples=readings_of(samples), runs=(view,)))
+        return judged(host, samples, runs=(view,))
 
     assert read(1000.0) == []
     code = EATER.format(procs=str(place / "cgroup.procs"))

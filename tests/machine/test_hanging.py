@@ -14,10 +14,13 @@ import threading
 import time
 
 import pytest
+from detectors import judged
 from waiting import until
 
 from holdfast.agent.config.load import load
+from holdfast.agent.core.detect.detector import NodeView
 from holdfast.agent.core.detect.host import reach
+from holdfast.agent.core.model import Observed
 from holdfast.agent.telemetry.collectors import Runner
 from holdfast.collectors import ALL, dns, mounts
 from holdfast.collectors.roots import Roots
@@ -83,7 +86,7 @@ def test_a_mount_that_hangs_is_named_while_others_answer_and_is_asked_again(node
 
     async def scenario():
         await until(lambda: node.waiting_s(node.bad) > 0.6)
-        (verdict,) = reach.Reach("n").verdicts(tuple(node.runner.samples()))
+        (verdict,) = judged(reach.Reach("n"), tuple(node.runner.samples()))
         assert (verdict.fault, verdict.subject) == ("mount_hung", f"node/n/mount{node.bad}")
         assert node.value("host_mount_response_seconds", node.bad) == -1.0
         assert node.value("host_filesystem_size_bytes", node.bad) == -1.0
@@ -237,7 +240,7 @@ def test_names_that_resolve_do_not_and_hang(monkeypatch):
     deadline_s = time.monotonic() + 20.0
     for boot_s in range(1, 1000):
         found = tuple(collector.collect(roots, float(boot_s)))
-        faults = detector.verdicts(found)
+        faults = detector.look(NodeView(found, Observed()))
         if len(faults) >= 2 or time.monotonic() > deadline_s:
             break
     release.set()

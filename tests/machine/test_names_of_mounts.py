@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import msgspec
+from detectors import judged
 from hypothesis import given
 from hypothesis import strategies as st
 from pages import page, taken_by_prometheus
@@ -60,7 +61,7 @@ def test_local_file_systems_of_any_name_are_on_the_page(tmp_path: Path) -> None:
     escaped = wanted[2].replace("\\", "\\\\")  # once more by the page, as its format wants it
     assert f'host_filesystem_size_bytes{{mount="{escaped}"}}' in text
     full = [one._replace(value=0.0) if "available" in one.name else one for one in samples]
-    verdicts = Storage("a").verdicts(readings_of(full), [])
+    verdicts = judged(Storage("a"), readings_of(full), [])
     assert len(verdicts) == len(NAMES) == len({one.subject for one in verdicts})
     assert all(msgspec.json.encode(one) for one in verdicts)
 
@@ -74,7 +75,7 @@ def test_servers_mounts_of_any_name_are_asked_and_judged(tmp_path: Path) -> None
     assert sorted(shown_of(samples, "host_filesystem_size_bytes")) == wanted
     waits = [one._replace(value=99.0) for one in samples
              if one.name == "host_mount_waiting_seconds"]
-    hung = Reach("a").verdicts(readings_of(waits))
+    hung = judged(Reach("a"), readings_of(waits))
     assert sorted(one.subject for one in hung) == [f"node/a/mount{one}" for one in wanted]
 
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 
+from detectors import judged
 from waiting import until
 
 from holdfast.agent.config.load import load
@@ -45,7 +46,7 @@ def test_a_child_that_hangs_costs_the_ports_alone_and_what_was_known_stays(tmp_p
             return next(one for one in runner.health() if one.name == name)
 
         def subjects():
-            return [one.subject for one in networks.verdicts(runner.samples(), memory)]
+            return [one.subject for one in judged(networks, runner.samples(), memory)]
 
         await until(lambda: health("rdma").up and health("network").up)
         assert subjects() == []

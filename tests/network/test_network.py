@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from detectors import judged
 from pages import page, same_as_golden
 
 from holdfast.agent.core.model import Readings, readings_of
@@ -337,9 +338,9 @@ def test_what_is_not_read_stays_as_it_was(tmp_path):
     before = port_down(watch)
     watch.boot_s += READ_S
     samples = tuple(NetworkCollector().collect(watch.tree.roots, watch.boot_s))
-    after = watch.networks.verdicts(readings_of(samples), watch.memory)
+    after = judged(watch.networks, readings_of(samples), watch.memory)
     assert [one.subject for one in after] == ["node/n/nic/mlx5_3"] and len(before) == 1
-    assert watch.networks.verdicts(Readings(), watch.memory) == after
+    assert judged(watch.networks, Readings(), watch.memory) == after
 
 
 # ------------------------------------------------------------- status

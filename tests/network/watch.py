@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from detectors import judged
+
 from holdfast.agent.core.detect.network.network import NetworkMemory, Networks
 from holdfast.agent.core.model import readings_of
 from holdfast.collectors.contract import NoData, Sample
@@ -52,6 +54,6 @@ class Watch:
             self.boot_s += READ_S
             self.samples = read(self.tree.roots, self.boot_s)
             seen = readings_of((*self.samples, *bus(self.tree.roots, self.boot_s)))
-            self.verdicts = self.networks.verdicts(seen, self.memory)
+            self.verdicts = judged(self.networks, seen, self.memory)
         return [f"{one.fault} ({one.severity}) {one.subject}: {one.reason}"
                 for one in self.verdicts]

@@ -12,13 +12,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from detectors import judged
 from hypothesis import given
 from hypothesis import strategies as st
 from pages import page, same_as_golden
 from waiting import wait_for
 
 from holdfast.agent.core.detect.devices import accelerator
-from holdfast.agent.core.model import readings_of
 from holdfast.agent.system import procfs
 from holdfast.collectors.contract import NoData, Sample
 from holdfast.collectors.neuron import NeuronCollector
@@ -151,7 +151,7 @@ def test_a_node_as_the_page_shows_it(machine, kind):
 def test_a_memory_error_is_a_fault_of_its_device(machine):
     machine.plays("say bad", bad=report("trn2", mem_ecc_uncorrected=1))
     samples = samples_of(machine.read()[0])
-    (verdict,) = accelerator.Accelerators("n").verdicts(readings_of(samples), (), {})
+    (verdict,) = judged(accelerator.Accelerators("n"), samples)
     assert (verdict.fault, verdict.subject) == ("neuron_memory_uncorrected", "node/n/neuron/0")
     values = {(one.name, one.subject): one.value for one in samples}
     assert values["accelerator_execution_errors_total", "vendor=neuron,error=hardware"] == 1
@@ -169,13 +169,13 @@ def test_a_whole_trn1_32xlarge_as_its_tool_reports_it(machine):
     same_as_golden(HERE / "golden/trn1_32xlarge.txt", text)
     values = {(one.name, one.subject): one.value for one in samples}
     assert values["accelerator_devices", "vendor=neuron"] == 16
-    assert not accelerator.Accelerators("n").verdicts(readings_of(samples), (), {})
+    assert not judged(accelerator.Accelerators("n"), samples)
 
 
 def test_the_reported_fault_is_on_its_device_and_the_cores_of_no_other(machine):
     machine.plays("say bad", bad=sample("monitor_fault"))
     samples = samples_of(machine.read()[0])
-    (verdict,) = accelerator.Accelerators("n").verdicts(readings_of(samples), (), {})
+    (verdict,) = judged(accelerator.Accelerators("n"), samples)
     assert (verdict.fault, verdict.subject) == ("neuron_memory_uncorrected", "node/n/neuron/3")
     values = {(one.name, one.subject): one.value for one in samples}
     idle = [labels for (name, labels), value in values.items()
@@ -197,7 +197,7 @@ def test_the_addresses_of_a_trn2_as_neuron_ls_lists_them(machine):
 def test_a_repairable_error_is_in_sysfs_alone(machine):
     machine.has("trn1", repairable=1).plays("say good", good=report("trn1"))
     samples = samples_of(machine.read()[0])
-    (verdict,) = accelerator.Accelerators("n").verdicts(readings_of(samples), (), {})
+    (verdict,) = judged(accelerator.Accelerators("n"), samples)
     assert verdict.fault == "neuron_memory_uncorrected"
     assert dict(verdict.evidence)["pci"] == "a0:10.0"
 

@@ -12,12 +12,13 @@ import time
 from pathlib import Path
 
 import pytest
+from detectors import judged
 from pages import page, same_as_golden
 from waiting import until
 
 from holdfast.agent.config.load import load
 from holdfast.agent.core.detect.devices import accelerator, fabric
-from holdfast.agent.core.model import RankView, RunView, readings_of
+from holdfast.agent.core.model import RankView, RunView, labels_of, readings_of
 from holdfast.agent.metrics import selection as shown
 from holdfast.agent.system.child_probe import Helper
 from holdfast.agent.telemetry.collectors import Runner
@@ -52,8 +53,8 @@ def test_a_real_gpu_that_does_not_tell_all_is_well(node, name):
     lines = page(samples, NvidiaCollector.metrics).splitlines(keepends=True)
     text = "".join(line for line in lines if not line.startswith("#"))
     same_as_golden(recorded / f"golden/{name}.txt", text)
-    assert accelerator.look(samples)["nvidia", "0"].health == "ok"
-    assert not accelerator.Accelerators("n").verdicts(readings_of(samples), (), {})
+    assert accelerator.sights(samples)["nvidia", "0"].health == "ok"
+    assert not judged(accelerator.Accelerators("n"), samples)
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -63,16 +64,16 @@ def test_what_each_fault_changes_on_an_8_gpu_node(node, state):
     sick = samples_of(node.read()[0])
     before, after = ({(one.name, one.subject): one.value for one in said}
                      for said in (healthy, sick))
-    lines = [f"{accelerator.labels_of(subject)['device']} of nvidia says nothing more"
+    lines = [f"{labels_of(subject)['device']} of nvidia says nothing more"
              for name, subject in sorted(before.keys() - after.keys())
              if name == "accelerator_power_watts"]
     lines += [f"{name}{{{subject}}} {before.get((name, subject))} -> {value}"
               for (name, subject), value in after.items()
               if before.get((name, subject)) != value]
-    sights = accelerator.look(sick)
+    sights = accelerator.sights(sick)
     lines += [f"{vendor} {device}: {one.health}: {one.why}"
               for (vendor, device), one in sights.items() if one.health != "ok"]
-    verdicts = accelerator.Accelerators("n").verdicts(readings_of(sick), (), {})
+    verdicts = judged(accelerator.Accelerators("n"), sick)
     lines += [f"{one.fault} ({one.severity}) {one.subject}: {one.reason}" for one in verdicts]
     same_as_golden(GOLDEN / f"{state}.txt", "\n".join(lines) + "\n")
 
@@ -83,7 +84,7 @@ def test_what_each_fault_changes_on_an_8_gpu_node(node, state):
 ])
 def test_a_device_outside_its_fabric_is_unwell(node, said, why):
     node.becomes(f"gpus 2\ngpu 1 {said}\n")
-    sights = accelerator.look(samples_of(node.read()[0]))
+    sights = accelerator.sights(samples_of(node.read()[0]))
     assert sights["nvidia", "0"].health == "ok"
     assert (sights["nvidia", "1"].health, sights["nvidia", "1"].why) == (
         "warn", f"the fabric reports {why}")
@@ -93,9 +94,9 @@ def test_a_device_outside_its_fabric_is_unwell(node, said, why):
 def test_a_device_that_stays_outside_its_fabric_is_a_fault_of_the_node(node, said):
     node.becomes(f"gpus 2\ngpu 1 {said}\n")
     rows, judge = samples_of(node.read()[0]), fabric.Fabric("n")
-    assert judge.verdicts(readings_of(rows)) == []
+    assert judged(judge, readings_of(rows)) == []
     late = [one._replace(boot_s=1.0 + fabric.JOIN_S) for one in rows]
-    (verdict,) = judge.verdicts(readings_of(late))
+    (verdict,) = judged(judge, readings_of(late))
     assert verdict.reason.startswith("1 of 2 GPUs are not in the NVLink fabric")
 
 
@@ -132,7 +133,7 @@ def test_a_device_that_is_lost_in_mid_run_keeps_its_name(node):
         return runner.samples()
 
     samples = asyncio.run(scenario())
-    (verdict,) = accelerator.Accelerators("n").verdicts(readings_of(samples), (), {})
+    (verdict,) = judged(accelerator.Accelerators("n"), samples)
     assert verdict.subject == "node/n/gpu/3" and "at 00000000:48:00.0" in verdict.reason
     assert not verdict.act and dict(verdict.evidence)["uuid"].startswith("GPU-")
 
@@ -259,7 +260,7 @@ def test_a_sick_gpu_stays_sick_while_its_driver_hangs(node):
         runner, task = start(node)
 
         def faults() -> list[str]:
-            return [one.subject for one in mind.verdicts(runner.known(), (), known)
+            return [one.subject for one in judged(mind, runner.known(), known)
                     if one.fault == "row_remap_pending"]
 
         await until(lambda: faults() == ["node/n/gpu/2"])

@@ -11,11 +11,11 @@ import shutil
 from pathlib import Path
 
 import pytest
+from detectors import judged
 from pages import same_as_golden
 from waiting import wait_for
 
 from holdfast.agent.core.detect.devices import accelerator
-from holdfast.agent.core.model import readings_of
 from holdfast.collectors.amd import AmdCollector
 from holdfast.collectors.contract import NoData, Sample
 from holdfast.collectors.hardware_errors import HardwareErrorsCollector
@@ -106,7 +106,7 @@ def test_a_card_without_sensors_for_all_says_what_it_knows(tmp_path):
     """A Navi 23 says 0 J for ever."""
     samples = amd(tmp_path, "navi23_metric", "navi23_static")
     golden("navi23", values(samples, "amd"))
-    sights = accelerator.look(tuple(samples))
+    sights = accelerator.sights(tuple(samples))
     assert sights["amd", "0"].health == "ok"
 
 
@@ -132,7 +132,7 @@ def test_two_cards_one_of_them_busy(tmp_path):
     """They say that their cores' highest clock is 0 MHz."""
     samples = amd(tmp_path, "two_cards_metric")
     golden("two_cards", values(samples, "amd"))
-    sights = accelerator.look(tuple(samples))
+    sights = accelerator.sights(tuple(samples))
     assert [sights["amd", one].health for one in "01"] == ["ok", "ok"]
 
 
@@ -197,7 +197,7 @@ def test_the_same_without_sysfs_has_its_device(tmp_path):
 def test_an_inf2_under_load(tmp_path):
     samples = Trainium(tmp_path, "inf2_busy", "inf2").read()
     golden("inf2_busy", without_counts(samples))
-    assert not accelerator.Accelerators("n").verdicts(readings_of(tuple(samples)), (), {})
+    assert not judged(accelerator.Accelerators("n"), samples)
 
 
 def test_a_trn1_that_trains_is_well(tmp_path):
@@ -205,7 +205,7 @@ def test_a_trn1_that_trains_is_well(tmp_path):
     count means nothing.  No memory size and no FLOPS were told, and none is made up."""
     samples = Trainium(tmp_path, "trn1_training").read()
     golden("trn1_training", without_counts(samples))
-    assert not accelerator.Accelerators("n").verdicts(readings_of(tuple(samples)), (), {})
+    assert not judged(accelerator.Accelerators("n"), samples)
 
 
 def test_four_processes_that_each_list_all_four_cores(tmp_path):

@@ -59,7 +59,7 @@ from .plan import (
     Plan,
     Resume,
 )
-from .readings import Named, Reading, Readings, Rows, Selection, by_name, readings_of
+from .readings import Named, Reading, Readings, Rows, Selection, by_name, labels_of, readings_of
 from .settings import (
     Runbook,
     Settings,
@@ -76,5 +76,5 @@ __all__ = [
     "RemoveLock", "Request", "Resume", "Rows", "RunView", "Runbook", "SCRIPT", "SEVERITIES",
     "Seconds", "Selection", "Settings", "SnapshotView", "Start", "Stop", "StoreView", "StoreWrite",
     "TRAINER", "TakeEvidence", "UNKNOWN", "Value", "Verdict", "WARN", "Whole", "by_name",
-    "readings_of",
+    "labels_of", "readings_of",
 ]

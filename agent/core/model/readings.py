@@ -51,6 +51,10 @@ class Readings:
     def names(self) -> Iterable[str]:
         return self._named.keys()
 
+    def named(self) -> Iterable[tuple[str, Rows]]:
+        """The readings of each name."""
+        return self._named.items()
+
     def __iter__(self) -> Iterator[Reading]:
         return chain.from_iterable(self._named.values())
 
@@ -62,7 +66,7 @@ class Selection:
     """The readings that somebody looks at: `of` gives the very same tuple until one of them is
     newer, or another comes or goes."""
 
-    def __init__(self, wanted: Callable[[str], bool]) -> None:
+    def __init__(self, wanted: Callable[[str], bool] = bool) -> None:
         """`wanted`: whether a name is one of theirs."""
         self._wanted = wanted
         self._parts: list[Rows] = []
@@ -70,12 +74,20 @@ class Selection:
 
     def of(self, readings: Readings) -> Rows:
         """In the order of the collectors."""
-        parts = readings.parts(self._wanted)
+        return self.joined(readings.parts(self._wanted))
+
+    def joined(self, parts: list[Rows]) -> Rows:
+        """The same of parts that were picked already."""
         if len(parts) != len(self._parts) or not all(map(is_, parts, self._parts)):
             self._parts = parts
             rows = tuple(chain.from_iterable(parts))
             self._rows = self._rows if rows == self._rows else rows
         return self._rows
+
+
+def labels_of(subject: str) -> dict[str, str]:
+    """The labels of a reading's subject, `key=value,key=value`."""
+    return dict(part.partition("=")[::2] for part in subject.split(",") if part)
 
 
 def by_name(readings: Iterable[Reading]) -> dict[str, Rows]:

@@ -9,16 +9,12 @@ the detectors behind it observe.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 import msgspec
 
 from .. import ladder
 from ..actions import ACTIONS, ASK_PERSON
-from ..detect.cloud import ec2
-from ..detect.devices import accelerator, compile_cache, fabric
-from ..detect.host import clock, hardware, host, levels, reach, storage
-from ..detect.network import network
+from ..detect import registry
 from ..incidents import values
 from ..incidents.book import Entry, IncidentBook, plain, worse
 from ..model import SEVERITIES, Incident, Runbook, Verdict
@@ -29,34 +25,7 @@ OPEN_MAX = 32
 SUBJECT_MAX = 80  # characters of an id
 GONE_S = 60.0  # a reading may be missed, and a level may waver around its limit
 QUIET_S = 600.0  # clears = "quiet_10m"
-BUS = "host_pci_"  # of the collector that lists who is on it
-# What agent/core/detect/host/host.py looks at: `host_` alone are also the disk's, the clock's, ...
-HOST = ("host_cpu_", "host_memory_", "host_pressure_", "host_cgroup_", "host_oom_", "host_unit",
-        "host_zombies", "host_blocked_", "host_open_files", "host_process", "host_threads_",
-        "host_shm_", "host_swap_", "task_", "cgroup_", host.TIMEOUTS)
 UNSEEN_MAX_S = 86_400.0  # a source may be silent for good, and have nothing to do with it
-
-
-class Source(NamedTuple):
-    """What a detector rests on: how the names of its readings begin, and how long its windows,
-    which begin anew with the agent, take to find again what was so before."""
-
-    names: tuple[str, ...]
-    warm_s: float = 0.0
-
-
-SOURCES = {
-    accelerator.DETECTOR: Source((accelerator.PREFIX, BUS), 120.0),  # one that gives no reading
-    clock.DETECTOR: Source((clock.PREFIX,), clock.UNKEPT_S),
-    compile_cache.DETECTOR: Source((compile_cache.PREFIX,)),
-    ec2.DETECTOR: Source((ec2.PREFIX,)),
-    fabric.DETECTOR: Source(tuple(sorted(fabric.NAMES)), fabric.JOIN_S),
-    hardware.DETECTOR: Source(tuple(sorted(hardware.NAMES)), hardware.HOUR_S),
-    levels.DETECTOR: Source(HOST, host.RECENT_S),
-    network.DETECTOR: Source((network.PREFIX, BUS), 60.0),  # storms: some readings in a row
-    reach.DETECTOR: Source(tuple(sorted(reach.NAMES)), 60.0),
-    storage.DETECTOR: Source((storage.PREFIX,), storage.FORECAST_S),
-}
 
 
 class Stood(Entry):
@@ -87,9 +56,10 @@ class StandingCase:
         """Opens, keeps and closes; `verdicts` are all of those that stand now, `told` the addresses
         and subjects of devices that have an incident already, and its severity."""
         here = {f"{one.fault}|{one.subject}": one for one in verdicts}
-        for name in SOURCES:
-            if any(one.startswith(SOURCES[name].names) for one in ctx.observed.samples.silent):
-                self._silent_s[name] = ctx.now.boot_s
+        for kind in registry.DETECTORS:
+            if any(one.startswith(kind.reads + kind.beside)
+                   for one in ctx.observed.samples.silent):
+                self._silent_s[kind.name] = ctx.now.boot_s
         for key in sorted(self.book.open):
             self._gone(ctx, key, here)
         new = [key for key in sorted(here) if key not in self.book.open]
@@ -149,6 +119,7 @@ class StandingCase:
         if wider:
             self.book.close(ctx, key, f"belongs to another: {wider[0].reason}")
             return
+        detector = registry.named(item.detector)
         book = ctx.runbooks.get(item.incident.fault)
         wait_s = QUIET_S if book is not None and book.clears == "quiet_10m" else GONE_S
         since_s = item.last_boot_s
@@ -156,10 +127,10 @@ class StandingCase:
         if earlier:
             silent_s = self._silent_s.get(item.detector, 0.0)
             since_s = max(ctx.since_boot_s, min(silent_s, ctx.since_boot_s + UNSEEN_MAX_S))
-            wait_s += SOURCES[item.detector].warm_s if item.detector in SOURCES else 0.0
+            wait_s += detector.warm_s if detector is not None else 0.0
         if ctx.now.boot_s - since_s > wait_s:
-            source = SOURCES.get(item.detector)
-            seen = source is None or ctx.observed.samples.under(*source.names)
+            seen = detector is None or ctx.observed.samples.under(
+                *detector.reads, *detector.beside)
             self.book.close(ctx, key, f"not so any more for {wait_s:.0f} s" if seen
                         else "nobody looks at it any more")
         elif earlier:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ..detect.devices import accelerator
-from ..model import Event, Observed, RankView, Rows
+from ..model import Event, Observed, RankView, Rows, labels_of
 from ..parse.kernel_line import pci_of
 
 INFO = f"{accelerator.PREFIX}info"
@@ -47,12 +47,12 @@ class Places:
         well = accelerator.answering(observed.samples.under(accelerator.PREFIX))
         pids: dict[tuple[str, str], list[int]] = defaultdict(list)
         for _, subject, _, _ in read[1]:
-            labels = accelerator.labels_of(subject)
+            labels = labels_of(subject)
             pid = labels.get("pid", "")
             if pid.isdecimal() and len(pid) < 12:
                 pids[labels.get("vendor", ""), labels.get("device", "")].append(int(pid))
         for _, subject, _, _ in read[0]:
-            labels = accelerator.labels_of(subject)
+            labels = labels_of(subject)
             vendor, device = labels.get("vendor", ""), labels.get("device", "")
             address = pci_of(labels.get("pci", ""))
             key = f"{vendor}/{address or device}"

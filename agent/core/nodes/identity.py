@@ -13,8 +13,7 @@ from typing import Any
 
 import msgspec
 
-from ..detect.devices.accelerator import labels_of
-from ..model import Doc, Readings, Rows, Selection, Value
+from ..model import Doc, Readings, Rows, Selection, Value, labels_of
 from ..run import members, reconcile
 from ..run.state import Context
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from detectors import judged
 from hypothesis import given
 from hypothesis import strategies as st
 from junk import DEEP, FAST, JSON, JUNK, NESTED, absurd, mutated
@@ -19,7 +20,7 @@ from holdfast.agent.catalog import load as catalogue
 from holdfast.agent.config.load import ConfigError, load
 from holdfast.agent.config.runbooks import RunbookError, load_runbooks, parse
 from holdfast.agent.core.detect.devices.accelerator import Accelerators
-from holdfast.agent.core.model import Doc, Now, Observed, Settings, StoreView, readings_of
+from holdfast.agent.core.model import Doc, Now, Observed, Settings, StoreView
 from holdfast.agent.core.node import Node
 from holdfast.agent.core.parse import kernel_line
 from holdfast.agent.core.parse.logs import scan
@@ -233,5 +234,5 @@ def test_accelerators_are_judged_whatever_the_labels_say():
               "device=" + "9" * 400)
     rows = tuple((f"accelerator_{name}", subject, value, 1.0)
                  for name in names for subject in labels for value in (0.0, 1.0, 1e300))
-    for verdict in Accelerators("a").verdicts(readings_of(rows), (), {}):
+    for verdict in judged(Accelerators("a"), rows):
         assert verdict.fault in BOOKS

@@ -6,9 +6,8 @@ import os
 import time
 
 import pytest
+from detectors import of_node
 
-from holdfast.agent.core.detect.devices import accelerator
-from holdfast.agent.core.model import readings_of
 from holdfast.collectors.compile_cache import CompileCacheCollector
 from holdfast.collectors.contract import NoData
 from holdfast.collectors.roots import Roots
@@ -42,7 +41,7 @@ def compiler_is_old(tmp_path, age_s):
 
 def verdicts(roots):
     samples = tuple(CompileCacheCollector().collect(roots, 1000.0))
-    return accelerator.Accelerators("n").verdicts(readings_of(samples), (), {})
+    return of_node(samples)
 
 
 def test_a_lock_without_any_compiler_is_named_with_its_age(roots):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from holdfast.agent.core.detect.detector import NodeView
 from holdfast.agent.core.detect.host.host import Host
 from holdfast.agent.core.model import (
     Ended,
@@ -54,7 +55,7 @@ class Machine:
 def told(host: Host, machine: Machine, looks: int = 1) -> dict[str, Verdict]:
     verdicts: list[Verdict] = []
     for _ in range(looks):
-        verdicts = host.verdicts(machine.look())
+        verdicts = host.look(NodeView((), machine.look()))
     return {f"{one.fault} {one.subject}": one for one in verdicts}
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from detectors import judged
+
 from holdfast.agent.core.detect.devices.absence import address_of
 from holdfast.agent.core.detect.devices.accelerator import Accelerators
-from holdfast.agent.core.model import RankView, Reading, RunView, readings_of
+from holdfast.agent.core.model import RankView, Reading, RunView
 
 RUN = RunView("m5", "n", "trainer", 1, ranks=(RankView(7, "n", 11, 1, "running"),))
 
@@ -36,7 +38,7 @@ class Gpus:
                 if device in answering:
                     rows.append(("accelerator_lost", whose, 0.0, self.boot_s))
             rows += [(*one, self.boot_s) for one in self.more]
-            found = self.mind.verdicts(readings_of(rows), self.runs, self.known)
+            found = judged(self.mind, rows, self.known, self.runs)
         return [f"{one.fault} ({one.severity}) {one.subject}: {one.reason}" for one in found]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from holdfast.agent.core.detect.devices.accelerator import Accelerators
 from holdfast.agent.core.model import Decision, Now, RunView
 
 from .driver import Lab, replace
@@ -64,10 +65,10 @@ def test_a_detector_that_fails_on_readings_halts_no_run_and_takes_nothing_back(
     def fails(*_: object) -> None:
         raise KeyError("name")
 
-    monkeypatch.setattr(lab.node.accelerators, "verdicts", fails)
+    monkeypatch.setattr(Accelerators, "look", fails)
     lab.boot_s += 100.0
     decision = decide(lab, lab.view)
     assert {"row_remap_failed", "rank_hung"} <= {one.fault for one in decision.verdicts}
     (failure,) = [one for one in decision.verdicts if one.fault == "collector_failed"]
-    assert failure.subject == "node/a/detector/accelerators" and "KeyError" in failure.reason
+    assert failure.subject == "node/a/detector/accelerator" and "KeyError" in failure.reason
     assert "closed" not in {one.state for one in decision.incidents}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from detectors import judged
 
 from holdfast.agent.config.runbooks import load_runbooks
 from holdfast.agent.core.detect.devices.fabric import JOIN_S, RESTART_S, UNIT, Fabric
@@ -45,7 +46,7 @@ def after(rows, seconds: float, fabric: Fabric | None = None, begin_s: float = 1
     """What stands after it was so for that long."""
     fabric, at_s = fabric or Fabric("a"), begin_s
     while True:
-        found = fabric.verdicts([(*row, at_s) for row in rows])
+        found = judged(fabric, [(*row, at_s) for row in rows])
         if at_s - begin_s >= seconds:
             return found[0] if found else None
         at_s += LOOK_S

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from detectors import judged
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.agent.core.detect.host.host import Host
 from holdfast.agent.core.detect.host.links import owner
 from holdfast.agent.core.detect.host.windows import Windows
-from holdfast.agent.core.model import Ended, Event, Observed, Verdict, readings_of
+from holdfast.agent.core.model import Ended, Event, Verdict
 
 from .host_machine import Machine, leaking, ranks, told
 
@@ -345,4 +346,4 @@ def test_windows_keep_few_readings() -> None:
 def test_any_subject_is_survived(rows: list[tuple[str, str, float, float]]) -> None:
     host = Host("a")
     for end in range(0, len(rows), 7):
-        host.verdicts(Observed(samples=readings_of(rows[: end + 7])))
+        judged(host, rows[: end + 7])

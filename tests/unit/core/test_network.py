@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+from detectors import judged
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -38,7 +39,7 @@ class Card:
 
     def read(self, rows: Rows, after_s: float = 15.0) -> list[str]:
         self.boot_s += after_s
-        found = self.networks.verdicts(readings_of(samples(rows, self.boot_s)), self.memory)
+        found = judged(self.networks, readings_of(samples(rows, self.boot_s)), self.memory)
         return [one.fault for one in found]
 
 
@@ -84,7 +85,7 @@ def test_a_card_counts_as_missing_once_a_listing() -> None:
     def read(bus_s: float, *bus: tuple[str, str, float]) -> list[str]:
         card.boot_s += 15.0
         rows = (*samples(healthy(), card.boot_s), *((*one, bus_s) for one in bus))
-        return [one.fault for one in card.networks.verdicts(readings_of(rows), card.memory)]
+        return [one.fault for one in judged(card.networks, readings_of(rows), card.memory)]
 
     assert read(1.0, ours, other) == []
     assert read(2.0, other) == read(3.0, other) == []
@@ -142,7 +143,7 @@ def test_ports_that_nobody_reads_any_more_are_not_still() -> None:
     for _ in range(40):
         card.boot_s += 15.0
         rows = (last, (f"network_{LISTED[0]}", LISTED[1], 0.0, card.boot_s))
-        assert card.networks.verdicts(readings_of(rows), card.memory) == []
+        assert judged(card.networks, readings_of(rows), card.memory) == []
 
 
 def test_a_gap_in_the_readings_teaches_nothing_about_pauses() -> None:
@@ -186,8 +187,8 @@ def test_tables_stay_bounded_whatever_is_named() -> None:
 def test_no_sample_is_too_strange(rows: list[tuple[str, str, float, float]]) -> None:
     networks, memory = Networks("a"), NetworkMemory()
     for rest in range(len(rows)):
-        found = networks.verdicts(
-            readings_of((f"network_{name}", *more) for name, *more in rows[rest:]),  # type: ignore
+        found = judged(
+            networks, [(f"network_{name}", *more) for name, *more in rows[rest:]],  # type: ignore
             memory,
         )
         assert all(one.reason and one.subject.startswith("node/a") for one in found)
@@ -212,7 +213,7 @@ def test_faults_of_cards_are_shown_and_survive_the_agent_but_not_the_boot() -> N
     assert incident.culprit == "nic mlx5_0 of a" and incident.state == "open"
 
     again = Node("a", lab.settings, {}, lab.node.memory())
-    assert again.kept.network.up == {"mlx5_0/1": 0.0}
+    assert again.kept.detectors["network"].up == {"mlx5_0/1": 0.0}
     lab.node = again
     lab.boot_s += 15.0
     lab.samples = samples(healthy(up=0), lab.boot_s)
@@ -224,5 +225,5 @@ def test_faults_of_cards_are_shown_and_survive_the_agent_but_not_the_boot() -> N
     rebooted = Node("a", lab.settings, {}, msgspec.json.encode(kept))
     lab.node = rebooted
     lab.step()
-    assert not rebooted.kept.network.up
+    assert not rebooted.kept.detectors["network"].up
     assert not [one for one in lab.decision.verdicts if one.detector == "network"]

@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from holdfast.agent.core.detect.devices import accelerator
-from holdfast.agent.core.detect.host.machine import Machine
-from holdfast.agent.core.model import RankView, Readings, RunView, Selection, by_name, readings_of
+from holdfast.agent.core.detect.registry import NodeWatch
+from holdfast.agent.core.model import (
+    Observed,
+    RankView,
+    Readings,
+    RunView,
+    Selection,
+    Verdict,
+    by_name,
+    readings_of,
+)
 from holdfast.collectors.contract import Sample
 
 CORES = tuple(Sample("host_cpu_seconds_total", f"cpu={cpu},mode=user", 5.0, 1.0) for cpu in (0, 1))
@@ -57,24 +65,29 @@ def test_a_name_that_two_collectors_share_keeps_the_readings_of_both() -> None:
     assert parts == (by_name((LOST,)), by_name((other,)))
 
 
+def said(watch: NodeWatch, name: str, samples: Readings, *runs: RunView) -> list[Verdict]:
+    watch.look(Observed(samples=samples, runs=runs))
+    return watch.seats[name].verdicts
+
+
 def test_devices_are_judged_again_when_a_reading_or_a_rank_is_new() -> None:
-    mind = accelerator.Accelerators("n")
+    watch = NodeWatch("n", {})
     samples = readings_of((LOST, PROCESS))
-    lost = mind.verdicts(samples, (), {})
+    lost = said(watch, "accelerator", samples)
     assert [one.fault for one in lost] == ["accelerator_lost"]
-    assert mind.verdicts(samples, (), {}) is lost
-    assert mind.verdicts(readings_of((LOAD, LOST, PROCESS)), (), {}) is lost
+    assert said(watch, "accelerator", samples) is lost
+    assert said(watch, "accelerator", readings_of((LOAD, LOST, PROCESS))) is lost
     view = RunView("m5", "n", "trainer", 1, ranks=(RankView(7, "n", 11, 1, "running"),))
-    (named,) = mind.verdicts(samples, (view,), {})
+    (named,) = said(watch, "accelerator", samples, view)
     assert "rank 7 of m5 computed there" in named.reason
     healed = readings_of((LOST._replace(value=0.0), PROCESS))
-    assert not mind.verdicts(healed, (view,), {})
+    assert not said(watch, "accelerator", healed, view)
 
 
 def test_the_host_is_judged_again_when_one_of_its_own_readings_is_new() -> None:
-    machine, writable = Machine("n"), ["/data"]
-    found = machine.verdicts(readings_of((READONLY, *CORES)), writable)
+    watch = NodeWatch("n", {"storage": ["/data"]})
+    found = said(watch, "storage", readings_of((READONLY, *CORES)))
     assert [one.subject for one in found] == ["node/n/mount/data"]
-    assert machine.verdicts(readings_of((READONLY, *later(*CORES))), writable) is found
-    again = machine.verdicts(readings_of(later(READONLY)), writable)
+    assert said(watch, "storage", readings_of((READONLY, *later(*CORES)))) is found
+    again = said(watch, "storage", readings_of(later(READONLY)))
     assert again == found and again is not found

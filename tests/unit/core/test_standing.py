@@ -54,7 +54,7 @@ def test_the_chain_takes_the_incidents_of_its_links_over() -> None:
     life.machine.slow["host_memory_cgroups", "state=dying"] = 30_000.0
     first = life.step(15)
     assert {one.fault for one in first.values()} == {"host_cgroup_leak", "host_core_pinned"}
-    closed, host = {}, life.node.host
+    closed, host = {}, life.node.watch.seats["host"].detector
     for _ in range(12):
         leaking(life.machine, host, 1)
         closed |= {i: one for i, one in life.step().items() if one.state == "closed"}

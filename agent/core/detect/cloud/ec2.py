@@ -10,9 +10,9 @@ from __future__ import annotations
 import msgspec
 
 from ...actions import DRAIN_NODE
-from ...model import DEGRADED, UNKNOWN, WARN, Rows, Settings, Verdict
+from ...model import DEGRADED, UNKNOWN, WARN, Settings, Verdict, labels_of
+from ..detector import Detector, NodeView
 
-DETECTOR = "ec2"
 SPOT_FAULT = "ec2_spot_interruption"
 NOTICE = "EC2 gives notice two minutes ahead"
 # Codes of events after which the instance is not where it was, or not at all.
@@ -26,37 +26,45 @@ PREFIX = "ec2_"
 LASTING = ("instance-stop", "instance-retirement")
 
 
-def verdicts(node: str, samples: Rows) -> list[Verdict]:
-    """One for each announcement that stands."""
-    found = []
-    for name, subject, unix_s, _ in samples:
-        if not name.startswith(PREFIX):
-            continue
-        labels = dict(part.partition("=")[::2] for part in subject.split(",") if part)
-        if name == "ec2_spot_action_timestamp_seconds":
-            action = labels.get("action", "unknown")
-            severity = DEGRADED if action in TAKEN else UNKNOWN
-            found.append(_verdict(
-                SPOT_FAULT, f"node/{node}", severity,
-                f"EC2 takes this spot instance back ({action}) {at(unix_s)}; {NOTICE}",
-                (("action", action),),
-            ))
-        elif name == "ec2_rebalance_recommended_timestamp_seconds":
-            found.append(_verdict(
-                "ec2_rebalance_recommended", f"node/{node}", WARN,
-                f"EC2 says since {at(unix_s).removeprefix('at ')} that this spot instance is "
-                "likelier than others to be taken back", (),
-            ))
-        elif name == "ec2_scheduled_event_timestamp_seconds":
-            code, event = labels.get("code", ""), labels.get("event", "")
-            found.append(_verdict(
-                "ec2_scheduled_event", f"node/{node}/event/{event}",
-                DEGRADED if code in LASTING else WARN,
-                f"EC2 {ENDS.get(code, f'has planned {code} for this instance')}, "
-                f"not before {at(unix_s).removeprefix('at ')}",
-                (("event", event), ("code", code)),
-            ))
-    return found
+class Ec2(Detector):
+    """The verdicts on what is announced for this instance, one for each announcement."""
+
+    name = "ec2"
+    reads = (PREFIX,)
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+
+    def look(self, view: NodeView) -> list[Verdict]:
+        found = []
+        for name, subject, unix_s, _ in view.rows:
+            if not name.startswith(PREFIX):
+                continue
+            labels = labels_of(subject)
+            if name == "ec2_spot_action_timestamp_seconds":
+                action = labels.get("action", "unknown")
+                severity = DEGRADED if action in TAKEN else UNKNOWN
+                found.append(_verdict(
+                    SPOT_FAULT, f"node/{self._node}", severity,
+                    f"EC2 takes this spot instance back ({action}) {at(unix_s)}; {NOTICE}",
+                    (("action", action),),
+                ))
+            elif name == "ec2_rebalance_recommended_timestamp_seconds":
+                found.append(_verdict(
+                    "ec2_rebalance_recommended", f"node/{self._node}", WARN,
+                    f"EC2 says since {at(unix_s).removeprefix('at ')} that this spot instance is "
+                    "likelier than others to be taken back", (),
+                ))
+            elif name == "ec2_scheduled_event_timestamp_seconds":
+                code, event = labels.get("code", ""), labels.get("event", "")
+                found.append(_verdict(
+                    "ec2_scheduled_event", f"node/{self._node}/event/{event}",
+                    DEGRADED if code in LASTING else WARN,
+                    f"EC2 {ENDS.get(code, f'has planned {code} for this instance')}, "
+                    f"not before {at(unix_s).removeprefix('at ')}",
+                    (("event", event), ("code", code)),
+                ))
+        return found
 
 
 def leaving(found: list[Verdict], settings: Settings) -> str:
@@ -98,5 +106,5 @@ def _verdict(
 ) -> Verdict:
     return Verdict(
         fault=fault, subject=subject, severity=severity, confidence=1.0, reason=reason,
-        evidence=evidence, detector=DETECTOR,
+        evidence=evidence, detector=Ec2.name,
     )

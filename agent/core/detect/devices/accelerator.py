@@ -18,21 +18,17 @@ from ...model import (
     OK,
     SEVERITIES,
     WARN,
-    Readings,
     Rows,
     RunView,
-    Selection,
     Verdict,
+    labels_of,
 )
-from ..cloud import ec2
-from . import compile_cache
+from ..detector import Detector, NodeView
 from .absence import BOUND, Absence, Bus, address_of
 
-DETECTOR = "accelerator"
 PREFIX = "accelerator_"
 PROCESS = f"{PREFIX}process"
 LOST = f"{PREFIX}lost"
-READ = (PREFIX, compile_cache.PREFIX, ec2.PREFIX)
 Key = tuple[str, str]  # vendor, device
 Ranks = dict[Key, tuple[tuple[str, int], ...]]  # (run, rank) of the processes on each device
 SUBJECTS_MAX = 8192
@@ -81,11 +77,6 @@ class Sight(NamedTuple):
     faults: tuple[tuple[str, str, str], ...] = ()
 
 
-def labels_of(subject: str) -> dict[str, str]:
-    """A sample's subject `key=value,key=value`."""
-    return dict(part.partition("=")[::2] for part in subject.split(",") if part)
-
-
 def ranks_of(samples: Rows, runs: tuple[RunView, ...]) -> Ranks:
     """Which ranks compute on which device, by the process ids that the driver lists."""
     by_pid = {
@@ -119,7 +110,7 @@ def processes(samples: Rows) -> list[tuple[int, str]]:
     return list(found)
 
 
-def look(samples: Rows) -> dict[Key, Sight]:
+def sights(samples: Rows) -> dict[Key, Sight]:
     """Health of every device that the samples name, in their order."""
     found: dict[Key, list[tuple[str, str, str]]] = {}
     links: dict[Key, list[bool]] = {}
@@ -163,14 +154,19 @@ def _sight(findings: list[tuple[str, str, str]]) -> Sight:
     return Sight(worst, "; ".join(whys), tuple(one for one in findings if one[0]))
 
 
-class Accelerators:
-    """The verdicts on this node's devices.  Samples change every few seconds, steps come up to a
-    hundred times a second: an equal tuple is looked at once."""
+class Accelerators(Detector):
+    """The verdicts on this node's devices.  Readings are new every few seconds, steps come up to a
+    hundred times a second: equal ones are looked at once.  Its memory: PCI address (its name where
+    there is none) of each device of this boot -> its name, vendor/number."""
+
+    name = "accelerator"
+    reads = (PREFIX,)
+    beside = ("runs", "host_pci_")  # the collector that lists who is on the bus
+    warm_s = 120.0  # until a device that gives no reading is said to
+    memory = dict[str, str]
 
     def __init__(self, node: str) -> None:
         self._node = node
-        self._samples = Readings()
-        self._selection = Selection(lambda name: name.startswith(READ))
         self._own: Rows = ()
         self._ranks: tuple[tuple[str, int, int], ...] = ()
         self._runs: Ranks = {}  # last known, for when a lost device lists no process any more
@@ -179,19 +175,14 @@ class Accelerators:
         self._unlisted, self._mute = Absence(), Absence(MUTE_READINGS)
         self._verdicts: list[Verdict] = []
 
-    def verdicts(
-        self, samples: Readings, runs: tuple[RunView, ...], known: dict[str, str]
-    ) -> list[Verdict]:
-        """Faults of devices now.  `known`: PCI address (its name where there is none) of each
-        device of this boot -> its name, vendor/number; kept up here."""
-        ranks = tuple((view.run, rank.rank, rank.pid) for view in runs for rank in view.ranks)
-        if samples is self._samples and ranks == self._ranks:
-            return self._verdicts
-        self._samples, own, bound = samples, self._selection.of(samples), samples.of(BOUND)
-        if own is not self._own or ranks != self._ranks or bound != self._bound:
+    def look(self, view: NodeView) -> list[Verdict]:
+        own, runs, known = view.rows, view.observed.runs, view.memory
+        ranks = tuple((run.run, rank.rank, rank.pid) for run in runs for rank in run.ranks)
+        bound = view.observed.samples.of(BOUND)
+        if own is not self._own or ranks != self._ranks or bound is not self._bound:
             self._own, self._ranks, self._bound = own, ranks, bound
             self._bus.take(bound, [one for one in known if ":" in one])
-            here, names = ranks_of(own, runs), {view.run for view in runs}
+            here, names = ranks_of(own, runs), {run.run for run in runs}
             self._runs = {
                 key: left for key, there in (self._runs | here).items()
                 if (left := tuple(one for one in there if one[0] in names))
@@ -200,8 +191,7 @@ class Accelerators:
             # Who lived on a device that is well and lists nobody may be told of no later fault.
             idle = answering(own) - {*here, *(key for key, _ in devices)}
             self._runs = {key: there for key, there in self._runs.items() if key not in idle}
-            self._verdicts = [*devices.values(), *compile_cache.verdicts(self._node, own),
-                              *ec2.verdicts(self._node, own)]
+            self._verdicts = list(devices.values())
         return self._verdicts
 
     def _devices(self, samples: Rows, known: dict[str, str]) -> dict[tuple[Key, str], Verdict]:
@@ -212,7 +202,7 @@ class Accelerators:
         }
         found = {
             (key, fault): self._verdict(key, fault, severity, why, info.get(key, {}))
-            for key, sight in look(samples).items()
+            for key, sight in sights(samples).items()
             for fault, severity, why in sight.faults
         }
         names = list(known.values())
@@ -240,7 +230,7 @@ class Accelerators:
             fault=fault, subject=f"node/{self._node}/{SCOPE.get(vendor, 'gpu')}/{device}",
             severity=severity, confidence=1.0,
             reason=f"{vendor} device {device}{where}: {why}{lived}",
-            evidence=evidence, detector=DETECTOR,
+            evidence=evidence, detector=self.name,
         )
 
     def _missing(

@@ -7,26 +7,34 @@ asked for in core/unlock.py.  Pure.
 
 from __future__ import annotations
 
-from ...model import DEGRADED, Rows, Verdict
+from ...model import DEGRADED, Verdict
+from ..detector import Detector, NodeView
 
-DETECTOR = "compile_cache"
 PREFIX = "compile_cache_"
 AGE = f"{PREFIX}lock_age_seconds"
 STALE_S = 120.0  # a compile's stages follow each other within seconds
 
 
-def verdicts(node: str, samples: Rows) -> list[Verdict]:
-    """One for each lock that nobody on this node can own."""
-    found = []
-    for name, subject, age_s, _ in samples:
-        if name != AGE or age_s < STALE_S:
-            continue
-        path, _, uid = subject.removeprefix("path=").partition(",uid=")
-        found.append(Verdict(
-            fault="compile_lock_stale", subject=f"node/{node}/lock{path}", severity=DEGRADED,
-            confidence=1.0, detector=DETECTOR,
-            reason=f"{path} is {age_s / 60:.0f} min old and no compiler can own it: "
-            "whoever wants this program waits for it without end",
-            evidence=(("path", path), ("uid", uid)),
-        ))
-    return found
+class CompileCache(Detector):
+    """The verdicts on this node's compile cache: one for each lock that nobody here can own."""
+
+    name = "compile_cache"
+    reads = (PREFIX,)
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+
+    def look(self, view: NodeView) -> list[Verdict]:
+        found = []
+        for name, subject, age_s, _ in view.rows:
+            if name != AGE or age_s < STALE_S:
+                continue
+            path, _, uid = subject.removeprefix("path=").partition(",uid=")
+            found.append(Verdict(
+                fault="compile_lock_stale", subject=f"node/{self._node}/lock{path}",
+                severity=DEGRADED, confidence=1.0, detector=self.name,
+                reason=f"{path} is {age_s / 60:.0f} min old and no compiler can own it: "
+                "whoever wants this program waits for it without end",
+                evidence=(("path", path), ("uid", uid)),
+            ))
+        return found

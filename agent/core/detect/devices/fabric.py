@@ -8,10 +8,9 @@ Shown, never acted on.  Pure.
 
 from __future__ import annotations
 
-from ...model import DEGRADED, WARN, Rows, Verdict
-from .accelerator import labels_of
+from ...model import DEGRADED, WARN, Verdict, labels_of
+from ..detector import Detector, NodeView
 
-DETECTOR = "fabric"
 UNIT = "nvidia-fabricmanager.service"
 STATE, OUTSIDE = "accelerator_fabric_state", "accelerator_fabric_fault"
 ACTIVE, FAILED = "host_unit_active", "host_unit_failed"
@@ -23,19 +22,22 @@ RESTART_S = 60.0
 NAMED_MAX = 16  # GPUs
 
 
-class Fabric:
+class Fabric(Detector):
     """The verdict on this node's fabric.  Windows begin anew with the agent."""
+
+    name = "fabric"
+    reads = tuple(sorted(NAMES))
+    warm_s = JOIN_S
 
     def __init__(self, node: str) -> None:
         self._node = node
         self._since_s: dict[str, float] = {}  # what is wrong -> boot_s of the first such reading
 
-    def verdicts(self, samples: Rows) -> list[Verdict]:
-        """Faults now."""
+    def look(self, view: NodeView) -> list[Verdict]:
         outside: dict[str, str] = {}  # device -> state
         able = switches = 0
         active, failed, read_s = True, False, {STATE: 0.0, ACTIVE: 0.0}
-        for name, subject, value, boot_s in samples:
+        for name, subject, value, boot_s in view.rows:
             labels = labels_of(subject) if name in NAMES else {}
             if name == STATE:
                 able += value > 0.0
@@ -77,5 +79,5 @@ class Fabric:
         return Verdict(
             fault="fabric_manager_down", subject=f"node/{self._node}/fabric",
             severity=DEGRADED if outside or not able else WARN, confidence=1.0,
-            reason="; ".join(whys), evidence=tuple(evidence), detector=DETECTOR,
+            reason="; ".join(whys), evidence=tuple(evidence), detector=self.name,
         )

@@ -6,9 +6,9 @@ stores and the order of lines in several nodes' logs depend on it.  Shown, never
 
 from __future__ import annotations
 
-from ...model import WARN, Rows, Verdict
+from ...model import WARN, Verdict
+from ..detector import Detector, NodeView
 
-DETECTOR = "clock"
 PREFIX = "host_clock_"
 UNKEPT_S = 300.0  # after a boot a time service needs minutes
 OFFSET_S = 0.1
@@ -21,19 +21,22 @@ NAMES = frozenset(PREFIX + one for one in (
 ))
 
 
-class Clock:
+class Clock(Detector):
     """The verdicts on this node's clock."""
+
+    name = "clock"
+    reads = (PREFIX,)
+    warm_s = UNKEPT_S
 
     def __init__(self, node: str) -> None:
         self._node = node
         self._since_s = -1.0  # boot_s of the first reading that nobody keeps the clock
 
-    def verdicts(self, samples: Rows) -> list[Verdict]:
-        """Faults now."""
+    def look(self, view: NodeView) -> list[Verdict]:
         found: list[Verdict] = []
         values: dict[str, float] = {}
         read_s = 0.0
-        for name, subject, value, boot_s in samples:
+        for name, subject, value, boot_s in view.rows:
             if name not in NAMES:
                 continue
             if name == "host_clock_source_info":
@@ -74,5 +77,5 @@ class Clock:
     def _verdict(self, fault: str, reason: str) -> Verdict:
         return Verdict(
             fault=fault, subject=f"node/{self._node}/clock", severity=WARN, confidence=1.0,
-            reason=reason, detector=DETECTOR,
+            reason=reason, detector=self.name,
         )

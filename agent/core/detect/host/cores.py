@@ -11,8 +11,7 @@ from collections import deque
 from operator import itemgetter
 from typing import NamedTuple
 
-from ...model import Rows
-from ..devices.accelerator import labels_of
+from ...model import Rows, labels_of
 
 NAME = "host_cpu_seconds_total"
 IN_KERNEL = frozenset(("system", "irq", "softirq"))

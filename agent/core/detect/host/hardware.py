@@ -7,9 +7,9 @@ whose lines were lost or never written.  Shown, never acted on.  Pure.
 
 from __future__ import annotations
 
-from ...model import DEGRADED, FATAL, SEVERITIES, WARN, Rows, Verdict
+from ...model import DEGRADED, FATAL, SEVERITIES, WARN, Verdict, labels_of
+from ..detector import Detector, NodeView
 
-DETECTOR = "hardware"
 # Corrected errors of one memory module or device within an hour.  A judgement: a healthy module
 # has a few in a day, one that fails has thousands.
 CORRECTED_AN_HOUR = 100.0
@@ -54,24 +54,28 @@ class Growth:
         return value - marks[0][1]
 
 
-class Hardware:
+class Hardware(Detector):
     """The verdicts on this node's memory, processors, PCIe devices and drives."""
+
+    name = "hardware"
+    reads = tuple(sorted(NAMES))
+    warm_s = HOUR_S
 
     def __init__(self, node: str) -> None:
         self._node = node
         self._growth = Growth()
         self._pcie_s = -1.0  # when PCIe was read first
 
-    def verdicts(self, samples: Rows) -> list[Verdict]:
+    def look(self, view: NodeView) -> list[Verdict]:
         """Faults now, one for each thing and fault, with everything that speaks for it."""
         found: dict[tuple[str, str], list[tuple[str, str]]] = {}
-        for name, subject, value, boot_s in samples:
+        for name, subject, value, boot_s in view.rows:
             if name == "host_pcie_errors_total":
                 self._pcie_s = boot_s if self._pcie_s < 0.0 else self._pcie_s
                 continue  # a sum, for people
             if name not in NAMES:
                 continue
-            labels = dict(part.partition("=")[::2] for part in subject.split(",") if part)
+            labels = labels_of(subject)
             grown = 0.0
             if name.endswith("_total"):
                 # A device is listed with its first error: before that it had none.
@@ -87,7 +91,7 @@ class Hardware:
         return Verdict(
             fault=fault, subject=f"node/{self._node}/{thing}", severity=severity, confidence=1.0,
             reason=f"{thing.partition('/')[2]}: {'; '.join(why for _, why in findings)}",
-            detector=DETECTOR,
+            detector=self.name,
         )
 
 

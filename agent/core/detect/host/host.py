@@ -8,8 +8,8 @@ Pure; a restart of the agent begins its windows anew, which is the careful side.
 
 from __future__ import annotations
 
-from ...model import DEGRADED, WARN, Event, Observed, RunView, Verdict, readings
-from ..devices.accelerator import labels_of
+from ...model import DEGRADED, WARN, Event, RunView, Verdict, labels_of, readings
+from ..detector import Detector, NodeView
 from . import cores as host_cores
 from . import levels
 from .cores import Core, Cores
@@ -39,6 +39,10 @@ RESETS_KEPT = 32
 HOMES_MAX, SERIES_MAX, STREAKS_MAX = 4096, 1024, 256
 TIMEOUTS = "network_transmit_timeouts_total"  # after each the driver resets its card
 OURS = ("host_", "task_", "cgroup_", "shm_", TIMEOUTS)
+# `host_` alone are also the disk's, the clock's, ...
+RESTS_ON = ("host_cpu_", "host_memory_", "host_pressure_", "host_cgroup_", "host_oom_", "host_unit",
+            "host_zombies", "host_blocked_", "host_open_files", "host_process", "host_threads_",
+            "host_shm_", "host_swap_", "task_", "cgroup_", TIMEOUTS)
 COUNTED = {"host_unit_restarts_total": "unit", "cgroup_births_total": "cgroup",
            "cgroup_oom_kills_total": "cgroup"}
 # a reading of the same collector that is there whenever it was read at all
@@ -46,9 +50,13 @@ TOKEN = {"host_unit_restarts_total": "host_units", "cgroup_births_total":
          "host_memory_cgroups", "cgroup_oom_kills_total": "host_memory_cgroups"}
 
 
-class Host:
+class Host(Detector):
     """The verdicts on this node.  Steps come up to a hundred times a second, samples every few
     seconds: an equal tuple is looked at once."""
+
+    name = levels.DETECTOR
+    beside = ("runs", "events", *RESTS_ON)
+    warm_s = RECENT_S
 
     def __init__(self, node: str) -> None:
         self._node = node
@@ -67,8 +75,8 @@ class Host:
         self._boot_s = 0.0
         self._verdicts: list[Verdict] = []
 
-    def verdicts(self, observed: Observed) -> list[Verdict]:
-        """Faults of the host now."""
+    def look(self, view: NodeView) -> list[Verdict]:
+        observed = view.observed
         self._take(observed.events)
         if observed.runs:
             self._watch_ranks(observed.runs)

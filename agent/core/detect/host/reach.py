@@ -6,9 +6,9 @@ the server's matter, and every node sees it.  Pure.
 
 from __future__ import annotations
 
-from ...model import DEGRADED, WARN, Reading, Rows, Verdict
+from ...model import DEGRADED, WARN, Reading, Verdict, labels_of
+from ..detector import Detector, NodeView
 
-DETECTOR = "reach"
 HUNG_S = 10.0  # a question without an answer
 SLOW_S = 2.0  # an answer; usual is some ms, and a server under a checkpoint's load 0.1 s
 SLOW_COUNT = 3  # such answers after each other
@@ -49,22 +49,25 @@ class Streaks:
         self._counts = {key: one for key, one in self._counts.items() if key in keys}
 
 
-class Reach:
+class Reach(Detector):
     """The verdicts on what this node waits for."""
+
+    name = "reach"
+    reads = tuple(sorted(NAMES))
+    warm_s = 60.0
 
     def __init__(self, node: str) -> None:
         self._node = node
         self._streaks = Streaks()
         self._last: dict[str, Verdict] = {}  # of what is bad in a row: stays while it waits again
 
-    def verdicts(self, samples: Rows) -> list[Verdict]:
-        """Faults now."""
-        own = [one for one in samples if one[0] in NAMES]
+    def look(self, view: NodeView) -> list[Verdict]:
+        own = [one for one in view.rows if one[0] in NAMES]
         failed = {one[1].rpartition(",error=")[0]: one for one in own
                   if one[0] == "host_dns_failed"}
         found: list[Verdict] = []
         for name, subject, value, boot_s in own:
-            labels = dict(part.partition("=")[::2] for part in subject.split(",") if part)
+            labels = labels_of(subject)
             if name.endswith("_waiting_seconds"):
                 if value >= HUNG_S:
                     found.append(self._hung(name, labels, value))
@@ -96,7 +99,7 @@ class Reach:
     ) -> Verdict:
         return Verdict(
             fault=fault, subject=f"node/{self._node}/{thing}", severity=severity, confidence=1.0,
-            reason=reason, evidence=evidence, detector=DETECTOR,
+            reason=reason, evidence=evidence, detector=self.name,
         )
 
     def _hung(self, name: str, labels: dict[str, str], waited_s: float) -> Verdict:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from ...model import DEGRADED, WARN, Rows, Verdict
+from ...model import DEGRADED, WARN, Verdict
 from ...series.trend import EVERY_S, POINTS_MIN, Trend
+from ..detector import Detector, NodeView
 
-DETECTOR = "storage"
 PREFIX = "host_filesystem_"
 MOUNTS_MAX = 128
 # Of a small file system the share counts, of a large one the amount: 10 % of 30 TB is no want.
@@ -27,19 +27,25 @@ NAMES = frozenset(PREFIX + one for one in (
 Finding = tuple[str, str]  # severity, why
 
 
-class Storage:
-    """The verdicts on this node's file systems.  Windows begin anew with the agent."""
+class Storage(Detector):
+    """The verdicts on this node's file systems.  Windows begin anew with the agent; the mounts that
+    were writable in this boot are its memory."""
+
+    name = "storage"
+    reads = (PREFIX,)
+    warm_s = FORECAST_S
+    memory = list[str]
 
     def __init__(self, node: str) -> None:
         self._node = node
         self._trends: dict[tuple[str, str], Trend] = {}
         self._soon: set[tuple[str, str]] = set()
 
-    def verdicts(self, samples: Rows, writable: list[str]) -> list[Verdict]:
-        """Faults now.  `writable`: mounts that were writable in this boot; kept up here."""
+    def look(self, view: NodeView) -> list[Verdict]:
+        writable: list[str] = view.memory
         values: dict[str, dict[str, float]] = {}
         read_s: dict[str, float] = {}
-        for name, subject, value, boot_s in samples:
+        for name, subject, value, boot_s in view.rows:
             if name in NAMES and len(values) < MOUNTS_MAX:
                 mount = subject.removeprefix("mount=")
                 values.setdefault(mount, {})[name[len(PREFIX) :]] = value
@@ -64,7 +70,7 @@ class Storage:
     def _readonly(self, mount: str) -> Verdict:
         return Verdict(
             fault="filesystem_readonly", subject=f"node/{self._node}/mount{mount}",
-            severity=DEGRADED, confidence=1.0, detector=DETECTOR,
+            severity=DEGRADED, confidence=1.0, detector=self.name,
             reason=f"{mount} was writable in this boot and is read-only now",
             evidence=(("mount", mount),),
         )
@@ -88,7 +94,7 @@ class Storage:
         severity = DEGRADED if any(one == DEGRADED for one, _ in findings) else WARN
         return [Verdict(
             fault="disk_space_low", subject=f"node/{self._node}/mount{mount}", severity=severity,
-            confidence=1.0, detector=DETECTOR,
+            confidence=1.0, detector=self.name,
             reason=f"{mount}: {'; '.join(why for _, why in findings)}",
             evidence=(("mount", mount), ("available_bytes", f"{left:.0f}"),
                       ("free_inodes", f"{free:.0f}")),

@@ -11,13 +11,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from ...model import DEGRADED, FATAL, WARN, Readings, Rows, Selection, Verdict
+from ...model import DEGRADED, FATAL, WARN, Rows, Verdict, labels_of
 from ...series.counters import Growth, Rates
+from ..detector import Detector, NodeView
 from ..devices.absence import BOUND, Bus
-from ..devices.accelerator import labels_of
 from .rules import RULES, Rule
 
-DETECTOR = "network"
 PREFIX = "network_"
 HOLD_S = 600.0  # a storm is shown this long after it was last seen
 FLAP_COUNT, WINDOW_S = 3, 12 * 3600.0  # strikes, and within which time; gpud's numbers
@@ -75,14 +74,18 @@ class Found(NamedTuple):
     until_s: float
 
 
-class Networks:
+class Networks(Detector):
     """The verdicts on this node's cards.  Steps come up to a hundred times a second, readings every
     few seconds: the same readings are looked at once."""
 
+    name = "network"
+    reads = (PREFIX,)
+    beside = ("host_pci_",)  # the collector that lists who is on the bus
+    warm_s = 60.0  # storms are some readings in a row
+    memory = NetworkMemory
+
     def __init__(self, node: str) -> None:
         self._node = node
-        self._samples = Readings()
-        self._selection = Selection(lambda name: name.startswith(PREFIX))
         self._own: Rows = ()
         self._read_s = 0.0
         self._verdicts: list[Verdict] = []
@@ -99,13 +102,11 @@ class Networks:
         self._over: dict[tuple[Port, str], int] = {}  # readings in a row beyond a limit
         self._held: dict[tuple[Port, str], Found] = {}
 
-    def verdicts(self, samples: Readings, memory: NetworkMemory) -> list[Verdict]:
-        """Faults of cards now; `memory` is kept up here."""
-        if samples is not self._samples:
-            self._samples, mine, bound = samples, self._selection.of(samples), samples.of(BOUND)
-            if mine is not self._own or bound != self._bound:
-                self._own, self._bound = mine, bound
-                self._take(mine, memory)
+    def look(self, view: NodeView) -> list[Verdict]:
+        bound = view.observed.samples.of(BOUND)
+        if view.rows is not self._own or bound is not self._bound:
+            self._own, self._bound = view.rows, bound
+            self._take(view.rows, view.memory)
         return self._verdicts
 
     def _take(self, mine: Rows, memory: NetworkMemory) -> None:
@@ -359,7 +360,7 @@ class Networks:
                          if info.get(name))
         return Verdict(
             fault=found.fault, subject=subject, severity=found.severity, confidence=1.0,
-            reason=what + found.why, evidence=evidence, detector=DETECTOR,
+            reason=what + found.why, evidence=evidence, detector=self.name,
         )
 
     def _kind(self, port: Port) -> str:
