@@ -103,7 +103,7 @@ def _pattern(text: str) -> tuple[int, int]:
 
 def _rule(row: dict[str, Any]) -> Rule:
     return Rule(
-        code=row["code"], source=row["source"], class_=row["class"], action=row["action"],
+        code=row["code"], source=row["source"], class_=row["class"], bucket=row["action"],
         severity=row["severity"], expression=at_begin(row["expression"]), meaning=row["text"],
         fault=row.get("fault", ""), subject=row.get("subject", ""),
         uncorrected_in=row.get("uncorrected_in", ""), code_group=row.get("code_group", ""),

@@ -129,7 +129,7 @@ def orders(config_file: str | None) -> Finding:
 def node_orders(config: Config, programs: Path = PROGRAMS) -> Finding:
     """What actions.allow needs beside the word itself: who takes the order, where its reason is
     kept, and what carries it out."""
-    allowed = [rung for rung in root_verbs() if rung in config.actions.allow]
+    allowed = [action for action in root_verbs() if action in config.actions.allow]
     if not allowed:
         return Finding(ORDERS, HAVE, "actions.allow names none: nothing is done here")
     lacking = [*_socket(Path(config.actions.socket)), *_store(config.evidence.store),
@@ -173,7 +173,7 @@ def _store(folder: str) -> Sequence[Lacking]:
 
 def _programs(allowed: Sequence[str], programs: Path) -> list[Lacking]:
     """Where none is, systemd itself reboots, and the driver's own tool resets."""
-    wanted = [(programs / root_verbs()[rung], BY_ITSELF.get(rung, "")) for rung in allowed]
+    wanted = [(programs / root_verbs()[action], BY_ITSELF.get(action, "")) for action in allowed]
     return [Lacking(f"no program {path}", f"put a program of root's into {path}")
             for path, tool in wanted
             if not os.access(path, os.X_OK) and not os.access(tool, os.X_OK)]

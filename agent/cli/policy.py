@@ -87,8 +87,8 @@ def explained(book: Runbook, sections: dict[str, str], now: list[str]) -> list[L
     ]
     budget = f"each {count(book.budget_count, 'time')} in {book.budget_window_h:g} h per subject:"
     lines += field("done", budget if book.ladder else "nothing by itself")
-    for number, rung in enumerate(book.ladder, 1):
-        lines += field(f"  {number} {rung}", ACTIONS[rung].text, indent=20)
+    for number, action in enumerate(book.ladder, 1):
+        lines += field(f"  {number} {action}", ACTIONS[action].text, indent=20)
     lines += [row for text in now for row in field("now", text)]
     for title, body in sections.items():
         lines += [(), line(Span(title, FAINT)), *paragraphs(body)]
@@ -121,7 +121,7 @@ def _now(book: Runbook) -> list[str]:
 
 
 def _first(book: Runbook) -> str:
-    """The first rung, with what it hangs on: what an agent may do is not known here."""
+    """The first action, with what it hangs on: what an agent may do is not known here."""
     if not book.ladder:
         return "only shown"
     first = ACTIONS[book.ladder[0]]

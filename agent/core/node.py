@@ -178,15 +178,16 @@ class Node:
     def _request(self, request: Request) -> None:
         node = request.subject.removeprefix("node/") if request.subject.startswith("node/") else ""
         reason = request.reason or "asked for by an operator"
-        if node and request.kind in (actions.EXCLUDE_NODE, actions.RELEASE_NODE, actions.DRAIN):
+        if node and request.action in (actions.EXCLUDE_NODE, actions.RELEASE_NODE, actions.DRAIN):
             self.kept.wishes[node] = members.NodeDoc(
-                excluded=request.kind != actions.RELEASE_NODE, reason=reason, by=request.by,
+                excluded=request.action != actions.RELEASE_NODE, reason=reason, by=request.by,
                 fault=request.fault,
             )
         run = request.run or _run_of(request.subject)
         mine = [run] if run else sorted(self.cases) if node in ("", self.name) else []
-        if not run and node in ("", self.name) and request.kind in (actions.PAUSE, actions.RESUME):
-            self.kept.paused = reason if request.kind == actions.PAUSE else ""
+        whole = not run and node in ("", self.name)
+        if whole and request.action in (actions.PAUSE, actions.RESUME):
+            self.kept.paused = reason if request.action == actions.PAUSE else ""
         for name in mine:
             case = self.cases.get(name)
             if case is not None:
@@ -320,14 +321,14 @@ class Node:
 
 def _wish(case: RunCase, request: Request, reason: str) -> None:
     memory = case.memory
-    if request.kind in (actions.RESTART_RANKS, "restart"):
+    if request.action in (actions.RESTART_RANKS, "restart"):
         tail = request.subject.rpartition("/rank/")[2] if "/rank/" in request.subject else ""
         case.notice.wish = Wish(reason, int(tail) if tail.isdecimal() else -1)
-    elif request.kind == actions.PAUSE:
+    elif request.action == actions.PAUSE:
         memory.paused = True
-    elif request.kind == actions.RESUME:
+    elif request.action == actions.RESUME:
         memory.paused, memory.resumed = False, True
-    elif request.kind in (actions.DRAIN, actions.STOP_RUN):
+    elif request.action in (actions.DRAIN, actions.STOP_RUN):
         memory.drain = reason
 
 

@@ -322,9 +322,10 @@ def operator(cluster: Cluster, u: float, v: float) -> None:
     """An operator asks for a restart of one run, on whichever node is at hand."""
     edge = pick_edge(cluster, v)
     run = list(cluster.jobs)[int(u * len(cluster.jobs))]
-    wish = Request(id=f"operator-{cluster.loop.now_s:.3f}", kind=RESTART_RANKS,
-                   subject=f"run/{run}", reason="by hand", origin="operator", run=run, by="storm")
-    edge.requests = (*edge.requests[-3:], wish)
+    request = Request(id=f"operator-{cluster.loop.now_s:.3f}", action=RESTART_RANKS,
+                      subject=f"run/{run}", reason="by hand", origin="operator", run=run,
+                      by="storm")
+    edge.requests = (*edge.requests[-3:], request)
     _say(cluster, edge.machine.name, "operator restarts %s", run)
     edge.wake()
 

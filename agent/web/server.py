@@ -309,17 +309,17 @@ class Site:
         return self._ask(request, actions.CLOSE_INCIDENT, f"incident/{incident.id}", "", wish)
 
     def _ask(
-        self, request: web.Request, kind: str, subject: str, run: str, wish: Wish
+        self, request: web.Request, action: str, subject: str, run: str, wish: Wish
     ) -> web.Response:
         if not wish.reason.strip():
             return refuse(400, "no reason given", '"reason": why, for the journal')
         made = Request(
-            id=f"op-{uuid.uuid4().hex[:12]}", kind=kind, subject=subject,
+            id=f"op-{uuid.uuid4().hex[:12]}", action=action, subject=subject,
             reason=wish.reason[:REASON_MAX], origin="operator", run=run, by=_by(request, wish),
         )
         if not self._daemon.request(made):
             return refuse(429, "too many requests wait already", "try again in a minute")
-        return web.json_response({"id": made.id, "kind": kind, "subject": subject}, status=202)
+        return web.json_response({"id": made.id, "kind": action, "subject": subject}, status=202)
 
     async def _inject(self, run: str, wish: Wish) -> web.Response:
         if not self._daemon.config.inject.enabled:

@@ -53,7 +53,7 @@ class Request(Value, frozen=True):
     """A rung of a ladder, or an operator's or alert's wish; granted by plan or node document."""
 
     id: str
-    kind: str  # restart_ranks | stop_own_ranks | take_evidence | run_check | exclude_node | ...
+    action: str  # restart_ranks | stop_own_ranks | take_evidence | run_check | exclude_node | ...
     subject: str
     reason: str
     origin: str = "policy"  # policy | operator | alert

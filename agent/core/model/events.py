@@ -15,7 +15,7 @@ class Escalation(msgspec.Struct, frozen=True, omit_defaults=True):
     name: str
     count: int
     window_h: float
-    then: str  # the rung that follows
+    then: str  # the action that follows
     text: str
     severity: str = "fatal"
     codes: tuple[str, ...] = ()  # () = every fatal one of the source
@@ -24,13 +24,14 @@ class Escalation(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One line, understood.  `source`, `code`, `class_` and `action` are labels of
-    holdfast_events_total and come from the catalogue alone, so that they stay few."""
+    """One line, understood.  `source`, `code`, `class_` and `bucket` are labels of
+    holdfast_events_total (the bucket as `action`) and come from the catalogue alone, so that they
+    stay few."""
 
     source: str  # xid | sxid | nvidia | neuron | efa | ib | pcie | cpu | disk | host
     code: str  # "79", "oom_killed"; "other" for a number that no catalogue knows
     class_: str
-    action: str  # bucket: reset_gpu | reboot_node | restart_app | watch | ignore | ...
+    bucket: str  # reset_gpu | reboot_node | restart_app | watch | ignore | ...
     severity: str
     text: str  # the line, at most 400 characters
     meaning: str = ""
@@ -38,7 +39,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     subject: str = ""  # "gpu/0000:4e:00", "disk/sda"; "" = the node
     pid: int = 0
     place: str = ""  # on the device: "GPC 2, TPC 2"
-    rung: str = ""  # what the driver instructs: XID 154, nothing else
+    action: str = ""  # what the driver instructs: XID 154, nothing else
     escalations: tuple[Escalation, ...] = ()
     reboots: Escalation | None = None
     more: tuple[str, ...] = ()  # what the lines that go on with it said (detect/kernel_more.py)
@@ -47,4 +48,4 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def labels(self) -> tuple[str, str, str, str]:
-        return (self.source, self.code, self.class_, self.action)
+        return (self.source, self.code, self.class_, self.bucket)

@@ -1,9 +1,9 @@
 """The node's own faults, from what its kernel said.
 
 Owns the open incidents of the node's devices, the windows in which repeats are counted, and the
-choice of a rung.  Reads no line: events come understood.  Orders nothing: a rank that a fatal event
-names becomes a cause of its run (agent/core/run/causes.py); what concerns the node beyond a run is
-said here, and done by agent/core/nodes/repair.py where the operator allows it.
+choice of an action.  Reads no line: events come understood.  Orders nothing: a rank that a fatal
+event names becomes a cause of its run (agent/core/run/causes.py); what concerns the node beyond a
+run is said here, and done by agent/core/nodes/repair.py where the operator allows it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Watched(Entry):
     last_boot_s: float  # newest event of it
     count: int = 1
     said: int = 1  # how many of them the incident tells
-    rung: str = ""  # instructed by the driver, or by repeats
+    action: str = msgspec.field(default="", name="rung")  # instructed by the driver, or by repeats
     patient: bool = False  # ... for when nothing works there any more
 
 
@@ -105,11 +105,11 @@ class KernelCase:
                 self.book.close(ctx, key, event.meaning)
         if not fault or severity == OK:
             return []
-        rung = event.rung
+        action = event.action
         if grown is not None:
-            severity, rung = grown.severity, grown.then
+            severity, action = grown.severity, grown.then
         same = self._of_subject(event.subject)
-        if event.action == FOLLOWER and any(
+        if event.bucket == FOLLOWER and any(
             event.boot_s - one.last_boot_s < FOLLOWS_S for one in same
         ):
             return []
@@ -118,7 +118,7 @@ class KernelCase:
             was_fatal = any(one.incident.severity == FATAL for one in same)
             for one in same:
                 self._worsen(ctx, one, event, severity)
-                self._instruct(ctx, one, event.rung, event.meaning, severity != FATAL)
+                self._instruct(ctx, one, event.action, event.meaning, severity != FATAL)
             return [] if was_fatal else self._causes(ctx, event, severity)
         item = self.book.open.get(f"{fault}|{event.subject}")
         if item is not None:
@@ -129,9 +129,9 @@ class KernelCase:
             return []  # counted in any case
         if grown is not None:
             self._instruct(ctx, item, grown.then, grown.text)
-        elif rung:
+        elif action:
             patient = event.code == INSTRUCTION and severity != FATAL
-            self._instruct(ctx, item, rung, event.meaning, patient)
+            self._instruct(ctx, item, action, event.meaning, patient)
         return self._causes(ctx, event, severity)
 
     def _causes(self, ctx: Context, event: Event, severity: str) -> list[tuple[int, Cause]]:
@@ -193,7 +193,7 @@ class KernelCase:
         """Whether the incident is worse than it was, by this line."""
         if not worse(severity, item.incident.severity):
             return False
-        would = self._would_have(ctx, item.incident.fault, item.rung, severity)
+        would = self._would_have(ctx, item.incident.fault, item.action, severity)
         changed = msgspec.structs.replace(
             item.incident, severity=severity, reason=self._reason(event), would_have=would
         )
@@ -211,14 +211,14 @@ class KernelCase:
             self.book.change(ctx, item, values.with_evidence(item.incident, new))
 
     def _instruct(
-        self, ctx: Context, item: Watched, rung: str, why: str, patient: bool = False
+        self, ctx: Context, item: Watched, action: str, why: str, patient: bool = False
     ) -> None:
-        """A rung that somebody who knows asks for: it goes before the runbook's own."""
-        if not rung or (rung == item.rung and patient == item.patient):
+        """An action that somebody who knows asks for: it goes before the runbook's own."""
+        if not action or (action == item.action and patient == item.patient):
             return
-        item.rung, item.patient = rung, patient
-        noted = values.noted(item.incident, ctx.now, f"{rung} is asked for: {why}")
-        would = self._would_have(ctx, item.incident.fault, rung,
+        item.action, item.patient = action, patient
+        noted = values.noted(item.incident, ctx.now, f"{action} is asked for: {why}")
+        would = self._would_have(ctx, item.incident.fault, action,
                                  FATAL if patient else item.incident.severity)
         self.book.change(ctx, item, msgspec.structs.replace(noted, would_have=would))
 
@@ -254,7 +254,7 @@ class KernelCase:
         """A card that was changed, a disk taken out, a GPU reset without its driver's word: none
         of them is heard, so whoever did it says so."""
         asked = {one.subject: one for one in ctx.observed.requests
-                 if one.kind == actions.CLOSE_INCIDENT}
+                 if one.action == actions.CLOSE_INCIDENT}
         for key, item in sorted(self.book.open.items()):
             request = asked.get(f"incident/{item.incident.id}")
             if request is not None:
@@ -271,11 +271,11 @@ class KernelCase:
 
     # ------------------------------------------------------------ words
 
-    def _would_have(self, ctx: Context, fault: str, rung: str, severity: str) -> str:
+    def _would_have(self, ctx: Context, fault: str, action: str, severity: str) -> str:
         """What the ladder asks for beyond the run, and why it is not done."""
         book = ctx.runbooks.get(fault)
         beyond = actions.beyond_run()
-        wanted = rung * (rung in beyond) if rung else ladder.first(book, beyond)
+        wanted = action * (action in beyond) if action else ladder.first(book, beyond)
         if not wanted:
             return ""
         if withheld := actions.ACTIONS[wanted].withheld(ctx.settings.allow):
@@ -324,7 +324,7 @@ class KernelCase:
         return [one for one in self.book.entries() if one.incident.subject == where]
 
     def tell(self, ctx: Context, item: Watched, would_have: str) -> None:
-        """What a rung waits for; said again only when it is something else."""
+        """What an action waits for; said again only when it is something else."""
         if would_have != item.incident.would_have:
             changed = msgspec.structs.replace(item.incident, would_have=would_have)
             self.book.change(ctx, item, changed)

@@ -1,4 +1,4 @@
-"""Rungs beyond a run: when this node is drained, rebooted or replaced for a fault of its own, or
+"""Actions beyond a run: when this node is drained, rebooted or replaced for a fault of its own, or
 the GPU is reset that has it.
 
 Owns the way from an open incident of the kernel's to one order: what the operator allowed, what is
@@ -58,13 +58,13 @@ class Reset(msgspec.Struct):
 class RepairMemory(msgspec.Struct):
     """Survives a restart of the agent, and the reboot that it asked for."""
 
-    times: dict[str, list[float]] = {}  # "rung|fault|subject" -> wall_s of the orders
-    asked: dict[str, list[str]] = {}  # incident -> rungs that were ordered for it
+    times: dict[str, list[float]] = {}  # "action|fault|subject" -> wall_s of the orders
+    asked: dict[str, list[str]] = {}  # incident -> actions that were ordered for it
     refused: dict[str, float] = {}  # incident -> boot_s since which its order cannot leave
     drains: dict[str, float] = {}  # incident -> boot_s since which runs are to end
     ending: dict[str, list[int]] = {}  # incident -> processes of those runs
     resets: dict[str, Reset] = {}  # device -> the newest of it
-    leaves: tuple[str, str] = ("", "")  # boot in which its end was ordered, and by which rung
+    leaves: tuple[str, str] = ("", "")  # boot in which its end was ordered, and by which action
 
 
 class Repairs:
@@ -79,40 +79,40 @@ class Repairs:
             if isinstance(done.effect.body, NodeOrder):
                 self._settle(ctx, done, done.effect.body)
         for item in self.kernel.book.entries():
-            rung, why = self._rung(ctx, item)
+            action, why = self._next(ctx, item)
             if why:
                 self.kernel.tell(ctx, item, why)
-            if not rung:
+            if not action:
                 continue
             held = f"held: an operator paused this node: {paused}" if paused else ""
-            held = held or self._held(ctx, item, rung, cases)
+            held = held or self._held(ctx, item, action, cases)
             if held:
-                self.kernel.tell(ctx, item, f"{rung}: allowed, {held}")
-            elif self._order(ctx, item, rung):
+                self.kernel.tell(ctx, item, f"{action}: allowed, {held}")
+            elif self._order(ctx, item, action):
                 return
 
-    # ------------------------------------------------------------ which rung
+    # ------------------------------------------------------------ which action
 
-    def _rung(self, ctx: Context, item: Watched) -> tuple[str, str]:
+    def _next(self, ctx: Context, item: Watched) -> tuple[str, str]:
         """What is to be done for this incident now: the driver's instruction, else the ladder's
-        first rung with budget that is this node's; "" where a person comes first, and why, where
+        first action with budget that is this node's; "" where a person comes first, and why, where
         that is not said already.  One that may not or cannot be done is not climbed over: no node
         is replaced for want of leave to reboot, nor for a GPU that was not reset."""
         incident, was_reset = item.incident, self._was_reset(ctx, item)
         asked = self.memory.asked.get(incident.id, [])
         book = ctx.runbooks.get(incident.fault, UNKNOWN_BOOK)
-        rungs = _rungs(item.rung, book, was_reset)
+        wanted = _wanted(item.action, book, was_reset)
         # One incident climbs no ladder, but over a reset that did not help.
         climbed = [one for one in asked if one != RESET_GPU or not was_reset]
         asks = incident.severity == FATAL or item.patient
-        if not asks or (climbed and rungs != (item.rung,)):
+        if not asks or (climbed and wanted != (item.action,)):
             return "", ""
-        book = msgspec.structs.replace(book, ladder=rungs)
-        rung, why = ladder.next_rung(
+        book = msgspec.structs.replace(book, ladder=wanted)
+        action, why = ladder.next_rung(
             book, lambda action: self._spent(ctx, item, action, book),
             lambda action: self._leave(ctx, item, action, book),
         )
-        return rung or "", "" if rung else why or _was_done(REST, was_reset)
+        return action or "", "" if action else why or _was_done(REST, was_reset)
 
     def _leave(self, ctx: Context, item: Watched, action: str, book: Runbook) -> ladder.Leave:
         """Whether the unit may be asked for this one, and for what stands behind it."""
@@ -160,7 +160,7 @@ class Repairs:
     # ------------------------------------------------------------ whether it may be
 
     def _held(
-        self, ctx: Context, item: Watched, rung: str, cases: Mapping[str, RunCase]
+        self, ctx: Context, item: Watched, action: str, cases: Mapping[str, RunCase]
     ) -> str:
         """What it waits for; "" when it may go."""
         if not ctx.settings.single_node:
@@ -170,7 +170,7 @@ class Repairs:
         if ctx.outbox.busy(self._subject()):
             return "waits for the order before it"
         boot_id, leaves = self.memory.leaves
-        if boot_id == ctx.now.boot_id and rung != DRAIN_NODE:
+        if boot_id == ctx.now.boot_id and action != DRAIN_NODE:
             return f"held: {leaves} was ordered in this boot, and is not known to have failed"
         if ctx.now.boot_s - item.incident.opened_boot_s < SETTLE_S:
             return f"waits {SETTLE_S:g} s for what else the kernel says"
@@ -183,7 +183,7 @@ class Repairs:
             return f"held: the breaker is open: {tripped}"
         if ctx.observed.gate.closed:
             return f"waits, for no order can leave: {ctx.observed.gate.closed}"
-        return self._running(ctx, item, rung, cases)
+        return self._running(ctx, item, action, cases)
 
     def _breaker(self, ctx: Context, item: Watched) -> str:
         fault = item.incident.fault
@@ -199,10 +199,10 @@ class Repairs:
         return why if is_open else ""
 
     def _running(
-        self, ctx: Context, item: Watched, rung: str, cases: Mapping[str, RunCase]
+        self, ctx: Context, item: Watched, action: str, cases: Mapping[str, RunCase]
     ) -> str:
-        """Runs end before the node goes.  A rung of the ladder alone interrupts none that goes on:
-        only what the driver instructs, or repeats ask for, does, and that our own runs alone."""
+        """Runs end before the node goes.  An action of the ladder alone interrupts none that goes
+        on: only what the driver instructs, or repeats ask for, does, and our own runs alone."""
         foreign = self._foreign(ctx, item.incident.id)
         if foreign:
             # First of all: our runs are not ended for an order that then waits for somebody else.
@@ -212,10 +212,10 @@ class Repairs:
         if not going:
             return ""
         named = _some(going)
-        ends = rung == item.rung and not item.patient
+        ends = action == item.action and not item.patient
         if not ends and self._hangs(ctx, item, [cases.get(run) for run in going]):
             return ""  # a reset fails for it, and no other end of it is to be had
-        if rung == item.rung and item.patient:
+        if action == item.action and item.patient:
             return f"waits while {named} goes on: the driver lets it come to its end"
         if not ends:
             return f"waits while {named} goes on: nothing but the runbook asks for it"
@@ -240,7 +240,7 @@ class Repairs:
 
     def _drained(self, item: Watched) -> str:
         """Why a run is ended for this incident."""
-        return f"{item.rung} of {self.name}: {item.incident.reason}"
+        return f"{item.action} of {self.name}: {item.incident.reason}"
 
     def _foreign(self, ctx: Context, incident: str) -> list[str]:
         """Who works here and is served by no agent of ours: processes that a driver lists on any
@@ -265,17 +265,17 @@ class Repairs:
     def _subject(self) -> str:
         return f"node/{self.name}"
 
-    def _order(self, ctx: Context, item: Watched, rung: str) -> bool:
+    def _order(self, ctx: Context, item: Watched, action: str) -> bool:
         """Whether it was given: after one that could not leave the next has to wait a little."""
         incident, now_s = item.incident, ctx.now.wall_s
-        device = _address(item) if rung == RESET_GPU else ""
+        device = _address(item) if action == RESET_GPU else ""
         # What the kernel says of it from now on may be of the reset, or of what it left behind.
         cures = tuple(one.incident.id for one in self.kernel.book.entries()
                       if device and one.incident.subject == incident.subject)
         draft = Effect(
-            id="", kind=rung, subject=self._subject(), reason=incident.reason,
-            deadline_s=ACTIONS[rung].deadline_s, outlives_node=True, fault=incident.fault,
-            body=NodeOrder(ACTIONS[rung].verb, self.name, incident.id, incident.reason, device,
+            id="", kind=action, subject=self._subject(), reason=incident.reason,
+            deadline_s=ACTIONS[action].deadline_s, outlives_node=True, fault=incident.fault,
+            body=NodeOrder(ACTIONS[action].verb, self.name, incident.id, incident.reason, device,
                            cures),
         )
         # Ids must not come again in another boot, whose incidents are others; and the same number
@@ -284,14 +284,14 @@ class Repairs:
         if effect is None:
             return False
         m = self.memory
-        m.times[_key(item, rung)] = [*m.times.get(_key(item, rung), ()), now_s][-8:]
-        m.asked[incident.id] = [*m.asked.get(incident.id, ()), rung]
-        if ACTIONS[rung].ends_boot:  # until it is known to have failed
-            m.leaves = (ctx.now.boot_id, rung)
+        m.times[_key(item, action)] = [*m.times.get(_key(item, action), ()), now_s][-8:]
+        m.asked[incident.id] = [*m.asked.get(incident.id, ()), action]
+        if ACTIONS[action].ends_boot:  # until it is known to have failed
+            m.leaves = (ctx.now.boot_id, action)
         _bound(m.times)
         _bound(m.asked)
         acted = msgspec.structs.replace(incident, state=values.ACTED, would_have="")
-        acted = _noted_once(acted, ctx.now, f"{rung} is ordered from the node's unit")
+        acted = _noted_once(acted, ctx.now, f"{action} is ordered from the node's unit")
         self.kernel.book.change(ctx, item, values.with_action(acted, effect.id))
         return True
 
@@ -299,8 +299,8 @@ class Repairs:
         """The outcome is a line of its incident.  An order that never left is tried again for
         minutes; every other one is over, whatever the unit made of it.  A GPU that was reset has
         no fault of before."""
-        rung, m = done.effect.kind, self.memory
-        if not done.ok and m.leaves[1] == rung:
+        action, m = done.effect.kind, self.memory
+        if not done.ok and m.leaves[1] == action:
             m.leaves = ("", "")
         if order.device and (done.ok or done.error.startswith(RAN)):
             m.resets.pop(self._gpu(order), None)  # the newest goes to the end
@@ -311,7 +311,7 @@ class Repairs:
         if item is None:
             return
         text = "the node's unit took it" if done.ok else f"failed: {done.error}"
-        noted = _noted_once(item.incident, ctx.now, f"{rung}: {text}")
+        noted = _noted_once(item.incident, ctx.now, f"{action}: {text}")
         again = False
         if not done.ok and done.error.startswith(REFUSED):
             since_s = m.refused.setdefault(order.incident, ctx.now.boot_s)
@@ -319,11 +319,11 @@ class Repairs:
             _bound(m.refused)
         if not done.ok:
             then = "tried again soon" if again else "a person's part"
-            noted = msgspec.structs.replace(noted, would_have=f"{rung}: {text}; {then}")
+            noted = msgspec.structs.replace(noted, would_have=f"{action}: {text}; {then}")
         if again:
             asked = m.asked.get(order.incident, [])
-            m.asked[order.incident] = [one for one in asked if one != rung]
-            m.times[_key(item, rung)] = m.times.get(_key(item, rung), [])[:-1]
+            m.asked[order.incident] = [one for one in asked if one != action]
+            m.times[_key(item, action)] = m.times.get(_key(item, action), [])[:-1]
         self.kernel.book.change(ctx, item, noted)
         if order.device and done.ok:
             self.kernel.well(ctx, order.cures, "the GPU was reset")
@@ -333,7 +333,7 @@ class Repairs:
         return f"{self._subject()}/gpu/{order.device.removesuffix('.0')}"
 
 
-def _rungs(instructed: str, book: Runbook, was_reset: bool) -> tuple[str, ...]:
+def _wanted(instructed: str, book: Runbook, was_reset: bool) -> tuple[str, ...]:
     """The instruction alone, else the ladder.  A reset that did not help is followed by what the
     runbook has behind it."""
     if not instructed:
@@ -356,8 +356,8 @@ def _was_done(text: str, was_reset: bool) -> str:
     return f"{text}; its GPU was reset in this boot, or that was tried" if was_reset else ""
 
 
-def _key(item: Watched, rung: str) -> str:
-    return f"{rung}|{item.incident.fault}|{item.incident.subject}"
+def _key(item: Watched, action: str) -> str:
+    return f"{action}|{item.incident.fault}|{item.incident.subject}"
 
 
 def _some(names: list[str]) -> str:

@@ -70,7 +70,7 @@ class Numbered(msgspec.Struct, frozen=True):
 
     number: int
     class_: str
-    action: str
+    bucket: str
     severity: str
     fault: str = ""
     meaning: str = ""
@@ -115,7 +115,7 @@ class Rule(msgspec.Struct, frozen=True):
     code: str
     source: str
     class_: str
-    action: str
+    bucket: str
     severity: str
     expression: re.Pattern[str]
     meaning: str
@@ -133,7 +133,7 @@ class Catalogue(msgspec.Struct, frozen=True):
 
     xids: Mapping[int, Numbered]
     sxids: Mapping[int, Numbered]
-    recovery: Mapping[int, tuple[str, str, str]]  # value -> (severity, text, rung)
+    recovery: Mapping[int, tuple[str, str, str]]  # value -> (severity, text, action)
     register74: tuple[Bits, ...]
     link5: tuple[Link5, ...]
     needles: tuple[tuple[str, Rule], ...]  # in the rules' order
@@ -147,11 +147,11 @@ class Catalogue(msgspec.Struct, frozen=True):
         for source, known, unknown in (("xid", self.xids, UNKNOWN_XID),
                                        ("sxid", self.sxids, UNKNOWN_SXID)):
             rows = [*((str(one.number), one) for one in known.values()), (OTHER, unknown)]
-            found += [(source, code, one.class_, one.action) for code, one in rows if one.fault]
+            found += [(source, code, one.class_, one.bucket) for code, one in rows if one.fault]
         for rule in dict.fromkeys(rule for _, rule in self.needles):
             if rule.fault:
                 codes = (*rule.codes, OTHER) if rule.code_group else (rule.code,)
-                found += [(rule.source, code, rule.class_, rule.action) for code in codes]
+                found += [(rule.source, code, rule.class_, rule.bucket) for code in codes]
         return tuple(found)
 
 
@@ -195,21 +195,21 @@ def _xid(catalogue: Catalogue, match: re.Match[str], text: str) -> Event:
         number = 74  # some drivers print a broken link under the number of a copy engine
     known = catalogue.xids.get(number, UNKNOWN_XID)
     code = str(number) if known is not UNKNOWN_XID else OTHER
-    severity, meaning, rung = known.severity, known.meaning, ""
+    severity, meaning, action = known.severity, known.meaning, ""
     meaning = meaning or f"number {number} is in no catalogue"
     fault = known.fault
     if number == 154:
-        severity, meaning, rung = _recovery(catalogue, said)
-        fault = fault if rung else ""
+        severity, meaning, action = _recovery(catalogue, said)
+        fault = fault if action else ""
     elif number == 74:
         severity, meaning = _link4(catalogue, said, known)
-    elif known.action == "decode_intrinfo":
+    elif known.bucket == "decode_intrinfo":
         severity, meaning = _link5(catalogue, number, said, known)
     place = PLACE.search(said)
     return Event(
-        source="xid", code=code, class_=known.class_, action=known.action, severity=severity,
+        source="xid", code=code, class_=known.class_, bucket=known.bucket, severity=severity,
         text=text[:TEXT_MAX], meaning=meaning, fault=fault if severity != OK else "",
-        subject=f"gpu/{pci_of(match['pci'])}", pid=_pid(match["pid"]), rung=rung,
+        subject=f"gpu/{pci_of(match['pci'])}", pid=_pid(match["pid"]), action=action,
         place=place.group() if place else "", reboots=catalogue.reboots,
         escalations=tuple(
             one for one in catalogue.escalations
@@ -219,13 +219,13 @@ def _xid(catalogue: Catalogue, match: re.Match[str], text: str) -> Event:
 
 
 def _recovery(catalogue: Catalogue, said: str) -> tuple[str, str, str]:
-    """(severity, meaning, rung) of the driver's instruction."""
+    """(severity, meaning, action) of the driver's instruction."""
     match = RECOVERY.search(said)
     known = catalogue.recovery.get(int(match["value"], 16) if match else -1)
     if known is None:
         return WARN, "the driver wants something done that no catalogue knows", ASK_PERSON
-    severity, wish, rung = known
-    return severity, f"the driver asks for: {wish}", rung
+    severity, text, action = known
+    return severity, f"the driver asks for: {text}", action
 
 
 def _link4(catalogue: Catalogue, said: str, known: Numbered) -> tuple[str, str]:
@@ -277,7 +277,7 @@ def _sxid(catalogue: Catalogue, match: re.Match[str], text: str) -> Event | None
     calm = said.startswith(CALM) or (silent and known.stop == "no")
     return Event(
         source="sxid", code=str(number) if known is not UNKNOWN_SXID else OTHER,
-        class_=known.class_, action=known.action, severity=WARN if calm else FATAL,
+        class_=known.class_, bucket=known.bucket, severity=WARN if calm else FATAL,
         text=text[:TEXT_MAX], meaning=known.meaning, fault=known.fault,
         subject=f"nvswitch/{pci_of(match['pci'])}", reboots=catalogue.reboots,
     )
@@ -297,7 +297,7 @@ def _ruled(catalogue: Catalogue, rule: Rule, match: re.Match[str], text: str) ->
     if rule.code_group:
         code = groups[rule.code_group] if groups[rule.code_group] in rule.codes else OTHER
     return Event(
-        source=rule.source, code=code, class_=rule.class_, action=rule.action,
+        source=rule.source, code=code, class_=rule.class_, bucket=rule.bucket,
         severity=severity, text=text[:TEXT_MAX], meaning=rule.meaning,
         fault=rule.fault if severity != OK else "", subject=_subject(rule.subject, groups),
         pid=_pid(groups.get("pid")), reboots=catalogue.reboots,

@@ -102,7 +102,7 @@ def test_changing_needs_a_role(agent, tmp_path):
                 assert answer.status == status, token
         await until(lambda: node.seen[-1].requests)
         request = node.seen[-1].requests[0]
-        assert (request.kind, request.subject, request.run, request.origin) == (
+        assert (request.action, request.subject, request.run, request.origin) == (
             "pause", "run/demo", "demo", "operator"
         )
         assert request.by == "token"
@@ -145,7 +145,7 @@ def test_an_incident_of_the_kernels_is_closed_by_hand_and_no_other(agent, tmp_pa
                 assert answer.status == status
         await until(lambda: node.seen[-1].requests)
         (request,) = node.seen[-1].requests
-        assert (request.kind, request.subject) == ("close_incident", f"incident/{INCIDENT.id}")
+        assert (request.action, request.subject) == ("close_incident", f"incident/{INCIDENT.id}")
 
     browse(scenario, agent, tmp_path)
 

@@ -197,7 +197,7 @@ def test_no_line_breaks_the_parser_or_makes_a_label(line):
     if event is None:
         return
     assert len(event.text) <= 400 and len(event.subject) <= 64 and 0 <= event.pid <= 1 << 22
-    assert event.severity in SEVERITIES and event.action in ACTIONS
+    assert event.severity in SEVERITIES and event.bucket in ACTIONS
     assert event.code == OTHER or event.code in line or event.code in (
         row["code"] for row in TABLES["kernel"]["rule"]
     ) or event.code == "74"
