@@ -50,7 +50,7 @@ telemetry: $(VENV)/.test  ## what watching an 8-GPU node costs (six minutes)
 # Each page, and the function that returns its text.  None is written before all are made, so that
 # a rule with a mistake leaves the old pages.
 PAGES := config=holdfast.agent.config.load:render_config_docs \
-  metrics=holdfast.agent.metrics.families:render_metrics_docs \
+  metrics=holdfast.agent.metrics.selection:render_docs \
   exit-codes=holdfast.agent.cli.parser:render_exit_docs \
   kernel-events=holdfast.agent.catalog.load:render_docs \
   train=holdfast.trainer.settings_page:render_train_docs

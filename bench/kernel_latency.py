@@ -39,8 +39,8 @@ LINE = "<3>NVRM: Xid (PCI:0000:%02x:00): 79, pid='<unknown>', name=<unknown>, GP
 AGENT = """
 import asyncio, json, sys, time
 from holdfast.agent.__main__ import _make_node
-from holdfast.agent.config import load
-from holdfast.agent.daemon import Daemon, Options
+from holdfast.agent.config.load import load
+from holdfast.agent.daemon.daemon import Daemon, Options
 told = set()
 class Told(Daemon):
     def _follow(self, decision, now_s):

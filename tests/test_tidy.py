@@ -83,6 +83,7 @@ HOMES: dict[str, tuple[str, ...]] = {
 CORE_FORBIDS = {"time", "random", "os", "logging", "asyncio", "threading", "socket", "subprocess",
                 "secrets", "uuid", "datetime", "pathlib"}
 NEWER_THAN_39 = {"tomllib"}
+DAEMONS = ("agent/daemon/", "agent/__main__.py")
 
 
 def layer_of(module: str) -> str:
@@ -172,6 +173,55 @@ def rule_worker(source: Source) -> Iterator[Finding]:
             yield Finding("worker", source.path, f"line {node.lineno}: imports {name}")
 
 
+def rule_daemon(source: Source) -> Iterator[Finding]:
+    """Parts, web, metrics and actions take AgentState or what they work with: only who builds the
+    daemon names it."""
+    if source.folder not in PACKAGES or source.path.startswith(DAEMONS):
+        return
+    for node in ast.walk(source.tree):
+        name = node.id if isinstance(node, ast.Name) else getattr(node, "name", "")
+        if name == "Daemon" or isinstance(node, ast.Attribute) and node.attr == "Daemon":
+            line = getattr(node, "lineno", 0)
+            yield Finding("daemon", source.path, f"line {line}: Daemon outside {DAEMONS}")
+
+
+def rule_state(source: Source) -> Iterator[Finding]:
+    """AgentState is written in agent/daemon/ alone; who is handed it reads."""
+    if source.folder != "agent" or source.path.startswith(("agent/core/", *DAEMONS)):
+        return
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            owner = ast.unparse(node.value)
+            if owner in ("state", "self._state"):
+                yield Finding("state", source.path, f"line {node.lineno}: writes {owner}")
+
+
+def files_imported(source: Source, files: dict[str, str]) -> set[str]:
+    """Paths of our own files that a file imports, for type checkers alone as well; `files` maps
+    each module to its path."""
+    found: dict[int, list[str]] = {}
+    for node, name in imported(source):
+        if name in files:
+            found.setdefault(id(node), []).append(files[name])
+    # Of `from . import status` the file is meant, and not its folder.
+    return {path for paths in found.values() for path in (paths[1:] or paths)} - {source.path}
+
+
+def circles(imports: dict[str, set[str]]) -> Iterator[Finding]:
+    """Files that import each other, directly or by way of others, each set of them once."""
+    reached: dict[str, set[str]] = {}
+    for path in imports:
+        reached[path], todo = set(), [path]
+        while todo:
+            more = imports.get(todo.pop(), set()) - reached[path]
+            reached[path] |= more
+            todo.extend(more)
+    for path in imports:
+        circle = sorted(other for other in reached[path] if path in reached[other])
+        if circle and circle[0] == path:
+            yield Finding("circle", path, f"import each other: {' '.join(circle)}", len(circle))
+
+
 # --------------------------------------------------------------------------------------- style
 
 
@@ -256,8 +306,8 @@ def rule_action(source: Source) -> Iterator[Finding]:
 
 
 PYTHON_RULES: tuple[Rule, ...] = (
-    rule_import, rule_home, rule_core_pure, rule_worker, rule_opening, rule_size, rule_except,
-    rule_action,
+    rule_import, rule_home, rule_core_pure, rule_worker, rule_daemon, rule_state, rule_opening,
+    rule_size, rule_except, rule_action,
 )
 
 # ----------------------------------------------------------------------------- over the repository
@@ -312,15 +362,27 @@ def repository_files() -> list[Path]:
     return sorted(path for path in paths if path.is_file() and not path.is_symlink())
 
 
+def module_of(path: str) -> str:
+    return "holdfast." + path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
 def test_the_repository_is_tidy() -> None:
     findings: list[Finding] = []
-    for path in repository_files():
+    paths = repository_files()
+    names = [path.relative_to(ROOT).as_posix() for path in paths]
+    files = {module_of(name): name for name in names
+             if name.endswith(".py") and name.split("/")[0] in PACKAGES}
+    imports: dict[str, set[str]] = {}
+    for path in paths:
         relative = path.relative_to(ROOT).as_posix()
         if path.suffix in TEXT_SUFFIXES:
             source = Source(relative, path.read_text())
             findings += rule_words(source)
             if path.suffix == ".py":
                 findings += [found for rule in PYTHON_RULES for found in rule(source)]
+                if relative in files.values():
+                    imports[relative] = files_imported(source, files)
+    findings += circles(imports)
     allowed = parse_allowed((ROOT / "tests/tidy_allow.txt").read_text())
     wrong = judge(findings, allowed)
     assert not wrong, "\n" + "\n".join(wrong)
@@ -347,6 +409,11 @@ BAD: list[tuple[Rule, str, str]] = [
     (rule_worker, "worker/page.py", "import torch"),
     (rule_worker, "worker/page.py", "import tomllib"),
     (rule_worker, "worker/page.py", "match 1:\n    case 1: pass"),
+    (rule_daemon, "agent/web/status.py", "if TYPE_CHECKING:\n    from ..daemon import Daemon"),
+    (rule_daemon, "agent/web/status.py", "def f(daemon: Daemon): pass"),
+    (rule_daemon, "agent/web/status.py", "def f(): return daemon.Daemon()"),
+    (rule_state, "agent/web/server.py", "def f(state): state.steps += 1"),
+    (rule_state, "agent/web/server.py", "def f(self): self._state.steps, x = 1, 2"),
     (rule_opening, "agent/daemon/daemon.py", "import os"),
     (rule_opening, "agent/daemon/daemon.py", '"""Owns."""\ndef f(): pass'),
     (rule_size, "agent/daemon/daemon.py", "x = 1\n" * 601),
@@ -365,6 +432,9 @@ GOOD: list[tuple[Rule, str, str]] = [
     (rule_import, "agent/cli/verify.py", "from holdfast.trainer.checkpoint import format"),
     (rule_home, "worker/rank/hooks.py", "def f():\n    import torch"),
     (rule_worker, "worker/rank/hooks.py", "def f():\n    import torch"),
+    (rule_daemon, "agent/daemon/daemon.py", "class Daemon: pass"),
+    (rule_state, "agent/daemon/daemon.py", "def f(state): state.steps += 1"),
+    (rule_state, "agent/web/server.py", "def f(state): return state.steps"),
     (rule_opening, "agent/daemon/daemon.py", HEAD),
     (rule_except, "agent/daemon/daemon.py", "try: pass\nexcept OSError: pass"),
     (rule_action, "agent/core/actions.py", "RESTART_RANKS = 'restart_ranks'"),
@@ -381,6 +451,22 @@ def test_rule_finds(rule: Rule, path: str, text: str) -> None:
 @pytest.mark.parametrize(("rule", "path", "text"), GOOD)
 def test_rule_lets_pass(rule: Rule, path: str, text: str) -> None:
     assert not list(rule(Source(path, text)))
+
+
+def test_a_circle_is_found_whoever_closes_it() -> None:
+    texts = {
+        "agent/web/a.py": "from . import b",
+        "agent/web/b.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n"
+                          "    from .c import C\nfrom ..core import d",
+        "agent/web/c.py": "def f():\n    import holdfast.agent.web.a",
+        "agent/core/d.py": "import os",
+        "agent/web/__init__.py": "from .a import A",
+    }
+    files = {module_of(path): path for path in texts}
+    imports = {path: files_imported(Source(path, text), files) for path, text in texts.items()}
+    (found,) = circles(imports)
+    assert (found.key, found.size) == ("agent/web/a.py", 3)
+    assert not list(circles(imports | {"agent/web/c.py": set()}))
 
 
 def test_the_ratchet_turns_one_way() -> None:

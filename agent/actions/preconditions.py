@@ -14,21 +14,17 @@ import os
 import stat
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from holdfast.collectors.contract import Sample
 
 from ..core.actions import root_verbs
 from ..core.detect.devices.accelerator import processes
 from ..core.model import FATAL, Gate
+from ..daemon.state import AgentState
 from ..system import procfs
 from ..telemetry.devices import COLLECTORS
+from .evidence_store import EvidenceStore, file_name
 
-if TYPE_CHECKING:
-    from ..daemon.daemon import Daemon
-
-LOOK_S = 5.0  # between two looks
-IDLE_S = 1.0
 ANSWER_S = 4.0  # for a few bytes to be written to evidence.store
 HIDDEN = ("/proc hides other users' processes (hidepid): add its group to SupplementaryGroups= of "
           "holdfast.service")
@@ -43,29 +39,22 @@ AGENT_SOCKET = "/agent.sock"
 OTHERS_MAX = 64
 
 
-async def watch_gate(daemon: Daemon) -> None:
-    """Looks every few seconds while it matters."""
-    while True:
-        wanted = _wanted(daemon)
-        daemon.gate = await look(daemon) if wanted else UNSEEN
-        await asyncio.sleep(LOOK_S if wanted else IDLE_S)
-
-
-def _wanted(daemon: Daemon) -> bool:
-    if not set(root_verbs()).intersection(daemon.config.actions.allow):
+def wanted(state: AgentState) -> bool:
+    """Whether an incident that is open now may lead to an order."""
+    if not set(root_verbs()).intersection(state.config.actions.allow):
         return False
-    open_now = (one for one in daemon.snapshot.decision.incidents if not one.closed_wall_s)
+    open_now = (one for one in state.snapshot.decision.incidents if not one.closed_wall_s)
     return any(one.severity == FATAL and not one.run for one in open_now)
 
 
-async def look(daemon: Daemon) -> Gate:
+async def look(state: AgentState, evidence: EvidenceStore) -> Gate:
     """The gate as it is now."""
-    proc, own = Path(daemon.config.collectors.proc), Path(daemon.config.agent.runtime_dir)
-    last = [sample for name in COLLECTORS for sample in _last(daemon, name)]
+    proc, own = Path(state.config.collectors.proc), Path(state.config.agent.runtime_dir)
+    last = [sample for name in COLLECTORS for sample in _last(state, name)]
     listed = processes(tuple(last))
     seen = await asyncio.to_thread(_alive, str(proc), listed)
     living = {pid for pid, _ in seen}
-    sessions = daemon.sessions.sessions()
+    sessions = state.sessions.sessions()
     launchers = frozenset(one.pid for one in sessions if one.pid)
     ranks = frozenset((rank.pid, one.uid) for one in sessions for rank in one.levels.ranks)
     ours = await asyncio.to_thread(_ours, proc, sorted(living), launchers, ranks)
@@ -76,33 +65,33 @@ async def look(daemon: Daemon) -> Gate:
         others = await asyncio.to_thread(other_agents, proc, f"{own}{AGENT_SOCKET}")
     except (OSError, ValueError) as error:
         return Gate(closed=f"who else serves runs here cannot be seen: {error}", seen=seen)
-    closed = HIDDEN if procfs.hides_others(str(proc)) else await _closed(daemon)
+    closed = HIDDEN if procfs.hides_others(str(proc)) else await _closed(state, evidence)
     return Gate(closed=closed, seen=seen, ours=ours, gone=gone, others=others)
 
 
-def _last(daemon: Daemon, name: str) -> tuple[Sample, ...]:
-    return daemon.runner.last(name) if daemon.runner is not None else ()
+def _last(state: AgentState, name: str) -> tuple[Sample, ...]:
+    return state.runner.last(name) if state.runner is not None else ()
 
 
 # ------------------------------------------------------------------ whether an order could leave
 
 
-async def _closed(daemon: Daemon) -> str:
+async def _closed(state: AgentState, evidence: EvidenceStore) -> str:
     """Why no order could leave now, or "".  The socket is not connected to: a connection is an
     order, and systemd counts them."""
-    path = Path(daemon.config.actions.socket)
+    path = Path(state.config.actions.socket)
     try:
         is_socket = stat.S_ISSOCK(os.stat(path).st_mode)
     except OSError as error:
         return f"{path}: {error.strerror}: is holdfast-node.socket enabled?"
     if not is_socket:
         return f"{path} is no socket: is holdfast-node.socket enabled?"
-    folder = daemon.config.evidence.store
+    folder = evidence.folder
     if not folder:
         return "evidence.store is not set"
-    probe = functools.partial(write_probe, Path(folder), daemon.name)
+    probe = functools.partial(write_probe, Path(folder), state.name)
     try:
-        await asyncio.wait_for(asyncio.shield(daemon.evidence.do("probe", probe)), ANSWER_S)
+        await asyncio.wait_for(asyncio.shield(evidence.side_thread.do("probe", probe)), ANSWER_S)
     except TimeoutError:
         return f"evidence.store: {folder} does not answer"
     except (OSError, ValueError, RuntimeError) as error:
@@ -114,9 +103,8 @@ async def _closed(daemon: Daemon) -> str:
 def write_probe(folder: Path, node: str) -> None:
     """Leaves nothing behind.  OSError when the folder does not take a file.  Its name cannot be
     guessed, so that nobody who may write there as well puts a link in its place."""
-    name = "".join(c if c.isalnum() or c in "-_." else "_" for c in node)[:200]
     folder.mkdir(parents=True, exist_ok=True)
-    fd, probe = tempfile.mkstemp(".probe", f".{name}.", folder)
+    fd, probe = tempfile.mkstemp(".probe", f".{file_name(node)}.", folder)
     try:
         os.write(fd, b"holdfast: may be removed\n")
     finally:

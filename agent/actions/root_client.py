@@ -7,20 +7,15 @@ be done, and that it is done once, is decided by agent/actions/root_helper.py as
 from __future__ import annotations
 
 import asyncio
-import functools
 import json
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from ..core.model import Effect, NodeOrder
 from ..core.nodes.repair import RAN, REFUSED
-from ..daemon.background import write_incident
-
-if TYPE_CHECKING:
-    from ..daemon.daemon import Daemon
+from ..daemon.state import AgentState
+from .evidence_store import EvidenceStore
 
 ANSWER_MAX_BYTES = 4096
 EVIDENCE_S = 5.0  # for the incident to be written where it outlives this node
@@ -41,21 +36,23 @@ class Answer(msgspec.Struct):
     ran: bool = False  # the verb's program: not ok is then its own failure
 
 
-async def perform(daemon: Daemon, effect: Effect, order: NodeOrder) -> str:
+async def perform(
+    state: AgentState, evidence: EvidenceStore, effect: Effect, order: NodeOrder
+) -> str:
     """Sends one order; "" when the unit took it, else why it did not.  Never raises for what is
     at the other end."""
-    refused = await _keep_evidence(daemon, order)
+    refused = await _keep_evidence(state, evidence, order)
     if refused:
         return f"{REFUSED} {refused}"
-    fields = {"verb": order.verb, "id": effect.id, "node": order.node, "boot_id": daemon.boot_id,
+    fields = {"verb": order.verb, "id": effect.id, "node": order.node, "boot_id": state.boot_id,
               "wall_s": time.time(), "fault": effect.fault}
     if not order.device:
-        return await _send(daemon.config.actions.socket, fields, ANSWER_S)
+        return await _send(state.config.actions.socket, fields, ANSWER_S)
     fields["device"] = order.device
-    if daemon.runner is None:
-        return await _send(daemon.config.actions.socket, fields, RESET_S)
-    async with daemon.runner.without(HOLDS):  # no driver resets what somebody has open
-        return await _send(daemon.config.actions.socket, fields, RESET_S)
+    if state.runner is None:
+        return await _send(state.config.actions.socket, fields, RESET_S)
+    async with state.runner.without(HOLDS):  # no driver resets what somebody has open
+        return await _send(state.config.actions.socket, fields, RESET_S)
 
 
 async def _send(path: str, fields: dict[str, object], timeout_s: float) -> str:
@@ -70,14 +67,15 @@ async def _send(path: str, fields: dict[str, object], timeout_s: float) -> str:
         return f"{path}: {error.strerror or error}: see journalctl -u 'holdfast-node@*'"
 
 
-async def _keep_evidence(daemon: Daemon, order: NodeOrder) -> str:
+async def _keep_evidence(
+    state: AgentState, evidence: EvidenceStore, order: NodeOrder
+) -> str:
     """The incident must lie where it is found when the node does not come back."""
-    folder = daemon.config.evidence.store
-    incident = daemon.narrator.incidents.get(order.incident)
+    folder = evidence.folder
+    incident = state.incident_log.incidents.get(order.incident)
     if not folder or incident is None:
         return "evidence.store is not set" if not folder else "its incident is not known any more"
-    write = functools.partial(write_incident, Path(folder), incident)
-    writing = daemon.evidence.do(incident.id, write)
+    writing = evidence.write(incident)
     try:
         await asyncio.wait_for(asyncio.shield(writing), EVIDENCE_S)
     except TimeoutError:

@@ -301,13 +301,10 @@ def _check_hidden(config: Config, values: Mapping[str, tuple[Any, str]]) -> list
     """Words of agent.metrics_hide that hide nothing, or too much."""
     if not config.agent.metrics_hide:
         return []
-    from ..metrics import (  # a costly import, needed where something is hidden alone
-        families,
-        selection,
-    )
+    from ..metrics import names, selection  # costly, needed where something is hidden alone
 
     origin = _origin("agent.metrics_hide", values)
-    found = selection.wrong_with(config.agent.metrics_hide, families.known())
+    found = selection.wrong_with(config.agent.metrics_hide, names.known())
     return [f"{origin}: agent.metrics_hide: {wrong}" for wrong in found]
 
 

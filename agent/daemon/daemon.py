@@ -12,43 +12,48 @@ import functools
 import gc
 import os
 import signal
-import socket
 import time
-from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import msgspec
 
-from holdfast.collectors.contract import legible
-
-from ..actions import preconditions, root_client
+from ..actions import root_client
+from ..actions.evidence_store import EvidenceStore
 from ..actions.performer import Performer
 from ..config.load import ConfigError, Loaded, load
 from ..config.runbooks import load_runbooks
-from ..core.model import Decision, Incident, Now, Observed, Readings, Request, Runbook, Settings
-from ..history.incident_log import Narrator
-from ..history.journal import Journal, Memory
+from ..core.model import Decision, Now, Observed, Readings, Runbook, Settings
+from ..history.incident_log import NODE, IncidentLog
+from ..history.journal import Forgotten, Journal, Memory
 from ..launchers import log_child, protocol
 from ..launchers.run_session import Session
 from ..launchers.server import Sessions
 from ..store.sqlite import DirectoryLock, SqliteStore
-from ..system import procfs
 from ..system.clocks import instant
-from ..system.errors import Troubles, say
-from ..system.side_thread import Aside
+from ..system.errors import say
+from ..system.side_thread import SideThread
 from ..system.systemd import notify
-from ..telemetry.collectors import Runner
-from ..telemetry.kernel_log import KernelWatch
-from . import background
+from . import own_faults
+from .operators import Operators
+from .parts import Part
+from .parts.collectors import Collectors
+from .parts.kernel_log import KernelLogPart
+from .parts.node_order_gate import NodeOrderGate
+from .parts.private_life import PrivateLife
+from .parts.rank_watch import RankWatch
+from .parts.readiness import Readiness
+from .parts.store_watch import StoreWatch
+from .parts.watchdog import Watchdog
+from .parts.web import Web
+from .state import AgentState, Snapshot
+from .trainer_reports import TrainerReports
 
 URGENT_GAP_S = 0.01  # urgent steps are at least this, and the last one's time, apart
 MEMORY_S = 10.0  # the core's memory is saved this often when nothing else saves it
-REQUEST_KEPT_S = 60.0
-REQUESTS_MAX = 64
 RESTART_PART_S = 1.0
-ASIDE_END_S = 1.0  # for what is still to be written to a folder that may hang
+SIDE_THREAD_END_S = 1.0  # for what is still to be written to a folder that may hang
 
 
 class Node(Protocol):
@@ -71,65 +76,25 @@ class Options(NamedTuple):
     overrides: dict[str, tuple[object, str]] = {}
 
 
-class Snapshot(NamedTuple):
-    """The last step, as people and metrics see it.  `number` grows with every step."""
-
-    number: int
-    now: Now
-    observed: Observed
-    decision: Decision
-
-
-def boot_id() -> str:
-    """Tells one boot of the machine from another, for clocks that start anew with it."""
-    return procfs.read_small("/proc/sys/kernel/random/boot_id").decode("ascii", "replace").strip()
-
-
 class Daemon:
     """One agent.  `run()` returns the exit code."""
 
     def __init__(self, loaded: Loaded, options: Options, make_node: NodeFactory) -> None:
-        self.loaded = loaded
         self.options = options
-        self.config = loaded.config
-        self.troubles = Troubles()
-        self.reload_ok = True
-        self.reload_error = ""
-        self.started_s = time.monotonic()
-        self.loop_lag_s = 0.0
-        self.step_s = 0.0
-        self.steps = 0
-        self.turns = 0  # steps begun, whether or not the core got through
-        self.snapshot = Snapshot(0, Now(0.0, 0.0), Observed(), Decision())
-        self.name = legible(self.config.agent.node or socket.gethostname())
-        self.address = ""
-        self.answers = asyncio.Event()  # people may ask at api.sock, or it is said why not
+        self.state = AgentState(loaded, options.private)
         self._make_node = make_node
-        self.boot_id = boot_id()
-        self._requests: dict[str, tuple[Request, float]] = {}
         self._urgent: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self.last_step_s = 0.0
         self._last_tick_s = 0.0
         self._memory = b""
         self._memory_s = 0.0
-        self.gone_s = 0.0  # CLOCK_MONOTONIC when the last launcher went, 0 while one is here
-        self.said_bye = False
-        self.runner: Runner | None = None
-        collectors = self.config.collectors
-        self.kernel = KernelWatch(collectors.kmsg, self.boot_id, collectors.kmsg_users)
-        self.commits = background.CommitClock()
-        self.evidence = Aside("evidence")  # writes to evidence.store, which may hang
-        self.forgotten: deque[Incident] = deque(maxlen=background.FORGOTTEN_MAX)  # to go from there
-        self.gate = preconditions.UNSEEN
-        self.reports: dict[tuple[str, str, int], background.Reported] = {}  # run, fault, rank
-        self._orders: dict[str, asyncio.Future[protocol.Outcome]] = {}
 
     # ------------------------------------------------------------- life
 
     async def run(self) -> int:
         """Serves until a signal, or until a private agent's launcher is gone."""
-        state, runtime = Path(self.config.agent.state_dir), Path(self.config.agent.runtime_dir)
+        agent = self.state.config.agent
+        state, runtime = Path(agent.state_dir), Path(agent.runtime_dir)
         self.stop = asyncio.Event()
         self.loop = asyncio.get_running_loop()
         lock = DirectoryLock(state)
@@ -143,60 +108,78 @@ class Daemon:
             lock.release()
         return 0
 
-    def _open(self, state: Path, runtime: Path) -> None:
+    def _open(self, directory: Path, runtime: Path) -> None:
         """Everything that must be there before launchers may connect; the socket comes last."""
-        self.store = SqliteStore(state)
-        self.journal = Journal(
-            state, trouble=lambda why: self.loop.call_soon_threadsafe(self.trouble, "journal", why)
+        state = self.state
+        self.store = SqliteStore(directory)
+        state.journal = self.journal = Journal(
+            directory,
+            trouble=lambda why: self.loop.call_soon_threadsafe(self.trouble, "journal", why),
         )
-        self.runbooks = load_runbooks(Path(self.config.runbooks.directory))
+        self.runbooks = load_runbooks(Path(state.config.runbooks.directory))
         seed = self.journal.seed
-        self.narrator: Narrator = background.history(self)
+        state.incident_log = self.incident_log = IncidentLog(
+            seed.incidents, seed.owners, self._owner_of
+        )
+        self.evidence = EvidenceStore(state)
         self.performer = Performer(
             self.journal, self.store, self._order, self.wake, self.trouble,
             lambda run: self.sessions.identity(run),
-            functools.partial(root_client.perform, self),
+            functools.partial(root_client.perform, state, self.evidence),
         )
+        state.counters = self.performer.counters
         self.node = self._new_node(seed.memory)
-        proc = self.config.collectors.proc
-        self.sessions = Sessions(self, self.name, self.options.run, proc, self.performer.where)
+        proc, only_run = state.config.collectors.proc, self.options.run
+        self.sessions = Sessions(self, state.name, only_run, proc, self.performer.where)
+        state.sessions = self.sessions
         self.sessions.highest_generation = self._highest_generation
         self.store.living = self.sessions.runs
-        runtime.mkdir(parents=True, exist_ok=True, mode=0o700 if self.options.private else 0o755)
+        self.operators = Operators(self._order, self._requested)
+        self.reports = TrainerReports(self.journal, self.performer)
+        self.node_order_gate = NodeOrderGate(state, self.evidence)
+        self.private_life = PrivateLife(state, self.sessions, self.stop)
+        private = self.options.private
+        runtime.mkdir(parents=True, exist_ok=True, mode=0o700 if private else 0o755)
         self._socket_path = runtime / "agent.sock"
-        self.sessions.listen(self._socket_path, 0o600 if self.options.private else 0o666)
+        self.sessions.listen(self._socket_path, 0o600 if private else 0o666)
+
+    def _parts(self) -> tuple[Part, ...]:
+        """Everything that runs beside the steps, in the order in which it begins."""
+        state, wake, answers = self.state, self.wake, asyncio.Event()
+        return (
+            RankWatch(state, self.sessions, wake),
+            Watchdog(state),
+            StoreWatch(self.store, wake),
+            Collectors(state),
+            KernelLogPart(state, self.journal, self.performer, wake),
+            Web(state, self.operators, self.sessions.announce, answers),
+            Readiness(answers),
+            self.node_order_gate,
+            self.private_life,
+        )
+
+    def _owner_of(self, run: str) -> int:
+        session = self.sessions.session(run)
+        return session.uid if session is not None else NODE
 
     def _new_node(self, memory: bytes) -> Node:
-        settings = self.config.core_settings()
+        settings = self.state.config.core_settings()
         try:
-            return self._make_node(self.name, settings, self.runbooks, memory)
+            return self._make_node(self.state.name, settings, self.runbooks, memory)
         except Exception as error:  # border: memory of another release must not stop the agent
             self.trouble("memory", error)
-            return self._make_node(self.name, settings, self.runbooks, b"")
+            return self._make_node(self.state.name, settings, self.runbooks, b"")
 
     async def _serve(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             self.loop.add_signal_handler(number, self.stop.set)
         self.loop.add_signal_handler(signal.SIGHUP, self.reload)
         self.wake("start")
-        say(f"node {self.name}, pid {os.getpid()}, launchers come to {self._socket_path}")
+        say(f"node {self.state.name}, pid {os.getpid()}, launchers come to {self._socket_path}")
         gc.collect()
         gc.freeze()  # what exists now lives as long as the process: no need to look at it again
         async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(self._guard(part, work))
-                for part, work in (
-                    ("watch", background.watch_ranks),
-                    ("watchdog", background.feed_watchdog),
-                    ("store", background.recheck_store),
-                    ("collectors", background.collect),
-                    ("kernel log", background.follow_kernel_log),
-                    ("web", background.serve_web),
-                    ("ready", background.say_ready),
-                    ("node orders", preconditions.watch_gate),
-                    ("private", background.end_with_launcher),
-                )
-            ]
+            tasks = [group.create_task(self._guard(part)) for part in self._parts()]
             await self.stop.wait()
             notify("STOPPING=1")
             for task in tasks:
@@ -209,25 +192,25 @@ class Daemon:
         await self.performer.close()
         self.sessions.close(self._socket_path)
         self.journal.append(Memory(self._remembered()))
-        closing = Aside("journal's end")  # whatever hangs elsewhere does not hold this up
+        closing = SideThread("journal's end")  # whatever hangs elsewhere does not hold this up
         await closing.do("journal", self.journal.close)
         self.store.close()
-        for aside in (closing, self.commits.aside, self.evidence):
-            await aside.close(ASIDE_END_S)
+        for thread in (closing, self.state.checkpoints.side_thread, self.evidence.side_thread):
+            await thread.close(SIDE_THREAD_END_S)
         (runtime / "address").unlink(missing_ok=True)
 
-    async def _guard(self, part: str, work: Callable[[Daemon], Awaitable[None]]) -> None:
+    async def _guard(self, part: Part) -> None:
         """Runs one part for ever: its crash is counted, said, and it starts again."""
         while True:
             try:
-                await work(self)
+                await part.run()
                 return
             except Exception as error:  # border of a part: promise 1
-                self.trouble(part, error)
+                self.trouble(part.name, error)
             await asyncio.sleep(RESTART_PART_S)
 
     def trouble(self, part: str, error: BaseException | str) -> None:
-        self.troubles(part, error)
+        self.state.errors(part, error)
 
     # ------------------------------------------------------------- stepping
 
@@ -235,7 +218,8 @@ class Daemon:
         """Asks for a step soon: at once when the last is long ago."""
         if self._urgent is not None:
             return
-        wait_s = self.last_step_s + max(URGENT_GAP_S, self.step_s) - time.monotonic()
+        gap_s = max(URGENT_GAP_S, self.state.step_s)
+        wait_s = self.state.last_step_s + gap_s - time.monotonic()
         if wait_s <= 0.0:
             self._urgent = self.loop.call_soon(self._step)
         else:
@@ -244,13 +228,14 @@ class Daemon:
     def _step(self) -> None:
         """One step of the core and what follows from it.  A crash of ours is counted; the next
         step starts from the same levels."""
+        state = self.state
         for handle in (self._urgent, self._timer):
             if handle is not None:
                 handle.cancel()
         self._urgent = None
-        self.turns += 1
+        state.turns += 1
         begin_s = time.monotonic()
-        tick_s = self.config.agent.tick_s
+        tick_s = state.config.agent.tick_s
         is_tick = begin_s - self._last_tick_s >= 0.9 * tick_s
         if is_tick:
             self._last_tick_s = begin_s
@@ -261,40 +246,41 @@ class Daemon:
         except Exception as error:  # border of a step: promise 1
             self.trouble("core", error)
         finally:
-            self.last_step_s = time.monotonic()
-            self.step_s = self.last_step_s - begin_s
+            state.last_step_s = time.monotonic()
+            state.step_s = state.last_step_s - begin_s
             self._timer = self.loop.call_later(next_s, self._step)
 
     def _decide(self, is_tick: bool) -> Decision:
+        state = self.state
         now_s, boot_s = instant()
-        now = Now(boot_s, time.time(), self.boot_id)
-        listed = [effect.id for effect in self.snapshot.decision.effects]
+        now = Now(boot_s, time.time(), state.boot_id)
+        listed = [effect.id for effect in state.snapshot.decision.effects]
         observed = Observed(
             runs=self.sessions.run_views(now_s, is_tick),
-            samples=self.runner.known() if self.runner is not None else Readings(),
-            lines=self.kernel.log.lines(now.boot_s),
-            events=self.kernel.events(now.boot_s),
+            samples=state.runner.known() if state.runner is not None else Readings(),
+            lines=state.kernel.log.lines(now.boot_s),
+            events=state.kernel.events(now.boot_s),
             store=self.store.view(),
             outcomes=self.performer.outcomes(listed, now_s),
-            requests=self._pending_requests(now_s),
-            journal_stalled=self.journal.stalled, gate=self.gate,
+            requests=self.operators.pending(state.snapshot.decision.plans, now_s),
+            journal_stalled=self.journal.stalled, gate=self.node_order_gate.gate,
         )
         decision = self.node.step(now, observed)
-        self.steps += 1
+        state.steps += 1
         for verdict in decision.verdicts:
             if verdict.fault == "run_not_judged":
                 self.trouble("core", verdict.reason)
-        own = background.own_verdicts(self)
+        own = own_faults.verdicts(state) + self.reports.verdicts()
         if own:
             decision = msgspec.structs.replace(decision, verdicts=decision.verdicts + own)
-        self.snapshot = Snapshot(self.steps, now, observed, decision)
+        state.snapshot = Snapshot(state.steps, now, observed, decision)
         self._follow(decision, now_s)
         return decision
 
     def _follow(self, decision: Decision, now_s: float) -> None:
         """Effects, incidents and memory of one decision, journal first."""
-        told = self.narrator.follow(decision)
-        fresh = [self.narrator.with_fault(effect)
+        told = self.incident_log.follow(decision)
+        fresh = [self.incident_log.with_fault(effect)
                  for effect in self.performer.fresh(decision.effects)]
         memory: bytes | None = None
         if fresh or told.records or now_s - self._memory_s > MEMORY_S:
@@ -305,7 +291,12 @@ class Daemon:
         if told.records or (memory is not None and not fresh):
             remembered = (Memory(memory),) if memory is not None and not fresh else ()
             self.journal.append(*told.records, *remembered)
-        background.keep(self, told)
+        for record in told.records:
+            self.performer.count(*record.counts)
+            self.evidence.keep(record.incident)
+        if told.forgotten:
+            self.journal.append(Forgotten(tuple(one.id for one in told.forgotten)))
+            self.evidence.forget(told.forgotten)
         self.performer.perform(fresh, memory)
         for line in told.lines:
             self.sessions.order(line.run, {
@@ -324,51 +315,26 @@ class Daemon:
 
     # ------------------------------------------------------------- what people ask
 
-    def request(self, request: Request) -> bool:
-        """Hands an operator's wish to the core; False when too many wait already."""
-        if len(self._requests) >= REQUESTS_MAX:
-            return False
-        self._requests[request.id] = (request, time.monotonic())
+    def _requested(self) -> None:
         self._memory_s = -MEMORY_S  # the core keeps it from its next step on, come what may
         self.wake("request")
-        return True
-
-    def _pending_requests(self, now_s: float) -> tuple[Request, ...]:
-        granted = {one for plan in self.snapshot.decision.plans for one in plan.granted}
-        for key, (_, since_s) in list(self._requests.items()):
-            if key in granted or now_s - since_s > REQUEST_KEPT_S:
-                del self._requests[key]
-        return tuple(request for request, _ in self._requests.values())
 
     def reload(self) -> None:
         """SIGHUP: reads configuration and runbooks again; what is bad keeps the old ones."""
+        state = self.state
         try:
             loaded = load(self.options.config_file, self.options.overrides)
             runbooks = load_runbooks(Path(loaded.config.runbooks.directory))
         except (ConfigError, ValueError) as error:
-            self.reload_ok, self.reload_error = False, str(error)
+            state.reload_ok, state.reload_error = False, str(error)
             say(f"reload refused, the old configuration stays:\n{error}")
             return
-        self.loaded, self.config, self.runbooks = loaded, loaded.config, runbooks
+        state.loaded, self.runbooks = loaded, runbooks
         self.node = self._new_node(self._remembered())
         log_child.tell(self.sessions.sessions(), loaded)
-        self.reload_ok, self.reload_error = True, ""
+        state.reload_ok, state.reload_error = True, ""
         say("configuration reloaded; listen and directories change at the next start")
         self.wake("reload")
-
-    async def direct(self, run: str, fields: dict[str, object], limit_s: float) -> protocol.Outcome:
-        """Sends an order that is no effect of the core (a fault on purpose) and waits for its
-        outcome.  TimeoutError when none comes, ConnectionError without a launcher."""
-        key = str(fields["id"])
-        answer: asyncio.Future[protocol.Outcome] = self.loop.create_future()
-        self._orders[key] = answer
-        try:
-            why_not = self._order(run, fields)
-            if why_not:
-                raise ConnectionError(why_not)
-            return await asyncio.wait_for(answer, limit_s)
-        finally:
-            del self._orders[key]
 
     # ------------------------------------------------------------- what launchers bring
 
@@ -376,27 +342,35 @@ class Daemon:
         return self.sessions.order(run, fields)
 
     def launcher_outcome(self, run: str, packet: protocol.Outcome) -> None:
-        waiting = self._orders.get(packet.id)
-        if waiting is not None and not waiting.done():
-            waiting.set_result(packet)
-            return
-        self.performer.launcher_outcome(run, packet)
+        if not self.operators.launcher_outcome(packet):
+            self.performer.launcher_outcome(run, packet)
 
     def rank_reported(self, run: str, packet: protocol.Report) -> None:
-        background.take_report(self, run, packet)
+        session = self.sessions.session(run)
+        if session is not None and self.reports.take(session, packet):
+            self.wake("report")
 
     def launcher_came(self, session: Session) -> None:
-        self.gone_s, self.said_bye = 0.0, False
-        log_child.tell((session,), self.loaded)
+        self.private_life.launcher_came()
+        log_child.tell((session,), self.state.loaded)
         self.performer.launcher_came(session.hello.run)
 
     def launcher_went(self, session: Session, said_bye: bool) -> None:
-        self.said_bye = said_bye
-        self.gone_s = time.monotonic()
+        self.private_life.launcher_went(said_bye)
 
     def _highest_generation(self, run: str) -> int:
         key = f"run/{run}"
         for doc in self.store.view().docs:
             if doc.key == key:
-                return background.generation_of(doc.body)
+                return generation_of(doc.body)
         return 0
+
+
+def generation_of(body: bytes) -> int:
+    """The generation in a run's document; 0 when there is none to be read."""
+    try:
+        plan = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return 0
+    generation = plan.get("generation", 0) if isinstance(plan, dict) else 0
+    return generation if isinstance(generation, int) else 0

@@ -39,7 +39,7 @@ class Told(NamedTuple):
     forgotten: tuple[Incident, ...] = ()  # for which there is no room any more
 
 
-class Narrator:
+class IncidentLog:
     """Remembers the incidents of this node, newest last."""
 
     def __init__(

@@ -11,11 +11,10 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from holdfast.collectors.contract import Metric
-
 from ..catalog.load import log_signatures
 from ..core.detect.ranks.live_logs import plain
 from ..core.parse.logs.signatures import CULPRITS, ROLES
+from ..metrics.names import LOG_CHILD
 
 if TYPE_CHECKING:
     from ..config.load import Loaded
@@ -25,21 +24,6 @@ COUNTS_MAX = 128  # signatures of one run that are shown
 NAME_MAX = 64
 UNKNOWN = ("other", "", "")  # what another release's launcher knows, or none does
 Row = tuple[tuple[str, ...], float]  # label values, value
-_RUN = ("run",)
-metrics = (
-    Metric("log_read_bytes_total", "counter",
-           "Bytes of the ranks' logs that the log child read.", _RUN),
-    Metric("log_skipped_bytes_total", "counter",
-           "Bytes of the ranks' logs that the sample of a live run left out.", _RUN),
-    Metric("log_lines_total", "counter", "Lines of the ranks' logs that a signature knows.",
-           ("run", "signature", "role", "culprit")),
-    Metric("log_child_cpu_seconds_total", "counter",
-           "Processor time of the log child, which the agent's own leaves out.", _RUN),
-    Metric("log_child_resident_memory_bytes", "gauge",
-           "Resident memory of the log child; 0 while there is none.", _RUN),
-    Metric("log_child_failures_total", "counter",
-           "Log children that died, or did not answer in time.", _RUN),
-)
 
 
 def order(loaded: Loaded) -> dict[str, Any]:
@@ -60,7 +44,7 @@ def tell(sessions: Iterable[Session], loaded: Loaded) -> None:
 def rows(sessions: Iterable[Session], loaded: Loaded) -> dict[str, list[Row]]:
     """Everything that launchers said of their log children, by metric.  Their word is bounded
     here: names that no signature has are one row, or any user could make series without end."""
-    found: dict[str, list[Row]] = {metric.name: [] for metric in metrics}
+    found: dict[str, list[Row]] = {metric.name: [] for metric in LOG_CHILD}
     own = {row["id"] for row in loaded.signatures}
     for session in sessions:
         said, run = session.levels.logs, session.hello.run

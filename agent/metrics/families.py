@@ -1,8 +1,8 @@
 """The agent's metrics: one prometheus collector over the last snapshot.
 
-Owns names, help texts and families; their text is metrics_text.py's.  Holds no numbers
-of its own and no global registry: what happened is counted in the journal, what is comes from the
-snapshot.  The text is rendered at most once a snapshot.
+Owns which values each family has; their names are names.py's, their text exposition.py's.  Holds
+no numbers of its own and no global registry: what happened is counted in the journal, what is comes
+from the snapshot.  The text is rendered at most once a snapshot.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import platform
 import time
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
 
 from prometheus_client.core import (
     CounterMetricFamily,
@@ -26,19 +25,17 @@ from holdfast.collectors.contract import Metric as Declared
 
 from ..core.detect.devices import accelerator
 from ..core.model import SEVERITIES, Readings
-from ..daemon.background import left_behind
+from ..daemon.state import AgentState
 from ..history.incident_log import RECOVERY_BUCKETS_S
 from ..launchers import log_child
 from ..system import procfs
 from ..system.version import VERSION
+from ..telemetry.collectors import Runner
 from ..web import status
 from . import selection
 from .exposition import PREFIX, family_text, rows_text, text_of
+from .names import LOG_CHILD, NAMES, OWN
 from .selection import Rows
-
-if TYPE_CHECKING:
-    from ..daemon.daemon import Daemon
-    from ..telemetry.collectors import Runner
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 Clock = Callable[[], float]  # CLOCK_MONOTONIC, seconds
@@ -50,104 +47,6 @@ CATEGORIES = (
 KERNEL_SOURCES = ("kmsg", "journald")
 PHASES = ("total", "after_verdict")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-
-
-class Name(NamedTuple):
-    """One metric of the agent's own; the fields are those of a collector's declaration."""
-
-    kind: str
-    help: str
-    labels: tuple[str, ...] = ()
-    minimal: bool = True
-
-
-NAMES: dict[str, Name] = {
-    "build_info": Name("gauge", "Always 1; which agent this is.", ("version", "python")),
-    "store_up": Name("gauge", "1 when the store answers."),
-    "breaker_open": Name(
-        "gauge", "1 when one fault is on so many nodes that nothing is done to nodes."
-    ),
-    "paused": Name("gauge", "1 when an operator told the agent not to act.", ("scope",)),
-    "fault_active": Name(
-        "gauge", "1 for each fault that is seen now.", ("fault", "subject", "severity")
-    ),
-    "events_total": Name(
-        "counter", "Events that the kernel (docs/kernel-events.md) or a trainer told, each once.",
-        ("source", "code", "class", "action"),
-    ),
-    "incidents_total": Name(
-        "counter", "Incidents opened; many events may be one.", ("detector", "fault", "severity")
-    ),
-    "actions_total": Name(
-        "counter", "Effects with an outcome.", ("action", "fault", "outcome")
-    ),
-    "restarts_total": Name("counter", "Generations that were started because of a fault.",
-                           ("run", "fault")),
-    "recovery_seconds": Name(
-        "histogram",
-        "Time to come back: total = last step before the fault to the first new one; "
-        "after_verdict = from the verdict on.",
-        ("phase",),
-    ),
-    "lost_steps_total": Name("counter", "Steps that had to be done again.", ("run",)),
-    "detector_verdicts_total": Name(
-        "counter", "Verdicts that turned out true or false.", ("detector", "outcome"), False
-    ),
-    "node_seconds_total": Name(
-        "counter", "The ledger: each second of this node in one category, once settled.",
-        ("category",),
-    ),
-    "train_step": Name("gauge", "Optimizer steps done by the slowest rank.", ("run",)),
-    "train_loss": Name("gauge", "Latest loss that the run reported.", ("run",)),
-    "train_step_seconds": Name("gauge", "Median duration of the latest steps.", ("run",)),
-    "run_generation": Name("gauge", "Generation that runs now.", ("run",)),
-    "run_ranks": Name("gauge", "Ranks by state.", ("run", "state")),
-    "rank_still_seconds": Name(
-        "gauge", "How long a rank's progress has stood still.", ("run", "rank"), False
-    ),
-    "checkpoint_verified_step": Name(
-        "gauge", "Step of the newest checkpoint that is not known to be bad.", ("run",)
-    ),
-    "checkpoint_age_seconds": Name("gauge", "Age of that checkpoint.", ("run",)),
-    "collector_up": Name("gauge", "1 when the collector's last reading went well.",
-                         ("collector",)),
-    "collector_absent": Name(
-        "gauge", "1 when the collector has nothing to read on this machine, which is no failure.",
-        ("collector",),
-    ),
-    "collector_duration_seconds": Name(
-        "gauge", "How long the collector's last reading took.", ("collector",)
-    ),
-    "probes_stuck": Name("gauge", "Children of the agent that the kernel does not let end."),
-    "probe_resident_memory_bytes": Name(
-        "gauge", "Resident memory of a collector's child, which the agent's own leaves out.",
-        ("collector",),
-    ),
-    "probe_cpu_seconds": Name(
-        "gauge", "Processor time of a collector's child; begins anew with each child.",
-        ("collector",),
-    ),
-    "accelerator_run_info": Name(
-        "gauge", "Always 1; the run and rank whose process computes on the device.",
-        ("device", "run", "rank"),
-    ),
-    "kernel_log_up": Name("gauge", "1 where the kernel's log is read from.", ("source",)),
-    "kernel_lines_missed_total": Name("counter", "Kernel's log: lines overwritten before read."),
-    "kernel_lines_foreign_total": Name("counter", "Kernel's log: lines of programs, unbelieved."),
-    "kernel_lines_broken_total": Name("counter", "Kernel's log: records of no known form."),
-    "config_reload_ok": Name("gauge", "0 when the last reload was refused."),
-    "journal_stalled": Name("gauge", "1 when the journal cannot be written."),
-    "journal_dropped_total": Name("counter", "Records given up while the journal was stalled."),
-    "agent_steps_total": Name("counter", "Steps of the state machine.", (), False),
-    "agent_step_seconds": Name("gauge", "Duration of the last step.", (), False),
-    "agent_event_loop_lag_seconds": Name(
-        "gauge", "Worst lateness of the loop, fading in 10 s.", (), False
-    ),
-    "agent_troubles_total": Name("counter", "Failures of the agent's own parts.", ("part",)),
-    "agent_resident_memory_bytes": Name("gauge", "Resident memory of the agent."),
-    "agent_cpu_seconds_total": Name("counter", "Processor time of the agent, children apart."),
-}
-OWN = tuple(Declared(name, *what) for name, what in NAMES.items())
 STATES = ("starting", "running", "parked", "ended")
 # counter in the journal -> metric
 JOURNALLED = {
@@ -162,10 +61,10 @@ JOURNALLED = {
 class Exposition:
     """The text of /metrics."""
 
-    def __init__(self, daemon: Daemon, clock_s: Clock = time.monotonic) -> None:
-        self._daemon = daemon
+    def __init__(self, state: AgentState, clock_s: Clock = time.monotonic) -> None:
+        self._state = state
         self._clock_s = clock_s
-        self._page = _Page(daemon, clock_s)
+        self._page = _Page(state, clock_s)
         self._number = -1
         self._made_s = 0.0
         self._text = b""
@@ -173,7 +72,7 @@ class Exposition:
     def text(self) -> bytes:
         """Rendered anew when there is a newer snapshot, else as it was."""
         now_s = self._clock_s()
-        number = self._daemon.snapshot.number
+        number = self._state.snapshot.number
         if number != self._number and now_s - self._made_s > FRESH_S:
             self._text = encoded("".join(self._page.text()))
             self._number, self._made_s = number, now_s
@@ -183,16 +82,16 @@ class Exposition:
 class _Page:
     """Everything of the last snapshot."""
 
-    def __init__(self, daemon: Daemon, clock_s: Clock) -> None:
-        self._daemon = daemon
+    def __init__(self, state: AgentState, clock_s: Clock) -> None:
+        self._state = state
         self._clock_s = clock_s
         self._recent = selection.Recent()
 
     def text(self) -> Iterator[str]:
-        observed, runner = self._daemon.snapshot.observed, self._daemon.runner
+        observed, runner = self._state.snapshot.observed, self._state.runner
         samples = runner.samples() if runner is not None else Readings()
         self._recent.see(self._clock_s(), observed.runs, samples.of(accelerator.PROCESS))
-        agent = self._daemon.config.agent
+        agent = self._state.config.agent
         choice = selection.Choice(agent.metrics == "full", agent.metrics_hide)
         # prometheus_client keeps a counter's name without its end
         hidden = {PREFIX + one.name.removesuffix("_total")
@@ -202,19 +101,19 @@ class _Page:
         yield text_of(made for made in own if made.name not in hidden)
         if runner is not None:
             yield from families(samples, runner.metrics(), choice)
-        logs = log_child.rows(self._daemon.sessions.sessions(), self._daemon.loaded)
+        logs = log_child.rows(self._state.sessions.sessions(), self._state.loaded)
         yield from (rows_text(metric, logs[metric.name])
-                    for metric in log_child.metrics if choice.shows(metric))
+                    for metric in LOG_CHILD if choice.shows(metric))
 
     def _agent(self) -> Iterator[Metric]:
-        daemon, snapshot = self._daemon, self._daemon.snapshot
+        state, snapshot = self._state, self._state.snapshot
         usage = os.times()
         yield family("build_info", [((VERSION, platform.python_version()), 1)])
         yield family("store_up", [((), int(snapshot.observed.store.up))])
-        yield family("breaker_open", [((), int(status.breaker_open(daemon)))])
-        paused = [((f"node/{daemon.name}",), int(status.node_paused(daemon)))]
+        yield family("breaker_open", [((), int(status.breaker_open(state)))])
+        paused = [((f"node/{state.name}",), int(status.node_paused(state)))]
         paused += [
-            ((f"run/{view.run}",), int(status.run_paused(daemon, view.run)))
+            ((f"run/{view.run}",), int(status.run_paused(state, view.run)))
             for view in snapshot.observed.runs
         ]
         yield family("paused", paused)
@@ -232,24 +131,24 @@ class _Page:
             ((detector, outcome), count)
             for detector, outcome, count in snapshot.decision.detector_counts
         ])
-        log, source = daemon.kernel.log, daemon.kernel.source
+        log, source = state.kernel.log, state.kernel.source
         yield family("kernel_log_up", [((one,), int(one == source)) for one in KERNEL_SOURCES])
         for name in ("missed", "foreign", "broken"):
             yield family(f"kernel_lines_{name}_total", [((), getattr(log, name))])
-        yield family("config_reload_ok", [((), int(daemon.reload_ok))])
+        yield family("config_reload_ok", [((), int(state.reload_ok))])
         yield family("journal_stalled", [((), int(snapshot.observed.journal_stalled))])
-        yield family("journal_dropped_total", [((), daemon.journal.dropped)])
-        yield family("agent_steps_total", [((), daemon.steps)])
-        yield family("agent_step_seconds", [((), daemon.step_s)])
-        yield family("agent_event_loop_lag_seconds", [((), daemon.loop_lag_s)])
+        yield family("journal_dropped_total", [((), state.journal.dropped)])
+        yield family("agent_steps_total", [((), state.steps)])
+        yield family("agent_step_seconds", [((), state.step_s)])
+        yield family("agent_event_loop_lag_seconds", [((), state.loop_lag_s)])
         yield family("agent_troubles_total", [
-            ((part,), count) for part, count in sorted(daemon.troubles.counts.items())
+            ((part,), count) for part, count in sorted(state.errors.counts.items())
         ])
         yield family("agent_resident_memory_bytes", [((), procfs.rss_bytes())])
         yield family("agent_cpu_seconds_total", [((), usage.user + usage.system)])
 
     def _journalled(self) -> Iterator[Metric]:
-        counters = self._daemon.performer.counters
+        counters = self._state.counters
         for name, metric in JOURNALLED.items():
             width = len(NAMES[metric].labels)
             yield family(metric, sorted(
@@ -259,7 +158,7 @@ class _Page:
             ))
 
     def _recovery(self) -> Metric:
-        counters = self._daemon.performer.counters
+        counters = self._state.counters
         name = NAMES["recovery_seconds"]
         histogram = HistogramMetricFamily(
             PREFIX + "recovery_seconds", name.help, labels=name.labels
@@ -274,22 +173,22 @@ class _Page:
         return histogram
 
     def _runs(self) -> Iterator[Metric]:
-        daemon = self._daemon
+        state = self._state
         rows: dict[str, list[tuple[tuple[str, ...], float]]] = {
             "train_step": [], "train_loss": [], "train_step_seconds": [], "run_generation": [],
             "run_ranks": [], "rank_still_seconds": [], "checkpoint_verified_step": [],
             "checkpoint_age_seconds": [],
         }
-        for view in daemon.snapshot.observed.runs:
+        for view in state.snapshot.observed.runs:
             label = (view.run,)
             running = [rank for rank in view.ranks if rank.state == "running"]
             times = sorted(rank.step_time_s for rank in running if rank.step_time_s > 0)
-            loss = status.loss(daemon.sessions.session(view.run), running)
-            checkpoint = status.checkpoint(daemon, view)
+            loss = status.loss(state.sessions.session(view.run), running)
+            checkpoint = status.checkpoint(state, view)
             rows["run_generation"].append((label, view.generation))
-            for state in STATES:
-                count = sum(rank.state == state for rank in view.ranks)
-                rows["run_ranks"].append(((view.run, state), count))
+            for name in STATES:
+                count = sum(rank.state == name for rank in view.ranks)
+                rows["run_ranks"].append(((view.run, name), count))
             for rank in running:
                 key = (view.run, str(rank.rank))
                 rows["rank_still_seconds"].append((key, rank.still_s))
@@ -306,15 +205,15 @@ class _Page:
             yield family(name, values)
 
     def _collectors(self) -> Iterator[Metric]:
-        runner = self._daemon.runner
+        runner = self._state.runner
         if runner is None:
             return
         health = runner.health()
         yield family("collector_up", [((one.name,), int(one.up)) for one in health])
         yield family("collector_absent", [((one.name,), int(one.absent)) for one in health])
         yield family("collector_duration_seconds", [((h.name,), h.duration_s) for h in health])
-        yield family("probes_stuck", [((), len(left_behind(self._daemon)))])
-        yield from _children(runner, self._daemon.kernel.children())
+        yield family("probes_stuck", [((), len(self._state.left_behind()))])
+        yield from _children(runner, self._state.kernel.children())
         yield family("accelerator_run_info", self._recent.places())
 
 
@@ -358,16 +257,3 @@ def family(name: str, rows: Rows) -> Metric:
     for labels, value in rows:
         made.add_metric(labels, value)
     return made
-
-
-def known() -> tuple[Declared, ...]:
-    """Every family that any node may show, each once."""
-    from holdfast.collectors import ALL
-
-    declared = {one.name: one for collector in (*ALL, log_child) for one in collector.metrics}
-    return (*OWN, *declared.values())
-
-
-def render_metrics_docs() -> str:
-    """docs/metrics.md."""
-    return selection.render_docs(known())

@@ -14,6 +14,7 @@ from holdfast.collectors.contract import DCGM_EXPORTER, EXPORTERS, Metric
 from ..core.detect.devices import accelerator
 from ..core.model import RunView, readings
 from ..core.run.incidents import FINISHED_S
+from . import names
 from .exposition import PREFIX
 
 ALERTED = ("fault_active",)  # every alert is made of it: without it a fault is seen by nobody
@@ -102,7 +103,7 @@ class Recent:
 
 def wrong_with(hide: Iterable[str], known: Iterable[Metric]) -> list[str]:
     """What is wrong with `agent.metrics_hide`, a sentence for each word that cannot be meant."""
-    names = [metric.name for metric in known]
+    declared = [metric.name for metric in known]
     wrong = []
     for word in hide:
         beginning = word.removeprefix(PREFIX)
@@ -112,18 +113,18 @@ def wrong_with(hide: Iterable[str], known: Iterable[Metric]) -> list[str]:
         if beginning and needed:
             wrong.append(f"{word!r} would hide {needed[0]}, which every alert is made of: set a "
                          "longer beginning")
-        elif not beginning or not any(name.startswith(beginning) for name in names):
+        elif not beginning or not any(name.startswith(beginning) for name in declared):
             wrong.append(f"{word!r} begins no family's name: set {' or '.join(EXPORTERS)}, or the "
                          "beginning of a name in docs/metrics.md")
     return wrong
 
 
-def render_docs(known: Iterable[Metric]) -> str:
+def render_docs() -> str:
     """docs/metrics.md, one row a family."""
     lines = [
         "# Metrics",
         "",
-        "Generated from agent/metrics/families.py and the collectors' declarations; do not edit.",
+        "Generated from agent/metrics/names.py and the collectors' declarations; do not edit.",
         "Served at /metrics (default http://127.0.0.1:9855/metrics). Base units; the run's label",
         "is `run`, never `job` or `instance`. Counters of events, actions and restarts go on",
         "after a restart of the agent: they are seeded from its journal. A run that is over",
@@ -146,7 +147,7 @@ def render_docs(known: Iterable[Metric]) -> str:
         "| metric | kind | labels | minimal | also by | meaning |",
         "|---|---|---|---|---|---|",
     ]
-    for metric in known:
+    for metric in names.known():
         labels = ", ".join(f"`{label}`" for label in metric.labels)
         lines.append(
             f"| `{PREFIX}{metric.name}` | {metric.kind} | {labels} | "

@@ -17,7 +17,7 @@ SAID_MAX = 500
 SAY_AGAIN_S = 3600.0
 
 
-class Troubles:
+class ErrorCounters:
     """Counts by part; the same text of the same part is written once an hour at most."""
 
     def __init__(self) -> None:

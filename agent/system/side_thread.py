@@ -16,7 +16,7 @@ WAITING_MAX = 256
 CRASHED = "it ended in an error of ours: see the agent's log"
 
 
-class Aside:
+class SideThread:
     """See the module.  Asked by the event loop alone."""
 
     def __init__(self, name: str) -> None:

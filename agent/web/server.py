@@ -14,7 +14,7 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from aiohttp import web
@@ -23,15 +23,14 @@ from ..config.load import ConfigError
 from ..core import actions
 from ..core.model import Request
 from ..core.nodes.kernel_incidents import DETECTOR
+from ..daemon.operators import Operators
+from ..daemon.state import AgentState
 from ..metrics.families import CONTENT_TYPE, Exposition
 from ..system.errors import say
 from . import drift, status, visibility
 from .auth import Guard, Tokens, is_loopback, peer_of, reader_of, refuse
 from .connection_limit import Door, Guest
 from .page import load_page
-
-if TYPE_CHECKING:
-    from ..daemon.daemon import Daemon
 
 PORTS_TRIED = 64
 REASON_MAX = 500
@@ -51,34 +50,39 @@ class Wish(msgspec.Struct, forbid_unknown_fields=True):
     by: str = ""
 
 
-async def serve(daemon: Daemon) -> None:
+async def serve(
+    state: AgentState, operators: Operators, announce: Callable[[str], None],
+    on_ready: Callable[[], None],
+) -> None:
     """Serves until cancelled.  A port that cannot be had is said; the rest serves on."""
-    site = Site(daemon)
+    site = Site(state, operators, announce)
     try:
         await site.start()
-        daemon.answers.set()
+        on_ready()
         await asyncio.Event().wait()
     finally:
         await site.stop()
 
 
 class Site:
-    """Handlers and listeners of one agent."""
+    """Handlers and listeners of one agent; `announce` tells its launchers the page's address."""
 
-    def __init__(self, daemon: Daemon) -> None:
-        self._daemon = daemon
-        self._exposition = Exposition(daemon)
+    def __init__(
+        self, state: AgentState, operators: Operators, announce: Callable[[str], None]
+    ) -> None:
+        self._state, self._operators, self._announce = state, operators, announce
+        self._exposition = Exposition(state)
         self._page, self._policy = load_page()
         self._runners: list[web.AppRunner] = []
         self._listeners: list[asyncio.Server] = []
-        self._tokens = Tokens(daemon.config.api.tokens_file)
+        self._tokens = Tokens(state.config.api.tokens_file)
         self._cached: tuple[int, float, visibility.Json] = (-1, 0.0, {})
         self._encoded: dict[str, bytes] = {}  # of what is cached, by who may see how much
 
     # ------------------------------------------------------------- listening
 
     async def start(self) -> None:
-        agent = self._daemon.config.agent
+        agent = self._state.config.agent
         tokens = self._tokens
         runtime = Path(agent.runtime_dir)
         host, _, port = agent.listen.rpartition(":")
@@ -89,9 +93,10 @@ class Site:
         runner = await self._runner(self._application(tokens, loopback, full=True))
         api_socket = runtime / "api.sock"
         api_socket.unlink(missing_ok=True)
-        listener = await self._daemon.loop.create_unix_server(self._door(runner), str(api_socket))
+        loop = asyncio.get_running_loop()
+        listener = await loop.create_unix_server(self._door(runner), str(api_socket))
         self._listeners.append(listener)
-        api_socket.chmod(0o600 if self._daemon.options.private else 0o666)
+        api_socket.chmod(0o600 if self._state.is_private else 0o666)
         if agent.listen:
             await self._listen(runner, host, int(port))
         if agent.metrics_listen:
@@ -107,35 +112,36 @@ class Site:
 
     def _door(self, runner: web.AppRunner) -> Door:
         assert runner.server is not None  # it is made by setup
-        return Door(runner.server, functools.partial(self._daemon.trouble, "web connections"))
+        return Door(runner.server, functools.partial(self._state.errors, "web connections"))
 
     async def _open(self, runner: web.AppRunner, host: str, port: int) -> int:
         """Listens, and says at which port.  OSError where that is not to be had."""
         door = self._door(runner)
-        listener = await self._daemon.loop.create_server(door, host.strip("[]"), port)
+        loop = asyncio.get_running_loop()
+        listener = await loop.create_server(door, host.strip("[]"), port)
         self._listeners.append(listener)
         bound: int = listener.sockets[0].getsockname()[1]
         return bound
 
     async def _listen(self, runner: web.AppRunner, host: str, port: int) -> None:
         """A node agent takes its port or says why not; a private one takes the next free."""
-        tries = PORTS_TRIED if self._daemon.options.private and port else 1
+        tries = PORTS_TRIED if self._state.is_private and port else 1
         for number in range(port, port + tries):
             try:
                 bound = await self._open(runner, host, number)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE or number == port + tries - 1:
-                    self._daemon.trouble("web", f"{host}:{number}: {error.strerror}: set "
+                    self._state.errors("web", f"{host}:{number}: {error.strerror}: set "
                                          "agent.listen to a free address")
                     return
                 continue
-            self._daemon.address = f"http://{host}:{bound}"
-            place = Path(self._daemon.config.agent.runtime_dir) / "address"
+            address = f"http://{host}:{bound}"
+            place = Path(self._state.config.agent.runtime_dir) / "address"
             draft = place.with_suffix(".new")  # so that nobody reads half of it
-            draft.write_text(self._daemon.address + "\n")
+            draft.write_text(address + "\n")
             draft.replace(place)
-            self._daemon.sessions.announce(self._daemon.address)
-            say(f"live page {self._daemon.address}")
+            self._announce(address)
+            say(f"live page {address}")
             return
 
     async def stop(self) -> None:
@@ -143,7 +149,7 @@ class Site:
             listener.close()
         for runner in self._runners:
             await runner.cleanup()
-        (Path(self._daemon.config.agent.runtime_dir) / "api.sock").unlink(missing_ok=True)
+        (Path(self._state.config.agent.runtime_dir) / "api.sock").unlink(missing_ok=True)
 
     def _application(self, tokens: Tokens, loopback: bool, full: bool) -> web.Application:
         headers = {
@@ -157,7 +163,7 @@ class Site:
         guard = Guard(tokens, loopback and full, self._run_owner, headers)
         application = web.Application(
             middlewares=[guard.check] if full else [],
-            client_max_size=self._daemon.config.api.max_body_bytes,
+            client_max_size=self._state.config.api.max_body_bytes,
         )
         routes: list[tuple[str, str, Callable[[web.Request], Awaitable[web.Response]]]] = [
             ("GET", "/metrics", self._metrics),
@@ -192,7 +198,7 @@ class Site:
             except web.HTTPException:
                 raise
             except Exception as error:  # border of a request
-                self._daemon.trouble("web", error)
+                self._state.errors("web", error)
                 return refuse(500, "the agent failed to answer; see its log", "")
             finally:
                 guest.serving = False
@@ -200,13 +206,13 @@ class Site:
         return answer
 
     def _run_owner(self, run: str) -> int | None:
-        session = self._daemon.sessions.session(run)
+        session = self._state.sessions.session(run)
         return session.uid if session is not None else None
 
     # ------------------------------------------------------------- reading
 
     def _reader(self, request: web.Request) -> visibility.Reader:
-        of_incident = self._daemon.narrator.owner
+        of_incident = self._state.incident_log.owner
         return reader_of(request, self._tokens, self._run_owner, of_incident)
 
     async def _index(self, request: web.Request) -> web.Response:
@@ -216,13 +222,13 @@ class Site:
         return web.Response(body=self._exposition.text(), headers={"Content-Type": CONTENT_TYPE})
 
     async def _healthz(self, request: web.Request) -> web.Response:
-        age_s = time.monotonic() - self._daemon.last_step_s
+        age_s = time.monotonic() - self._state.last_step_s
         if age_s > STEP_AGE_MAX_S:
             return web.Response(status=503, text=f"no step for {age_s:.1f} s\n")
         return web.Response(text="ok\n")
 
     async def _readyz(self, request: web.Request) -> web.Response:
-        observed = self._daemon.snapshot.observed
+        observed = self._state.snapshot.observed
         if not observed.store.up:
             return web.Response(status=503, text="the store does not answer\n")
         if observed.journal_stalled:
@@ -234,9 +240,9 @@ class Site:
         who = self._reader(request)
         number, made_s, document = self._cached
         now_s = time.monotonic()
-        if number != self._daemon.snapshot.number or now_s - made_s > 0.25:
-            document = status.status(self._daemon)
-            self._cached = (self._daemon.snapshot.number, now_s, document)
+        if number != self._state.snapshot.number or now_s - made_s > 0.25:
+            document = status.status(self._state)
+            self._cached = (self._state.snapshot.number, now_s, document)
             self._encoded.clear()
         key = "everything" if who.everything else f"uid {who.uid}"
         if key not in self._encoded:
@@ -245,30 +251,30 @@ class Site:
 
     async def _incidents(self, request: web.Request) -> web.Response:
         everything = request.query.get("all", "") not in ("", "0")
-        found = status.incidents(self._daemon, everything)
+        found = status.incidents(self._state, everything)
         return _json(msgspec.json.encode(visibility.incidents(found, self._reader(request))))
 
     async def _incident(self, request: web.Request) -> web.Response:
-        incident = self._daemon.narrator.incidents.get(request.match_info["id"])
+        incident = self._state.incident_log.incidents.get(request.match_info["id"])
         if incident is None:
             return refuse(404, "no such incident", "an id that /api/v1/incidents lists")
         (one,) = visibility.incidents([msgspec.to_builtins(incident)], self._reader(request))
         return _json(msgspec.json.encode(one))
 
     async def _ledger(self, request: web.Request) -> web.Response:
-        return _json(msgspec.json.encode(status.ledger(self._daemon)))
+        return _json(msgspec.json.encode(status.ledger(self._state)))
 
     async def _drift(self, request: web.Request) -> web.Response:
         run = request.query.get("run", "")
-        if run and self._daemon.sessions.session(run) is None:
+        if run and self._state.sessions.session(run) is None:
             return refuse(404, f"no run {run!r} on this node", "a run that /api/v1/status lists")
-        return _json(msgspec.json.encode(drift.drift(self._daemon, run)))
+        return _json(msgspec.json.encode(drift.drift(self._state, run)))
 
     # ------------------------------------------------------------- asking
 
     async def _ask_run(self, request: web.Request) -> web.Response:
         run, verb = request.match_info["run"], request.match_info["verb"]
-        if self._daemon.sessions.session(run) is None:
+        if self._state.sessions.session(run) is None:
             return refuse(404, f"no run {run!r} on this node", "a run that /api/v1/status lists")
         wish = await _wish(request)
         if isinstance(wish, web.Response):
@@ -284,8 +290,8 @@ class Site:
 
     async def _ask_node(self, request: web.Request) -> web.Response:
         node, verb = request.match_info["node"], request.match_info["verb"]
-        if node != self._daemon.name:
-            return refuse(404, f"this is node {self._daemon.name}", "ask that node's own agent")
+        if node != self._state.name:
+            return refuse(404, f"this is node {self._state.name}", "ask that node's own agent")
         known = actions.of_node()
         if verb not in known:
             return refuse(404, f"{verb!r} is no verb", f"one of {', '.join(known)}")
@@ -295,10 +301,10 @@ class Site:
         return self._ask(request, known[verb], f"node/{node}", "", wish)
 
     async def _close(self, request: web.Request) -> web.Response:
-        incident = self._daemon.narrator.incidents.get(request.match_info["id"])
+        incident = self._state.incident_log.incidents.get(request.match_info["id"])
         if incident is None:
             return refuse(404, "no such incident", "an id that /api/v1/incidents lists")
-        told = {(one.fault, one.subject) for one in self._daemon.snapshot.decision.verdicts
+        told = {(one.fault, one.subject) for one in self._state.snapshot.decision.verdicts
                 if one.detector == DETECTOR}
         if (incident.fault, incident.subject) not in told:
             return refuse(409, "it closes by itself, or has closed",
@@ -317,12 +323,12 @@ class Site:
             id=f"op-{uuid.uuid4().hex[:12]}", action=action, subject=subject,
             reason=wish.reason[:REASON_MAX], origin="operator", run=run, by=_by(request, wish),
         )
-        if not self._daemon.request(made):
+        if not self._operators.request(made):
             return refuse(429, "too many requests wait already", "try again in a minute")
         return web.json_response({"id": made.id, "kind": action, "subject": subject}, status=202)
 
     async def _inject(self, run: str, wish: Wish) -> web.Response:
-        if not self._daemon.config.inject.enabled:
+        if not self._state.config.inject.enabled:
             return refuse(403, "faults on purpose are off here", "inject.enabled = true")
         if wish.fault not in FAULTS:
             return refuse(400, f"{wish.fault!r} is no fault", f"fault: one of {', '.join(FAULTS)}")
@@ -331,7 +337,7 @@ class Site:
             "rank": max(0, wish.rank), "args": wish.args,
         }
         try:
-            outcome = await self._daemon.direct(run, order, INJECT_LIMIT_S)
+            outcome = await self._operators.direct(run, order, INJECT_LIMIT_S)
         except ConnectionError as error:
             return refuse(503, str(error), "wait until the launcher is back")
         except TimeoutError:

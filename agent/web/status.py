@@ -1,6 +1,6 @@
 """The documents that people and programs read: status, incidents, ledger.
 
-Owns turning the last snapshot into plain JSON values.  Pure but for reading what the daemon holds;
+Owns turning the last snapshot into plain JSON values.  Pure but for reading the agent's state;
 no waiting, no I/O.
 """
 
@@ -10,19 +10,17 @@ import math
 import os
 import shlex
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
 from ..core.detect.ranks.live_logs import FAULT as LOG_ROOT
 from ..core.model import Incident, RankView, RunView, Verdict
+from ..daemon.state import AgentState
 from ..launchers import log_child
 from ..system import procfs
 from ..system.version import VERSION
 from ..telemetry.devices import CARDS, COLLECTORS, cards, devices
-
-if TYPE_CHECKING:
-    from ..daemon.daemon import Daemon
 
 OPEN = ("open", "acted")
 FAULTY = ("degraded", "fatal")
@@ -38,39 +36,39 @@ STOPS = ("crash_loop", "budget_spent")
 NEEDS_A_PERSON = (*STOPS, "journal_stalled", "agent_config_bad")
 
 
-def status(daemon: Daemon) -> dict[str, Any]:
+def status(state: AgentState) -> dict[str, Any]:
     """GET /api/v1/status."""
-    snapshot = daemon.snapshot
+    snapshot = state.snapshot
     decision = snapshot.decision
-    incidents = [one for one in daemon.narrator.incidents.values() if one.state in OPEN]
+    incidents = [one for one in state.incident_log.incidents.values() if one.state in OPEN]
     return {
-        "node": daemon.name,
+        "node": state.name,
         "version": VERSION,
         "now_wall_s": time.time(),
         "store_up": snapshot.observed.store.up,
         "journal_stalled": snapshot.observed.journal_stalled,
-        "paused": node_paused(daemon),
-        "breaker_open": breaker_open(daemon),
-        "config_reload_ok": daemon.reload_ok,
+        "paused": node_paused(state),
+        "breaker_open": breaker_open(state),
+        "config_reload_ok": state.reload_ok,
         "agent": {
             "pid": os.getpid(),
             "rss_bytes": procfs.rss_bytes(),
-            "uptime_s": round(time.monotonic() - daemon.started_s, 3),
-            "steps": daemon.steps,
-            "step_s": round(daemon.step_s, 6),
-            "troubles": daemon.troubles.latest,
+            "uptime_s": round(time.monotonic() - state.started_s, 3),
+            "steps": state.steps,
+            "step_s": round(state.step_s, 6),
+            "troubles": state.errors.latest,
         },
-        "collectors": collectors(daemon),
-        "devices": _devices(daemon),
-        "runs": [_run(daemon, view, decision.verdicts) for view in snapshot.observed.runs],
+        "collectors": collectors(state),
+        "devices": _devices(state),
+        "runs": [_run(state, view, decision.verdicts) for view in snapshot.observed.runs],
         "incidents": [msgspec.to_builtins(one) for one in reversed(incidents)],
         "faults": [msgspec.to_builtins(verdict) for verdict in decision.verdicts],
     }
 
 
-def incidents(daemon: Daemon, everything: bool) -> list[dict[str, Any]]:
+def incidents(state: AgentState, everything: bool) -> list[dict[str, Any]]:
     """GET /api/v1/incidents: newest first; without `all` the open ones and the latest closed."""
-    newest_first: list[Incident] = list(reversed(daemon.narrator.incidents.values()))
+    newest_first: list[Incident] = list(reversed(state.incident_log.incidents.values()))
     newest_first.sort(key=lambda one: one.opened_wall_s, reverse=True)
     if not everything:
         newest_first = [one for place, one in enumerate(newest_first)
@@ -78,9 +76,9 @@ def incidents(daemon: Daemon, everything: bool) -> list[dict[str, Any]]:
     return [msgspec.to_builtins(one) for one in newest_first]
 
 
-def ledger(daemon: Daemon) -> dict[str, Any]:
+def ledger(state: AgentState) -> dict[str, Any]:
     """GET /api/v1/ledger: settled seconds by category, of the node and of each run."""
-    decision = daemon.snapshot.decision
+    decision = state.snapshot.decision
     total_s = sum(seconds for _, seconds in decision.ledger)
     runs: dict[str, dict[str, float]] = {}
     for run, category, seconds in decision.run_ledger:
@@ -88,14 +86,14 @@ def ledger(daemon: Daemon) -> dict[str, Any]:
     return {
         "categories": {name: round(seconds, 6) for name, seconds in decision.ledger},
         "wall_s": round(total_s, 6),
-        "since_wall_s": daemon.snapshot.now.wall_s - total_s,
+        "since_wall_s": state.snapshot.now.wall_s - total_s,
         "runs": runs,
     }
 
 
-def collectors(daemon: Daemon) -> list[dict[str, Any]]:
+def collectors(state: AgentState) -> list[dict[str, Any]]:
     """Each collector: whether its last reading went well, and how old it is."""
-    if daemon.runner is None:
+    if state.runner is None:
         return []
     now_s = time.monotonic()
     return [
@@ -106,62 +104,62 @@ def collectors(daemon: Daemon) -> list[dict[str, Any]]:
             "age_s": round(now_s - one.read_s, 3) if one.read_s else None,
             "error": one.error,
         }
-        for one in daemon.runner.health()
+        for one in state.runner.health()
     ]
 
 
-def _devices(daemon: Daemon) -> list[dict[str, Any]]:
+def _devices(state: AgentState) -> list[dict[str, Any]]:
     """Each accelerator: health, why, and the ranks that compute there; then the network cards."""
-    if daemon.runner is None:
+    if state.runner is None:
         return []
     boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-    snapshot, interval_s = daemon.snapshot, daemon.config.agent.slow_s
+    snapshot, interval_s = state.snapshot, state.config.agent.slow_s
     found, verdicts = [], snapshot.decision.verdicts
-    for health in daemon.runner.health():
-        last = daemon.runner.last(health.name)
+    for health in state.runner.health():
+        last = state.runner.last(health.name)
         if health.name in COLLECTORS:
-            found += devices(health, last, snapshot.observed.runs, verdicts, daemon.name, boot_s,
+            found += devices(health, last, snapshot.observed.runs, verdicts, state.name, boot_s,
                              interval_s)
         elif health.name == CARDS and not health.absent:
-            found += cards(health, last, verdicts, daemon.name, boot_s, interval_s)
+            found += cards(health, last, verdicts, state.name, boot_s, interval_s)
     return found
 
 
-def node_paused(daemon: Daemon) -> bool:
+def node_paused(state: AgentState) -> bool:
     """Whether an operator paused this node: what comes here later as well."""
-    return bool(daemon.snapshot.decision.paused)
+    return bool(state.snapshot.decision.paused)
 
 
-def breaker_open(daemon: Daemon) -> bool:
+def breaker_open(state: AgentState) -> bool:
     """Whether a common cause was seen, so that nothing is done to nodes."""
-    return any(verdict.detector == "breaker" for verdict in daemon.snapshot.decision.verdicts)
+    return any(verdict.detector == "breaker" for verdict in state.snapshot.decision.verdicts)
 
 
-def run_paused(daemon: Daemon, run: str) -> bool:
+def run_paused(state: AgentState, run: str) -> bool:
     """Whether an operator paused this run."""
-    return any(plan.run == run and plan.paused for plan in daemon.snapshot.decision.plans)
+    return any(plan.run == run and plan.paused for plan in state.snapshot.decision.plans)
 
 
-def restarts(daemon: Daemon, run: str) -> int:
+def restarts(state: AgentState, run: str) -> int:
     """Starts of this run after its first."""
     return round(sum(
-        value for (name, labels), value in daemon.performer.counters.items()
+        value for (name, labels), value in state.counters.items()
         if name == "restarts" and labels[0] == run
     ))
 
 
-def checkpoint(daemon: Daemon, view: RunView) -> dict[str, Any] | None:
+def checkpoint(state: AgentState, view: RunView) -> dict[str, Any] | None:
     """The newest checkpoint that is not known to be bad."""
     good = [commit for commit in view.commits if not commit.bad]
     if not good:
         return None
     newest = max(good, key=lambda commit: (commit.generation, commit.step))
-    age_s = daemon.commits.age_s(view.run, newest)
+    age_s = state.checkpoints.age_s(view.run, newest)
     return {"step": newest.step, "age_s": round(age_s, 3), "path": newest.path}
 
 
-def _run(daemon: Daemon, view: RunView, verdicts: tuple[Verdict, ...]) -> dict[str, Any]:
-    paused = run_paused(daemon, view.run)
+def _run(state: AgentState, view: RunView, verdicts: tuple[Verdict, ...]) -> dict[str, Any]:
+    paused = run_paused(state, view.run)
     verdicts = of_now(view, verdicts)
     prefix = f"run/{view.run}/rank/"
     by_rank = {
@@ -169,7 +167,7 @@ def _run(daemon: Daemon, view: RunView, verdicts: tuple[Verdict, ...]) -> dict[s
         for verdict in sorted(verdicts, key=lambda one: one.act)
         if verdict.subject.startswith(prefix)
     }
-    session = daemon.sessions.session(view.run)
+    session = state.sessions.session(view.run)
     running = [rank for rank in view.ranks if rank.state == "running"]
     faulty = any(verdict.severity in FAULTY and verdict.run == view.run for verdict in verdicts)
     steps = [rank.step for rank in running]
@@ -188,14 +186,14 @@ def _run(daemon: Daemon, view: RunView, verdicts: tuple[Verdict, ...]) -> dict[s
         "paused": paused,
         "training": is_training,
         "doing": _doing(view, running, phase, faulty),
-        "need": _need(daemon, view, paused),
-        "reason": dict(daemon.snapshot.decision.reasons).get(view.run, ""),
+        "need": _need(state, view, paused),
+        "reason": dict(state.snapshot.decision.reasons).get(view.run, ""),
         "step": min(steps) if steps else _last_step(view),
         "loss": loss(session, running),
         "step_time_s": round(times[len(times) // 2], 6) if times else 0.0,
-        "checkpoint": checkpoint(daemon, view),
+        "checkpoint": checkpoint(state, view),
         "snapshot_step": view.snapshot.step if view.snapshot is not None else None,
-        "restarts": restarts(daemon, view.run),
+        "restarts": restarts(state, view.run),
         "root": next((v.reason for v in verdicts if (v.fault, v.run) == (LOG_ROOT, view.run)), ""),
         "logs": log_child.status(session),
         "nproc": view.nproc,
@@ -273,15 +271,15 @@ def _doing(view: RunView, running: list[RankView], phase: str, faulty: bool) -> 
     return f"training step {step + 1} ({phase})"
 
 
-def _need(daemon: Daemon, view: RunView, paused: bool) -> str:
+def _need(state: AgentState, view: RunView, paused: bool) -> str:
     """What a person has to do, or "nothing"."""
     if paused:
         return f"it is paused: holdfast resume --run {shlex.quote(view.run)} --reason ..."
-    for incident in reversed(daemon.narrator.incidents.values()):
+    for incident in reversed(state.incident_log.incidents.values()):
         if incident.state in OPEN and incident.fault in NEEDS_A_PERSON:
             if incident.run in ("", view.run):
                 return f"see holdfast incidents {incident.id}: {incident.reason}"
-    if not daemon.snapshot.observed.store.up:
+    if not state.snapshot.observed.store.up:
         return "the store does not answer: training goes on, no plan is made"
     return "nothing"
 

@@ -116,17 +116,17 @@ async def page_of(folder: Path, settings: dict[str, Any]) -> str:
     daemon = Daemon(load(None, overrides), Options(False, "", None, overrides), _make_node)
     task = asyncio.create_task(daemon.run())
     try:
-        await until(lambda: task.done() or daemon.runner is not None)
-        runner = daemon.runner
+        await until(lambda: task.done() or daemon.state.runner is not None)
+        runner = daemon.state.runner
         assert runner is not None, task.result()
         await until(lambda: all(one.read_s for one in runner.health()))
-        await until(lambda: daemon.kernel.log.next == 18)
-        number = daemon.snapshot.number
+        await until(lambda: daemon.state.kernel.log.next == 18)
+        number = daemon.state.snapshot.number
         daemon.wake("test")
-        await until(lambda: daemon.snapshot.number > number)
+        await until(lambda: daemon.state.snapshot.number > number)
         down = [one for one in runner.health() if not one.up]
         assert not down, down
-        return Exposition(daemon).text().decode()
+        return Exposition(daemon.state).text().decode()
     finally:
         daemon.stop.set()
         await asyncio.wait_for(task, LIMIT_S)

@@ -158,7 +158,9 @@ def serve(scenario, agent, tmp_path, ready=False, **settings) -> None:
     async def run():
         async with agent(**settings) as (daemon, node):
             if ready:
-                await until(lambda: daemon.address and daemon.runner and daemon.runner.samples())
+                state = daemon.state
+                await until(lambda: daemon.sessions.address and state.runner
+                            and state.runner.samples())
             await scenario(daemon, node, lambda **more: FakeLauncher(
                 tmp_path / "run" / "agent.sock", **more))
 

@@ -91,6 +91,6 @@ def test_two_hundred_quick_runs_of_one_user_are_served_at_once(agent, tmp_path):
             for launcher in launchers:
                 launcher.close()
         assert len(rests) >= 800 and not any(rests)
-        assert "connections" not in daemon.troubles.counts
+        assert "connections" not in daemon.state.errors.counts
 
     serve(scenario, agent, tmp_path)

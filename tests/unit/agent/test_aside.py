@@ -13,32 +13,33 @@ from msgspec.structs import replace
 from root_unit import INCIDENT, REBOOT, options
 from waiting import wait_for
 
-from holdfast.agent.daemon import background
-from holdfast.agent.system.side_thread import WAITING_MAX, Aside
+from holdfast.agent.actions import evidence_store
+from holdfast.agent.system.side_thread import WAITING_MAX, SideThread
 
 
 def test_a_store_that_hangs_holds_up_nothing_else_not_even_the_end(agent, tmp_path, monkeypatch):
-    hung, real = Hung(tmp_path / "hung"), background.write_incident
+    hung, real = Hung(tmp_path / "hung"), evidence_store.write_incident
 
     def through_it(folder, incident):
         if incident.id == "i1" and hung.path.exists():
             hung.path.write_bytes(b"x")
         real(folder, incident)
 
-    monkeypatch.setattr(background, "write_incident", through_it)
+    monkeypatch.setattr(evidence_store, "write_incident", through_it)
 
     async def scenario():
         async with agent(**options(tmp_path)) as (daemon, node):
             for number in range(1, 3 * WAITING_MAX):
                 about = replace(INCIDENT, id=f"i{number % 100}", reason=f"number {number}")
-                background.keep_incident(daemon, about)
-            await until(lambda: daemon.evidence.busy_s)
+                daemon.evidence.keep(about)
+            await until(lambda: daemon.evidence.side_thread.busy_s)
             await asyncio.wait_for(asyncio.to_thread(time.monotonic), 2.0)
             names = [thread.name for thread in threading.enumerate()]
-            assert names.count(daemon.evidence.name) == 1
-            daemon.config = replace(
-                daemon.config, evidence=replace(daemon.config.evidence, store=str(tmp_path / "k"))
-            )
+            assert names.count(daemon.evidence.side_thread.name) == 1
+            config = daemon.state.config
+            daemon.state.loaded = daemon.state.loaded._replace(config=replace(
+                config, evidence=replace(config.evidence, store=str(tmp_path / "k"))
+            ))
             node.incidents, node.todo = (INCIDENT,), [REBOOT]
             daemon.wake("test")
             await until(lambda: node.seen[-1].outcomes, 10.0)
@@ -54,7 +55,7 @@ def test_a_store_that_hangs_holds_up_nothing_else_not_even_the_end(agent, tmp_pa
 
 def test_what_waits_is_bounded_and_a_crash_ends_one_job_alone():
     async def scenario():
-        aside, go, done = Aside("test"), threading.Event(), []
+        aside, go, done = SideThread("test"), threading.Event(), []
         first = aside.do("first", go.wait)
         await until(lambda: aside.busy_s)
         waiting = [aside.do(str(n), lambda n=n: done.append(n)) for n in range(WAITING_MAX + 9)]

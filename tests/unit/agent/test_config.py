@@ -143,17 +143,17 @@ def test_reload_keeps_the_old_configuration_when_the_new_is_bad(agent, tmp_path)
         async with agent() as (daemon, node):
             daemon.options = daemon.options._replace(config_file=file)
             daemon.reload()
-            assert daemon.reload_ok and daemon.config.detect.stopped_s == 2.0
+            assert daemon.state.reload_ok and daemon.state.config.detect.stopped_s == 2.0
             assert daemon.node.settings.stopped_s == 2.0
             file.write_text("[detect]\nstopped_s = -2.0\n")
             daemon.reload()
-            assert not daemon.reload_ok and daemon.config.detect.stopped_s == 2.0
+            assert not daemon.state.reload_ok and daemon.state.config.detect.stopped_s == 2.0
             await asyncio.sleep(0.05)
-            faults = [verdict.fault for verdict in daemon.snapshot.decision.verdicts]
+            faults = [verdict.fault for verdict in daemon.state.snapshot.decision.verdicts]
             assert faults == ["agent_config_bad"]
             file.write_text("[detect]\nstopped_s = 3.0\n")
             daemon.reload()
-            assert daemon.reload_ok and daemon.config.detect.stopped_s == 3.0
+            assert daemon.state.reload_ok and daemon.state.config.detect.stopped_s == 3.0
 
     asyncio.run(scenario())
 
@@ -161,7 +161,7 @@ def test_reload_keeps_the_old_configuration_when_the_new_is_bad(agent, tmp_path)
 @pytest.mark.parametrize("name", ["config", "metrics"])
 def test_generated_documents_are_current(name):
     path = ROOT / "docs" / f"{name}.md"
-    from holdfast.agent.metrics.families import render_metrics_docs
+    from holdfast.agent.metrics.selection import render_docs
 
-    made = {"config": render_config_docs, "metrics": render_metrics_docs}[name]()
+    made = {"config": render_config_docs, "metrics": render_docs}[name]()
     assert path.read_text() == made, f"docs/{name}.md is old: generate it again"

@@ -119,13 +119,13 @@ def test_a_crashing_core_and_a_crashing_part_stop_nothing(agent, tmp_path):
         async with agent(agent__tick_s=0.05) as (daemon, node):
             node.fail = True
             daemon.wake("test")
-            await until(lambda: daemon.troubles.counts.get("core", 0) >= 3)
+            await until(lambda: daemon.state.errors.counts.get("core", 0) >= 3)
             node.fail = False
             launcher = FakeLauncher(tmp_path / "run" / "agent.sock")
             launcher.hello()
             await launcher.receive("welcome")
-            before = daemon.steps
-            await until(lambda: daemon.steps > before)
+            before = daemon.state.steps
+            await until(lambda: daemon.state.steps > before)
             launcher.close()
 
     asyncio.run(scenario())
@@ -138,10 +138,10 @@ def test_a_memory_that_cannot_be_written_keeps_no_effect_back(agent, tmp_path):
             node.todo = [start_effect()]
             daemon.wake("test")
             order = await launcher.receive("do")
-            assert order["kind"] == "start" and daemon.troubles.counts["memory"] >= 1
-            assert not daemon.troubles.counts.get("core")
+            assert order["kind"] == "start" and daemon.state.errors.counts["memory"] >= 1
+            assert not daemon.state.errors.counts.get("core")
             daemon.reload()
-            assert daemon.reload_ok and daemon.node.start_memory == b"steps:0"
+            assert daemon.state.reload_ok and daemon.node.start_memory == b"steps:0"
 
     asyncio.run(scenario())
 
@@ -167,7 +167,7 @@ def test_a_name_of_the_machine_that_is_no_text_is_made_one(agent, monkeypatch):
 
     async def scenario():
         async with agent(agent__node="") as (daemon, node):
-            assert daemon.name == node.name == "node\ufffd"
+            assert daemon.state.name == node.name == "node\ufffd"
 
     asyncio.run(scenario())
 
@@ -196,7 +196,7 @@ def test_an_incident_is_said_counted_and_remembered_once(agent, tmp_path):
 
     async def second_life():
         async with agent() as (daemon, node):
-            assert daemon.narrator.incidents["i1"].state == "closed"
+            assert daemon.incident_log.incidents["i1"].state == "closed"
             assert daemon.performer.counters[("lost_steps", ("demo",))] == 1.0
             assert daemon.performer.counters[("recovery_bucket", ("total", "0.5"))] == 1.0
 

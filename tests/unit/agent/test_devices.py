@@ -11,7 +11,7 @@ from fakes import until
 
 from holdfast.agent.cli import report, text
 from holdfast.agent.core.model import FATAL, WARN, Verdict, readings_of
-from holdfast.agent.daemon import background
+from holdfast.agent.daemon import own_faults
 from holdfast.agent.metrics.families import Exposition
 from holdfast.agent.system.child_probe import Left
 from holdfast.agent.telemetry.collectors import Health
@@ -66,9 +66,9 @@ class FakeRunner:
 def test_full_minimal_and_hidden_families(agent, settings, shown):
     async def scenario():
         async with agent(**settings) as (daemon, _):
-            await until(lambda: daemon.snapshot.number > 0)
-            daemon.runner = FakeRunner()
-            page = Exposition(daemon).text().decode()
+            await until(lambda: daemon.state.snapshot.number > 0)
+            daemon.state.runner = FakeRunner()
+            page = Exposition(daemon.state).text().decode()
         for name in ("lost", "power_watts", "clock_hertz"):
             assert (f"\nholdfast_accelerator_{name}{{" in page) == (name in shown)
         assert "holdfast_accelerator_process{" not in page
@@ -88,12 +88,12 @@ def test_absent_is_told_from_failed_and_every_stuck_child_is_counted(agent):
 
     async def scenario():
         async with agent() as (daemon, _):
-            await until(lambda: daemon.snapshot.number > 0)
-            daemon.runner = runner = FakeRunner()
+            await until(lambda: daemon.state.snapshot.number > 0)
+            daemon.state.runner = runner = FakeRunner()
             runner.up, runner.left = False, (Left("nvidia", 77, 0.0, "nv_lock"),)
-            daemon.kernel.journal = Reader()
-            page = Exposition(daemon).text().decode()
-            daemon.kernel.journal = None
+            daemon.state.kernel.journal = Reader()
+            page = Exposition(daemon.state).text().decode()
+            daemon.state.kernel.journal = None
             return page
 
     page = asyncio.run(scenario())
@@ -106,12 +106,12 @@ def test_absent_is_told_from_failed_and_every_stuck_child_is_counted(agent):
 def test_status_names_devices_and_says_unknown_when_nothing_is_read(agent):
     async def scenario():
         async with agent() as (daemon, _):
-            daemon.runner = runner = FakeRunner()
-            good = status.status(daemon)["devices"]
+            daemon.state.runner = runner = FakeRunner()
+            good = status.status(daemon.state)["devices"]
             runner.up = False
-            bad = status.status(daemon)["devices"]
+            bad = status.status(daemon.state)["devices"]
             runner.left = (Left("nvidia", 77, time.monotonic() - 5.0, "nv_lock"),)
-            faults = {one.fault: one.reason for one in background.own_verdicts(daemon)}
+            faults = {one.fault: one.reason for one in own_faults.verdicts(daemon.state)}
             return good, bad, faults
 
     good, bad, faults = asyncio.run(scenario())
@@ -149,9 +149,9 @@ def test_status_names_cards_with_what_counters_and_the_kernel_say(agent):
     async def scenario():
         async with agent() as (daemon, node):
             node.extra = {"verdicts": wrong}
-            await until(lambda: daemon.snapshot.decision.verdicts)
-            daemon.runner = CardRunner()
-            return status.status(daemon)["devices"]
+            await until(lambda: daemon.state.snapshot.decision.verdicts)
+            daemon.state.runner = CardRunner()
+            return status.status(daemon.state)["devices"]
 
     found = {one["device"]: one for one in asyncio.run(scenario()) if one["kind"] == "network"}
     assert {name: one["health"] for name, one in found.items()} == {"ens5": "ok", "rdmap0": "fatal"}

@@ -18,8 +18,8 @@ GET = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
 def knock(scenario, agent, tmp_path, **settings):
     async def run():
         async with agent(**settings) as (daemon, node):
-            await until(lambda: daemon.address)
-            port = int(daemon.address.rsplit(":", 1)[1])
+            await until(lambda: daemon.sessions.address)
+            port = int(daemon.sessions.address.rsplit(":", 1)[1])
 
             def dial(kind: str, size: int = 0) -> socket.socket:
                 family = socket.AF_UNIX if kind == "unix" else socket.AF_INET
@@ -69,10 +69,10 @@ def test_whoever_is_quiet_longest_makes_room_and_whoever_asks_is_answered(
             crowd = [dial(kind) for _ in range(2)]
             assert await ended(idle.pop(0)) and await ended(idle.pop(0))
             idle += crowd
-        await until(lambda: daemon.troubles.counts.get("web connections", 0) >= 10)
+        await until(lambda: daemon.state.errors.counts.get("web connections", 0) >= 10)
         connector = aiohttp.UnixConnector(str(tmp_path / "run" / "api.sock"))
         async with aiohttp.ClientSession("http://agent", connector=connector) as unix, \
-                aiohttp.ClientSession(daemon.address) as tcp:
+                aiohttp.ClientSession(daemon.sessions.address) as tcp:
             for client in (unix, tcp):
                 async with client.get("/metrics") as answer:
                     assert answer.status == 200 and await answer.read()
@@ -89,7 +89,8 @@ def test_a_head_without_an_end_is_cut_off(agent, tmp_path, kind):
             for number in range(100):
                 await loop.sock_sendall(sock, b"X-%d: %s\r\n" % (number, b"x" * 4000))
                 await asyncio.sleep(0)
-        await until(lambda: "head is longer" in daemon.troubles.latest.get("web connections", ""))
+        latest = daemon.state.errors.latest
+        await until(lambda: "head is longer" in latest.get("web connections", ""))
 
     knock(scenario, agent, tmp_path)
 
@@ -116,6 +117,6 @@ def test_answers_that_nobody_reads_are_given_up(agent, tmp_path, monkeypatch):
         for _ in range(20):
             sock = dial("unix", size=2048)
             await loop.sock_sendall(sock, GET * 60)
-        await until(lambda: "not read" in daemon.troubles.latest.get("web connections", ""))
+        await until(lambda: "not read" in daemon.state.errors.latest.get("web connections", ""))
 
     knock(scenario, agent, tmp_path)

@@ -182,7 +182,7 @@ def test_a_gpu_is_reset_while_nobody_of_ours_holds_it(
     async def scenario():
         given = options(tmp_path, actions__allow=("reset_gpu",))
         async with agent(**given) as (daemon, node):
-            held, real = [], daemon.runner.without
+            held, real = [], daemon.state.runner.without
 
             @asynccontextmanager
             async def without(name):
@@ -191,7 +191,7 @@ def test_a_gpu_is_reset_while_nobody_of_ours_holds_it(
                     yield
                     held.append((name, len(unit.intents)))
 
-            daemon.runner.without = without
+            daemon.state.runner.without = without
             node.incidents, node.todo = (INCIDENT,), [RESET]
             daemon.wake("test")
             await until(lambda: node.seen[-1].outcomes)
@@ -230,14 +230,14 @@ def test_a_line_of_the_kernels_becomes_one_reset(
         node = core(tmp_path, **allow)
         async with agent(node=node, **given, **options(tmp_path, **allow)) as (daemon, _):
             def said() -> list[str]:
-                return [text for one in daemon.narrator.incidents.values()
+                return [text for one in daemon.incident_log.incidents.values()
                         for _, text in one.timeline]
 
             last = "reboot_node: the node's unit took it" if program else "the GPU was reset"
             await until(lambda: last in said(), 20.0, said)
-            steps = daemon.steps
-            await until(lambda: daemon.steps > steps + 10)
-            (one,) = daemon.narrator.incidents.values()
+            steps = daemon.state.steps
+            await until(lambda: daemon.state.steps > steps + 10)
+            (one,) = daemon.incident_log.incidents.values()
             assert (one.state == "closed") == (not program)
 
     asyncio.run(scenario())

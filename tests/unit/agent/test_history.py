@@ -11,11 +11,10 @@ from collections import deque
 from fakes import until
 from msgspec.structs import replace
 
-from holdfast.agent.actions import performer
+from holdfast.agent.actions import evidence_store, performer
 from holdfast.agent.core.model import Decision, Incident, StoreWrite
-from holdfast.agent.daemon import background
 from holdfast.agent.history import incident_log, journal, retention
-from holdfast.agent.history.incident_log import Narrator
+from holdfast.agent.history.incident_log import IncidentLog
 from holdfast.agent.history.journal import Count, Finished, Forgotten, Happened, Intent, Journal
 from holdfast.agent.store import sqlite
 from holdfast.agent.store.sqlite import SqliteStore
@@ -32,7 +31,7 @@ def closed(number: int, run: str = "", **more) -> Incident:
 def test_whoever_has_most_is_forgotten_first(monkeypatch):
     monkeypatch.setattr(incident_log, "INCIDENTS_MAX", 50)
     owners = {"victim": 1000, "flood-a": 1001, "flood-b": 1001}
-    narrator = Narrator((), {}, lambda run: owners[run])
+    narrator = IncidentLog((), {}, lambda run: owners[run])
     forgotten, records = [], []
 
     def tell(*incidents):
@@ -57,7 +56,7 @@ def test_whoever_has_most_is_forgotten_first(monkeypatch):
 
 def test_what_is_open_is_never_forgotten_and_so_never_told_twice(monkeypatch):
     monkeypatch.setattr(incident_log, "INCIDENTS_MAX", 5)
-    narrator = Narrator(tuple(closed(number) for number in range(5)))
+    narrator = IncidentLog(tuple(closed(number) for number in range(5)))
     many = tuple(replace(OPEN, id=f"demo/{number}") for number in range(8))
     first = narrator.follow(Decision(incidents=many))
     assert len(first.records) == 8 and not first.forgotten
@@ -77,11 +76,11 @@ def test_journal_and_store_hold_what_the_history_holds(agent, tmp_path, monkeypa
             for number in numbers:
                 node.incidents = (closed(number),)
                 daemon.wake("test")
-                await until(lambda id=f"node/{number}": id in daemon.narrator.incidents)
+                await until(lambda id=f"node/{number}": id in daemon.incident_log.incidents)
             node.incidents = ()
             daemon.wake("test")
-            await until(lambda: len(daemon.narrator.incidents) == 5)
-            newest = list(daemon.narrator.incidents)
+            await until(lambda: len(daemon.incident_log.incidents) == 5)
+            newest = list(daemon.incident_log.incidents)
             files = {f"{id.replace('/', '_')}.json" for id in newest}
             await until(lambda: {path.name for path in kept.glob("*.json")} == files)
         return newest
@@ -101,12 +100,12 @@ def test_journal_and_store_hold_what_the_history_holds(agent, tmp_path, monkeypa
 
 def test_only_a_file_of_this_very_incident_is_taken_away(tmp_path):
     ours, other = closed(1), closed(2, reason="another node's")
-    background.write_incident(tmp_path, ours)
-    background.write_incident(tmp_path, other)
+    evidence_store.write_incident(tmp_path, ours)
+    evidence_store.write_incident(tmp_path, other)
     (tmp_path / "node_3.json").write_text("no incident")
     (tmp_path / "node_4.json").symlink_to(tmp_path / "node_2.json")
     gone = [ours, replace(other, opened_wall_s=7.0), *(closed(number) for number in (3, 5))]
-    background.remove(tmp_path, deque(gone))
+    evidence_store.remove(tmp_path, deque(gone))
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"node_2.json", "node_3.json", "node_4.json"}
     assert json.loads((tmp_path / "node_2.json").read_text())["reason"] == "another node's"

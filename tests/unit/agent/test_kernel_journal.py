@@ -161,11 +161,12 @@ def test_a_tool_that_dies_in_the_middle_of_a_line_goes_on_behind_the_last(agent,
     async def scenario():
         async with journal_agent(agent, tool, tmp_path) as (daemon, node):
             await until(lambda: events(daemon) == 2.0)
-            await until(lambda: daemon.kernel.log.broken == 2)  # the half line, the junk
+            await until(lambda: daemon.state.kernel.log.broken == 2)  # the half line, the junk
             await until(lambda: len(node.seen[-1].events) == 2)
-            assert daemon.kernel.source == "journald" and daemon.kernel.journal.starts == 3
+            kernel = daemon.state.kernel
+            assert kernel.source == "journald" and kernel.journal.starts == 3
             assert all("after-cursor=s=1;i=1" in call for call in tool.calls()[1:])
-            pid = daemon.kernel.journal.pid
+            pid = daemon.state.kernel.journal.pid
         assert not os.path.exists(f"/proc/{pid}")
 
     asyncio.run(scenario())
@@ -187,7 +188,8 @@ def test_a_log_that_can_no_longer_be_read_is_followed_by_way_of_journald(
     async def scenario():
         async with agent(**paths) as (daemon, _):
             await until(lambda: events(daemon) == 1.0)
-            assert daemon.kernel.source == "journald" and "gone" in daemon.troubles.latest[
+            assert daemon.state.kernel.source == "journald"
+            assert "gone" in daemon.state.errors.latest[
                 "kernel log"]
 
     asyncio.run(scenario())
@@ -199,7 +201,7 @@ def test_an_agent_that_starts_again_goes_on_behind_what_it_counted(agent, tool, 
     async def life(wanted: float):
         async with journal_agent(agent, tool, tmp_path) as (daemon, _):
             await until(lambda: events(daemon) == wanted)
-            return daemon.kernel.log.next
+            return daemon.state.kernel.log.next
 
     tool.live(entry(1, at_us=late))
     first = asyncio.run(life(1.0))
@@ -215,7 +217,7 @@ def test_a_cursor_that_the_journal_refuses_is_given_up(agent, tool, tmp_path):
     async def scenario():
         async with journal_agent(agent, tool, tmp_path) as (daemon, _):
             await until(lambda: events(daemon) == 2.0)
-            assert "lost" in daemon.troubles.latest["kernel log"]
+            assert "lost" in daemon.state.errors.latest["kernel log"]
 
     asyncio.run(scenario())
     assert "--lines=1" in tool.calls()[4]
@@ -231,14 +233,14 @@ def test_without_a_journal_nothing_is_read_and_nothing_else_suffers(
 
     async def scenario():
         async with journal_agent(agent, tool, tmp_path) as (daemon, node):
-            await until(lambda: daemon.kernel.journal is not None)
-            await until(lambda: kind == "absent" or daemon.kernel.journal.starts == 1)
-            await until(lambda: daemon.kernel.journal.pid == 0)
+            await until(lambda: daemon.state.kernel.journal is not None)
+            await until(lambda: kind == "absent" or daemon.state.kernel.journal.starts == 1)
+            await until(lambda: daemon.state.kernel.journal.pid == 0)
             steps = node.steps
             daemon.wake("test")
             await until(lambda: node.steps > steps)
-            assert daemon.kernel.source == "" and events(daemon) == -1.0
-            assert "kernel log" not in daemon.troubles.counts
+            assert daemon.state.kernel.source == "" and events(daemon) == -1.0
+            assert "kernel log" not in daemon.state.errors.counts
 
     asyncio.run(scenario())
 

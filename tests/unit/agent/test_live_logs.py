@@ -12,11 +12,12 @@ from holdfast.agent.cli import report, text
 from holdfast.agent.config.load import Loaded
 from holdfast.agent.config.settings import Config
 from holdfast.agent.core.model import Decision, Incident, Verdict
-from holdfast.agent.history.incident_log import Narrator
+from holdfast.agent.history.incident_log import IncidentLog
 from holdfast.agent.launchers import log_child, protocol
 from holdfast.agent.logs import operator_signatures
 from holdfast.agent.metrics.exposition import rows_text
 from holdfast.agent.metrics.families import Exposition
+from holdfast.agent.metrics.names import LOG_CHILD
 from holdfast.agent.web import status
 
 ROOT = "root: cuda_ecc on rank 0 (infra): RuntimeError: CUDA error: uncorrectable ECC error"
@@ -38,8 +39,8 @@ def test_a_level_becomes_metrics_and_status(agent, tmp_path):
             assert node.seen[-1].runs[0].logs is False
             launcher.levels(generation=1, state="running", ranks=[], logs=LEVEL)
             await until(lambda: node.seen[-1].runs[0].logs)
-            await until(lambda: daemon.runner is not None)
-            shown = Exposition(daemon).text().decode()
+            await until(lambda: daemon.state.runner is not None)
+            shown = Exposition(daemon.state).text().decode()
             for line in (
                 'holdfast_log_read_bytes_total{run="demo"} 5000.0',
                 'holdfast_log_skipped_bytes_total{run="demo"} 700.0',
@@ -50,15 +51,15 @@ def test_a_level_becomes_metrics_and_status(agent, tmp_path):
                 'holdfast_log_lines_total{culprit="",role="",run="demo",signature="other"} 1.0',
             ):
                 assert line in shown, shown
-            run = status.status(daemon)["runs"][0]
+            run = status.status(daemon.state)["runs"][0]
             assert run["logs"]["seen"][0]["line"] == "OSError: [Errno 5]" and run["root"] == ""
-            said = " ".join(text.plain(report.status([status.status(daemon)])).split())
+            said = " ".join(text.plain(report.status([status.status(daemon.state)])).split())
             assert "io_error on rank 0 (storage): OSError: [Errno 5]" in said
             node.extra = {"verdicts": (Verdict("log_root_cause", "run/demo/logs", "warn", 0.8,
                                                ROOT, detector="logs", run="demo"),)}
             daemon.wake("test")
-            await until(lambda: daemon.snapshot.decision.verdicts)
-            said = " ".join(text.plain(report.status([status.status(daemon)])).split())
+            await until(lambda: daemon.state.snapshot.decision.verdicts)
+            said = " ".join(text.plain(report.status([status.status(daemon.state)])).split())
             assert ROOT in said and "io_error" not in said
             launcher.close()
 
@@ -112,7 +113,7 @@ def test_numbers_and_names_from_outside_are_bounded():
         ((f"{long}=b", "io_error", "root", "storage"), 1),
         ((f"{long}=b", "python_exception", "root", "user"), 2),
     ]
-    page = "".join(rows_text(one, found[one.name]) for one in log_child.metrics)
+    page = "".join(rows_text(one, found[one.name]) for one in LOG_CHILD)
     assert f'{{run="{long},a"}}' in page and f'{{run="{long}=b"}}' in page
     many = said("a", *([f"{n}", "root", "infra", 1] for n in range(1000)))
     assert log_child.rows([many], own)["log_lines_total"][0][1] == log_child.COUNTS_MAX
@@ -121,7 +122,7 @@ def test_numbers_and_names_from_outside_are_bounded():
 def test_a_root_is_said_once_on_the_terminal():
     incident = Incident("i", "rank_exited", "run/demo/rank/0", "fatal", "demo", 1, 5.0, 1.0,
                         "ended", "rank 0")
-    narrator = Narrator(())
+    narrator = IncidentLog(())
     assert len(narrator.follow(Decision(incidents=(incident,))).lines) == 1
     noted = msgspec.structs.replace(incident, timeline=((6.0, ROOT),))
     lines = narrator.follow(Decision(incidents=(noted,))).lines

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.agent.core.model import Decision, Incident, Verdict
-from holdfast.agent.history.incident_log import Narrator
+from holdfast.agent.history.incident_log import IncidentLog
 
 
 def test_an_incident_of_the_kernels_is_no_second_event():
@@ -12,7 +12,7 @@ def test_an_incident_of_the_kernels_is_no_second_event():
         "GPU 3 of a",
     )
     verdict = Verdict(incident.fault, incident.subject, "fatal", 1.0, "XID 79", detector="kernel")
-    narrator = Narrator(())
+    narrator = IncidentLog(())
     (record,) = narrator.follow(Decision(incidents=(incident,), verdicts=(verdict,))).records
     assert [(one.name, one.labels) for one in record.counts] == [
         ("incidents", ("kernel", "gpu_fell_off_bus", "fatal"))

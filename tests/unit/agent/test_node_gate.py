@@ -15,13 +15,18 @@ from root_unit import HEADER, INCIDENT, Unit, called, commands, empty_proc, opti
 from test_node_unit import core
 
 from holdfast.agent.actions import preconditions
+from holdfast.agent.actions.evidence_store import write_incident
 from holdfast.agent.core.nodes import repair
-from holdfast.agent.daemon.background import write_incident
+from holdfast.agent.daemon.parts import node_order_gate
 from holdfast.agent.system import procfs
 
 assert commands  # a fixture
 ROW = "0000000000000000: 00000002 00000000 {flags} {kind} 01 1234 {path}\n"
 OTHER = "/run/user/7/holdfast/x/agent.sock"
+
+
+async def look(daemon):
+    return await preconditions.look(daemon.state, daemon.evidence)
 
 
 def table(proc: Path, *paths: str, flags: str = "00010000", kind: str = "0005") -> None:
@@ -64,11 +69,11 @@ def test_a_table_that_cannot_be_read_to_its_end_is_not_an_empty_one(agent, tmp_p
     async def scenario():
         async with agent(**options(tmp_path)) as (daemon, _):
             (tmp_path / "proc/net/unix").unlink()
-            assert "No such file" in (await preconditions.look(daemon)).closed
+            assert "No such file" in (await look(daemon)).closed
             table(tmp_path / "proc", *(f"/x{number}" for number in range(99)), OTHER)
-            assert (await preconditions.look(daemon)).others == (OTHER,)
+            assert (await look(daemon)).others == (OTHER,)
             monkeypatch.setattr(preconditions, "TABLE_MAX_BYTES", 4096)
-            gate = await preconditions.look(daemon)
+            gate = await look(daemon)
             assert "net/unix is longer than" in gate.closed and gate.others == ()
 
     asyncio.run(scenario())
@@ -80,7 +85,7 @@ def test_where_proc_hides_processes_no_order_leaves_and_the_group_is_named(agent
 
     async def scenario():
         async with agent(**options(tmp_path)) as (daemon, _):
-            closed = (await preconditions.look(daemon)).closed
+            closed = (await look(daemon)).closed
             assert "hidepid" in closed and "SupplementaryGroups=" in closed
 
     asyncio.run(scenario())
@@ -125,12 +130,12 @@ def test_a_driver_that_hangs_leaves_what_it_said_last_while_that_lives(
 
     async def scenario():
         async with agent(**options(tmp_path)) as (daemon, _):
-            real, daemon.runner = daemon.runner, Runner()
-            gate = await preconditions.look(daemon)
+            real, daemon.state.runner = daemon.state.runner, Runner()
+            gate = await look(daemon)
             # In a container the numbers that a driver lists are the host's.
             monkeypatch.setattr(procfs, "sees_host", lambda proc: False)
-            assert (await preconditions.look(daemon)).gone == ()
-            daemon.runner = real
+            assert (await look(daemon)).gone == ()
+            daemon.state.runner = real
             assert gate.seen == ((11, "nvidia device 0"), (13, "nvidia device 0"))
             assert gate.ours == () and gate.others == () and gate.gone == (12, 14)
 
@@ -147,7 +152,7 @@ def test_what_an_order_needs_is_missed_before_anything_is_ended(agent, tmp_path)
     async def scenario():
         async with agent(**options(tmp_path)) as (daemon, _):
             async def closed() -> str:
-                return (await preconditions.look(daemon)).closed
+                return (await look(daemon)).closed
 
             assert (await closed()).endswith("is holdfast-node.socket enabled?")
             path.write_text("")
@@ -181,11 +186,11 @@ def test_a_store_that_hangs_closes_the_gate_and_opens_it_again(agent, tmp_path, 
             with socket.socket(socket.AF_UNIX) as unit:
                 unit.bind(str(tmp_path / "n.sock"))
                 for _ in range(3):
-                    assert (await preconditions.look(daemon)).closed.endswith("does not answer")
+                    assert (await look(daemon)).closed.endswith("does not answer")
                 hung.answer()
-                await until(lambda: not daemon.evidence.busy_s)
+                await until(lambda: not daemon.evidence.side_thread.busy_s)
                 monkeypatch.setattr(preconditions, "ANSWER_S", 5.0)
-                assert (await preconditions.look(daemon)).closed == ""
+                assert (await look(daemon)).closed == ""
 
     asyncio.run(scenario())
 
@@ -203,7 +208,7 @@ def test_a_store_that_the_sandbox_keeps_read_only_says_which_key_opens_it(
         async with agent(**options(tmp_path)) as (daemon, _):
             with socket.socket(socket.AF_UNIX) as unit:
                 unit.bind(str(tmp_path / "n.sock"))
-                closed = (await preconditions.look(daemon)).closed
+                closed = (await look(daemon)).closed
                 assert "Read-only file system" in closed
                 assert closed.endswith("ReadWritePaths= of holdfast.service (docs/node-orders.md)")
 
@@ -224,17 +229,18 @@ def test_nothing_is_written_through_a_link_that_somebody_put_into_the_store(tmp_
 
 
 def test_nobody_looks_while_nothing_asks_for_an_order(agent, tmp_path, monkeypatch):
-    monkeypatch.setattr(preconditions, "IDLE_S", 0.01)
-    monkeypatch.setattr(preconditions, "LOOK_S", 0.01)
+    monkeypatch.setattr(node_order_gate, "IDLE_S", 0.01)
+    monkeypatch.setattr(node_order_gate, "LOOK_S", 0.01)
 
     async def scenario():
         async with agent(**options(tmp_path)) as (daemon, node):
             await until(lambda: node.steps)
-            assert not preconditions._wanted(daemon) and daemon.gate is preconditions.UNSEEN
+            part = daemon.node_order_gate
+            assert not preconditions.wanted(daemon.state) and part.gate is preconditions.UNSEEN
             for allowed in (True, False):
                 node.incidents = (replace(INCIDENT, closed_wall_s=0.0 if allowed else 2.0),)
                 daemon.wake("test")
-                await until(lambda: (daemon.gate is preconditions.UNSEEN) != allowed)  # noqa: B023
+                await until(lambda: (part.gate is preconditions.UNSEEN) != allowed)  # noqa: B023
 
     asyncio.run(scenario())
 
@@ -246,7 +252,7 @@ def test_a_run_of_another_agent_is_waited_for_and_then_the_node_goes(
     agent, commands, tmp_path, monkeypatch
 ):
     monkeypatch.setattr(repair, "SETTLE_S", 0.1)
-    monkeypatch.setattr(preconditions, "LOOK_S", 0.02)
+    monkeypatch.setattr(node_order_gate, "LOOK_S", 0.02)
     table(tmp_path / "proc", OTHER, str(tmp_path / "run/agent.sock"))
     line = b"NVRM: Xid (PCI:0000:4e:00): 79, pid=1, name=x, GPU has fallen off the bus."
     (tmp_path / "kmsg").write_bytes(b"3,5,1,-;" + line + b"\n")
@@ -256,7 +262,7 @@ def test_a_run_of_another_agent_is_waited_for_and_then_the_node_goes(
         async with agent(node=core(tmp_path), collectors__kmsg=str(tmp_path / "kmsg"),
                          agent__tick_s=0.05, **options(tmp_path)) as (daemon, _):
             await until(lambda: any(
-                one.would_have.startswith(waits) for one in daemon.narrator.incidents.values()
+                one.would_have.startswith(waits) for one in daemon.incident_log.incidents.values()
             ))
             assert called(tmp_path) == []
             table(tmp_path / "proc", str(tmp_path / "run/agent.sock"))

@@ -36,7 +36,7 @@ from holdfast.agent.config.load import ConfigError, load
 from holdfast.agent.core.model import Request
 from holdfast.agent.core.node import Node
 from holdfast.agent.core.nodes import repair
-from holdfast.agent.daemon.daemon import boot_id
+from holdfast.agent.daemon.state import boot_id
 from holdfast.agent.web import status
 
 assert commands and place and unit  # fixtures
@@ -279,11 +279,12 @@ def test_a_pause_of_an_idle_node_is_shown_and_on_disk_at_once(agent, tmp_path):
 
     async def scenario():
         async with agent(node=core(tmp_path), **options(tmp_path)) as (daemon, _):
-            await until(lambda: daemon.steps > 1)
-            assert not status.status(daemon)["paused"]
-            daemon.request(Request("q1", "pause", "node/node-a", "a fan", origin="operator"))
-            await until(lambda: status.node_paused(daemon))
-            assert status.status(daemon)["paused"]
+            await until(lambda: daemon.state.steps > 1)
+            assert not status.status(daemon.state)["paused"]
+            wish = Request("q1", "pause", "node/node-a", "a fan", origin="operator")
+            daemon.operators.request(wish)
+            await until(lambda: status.node_paused(daemon.state))
+            assert status.status(daemon.state)["paused"]
             await until(lambda: b'"paused":"a fan"' in kept())  # not with the next save, in 10 s
 
     asyncio.run(scenario())
@@ -301,11 +302,11 @@ def test_a_line_of_the_kernels_becomes_one_reboot(agent, unit, tmp_path, monkeyp
             await until(lambda: called(tmp_path))
             taken = "reboot_node: the node's unit took it"
             await until(lambda: any(
-                text == taken for one in daemon.narrator.incidents.values()
+                text == taken for one in daemon.incident_log.incidents.values()
                 for _, text in one.timeline
             ))
-            steps = daemon.steps
-            await until(lambda: daemon.steps > steps + 10)
+            steps = daemon.state.steps
+            await until(lambda: daemon.state.steps > steps + 10)
             return node.memory()
 
     memory = asyncio.run(life(core(tmp_path)))

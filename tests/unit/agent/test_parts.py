@@ -22,7 +22,7 @@ from holdfast.agent.evidence import __main__ as evidence
 from holdfast.agent.store.base import Conflict, StoreError
 from holdfast.agent.store.sqlite import DirectoryLock, SqliteStore
 from holdfast.agent.system.child_probe import Prober
-from holdfast.agent.system.errors import Troubles
+from holdfast.agent.system.errors import ErrorCounters
 from holdfast.agent.system.systemd import notify, watchdog_s
 from holdfast.agent.telemetry.collectors import Runner
 from holdfast.collectors.contract import FAST, Metric, NoData, Sample
@@ -243,14 +243,14 @@ def test_a_name_that_is_no_text_never_leaves_the_runner(monkeypatch):
 
 
 def test_a_trouble_is_kept_as_text_that_a_page_takes(capsys):
-    troubles = Troubles()
+    troubles = ErrorCounters()
     troubles("part", OSError("/sys/\udcff"))
     assert troubles.latest["part"] == "OSError: /sys/\ufffd" and troubles.counts == {"part": 1}
     assert "part: OSError" in capsys.readouterr().err
 
 
 def test_what_the_agent_says_moves_no_cursor(capsys):
-    Troubles()("part", "\x1b[2J\x9bnothing is wrong\nsecond")
+    ErrorCounters()("part", "\x1b[2J\x9bnothing is wrong\nsecond")
     assert capsys.readouterr().err == "holdfast agent: part: ?[2J?nothing is wrong\nsecond\n"
 
 

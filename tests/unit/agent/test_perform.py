@@ -152,7 +152,7 @@ def test_a_launcher_answers_for_its_own_run_alone(agent, tmp_path):
 
 
 def test_a_private_agent_ends_when_its_launcher_was_killed(agent, tmp_path, monkeypatch):
-    monkeypatch.setattr("holdfast.agent.daemon.background.AFTER_LOSS_S", 0.3)
+    monkeypatch.setattr("holdfast.agent.daemon.parts.private_life.AFTER_LOSS_S", 0.3)
     code = (
         "import socket,sys,time;s=socket.socket(socket.AF_UNIX,socket.SOCK_SEQPACKET);"
         "s.connect(sys.argv[1]);s.send(b'{\"t\":\"hello\",\"run\":\"demo\",\"protocol\":1}');"

@@ -8,7 +8,7 @@ import socket
 import pytest
 from fakes import until
 
-from holdfast.agent.daemon import background
+from holdfast.agent.daemon.parts import readiness
 from holdfast.agent.web.server import Site
 
 
@@ -60,10 +60,10 @@ def test_ready_comes_after_both_sockets_answer(agent, tmp_path, monkeypatch, sys
     async def scenario():
         held = Held(monkeypatch)
         async with agent() as (daemon, node):
-            await until(lambda: daemon.steps > 2)  # it works already
+            await until(lambda: daemon.state.steps > 2)  # it works already
             assert systemd() == [] and not (tmp_path / "run/api.sock").exists()
             held.may.set()
-            await until(systemd, background.READY_MAX_S / 3)
+            await until(systemd, readiness.READY_MAX_S / 3)
             assert systemd() == ["READY=1"]
             assert await answer_of(tmp_path / "run/api.sock") == b"HTTP/1.1 200 OK\r\n"
         assert systemd() == ["READY=1", "STOPPING=1"]
@@ -75,8 +75,8 @@ def test_a_part_for_people_that_fails_does_not_keep_the_agent_from_being_ready(a
     async def scenario():
         # Refused: not loopback, and nobody has a token.
         async with agent(agent__listen="0.0.0.0:0") as (daemon, node):
-            await until(systemd, background.READY_MAX_S / 3)
-            assert systemd() == ["READY=1"] and daemon.troubles.counts["web"] == 1
+            await until(systemd, readiness.READY_MAX_S / 3)
+            assert systemd() == ["READY=1"] and daemon.state.errors.counts["web"] == 1
 
     asyncio.run(scenario())
 
@@ -84,7 +84,7 @@ def test_a_part_for_people_that_fails_does_not_keep_the_agent_from_being_ready(a
 def test_nor_does_one_that_never_answers(agent, monkeypatch, systemd):
     async def scenario():
         Held(monkeypatch)
-        monkeypatch.setattr(background, "READY_MAX_S", 0.05)
+        monkeypatch.setattr(readiness, "READY_MAX_S", 0.05)
         async with agent():
             await until(systemd)
             assert systemd() == ["READY=1"]

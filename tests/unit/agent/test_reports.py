@@ -9,14 +9,14 @@ import pytest
 from fakes import serve, until
 
 import holdfast.trainer
-from holdfast.agent.daemon import background
+from holdfast.agent.daemon import trainer_reports
 
 
 def test_what_the_trainer_reports_is_what_may_be_reported():
     folder = Path(holdfast.trainer.__file__).parent
     code = "".join(path.read_text("utf-8") for path in folder.rglob("*.py"))
     said = set(re.findall(r'report\(\s*"(\w+)"', code))
-    assert said == set(background.REPORTED)
+    assert said == set(trainer_reports.REPORTED)
 
 
 def test_a_trainers_own_report_is_shown_and_counted(agent, tmp_path):
@@ -26,8 +26,8 @@ def test_a_trainers_own_report_is_shown_and_counted(agent, tmp_path):
         for _ in range(3):
             launcher.send(t="report", rank=0, fault="snapshot_off", text="does not fit")
         launcher.send(t="report", rank=0, fault="", text="for the terminal")
-        await until(lambda: daemon.snapshot.decision.verdicts)
-        assert daemon.snapshot.decision.verdicts[0].fault == "snapshot_off"
+        await until(lambda: daemon.state.snapshot.decision.verdicts)
+        assert daemon.state.snapshot.decision.verdicts[0].fault == "snapshot_off"
         key = ("events", ("trainer", "snapshot_off", "warn", ""))
         assert daemon.performer.counters[key] == 1
         launcher.close()
@@ -45,7 +45,7 @@ def test_no_rank_reports_what_it_cannot_know(agent, tmp_path, rank, fault, says)
         launcher.hello()
         launcher.send(t="report", rank=rank, fault=fault, text="pages somebody")
         assert says in (await launcher.receive("error"))["error"]
-        assert not daemon.reports and daemon.sessions.session("demo") is not None
+        assert not daemon.reports.kept and daemon.sessions.session("demo") is not None
         launcher.close()
 
     serve(scenario, agent, tmp_path)
@@ -55,12 +55,12 @@ def test_one_users_reports_leave_room_for_the_others(agent, tmp_path):
     async def scenario(daemon, node, launch):
         launcher = launch(nproc=1000)
         launcher.hello()
-        for rank in range(background.REPORTS_PER_UID + 20):
+        for rank in range(trainer_reports.REPORTS_PER_UID + 20):
             launcher.send(t="report", rank=rank, fault="snapshot_off", text="no room")
-        await until(lambda: len(daemon.reports) == background.REPORTS_PER_UID)
+        await until(lambda: len(daemon.reports.kept) == trainer_reports.REPORTS_PER_UID)
         daemon.sessions.session("demo").uid += 1  # as if another user's
         launcher.send(t="report", rank=999, fault="snapshot_off", text="no room")
-        await until(lambda: ("demo", "snapshot_off", 999) in daemon.reports)
+        await until(lambda: ("demo", "snapshot_off", 999) in daemon.reports.kept)
         launcher.close()
 
     serve(scenario, agent, tmp_path)

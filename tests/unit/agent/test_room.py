@@ -124,11 +124,11 @@ def test_without_a_file_to_open_the_agent_waits_and_does_not_spin(agent, tmp_pat
         os.close(free)
         resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
         try:
-            refusals = lambda: daemon.troubles.counts.get("sessions", 0)  # noqa: E731
+            refusals = lambda: daemon.state.errors.counts.get("sessions", 0)  # noqa: E731
             began_s = time.monotonic()
             await until(lambda: refusals() >= 3)
             assert refusals() <= (time.monotonic() - began_s) / AGAIN_S + 1
-            assert "Too many open files" in daemon.troubles.latest["sessions"]
+            assert "Too many open files" in daemon.state.errors.latest["sessions"]
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         launcher.hello()
@@ -172,10 +172,10 @@ def test_an_odd_number_costs_its_own_packet_and_a_run_not_judged_is_counted(agen
         assert "at `$.commits[0].step`" in (await odd.receive("error"))["error"]
         good.levels(generation=0, state="idle", ranks=[])
         await until(lambda: node.seen and [one.run for one in node.seen[-1].runs] == ["good"])
-        assert "core" not in daemon.troubles.counts
+        assert "core" not in daemon.state.errors.counts
         node.extra = {"verdicts": (Verdict("run_not_judged", "run/odd", "degraded", 1.0, "why"),)}
         daemon.wake("test")
-        await until(lambda: daemon.troubles.latest.get("core") == "why")
+        await until(lambda: daemon.state.errors.latest.get("core") == "why")
         odd.close()
         good.close()
 

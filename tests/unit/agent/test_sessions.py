@@ -61,7 +61,8 @@ def test_descriptors_are_checked_and_never_leak(agent, tmp_path):
         launcher = launch()
         launcher.hello()
         await launcher.receive("welcome")
-        await until(lambda: daemon.address and daemon.runner and daemon.runner.samples())
+        state = daemon.state
+        await until(lambda: daemon.sessions.address and state.runner and state.runner.samples())
         open_before = len(os.listdir("/proc/self/fd"))
         unsealed = os.memfd_create("x", os.MFD_ALLOW_SEALING)
         os.ftruncate(unsealed, layout.SIZE)
@@ -107,11 +108,11 @@ def test_a_page_of_rubbish_is_no_rank_that_moves(agent, tmp_path):
         assert node.seen[-1].runs[0].ranks[0].phase == "unknown"
         fields[layout.F_MAGIC], fields[layout.F_VERSION] = layout.MAGIC, layout.VERSION
         fields[layout.F_GENERATION] = 1
-        before = daemon.steps
+        before = daemon.state.steps
         daemon.wake("test")
-        await until(lambda: daemon.steps > before)
+        await until(lambda: daemon.state.steps > before)
         assert node.seen[-1].runs[0].ranks[0].step > 0
-        assert "core" not in daemon.troubles.counts
+        assert "core" not in daemon.state.errors.counts
         launcher.close()
 
     serve(scenario, agent, tmp_path)
@@ -294,7 +295,7 @@ def test_one_user_cannot_take_every_connection(agent, tmp_path, monkeypatch):
             with pytest.raises(ConnectionError):
                 await refused.receive("welcome")
             refused.close()
-        assert daemon.troubles.counts["connections"] == 5
+        assert daemon.state.errors.counts["connections"] == 5
         kept.pop().close()
         await until(lambda: len(daemon.sessions._links) == 2)
         fits = launch(run="run-2")
@@ -356,7 +357,7 @@ def test_who_does_not_say_hello_is_ended(agent, tmp_path, monkeypatch):
             with pytest.raises(ConnectionError):
                 await launcher.receive("welcome")
             launcher.close()
-        assert daemon.troubles.counts["hello"] == 2
+        assert daemon.state.errors.counts["hello"] == 2
         served.levels(generation=0, state="idle", ranks=[])
         await until(lambda: node.seen and node.seen[-1].runs)
         served.close()

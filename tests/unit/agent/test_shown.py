@@ -19,14 +19,14 @@ from prometheus_client.exposition import generate_latest
 
 from holdfast.agent.config.load import ConfigError, load
 from holdfast.agent.core.model import RankView, Runbook, RunView, readings_of
-from holdfast.agent.metrics import exposition, selection
+from holdfast.agent.metrics import exposition, names, selection
 from holdfast.agent.metrics import families as metrics
 from holdfast.collectors import ALL
 from holdfast.collectors.contract import EXPORTERS, Metric, Sample
 from holdfast.collectors.sources.accelerator import METRICS
 from holdfast.dashboards import rules
 
-KNOWN = {one.name: one for one in metrics.known()}
+KNOWN = {one.name: one for one in names.known()}
 NODE, DCGM = EXPORTERS
 
 
@@ -115,23 +115,23 @@ def test_a_run_that_is_over_leaves_the_page_after_ten_minutes(agent, tmp_path):
     async def scenario():
         async with agent(agent__metrics_hide=()) as (daemon, node):
             clock = Clock()
-            page = metrics.Exposition(daemon, clock)
+            page = metrics.Exposition(daemon.state, clock)
             launcher = FakeLauncher(tmp_path / "run" / "agent.sock")
             launcher.hello()
             launcher.page(0, os.getpid())
             launcher.levels(generation=2, state="running", ranks=[rank_level(0, os.getpid())])
-            await until(lambda: daemon.snapshot.observed.runs)
+            await until(lambda: daemon.state.snapshot.observed.runs)
             daemon.performer.counters[("restarts", ("demo", "rank_killed"))] = 1.0
             daemon.performer.counters[("lost_steps", ("demo",))] = 12.0
             here = page.text().decode()
             launcher.send(t="bye")
-            await until(lambda: not daemon.snapshot.observed.runs)
+            await until(lambda: not daemon.state.snapshot.observed.runs)
 
             async def later(by_s: float) -> str:
                 clock.now_s += by_s
-                number = daemon.snapshot.number
+                number = daemon.state.snapshot.number
                 daemon.wake("test")
-                await until(lambda: daemon.snapshot.number > number)
+                await until(lambda: daemon.state.snapshot.number > number)
                 return page.text().decode()
 
             soon, late = await later(599.0), await later(2.0)
@@ -197,7 +197,7 @@ def test_the_joins_of_the_documentation_hold(tmp_path):
     for name, up, absent in (("host", 1, 0), ("nvidia", 0, 1), ("disk", 0, 0)):
         series[f'holdfast_collector_up{{collector="{name}"'] = up
         series[f'holdfast_collector_absent{{collector="{name}"'] = absent
-    page = metrics.render_metrics_docs()
+    page = selection.render_docs()
     by_rank, by_run, failing = re.findall(r"^    (holdfast_.*|sum by.*)$", page, re.M)
     tests = [{
         "interval": "1m",
@@ -226,16 +226,16 @@ def test_the_joins_of_the_documentation_hold(tmp_path):
 def test_a_minimal_page_and_the_health_of_every_collector(agent):
     async def scenario():
         async with agent(agent__metrics="minimal", collectors__nvml="") as (daemon, _):
-            await until(lambda: daemon.runner is not None)
-            await until(lambda: all(one.read_s for one in daemon.runner.health()), 20.0)
-            number = daemon.snapshot.number
+            await until(lambda: daemon.state.runner is not None)
+            await until(lambda: all(one.read_s for one in daemon.state.runner.health()), 20.0)
+            number = daemon.state.snapshot.number
             daemon.wake("test")
-            await until(lambda: daemon.snapshot.number > number)
-            return metrics.Exposition(daemon).text().decode()
+            await until(lambda: daemon.state.snapshot.number > number)
+            return metrics.Exposition(daemon.state).text().decode()
 
     text = asyncio.run(scenario())
     assert on_page(text) <= {name for name, one in KNOWN.items() if one.minimal}
-    assert {one.name for one in metrics.OWN if one.minimal} <= on_page(text)
+    assert {one.name for one in names.OWN if one.minimal} <= on_page(text)
     for metric in ("collector_up", "collector_absent", "collector_duration_seconds"):
         rows = re.findall(rf'^holdfast_{metric}{{collector="(\w+)"}}', text, re.M)
         assert sorted(rows) == sorted(one.name for one in ALL)

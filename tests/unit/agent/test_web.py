@@ -15,7 +15,8 @@ from pages import taken_by_prometheus
 from holdfast.agent.cli import parser
 from holdfast.agent.config.load import ConfigError
 from holdfast.agent.core.model import Incident, Plan, Resume, Verdict
-from holdfast.agent.metrics.families import NAMES, render_metrics_docs
+from holdfast.agent.metrics.names import NAMES
+from holdfast.agent.metrics.selection import render_docs
 from holdfast.agent.web.auth import Tokens
 from holdfast.agent.web.page import load_page
 
@@ -27,7 +28,7 @@ INCIDENT = Incident(
 
 async def with_run(daemon, node, tmp_path):
     """A launcher with one rank, and the web server up."""
-    await until(lambda: daemon.address)
+    await until(lambda: daemon.sessions.address)
     launcher = FakeLauncher(tmp_path / "run" / "agent.sock")
     launcher.hello()
     launcher.page(0, os.getpid())
@@ -41,7 +42,7 @@ def browse(scenario, agent, tmp_path, **settings):
     async def run():
         async with agent(**settings) as (daemon, node):
             launcher = await with_run(daemon, node, tmp_path)
-            async with aiohttp.ClientSession(daemon.address) as tcp:
+            async with aiohttp.ClientSession(daemon.sessions.address) as tcp:
                 connector = aiohttp.UnixConnector(str(tmp_path / "run" / "api.sock"))
                 async with aiohttp.ClientSession("http://agent", connector=connector) as unix:
                     await scenario(daemon, node, launcher, tcp, unix)
@@ -59,7 +60,7 @@ def test_reading(agent, tmp_path):
             "verdicts": (Verdict("rank_hung", "run/demo/rank/0", "warn", 0.5, "still"),),
         }
         daemon.wake("test")
-        await until(lambda: daemon.snapshot.decision.verdicts)
+        await until(lambda: daemon.state.snapshot.decision.verdicts)
         for client in (tcp, unix):
             async with client.get("/api/v1/status") as answer:
                 assert answer.headers["X-Content-Type-Options"] == "nosniff"
@@ -81,9 +82,9 @@ def test_reading(agent, tmp_path):
             for path in ("/healthz", "/readyz", "/"):
                 async with client.get(path) as answer:
                     assert answer.status == 200
-        assert (tmp_path / "run" / "address").read_text().strip() == daemon.address
+        assert (tmp_path / "run" / "address").read_text().strip() == daemon.sessions.address
         address = await launcher.receive("address") if not daemon.sessions.address else None
-        assert address is None or address["address"] == daemon.address
+        assert address is None or address["address"] == daemon.sessions.address
 
     browse(scenario, agent, tmp_path)
 
@@ -132,14 +133,14 @@ def test_an_incident_of_the_kernels_is_closed_by_hand_and_no_other(agent, tmp_pa
         route, body = "/api/v1/incidents/%s/close", {"reason": "cable changed"}
         node.incidents = (INCIDENT,)
         daemon.wake("test")
-        await until(lambda: INCIDENT.id in daemon.narrator.incidents)
+        await until(lambda: INCIDENT.id in daemon.incident_log.incidents)
         for which, status in (("nope", 404), (INCIDENT.id, 409)):
             async with unix.post(route % which, json=body) as answer:
                 assert answer.status == status and (await answer.json())["set"]
         told = Verdict(INCIDENT.fault, INCIDENT.subject, "fatal", 1.0, "x", detector="kernel")
         node.extra = {"verdicts": (told,)}
         daemon.wake("test")
-        await until(lambda: told in daemon.snapshot.decision.verdicts)
+        await until(lambda: told in daemon.state.snapshot.decision.verdicts)
         for data, status in ((b"{}", 400), (b"{", 400), (b'{"reason": "cable changed"}', 202)):
             async with unix.post(route % INCIDENT.id, data=data) as answer:
                 assert answer.status == status
@@ -197,7 +198,7 @@ def test_metrics_are_complete_and_clean(agent, tmp_path):
     async def scenario(daemon, node, launcher, tcp, unix):
         node.incidents = (INCIDENT,)
         daemon.wake("test")
-        await until(lambda: daemon.runner is not None and daemon.runner.samples())
+        await until(lambda: daemon.state.runner is not None and daemon.state.runner.samples())
         await until(lambda: daemon.performer.counters)
         await asyncio.sleep(0.3)
         daemon.wake("test")
@@ -224,8 +225,8 @@ def test_the_text_is_rendered_once_a_snapshot(agent, tmp_path):
     async def scenario():
         async with agent(agent__tick_s=5.0, agent__fast_s=5.0,
                          detect__suspect_floor_s=6.0, detect__lease_s=20.0) as (daemon, node):
-            await until(lambda: daemon.steps)
-            exposition = Exposition(daemon)
+            await until(lambda: daemon.state.steps)
+            exposition = Exposition(daemon.state)
             assert exposition.text() is exposition.text()
 
     asyncio.run(scenario())
@@ -264,11 +265,11 @@ def test_two_agents_take_two_ports(agent, tmp_path):
             port = taken.getsockname()[1]
             async with agent(private=True, run="demo",
                              agent__listen=f"127.0.0.1:{port}") as (daemon, node):
-                await until(lambda: daemon.address)
-                assert daemon.address != f"http://127.0.0.1:{port}"
+                await until(lambda: daemon.sessions.address)
+                assert daemon.sessions.address != f"http://127.0.0.1:{port}"
             async with agent(agent__listen=f"127.0.0.1:{port}") as (daemon, node):
-                await until(lambda: "web" in daemon.troubles.counts)
-                assert "agent.listen" in daemon.troubles.latest["web"]
+                await until(lambda: "web" in daemon.state.errors.counts)
+                assert "agent.listen" in daemon.state.errors.latest["web"]
                 async with aiohttp.ClientSession(
                     "http://agent",
                     connector=aiohttp.UnixConnector(str(tmp_path / "run" / "api.sock")),
@@ -280,6 +281,6 @@ def test_two_agents_take_two_ports(agent, tmp_path):
 
 
 def test_the_documentation_names_every_metric():
-    text = render_metrics_docs()
+    text = render_docs()
     assert all(f"`holdfast_{name}`" in text for name in NAMES)
     assert json.dumps(text)

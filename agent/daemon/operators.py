@@ -1,0 +1,67 @@
+"""What operators ask for: requests to the core, and orders to a launcher that bypass it.
+
+Owns both until they are answered.  Who may ask is agent/web/auth.py's; what is done about a request
+the core decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable
+
+from ..core.model import Plan, Request
+from ..launchers import protocol
+
+REQUEST_KEPT_S = 60.0
+REQUESTS_MAX = 64
+
+
+class Operators:
+    """`order` sends a packet to a run's launcher, and says why it could not; `on_request` is called
+    for each request that was taken."""
+
+    def __init__(
+        self, order: Callable[[str, dict[str, object]], str], on_request: Callable[[], None]
+    ) -> None:
+        self._order, self._on_request = order, on_request
+        self._requests: dict[str, tuple[Request, float]] = {}
+        self._orders: dict[str, asyncio.Future[protocol.Outcome]] = {}
+
+    def request(self, request: Request) -> bool:
+        """Hands a request to the core; False when too many wait already."""
+        if len(self._requests) >= REQUESTS_MAX:
+            return False
+        self._requests[request.id] = (request, time.monotonic())
+        self._on_request()
+        return True
+
+    def pending(self, plans: Iterable[Plan], now_s: float) -> tuple[Request, ...]:
+        """What no plan has granted yet."""
+        granted = {id for plan in plans for id in plan.granted}
+        for id, (_, since_s) in list(self._requests.items()):
+            if id in granted or now_s - since_s > REQUEST_KEPT_S:
+                del self._requests[id]
+        return tuple(request for request, _ in self._requests.values())
+
+    async def direct(self, run: str, fields: dict[str, object], limit_s: float) -> protocol.Outcome:
+        """Sends an order that is no effect of the core (a fault on purpose) and waits for its
+        outcome.  TimeoutError when none comes, ConnectionError without a launcher."""
+        key = str(fields["id"])
+        answer: asyncio.Future[protocol.Outcome] = asyncio.get_running_loop().create_future()
+        self._orders[key] = answer
+        try:
+            why_not = self._order(run, fields)
+            if why_not:
+                raise ConnectionError(why_not)
+            return await asyncio.wait_for(answer, limit_s)
+        finally:
+            del self._orders[key]
+
+    def launcher_outcome(self, packet: protocol.Outcome) -> bool:
+        """Whether it answers an order of these."""
+        answer = self._orders.get(packet.id)
+        if answer is None or answer.done():
+            return False
+        answer.set_result(packet)
+        return True

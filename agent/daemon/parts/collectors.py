@@ -1,0 +1,23 @@
+"""Runs the collectors, and lets everybody read what they read.
+
+Owns when they begin: anew, with the configuration of that moment, each time this part begins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from ...telemetry.collectors import Runner
+from ..state import AgentState
+
+
+class Collectors:
+    name = "collectors"
+
+    def __init__(self, state: AgentState) -> None:
+        self._state = state
+
+    async def run(self) -> None:
+        await asyncio.sleep(0)
+        self._state.runner = Runner(self._state.config, self._state.errors)
+        await self._state.runner.run()

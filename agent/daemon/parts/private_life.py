@@ -1,0 +1,58 @@
+"""Ends a private agent when its launcher has ended.
+
+Owns how long after: soon after a bye, later after a death, because a launcher that merely lost its
+socket comes back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+
+from ...launchers.server import Sessions
+from ...system import procfs
+from ..state import AgentState
+
+LOOK_S = 0.1
+AFTER_BYE_S = 0.5  # a private agent ends this long after its launcher said bye
+AFTER_LOSS_S = 5.0  # ... or this long after the launcher's process was gone
+FIRST_HELLO_S = 30.0  # ... or when no launcher ever came
+
+
+class PrivateLife:
+    name = "private"
+
+    def __init__(self, state: AgentState, sessions: Sessions, stop: asyncio.Event) -> None:
+        self._state, self._sessions, self._stop = state, sessions, stop
+        self._left_s = 0.0  # CLOCK_MONOTONIC when the last launcher went, 0 while one is here
+        self._said_bye = False
+
+    def launcher_came(self) -> None:
+        self._left_s, self._said_bye = 0.0, False
+
+    def launcher_went(self, said_bye: bool) -> None:
+        self._left_s, self._said_bye = time.monotonic(), said_bye
+
+    async def run(self) -> None:
+        if not self._state.is_private:
+            return
+        parent = os.getppid()
+        await asyncio.sleep(LOOK_S)
+        while not self._is_over(parent):
+            await asyncio.sleep(LOOK_S)
+        self._stop.set()
+
+    def _is_over(self, parent: int) -> bool:
+        sessions = self._sessions.sessions()
+        if any(session.link is not None for session in sessions):
+            return False
+        now_s = time.monotonic()
+        if self._left_s == 0.0:
+            # Nobody came yet; the process that started this one may be dead already.
+            return os.getppid() != parent or now_s - self._state.started_s > FIRST_HELLO_S
+        left_for_s = now_s - self._left_s
+        if self._said_bye and left_for_s > AFTER_BYE_S:
+            return True
+        is_alive = any(procfs.process_alive(session.pid) for session in sessions)
+        return not is_alive and left_for_s > AFTER_LOSS_S

@@ -1,0 +1,109 @@
+"""What the agent knows of itself and of its node at this moment.
+
+Owns the values that the web, metrics and actions read.  The daemon and its parts alone write them:
+nothing is asked for here, and nothing is decided.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import time
+from typing import NamedTuple
+
+from holdfast.collectors.contract import legible
+
+from ..config.load import Loaded
+from ..config.settings import Config
+from ..core.model import Commit, Decision, Now, Observed
+from ..history.incident_log import IncidentLog
+from ..history.journal import Journal, Labels
+from ..launchers.server import Sessions
+from ..system import procfs
+from ..system.child_probe import Left
+from ..system.errors import ErrorCounters
+from ..system.side_thread import SideThread
+from ..telemetry.collectors import Runner
+from ..telemetry.kernel_log import KernelWatch
+
+COMMITS_MAX = 4096
+
+
+class Snapshot(NamedTuple):
+    """The last step, as people and metrics see it.  `number` grows with every step."""
+
+    number: int
+    now: Now
+    observed: Observed
+    decision: Decision
+
+
+class AgentState:
+    """Times are CLOCK_MONOTONIC seconds."""
+
+    # There before launchers may connect: the daemon opens them.
+    journal: Journal
+    incident_log: IncidentLog
+    counters: dict[tuple[str, Labels], float]
+    sessions: Sessions
+
+    def __init__(self, loaded: Loaded, is_private: bool) -> None:
+        self.loaded = loaded
+        self.is_private = is_private
+        self.name = legible(self.config.agent.node or socket.gethostname())
+        self.boot_id = boot_id()
+        self.started_s = time.monotonic()
+        self.errors = ErrorCounters()
+        self.reload_ok = True
+        self.reload_error = ""
+        self.snapshot = Snapshot(0, Now(0.0, 0.0), Observed(), Decision())
+        self.turns = 0  # steps begun, whether or not the core got through
+        self.steps = 0
+        self.step_s = 0.0
+        self.last_step_s = 0.0
+        self.loop_lag_s = 0.0
+        self.runner: Runner | None = None
+        collectors = self.config.collectors
+        self.kernel = KernelWatch(collectors.kmsg, self.boot_id, collectors.kmsg_users)
+        self.checkpoints = CheckpointAges()
+
+    @property
+    def config(self) -> Config:
+        return self.loaded.config
+
+    def left_behind(self) -> tuple[Left, ...]:
+        """Children that cannot be ended, whoever started them."""
+        starters = (self.runner, self.kernel.journal)
+        return tuple(left for starter in starters if starter is not None
+                     for left in starter.left_behind())
+
+
+class CheckpointAges:
+    """When each run's checkpoints became durable, for people."""
+
+    def __init__(self) -> None:
+        self._committed_wall_s: dict[tuple[str, str], float] = {}  # by run and path
+        self.side_thread = SideThread("checkpoint times")  # because a file system may hang
+
+    def age_s(self, run: str, commit: Commit) -> float:
+        """Seconds since a checkpoint was committed; since it was first seen where its directory
+        does not tell."""
+        key = (run, commit.path)
+        if key not in self._committed_wall_s:
+            if len(self._committed_wall_s) >= COMMITS_MAX:
+                self._committed_wall_s.clear()
+            self._committed_wall_s[key] = time.time()
+            self.side_thread.do(commit.path, functools.partial(self._stat, key))
+        return max(0.0, time.time() - self._committed_wall_s[key])
+
+    def _stat(self, key: tuple[str, str]) -> None:
+        try:
+            self._committed_wall_s[key] = min(time.time(), os.stat(key[1]).st_mtime)
+        except OSError:
+            pass  # the time at which it was first seen stays
+
+
+def boot_id() -> str:
+    """Tells one boot of the machine from another, for clocks that start anew with it."""
+    return procfs.read_small("/proc/sys/kernel/random/boot_id").decode("ascii", "replace").strip()

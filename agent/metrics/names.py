@@ -1,0 +1,131 @@
+"""Every metric of the agent's own: its name, kind, labels and help text.
+
+Owns these declarations, as collectors own theirs, and the list of all that a node may show.
+Imports nothing that reads or renders one, so that the configuration can be checked against it.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from holdfast.collectors import ALL
+from holdfast.collectors.contract import Metric
+
+
+class Name(NamedTuple):
+    """One metric of the agent's own; the fields are those of a collector's declaration."""
+
+    kind: str
+    help: str
+    labels: tuple[str, ...] = ()
+    minimal: bool = True
+
+
+NAMES: dict[str, Name] = {
+    "build_info": Name("gauge", "Always 1; which agent this is.", ("version", "python")),
+    "store_up": Name("gauge", "1 when the store answers."),
+    "breaker_open": Name(
+        "gauge", "1 when one fault is on so many nodes that nothing is done to nodes."
+    ),
+    "paused": Name("gauge", "1 when an operator told the agent not to act.", ("scope",)),
+    "fault_active": Name(
+        "gauge", "1 for each fault that is seen now.", ("fault", "subject", "severity")
+    ),
+    "events_total": Name(
+        "counter", "Events that the kernel (docs/kernel-events.md) or a trainer told, each once.",
+        ("source", "code", "class", "action"),
+    ),
+    "incidents_total": Name(
+        "counter", "Incidents opened; many events may be one.", ("detector", "fault", "severity")
+    ),
+    "actions_total": Name(
+        "counter", "Effects with an outcome.", ("action", "fault", "outcome")
+    ),
+    "restarts_total": Name("counter", "Generations that were started because of a fault.",
+                           ("run", "fault")),
+    "recovery_seconds": Name(
+        "histogram",
+        "Time to come back: total = last step before the fault to the first new one; "
+        "after_verdict = from the verdict on.",
+        ("phase",),
+    ),
+    "lost_steps_total": Name("counter", "Steps that had to be done again.", ("run",)),
+    "detector_verdicts_total": Name(
+        "counter", "Verdicts that turned out true or false.", ("detector", "outcome"), False
+    ),
+    "node_seconds_total": Name(
+        "counter", "The ledger: each second of this node in one category, once settled.",
+        ("category",),
+    ),
+    "train_step": Name("gauge", "Optimizer steps done by the slowest rank.", ("run",)),
+    "train_loss": Name("gauge", "Latest loss that the run reported.", ("run",)),
+    "train_step_seconds": Name("gauge", "Median duration of the latest steps.", ("run",)),
+    "run_generation": Name("gauge", "Generation that runs now.", ("run",)),
+    "run_ranks": Name("gauge", "Ranks by state.", ("run", "state")),
+    "rank_still_seconds": Name(
+        "gauge", "How long a rank's progress has stood still.", ("run", "rank"), False
+    ),
+    "checkpoint_verified_step": Name(
+        "gauge", "Step of the newest checkpoint that is not known to be bad.", ("run",)
+    ),
+    "checkpoint_age_seconds": Name("gauge", "Age of that checkpoint.", ("run",)),
+    "collector_up": Name("gauge", "1 when the collector's last reading went well.",
+                         ("collector",)),
+    "collector_absent": Name(
+        "gauge", "1 when the collector has nothing to read on this machine, which is no failure.",
+        ("collector",),
+    ),
+    "collector_duration_seconds": Name(
+        "gauge", "How long the collector's last reading took.", ("collector",)
+    ),
+    "probes_stuck": Name("gauge", "Children of the agent that the kernel does not let end."),
+    "probe_resident_memory_bytes": Name(
+        "gauge", "Resident memory of a collector's child, which the agent's own leaves out.",
+        ("collector",),
+    ),
+    "probe_cpu_seconds": Name(
+        "gauge", "Processor time of a collector's child; begins anew with each child.",
+        ("collector",),
+    ),
+    "accelerator_run_info": Name(
+        "gauge", "Always 1; the run and rank whose process computes on the device.",
+        ("device", "run", "rank"),
+    ),
+    "kernel_log_up": Name("gauge", "1 where the kernel's log is read from.", ("source",)),
+    "kernel_lines_missed_total": Name("counter", "Kernel's log: lines overwritten before read."),
+    "kernel_lines_foreign_total": Name("counter", "Kernel's log: lines of programs, unbelieved."),
+    "kernel_lines_broken_total": Name("counter", "Kernel's log: records of no known form."),
+    "config_reload_ok": Name("gauge", "0 when the last reload was refused."),
+    "journal_stalled": Name("gauge", "1 when the journal cannot be written."),
+    "journal_dropped_total": Name("counter", "Records given up while the journal was stalled."),
+    "agent_steps_total": Name("counter", "Steps of the state machine.", (), False),
+    "agent_step_seconds": Name("gauge", "Duration of the last step.", (), False),
+    "agent_event_loop_lag_seconds": Name(
+        "gauge", "Worst lateness of the loop, fading in 10 s.", (), False
+    ),
+    "agent_troubles_total": Name("counter", "Failures of the agent's own parts.", ("part",)),
+    "agent_resident_memory_bytes": Name("gauge", "Resident memory of the agent."),
+    "agent_cpu_seconds_total": Name("counter", "Processor time of the agent, children apart."),
+}
+OWN = tuple(Metric(name, *what) for name, what in NAMES.items())
+_RUN = ("run",)
+LOG_CHILD = (  # what launchers say of the children that read their ranks' logs
+    Metric("log_read_bytes_total", "counter",
+           "Bytes of the ranks' logs that the log child read.", _RUN),
+    Metric("log_skipped_bytes_total", "counter",
+           "Bytes of the ranks' logs that the sample of a live run left out.", _RUN),
+    Metric("log_lines_total", "counter", "Lines of the ranks' logs that a signature knows.",
+           ("run", "signature", "role", "culprit")),
+    Metric("log_child_cpu_seconds_total", "counter",
+           "Processor time of the log child, which the agent's own leaves out.", _RUN),
+    Metric("log_child_resident_memory_bytes", "gauge",
+           "Resident memory of the log child; 0 while there is none.", _RUN),
+    Metric("log_child_failures_total", "counter",
+           "Log children that died, or did not answer in time.", _RUN),
+)
+
+
+def known() -> tuple[Metric, ...]:
+    """Every family that any node may show, each once."""
+    declared = [metric for collector in ALL for metric in collector.metrics]
+    return (*OWN, *{metric.name: metric for metric in (*declared, *LOG_CHILD)}.values())
