@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import holdfast.trainer.snapshot as snapshots
-from holdfast.trainer.data import CodeSearch
+from holdfast.trainer.example.data import CodeSearch
 from holdfast.worker import elastic
 
 from .overhead_switch import Switch

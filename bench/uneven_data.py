@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from holdfast.trainer.data import CodeSearch
+from holdfast.trainer.example.data import CodeSearch
 from holdfast.worker import elastic
 
 from .uneven import carry_out, pause_of

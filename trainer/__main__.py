@@ -19,7 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--config", help="a TOML file", default=None)
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     parsed = parser.parse_intermixed_args(arguments)
-    # DDP would tell every user, on every rank, that no parameter was unused (see group.wrap).
+    # DDP would tell every user, on every rank, that no parameter was unused (see ddp.wrap).
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from .config import ConfigError, load
 

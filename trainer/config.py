@@ -23,6 +23,11 @@ except ModuleNotFoundError:  # Python 3.10
 from .checkpoint.format import ALGORITHMS
 
 FILE_BYTES_MAX = 1 << 20
+# Classes that moved, under the names that a train.toml may still give them.
+MOVED = {
+    "holdfast.trainer.model:Encoder": "holdfast.trainer.example.model:Encoder",
+    "holdfast.trainer.data:CodeSearch": "holdfast.trainer.example.data:CodeSearch",
+}
 
 
 class ConfigError(ValueError):
@@ -117,7 +122,7 @@ class Config(Options):
     """Everything one run is told.  Steps are optimizer steps, batches are counted in pairs."""
 
     model: str = setting("holdfast.trainer.example.model:Encoder", "module:Class of the model")
-    data: str = setting("holdfast.trainer.data:CodeSearch", "module:Class of the data")
+    data: str = setting("holdfast.trainer.example.data:CodeSearch", "module:Class of the data")
     seed: int = setting(0, "of weights and of the order of samples; 0 or more")
     steps: int = setting(200, "how many; at least 1")
     batch: int = setting(4, "samples in a micro-batch; at least 1")
@@ -259,7 +264,7 @@ def _value(text: str) -> Any:
 
 def named_class(name: str, key: str) -> Any:
     """The class that "module:Class" names.  Raises ConfigError naming the key."""
-    module, _, attribute = name.partition(":")
+    module, _, attribute = MOVED.get(name, name).partition(":")
     try:
         return getattr(importlib.import_module(module), attribute)
     except ModuleNotFoundError as error:

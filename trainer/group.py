@@ -8,7 +8,6 @@ the group knows its sockets (`cut`).
 from __future__ import annotations
 
 import contextlib
-import inspect
 import os
 import socket
 import threading
@@ -17,9 +16,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
-from torch.nn.parallel import DistributedDataParallel
 
 CONNECT_TIMEOUT_S = 30.0
 COLLECTIVE_TIMEOUT_S = 3600.0
@@ -30,13 +28,6 @@ _BROKEN_WORDS = (
     "connectFullMesh", "NCCL error", "ncclRemoteError", "ncclSystemError",
     "Socket closed", "failed to connect", "TCPStore",
 )
-# torch 2.13 renamed it.
-_SYNC_BUFFERS = (
-    "forward_sync_buffers"
-    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
-    else "broadcast_buffers"
-)
-
 
 class RestoreFailed(RuntimeError):
     """This generation cannot get a proven state; the next plan must resume from elsewhere."""
@@ -104,21 +95,6 @@ class Group:
     def _opened(self) -> list[socket.socket]:
         """The store's and gloo's connections, by descriptors of our own."""
         return [s for fd in _open_sockets() - self._before if (s := _tcp(fd)) is not None]
-
-    def wrap(self, model: nn.Module) -> DistributedDataParallel:
-        """DDP whose gradients sum in the same order in every step of every generation."""
-        return DistributedDataParallel(
-            model,
-            device_ids=[self.device.index] if self.device.type == "cuda" else None,
-            # DDP rebuilds its buckets after its first backward, so the first steps after a
-            # restart would sum in another order: with 3 and more ranks the weights would differ
-            # in the last bit from a run that never failed.  This turns the rebuilding off.
-            find_unused_parameters=True,
-            gradient_as_bucket_view=True,
-            init_sync=False,  # restore has proven that all ranks hold the same bytes
-            # Buffers: broadcast by the loop, in the step that they belong to.
-            **{_SYNC_BUFFERS: False},  # type: ignore[arg-type]
-        )
 
     def any(self, flag: bool) -> bool:
         """True on all ranks if it is on one."""

@@ -6,7 +6,7 @@ is in it: the agent plans, the launcher hands out assignments, `elastic` carries
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import gc
 import math
 import time
@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from . import optimizer as adamw
 from .checkpoint import format as files
@@ -25,6 +24,7 @@ from .checkpoint.snapshot import Snapshots
 from .checkpoint.write import Checkpoints
 from .config import Config, named_class
 from .data import Sampler, seed_for
+from .engines import ddp
 from .evaluate import evaluate
 from .group import BadCheckpoint, Group, RestoreFailed, is_broken_group
 from .state import State
@@ -158,7 +158,7 @@ class Generation:
         self.job, self.held, self.checkpoints = job, held, checkpoints
         self.elastic = elastic
         self.group: Group | None = None
-        self.ddp: DistributedDataParallel | None = None
+        self.wrapped: ddp.Wrapped | None = None
         self.loss, self.step_times_s = math.nan, list[float]()
         self.buffers_before: list[Tensor] = []
         self.hooks: list[Any] = []
@@ -184,7 +184,7 @@ class Generation:
         job, elastic = self.job, self.elastic
         self.group = group = Group(assignment, job.device, elastic)
         restore(assignment, group, job.state, self.held, elastic, lambda: initialise(job))
-        self.ddp = group.wrap(job.model)
+        self.wrapped = ddp.wrap(job.model, job.device)
         self.hooks = [
             parameter.register_post_accumulate_grad_hook(self.check)
             for parameter in job.model.parameters()
@@ -233,26 +233,25 @@ class Generation:
         DDP divides by the world, so each loss is weighted with world / micro-batches: the
         objective does not depend on how many ranks share the work.
         """
-        assert self.ddp is not None and self.group is not None
+        assert self.wrapped is not None and self.group is not None
         step, total = self.held.step, 0.0
         weight = self.group.world / self.sampler.micro_batches
         for number, batch in zip(self.mine, batches):
             torch.manual_seed(seed_for(self.job.config.seed, step, number))
             summing = number == self.mine[-1] and not self.elastic.skip_collective()
-            with contextlib.nullcontext() if summing else self.ddp.no_sync():
-                loss = self.ddp(batch)
-                value = float(loss.detach())
-                if not math.isfinite(value):
-                    raise FloatingPointError(
-                        f"loss is {value} at step {step}, micro-batch {number}: "
-                        "set a lower learning_rate, or look at the data"
-                    )
-                self.check()
-                (loss * weight).backward()
-            total += value
+            look = functools.partial(self.look, number)
+            total += ddp.forward_backward(self.wrapped, batch, weight, summing, look)
         self.loss = total / len(batches)
         for buffer in self.job.state.buffers:
             self.group.broadcast(buffer)
+
+    def look(self, number: int, loss: float) -> None:
+        if not math.isfinite(loss):
+            raise FloatingPointError(
+                f"loss is {loss} at step {self.held.step}, micro-batch {number}: "
+                "set a lower learning_rate, or look at the data"
+            )
+        self.check()
 
     def check(self, _parameter: Tensor | None = None) -> None:
         """Leaves a generation that is over at once, and not only at the end of a backward pass.
@@ -329,7 +328,7 @@ class Generation:
             buffer.copy_(before)
         for hook in self.hooks:
             hook.remove()
-        self.hooks, self.ddp = [], None
+        self.hooks, self.wrapped = [], None
         self.job.optimizer.zero_grad(set_to_none=True)
         gc.collect()  # DDP is in cycles, and its hooks sit on the parameters until it is gone
         if self.group is not None:

@@ -1,7 +1,8 @@
 """docs/train.md: every setting of the trainer, as its tables declare them.
 
-Owns the page's shape.  Names, types, defaults and texts are those of config.py, model.py and
-data.py; a field without a text is an error, so that no setting goes undescribed.
+Owns the page's shape.  Names, types, defaults and texts are those of config.py and of the
+example's model.py and data.py; a field without a text is an error, so that no setting goes
+undescribed.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ import json
 from typing import Any, get_type_hints
 
 from .config import Config, Options
-from .data import CodeSearchOptions
+from .example.data import CodeSearchOptions
 from .example.model import EncoderOptions
 
 HEAD = """# Settings of the trainer
 
-Generated from trainer/config.py, trainer/example/model.py and trainer/data.py; do not edit.
+Generated from trainer/config.py, trainer/example/model.py and trainer/example/data.py; do not edit.
 
     holdfast train --nproc-per-node 2 --config train.toml steps=500 optimizer.learning_rate=1e-3
 

@@ -23,8 +23,8 @@ import torch.distributed as dist
 from holdfast.trainer.checkpoint import format as files
 from holdfast.trainer.standalone import Assignment
 
-PRELOAD = ["torch._dynamo", "torch.distributed", "holdfast.trainer.loop", "holdfast.trainer.data",
-           "holdfast.trainer.example.model"]
+PRELOAD = ["torch._dynamo", "torch.distributed", "holdfast.trainer.loop",
+           "holdfast.trainer.example.data", "holdfast.trainer.example.model"]
 
 
 class Broken(RuntimeError):

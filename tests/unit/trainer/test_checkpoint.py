@@ -58,6 +58,12 @@ def test_resumed_run_equals_one_that_never_stopped(tmp_path):
     assert resumed.digest == whole.digest
 
 
+def test_a_checkpoint_is_read_when_its_models_class_has_moved(tmp_path):
+    run(tmp_path, "steps=4")
+    again, said = run(tmp_path, "steps=4", "model=tiny:Moved")
+    assert again.step == 4 and said.commits == []  # no step was done anew
+
+
 def test_manifest_says_what_the_run_was(tmp_path):
     run(tmp_path)
     manifest = files.read_manifest(Path(files.listing(tmp_path / "checkpoints")[0].path))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.trainer.config import Config, ConfigError, load, named_class, read_options
-from holdfast.trainer.data import CodeSearchOptions
+from holdfast.trainer.config import MOVED, Config, ConfigError, load, named_class, read_options
+from holdfast.trainer.example.data import CodeSearchOptions
 
 
 def problems(path=None, overrides=()):
@@ -67,6 +67,13 @@ def test_named_class():
     for name in ("nowhere:X", "holdfast.trainer.config:Nothing"):
         with pytest.raises(ConfigError, match="model = "):
             named_class(name, "model")
+
+
+@pytest.mark.parametrize("name", MOVED)
+def test_a_class_is_found_under_the_name_it_had(name):
+    default = Config().model if name.endswith("Encoder") else Config().data
+    assert MOVED[name] == default
+    assert named_class(name, "model") is named_class(default, "model")
 
 
 def test_options_of_a_plugged_in_class():

@@ -47,3 +47,7 @@ class Model(nn.Module):
 class OtherModel(Model):
     def __init__(self, options):
         super().__init__({"width": 17})
+
+
+class Moved(Model):
+    """The same network under another name."""
