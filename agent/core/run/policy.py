@@ -33,7 +33,6 @@ class Grant(Value, frozen=True):
     reason: str
     code: int = 0  # for finish
     fault: str = ""  # crash_loop | budget_spent when that is why
-    rung: str = ""
     spent: tuple[tuple[str, int], ...] = ()
     charged: tuple[str, ...] = ()  # budget keys, given back on progress
 
@@ -56,7 +55,7 @@ def grant(
     if cause.detector not in settings.act and cause.charged:
         return Grant(OBSERVE, f"detector {cause.detector} only observes", spent=account.spent)
     if not cause.charged:
-        return Grant(RESTART, cause.reason, rung=RESTART_RANKS, spent=account.spent)
+        return Grant(RESTART, cause.reason, spent=account.spent)
     sign = signature(cause)
     spent[sign] = spent.get(sign, 0) + 1
     if spent[sign] >= settings.crash_loop_count:
@@ -82,9 +81,7 @@ def grant(
         return _finish(cause, why, "budget_spent", spent)
     for key in keys:
         spent[key] = spent.get(key, 0) + 1
-    return Grant(
-        RESTART, cause.reason, rung=rung, spent=bounded(spent), charged=keys
-    )
+    return Grant(RESTART, cause.reason, spent=bounded(spent), charged=keys)
 
 
 def finish_code(cause: Cause) -> int:

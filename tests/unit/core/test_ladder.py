@@ -1,0 +1,50 @@
+"""The one reader of ladders: who climbs, what is passed over, what stops it."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.agent.core import actions, ladder
+from holdfast.agent.core.detect.ranks.ended import Cause
+from holdfast.agent.core.ladder import MAY, PASS, STOP, Leave, next_rung
+from holdfast.agent.core.model import FATAL, Runbook, Settings
+from holdfast.agent.core.run import policy
+
+BOOK = Runbook("f", FATAL, "node", ("a", "b", "c"), budget_count=2)
+UNKNOWN = Leave(False, reason="a: where is not known")
+
+
+@pytest.mark.parametrize(
+    ("leaves", "spent", "climbs", "want"),
+    [
+        ("mmm", {}, True, ("a", "")),
+        ("mmm", {"a": 1}, True, ("a", "")),
+        ("mmm", {"a": 2}, True, ("b", "")),
+        ("mmm", {"a": 3}, False, (None, "used up its 3")),
+        ("pmm", {"b": 2}, False, (None, "used up its 2")),
+        ("ppm", {}, False, ("c", "")),
+        ("msm", {"a": 2}, True, (None, "")),
+        ("ppp", {}, True, (None, "")),
+        ("upm", {}, True, ("c", "")),
+        ("upm", {"c": 2}, True, (None, UNKNOWN.reason)),
+        ("usm", {}, True, (None, UNKNOWN.reason)),
+    ],
+)
+def test_next_rung(leaves: str, spent: dict[str, int], climbs: bool, want: tuple[str, str]) -> None:
+    words = {"m": MAY, "p": PASS, "s": STOP, "u": UNKNOWN}
+    found = next_rung(BOOK, lambda action: spent.get(action, 0),
+                      lambda action: words[leaves["abc".index(action)]], climbs)
+    assert found == want
+
+
+def test_the_first_of_those_that_are_asked_for() -> None:
+    assert ladder.first(BOOK, ("c", "b")) == "b"
+    assert ladder.first(BOOK, ("d",)) == ladder.first(None, ("a",)) == ""
+
+
+def test_a_budget_of_none_ends_the_run_with_its_reason() -> None:
+    cause = Cause(fault="f", generation=1, reason="x")
+    book = Runbook("f", FATAL, "rank", (actions.RESTART_RANKS,), budget_count=0)
+    over = policy.grant(cause, policy.Account("r", 3), {"f": book}, Settings())
+    assert (over.action, over.fault, over.reason) == (
+        policy.FINISH, "budget_spent", "f used up its 0 restarts")
