@@ -21,7 +21,8 @@ from holdfast.agent.__main__ import _make_node
 from holdfast.agent.config.load import load
 from holdfast.agent.config.runbooks import load_runbooks
 from holdfast.agent.core.model import Now, Observed
-from holdfast.agent.telemetry.collectors import Probed, Runner
+from holdfast.agent.telemetry.collectors import Runner
+from holdfast.collectors.contract import Probed
 
 WARM = 2  # the first readings start children and load libraries
 

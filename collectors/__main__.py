@@ -1,6 +1,6 @@
 """The child that runs one collector whose source may never answer.
 
-    python -m holdfast.collectors NAME ROOTS     (ROOTS: JSON list, as in roots.py)
+    python -m holdfast.collectors NAME ROOTS     (ROOTS: JSON list, as in contract.py)
 
 Each line on standard input is a CLOCK_BOOTTIME to read at; each answer is one line of JSON:
 {"samples": [[name, subject, value, boot_s], ...], "dropped": N}, {"absent": why} or
@@ -18,8 +18,7 @@ import time
 from typing import Any
 
 from . import PROBED
-from .contract import NoData, legible, sound
-from .roots import Roots
+from .contract import NoData, Roots, legible, sound
 
 PR_SET_PDEATHSIG = 1
 SAMPLES_MAX = 10_000

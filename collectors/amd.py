@@ -19,9 +19,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from .contract import SLOW, NoData, Sample
-from .roots import Roots, read_text
+from .contract import SLOW, NoData, Roots, Sample
 from .sources.accelerator import declared, plain
+from .sources.files import read_text
 
 TOOL = "amd-smi"
 DEVICES_MAX = 64

@@ -17,8 +17,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from .contract import SLOW, Metric, NoData, Sample, legible
-from .roots import Roots, read_text
+from .contract import SLOW, Metric, NoData, Roots, Sample, legible
+from .sources.files import read_text
 
 DIRECTORIES_MAX = 5000  # of one walk
 DEPTH_MAX = 16

@@ -11,9 +11,8 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple
 
-from .contract import NODE_EXPORTER, SLOW, Metric, NoData, Sample
+from .contract import NODE_EXPORTER, SLOW, Metric, NoData, Roots, Sample
 from .nvme import word_of
-from .roots import Roots
 
 SOURCE = "devices/system/clocksource/clocksource0/current_clocksource"
 STA_UNSYNC, STA_NANO = 0x0040, 0x2000  # linux/timex.h

@@ -13,9 +13,9 @@ import time
 from itertools import islice
 from typing import NamedTuple
 
-from .contract import SLOW, Metric, NoData, Sample
+from .contract import SLOW, Metric, NoData, Roots, Sample
 from .neuron import without_driver
-from .roots import Roots, read_text
+from .sources.files import read_text
 from .sources.inotify import Watcher
 from .sources.mountinfo import is_below, mounts
 

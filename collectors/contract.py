@@ -1,4 +1,5 @@
-"""What a collector hands out: Sample, LogLine and the two kinds of absence.
+"""What a collector is: where it reads (Roots), how often (Pace), what it declares (Metric) and
+hands out (Sample, LogLine, NoData).
 
 Owns the vocabulary between the machine and everything that decides.  A leaf: it imports nothing
 of Holdfast and does no I/O.
@@ -7,8 +8,9 @@ of Holdfast and does no I/O.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from operator import itemgetter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, runtime_checkable
 
 
 class NoData(Exception):
@@ -96,3 +98,49 @@ class Metric(NamedTuple):
     minimal: bool = False
     served_by: str = ""  # one of EXPORTERS
     signed: bool = False
+
+
+class Roots(NamedTuple):
+    """Directories (and one device, and names) that collectors may read below: a recorded tree can
+    stand in for a machine."""
+
+    proc: str = "/proc"
+    sys: str = "/sys"
+    kmsg: str = "/dev/kmsg"
+    nvml: str = ""  # directory of libnvidia-ml.so.1; empty: where the loader looks by itself
+    neuron: str = "/opt/aws/neuron/bin"  # directory of neuron-monitor and neuron-ls
+    compile_cache: str = "/var/tmp/neuron-compile-cache"
+    tools: str = ""  # directory of smartctl and nvme; empty: the usual ones
+    dns_names: Sequence[str] = ()  # what the network's names service has to know
+    rocm: str = "/opt/rocm/bin"  # directory of amd-smi
+    root: str = ""  # what stands before /etc, /opt, /usr and /var; empty: nothing
+    systemd: str = "/run/systemd/system"  # there exactly where systemd is the machine's init
+    systemctl: str = ""  # the program; empty: the one on the PATH
+    shm: str = "/dev/shm"
+    ec2: str = ""  # HOST:PORT of instance metadata; empty: EC2's own address, on EC2 alone
+
+
+class Collector(Protocol):
+    """One source: its name, its metrics, and one method that reads."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def pace(self) -> Pace: ...
+
+    @property
+    def metrics(self) -> tuple[Metric, ...]: ...
+
+    def collect(self, roots: Roots, boot_s: float) -> list[Sample]: ...
+
+
+@runtime_checkable
+class Probed(Protocol):
+    """What a collector has besides, whose source may never answer: it is read in a child."""
+
+    def here(self, roots: Roots) -> str:
+        """"" when the source may be here, else why not; cheap, and read by the agent itself."""
+
+    def environ(self, roots: Roots) -> Mapping[str, str]:
+        """Environment that its child needs beyond the agent's own."""

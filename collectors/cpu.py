@@ -12,8 +12,8 @@ import re
 from functools import lru_cache
 from itertools import repeat
 
-from .contract import NODE_EXPORTER, Metric, Pace, Sample
-from .roots import Roots, read_text
+from .contract import NODE_EXPORTER, Metric, Pace, Roots, Sample
+from .sources.files import read_text
 
 CPUS_MAX = 1024
 MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")

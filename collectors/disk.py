@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import os
 
-from .contract import NODE_EXPORTER, SLOW, Metric, NoData, Sample
-from .roots import Roots
+from .contract import NODE_EXPORTER, SLOW, Metric, NoData, Roots, Sample
 from .sources.mountinfo import LOCAL_TYPES, Mount, is_below, mounts
 
 FILESYSTEMS_MAX = 64

@@ -10,8 +10,7 @@ from __future__ import annotations
 import socket
 from functools import partial
 
-from .contract import SLOW, Metric, NoData, Sample
-from .roots import Roots
+from .contract import SLOW, Metric, NoData, Roots, Sample
 from .sources.questions import Questions
 
 NAMES_MAX = 16

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from .contract import SLOW, Metric, NoData, Sample
-from .roots import Roots, read_text
+from .contract import SLOW, Metric, NoData, Roots, Sample
 from .sources.accelerator import plain
+from .sources.files import read_text
 from .sources.imds import ADDRESS, Metadata, Refused
 
 IDENTITY_EVERY_S = 600.0

@@ -12,9 +12,9 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from .contract import NODE_EXPORTER, SLOW, Metric, NoData, Sample, legible
+from .contract import NODE_EXPORTER, SLOW, Metric, NoData, Roots, Sample, legible
 from .nvme import word_of
-from .roots import Roots, read_text
+from .sources.files import read_text
 
 CONTROLLERS_MAX = 64
 MODULES_MAX = 256

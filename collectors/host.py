@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from .contract import FAST, NODE_EXPORTER, Metric, NoData, Sample
-from .roots import Roots, read_text
+from .contract import FAST, NODE_EXPORTER, Metric, NoData, Roots, Sample
+from .sources.files import read_text
 
 MEMORY = {
     "MemTotal": "host_memory_total_bytes",

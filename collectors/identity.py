@@ -14,9 +14,9 @@ import re
 import time
 from collections.abc import Callable, Iterator
 
-from .contract import SLOW, Metric, NoData, Sample
-from .roots import Roots, read_text
+from .contract import SLOW, Metric, NoData, Roots, Sample
 from .sources.accelerator import plain
+from .sources.files import read_text
 
 EVERY_S = 600.0  # a driver may be replaced on a running machine
 ENTRIES_MAX = 4096  # of one directory

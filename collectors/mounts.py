@@ -10,9 +10,8 @@ import errno
 import os
 from functools import partial
 
-from .contract import SLOW, Metric, NoData, Sample
+from .contract import SLOW, Metric, NoData, Roots, Sample
 from .disk import SPACE, space_of
-from .roots import Roots
 from .sources.mountinfo import Mount, mounts, shown
 from .sources.questions import Questions
 

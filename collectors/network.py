@@ -14,9 +14,9 @@ import os
 import re
 from collections.abc import Iterator
 
-from .contract import NODE_EXPORTER, SLOW, Metric, NoData, Sample
-from .roots import Roots, read_text
+from .contract import NODE_EXPORTER, SLOW, Metric, NoData, Roots, Sample
 from .sources.accelerator import plain
+from .sources.files import read_text
 
 DEVICES_MAX = 64  # of each class; a p5 has 32 cards for EFA and as many interfaces
 QUEUES_MAX = 128  # of one interface

@@ -12,10 +12,10 @@ import os
 import subprocess
 from collections.abc import Iterator
 
-from .contract import SLOW, NoData, Sample
-from .roots import Roots, read_text
+from .contract import SLOW, NoData, Roots, Sample
 from .sources import neuron_monitor
 from .sources.accelerator import declared, plain
+from .sources.files import read_text
 from .sources.neuron_monitor import DEVICES_MAX, Broken, Monitor, Row, Totals, number, table
 
 DEVICES = "devices/virtual/neuron_device"

@@ -13,8 +13,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from .contract import SLOW, NoData, Sample
-from .roots import Roots
+from .contract import SLOW, NoData, Roots, Sample
 from .sources.accelerator import declared, plain
 
 DEVICES_MAX = 64

@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 from functools import partial
 
-from .contract import NODE_EXPORTER, SLOW, Metric, NoData, Sample
-from .roots import Roots, read_text
+from .contract import NODE_EXPORTER, SLOW, Metric, NoData, Roots, Sample
+from .sources.files import read_text
 from .sources.questions import Questions
 
 FOLDER = "class/nvme"

@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from .contract import SLOW, Metric, NoData, Sample
+from .contract import SLOW, Metric, NoData, Roots, Sample
 from .nvme import WAITING, drives
-from .roots import Roots, read_text
+from .sources.files import read_text
 from .sources.questions import Questions
 
 EVERY_S = 300.0  # wear moves in months; each look costs a process and a command to the drive

@@ -11,8 +11,7 @@ from __future__ import annotations
 import os
 import re
 
-from .contract import SLOW, Metric, NoData, Sample
-from .roots import Roots
+from .contract import SLOW, Metric, NoData, Roots, Sample
 
 DEVICES_MAX = 1024
 DRIVERS_MAX = 512

@@ -11,9 +11,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from .contract import SLOW, NoData, Sample
+from .contract import SLOW, NoData, Roots, Sample
 from .network import EFA, NET, OTHER, RDMA, Files, Reading, declared, interfaces, names, rdma_kind
-from .roots import Roots
 
 PORTS_MAX = 8  # of one device
 FILES_MAX = 512  # of one directory of counters

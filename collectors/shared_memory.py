@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import os
 
-from .contract import SLOW, Metric, NoData, Sample
-from .roots import Roots, read_text
+from .contract import SLOW, Metric, NoData, Roots, Sample
+from .sources.files import read_text
 
 ENTRIES_MAX = 20_000  # files and folders, looked at in one reading
 FOLDERS_MAX = 1_000  # of them, opened in one reading

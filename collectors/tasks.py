@@ -13,8 +13,8 @@ import os
 from collections import Counter
 from typing import NamedTuple
 
-from .contract import Metric, NoData, Pace, Sample
-from .roots import Roots, read_text
+from .contract import Metric, NoData, Pace, Roots, Sample
+from .sources.files import read_text
 
 PROCESSES_MAX = 20_000  # of one pass; the rest is counted
 STAT_MAX_BYTES = 2048

@@ -10,8 +10,7 @@ import os
 import shutil
 import subprocess
 
-from .contract import SLOW, Metric, NoData, Sample
-from .roots import Roots
+from .contract import SLOW, Metric, NoData, Roots, Sample
 
 UNITS_MAX = 64  # named
 OUTPUT_MAX_BYTES = 4 << 20

@@ -16,8 +16,7 @@ from pathlib import Path
 
 from holdfast.agent.system import procfs
 from holdfast.collectors import clock, nvme, nvme_smart
-from holdfast.collectors.contract import NoData
-from holdfast.collectors.roots import Roots
+from holdfast.collectors.contract import NoData, Roots
 
 from .doctor_node import HAVE, LACK, NEED, Finding, neuron, orders
 from .launch import job_python

@@ -10,16 +10,24 @@ import asyncio
 import json
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import msgspec
 
 from holdfast.collectors import ALL
-from holdfast.collectors.contract import Metric, NoData, Pace, Sample, legible, sound
-from holdfast.collectors.roots import Roots
+from holdfast.collectors.contract import (
+    Collector,
+    Metric,
+    NoData,
+    Probed,
+    Roots,
+    Sample,
+    legible,
+    sound,
+)
 
 from ..config.settings import Config
 from ..core.model import Named, Readings, by_name
@@ -32,32 +40,6 @@ ALONE_S = 0.05  # a collector has this long for itself
 ABSENT_S = 300.0  # a source that is not here is looked for this often
 RESTS = "not read while others need its devices"
 REST_S = 5.0  # for a reading that is under way to end, once its child was killed
-
-
-class Collector(Protocol):
-    """One source: its name, its metrics, and one method that reads."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def pace(self) -> Pace: ...
-
-    @property
-    def metrics(self) -> tuple[Metric, ...]: ...
-
-    def collect(self, roots: Roots, boot_s: float) -> list[Sample]: ...
-
-
-@runtime_checkable
-class Probed(Protocol):
-    """What a collector has besides, whose source may never answer: it is read in a child."""
-
-    def here(self, roots: Roots) -> str:
-        """"" when the source may be here, else why not; cheap, and read by the agent itself."""
-
-    def environ(self, roots: Roots) -> Mapping[str, str]:
-        """Environment that its child needs beyond the agent's own."""
 
 
 class Reply(msgspec.Struct):

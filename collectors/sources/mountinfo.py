@@ -1,6 +1,6 @@
 """The mount table: what is mounted where, of which type, and whether the file system is read-only.
 
-Owns parsing /proc/self/mountinfo, and how a path of any bytes is shown.  A leaf like roots.py.
+Owns parsing /proc/self/mountinfo, and how a path of any bytes is shown.  A leaf like contract.py.
 Never touches a mount point: a dead server behind one holds whoever does.
 """
 
@@ -10,7 +10,8 @@ import hashlib
 import re
 from typing import NamedTuple
 
-from ..roots import Roots, read_text
+from ..contract import Roots
+from .files import read_text
 
 MOUNTS_MAX = 4096  # a node with hundreds of pods has a few thousand lines
 LOCAL_TYPES = frozenset(("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "overlay", "tmpfs", "f2fs"))

@@ -21,8 +21,7 @@ from holdfast.agent.core.detect.devices import accelerator
 from holdfast.agent.system import procfs
 from holdfast.collectors import amd
 from holdfast.collectors.amd import AmdCollector, Broken
-from holdfast.collectors.contract import NoData, Sample
-from holdfast.collectors.roots import Roots
+from holdfast.collectors.contract import NoData, Roots, Sample
 
 HERE = Path(__file__).resolve().parent
 DOCUMENT = json.loads((HERE / "documents/metric.json").read_text())

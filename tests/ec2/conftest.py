@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import pytest
 
-from holdfast.collectors.roots import Roots
+from holdfast.collectors.contract import Roots
 
 TOKEN = "AQAEAtoken=="
 DOCUMENT = {

@@ -23,9 +23,8 @@ from holdfast.agent.core.detect.cloud.ec2 import at, leaving
 from holdfast.agent.core.model import Settings
 from holdfast.agent.telemetry.collectors import Runner
 from holdfast.collectors import ALL, ec2
-from holdfast.collectors.contract import NoData, Sample
+from holdfast.collectors.contract import NoData, Roots, Sample
 from holdfast.collectors.ec2 import DOCUMENT, REBALANCE, SCHEDULED, SPOT, Ec2Collector
-from holdfast.collectors.roots import Roots
 from holdfast.collectors.sources import imds
 from holdfast.collectors.sources.imds import Refused
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from holdfast.collectors.contract import Sample
-from holdfast.collectors.roots import Roots
+from holdfast.collectors.contract import Roots, Sample
 
 
 def named(samples: list[Sample]) -> dict[str, float]:

@@ -24,8 +24,7 @@ from holdfast.agent.system import procfs
 from holdfast.agent.system.child_probe import Helper, Prober
 from holdfast.collectors import cgroups, units
 from holdfast.collectors.cgroups import CgroupsCollector
-from holdfast.collectors.contract import NoData
-from holdfast.collectors.roots import Roots
+from holdfast.collectors.contract import NoData, Roots
 from holdfast.collectors.units import UnitsCollector
 
 SYSTEMCTL = """#!/bin/sh

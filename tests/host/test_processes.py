@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from waiting import LIMIT_S
 
 from holdfast.collectors import tasks
-from holdfast.collectors.contract import NoData, Sample
-from holdfast.collectors.roots import Roots
+from holdfast.collectors.contract import NoData, Roots, Sample
 from holdfast.collectors.shared_memory import SharedMemoryCollector
 from holdfast.collectors.tasks import TasksCollector, parse_task
 
@@ -240,7 +239,7 @@ def test_a_real_process_near_its_own_limit_of_open_files(
 # Of a file system of its own, in a mount namespace: what others do in /dev/shm is not seen.
 SHM = """
 import json, os, sys
-from holdfast.collectors.roots import Roots
+from holdfast.collectors.contract import Roots
 from holdfast.collectors.shared_memory import SharedMemoryCollector
 collector, path = SharedMemoryCollector(), sys.argv[1]
 read = lambda: {one.name: one.value for one in collector.collect(Roots(shm=path), 1.0)}

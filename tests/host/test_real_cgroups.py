@@ -18,8 +18,7 @@ from holdfast.agent.core.model import Ended, RankView, RunView, Verdict
 from holdfast.agent.system import procfs
 from holdfast.collectors import cgroups
 from holdfast.collectors.cgroups import CgroupsCollector
-from holdfast.collectors.contract import NoData
-from holdfast.collectors.roots import Roots
+from holdfast.collectors.contract import NoData, Roots
 
 TRIES = 25
 CRASH = "echo $$ > {cgroup}/cgroup.procs && head -c 65536 /dev/zero > {file} && exec sh -c 'exit 1'"

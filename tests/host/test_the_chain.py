@@ -31,10 +31,9 @@ from holdfast.agent.core.model import (
 from holdfast.agent.core.node import Node
 from holdfast.agent.core.parse.kernel_line import parse
 from holdfast.collectors.cgroups import CgroupsCollector
-from holdfast.collectors.contract import Sample
+from holdfast.collectors.contract import Roots, Sample
 from holdfast.collectors.cpu import CpuCollector
 from holdfast.collectors.host import HostCollector
-from holdfast.collectors.roots import Roots
 from holdfast.collectors.tasks import TasksCollector
 from holdfast.collectors.units import UnitsCollector
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.collectors.roots import Roots
+from holdfast.collectors.contract import Roots
 
 HERE = Path(__file__).resolve().parent
 

@@ -23,7 +23,7 @@ from holdfast.agent.core.detect.host import reach
 from holdfast.agent.core.model import Observed
 from holdfast.agent.telemetry.collectors import Runner
 from holdfast.collectors import ALL, dns, mounts
-from holdfast.collectors.roots import Roots
+from holdfast.collectors.contract import Roots
 from holdfast.collectors.sources.questions import WAITING_MAX, Questions
 
 # Of a reading, of which `mounts` itself waits half a second for an answer.

@@ -16,8 +16,7 @@ from holdfast.agent.core.detect.host.storage import Storage
 from holdfast.agent.core.model import readings_of
 from holdfast.collectors import disk, mounts
 from holdfast.collectors.__main__ import _answer
-from holdfast.collectors.contract import Sample
-from holdfast.collectors.roots import Roots
+from holdfast.collectors.contract import Roots, Sample
 from holdfast.collectors.sources import mountinfo
 
 # Names of folders as ext4 and NFS take them, and how each is shown.

@@ -19,13 +19,12 @@ from holdfast.agent.cli import doctor
 from holdfast.agent.core.detect.registry import DETECTORS
 from holdfast.collectors import ALL, PROBED, clock, disk, hardware_errors, mounts, nvme_smart
 from holdfast.collectors.clock import ClockCollector, State, Timex, state_of
-from holdfast.collectors.contract import NoData
+from holdfast.collectors.contract import NoData, Roots
 from holdfast.collectors.hardware_errors import HardwareErrorsCollector
 from holdfast.collectors.mounts import MountsCollector
 from holdfast.collectors.nvme import NvmeCollector
 from holdfast.collectors.nvme_smart import NvmeSmartCollector
 from holdfast.collectors.pci import PciCollector
-from holdfast.collectors.roots import Roots
 from holdfast.collectors.sources import mountinfo
 
 HERE = Path(__file__).resolve().parent

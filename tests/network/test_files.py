@@ -15,10 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.collectors.contract import NoData, Sample
+from holdfast.collectors.contract import NoData, Roots, Sample
 from holdfast.collectors.network import METRICS, NetworkCollector
 from holdfast.collectors.rdma import RdmaCollector
-from holdfast.collectors.roots import Roots
 
 from .tree import ib_node, plain_node
 from .watch import Watch, read, unread, values

@@ -11,7 +11,7 @@ import os
 import shutil
 from pathlib import Path
 
-from holdfast.collectors.roots import Roots
+from holdfast.collectors.contract import Roots
 
 RECORDED = Path(__file__).resolve().parent / "recorded"
 # counters/ of an mlx5 port, and hw_counters/ of a ConnectX-7 with InfiniBand.

@@ -6,11 +6,10 @@ from detectors import judged
 
 from holdfast.agent.core.detect.network.network import NetworkMemory, Networks
 from holdfast.agent.core.model import readings_of
-from holdfast.collectors.contract import NoData, Sample
+from holdfast.collectors.contract import NoData, Roots, Sample
 from holdfast.collectors.network import NetworkCollector
 from holdfast.collectors.pci import PciCollector
 from holdfast.collectors.rdma import RdmaCollector
-from holdfast.collectors.roots import Roots
 
 from .tree import Tree
 

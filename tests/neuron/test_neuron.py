@@ -20,9 +20,8 @@ from waiting import wait_for
 
 from holdfast.agent.core.detect.devices import accelerator
 from holdfast.agent.system import procfs
-from holdfast.collectors.contract import NoData, Sample
+from holdfast.collectors.contract import NoData, Roots, Sample
 from holdfast.collectors.neuron import NeuronCollector
-from holdfast.collectors.roots import Roots
 from holdfast.collectors.sources import neuron_monitor
 
 HERE = Path(__file__).resolve().parent

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import nvml_standin as standin
 
-from holdfast.collectors.roots import Roots
+from holdfast.collectors.contract import Roots
 
 HERE = Path(__file__).resolve().parent
 

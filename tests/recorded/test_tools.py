@@ -17,12 +17,11 @@ from waiting import wait_for
 
 from holdfast.agent.core.detect.devices import accelerator
 from holdfast.collectors.amd import AmdCollector
-from holdfast.collectors.contract import NoData, Sample
+from holdfast.collectors.contract import NoData, Roots, Sample
 from holdfast.collectors.hardware_errors import HardwareErrorsCollector
 from holdfast.collectors.neuron import NeuronCollector
 from holdfast.collectors.nvme import NvmeCollector
 from holdfast.collectors.nvme_smart import NvmeSmartCollector
-from holdfast.collectors.roots import Roots
 
 HERE = Path(__file__).resolve().parent
 

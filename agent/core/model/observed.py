@@ -168,7 +168,7 @@ class Observed(Value, frozen=True):
 
     runs: tuple[RunView, ...] = ()
     samples: Readings = Readings()
-    lines: tuple[tuple[str, int, float, str], ...] = ()  # collectors.sample.LogLine
+    lines: tuple[tuple[str, int, float, str], ...] = ()  # collectors.contract.LogLine
     events: tuple[Event, ...] = ()  # the kernel's, of the last minute
     beats: tuple[Beat, ...] = ()
     store: StoreView = StoreView(up=False)

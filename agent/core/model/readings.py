@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import chain, groupby
 from operator import is_, itemgetter
 
-Reading = tuple[str, str, float, float]  # collectors.sample.Sample
+Reading = tuple[str, str, float, float]  # collectors.contract.Sample
 Rows = tuple[Reading, ...]
 Named = Mapping[str, Rows]
 

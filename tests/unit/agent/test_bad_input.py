@@ -30,12 +30,11 @@ from holdfast.agent.telemetry.collectors import Reply
 from holdfast.collectors import PROBED, neuron
 from holdfast.collectors.__main__ import _answer
 from holdfast.collectors.compile_cache import CompileCacheCollector
-from holdfast.collectors.contract import Metric, NoData, Pace, Sample
+from holdfast.collectors.contract import Metric, NoData, Pace, Roots, Sample
 from holdfast.collectors.cpu import CpuCollector
 from holdfast.collectors.disk import DiskCollector
 from holdfast.collectors.host import HostCollector
 from holdfast.collectors.nvidia import RECOVERY_FIELD, NvidiaCollector
-from holdfast.collectors.roots import Roots
 from holdfast.collectors.sources import neuron_monitor
 
 HERE = Path(__file__).resolve().parent

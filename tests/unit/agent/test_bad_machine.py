@@ -23,7 +23,7 @@ from network.tree import ib_node
 from holdfast.agent.telemetry.collectors import Reply
 from holdfast.collectors import ALL, shared_memory
 from holdfast.collectors.__main__ import _answer
-from holdfast.collectors.roots import Roots
+from holdfast.collectors.contract import Roots
 
 TESTS = Path(__file__).resolve().parents[2]
 TOOLS = ("nvidia", "neuron", "amd", "nvme_smart", "dns", "units", "ec2", "pci")  # read no file

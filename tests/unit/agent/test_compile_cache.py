@@ -9,8 +9,7 @@ import pytest
 from detectors import of_node
 
 from holdfast.collectors.compile_cache import CompileCacheCollector
-from holdfast.collectors.contract import NoData
-from holdfast.collectors.roots import Roots
+from holdfast.collectors.contract import NoData, Roots
 
 LOCK = "neuronxcc-2/MODULE_1/model.hlo_module.pb.lock"
 

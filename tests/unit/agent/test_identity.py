@@ -18,9 +18,8 @@ from holdfast.agent.cli.drift_files import compared
 from holdfast.agent.core.model import Plan, Resume, StoreWrite
 from holdfast.agent.core.nodes.identity import Identity
 from holdfast.collectors import identity
-from holdfast.collectors.contract import NoData
+from holdfast.collectors.contract import NoData, Roots
 from holdfast.collectors.identity import IdentityCollector
-from holdfast.collectors.roots import Roots
 
 DPKG = """Package: libnccl2
 Status: install ok installed

@@ -14,9 +14,8 @@ from waiting import until
 from holdfast.agent.config.load import load
 from holdfast.agent.core.detect.host import cores as host_cores
 from holdfast.agent.telemetry.collectors import Runner
-from holdfast.collectors.contract import FAST, Metric, Pace, Sample
+from holdfast.collectors.contract import FAST, Metric, Pace, Roots, Sample
 from holdfast.collectors.cpu import CpuCollector
-from holdfast.collectors.roots import Roots
 
 
 def paced(name: str, pace: Pace, collect: Callable[[Roots, float], list[Sample]]) -> type:

@@ -25,10 +25,9 @@ from holdfast.agent.system.child_probe import Prober
 from holdfast.agent.system.errors import ErrorCounters
 from holdfast.agent.system.systemd import notify, watchdog_s
 from holdfast.agent.telemetry.collectors import Runner
-from holdfast.collectors.contract import FAST, Metric, NoData, Sample
+from holdfast.collectors.contract import FAST, Metric, NoData, Roots, Sample
 from holdfast.collectors.cpu import CpuCollector
 from holdfast.collectors.host import HostCollector
-from holdfast.collectors.roots import Roots
 from holdfast.collectors.sources.kmsg import KernelLog, parse
 
 GOLDEN = Path(__file__).parent / "recorded"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from holdfast.agent.config.load import load
 from holdfast.agent.telemetry.collectors import Runner
-from holdfast.collectors.roots import Roots
+from holdfast.collectors.contract import Roots
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -17,7 +17,7 @@ def test_where_collectors_read_is_a_setting():
     """A place in the code itself would be this machine's, whatever tree a test recorded."""
     own = {"disk.py": {"/run/", "/sys/", "/proc/"},  # mounts that are left out
            "nvme_smart.py": {"/dev/"},  # an argument of a program that is a setting
-           "roots.py": {"/proc", "/sys", "/dev/kmsg", "/dev/shm",
+           "contract.py": {"/proc", "/sys", "/dev/kmsg", "/dev/shm",
                         "/run/systemd/system"}}
     place = re.compile(r"/(dev|proc|run|sys)(/\S*)?")
     for file in sorted((ROOT / "collectors").glob("*.py")):
