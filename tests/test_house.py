@@ -3,21 +3,39 @@ no skip that CI does not see."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import settings
+from waiting import LIMIT_S, until
 
 from holdfast.agent.actions import root_helper
 from holdfast.agent.cli import policy
 from holdfast.agent.config import load as configuration
 from holdfast.agent.config.runbooks import RunbookError, load_runbooks, parse
 from holdfast.agent.core import actions, ladder
-from holdfast.agent.core.model import Settings
+from holdfast.agent.core.detect import registry
+from holdfast.agent.core.detect.detector import Detector, NodeView
+from holdfast.agent.core.model import (
+    WARN,
+    Now,
+    Observed,
+    Readings,
+    Settings,
+    StoreView,
+    Verdict,
+    readings_of,
+)
+from holdfast.agent.core.node import Node
+from holdfast.agent.daemon.daemon import Daemon, Options
+from holdfast.agent.metrics.families import Exposition
 
 TESTS = Path(__file__).resolve().parent
 SKIPS = """
@@ -104,3 +122,85 @@ def test_a_rung_that_nobody_performs_is_refused_or_a_persons() -> None:
             assert row.performed_by != actions.NOBODY or row.granted_by == actions.PERSON
     assert not set(Settings().allow)  # what outlives a run is off until it is named
     assert all(row.off_by_default for row in actions.ACTIONS.values() if row.verb)
+
+
+# ------------------------------------------------------------------------------ detectors
+
+WET = """+++
+severity = "warn"
+scope = "node"
+clears = "check"
++++
+## Meaning
+Water stands under the floor.
+"""
+
+
+class Damp(Detector):
+    """A node stands in water."""
+
+    name = "damp"
+    reads = ("toy_water_",)
+    memory = list[float]  # the highest water of this boot
+
+    def __init__(self, node: str) -> None:
+        self._node = node
+
+    def look(self, view: NodeView) -> list[Verdict]:
+        view.memory[:] = [max([*view.memory, *(row[2] for row in view.rows)], default=0.0)]
+        if view.memory == [0.0]:
+            return []
+        return [Verdict("node_wet", f"node/{self._node}/floor", WARN, 1.0,
+                        f"{view.memory[0]:g} m of water", detector=self.name)]
+
+
+async def page_of(folder: Path, samples: Readings) -> str:
+    """The page of a whole agent whose collectors read these."""
+
+    def make(name: str, *more: Any) -> Node:
+        node = Node(name, *more)
+        step = node.step
+        fed: Any = node
+        fed.step = lambda now, observed: step(
+            now, msgspec.structs.replace(observed, samples=samples))
+        return node
+
+    overrides: dict[str, tuple[object, str]] = {
+        f"agent.{name}": (value, "test") for name, value in
+        (("state_dir", str(folder)), ("runtime_dir", str(folder)), ("listen", ""), ("node", "a"))}
+    daemon = Daemon(configuration.load(None, overrides), Options(overrides=overrides), make)
+    task = asyncio.create_task(daemon.run())
+    try:
+        await until(lambda: task.done() or daemon.state.snapshot.decision.verdicts)
+        return Exposition(daemon.state).text().decode()
+    finally:
+        daemon.stop.set()
+        await asyncio.wait_for(task, LIMIT_S)
+
+
+def test_a_detector_is_one_entry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A class in the tuple gets its readings and its memory; its verdict reaches the decision, an
+    incident, the page and, with a runbook beside it, `explain`."""
+    monkeypatch.setattr(registry, "DETECTORS", (*registry.DETECTORS, Damp))
+    (tmp_path / "node_wet.md").write_text(WET)
+    books = load_runbooks(tmp_path)
+    node, now = Node("a", Settings(), books), Now(100.0, 1e9, "b1")
+    observed = Observed(store=StoreView(up=True), samples=readings_of([("toy_water_metres", "", 0.2,
+                                                                        100.0)]))
+    decision = node.step(now, observed)
+    (verdict,) = [one for one in decision.verdicts if one.detector == "damp"]
+    (incident,) = decision.incidents
+    assert (incident.fault, incident.culprit) == ("node_wet", "floor of a")
+    assert incident.reason == verdict.reason == "0.2 m of water"
+
+    dry = Observed(store=StoreView(up=True), samples=readings_of([]))
+    again = Node("a", Settings(), books, node.memory())
+    assert again.step(Now(200.0, 1e9, "b1"), dry).verdicts, "it is remembered over a restart"
+    assert not again.step(Now(9.0, 1e9, "b2"), dry).verdicts, "and not over a boot"
+
+    row = 'holdfast_fault_active{fault="node_wet",severity="warn",subject="node/a/floor"} 1.0'
+    assert row in asyncio.run(page_of(tmp_path, observed.samples)).splitlines()
+
+    sections = parse("node_wet", WET, "node_wet.md").prose
+    lines = policy.explained(books["node_wet"], {"Meaning": sections}, [])
+    assert "node_wet" in repr(lines[0]) and "Water stands" in repr(lines)

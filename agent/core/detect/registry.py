@@ -46,7 +46,7 @@ class Seat:
         self._memories = memories
         self._selection = Selection()
         self._rows: Rows = ()
-        self._looked: Rows | None = None
+        self.looked: Rows | None = None  # None: it must look, whatever is new
         self.verdicts: list[Verdict] = []
 
     def show(self, parts: list[Rows]) -> None:
@@ -54,12 +54,12 @@ class Seat:
         self._rows = self._selection.joined(parts)
 
     def look(self, observed: Observed) -> None:
-        if self._looked is self._rows and not self.kind.beside:
+        if self.looked is self._rows and not self.kind.beside:
             return
-        self._looked = None  # a look that fails is made again
+        self.looked = None  # a look that fails is made again
         memory = self._memories.get(self.kind.name)
         self.verdicts = self.detector.look(NodeView(self._rows, observed, memory))
-        self._looked = self._rows
+        self.looked = self._rows
 
 
 class NodeWatch:
@@ -88,6 +88,8 @@ class NodeWatch:
             if kind.of_boot:
                 self._memories.pop(kind.name, None)
         self._fill()
+        for seat in self.seats.values():
+            seat.looked = None
 
     def look(self, observed: Observed) -> list[Verdict]:
         """What the detectors say now, in the order of the table."""
