@@ -91,7 +91,7 @@ async def _keep_evidence(
 
 async def _ask(path: str, line: bytes, of_device: bool) -> str:
     """What came of it.  Of a reset that is told apart which failed from one that was refused: the
-    first has a next rung."""
+    first has a next action."""
     try:
         reader, writer = await asyncio.open_unix_connection(path, limit=ANSWER_MAX_BYTES)
     except OSError as error:

@@ -49,3 +49,9 @@ def next_rung(
 def first(runbook: Runbook | None, wanted: Collection[str]) -> str:
     """The first action of the ladder that is one of those; "" without one."""
     return next((one for one in runbook.ladder if one in wanted), "") if runbook else ""
+
+
+def behind(runbook: Runbook, action: str) -> tuple[str, ...]:
+    """What the ladder has behind that action; the whole ladder where it does not hold it."""
+    at = runbook.ladder.index(action) + 1 if action in runbook.ladder else 0
+    return runbook.ladder[at:]

@@ -40,7 +40,7 @@ STEP_AGE_MAX_S = 5.0  # healthy agents step every second
 FAULTS = ("kill", "stop", "stall", "exception", "hold-gil", "skip-collective")
 
 
-class Wish(msgspec.Struct, forbid_unknown_fields=True):
+class ActionBody(msgspec.Struct, forbid_unknown_fields=True):
     """The body of a POST."""
 
     reason: str = ""
@@ -276,17 +276,17 @@ class Site:
         run, verb = request.match_info["run"], request.match_info["verb"]
         if self._state.sessions.session(run) is None:
             return refuse(404, f"no run {run!r} on this node", "a run that /api/v1/status lists")
-        wish = await _wish(request)
-        if isinstance(wish, web.Response):
-            return wish
+        body = await _body(request)
+        if isinstance(body, web.Response):
+            return body
         if verb == "inject":
-            return await self._inject(run, wish)
+            return await self._inject(run, body)
         known = actions.of_run()
         if verb not in known:
             verbs = ", ".join((*known, "inject"))
             return refuse(404, f"{verb!r} is no verb", f"one of {verbs}")
-        subject = f"run/{run}/rank/{wish.rank}" if wish.rank >= 0 else f"run/{run}"
-        return self._ask(request, known[verb], subject, run, wish)
+        subject = f"run/{run}/rank/{body.rank}" if body.rank >= 0 else f"run/{run}"
+        return self._ask(request, known[verb], subject, run, body)
 
     async def _ask_node(self, request: web.Request) -> web.Response:
         node, verb = request.match_info["node"], request.match_info["verb"]
@@ -295,10 +295,10 @@ class Site:
         known = actions.of_node()
         if verb not in known:
             return refuse(404, f"{verb!r} is no verb", f"one of {', '.join(known)}")
-        wish = await _wish(request)
-        if isinstance(wish, web.Response):
-            return wish
-        return self._ask(request, known[verb], f"node/{node}", "", wish)
+        body = await _body(request)
+        if isinstance(body, web.Response):
+            return body
+        return self._ask(request, known[verb], f"node/{node}", "", body)
 
     async def _close(self, request: web.Request) -> web.Response:
         incident = self._state.incident_log.incidents.get(request.match_info["id"])
@@ -309,32 +309,32 @@ class Site:
         if (incident.fault, incident.subject) not in told:
             return refuse(409, "it closes by itself, or has closed",
                           "an open incident of the kernel's log")
-        wish = await _wish(request)
-        if isinstance(wish, web.Response):
-            return wish
-        return self._ask(request, actions.CLOSE_INCIDENT, f"incident/{incident.id}", "", wish)
+        body = await _body(request)
+        if isinstance(body, web.Response):
+            return body
+        return self._ask(request, actions.CLOSE_INCIDENT, f"incident/{incident.id}", "", body)
 
     def _ask(
-        self, request: web.Request, action: str, subject: str, run: str, wish: Wish
+        self, request: web.Request, action: str, subject: str, run: str, body: ActionBody
     ) -> web.Response:
-        if not wish.reason.strip():
+        if not body.reason.strip():
             return refuse(400, "no reason given", '"reason": why, for the journal')
         made = Request(
             id=f"op-{uuid.uuid4().hex[:12]}", action=action, subject=subject,
-            reason=wish.reason[:REASON_MAX], origin="operator", run=run, by=_by(request, wish),
+            reason=body.reason[:REASON_MAX], origin="operator", run=run, by=_by(request, body),
         )
         if not self._operators.request(made):
             return refuse(429, "too many requests wait already", "try again in a minute")
         return web.json_response({"id": made.id, "kind": action, "subject": subject}, status=202)
 
-    async def _inject(self, run: str, wish: Wish) -> web.Response:
+    async def _inject(self, run: str, body: ActionBody) -> web.Response:
         if not self._state.config.inject.enabled:
             return refuse(403, "faults on purpose are off here", "inject.enabled = true")
-        if wish.fault not in FAULTS:
-            return refuse(400, f"{wish.fault!r} is no fault", f"fault: one of {', '.join(FAULTS)}")
+        if body.fault not in FAULTS:
+            return refuse(400, f"{body.fault!r} is no fault", f"fault: one of {', '.join(FAULTS)}")
         order = {
-            "t": "inject", "id": f"inject-{uuid.uuid4().hex[:12]}", "fault": wish.fault,
-            "rank": max(0, wish.rank), "args": wish.args,
+            "t": "inject", "id": f"inject-{uuid.uuid4().hex[:12]}", "fault": body.fault,
+            "rank": max(0, body.rank), "args": body.args,
         }
         try:
             outcome = await self._operators.direct(run, order, INJECT_LIMIT_S)
@@ -347,22 +347,22 @@ class Site:
         return web.json_response({"id": outcome.id, "detail": outcome.detail})
 
 
-def _by(request: web.Request, wish: Wish) -> str:
+def _by(request: web.Request, body: ActionBody) -> str:
     """Who asks: the name that was claimed, never without what the kernel or the token proves.
 
     A name alone could be any person's, or a node's: nodes sign their own documents by name.
     """
     peer = peer_of(request)
     proof = f"uid {peer[1]}" if peer is not None else "token"
-    claimed = "".join(one for one in wish.by[:BY_MAX] if one.isprintable()).strip()
+    claimed = "".join(one for one in body.by[:BY_MAX] if one.isprintable()).strip()
     return f"{claimed} ({proof})" if claimed else proof
 
 
-async def _wish(request: web.Request) -> Wish | web.Response:
+async def _body(request: web.Request) -> ActionBody | web.Response:
     """The body, checked; an answer of 400 that names what to set when it is bad."""
-    body = await request.read()
+    raw = await request.read()
     try:
-        return msgspec.json.decode(body or b"{}", type=Wish)
+        return msgspec.json.decode(raw or b"{}", type=ActionBody)
     except (msgspec.DecodeError, RecursionError) as error:
         return refuse(400, f"body: {error}", 'JSON: {"reason": "...", "fault": "", "rank": 0}')
 

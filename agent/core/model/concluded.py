@@ -50,7 +50,7 @@ class Incident(Value, frozen=True, omit_defaults=False):
 
 
 class Request(Value, frozen=True):
-    """A rung of a ladder, or an operator's or alert's wish; granted by plan or node document."""
+    """An action that a ladder, an operator or an alert asks for (agent/core/actions.py)."""
 
     id: str
     action: str  # restart_ranks | stop_own_ranks | take_evidence | run_check | exclude_node | ...

@@ -12,7 +12,7 @@ class Runbook(Value, frozen=True):
     severity: str
     scope: str  # gpu | neuron | nic | rank | node | run | store
     ladder: tuple[str, ...] = ()  # restart_ranks resume_older exclude_node stop_run ...
-    budget_count: int = 3  # per rung and subject, then climb
+    budget_count: int = 3  # per action and subject, then climb
     budget_window_h: float = 24.0
     clears: str = "check"  # reboot | quiet_10m | check | operator
     alert: str = ""

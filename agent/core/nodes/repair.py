@@ -340,8 +340,7 @@ def _wanted(instructed: str, book: Runbook, was_reset: bool) -> tuple[str, ...]:
         return book.ladder
     if instructed != RESET_GPU or not was_reset:
         return (instructed,)
-    known = RESET_GPU in book.ladder
-    return book.ladder[book.ladder.index(RESET_GPU) + 1 :] if known else book.ladder
+    return ladder.behind(book, RESET_GPU)
 
 
 def _address(item: Watched) -> str:
