@@ -11,8 +11,11 @@ import ast
 import re
 import subprocess
 import sys
+import tokenize
+from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from io import StringIO
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +26,7 @@ from holdfast.agent.core.actions import ACTIONS
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("agent", "collectors", "dashboards", "runbooks", "trainer", "worker")
 TEXT_SUFFIXES = {".py", ".md", ".toml", ".txt", ".yml", ".json", ".service", ".svg", ".html"}
-LINE_MAX, FUNCTION_MAX, FILE_MAX = 100, 70, 600
+LINE_MAX, FUNCTION_MAX, FILE_MAX, FOLDER_MAX = 100, 70, 600, 16
 
 
 class Finding(NamedTuple):
@@ -278,12 +281,13 @@ def handlers(tree: ast.AST, inside: str = "<module>") -> Iterator[tuple[str, ast
 # Spelt in pieces, so that this file does not break its own rule.
 FORBIDDEN = re.compile(
     "|".join([r"(?<![\w.])/ro" r"ot/", r"(?<![\w.])/wo" r"rk/", r"/tmp/h" r"f\b",
-              r"\.py" r"env\b", r"pythonhosted\.", r"\bFIX" r"ME\b", r"\bXX" r"X\b"])
+              r"\.py" r"env\b", r"pythonhosted\.", r"\bFIX" r"ME\b", r"\bXX" r"X\b",
+              r"# fm" r"t: "])  # no formatter is run, so there is none to be told anything
 )
 
 
 def rule_words(source: Source) -> Iterator[Finding]:
-    """No path of one person's machine, no registry host, no note to self."""
+    """No path of one person's machine, no registry host, no note to self or to a formatter."""
     for number, line in enumerate(source.text.splitlines(), 1):
         if match := FORBIDDEN.search(line):
             yield Finding("words", source.path, f"line {number}: {match.group()!r}")
@@ -303,6 +307,48 @@ def rule_action(source: Source) -> Iterator[Finding]:
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Constant) and node.value in ACTION_NAMES:
             yield Finding("action", source.path, f"line {node.lineno}: {node.value!r}")
+
+
+# Files of users and of Python's own, which comments and examples name.
+NOT_OURS = {"file.py", "json.py", "loader.py", "mine.py", "script.py", "train.py"}
+MENTION = re.compile(r"(?<![\w./-])((?:\w+/)*\w+\.py)\b")
+TO_COME = ("docs/map.md", "CONTRIBUTING.md")  # they also name rooms that are not there yet
+
+
+def rule_mention(source: Source, files: frozenset[str] | None = None) -> Iterator[Finding]:
+    """A file that a comment, a docstring or a page names is there: a move takes its names along."""
+    if source.path.startswith(("tests/", "docs/decisions/")) or source.path in TO_COME:
+        return
+    files = endings() if files is None else files
+    text = source.text if source.path.endswith(".md") else "\n".join(prose(source))
+    for name in sorted(set(MENTION.findall(text)) - NOT_OURS - files):
+        yield Finding("mention", source.path, f"there is no file {name}")
+
+
+def prose(source: Source) -> Iterator[str]:
+    """The comments and docstrings of a file."""
+    tokens = tokenize.generate_tokens(StringIO(source.text).readline)
+    yield from (token.string for token in tokens if token.type == tokenize.COMMENT)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = (node for node in ast.walk(source.tree) if isinstance(node, documented))
+    yield from (ast.get_docstring(node) or "" for node in nodes)
+
+
+@lru_cache(maxsize=1)
+def endings() -> frozenset[str]:
+    """Every way to name a file of ours: its path, and whatever is left of it from a folder on."""
+    paths = (path.relative_to(ROOT).parts for path in repository_files())
+    return frozenset("/".join(parts[start:]) for parts in paths for start in range(len(parts)))
+
+
+def folder_findings(paths: list[str]) -> Iterator[Finding]:
+    """A folder of a package holds few enough modules to read their list at a glance.  Without a
+    number in it, for an exception is one for good: a folder of one file a source only grows."""
+    modules = [path for path in paths if path.endswith(".py") and path.split("/")[0] in PACKAGES]
+    counts = Counter(path.rpartition("/")[0] for path in modules if "/__" not in path)
+    for folder, count in sorted(counts.items()):
+        if count > FOLDER_MAX:
+            yield Finding("folder", folder, f"{count} modules")
 
 
 PYTHON_RULES: tuple[Rule, ...] = (
@@ -367,9 +413,9 @@ def module_of(path: str) -> str:
 
 
 def test_the_repository_is_tidy() -> None:
-    findings: list[Finding] = []
     paths = repository_files()
     names = [path.relative_to(ROOT).as_posix() for path in paths]
+    findings = [*folder_findings(names)]
     files = {module_of(name): name for name in names
              if name.endswith(".py") and name.split("/")[0] in PACKAGES}
     imports: dict[str, set[str]] = {}
@@ -378,6 +424,8 @@ def test_the_repository_is_tidy() -> None:
         if path.suffix in TEXT_SUFFIXES:
             source = Source(relative, path.read_text())
             findings += rule_words(source)
+            if path.suffix in (".py", ".md"):
+                findings += rule_mention(source)
             if path.suffix == ".py":
                 findings += [found for rule in PYTHON_RULES for found in rule(source)]
                 if relative in files.values():
@@ -425,11 +473,15 @@ BAD: list[tuple[Rule, str, str]] = [
     (rule_action, "agent/core/run/policy.py", "LADDER = ('restart_ranks',)"),
     (rule_words, "docs/guide.md", "see /ro" "ot/notes"),
     (rule_words, "docs/guide.md", "XX" "X later"),
+    (rule_words, "agent/daemon/daemon.py", "x = 1  # fm" "t: skip"),
+    (rule_mention, "docs/guide.md", "see `agent/core/nowhere.py`"),
+    (rule_mention, "agent/daemon/daemon.py", '"""Asked for in guard.py."""'),
+    (rule_mention, "agent/daemon/daemon.py", "x = 1  # see detect/node.py"),
 ]
 GOOD: list[tuple[Rule, str, str]] = [
     (rule_import, "agent/core/run/plan.py", "from .model import Plan\nfrom .. import core"),
     (rule_import, "agent/daemon/daemon.py", "from holdfast.worker import page"),
-    (rule_import, "agent/cli/verify.py", "from holdfast.trainer.checkpoint import format"),
+    (rule_import, "agent/cli/checkpoint.py", "from holdfast.trainer.checkpoint import format"),
     (rule_home, "worker/rank/hooks.py", "def f():\n    import torch"),
     (rule_worker, "worker/rank/hooks.py", "def f():\n    import torch"),
     (rule_daemon, "agent/daemon/daemon.py", "class Daemon: pass"),
@@ -439,6 +491,7 @@ GOOD: list[tuple[Rule, str, str]] = [
     (rule_except, "agent/daemon/daemon.py", "try: pass\nexcept OSError: pass"),
     (rule_action, "agent/core/actions.py", "RESTART_RANKS = 'restart_ranks'"),
     (rule_action, "agent/core/run/policy.py", "paused = 'pause'"),
+    (rule_mention, "agent/daemon/daemon.py", "x = 'nowhere.py'  # see core/node.py, train.py"),
     (rule_except, "agent/daemon/daemon.py", "try: pass\nexcept BaseException:\n    f()\n    raise"),
 ]
 
@@ -467,6 +520,12 @@ def test_a_circle_is_found_whoever_closes_it() -> None:
     (found,) = circles(imports)
     assert (found.key, found.size) == ("agent/web/a.py", 3)
     assert not list(circles(imports | {"agent/web/c.py": set()}))
+
+
+def test_a_folder_may_hold_sixteen_modules() -> None:
+    paths = [f"agent/web/{number}.py" for number in range(FOLDER_MAX)]
+    assert not list(folder_findings([*paths, "agent/web/__init__.py", "tests/unit/test_a.py"]))
+    assert [found.key for found in folder_findings([*paths, "agent/web/a.py"])] == ["agent/web"]
 
 
 def test_the_ratchet_turns_one_way() -> None:

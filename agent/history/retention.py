@@ -1,7 +1,7 @@
 """What keeps journal.db usable for years: old rows go, and text that no database takes is mended.
 
-Owns how much of each table stays.  Which incidents the history keeps is narrate.py's to say; the
-bound here is against what it could not.
+Owns how much of each table stays.  Which incidents the history keeps is decided in incident_log.py;
+the bound here holds even where that decision could not be carried out.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How many connections, runs and ranks fit into this agent, how many of one user, and how fast.
 
 Owns the limits and the sentences that name them, and this process' limit of open files, from which
-the number of ranks follows.  Keeps what each user has spent; all else sessions.py shows it.
+the number of ranks follows.  Keeps what each user has spent; all else server.py shows it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One launcher's socket: packets with descriptors in, packets out, never blocking.
 
 Owns reading, writing and the bounded list of what a slow launcher has not taken yet.  Knows
-nothing of what packets mean; sessions.py does.
+nothing of what packets mean; server.py does.
 """
 
 from __future__ import annotations

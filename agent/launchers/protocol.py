@@ -15,7 +15,7 @@ from ..core.model import Commit, Ended, Parked, Seconds, SnapshotView, Whole
 
 PROTOCOL = 1
 PACKET_MAX_BYTES = 65536
-RANKS_MAX = 1024  # of one launcher; room.py says how many of all
+RANKS_MAX = 1024  # of one launcher; admission.py says how many of all
 NAME_MAX = 128
 
 

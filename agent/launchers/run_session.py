@@ -1,6 +1,6 @@
-"""One run and the connection of its launcher: what was said last, and the run as a level.
+"""One run and its launcher's connection: the levels it sent last, as the core takes them.
 
-Owns what is kept about one run between packets.  Reads no socket and checks nothing; sessions.py
+Owns what is kept about one run between packets.  Reads no socket and checks nothing; server.py
 does, before anything is put here.
 """
 

@@ -2,7 +2,7 @@
 
 Owns agent.sock (SOCK_SEQPACKET), its connections and the runs behind them.  Content is input from
 outside: bounded, checked, and answered with an error packet rather than believed.  Decides
-nothing: levels go to the core through `run_views`, effects come from perform.py through `order`.
+nothing: levels go to the core through `run_views`, effects come from performer.py through `order`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Accelerators and network cards as people see them: health and why, and whose ranks are there.
 
 Owns joining the collectors' samples, their age and the runs' ranks.  Pure: values in, plain JSON
-values out; what a reading means is in core/detect/accelerator.py and core/detect/network.py.
+values out; what a reading means is decided in agent/core/detect/devices and network.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Who may ask what: roles, tokens, and the headers that every answer carries.
 
 Owns the check of each request before its handler runs.  Reading is free on loopback and on the
-unix socket, but for what other people's jobs said (reader.py); changing something needs a role,
+unix socket, but for what other people's jobs said (visibility.py); changing something needs a role,
 and over TCP a token.
 """
 

@@ -1,8 +1,8 @@
-"""Who reads, and what of other people's runs is left out for them.
+"""What a reader may not see of other people's runs, by who the reader is.
 
 Owns whose connection it is, and which fields of a run, a fault or an incident hold what the job
 itself said: its logs stand below a directory that only their owner may read, and a line of them
-does not become public because an agent repeats it.  Who may ask at all is guard.py's.
+does not become public because an agent repeats it.  Who may ask at all is auth.py's.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     action: str = ""  # what the driver instructs: XID 154, nothing else
     escalations: tuple[Escalation, ...] = ()
     reboots: Escalation | None = None
-    more: tuple[str, ...] = ()  # what the lines that go on with it said (detect/kernel_more.py)
+    more: tuple[str, ...] = ()  # what its continuation lines said (parse/kernel_continuation.py)
     cursor: int = 0  # the line's sequence number, of this boot
     boot_s: float = 0.0
 

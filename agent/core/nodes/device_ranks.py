@@ -1,4 +1,4 @@
-"""Where ranks live: which processes compute on a device, as its driver listed them last.
+"""Which ranks compute on a device, from the processes that its driver listed last.
 
 Owns that table.  What breaks a GPU often silences its driver first, and the kernel says only then
 what broke: so a device stays as it was listed until its driver lists something else.

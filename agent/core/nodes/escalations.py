@@ -1,4 +1,4 @@
-"""Repeats of a kernel event that mean more than one of it.
+"""When repeats of a kernel event mean more than a single one does.
 
 Owns the windows in which they are counted, and their bounds.  Pure; the times live in the kernel
 case's memory, and survive a restart of the agent and a reboot.

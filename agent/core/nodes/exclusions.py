@@ -1,4 +1,4 @@
-"""What concerns nodes beyond one run: excluding, releasing, and the breaker before it.
+"""Excludes nodes from every run and releases them, behind the breaker.
 
 Owns the node documents that this node writes.  A fatal fault elsewhere is only answered by who
 leads a run there; an operator's wish by any member that was asked.

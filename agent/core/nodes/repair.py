@@ -1,5 +1,4 @@
-"""Actions beyond a run: when this node is drained, rebooted or replaced for a fault of its own, or
-the GPU is reset that has it.
+"""When this node is drained, rebooted or replaced, or its GPU reset, for a fault of its own.
 
 Owns the way from an open incident of the kernel's to one order: what the operator allowed, what is
 left of the budget, the breaker, and everything that goes on here, whoever's it is.  An order leaves

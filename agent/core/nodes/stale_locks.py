@@ -1,8 +1,8 @@
-"""Taking away a lock that a killed compile left, by the launcher of a run here, as its user.
+"""Has a killed compile's lock removed by the launcher of a run on this node, as the run's user.
 
 Owns when that is asked for: the operator allowed it, nobody paused this node, the runbook's budget
 for that file has something left, and a run of the lock's owner is here: nobody else may remove it.
-Which lock is stale is detect/compile_cache.py's; the launcher looks again before it removes
+Which lock is stale is detect/devices/compile_cache.py's; the launcher looks again before it removes
 anything.
 """
 

@@ -1,4 +1,4 @@
-"""Lines that go on with an event: the switches' driver prints one error as several.
+"""Continuation lines of the kernel's log: the switches' driver prints one error as several lines.
 
 Owns which event such a line belongs to.  Counts nothing and waits for nothing: the event is told at
 once, and once more with what came behind it.  The lines of several switches may come mixed, and

@@ -271,7 +271,7 @@ def _link5(
 def _sxid(catalogue: Catalogue, match: re.Match[str], text: str) -> Event | None:
     number, said = int(match["sxid"]), match["text"]
     if said.startswith(GOES_ON):
-        return None  # detect/kernel_more.py finds the event that it belongs to
+        return None  # kernel_continuation.py finds the event that it belongs to
     known = catalogue.sxids.get(number, UNKNOWN_SXID)
     silent = not said.startswith(("Fatal", *CALM))
     calm = said.startswith(CALM) or (silent and known.stop == "no")

@@ -54,7 +54,7 @@ class RunMemory(msgspec.Struct):
     version: int = 0  # of that document
     wrote: int = 0  # generation of the last plan this node tried to write
     planned: int = 0  # generation that is meant for the launcher that is here now
-    bases: dict[int, int] | None = None  # see detect/collective.py
+    bases: dict[int, int] | None = None  # see detect/ranks/collective.py
     bases_generation: int = 0
     refused_version: int = -1  # a write against this version failed: read again first
     refused_boot_s: float = 0.0

@@ -1,4 +1,4 @@
-"""How fast something that is used up is used up.
+"""How fast a resource is used up, and when nothing of it will be left.
 
 Owns one bounded window of readings and the rate that can be believed.  It concludes nothing.  Pure;
 mutable on purpose, with one owner.

@@ -59,7 +59,7 @@ def test_new_runs_of_a_user_who_starts_them_without_end_wait_and_none_is_refused
             await launcher.receive("welcome")
             await until(lambda run=f"run-{number}": daemon.sessions.session(run).have_levels)
             launcher.close()
-        assert time.monotonic() - begin_s >= 0.3  # 8 more than at once, 20 a second; see link.py
+        assert time.monotonic() - begin_s >= 0.3  # 8 above the burst, 20 a second
 
     serve(scenario, agent, tmp_path)
 

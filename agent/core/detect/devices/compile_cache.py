@@ -2,7 +2,7 @@
 
 Owns when such a lock is a fault: no compiler can own it (collectors/compile_cache.py says which),
 and it is older than the gap between two stages of a compile.  Shown and counted; its removal is
-asked for in core/unlock.py.  Pure.
+asked for in core/nodes/stale_locks.py.  Pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What memory, processors, PCIe devices and drives count and say about themselves.
 
 Owns which counts are a fault by being there (data that is lost), and which by their rate (what was
-corrected).  The kernel's log tells the same events one by one (kernel.py); counters also tell those
+corrected).  The kernel's log tells the same events one by one; counters also tell those
 whose lines were lost or never written.  Shown, never acted on.  Pure.
 """
 

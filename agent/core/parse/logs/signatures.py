@@ -1,7 +1,7 @@
 """The words of log signatures: what a row of the catalogue says, and what one line came to.
 
 Owns the names of roles, culprits and retries, and the records that reading and weighing share.
-Pure data: how lines are found is agent/core/parse/logs/scan.py's, what follows is logroot.py's.
+Pure data: how lines are found is agent/core/parse/logs/scan.py's, what follows is root.py's.
 """
 
 from __future__ import annotations
