@@ -53,13 +53,14 @@ PAGES := config=holdfast.agent.config.load:render_config_docs \
   metrics=holdfast.agent.metrics.selection:render_docs \
   exit-codes=holdfast.agent.cli.parser:render_exit_docs \
   kernel-events=holdfast.agent.catalog.load:render_docs \
+  map=house_map:render_map \
   train=holdfast.trainer.settings_page:render_train_docs
 
 mutants: $(VENV)/.test  ## does a test notice? 320 seeded mutants of what decides (40 minutes)
 	$(BIN)/python -m bench.mutants
 
 docs: $(VENV)/.demo  ## write the generated pages of docs anew
-	@$(BIN)/python -c 'import pathlib, pkgutil, sys; \
+	@PYTHONPATH=tests $(BIN)/python -c 'import pathlib, pkgutil, sys; \
 	  made = [(name, pkgutil.resolve_name(function)()) \
 	          for name, function in (one.split("=") for one in sys.argv[1:])]; \
 	  [pathlib.Path("docs", f"{name}.md").write_text(text) for name, text in made]' $(PAGES)

@@ -1,5 +1,7 @@
-"""Collectors: one file a source, one method each.  ALL lists those that the agent runs; those in
-PROBED may never answer, so each is read in a child of its own (agent/system/child_probe.py)."""
+"""The list of all collectors: one file a source, one method each.
+
+ALL lists those that the agent runs.  A collector in PROBED asks a source that may never answer, so
+it is read in a child of its own (agent/system/child_probe.py)."""
 
 from .amd import AmdCollector
 from .cgroups import CgroupsCollector

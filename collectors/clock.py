@@ -1,4 +1,4 @@
-"""The clock: whether somebody keeps it right, how far it may be off, and what it counts by.
+"""The clock: whether it is kept right, how far it may be off, and which source it counts by.
 
 Owns asking the kernel, which all of chronyd, ntpd and systemd-timesyncd tell what they know.  Sets
 nothing.

@@ -1,8 +1,7 @@
-"""What a collector is: where it reads (Roots), how often (Pace), what it declares (Metric) and
-hands out (Sample, LogLine, NoData).
+"""What a collector is: where it reads, how often, what it declares and what it hands out.
 
-Owns the vocabulary between the machine and everything that decides.  A leaf: it imports nothing
-of Holdfast and does no I/O.
+Owns Roots, Pace, Metric, Sample, LogLine and NoData, the vocabulary between the machine and
+everything that decides.  A leaf: it imports nothing of Holdfast and does no I/O.
 """
 
 from __future__ import annotations

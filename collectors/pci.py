@@ -1,4 +1,4 @@
-"""PCI devices that a driver has: whether a card or an accelerator is there at all.
+"""PCI devices with a driver: whether each card and each accelerator is there at all.
 
 Owns one listing of the kernel's own table.  A device may leave its class's list for good reasons
 (a bond takes two ports for one, a container takes a card along); from here it goes when it fell

@@ -1,5 +1,4 @@
-"""Processes in trouble: ended and not collected, stuck in the kernel, out of open files, or burning
-a core in the kernel.
+"""Processes in trouble: never collected, stuck, out of open files, or busy inside the kernel.
 
 Owns one pass over /proc/PID/stat.  Names processes for whoever judges; their samples are not
 declared, so that process ids never become labels on the page.  Reads only; a process that ends

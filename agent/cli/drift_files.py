@@ -1,4 +1,4 @@
-"""What `holdfast drift --json` said on several nodes, put beside each other without an agent.
+"""Compares what `holdfast drift --json` said on several nodes, without an agent.
 
 Owns reading these documents: one in a file, several one after the other, or lines that `srun
 --label` and `pdsh` gave a name in front.  What differs is found by agent/core/nodes/identity.py, as

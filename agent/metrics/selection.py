@@ -1,4 +1,4 @@
-"""What of everything that is known stands on the page of metrics, and the document that lists it.
+"""Which of the known metrics the page of metrics holds, and the document that lists them all.
 
 Owns the operator's choice of families (`agent.metrics`, `agent.metrics_hide`), how long a run that
 is over is shown, and docs/metrics.md.  Pure: values in, values or text out; renders no page.

@@ -1,4 +1,4 @@
-"""Counts what goes wrong in each part of the agent and says each thing once.
+"""Counts the errors of each part of the agent, and logs each one once.
 
 Owns the counters and the lines on standard error.  A fault in one part is never the end of
 another, so parts report here instead of raising further.

@@ -1,4 +1,4 @@
-"""How many connections one listener of the web server holds, and which of them makes room.
+"""How many connections a listener of the web server holds, and which one makes room for a new one.
 
 Owns the limits of what strangers may leave unfinished: connections that say nothing, heads without
 an end, answers that nobody reads.  Nobody is refused: where there are too many, the one that has
