@@ -67,7 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "agent": {"agent", "core", "collectors", "runbooks", "dashboards", "worker.page",
               "worker.exits"},
     "cli": {"cli", "agent", "core", "collectors", "runbooks", "dashboards", "worker.page",
-            "worker.exits", "trainer.checkpoint"},
+            "worker.exits", "worker.peers", "trainer.checkpoint"},
     "dashboards": {"dashboards", "runbooks", "core"},
     "runbooks": {"runbooks"},
     "trainer": {"trainer", "worker"},

@@ -1,28 +1,46 @@
 """Finds the agents of this machine and asks them, over their Unix sockets.
 
-Owns where sockets are (the node's, and one per private run) and what is said when nothing
-answers.  The socket's permissions are the credential: no token is needed here.
+Owns where sockets are (the node's, and one per private run), whose answers are believed, and what
+is said when nothing answers.  The socket's permissions are the credential: no token is needed here.
 """
 
 from __future__ import annotations
 
+import functools
 import http.client
 import json
 import os
 import socket
-from collections.abc import Mapping, Sequence
+import stat
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 from urllib.parse import quote
 
-from .text import Failure
+from holdfast.worker import peers
+from holdfast.worker.exits import FAILED
+
+from ..system.regular import read_regular
+from .text import Failure, harmless
 
 NODE_RUNTIME = Path("/run/holdfast")
 TIMEOUT_S = 5.0
 ANSWER_BYTES_MAX = 16 << 20
 AGENTS_MAX = 64
 RUNS_MAX = 4096
+ADDRESS_MAX = 200
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Stranger(Failure):
+    """What answers, or would, is neither this user's nor an agent's that everybody believes."""
+
+
+class Malformed(Failure):
+    """An answer that is none: too long, too deep, or not of the form that this version knows."""
 
 
 class _Connection(http.client.HTTPConnection):
@@ -34,6 +52,10 @@ class _Connection(http.client.HTTPConnection):
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(TIMEOUT_S)
         self.sock.connect(str(self._path))
+        try:
+            peers.check_peer(self.sock, str(self._path), os.environ)
+        except peers.Stranger as stranger:
+            raise Stranger(str(stranger)) from stranger
 
 
 class Agent(NamedTuple):
@@ -54,14 +76,18 @@ class Agent(NamedTuple):
             headers = {"Content-Type": "application/json"} if body else {}
             connection.request(method, route, body, headers)
             response = connection.getresponse()
-            raw = response.read(ANSWER_BYTES_MAX)
+            raw = response.read(ANSWER_BYTES_MAX + 1)
         except http.client.HTTPException as error:
             raise OSError(f"{self.path} does not speak HTTP: {error!r}") from error
         finally:
             connection.close()
+        if len(raw) > ANSWER_BYTES_MAX:
+            raise Malformed(f"{self.path}: its answer is longer than {ANSWER_BYTES_MAX} bytes")
         try:
             answer = json.loads(raw or b"null")
-        except ValueError:
+        except (ValueError, RecursionError) as error:
+            if response.status < 400:
+                raise Malformed(f"{self.path}: its answer is no JSON: {error}") from error
             answer = {"error": raw[:200].decode(errors="replace")}
         if response.status >= 400:
             said = answer if isinstance(answer, dict) else {}
@@ -72,9 +98,44 @@ class Agent(NamedTuple):
     def address(self) -> str:
         """Where its page can be seen, "" if it has none."""
         try:
-            return (self.path.parent / "address").read_text(encoding="utf-8")[:200].strip()
-        except OSError:
+            raw = read_regular(self.path.parent / "address", ADDRESS_MAX, follow=False)
+        except (OSError, ValueError):
             return ""
+        return raw.decode(errors="replace").strip()
+
+
+def owned(path: Path, environ: Mapping[str, str]) -> None:
+    """Raises Stranger where another user could have put this, or could put something into it: the
+    rule of the launcher's own line.  A path that is not there is nobody's."""
+    try:
+        found = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not peers.believed(found.st_uid, environ):
+        raise Stranger(f"{path} belongs to uid {found.st_uid}, which is neither root, you nor the "
+                       "agent's user (HOLDFAST_AGENT_USER)")
+    if stat.S_ISDIR(found.st_mode) and found.st_mode & 0o002 and not found.st_mode & stat.S_ISVTX:
+        raise Stranger(f"{path} may be written by everybody: chmod o-w {path}")
+
+
+def asking(command: Callable[P, T], code: int = FAILED) -> Callable[P, T]:
+    """A command that tells what agents answer.  Whatever they answer, it ends in a sentence."""
+
+    @functools.wraps(command)
+    def bounded(*given: P.args, **named: P.kwargs) -> T:
+        try:
+            return command(*given, **named)
+        except BrokenPipeError:
+            raise  # whoever reads our words has gone: no agent's fault
+        except OSError as error:
+            raise Failure(f"the agent does not answer any more: {error}", code) from error
+        except (LookupError, TypeError, AttributeError, ValueError, RecursionError,
+                OverflowError) as error:
+            raise Malformed("an agent's answer is not of the form that this version knows "
+                            f"({type(error).__name__}: {str(error)[:100]}): is it of another "
+                            "release?", code) from error
+
+    return bounded
 
 
 def places(environ: Mapping[str, str]) -> tuple[Path, Path]:
@@ -86,31 +147,57 @@ def places(environ: Mapping[str, str]) -> tuple[Path, Path]:
     return NODE_RUNTIME, base
 
 
-def runtime_directories(environ: Mapping[str, str]) -> list[Path]:
-    """Directories that may hold an api.sock: the node's first, then private runs', newest first."""
+def runtime_directories(environ: Mapping[str, str], refused: list[str]) -> list[Path]:
+    """Directories that may hold an api.sock: the node's first, then private runs', newest first.
+    Why one is passed by is added to `refused`."""
     node, base = places(environ)
+    private: list[tuple[float, Path]] = []
     try:
-        private = [path for path in base.iterdir() if (path / "api.sock").is_socket()]
-        private.sort(key=lambda path: (path / "api.sock").stat().st_mtime, reverse=True)
+        for folder in (base.parent, base) if base != node else (base,):
+            owned(folder, environ)
+        for path in base.iterdir():
+            try:
+                found = os.lstat(path / "api.sock")
+                if stat.S_ISSOCK(found.st_mode):
+                    owned(path, environ)
+                    owned(path / "api.sock", environ)
+                    private.append((found.st_mtime, path))
+            except OSError:
+                continue  # no agent's, or it has gone
+            except Stranger as stranger:
+                refused.append(str(stranger))
     except OSError:
-        private = []
-    return [node, *private[:AGENTS_MAX]]
+        pass
+    except Stranger as stranger:
+        refused.append(str(stranger))
+    private.sort(reverse=True)
+    return [node, *(path for _, path in private[:AGENTS_MAX])]
 
 
 def reach(environ: Mapping[str, str] | None = None) -> list[tuple[Agent, dict[str, Any]]]:
     """Every agent that answers, with its status.  Raises Failure when none does."""
     environ = os.environ if environ is None else environ
-    found, silent = [], []
-    for directory in runtime_directories(environ):
+    found: list[tuple[Agent, dict[str, Any]]] = []
+    refused: list[str] = []
+    silent: list[str] = []
+    for directory in runtime_directories(environ, refused):
         agent = Agent(directory / "api.sock")
         try:
-            found.append((agent, agent.get("/api/v1/status")))
+            owned(agent.path, environ)
+            found.append((agent, _status(agent)))
         except (FileNotFoundError, ConnectionRefusedError):
             continue  # none here, or one that has gone
+        except Stranger as stranger:
+            refused.append(str(stranger))
         except PermissionError:
             silent.append(f"{agent.path} is not yours to read")
         except OSError as error:
             silent.append(f"{agent.path} does not answer: {error}")
+        except Failure as failure:
+            silent.append(str(failure))
+    for why in refused[:AGENTS_MAX] if found else ():
+        print(f"holdfast: passed by: {harmless(why)}", file=sys.stderr)
+    silent += refused
     if found:
         return found
     if silent:
@@ -122,6 +209,18 @@ def reach(environ: Mapping[str, str] | None = None) -> list[tuple[Agent, dict[st
         "agent.runtime_dir is elsewhere is found with HOLDFAST_RUNTIME_DIR set to that"
         + _left_behind(environ)
     )
+
+
+def _status(agent: Agent) -> dict[str, Any]:
+    """Its status, as far as its form decides what is asked next."""
+    answer = agent.get("/api/v1/status")
+    if not isinstance(answer, dict) or not isinstance(answer.get("node"), str) or not (
+        isinstance(answer.get("runs"), list)
+        and all(isinstance(run, dict) and isinstance(run.get("run"), str)
+                for run in answer["runs"])
+    ):
+        raise Malformed(f"{agent.path}: its answer is no agent's status")
+    return answer
 
 
 def _left_behind(environ: Mapping[str, str]) -> str:

@@ -13,14 +13,16 @@ from urllib.parse import quote
 from holdfast.worker.exits import USAGE
 
 from . import live
-from .client import choose, node_route, reach, run_route
+from .client import asking, choose, node_route, reach, run_route
 from .text import Failure, line, show
 
 
+@asking
 def pause(options: argparse.Namespace) -> int:
     return _hand(options, "pause", "Holdfast will watch and not act")
 
 
+@asking
 def resume(options: argparse.Namespace) -> int:
     return _hand(options, "resume", "Holdfast acts again")
 
@@ -42,6 +44,7 @@ def _hand(options: argparse.Namespace, verb: str, said: str) -> int:
     return _done(options, [agent.post(run_route(run, verb), body)], f"run {run}: {said}")
 
 
+@asking
 def close(options: argparse.Namespace) -> int:
     found = reach()
     one = live.one_incident(found, options.id)["id"]
@@ -56,6 +59,7 @@ def close(options: argparse.Namespace) -> int:
     return _done(options, [agent.post(route, body) for agent in agents], f"{one}: closed")
 
 
+@asking
 def inject(options: argparse.Namespace) -> int:
     agent, answer, run = choose(reach(), options.run)
     ranks = [one["rank"] for one in answer_run(answer, run).get("ranks", ())]

@@ -7,6 +7,7 @@ agent/core/nodes/identity.py: in the agent, or here of what several agents said 
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import quote
@@ -14,7 +15,7 @@ from urllib.parse import quote
 from holdfast.worker import exits
 from holdfast.worker.exits import USAGE
 
-from .client import choose, reach
+from .client import asking, choose, reach
 from .live import print_json
 from .text import (
     CARE,
@@ -40,6 +41,7 @@ NONE = "none"
 Json = Mapping[str, Any]
 
 
+@functools.partial(asking, code=UNKNOWN)
 def drift(options: argparse.Namespace) -> int:
     """0 when all are the same, or there is one node alone; 1 when some differ; 3 when a node's
     identity is not known and no difference was found, or no agent could be asked; 2 for a file

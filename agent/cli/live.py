@@ -11,7 +11,7 @@ from typing import Any
 from urllib.parse import quote
 
 from . import report
-from .client import Agent, choose, reach
+from .client import Agent, asking, choose, reach
 from .text import Failure, line, show
 
 
@@ -19,6 +19,7 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, sort_keys=True))
 
 
+@asking
 def status(options: argparse.Namespace) -> int:
     found = reach()
     if options.run:
@@ -32,6 +33,7 @@ def status(options: argparse.Namespace) -> int:
     return 0
 
 
+@asking
 def why(options: argparse.Namespace) -> int:
     answers = [answer for _, answer in reach()]
     if options.node:
@@ -48,6 +50,7 @@ def why(options: argparse.Namespace) -> int:
     return 0
 
 
+@asking
 def incidents(options: argparse.Namespace) -> int:
     found = reach()
     if options.run:
@@ -89,6 +92,7 @@ def one_incident(found: list[tuple[Agent, dict[str, Any]]], wanted: str) -> dict
     return answer
 
 
+@asking
 def ledger(options: argparse.Namespace) -> int:
     found = reach()
     if options.run:

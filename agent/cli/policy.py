@@ -9,8 +9,9 @@ from __future__ import annotations
 import argparse
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.agent.core.actions import ACTIONS, OFF
 from holdfast.agent.core.model import Runbook
@@ -31,6 +32,9 @@ from .text import (
     show,
     table,
 )
+
+if TYPE_CHECKING:
+    from .client import Agent
 
 CLEARS = {
     "reboot": "with the node's next boot",
@@ -97,12 +101,16 @@ def explained(book: Runbook, sections: dict[str, str], now: list[str]) -> list[L
 
 def _now(book: Runbook) -> list[str]:
     """What would happen if it came now, from the agents that answer."""
-    from .client import reach
+    from .client import asking, reach
 
     try:
         found = reach()
     except Failure:
         return ["no agent answers here; this is what the next run would do"]
+    return asking(_now_of)(book, found)
+
+
+def _now_of(book: Runbook, found: Sequence[tuple[Agent, dict[str, Any]]]) -> list[str]:
     said = []
     for agent, answer in found:
         where = answer["node"]

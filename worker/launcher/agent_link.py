@@ -9,21 +9,18 @@ from __future__ import annotations
 
 import errno
 import os
-import pwd
 import signal
 import socket
 import stat
-import struct
 import subprocess
 import sys
 import time
-from functools import lru_cache
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
+from ..peers import Stranger, check_peer
 from ..wire import Channel
 
 NODE_SOCKET = "/run/holdfast/agent.sock"
-AGENT_USER = "holdfast"  # the node agent's; HOLDFAST_AGENT_USER names another, or a uid
 RETRY_S = 0.2
 RESTART_S = 1.0  # least time between two starts of a private agent
 PAUSE_MAX_S = 60.0
@@ -78,30 +75,6 @@ def own_directory(path: str) -> None:
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise PermissionError(errno.EACCES, "not a folder of yours alone; remove it, or set "
                               "XDG_RUNTIME_DIR", path)
-
-
-class Stranger(Exception):
-    """The agent's socket belongs to a user who could be anybody; its text says who."""
-
-
-@lru_cache(maxsize=4)  # a directory service may take its time, and the launcher's loop has none
-def uid_of(name: str) -> int:
-    """The uid behind a user's name or number; -1 where there is no such user."""
-    try:
-        return int(name) if name.isdigit() else pwd.getpwnam(name).pw_uid
-    except KeyError:
-        return -1
-
-
-def check_peer(sock: socket.socket, path: str, environ: Dict[str, str]) -> None:
-    """Whoever serves the socket orders this run's ranks about, and is handed their pages: only
-    root, this user and the agent's own user may.  Raises Stranger for any other."""
-    got = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    uid: int = struct.unpack("3i", got)[1]
-    name = environ.get("HOLDFAST_AGENT_USER") or AGENT_USER
-    if uid not in (0, os.getuid()) and uid != uid_of(name):
-        raise Stranger("%s is served by uid %d, which is neither root, you nor user %s "
-                       "(HOLDFAST_AGENT_USER)" % (path, uid, name))
 
 
 def connect(path: str, environ: Dict[str, str]) -> Optional[Channel]:
