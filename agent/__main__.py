@@ -86,11 +86,12 @@ def main(arguments: Sequence[str]) -> int:
         print(f"holdfast agent: {error}", file=sys.stderr)
         return exits.CONFIGURATION
     except OSError as error:
-        print(f"holdfast agent: {_told(error, loaded.config.agent.runtime_dir)}", file=sys.stderr)
+        why = _explained(error, loaded.config.agent.runtime_dir)
+        print(f"holdfast agent: {why}", file=sys.stderr)
         return exits.FAILED
 
 
-def _told(error: OSError, runtime: str) -> str:
+def _explained(error: OSError, runtime: str) -> str:
     name = str(error.filename or "")
     if not name:
         return str(error)

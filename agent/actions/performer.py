@@ -41,7 +41,7 @@ Launcher = tuple[int, float]  # pid and registration: a later one of the same ru
 OTHER_LAUNCHER = "another launcher serves the run now"
 
 
-class Flight:
+class EffectInFlight:
     """An effect that has begun and has no outcome yet, and the launcher that it was decided for."""
 
     def __init__(self, effect: Effect, launcher: Launcher) -> None:
@@ -66,7 +66,7 @@ class Performer:
         store: Store,
         order: Callable[[str, dict[str, object]], str],
         wake: Callable[[str], None],
-        trouble: Callable[[str, BaseException | str], None],
+        on_error: Callable[[str, BaseException | str], None],
         launcher_of: Callable[[str], Launcher],
         node: Callable[[Effect, NodeOrder], Awaitable[str]],
     ) -> None:
@@ -75,9 +75,9 @@ class Performer:
         self._store = store
         self._order = order
         self._wake = wake
-        self._trouble = trouble
+        self._on_error = on_error
         self._launcher_of = launcher_of
-        self._flights: dict[str, Flight] = {}
+        self._flights: dict[str, EffectInFlight] = {}
         self._levels: OrderedDict[str, tuple[EffectOutcome, float]] = OrderedDict()
         self._finished: OrderedDict[str, None] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -127,7 +127,7 @@ class Performer:
             return
         for effect in fresh:
             # Bound here, in the step that decided it: pids and ranks are those of this launcher.
-            self._flights[effect.id] = Flight(effect, self._launcher_of(run_of(effect)))
+            self._flights[effect.id] = EffectInFlight(effect, self._launcher_of(run_of(effect)))
         task = asyncio.get_running_loop().create_task(self._begin(fresh, memory))
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
@@ -164,7 +164,7 @@ class Performer:
             except (TimeoutError, asyncio.CancelledError):
                 if not committed.done() or committed.cancelled():
                     stalled = True
-                    self._trouble("journal", f"no commit within {wait_s:g} s")
+                    self._on_error("journal", f"no commit within {wait_s:g} s")
         # Puts wait for the disk, the node's unit for its program; orders to launchers wait for
         # neither.
         for effect in sorted(effects, key=_patience):
@@ -191,7 +191,7 @@ class Performer:
         else:
             self._end(effect.id, True, "", str(version), effect)
 
-    def _send(self, flight: Flight) -> None:
+    def _send(self, flight: EffectInFlight) -> None:
         effect = flight.effect
         if self._launcher_of(flight.run) != flight.launcher:
             self._end(effect.id, False, OTHER_LAUNCHER, "", effect)
@@ -296,7 +296,7 @@ class Performer:
     def _task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            self._trouble("perform", task.exception() or "")
+            self._on_error("perform", task.exception() or "")
 
 
 def _patience(effect: Effect) -> int:

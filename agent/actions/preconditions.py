@@ -54,19 +54,19 @@ async def look(state: AgentState, evidence: EvidenceStore) -> Gate:
     listed = processes(tuple(last))
     seen = await asyncio.to_thread(_alive, str(proc), listed)
     living = {pid for pid, _ in seen}
-    sessions = state.sessions.sessions()
+    sessions = state.launchers.sessions()
     launchers = frozenset(one.pid for one in sessions if one.pid)
     ranks = frozenset((rank.pid, one.uid) for one in sessions for rank in one.levels.ranks)
     ours = await asyncio.to_thread(_ours, proc, sorted(living), launchers, ranks)
-    gone = tuple(sorted({pid for pid, _ in listed} - living))
+    ended_pids = tuple(sorted({pid for pid, _ in listed} - living))
     if not procfs.sees_host(str(proc)):
-        gone = ()  # a driver lists the host's numbers, of which this container sees none
+        ended_pids = ()  # a driver lists the host's numbers, of which this container sees none
     try:
         others = await asyncio.to_thread(other_agents, proc, f"{own}{AGENT_SOCKET}")
     except (OSError, ValueError) as error:
         return Gate(closed=f"who else serves runs here cannot be seen: {error}", seen=seen)
     closed = HIDDEN if procfs.hides_others(str(proc)) else await _closed(state, evidence)
-    return Gate(closed=closed, seen=seen, ours=ours, gone=gone, others=others)
+    return Gate(closed=closed, seen=seen, ours=ours, gone=ended_pids, others=others)
 
 
 def _last(state: AgentState, name: str) -> tuple[Sample, ...]:

@@ -28,8 +28,8 @@ from ..core.model import Decision, Now, Observed, Readings, Runbook, Settings
 from ..history.incident_log import NODE, IncidentLog
 from ..history.journal import Forgotten, Journal, Memory
 from ..launchers import log_child, protocol
-from ..launchers.run_session import Session
-from ..launchers.server import Sessions
+from ..launchers.run_session import RunSession
+from ..launchers.server import LauncherServer
 from ..store.sqlite import DirectoryLock, SqliteStore
 from ..system.clocks import instant
 from ..system.errors import say
@@ -114,7 +114,7 @@ class Daemon:
         self.store = SqliteStore(directory)
         state.journal = self.journal = Journal(
             directory,
-            trouble=lambda why: self.loop.call_soon_threadsafe(self.trouble, "journal", why),
+            on_error=lambda why: self.loop.call_soon_threadsafe(self.on_error, "journal", why),
         )
         self.runbooks = load_runbooks(Path(state.config.runbooks.directory))
         seed = self.journal.seed
@@ -123,43 +123,43 @@ class Daemon:
         )
         self.evidence = EvidenceStore(state)
         self.performer = Performer(
-            self.journal, self.store, self._order, self.wake, self.trouble,
-            lambda run: self.sessions.identity(run),
+            self.journal, self.store, self._order, self.wake, self.on_error,
+            lambda run: self.launchers.identity(run),
             functools.partial(root_client.perform, state, self.evidence),
         )
         state.counters = self.performer.counters
         self.node = self._new_node(seed.memory)
         proc, only_run = state.config.collectors.proc, self.options.run
-        self.sessions = Sessions(self, state.name, only_run, proc, self.performer.where)
-        state.sessions = self.sessions
-        self.sessions.highest_generation = self._highest_generation
-        self.store.living = self.sessions.runs
+        self.launchers = LauncherServer(self, state.name, only_run, proc, self.performer.where)
+        state.launchers = self.launchers
+        self.launchers.highest_generation = self._highest_generation
+        self.store.living = self.launchers.runs
         self.operators = Operators(self._order, self._requested)
         self.reports = TrainerReports(self.journal, self.performer)
         self.node_order_gate = NodeOrderGate(state, self.evidence)
-        self.private_life = PrivateLife(state, self.sessions, self.stop)
+        self.private_life = PrivateLife(state, self.launchers, self.stop)
         private = self.options.private
         runtime.mkdir(parents=True, exist_ok=True, mode=0o700 if private else 0o755)
         self._socket_path = runtime / "agent.sock"
-        self.sessions.listen(self._socket_path, 0o600 if private else 0o666)
+        self.launchers.listen(self._socket_path, 0o600 if private else 0o666)
 
     def _parts(self) -> tuple[Part, ...]:
         """Everything that runs beside the steps, in the order in which it begins."""
         state, wake, answers = self.state, self.wake, asyncio.Event()
         return (
-            RankWatch(state, self.sessions, wake),
+            RankWatch(state, self.launchers, wake),
             Watchdog(state),
             StoreWatch(self.store, wake),
             Collectors(state),
             KernelLogPart(state, self.journal, self.performer, wake),
-            Web(state, self.operators, self.sessions.announce, answers),
+            Web(state, self.operators, self.launchers.announce, answers),
             Readiness(answers),
             self.node_order_gate,
             self.private_life,
         )
 
     def _owner_of(self, run: str) -> int:
-        session = self.sessions.session(run)
+        session = self.launchers.session(run)
         return session.uid if session is not None else NODE
 
     def _new_node(self, memory: bytes) -> Node:
@@ -167,7 +167,7 @@ class Daemon:
         try:
             return self._make_node(self.state.name, settings, self.runbooks, memory)
         except Exception as error:  # border: memory of another release must not stop the agent
-            self.trouble("memory", error)
+            self.on_error("memory", error)
             return self._make_node(self.state.name, settings, self.runbooks, b"")
 
     async def _serve(self) -> None:
@@ -190,7 +190,7 @@ class Daemon:
             if handle is not None:
                 handle.cancel()
         await self.performer.close()
-        self.sessions.close(self._socket_path)
+        self.launchers.close(self._socket_path)
         self.journal.append(Memory(self._remembered()))
         closing = SideThread("journal's end")  # whatever hangs elsewhere does not hold this up
         await closing.do("journal", self.journal.close)
@@ -206,10 +206,10 @@ class Daemon:
                 await part.run()
                 return
             except Exception as error:  # border of a part: promise 1
-                self.trouble(part.name, error)
+                self.on_error(part.name, error)
             await asyncio.sleep(RESTART_PART_S)
 
-    def trouble(self, part: str, error: BaseException | str) -> None:
+    def on_error(self, part: str, error: BaseException | str) -> None:
         self.state.errors(part, error)
 
     # ------------------------------------------------------------- stepping
@@ -244,7 +244,7 @@ class Daemon:
             decision = self._decide(is_tick)
             next_s = min(tick_s, max(URGENT_GAP_S, decision.next_step_s))
         except Exception as error:  # border of a step: promise 1
-            self.trouble("core", error)
+            self.on_error("core", error)
         finally:
             state.last_step_s = time.monotonic()
             state.step_s = state.last_step_s - begin_s
@@ -256,7 +256,7 @@ class Daemon:
         now = Now(boot_s, time.time(), state.boot_id)
         listed = [effect.id for effect in state.snapshot.decision.effects]
         observed = Observed(
-            runs=self.sessions.run_views(now_s, is_tick),
+            runs=self.launchers.run_views(now_s, is_tick),
             samples=state.runner.known() if state.runner is not None else Readings(),
             lines=state.kernel.log.lines(now.boot_s),
             events=state.kernel.events(now.boot_s),
@@ -269,7 +269,7 @@ class Daemon:
         state.steps += 1
         for verdict in decision.verdicts:
             if verdict.fault == "run_not_judged":
-                self.trouble("core", verdict.reason)
+                self.on_error("core", verdict.reason)
         own = own_faults.verdicts(state) + self.reports.verdicts()
         if own:
             decision = msgspec.structs.replace(decision, verdicts=decision.verdicts + own)
@@ -279,27 +279,27 @@ class Daemon:
 
     def _follow(self, decision: Decision, now_s: float) -> None:
         """Effects, incidents and memory of one decision, journal first."""
-        told = self.incident_log.follow(decision)
+        changes = self.incident_log.follow(decision)
         fresh = [self.incident_log.with_fault(effect)
                  for effect in self.performer.fresh(decision.effects)]
         memory: bytes | None = None
-        if fresh or told.records or now_s - self._memory_s > MEMORY_S:
+        if fresh or changes.records or now_s - self._memory_s > MEMORY_S:
             latest = self._remembered()
             self._memory_s = now_s
             if latest != self._memory:
                 self._memory = memory = latest
-        if told.records or (memory is not None and not fresh):
+        if changes.records or (memory is not None and not fresh):
             remembered = (Memory(memory),) if memory is not None and not fresh else ()
-            self.journal.append(*told.records, *remembered)
-        for record in told.records:
+            self.journal.append(*changes.records, *remembered)
+        for record in changes.records:
             self.performer.count(*record.counts)
             self.evidence.keep(record.incident)
-        if told.forgotten:
-            self.journal.append(Forgotten(tuple(one.id for one in told.forgotten)))
-            self.evidence.forget(told.forgotten)
+        if changes.forgotten:
+            self.journal.append(Forgotten(tuple(one.id for one in changes.forgotten)))
+            self.evidence.forget(changes.forgotten)
         self.performer.perform(fresh, memory)
-        for line in told.lines:
-            self.sessions.order(line.run, {
+        for line in changes.lines:
+            self.launchers.order(line.run, {
                 "t": "say", "text": line.text, "level": line.level, "fault": line.fault,
                 "rank": line.rank,
             })
@@ -310,7 +310,7 @@ class Daemon:
         try:
             return self.node.memory()
         except (ValueError, OverflowError) as error:  # text or a number that JSON cannot hold
-            self.trouble("memory", error)
+            self.on_error("memory", error)
             return self._memory or self.journal.seed.memory
 
     # ------------------------------------------------------------- what people ask
@@ -331,7 +331,7 @@ class Daemon:
             return
         state.loaded, self.runbooks = loaded, runbooks
         self.node = self._new_node(self._remembered())
-        log_child.tell(self.sessions.sessions(), loaded)
+        log_child.tell(self.launchers.sessions(), loaded)
         state.reload_ok, state.reload_error = True, ""
         say("configuration reloaded; listen and directories change at the next start")
         self.wake("reload")
@@ -339,23 +339,23 @@ class Daemon:
     # ------------------------------------------------------------- what launchers bring
 
     def _order(self, run: str, fields: dict[str, object]) -> str:
-        return self.sessions.order(run, fields)
+        return self.launchers.order(run, fields)
 
     def launcher_outcome(self, run: str, packet: protocol.Outcome) -> None:
         if not self.operators.launcher_outcome(packet):
             self.performer.launcher_outcome(run, packet)
 
     def rank_reported(self, run: str, packet: protocol.Report) -> None:
-        session = self.sessions.session(run)
+        session = self.launchers.session(run)
         if session is not None and self.reports.take(session, packet):
             self.wake("report")
 
-    def launcher_came(self, session: Session) -> None:
+    def launcher_came(self, session: RunSession) -> None:
         self.private_life.launcher_came()
         log_child.tell((session,), self.state.loaded)
         self.performer.launcher_came(session.hello.run)
 
-    def launcher_went(self, session: Session, said_bye: bool) -> None:
+    def launcher_went(self, session: RunSession, said_bye: bool) -> None:
         self.private_life.launcher_went(said_bye)
 
     def _highest_generation(self, run: str) -> int:

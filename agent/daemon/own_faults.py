@@ -26,7 +26,7 @@ def verdicts(state: AgentState) -> tuple[Verdict, ...]:
                 f"collector {health.name}: {health.error}", detector="collectors",
             ))
     now_s = time.monotonic()
-    for child in state.left_behind():
+    for child in state.stuck_children():
         found.append(Verdict(
             "probe_stuck", f"{node}/probe/{child.name}", DEGRADED, 1.0,
             f"probe {child.name} (pid {child.pid}) cannot be ended: it hangs in {child.wchan} "

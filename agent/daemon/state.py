@@ -19,9 +19,9 @@ from ..config.settings import Config
 from ..core.model import Commit, Decision, Now, Observed
 from ..history.incident_log import IncidentLog
 from ..history.journal import Journal, Labels
-from ..launchers.server import Sessions
+from ..launchers.server import LauncherServer
 from ..system import procfs
-from ..system.child_probe import Left
+from ..system.child_probe import StuckChild
 from ..system.errors import ErrorCounters
 from ..system.side_thread import SideThread
 from ..telemetry.collectors import Runner
@@ -46,7 +46,7 @@ class AgentState:
     journal: Journal
     incident_log: IncidentLog
     counters: dict[tuple[str, Labels], float]
-    sessions: Sessions
+    launchers: LauncherServer
 
     def __init__(self, loaded: Loaded, is_private: bool) -> None:
         self.loaded = loaded
@@ -72,11 +72,11 @@ class AgentState:
     def config(self) -> Config:
         return self.loaded.config
 
-    def left_behind(self) -> tuple[Left, ...]:
+    def stuck_children(self) -> tuple[StuckChild, ...]:
         """Children that cannot be ended, whoever started them."""
         starters = (self.runner, self.kernel.journal)
-        return tuple(left for starter in starters if starter is not None
-                     for left in starter.left_behind())
+        return tuple(child for starter in starters if starter is not None
+                     for child in starter.stuck_children())
 
 
 class CheckpointAges:

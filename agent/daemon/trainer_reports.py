@@ -12,7 +12,7 @@ from ..actions.performer import Performer
 from ..core.model import WARN, Verdict
 from ..history.journal import Count, Journal
 from ..launchers import protocol
-from ..launchers.run_session import Session
+from ..launchers.run_session import RunSession
 
 REPORTED = ("checkpoint_bad", "checkpoint_failed", "snapshot_off")  # faults of a trainer's own
 REPORTED_TEXT = ", ".join(REPORTED)
@@ -36,7 +36,7 @@ class TrainerReports:
         self._journal, self._performer = journal, performer
         self.kept: dict[tuple[str, str, int], Report] = {}
 
-    def take(self, session: Session, packet: protocol.Report) -> bool:
+    def take(self, session: RunSession, packet: protocol.Report) -> bool:
         """Keeps one; False where there is nothing to show.  ValueError for what a trainer cannot
         know: any user's process may say this."""
         if not packet.fault:

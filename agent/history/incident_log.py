@@ -31,7 +31,7 @@ class Line(NamedTuple):
     rank: int  # -1 where no rank is meant
 
 
-class Told(NamedTuple):
+class Changes(NamedTuple):
     """What follows from one decision."""
 
     records: tuple[Happened, ...]
@@ -43,18 +43,18 @@ class IncidentLog:
     """Remembers the incidents of this node, newest last."""
 
     def __init__(
-        self, known: tuple[Incident, ...], owners: Mapping[str, int] | None = None,
+        self, incidents: tuple[Incident, ...], owners: Mapping[str, int] | None = None,
         owner_of: Callable[[str], int] = lambda run: NODE,
     ) -> None:
-        """`owners`: the uid behind each incident that is known; `owner_of`: that behind a run."""
+        """`owners`: the uid behind each of `incidents`; `owner_of`: that behind a run."""
         self.incidents: OrderedDict[str, Incident] = OrderedDict(
-            (incident.id, incident) for incident in reversed(known)
+            (incident.id, incident) for incident in reversed(incidents)
         )
         self._owners = {id: (owners or {}).get(id, NODE) for id in self.incidents}
         self._owner_of = owner_of
         self._detectors: dict[str, str] = {}  # incident id -> detector that opened it
 
-    def follow(self, decision: Decision) -> Told:
+    def follow(self, decision: Decision) -> Changes:
         """Compares a decision's incidents with what is known; only changes come out."""
         records: list[Happened] = []
         lines: list[Line] = []
@@ -75,18 +75,18 @@ class IncidentLog:
             records.append(Happened(incident, counts, self._owners[incident.id]))
             if incident.run:
                 lines.extend(_lines(incident, before, changed))
-        return Told(tuple(records), tuple(lines), tuple(self._make_room(decision)))
+        return Changes(tuple(records), tuple(lines), tuple(self._forget_oldest(decision)))
 
-    def _make_room(self, decision: Decision) -> list[Incident]:
+    def _forget_oldest(self, decision: Decision) -> list[Incident]:
         """Forgets the oldest of whoever has most: nobody's runs push out what others, or the node,
         went through.  What the core still tells of stays beside that: it would come back as new."""
-        told = {one.id for one in decision.incidents}
-        too_many = len(self.incidents) - len(told) - INCIDENTS_MAX
+        still_told = {incident.id for incident in decision.incidents}
+        too_many = len(self.incidents) - len(still_told) - INCIDENTS_MAX
         if too_many <= 0:
             return []
         past: dict[int, deque[str]] = {}  # owner -> ids, oldest first
         for id in self.incidents:
-            if id not in told:
+            if id not in still_told:
                 past.setdefault(self._owners[id], deque()).append(id)
         forgotten = []
         for _ in range(too_many):
@@ -148,30 +148,30 @@ def recovery_counts(phase: str, seconds: float) -> list[Count]:
 def _lines(incident: Incident, before: Incident | None, changed: bool) -> list[Line]:
     """What a person at the terminal reads of one change: who, why, what is done, its cost."""
     rank = _rank_of(incident.subject)
-    said: list[tuple[str, str]] = []
+    lines: list[tuple[str, str]] = []
     if before is None:
         level = "error" if incident.severity == "fatal" else "warn"
         named = incident.reason.startswith(_who(incident))
-        said.append((level, incident.reason if named else f"{_who(incident)}: {incident.reason}"))
-    known = {text for _, text in before.timeline} if before is not None else set()
-    planned = [t for _, t in incident.timeline if t.startswith("planned") and t not in known]
-    said.extend(("info", f"{incident.fault}: {text}") for text in planned[-1:])
-    roots = [t for _, t in incident.timeline if t.startswith("root: ") and t not in known]
-    said.extend(("warn", f"{incident.fault}: {text}") for text in roots[-1:])
+        lines.append((level, incident.reason if named else f"{_who(incident)}: {incident.reason}"))
+    known_texts = {text for _, text in before.timeline} if before is not None else set()
+    planned = [t for _, t in incident.timeline if t.startswith("planned") and t not in known_texts]
+    lines.extend(("info", f"{incident.fault}: {text}") for text in planned[-1:])
+    roots = [t for _, t in incident.timeline if t.startswith("root: ") and t not in known_texts]
+    lines.extend(("warn", f"{incident.fault}: {text}") for text in roots[-1:])
     if not changed:
         pass
     elif incident.state == "closed" and incident.lost_s > 0.0:
         cost = f"{incident.lost_s:.2f} s"
         if incident.lost_steps >= 0:
             cost += f" and {_steps(incident.lost_steps)}"
-        said.append(("info", f"training goes on after {incident.fault}: {cost} lost"))
+        lines.append(("info", f"training goes on after {incident.fault}: {cost} lost"))
     elif incident.state == "closed" and _latest(incident).startswith("the run is over"):
         pass  # the launcher's own last lines say it, once
     elif incident.state in ("closed", "taken_back"):
         word = "closed" if incident.state == "closed" else "taken back"
-        said.append(("info", f"{incident.fault} of {_who(incident)} {word}: {_latest(incident)}"))
+        lines.append(("info", f"{incident.fault} of {_who(incident)} {word}: {_latest(incident)}"))
     return [
-        Line(incident.run, text[:LINE_MAX], level, incident.fault, rank) for level, text in said
+        Line(incident.run, text[:LINE_MAX], level, incident.fault, rank) for level, text in lines
     ]
 
 

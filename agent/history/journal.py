@@ -147,15 +147,15 @@ class Journal:
 
     def __init__(
         self, directory: Path, hook: Callable[[str], None] = lambda point: None,
-        trouble: Callable[[str], object] = lambda text: None,
+        on_error: Callable[[str], object] = lambda text: None,
     ) -> None:
         """Opens DIR/journal.db.  StoreError when it is foreign or damaged.  `hook` is called at
-        every point where a kill could hurt, so that tests can kill there; `trouble` by the thread,
+        every point where a kill could hurt, so that tests can kill there; `on_error` by the thread,
         with what it could not write as it was."""
         self.path = directory / "journal.db"
         self.dropped = 0
         self.error = ""
-        self._trouble = trouble
+        self._on_error = on_error
         self._hook = hook
         self._database = open_database(self.path)
         self._database.executescript(SCHEMA)
@@ -253,7 +253,7 @@ class Journal:
             database.execute("ROLLBACK")
             self.error = ""
             self._mend(batches, *at)
-            self._trouble(f"a record could not be written as it was: {error}")
+            self._on_error(f"a record could not be written as it was: {error}")
             return False
         except sqlite3.Error as error:
             self.error = str(error)
@@ -333,7 +333,7 @@ class Journal:
         try:
             prune(self._database)
         except sqlite3.Error as error:
-            self._trouble(f"old records could not be removed: {error}")
+            self._on_error(f"old records could not be removed: {error}")
 
     # ------------------------------------------------------------- opening
 

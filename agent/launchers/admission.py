@@ -14,8 +14,8 @@ from functools import lru_cache
 
 from ..system import procfs
 from . import protocol
-from .connection import Link
-from .run_session import Session
+from .connection import Connection
+from .run_session import RunSession
 
 CONNECTIONS_MAX = 256
 USERS_MAX = 1024
@@ -62,7 +62,7 @@ class Allowance:
         return max(0.0, spent - self._at_once) / self._per_s
 
 
-class Room:
+class Admission:
     """The limits of one agent.  `alone`: it serves one run, so nobody has to share."""
 
     def __init__(self, alone: bool) -> None:
@@ -74,23 +74,23 @@ class Room:
         self._packets = Allowance(PACKETS_PER_S, PACKETS_AT_ONCE)
         self._runs = Allowance(RUNS_PER_S, RUNS_AT_ONCE)
 
-    def rest_s(self, uid: int, nbytes: int, is_new_run: bool) -> float:
+    def pause_s(self, uid: int, nbytes: int, is_new_run: bool) -> float:
         """For how long a connection of this user is left alone after such a packet: nothing is
         refused, it waits in the kernel."""
         now_s = time.monotonic()
         wait_s = self._packets.spend(uid, 1 + nbytes / PACKET_BYTES, now_s)
         return max(wait_s, self._runs.spend(uid, 1.0, now_s)) if is_new_run else wait_s
 
-    def for_connection(self, uid: int, links: Collection[Link]) -> str:
+    def for_connection(self, uid: int, connections: Collection[Connection]) -> str:
         """Why one more connection of this user is too many, or ""."""
-        if len(links) >= CONNECTIONS_MAX:
+        if len(connections) >= CONNECTIONS_MAX:
             return f"this agent has its {CONNECTIONS_MAX} connections: end a run, then start anew"
-        if sum(link.uid == uid for link in links) >= PER_UID_MAX:
+        if sum(connection.uid == uid for connection in connections) >= PER_UID_MAX:
             return (f"{user_name(uid)} has {PER_UID_MAX} connections to this agent already: "
                     "end a run, then start anew")
         return ""
 
-    def for_run(self, uid: int, runs: Collection[Session]) -> str:
+    def for_run(self, uid: int, runs: Collection[RunSession]) -> str:
         """Why one more run of this user is too many, or "".  A run outlives its connection for a
         while: a user could leave any number behind."""
         if len(runs) >= CONNECTIONS_MAX:
@@ -99,7 +99,7 @@ class Room:
             return f"this node already serves {PER_UID_MAX} runs of {user_name(uid)}"
         return ""
 
-    def for_ranks(self, uid: int, nproc: int, others: Collection[Session]) -> str:
+    def for_ranks(self, uid: int, nproc: int, others: Collection[RunSession]) -> str:
         """Why so many ranks more are too many beside the other runs, or ""."""
         mine = sum(session.hello.nproc for session in others if session.uid == uid)
         if mine + nproc > self.ranks_per_uid:
@@ -112,9 +112,9 @@ class Room:
         return ""
 
 
-def is_dead(session: Session) -> bool:
+def is_dead(session: RunSession) -> bool:
     """Whether a run is only kept to be seen: its launcher has ended, not just its connection."""
-    return session.link is None and not procfs.process_alive(session.pid)
+    return session.connection is None and not procfs.process_alive(session.pid)
 
 
 @lru_cache(maxsize=256)  # a directory service may be slow, and this is the agent's loop

@@ -21,14 +21,14 @@ TURNED_AWAY_PACKETS = 64  # read of a launcher that gets no connection
 UNSENT_MAX = 256  # packets kept for a launcher that does not read; then it is cut off
 
 
-class Link:
+class Connection:
     """One connected socket: packets in, packets out, never blocking."""
 
     def __init__(
         self,
         sock: socket.socket,
-        on_readable: Callable[[Link], None],
-        on_broken: Callable[[Link], None],
+        on_readable: Callable[[Connection], None],
+        on_broken: Callable[[Connection], None],
     ) -> None:
         self.sock = sock
         self.open = True
@@ -76,12 +76,12 @@ class Link:
             self._unsent.clear()
         self._loop.remove_writer(self.sock)
 
-    def rest(self, wait_s: float) -> None:
+    def pause(self, wait_s: float) -> None:
         """Reads nothing for a while: what the launcher sends waits in the kernel."""
         self._loop.remove_reader(self.sock)
-        self._loop.call_later(wait_s, self._go_on)
+        self._loop.call_later(wait_s, self._resume)
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         if self.open:
             self._loop.add_reader(self.sock, self._on_readable, self)
 

@@ -18,7 +18,7 @@ from ..metrics.names import LOG_CHILD
 
 if TYPE_CHECKING:
     from ..config.load import Loaded
-    from .run_session import Session
+    from .run_session import RunSession
 
 COUNTS_MAX = 128  # signatures of one run that are shown
 NAME_MAX = 64
@@ -34,32 +34,32 @@ def order(loaded: Loaded) -> dict[str, Any]:
     }
 
 
-def tell(sessions: Iterable[Session], loaded: Loaded) -> None:
+def tell(sessions: Iterable[RunSession], loaded: Loaded) -> None:
     packet = order(loaded)
     for session in sessions:
-        if session.link is not None:
-            session.link.send(packet)
+        if session.connection is not None:
+            session.connection.send(packet)
 
 
-def rows(sessions: Iterable[Session], loaded: Loaded) -> dict[str, list[Row]]:
+def rows(sessions: Iterable[RunSession], loaded: Loaded) -> dict[str, list[Row]]:
     """Everything that launchers said of their log children, by metric.  Their word is bounded
     here: names that no signature has are one row, or any user could make series without end."""
     found: dict[str, list[Row]] = {metric.name: [] for metric in LOG_CHILD}
     own = {row["id"] for row in loaded.signatures}
     for session in sessions:
-        said, run = session.levels.logs, session.hello.run
-        if said is None:
+        logs, run = session.levels.logs, session.hello.run
+        if logs is None:
             continue
         for name, value in (
-            ("log_read_bytes_total", said.read_bytes),
-            ("log_skipped_bytes_total", said.skipped_bytes),
-            ("log_child_cpu_seconds_total", said.cpu_s),
-            ("log_child_resident_memory_bytes", said.rss_bytes),
-            ("log_child_failures_total", said.failures),
+            ("log_read_bytes_total", logs.read_bytes),
+            ("log_skipped_bytes_total", logs.skipped_bytes),
+            ("log_child_cpu_seconds_total", logs.cpu_s),
+            ("log_child_resident_memory_bytes", logs.rss_bytes),
+            ("log_child_failures_total", logs.failures),
         ):
             found[name].append(((run,), max(0.0, float(value))))
         counts: Counter[tuple[str, str, str]] = Counter()
-        for signature, role, culprit, count in said.lines[:COUNTS_MAX]:
+        for signature, role, culprit, count in logs.lines[:COUNTS_MAX]:
             known = signature in own or signature in log_signatures()
             known = known and role in ROLES and culprit in CULPRITS
             counts[(signature, role, culprit) if known else UNKNOWN] += max(0, count)
@@ -67,20 +67,20 @@ def rows(sessions: Iterable[Session], loaded: Loaded) -> dict[str, list[Row]]:
     return found
 
 
-def status(session: Session | None) -> dict[str, Any] | None:
+def status(session: RunSession | None) -> dict[str, Any] | None:
     """The same for people: None where no log is read."""
-    said = session.levels.logs if session is not None else None
-    if said is None:
+    logs = session.levels.logs if session is not None else None
+    if logs is None:
         return None
     return {
-        "read_bytes": said.read_bytes, "skipped_bytes": said.skipped_bytes,
-        "cpu_s": round(said.cpu_s, 3), "rss_bytes": said.rss_bytes,
-        "problem": plain(said.problem),
+        "read_bytes": logs.read_bytes, "skipped_bytes": logs.skipped_bytes,
+        "cpu_s": round(logs.cpu_s, 3), "rss_bytes": logs.rss_bytes,
+        "problem": plain(logs.problem),
         "seen": [
             {"signature": _name(one.signature), "role": _name(one.role),
              "culprit": _name(one.culprit), "rank": one.rank, "line": plain(one.text),
              "wall_s": one.wall_s}
-            for one in said.seen[-8:]
+            for one in logs.seen[-8:]
         ],
     }
 

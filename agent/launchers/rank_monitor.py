@@ -34,7 +34,7 @@ def pidfd_pid(fd: int) -> int:
     return 0
 
 
-class RankTrack:
+class RankMonitor:
     """What is kept about one rank between two looks.  Times are CLOCK_MONOTONIC seconds."""
 
     def __init__(self, rank: int, pid: int, generation: int, proc: str = "/proc") -> None:
@@ -129,18 +129,18 @@ class RankTrack:
             )
         self._activity, self._activity_s = (ticks, moved), now_s
 
-    def level(self, said: RankLevel, node: str, now_s: float, where: str = "") -> RankView:
+    def level(self, reported: RankLevel, node: str, now_s: float, where: str = "") -> RankView:
         """The rank as a level for the core: the launcher's word plus what was read here."""
         view = self.view
         stopped_s = now_s - self._stopped_since_s if self._stopped_since_s else 0.0
         level = RankView(
-            rank=said.rank, node=node, pid=said.pid, generation=said.generation,
-            state=said.state, ended=said.ended, parked=said.parked,
+            rank=reported.rank, node=node, pid=reported.pid, generation=reported.generation,
+            state=reported.state, ended=reported.ended, parked=reported.parked,
             still_s=max(0.0, now_s - self._progress_s), proc_state=self._state,
             traced=self._state == "t", stopped_s=stopped_s, active=self._active, where=where,
-            flight=said.flight, cgroup=self._cgroup, start_boot_s=self._start_boot_s,
+            flight=reported.flight, cgroup=self._cgroup, start_boot_s=self._start_boot_s,
         )
-        if view is None or view.generation != said.generation:
+        if view is None or view.generation != reported.generation:
             # The page of a kept process still shows its last generation until it is told the new
             # one: its step and phase would be read as the new one's.
             return level
@@ -158,9 +158,9 @@ class RankTrack:
         )
 
 
-def bare_level(said: RankLevel, node: str) -> RankView:
+def bare_level(reported: RankLevel, node: str) -> RankView:
     """A rank without a page or process here: an ended one, or one whose page is on its way."""
     return RankView(
-        rank=said.rank, node=node, pid=said.pid, generation=said.generation,
-        state=said.state, ended=said.ended, parked=said.parked, flight=said.flight,
+        rank=reported.rank, node=node, pid=reported.pid, generation=reported.generation,
+        state=reported.state, ended=reported.ended, parked=reported.parked, flight=reported.flight,
     )

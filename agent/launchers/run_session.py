@@ -13,14 +13,14 @@ from ..core.model import RunView
 from ..core.parse import neuron_codes as nrt
 from ..system import procfs
 from . import protocol
-from .connection import Link
-from .rank_monitor import RankTrack, bare_level
+from .connection import Connection
+from .rank_monitor import RankMonitor, bare_level
 
 COMMITS_MAX = 128  # newest last; a launcher sends 100 at most, and each costs in every step
 Where = dict[tuple[str, int, int], str]  # (run, generation, rank) -> source line, from evidence
 
 
-class Session:
+class RunSession:
     """One run and the connection of its launcher, if it has one at the moment."""
 
     def __init__(
@@ -32,8 +32,8 @@ class Session:
         self.registered_boot_s = boot_s
         self.levels = protocol.Levels()
         self.have_levels = False
-        self.tracks: dict[int, RankTrack] = {}
-        self.link: Link | None = None
+        self.monitors: dict[int, RankMonitor] = {}
+        self.connection: Connection | None = None
         self.lost_s = 0.0  # CLOCK_MONOTONIC when the connection went, 0 while it is up
         self._proc = proc
         self._theirs: set[int] = set()  # processes that were seen to be this user's
@@ -50,36 +50,36 @@ class Session:
 
     def view(self, node: str, now_s: float, where: Where) -> RunView:
         """The run as a level."""
-        said, hello = self.levels, self.hello
+        levels, hello = self.levels, self.hello
         ranks = []
-        self._theirs &= {rank.pid for rank in said.ranks}
-        for rank in said.ranks:
+        self._theirs &= {rank.pid for rank in levels.ranks}
+        for rank in levels.ranks:
             if not self.owns(rank.pid):  # its name would stand for another user's process
                 rank = msgspec.structs.replace(rank, pid=0)
-            track = self.tracks.get(rank.rank)
+            monitor = self.monitors.get(rank.rank)
             # An ended rank's page still says at which step, and after which collective, it ended.
-            if track is None or track.pid != rank.pid:
+            if monitor is None or monitor.pid != rank.pid:
                 ranks.append(bare_level(rank, node))
             else:
-                ranks.append(track.level(
+                ranks.append(monitor.level(
                     rank, node, now_s, where.get((hello.run, rank.generation, rank.rank), "")
                 ))
         return RunView(
             run=hello.run, node=node, grade=hello.grade, nproc=hello.nproc,
-            generation=max(said.generation, 0 if self.have_levels else hello.generation),
-            state=said.state, max_restarts=hello.max_restarts, hang_limit_s=hello.hang_limit_s,
-            ranks=tuple(ranks), commits=said.commits[-COMMITS_MAX:], snapshot=said.snapshot,
-            shutdown=said.shutdown, connected=self.link is not None, startup_s=said.startup_s,
-            compiling=said.compiling, keep=max(0, said.keep),
-            checkpoint_dir=said.checkpoint_dir or hello.checkpoint_dir,
-            logs=said.logs is not None, registered_boot_s=self.registered_boot_s,
+            generation=max(levels.generation, 0 if self.have_levels else hello.generation),
+            state=levels.state, max_restarts=hello.max_restarts, hang_limit_s=hello.hang_limit_s,
+            ranks=tuple(ranks), commits=levels.commits[-COMMITS_MAX:], snapshot=levels.snapshot,
+            shutdown=levels.shutdown, connected=self.connection is not None,
+            startup_s=levels.startup_s, compiling=levels.compiling, keep=max(0, levels.keep),
+            checkpoint_dir=levels.checkpoint_dir or hello.checkpoint_dir,
+            logs=levels.logs is not None, registered_boot_s=self.registered_boot_s,
             uid=self.uid,
         )
 
 
 def explained(levels: protocol.Levels) -> protocol.Levels:
     """With the meaning of a Neuron runtime's code in the error of each rank that ended with one."""
-    def told(rank: protocol.RankLevel) -> protocol.RankLevel:
+    def rank_explained(rank: protocol.RankLevel) -> protocol.RankLevel:
         ended = rank.ended
         if ended is None or not ended.error:
             return rank
@@ -87,4 +87,5 @@ def explained(levels: protocol.Levels) -> protocol.Levels:
         ended = ended if error == ended.error else msgspec.structs.replace(ended, error=error)
         return rank if ended is rank.ended else msgspec.structs.replace(rank, ended=ended)
 
-    return msgspec.structs.replace(levels, ranks=tuple(told(rank) for rank in levels.ranks))
+    ranks = tuple(rank_explained(rank) for rank in levels.ranks)
+    return msgspec.structs.replace(levels, ranks=ranks)

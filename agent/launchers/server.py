@@ -22,17 +22,16 @@ from holdfast.worker import page as page_module
 
 from ..core.model import RunView
 from ..system import procfs
-from . import connection as links
 from . import protocol
-from .admission import Room, is_dead, user_name
-from .connection import Link, close_all, receive
-from .rank_monitor import RankTrack, pidfd_pid
-from .run_session import Session, Where, explained
+from .admission import Admission, is_dead, user_name
+from .connection import Connection, close_all, peer, receive, turn_away
+from .rank_monitor import RankMonitor, pidfd_pid
+from .run_session import RunSession, Where, explained
 
 HELLO_S = 5.0  # a launcher says who it is at once; who does not only holds a place
 ACCEPTS_PER_WAKE = 64
 PACKETS_PER_WAKE = 4  # of one launcher: it cannot keep the loop for itself
-NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # of accept
+OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # of accept
 ACCEPT_AGAIN_S = 1.0
 LOST_KEPT_S = 60.0  # a run whose launcher is dead stays visible as lost this long
 
@@ -46,14 +45,14 @@ class Listener(Protocol):
 
     def rank_reported(self, run: str, packet: protocol.Report) -> None: ...
 
-    def launcher_came(self, session: Session) -> None: ...
+    def launcher_came(self, session: RunSession) -> None: ...
 
-    def launcher_went(self, session: Session, said_bye: bool) -> None: ...
+    def launcher_went(self, session: RunSession, said_bye: bool) -> None: ...
 
-    def trouble(self, part: str, error: BaseException | str) -> None: ...
+    def on_error(self, part: str, error: BaseException | str) -> None: ...
 
 
-class Sessions:
+class LauncherServer:
     """agent.sock and everything behind it."""
 
     def __init__(
@@ -70,12 +69,12 @@ class Sessions:
         self.loop = asyncio.get_running_loop()
         self.highest_generation: Callable[[str], int] = lambda run: 0
         self._only_run = only_run
-        self._room = Room(alone=bool(only_run))
+        self._admission = Admission(alone=bool(only_run))
         self._proc = proc
         self._where = where if where is not None else {}  # (run, generation, rank) -> line
         self._socket: socket.socket | None = None
-        self._links: dict[Link, Session | None] = {}
-        self._runs: dict[str, Session] = {}
+        self._connections: dict[Connection, RunSession | None] = {}
+        self._runs: dict[str, RunSession] = {}
 
     # ------------------------------------------------------------- the socket
 
@@ -102,11 +101,11 @@ class Sessions:
             self._socket.close()
             self._socket = None
             path.unlink(missing_ok=True)
-        for link in list(self._links):
-            link.close()
-        self._links.clear()
+        for connection in list(self._connections):
+            connection.close()
+        self._connections.clear()
         for session in self._runs.values():
-            self._forget_tracks(session)
+            self._forget_monitors(session)
         self._runs.clear()
 
     def _accept(self) -> None:
@@ -117,18 +116,18 @@ class Sessions:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                self.listener.trouble("sessions", error)
-                if error.errno in NO_ROOM:
+                self.listener.on_error("sessions", error)
+                if error.errno in OUT_OF_RESOURCES:
                     # Who knocks stays in the queue and the socket readable: the loop would spin.
                     self.loop.remove_reader(self._socket)
                     self.loop.call_later(ACCEPT_AGAIN_S, self._accept_again)
                 return
-            why_not = self._room.for_connection(links.peer(sock)[1], self._links)
+            why_not = self._admission.for_connection(peer(sock)[1], self._connections)
             if why_not:
-                links.turn_away(sock, why_not)
-                self.listener.trouble("connections", why_not)
+                turn_away(sock, why_not)
+                self.listener.on_error("connections", why_not)
                 continue
-            self._links[Link(sock, self.readable, self.drop)] = None
+            self._connections[Connection(sock, self.readable, self.drop)] = None
 
     def _accept_again(self) -> None:
         if self._socket is not None:
@@ -136,63 +135,64 @@ class Sessions:
 
     def _drop_silent(self, now_s: float) -> None:
         """Ends connections without a run: those that never said hello, or were refused."""
-        for link, session in list(self._links.items()):
-            if session is None and now_s - link.since_s > HELLO_S:
-                self.listener.trouble("hello", f"{user_name(link.uid)}: a connection that served "
-                                      f"no run for {HELLO_S:g} s was ended")
-                self.drop(link)
+        for connection, session in list(self._connections.items()):
+            if session is None and now_s - connection.since_s > HELLO_S:
+                self.listener.on_error("hello", f"{user_name(connection.uid)}: a connection that "
+                                       f"served no run for {HELLO_S:g} s was ended")
+                self.drop(connection)
 
-    def readable(self, link: Link) -> None:
+    def readable(self, connection: Connection) -> None:
         """Takes what one launcher sent.  Its own mistakes end at most its own connection."""
         for _ in range(PACKETS_PER_WAKE):
-            session = self._links.get(link)
+            session = self._connections.get(connection)
             try:
-                data, fds, problem = receive(link.sock)
+                data, fds, problem = receive(connection.sock)
             except (BlockingIOError, InterruptedError):
                 return
             except OSError:
-                self.drop(link)
+                self.drop(connection)
                 return
             if not data:
                 close_all(fds)
-                self.drop(link)
+                self.drop(connection)
                 return
             try:
                 if problem:
                     raise ValueError(problem)
-                self._packet(link, protocol.decode(data), fds)
+                self._packet(connection, protocol.decode(data), fds)
             except (ValueError, msgspec.DecodeError) as error:
-                link.send({"t": "error", "error": str(error)[:500]})
+                connection.send({"t": "error", "error": str(error)[:500]})
             except Exception as error:  # border of a request: one launcher never stops another
-                self.listener.trouble("sessions", error)
+                self.listener.on_error("sessions", error)
             finally:
                 close_all(fds)
-            if link not in self._links:
+            if connection not in self._connections:
                 return
-            wait_s = self._room.rest_s(link.uid, len(data), self._links[link] is not session)
-            if wait_s > 0.0:
-                return link.rest(wait_s)
+            is_new_run = self._connections[connection] is not session
+            pause_s = self._admission.pause_s(connection.uid, len(data), is_new_run)
+            if pause_s > 0.0:
+                return connection.pause(pause_s)
 
-    def drop(self, link: Link) -> None:
+    def drop(self, connection: Connection) -> None:
         """The connection is gone; its run stays, as one whose launcher is lost."""
-        if link not in self._links:
+        if connection not in self._connections:
             return
-        session = self._links.pop(link)
-        link.close()
-        if session is not None and session.link is link:
-            session.link = None
+        session = self._connections.pop(connection)
+        connection.close()
+        if session is not None and session.connection is connection:
+            session.connection = None
             session.lost_s = time.monotonic()
             self.listener.launcher_went(session, said_bye=False)
             self.listener.wake("launcher gone")
 
     # ------------------------------------------------------------- what launchers say
 
-    def _packet(self, link: Link, packet: protocol.Packet, fds: list[int]) -> None:
+    def _packet(self, connection: Connection, packet: protocol.Packet, fds: list[int]) -> None:
         if isinstance(packet, protocol.Hello):
-            self._hello(link, packet)
+            self._hello(connection, packet)
             return
-        session = self._links.get(link)
-        if session is None or session.link is not link:
+        session = self._connections.get(connection)
+        if session is None or session.connection is not connection:
             raise ValueError("say hello first")
         if isinstance(packet, protocol.Levels):
             self._levels(session, packet)
@@ -203,59 +203,60 @@ class Sessions:
         elif isinstance(packet, protocol.Report):
             self.listener.rank_reported(session.hello.run, packet)
         else:
-            self._bye(link, session)
+            self._bye(connection, session)
 
-    def _hello(self, link: Link, hello: protocol.Hello) -> None:
+    def _hello(self, connection: Connection, hello: protocol.Hello) -> None:
         why_not = protocol.refusal(hello)
         if not why_not and self._only_run and hello.run != self._only_run:
             why_not = f"this agent serves run {self._only_run} alone, not {hello.run}"
         old = self._runs.get(hello.run)
-        held = self._links.get(link)
+        held = self._connections.get(connection)
         if not why_not and held is not None and held.hello.run != hello.run:
             why_not = f"this connection serves run {held.hello.run}: one run a connection"
-        if not why_not and old is not None and old.uid != link.uid:
+        if not why_not and old is not None and old.uid != connection.uid:
             why_not = f"run {hello.run} belongs to {user_name(old.uid)}: choose another --run"
-        if not why_not and old is not None and old.link not in (None, link) and (
-            old.pid != link.pid and procfs.process_alive(old.pid)
+        if not why_not and old is not None and old.connection not in (None, connection) and (
+            old.pid != connection.pid and procfs.process_alive(old.pid)
         ):
             why_not = f"run {hello.run} is served by launcher {old.pid}: choose another --run"
-        why_not = why_not or self._no_room_for(hello, old, link.uid)
+        why_not = why_not or self._why_too_many(hello, old, connection.uid)
         if why_not:
-            link.send({"t": "error", "error": why_not, "protocol": protocol.PROTOCOL})
+            connection.send({"t": "error", "error": why_not, "protocol": protocol.PROTOCOL})
             return
         boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-        session = Session(hello, link.pid, link.uid, boot_s, self._proc)
+        session = RunSession(hello, connection.pid, connection.uid, boot_s, self._proc)
         if old is not None:
-            if old.link is not None and old.link is not link:
-                stale, old.link = old.link, None
+            if old.connection is not None and old.connection is not connection:
+                stale, old.connection = old.connection, None
                 self.drop(stale)
-            session.registered_boot_s = old.registered_boot_s if old.pid == link.pid else boot_s
-            self._forget_tracks(old)
-        session.link = link
-        self._links[link] = session
+            if old.pid == connection.pid:
+                session.registered_boot_s = old.registered_boot_s
+            self._forget_monitors(old)
+        session.connection = connection
+        self._connections[connection] = session
         self._runs[hello.run] = session
-        link.send({
+        connection.send({
             "t": "welcome", "protocol": protocol.PROTOCOL, "node": self.node,
             "address": self.address, "generation": self.highest_generation(hello.run),
         })
         self.listener.launcher_came(session)
 
-    def _no_room_for(self, hello: protocol.Hello, old: Session | None, uid: int) -> str:
+    def _why_too_many(self, hello: protocol.Hello, old: RunSession | None, uid: int) -> str:
         """Why a run does not fit, or "".  One that is known comes back at any time, as it was."""
         if old is not None and hello.nproc <= old.hello.nproc:
             return ""
-        why_not = "" if old is not None else self._room.for_run(uid, self._runs.values())
+        why_not = "" if old is not None else self._admission.for_run(uid, self._runs.values())
         dead = sorted((one for one in self._runs.values() if one is not old and is_dead(one)),
                       key=lambda one: (one.uid != uid, one.lost_s))
         while not why_not:
             others = [one for one in self._runs.values() if one is not old]
-            too_many = self._room.for_ranks(uid, hello.nproc, others)
+            too_many = self._admission.for_ranks(uid, hello.nproc, others)
             if not too_many or not dead:
                 return too_many
             self._forget_run(dead.pop(0))  # only kept to be seen: no reason to refuse who lives
         return why_not
 
-    def _levels(self, session: Session, levels: protocol.Levels) -> None:
+    def _levels(self, session: RunSession, levels: protocol.Levels) -> None:
         if len(levels.ranks) > session.hello.nproc:
             raise ValueError(
                 f"{len(levels.ranks)} ranks are more than the {session.hello.nproc} of the hello"
@@ -264,23 +265,23 @@ class Sessions:
             return  # older than what is known already
         session.levels, session.have_levels = explained(levels), True
         present = {rank.rank for rank in levels.ranks if rank.state != "ended"}
-        for number in [number for number in session.tracks if number not in present]:
+        for number in [number for number in session.monitors if number not in present]:
             # An ended rank's page stays until the launcher replaces it; one that the launcher no
             # longer lists at all is let go.
             if all(rank.rank != number for rank in levels.ranks):
-                self._forget_track(session, number)
+                self._forget_monitor(session, number)
         now_s = time.monotonic()
         for number in present:
-            if number in session.tracks:
-                session.tracks[number].look_at_process(now_s)
+            if number in session.monitors:
+                session.monitors[number].look_at_process(now_s)
         self.listener.wake("levels")
 
-    def _page(self, session: Session, packet: protocol.Page, fds: list[int]) -> None:
+    def _page(self, session: RunSession, packet: protocol.Page, fds: list[int]) -> None:
         if not 0 <= packet.rank < protocol.RANKS_MAX or packet.pid <= 0:
             raise ValueError(f"page of rank {packet.rank}, pid {packet.pid}: out of bounds")
         if not fds:
             raise ValueError("a page packet carries descriptors: [page memfd, pidfd]")
-        if packet.rank not in session.tracks and len(session.tracks) >= session.hello.nproc:
+        if packet.rank not in session.monitors and len(session.monitors) >= session.hello.nproc:
             raise ValueError(f"page of rank {packet.rank}: the {session.hello.nproc} ranks of the "
                              "hello have theirs")
         if len(fds) > 1 and pidfd_pid(fds[1]) not in (packet.pid, -1):
@@ -289,44 +290,44 @@ class Sessions:
             raise ValueError(f"page of rank {packet.rank}: pid {packet.pid} is another user's")
         mapping = page_module.map_readonly(fds[0])
         pidfd = fds.pop(1) if len(fds) > 1 else -1
-        self._forget_track(session, packet.rank)
-        track = RankTrack(packet.rank, packet.pid, packet.generation, self._proc)
-        track.attach(mapping, pidfd)
-        session.tracks[packet.rank] = track
+        self._forget_monitor(session, packet.rank)
+        monitor = RankMonitor(packet.rank, packet.pid, packet.generation, self._proc)
+        monitor.attach(mapping, pidfd)
+        session.monitors[packet.rank] = monitor
         now_s = time.monotonic()
-        track.look_at_page(now_s)
-        track.look_at_process(now_s)
+        monitor.look_at_page(now_s)
+        monitor.look_at_process(now_s)
         if pidfd >= 0:
-            self.loop.add_reader(pidfd, self._rank_died, track)
+            self.loop.add_reader(pidfd, self._rank_died, monitor)
 
-    def _bye(self, link: Link, session: Session) -> None:
+    def _bye(self, connection: Connection, session: RunSession) -> None:
         self._runs.pop(session.hello.run, None)
-        self._forget_tracks(session)
-        session.link = None
-        self._links[link] = None
+        self._forget_monitors(session)
+        session.connection = None
+        self._connections[connection] = None
         self.listener.launcher_went(session, said_bye=True)
-        self.drop(link)
+        self.drop(connection)
         self.listener.wake("bye")
 
-    def _rank_died(self, track: RankTrack) -> None:
-        self.loop.remove_reader(track.pidfd)
-        track.look_at_process(time.monotonic())
+    def _rank_died(self, monitor: RankMonitor) -> None:
+        self.loop.remove_reader(monitor.pidfd)
+        monitor.look_at_process(time.monotonic())
         self.listener.wake("rank died")
 
-    def _forget_track(self, session: Session, rank: int) -> None:
-        track = session.tracks.pop(rank, None)
-        if track is not None:
-            if track.pidfd >= 0:
-                self.loop.remove_reader(track.pidfd)
-            track.close()
+    def _forget_monitor(self, session: RunSession, rank: int) -> None:
+        monitor = session.monitors.pop(rank, None)
+        if monitor is not None:
+            if monitor.pidfd >= 0:
+                self.loop.remove_reader(monitor.pidfd)
+            monitor.close()
 
-    def _forget_run(self, session: Session) -> None:
-        self._forget_tracks(session)
+    def _forget_run(self, session: RunSession) -> None:
+        self._forget_monitors(session)
         del self._runs[session.hello.run]
 
-    def _forget_tracks(self, session: Session) -> None:
-        for rank in list(session.tracks):
-            self._forget_track(session, rank)
+    def _forget_monitors(self, session: RunSession) -> None:
+        for rank in list(session.monitors):
+            self._forget_monitor(session, rank)
 
     # ------------------------------------------------------------- what the daemon asks
 
@@ -334,8 +335,8 @@ class Sessions:
         """Reads every rank's scheduler state; True when one began or ended to be stopped."""
         changed = False
         for session in self._runs.values():
-            for track in session.tracks.values():
-                changed = track.look_at_process(now_s) or changed
+            for monitor in session.monitors.values():
+                changed = monitor.look_at_process(now_s) or changed
         return changed
 
     def run_views(self, now_s: float, tick: bool) -> tuple[RunView, ...]:
@@ -344,20 +345,20 @@ class Sessions:
         if tick:
             self._drop_silent(now_s)
         for session in list(self._runs.values()):
-            if tick and session.link is None and now_s - session.lost_s > LOST_KEPT_S:
+            if tick and session.connection is None and now_s - session.lost_s > LOST_KEPT_S:
                 if not procfs.process_alive(session.pid):
                     self._forget_run(session)
                     continue
-            for track in session.tracks.values():
-                track.look_at_page(now_s)
+            for monitor in session.monitors.values():
+                monitor.look_at_page(now_s)
                 if tick:
-                    track.look_at_process(now_s)
-                    track.look_at_activity(now_s)
+                    monitor.look_at_process(now_s)
+                    monitor.look_at_activity(now_s)
         views = [session.view(self.node, now_s, self._where) for session in self._runs.values()
                  if session.have_levels]
         return tuple(sorted(views, key=lambda view: view.run))
 
-    def session(self, run: str) -> Session | None:
+    def session(self, run: str) -> RunSession | None:
         return self._runs.get(run)
 
     def identity(self, run: str) -> tuple[int, float]:
@@ -366,7 +367,7 @@ class Sessions:
         session = self._runs.get(run)
         return (session.pid, session.registered_boot_s) if session is not None else (0, 0.0)
 
-    def sessions(self) -> tuple[Session, ...]:
+    def sessions(self) -> tuple[RunSession, ...]:
         return tuple(self._runs.values())
 
     def runs(self) -> tuple[str, ...]:
@@ -375,13 +376,13 @@ class Sessions:
     def order(self, run: str, fields: dict[str, object]) -> str:
         """Sends one packet to a run's launcher; why it could not, or ""."""
         session = self._runs.get(run)
-        if session is None or session.link is None:
+        if session is None or session.connection is None:
             return f"the launcher of {run} is not connected"
-        return "" if session.link.send(fields) else f"the launcher of {run} does not answer"
+        return "" if session.connection.send(fields) else f"the launcher of {run} does not answer"
 
     def announce(self, address: str) -> None:
         """Tells every launcher where the live page is."""
         self.address = address
         for session in self._runs.values():
-            if session.link is not None:
-                session.link.send({"t": "address", "address": address})
+            if session.connection is not None:
+                session.connection.send({"t": "address", "address": address})

@@ -101,7 +101,7 @@ class _Page:
         yield text_of(made for made in own if made.name not in hidden)
         if runner is not None:
             yield from families(samples, runner.metrics(), choice)
-        logs = log_child.rows(self._state.sessions.sessions(), self._state.loaded)
+        logs = log_child.rows(self._state.launchers.sessions(), self._state.loaded)
         yield from (rows_text(metric, logs[metric.name])
                     for metric in LOG_CHILD if choice.shows(metric))
 
@@ -183,7 +183,7 @@ class _Page:
             label = (view.run,)
             running = [rank for rank in view.ranks if rank.state == "running"]
             times = sorted(rank.step_time_s for rank in running if rank.step_time_s > 0)
-            loss = status.loss(state.sessions.session(view.run), running)
+            loss = status.loss(state.launchers.session(view.run), running)
             checkpoint = status.checkpoint(state, view)
             rows["run_generation"].append((label, view.generation))
             for name in STATES:
@@ -212,7 +212,7 @@ class _Page:
         yield family("collector_up", [((one.name,), int(one.up)) for one in health])
         yield family("collector_absent", [((one.name,), int(one.absent)) for one in health])
         yield family("collector_duration_seconds", [((h.name,), h.duration_s) for h in health])
-        yield family("probes_stuck", [((), len(self._state.left_behind()))])
+        yield family("probes_stuck", [((), len(self._state.stuck_children()))])
         yield from _children(runner, self._state.kernel.children())
         yield family("accelerator_run_info", self._recent.places())
 

@@ -18,7 +18,7 @@ from . import procfs
 OUTPUT_MAX_BYTES = 1 << 20
 LINE_MAX_BYTES = 8 << 20  # one answer of a child that stays: 10,000 samples are 1 MB
 KILL_WAIT_S = 0.5  # a killed child that is still there after this is stuck in the kernel
-LEFT_MAX = 16  # children left behind; beyond that no further probe is started
+STUCK_MAX = 16  # children left behind; beyond that no further probe is started
 
 
 class Answer(NamedTuple):
@@ -31,7 +31,7 @@ class Answer(NamedTuple):
     stuck: bool = False  # left in state D: a fault of what was asked
 
 
-class Left(NamedTuple):
+class StuckChild(NamedTuple):
     """A child that could not be ended."""
 
     name: str
@@ -44,15 +44,15 @@ class Prober:
     """Starts probes, one at a time for each name, and keeps account of those left behind."""
 
     def __init__(self) -> None:
-        self._left: dict[int, Left] = {}
+        self._stuck: dict[int, StuckChild] = {}
         self._running: set[str] = set()
 
-    def left_behind(self) -> tuple[Left, ...]:
+    def stuck_children(self) -> tuple[StuckChild, ...]:
         """Children in the kernel's hands; those that ended meanwhile are forgotten."""
-        for pid in list(self._left):
+        for pid in list(self._stuck):
             if not procfs.process_alive(pid):
-                del self._left[pid]
-        return tuple(self._left.values())
+                del self._stuck[pid]
+        return tuple(self._stuck.values())
 
     async def ask(self, name: str, command: Sequence[str], timeout_s: float) -> Answer:
         """Runs one command without a shell and returns its output.  Never raises for what the
@@ -71,12 +71,12 @@ class Prober:
 
     def refusal(self, name: str) -> Answer | None:
         """Why no child is started under this name now; None when one may be."""
-        left = [one for one in self.left_behind() if one.name == name]
-        if left:
-            error = f"{name}: an earlier probe (pid {left[0].pid}) hangs in {left[0].wchan}"
+        stuck = [child for child in self.stuck_children() if child.name == name]
+        if stuck:
+            error = f"{name}: an earlier probe (pid {stuck[0].pid}) hangs in {stuck[0].wchan}"
             return Answer(False, b"", error, 0.0, stuck=True)
-        if len(self._left) >= LEFT_MAX:
-            return Answer(False, b"", f"{LEFT_MAX} probes hang already: none is started", 0.0)
+        if len(self._stuck) >= STUCK_MAX:
+            return Answer(False, b"", f"{STUCK_MAX} probes hang already: none is started", 0.0)
         return None
 
     async def _ask(
@@ -121,7 +121,7 @@ class Prober:
         except TimeoutError:
             stat = procfs.parse_stat(procfs.read_small(f"/proc/{child.pid}/stat"))
             wchan = procfs.read_small(f"/proc/{child.pid}/wchan").decode("ascii", "replace")
-            self._left[child.pid] = Left(name, child.pid, begin_s, wchan or "the kernel")
+            self._stuck[child.pid] = StuckChild(name, child.pid, begin_s, wchan or "the kernel")
             state = stat.state if stat else "?"
             error += f"; its process {child.pid} cannot be killed (state {state})"
             return Answer(False, b"", error, time.monotonic() - begin_s, stuck=True)

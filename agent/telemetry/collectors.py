@@ -31,7 +31,7 @@ from holdfast.collectors.contract import (
 
 from ..config.settings import Config
 from ..core.model import Named, Readings, by_name
-from ..system.child_probe import Helper, Left, Prober
+from ..system.child_probe import Helper, Prober, StuckChild
 
 SAMPLES_MAX = 10_000  # of one collector and reading
 FIRST_FACTOR = 10.0  # a child's first answer: a driver without persistence takes seconds to wake
@@ -96,10 +96,10 @@ class Runner:
     """All enabled collectors of this node."""
 
     def __init__(
-        self, config: Config, trouble: Callable[[str, BaseException | str], None]
+        self, config: Config, on_error: Callable[[str, BaseException | str], None]
     ) -> None:
         self._config = config
-        self._trouble = trouble
+        self._on_error = on_error
         roots = config.collectors
         self._roots = Roots(roots.proc, roots.sys, roots.kmsg, roots.nvml, roots.neuron,
                             roots.compile_cache, tools=roots.tools, rocm=roots.rocm,
@@ -152,7 +152,7 @@ class Runner:
                     async with asyncio.timeout(REST_S):
                         await _ended(entry)
                 except TimeoutError:
-                    self._trouble(f"collector {name}", "its reading does not end")
+                    self._on_error(f"collector {name}", "its reading does not end")
                 if entry.health.up:
                     entry.keep((), entry.health._replace(up=False, error=RESTS))
             self._gather()
@@ -161,9 +161,9 @@ class Runner:
             for entry in entries:
                 entry.rests = False
 
-    def left_behind(self) -> tuple[Left, ...]:
+    def stuck_children(self) -> tuple[StuckChild, ...]:
         """Children that cannot be ended, because the kernel holds them."""
-        return self._prober.left_behind()
+        return self._prober.stuck_children()
 
     async def run(self) -> None:
         """Reads for ever, each collector at its interval.  Threads are waited for together;
@@ -237,7 +237,7 @@ class Runner:
         if entry.helper is not None and (reply.absent or reply.error):
             await entry.helper.close()
         if reply.error:
-            self._trouble(f"collector {name}", reply.error)
+            self._on_error(f"collector {name}", reply.error)
         self._say_dropped(name, reply.dropped)
         now_s = time.monotonic()
         took_s = reply.took_s or now_s - begin_s
@@ -247,7 +247,7 @@ class Runner:
 
     def _say_dropped(self, name: str, dropped: int) -> None:
         if dropped:
-            self._trouble(f"collector {name}", f"{dropped} readings were no numbers >= 0")
+            self._on_error(f"collector {name}", f"{dropped} readings were no numbers >= 0")
 
     async def _reply(self, entry: _Entry, name: str, collector: Probed) -> Reply:
         if entry.helper is None:
@@ -276,7 +276,7 @@ class Runner:
         if entry.stuck is not None:
             if not entry.stuck.done():
                 entry.health = entry.health._replace(up=False, error="still hanging")
-                self._trouble(f"collector {name}", "still hanging")
+                self._on_error(f"collector {name}", "still hanging")
                 return
             entry.stuck = None
         if entry.thread is None:
@@ -299,9 +299,9 @@ class Runner:
             error, absent = legible(str(reason)) or "not on this machine", True
         except Exception as failure:  # border of a collector: promise 1
             error = legible(f"{type(failure).__name__}: {failure}")
-            self._trouble(f"collector {name}", failure)
+            self._on_error(f"collector {name}", failure)
         if entry.stuck is not None:
-            self._trouble(f"collector {name}", error)
+            self._on_error(f"collector {name}", error)
         now_s = time.monotonic()
         took_s = took_s if took_s >= 0.0 else now_s - begin_s
         entry.keep(samples, Health(name, not error, absent, error, took_s, now_s))

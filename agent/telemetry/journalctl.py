@@ -18,7 +18,7 @@ from holdfast.collectors.contract import NoData
 from holdfast.collectors.sources.journald import JournalLog
 
 from ..system import die_with_parent
-from ..system.child_probe import Left, Prober
+from ..system.child_probe import Prober, StuckChild
 
 NAME = "journalctl"
 DIE_WITH_PARENT = Path(die_with_parent.__file__)
@@ -33,9 +33,9 @@ class JournalReader:
 
     def __init__(
         self, tool: str, log: JournalLog, feed: Callable[[bytes], None],
-        trouble: Callable[[str, BaseException | str], None],
+        on_error: Callable[[str, BaseException | str], None],
     ) -> None:
-        self._tool, self._log, self._feed, self._trouble = tool, log, feed, trouble
+        self._tool, self._log, self._feed, self._on_error = tool, log, feed, on_error
         self._prober = Prober()
         self.pid = 0  # 0 while none runs
         self.starts = 0
@@ -45,8 +45,8 @@ class JournalReader:
         """Whether it runs, and has shown that there is a journal to be read."""
         return bool(self.pid and (self._log.heard or self._log.cursor))
 
-    def left_behind(self) -> tuple[Left, ...]:
-        return self._prober.left_behind()
+    def stuck_children(self) -> tuple[StuckChild, ...]:
+        return self._prober.stuck_children()
 
     async def follow(self) -> None:
         """Never returns; NoData when there is no journalctl, or no journal that may be read."""
@@ -63,10 +63,10 @@ class JournalReader:
             if not self._log.heard and not self._log.cursor:
                 raise NoData(f"{why}: no kernel line in a journal that this user may read "
                              "(group systemd-journal)")
-            self._trouble("kernel log", why)
+            self._on_error("kernel log", why)
             if silent == REFUSED_MAX and self._log.cursor:
                 self._log.forget_cursor(time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000)
-                self._trouble("kernel log", f"{NAME} does not go on from the last line: it begins "
+                self._on_error("kernel log", f"{NAME} does not go on from the last line: it begins "
                               "at the journal's end, what came between is lost")
             await asyncio.sleep(pause_s)
 

@@ -85,15 +85,15 @@ def reader_of(
     request: web.Request, tokens: Tokens, of_run: Owner, of_incident: Owner
 ) -> Reader:
     """Who reads: by the peer of the socket, or by the token."""
-    known = peer_of(request)
+    unix_peer = peer_of(request)
     sock = request.transport.get_extra_info("socket") if request.transport else None
-    uid = known[1] if known is not None else peer_uid(sock) if sock is not None else None
+    uid = unix_peer[1] if unix_peer is not None else peer_uid(sock) if sock is not None else None
     role = tokens.role(request.headers.get("Authorization", ""))
     return reader(uid, role, of_run, of_incident)
 
 
-class Guard:
-    """The middleware of one site."""
+class Authorizer:
+    """The middleware of the web server."""
 
     def __init__(
         self,

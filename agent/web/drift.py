@@ -17,13 +17,13 @@ NODES_MAX = 4096
 def drift(state: AgentState, run: str) -> dict[str, Any]:
     """GET /api/v1/drift: nodes, where they differ from most, and what changed on each."""
     docs = state.snapshot.observed.store.docs
-    known = {
+    documents = {
         doc.key.removeprefix(identity.PREFIX): found
         for doc in docs if doc.key.startswith(identity.PREFIX)
         and (found := identity.read(doc)) is not None
     }
-    nodes = members(state, run) if run else sorted({*known, state.name})
-    return identity.answer(state.name, run, nodes[:NODES_MAX], known)
+    nodes = members(state, run) if run else sorted({*documents, state.name})
+    return identity.answer(state.name, run, nodes[:NODES_MAX], documents)
 
 
 def members(state: AgentState, run: str) -> list[str]:

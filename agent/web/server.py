@@ -2,7 +2,7 @@
 
 Owns aiohttp: nothing else of the agent imports it.  Listens on TCP (loopback unless configured),
 on api.sock, and, when set, on a port for metrics alone.  A failing handler is an answer of 500
-and a counted trouble, never more.
+and a counted error, never more.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from ..daemon.state import AgentState
 from ..metrics.families import CONTENT_TYPE, Exposition
 from ..system.errors import say
 from . import drift, status, visibility
-from .auth import Guard, Tokens, is_loopback, peer_of, reader_of, refuse
-from .connection_limit import Door, Guest
+from .auth import Authorizer, Tokens, is_loopback, peer_of, reader_of, refuse
+from .connection_limit import ConnectionLimit, LimitedConnection
 from .page import load_page
 
 PORTS_TRIED = 64
@@ -55,16 +55,16 @@ async def serve(
     on_ready: Callable[[], None],
 ) -> None:
     """Serves until cancelled.  A port that cannot be had is said; the rest serves on."""
-    site = Site(state, operators, announce)
+    server = WebServer(state, operators, announce)
     try:
-        await site.start()
+        await server.start()
         on_ready()
         await asyncio.Event().wait()
     finally:
-        await site.stop()
+        await server.stop()
 
 
-class Site:
+class WebServer:
     """Handlers and listeners of one agent; `announce` tells its launchers the page's address."""
 
     def __init__(
@@ -94,7 +94,7 @@ class Site:
         api_socket = runtime / "api.sock"
         api_socket.unlink(missing_ok=True)
         loop = asyncio.get_running_loop()
-        listener = await loop.create_unix_server(self._door(runner), str(api_socket))
+        listener = await loop.create_unix_server(self._limit(runner), str(api_socket))
         self._listeners.append(listener)
         api_socket.chmod(0o600 if self._state.is_private else 0o666)
         if agent.listen:
@@ -110,15 +110,16 @@ class Site:
         self._runners.append(runner)
         return runner
 
-    def _door(self, runner: web.AppRunner) -> Door:
+    def _limit(self, runner: web.AppRunner) -> ConnectionLimit:
         assert runner.server is not None  # it is made by setup
-        return Door(runner.server, functools.partial(self._state.errors, "web connections"))
+        on_error = functools.partial(self._state.errors, "web connections")
+        return ConnectionLimit(runner.server, on_error)
 
     async def _open(self, runner: web.AppRunner, host: str, port: int) -> int:
         """Listens, and says at which port.  OSError where that is not to be had."""
-        door = self._door(runner)
+        limit = self._limit(runner)
         loop = asyncio.get_running_loop()
-        listener = await loop.create_server(door, host.strip("[]"), port)
+        listener = await loop.create_server(limit, host.strip("[]"), port)
         self._listeners.append(listener)
         bound: int = listener.sockets[0].getsockname()[1]
         return bound
@@ -160,9 +161,9 @@ class Site:
             "Cache-Control": "no-store",
         }
         # The metrics listener serves no data of the API; its readers come from other machines.
-        guard = Guard(tokens, loopback and full, self._run_owner, headers)
+        authorizer = Authorizer(tokens, loopback and full, self._run_owner, headers)
         application = web.Application(
-            middlewares=[guard.check] if full else [],
+            middlewares=[authorizer.check] if full else [],
             client_max_size=self._state.config.api.max_body_bytes,
         )
         routes: list[tuple[str, str, Callable[[web.Request], Awaitable[web.Response]]]] = [
@@ -190,9 +191,9 @@ class Site:
         self, handler: Callable[[web.Request], Awaitable[web.Response]]
     ) -> Callable[[web.Request], Awaitable[web.Response]]:
         async def answer(request: web.Request) -> web.Response:
-            guest = request.protocol
-            assert isinstance(guest, Guest)
-            guest.begin()
+            connection = request.protocol
+            assert isinstance(connection, LimitedConnection)
+            connection.begin()
             try:
                 return await handler(request)
             except web.HTTPException:
@@ -201,12 +202,12 @@ class Site:
                 self._state.errors("web", error)
                 return refuse(500, "the agent failed to answer; see its log", "")
             finally:
-                guest.serving = False
+                connection.serving = False
 
         return answer
 
     def _run_owner(self, run: str) -> int | None:
-        session = self._state.sessions.session(run)
+        session = self._state.launchers.session(run)
         return session.uid if session is not None else None
 
     # ------------------------------------------------------------- reading
@@ -266,7 +267,7 @@ class Site:
 
     async def _drift(self, request: web.Request) -> web.Response:
         run = request.query.get("run", "")
-        if run and self._state.sessions.session(run) is None:
+        if run and self._state.launchers.session(run) is None:
             return refuse(404, f"no run {run!r} on this node", "a run that /api/v1/status lists")
         return _json(msgspec.json.encode(drift.drift(self._state, run)))
 
@@ -274,7 +275,7 @@ class Site:
 
     async def _ask_run(self, request: web.Request) -> web.Response:
         run, verb = request.match_info["run"], request.match_info["verb"]
-        if self._state.sessions.session(run) is None:
+        if self._state.launchers.session(run) is None:
             return refuse(404, f"no run {run!r} on this node", "a run that /api/v1/status lists")
         body = await _body(request)
         if isinstance(body, web.Response):
@@ -304,9 +305,11 @@ class Site:
         incident = self._state.incident_log.incidents.get(request.match_info["id"])
         if incident is None:
             return refuse(404, "no such incident", "an id that /api/v1/incidents lists")
-        told = {(one.fault, one.subject) for one in self._state.snapshot.decision.verdicts
-                if one.detector == DETECTOR}
-        if (incident.fault, incident.subject) not in told:
+        of_kernel_log = {
+            (verdict.fault, verdict.subject) for verdict in self._state.snapshot.decision.verdicts
+            if verdict.detector == DETECTOR
+        }
+        if (incident.fault, incident.subject) not in of_kernel_log:
             return refuse(409, "it closes by itself, or has closed",
                           "an open incident of the kernel's log")
         body = await _body(request)

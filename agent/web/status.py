@@ -167,7 +167,7 @@ def _run(state: AgentState, view: RunView, verdicts: tuple[Verdict, ...]) -> dic
         for verdict in sorted(verdicts, key=lambda one: one.act)
         if verdict.subject.startswith(prefix)
     }
-    session = state.sessions.session(view.run)
+    session = state.launchers.session(view.run)
     running = [rank for rank in view.ranks if rank.state == "running"]
     faulty = any(verdict.severity in FAULTY and verdict.run == view.run for verdict in verdicts)
     steps = [rank.step for rank in running]
@@ -295,8 +295,8 @@ def loss(session: Any, running: list[RankView]) -> float | None:
     if session is None:
         return None
     for rank in running:
-        track = session.tracks.get(rank.rank)
-        if track is not None and track.view is not None and track.view.step > 0:
-            loss = track.view.loss
+        monitor = session.monitors.get(rank.rank)
+        if monitor is not None and monitor.view is not None and monitor.view.step > 0:
+            loss = monitor.view.loss
             return loss if math.isfinite(loss) and loss != 0.0 else None
     return None

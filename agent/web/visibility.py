@@ -63,17 +63,17 @@ def status(document: Json, who: Reader) -> Json:
     """The status as this reader may see it."""
     if who.everything:
         return document
-    runs = [one if who.may(one["run"]) else _run(one) for one in document["runs"]]
-    faults = [one if who.may(_run_of(one)) else _told(one) for one in document["faults"]]
+    runs = [one if who.may(one["run"]) else _public_run(one) for one in document["runs"]]
+    faults = [one if who.may(_run_of(one)) else _without_words(one) for one in document["faults"]]
     return document | {"runs": runs, "faults": faults,
                        "incidents": incidents(document["incidents"], who)}
 
 
 def incidents(found: Iterable[Json], who: Reader) -> list[Json]:
-    return [one if who.may_read(one) else _told(one) for one in found]
+    return [one if who.may_read(one) else _without_words(one) for one in found]
 
 
-def _run(one: Json) -> Json:
+def _public_run(one: Json) -> Json:
     """A run of somebody else's: that it is here and how it goes, and nothing that it said."""
     saved = one["checkpoint"]
     return one | {
@@ -85,7 +85,7 @@ def _run(one: Json) -> Json:
     }
 
 
-def _told(one: Json) -> Json:
+def _without_words(one: Json) -> Json:
     """A fault or an incident without its words."""
     return one | {"reason": WITHHELD, "evidence": []} | (
         {"timeline": [], "would_have": ""} if "timeline" in one else {}
@@ -109,13 +109,13 @@ def peer_uid(sock: socket.socket) -> int | None:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_SOCK_DIAG) as kernel:
             kernel.settimeout(WAIT_S)
             kernel.send(head + body)
-            said = kernel.recv(4096)
+            answer = kernel.recv(4096)
     except OSError:
         return None
-    if len(said) < UID_AT + 4 or HEADER.unpack_from(said)[1] != SOCK_DIAG_BY_FAMILY:
+    if len(answer) < UID_AT + 4 or HEADER.unpack_from(answer)[1] != SOCK_DIAG_BY_FAMILY:
         return None
-    uid: int = struct.unpack_from("=I", said, UID_AT)[0]
-    return uid if said[STATE_AT] == ESTABLISHED else None
+    uid: int = struct.unpack_from("=I", answer, UID_AT)[0]
+    return uid if answer[STATE_AT] == ESTABLISHED else None
 
 
 def _end(sock: socket.socket, name: Any) -> tuple[bytes, bytes]:

@@ -19,7 +19,7 @@ from holdfast.agent.config.runbooks import load_runbooks
 from holdfast.agent.core.model import Now, Observed, Settings, readings_of
 from holdfast.agent.core.node import Node
 from holdfast.agent.launchers.protocol import RankLevel
-from holdfast.agent.launchers.rank_monitor import RankTrack
+from holdfast.agent.launchers.rank_monitor import RankMonitor
 from holdfast.agent.system import procfs
 from holdfast.agent.system.child_probe import Helper, Prober
 from holdfast.collectors import cgroups, units
@@ -208,7 +208,7 @@ def test_a_ranks_cgroup_is_the_one_that_its_memory_is_charged_to(tmp_path: Path)
     ):
         (tmp_path / "5/cgroup").write_text(text)
         assert procfs.memory_cgroup(5, str(tmp_path)) == expected
-        assert RankTrack(0, 5, 1, str(tmp_path)).level(
+        assert RankMonitor(0, 5, 1, str(tmp_path)).level(
             RankLevel(0, 5, 1, "running"), "a", 1.0).cgroup == expected
     assert procfs.memory_cgroup(6, str(tmp_path)) == ""
 
@@ -307,7 +307,7 @@ def test_a_systemctl_that_never_answers_is_killed_with_its_child(
         asking.cancel()
         await asyncio.gather(asking, return_exceptions=True)
         await helper.close()
-        assert prober.left_behind() == ()
+        assert prober.stuck_children() == ()
 
     asyncio.run(scenario())
     pid = int((tmp_path / "pid").read_text())

@@ -119,7 +119,7 @@ def test_a_child_that_is_stopped_is_killed_and_the_next_one_answers(node):
         os.kill(first, signal.SIGSTOP)
         await until(lambda: not node.runner.health()[0].up)
         assert f"no answer within {DEADLINE_S} s" in node.runner.health()[0].error
-        assert not node.runner.samples() and not node.runner.left_behind()
+        assert not node.runner.samples() and not node.runner.stuck_children()
         await until(lambda: node.waiting_s(node.good) == 0.0)
         assert node.runner.children()["mounts"] not in (0, first)
 

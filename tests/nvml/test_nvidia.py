@@ -197,7 +197,7 @@ def test_a_hung_call_is_killed_and_the_next_reading_starts_anew(node):
         assert loop_lag < 0.15, "the loop waited for the call"
         node.becomes("healthy")
         await until(lambda: runner.samples())
-        assert runner._entries[0].helper.pid not in (0, pid) and not runner.left_behind()
+        assert runner._entries[0].helper.pid not in (0, pid) and not runner.stuck_children()
         last = runner._entries[0].helper.pid
         await stop(task)
         assert not alive(last)
@@ -284,15 +284,15 @@ def test_a_child_that_cannot_be_killed_is_left_named_and_not_joined(node, monkey
         kill, killpg = os.kill, os.killpg
         monkeypatch.setattr("os.killpg", lambda group, number: None)
         node.becomes("hung_call")
-        await until(lambda: runner.left_behind())
-        (left,) = runner.left_behind()
+        await until(lambda: runner.stuck_children())
+        (left,) = runner.stuck_children()
         assert left.name == "nvidia" and alive(left.pid)
         await until(lambda: "hangs in" in runner.health()[0].error)
-        assert len(runner.left_behind()) == 1
+        assert len(runner.stuck_children()) == 1
         monkeypatch.setattr("os.killpg", killpg)
         node.becomes("healthy")
         kill(left.pid, signal.SIGKILL)
-        await until(lambda: runner.samples() and not runner.left_behind())
+        await until(lambda: runner.samples() and not runner.stuck_children())
         await stop(task)
 
     asyncio.run(scenario())

@@ -10,7 +10,7 @@ import asyncio
 import os
 import time
 
-from ...launchers.server import Sessions
+from ...launchers.server import LauncherServer
 from ...system import procfs
 from ..state import AgentState
 
@@ -23,8 +23,8 @@ FIRST_HELLO_S = 30.0  # ... or when no launcher ever came
 class PrivateLife:
     name = "private"
 
-    def __init__(self, state: AgentState, sessions: Sessions, stop: asyncio.Event) -> None:
-        self._state, self._sessions, self._stop = state, sessions, stop
+    def __init__(self, state: AgentState, launchers: LauncherServer, stop: asyncio.Event) -> None:
+        self._state, self._launchers, self._stop = state, launchers, stop
         self._left_s = 0.0  # CLOCK_MONOTONIC when the last launcher went, 0 while one is here
         self._said_bye = False
 
@@ -44,8 +44,8 @@ class PrivateLife:
         self._stop.set()
 
     def _is_over(self, parent: int) -> bool:
-        sessions = self._sessions.sessions()
-        if any(session.link is not None for session in sessions):
+        sessions = self._launchers.sessions()
+        if any(session.connection is not None for session in sessions):
             return False
         now_s = time.monotonic()
         if self._left_s == 0.0:

@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import Callable
 
-from ...launchers.server import Sessions
+from ...launchers.server import LauncherServer
 from ..state import AgentState
 
 WATCH_S = 0.1  # how often scheduler states are read while ranks exist
@@ -21,19 +21,19 @@ class RankWatch:
     name = "watch"
 
     def __init__(
-        self, state: AgentState, sessions: Sessions, wake: Callable[[str], None]
+        self, state: AgentState, launchers: LauncherServer, wake: Callable[[str], None]
     ) -> None:
-        self._state, self._sessions, self._wake = state, sessions, wake
+        self._state, self._launchers, self._wake = state, launchers, wake
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            has_ranks = any(session.tracks for session in self._sessions.sessions())
+            has_ranks = any(session.monitors for session in self._launchers.sessions())
             pause_s = WATCH_S if has_ranks else IDLE_WATCH_S
             due_s = loop.time() + pause_s
             await asyncio.sleep(pause_s)
             late_s = max(0.0, loop.time() - due_s)
             faded_s = self._state.loop_lag_s * LAG_FADES ** (pause_s / WATCH_S)
             self._state.loop_lag_s = max(late_s, faded_s)
-            if has_ranks and self._sessions.look(time.monotonic()):
+            if has_ranks and self._launchers.look(time.monotonic()):
                 self._wake("stop state")

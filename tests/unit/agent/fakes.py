@@ -159,7 +159,7 @@ def serve(scenario, agent, tmp_path, ready=False, **settings) -> None:
         async with agent(**settings) as (daemon, node):
             if ready:
                 state = daemon.state
-                await until(lambda: daemon.sessions.address and state.runner
+                await until(lambda: daemon.launchers.address and state.runner
                             and state.runner.samples())
             await scenario(daemon, node, lambda **more: FakeLauncher(
                 tmp_path / "run" / "agent.sock", **more))

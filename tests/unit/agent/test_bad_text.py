@@ -27,7 +27,7 @@ from holdfast.agent.core.parse.logs import scan
 from holdfast.agent.core.run import members
 from holdfast.agent.core.run.incidents import read_where
 from holdfast.agent.launchers import protocol
-from holdfast.agent.launchers.server import Session
+from holdfast.agent.launchers.server import RunSession
 from holdfast.agent.logs import files
 from holdfast.collectors.sources import kmsg
 
@@ -83,7 +83,7 @@ BOOKS = load_runbooks()
 @given(st.data())
 def test_whatever_a_launcher_says_the_core_steps_on(data):
     """Well-formed and absurd: each level of the packet may be any number of its type."""
-    session = Session(protocol.Hello("r", nproc=2), 1, 0, 1.0)
+    session = RunSession(protocol.Hello("r", nproc=2), 1, 0, 1.0)
     node = Node("a", Settings(), BOOKS)
     for number in range(3):
         said = data.draw(st.sampled_from([mutated, absurd]))(LEVELS, data.draw)

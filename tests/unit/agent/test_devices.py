@@ -13,7 +13,7 @@ from holdfast.agent.cli import report, text
 from holdfast.agent.core.model import FATAL, WARN, Verdict, readings_of
 from holdfast.agent.daemon import own_faults
 from holdfast.agent.metrics.families import Exposition
-from holdfast.agent.system.child_probe import Left
+from holdfast.agent.system.child_probe import StuckChild
 from holdfast.agent.telemetry.collectors import Health
 from holdfast.agent.telemetry.devices import devices
 from holdfast.agent.web import status
@@ -28,7 +28,7 @@ class FakeRunner:
     def __init__(self) -> None:
         boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         self.up = True
-        self.left: tuple[Left, ...] = ()
+        self.left: tuple[StuckChild, ...] = ()
         self.found = tuple(Sample(f"accelerator_{name}", f"vendor=nvidia,{more}", value, boot_s)
                            for name, more, value in (
             ("info", "device=0,name=H100,uuid=u,pci=p,driver=d", 1.0), ("lost", "device=0", 0.0),
@@ -54,7 +54,7 @@ class FakeRunner:
     def children(self):
         return {"nvidia": os.getpid()}
 
-    def left_behind(self):
+    def stuck_children(self):
         return self.left
 
 
@@ -83,14 +83,14 @@ def test_absent_is_told_from_failed_and_every_stuck_child_is_counted(agent):
 
         up, pid = False, 0
 
-        def left_behind(self):
-            return (Left("journalctl", 78, 0.0, "nfs_wait"),)
+        def stuck_children(self):
+            return (StuckChild("journalctl", 78, 0.0, "nfs_wait"),)
 
     async def scenario():
         async with agent() as (daemon, _):
             await until(lambda: daemon.state.snapshot.number > 0)
             daemon.state.runner = runner = FakeRunner()
-            runner.up, runner.left = False, (Left("nvidia", 77, 0.0, "nv_lock"),)
+            runner.up, runner.left = False, (StuckChild("nvidia", 77, 0.0, "nv_lock"),)
             daemon.state.kernel.journal = Reader()
             page = Exposition(daemon.state).text().decode()
             daemon.state.kernel.journal = None
@@ -110,7 +110,7 @@ def test_status_names_devices_and_says_unknown_when_nothing_is_read(agent):
             good = status.status(daemon.state)["devices"]
             runner.up = False
             bad = status.status(daemon.state)["devices"]
-            runner.left = (Left("nvidia", 77, time.monotonic() - 5.0, "nv_lock"),)
+            runner.left = (StuckChild("nvidia", 77, time.monotonic() - 5.0, "nv_lock"),)
             faults = {one.fault: one.reason for one in own_faults.verdicts(daemon.state)}
             return good, bad, faults
 

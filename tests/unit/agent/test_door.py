@@ -18,8 +18,8 @@ GET = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n"
 def knock(scenario, agent, tmp_path, **settings):
     async def run():
         async with agent(**settings) as (daemon, node):
-            await until(lambda: daemon.sessions.address)
-            port = int(daemon.sessions.address.rsplit(":", 1)[1])
+            await until(lambda: daemon.launchers.address)
+            port = int(daemon.launchers.address.rsplit(":", 1)[1])
 
             def dial(kind: str, size: int = 0) -> socket.socket:
                 family = socket.AF_UNIX if kind == "unix" else socket.AF_INET
@@ -72,7 +72,7 @@ def test_whoever_is_quiet_longest_makes_room_and_whoever_asks_is_answered(
         await until(lambda: daemon.state.errors.counts.get("web connections", 0) >= 10)
         connector = aiohttp.UnixConnector(str(tmp_path / "run" / "api.sock"))
         async with aiohttp.ClientSession("http://agent", connector=connector) as unix, \
-                aiohttp.ClientSession(daemon.sessions.address) as tcp:
+                aiohttp.ClientSession(daemon.launchers.address) as tcp:
             for client in (unix, tcp):
                 async with client.get("/metrics") as answer:
                     assert answer.status == 200 and await answer.read()

@@ -62,7 +62,7 @@ def test_what_is_open_is_never_forgotten_and_so_never_told_twice(monkeypatch):
     assert len(first.records) == 8 and not first.forgotten
     for _ in range(3):
         again = narrator.follow(Decision(incidents=many))
-        assert again == incident_log.Told((), ()) and len(narrator.incidents) == 13
+        assert again == incident_log.Changes((), ()) and len(narrator.incidents) == 13
     assert len(narrator.follow(Decision(incidents=many[5:])).forgotten) == 5
 
 

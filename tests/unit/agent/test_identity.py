@@ -153,9 +153,9 @@ def test_drift_is_asked_of_a_run_or_of_every_known_node(agent, tmp_path):
             launcher = FakeLauncher(tmp_path / "run" / "agent.sock")
             launcher.hello()
             launcher.levels(generation=1, state="running")
-            await until(lambda: daemon.sessions.address and node.seen and node.seen[-1].runs, 20.0)
+            await until(lambda: daemon.launchers.address and node.seen and node.seen[-1].runs, 20.0)
             await until(lambda: len(daemon.state.snapshot.observed.store.docs) == 4)
-            async with aiohttp.ClientSession(daemon.sessions.address) as client:
+            async with aiohttp.ClientSession(daemon.launchers.address) as client:
                 async with client.get("/api/v1/drift") as answer:
                     every = await answer.json()
                 async with client.get("/api/v1/drift?run=demo") as answer:

@@ -187,7 +187,7 @@ def test_text_that_is_none_is_mended_and_a_number_beyond_64_bits_costs_its_own_r
 
     async def scenario():
         said: list[str] = []
-        journal = Journal(tmp_path, trouble=said.append)
+        journal = Journal(tmp_path, on_error=said.append)
         journal.append(Intent("1", "start", "run/x", "", "", "why \udcff", 0.0), Memory(b"\xff"))
         journal.append(Count("actions", ("x",), 2.0), Happened(odd, (Count("n", ("\udcff",)),)),
                        Finished("1", 1 << 70, "", 0.0), Count("actions", ("x",), 3.0))

@@ -89,12 +89,12 @@ def test_what_a_launcher_is_told_fits_a_packet():
 
 def said(run, *lines, **more):
     """A session whose launcher said this of its log child."""
-    class Session:
+    class RunSession:
         hello = protocol.Hello(run=run)
         level = msgspec.convert({**LEVEL, "lines": lines} | more, protocol.LogLevel)
         levels = protocol.Levels(logs=level)
 
-    return Session()
+    return RunSession()
 
 
 def test_numbers_and_names_from_outside_are_bounded():

@@ -107,7 +107,7 @@ def test_probes_answer_fail_and_run_out_of_time():
         await asyncio.sleep(0)
         assert "still being asked" in (await prober.ask("stop", ["true"], 1.0)).error
         assert "no answer" in (await stopped).error  # SIGKILL ends a stopped child as well
-        assert prober.left_behind() == ()
+        assert prober.stuck_children() == ()
 
     asyncio.run(scenario())
 
@@ -119,13 +119,13 @@ def test_a_child_that_cannot_be_killed_is_left_and_named(monkeypatch):
         monkeypatch.setattr("asyncio.subprocess.Process.kill", lambda self: None)  # as in state D
         answer = await prober.ask("nfs", ["sleep", "60"], 0.1)
         assert answer.stuck and "cannot be killed" in answer.error
-        (left,) = prober.left_behind()
+        (left,) = prober.stuck_children()
         assert left.name == "nfs"
         again = await prober.ask("nfs", ["true"], 1.0)
         assert again.stuck and str(left.pid) in again.error
         assert (await prober.ask("other", ["true"], 5.0)).ok
         os.kill(left.pid, signal.SIGKILL)
-        await until(lambda: not prober.left_behind())
+        await until(lambda: not prober.stuck_children())
         assert (await prober.ask("nfs", ["true"], 5.0)).ok
 
     asyncio.run(scenario())

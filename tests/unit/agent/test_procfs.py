@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.agent.launchers import protocol
 from holdfast.agent.launchers import rank_monitor as ranks
-from holdfast.agent.launchers.run_session import Session
+from holdfast.agent.launchers.run_session import RunSession
 from holdfast.agent.system import procfs
 
 LOOK = """
@@ -62,14 +62,14 @@ def test_a_claim_about_another_users_process_is_not_believed(tmp_path) -> None:
         (tmp_path / str(pid) / "status").write_text(f"Name:\tx\nUid:\t{uid}\t{uid}\t7\t7\n")
 
     def pids(uid: int, *claimed: int) -> list[int]:
-        session = Session(protocol.Hello("r", nproc=8), 1, uid, 1.0, str(tmp_path))
+        session = RunSession(protocol.Hello("r", nproc=8), 1, uid, 1.0, str(tmp_path))
         ranks = [protocol.RankLevel(n, pid, 1, "running") for n, pid in enumerate(claimed)]
         session.levels, session.have_levels = protocol.Levels(ranks=tuple(ranks)), True
         return [rank.pid for rank in session.view("n", 1.0, {}).ranks]
 
     assert pids(7, 11, 12, 13, 14) == [11, 0, 0, 14]  # who is gone or hidden may be anybody's
     assert pids(0, 11, 12, 13, 14) == [11, 12, 13, 14]
-    session = Session(protocol.Hello("r", nproc=8), 1, 7, 1.0, str(tmp_path))
+    session = RunSession(protocol.Hello("r", nproc=8), 1, 7, 1.0, str(tmp_path))
     assert session.owns(14)
     (tmp_path / "14").mkdir()
     (tmp_path / "14/status").write_text("Uid:\t8\t8\t8\t8\n")
@@ -77,7 +77,7 @@ def test_a_claim_about_another_users_process_is_not_believed(tmp_path) -> None:
 
 
 def test_a_rank_whose_processor_time_is_hidden_counts_as_one_that_computes(tmp_path) -> None:
-    track = ranks.RankTrack(0, 4711, 1, str(tmp_path))
+    track = ranks.RankMonitor(0, 4711, 1, str(tmp_path))
     track.look_at_page(1.0)
     for now_s in (100.0, 101.0, 102.0):
         track.look_at_activity(now_s)

@@ -60,7 +60,7 @@ def incident(run: str, opened_wall_s: float = 5.0) -> Incident:
 def test_another_user_is_not_told_what_a_run_said(agent, tmp_path):
     async def scenario():
         async with agent() as (daemon, node):
-            await until(lambda: daemon.sessions.address)
+            await until(lambda: daemon.launchers.address)
             launcher = FakeLauncher(tmp_path / "run" / "agent.sock", log_dir=f"/home/{SECRET}",
                                     checkpoint_dir=f"/home/{SECRET}")
             launcher.hello()
@@ -82,7 +82,7 @@ def test_another_user_is_not_told_what_a_run_said(agent, tmp_path):
             await until(lambda: daemon.state.snapshot.observed.runs
                         and daemon.state.snapshot.observed.runs[0].ranks
                         and daemon.state.snapshot.decision.verdicts)
-            root, other = [await as_user(uid, tmp_path / "run", daemon.sessions.address)
+            root, other = [await as_user(uid, tmp_path / "run", daemon.launchers.address)
                            for uid in (0, NOBODY)]
             launcher.close()
             return root, other

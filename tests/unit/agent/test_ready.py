@@ -9,7 +9,7 @@ import pytest
 from fakes import until
 
 from holdfast.agent.daemon.parts import readiness
-from holdfast.agent.web.server import Site
+from holdfast.agent.web.server import WebServer
 
 
 @pytest.fixture
@@ -47,13 +47,13 @@ class Held:
 
     def __init__(self, monkeypatch) -> None:
         self.may = asyncio.Event()
-        start = Site.start
+        start = WebServer.start
 
-        async def held(site: Site) -> None:
+        async def held(server: WebServer) -> None:
             await self.may.wait()
-            await start(site)
+            await start(server)
 
-        monkeypatch.setattr(Site, "start", held)
+        monkeypatch.setattr(WebServer, "start", held)
 
 
 def test_ready_comes_after_both_sockets_answer(agent, tmp_path, monkeypatch, systemd):

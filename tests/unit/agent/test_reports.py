@@ -45,7 +45,7 @@ def test_no_rank_reports_what_it_cannot_know(agent, tmp_path, rank, fault, says)
         launcher.hello()
         launcher.send(t="report", rank=rank, fault=fault, text="pages somebody")
         assert says in (await launcher.receive("error"))["error"]
-        assert not daemon.reports.kept and daemon.sessions.session("demo") is not None
+        assert not daemon.reports.kept and daemon.launchers.session("demo") is not None
         launcher.close()
 
     serve(scenario, agent, tmp_path)
@@ -58,7 +58,7 @@ def test_one_users_reports_leave_room_for_the_others(agent, tmp_path):
         for rank in range(trainer_reports.REPORTS_PER_UID + 20):
             launcher.send(t="report", rank=rank, fault="snapshot_off", text="no room")
         await until(lambda: len(daemon.reports.kept) == trainer_reports.REPORTS_PER_UID)
-        daemon.sessions.session("demo").uid += 1  # as if another user's
+        daemon.launchers.session("demo").uid += 1  # as if another user's
         launcher.send(t="report", rank=999, fault="snapshot_off", text="no room")
         await until(lambda: ("demo", "snapshot_off", 999) in daemon.reports.kept)
         launcher.close()

@@ -27,7 +27,7 @@ import resource, sys
 from holdfast.agent.launchers import admission as room
 resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[2])))
 print(room.raise_open_files(), *resource.getrlimit(resource.RLIMIT_NOFILE),
-      room.Room(alone=False).ranks_max, room.Room(alone=True).ranks_per_uid)
+      room.Admission(alone=False).ranks_max, room.Admission(alone=True).ranks_per_uid)
 """
 
 
@@ -55,7 +55,7 @@ def test_a_user_has_as_many_ranks_as_one_user_may_and_the_dead_count_for_nothing
     agent, tmp_path, monkeypatch
 ):
     async def scenario(daemon, node, launch):
-        daemon.sessions._room.ranks_per_uid = 6
+        daemon.launchers._admission.ranks_per_uid = 6
         first, second = launch(run="a", nproc=4), launch(run="b", nproc=3)
         first.hello()
         await first.receive("welcome")
@@ -64,13 +64,13 @@ def test_a_user_has_as_many_ranks_as_one_user_may_and_the_dead_count_for_nothing
         first.hello()  # known, and no larger than it was
         await first.receive("welcome")
         first.close()
-        await until(lambda: daemon.sessions.session("a").link is None)
+        await until(lambda: daemon.launchers.session("a").connection is None)
         second.hello()  # its launcher's process lives, and may come back
         assert "3 ranks are too many" in (await second.receive("error"))["error"]
         monkeypatch.setattr(procfs, "process_alive", lambda pid: False)
         second.hello()
         await second.receive("welcome")
-        assert daemon.sessions.session("a") is None
+        assert daemon.launchers.session("a") is None
         second.close()
 
     serve(scenario, agent, tmp_path, ready=True)
@@ -78,7 +78,7 @@ def test_a_user_has_as_many_ranks_as_one_user_may_and_the_dead_count_for_nothing
 
 def test_all_users_together_have_what_the_limit_of_open_files_allows(agent, tmp_path):
     async def scenario(daemon, node, launch):
-        daemon.sessions._room.ranks_max = 6
+        daemon.launchers._admission.ranks_max = 6
         first, second = launch(run="a", nproc=4), launch(run="b", nproc=3)
         first.hello()
         await first.receive("welcome")
@@ -97,7 +97,7 @@ def test_a_launcher_brings_no_more_ranks_than_it_said(agent, tmp_path):
         await launcher.receive("welcome")
         for rank in (0, 900):
             launcher.page(rank, os.getpid())
-        await until(lambda: len(daemon.sessions.session("demo").tracks) == 2)
+        await until(lambda: len(daemon.launchers.session("demo").monitors) == 2)
         before = open_files()
         for rank in range(1, 20):
             launcher.page(rank, os.getpid())

@@ -62,7 +62,7 @@ def test_descriptors_are_checked_and_never_leak(agent, tmp_path):
         launcher.hello()
         await launcher.receive("welcome")
         state = daemon.state
-        await until(lambda: daemon.sessions.address and state.runner and state.runner.samples())
+        await until(lambda: daemon.launchers.address and state.runner and state.runner.samples())
         open_before = len(os.listdir("/proc/self/fd"))
         unsealed = os.memfd_create("x", os.MFD_ALLOW_SEALING)
         os.ftruncate(unsealed, layout.SIZE)
@@ -169,7 +169,7 @@ def test_a_launcher_that_does_not_read_is_cut_off(agent, tmp_path):
         launcher.levels(generation=0, state="idle", ranks=[])
         await until(lambda: node.seen and node.seen[-1].runs)
         for _ in range(3000):
-            if daemon.sessions.order("demo", {"t": "say", "text": "x" * 1000}):
+            if daemon.launchers.order("demo", {"t": "say", "text": "x" * 1000}):
                 break
         await until(lambda: not node.seen[-1].runs[0].connected)
         launcher.close()
@@ -190,7 +190,7 @@ def test_a_rank_says_when_its_process_began():
     before_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     with subprocess.Popen(["sleep", "60"]) as child:
         try:
-            level = rank_monitor.RankTrack(0, child.pid, 1).level(
+            level = rank_monitor.RankMonitor(0, child.pid, 1).level(
                 RankLevel(0, child.pid, 1, "running"), "n", 1.0)
         finally:
             child.kill()
@@ -200,7 +200,7 @@ def test_a_rank_says_when_its_process_began():
 def test_still_is_dated_by_the_page_but_bounded_by_the_looks():
     fd = layout.create()
     fields, mapping = both_ends(fd)
-    track = rank_monitor.RankTrack(0, os.getpid(), 1)
+    track = rank_monitor.RankMonitor(0, os.getpid(), 1)
     track.attach(mapping, -1)
     fields[layout.F_GENERATION] = 1
     said = RankLevel(0, os.getpid(), 1, "running")
@@ -225,7 +225,7 @@ def test_still_is_dated_by_the_page_but_bounded_by_the_looks():
 def test_exit_handlers_of_a_good_end_are_a_phase_of_their_own(outcome, code, phase):
     fd = layout.create()
     fields, mapping = both_ends(fd)
-    track = rank_monitor.RankTrack(0, os.getpid(), 1)
+    track = rank_monitor.RankMonitor(0, os.getpid(), 1)
     track.attach(mapping, -1)
     fields[layout.F_GENERATION], fields[layout.F_CODE] = 1, code
     fields[layout.F_OUTCOME] = layout.OUTCOMES.index(outcome)
@@ -243,7 +243,7 @@ import subprocess, sys
 subprocess.run([sys.executable, "-c", {code!r}])
 """], start_new_session=True)
     try:
-        track = rank_monitor.RankTrack(0, shell.pid, 1)
+        track = rank_monitor.RankMonitor(0, shell.pid, 1)
         track.look_at_page(time.monotonic())
         said = RankLevel(0, shell.pid, 1, "running")
         deadline_s = time.monotonic() + 8.0
@@ -297,7 +297,7 @@ def test_one_user_cannot_take_every_connection(agent, tmp_path, monkeypatch):
             refused.close()
         assert daemon.state.errors.counts["connections"] == 5
         kept.pop().close()
-        await until(lambda: len(daemon.sessions._links) == 2)
+        await until(lambda: len(daemon.launchers._connections) == 2)
         fits = launch(run="run-2")
         fits.hello()
         await fits.receive("welcome")
@@ -331,7 +331,7 @@ def test_runs_left_behind_count_as_well(agent, tmp_path, monkeypatch):
             launcher.hello()
             await launcher.receive("welcome")
             launcher.close()
-            await until(lambda: not daemon.sessions._links)
+            await until(lambda: not daemon.launchers._connections)
         more = launch(run="one-more")
         more.hello()
         assert "already serves 3 runs of" in (await more.receive("error"))["error"]

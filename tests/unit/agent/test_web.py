@@ -28,7 +28,7 @@ INCIDENT = Incident(
 
 async def with_run(daemon, node, tmp_path):
     """A launcher with one rank, and the web server up."""
-    await until(lambda: daemon.sessions.address)
+    await until(lambda: daemon.launchers.address)
     launcher = FakeLauncher(tmp_path / "run" / "agent.sock")
     launcher.hello()
     launcher.page(0, os.getpid())
@@ -42,7 +42,7 @@ def browse(scenario, agent, tmp_path, **settings):
     async def run():
         async with agent(**settings) as (daemon, node):
             launcher = await with_run(daemon, node, tmp_path)
-            async with aiohttp.ClientSession(daemon.sessions.address) as tcp:
+            async with aiohttp.ClientSession(daemon.launchers.address) as tcp:
                 connector = aiohttp.UnixConnector(str(tmp_path / "run" / "api.sock"))
                 async with aiohttp.ClientSession("http://agent", connector=connector) as unix:
                     await scenario(daemon, node, launcher, tcp, unix)
@@ -82,9 +82,9 @@ def test_reading(agent, tmp_path):
             for path in ("/healthz", "/readyz", "/"):
                 async with client.get(path) as answer:
                     assert answer.status == 200
-        assert (tmp_path / "run" / "address").read_text().strip() == daemon.sessions.address
-        address = await launcher.receive("address") if not daemon.sessions.address else None
-        assert address is None or address["address"] == daemon.sessions.address
+        assert (tmp_path / "run" / "address").read_text().strip() == daemon.launchers.address
+        address = await launcher.receive("address") if not daemon.launchers.address else None
+        assert address is None or address["address"] == daemon.launchers.address
 
     browse(scenario, agent, tmp_path)
 
@@ -265,8 +265,8 @@ def test_two_agents_take_two_ports(agent, tmp_path):
             port = taken.getsockname()[1]
             async with agent(private=True, run="demo",
                              agent__listen=f"127.0.0.1:{port}") as (daemon, node):
-                await until(lambda: daemon.sessions.address)
-                assert daemon.sessions.address != f"http://127.0.0.1:{port}"
+                await until(lambda: daemon.launchers.address)
+                assert daemon.launchers.address != f"http://127.0.0.1:{port}"
             async with agent(agent__listen=f"127.0.0.1:{port}") as (daemon, node):
                 await until(lambda: "web" in daemon.state.errors.counts)
                 assert "agent.listen" in daemon.state.errors.latest["web"]
