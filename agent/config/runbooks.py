@@ -115,7 +115,8 @@ def _check(table: dict[str, Any]) -> Iterator[tuple[str, str]]:
     else:
         for rung in ladder:
             if rung not in rungs():
-                why = "is performed by nobody" if rung in ACTIONS else "is unknown"
+                is_action = isinstance(rung, str) and rung in ACTIONS
+                why = "is performed by nobody" if is_action else "is unknown"
                 yield "ladder", f"rung {rung!r} {why}: set some of {', '.join(rungs())}"
     budget = table.get("budget", {})
     if not isinstance(budget, dict) or set(budget) - {"count", "window_h"}:
