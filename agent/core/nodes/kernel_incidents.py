@@ -8,6 +8,7 @@ run is said here, and done by agent/core/nodes/repair.py where the operator allo
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 
 import msgspec
@@ -19,6 +20,7 @@ from ..incidents.book import Entry, IncidentBook, plain, worse
 from ..model import FATAL, OK, SEVERITIES, Event, Incident, RankView, Runbook, Verdict
 from ..parse.kernel_line import pci_of
 from ..run.state import Context
+from ..series.streak import strike
 from . import escalations
 from .device_ranks import Place, Places, plain_name, rank_of
 from .escalations import wall_s_of
@@ -237,9 +239,9 @@ class KernelCase:
         m.boot_id, m.cursor = now.boot_id, -1
         m.places.clear()
         for key in [k for k, item in sorted(self.book.open.items()) if item.boot_id != now.boot_id]:
-            times = [*m.times.get(f"reboots|{key}", ()), now.wall_s]
-            escalations.remember(m.times, f"reboots|{key}",
-                             [at for at in times if now.wall_s - at < 7 * 86400.0])
+            name = f"reboots|{key}"
+            m.times[name] = [at for at in m.times.get(name, ()) if now.wall_s - at < 7 * 86400.0]
+            strike(m.times, name, now.wall_s, -math.inf, escalations.WINDOWS_MAX)
             self.book.close(ctx, key, "the machine was rebooted")
 
     def _quiet(self, ctx: Context) -> None:

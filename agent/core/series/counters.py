@@ -19,7 +19,7 @@ Key = tuple[str, str]  # name and subject of a sample
 
 
 class Growth(NamedTuple):
-    """What a counter grew by, and in which time (> 0).  `fell`: it wrapped, began anew, or is a sum
+    """What a counter grew by, and in which time.  `fell`: it wrapped, began anew, or is a sum
     that lost a part."""
 
     amount: float
@@ -28,7 +28,7 @@ class Growth(NamedTuple):
 
     @property
     def per_s(self) -> float:
-        return self.amount / self.seconds
+        return self.amount / self.seconds if self.seconds > 0.0 else 0.0
 
 
 def increase(before: float, after: float) -> float:
@@ -46,7 +46,7 @@ def increase(before: float, after: float) -> float:
     return after
 
 
-class Rates:
+class Rate:
     """The last reading of each counter.  One that vanishes is kept: when it comes back, its growth
     counts over the whole time."""
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from holdfast.agent.core.detect.host.host import Host
 from holdfast.agent.core.detect.host.links import owner
-from holdfast.agent.core.detect.host.windows import Windows
 from holdfast.agent.core.model import Ended, Event, Verdict
+from holdfast.agent.core.series.window import CounterWindow
 
 from .host_machine import Machine, leaking, ranks, told
 
@@ -312,27 +312,27 @@ def test_a_kill_for_memory_names_the_cgroup_and_the_rank_that_died() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 1e9), st.floats(0, 1e12)), max_size=200))
 def test_windows_never_grow_nor_invent(rows: list[tuple[int, float, float]]) -> None:
-    windows = Windows(60.0, 5.0, 2)
+    windows = CounterWindow(60.0, 5.0, 2)
     for key, boot_s, value in rows:
         windows.add(key, boot_s, value)
         grown = windows.grown(key)
-        assert grown.by >= 0.0 and 0.0 <= grown.seconds <= 75.0
+        assert grown.amount >= 0.0 and 0.0 <= grown.seconds <= 75.0
         assert len(windows.keys()) <= 2
 
 
 def test_a_window_begins_anew_when_its_counter_goes_back() -> None:
-    counts, levels = Windows(60.0, 5.0, 2), Windows(60.0, 5.0, 2, falls=True)
+    counts, levels = CounterWindow(60.0, 5.0, 2), CounterWindow(60.0, 5.0, 2, falls=True)
     for boot_s, value in ((10.0, 50.0), (20.0, 60.0), (30.0, 7.0), (40.0, 9.0)):
         counts.add("x", boot_s, value)
         levels.add("x", boot_s, value)
-    assert counts.grown("x") == (10.0, 2.0) and levels.grown("x") == (30.0, -41.0)
+    assert counts.grown("x")[:2] == (2.0, 10.0) and levels.grown("x")[:2] == (-41.0, 30.0)
 
 
 def test_windows_keep_few_readings() -> None:
-    windows = Windows(600.0, 15.0, 4)
+    windows = CounterWindow(600.0, 15.0, 4)
     for second in range(5000):
         windows.add("x", float(second), float(second))
-    assert windows.grown("x").rate == 1.0 and 600.0 <= windows.grown("x").seconds <= 630.0
+    assert windows.grown("x").per_s == 1.0 and 600.0 <= windows.grown("x").seconds <= 630.0
     assert len(windows._rows["x"]) < 90
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.agent.core.series import counters
-from holdfast.agent.core.series.counters import Growth, Rates, increase
+from holdfast.agent.core.series.counters import Growth, Rate, increase
 
 WHOLE32, WHOLE64 = 1 << 32, 1 << 64
 
@@ -34,7 +34,7 @@ def test_growth_is_a_finite_number_and_never_negative(before: float, after: floa
 
 
 def test_rates_over_first_same_late_and_vanished_readings() -> None:
-    kept, key = Rates(), ("network_errors_total", "device=a")
+    kept, key = Rate(), ("network_errors_total", "device=a")
     assert kept.take(key, 100.0, 10.0) is None
     assert kept.take(key, 130.0, 10.0) is None and kept.take(key, 130.0, 9.0) is None
     grown = kept.take(key, 130.0, 25.0)
@@ -45,7 +45,7 @@ def test_rates_over_first_same_late_and_vanished_readings() -> None:
 
 def test_rates_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(counters, "COUNTERS_MAX", 10)
-    kept = Rates()
+    kept = Rate()
     for number in range(25):
         kept.take(("a", f"device={number}"), 1.0, 1.0)
     assert len(kept._last) == 5

@@ -9,9 +9,11 @@ from collections.abc import Container, Iterable
 
 from ...model import Rows
 from ...parse.kernel_line import pci_of
+from ...series.streak import Streak
 
 BOUND = "pci_bound"
 LOST_READINGS = 3
+KNOWN_MAX = 1024  # devices
 
 
 class Absence:
@@ -20,15 +22,18 @@ class Absence:
     def __init__(self, readings: int = LOST_READINGS) -> None:
         self._readings = readings
         self._read_s = -1.0
-        self._missing: dict[str, int] = {}
+        self._streak = Streak(KNOWN_MAX)
+        self._lost: set[str] = set()
 
     def take(self, read_s: float, here: Container[str], known: Iterable[str]) -> set[str]:
         """Those of `known` that were in none of the last readings; the same reading counts once."""
         if read_s != self._read_s:
             self._read_s = read_s
-            self._missing = {one: self._missing.get(one, 0) + 1
-                             for one in known if one not in here}
-        return {one for one, count in self._missing.items() if count >= self._readings}
+            wanted = set(known)
+            self._streak.keep(wanted)
+            self._lost = {one for one in wanted if self._streak.add(
+                one, read_s, one not in here).readings >= self._readings}
+        return self._lost
 
 
 class Bus:

@@ -24,7 +24,7 @@ from ...model import (
     labels_of,
 )
 from ..detector import Detector, NodeView
-from .absence import BOUND, Absence, Bus, address_of
+from .absence import BOUND, KNOWN_MAX, Absence, Bus, address_of
 
 PREFIX = "accelerator_"
 PROCESS = f"{PREFIX}process"
@@ -33,7 +33,6 @@ Key = tuple[str, str]  # vendor, device
 Ranks = dict[Key, tuple[tuple[str, int], ...]]  # (run, rank) of the processes on each device
 SUBJECTS_MAX = 8192
 PROCESSES_MAX = 512  # looked at before a node is ordered away
-KNOWN_MAX = 1024
 MUTE_READINGS = 8  # two minutes: a reset, or a change of partitions, is over by then
 SCOPE = {"neuron": "neuron"}  # vendor -> word of a subject; every other is a gpu
 

@@ -9,6 +9,7 @@ Shown, never acted on.  Pure.
 from __future__ import annotations
 
 from ...model import DEGRADED, WARN, Verdict, labels_of
+from ...series.streak import Streak
 from ..detector import Detector, NodeView
 
 UNIT = "nvidia-fabricmanager.service"
@@ -31,7 +32,7 @@ class Fabric(Detector):
 
     def __init__(self, node: str) -> None:
         self._node = node
-        self._since_s: dict[str, float] = {}  # what is wrong -> boot_s of the first such reading
+        self._streak = Streak(2)
 
     def look(self, view: NodeView) -> list[Verdict]:
         outside: dict[str, str] = {}  # device -> state
@@ -50,18 +51,11 @@ class Fabric(Detector):
                 read_s[ACTIVE] = boot_s
             elif name == SWITCHES:
                 switches = int(value)
-        out = self._held("GPUs", bool(outside), read_s[STATE], JOIN_S)
-        down = self._held("unit", not active, read_s[ACTIVE], RESTART_S)
+        out = self._streak.add("GPUs", read_s[STATE], bool(outside)).seconds >= JOIN_S
+        down = self._streak.add("unit", read_s[ACTIVE], not active).seconds >= RESTART_S
         if not out and not (down and (switches or (failed and able))):
             return []
         return [self._verdict(outside if out else {}, able, down, failed)]
-
-    def _held(self, what: str, is_so: bool, read_s: float, wait_s: float) -> bool:
-        """Whether it was so in every reading for that long."""
-        if not is_so:
-            self._since_s.pop(what, None)
-            return False
-        return read_s - self._since_s.setdefault(what, read_s) >= wait_s
 
     def _verdict(
         self, outside: dict[str, str], able: int, down: bool, failed: bool

@@ -7,6 +7,7 @@ stores and the order of lines in several nodes' logs depend on it.  Shown, never
 from __future__ import annotations
 
 from ...model import WARN, Verdict
+from ...series.streak import Streak
 from ..detector import Detector, NodeView
 
 PREFIX = "host_clock_"
@@ -30,7 +31,7 @@ class Clock(Detector):
 
     def __init__(self, node: str) -> None:
         self._node = node
-        self._since_s = -1.0  # boot_s of the first reading that nobody keeps the clock
+        self._streak = Streak(1)
 
     def look(self, view: NodeView) -> list[Verdict]:
         found: list[Verdict] = []
@@ -54,15 +55,13 @@ class Clock(Detector):
         if "synchronized" not in values:
             return ""
         error_s = values.get("max_error_seconds", 0.0)
-        if values["synchronized"] > 0.0:
-            self._since_s = -1.0
+        kept = values["synchronized"] > 0.0
+        unkept_s = self._streak.add("kept by nobody", read_s, not kept).seconds
+        if kept:
             offset_s = values.get("offset_seconds", 0.0)
             if abs(offset_s) >= OFFSET_S:
                 return f"is {abs(offset_s):.2f} s {'behind' if offset_s > 0.0 else 'ahead'}"
             return f"may be off by {error_s:.1f} s" if error_s >= MAX_ERROR_S else ""
-        if self._since_s < 0.0 or read_s < self._since_s:
-            self._since_s = read_s
-        unkept_s = read_s - self._since_s
         if unkept_s < UNKEPT_S:
             return ""
         return f"is kept by nobody since {unkept_s / 60:.0f} min and off by up to {error_s:.1f} s"

@@ -7,7 +7,10 @@ whose lines were lost or never written.  Shown, never acted on.  Pure.
 
 from __future__ import annotations
 
+import math
+
 from ...model import DEGRADED, FATAL, SEVERITIES, WARN, Verdict, labels_of
+from ...series.window import CounterWindow
 from ..detector import Detector, NodeView
 
 # Corrected errors of one memory module or device within an hour.  A judgement: a healthy module
@@ -15,6 +18,7 @@ from ..detector import Detector, NodeView
 CORRECTED_AN_HOUR = 100.0
 HOUR_S = 3600.0
 KEYS_MAX = 2048
+NEW_S = 1.0  # before the first reading of a device that was not listed
 WARNINGS = {
     "spare_low": (DEGRADED, "its spare blocks run out"),
     "temperature": (WARN, "its temperature is out of range"),
@@ -32,28 +36,6 @@ NAMES = frozenset((
 Finding = tuple[str, str, str, str]  # fault, thing, severity, why
 
 
-class Growth:
-    """How much each counter grew lately.  A counter that falls begins anew."""
-
-    def __init__(self) -> None:
-        self._marks: dict[str, list[tuple[float, float]]] = {}  # key -> 2 of (boot_s, value)
-
-    def add(self, key: str, boot_s: float, value: float, before: float) -> float:
-        """Growth since one to two hours ago, or since the first reading.  `before`: what a counter
-        that is new here stood at."""
-        marks = self._marks.get(key)
-        if marks is None:
-            if len(self._marks) >= KEYS_MAX:
-                return 0.0
-            marks = [(boot_s, before)]
-        if value < marks[-1][1] or boot_s < marks[-1][0]:
-            marks = [(boot_s, value)]
-        if boot_s - marks[-1][0] >= HOUR_S:
-            marks = [marks[-1], (boot_s, value)]
-        self._marks[key] = marks
-        return value - marks[0][1]
-
-
 class Hardware(Detector):
     """The verdicts on this node's memory, processors, PCIe devices and drives."""
 
@@ -63,7 +45,8 @@ class Hardware(Detector):
 
     def __init__(self, node: str) -> None:
         self._node = node
-        self._growth = Growth()
+        # From one to two hours: it moves on by whole hours.
+        self._growth = CounterWindow(HOUR_S, HOUR_S, KEYS_MAX, slack=math.inf)
         self._pcie_s = -1.0  # when PCIe was read first
 
     def look(self, view: NodeView) -> list[Verdict]:
@@ -80,8 +63,10 @@ class Hardware(Detector):
             if name.endswith("_total"):
                 # A device is listed with its first error: before that it had none.
                 late = name == "host_pcie_device_errors_total" and 0.0 <= self._pcie_s < boot_s
-                before = 0.0 if late else value
-                grown = self._growth.add(name + subject, boot_s, value, before)
+                if late and self._growth.newest_s(name + subject) < 0.0:
+                    self._growth.add(name + subject, boot_s - NEW_S, 0.0)
+                self._growth.add(name + subject, boot_s, value)
+                grown = self._growth.grown(name + subject).amount
             for fault, thing, severity, why in _look(name, labels, value, grown):
                 found.setdefault((fault, thing), []).append((severity, why))
         return [self._verdict(*key, findings) for key, findings in found.items()]

@@ -9,6 +9,8 @@ Pure; a restart of the agent begins its windows anew, which is the careful side.
 from __future__ import annotations
 
 from ...model import DEGRADED, WARN, Event, RunView, Verdict, labels_of, readings
+from ...series.streak import Streak
+from ...series.window import CounterWindow
 from ..detector import Detector, NodeView
 from . import cores as host_cores
 from . import levels
@@ -26,7 +28,6 @@ from .links import (
     where_of,
     words_of,
 )
-from .windows import Windows
 
 PRESSURE_S = 50.0  # of the last minute must be known
 RESTARTS = 5  # in ten minutes
@@ -62,13 +63,13 @@ class Host(Detector):
         self._node = node
         self._samples = readings.Readings()
         self._cores = Cores()
-        self._pressure = Windows(60.0, 5.0, SERIES_MAX)
+        self._pressure = CounterWindow(60.0, 5.0, SERIES_MAX)
         self._taken: dict[str, readings.Rows] = {}  # as read last
         self._rows: Rows = {}  # the same, with labels
-        self._series = Windows(RECENT_S, 15.0, SERIES_MAX)
-        self._held = Windows(RECENT_S, 15.0, 1, falls=True)
+        self._series = CounterWindow(RECENT_S, 15.0, SERIES_MAX)
+        self._held = CounterWindow(RECENT_S, 15.0, 1, falls=True)
         self._read_s: dict[str, float] = {}
-        self._since_s: dict[str, float] = {}
+        self._streak = Streak(STREAKS_MAX)
         self._resets: list[Event] = []
         self._killed: dict[tuple[str, int, int], float] = {}  # run, rank, pid -> when
         self._homes: dict[int, str] = {}  # pid of a rank -> its cgroup
@@ -148,19 +149,13 @@ class Host(Detector):
         """Whether it was so in every reading of the last while.  `what` begins with a reading's
         name: what is known of a collector that fell silent grows no older."""
         read_s = self._read_s.get(what.partition(" ")[0], 0.0)
-        since_s = self._since_s.pop(what, read_s)
-        if not is_so:
-            return False
-        self._since_s[what] = since_s
-        while len(self._since_s) > STREAKS_MAX:
-            del self._since_s[next(iter(self._since_s))]
-        return read_s - since_s >= LASTS_S
+        return self._streak.add(what, read_s, is_so).seconds >= LASTS_S
 
     # ------------------------------------------------------------ what follows
 
     def _judge(self, rows: Rows, places: list[Place]) -> list[Verdict]:
         pressure = self._pressure.grown("resource=memory,kind=full")
-        stalled = pressure.rate if pressure.seconds >= PRESSURE_S else 0.0
+        stalled = pressure.per_s if pressure.seconds >= PRESSURE_S else 0.0
         return [
             *self._chain(rows, places),
             *levels.limits(self._node, rows, places),
@@ -196,7 +191,7 @@ class Host(Detector):
         if "dying" not in counts:
             return None
         places = [labels.get("cgroup", "") for labels, _ in rows.get("cgroup_dying", ())]
-        grown = int(self._held.grown("dying").by)
+        grown = int(self._held.grown("dying").amount)
         return Leak(counts["dying"], counts.get("in_use", 0), grown, places[0] if places else "")
 
     def _loops(self, rows: Rows) -> list[Loop]:
@@ -204,7 +199,7 @@ class Host(Detector):
         found = []
         for labels, _ in rows.get("host_unit_restarts_total", ()):
             unit = labels.get("unit", "")
-            starts = int(self._series.grown(("host_unit_restarts_total", unit)).by)
+            starts = int(self._series.grown(("host_unit_restarts_total", unit)).amount)
             if starts >= RESTARTS:
                 found.append(Loop(f"unit/{unit}", starts, "systemd started it", 0.9))
         return sorted(found, key=lambda one: (-one.starts, one.name))
@@ -231,7 +226,7 @@ class Host(Detector):
         found: dict[str, int] = {}
         for key in self._series.keys():
             if isinstance(key, tuple) and key[0] == "cgroup_births_total":
-                starts = int(self._series.grown(key).by)
+                starts = int(self._series.grown(key).amount)
                 fresh = self._boot_s - self._series.newest_s(key) <= 60.0
                 if fresh and starts >= RESTARTS:
                     found[owner(key[1])] = max(starts, found.get(owner(key[1]), 0))
@@ -301,7 +296,7 @@ class Host(Detector):
         """What the kernel's log or the cards' own counters say of cards in trouble."""
         lines = self._recent_resets()
         counted = {
-            str(key[1]): int(self._series.grown(key).by)
+            str(key[1]): int(self._series.grown(key).amount)
             for key in self._series.keys() if isinstance(key, tuple) and key[0] == TIMEOUTS
         }
         named = {one.subject.removeprefix("nic/") for one in lines if one.subject}
@@ -320,7 +315,7 @@ class Host(Detector):
         found: dict[str, list[tuple[str, str, int]]] = {}
         for labels, _ in rows.get("cgroup_oom_kills_total", ()):
             cgroup = labels.get("cgroup", "")
-            killed = int(self._series.grown(("cgroup_oom_kills_total", cgroup)).by)
+            killed = int(self._series.grown(("cgroup_oom_kills_total", cgroup)).amount)
             if killed > 0:
                 bound = f" (limit {levels.memory(limit[cgroup])})" if limit.get(cgroup) else ""
                 number = "a process" if killed == 1 else f"{killed} processes"

@@ -7,6 +7,7 @@ the server's matter, and every node sees it.  Pure.
 from __future__ import annotations
 
 from ...model import DEGRADED, WARN, Reading, Verdict, labels_of
+from ...series.streak import Streak
 from ..detector import Detector, NodeView
 
 HUNG_S = 10.0  # a question without an answer
@@ -25,30 +26,6 @@ ERRORS = {
 }
 
 
-class Streaks:
-    """How many readings after each other were bad.  The same reading counts once."""
-
-    def __init__(self) -> None:
-        self._counts: dict[str, tuple[float, int]] = {}  # key -> (boot_s, count)
-
-    def add(self, key: str, boot_s: float, bad: bool) -> int:
-        """Bad ones in a row, this one included."""
-        seen_s, count = self._counts.get(key, (-1.0, 0))
-        if boot_s != seen_s:
-            count = count + 1 if bad else 0
-            if key in self._counts or len(self._counts) < KEYS_MAX:
-                self._counts[key] = (boot_s, count)
-        return count
-
-    def bad(self, key: str) -> bool:
-        """Whether the last reading was."""
-        return self._counts.get(key, (0.0, 0))[1] > 0
-
-    def keep(self, keys: set[str]) -> None:
-        """Forgets all others."""
-        self._counts = {key: one for key, one in self._counts.items() if key in keys}
-
-
 class Reach(Detector):
     """The verdicts on what this node waits for."""
 
@@ -58,7 +35,7 @@ class Reach(Detector):
 
     def __init__(self, node: str) -> None:
         self._node = node
-        self._streaks = Streaks()
+        self._streak = Streak(KEYS_MAX)
         self._last: dict[str, Verdict] = {}  # of what is bad in a row: stays while it waits again
 
     def look(self, view: NodeView) -> list[Verdict]:
@@ -76,12 +53,12 @@ class Reach(Detector):
             elif name == "host_mount_failed":
                 found.append(self._mount_failed(labels))
             elif name == "host_mount_response_seconds":
-                if self._streaks.add(subject, boot_s, value >= SLOW_S) >= SLOW_COUNT:
+                if self._streak.add(subject, boot_s, value >= SLOW_S).readings >= SLOW_COUNT:
                     self._last[subject] = self._slow(labels, value)
                     found.append(self._last[subject])
             elif name == "host_dns_lookup_seconds":
                 bad = subject in failed or value >= SLOW_S
-                if self._streaks.add(subject, boot_s, bad) >= FAILED_COUNT:
+                if self._streak.add(subject, boot_s, bad).readings >= FAILED_COUNT:
                     asked = labels.get("name", "")
                     self._last[subject] = self._dns(asked, value, failed.get(subject))
                     found.append(self._last[subject])
@@ -90,8 +67,8 @@ class Reach(Detector):
 
     def _forget(self, seen: set[str]) -> None:
         """What is no longer asked, and what is well again."""
-        self._streaks.keep(seen)
-        self._last = {key: one for key, one in self._last.items() if self._streaks.bad(key)}
+        self._streak.keep(seen)
+        self._last = {key: one for key, one in self._last.items() if self._streak.goes_on(key)}
 
     def _verdict(
         self, fault: str, thing: str, severity: str, reason: str,

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import msgspec
 
 from ...model import DEGRADED, FATAL, WARN, Rows, Verdict, labels_of
-from ...series.counters import Growth, Rates
+from ...series.counters import COUNTERS_MAX, Growth, Rate
+from ...series.streak import Streak, Times, recent, strike
 from ..detector import Detector, NodeView
 from ..devices.absence import BOUND, Bus
 from .rules import RULES, Rule
@@ -32,7 +33,7 @@ STORM_READINGS = 2  # a rate must hold this long; one burst is no storm
 ERROR_SHARE, ERRORS_PER_S = 0.01, 10.0  # of an interface's packets
 # This project's judgement: TCP over one switch loses less than one segment in a thousand.
 RETRANSMIT_SHARE, SEGMENTS_PER_S, RETRANSMIT_READINGS = 0.05, 100.0, 4
-PORTS_MAX, STRIKES_MAX, VERDICTS_MAX = 1024, 32, 64
+PORTS_MAX, VERDICTS_MAX = 1024, 64
 RDMA_KINDS = ("efa", "infiniband", "roce")
 STATES = {2.0: "initialised: the cable is in, and no subnet manager answers",
           3.0: "armed, not yet active"}
@@ -89,7 +90,7 @@ class Networks(Detector):
         self._own: Rows = ()
         self._read_s = 0.0
         self._verdicts: list[Verdict] = []
-        self._rates = Rates()
+        self._rate = Rate()
         self._places: dict[str, tuple[str, str, str]] = {}  # subject -> device, port, label
         self._levels: dict[Port, dict[str, float]] = {}
         self._info: dict[str, dict[str, str]] = {}  # device -> its labels
@@ -99,7 +100,7 @@ class Networks(Detector):
         self._bus = Bus()
         self._bound: Rows = ()
         self._alive: dict[Port, tuple[float, float]] = {}  # last sign of life, longest pause
-        self._over: dict[tuple[Port, str], int] = {}  # readings in a row beyond a limit
+        self._streak = Streak(COUNTERS_MAX)  # readings beyond a limit
         self._held: dict[tuple[Port, str], Found] = {}
 
     def look(self, view: NodeView) -> list[Verdict]:
@@ -169,7 +170,7 @@ class Networks(Detector):
         for name, subject, value, boot_s in mine:
             if name not in COUNTERS:
                 continue
-            growth = self._rates.take((name, subject), value, boot_s)
+            growth = self._rate.take((name, subject), value, boot_s)
             device, number, what = self._place(subject)
             port = device, number
             if name == KEEP_ALIVE:
@@ -250,11 +251,7 @@ class Networks(Detector):
 
     def _beyond(self, key: tuple[Port, str], beyond: bool) -> int:
         """Readings in a row beyond a limit."""
-        if not beyond:
-            self._over.pop(key, None)
-            return 0
-        self._over[key] = self._over.get(key, 0) + 1
-        return self._over[key]
+        return self._streak.add(key, self._read_s, beyond).readings
 
     def _hold(self, port: Port, what: str, fault: str, severity: str, why: str) -> None:
         self._held[port, what] = Found(fault, severity, why, self._read_s + HOLD_S)
@@ -374,15 +371,10 @@ def _key(port: Port) -> str:
     return "/".join(port)
 
 
-def _strike(times: dict[str, list[float]], key: str, boot_s: float) -> None:
-    """Once for what happens in quick succession, or is seen by its state and by a counter."""
-    kept = times.pop(key, [])  # the newest goes to the end: the oldest is forgotten first
-    if not kept or boot_s - kept[-1] > STRIKE_S:
-        kept = [*kept[-(STRIKES_MAX - 1) :], boot_s]
-    times[key] = kept
-    while len(times) > PORTS_MAX:
-        del times[next(iter(times))]
+def _strike(times: Times, key: str, boot_s: float) -> None:
+    """Once for what is seen by its state and by a counter."""
+    strike(times, key, boot_s, STRIKE_S, PORTS_MAX)
 
 
 def _recent(times: list[float], now_s: float) -> list[float]:
-    return [at_s for at_s in times if now_s - WINDOW_S < at_s <= now_s]
+    return recent(times, now_s, WINDOW_S)
