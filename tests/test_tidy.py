@@ -84,7 +84,9 @@ HOMES: dict[str, tuple[str, ...]] = {
     "pynvml": ("collectors/nvidia.py",),
 }
 CORE_FORBIDS = {"time", "random", "os", "logging", "asyncio", "threading", "socket", "subprocess",
-                "secrets", "uuid", "datetime", "pathlib"}
+                "secrets", "uuid", "pathlib"}
+# Of datetime, what asks the clock or the machine's time zone; a moment with a zone is a value.
+CLOCK_CALLS = {"now", "today", "utcnow", "astimezone"}
 NEWER_THAN_39 = {"tomllib"}
 DAEMONS = ("agent/daemon/", "agent/__main__.py")
 
@@ -146,6 +148,13 @@ def rule_core_pure(source: Source) -> Iterator[Finding]:
     for node, name in imported(source):
         if name.split(".")[0] in CORE_FORBIDS:
             yield Finding("core_pure", source.path, f"line {node.lineno}: imports {name}")
+    for call in (one for one in ast.walk(source.tree) if isinstance(one, ast.Call)):
+        if not isinstance(call.func, ast.Attribute):
+            continue
+        asked, owner = call.func.attr, ast.unparse(call.func.value).split(".")[-1]
+        here = asked == "fromtimestamp" and len(call.args) + len(call.keywords) < 2
+        if owner in ("date", "datetime") and (asked in CLOCK_CALLS or here):
+            yield Finding("core_pure", source.path, f"line {call.lineno}: asks {owner}.{asked}")
 
 
 def rule_worker(source: Source) -> Iterator[Finding]:
@@ -453,6 +462,9 @@ BAD: list[tuple[Rule, str, str]] = [
     (rule_home, "agent/history/journal.py", "import aiohttp.web"),
     (rule_core_pure, "agent/core/node.py", "import time"),
     (rule_core_pure, "agent/core/detect/ranks/hang.py", "def f():\n    from os import path"),
+    (rule_core_pure, "agent/core/node.py", "import datetime\nx = datetime.datetime.now()"),
+    (rule_core_pure, "agent/core/node.py", "from datetime import date\nx = date.today()"),
+    (rule_core_pure, "agent/core/node.py", "datetime.fromtimestamp(1.0)"),
     (rule_worker, "worker/page.py", "import msgspec"),
     (rule_worker, "worker/page.py", "import torch"),
     (rule_worker, "worker/page.py", "import tomllib"),
@@ -483,6 +495,8 @@ GOOD: list[tuple[Rule, str, str]] = [
     (rule_import, "agent/daemon/daemon.py", "from holdfast.worker import page"),
     (rule_import, "agent/cli/checkpoint.py", "from holdfast.trainer.checkpoint import format"),
     (rule_home, "worker/rank/hooks.py", "def f():\n    import torch"),
+    (rule_core_pure, "agent/core/node.py",
+     "from datetime import UTC, datetime\nimport statistics\nx = datetime.fromtimestamp(1, UTC)"),
     (rule_worker, "worker/rank/hooks.py", "def f():\n    import torch"),
     (rule_daemon, "agent/daemon/daemon.py", "class Daemon: pass"),
     (rule_state, "agent/daemon/daemon.py", "def f(state): state.steps += 1"),

@@ -6,6 +6,8 @@ mutable on purpose, with one owner.
 
 from __future__ import annotations
 
+from statistics import median
+
 EVERY_S = 60.0  # readings nearer than this to the one before are not kept
 POINTS_MAX = 60  # an hour
 POINTS_MIN = 10
@@ -39,18 +41,12 @@ class Trend:
         if len(self._points) < POINTS_MIN:
             return 0.0
         parts = (self._points[:size], self._points[size:-size], self._points[-size:])
-        times = [_middle([boot_s for boot_s, _ in part]) for part in parts]
-        values = [_middle([value for _, value in part]) for part in parts]
+        # Of an even number the mean of both in the middle: the nearest rank would take the later
+        # time and the earlier value of a fall, and make it slower than it is.
+        times = [median([boot_s for boot_s, _ in part]) for part in parts]
+        values = [median([value for _, value in part]) for part in parts]
         falls = [
             (values[index] - values[index + 1]) / (times[index + 1] - times[index])
             for index in (0, 1)
         ]
         return max(0.0, min(falls))
-
-
-def _middle(values: list[float]) -> float:
-    """The median; of an even number the mean of both in the middle.  The nearest rank would take
-    the later time and the earlier value of a fall, and make it slower than it is."""
-    ordered = sorted(values)
-    half = len(ordered) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2.0

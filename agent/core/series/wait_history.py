@@ -7,6 +7,8 @@ first day.  Mutable on purpose (one owner, agent/core/run/case.py); it travels i
 
 from __future__ import annotations
 
+from statistics import median_high
+
 import msgspec
 
 from ..model import RankView
@@ -52,7 +54,7 @@ class History(msgspec.Struct):
 
     def restart_cost_s(self, startup_s: float) -> float:
         """Measured seconds of a restart; until one was measured, the run's own start-up."""
-        return median(self.restarts_s) if self.restarts_s else startup_s
+        return median_high(self.restarts_s) if self.restarts_s else startup_s
 
     def add_restart(self, seconds: float) -> None:
         self.restarts_s = [*self.restarts_s[-(RESTARTS_MAX - 1) :], seconds]
@@ -69,7 +71,7 @@ class History(msgspec.Struct):
         """Learn from one look at the ranks; `seen` is replaced by what this look shows."""
         medians = [r.step_time_s for r in ranks if r.step_time_s > 0 and r.state == "running"]
         if medians:
-            self.step_s = median(medians)
+            self.step_s = median_high(medians)
         for rank in ranks:
             before = seen.get(rank.rank)
             if before is not None:
@@ -92,11 +94,6 @@ class History(msgspec.Struct):
         waited_s = before.still_s if many else ended_s
         if waited_s > 0:
             self.waits.setdefault(before.phase, Waits()).add(waited_s)
-
-
-def median(values: list[float]) -> float:
-    """0.0 for no values."""
-    return percentile(values, 0.5)
 
 
 def percentile(values: list[float], share: float) -> float:

@@ -7,6 +7,8 @@ instance is acted on, and only where the operator allows `drain_node`.  Pure.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import msgspec
 
 from ...actions import DRAIN_NODE
@@ -84,21 +86,10 @@ def acted(found: list[Verdict]) -> list[Verdict]:
 
 
 def at(unix_s: float) -> str:
-    """at 2026-11-20 10:02:00 UTC, from whole days since 1970 and no clock or time zone."""
+    """at 2026-11-20 10:02:00 UTC."""
     if not 0 < unix_s < 253402300800:  # the year 10000
         return "at a time that it does not say"
-    days, second = divmod(int(unix_s), 86400)
-    # Days are counted in years that begin in March, so that a leap day comes last (the usual
-    # arithmetic of the Gregorian calendar in eras of 400 years, 146097 days each).
-    era, day = divmod(days + 719468, 146097)
-    year = (day - day // 1460 + day // 36524 - day // 146096) // 365
-    day -= 365 * year + year // 4 - year // 100
-    month = (5 * day + 2) // 153
-    day -= (153 * month + 2) // 5 - 1
-    month += 3 if month < 10 else -9
-    year += 400 * era + (month <= 2)
-    return (f"at {year:04}-{month:02}-{day:02} {second // 3600:02}:{second // 60 % 60:02}:"
-            f"{second % 60:02} UTC")
+    return f"at {datetime.fromtimestamp(int(unix_s), UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _verdict(
