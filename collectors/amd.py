@@ -1,8 +1,8 @@
 """AMD GPUs through amd-smi, a tool that prints one JSON document and ends.
 
-Owns the tool's process and which of its fields becomes which sample.  The tool is slow (it is a
-Python program) and hangs with its driver, so a reading never waits long for it: what it says later
-is taken by the next.  A document is input from outside and believed field by field.  Runs in a
+Owns the tool's process, and which of its fields becomes which sample.  The tool is slow (it is a
+Python program) and hangs with its driver, so a reading never waits long for it: a late answer is
+taken by the next reading.  A document is input from outside and believed field by field.  Runs in a
 probe child only.
 """
 
@@ -25,7 +25,7 @@ from .sources.files import read_text
 
 TOOL = "amd-smi"
 DEVICES_MAX = 64
-DOCUMENT_MAX_BYTES = 8 << 20  # of eight GPUs it is a quarter of a megabyte
+DOCUMENT_MAX_BYTES = 8 << 20  # eight GPUs fill a quarter of a megabyte
 # Between two calls of a tool that answers at once.  A judgement, not measured: each call starts a
 # Python program that loads the driver's library anew, so it should not be every reading.
 EVERY_S = 30.0
@@ -101,7 +101,8 @@ class Call:
         resource.setrlimit(resource.RLIMIT_FSIZE, (DOCUMENT_MAX_BYTES, DOCUMENT_MAX_BYTES))
 
     def wait(self, wait_s: float) -> bool:
-        """Whether it has ended, after at most so long.  Broken when it is beyond its limit."""
+        """Whether the tool has ended, after at most so long.  Raises Broken when it is beyond its
+        limit."""
         until_s = time.monotonic() + wait_s
         while self._process.poll() is None:
             now_s = time.monotonic()
@@ -114,8 +115,8 @@ class Call:
         return True
 
     def kill(self) -> None:
-        """Ends it.  Broken when the kernel holds it: it stays behind, and the next child finds it
-        before it starts another."""
+        """Ends the tool.  Raises Broken when the kernel holds it: the process stays behind, and the
+        next child finds it before it starts another."""
         os.close(self._output)
         self._process.kill()
         try:
@@ -124,7 +125,7 @@ class Call:
             raise Broken(f"{TOOL} (pid {self._process.pid}) cannot be ended") from error
 
     def devices(self) -> dict[int, dict[str, Any]]:
-        """What it printed of each GPU, once it has ended."""
+        """The tables of all GPUs that the tool printed, once it has ended."""
         try:
             size = os.fstat(self._output).st_size
             text = os.pread(self._output, min(size, DOCUMENT_MAX_BYTES), 0)
@@ -139,7 +140,8 @@ class Call:
 
 
 class AmdCollector:
-    """See the module."""
+    """Samples `accelerator_*` of every AMD GPU; read in a child, since amd-smi hangs with its
+    driver."""
 
     name = "amd"
     pace = SLOW
@@ -217,7 +219,7 @@ class AmdCollector:
             said = [("info", more, 1.0), *measured]
             if vbios := word(static, VBIOS[0]) or word(static, VBIOS[1]):
                 said.append(("firmware_info", f"component=vbios,version={plain(vbios)}", 1.0))
-            if measured:  # one whose every field is N/A does not answer
+            if measured:  # a GPU whose every field is N/A does not answer
                 answering += 1
                 said.append(("lost", "", 0.0))
                 limit = first_of(static, POWER_LIMIT, "W")
@@ -246,7 +248,7 @@ def by_device(document: Any) -> dict[int, dict[str, Any]]:
 
 
 def at(device: dict[str, Any], path: str) -> Any:
-    """What stands at `a/b/c`; None when there is nothing."""
+    """The value at the path `a/b/c` of a table; None when there is none."""
     value: Any = device
     for key in path.split("/"):
         value = value.get(key) if isinstance(value, dict) else None
@@ -292,8 +294,8 @@ def rows(device: dict[str, Any]) -> Iterator[Row]:
 
 
 def _refuse_beside_a_stuck_one(roots: Roots) -> None:
-    """A tool that its driver holds in the kernel cannot be ended.  While it is there no other is
-    started: one more each reading would fill the machine with processes that nobody can kill."""
+    """Raises while the kernel holds an earlier tool: another one each reading would fill the
+    machine with processes that nobody can kill."""
     for pid in [one for one in os.listdir(roots.proc) if one.isdecimal()][:PROCESSES_MAX]:
         try:
             state = read_text(f"{roots.proc}/{pid}/stat", 512).rpartition(")")[2].split()[:1]

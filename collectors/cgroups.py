@@ -1,12 +1,12 @@
 """Memory cgroups: how many the kernel holds against those in use, and which of them are short.
 
 Owns one walk of the hierarchy that has the memory controller (version 2, or version 1's memory
-tree).  A cgroup that was removed lives on while anything is charged to it; whoever makes and leaves
-them by the thousand makes every walk of the kernel's own longer, until one core does nothing else.
-Reads only, bounded; a cgroup that vanishes during the walk is left out.
+tree).  A removed cgroup lives on while anything is charged to it.  A unit that makes and leaves
+cgroups by the thousand makes every walk of the kernel's own longer, until one core does nothing
+else.  Reads only, bounded; a cgroup that vanishes during the walk is left out.
 
-A pod, a job or a session has a cgroup of its own name.  Samples of single cgroups are for whoever
-judges and not declared; on the page stands the part of the path that stays (place_of).
+A pod, a job or a session has a cgroup of its own name.  Samples of single cgroups are for the
+detectors and undeclared; the page shows the lasting part of the path (place_of).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from .sources.files import read_text
 DIRECTORIES_MAX = 5000  # of one walk
 DEPTH_MAX = 16
 LOOK_MAX = 256  # cgroups whose files are read in one reading, outermost first
-KILLS_READS_MAX = 1024  # on the way down to who was killed
-KILLS_KEPT_S = 900.0  # a cgroup that went with those who were killed is named for this long
+KILLS_READS_MAX = 1024  # on the way down to the cgroup of a killed process
+KILLS_KEPT_S = 900.0  # a cgroup that ended with its killed processes is named for this long
 NAMED_MAX = 64  # on the page
 BIRTHS_MAX = 256  # cgroups below which births are counted
-DYING_LOOK = 100  # removed cgroups from which it is worth asking below whom they are
+DYING_LOOK = 100  # from so many removed cgroups on, their holder is looked for
 DYING_READS_MAX = 512
 NO_LIMIT = 1 << 60  # version 1 writes a huge number
 DIGIT = re.compile(r"\d")
@@ -80,7 +80,7 @@ class Grown(NamedTuple):
 
 
 class CgroupsCollector:
-    """See the module."""
+    """Counts, limits and kills of memory cgroups by place; single cgroups are undeclared."""
 
     name = "cgroups"
     pace = SLOW
@@ -154,8 +154,9 @@ class CgroupsCollector:
         self._born = Counter(dict(self._born.most_common(BIRTHS_MAX)))
 
     def _count_kills(self, tree: Tree, found: dict[str, int], cut: bool, boot_s: float) -> None:
-        """Adds what is new: a job's own count goes with its cgroup, the place's does not.  What was
-        there before this looked is the page's alone: nobody knows when it was."""
+        """Adds the kills that are new to the count of their place, which outlives a job's own
+        cgroup.  Kills from before the first reading go to the page alone: nobody knows their
+        time."""
         first, before = self._there is None, self._there or {}
         kills, whole = self._descend(tree, found) if tree.version == 2 else (
             _kills(tree, found), True)
@@ -164,7 +165,7 @@ class CgroupsCollector:
             known = self._kills.pop(key, None)
             self._kills[key] = count  # at the end: the oldest goes first
             if known is None:
-                # Version 2 leads here because none were counted before; else it must be new.
+                # In version 2 the count was 0 before; else the cgroup must be new.
                 is_new = before.get(path) != found[path] and not self._cut
                 was_none = is_new or (tree.version == 2 and not self._partial)
                 known = 0 if was_none else count
@@ -189,8 +190,9 @@ class CgroupsCollector:
         self._killed = Counter(dict(self._killed.most_common(BIRTHS_MAX)))
 
     def _descend(self, tree: Tree, found: dict[str, int]) -> tuple[dict[str, int], bool]:
-        """Kills in the cgroups in or below which any are new, from the top: on a node of pods the
-        one that matters comes last of hundreds.  And whether all were looked at."""
+        """(kills in the cgroups in or below which any are new, whether all of those were looked
+        at).  Goes from the top: on a node of pods the cgroup with the kill may be the last of
+        hundreds."""
         below: dict[str, list[str]] = {}
         for path in found:
             below.setdefault(path.rpartition("/")[0], []).append(path)
@@ -241,8 +243,9 @@ def walk(base: str) -> tuple[dict[str, int], bool]:
 
 
 def births(before: dict[str, int], now: dict[str, int]) -> Counter[str]:
-    """Cgroups that are new since the last walk: one made again under its name counts there, one
-    under a new name counts for its parent; what lies below a new one does not count again."""
+    """Counts cgroups that are new since the last walk, each for one place: a cgroup that was made
+    again under its old name counts for itself, one under a new name for its parent.  Cgroups below
+    a new one do not count again."""
     fresh: set[str] = set()
     found: Counter[str] = Counter()
     for path in sorted(now):
@@ -362,13 +365,13 @@ def _fullest(rows: list[tuple[float, Look]]) -> list[tuple[float, Look]]:
 
 
 def _named(name: str, values: Mapping[str, float], boot_s: float) -> list[Sample]:
-    """A series for each place, at most so many."""
+    """A series for each of at most NAMED_MAX places."""
     most = sorted(values, key=lambda place: (-values[place], place))[:NAMED_MAX]
     return [Sample(name, f"cgroup={place}", float(values[place]), boot_s) for place in most]
 
 
 def _number(path: str) -> int:
-    """0 for "max", for version 1's way to say so, and for what cannot be read."""
+    """A limit or count; 0 for "max", for the huge number of version 1, and for unreadable text."""
     try:
         text = read_text(path, 64).strip()
     except NoData:
@@ -389,8 +392,8 @@ def label(path: str) -> str:
 
 def place_of(path: str) -> str:
     """The outer part of a path that is the same tomorrow: up to the first name with a number in it,
-    which pods, jobs, users, sessions and containers have; a service keeps its own, unless it is an
-    instance of a template or transient."""
+    as pods, jobs, users, sessions and containers have.  A service keeps its own name, unless it is
+    transient or an instance of a template."""
     kept = []
     for part in path.split("/")[1:]:
         is_own = part.endswith(".service") and "@" not in part and not part.startswith("run-")

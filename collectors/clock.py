@@ -1,7 +1,6 @@
 """The clock: whether it is kept right, how far it may be off, and which source it counts by.
 
-Owns asking the kernel, which all of chronyd, ntpd and systemd-timesyncd tell what they know.  Sets
-nothing.
+Owns asking the kernel, which chronyd, ntpd and systemd-timesyncd all report to.  Sets nothing.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ def state_of(timex: Timex, result: int) -> State:
 
 
 class ClockCollector:
-    """See the module."""
+    """Samples `host_clock_*`; `collect` raises NoData where the kernel tells nothing."""
 
     name = "clock"
     pace = SLOW
@@ -88,8 +87,8 @@ class ClockCollector:
         self._ask = ask
 
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
-        """One reading.  NoData when the kernel does not tell: what is left would look like a clock
-        that is watched."""
+        """One reading.  Raises NoData when the kernel does not tell: the remaining metrics alone
+        would look like a clock in order."""
         state = self._ask()
         found: list[Sample] = []
         source = word_of(f"{roots.sys}/{SOURCE}")

@@ -1,9 +1,9 @@
 """The compile cache of Neuron: what is in it, who uses it, and locks that nobody can own.
 
-Owns finding locks that a killed compile left behind: whoever wants the same program later waits
-for them without end, because nothing takes them away.  Counts what came into the cache, what was
-read from it, and the compilers that run.  Reads only.  Runs in a probe child, since a cache often
-lies on a network mount.
+Owns finding locks of killed compiles: a process that wants the same program later waits for such a
+lock without end, because nothing takes it away.  Counts the programs that came into the cache, the
+reads, and the running compilers.  Reads only.  Runs in a probe child, since a cache often lies on a
+network mount.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Sight(NamedTuple):
 
 
 class CompileCacheCollector:
-    """See the module.
+    """Samples `compile_cache_*` and one undeclared sample for each lock; read in a child.
 
-    Came in: between two walks a program was there that had not been.  Read: the kernel told of
-    each time that a process of this node closed a program it had opened to read.
+    A program came in when a walk finds it and the walk before did not.  It was read when the kernel
+    reports that a process of this node opened it to read and closed it.
     """
 
     name = "compile_cache"
@@ -69,8 +69,8 @@ class CompileCacheCollector:
         self._watcher: Watcher | None = None
 
     def here(self, roots: Roots) -> str:
-        """"" on a Neuron node or with a cache of one's own choice, else why not.  Never looks at
-        the cache: the agent calls this, and that mount may not answer."""
+        """"" on a Neuron node or with a configured cache, else why not.  Never looks at the cache:
+        the agent calls this, and a network mount may not answer."""
         own = roots.compile_cache != Roots().compile_cache
         return "" if own else without_driver(roots)
 
@@ -82,8 +82,7 @@ class CompileCacheCollector:
         """One reading.  NoData without the cache."""
         if not os.path.isdir(roots.compile_cache):
             raise NoData(f"no {roots.compile_cache}")
-        # By its true name: what it is mounted from, and a launcher that is to remove a lock, go by
-        # that.
+        # By its true name, which the mount table and a launcher that removes a lock go by.
         roots = roots._replace(compile_cache=os.path.realpath(roots.compile_cache))
         sight = _walk(roots.compile_cache)
         ages_s = _compilers(roots.proc, boot_s)

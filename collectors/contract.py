@@ -33,8 +33,8 @@ class Sample(NamedTuple):
 
 
 def legible(text: str) -> str:
-    """Text that any file, page and packet takes.  Names that the machine gives are bytes; what is
-    no UTF-8 in them comes as lone surrogates, which only fail where somebody writes them down."""
+    """Text that any file, page and packet takes.  Names from the machine are bytes; those that are
+    no UTF-8 come as lone surrogates, which fail only where the text is written down."""
     if text.isascii():
         return text
     try:
@@ -44,9 +44,9 @@ def legible(text: str) -> str:
 
 
 def sound(read: list[Sample], metrics: tuple[Metric, ...]) -> list[Sample]:
-    """What of a reading may go on: numbers, not below zero unless the metric is `signed`, and
-    legible subjects, for the core's memory, its journal and its pages take nothing else.  All are
-    looked at together first: one reading may have 1,500."""
+    """The samples of a reading that may go on: finite numbers, not below zero unless the metric is
+    `signed`, with legible subjects, since the core's memory, its journal and its pages take nothing
+    else.  All are looked at together first: one reading may have 1,500."""
     values = list(map(itemgetter(2), read))
     good = math.isfinite(sum(values)) and min(values, default=0.0) >= 0.0
     if good and "".join(map(itemgetter(1), read)).isascii():
@@ -136,7 +136,7 @@ class Collector(Protocol):
 
 @runtime_checkable
 class Probed(Protocol):
-    """What a collector has besides, whose source may never answer: it is read in a child."""
+    """A collector whose source may never answer, so that it is read in a child."""
 
     def here(self, roots: Roots) -> str:
         """"" when the source may be here, else why not; cheap, and read by the agent itself."""

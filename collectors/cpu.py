@@ -1,8 +1,8 @@
-"""What each core did with its time, and when the machine booted, from /proc/stat.
+"""The time of each core by mode, and when the machine booted, from /proc/stat.
 
-Owns that file.  The kernel sums every interrupt of every core for whoever reads it, and a node of
-192 cores makes 1,536 readings of it: a core is judged over a minute, so that every fifth second
-tells the same as every one.
+Owns that file.  The kernel sums every interrupt of every core for each reader, and a node of 192
+cores makes 1,536 samples of it.  A core is judged over a minute, so a reading every fifth second
+tells as much as one every second.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ CORE = re.compile(r"^cpu(\d.*)", re.MULTILINE)
 
 
 class CpuCollector:
-    """See the module."""
+    """Seconds of every core by mode, and the time of boot."""
 
     name = "cpu"
     pace = Pace(fast=True, least_s=5.0)
@@ -41,13 +41,13 @@ class CpuCollector:
 
 @lru_cache(maxsize=CPUS_MAX)
 def _subjects(core: str) -> tuple[str, ...]:
-    """One for each mode.  Kept: they are the same each time."""
+    """The subject of each mode of a core.  Kept, because they are the same each time."""
     return tuple(f"cpu={int(core)},mode={mode}" for mode in MODES)
 
 
 def _cores(stat: str, boot_s: float) -> list[Sample]:
-    """Every core by mode; a line that is not understood costs its core alone.  Only the lines that
-    are wanted are taken apart (`intr` has a number for every interrupt), and the samples are made
+    """Every core by mode; a line that is not understood costs its core alone.  Only the wanted
+    lines are taken apart (`intr` has a number for every interrupt), and the samples are made
     together: a large node has 1,500."""
     subjects: list[str] = []
     ticks: list[int] = []

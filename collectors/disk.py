@@ -1,9 +1,9 @@
 """Space, inodes and write protection of local file systems.
 
 Owns what statvfs tells of them.  Only local types are asked here: a network mount can hang its
-reader for ever, so those are read in a child (mounts.py), and a local one whose path leads through
-a network mount is left out.  Views of one file system are one file system, and an overlay is one
-of the disk that it lies on: it counts as the root of a container or a live system alone.
+reader for ever, so those are read in a child (mounts.py), and a local file system whose path leads
+through a network mount is left out.  Several views of one file system count once.  An overlay is a
+view of the disk below it, and counts only as the root of a container or a live system.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SPACE = (
 
 
 class DiskCollector:
-    """See the module."""
+    """Space, inodes and write protection of each local file system."""
 
     name = "disk"
     pace = SLOW
@@ -67,7 +67,7 @@ def space_of(mount: Mount, space: os.statvfs_result, boot_s: float) -> list[Samp
 
 def local(table: list[Mount]) -> list[Mount]:
     """Local file systems, each once: by the view of its root that has the shortest path."""
-    # Not the root: where that is a network's, the agent's own program comes from it as well.
+    # Without the root: where that is a network mount, the agent itself comes from it as well.
     network = [mount.point for mount in table if mount.is_network and mount.point != "/"]
     best: dict[str, Mount] = {}
     for mount in table:

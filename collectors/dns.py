@@ -18,7 +18,7 @@ SETTLE_S = 0.5
 
 
 class DnsCollector:
-    """See the module."""
+    """Whether each configured name resolves, and how fast; read in a child."""
 
     name = "dns"
     pace = SLOW
@@ -69,7 +69,8 @@ class DnsCollector:
 
 
 def _resolve(name: str) -> int:
-    """How many addresses it has.  OSError (socket.gaierror is one) when it has none."""
+    """How many addresses the name has.  Raises OSError (socket.gaierror is one) when it has
+    none."""
     try:
         return len(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM))
     except UnicodeError as error:  # a label that is empty or too long
@@ -77,6 +78,7 @@ def _resolve(name: str) -> int:
 
 
 def _word(error: OSError) -> str:
-    """EAI_AGAIN is nobody answered, EAI_NONAME is an answer: there is no such name."""
+    """The word for an error: EAI_AGAIN means that no server answered; EAI_NONAME is an answer, that
+    there is no such name."""
     names = {getattr(socket, one): one for one in dir(socket) if one.startswith("EAI_")}
     return names.get(error.errno, "EAI_SYSTEM") if isinstance(error, socket.gaierror) else "OSERROR"

@@ -36,7 +36,7 @@ PLACEMENT = {"zone_id": "meta-data/placement/availability-zone-id",
 
 
 class Ec2Collector:
-    """See the module."""
+    """Samples `ec2_*` of this instance; read in a child, absent off EC2."""
 
     name = "ec2"
     pace = SLOW
@@ -97,7 +97,8 @@ class Ec2Collector:
         return [Sample(f"ec2_{name}", subject, value, boot_s) for name, subject, value in found]
 
     def _of(self, metadata: Metadata, path: str, understand: Any) -> list[tuple[str, str, float]]:
-        """Rows of one document; none when it is not there, and counted when it is no such."""
+        """Rows of one document; none, and counted as a failure, when the text is no such document;
+        none when it is absent."""
         text = metadata.get(path)
         if text is None:
             return []
@@ -166,7 +167,8 @@ def unix_s(text: Any) -> float:
 
 
 def when_s(text: Any) -> float:
-    """The same, and 0 for anything else: that it comes counts for more than when."""
+    """The time of an event in seconds; 0 where it cannot be read, since the event counts for more
+    than its time."""
     try:
         return unix_s(text)
     except ValueError:

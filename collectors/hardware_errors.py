@@ -25,7 +25,7 @@ HEADS_MAX = 8  # the name of a row may stand in another row's text as well
 LEAD_MAX = 16  # spaces in front of a row's name
 SEVERITIES = {"correctable": "corrected", "nonfatal": "nonfatal", "fatal": "fatal"}
 CHECKS = {"MCE:": "exception", "DFR:": "deferred", "THR:": "threshold", "TRM:": "thermal"}
-TURNS = 4  # what is many files or a long one is looked at once in so many readings
+TURNS = 4  # many files, or a long one, are looked at once in so many readings
 CHECKS_TURN = 1  # an odd one: processes are looked at in each second reading, the even ones
 Reading = tuple[str, str, float]  # name, subject, value
 
@@ -38,7 +38,7 @@ class Device(NamedTuple):
 
 
 class HardwareErrorsCollector:
-    """See the module."""
+    """Counters of EDAC, PCIe AER and machine checks; `collect` raises NoData where none is kept."""
 
     name = "hardware_errors"
     pace = SLOW
@@ -99,7 +99,7 @@ def _aer(folder: str) -> dict[str, dict[str, float]]:
 
 
 def _counts(path: str) -> dict[str, float] | None:
-    """`RxErr 3` a line, with a TOTAL last, which the sum of the others is."""
+    """Counts by error from lines `RxErr 3`.  The last line is their TOTAL, which is not kept."""
     try:
         text = read_text(path, 4096)
     except NoData:
@@ -144,7 +144,7 @@ def _memory(roots: Roots) -> Iterator[Reading]:
             label = module if label in labels else label
             labels.add(label)
             yield from _pair(f"{place}/{module}/{prefix}", "", controller, label)
-        # Those that the controller could not place; without modules, all of them.
+        # Errors that the controller could not place; without modules, all errors.
         suffix = "_noinfo" if modules else ""
         yield from _pair(f"{place}/", suffix, controller, "unknown")
 
@@ -170,7 +170,7 @@ def _checks(roots: Roots) -> Iterator[Reading]:
 
 
 def _row(text: str, head: str) -> str:
-    """What follows `head` on the last line that begins with it; "" without one."""
+    """The text behind `head` on the last line that begins with it; "" without one."""
     at = len(text)
     for _ in range(HEADS_MAX):
         at = text.rfind(head, 0, at)

@@ -23,7 +23,7 @@ Reading = tuple[str, str, float]  # name, subject, value
 
 
 class HostCollector:
-    """See the module."""
+    """Samples `host_*` of the node; each missing file costs its own metrics alone."""
 
     name = "host"
     pace = FAST

@@ -60,7 +60,7 @@ Row = tuple[str, str, str]  # metric, component, version
 
 
 class IdentityCollector:
-    """See the module."""
+    """Info metrics with the versions of this node's parts, read anew every ten minutes."""
 
     name = "identity"
     pace = SLOW
@@ -116,7 +116,7 @@ class IdentityCollector:
 
 
 def _word(path: str) -> str:
-    """A small file's first line; "" when it is not there."""
+    """A small file's first line; "" when there is no such file."""
     try:
         return read_text(path, SMALL_BYTES).partition("\n")[0].strip()
     except NoData:
@@ -209,8 +209,8 @@ def _efa(roots: Roots) -> Iterator[Row]:
 
 
 def upstream(version: str) -> str:
-    """A package's version without its epoch and the packager's own number, so that it compares
-    with what a file's name says: 1:2.21.5-1+cuda12.4 is 2.21.5."""
+    """A package's version without its epoch and the packager's own number, comparable with the
+    version in a file's name: 1:2.21.5-1+cuda12.4 is 2.21.5."""
     return version.partition(":")[2].partition("-")[0] if ":" in version \
         else version.partition("-")[0]
 

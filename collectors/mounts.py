@@ -22,7 +22,7 @@ NO_FAULT = frozenset((errno.EACCES, errno.EPERM, errno.ENOENT))
 
 
 class MountsCollector:
-    """See the module."""
+    """Samples `host_mount_*` of network mounts; read in a child, as a server may never answer."""
 
     name = "mounts"
     pace = SLOW
@@ -68,7 +68,7 @@ class MountsCollector:
         found = [Sample("host_mount_waiting_seconds", subject, waited_s, boot_s)]
         answer = self._questions.answer(mount.point) if waited_s == 0.0 else None
         if answer is None:
-            return found  # what it said before it hung is not so now
+            return found  # the answer from before it hung no longer holds
         found.append(
             Sample("host_mount_response_seconds", subject, answer.took_s, answer.boot_s)
         )
@@ -82,7 +82,7 @@ class MountsCollector:
 
 def _network(roots: Roots) -> list[Mount]:
     """Each server's or program's file system once, by its shortest path.  When there are too many,
-    programs' go first: any user may mount those, wherever they like."""
+    file systems of programs are left out first: any user may mount those anywhere."""
     found: dict[tuple[str, str], Mount] = {}
     for mount in sorted(mounts(roots), key=lambda one: (len(one.point), one.point)):
         if mount.is_network:

@@ -41,8 +41,8 @@ EFA_CARDS = {
     "p5e.48xlarge": 32, "p5en.48xlarge": 16, "p6-b200.48xlarge": 8,
 }
 CARD, PORT = ("device",), ("device", "port")
-# Marked as served by node_exporter is what its collectors netclass, infiniband and netstat tell in
-# full.  They know nothing of EFA's counters, so a family that holds those as well is not.
+# A family is marked as served by node_exporter when its collectors netclass, infiniband and netstat
+# tell all of it.  They know no counters of EFA, so a family with such counters is not marked.
 METRICS: dict[str, Metric] = {
     one.name: one
     for one in (
@@ -143,7 +143,7 @@ class Files:
         self.unread = dict.fromkeys(("denied", "failed", "junk", "unsupported", "vanished"), 0)
 
     def text(self, path: str) -> bytes:
-        """What a small file holds, without the space around it; b"" when it cannot be read."""
+        """The content of a small file without the space around it; b"" when it cannot be read."""
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
@@ -155,7 +155,7 @@ class Files:
             return b""
 
     def failed(self, error: OSError) -> None:
-        """Counts one that could not be read."""
+        """Counts one file that could not be read."""
         self.unread[REASONS.get(error.errno or 0, "failed")] += 1
 
     def number(self, path: str) -> int | None:
@@ -168,14 +168,14 @@ class Files:
         return None
 
     def samples(self, collector: str, boot_s: float) -> Iterator[Sample]:
-        """The count, for the page."""
+        """The number of failed files by reason, for the page."""
         for reason, count in self.unread.items():
             subject = f"collector={collector},reason={reason}"
             yield Sample("network_unread_files", subject, float(count), boot_s)
 
 
 class NetworkCollector:
-    """See the module."""
+    """Cards, interfaces and TCP of the node, as far as the kernel answers out of its memory."""
 
     name = "network"
     pace = SLOW
@@ -268,7 +268,7 @@ def _interface(folder: str, device: str, files: Files) -> Iterator[Reading]:
     if re.fullmatch(rb"0x[0-9a-f]{1,8}", flags):
         yield "network_link_enabled", subject, float(int(flags, 16) & IFF_UP)
     state = files.text(f"{folder}/operstate")
-    if state and state != b"unknown":  # a driver that does not tell is neither up nor down
+    if state and state != b"unknown":  # "unknown" is neither up nor down
         yield "network_link_up", port, float(state == b"up")
     for file, name in (("ifindex", "network_interface_index"),
                        ("carrier_changes", "network_carrier_changes_total")):

@@ -40,7 +40,7 @@ def without_driver(roots: Roots) -> str:
 
 
 class NeuronCollector:
-    """See the module."""
+    """Samples `accelerator_*` of every Neuron device; read in a child."""
 
     name = "neuron"
     pace = SLOW
@@ -84,7 +84,7 @@ class NeuronCollector:
         if has_tool:
             try:
                 for name, more, value in self._watch(roots):
-                    # sysfs knows repairable errors, the tool does not: neither hides the other's
+                    # sysfs alone knows repairable errors, so both sources' rows are kept
                     before = found.get((name, more), 0.0) if name.startswith("ecc_") else 0.0
                     found[name, more] = max(value, before)
                 found["monitor_up", ""] = 1.0
@@ -174,7 +174,7 @@ def _count(path: str) -> float | None:
 
 
 def _sysfs(roots: Roots, device: int) -> Iterator[Row]:
-    """What the driver counts for one device; a file that is missing costs its own row."""
+    """The driver's counts for one device; a missing file costs its own row."""
     root, subject = f"{roots.sys}/{DEVICES}/neuron{device}", f"device={device}"
     uncorrected = 0.0
     for event in HARDWARE:

@@ -47,7 +47,7 @@ Row = tuple[str, str, float]  # name without `accelerator_`, more of the subject
 
 
 class NvidiaCollector:
-    """See the module."""
+    """Samples `accelerator_*` of every NVIDIA GPU; read in a child, since NVML may never return."""
 
     name = "nvidia"
     pace = SLOW
@@ -119,7 +119,7 @@ class NvidiaCollector:
         return self._nvml
 
     def _device(self, nvml: ModuleType, index: int) -> list[Row]:
-        """Rows of one device; the one row that it is lost, whenever in a reading that turns out;
+        """Rows of one device.  Whenever a call shows that the device is lost, the row `lost` alone;
         none when it does not answer for another reason."""
         rows: list[Row] = [("lost", "", 0.0)]
         try:
@@ -155,7 +155,7 @@ class NvidiaCollector:
         except nvml.NVMLError as error:
             if error.value in GONE:
                 raise
-            return  # a guest is not told
+            return  # a guest cannot see it
         self._identity[index]["firmware_info"] = f"component=vbios,version={vbios}"
 
 
@@ -208,7 +208,7 @@ def _memory_temperature(nvml: Any, handle: Any) -> list[Row]:
 
 
 def _some(nvml: Any, calls: Iterable[tuple[str, str, Callable[[], float]]]) -> list[Row]:
-    """Rows of those calls that this GPU answers: some offer half of a topic."""
+    """Rows of those calls that this GPU answers: some GPUs offer half of a topic."""
     rows = []
     for name, more, call in calls:
         try:

@@ -1,8 +1,8 @@
 """NVMe drives: which there are, whether their controllers live, and how warm they are, from sysfs.
 
-Owns what needs no permission; wear and errors are SMART's (nvme_smart.py).  Runs in a probe child,
-one thread a drive, because the kernel asks the drive for its temperature, and a sick one does not
-answer.
+Owns the readings that need no permission; wear and errors are SMART's (nvme_smart.py).  Runs in a
+probe child, one thread a drive: the kernel asks the drive for its temperature, and a sick drive
+does not answer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Reading = tuple[str, str, float]  # name, more of the subject, value
 
 
 class NvmeCollector:
-    """See the module."""
+    """State and temperature of every NVMe drive; read in a child."""
 
     name = "nvme"
     pace = SLOW
@@ -73,7 +73,7 @@ class NvmeCollector:
             found.append(Sample(WAITING.name, f"{subject},question=sysfs", waited_s, boot_s))
             answer = self._questions.answer(name) if waited_s == 0.0 else None
             if answer is None:
-                continue  # what it said before it hung is not so now
+                continue  # the answer from before it hung no longer holds
             found += [
                 Sample(metric, f"{subject},{more}" if more else subject, value, answer.boot_s)
                 for metric, more, value in answer.value or ()

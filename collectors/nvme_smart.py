@@ -1,8 +1,8 @@
 """SMART of NVMe drives: wear, spare blocks, media errors and the drive's own warnings.
 
-Owns running `smartctl` or `nvme` and reading their JSON.  Both need CAP_SYS_ADMIN, which the
-shipped unit does not give: without it this source is absent, and says so.  Runs in a probe child,
-one thread a drive; a tool that hangs is killed, one that cannot be is named by its drive.
+Owns running `smartctl` or `nvme` and reading their JSON. Both need CAP_SYS_ADMIN, which the shipped
+unit does not give: without it this source is absent, and says so.  Runs in a probe child, one
+thread a drive.  A tool that hangs is killed; a tool that cannot be killed is named by its drive.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ FOLDERS = ("/usr/sbin", "/usr/bin", "/usr/local/sbin", "/usr/local/bin", "/sbin"
 CAP_SYS_ADMIN = 21
 WARNINGS = ("spare_low", "temperature", "reliability", "media_readonly", "backup_failed",
             "memory_region")  # bits 0 to 5 of critical_warning
-# What is wanted: (metric, factor, its key at smartctl, its key at nvme-cli)
+# The values to keep: (metric, factor, its key at smartctl, its key at nvme-cli)
 FIELDS = (
     ("host_nvme_spare_ratio", 0.01, "available_spare", "avail_spare"),
     ("host_nvme_spare_threshold_ratio", 0.01, "available_spare_threshold", "spare_thresh"),
@@ -43,7 +43,7 @@ Reading = tuple[str, str, float]  # name, more of the subject, value
 
 
 class NvmeSmartCollector:
-    """See the module."""
+    """SMART values of every NVMe drive, at most every five minutes; read in a child."""
 
     name = "nvme_smart"
     pace = SLOW
@@ -82,7 +82,7 @@ class NvmeSmartCollector:
         return {"LC_ALL": "C"}
 
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
-        """One reading; of each drive what it said last.  NoData when no drive says anything."""
+        """One reading, of each drive its last answer.  Raises NoData when no drive answers."""
         why_not = self.here(roots)
         if why_not:
             raise NoData(why_not)
@@ -149,7 +149,7 @@ def parse(output: bytes) -> tuple[list[Reading], str]:
 
 
 def _message(answer: dict[str, Any]) -> str:
-    """What the tool complains of."""
+    """The tool's own complaint."""
     inner = answer.get("smartctl")
     said = inner.get("messages") if isinstance(inner, dict) else None
     first = said[0] if isinstance(said, list) and said else None

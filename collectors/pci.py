@@ -1,9 +1,8 @@
 """PCI devices with a driver: whether each card and each accelerator is there at all.
 
-Owns one listing of the kernel's own table.  A device may leave its class's list for good reasons
-(a bond takes two ports for one, a container takes a card along); from here it goes when it fell
-off the bus or its driver gave it up.  Virtual functions are left out: they come and go as somebody
-asks.
+Owns one listing of the kernel's own table.  A device may leave its class's list for good reasons (a
+bond takes two ports for one, a container takes a card along); it leaves this table when it fell off
+the bus or its driver gave it up.  Virtual functions are left out: they come and go on demand.
 """
 
 from __future__ import annotations
@@ -16,12 +15,12 @@ from .contract import SLOW, Metric, NoData, Roots, Sample
 DEVICES_MAX = 1024
 DRIVERS_MAX = 512
 SWITCHES = "nvidia-nvswitch"
-BRIDGES = "pcieport"  # nothing but the way to others
+BRIDGES = "pcieport"  # a bridge only leads to other devices
 ADDRESS = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 class PciCollector:
-    """See the module.  Samples of single devices are for whoever judges and not declared."""
+    """How many devices have a driver, and an undeclared sample of each for the detectors."""
 
     name = "pci"
     pace = SLOW

@@ -2,8 +2,8 @@
 
 Owns which file of a port becomes which sample.  Runs in a probe child only: a counter of a port is
 a command to the card's firmware, and `speed` waits for the lock that a driver in trouble holds.  An
-EFA port says that it is active whatever happens, so its state is not read: its keep-alives and
-counters are what it is judged by.  A counter that this driver does not have is absent, not zero.
+EFA port reports to be active whatever happens, so its state is not read; its keep-alives and
+counters are judged instead.  A counter that this driver does not have is absent, not zero.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ COUNTERS: dict[str, Row] = {
 
 
 class RdmaCollector:
-    """See the module."""
+    """Counters of every RDMA port and the speed of every link; read in a child."""
 
     name = "rdma"
     pace = SLOW
@@ -138,11 +138,11 @@ def _state(place: str, subject: str, kind: str, files: Files) -> Iterator[Readin
 
 
 def _counters(folder: str, subject: str, files: Files) -> Iterator[Reading]:
-    """Those of one directory that are known by name; none without the directory."""
+    """The counters of one directory that are known by name; none without the directory."""
     try:
         listed = sorted(os.listdir(folder))[:FILES_MAX]
     except FileNotFoundError:
-        return  # most cards have but one of the three
+        return  # most cards have only one of the three directories
     except OSError as error:
         return files.failed(error)
     for file in listed:

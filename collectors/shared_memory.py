@@ -1,7 +1,7 @@
 """/dev/shm: how full, and how much of it has no name any more.
 
-Owns reading that one file system.  What was unlinked while somebody still maps it is seen by no
-listing, and is what fills it: data loaders that were killed leave such.  Reads only.
+Owns reading that one file system.  A file that was unlinked while a process still maps it is in no
+listing, and such files are what fills it: killed data loaders leave them.  Reads only.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ODD = str.maketrans(",=\n{}\"\\", "_______")
 
 
 class SharedMemoryCollector:
-    """See the module."""
+    """How full /dev/shm is, how much of it has no name, and its likely holders."""
 
     name = "shared_memory"
     pace = SLOW
@@ -49,7 +49,7 @@ class SharedMemoryCollector:
             Sample("host_shm_used_bytes", "", float(used), boot_s),
             Sample("host_shm_files", "", float(files), boot_s),
         ]
-        if not cut:  # a part of the names says nothing about what has none
+        if not cut:  # a part of the names says nothing about the nameless rest
             left = float(max(0, used - named))
             found.append(Sample("host_shm_unlinked_bytes", "", left, boot_s))
         if used >= NEAR * size:

@@ -1,9 +1,9 @@
 """Processes in trouble: never collected, stuck, out of open files, or busy inside the kernel.
 
-Owns one pass over /proc/PID/stat.  Names processes for whoever judges; their samples are not
-declared, so that process ids never become labels on the page.  Reads only; a process that ends
-between list and read is left out.  Threads other than the first are not looked at: the kernel's own
-watchdog names those (hung_task, in its log).
+Owns one pass over /proc/PID/stat.  Names processes for the detectors; their samples are undeclared,
+so that process ids never become labels on the page.  Reads only; a process that ends between list
+and read is left out.  Threads other than the first are not looked at: the kernel's own watchdog
+names those (hung_task, in its log).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PROCESSES_MAX = 20_000  # of one pass; the rest is counted
 STAT_MAX_BYTES = 2048
 NAMED_MAX = 16  # of each kind
 KERNEL_THREAD = 0x00200000  # PF_KTHREAD
-# One process in trouble is told a quarter of a minute later, for half of the cost.
+# A process in trouble is seen a quarter of a minute later, for half of the cost.
 PACE = Pace(fast=False, every=2)
 KERNEL_EVERY = 4  # passes, a part of them in each: a node has thousands of kernel threads
 FILES_LOOK = 200  # open files from which a process's own limit is read
@@ -52,7 +52,7 @@ class Spent(NamedTuple):
 
 
 class TasksCollector:
-    """See the module."""
+    """Processes in trouble; samples of single processes are undeclared, for the detectors alone."""
 
     name = "tasks"
     pace = PACE
@@ -77,7 +77,7 @@ class TasksCollector:
         self._near: list[Sample] = []  # the limit of open files
         self._lines: dict[int, tuple[bytes, Task]] = {}  # as read last
         self._files: dict[tuple[int, int], int] = {}  # open files, where they must be listed
-        self._listed: set[tuple[int, int]] = set()  # whose turn was
+        self._listed: set[tuple[int, int]] = set()  # whose turn it was
 
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
         """One pass.  NoData when /proc cannot be listed."""
@@ -107,7 +107,8 @@ class TasksCollector:
         return found
 
     def _task(self, proc: str, pid: int) -> Task | None:
-        """Most processes sleep: their line is that of the last time, to the letter."""
+        """One process of the pass.  Most processes sleep, and their line is the last one to the
+        letter."""
         text = read_stat(proc, pid)
         known = self._lines.get(pid)
         if known is not None and known[0] == text:
@@ -118,7 +119,7 @@ class TasksCollector:
         return task
 
     def _waiting(self, proc: str, tasks: list[Task], boot_s: float) -> list[Sample]:
-        """Who is in state D, and since when without having run at all in between."""
+        """Processes in state D, and since when without having run at all in between."""
         before, self._blocked = self._blocked, {}
         blocked = [task for task in tasks if task.state == "D"]
         found = [Sample("host_blocked_processes", "", float(len(blocked)), boot_s)]
@@ -138,9 +139,9 @@ class TasksCollector:
         return found
 
     def _open_files(self, proc: str, tasks: list[Task], boot_s: float) -> list[Sample]:
-        """Processes near their own limit.  Where the size of /proc/PID/fd says how many there are,
-        that is one call each; on an older kernel a file costs a line of a listing, so a few
-        processes are listed each time, and the others keep what they had."""
+        """Processes near their own limit.  Where the size of /proc/PID/fd is the number of open
+        files, this is one call each.  On an older kernel each open file costs a line of a listing,
+        so a few processes are listed each time, and the others keep their last number."""
         sized = _counts_files(proc)
         if not sized:
             self._list(proc, tasks)
@@ -163,7 +164,7 @@ class TasksCollector:
         """Counts the open files of the processes whose turn it is."""
         here = {_key(task): task.pid for task in tasks}
         self._listed &= here.keys()
-        # The oldest first: short ones come without end, and are not what runs out of files.
+        # The oldest first: short-lived processes come without end, and do not run out of files.
         turn = sorted((key for key in here if key not in self._listed), key=lambda one: one[1])
         turn = turn[:LISTED_MAX]
         if len(turn) < LISTED_MAX:
@@ -173,7 +174,8 @@ class TasksCollector:
         self._files |= {key: _listed(proc, here[key]) for key in turn}
 
     def _busy(self, tasks: list[Task], boot_s: float) -> list[Sample]:
-        """Who burns a core in the kernel.  Kernel threads keep what their last look said."""
+        """Processes that burn a core in the kernel.  Kernel threads keep their last look's
+        result."""
         busy: list[tuple[float, Task]] = []
         looked = {task.pid for task in tasks}
         spent = {pid: one for pid, one in self._spent.items()
@@ -213,7 +215,8 @@ def read_stat(proc: str, pid: int) -> bytes:
 
 
 def parse_task(pid: int, text: bytes) -> Task | None:
-    """The name stands in parentheses and may hold some itself: the last one closes it."""
+    """One line.  The name stands in parentheses and may hold some itself: the last one closes
+    it."""
     first, last = text.find(b"("), text.rfind(b")")
     fields = text[last + 2 :].split()
     if first < 0 or last < first or len(fields) < 37:
@@ -243,7 +246,8 @@ def _zombies(tasks: list[Task], boot_s: float) -> list[Sample]:
 
 
 def _share(proc: str, task: Task, count: int) -> float:
-    """Of its limit that the process has open; 0 where it has few, or no limit."""
+    """The part of its limit of open files that the process uses; 0 where it has few, or no
+    limit."""
     limit = _file_limit(proc, task.pid) if count >= FILES_LOOK else 0
     return count / limit if limit > 0 else 0.0
 
@@ -311,7 +315,7 @@ def _wait(proc: str, pid: int) -> str:
 
 
 def _limits(proc: str, boot_s: float) -> list[Sample]:
-    """What the kernel says of itself; a file that is missing costs its own metric."""
+    """The kernel's own numbers; a missing file costs its own metric."""
     found = []
     for name, path in (
         ("host_threads_max", "sys/kernel/threads-max"),

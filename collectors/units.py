@@ -21,7 +21,7 @@ ODD = str.maketrans(",=\n{}\"", "______")  # what a subject cannot hold
 
 
 class UnitsCollector:
-    """See the module."""
+    """Samples of systemd's restarting and failed units; read in a child."""
 
     name = "units"
     pace = SLOW

@@ -1,9 +1,9 @@
-"""What accelerators of every vendor have in common: the metrics and their labels.
+"""The metrics and labels that accelerators of every vendor have in common.
 
 Owns one declaration a metric, so that the page has one family whoever read it.  A device is named
-by its vendor and its index there; what a run did with it is joined by accelerator_run_info.
-Sample `accelerator_process` (subject vendor, device, pid) is declared nowhere on purpose: it names
-ranks, and a series for each process would churn.
+by its vendor and its index there; its run is joined by accelerator_run_info.  Sample
+`accelerator_process` (subject vendor, device, pid) is declared nowhere on purpose: it names ranks,
+and a series for each process would churn.
 """
 
 from __future__ import annotations
@@ -126,6 +126,6 @@ def declared(*names: str) -> tuple[Metric, ...]:
 
 
 def plain(value: object) -> str:
-    """A value that can stand in a subject: bounded, without what separates."""
+    """A value fit for a subject: bounded, without separators."""
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
     return "".join(" " if c in ",=" or not c.isprintable() else c for c in text)[:96]

@@ -1,8 +1,8 @@
 """The conversation with EC2's instance metadata service, version 2: a token first, then questions.
 
 Owns the connection, the token and the bounds of an answer.  Version 1, which needs no token, is
-never spoken: it hands an instance's secrets to whoever can make some program here fetch an address.
-No proxy is used and no redirection followed.
+never spoken: it hands an instance's secrets to any program on this node that can be made to fetch
+an address.  No proxy is used and no redirection followed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ REFUSED = 403
 
 
 class Refused(OSError):
-    """The service answers, and not with what was asked for; the message says what to set."""
+    """The service answered with something else than the document; the message names what to set."""
 
 
 class Metadata:

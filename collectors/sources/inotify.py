@@ -1,7 +1,7 @@
-"""Who closed which file of a folder: the kernel's inotify, for a collector in a child of its own.
+"""Which files of a folder were closed: the kernel's inotify, for a collector in a child of its own.
 
-Owns its descriptor and the watches on folders, both bounded.  Tells of this machine's processes
-alone: what another client of a network mount does, no kernel here sees.
+Owns its descriptor and the watches on folders, both bounded.  Sees the processes of this machine
+alone: the kernel knows nothing of other clients of a network mount.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import os
 import struct
 from collections.abc import Iterable, Iterator
 
-# A file that was opened to be read was closed.  Equal events in a row are told as one: that files
-# are opened is asked for as well, so that an opening stands between two closings.
+# A file that was opened to be read was closed.  The kernel merges equal events in a row, so
+# openings are asked for as well: one stands between two closings.
 IN_CLOSE_NOWRITE, IN_OPEN = 0x10, 0x20
 IN_ONLYDIR = 0x01000000
 IN_NONBLOCK, IN_CLOEXEC = os.O_NONBLOCK, os.O_CLOEXEC
@@ -33,7 +33,7 @@ class Watcher:
         self._watches: dict[str, int] = {}
 
     def watch(self, folders: Iterable[str]) -> None:
-        """Folders that are new from now on, those that are gone no more."""
+        """Watches exactly these folders from now on: new ones are added, others dropped."""
         wanted = set(folders)
         for folder in [one for one in self._watches if one not in wanted]:
             self._libc.inotify_rm_watch(self._fd, self._watches.pop(folder))

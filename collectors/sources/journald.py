@@ -1,8 +1,9 @@
 """The kernel's log as journald keeps it, for where /dev/kmsg may not be read.
 
-Owns what journalctl is asked for and what its stream of JSON objects means.  Starts nothing: its
-process is agent/telemetry/journalctl.py's, and pieces of its output come in by `feed`.  A stream
-may break off anywhere and hold anything: what is no entry is counted, and the next one begins anew.
+Owns the command line of journalctl and the meaning of its stream of JSON objects.  Starts nothing:
+agent/telemetry/journalctl.py owns the process, and hands its output over in pieces by `feed`.  A
+stream may break off anywhere and hold anything: text that is no entry is counted, and the next
+entry begins anew.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import Any
 from ..contract import LogLine, legible
 from .kmsg import TEXT_MAX, USER, KernelLog, said_s
 
-ENTRY_MAX_BYTES = 1 << 20  # an entry of the kernel has about 1 KB; what is longer is skipped
+ENTRY_MAX_BYTES = 1 << 20  # an entry of the kernel has about 1 KB; a longer one is skipped
 CURSOR_MAX = 512  # characters; systemd's have about 130
-KERNEL = 0  # the facility of what the kernel said itself
+KERNEL = 0  # the facility of the kernel's own lines
 
 
 class JournalLog(KernelLog):
@@ -51,12 +52,12 @@ class JournalLog(KernelLog):
                 "--no-pager", "--quiet", "--follow", *place)
 
     def restarted(self) -> None:
-        """A new process speaks: what the last one left unfinished is void."""
+        """A new process begins to speak: the unfinished entry of the last one is void."""
         self.broken += bool(self._piece)
         self._piece, self._skipping = b"", False
 
     def forget_cursor(self, since_us: int) -> None:
-        """The journal does not know the place any more: what comes from now on is taken."""
+        """The journal does not know the place any more: entries are taken from now on."""
         self.cursor, self._whole, self._since_us = "", False, since_us
 
     def feed(self, data: bytes, boot_s: float) -> tuple[LogLine, ...]:
@@ -65,7 +66,7 @@ class JournalLog(KernelLog):
         taken: list[LogLine] = []
         for entry in entries:
             if self._skipping:
-                self._skipping = False  # the end of one that was too long
+                self._skipping = False  # the end of an entry that was too long
                 continue
             line = self._line(entry, boot_s) if entry else None
             if line is not None:
@@ -86,7 +87,7 @@ class JournalLog(KernelLog):
         number, self._next = self._next, self._next + 1
         stamp = fields.get("__MONOTONIC_TIMESTAMP")
         if _number(stamp, self._since_us) < self._since_us:
-            return None  # it was there before this agent was
+            return None  # the entry is older than this agent
         facility = _number(fields.get("SYSLOG_FACILITY"), KERNEL)
         if facility != KERNEL and not (self.users and facility == USER):
             self.foreign += 1
@@ -98,7 +99,7 @@ class JournalLog(KernelLog):
 
 
 def _object(entry: bytes) -> dict[str, Any]:
-    """{} for what is no JSON object; nested beyond reason is none either."""
+    """A JSON object; {} for anything else, also for one that is nested beyond reason."""
     try:
         found = json.loads(entry)
     except (ValueError, RecursionError):
@@ -112,8 +113,8 @@ def _is_cursor(text: str) -> bool:
 
 
 def _text(value: Any) -> str | None:
-    """A field's text: a string, a list of bytes where it was none, the first of several; None for
-    what journalctl leaves out because of its length."""
+    """A field's text: a string, a list of bytes where it was no UTF-8, or the first of several;
+    None for a field that journalctl leaves out because of its length."""
     if isinstance(value, list) and value and isinstance(value[0], str):
         value = value[0]
     if isinstance(value, list):

@@ -1,7 +1,7 @@
 """The kernel's log, line by line with its sequence numbers.
 
 Owns /dev/kmsg (or a recorded file in its place).  Understands no line: rules are the catalogue's
-and the core's business.  Keeps the latest lines for a while, because what is observed is levels.
+and the core's business.  Keeps the latest lines for a while, because the core observes levels.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ LINE_MAX_BYTES = 8192  # the kernel's own limit for one record
 LINES_PER_READ = 1000
 TEXT_MAX = 1000
 FILE_MAX_BYTES = 16 << 20  # of a recorded log
-# Flags of a record that goes on with an earlier one.  The kernel prints the cpuset in the lines of
-# an OOM by itself: where another line came between, or the record was full, the next one begins
+# Flags of a record that continues an earlier one.  In the lines of an OOM the kernel prints the
+# cpuset separately: where another line came between, or the record was full, the next record begins
 # with a name that any user may have chosen.
 PIECES = ([b"c"], [b"+"])
-USER = 1  # the facility that the kernel gives to whatever a program wrote
+USER = 1  # the facility that the kernel gives to lines of programs
 
 
 class KernelLog:
@@ -46,7 +46,7 @@ class KernelLog:
         self._next = -1
         self._after = -1
         self._recorded: deque[bytes] | None = None
-        self._behind = False  # there are lines from before it was opened
+        self._behind = False  # lines from before the log was opened are still to be read
         self._slept_s = slept_s()
         self._lines: deque[tuple[float, LogLine]] = deque(maxlen=LINES_MAX)  # when read
 
@@ -110,7 +110,7 @@ class KernelLog:
         self._lines.extend((boot_s, line) for line in taken)
 
     def _record(self) -> bytes | None:
-        """The next record; b"" for one that could not be had, None when there is no more."""
+        """The next record; b"" for a lost one, None when there is no more."""
         if self._fd < 0:
             return None
         if self._recorded is not None:
@@ -141,13 +141,14 @@ class KernelLog:
 
 
 def slept_s() -> float:
-    """What CLOCK_BOOTTIME is ahead of CLOCK_MONOTONIC, in which logs have their times."""
+    """By how much CLOCK_BOOTTIME is ahead of CLOCK_MONOTONIC, the clock of logs."""
     ahead_s = time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
     return max(0.0, round(ahead_s, 3))
 
 
 def said_s(text: str | bytes, slept_s: float, boot_s: float) -> float:
-    """When a line was said, from its microseconds; `boot_s`, now, for what cannot be."""
+    """The time at which a line was said, from its microseconds; `boot_s`, which is now, without
+    one."""
     said = int(text) / 1e6 + slept_s if text.isdigit() and len(text) < 19 else boot_s
     return min(said, boot_s)
 

@@ -1,7 +1,7 @@
 """The mount table: what is mounted where, of which type, and whether the file system is read-only.
 
 Owns parsing /proc/self/mountinfo, and how a path of any bytes is shown.  A leaf like contract.py.
-Never touches a mount point: a dead server behind one holds whoever does.
+Never touches a mount point: a dead server behind it would hold the reader.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ NETWORK_TYPES = frozenset((
 ))
 # Programs of a desktop or of a container's runtime: nothing of a training run lies behind them.
 FUSE_OWN = frozenset(("fuse.lxcfs", "fuse.portal", "fuse.gvfsd-fuse", "fuse.fuse-overlayfs"))
-# What a file system says that takes no writes any more.  ext4 that gave up leaves `rw` as it was
-# since Linux 6.12, and says `emergency_ro` since 6.15.
+# Options of a file system that takes no writes any more.  Since Linux 6.12 an ext4 that gave up
+# leaves `rw` as it was, and since 6.15 it shows `emergency_ro`.
 READONLY = frozenset(("ro", "emergency_ro", "shutdown"))
 SHOWN_MAX = 256  # characters of a path as it is shown; a path may have 4,095 bytes
 BYTE = 0xDC00  # Python's surrogate for a byte that is no UTF-8 is this and the byte
@@ -42,28 +42,28 @@ class Mount(NamedTuple):
 
     @property
     def path(self) -> bytes:
-        """Where it is, for the kernel."""
+        """The mount point as the kernel takes it."""
         return self.point.encode("utf-8", "surrogateescape")
 
     @property
     def name(self) -> str:
-        """Where it is, for people and labels."""
+        """The mount point as people and labels show it."""
         return shown(self.point)
 
     @property
     def is_network(self) -> bool:
-        """Whether a server or a program answers for it, which may not."""
+        """Whether a server or a program answers for it, and may never do so."""
         return self.fstype in NETWORK_TYPES or (
             self.fstype.startswith("fuse.") and self.fstype not in FUSE_OWN
         )
 
 
 def mounts(roots: Roots) -> list[Mount]:
-    """Every mount that is seen: of several on one point the last, which hides the others.  NoData
+    """Every visible mount: of several on one point the last, which hides the others.  Raises NoData
     without the table; a line that cannot be read is left out."""
     found: dict[str, Mount] = {}
     text = read_text(f"{roots.proc}/self/mountinfo", errors="surrogateescape")
-    for line in text.split("\n")[:MOUNTS_MAX]:  # a path may hold what else ends a line of text
+    for line in text.split("\n")[:MOUNTS_MAX]:  # a path may hold other ends of lines
         mount = parse(line)
         if mount is not None:
             found.pop(mount.point, None)

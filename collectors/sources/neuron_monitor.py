@@ -152,7 +152,7 @@ def count(report: Json, totals: Totals) -> None:
 
 
 def unreadable(report: Json) -> list[str]:
-    """Groups that say that they could not be read: unknown, which is not healthy."""
+    """Groups of a report that could not be read: unknown, which is not healthy."""
     groups = {"neuron_hw_counters": table(report, "system_data", "neuron_hw_counters"),
               "neuron_hardware_info": table(report, "neuron_hardware_info")}
     found = [name for name, group in groups.items() if group.get("error")]
@@ -249,8 +249,8 @@ def _held(parts: Json) -> int:
 
 
 def _own(said: Json, used: Json) -> set[int]:
-    """Cores that a runtime is on.  It may list all of the node: those that it loads or holds memory
-    of, and where there is none of either, all that it lists."""
+    """The cores that a runtime is on: those that it loads or holds memory of, since it may list all
+    cores of the node; all that it lists where there is neither load nor memory."""
     busy = {core for core, one in _indexed(said) if number(one.get("neuroncore_utilization"))}
     held = {core for core, parts in _indexed(used) if _held(parts)}
     return busy | held or {core for core, _ in _indexed(said)}

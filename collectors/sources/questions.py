@@ -1,8 +1,8 @@
 """Questions that may never be answered, each asked in a thread of its own.
 
-Owns those threads, how long each has waited, and what was answered last.  For the children of the
-probes alone: a thread that the kernel holds is left and named by the age of its question, and the
-other questions go on.  The process can then be killed as a whole, if the kernel lets it.
+Owns those threads, how long each has waited, and the last answers.  For the children of the probes
+alone: a thread that the kernel holds is left and named by the age of its question, and the other
+questions go on.  The process can then be killed as a whole, if the kernel lets it.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ WAITING_MAX = 64  # threads; beyond that nothing more is asked
 
 
 class Answer(NamedTuple, Generic[T]):
-    """What came of one question."""
+    """The outcome of one question."""
 
-    value: T | None  # None when it failed
+    value: T | None  # None when the question failed
     error: OSError | None
     took_s: float
     boot_s: float  # CLOCK_BOOTTIME at which it was asked
 
 
 class Questions(Generic[T]):
-    """At most one open question a key, and none while its last answer was not looked at: one that
-    came late is told before it is replaced."""
+    """At most one open question a key, and none before its last answer was looked at: a late answer
+    is handed out before it is replaced."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -36,7 +36,8 @@ class Questions(Generic[T]):
         self._untold: set[str] = set()
 
     def ask(self, key: str, call: Callable[[], T], boot_s: float) -> None:
-        """Asks, if it may.  `call` may raise OSError and nothing else."""
+        """Asks, unless the key has an open question or an unread answer.  `call` may raise OSError
+        and nothing else."""
         with self._changed:
             busy = key in self._since_s or key in self._untold
             if busy or len(self._since_s) >= WAITING_MAX:
@@ -45,7 +46,7 @@ class Questions(Generic[T]):
         thread = threading.Thread(target=self._run, args=(key, call, boot_s), daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # no more threads: nobody was asked, so nobody hangs
+        except RuntimeError as error:  # no more threads: nothing was asked, so nothing hangs
             with self._changed:
                 del self._since_s[key]
             raise OSError(f"{key} cannot be asked: {error}") from error
@@ -64,7 +65,7 @@ class Questions(Generic[T]):
             self._changed.notify_all()
 
     def settle(self, limit_s: float) -> None:
-        """Waits until nothing is open, at most this long."""
+        """Waits until no question is open, at most this long."""
         with self._changed:
             self._changed.wait_for(lambda: not self._since_s, limit_s)
 
