@@ -43,8 +43,8 @@ def wanted(state: AgentState) -> bool:
     """Whether an incident that is open now may lead to an order."""
     if not set(root_verbs()).intersection(state.config.actions.allow):
         return False
-    open_now = (one for one in state.snapshot.decision.incidents if not one.closed_wall_s)
-    return any(one.severity == FATAL and not one.run for one in open_now)
+    return any(incident.severity == FATAL and not incident.run and not incident.closed_wall_s
+               for incident in state.snapshot.decision.incidents)
 
 
 async def look(state: AgentState, evidence: EvidenceStore) -> Gate:
@@ -55,8 +55,9 @@ async def look(state: AgentState, evidence: EvidenceStore) -> Gate:
     seen = await asyncio.to_thread(_alive, str(proc), listed)
     living = {pid for pid, _ in seen}
     sessions = state.launchers.sessions()
-    launchers = frozenset(one.pid for one in sessions if one.pid)
-    ranks = frozenset((rank.pid, one.uid) for one in sessions for rank in one.levels.ranks)
+    launchers = frozenset(session.pid for session in sessions if session.pid)
+    ranks = frozenset((rank.pid, session.uid)
+                      for session in sessions for rank in session.levels.ranks)
     ours = await asyncio.to_thread(_ours, proc, sorted(living), launchers, ranks)
     ended_pids = tuple(sorted({pid for pid, _ in listed} - living))
     if not procfs.sees_host(str(proc)):
@@ -116,7 +117,7 @@ def write_probe(folder: Path, node: str) -> None:
 
 
 def _alive(proc: str, listed: list[tuple[int, str]]) -> tuple[tuple[int, str], ...]:
-    return tuple(one for one in listed if procfs.process_alive(one[0], proc))
+    return tuple(process for process in listed if procfs.process_alive(process[0], proc))
 
 
 def _ours(

@@ -295,7 +295,7 @@ class Daemon:
             self.performer.count(*record.counts)
             self.evidence.keep(record.incident)
         if changes.forgotten:
-            self.journal.append(Forgotten(tuple(one.id for one in changes.forgotten)))
+            self.journal.append(Forgotten(tuple(incident.id for incident in changes.forgotten)))
             self.evidence.forget(changes.forgotten)
         self.performer.perform(fresh, memory)
         for line in changes.lines:

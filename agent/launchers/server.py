@@ -246,10 +246,11 @@ class LauncherServer:
         if old is not None and hello.nproc <= old.hello.nproc:
             return ""
         why_not = "" if old is not None else self._admission.for_run(uid, self._runs.values())
-        dead = sorted((one for one in self._runs.values() if one is not old and is_dead(one)),
-                      key=lambda one: (one.uid != uid, one.lost_s))
+        dead = [session for session in self._runs.values()
+                if session is not old and is_dead(session)]
+        dead.sort(key=lambda session: (session.uid != uid, session.lost_s))
         while not why_not:
-            others = [one for one in self._runs.values() if one is not old]
+            others = [session for session in self._runs.values() if session is not old]
             too_many = self._admission.for_ranks(uid, hello.nproc, others)
             if not too_many or not dead:
                 return too_many

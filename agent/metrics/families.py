@@ -94,8 +94,8 @@ class _Page:
         agent = self._state.config.agent
         choice = selection.Choice(agent.metrics == "full", agent.metrics_hide)
         # prometheus_client keeps a counter's name without its end
-        hidden = {PREFIX + one.name.removesuffix("_total")
-                  for one in OWN if not choice.shows(one)}
+        hidden = {PREFIX + metric.name.removesuffix("_total")
+                  for metric in OWN if not choice.shows(metric)}
         own = chain(self._agent(), self._journalled(), (self._recovery(),), self._runs(),
                     self._collectors())
         yield text_of(made for made in own if made.name not in hidden)
@@ -132,7 +132,7 @@ class _Page:
             for detector, outcome, count in snapshot.decision.detector_counts
         ])
         log, source = state.kernel.log, state.kernel.source
-        yield family("kernel_log_up", [((one,), int(one == source)) for one in KERNEL_SOURCES])
+        yield family("kernel_log_up", [((name,), int(name == source)) for name in KERNEL_SOURCES])
         for name in ("missed", "foreign", "broken"):
             yield family(f"kernel_lines_{name}_total", [((), getattr(log, name))])
         yield family("config_reload_ok", [((), int(state.reload_ok))])
@@ -209,8 +209,8 @@ class _Page:
         if runner is None:
             return
         health = runner.health()
-        yield family("collector_up", [((one.name,), int(one.up)) for one in health])
-        yield family("collector_absent", [((one.name,), int(one.absent)) for one in health])
+        yield family("collector_up", [((h.name,), int(h.up)) for h in health])
+        yield family("collector_absent", [((h.name,), int(h.absent)) for h in health])
         yield family("collector_duration_seconds", [((h.name,), h.duration_s) for h in health])
         yield family("probes_stuck", [((), len(self._state.stuck_children()))])
         yield from _children(runner, self._state.kernel.children())

@@ -40,7 +40,8 @@ def status(state: AgentState) -> dict[str, Any]:
     """GET /api/v1/status."""
     snapshot = state.snapshot
     decision = snapshot.decision
-    incidents = [one for one in state.incident_log.incidents.values() if one.state in OPEN]
+    incidents = [incident for incident in state.incident_log.incidents.values()
+                 if incident.state in OPEN]
     return {
         "node": state.name,
         "version": VERSION,
@@ -61,7 +62,7 @@ def status(state: AgentState) -> dict[str, Any]:
         "collectors": collectors(state),
         "devices": _devices(state),
         "runs": [_run(state, view, decision.verdicts) for view in snapshot.observed.runs],
-        "incidents": [msgspec.to_builtins(one) for one in reversed(incidents)],
+        "incidents": [msgspec.to_builtins(incident) for incident in reversed(incidents)],
         "faults": [msgspec.to_builtins(verdict) for verdict in decision.verdicts],
     }
 
@@ -69,11 +70,11 @@ def status(state: AgentState) -> dict[str, Any]:
 def incidents(state: AgentState, everything: bool) -> list[dict[str, Any]]:
     """GET /api/v1/incidents: newest first; without `all` the open ones and the latest closed."""
     newest_first: list[Incident] = list(reversed(state.incident_log.incidents.values()))
-    newest_first.sort(key=lambda one: one.opened_wall_s, reverse=True)
+    newest_first.sort(key=lambda incident: incident.opened_wall_s, reverse=True)
     if not everything:
-        newest_first = [one for place, one in enumerate(newest_first)
-                        if place < INCIDENTS_SHOWN or one.state in OPEN]
-    return [msgspec.to_builtins(one) for one in newest_first]
+        newest_first = [incident for place, incident in enumerate(newest_first)
+                        if place < INCIDENTS_SHOWN or incident.state in OPEN]
+    return [msgspec.to_builtins(incident) for incident in newest_first]
 
 
 def ledger(state: AgentState) -> dict[str, Any]:
@@ -98,13 +99,13 @@ def collectors(state: AgentState) -> list[dict[str, Any]]:
     now_s = time.monotonic()
     return [
         {
-            "name": one.name,
-            "up": one.up,
-            "absent": one.absent,
-            "age_s": round(now_s - one.read_s, 3) if one.read_s else None,
-            "error": one.error,
+            "name": health.name,
+            "up": health.up,
+            "absent": health.absent,
+            "age_s": round(now_s - health.read_s, 3) if health.read_s else None,
+            "error": health.error,
         }
-        for one in state.runner.health()
+        for health in state.runner.health()
     ]
 
 
@@ -164,7 +165,7 @@ def _run(state: AgentState, view: RunView, verdicts: tuple[Verdict, ...]) -> dic
     prefix = f"run/{view.run}/rank/"
     by_rank = {
         verdict.subject[len(prefix) :]: verdict
-        for verdict in sorted(verdicts, key=lambda one: one.act)
+        for verdict in sorted(verdicts, key=lambda verdict: verdict.act)
         if verdict.subject.startswith(prefix)
     }
     session = state.launchers.session(view.run)
@@ -208,8 +209,8 @@ def _run(state: AgentState, view: RunView, verdicts: tuple[Verdict, ...]) -> dic
 def of_now(view: RunView, verdicts: tuple[Verdict, ...]) -> tuple[Verdict, ...]:
     """Without that a run of this name was stopped before: that is said for a while, and says
     nothing about the one that is here now."""
-    return tuple(one for one in verdicts if one.fault not in STOPS or one.run != view.run
-                 or one.generation == view.generation)
+    return tuple(verdict for verdict in verdicts if verdict.fault not in STOPS
+                 or verdict.run != view.run or verdict.generation == view.generation)
 
 
 def _rank(rank: RankView, verdict: Verdict | None) -> dict[str, Any]:

@@ -63,14 +63,15 @@ def status(document: Json, who: Reader) -> Json:
     """The status as this reader may see it."""
     if who.everything:
         return document
-    runs = [one if who.may(one["run"]) else _public_run(one) for one in document["runs"]]
-    faults = [one if who.may(_run_of(one)) else _without_words(one) for one in document["faults"]]
+    runs = [run if who.may(run["run"]) else _public_run(run) for run in document["runs"]]
+    faults = [fault if who.may(_run_of(fault)) else _without_words(fault)
+              for fault in document["faults"]]
     return document | {"runs": runs, "faults": faults,
                        "incidents": incidents(document["incidents"], who)}
 
 
 def incidents(found: Iterable[Json], who: Reader) -> list[Json]:
-    return [one if who.may_read(one) else _without_words(one) for one in found]
+    return [incident if who.may_read(incident) else _without_words(incident) for incident in found]
 
 
 def _public_run(one: Json) -> Json:

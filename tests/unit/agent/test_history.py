@@ -31,11 +31,11 @@ def closed(number: int, run: str = "", **more) -> Incident:
 def test_whoever_has_most_is_forgotten_first(monkeypatch):
     monkeypatch.setattr(incident_log, "INCIDENTS_MAX", 50)
     owners = {"victim": 1000, "flood-a": 1001, "flood-b": 1001}
-    narrator = IncidentLog((), {}, lambda run: owners[run])
+    log = IncidentLog((), {}, lambda run: owners[run])
     forgotten, records = [], []
 
     def tell(*incidents):
-        told = narrator.follow(Decision(incidents=incidents))
+        told = log.follow(Decision(incidents=incidents))
         forgotten.extend(told.forgotten)
         records.extend(told.records)
 
@@ -44,26 +44,26 @@ def test_whoever_has_most_is_forgotten_first(monkeypatch):
     for number in range(10, 200):
         tell(closed(number, "flood-a"), closed(number, "flood-b"))
     tell()
-    kept = [one.run for one in narrator.incidents.values()]
+    kept = [one.run for one in log.incidents.values()]
     assert (kept.count("victim"), kept.count(""), len(kept)) == (10, 10, 50)
     assert {one.run for one in forgotten} == {"flood-a", "flood-b"} and len(forgotten) == 350
     assert {one.owner for one in records} == {incident_log.NODE, 1000, 1001}
     tell(*(closed(number) for number in range(200, 300)))
     tell()  # even the node does not push out a user
-    kept = [one.run for one in narrator.incidents.values()]
+    kept = [one.run for one in log.incidents.values()]
     assert kept.count("victim") == 10 and kept.count("") == 20
 
 
 def test_what_is_open_is_never_forgotten_and_so_never_told_twice(monkeypatch):
     monkeypatch.setattr(incident_log, "INCIDENTS_MAX", 5)
-    narrator = IncidentLog(tuple(closed(number) for number in range(5)))
+    log = IncidentLog(tuple(closed(number) for number in range(5)))
     many = tuple(replace(OPEN, id=f"demo/{number}") for number in range(8))
-    first = narrator.follow(Decision(incidents=many))
+    first = log.follow(Decision(incidents=many))
     assert len(first.records) == 8 and not first.forgotten
     for _ in range(3):
-        again = narrator.follow(Decision(incidents=many))
-        assert again == incident_log.Changes((), ()) and len(narrator.incidents) == 13
-    assert len(narrator.follow(Decision(incidents=many[5:])).forgotten) == 5
+        again = log.follow(Decision(incidents=many))
+        assert again == incident_log.Changes((), ()) and len(log.incidents) == 13
+    assert len(log.follow(Decision(incidents=many[5:])).forgotten) == 5
 
 
 def test_journal_and_store_hold_what_the_history_holds(agent, tmp_path, monkeypatch):

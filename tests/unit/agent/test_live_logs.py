@@ -122,10 +122,10 @@ def test_numbers_and_names_from_outside_are_bounded():
 def test_a_root_is_said_once_on_the_terminal():
     incident = Incident("i", "rank_exited", "run/demo/rank/0", "fatal", "demo", 1, 5.0, 1.0,
                         "ended", "rank 0")
-    narrator = IncidentLog(())
-    assert len(narrator.follow(Decision(incidents=(incident,))).lines) == 1
+    log = IncidentLog(())
+    assert len(log.follow(Decision(incidents=(incident,))).lines) == 1
     noted = msgspec.structs.replace(incident, timeline=((6.0, ROOT),))
-    lines = narrator.follow(Decision(incidents=(noted,))).lines
+    lines = log.follow(Decision(incidents=(noted,))).lines
     assert [(one.text, one.level) for one in lines] == [(f"rank_exited: {ROOT}", "warn")]
     more = msgspec.structs.replace(noted, timeline=((6.0, ROOT), (7.0, "more")))
-    assert narrator.follow(Decision(incidents=(more,))).lines == ()
+    assert log.follow(Decision(incidents=(more,))).lines == ()

@@ -12,9 +12,9 @@ def test_an_incident_of_the_kernels_is_no_second_event():
         "GPU 3 of a",
     )
     verdict = Verdict(incident.fault, incident.subject, "fatal", 1.0, "XID 79", detector="kernel")
-    narrator = IncidentLog(())
-    (record,) = narrator.follow(Decision(incidents=(incident,), verdicts=(verdict,))).records
+    log = IncidentLog(())
+    (record,) = log.follow(Decision(incidents=(incident,), verdicts=(verdict,))).records
     assert [(one.name, one.labels) for one in record.counts] == [
         ("incidents", ("kernel", "gpu_fell_off_bus", "fatal"))
     ]
-    assert not narrator.follow(Decision(incidents=(incident,), verdicts=(verdict,))).records
+    assert not log.follow(Decision(incidents=(incident,), verdicts=(verdict,))).records

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 from root_unit import HEADER, INCIDENT, Unit, called, commands, empty_proc, options
-from test_node_unit import core
+from test_root_helper import core
 
 from holdfast.agent.actions import preconditions
 from holdfast.agent.actions.evidence_store import write_incident
