@@ -231,8 +231,10 @@ def wrapped() -> Iterator[Case]:
     yield Case("an exception group", (("rank0.log", group),), "key_or_type", "user", 0)
     bar = "  5%|#    | 50/1000 [00:10<03:10,  5.00it/s]"
     yield Case("right behind a bar", (("rank0.log", bar + traceback(ECC)),), "cuda_ecc", "infra", 0)
-    small = ("socket.gaierror: [Errno -3] Temporary failure in name resolution",
-             "struct.error: unpack requires a buffer of 4 bytes",
+    yield Case("a small class", (("rank0.log", traceback(
+        "socket.gaierror: [Errno -3] Temporary failure in name resolution")),),
+        "name_resolution", "network", 0)
+    small = ("struct.error: unpack requires a buffer of 4 bytes",
              "zlib.error: Error -3")
     for line in small:
         yield Case(line[:14], (("rank0.log", traceback(line)),), "python_exception", "user", 0)

@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast.agent.core.parse.logs import root as logroot
 from holdfast.agent.core.parse.logs.lines import NO_RANK
-from holdfast.agent.core.parse.logs.signatures import CASCADE, ROOT, Match
+from holdfast.agent.core.parse.logs.signatures import CASCADE, ROOT, UNPLACED, Match
 from holdfast.agent.logs import files
 from holdfast.worker import exits
 from holdfast.worker.exits import CONFIGURATION, USAGE
@@ -25,6 +25,7 @@ from .text import BAD, CARE, FAINT, STRONG, Failure, Line, Span, count, field, l
 LOG_NAME = re.compile(r"(?P<base>.*\.(?:log|out|err|txt))(?:\.(?P<turn>\d{1,6}))?(?:\.gz)?|.*\.gz")
 PROBLEMS_MAX = 16
 SHOWN_MAX = 12  # kinds of lines
+FAMILY_ALONE = "family alone: no signature knows this line, so check it before you act on it"
 ABOUT = {
     "node": "the node: its kernel log and accelerators should say the same",
     "link": "the network between ranks: see the peer or port in the line",
@@ -141,6 +142,7 @@ def _root(found: logroot.Diagnosis, names: Sequence[str]) -> list[Line]:
         *field("rank", rank),
         *field("where", f"{'standard input' if name == '-' else name}, line {root.number}"),
         *field("line", root.text[:400]),
+        *(field("known by", FAMILY_ALONE) if root.family else ()),
     ]
 
 
@@ -158,7 +160,8 @@ def _others(found: logroot.Diagnosis) -> list[Line]:
         who = f", ranks {', '.join(map(str, ranks[:8]))}" if len(ranks) > 1 else (
             f", rank {ranks[0]}" if ranks else "")
         more = ", …" if len(ranks) > 8 else ""
-        kind = {ROOT: "later", CASCADE: "follows from it" if found.root else "a consequence"}
+        kind = {ROOT: "later", UNPLACED: "no rule knows it",
+                CASCADE: "follows from it" if found.root else "a consequence"}
         lines += field(f"  {name}", f"{kind.get(role, role)}{who}{more}",
                        indent=max(13, len(name) + 4))
     if len(shown) > SHOWN_MAX:

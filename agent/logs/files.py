@@ -14,6 +14,7 @@ import tomllib
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from gzip import BadGzipFile, GzipFile
 from io import BufferedReader
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from ..catalog.load import neuron_codes
 from ..core.parse.logs import root as logroot
+from ..core.parse.logs.families import HARMLESS, Families, Family
 from ..core.parse.logs.lines import NO_RANK
 from ..core.parse.logs.scan import Scanner
 from ..core.parse.logs.signatures import (
@@ -28,6 +30,7 @@ from ..core.parse.logs.signatures import (
     PYTHON,
     RETRYABLE,
     ROLES,
+    ROOT,
     SIGNAL,
     Catalogue,
     Match,
@@ -35,6 +38,7 @@ from ..core.parse.logs.signatures import (
 )
 
 SHIPPED = Path(__file__).parent.parent / "catalog/log_signatures.toml"
+FAMILIES = SHIPPED.with_name("log_families.toml")
 PIECE_BYTES = 1 << 20
 FILE_MAX_BYTES = 64 << 30  # what a file may unpack to; more is not read, and said
 TAIL_BYTES = 1 << 20  # of each file of a run that goes on
@@ -105,6 +109,34 @@ def _signature(path: Path, row: dict[str, Any]) -> Signature:
         raise ValueError(f"{where}: pattern: {error}") from error
 
 
+@lru_cache(maxsize=2)
+def load_families(path: Path = FAMILIES) -> Families:
+    """Read when a log is diagnosed, not when the live sample starts.  Raises as load_catalogue."""
+    with path.open("rb") as file:
+        tables = tomllib.loads(file.read(CATALOGUE_MAX_BYTES).decode())
+    return Families(
+        tuple(_family(path, row) for row in tables["family"]),
+        tuple(gate.encode() for gate in tables["gates"]),
+    )
+
+
+def _family(path: Path, row: dict[str, Any]) -> Family:
+    where = f"{path}: family {row.get('id', '?')!r}"
+    rest = {name: value for name, value in row.items() if name != "samples"}
+    rest |= {name: tuple(rest[name]) for name in ("words", "classes") if name in rest}
+    defaults = {"role": ROOT, "category": row.get("id", ""), "culprit": "unknown",
+                "retryable": "depends", "words": ()}
+    try:
+        one = Family(**defaults | rest)
+    except TypeError as error:
+        raise ValueError(f"{where}: {error}") from error
+    allowed = {"role": (*ROLES, HARMLESS), "culprit": CULPRITS, "retryable": RETRYABLE}
+    for key, values in allowed.items():
+        if getattr(one, key) not in values:
+            raise ValueError(f"{where}: {key} must be one of {', '.join(values)}")
+    return one
+
+
 def with_own(catalogue: Catalogue, rows: Sequence[dict[str, Any]]) -> Catalogue:
     """The catalogue with an operator's rows in front: theirs wins over a shipped one of the same
     name.  Raises ValueError for a row that agent/logs/operator_signatures.py would have refused."""
@@ -141,7 +173,7 @@ def diagnose(
     if len(paths) > FILES_MAX:
         problems.append(f"{len(paths) - FILES_MAX} of {len(paths)} files were not read")
     for index, path in enumerate(paths[:FILES_MAX]):
-        scanner = Scanner(catalogue, index, rank_of(path))
+        scanner = Scanner(catalogue, index, rank_of(path), families=load_families())
         nbytes, problem = _read(path, standard_input, scanner)
         total += nbytes
         unread += nbytes == 0 and problem != ""
@@ -174,7 +206,7 @@ def diagnose_tails(
             left = len(spans) - index
             problems.insert(0, f"{left} of {len(spans)} files were not read within {limit_s:g} s")
             break
-        scanner = Scanner(catalogue, index, span.rank, signals=False)
+        scanner = Scanner(catalogue, index, span.rank, signals=False, families=load_families())
         try:
             begin, data = read_tail(span, tail_bytes)
         except OSError as error:

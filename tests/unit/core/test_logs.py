@@ -18,6 +18,7 @@ from holdfast.agent.core.parse.logs.lines import NO_RANK, clean
 from holdfast.agent.logs import files
 
 CATALOGUE = files.load_catalogue()
+FAMILIES = files.load_families()
 TABLES = tomllib.loads(files.SHIPPED.read_text())
 ROWS = TABLES["signature"]
 SAMPLES = [(row, sample) for row in ROWS for sample in row["samples"]]
@@ -248,7 +249,7 @@ def test_any_bytes_are_read(parts: list[bytes], piece: int) -> None:
 def test_the_root_of_all_ranks(case: classify_cases.Case) -> None:
     found: list[signatures.Match] = []
     for file, (name, text) in enumerate(case.files):
-        scanner = logs.Scanner(CATALOGUE, file, files.rank_of(name))
+        scanner = logs.Scanner(CATALOGUE, file, files.rank_of(name), families=FAMILIES)
         scanner.feed(text.encode())
         scanner.close()
         found += scanner.matches

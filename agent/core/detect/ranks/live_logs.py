@@ -17,6 +17,7 @@ TEXT_MAX = 300  # characters of a log's line that are shown
 WORD_MAX = 64  # of a name: the child's word is input from outside
 OTHERS_MAX = 6
 FIRM, WEAK = 0.8, 0.5  # a weak root is one that a dying peer can cause as well
+FAMILY = 0.4  # known by vocabulary or class alone, by no signature
 LOOK_AT = {
     "node": "the node: its kernel log and accelerators should say the same",
     "link": "the network between ranks: see the peer or port in the line",
@@ -33,6 +34,7 @@ class Line(msgspec.Struct, frozen=True):
     line: str = ""
     retryable: str = ""
     weak: bool = False
+    family: bool = False
     path: str = ""
     offset: int = 0
 
@@ -118,11 +120,13 @@ def verdict_of(answer: Answer, run: str, generation: int) -> Verdict | None:
     evidence = (
         ("culprit", _word(root.culprit)), ("look at", LOOK_AT.get(answer.blames, "")),
         ("retry", _word(root.retryable)), ("where", f"{plain(root.path)}, byte {root.offset}"),
+        ("known by", "its family alone" if root.family else ""),
         ("meaning", plain(answer.note)), ("also there", also),
     )
     return Verdict(
         fault=FAULT, subject=f"run/{run}/logs", severity=WARN,
-        confidence=WEAK if root.weak else FIRM, reason=f"root: {root_text(root)}",
+        confidence=FAMILY if root.family else WEAK if root.weak else FIRM,
+        reason=f"root: {root_text(root)}",
         evidence=tuple(row for row in evidence if row[1]), act=False, detector=DETECTOR, run=run,
         generation=generation,
     )

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .lines import NO_RANK, YEAR_S, around_new_year
-from .signatures import CARRIER, CASCADE, ROOT, SIGNAL, TEARDOWN, Match
+from .signatures import CARRIER, CASCADE, ROOT, SIGNAL, TEARDOWN, UNPLACED, Match
 
 WEAK_YIELDS_S = 5.0  # a firm root this long after a weak one was only printed later
 BLAMES = {"infra": "node", "network": "link"}  # the rest is not this cluster's hardware
@@ -69,9 +69,17 @@ def find_root(ordered: Sequence[Match]) -> Match | None:
 
     What a logger only mentioned counts where nothing firm ended a process: the warning of a missing
     module or of another driver's version stands at the begin of runs that end hours later, and
-    often of one rank alone.
+    often of one rank alone.  What was mentioned and is known by its family alone comes last.
     """
     roots = [match for match in ordered if match.role == ROOT]
+    telling = [match for match in roots if not (match.family and match.culprit == "unknown")]
+    found = _earliest([match for match in telling if not (match.family and match.mention)])
+    if found is None or found.weak and found.culprit == "unknown":
+        found = _earliest(telling)
+    return found or _earliest(roots)
+
+
+def _earliest(roots: list[Match]) -> Match | None:
     ended = [match for match in roots if not match.mention]
     if any(not match.weak for match in ended):
         roots = ended
@@ -105,8 +113,11 @@ def hint(ordered: Sequence[Match], exit_codes: dict[str, str]) -> str:
     if peers:
         return f"only consequences: the other side went first; look at {peers[0]}"
     present = {match.role for match in ordered}
+    unplaced = [match for match in ordered if match.role == UNPLACED]
     if present & {CASCADE, CARRIER}:
         return "only consequences: the log of the rank that failed first is not among these"
+    if unplaced:
+        return f"an error that no rule knows; the last one: {unplaced[-1].text[:200]}"
     if SIGNAL in present:
         return "nothing ended by itself, but the values are not healthy"
     if TEARDOWN in present:
@@ -170,6 +181,7 @@ def _one(match: Match, names: Sequence[str]) -> dict[str, object]:
     return {
         "signature": match.signature, "role": match.role, "category": match.category,
         "culprit": match.culprit, "retryable": match.retryable,
+        "known_by": "family" if match.family else "signature",
         "rank": None if match.rank == NO_RANK else match.rank, "line": match.text,
         "file": names[match.file] if match.file < len(names) else "",
         "line_number": match.number, "fields": dict(match.fields),

@@ -8,12 +8,13 @@ weighs the matches of all ranks.  Pure and bounded: bytes in, matches out; files
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 from itertools import islice
 
 from ..neuron_codes import find
-from . import literals
+from . import literals, unlisted
+from .families import HARMLESS, Families, Family
 from .lines import LINE_MAX, LOOK_BACK, NO_RANK, Clean, Ruler, clean, line_at
 from .progress import Steps
 from .signatures import (
@@ -28,7 +29,7 @@ from .signatures import (
     Match,
     Signature,
 )
-from .tracebacks import IGNORED, ORIGINAL, TRACEBACK, Wrap, exception, key_of, link, wrap_of
+from .tracebacks import IGNORED, LET_GO, ORIGINAL, TRACEBACK, Wrap, exception, key_of, link, wrap_of
 
 LOOK_AHEAD = 64 << 10  # bytes: a traceback is whole within them
 HITS_MAX = 20_000  # lines a feed of about 1 MB that are looked at; the rest is counted
@@ -41,6 +42,8 @@ WOVEN_LINES = 200  # lines of the others between two of their ends
 WRAP_LINES = 128  # among which the first frame with a prefix of its traceback stands
 STREAMS_MAX = 8192
 BELOW_LINES = 8  # of a summary
+MESSAGE_LINES = 3  # in which an exception's message goes on
+KNOWN_MAX = 4096  # exceptions whose places are remembered
 RANK_DIGITS = 6
 WALK_MAX = 100_000  # lines of tracebacks in a feed: about 0.3 s at the worst
 
@@ -58,9 +61,10 @@ class Scanner:
     """Reads one log in pieces.  `feed` any number of times, then `close`; then `matches`."""
 
     def __init__(
-        self, catalogue: Catalogue, file: int = 0, rank: int = NO_RANK, signals: bool = True
+        self, catalogue: Catalogue, file: int = 0, rank: int = NO_RANK, signals: bool = True,
+        families: Families | None = None,
     ) -> None:
-        self.catalogue = catalogue
+        self.catalogue, self.families = catalogue, families
         self.file, self.rank = file, rank
         self.matches: list[Match] = []
         self.counts: Counter[tuple[int, str]] = Counter()  # all that were seen, kept or not
@@ -78,9 +82,13 @@ class Scanner:
         self._origin: int | None = None  # begin of the traceback that is being read
         self._walk = WALK_MAX  # lines that this feed may still follow
         self._steps = Steps()
+        self._tail = b""  # for what no signature knows; empty without families
+        self._judged_at: deque[int] = deque(maxlen=KNOWN_MAX)  # offsets of exceptions
 
     def feed(self, data: bytes) -> None:
         """About 1 MB at a time; what could be cut in two waits for the next."""
+        if self.families:
+            self._tail = (self._tail + data)[-unlisted.TAIL_BYTES :]
         buffer = self._buffer = self._buffer + data
         limit = buffer.rfind(b"\n", self._begin, max(self._begin, len(buffer) - LOOK_AHEAD)) + 1
         if limit == 0:  # no line ends here: a line longer than that is cut
@@ -100,8 +108,10 @@ class Scanner:
         self._work(self._buffer, len(self._buffer))
         for stream in self.streams.values():
             self._settle(stream)
+        if self.families and not any(_certain(one) for one in self.matches):
+            self.matches += self._unlisted(self.families)
         self.matches.sort(key=lambda one: one.offset)
-        self._buffer = b""
+        self._buffer = self._tail = b""
 
     # ------------------------------------------------------------ lines
 
@@ -200,7 +210,7 @@ class Scanner:
         if not stream.linked:
             self._settle(stream)
         stream.linked = False
-        stream.ignored = self._base + start == self._ignored
+        stream.ignored = self._base + start == self._ignored or _let_go(buffer, start)
         self._origin = start
         self._block(buffer, start, read, stream, wrap)
         self._origin = None
@@ -272,6 +282,7 @@ class Scanner:
     def _judged(self, buffer: bytes, start: int, read: Clean, name: str) -> Match:
         """The exception's line: by signature, then by its class, else it is the job's own."""
         catalogue = self.catalogue
+        self._judged_at.append(self._base + start)
         known = self._matching(read.text)
         roots = [one for one in known if one.role == ROOT and one.id not in GENERIC]
         role = catalogue.exceptions.get(name, "")
@@ -279,6 +290,12 @@ class Scanner:
             role = CASCADE
         if roots:
             return self._match(buffer, start, read, roots[0])
+        row = self._family(buffer, start, read, name, role)
+        told = (known or role) if row and row.role != ROOT else known and (
+            row and row.culprit == known[0].culprit)
+        if row is not None and not told:
+            found = self._match(buffer, start, read, _signature_of(row))
+            return found._replace(family=True, generic=row.culprit == "user")
         if role:
             same = next((one for one in known if one.role == role), None)
             return self._match(buffer, start, read, same or FOLLOWS._replace(role=role))
@@ -319,6 +336,33 @@ class Scanner:
             read = clean(line_at(buffer, begin))
             if read.stream == stream:
                 yield begin, read
+
+    # ------------------------------------------------------------ what no signature knows
+
+    def _unlisted(self, families: Families) -> list[Match]:
+        """By form and family, from the log's last part."""
+        data, end = self._tail, self._base + len(self._buffer)
+        if len(data) == unlisted.TAIL_BYTES < end:  # its first line is not whole
+            data = data[data.find(b"\n") + 1 :]
+        begin = end - len(data)
+        known = frozenset((*self._judged_at, *(one.offset for one in self.matches)))
+        reader = unlisted.Reader(families, self.catalogue, self.file, self.rank)
+        below = self._ruler.number(self._buffer, self._base, len(self._buffer))
+        return reader.read(data, begin, known, below - data.count(b"\n"))
+
+    def _family(
+        self, buffer: bytes, start: int, read: Clean, name: str, role: str
+    ) -> Family | None:
+        """Of an uncaught exception: by its words, else by its class."""
+        if self.families is None:
+            return None
+        row = self.families.by_text(read.text)
+        if row is None and not role:
+            below = (line for _, line in islice(
+                self._following(buffer, start, read.stream), MESSAGE_LINES))
+            more = " ".join((read.text, *unlisted.message(below)))
+            row = self.families.by_text(more) or self.families.by_class(name)
+        return None if row is None or row.role == HARMLESS else row
 
     # ------------------------------------------------------------ what is kept
 
@@ -362,6 +406,23 @@ class Scanner:
 
 def _kind(match: Match) -> tuple[int, str, bool]:
     return match.stream, match.signature, match.mention
+
+
+def _let_go(buffer: bytes, start: int) -> bool:
+    """Whether the line above says that a traceback is told and no more."""
+    above = buffer.rfind(b"\n", max(0, start - LINE_MAX), max(0, start - 1)) + 1
+    return start > 0 and any(words in line_at(buffer, above) for words in LET_GO)
+
+
+def _signature_of(row: Family) -> Signature:
+    return PYTHON._replace(
+        id=row.id, role=row.role, weak=row.weak, category=row.category, culprit=row.culprit,
+        retryable=row.retryable, note=row.note,
+    )
+
+
+def _certain(match: Match) -> bool:
+    return match.role == ROOT and not match.weak and not match.mention
 
 
 def _groups(pattern: re.Pattern[str], text: str) -> dict[str, str]:

@@ -14,6 +14,7 @@ from .lines import NO_RANK
 
 ROOT, CASCADE, CARRIER, TEARDOWN, SIGNAL = "root", "cascade", "carrier", "teardown", "signal"
 ROLES = (ROOT, CASCADE, CARRIER, TEARDOWN, SIGNAL)
+UNPLACED = "unplaced"  # an error that no rule knows: told, never blamed; no row can have it
 CULPRITS = ("infra", "network", "user", "data", "storage", "policy", "unknown", "none")
 RETRYABLE = ("yes", "no", "once", "elsewhere", "after_repair", "back_off", "requeue", "depends")
 
@@ -63,6 +64,7 @@ class Match(NamedTuple):
     number: int = 0  # of the line, from 1
     time_s: float | None = None  # its own, or that of the line with one before it
     mention: bool = False  # a line outside of tracebacks that a process outlives
+    family: bool = False  # known by its family alone: by vocabulary or class, by no signature
 
 
 GENERIC = ("key_or_type", "import_error", "python_exception", "file_missing")

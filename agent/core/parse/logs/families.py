@@ -1,0 +1,85 @@
+"""Which family an error belongs to, by the finite vocabularies of the libraries that print it.
+
+Owns the looking-up: the first row whose words stand in the text, else the class of the exception.
+The rows are data (agent/catalog/log_families.toml); which lines are errors is forms.py's.  Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import NamedTuple
+
+HARMLESS = "harmless"  # a role of families alone: such a line is no error, whatever its words
+TEXT_MAX = 1000  # characters of a line, and of what its message goes on with
+REMEMBERED = 4096  # texts whose family is known already
+
+
+class Family(NamedTuple):
+    """One row of the catalogue: words in small letters, one of which must be there."""
+
+    id: str
+    role: str
+    category: str
+    culprit: str
+    retryable: str
+    words: tuple[str, ...]
+    pattern: str = ""  # searched as well, without regard to case
+    classes: tuple[str, ...] = ()  # of exceptions, when no text decides
+    weak: bool = False
+    ends: bool = False  # its line ends a process, traceback or not
+    warned: bool = False  # believed in a warning, too
+    retried: bool = False  # believed although the line says that it is tried again
+    until: str = ""  # a later line with it shows that it went well
+    lasting: bool = False  # a value of each step: the last one counts, group `bad` says it is wrong
+    note: str = ""
+
+
+class Families:
+    """The rows in order; compiles a pattern when its words are met for the first time."""
+
+    def __init__(self, rows: tuple[Family, ...], gates: tuple[bytes, ...]) -> None:
+        self.rows = rows
+        self.gates = gates + tuple(_ungated(rows, gates))
+        self.lasting = tuple(row for row in rows if row.lasting)
+        self._texts = tuple(row for row in rows if row.words and not row.lasting)
+        self._classes = {name: row for row in rows for name in row.classes}
+        self._compiled: dict[str, re.Pattern[str]] = {}
+        self._known: dict[str, Family | None] = {}
+
+    def by_text(self, text: str) -> Family | None:
+        """The first row that knows the text; the same text is looked up once."""
+        text = text[:TEXT_MAX]
+        if text not in self._known:
+            if len(self._known) >= REMEMBERED:
+                self._known.clear()
+            self._known[text] = self._look(text)
+        return self._known[text]
+
+    def by_class(self, name: str) -> Family | None:
+        return self._classes.get(name)
+
+    def pattern(self, row: Family) -> re.Pattern[str]:
+        return self.compiled(row.pattern)
+
+    def compiled(self, pattern: str) -> re.Pattern[str]:
+        if pattern not in self._compiled:
+            self._compiled[pattern] = re.compile(pattern, re.IGNORECASE | re.MULTILINE)
+        return self._compiled[pattern]
+
+    def _look(self, text: str) -> Family | None:
+        small = text.lower()
+        for row in self._texts:
+            if any(word in small for word in row.words) and (
+                not row.pattern or self.pattern(row).search(text)
+            ):
+                return row
+        return None
+
+
+def _ungated(rows: tuple[Family, ...], gates: tuple[bytes, ...]) -> Iterator[bytes]:
+    """Words that no gate is a piece of, so that a line with one is looked at."""
+    words = {word.encode() for row in rows if not row.lasting for word in row.words}
+    for word in sorted(words):
+        if not any(gate in word for gate in gates):
+            yield word

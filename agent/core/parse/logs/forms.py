@@ -1,0 +1,119 @@
+"""The forms in which programs say that something went wrong, whatever it was.
+
+Owns the grammar of single lines: how loud a line is, which exception it ends with, whether a
+process ends with it, and whether it says itself that the work goes on.  What the words mean is data
+(agent/catalog/log_families.toml, read by families.py).  Pure; every pattern runs over a bounded
+line and none repeats what itself repeats.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from .tracebacks import exception
+
+INFO, WARN, PLAIN, LOUD = range(4)
+HEAD = 200  # characters in which a level stands
+LINE_LOOKED = 2000
+
+_LETTERS = {"T": INFO, "D": INFO, "V": INFO, "I": INFO, "N": INFO, "W": WARN,
+            "E": LOUD, "C": LOUD, "F": LOUD}
+# glog and its kin: `E0102 03:04:05.6 file.cc:7]`, `[E528 08:52:46.1 file.cpp:1]`,
+# `[E socket.cpp:4]`, `E tensorflow/core/x.cc:5]` behind a clock, Ray's `E 149 199]`, NeMo's.
+_LETTER = re.compile(
+    r"\[?(?P<a>[TDVIWECF])\d{3,4} \d\d:\d\d:|\[(?P<b>[IWEF]) [\w./-]{1,200}:\d+\]"
+    r"|(?P<c>[DIWEF]) {1,2}\S{1,200}:\d+\]|(?P<d>[DIWECF]) \d{1,9} \d{1,9}\]"
+    r"|\[NeMo (?P<e>[DIWE]) |(?:\[[^\]]{0,60}\] ){1,3}\[(?P<f>[DIWEF])\]"
+)
+# Of the communication libraries a WARN is the only word that they have for an error.
+_TRANSPORT = re.compile(
+    r"\b(?:NCCL|RCCL|FLAGCX|MCCL) (?P<a>INFO|WARN|ERROR|TRACE|ABORT)\b"
+    r"|^\S{1,120}:\d+:\d+ \[\d+\] (?:\S{1,200} )?(?P<b>INFO|WARN|ERROR|TRACE) "
+)
+_LEVEL = re.compile(
+    r"(?:^|[\s\[|:(<>-])(?:(?P<info>TRACE|DEBUG|INFO|NOTICE|DIAG|NOTE)|(?P<warn>WARN|WARNING)"
+    r"|(?P<loud>ERROR|ERR|CRITICAL|FATAL|\*ERROR\*))(?=[\s\]|:)>,-]|$)"
+)
+_SMALL = re.compile(
+    r"\blevel=\"?(?P<a>\w{1,10})|<(?P<b>trace|debug|info|warn|error|fatal)>"
+    r"|\b(?P<c>debug|info|warning|error|fatal): "
+)
+_WORDS = {"trace": INFO, "debug": INFO, "info": INFO, "notice": INFO, "abort": LOUD, "warn": WARN,
+          "warning": WARN, "error": LOUD, "fatal": LOUD, "critical": LOUD, "panic": LOUD}
+_WARNED = re.compile(r"\b[A-Za-z]{0,40}Warning: |warnings\.warn\(|^Warning[:,!] |^\W{0,3}NOTE: ")
+_EVENT = re.compile(r"\bNormal {2,}[A-Z][A-Za-z]")  # of Kubernetes: Warning is its only error
+# `E   ` of pytest, `> ` and `- ` of quotations, Ray's daemons, and the class of what a task raised.
+_QUOTED = re.compile(r"(?:[>|#*`-] ?|E {2,8}|\((?:raylet|gcs_server|autoscaler)\) ){1,12}")
+_WRAPPED = re.compile(r"(?:[A-Za-z_]\w*\.){0,8}\w{1,80}\((?P<inner>[A-Za-z_]\w{1,80})\): ")
+_RAISE = re.compile(
+    r"^(?:.{0,120}[\]|>:] )?(?:-+> )?(?:\d+ )? *"
+    r"(?:raise (?P<name>(?:\w{1,80}\.){0,6}\w{1,80})|(?P<assert>assert) )"
+)
+_ENDS = re.compile(
+    r"terminate called|^ *what\(\): |^\[?F\d{3,4} |^F \S|^\[F |\bCheck fail(?:ed|ure)\b"
+    r"|^Fatal Python error|\bcore dumped\b|^fatal(?: error)?: "
+)
+GOES_ON = re.compile(
+    r"(?i)\b(?:retry(?:ing)?|re-?trying|trying (?:to resume|again)|retries left|falling back|"
+    r"fall(?:s)? ?back|fallback|ignor(?:ed|ing)|skipp(?:ed|ing)(?!:)|recovered|continuing|"
+    r"will be (?:disabled|ignored|skipped|retried)|reconnect(?:ed|ing))\b"
+)
+_GIVES_UP = re.compile(
+    r"(?i)max(?:imum)? retries|retry (?:count |counter |timeout )?exceeded|retries exceeded|"
+    r"after \d+ (?:retries|attempts|tries)|giving up|gave up|no more retries"
+)
+
+
+class Form(NamedTuple):
+    """What the shape of one line says."""
+
+    level: int  # INFO, WARN, PLAIN (none is written) or LOUD
+    name: str  # last part of an exception's class, where the line is its; else ""
+    ends: bool  # a process that prints such a line ends
+    goes_on: bool  # it says that the work goes on
+
+
+def form(text: str) -> Form:
+    """Of a line without colours, prefixes and clock."""
+    text = text[:LINE_LOOKED].strip()
+    quoted = _QUOTED.match(text)
+    if quoted:
+        text = text[quoted.end() :]
+    level = level_of(text)
+    name = raised_name(text)
+    goes_on = GOES_ON.search(text) is not None and _GIVES_UP.search(text) is None
+    ends = level >= PLAIN and (name != "" or _ENDS.search(text) is not None)
+    return Form(level, name, ends, goes_on)
+
+
+def level_of(text: str) -> int:
+    """The level that the line itself gives, in any of the common ways to write one."""
+    head = text[:HEAD]
+    if found := _LETTER.match(head):
+        return _LETTERS[next(group for group in found.groups() if group)]
+    if found := _TRANSPORT.search(head):
+        return INFO if (found["a"] or found["b"]) in ("INFO", "TRACE") else LOUD
+    if _WARNED.search(head):
+        return WARN
+    if found := _LEVEL.search(head):
+        return INFO if found["info"] else WARN if found["warn"] else LOUD
+    if found := _SMALL.search(head):
+        word = next(group for group in found.groups() if group)
+        return _WORDS.get(word, PLAIN)
+    return INFO if _EVENT.search(head) else PLAIN
+
+
+def raised_name(text: str) -> str:
+    """The exception's class, also of one that another wraps: `RayTaskError(ValueError): `."""
+    if found := _WRAPPED.match(text):
+        return found["inner"] if exception(f"{found['inner']}: ", False) else ""
+    return exception(text, False)
+
+
+def cut_off(text: str) -> str:
+    """The class that a source line raises, where a traceback is cut before its last line."""
+    found = _RAISE.match(text.strip())
+    if found is None:
+        return ""
+    return "AssertionError" if found["assert"] else found["name"].rpartition(".")[2]

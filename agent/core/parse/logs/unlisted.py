@@ -1,0 +1,261 @@
+"""What the end of a log says that no signature knows: errors by their form and their family.
+
+Owns the reading of a log's last part once nothing sure was found in it.  An error that the lines
+below it show to be handled is not kept, and one without a family is kept as `unplaced`: it is told
+and never blamed.  Pure and bounded: so many bytes, so many lines, each cut to a length.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import islice
+
+from ..neuron_codes import Code, find
+from . import literals
+from .families import HARMLESS, TEXT_MAX, Families, Family
+from .forms import GOES_ON, INFO, LOUD, PLAIN, WARN, Form, cut_off, form
+from .lines import NO_RANK, Clean, clean, line_at
+from .progress import Steps
+from .signatures import CASCADE, ROOT, UNPLACED, Catalogue, Match
+from .tracebacks import TRACEBACK, exception
+
+TAIL_BYTES = 1 << 20  # of a log that are read
+LINES_MAX = 3000  # of these, the last ones
+BUDGET_CHARS = 400_000  # of these lines: about 1 s at the worst
+KEPT_MAX = 4  # of one family
+BELOW = 3  # lines in which an error's message goes on, or is said to be handled
+VALUES_MAX = 32  # of one line
+LAST_LINES = 40  # among which a traceback that is cut off ends
+_FRAME = re.compile(r"^\s*(?:File \"|\^|~|\[\d{1,4}\] |Original Traceback)|^\s{4,}\S")
+_FRAME_BEGINS = ("File \"", "Traceback ", "-> ")
+_LETTER = re.compile(rb"(?<!\w)[EF](?:\d{3,4} \d\d:| [\w/.-]{1,100}:\d)")  # glog's severities
+_CLASS = re.compile(r"(?:[A-Za-z_]\w{0,60}\.){1,8}(?P<last>[A-Z]\w{1,60}): ")
+_SOURCE = re.compile(rb'File "|[\^~]|(?:raise|return|assert|with|for|if|self\.)\b')
+_SOUNDS_BAD = re.compile(
+    r"(?i)\b(?:errors?|failed|failure|fatal|abort(?:ed|ing)?|exception|killed|crashed|cannot|"
+    r"could not|unable to|terminated|timed out|panic|corrupt(?:ed)?)\b"
+)
+_COUNTED = re.compile(r"(?i)\b(?:errors?|failed|failures?|aborted|killed)\W{0,3}[=: ]\W{0,3}0\b")
+NRT = "neuron_code"
+UNKNOWN = Family("unknown_error", UNPLACED, "unplaced", "unknown", "depends", ())
+CUT = UNKNOWN._replace(id="traceback_cut")
+PYTHON = Family("python_error", ROOT, "user_code", "user", "no", (), weak=True)
+
+
+class Reader:
+    """One log's last part."""
+
+    def __init__(self, families: Families, catalogue: Catalogue, file: int, rank: int) -> None:
+        self.families, self.file, self.rank = families, file, rank
+        self.roles, self.codes = catalogue.exceptions, catalogue.nrt
+        self._kept: dict[str, int] = {}
+
+    def read(self, data: bytes, base: int, known: frozenset[int], line: int = 1) -> list[Match]:
+        """`base` is the place of the data in its log, `known` the places that were judged, `line`
+        the number of the data's first line."""
+        found: list[Match] = []
+        self._until: dict[str, str] = {}  # family -> what shows that it went well
+        counted, ends = 0, line
+        for start in self._places(data):
+            ends += data.count(b"\n", counted, start)
+            counted = start
+            if base + start in known:
+                continue
+            match = self._line(data, start)
+            if match is not None and self._room(match):
+                found.append(match._replace(offset=base + start, number=ends))
+        steps = Steps()
+        roots = [one for one in found if one.role == ROOT]
+        steps.look(roots, data, base, 0, len(data))
+        found = [one for one in found if not steps.handled(one) and not self._well(one, data, base)]
+        found += self._values(data, base, line)
+        if not any(one.role == ROOT for one in found):
+            found += self._cut(data, base, line, known)
+        return found
+
+    def _places(self, data: bytes) -> list[int]:
+        """Begins of the lines that may matter: the last ones where there are many."""
+        small = data.lower()
+        gates = self.families.gates
+        starts = {start for start, _ in literals.hits(small, 0, len(small), gates)}
+        starts |= {data.rfind(b"\n", 0, one.start()) + 1 for one in _LETTER.finditer(data)}
+        chosen: list[int] = []
+        left, end = BUDGET_CHARS, len(data)
+        for start in sorted(starts)[: -LINES_MAX - 1 : -1]:
+            left -= min(end - start, TEXT_MAX)
+            if left < 0:
+                break
+            chosen.append(start)
+            end = start
+        return chosen[::-1]
+
+    def _well(self, match: Match, data: bytes, base: int) -> bool:
+        pattern = self._until.get(match.signature)
+        if not pattern:
+            return False
+        after = data[match.offset - base :].decode("utf-8", "replace")
+        return self.families.compiled(pattern).search(after) is not None
+
+    def _room(self, match: Match) -> bool:
+        self._kept[match.signature] = self._kept.get(match.signature, 0) + 1
+        return self._kept[match.signature] <= KEPT_MAX
+
+    # ------------------------------------------------------------ one line
+
+    def _line(self, data: bytes, start: int) -> Match | None:
+        read = clean(line_at(data, start))
+        if TRACEBACK in read.text or _FRAME.match(read.text) and _in_frames(data, start):
+            return None
+        said = form(read.text)
+        if said.level == INFO:
+            return None
+        below = list(islice(_below(data, start, read.stream), BELOW))
+        row = self._family(read.text, said, below)
+        if row is None or row.role == HARMLESS:
+            return None
+        if said.level == WARN and row.role == ROOT and not row.warned:
+            return None
+        if row.role == ROOT and not row.retried and _handled(said, below):
+            return None
+        if row.until:
+            self._until[row.id] = row.until
+        return self._match(row, read, said)
+
+    def _family(self, text: str, said: Form, below: list[Clean]) -> Family | None:
+        families = self.families
+        row = families.by_text(text)
+        if (row is None or row.culprit == "unknown") and (code := find(self.codes, text)):
+            return _of_code(code)
+        if row is None and said.level >= PLAIN and (said.name or said.level == LOUD):
+            more = " ".join((text, *message(below)))
+            row = families.by_text(more) if len(more) > len(text) else None
+        if row is not None:
+            return row
+        if said.name:
+            return self._of_class(said.name)
+        if said.level == PLAIN and (named := _CLASS.match(text.strip())):
+            return families.by_class(named["last"])  # without a row it may be a logger's name
+        if said.level == LOUD or said.level == PLAIN and _SOUNDS_BAD.search(text):
+            return None if _COUNTED.search(text) else UNKNOWN
+        return None
+
+    def _of_class(self, name: str) -> Family:
+        role = self.roles.get(name, "")
+        if role:
+            return UNKNOWN._replace(id="python_consequence", role=role)
+        return self.families.by_class(name) or PYTHON
+
+    def _match(self, row: Family, read: Clean, said: Form) -> Match:
+        rank = read.rank if read.rank != NO_RANK else self.rank
+        generic = row is PYTHON
+        fields: tuple[tuple[str, str], ...] = (("class", said.name),) if generic else ()
+        fields += (("nrt_said", row.note),) if row.id == NRT else ()
+        return Match(
+            row.id, row.role, row.category, row.culprit, row.retryable, rank,
+            read.text.strip()[:1000], row.weak, generic, fields, read.stream, self.file,
+            time_s=read.time_s, mention=not (said.ends or row.ends), family=True,
+        )
+
+    # ------------------------------------------------------------ several lines
+
+    def _values(self, data: bytes, base: int, line: int) -> list[Match]:
+        """Values of each step that are no numbers, when the last one still is none."""
+        found = []
+        for row in self.families.lasting:
+            last: tuple[int, Clean] | None = None
+            wrong = 0
+            pattern = self.families.pattern(row)
+            pieces = tuple(word.encode() for word in row.words)
+            places = {start for start, _ in literals.hits(data.lower(), 0, len(data), pieces)}
+            for start in sorted(places)[-LINES_MAX:]:
+                read = clean(line_at(data, start))
+                values = list(islice(pattern.finditer(read.text), VALUES_MAX))
+                bad = [one for one in values if one["bad"]]
+                if bad:
+                    wrong += 2 if any(one["mean"] for one in bad) else 1
+                    last = last or (start, read)
+                elif values:
+                    wrong, last = 0, None
+            if last is not None and wrong > 1:
+                start, read = last
+                match = self._match(row, read, Form(PLAIN, "", False, False))
+                number = line + data.count(b"\n", 0, start)
+                found.append(match._replace(offset=base + start, number=number))
+        return found
+
+    def _cut(
+        self, data: bytes, base: int, line: int, known: frozenset[int]
+    ) -> list[Match]:
+        """A traceback without its last line: its last source line may say what it raises."""
+        starts = _last_lines(data)
+        if any(base + start in known for start in starts):
+            return []
+        name, at, framed = "", -1, False
+        for start in starts:
+            read = clean(line_at(data, start))
+            framed = framed or any(word in read.text for word in _FRAME_BEGINS)
+            if raised := cut_off(read.text):
+                name, at = raised, start
+        if at < 0 and not framed:
+            return []
+        start = at if at >= 0 else starts[-1]
+        sounds = name and (exception(f"{name}: ", True) or self.roles.get(name))
+        row = self._of_class(name) if sounds else CUT
+        read = clean(line_at(data, start))
+        match = self._match(row, read, Form(PLAIN, name, True, False))
+        return [match._replace(offset=base + start, number=line + data.count(b"\n", 0, start))]
+
+
+def _of_code(code: Code) -> Family:
+    role = CASCADE if code.follows else ROOT
+    return Family(NRT, role, "neuron_runtime", code.culprit, code.retryable, (),
+                  note=code.said)
+
+
+def _below(data: bytes, start: int, stream: int) -> Iterator[Clean]:
+    """The next lines of the same stream."""
+    at = data.find(b"\n", start)
+    for _ in range(4 * BELOW):
+        if at < 0 or at + 1 >= len(data):
+            return
+        read = clean(line_at(data, at + 1))
+        at = data.find(b"\n", at + 1)
+        if read.stream == stream:
+            yield read
+
+
+def message(below: Iterable[Clean]) -> Iterator[str]:
+    """The lines that an error's message goes on with."""
+    for read in below:
+        if not read.text.strip() or read.time_s is not None or TRACEBACK in read.text:
+            return
+        said = form(read.text)
+        if said.level != PLAIN or said.name:
+            return
+        yield read.text.strip()
+
+
+def _handled(said: Form, below: list[Clean]) -> bool:
+    if said.goes_on:
+        return True
+    return any(GOES_ON.search(read.text) and form(read.text).goes_on for read in below[:2])
+
+
+def _in_frames(data: bytes, start: int) -> bool:
+    """Whether an indented line is a frame of a traceback or a source line below one."""
+    before = data[data.rfind(b"\n", 0, max(0, start - 1)) + 1 : start]
+    line = data[start : start + 200].lstrip()
+    return b'File "' in before[:400] or _SOURCE.match(line) is not None
+
+
+def _last_lines(data: bytes) -> list[int]:
+    starts: list[int] = []
+    end = len(data.rstrip())
+    while end > 0 and len(starts) < LAST_LINES:
+        begin = data.rfind(b"\n", 0, end) + 1
+        starts.append(begin)
+        end = begin - 1
+    return starts[::-1]
+
+
