@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 
-from ..core.model import Effect, EffectOutcome, NodeOrder, Start, StoreWrite
+from ..core.model import Effect, EffectOutcome, NodeOrder, Start, StoreWrite, subject_of
 from ..history.journal import (
     UNFINISHED_ERROR,
     Count,
@@ -225,7 +225,7 @@ class Performer:
         if flight is not None:
             if flight.run == run and self._launcher_of(run) == flight.launcher:
                 self._end(packet.id, packet.ok, packet.error[:500], detail, flight.effect)
-        elif f"{self._orphan_subject(packet.id)}/".startswith(f"run/{run}/"):
+        elif subject_of(self._orphan_subject(packet.id)).run == run:
             intent = self._orphans.pop(packet.id)
             self._end(packet.id, packet.ok, packet.error[:500], detail, None, intent)
 

@@ -18,6 +18,7 @@ from .incidents.book import Entry, IncidentBook
 from .ledger import Ledger
 from .model import (
     DEGRADED,
+    STORE,
     WARN,
     Decision,
     Effect,
@@ -29,6 +30,8 @@ from .model import (
     RunView,
     Settings,
     Verdict,
+    node_subject,
+    subject_of,
 )
 from .nodes import stale_locks
 from .nodes.condition_incidents import StandingCase, StandingMemory
@@ -183,7 +186,7 @@ class Node:
                 excluded=request.action != actions.RELEASE_NODE, reason=reason, by=request.by,
                 fault=request.fault,
             )
-        run = request.run or _run_of(request.subject)
+        run = request.run or subject_of(request.subject).run
         mine = [run] if run else sorted(self.cases) if node in ("", self.name) else []
         whole = not run and node in ("", self.name)
         if whole and request.action in (actions.PAUSE, actions.RESUME):
@@ -198,7 +201,7 @@ class Node:
         if observed.journal_stalled:
             found.append(
                 Verdict(
-                    fault="journal_stalled", subject=f"node/{self.name}", severity=DEGRADED,
+                    fault="journal_stalled", subject=node_subject(self.name), severity=DEGRADED,
                     confidence=1.0, detector="journal",
                     reason="the journal takes no writes: nothing that outlives the node is done",
                 )
@@ -206,7 +209,7 @@ class Node:
         if not observed.store.up:
             found.append(
                 Verdict(
-                    fault="store_lost", subject="store", severity=WARN, confidence=1.0,
+                    fault="store_lost", subject=STORE, severity=WARN, confidence=1.0,
                     reason="the store does not answer: no plan is made, training goes on",
                     detector="store",
                 )
@@ -322,8 +325,7 @@ class Node:
 def _wish(case: RunCase, request: Request, reason: str) -> None:
     memory = case.memory
     if request.action in (actions.RESTART_RANKS, "restart"):
-        tail = request.subject.rpartition("/rank/")[2] if "/rank/" in request.subject else ""
-        case.notice.wish = Wish(reason, int(tail) if tail.isdecimal() else -1)
+        case.notice.wish = Wish(reason, subject_of(request.subject).rank)
     elif request.action == actions.PAUSE:
         memory.paused = True
     elif request.action == actions.RESUME:
@@ -335,11 +337,6 @@ def _wish(case: RunCase, request: Request, reason: str) -> None:
 def _lives(view: RunView) -> bool:
     """Whether there is something to end: ranks that go on, or a start that is awaited."""
     return not view.ranks or any(rank.state != "ended" for rank in view.ranks)
-
-
-def _run_of(subject: str) -> str:
-    parts = subject.split("/")
-    return parts[1] if len(parts) >= 2 and parts[0] == "run" else ""
 
 
 def _phase(phase: str, state: str, view: RunView) -> str:

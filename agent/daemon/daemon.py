@@ -24,7 +24,7 @@ from ..actions.evidence_store import EvidenceStore
 from ..actions.performer import Performer
 from ..config.load import ConfigError, Loaded, load
 from ..config.runbooks import load_runbooks
-from ..core.model import Decision, Now, Observed, Readings, Runbook, Settings
+from ..core.model import Decision, Now, Observed, Readings, Runbook, Settings, run_subject
 from ..history.incident_log import NODE, IncidentLog
 from ..history.journal import Forgotten, Journal, Memory
 from ..launchers import log_child, protocol
@@ -359,7 +359,7 @@ class Daemon:
         self.private_life.launcher_went(said_bye)
 
     def _highest_generation(self, run: str) -> int:
-        key = f"run/{run}"
+        key = run_subject(run)
         for doc in self.store.view().docs:
             if doc.key == key:
                 return generation_of(doc.body)

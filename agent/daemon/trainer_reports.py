@@ -9,7 +9,7 @@ import time
 from typing import NamedTuple
 
 from ..actions.performer import Performer
-from ..core.model import WARN, Verdict
+from ..core.model import WARN, Verdict, rank_subject
 from ..history.journal import Count, Journal
 from ..launchers import protocol
 from ..launchers.run_session import RunSession
@@ -63,7 +63,7 @@ class TrainerReports:
         since_s = time.monotonic() - REPORT_KEPT_S
         self.kept = {key: report for key, report in self.kept.items() if report.latest_s >= since_s}
         return tuple(
-            Verdict(fault, f"run/{run}/rank/{rank}" if rank >= 0 else f"run/{run}", WARN, 1.0,
+            Verdict(fault, rank_subject(run, rank), WARN, 1.0,
                     report.text, detector="trainer", run=run)
             for (run, fault, rank), report in self.kept.items()
         )

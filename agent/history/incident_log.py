@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ..core.model import Decision, Effect, Incident, Verdict
+from ..core.model import Decision, Effect, Incident, Verdict, subject_of
 from .journal import Count, Happened
 
 INCIDENTS_MAX = 1000
@@ -147,7 +147,7 @@ def recovery_counts(phase: str, seconds: float) -> list[Count]:
 
 def _lines(incident: Incident, before: Incident | None, changed: bool) -> list[Line]:
     """What a person at the terminal reads of one change: who, why, what is done, its cost."""
-    rank = _rank_of(incident.subject)
+    rank = subject_of(incident.subject).rank
     lines: list[tuple[str, str]] = []
     if before is None:
         level = "error" if incident.severity == "fatal" else "warn"
@@ -185,10 +185,3 @@ def _latest(incident: Incident) -> str:
 
 def _steps(count: int) -> str:
     return "1 step" if count == 1 else f"{count} steps"
-
-
-def _rank_of(subject: str) -> int:
-    parts = subject.split("/")
-    if len(parts) >= 4 and parts[2] == "rank" and parts[3].isdigit():
-        return int(parts[3])
-    return -1

@@ -24,7 +24,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from holdfast.collectors.contract import Metric as Declared
 
 from ..core.detect.devices import accelerator
-from ..core.model import SEVERITIES, Readings
+from ..core.model import SEVERITIES, Readings, node_subject, run_subject
 from ..daemon.state import AgentState
 from ..history.incident_log import RECOVERY_BUCKETS_S
 from ..launchers import log_child
@@ -111,9 +111,9 @@ class _Page:
         yield family("build_info", [((VERSION, platform.python_version()), 1)])
         yield family("store_up", [((), int(snapshot.observed.store.up))])
         yield family("breaker_open", [((), int(status.breaker_open(state)))])
-        paused = [((f"node/{state.name}",), int(status.node_paused(state)))]
+        paused = [((node_subject(state.name),), int(status.node_paused(state)))]
         paused += [
-            ((f"run/{view.run}",), int(status.run_paused(state, view.run)))
+            ((run_subject(view.run),), int(status.run_paused(state, view.run)))
             for view in snapshot.observed.runs
         ]
         yield family("paused", paused)

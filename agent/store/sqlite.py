@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
-from ..core.model import Doc, StoreView, StoreWrite
+from ..core.model import Doc, StoreView, StoreWrite, run_subject, subject_of
 from .base import Conflict, StoreError
 
 APPLICATION_ID = 0x484F4C44  # "HOLD" in the header of every database of ours
@@ -141,7 +141,7 @@ class SqliteStore:
         self._documents.pop(write.key, None)
         self._documents[write.key] = Doc(write.key, version, write.body)
         if len(self._documents) > DOCUMENTS_MAX + PRUNED_AT_ONCE:
-            await self._prune({f"run/{run}" for run in self.living()} | {write.key})
+            await self._prune({run_subject(run) for run in self.living()} | {write.key})
         self._view = self._make_view(up=True)
         return version
 
@@ -149,7 +149,7 @@ class SqliteStore:
         """Lets those go that were written longest ago and are of no run that is here: short runs
         come by the thousand, and each leaves a document."""
         over = len(self._documents) - DOCUMENTS_MAX
-        ended = (key for key in self._documents if key.startswith("run/") and key not in living)
+        ended = (key for key in self._documents if subject_of(key).run and key not in living)
         gone = list(islice(ended, over))
         try:
             loop = asyncio.get_running_loop()

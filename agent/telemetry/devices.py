@@ -12,7 +12,7 @@ from holdfast.collectors.contract import Sample
 
 from ..core.detect.devices import accelerator
 from ..core.detect.network.network import RDMA_KINDS
-from ..core.model import OK, SEVERITIES, UNKNOWN, RunView, Verdict, labels_of
+from ..core.model import OK, SEVERITIES, UNKNOWN, RunView, Verdict, labels_of, node_subject
 from ..core.parse.kernel_line import pci_of
 from .collectors import Health
 
@@ -38,7 +38,7 @@ def devices(
             labels = labels_of(sample.subject)
             info[labels.get("vendor", ""), labels.get("device", "")] = labels
     vendor = health.name
-    place = f"node/{node}/{accelerator.SCOPE.get(vendor, 'gpu')}/"
+    place = node_subject(node, f"{accelerator.SCOPE.get(vendor, 'gpu')}/")
     heard = tuple(one for one in verdicts if one.detector != accelerator.Accelerators.name)
     by_kernel = _said(heard, place)
     # What is read now says itself what the driver declares; verdicts keep it while nothing is read.
@@ -71,7 +71,7 @@ def cards(
     it takes more than one reading to see.  An interface on the address of an RDMA card is that
     card, and has a row only for what is said of itself."""
     age_s, unread = _age(health, last, boot_s, interval_s)
-    said = _said(verdicts, f"node/{node}/nic/")
+    said = _said(verdicts, node_subject(node, "nic/"))
     found = {}
     for sample in last:
         if sample.name == "network_info":

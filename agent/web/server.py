@@ -21,7 +21,7 @@ from aiohttp import web
 
 from ..config.load import ConfigError
 from ..core import actions
-from ..core.model import Request
+from ..core.model import Request, node_subject, rank_subject
 from ..core.nodes.kernel_incidents import DETECTOR
 from ..daemon.operators import Operators
 from ..daemon.state import AgentState
@@ -286,7 +286,7 @@ class WebServer:
         if verb not in known:
             verbs = ", ".join((*known, "inject"))
             return refuse(404, f"{verb!r} is no verb", f"one of {verbs}")
-        subject = f"run/{run}/rank/{body.rank}" if body.rank >= 0 else f"run/{run}"
+        subject = rank_subject(run, body.rank)
         return self._ask(request, known[verb], subject, run, body)
 
     async def _ask_node(self, request: web.Request) -> web.Response:
@@ -299,7 +299,7 @@ class WebServer:
         body = await _body(request)
         if isinstance(body, web.Response):
             return body
-        return self._ask(request, known[verb], f"node/{node}", "", body)
+        return self._ask(request, known[verb], node_subject(node), "", body)
 
     async def _close(self, request: web.Request) -> web.Response:
         incident = self._state.incident_log.incidents.get(request.match_info["id"])

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from ..core.detect.ranks.live_logs import FAULT as LOG_ROOT
-from ..core.model import Incident, RankView, RunView, Verdict
+from ..core.model import Incident, RankView, RunView, Verdict, run_subject
 from ..daemon.state import AgentState
 from ..launchers import log_child
 from ..system import procfs
@@ -162,7 +162,7 @@ def checkpoint(state: AgentState, view: RunView) -> dict[str, Any] | None:
 def _run(state: AgentState, view: RunView, verdicts: tuple[Verdict, ...]) -> dict[str, Any]:
     paused = run_paused(state, view.run)
     verdicts = of_now(view, verdicts)
-    prefix = f"run/{view.run}/rank/"
+    prefix = run_subject(view.run, "rank/")
     by_rank = {
         verdict.subject[len(prefix) :]: verdict
         for verdict in sorted(verdicts, key=lambda verdict: verdict.act)

@@ -13,6 +13,8 @@ import struct
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
+from ..core.model import subject_of
+
 WITHHELD = ("told to the run's owner, to root and to the agent's own user alone: ask with "
             "`holdfast`, or with a token")
 # linux/sock_diag.h and linux/inet_diag.h
@@ -94,8 +96,7 @@ def _without_words(one: Json) -> Json:
 
 
 def _run_of(one: Json) -> str:
-    kind, _, rest = one["subject"].partition("/")
-    return str(one["run"]) or (rest.partition("/")[0] if kind == "run" else "")
+    return str(one["run"]) or subject_of(one["subject"]).run
 
 
 def peer_uid(sock: socket.socket) -> int | None:

@@ -9,7 +9,18 @@ from __future__ import annotations
 
 import msgspec
 
-from ..model import DEGRADED, UNKNOWN, Observed, Readings, Rows, RunView, Selection, Verdict
+from ..model import (
+    DEGRADED,
+    UNKNOWN,
+    Observed,
+    Readings,
+    Rows,
+    RunView,
+    Selection,
+    Verdict,
+    node_subject,
+    run_subject,
+)
 from .cloud.ec2 import Ec2
 from .detector import Detector, NodeView
 from .devices.accelerator import Accelerators
@@ -132,7 +143,7 @@ def run_not_judged(view: RunView, error: Exception) -> Verdict:
     """A bug of ours that one run's levels brought out."""
     what, where = _raised(error)
     return Verdict(
-        fault="run_not_judged", subject=f"run/{view.run}", severity=DEGRADED, confidence=1.0,
+        fault="run_not_judged", subject=run_subject(view.run), severity=DEGRADED, confidence=1.0,
         reason=f"a defect in holdfast: this run alone is neither judged nor brought back ({what})",
         evidence=(("exception", what), ("raised in", where)),
         detector="core", run=view.run, generation=view.generation,
@@ -143,7 +154,7 @@ def detector_failed(node: str, name: str, error: Exception) -> Verdict:
     """A bug of ours that readings brought out."""
     what, where = _raised(error)
     return Verdict(
-        fault="collector_failed", subject=f"node/{node}/detector/{name}", severity=UNKNOWN,
+        fault="collector_failed", subject=node_subject(node, f"detector/{name}"), severity=UNKNOWN,
         confidence=1.0, evidence=(("exception", what), ("raised in", where)), detector="core",
         reason=f"a defect in holdfast: what is read for {name} is not judged anew ({what})",
     )

@@ -64,6 +64,7 @@ from .settings import (
     Runbook,
     Settings,
 )
+from .subject import STORE, Subject, node_subject, rank_subject, run_subject, subject_of
 from .time import (
     Now,
     Value,
@@ -74,7 +75,8 @@ __all__ = [
     "Escalation", "Event", "FATAL", "Finish", "Gate", "Incident", "Lease", "Named", "NodeOrder",
     "Now", "OK", "OPAQUE", "Observed", "Parked", "Plan", "RankView", "Reading", "Readings",
     "RemoveLock", "Request", "Resume", "Rows", "RunView", "Runbook", "SCRIPT", "SEVERITIES",
-    "Seconds", "Selection", "Settings", "SnapshotView", "Start", "Stop", "StoreView", "StoreWrite",
-    "TRAINER", "TakeEvidence", "UNKNOWN", "Value", "Verdict", "WARN", "Whole", "by_name",
-    "labels_of", "readings_of",
+    "STORE", "Seconds", "Selection", "Settings", "SnapshotView", "Start", "Stop", "StoreView",
+    "StoreWrite", "Subject", "TRAINER", "TakeEvidence", "UNKNOWN", "Value", "Verdict", "WARN",
+    "Whole", "by_name", "labels_of", "node_subject", "rank_subject", "readings_of", "run_subject",
+    "subject_of",
 ]

@@ -14,7 +14,7 @@ class Verdict(Value, frozen=True, omit_defaults=False):
     """A detector's conclusion about one subject, with what it rests on."""
 
     fault: str  # name of a runbook
-    subject: str  # "run/NAME/rank/1", "node/NAME", "store", ...
+    subject: str  # as model/subject.py writes it: "run/NAME/rank/1", "node/NAME", "store", ...
     severity: str
     confidence: float  # 1.0 = proof
     reason: str  # one sentence for a person

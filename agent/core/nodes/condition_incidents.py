@@ -17,7 +17,7 @@ from ..actions import ACTIONS, ASK_PERSON
 from ..detect import registry
 from ..incidents import values
 from ..incidents.book import Entry, IncidentBook, plain, worse
-from ..model import SEVERITIES, Incident, Runbook, Verdict
+from ..model import SEVERITIES, Incident, Runbook, Verdict, subject_of
 from ..parse.kernel_line import pci_of
 from ..run.state import Context
 
@@ -75,7 +75,7 @@ class StandingCase:
 
     def _open(self, ctx: Context, key: str, verdict: Verdict) -> None:
         number = self.book.number(verdict.fault)
-        tail = verdict.subject.removeprefix(f"node/{self.name}").strip("/")
+        tail = subject_of(verdict.subject).part.strip("/")
         where = f"{tail.replace('/', ' ', 1)} of {self.name}" if tail else self.name
         incident = Incident(
             id=f"node-{self.name}-{verdict.fault}-{plain(tail, SUBJECT_MAX)}-{number}",

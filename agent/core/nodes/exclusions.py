@@ -11,7 +11,7 @@ import msgspec
 from ..actions import EXCLUDE_NODE
 from ..incidents.book import Entry, IncidentBook
 from ..ladder import first
-from ..model import WARN, Beat, Incident, Now, Verdict
+from ..model import WARN, Beat, Incident, Now, Verdict, node_subject, subject_of
 from ..run import members, reconcile
 from ..run.state import Context
 from . import breaker
@@ -63,7 +63,7 @@ class Fleet:
     def _should_exclude(self, beat: Beat, ctx: Context) -> bool:
         if not beat.fatal or not members.is_fresh(beat, ctx.now, ctx.settings):
             return False
-        doc = members.read_node(members.doc_of(ctx.observed.store, f"node/{beat.node}"))
+        doc = members.read_node(members.doc_of(ctx.observed.store, node_subject(beat.node)))
         book = ctx.runbooks.get(beat.fatal)
         return not doc.excluded and (book is None or bool(first(book, (EXCLUDE_NODE,))))
 
@@ -80,7 +80,7 @@ class Fleet:
             incidents.add(ctx, fault, Entry(fleet_incident(fault, why, ctx.now)))
 
     def _write(self, wishes: dict[str, members.NodeDoc], node: str, ctx: Context) -> None:
-        key = f"node/{node}"
+        key = node_subject(node)
         doc = members.doc_of(ctx.observed.store, key)
         if doc.body and members.read_node(doc) == wishes[node]:
             del wishes[node]
@@ -97,15 +97,16 @@ def faults_of(ctx: Context) -> dict[str, tuple[str, ...]]:
         if beat.fatal and members.is_fresh(beat, ctx.now, ctx.settings):
             found.setdefault(beat.fatal, set()).add(beat.node)
     for doc in ctx.observed.store.docs:
-        read = members.read_node(doc) if doc.key.startswith("node/") else members.NodeDoc()
+        node = subject_of(doc.key).node
+        read = members.read_node(doc) if node else members.NodeDoc()
         if read.excluded and read.fault:
-            found.setdefault(read.fault, set()).add(doc.key.removeprefix("node/"))
+            found.setdefault(read.fault, set()).add(node)
     return {fault: tuple(sorted(nodes)) for fault, nodes in sorted(found.items())}
 
 
 def fleet_nodes(name: str, ctx: Context) -> tuple[str, ...]:
     nodes = {name, *(b.node for b in ctx.observed.beats)}
-    nodes |= {d.key[5:] for d in ctx.observed.store.docs if d.key.startswith("node/")}
+    nodes |= {subject_of(doc.key).node for doc in ctx.observed.store.docs} - {""}
     return tuple(sorted(nodes))
 
 

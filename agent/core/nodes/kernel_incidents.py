@@ -17,7 +17,7 @@ from .. import actions, ladder
 from ..detect.ranks.ended import Cause
 from ..incidents import values
 from ..incidents.book import Entry, IncidentBook, plain, worse
-from ..model import FATAL, OK, SEVERITIES, Event, Incident, RankView, Runbook, Verdict
+from ..model import FATAL, OK, SEVERITIES, Event, Incident, RankView, Runbook, Verdict, node_subject
 from ..parse.kernel_line import pci_of
 from ..run.state import Context
 from ..series.streak import strike
@@ -319,7 +319,7 @@ class KernelCase:
                 self.book.change(ctx, item, msgspec.structs.replace(item.incident, culprit=culprit))
 
     def _where(self, subject: str) -> str:
-        return f"node/{self.name}/{subject}" if subject else f"node/{self.name}"
+        return node_subject(self.name, subject)
 
     def _of_subject(self, subject: str) -> list[Watched]:
         where = self._where(subject)

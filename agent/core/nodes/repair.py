@@ -27,7 +27,18 @@ from ..actions import (
 from ..detect.devices import accelerator
 from ..effects.in_flight import Settled
 from ..incidents import values
-from ..model import FATAL, WARN, Effect, Incident, NodeOrder, Now, Runbook, Verdict
+from ..model import (
+    FATAL,
+    WARN,
+    Effect,
+    Incident,
+    NodeOrder,
+    Now,
+    Runbook,
+    Verdict,
+    node_subject,
+    subject_of,
+)
 from ..run.case import RunCase
 from ..run.state import Context
 from . import breaker, exclusions
@@ -261,8 +272,8 @@ class Repairs:
 
     # ------------------------------------------------------------ ordering
 
-    def _subject(self) -> str:
-        return f"node/{self.name}"
+    def _subject(self, part: str = "") -> str:
+        return node_subject(self.name, part)
 
     def _order(self, ctx: Context, item: Watched, action: str) -> bool:
         """Whether it was given: after one that could not leave the next has to wait a little."""
@@ -329,7 +340,7 @@ class Repairs:
 
     def _gpu(self, order: NodeOrder) -> str:
         """The subject of what is reset, as incidents have it."""
-        return f"{self._subject()}/gpu/{order.device.removesuffix('.0')}"
+        return self._subject(f"gpu/{order.device.removesuffix('.0')}")
 
 
 def _wanted(instructed: str, book: Runbook, was_reset: bool) -> tuple[str, ...]:
@@ -344,8 +355,7 @@ def _wanted(instructed: str, book: Runbook, was_reset: bool) -> tuple[str, ...]:
 
 def _address(item: Watched) -> str:
     """Where on PCI the GPU of this incident is, as 0000:4e:00.0; "" when it is about no such."""
-    kind = "/".join(item.incident.subject.split("/")[2:])  # behind node/NAME/
-    found = GPU.fullmatch(kind)
+    found = GPU.fullmatch(subject_of(item.incident.subject).part)
     return f"{found[1]}.0" if found else ""
 
 

@@ -17,6 +17,9 @@ from holdfast.agent.core.model import (
     Finish,
     Resume,
     Settings,
+    node_subject,
+    rank_subject,
+    subject_of,
 )
 from holdfast.agent.core.nodes import breaker
 from holdfast.agent.core.run import plan, policy, reconcile, validity
@@ -277,3 +280,22 @@ def test_memory_comes_back_and_junk_is_no_crash() -> None:
     assert lab.node.memory() == memory
     node = type(lab.node)("a", lab.settings, {}, b"\x00{junk")
     assert msgspec.json.decode(node.memory())["runs"] == {}
+
+
+@pytest.mark.parametrize(("text", "run", "node", "rank", "part"), [
+    ("run/m5/rank/12", "m5", "", 12, "rank/12"), ("run/m5", "m5", "", -1, ""),
+    ("node/a/mount/data/x", "", "a", -1, "mount/data/x"), ("node/a/mount/", "", "a", -1, "mount/"),
+    ("store/run/m5", "", "", -1, "m5"), ("store", "", "", -1, ""), ("", "", "", -1, ""),
+    ("run/m5/rank/x", "m5", "", -1, "rank/x"),
+])
+def test_a_subject_is_read_as_it_is_written(
+    text: str, run: str, node: str, rank: int, part: str
+) -> None:
+    subject = subject_of(text)
+    assert str(subject) == text
+    assert (subject.run, subject.node, subject.rank, subject.part) == (run, node, rank, part)
+
+
+def test_subjects_are_written_in_one_place() -> None:
+    assert rank_subject("m5", 3) == "run/m5/rank/3" and rank_subject("m5", -1) == "run/m5"
+    assert node_subject("a", "gpu/0") == "node/a/gpu/0" and node_subject("a") == "node/a"

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from ...actions import DRAIN_NODE
-from ...model import DEGRADED, UNKNOWN, WARN, Settings, Verdict, labels_of
+from ...model import DEGRADED, UNKNOWN, WARN, Settings, Verdict, labels_of, node_subject
 from ..detector import Detector, NodeView
 
 SPOT_FAULT = "ec2_spot_interruption"
@@ -47,20 +47,20 @@ class Ec2(Detector):
                 action = labels.get("action", "unknown")
                 severity = DEGRADED if action in TAKEN else UNKNOWN
                 found.append(_verdict(
-                    SPOT_FAULT, f"node/{self._node}", severity,
+                    SPOT_FAULT, node_subject(self._node), severity,
                     f"EC2 takes this spot instance back ({action}) {at(unix_s)}; {NOTICE}",
                     (("action", action),),
                 ))
             elif name == "ec2_rebalance_recommended_timestamp_seconds":
                 found.append(_verdict(
-                    "ec2_rebalance_recommended", f"node/{self._node}", WARN,
+                    "ec2_rebalance_recommended", node_subject(self._node), WARN,
                     f"EC2 says since {at(unix_s).removeprefix('at ')} that this spot instance is "
                     "likelier than others to be taken back", (),
                 ))
             elif name == "ec2_scheduled_event_timestamp_seconds":
                 code, event = labels.get("code", ""), labels.get("event", "")
                 found.append(_verdict(
-                    "ec2_scheduled_event", f"node/{self._node}/event/{event}",
+                    "ec2_scheduled_event", node_subject(self._node, f"event/{event}"),
                     DEGRADED if code in LASTING else WARN,
                     f"EC2 {ENDS.get(code, f'has planned {code} for this instance')}, "
                     f"not before {at(unix_s).removeprefix('at ')}",

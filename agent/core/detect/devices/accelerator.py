@@ -22,6 +22,7 @@ from ...model import (
     RunView,
     Verdict,
     labels_of,
+    node_subject,
 )
 from ..detector import Detector, NodeView
 from .absence import BOUND, KNOWN_MAX, Absence, Bus, address_of
@@ -226,7 +227,7 @@ class Accelerators(Detector):
         lived = f"; {ranks} computed there" if ranks else ""
         evidence = tuple((name, info[name]) for name in ("name", "uuid", "pci") if info.get(name))
         return Verdict(
-            fault=fault, subject=f"node/{self._node}/{SCOPE.get(vendor, 'gpu')}/{device}",
+            fault=fault, subject=node_subject(self._node, f"{SCOPE.get(vendor, 'gpu')}/{device}"),
             severity=severity, confidence=1.0,
             reason=f"{vendor} device {device}{where}: {why}{lived}",
             evidence=evidence, detector=self.name,

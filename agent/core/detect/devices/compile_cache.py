@@ -7,7 +7,7 @@ asked for in core/nodes/stale_locks.py.  Pure.
 
 from __future__ import annotations
 
-from ...model import DEGRADED, Verdict
+from ...model import DEGRADED, Verdict, node_subject
 from ..detector import Detector, NodeView
 
 PREFIX = "compile_cache_"
@@ -31,7 +31,7 @@ class CompileCache(Detector):
                 continue
             path, _, uid = subject.removeprefix("path=").partition(",uid=")
             found.append(Verdict(
-                fault="compile_lock_stale", subject=f"node/{self._node}/lock{path}",
+                fault="compile_lock_stale", subject=node_subject(self._node, f"lock{path}"),
                 severity=DEGRADED, confidence=1.0, detector=self.name,
                 reason=f"{path} is {age_s / 60:.0f} min old and no compiler can own it: "
                 "whoever wants this program waits for it without end",

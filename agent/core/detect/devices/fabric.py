@@ -8,7 +8,7 @@ Shown, never acted on.  Pure.
 
 from __future__ import annotations
 
-from ...model import DEGRADED, WARN, Verdict, labels_of
+from ...model import DEGRADED, WARN, Verdict, labels_of, node_subject
 from ...series.streak import Streak
 from ..detector import Detector, NodeView
 
@@ -71,7 +71,7 @@ class Fabric(Detector):
             evidence.append(("unit", UNIT))
         # GPUs that do not tell of their fabric (before H100) begin nothing without its manager.
         return Verdict(
-            fault="fabric_manager_down", subject=f"node/{self._node}/fabric",
+            fault="fabric_manager_down", subject=node_subject(self._node, "fabric"),
             severity=DEGRADED if outside or not able else WARN, confidence=1.0,
             reason="; ".join(whys), evidence=tuple(evidence), detector=self.name,
         )

@@ -6,7 +6,7 @@ stores and the order of lines in several nodes' logs depend on it.  Shown, never
 
 from __future__ import annotations
 
-from ...model import WARN, Verdict
+from ...model import WARN, Verdict, node_subject
 from ...series.streak import Streak
 from ..detector import Detector, NodeView
 
@@ -75,6 +75,6 @@ class Clock(Detector):
 
     def _verdict(self, fault: str, reason: str) -> Verdict:
         return Verdict(
-            fault=fault, subject=f"node/{self._node}/clock", severity=WARN, confidence=1.0,
+            fault=fault, subject=node_subject(self._node, "clock"), severity=WARN, confidence=1.0,
             reason=reason, detector=self.name,
         )

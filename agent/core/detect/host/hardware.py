@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from ...model import DEGRADED, FATAL, SEVERITIES, WARN, Verdict, labels_of
+from ...model import DEGRADED, FATAL, SEVERITIES, WARN, Verdict, labels_of, node_subject
 from ...series.window import CounterWindow
 from ..detector import Detector, NodeView
 
@@ -74,7 +74,7 @@ class Hardware(Detector):
     def _verdict(self, fault: str, thing: str, findings: list[tuple[str, str]]) -> Verdict:
         severity = max((one for one, _ in findings), key=SEVERITIES.index)
         return Verdict(
-            fault=fault, subject=f"node/{self._node}/{thing}", severity=severity, confidence=1.0,
+            fault=fault, subject=node_subject(self._node, thing), severity=severity, confidence=1.0,
             reason=f"{thing.partition('/')[2]}: {'; '.join(why for _, why in findings)}",
             detector=self.name,
         )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from ...model import DEGRADED, WARN, RunView, Verdict
+from ...model import DEGRADED, WARN, RunView, Verdict, node_subject
 
 DETECTOR = "host"
 LIMIT_WARN, LIMIT_DEGRADED = 0.7, 0.9  # gpud's line for handles and pids; then little is left
@@ -64,7 +64,8 @@ def verdict(
     explains: tuple[str, ...] = (),
 ) -> Verdict:
     return Verdict(
-        fault=fault, subject=f"node/{node}{tail}", severity=severity, confidence=confidence,
+        fault=fault, subject=node_subject(node, tail.removeprefix("/")), severity=severity,
+        confidence=confidence,
         reason=reason, evidence=evidence, detector=DETECTOR, explains=explains,
     )
 

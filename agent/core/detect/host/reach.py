@@ -6,7 +6,7 @@ the server's matter, and every node sees it.  Pure.
 
 from __future__ import annotations
 
-from ...model import DEGRADED, WARN, Reading, Verdict, labels_of
+from ...model import DEGRADED, WARN, Reading, Verdict, labels_of, node_subject
 from ...series.streak import Streak
 from ..detector import Detector, NodeView
 
@@ -75,7 +75,7 @@ class Reach(Detector):
         evidence: tuple[tuple[str, str], ...] = (),
     ) -> Verdict:
         return Verdict(
-            fault=fault, subject=f"node/{self._node}/{thing}", severity=severity, confidence=1.0,
+            fault=fault, subject=node_subject(self._node, thing), severity=severity, confidence=1.0,
             reason=reason, evidence=evidence, detector=self.name,
         )
 

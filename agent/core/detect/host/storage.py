@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from ...model import DEGRADED, WARN, Verdict
+from ...model import DEGRADED, WARN, Verdict, node_subject
 from ...series.trend import EVERY_S, POINTS_MIN, Trend
 from ..detector import Detector, NodeView
 
@@ -69,7 +69,7 @@ class Storage(Detector):
 
     def _readonly(self, mount: str) -> Verdict:
         return Verdict(
-            fault="filesystem_readonly", subject=f"node/{self._node}/mount{mount}",
+            fault="filesystem_readonly", subject=node_subject(self._node, f"mount{mount}"),
             severity=DEGRADED, confidence=1.0, detector=self.name,
             reason=f"{mount} was writable in this boot and is read-only now",
             evidence=(("mount", mount),),
@@ -93,7 +93,8 @@ class Storage(Detector):
             return []
         severity = DEGRADED if any(one == DEGRADED for one, _ in findings) else WARN
         return [Verdict(
-            fault="disk_space_low", subject=f"node/{self._node}/mount{mount}", severity=severity,
+            fault="disk_space_low", subject=node_subject(self._node, f"mount{mount}"),
+            severity=severity,
             confidence=1.0, detector=self.name,
             reason=f"{mount}: {'; '.join(why for _, why in findings)}",
             evidence=(("mount", mount), ("available_bytes", f"{left:.0f}"),

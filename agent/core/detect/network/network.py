@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ...model import DEGRADED, FATAL, WARN, Rows, Verdict, labels_of
+from ...model import DEGRADED, FATAL, WARN, Rows, Verdict, labels_of, node_subject
 from ...series.counters import COUNTERS_MAX, Growth, Rate
 from ...series.streak import Streak, Times, recent, strike
 from ..detector import Detector, NodeView
@@ -348,8 +348,8 @@ class Networks(Detector):
 
     def _verdict(self, port: Port, found: Found) -> Verdict:
         device, number = port
-        subject = f"node/{self._node}" + (f"/nic/{device}" if device else "")
-        subject += f"/{number}" if number not in ("", "1") else ""
+        parts = [f"nic/{device}"] * bool(device) + [number] * (number not in ("", "1"))
+        subject = node_subject(self._node, "/".join(parts))
         info = self._info.get(device, {})
         where = f" at {info['pci']}" if info.get("pci") else ""
         what = f"{info.get('kind', 'card')} {device}{where}: " if device else ""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ...model import DEGRADED, FATAL, Ended, RankView, Value, Verdict
+from ...model import DEGRADED, FATAL, Ended, RankView, Value, Verdict, rank_subject
 
 DETECTOR = "ended"
 CASCADE_S = 5.0  # an end this soon after the first, with such an error, is its consequence
@@ -61,12 +61,12 @@ class Cause(Value, frozen=True):
 
 
 def subject_of(run: str, rank: int) -> str:
-    return f"run/{run}/rank/{rank}" if rank >= 0 else f"run/{run}"
+    return rank_subject(run, rank)
 
 
 def verdict_of(cause: Cause, run: str, act: bool = True) -> Verdict:
     return Verdict(
-        fault=cause.fault, subject=subject_of(run, cause.rank), severity=cause.severity,
+        fault=cause.fault, subject=rank_subject(run, cause.rank), severity=cause.severity,
         confidence=cause.confidence, reason=cause.reason, evidence=cause.evidence, act=act,
         detector=cause.detector, run=run, generation=cause.generation,
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ...model import WARN, Verdict
+from ...model import WARN, Verdict, run_subject
 
 DETECTOR = "logs"
 FAULT = "log_root_cause"
@@ -124,7 +124,7 @@ def verdict_of(answer: Answer, run: str, generation: int) -> Verdict | None:
         ("meaning", plain(answer.note)), ("also there", also),
     )
     return Verdict(
-        fault=FAULT, subject=f"run/{run}/logs", severity=WARN,
+        fault=FAULT, subject=run_subject(run, "logs"), severity=WARN,
         confidence=FAMILY if root.family else WEAK if root.weak else FIRM,
         reason=f"root: {root_text(root)}",
         evidence=tuple(row for row in evidence if row[1]), act=False, detector=DETECTOR, run=run,
