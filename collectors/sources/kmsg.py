@@ -28,7 +28,7 @@ USER = 1  # the facility that the kernel gives to lines of programs
 
 
 class KernelLog:
-    """See the module.
+    """The open log, and the latest of its lines.
 
     missed    lines that the kernel overwrote before they were read, by their sequence numbers
     overruns  how often it said so

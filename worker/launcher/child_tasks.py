@@ -101,10 +101,10 @@ class ChildTasks:
 
         def answer(ok: bool, text: str) -> None:
             try:
-                said = json.loads(text) if ok else {"error": text}
+                result = json.loads(text) if ok else {"error": text}
             except ValueError:
-                said = {"error": "%s gave no answer" % what}
-            done("error" not in said, said.get("error") or json.dumps(said["ok"]))
+                result = {"error": "%s gave no answer" % what}
+            done("error" not in result, result.get("error") or json.dumps(result["ok"]))
 
         return self.add(forked, reader, timeout_s, answer, what)
 
