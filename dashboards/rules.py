@@ -27,15 +27,16 @@ class Entry(NamedTuple):
 
 
 class Level(NamedTuple):
-    """How loud an alert is for which of a fault's verdicts."""
+    """How loud the alert is for some of a fault's verdicts."""
 
     severity: str  # critical: a person is needed now; warning: by day; info: nothing to do
     matcher: str = ""  # of the verdict's own severity; "" = any
 
 
 def levels(runbook: Runbook) -> tuple[Level, ...]:
-    """A fault has milder forms: one corrected memory error is a machine check as well, and wakes
-    nobody.  So the verdict's own severity decides, not the runbook's, which is the worst."""
+    """The levels of a fault's alerts.  A fault has milder forms (one corrected memory error is a
+    machine check as well, and wakes nobody), so the verdict's own severity decides, and not the
+    runbook's, which is the worst."""
     if runbook.severity in (OK, UNKNOWN):
         return (Level("info"),)
     if first(runbook, bringing_back()):

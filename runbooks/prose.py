@@ -1,4 +1,4 @@
-"""The shipped runbooks as text: what a person reads, beside the machine part at the top.
+"""The shipped runbooks as text: the prose for a person, beside the machine part at the top.
 
 Owns where the files are and how they divide into sections.  The machine part is read, and checked
 against the configuration's shadows, by agent/config/runbooks.py; nothing here decides anything.

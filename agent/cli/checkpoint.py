@@ -1,6 +1,6 @@
 """`holdfast verify DIR`: proves checkpoints by their digests, without torch.
 
-Owns what is proven and said; the layout and the proof are trainer/checkpoint_format's.
+Owns what is proven and shown; layout and proof are in trainer/checkpoint/format.py.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def directories(root: Path) -> list[Path]:
     try:
         with os.scandir(root):
             pass
-    except OSError as error:  # not there, none, or closed to this user: that is no empty one
+    except OSError as error:  # absent, no directory, or closed to this user: not an empty one
         raise Failure(f"{root}: {error.strerror}") from error
     if format.parse_name(root.resolve().name):
         return [root]

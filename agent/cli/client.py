@@ -224,7 +224,8 @@ def _status(agent: Agent) -> dict[str, Any]:
 
 
 def _left_behind(environ: Mapping[str, str]) -> str:
-    """How to ask the logs of the last run that had an agent of its own: nobody else tells of it."""
+    """How to ask the logs of the last run that had an agent of its own, whose words no agent has
+    now."""
     base = environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
     runs = Path(environ.get("HOLDFAST_STATE_DIR") or f"{base}/holdfast") / "runs"
     try:

@@ -1,4 +1,4 @@
-"""The operator's hand: pause, resume, close, inject.
+"""The operator's commands: pause, resume, close, inject.
 
 Owns the requests; the agent decides whether the caller may, and keeps the reason in its journal.
 """
@@ -37,7 +37,7 @@ def _hand(options: argparse.Namespace, verb: str, said: str) -> int:
         if not agents:
             nodes = ", ".join(sorted(answer["node"] for _, answer in found))
             raise Failure(f"no node {options.node!r} here (there are: {nodes})")
-        # a node agent and private ones may share the node: the hand is laid on each
+        # a node agent and private ones may share the node: each is asked
         answers = [agent.post(node_route(options.node, verb), body) for agent in agents]
         return _done(options, answers, f"node {options.node}: {said}")
     agent, _, run = choose(found, options.run)

@@ -1,6 +1,6 @@
-"""`holdfast dashboards render`: what Prometheus is given, made from the runbooks in force.
+"""`holdfast dashboards render`: alert rules for Prometheus, made from the runbooks in force.
 
-Owns where it is written.  What a rule says is dashboards/rules.py's and the runbooks' own.
+Owns where they are written.  Their content is dashboards/rules.py's and the runbooks' own.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FILE = "holdfast-alerts.yml"
 
 
 def render(options: argparse.Namespace) -> int:
-    """Writes the alert rules into --to, else to standard output for a pipe or an eye."""
+    """Writes the alert rules into --to, else to standard output."""
     entries = []
     for name, book in runbooks().items():
         _, sections = prose.split(prose.text_of(name))

@@ -35,7 +35,7 @@ END_LIMIT_S = 300.0
 ASK_EVERY_S = 0.1
 DIRECTORY_MAX = 84  # a Unix socket's path has 107 characters, and ours add `/run/clean/agent.sock`
 RESULT = "result "
-MARK = "HOLDFAST_DEMO"  # in the environment of every process of ours: none may be left
+MARK = "HOLDFAST_DEMO"  # in the environment of every process of ours: none may outlive the demo
 
 
 # Small enough for two cores to take a step in about 0.1 s, and it learns something in a minute.
@@ -46,7 +46,7 @@ SETTINGS = (
 
 
 class Fault(NamedTuple):
-    """One fault of the story: when, what is done to which rank, what it must be called."""
+    """One fault of the story: when, which fault on which rank, and the name that it must get."""
 
     at: float  # part of all steps
     inject: str
@@ -124,7 +124,7 @@ def _directory(keep: bool) -> Iterator[Path]:
 
 
 class Stage:
-    """Both runs, one after the other, and what was seen of them."""
+    """Both runs, one after the other, and the findings about them."""
 
     def __init__(self, directory: Path, ranks: int, steps: int) -> None:
         self.directory, self.ranks, self.steps = directory, ranks, steps
@@ -236,7 +236,7 @@ class Stage:
         return self._ask("/api/v1/incidents?all=1") or self.incidents
 
     def _keep_bill(self) -> None:
-        """The agent goes when its run ends: what it said last is what counts."""
+        """Keeps the agent's last answers: it ends with its run."""
         if time.monotonic() - self._asked_s < ASK_EVERY_S:
             return
         self._asked_s = time.monotonic()

@@ -85,7 +85,7 @@ def _unfolded(given: Sequence[str]) -> list[str]:
     for name in given:
         folder = Path(name)
         if name == "-" or not _listed(folder):
-            paths.append(name)  # what cannot be looked into is told where files are read
+            paths.append(name)  # an unreadable folder is reported where files are read
             continue
         found = (str(one) for one in folder.rglob("*") if one.is_file())
         paths += sorted((one for one in found if LOG_NAME.fullmatch(one)), key=_oldest_first)

@@ -48,7 +48,7 @@ class User(NamedTuple):
 
 
 def me() -> User:
-    """The user of this process: whose jobs are meant."""
+    """The user of this process, whose jobs are meant."""
     groups = frozenset((os.getegid(), *os.getgroups()))
     return User(f"uid {os.geteuid()}", os.geteuid(), groups)
 
@@ -164,7 +164,7 @@ def _store(folder: str) -> Sequence[Lacking]:
             return ()
     except subprocess.TimeoutExpired:
         asked.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # one that the kernel holds is left
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel may hold it: it is left
             asked.wait(1.0)
         return (Lacking("evidence.store does not answer", f"mend the mount of {folder}"),)
     return (Lacking("no folder evidence.store", f"mount or make {folder} for the agent's user, and "

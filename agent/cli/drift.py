@@ -81,7 +81,7 @@ def code(answer: Json) -> int:
 
 
 def said(answer: Json) -> list[Line]:
-    """Nodes, differences, what changed lately; the values themselves where there is one node."""
+    """Nodes, differences and recent changes; the values themselves where there is one node."""
     nodes = answer["nodes"]
     of = f" of run {answer['run']}" if answer["run"] else ""
     lines = field("nodes", f"{len(nodes)}{of}: {_listed(nodes)}")

@@ -24,7 +24,7 @@ BYTES_MAX = 32 << 20  # of all files: 4096 nodes say less than 6 kB each
 NODES_MAX = 4096
 KEYS_MAX = 4096  # nodes of one cluster say the same 30 to 60
 PROBLEMS_MAX = 16
-QUOTED = 60  # characters of what is there instead
+QUOTED = 60  # characters of the wrong text that an error shows
 STDIN = "-"
 ASK = "write it anew with `holdfast drift --json` on that node"
 MIXED = ("write it anew; of several nodes at once, let srun put a name before each line (--label), "
@@ -43,7 +43,7 @@ class Change(msgspec.Struct):
 
 
 class Document(msgspec.Struct):
-    """What is read of one; the comparison that it holds as well is made anew."""
+    """The part of a document that is read; its own comparison is made anew."""
 
     node: Text
     run: Text
@@ -91,7 +91,7 @@ def compared(files: Sequence[str], standard_input: BinaryIO | None = None) -> di
 
 
 def _same(found: list[Found], name: str) -> str:
-    """What all of them say, or ""."""
+    """The value that all of them have, or ""."""
     said = {getattr(one.document, name) for one in found}
     return said.pop() if len(said) == 1 else ""
 
@@ -132,10 +132,10 @@ def _documents(place: str, raw: bytes) -> Iterator[Found]:
 
 
 def _unlabelled(text: str) -> dict[str, str]:
-    """Name in front of the lines -> what is behind it; "" -> the text as it is, when not all its
-    lines have one or none has JSON behind it.  srun cuts a task's words every 1024 bytes, within a
-    value as well, so lines of one name are put together without a break: between JSON's tokens none
-    is needed."""
+    """Name in front of the lines -> the text behind it; "" -> the text as it is, when not all its
+    lines have a name or none has JSON behind it. srun cuts a task's words every 1024 bytes, within
+    a value as well, so lines of one name are put together without a break: between JSON's tokens
+    none is needed."""
     parts: dict[str, list[str]] = {}
     for line in text.split("\n"):
         named = LABELLED.fullmatch(line.removesuffix("\r"))
@@ -177,7 +177,7 @@ def _refuse(constant: str) -> float:
 
 
 def _merged(found: list[Found], problems: list[str]) -> dict[str, identity.Identity]:
-    """What each node says; two documents may speak of one node when they say the same."""
+    """The values of each node; two documents may speak of one node when they agree."""
     known: dict[str, identity.Identity] = {}
     places: dict[str, str] = {}
     for place, document in found:

@@ -100,7 +100,7 @@ def explained(book: Runbook, sections: dict[str, str], now: list[str]) -> list[L
 
 
 def _now(book: Runbook) -> list[str]:
-    """What would happen if it came now, from the agents that answer."""
+    """What would happen if the fault came now, from the agents that answer."""
     from .client import asking, reach
 
     try:

@@ -28,7 +28,7 @@ from .text import (
 )
 
 Json = Mapping[str, Any]
-INDENT = 12  # of what stands beside a severity
+INDENT = 12  # of the text beside a severity
 HEALTH_STYLE = {"ok": GOOD, "suspect": CARE, "fault": BAD}
 # the worst first
 SEVERITY_STYLE = {"fatal": BAD, "degraded": CARE, "warn": CARE, "unknown": CARE, "ok": GOOD}
@@ -70,7 +70,7 @@ def _run(run: Json) -> list[Line]:
 
 
 def _logs(run: Json) -> list[Line]:
-    """What the ranks' logs say, where they say anything."""
+    """The findings in the ranks' logs, where there are any."""
     if run.get("root"):
         return field("logs", Span(run["root"], CARE))
     logs = run.get("logs") or {}
@@ -174,8 +174,9 @@ def incident_line(incident: Json) -> list[Line]:
 
 
 def _reason(incident: Json) -> str:
-    """The reason without the device, where it begins with it as the kernel's do: the culprit names
-    that already.  `XID 79 on gpu/0000:4e:00 of a: it fell off` is `XID 79: it fell off`."""
+    """The reason without the device, where it begins with it as the kernel's do, because the
+    culprit names it already.  `XID 79 on gpu/0000:4e:00 of a: it fell off` is `XID 79: it fell
+    off`."""
     reason: str = incident["reason"]
     kind, _, rest = incident["subject"].partition("/")
     head, _, text = reason.partition(": ")

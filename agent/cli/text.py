@@ -1,8 +1,8 @@
 """Lines of styled words for people: coloured on a terminal, plain when piped, 80 columns wide.
 
-Owns wrapping, tables, what no terminal may be given, and how seconds and bytes are said.  A line is
-a tuple of spans, so that what a command says can be tested by value; rich is imported only for a
-terminal.
+Owns wrapping, tables, the characters that no terminal may be given, the words for seconds and
+bytes, and the failure of a command.  A line is a tuple of spans, so that a command's output can be
+tested by value; rich is imported only for a terminal.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def line(*parts: Cell) -> Line:
 
 
 def harmless(text: str) -> str:
-    """Without what moves a cursor or hides words: names, reasons and lines of logs are other
-    people's, and a terminal obeys them.  One character stays one character."""
+    """The text without characters that move a cursor or hide words: names, reasons and lines of
+    logs are other people's, and a terminal obeys them.  One character stays one character."""
     return text if text.isprintable() else "".join(map(_shown, text))
 
 

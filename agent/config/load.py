@@ -53,7 +53,7 @@ class Loaded(NamedTuple):
 
     config: Config
     origins: dict[str, str]
-    signatures: tuple[dict[str, Any], ...] = ()  # the operator's own, as they stand in the files
+    signatures: tuple[dict[str, Any], ...] = ()  # the operator's own, as written
 
 
 def load(
@@ -134,7 +134,7 @@ def describe(key: str) -> tuple[str, str]:
     return " ".join([kind, " and ".join(bounds)]).strip(), text
 
 
-# What the environment of a command decides.  `holdfast run --help` says it as well.
+# The variables that commands read.  `holdfast run --help` lists them as well.
 ENVIRONMENT = (
     ("HOLDFAST_RUNTIME_DIR", "`holdfast run`, `train`: the run has a private agent, whose sockets "
      "lie below DIR/NAME; the node's agent is passed by, which is said. Other commands: ask the "

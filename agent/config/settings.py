@@ -263,7 +263,7 @@ class Logs(msgspec.Struct, frozen=True):
 
 
 class Actions(msgspec.Struct, frozen=True):
-    """What outlives a run is off until it is named here."""
+    """Actions that outlive a run are off until they are named here."""
 
     allow: Annotated[
         tuple[str, ...], Meta(description=f"of {', '.join(allowable())}")

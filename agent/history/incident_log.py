@@ -1,7 +1,7 @@
 """Turns changes of incidents into journal records, counters and lines for the run's terminal.
 
-Owns which incidents are known and in which state each was seen last, so that nothing is counted or
-said twice, also across restarts.  Decides nothing.
+Owns which incidents are known and the last state of each, so that nothing is counted or shown
+twice, also across restarts.  Decides nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ..core.model import Decision, Effect, Incident, Verdict, subject_of
 from .journal import Count, Happened
 
 INCIDENTS_MAX = 1000
-NODE = -1  # owns what is no run's, and what nobody knows the owner of
+NODE = -1  # the owner of incidents without a run or with an unknown owner
 RECOVERY_BUCKETS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800)
 LINE_MAX = 500
 
@@ -36,7 +36,7 @@ class Changes(NamedTuple):
 
     records: tuple[Happened, ...]
     lines: tuple[Line, ...]
-    forgotten: tuple[Incident, ...] = ()  # for which there is no room any more
+    forgotten: tuple[Incident, ...] = ()  # incidents for which there is no room any more
 
 
 class IncidentLog:
@@ -63,7 +63,7 @@ class IncidentLog:
             if before == incident:
                 continue
             if before is not None and before.opened_wall_s != incident.opened_wall_s:
-                # A run of a name that was forgotten: another incident, and maybe another's.
+                # The run's name was used before: another incident, and maybe another user's.
                 del self.incidents[incident.id]
                 before = None
             if before is None:
@@ -166,7 +166,7 @@ def _lines(incident: Incident, before: Incident | None, changed: bool) -> list[L
             cost += f" and {_steps(incident.lost_steps)}"
         lines.append(("info", f"training goes on after {incident.fault}: {cost} lost"))
     elif incident.state == "closed" and _latest(incident).startswith("the run is over"):
-        pass  # the launcher's own last lines say it, once
+        pass  # the launcher's own last lines show it, once
     elif incident.state in ("closed", "taken_back"):
         word = "closed" if incident.state == "closed" else "taken back"
         lines.append(("info", f"{incident.fault} of {_who(incident)} {word}: {_latest(incident)}"))

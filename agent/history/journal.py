@@ -58,7 +58,7 @@ class Count(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """How far something was counted: replaces what was kept under its name, in the transaction of
+    """How far something was counted: replaces the old value under its name, in the transaction of
     the counts that it belongs to."""
 
     name: str
@@ -103,7 +103,7 @@ class Forgotten(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What the core wants to know after a restart."""
+    """What the core gets back after a restart."""
 
     body: bytes
 
@@ -112,7 +112,7 @@ Record = Intent | Finished | Happened | Forgotten | Memory | Count | Mark
 
 
 class Seed(NamedTuple):
-    """What the journal knew when it was opened."""
+    """The journal's content when it was opened."""
 
     memory: bytes
     counters: dict[tuple[str, Labels], float]
@@ -149,9 +149,9 @@ class Journal:
         self, directory: Path, hook: Callable[[str], None] = lambda point: None,
         on_error: Callable[[str], object] = lambda text: None,
     ) -> None:
-        """Opens DIR/journal.db.  StoreError when it is foreign or damaged.  `hook` is called at
-        every point where a kill could hurt, so that tests can kill there; `on_error` by the thread,
-        with what it could not write as it was."""
+        """Opens DIR/journal.db.  Raises StoreError when it is foreign or damaged.  `hook` is called
+        at every point where a kill could hurt, so that tests can kill there; the thread calls
+        `trouble` with each record that it could not write as it was."""
         self.path = directory / "journal.db"
         self.dropped = 0
         self.error = ""
@@ -195,7 +195,7 @@ class Journal:
         return done
 
     def close(self, timeout_s: float = 3.0) -> None:
-        """Writes what waits, within `timeout_s`, and closes the file."""
+        """Writes the waiting records, within `timeout_s`, and closes the file."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -233,8 +233,9 @@ class Journal:
             self._hook("told")
 
     def _try_commit(self, batches: list[_Batch]) -> bool:
-        """False with an error when the disk took nothing, without one when a record was at fault:
-        that one is written differently, or left out, and the rest goes on."""
+        """True when the batch is on disk.  False with an error when the disk took nothing; without
+        an error when a record was at fault, which is then written differently or left out, and the
+        rest goes on."""
         database = self._database
         at = (0, 0)
         self._hook("taken")
@@ -249,7 +250,7 @@ class Journal:
                     self._apply(record)
                     self._hook("applied")
             database.execute("COMMIT")
-        except (ValueError, OverflowError) as error:  # text that is none; beyond 64 bits
+        except (ValueError, OverflowError) as error:  # text that is no UTF-8; beyond 64 bits
             database.execute("ROLLBACK")
             self.error = ""
             self._mend(batches, *at)
@@ -265,7 +266,8 @@ class Journal:
         return True
 
     def _mend(self, batches: list[_Batch], number: int, place: int) -> None:
-        """Replaces one record of one batch by what can be written of it, which may be nothing."""
+        """Replaces one record of one batch by the part of it that can be written, which may be
+        nothing."""
         records = batches[number].records
         kept = mended(records[place])
         self.dropped += 1 - len(kept)
@@ -311,7 +313,7 @@ class Journal:
             "INSERT OR REPLACE INTO incidents VALUES (?, ?, ?, ?)",
             (incident.id, incident.state, incident.opened_wall_s, msgspec.json.encode(incident)),
         )
-        is_new = row is None or row[1] != incident.opened_wall_s  # else whose it is is known
+        is_new = row is None or row[1] != incident.opened_wall_s  # else its owner is known
         self._database.execute(
             f"INSERT OR {'REPLACE' if is_new else 'IGNORE'} INTO owners VALUES (?, ?)",
             (incident.id, record.owner),
@@ -322,14 +324,14 @@ class Journal:
     def _add(self, counts: tuple[Count, ...]) -> None:
         for count in counts:
             self._database.execute(
-                # In place of the old row, so that what counted last goes last (retention.py).
+                # In place of the old row, so that the newest count is removed last (retention.py).
                 "INSERT OR REPLACE INTO counters SELECT ?1, ?2, ?3 + coalesce("
                 "(SELECT value FROM counters WHERE name = ?1 AND labels = ?2), 0)",
                 (count.name, msgspec.json.encode(count.labels).decode(), count.more),
             )
 
     def _try_prune(self) -> None:
-        """What cannot be removed now is removed another time; nobody waits for it."""
+        """Removes old rows; those that cannot be removed now are removed another time."""
         try:
             prune(self._database)
         except sqlite3.Error as error:

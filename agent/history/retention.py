@@ -1,4 +1,4 @@
-"""What keeps journal.db usable for years: old rows go, and text that no database takes is mended.
+"""Keeps journal.db usable for years: removes old rows, and mends text that no database takes.
 
 Owns how much of each table stays.  Which incidents the history keeps is decided in incident_log.py;
 the bound here holds even where that decision could not be carried out.
@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.collectors.contract import legible
 
-INCIDENTS_MAX = 2000  # twice what the history keeps: those of now may be beyond that
+INCIDENTS_MAX = 2000  # twice the history's bound, which open incidents may exceed
 INTENTS_MAX = 20_000
 RUNS_MAX = 4096  # newest rows of each counter that counts by run
 BY_RUN = ("restarts", "lost_steps")
@@ -21,7 +21,7 @@ Record = TypeVar("Record")
 
 
 def prune(database: sqlite3.Connection) -> None:
-    """Removes what is oldest."""
+    """Removes the oldest rows."""
     database.execute(
         "DELETE FROM intents WHERE rowid <= (SELECT max(rowid) FROM intents) - ?", (INTENTS_MAX,)
     )
@@ -39,7 +39,7 @@ def prune(database: sqlite3.Connection) -> None:
 
 
 def mended(record: Record) -> tuple[Record, ...]:
-    """The record with legible text; () when that was not what was wrong with it."""
+    """The record with legible text; () when its text was not at fault."""
     plain = msgspec.to_builtins(record, builtin_types=(bytes,))
     clean = _legible(plain)
     if clean == plain:

@@ -40,11 +40,12 @@ class Reader:
 
     def __init__(self, catalogue: Catalogue) -> None:
         self.shipped = self.catalogue = catalogue
-        self.positions: dict[str, int] = {}  # path -> up to where it was sampled
+        self.positions: dict[str, int] = {}  # path -> the end of its last sample
         self.problem = ""
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """ValueError, KeyError or TypeError for what is no request."""
+        """The answer to one request.  Raises ValueError, KeyError or TypeError for a bad
+        request."""
         if "own" in request:
             self._take_own(request["own"])
         spans = spans_of(str(request["folder"]), request["ranks"])
@@ -59,7 +60,7 @@ class Reader:
     def _take_own(self, rows: list[dict[str, Any]]) -> None:
         try:
             self.catalogue, self.problem = files.with_own(self.shipped, rows), ""
-        except (ValueError, TypeError) as error:  # another release's; the agent checks its own
+        except (ValueError, TypeError) as error:  # another release's rows; the agent checks its own
             self.catalogue, self.problem = self.shipped, f"own signatures: {error}"[:LINE_MAX]
 
     def _diagnose(self, spans: list[Span]) -> dict[str, Any]:
@@ -88,8 +89,9 @@ class Reader:
         }
 
     def _shares(self, spans: list[Span], budget_bytes: int) -> list[tuple[Span, int, int]]:
-        """(span, bytes that are new, of these to be read): the budget goes to the quiet files
-        first, for there a line is rare; loud ones divide what is left and lose their older part."""
+        """(span, new bytes, how many of these to read) of each file.  The budget goes to the quiet
+        files first, for there a line is rare; loud files divide the rest and lose their older
+        part."""
         grown: list[tuple[int, Span]] = []
         for span in spans:
             try:
@@ -117,7 +119,7 @@ class Reader:
         since = span.end - share
         begin, data = files.read_tail(span._replace(begin=0), share + CONTEXT_BYTES)
         whole = data.rfind(b"\n") + 1
-        if begin + whole > since:  # what has no end yet is read when it has one
+        if begin + whole > since:  # a line without an end is read when it has one
             data, self.positions[span.path] = data[:whole], begin + whole
         scanner = Scanner(self.catalogue, 0, span.rank)
         scanner.feed(data)
@@ -166,7 +168,7 @@ def detail_of(report: files.Report) -> dict[str, Any]:
 
 
 def bounded(detail: dict[str, Any]) -> dict[str, Any]:
-    """Small enough for a packet: what is beside the root goes first."""
+    """The answer, small enough for a packet: everything beside the root is dropped first."""
     while len(json.dumps(detail)) > ANSWER_MAX_CHARS and (detail["others"] or detail["problems"]):
         (detail["others"] or detail["problems"]).pop()
     return detail

@@ -1,7 +1,7 @@
 """Training logs on disk: the shipped signatures, and files of any kind.
 
 Owns reading: plain or packed, standard input, the last bytes of a file that still grows, in pieces
-and with a limit.  What lines mean is agent/core/parse/logs/scan.py's.
+and with a limit.  Lines are judged by agent/core/parse/logs/scan.py.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from ..core.parse.logs.signatures import (
 SHIPPED = Path(__file__).parent.parent / "catalog/log_signatures.toml"
 FAMILIES = SHIPPED.with_name("log_families.toml")
 PIECE_BYTES = 1 << 20
-FILE_MAX_BYTES = 64 << 30  # what a file may unpack to; more is not read, and said
+FILE_MAX_BYTES = 64 << 30  # of an unpacked file; the rest is left unread, and the report says so
 TAIL_BYTES = 1 << 20  # of each file of a run that goes on
-TAILS_S = 6.0  # for the ends of all files; lines can be made to be slow
+TAILS_S = 6.0  # for the ends of all files; a line can be crafted to be slow
 FILES_MAX = 8192
 CATALOGUE_MAX_BYTES = 1 << 20
 GZIP = b"\x1f\x8b"
@@ -58,7 +58,7 @@ _RANK = re.compile(
 
 
 class Report(NamedTuple):
-    """What was read, and what it says."""
+    """The result of reading logs."""
 
     diagnosis: logroot.Diagnosis
     names: tuple[str, ...]
@@ -66,7 +66,7 @@ class Report(NamedTuple):
     handled: tuple[tuple[str, int], ...]  # signature, times: the process went on
     skipped: int  # lines over the limits
     problems: tuple[str, ...]  # files that could not be read to their end
-    note: str = ""  # what the catalogue says of the root
+    note: str = ""  # the note of the root's signature
     unread: int = 0  # files of which nothing could be read
 
 
@@ -138,8 +138,8 @@ def _family(path: Path, row: dict[str, Any]) -> Family:
 
 
 def with_own(catalogue: Catalogue, rows: Sequence[dict[str, Any]]) -> Catalogue:
-    """The catalogue with an operator's rows in front: theirs wins over a shipped one of the same
-    name.  Raises ValueError for a row that agent/logs/operator_signatures.py would have refused."""
+    """The catalogue with an operator's rows in front, which win over shipped ones of the same name.
+    Raises ValueError for a row that agent/logs/operator_signatures.py would have refused."""
     own = tuple(_signature(Path("signature"), row) for row in rows)
     names = {one.id for one in own}
     shipped = tuple(one for one in catalogue.signatures if one.id not in names)
@@ -166,8 +166,8 @@ def diagnose(
     paths: Sequence[str], standard_input: BinaryIO | None = None,
     own: Sequence[dict[str, Any]] = (),
 ) -> Report:
-    """Over whole files; `-` is standard input, `own` an operator's signatures.  A file that cannot
-    be read is a problem, as one bad file of 512 must not hide what the others say."""
+    """The report on whole files; `-` is standard input, `own` an operator's signatures.  A file
+    that cannot be read is a problem of the report: one bad file of 512 must not hide the others."""
     catalogue = with_own(load_catalogue(), own)
     scanners, problems, total, unread = [], [], 0, 0
     if len(paths) > FILES_MAX:
@@ -195,9 +195,9 @@ def diagnose_tails(
     spans: Sequence[Span], catalogue: Catalogue, tail_bytes: int = TAIL_BYTES,
     limit_s: float = TAILS_S,
 ) -> Report:
-    """Over the end of each span; a file that cannot be read is named and left out, and so are the
-    last ones when the time is over.  Without times in the lines the order of the spans is the order
-    of events."""
+    """The report on the end of each span.  A file that cannot be read is named and left out, and so
+    are the last ones when the time is over.  Where lines have no times, the order of the spans is
+    the order of events."""
     scanners: list[Scanner] = []
     problems: list[str] = []
     total, end_s = 0, time.monotonic() + limit_s
@@ -260,9 +260,9 @@ def _report(
 
 @contextmanager
 def _opened(path: str, standard_input: BinaryIO | None) -> Iterator[BufferedReader | GzipFile]:
-    """Unpacked where its first bytes say that it is packed, whatever its name."""
+    """The file, unpacked where its first bytes are those of a packed one, whatever its name."""
     source: str | int = path
-    if path == "-":  # a copy, as the process's own is not to be closed
+    if path == "-":  # a copy, since the process's own must stay open
         source = os.dup(standard_input.fileno() if standard_input else 0)
     with open(source, "rb") as file:
         if file.peek(2)[:2] == GZIP:
@@ -273,7 +273,7 @@ def _opened(path: str, standard_input: BinaryIO | None) -> Iterator[BufferedRead
 
 
 def _read(path: str, standard_input: BinaryIO | None, scanner: Scanner) -> tuple[int, str]:
-    """(bytes read, what kept it from the end or ""); of a file that is cut, what there is."""
+    """(bytes read, why reading ended early or ""); of a truncated file, as much as there is."""
     total, problem, waiting, text = 0, "", bytearray(), True
     try:
         with _opened(path, standard_input) as file:
@@ -299,6 +299,6 @@ def _read(path: str, standard_input: BinaryIO | None, scanner: Scanner) -> tuple
 
 
 def _is_text(piece: bytes) -> bool:
-    """Bytes of any alphabet, colours and the holes of a file that was cut are text."""
+    """Whether bytes are text: any alphabet, colours and the holes of a truncated file are."""
     head = piece[:TEXT_BYTES]
     return len(head) - len(head.translate(None, CONTROLS)) <= len(head) // 20

@@ -48,7 +48,8 @@ def check(value: object, origin: str, errors: list[str]) -> list[dict[str, Any]]
 
 
 def check_together(rows: Sequence[tuple[dict[str, Any], str]], errors: list[str]) -> None:
-    """What concerns the rows (row, file) of all files: no name twice, and a size that travels."""
+    """What only the rows (row, file) of all files together show: no name twice, and a size that
+    travels."""
     seen: dict[str, str] = {}
     for row, origin in rows:
         if row["id"] in seen:

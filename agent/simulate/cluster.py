@@ -117,7 +117,7 @@ class Cluster:
         return names <= held
 
     def level(self, job: Job) -> None:
-        """Something that levels show changed on a run."""
+        """A level of a run changed."""
         for launcher in self.launchers(job.name):
             if launcher.startup_s == 0.0 and job.newest() is not None and launcher.ranks:
                 launcher.first_step()

@@ -1,6 +1,6 @@
 """The agent's shell on a virtual node: observes, steps the real core, performs what it asks.
 
-Owns what daemon, journal, perform and the store's client own in the real agent, with their
+Owns what daemon, journal, performer and the store's client own in the real agent, with their
 faults: killed between any two of them, wake-ups dropped, requests and acknowledgements lost,
 outcomes late or twice.  Must not decide anything: every decision is the core's.
 """
@@ -210,7 +210,7 @@ class Edge:
         self.decision = decision = self.node.step(now, observed)
         for verdict in decision.verdicts:
             if verdict.fault == "run_not_judged":
-                raise RuntimeError(verdict.reason)  # what a simulation is there to find
+                raise RuntimeError(verdict.reason)  # a simulation is there to find these
         self.steps += 1
         self.on_step(self, now, observed, decision)
         doomed = bool(decision.effects) and self.rng.random() < self.weather.kill_mid_effect

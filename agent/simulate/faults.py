@@ -58,7 +58,7 @@ def rank_killed(cluster: Cluster, u: float, _v: float) -> None:
 def rank_exited(cluster: Cluster, u: float, v: float) -> None:
     """An exception that comes once (v chooses its step's text)."""
     rank = pick_rank(cluster, u)
-    if rank is not None and rank.moves():  # what stands still raises nothing
+    if rank is not None and rank.moves():  # a rank that stands still raises nothing
         _say(cluster, rank.machine.name, "rank %d raises", rank.rank)
         _end(cluster, rank, Ended(1, outcome="exception", error=f"OSError: shard {int(v * 99)}"))
 

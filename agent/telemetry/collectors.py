@@ -35,15 +35,15 @@ from ..system.child_probe import Helper, Prober, StuckChild
 
 SAMPLES_MAX = 10_000  # of one collector and reading
 FIRST_FACTOR = 10.0  # a child's first answer: a driver without persistence takes seconds to wake
-TOGETHER_S = 0.02  # what is due so soon is read now: each waking of the loop costs
+TOGETHER_S = 0.02  # collectors due so soon are read now: each waking of the loop costs
 ALONE_S = 0.05  # a collector has this long for itself
 ABSENT_S = 300.0  # a source that is not here is looked for this often
 RESTS = "not read while others need its devices"
-REST_S = 5.0  # for a reading that is under way to end, once its child was killed
+REST_S = 5.0  # for a running reading to end, once its child was killed
 
 
 class Reply(msgspec.Struct):
-    """One answer of such a child (collectors/__main__.py)."""
+    """One answer of a collector's child (collectors/__main__.py)."""
 
     samples: tuple[Sample, ...] = ()
     dropped: int = 0
@@ -69,18 +69,18 @@ class _Entry:
     def __init__(self, collector: Collector) -> None:
         self.collector = collector
         self.named: Named = {}
-        self.known: Named = {}  # the same, or what it said before it fell silent
+        self.known: Named = {}  # the same, or the last samples before it fell silent
         self.health = Health(collector.name, False, False, "not read yet", 0.0, 0.0)
         self.due_s = 0.0
         self.thread: ThreadPoolExecutor | None = None
         self.stuck: asyncio.Future[tuple[list[Sample], float]] | None = None
         self.helper: Helper | None = None
         self.asking = False
-        self.rests = False  # its child is not to be
+        self.rests = False  # it may have no child for now
         self.last: tuple[Sample, ...] = ()  # of the last good reading, however old
 
     def keep(self, samples: tuple[Sample, ...], health: Health) -> None:
-        """What a reading gave; nothing when it failed."""
+        """Keeps the samples of a reading; none when it failed."""
         self.named = by_name(samples)
         self.health = health
         self.known = self.known if self.silent else self.named
@@ -88,7 +88,7 @@ class _Entry:
 
     @property
     def silent(self) -> bool:
-        """Whether its source is here, for all that is known, and does not answer."""
+        """Whether its source seems to be here and does not answer."""
         return not self.health.up and not self.health.absent
 
 
@@ -129,7 +129,7 @@ class Runner:
         return tuple({metric.name: metric for metric in declared}.values())
 
     def last(self, name: str) -> tuple[Sample, ...]:
-        """What a collector said when it last said anything; its samples carry their time."""
+        """The last samples of a collector, however old; each carries its time."""
         return next((one.last for one in self._entries if one.collector.name == name), ())
 
     def children(self) -> dict[str, int]:
@@ -193,8 +193,9 @@ class Runner:
             await asyncio.sleep(max(0.05, next_s - time.monotonic()))
 
     async def _read_all(self, entries: list[_Entry]) -> None:
-        """One after the other: threads that all read small files at once wrest the interpreter's
-        lock from each other at every file.  One that is slow is not waited for by the next."""
+        """Reads one collector after the other: threads that all read small files at once wrest the
+        interpreter's lock from each other at every file.  The next collector does not wait for a
+        slow one."""
         async with asyncio.TaskGroup() as group:
             for entry in entries:
                 reading = group.create_task(self._read(entry))
@@ -218,12 +219,12 @@ class Runner:
         silent = [entry for entry in self._entries if entry.silent]
         if silent:
             names = {metric.name for one in silent for metric in one.collector.metrics}
-            names |= {name for one in silent for name in one.known}  # those undeclared as well
+            names |= {name for one in silent for name in one.known}  # with undeclared samples
             self._known = Readings((entry.known for entry in self._entries), frozenset(names))
 
     async def _ask(self, entry: _Entry, collector: Probed) -> None:
-        """One reading in the collector's child.  One that is late is killed, and the next reading
-        starts another; one that says that it failed is ended as well, to load drivers anew."""
+        """One reading in the collector's child.  A late child is killed, and the next reading
+        starts another; a child that reports an error is ended as well, to load drivers anew."""
         name, begin_s = entry.collector.name, time.monotonic()
         reply = Reply(absent=collector.here(self._roots))
         if not reply.absent:
@@ -233,7 +234,7 @@ class Runner:
             finally:
                 entry.asking = False
         if entry.rests:
-            return  # it was ended under way: that is no fault of its source
+            return  # the child was ended on purpose: no fault of its source
         if entry.helper is not None and (reply.absent or reply.error):
             await entry.helper.close()
         if reply.error:
@@ -269,8 +270,8 @@ class Runner:
             return Reply(error=f"{name}: {error}")
 
     async def _read(self, entry: _Entry) -> None:
-        """One reading in the collector's own thread; one that still hangs is not joined by a
-        second: it is down until it returns."""
+        """One reading in the collector's own thread.  A reading that still hangs is not joined by a
+        second: the collector is down until it returns."""
         name = entry.collector.name
         begin_s = time.monotonic()
         if entry.stuck is not None:
@@ -286,7 +287,7 @@ class Runner:
         error, absent, took_s = "", False, -1.0
         samples: tuple[Sample, ...] = ()
         try:
-            reading = asyncio.get_running_loop().run_in_executor(  # no thread may be to be had
+            reading = asyncio.get_running_loop().run_in_executor(  # there may be no thread left
                 entry.thread, _timed, entry.collector.collect, self._roots, boot_s
             )
             read, took_s = await asyncio.wait_for(asyncio.shield(reading), deadline_s)
@@ -307,7 +308,7 @@ class Runner:
         entry.keep(samples, Health(name, not error, absent, error, took_s, now_s))
 
     def close(self) -> None:
-        """Lets go of the threads; one that hangs dies with the process."""
+        """Lets go of the threads; a thread that hangs dies with the process."""
         for entry in self._entries:
             if entry.thread is not None:
                 entry.thread.shutdown(wait=False, cancel_futures=True)
@@ -332,6 +333,6 @@ def _timed(
 
 
 def _take_exception(reading: asyncio.Future[tuple[list[Sample], float]]) -> None:
-    """Retrieves what a late reading raised, so that nobody warns about it at exit."""
+    """Retrieves the exception of a late reading, so that asyncio does not warn about it at exit."""
     if not reading.cancelled():
         reading.exception()

@@ -18,7 +18,7 @@ from .collectors import Health
 
 STALE_READINGS = 3.0  # a device is unknown when this many intervals brought no reading
 COLLECTORS = ("nvidia", "neuron", "amd")
-SPOKEN_OF = ("nvidia", "neuron")  # whose devices the kernel's log names
+SPOKEN_OF = ("nvidia", "neuron")  # vendors whose devices the kernel's log names
 CARDS = "network"  # the collector that lists network cards
 
 
@@ -26,9 +26,10 @@ def devices(
     health: Health, last: tuple[Sample, ...], runs: tuple[RunView, ...],
     verdicts: tuple[Verdict, ...], node: str, boot_s: float, interval_s: float,
 ) -> list[dict[str, Any]]:
-    """The devices of one collector.  `last`: its last good reading, whose age decides.  What the
-    kernel says of one is in the verdicts: a driver may call a device well that has fallen off the
-    bus.  A device that the collector does not list has a row when the kernel names it."""
+    """The devices of one collector.  `last` is its last good reading, whose age decides.  The
+    kernel's lines about a device are in the verdicts: a driver may call a device healthy that has
+    fallen off the bus.  A device that the collector does not list has a row when the kernel names
+    it."""
     sights = accelerator.sights(last)
     ranks = accelerator.ranks_of(last, runs)
     age_s, unread = _age(health, last, boot_s, interval_s)
@@ -41,7 +42,7 @@ def devices(
     place = node_subject(node, f"{accelerator.SCOPE.get(vendor, 'gpu')}/")
     heard = tuple(one for one in verdicts if one.detector != accelerator.Accelerators.name)
     by_kernel = _said(heard, place)
-    # What is read now says itself what the driver declares; verdicts keep it while nothing is read.
+    # A fresh reading holds the driver's own declarations; verdicts keep them while there is none.
     said = _said(verdicts, place) if unread else by_kernel
     rows = []
     for (maker, device), sight in sights.items():
@@ -67,9 +68,9 @@ def cards(
     health: Health, last: tuple[Sample, ...], verdicts: tuple[Verdict, ...], node: str,
     boot_s: float, interval_s: float,
 ) -> list[dict[str, Any]]:
-    """The network cards, those that are lost included.  What is wrong with one is in the verdicts:
-    it takes more than one reading to see.  An interface on the address of an RDMA card is that
-    card, and has a row only for what is said of itself."""
+    """The network cards, lost ones included.  Their faults are in the verdicts, since one reading
+    does not show them.  An interface on the address of an RDMA card is that card, and has a row
+    only for verdicts of its own."""
     age_s, unread = _age(health, last, boot_s, interval_s)
     said = _said(verdicts, node_subject(node, "nic/"))
     found = {}
@@ -94,7 +95,7 @@ def cards(
 
 
 def _said(verdicts: tuple[Verdict, ...], place: str) -> dict[str, list[Verdict]]:
-    """What is said of each device: by its number, its name or its address."""
+    """The verdicts about each device, by its number, its name or its address."""
     said: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         if verdict.subject.startswith(place):
@@ -107,7 +108,8 @@ def _row(
     kind: str, vendor: str, device: str, about: dict[str, str], read: tuple[str, str],
     wrong: list[Verdict], age_s: float, ranks: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """One device.  `read`: health and why by its reading; the worst of all that is said counts."""
+    """One device.  `read` is health and reason by its reading; the worst of reading and verdicts
+    counts."""
     worst_first = sorted(wrong, key=lambda one: -SEVERITIES.index(one.severity))
     whys = dict.fromkeys([*(_why(one.reason) for one in worst_first), read[1]])
     return {
@@ -129,7 +131,7 @@ def _why(reason: str) -> str:
 def _age(
     health: Health, last: tuple[Sample, ...], boot_s: float, interval_s: float
 ) -> tuple[float, str]:
-    """Age of the last good reading, and why it says nothing about now; "" when it does."""
+    """Age of the last good reading, and why it cannot speak for now; "" when it can."""
     age_s = boot_s - max((one.boot_s for one in last), default=boot_s)
     if not last:
         return 0.0, health.error or "not read yet"

@@ -1,8 +1,8 @@
 """Runs journalctl where /dev/kmsg may not be read, and runs it again whenever it ends.
 
-Owns that process: its start, its end, and the pauses between.  What it says goes on in pieces to
-the kernel's watch; nothing here understands a line.  One that cannot be ended is left and named,
-as any other probe.
+Owns that process: its start, its end, and the pauses between.  Its output goes on in pieces to the
+kernel's watch; nothing here understands a line.  A process that cannot be ended is left and named,
+as for any other probe.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..system.child_probe import Prober, StuckChild
 NAME = "journalctl"
 DIE_WITH_PARENT = Path(die_with_parent.__file__)
 PIECE_BYTES = 65536  # about a hundred lines: the event loop has its turn after each
-FIRST_S = 10.0  # a journal that may be read says its first entry within this
+FIRST_S = 10.0  # a readable journal has its first entry within this
 PAUSE_S, PAUSE_MAX_S = 1.0, 60.0  # before it is started again, doubled each time without a word
 REFUSED_MAX = 3  # ends without a word after which the cursor is given up
 
@@ -42,7 +42,7 @@ class JournalReader:
 
     @property
     def up(self) -> bool:
-        """Whether it runs, and has shown that there is a journal to be read."""
+        """Whether it runs, and has shown a journal that may be read."""
         return bool(self.pid and (self._log.heard or self._log.cursor))
 
     def stuck_children(self) -> tuple[StuckChild, ...]:
@@ -71,7 +71,7 @@ class JournalReader:
             await asyncio.sleep(pause_s)
 
     async def _run(self) -> str:
-        """One life of the process; why it ended."""
+        """One life of the process; returns why it ended."""
         begin_s = time.monotonic()
         command = self._log.command(self._tool)
         self._log.restarted()

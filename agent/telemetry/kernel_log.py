@@ -30,7 +30,7 @@ Counters = Mapping[tuple[str, Labels], float]
 
 
 class KernelWatch:
-    """See the module."""
+    """Events of the last minute for the core, counts and the mark for the journal, from one log."""
 
     def __init__(self, path: str, boot_id: str, users: bool = False) -> None:
         self.log = KernelLog(path, users)
@@ -53,14 +53,14 @@ class KernelWatch:
             if name == MARK and labels[0] != self.boot_id:
                 after = -1
             elif name == MARK and len(labels) == 1:
-                after = int(value) - 1  # else journald was read, whose numbers are not the kernel's
+                after = int(value) - 1  # else journald's numbers stand there, not the kernel's
         fd = self.log.open(after)
         self._opened = True
         return fd
 
     @property
     def source(self) -> str:
-        """From where lines come: kmsg | journald; "" from nowhere."""
+        """Where lines come from: kmsg | journald; "" from nowhere."""
         if self.journal is not None:
             return "journald" if self.journal.up else ""
         return "kmsg" if self._opened else ""
@@ -79,7 +79,7 @@ class KernelWatch:
         return log
 
     def read(self, boot_s: float, record: Record) -> bool:
-        """Takes what is there; True when the core should look at once."""
+        """Takes the lines that are there; True when the core should look at once."""
         return self._take(self.log.read(boot_s), boot_s, record)
 
     def feed(self, data: bytes, boot_s: float, record: Record) -> bool:
@@ -110,7 +110,7 @@ class KernelWatch:
         return urgent
 
     def _place(self) -> Labels:
-        """Labels of the mark: journald needs its own word for the place as well."""
+        """Labels of the mark, among them journald's own cursor."""
         cursor = (self.log.cursor,) if isinstance(self.log, JournalLog) else ()
         return (self.boot_id, *cursor)
 
@@ -122,7 +122,7 @@ class KernelWatch:
             self._kinds.popitem(last=False)
 
     def _more(self, line: LogLine) -> None:
-        """A line that goes on with an event: told with it, and not counted."""
+        """A continuation line: shown with its event, and not counted."""
         told = self._folds.more(line.text, line.boot_s)
         kept = self._kinds.get((told.source, told.code, told.subject)) if told else None
         for at, (read_s, event) in enumerate(kept or ()):
@@ -130,7 +130,7 @@ class KernelWatch:
                 kept[at] = (read_s, told)
 
     def events(self, boot_s: float) -> tuple[Event, ...]:
-        """What was read in the last minute, oldest first."""
+        """Events of the last minute, oldest first."""
         for kind, kept in list(self._kinds.items()):
             if boot_s - kept[-1][0] > KEPT_S:
                 del self._kinds[kind]

@@ -1,8 +1,8 @@
-"""Who may ask what: roles, tokens, and the headers that every answer carries.
+"""Who may ask for what: roles, tokens, and the headers that every answer carries.
 
-Owns the check of each request before its handler runs.  Reading is free on loopback and on the
-unix socket, but for what other people's jobs said (visibility.py); changing something needs a role,
-and over TCP a token.
+Owns the check of each request before its handler runs.  Reading is free on loopback and on the unix
+socket, except for the words of other people's jobs (visibility.py); changing something needs a
+role, and over TCP a token.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def peer_of(request: web.Request) -> tuple[int, int] | None:
 def reader_of(
     request: web.Request, tokens: Tokens, of_run: Owner, of_incident: Owner
 ) -> Reader:
-    """Who reads: by the peer of the socket, or by the token."""
+    """The reader of a request, by the peer of the socket or by the token."""
     unix_peer = peer_of(request)
     sock = request.transport.get_extra_info("socket") if request.transport else None
     uid = unix_peer[1] if unix_peer is not None else peer_uid(sock) if sock is not None else None
@@ -130,7 +130,7 @@ class Authorizer:
             return self._peer_refusal(request, peer[1]) if changes else None
         host = request.headers.get("Host", "").rsplit(":", 1)[0]
         if self._loopback_only and not is_loopback(host):
-            # A page of somebody else's whose name was pointed at this address: DNS rebinding.
+            # DNS rebinding: the name of a foreign page was pointed at this address.
             return 403, f"host {host!r} is not this machine", "ask for 127.0.0.1 or localhost"
         role = self._tokens.role(request.headers.get("Authorization", ""))
         if changes and not self._tokens:

@@ -1,8 +1,8 @@
 """How many connections a listener of the web server holds, and which one makes room for a new one.
 
-Owns the limits of what strangers may leave unfinished: connections that say nothing, heads without
-an end, answers that nobody reads.  Nobody is refused: where there are too many, the one that has
-been quiet longest is ended, so that whoever asks now is answered, however many others wait.
+Owns the limits of unfinished business: connections that say nothing, heads without an end, answers
+that nobody reads.  No connection is refused: where there are too many, the one that has been quiet
+longest is ended, so that a new request is answered however many connections wait.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aiohttp import web
 
 CONNECTIONS_MAX = 128  # of one listener; a browser opens six
 HEAD_MAX_BYTES = 32_768  # of a request line and its headers, all together
-UNSENT_MAX_BYTES = 16 << 20  # of answers that were not taken yet, on all connections
+UNSENT_MAX_BYTES = 16 << 20  # of answers not yet taken, on all connections
 CONNECTION: dict[str, Any] = {"access_log": None, "keepalive_timeout": 20.0}
 END_OF_HEAD = b"\r\n\r\n"
 
@@ -93,7 +93,7 @@ class ConnectionLimit:
                      "the largest is given up")
 
     def end(self, connection: LimitedConnection, why: str) -> None:
-        """At once: a close would wait until the other side has taken what is still to be sent."""
+        """Ends at once: a close would wait until the other side has taken the unsent bytes."""
         self._on_error(why)
         self.remove(connection)
         if connection.transport is not None:

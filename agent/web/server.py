@@ -77,7 +77,7 @@ class WebServer:
         self._listeners: list[asyncio.Server] = []
         self._tokens = Tokens(state.config.api.tokens_file)
         self._cached: tuple[int, float, visibility.Json] = (-1, 0.0, {})
-        self._encoded: dict[str, bytes] = {}  # of what is cached, by who may see how much
+        self._encoded: dict[str, bytes] = {}  # cached answers, by how much their reader may see
 
     # ------------------------------------------------------------- listening
 
@@ -116,7 +116,7 @@ class WebServer:
         return ConnectionLimit(runner.server, on_error)
 
     async def _open(self, runner: web.AppRunner, host: str, port: int) -> int:
-        """Listens, and says at which port.  OSError where that is not to be had."""
+        """Listens, and returns the port.  Raises OSError where it cannot be had."""
         limit = self._limit(runner)
         loop = asyncio.get_running_loop()
         listener = await loop.create_server(limit, host.strip("[]"), port)
@@ -138,7 +138,7 @@ class WebServer:
                 continue
             address = f"http://{host}:{bound}"
             place = Path(self._state.config.agent.runtime_dir) / "address"
-            draft = place.with_suffix(".new")  # so that nobody reads half of it
+            draft = place.with_suffix(".new")  # so that a reader never sees half of it
             draft.write_text(address + "\n")
             draft.replace(place)
             self._announce(address)

@@ -127,7 +127,7 @@ def _devices(state: AgentState) -> list[dict[str, Any]]:
 
 
 def node_paused(state: AgentState) -> bool:
-    """Whether an operator paused this node: what comes here later as well."""
+    """Whether an operator paused this node, which holds for runs that come later as well."""
     return bool(state.snapshot.decision.paused)
 
 

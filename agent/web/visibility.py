@@ -1,8 +1,8 @@
 """What a reader may not see of other people's runs, by who the reader is.
 
-Owns whose connection it is, and which fields of a run, a fault or an incident hold what the job
-itself said: its logs stand below a directory that only their owner may read, and a line of them
-does not become public because an agent repeats it.  Who may ask at all is auth.py's.
+Owns whose connection it is, and which fields of a run, a fault or an incident hold the job's own
+words.  Its logs stand below a directory that only their owner may read, and a line of them does not
+become public because an agent repeats it.  Who may ask at all is decided in auth.py.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Reader(NamedTuple):
     of_incident: Owner
 
     def may(self, run: str) -> bool:
-        """Whether to tell what a run says; "" is the node."""
+        """Whether to show the words of a run; "" is the node."""
         return self.everything or not run or self._is(self.of_run(run))
 
     def may_read(self, incident: Json) -> bool:
-        """The same, also for a run that is over.  A name may be another user's by now."""
+        """The same, also for a run that is over.  Its name may be another user's by now."""
         public = self.everything or not _run_of(incident)
         return public or self._is(self.of_incident(incident["id"]))
 
@@ -80,7 +80,7 @@ def _public_run(one: Json) -> Json:
     """A run of somebody else's: that it is here and how it goes, and nothing that it said."""
     saved = one["checkpoint"]
     return one | {
-        # What follows a colon are the job's words or names.
+        # The text behind a colon is the job's words or names.
         "doing": one["doing"].partition(": ")[0], "need": one["need"].partition(": ")[0],
         "reason": "", "root": "", "logs": None, "log_dir": "", "checkpoint_dir": "",
         "checkpoint": saved and saved | {"path": ""},
@@ -100,8 +100,8 @@ def _run_of(one: Json) -> str:
 
 
 def peer_uid(sock: socket.socket) -> int | None:
-    """The user whose process holds the other end of a TCP connection from this machine, by the
-    kernel's own word; None where it does not say so.  One that is closing is nobody's: the kernel
+    """The user whose process holds the other end of a TCP connection from this machine, as the
+    kernel says; None where it does not.  A connection that is closing is nobody's: the kernel
     answers 0 for it."""
     try:
         theirs, ours = (_end(sock, name) for name in (sock.getpeername(), sock.getsockname()))
