@@ -3,11 +3,13 @@ no skip that CI does not see."""
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import os
 import re
 import subprocess
 import sys
+import typing
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,8 @@ from holdfast.agent.core.model import (
     readings_of,
 )
 from holdfast.agent.core.node import Node
+from holdfast.agent.core.run import state as run_state
+from holdfast.agent.core.run.stage import check_invariants
 from holdfast.agent.daemon.daemon import Daemon, Options
 from holdfast.agent.metrics.families import Exposition
 
@@ -204,3 +208,47 @@ def test_a_detector_is_one_entry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     sections = parse("node_wet", WET, "node_wet.md").prose
     lines = policy.explained(books["node_wet"], {"Meaning": sections}, [])
     assert "node_wet" in repr(lines[0]) and "Water stands" in repr(lines)
+
+
+def record_writes(tree: ast.AST) -> set[str]:
+    """Records of a run's state that a module assigns, replaces or makes one of."""
+    kinds = {field.type for field in msgspec.structs.fields(run_state.RunState)}
+    names = {part.__name__: field.name for field in msgspec.structs.fields(run_state.RunState)
+             for part in (field.type, *typing.get_args(field.type)) if isinstance(part, type)}
+    assert run_state.Held in kinds and names["Recovery"] == "recovery"
+    found = set()
+    for node in ast.walk(tree):
+        targets = node.targets if isinstance(node, ast.Assign) else (
+            [node.target] if isinstance(node, ast.AugAssign | ast.AnnAssign) else [])
+        for target in targets:
+            flat = target.elts if isinstance(target, ast.Tuple) else [target]
+            found |= {one.attr for one in flat if isinstance(one, ast.Attribute)
+                      and ast.unparse(one.value).rpartition(".")[2] == "state"}
+        if isinstance(node, ast.Call):
+            called = ast.unparse(node.func).rpartition(".")[2]
+            found |= {names[called]} if called in names else set()
+            found |= {ast.unparse(one).rpartition(".")[2] for one in node.args[:1]
+                      if called == "replace" and ".state." in f".{ast.unparse(one)}"}
+    return found & run_state.RECORDS.keys()
+
+
+def test_each_record_has_one_writer() -> None:
+    fields = {field.name for field in msgspec.structs.fields(run_state.RunState)}
+    assert fields - {"run", "history"} == run_state.RECORDS.keys()
+    wrong = record_writes(ast.parse("self.state.held = Ending()\nreplace(self.state.logs, a=1)"))
+    assert wrong == {"held", "ending", "logs"}
+    core = TESTS.parent / "agent/core"
+    writers = {(record, path.stem) for path in core.rglob("*.py") if path.name != "state.py"
+               for record in record_writes(ast.parse(path.read_text()))}
+    assert writers == set(run_state.RECORDS.items())
+
+
+def test_a_state_that_cannot_be_is_told() -> None:
+    state = run_state.RunState("r")
+    assert check_invariants(state) == check_invariants(state, state) == ()
+    further = msgspec.structs.replace(state, launcher=run_state.LauncherSeen(generation=2, top=2))
+    assert check_invariants(state, further) == ("the top generation fell",)
+    state.ending = run_state.Ending(left=True)
+    state.document = run_state.DocumentSeen(meant=1)
+    assert check_invariants(state) == (
+        "a generation is meant that no plan has", "the launcher left before the end")

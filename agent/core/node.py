@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from . import actions, ledger
+from . import actions
 from .detect import registry
 from .detect.cloud import ec2
 from .effects.in_flight import Outbox, Settled
@@ -41,8 +41,8 @@ from .nodes.kernel_incidents import KernelCase, KernelMemory
 from .nodes.repair import RepairMemory, Repairs
 from .run import members, plan, reconcile
 from .run.case import RunCase
-from .run.causes import Wish
-from .run.state import Context, RunMemory
+from .run.operator import born
+from .run.state import Context, RunState
 
 TICK_S = 1.0
 FROZEN_S = 3.0  # between two steps: this agent stood still itself
@@ -54,7 +54,7 @@ HANDLED_MAX = 256
 class NodeMemory(msgspec.Struct):
     """What a restart of the agent remembers.  Authority stays in the store's documents."""
 
-    runs: dict[str, RunMemory] = {}
+    runs: dict[str, RunState] = {}
     outbox: Outbox = msgspec.field(default_factory=Outbox)
     ledger: Ledger = msgspec.field(default_factory=Ledger)
     counts: dict[str, int] = {}
@@ -86,7 +86,7 @@ class Node:
         self.kept, self.watch = _read_memory(name, memory)
         # An intent without an outcome is never replayed: what is still wanted gets a new id.
         self.kept.outbox.pending = {}
-        self.cases = {run: RunCase(m) for run, m in sorted(self.kept.runs.items())}
+        self.cases = {run: RunCase(state) for run, state in sorted(self.kept.runs.items())}
         self.fleet = Fleet(name)
         self.kernel = KernelCase(name, self.kept.kernel)
         self.repairs = Repairs(name, self.kept.repairs, self.kernel)
@@ -124,7 +124,7 @@ class Node:
             doing[view.run] = self._judge(context, leaving)
             contexts.append(context)
         for _, case in sorted(self.cases.items()):
-            verdicts.extend(case.book.stopped(now))
+            verdicts.extend(case.incidents.stopped(now))
         led = [c for c in contexts if c.leader]
         self.fleet.step(self.kept.wishes, self.kept.fleet, led, whole)
         self.repairs.step(whole, self.cases, self.kept.paused)
@@ -141,12 +141,13 @@ class Node:
         """
         case = self._case(context.view.run)
         try:
-            case.document.read(context)  # first: who may lead follows from the newest document
-            if leaving and not case.memory.paused and _lives(context.view):
-                case.memory.drain = case.memory.drain or leaving
+            case.read(context)
+            held = case.state.held
+            if leaving and not held.paused and not held.drain and _lives(context.view):
+                case.operator.drain(leaving)
             self._lease(context, case)
             case.step(context)
-            return self._doing(context, case)
+            return case.doing(context)
         except Exception as error:  # border of a run: one run's levels never halt another's
             failure = registry.run_not_judged(context.view, error)
             context.leader, context.reason = False, failure.reason
@@ -165,10 +166,8 @@ class Node:
             # Another boot's seconds mean nothing here.
             self.kept.outbox.attempts = {}
             self.watch.other_boot()
-            for memory in self.kept.runs.values():
-                memory.refused_version, memory.refused_boot_s, memory.stopped = -1, 0.0, None
-                memory.stop_boot_s = memory.lonely_boot_s = memory.shutdown_boot_s = 0.0
-                memory.cause_boot_s = min(memory.cause_boot_s, now.boot_s)
+            for case in self.cases.values():
+                case.new_boot(now.boot_s)
             self.kept.boot_id = now.boot_id
 
     def _requests(self, observed: Observed) -> None:
@@ -194,7 +193,7 @@ class Node:
         for name in mine:
             case = self.cases.get(name)
             if case is not None:
-                _wish(case, request, reason)
+                case.operator.ask(request, reason)
 
     def _own_verdicts(self, observed: Observed) -> list[Verdict]:
         found = []
@@ -241,7 +240,7 @@ class Node:
 
     def _case(self, run: str) -> RunCase:
         if run not in self.cases:
-            self.kept.runs[run] = RunMemory(run, paused=bool(self.kept.paused))
+            self.kept.runs[run] = RunState(run, held=born(bool(self.kept.paused)))
             self.cases[run] = RunCase(self.kept.runs[run])
         return self.cases[run]
 
@@ -252,7 +251,7 @@ class Node:
         if self.settings.single_node or not context.view.connected:
             return
         run, now = context.view.run, context.now
-        known = case.memory.plan
+        known = case.state.document.plan
         over = known is not None and known.finished >= 0 and context.view.generation > 0
         named = known is None or known.finished >= 0 or (
             self.name in (*known.members, *known.spares) or not known.members
@@ -270,30 +269,11 @@ class Node:
 
     # ------------------------------------------------------------ outputs
 
-    def _doing(self, context: Context, case: RunCase) -> str:
-        m, view = case.memory, context.view
-        current = case.document.current(context)
-        mine = [r for r in view.ranks if current and r.generation == current.generation]
-        live = [r for r in mine if r.state in ("starting", "running")]
-        broken = m.recovering or m.cause is not None or any(r.ended for r in mine)
-        return ledger.category(
-            ledger.Doing(
-                connected=view.connected, live=bool(live), known=m.recovering,
-                over=view.state == "done" or m.finish_code >= 0,
-                fault_paused=m.paused and m.cause is not None, broken=broken,
-                phases=tuple(sorted({_phase(r.phase, r.state, view) for r in live})),
-                step=min((r.step for r in live), default=0), base_step=m.base_step,
-                resumed_step=current.resume.step if current else 0,
-                redoes=view.grade == "trainer", step_s=m.history.step_s,
-                still_s=max((r.still_s for r in live), default=0.0),
-            )
-        )
-
     def _forget(self, seen: set[str]) -> None:
         """Runs that nobody shows any more go first when there are too many, and of those the ones
         of which nothing is said any more."""
         gone = [run for run in sorted(self.cases) if run not in seen]
-        gone.sort(key=lambda run: self.cases[run].memory.stopped is not None)
+        gone.sort(key=lambda run: self.cases[run].state.incidents.stopped is not None)
         for run in gone[: max(0, len(self.cases) - RUNS_MAX)]:
             del self.cases[run]
             del self.kept.runs[run]
@@ -305,10 +285,10 @@ class Node:
         shown = {fault: item.incident for fault, item in self.kept.fleet.open.items()}
         shown |= self.kernel.book.incidents() | self.standing.book.incidents()
         for run in sorted(self.cases):
-            shown |= self.kept.runs[run].incidents.incidents()
+            shown |= self.kept.runs[run].incidents.book.incidents()
         shown.update(changed)
         waits = [TICK_S, self.kept.outbox.retry_at_s(now.boot_s), *(c.wake_s for c in contexts)]
-        plans = [(c.view.run, self.cases[c.view.run].memory.plan) for c in contexts]
+        plans = [(c.view.run, self.cases[c.view.run].state.document.plan) for c in contexts]
         counts = [(key.partition("/"), n) for key, n in sorted(self.kept.counts.items())]
         return Decision(
             effects=tuple(effects), verdicts=tuple(verdicts),
@@ -322,27 +302,9 @@ class Node:
         )
 
 
-def _wish(case: RunCase, request: Request, reason: str) -> None:
-    memory = case.memory
-    if request.action in (actions.RESTART_RANKS, "restart"):
-        case.notice.wish = Wish(reason, subject_of(request.subject).rank)
-    elif request.action == actions.PAUSE:
-        memory.paused = True
-    elif request.action == actions.RESUME:
-        memory.paused, memory.resumed = False, True
-    elif request.action in (actions.DRAIN, actions.STOP_RUN):
-        memory.drain = reason
-
-
 def _lives(view: RunView) -> bool:
     """Whether there is something to end: ranks that go on, or a start that is awaited."""
     return not view.ranks or any(rank.state != "ended" for rank in view.ranks)
-
-
-def _phase(phase: str, state: str, view: RunView) -> str:
-    if view.compiling:
-        return "compile"
-    return "startup" if state == "starting" else phase
 
 
 def _read_memory(name: str, memory: bytes) -> tuple[NodeMemory, registry.NodeWatch]:

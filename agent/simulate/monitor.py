@@ -11,6 +11,8 @@ import msgspec
 from ..core import model
 from ..core.model import TRAINER, Decision, Doc, Effect, Now, Observed, Plan, StoreWrite
 from ..core.run import validity
+from ..core.run.stage import check_invariants
+from ..core.run.state import RunState
 from .disk import Origin, void_by
 from .edge import Edge
 from .job import Gang, Job
@@ -45,6 +47,7 @@ class Monitor:
         self.excluded_by: dict[str, list[tuple[float, str]]] = {}  # fault -> (time, node)
         self.restarts: dict[str, int] = {}
         self.incidents = 0
+        self.states: dict[tuple[str, str], tuple[int, RunState]] = {}  # (node, run) -> life, last
         self._first: dict[tuple[str, int, str], float] = {}
         self._base: dict[tuple[str, int, str], float] = {}
         store.on_accept = self.accepted
@@ -237,6 +240,17 @@ class Monitor:
         if decision.effects:
             self._effects(edge, now, observed, decision)
         self._ledger(edge, now, decision)
+        self._states(edge)
+
+    def _states(self, edge: Edge) -> None:
+        """Each run's state by itself, and against the step before in this life of the agent."""
+        for run, case in edge.node.cases.items() if edge.node is not None else ():
+            before = self.states.get((edge.machine.name, run))
+            known = before[1] if before is not None and before[0] == edge.life else None
+            broken = check_invariants(case.state, known)
+            if broken:
+                self.fail("state_holds", f"{edge.machine.name}: {run}: {'; '.join(broken)}")
+            self.states[edge.machine.name, run] = edge.life, msgspec.structs.replace(case.state)
 
     def _effects(self, edge: Edge, now: Now, observed: Observed, decision: Decision) -> None:
         seen: set[str] = set()

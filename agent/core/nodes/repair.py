@@ -185,7 +185,7 @@ class Repairs:
         if ctx.now.boot_s - item.incident.opened_boot_s < SETTLE_S:
             return f"waits {SETTLE_S:g} s for what else the kernel says"
         here = (cases.get(view.run) for view in ctx.observed.runs)
-        paused = sorted(one.memory.run for one in here if one is not None and one.memory.paused)
+        paused = sorted(one.state.run for one in here if one is not None and one.state.held.paused)
         if paused:
             return f"held: {_some(paused)} of this node is paused"
         tripped = self._breaker(ctx, item)
@@ -237,8 +237,8 @@ class Repairs:
         _bound(m.ending)
         for run in going:
             case = cases.get(run)
-            if case is not None and not case.memory.drain:
-                case.memory.drain = self._drained(item)
+            if case is not None and not case.state.held.drain:
+                case.operator.drain(self._drained(item))
         late = not since_s <= ctx.now.boot_s <= since_s + DRAIN_S
         return "" if late else f"waits until {named} has ended"
 
@@ -246,7 +246,7 @@ class Repairs:
         """Whether all of these were ended for this incident, as long ago as an end may take."""
         since_s = self.memory.drains.get(item.incident.id)
         return since_s is not None and ctx.now.boot_s > since_s + DRAIN_S and all(
-            case is not None and case.memory.drain == self._drained(item) for case in going)
+            case is not None and case.state.held.drain == self._drained(item) for case in going)
 
     def _drained(self, item: Watched) -> str:
         """Why a run is ended for this incident."""

@@ -1,30 +1,33 @@
-"""Noticing: what the ranks' levels teach, and whether they are a cause to replace the generation.
+"""Whether what the ranks' levels show is a cause to replace the generation.
 
-Owns the order in which detectors are asked and what counts as one cause.  It orders nothing: the
-cause it leaves in RunMemory is answered by agent/core/run/case.py.
+Owns the order in which detectors are asked, what counts as one cause, and RunState.suspects.  It
+orders nothing but evidence: what a cause is answered with is decided in recovery.py.
 """
 
 from __future__ import annotations
 
-import msgspec
+from msgspec.structs import replace
 
 from ..detect.ranks import collective, hang, limits
 from ..detect.ranks import ended as ends
 from ..detect.ranks.ended import Cause
-from ..model import DEGRADED, TRAINER, UNKNOWN, Plan, RankView, Verdict
+from ..effects.in_flight import Settled
+from ..model import DEGRADED, TRAINER, UNKNOWN, Plan, RankView, TakeEvidence, Verdict
 from ..nodes import kernel_incidents
 from ..series.wait_history import Seen
-from . import members, reconcile
+from . import members, progress, reconcile
 from . import plan as planning
-from .incidents import Casebook
-from .state import Context, RunMemory
+from .incidents import RunIncidents, Where, read_where
+from .operator import Operator
+from .plan_document import RESTORE_FAILED
+from .recovery import Recoveries
+from .state import Context, RunState
 
 LONELY_S = 0.5  # only consequences ended: the root may be a moment late on one node
 LONELY_FAR_S = 3.0  # ... and a few beats late on another
-BACKOFF_MAX = 64.0
+EVIDENCE_KEPT = 64
 OPERATOR = "operator_request"
 BAD_CHECKPOINT = "bad_checkpoint"  # how a trainer's reason begins when it refused one
-RESTORE_FAILED = "restore_failed"  # ... or when a snapshot or survivors did not prove
 
 
 def unproven(reason: str) -> bool:
@@ -32,62 +35,61 @@ def unproven(reason: str) -> bool:
     return reason.startswith((BAD_CHECKPOINT, RESTORE_FAILED))
 
 
-class Wish(msgspec.Struct, frozen=True):
-    """An operator's restart, waiting to become a cause."""
+class Causes:
+    """What is found out about one run's ranks."""
 
-    reason: str
-    rank: int = -1
-
-
-class Notice:
-    """The eyes of one run's case."""
-
-    def __init__(self, memory: RunMemory, book: Casebook) -> None:
-        self.memory = memory
-        self.book = book
+    def __init__(
+        self, state: RunState, incidents: RunIncidents, recovery: Recoveries, operator: Operator
+    ) -> None:
+        self.state, self.incidents = state, incidents
+        self.recovery, self.operator = recovery, operator
         self.seen: dict[int, Seen] = {}
-        self.wish: Wish | None = None
         self.plan_since: tuple[int, float] = (0, 0.0)
 
     # ------------------------------------------------------------ learning
 
     def learn(self, ctx: Context, plan: Plan | None, ranks: tuple[RankView, ...]) -> None:
-        """Windows, the highest step, kernel lines about our pids; a new plan ends the old cause."""
-        m = self.memory
-        if plan and m.cause and plan.generation > m.cause.generation:
-            m.cause, m.grant, m.stop_boot_s, m.lonely_boot_s = None, None, 0.0, 0.0
-            m.restarts += 1
+        """What the levels teach before anything is judged; a new plan ends the old cause."""
+        if self.recovery.planned(plan):
+            self._lonely_since(0.0)
         if plan and self.plan_since[0] != plan.generation:
             self.plan_since = (plan.generation, ctx.now.boot_s)
-        for rank in ranks:
-            if rank.step > m.peak_step:
-                m.peak_step = rank.step
-                m.peak_boot_s = ctx.now.boot_s - rank.still_s
-        pids = tuple(r.pid for r in ctx.view.ranks)
-        m.oom_pids = [*m.oom_pids, *ends.oom_pids(ctx.observed.lines, pids)][-64:]
-        if not ctx.frozen:
-            m.history.look(ranks, self.seen, ctx.now.boot_s)
-        if plan is not None and m.bases_generation != plan.generation:
-            # The trainer's pages count from the end of its restore; a script's must be learnt.
-            m.bases = {} if ctx.view.grade == TRAINER else None
-            m.bases_generation = plan.generation
-        if ctx.view.grade != TRAINER and (m.bases is None or not collective.advance(ranks)):
-            m.bases = collective.learn_bases(ranks)
+        progress.learn(ctx, self.state, plan, ranks, self.seen)
+
+    def settled(self, ctx: Context, done: Settled) -> None:
+        """Where a rank stands, as the evidence child saw it."""
+        body = done.effect.body
+        if done.effect.kind != "evidence" or not isinstance(body, TakeEvidence):
+            return
+        step = next((r.step for r in ctx.view.ranks if r.rank == body.rank), 0)
+        found = read_where(done.detail) if done.ok else Where()
+        self._stands(f"{body.generation}/{body.rank}/{step}", found.where)
+
+    def new_boot(self) -> None:
+        self._lonely_since(0.0)
+
+    def _lonely_since(self, boot_s: float) -> None:
+        self.state.suspects = replace(self.state.suspects, lonely_boot_s=boot_s)
+
+    def _stands(self, key: str, where: str) -> None:
+        kept = {**self.state.suspects.where, key: where}
+        kept = dict(list(kept.items())[-EVIDENCE_KEPT:])
+        self.state.suspects = replace(self.state.suspects, where=kept)
 
     # ------------------------------------------------------------ detecting
 
     def detect(self, ctx: Context, plan: Plan | None, ranks: tuple[RankView, ...]) -> None:
-        m = self.memory
-        over = m.finish_code >= 0 or bool(ctx.view.shutdown) or bool(m.drain)
-        if m.cause is not None:
-            ctx.verdicts.append(ends.verdict_of(m.cause, m.run))
+        state, cause = self.state, self.state.cause
+        over = state.finish_code >= 0 or bool(ctx.view.shutdown) or bool(state.held.drain)
+        if cause is not None:
+            ctx.verdicts.append(ends.verdict_of(cause, state.run))
             return
         if plan is None or plan.finished >= 0 or over or not ctx.leader:
             return
-        cause = self._from_members(ctx, plan) or self._from_wish(plan, ranks)
+        cause = self._from_members(ctx, plan) or self._from_operator(plan, ranks)
         cause = cause or self._from_ends(ctx, ranks) or self._from_kernel(ctx, plan)
         if cause is not None:
-            return self._set(ctx, cause)
+            return self._begin(ctx, cause)
         if ranks and not ctx.frozen and not self._anything_bad(ranks):
             self._from_stillness(ctx, plan, ranks)
 
@@ -95,24 +97,16 @@ class Notice:
         """A bad end is being looked into: nobody is suspected of standing still meanwhile."""
         return bool(ends.failed_ranks(ranks))
 
-    def _set(self, ctx: Context, cause: Cause, by_cost: bool = False) -> None:
-        m = self.memory
-        m.cause, m.grant, m.cause_boot_s = cause, None, ctx.now.boot_s
-        m.earned_steps = m.peak_step - m.base_step
-        m.base_step, m.stop_boot_s, m.lonely_boot_s = m.peak_step, 0.0, 0.0
-        m.recovering = True
-        if by_cost:
-            # A slow step that was cut short would be slow again: the next wait there is longer.
-            again = m.backoff_step == cause.step
-            m.backoff = min(BACKOFF_MAX, m.backoff * 2) if again else 2.0
-            m.backoff_step = cause.step
-        ctx.verdicts.append(ends.verdict_of(cause, m.run))
-        self.book.open_cause(ctx, cause)
+    def _begin(self, ctx: Context, cause: Cause, by_cost: bool = False) -> None:
+        progress.broken_off(self.state, cause, by_cost, ctx.now.boot_s)
+        self._lonely_since(0.0)
+        ctx.verdicts.append(ends.verdict_of(cause, self.state.run))
+        self.recovery.begin(cause, self.incidents.open_cause(ctx, cause))
 
     # ------------------------------------------------------------ sources of causes
 
     def _from_ends(self, ctx: Context, ranks: tuple[RankView, ...]) -> Cause | None:
-        m = self.memory
+        now = self.state.progress
         failed = ends.failed_ranks(ranks)
         if not failed:
             return self._from_leftovers(ctx, ranks)
@@ -120,18 +114,18 @@ class Notice:
         if rank is None:
             return None
         if is_root:
-            return ends.cause_of(rank, len(failed) - 1, tuple(m.oom_pids))
-        proven = collective.proofs(ranks, self._resumed(), ctx.now.boot_s, m.bases)
+            return ends.cause_of(rank, len(failed) - 1, now.oom_pids)
+        proven = collective.proofs(ranks, self._resumed(), ctx.now.boot_s, now.bases)
         if proven is not None:
             return proven
-        m.lonely_boot_s = m.lonely_boot_s or ctx.now.boot_s
+        self._lonely_since(self.state.suspects.lonely_boot_s or ctx.now.boot_s)
         settle_s = LONELY_S if ctx.settings.single_node else LONELY_FAR_S
-        left_s = m.lonely_boot_s + settle_s - ctx.now.boot_s
+        left_s = self.state.suspects.lonely_boot_s + settle_s - ctx.now.boot_s
         # All have ended: nobody is left whose end could still explain it.
         if left_s > 0 and any(r.ended is None for r in ranks):
             ctx.wake(left_s)
             return None
-        return ends.victims_only(rank, len(failed) - 1, tuple(m.oom_pids))
+        return ends.victims_only(rank, len(failed) - 1, now.oom_pids)
 
     def _from_leftovers(self, ctx: Context, ranks: tuple[RankView, ...]) -> Cause | None:
         """Nobody ended badly by itself, yet the generation cannot go on."""
@@ -140,11 +134,12 @@ class Notice:
             rank = orphans[0]
             base = ends.cause_of(rank, 0, ())
             reason = f"rank {rank.rank} was ended on an order whose reason is not known any more"
-            return msgspec.structs.replace(base, fault="rank_killed", user=False, reason=reason)
+            return replace(base, fault="rank_killed", user=False, reason=reason)
         parked = [r for r in ranks if r.parked and r.ended is None]
         if not parked or any(r.state in ("starting", "running") for r in ranks):
             return None
-        proven = collective.proofs(ranks, self._resumed(), ctx.now.boot_s, self.memory.bases)
+        bases = self.state.progress.bases
+        proven = collective.proofs(ranks, self._resumed(), ctx.now.boot_s, bases)
         if proven is not None:
             return proven
         refused = next((r for r in parked if r.parked and unproven(r.parked.reason)), None)
@@ -161,13 +156,13 @@ class Notice:
             boot_s=ctx.now.boot_s, detector="ended", confidence=0.5, error=said,
         )
 
-    def _from_wish(self, plan: Plan, ranks: tuple[RankView, ...]) -> Cause | None:
-        wish, self.wish = self.wish, None
-        if wish is None or not ranks:
+    def _from_operator(self, plan: Plan, ranks: tuple[RankView, ...]) -> Cause | None:
+        request = self.operator.take_restart()
+        if request is None or not ranks:
             return None
-        rank = next((r for r in ranks if r.rank == wish.rank), None)
+        rank = next((r for r in ranks if r.rank == request.rank), None)
         return Cause(
-            fault=OPERATOR, generation=plan.generation, reason=wish.reason, charged=False,
+            fault=OPERATOR, generation=plan.generation, reason=request.reason, charged=False,
             rank=rank.rank if rank else -1, node=rank.node if rank else "",
             pid=rank.pid if rank else 0, severity="warn", detector="operator",
         )
@@ -221,7 +216,7 @@ class Notice:
             return "host_unknown", "not heard of for longer than the lease and its margin"
         if member.node == ctx.view.node:
             generation = ctx.view.generation
-            gone = generation < plan.generation <= self.memory.top
+            gone = generation < plan.generation <= self.state.launcher.top
         else:
             beats = [b for b in ctx.observed.beats if (b.node, b.run) == (member.node, plan.run)]
             generation = beats[0].generation if beats else plan.generation
@@ -233,65 +228,65 @@ class Notice:
     # ------------------------------------------------------------ stillness
 
     def _from_stillness(self, ctx: Context, plan: Plan, ranks: tuple[RankView, ...]) -> None:
-        m = self.memory
-        shown = tuple(self._with_where(r) for r in ranks)
+        state = self.state
+        placed = tuple(self._with_where(r) for r in ranks)
         view = hang.HangView(
-            run=m.run, ranks=shown, costs=self._costs(ctx, plan, ranks),
-            boot_s=ctx.now.boot_s, resumed_step=plan.resume.step, bases=m.bases,
+            run=state.run, ranks=placed, costs=self._costs(ctx, plan, ranks),
+            boot_s=ctx.now.boot_s, resumed_step=plan.resume.step, bases=state.progress.bases,
         )
-        look = hang.look(view, m.history, ctx.settings)
+        look = hang.look(view, state.history, ctx.settings)
         ctx.wake(look.wake_s)
         acting = [f for f in look.findings if f.act]
         observe = "hang" not in ctx.settings.act
-        held_back = observe or m.paused or plan.paused
+        held_back = observe or state.held.paused or plan.paused
         for number in look.evidence:
             self._ask_evidence(ctx, ranks, number)
         if acting and not held_back:
             self._ask_evidence(ctx, ranks, acting[0].cause.rank)
-            return self._set(ctx, acting[0].cause, by_cost=not acting[0].proof)
+            return self._begin(ctx, acting[0].cause, by_cost=not acting[0].proof)
         if not look.findings:
-            return self.book.take_back(ctx, "it moves again")
+            return self.incidents.take_back(ctx, "it moves again")
         found = look.findings[0]
         would = "ended the rank and gone on without it" if found.act and observe else ""
-        ctx.verdicts.append(ends.verdict_of(found.cause, m.run, act=False))
-        self.book.suspect(ctx, found.cause, would)
+        ctx.verdicts.append(ends.verdict_of(found.cause, state.run, act=False))
+        self.incidents.suspect(ctx, found.cause, would)
 
     def _with_where(self, rank: RankView) -> RankView:
-        where = self.memory.evidence.get(f"{rank.generation}/{rank.rank}/{rank.step}", "")
-        return msgspec.structs.replace(rank, where=rank.where or where)
+        where = self.state.suspects.where.get(f"{rank.generation}/{rank.rank}/{rank.step}", "")
+        return replace(rank, where=rank.where or where)
 
     def _ask_evidence(self, ctx: Context, ranks: tuple[RankView, ...], number: int) -> None:
         """Once a suspicion and rank; only this node's own can be looked at from here."""
-        m = self.memory
         rank = next((r for r in ranks if r.rank == number and r.node == ctx.view.node), None)
         if rank is None or rank.state not in ("starting", "running"):
             return
         key = f"{rank.generation}/{rank.rank}/{rank.step}"
-        if key in m.evidence:
+        if key in self.state.suspects.where:
             return
         draft = reconcile.evidence_draft(ctx.view, rank, "it stands still")
         if ctx.emit(rank.generation, draft) is not None:
-            m.evidence[key] = ""
+            self._stands(key, "")
 
     def _costs(
         self, ctx: Context, plan: Plan, ranks: tuple[RankView, ...]
     ) -> limits.Costs:
-        m, view = self.memory, ctx.view
+        now, view = self.state.progress, ctx.view
         held = [plan.resume.step]
         held += [c.step for c in view.commits if not c.bad]
         held += [view.snapshot.step] if view.snapshot else []
         alone = view.grade != TRAINER or len(ranks) < 2
         return limits.Costs(
             grade=view.grade, startup_s=view.startup_s, hang_limit_s=view.hang_limit_s,
-            steps_to_redo=max(0, m.peak_step - max(held)) if alone else 0,
-            compiling=view.compiling, started=m.peak_step > 0,
-            backoff=m.backoff if m.peak_step <= m.backoff_step + 1 else 1.0,
+            steps_to_redo=max(0, now.peak_step - max(held)) if alone else 0,
+            compiling=view.compiling, started=now.peak_step > 0,
+            backoff=now.backoff if now.peak_step <= now.backoff_step + 1 else 1.0,
         )
 
     # ------------------------------------------------------------ within
 
     def _resumed(self) -> int:
-        return self.memory.plan.resume.step if self.memory.plan else 0
+        plan = self.state.document.plan
+        return plan.resume.step if plan is not None else 0
 
     def _host_unknown(self, node: str, plan: Plan) -> Verdict:
         return Verdict(

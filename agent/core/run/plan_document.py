@@ -7,114 +7,170 @@ means.  What a plan contains is agent/core/run/plan.py's.
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import replace
 
 from ..effects.in_flight import Settled
-from ..model import Doc, Effect, Plan
+from ..model import Doc, Effect, Plan, RankView
 from . import members, reconcile
-from .incidents import Casebook
-from .state import Context, RunMemory
+from . import plan as planning
+from .incidents import RunIncidents
+from .state import Context, LauncherSeen, RunState
 
+QUARANTINE_MAX = 64
+RESTORE_FAILED = "restore_failed"  # how a reason begins when what was read did not prove
 REFUSED_S = 10.0  # a refused write is not repeated against the same version before this
 
 
 class Document:
     """The document of one run, as this node reads and writes it."""
 
-    def __init__(self, memory: RunMemory, book: Casebook) -> None:
-        self.memory = memory
-        self.book = book
+    def __init__(self, state: RunState, incidents: RunIncidents) -> None:
+        self.state, self.incidents = state, incidents
 
-    def read(self, ctx: Context) -> None:
-        m, view = self.memory, ctx.view
-        changed = m.registered_boot_s != view.registered_boot_s or m.shown > 0
-        m.shown = view.generation
-        if changed and view.generation == 0:
-            # Another launcher under the same name: what the last one was told does not hold.
-            m.registered_boot_s = view.registered_boot_s
-            m.wrote, m.planned, m.finish_code, m.shutdown_boot_s = 0, 0, -1, 0.0
-            m.cause = m.grant = None
-            m.recovering, m.drain, m.left = False, "", False
-        elif m.registered_boot_s < 0:
-            m.registered_boot_s = view.registered_boot_s
-        m.top = max(m.top, view.generation)
+    def read(self, ctx: Context) -> bool:
+        """Take the launcher's levels and the store's document; whether this launcher is another
+        one under the same name, for which nothing holds that its predecessor was ordered."""
+        state, view = self.state, ctx.view
+        before = state.launcher
+        changed = before.registered_boot_s != view.registered_boot_s or before.generation > 0
+        anew = changed and view.generation == 0
+        first = anew or before.registered_boot_s < 0
+        state.launcher = LauncherSeen(
+            view.registered_boot_s if first else before.registered_boot_s, view.generation,
+            max(before.top, view.generation),
+        )
+        if anew:
+            state.document = replace(state.document, wrote=0, meant=0)
+        self._take(ctx)
+        return anew
+
+    def _take(self, ctx: Context) -> None:
+        """The store's document, where it is newer than what is known."""
+        view, known = ctx.view, self.state.document
         doc = members.doc_of(ctx.observed.store, f"run/{view.run}")
-        if doc.version <= m.version and m.plan is not None:
+        if doc.version <= known.version and known.plan is not None:
             return
-        read = members.read_plan(doc)
-        m.version = doc.version
-        if read is None:
+        read, plan = members.read_plan(doc), known.plan
+        known = self.state.document = replace(known, version=doc.version)
+        if read is None or (plan is not None and read.generation < plan.generation):
             return
-        if m.plan is None or read.generation >= m.plan.generation:
-            ended = m.plan is not None and m.plan.finished < 0 <= read.finished
-            # On one node a launcher that has started nothing is a new submission of a run whose
-            # last one ended: it goes on from there.
-            ended = ended and not (ctx.settings.single_node and view.generation == 0)
-            m.plan = read
-            mine = view.node in (*read.members, *read.spares)
-            own = read.generation in (view.generation, m.wrote)
-            # A run that ends while this launcher is registered ends for it too, spare or not.
-            if own or ended or (mine and not ctx.settings.single_node):
-                m.planned = read.generation
+        ended = plan is not None and plan.finished < 0 <= read.finished
+        # On one node a launcher that has started nothing is a new submission of a run whose last
+        # one ended: it goes on from there.
+        ended = ended and not (ctx.settings.single_node and view.generation == 0)
+        mine = view.node in (*read.members, *read.spares)
+        own = read.generation in (view.generation, known.wrote)
+        # A run that ends while this launcher is registered ends for it too, spare or not.
+        meant = own or ended or (mine and not ctx.settings.single_node)
+        self.state.document = replace(
+            known, plan=read, meant=read.generation if meant else known.meant
+        )
 
     def current(self, ctx: Context) -> Plan | None:
         """The newest plan; what the launcher runs, where the store knows nothing newer."""
-        plan = self.memory.plan
+        plan = self.state.document.plan
         known = plan.generation if plan else 0
         foreign = (
             ctx.settings.single_node
-            and known != self.memory.planned
+            and known != self.state.document.meant
             and 0 < ctx.view.generation < known
         )
         if ctx.view.generation > known or foreign:
             made_up = members.plan_of_launcher(ctx.view)
             if plan is None:
                 return made_up
-            return msgspec.structs.replace(
+            return replace(
                 made_up, history=plan.history, checkpoint_dir=plan.checkpoint_dir,
                 other_histories=plan.other_histories, spent=plan.spent,
             )
         return plan
 
     def settled(self, ctx: Context, done: Settled) -> None:
-        m = self.memory
         body = done.effect.body
         version = getattr(body, "expect_version", 0)
         if not done.ok:
-            m.refused_version, m.refused_boot_s = version, ctx.now.boot_s
+            self.state.document = replace(
+                self.state.document, refused_version=version, refused_boot_s=ctx.now.boot_s
+            )
             return
         plan = members.read_plan(Doc("", 1, getattr(body, "body", b"")))
-        if plan is not None and version + 1 >= m.version:
-            self._adopt(ctx, plan, version + 1)
+        if plan is not None and version + 1 >= self.state.document.version:
+            self._adopt(plan, version + 1)
 
-    def _adopt(self, ctx: Context, plan: Plan, version: int) -> None:
+    def new_boot(self) -> None:
+        """Another boot's seconds mean nothing here."""
+        document = self.state.document
+        self.state.document = replace(document, refused_version=-1, refused_boot_s=0.0)
+
+    def _adopt(self, plan: Plan, version: int) -> None:
         """The document is ours: from here on the plan is in force."""
-        m = self.memory
-        m.plan, m.version, m.planned = plan, max(version, m.version), plan.generation
+        document = self.state.document
+        self.state.document = replace(
+            document, plan=plan, version=max(version, document.version), meant=plan.generation
+        )
 
     def came_true(self, ctx: Context) -> None:
         """The store's view shows our write: its acknowledgement is not waited for."""
-        m = self.memory
-        plan = m.plan
-        for effect in ctx.outbox.in_flight("put", f"store/run/{m.run}"):
+        plan, version = self.state.document.plan, self.state.document.version
+        for effect in ctx.outbox.in_flight("put", f"store/run/{self.state.run}"):
             body = effect.body
             ours = plan is not None and getattr(body, "body", b"") == msgspec.json.encode(plan)
-            if ours and plan is not None and m.version > getattr(body, "expect_version", 0):
+            if ours and plan is not None and version > getattr(body, "expect_version", 0):
                 ctx.outbox.came_true(effect.id)
-                self._adopt(ctx, plan, m.version)
+                self._adopt(plan, version)
 
     def put(self, ctx: Context, plan: Plan, reason: str) -> Effect | None:
         """Write the document against the version that was read, never twice the same way."""
-        m = self.memory
-        recent = ctx.now.boot_s - m.refused_boot_s < REFUSED_S
-        if not ctx.leader or (m.refused_version == m.version and recent):
+        run, document = self.state.run, self.state.document
+        recent = ctx.now.boot_s - document.refused_boot_s < REFUSED_S
+        if not ctx.leader or (document.refused_version == document.version and recent):
             ctx.reason = "the last write was refused: waiting to read the document again"
             return None
-        lease = "" if ctx.settings.single_node else m.run
+        lease = "" if ctx.settings.single_node else run
         body = msgspec.json.encode(plan)
-        draft = reconcile.put_draft(f"run/{m.run}", m.version, body, reason, lease)
+        draft = reconcile.put_draft(f"run/{run}", document.version, body, reason, lease)
         effect = ctx.emit(plan.generation, draft)
-        again = m.plan is not None and m.plan.generation == plan.generation
+        known = document.plan
+        again = known is not None and known.generation == plan.generation
         if effect is not None and plan.finished < 0 and not again:
-            m.wrote = plan.generation
-            self.book.planned(ctx, plan, effect.id)
+            self.state.document = replace(document, wrote=plan.generation)
+            self.incidents.planned(ctx, plan, effect.id)
         return effect
+
+    def propose(
+        self, ctx: Context, plan: Plan | None, ranks: tuple[RankView, ...], reason: str
+    ) -> None:
+        """Plan the next generation, from the state that `ranks` hold, and write it."""
+        state, view, cause = self.state, ctx.view, self.state.cause
+        nodes = members.members(
+            view, plan, ctx.observed.beats, ctx.observed.store, ctx.now, ctx.settings,
+            ctx.since_boot_s,
+        )
+        # A source that was read and did not prove is not read again: the next one follows.
+        distrust = bool(cause and cause.error.startswith(RESTORE_FAILED))
+        sources = tuple(replace(r, parked=None) for r in ranks) if distrust else ranks
+        grant = state.grant if ranks else None
+        highest = members.highest_generation(view, state.document.plan, ctx.observed.beats)
+        made, ctx.reason = planning.plan_run(planning.PlanView(
+            run=state.run, grade=view.grade, leader=ctx.leader, reason=reason, members=nodes,
+            highest=max(highest, state.launcher.top),
+            nproc=view.nproc, nnodes=view.nnodes, current=plan, ranks=sources,
+            commits=view.commits, checkpoint_dir=view.checkpoint_dir,
+            snapshot=view.snapshot if ranks and not distrust else None,
+            bad_from=cause.bad_from if cause and ranks else 0,
+            quarantined=self._quarantined(ctx, plan),
+            spent=grant.spent if grant else (),
+            granted=tuple(f"charged:{key}" for key in grant.charged) if grant else (),
+            paused=state.held.paused and bool(ranks),
+        ))
+        if made is not None:
+            self.put(ctx, made, ctx.reason)
+
+    def _quarantined(self, ctx: Context, plan: Plan | None) -> tuple[str, ...]:
+        """Paths that must not be used: known before, found bad since, or just refused."""
+        cause = self.state.cause
+        paths = list(plan.quarantined) if plan else []
+        paths += [c.path for c in ctx.view.commits if c.bad]
+        if cause and plan and cause.fault == "checkpoint_bad" and plan.resume.path:
+            paths.append(plan.resume.path)
+        return tuple(dict.fromkeys(paths))[-QUARANTINE_MAX:]

@@ -1,7 +1,9 @@
 """What a run's case remembers between steps, and what one step works with.
 
-Owns two records: RunMemory survives a restart of the agent (msgspec JSON, bounded), Context lives
-for one step.  Neither is authority: members, ranks, resume point and budgets are the plan's.
+Owns the records of a run and the Context of one step.  RunState survives a restart of the agent
+(msgspec JSON, bounded).  Each record is frozen, replaced as a whole, and written by the one module
+that RECORDS names (held by tests/test_house.py).  None of it is authority: members, ranks, resume
+point and budgets are the plan's.
 """
 
 from __future__ import annotations
@@ -23,13 +25,89 @@ from ..model import (
     Runbook,
     RunView,
     Settings,
+    Value,
     Verdict,
 )
 from ..series.wait_history import History
 from .policy import Grant
 
+RECORDS = {  # field of RunState -> the module that writes it
+    "launcher": "plan_document", "document": "plan_document", "progress": "progress",
+    "suspects": "causes", "recovery": "recovery", "budgets": "recovery", "ending": "ending",
+    "incidents": "incidents", "held": "operator", "logs": "log_questions", "upkeep": "case",
+}
 
-class Stopped(msgspec.Struct):
+
+class LauncherSeen(Value, frozen=True):
+    """The launcher of this run, as it showed itself so far."""
+
+    registered_boot_s: float = -1.0
+    generation: int = 0  # that it showed last
+    top: int = 0  # highest that any launcher here ever showed
+
+
+class DocumentSeen(Value, frozen=True):
+    """The run's document, as this node knows it."""
+
+    plan: Plan | None = None  # newest that this node wrote or read
+    version: int = 0
+    wrote: int = 0  # generation of the last plan this node tried to write
+    meant: int = 0  # generation that is meant for the launcher that is here now
+    refused_version: int = -1  # a write against this version failed: read again first
+    refused_boot_s: float = 0.0
+
+
+class Progress(Value, frozen=True):
+    """How far training came, and what of it the last cause broke off."""
+
+    peak_step: int = 0  # highest step ever seen finished
+    peak_boot_s: float = 0.0  # when it was
+    base_step: int = 0  # peak when the last cause was found
+    earned_steps: int = 0  # new steps of the generation that the last cause ended
+    broken_boot_s: float = 0.0  # when the last cause was found
+    backoff_step: int = -1
+    backoff: float = 1.0
+    bases: dict[int, int] | None = None  # see detect/ranks/collective.py
+    bases_generation: int = 0
+    oom_pids: tuple[int, ...] = ()
+
+
+class Suspects(Value, frozen=True):
+    """What is being looked into before anything is a cause."""
+
+    lonely_boot_s: float = 0.0  # since only consequences were seen
+    where: dict[str, str] = {}  # "generation/rank/step" -> source line, "" until it is known
+
+
+class Recovery(Value, frozen=True):
+    """From a cause to the first step that nobody had finished before."""
+
+    cause: Cause
+    incident: str = ""
+    grant: Grant | None = None
+    stop_ranks: tuple[int, ...] = ()  # whom the last order to stop named
+    stop_boot_s: float = 0.0  # when ranks were first ordered to stop for the cause
+    planned: bool = False  # the next generation is in force: its new step is waited for
+
+
+class Budgets(Value, frozen=True):
+    """The age of what is spent; how much was is the plan's."""
+
+    since: dict[str, float] = {}  # budget key -> boot_s of the window's begin
+
+
+class Ending(Value, frozen=True):
+    """The way to the end of the run."""
+
+    code: int = -1  # -1: not decided
+    reason: str = ""
+    fault: str = ""
+    shutdown_boot_s: float = 0.0  # since the caller or an operator wants the end
+    stop_boot_s: float = 0.0  # when ranks were ordered to stop for that
+    left: bool = False  # the launcher was ordered to leave, and said yes
+
+
+class Stopped(Value, frozen=True):
     """That a run was stopped for good, and when: said for longer than the run is here."""
 
     verdict: Verdict
@@ -45,53 +123,59 @@ class OpenIncident(Entry):
     suspicion: bool = False  # a warning that may still be taken back
 
 
-class RunMemory(msgspec.Struct):
-    """One run, as this node remembers it."""
+class Incidents(msgspec.Struct, frozen=True):
+    """The open incidents of the run."""
+
+    book: IncidentBook[OpenIncident] = msgspec.field(default_factory=IncidentBook)  # by id
+    suspicion: str = ""  # id of the open suspicion
+    stopped: Stopped | None = None  # by a crash loop, or with its budget spent
+
+
+class Held(Value, frozen=True):
+    """What an operator, or this node in his place, asked of the run."""
+
+    paused: bool = False
+    resumed: bool = False  # an operator's resume that the document does not show yet
+    drain: str = ""  # reason of a drain
+
+
+class Upkeep(Value, frozen=True):
+    """What was tidied up behind a generation that runs."""
+
+    deleted: tuple[str, ...] = ()
+
+
+class RunState(msgspec.Struct):
+    """One run, as this node remembers it.  History alone grows in place, by run/progress.py."""
 
     run: str
     history: History = msgspec.field(default_factory=History)
-    plan: Plan | None = None  # newest that this node wrote or read
-    version: int = 0  # of that document
-    wrote: int = 0  # generation of the last plan this node tried to write
-    planned: int = 0  # generation that is meant for the launcher that is here now
-    bases: dict[int, int] | None = None  # see detect/ranks/collective.py
-    bases_generation: int = 0
-    refused_version: int = -1  # a write against this version failed: read again first
-    refused_boot_s: float = 0.0
-    top: int = 0  # highest generation the launcher ever showed
-    peak_step: int = 0  # highest step ever seen finished
-    peak_boot_s: float = 0.0  # when it was
-    base_step: int = 0  # peak when the last cause was found
-    earned_steps: int = 0  # new steps of the generation that the last cause ended
-    cause: Cause | None = None
-    cause_boot_s: float = 0.0
-    cause_id: str = ""  # incident
-    grant: Grant | None = None
-    stop_ranks: tuple[int, ...] = ()  # whom the last order to stop named
-    stop_boot_s: float = 0.0  # when ranks were first ordered to stop for the cause
-    finish_code: int = -1
-    finish_reason: str = ""
-    finish_fault: str = ""
-    stopped: Stopped | None = None  # by a crash loop, or with its budget spent
-    left: bool = False  # the launcher was told to leave, and said yes
-    shown: int = 0  # generation that the launcher showed last
-    incidents: IncidentBook[OpenIncident] = msgspec.field(default_factory=IncidentBook)  # id ->
-    suspicion: str = ""  # incident id of the open suspicion
-    logs: LogLook = msgspec.field(default_factory=LogLook)
-    evidence: dict[str, str] = {}  # "generation/rank/step" -> source line, "" until it is known
-    budget_since: dict[str, float] = {}  # budget key -> boot_s of the window's begin
-    backoff_step: int = -1
-    backoff: float = 1.0
-    deleted: list[str] = []
-    oom_pids: list[int] = []
-    paused: bool = False
-    resumed: bool = False  # an operator's resume that the document does not show yet
-    drain: str = ""  # reason of an operator's drain
-    shutdown_boot_s: float = 0.0
-    restarts: int = 0
-    lonely_boot_s: float = 0.0  # since only consequences were seen
-    recovering: bool = False  # between a cause and the first new step
-    registered_boot_s: float = -1.0
+    launcher: LauncherSeen = LauncherSeen()
+    document: DocumentSeen = DocumentSeen()
+    progress: Progress = Progress()
+    suspects: Suspects = Suspects()
+    recovery: Recovery | None = None
+    budgets: Budgets = Budgets()
+    ending: Ending | None = None
+    incidents: Incidents = msgspec.field(default_factory=Incidents)
+    held: Held = Held()
+    logs: LogLook = LogLook()
+    upkeep: Upkeep = Upkeep()
+
+    @property
+    def cause(self) -> Cause | None:
+        """What no plan has answered yet."""
+        recovery = self.recovery
+        return recovery.cause if recovery is not None and not recovery.planned else None
+
+    @property
+    def grant(self) -> Grant | None:
+        return self.recovery.grant if self.recovery is not None else None
+
+    @property
+    def finish_code(self) -> int:
+        """-1 until the run's end is decided."""
+        return self.ending.code if self.ending is not None else -1
 
 
 class Context(msgspec.Struct):

@@ -2,7 +2,8 @@
 
 Owns the numbers that suspicion and cost are measured against.  It concludes nothing, and it never
 grows: every window has a maximum, so that an agent that runs for months stays as small as on its
-first day.  Mutable on purpose (one owner, agent/core/run/case.py); it travels in the node's memory.
+first day.  Mutable on purpose (one owner, agent/core/run/progress.py); it travels in the node's
+memory.
 """
 
 from __future__ import annotations

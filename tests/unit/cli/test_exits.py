@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 FOLDERS = ("agent", "collectors", "dashboards", "runbooks", "trainer", "worker")
 OWN = {exits.RETRY, exits.BUDGET_SPENT, exits.CONFIGURATION, exits.INTERRUPTED}
 # Codes that stand elsewhere for another reason: where the core says how an interrupted run ends.
-ELSEWHERE = {"agent/core/run/case.py"}
+ELSEWHERE = {"agent/core/run/ending.py"}
 
 
 def literals(path: Path) -> set[int]:

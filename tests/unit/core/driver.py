@@ -35,6 +35,7 @@ from holdfast.agent.core.model import (
     readings_of,
 )
 from holdfast.agent.core.node import Node
+from holdfast.agent.core.run.stage import check_invariants
 
 replace = msgspec.structs.replace
 
@@ -92,6 +93,8 @@ class Lab:
         self.seen = self.observed()
         self.decision = self.node.step(now, self.seen)
         assert not [one.reason for one in self.decision.verdicts if one.fault == "run_not_judged"]
+        for case in self.node.cases.values():
+            assert check_invariants(case.state) == ()
         effects = list(self.decision.effects)
         self.log += effects
         for effect in effects:

@@ -178,7 +178,7 @@ def test_a_spot_notice_is_shown_and_ends_the_run_only_where_that_is_allowed() ->
 def test_a_paused_run_and_one_that_is_done_are_not_ended() -> None:
     lab = Lab(settings=Settings(allow=("drain_node",)))
     lab.begin()
-    lab.node.cases["r"].memory.paused = True
+    lab.node.cases["r"].operator.pause(True)
     lab.samples = (SPOT,)
     lab.settle()
     assert {rank.state for rank in lab.view.ranks} == {"running"}

@@ -261,12 +261,12 @@ def test_a_suspicion_is_looked_into_every_half_minute_at_most() -> None:
 
 def test_a_suspicion_of_the_boot_before_keeps_none_of_this_one_waiting() -> None:
     lab = training()
-    memory = lab.node.cases["r"].memory
-    memory.logs.suspected_boot_s = 1e6  # by another boot's clock
+    state = lab.node.cases["r"].state
+    state.logs = replace(state.logs, suspected_boot_s=1e6)  # by another boot's clock
     lab.all(still_s=6.0, phase="collective", active=True)
     lab.step(1.0)
     lab.step(1.0)
-    assert memory.suspicion and memory.cause is None and len(lab.wanted()) == 1
+    assert state.incidents.suspicion and state.cause is None and len(lab.wanted()) == 1
 
 
 def test_an_agent_that_began_anew_asks_again() -> None:
@@ -298,7 +298,7 @@ def test_a_question_that_is_too_old_is_given_up() -> None:
         lab.step(1.0)
     lab.view = replace(lab.view, logs=True)
     lab.step(1.0)
-    assert lab.wanted() == [] and lab.node.cases["r"].memory.logs.asked is None
+    assert lab.wanted() == [] and lab.node.cases["r"].state.logs.asked is None
 
 
 def test_a_reading_that_failed_is_not_repeated() -> None:

@@ -17,7 +17,7 @@ THERE = msgspec.structs.replace(RUN, ranks=(RankView(0, "a", 5, 1, "running"),))
 
 def ended(machine: Repaired) -> bool:
     """Whether the run there has a cause by which its rank ends."""
-    return machine.node.cases["r"].memory.cause is not None
+    return machine.node.cases["r"].state.cause is not None
 
 
 def test_drain_and_reset_lets_what_runs_there_come_to_its_end() -> None:
@@ -27,7 +27,7 @@ def test_drain_and_reset_lets_what_runs_there_come_to_its_end() -> None:
     machine.step(SETTLE_S)
     machine.step(3600.0)
     assert not machine.orders and not ended(machine)
-    assert not machine.node.cases["r"].memory.drain
+    assert not machine.node.cases["r"].state.held.drain
     incident = machine.only()
     assert (incident.fault, incident.severity) == ("gpu_needs_reset", DEGRADED)
     assert incident.would_have == (
@@ -69,10 +69,10 @@ def test_what_is_asked_for_now_does_not_wait_as_what_may_drain() -> None:
     machine.runs = (RUN,)
     machine.say(DRAINED)
     machine.step(SETTLE_S)
-    assert not machine.node.cases["r"].memory.drain
+    assert not machine.node.cases["r"].state.held.drain
     machine.say(NOW)
     machine.step(1.0)
-    assert machine.node.cases["r"].memory.drain.startswith("reset_gpu of a")
+    assert machine.node.cases["r"].state.held.drain.startswith("reset_gpu of a")
 
 
 def test_what_a_newer_driver_asks_for_is_a_persons_and_ends_nothing() -> None:

@@ -196,7 +196,7 @@ def test_a_crash_loop_stops_even_with_restarts_left() -> None:
     assert len(lab.starts()) == 3 and lab.finishes() == [7]
     assert "r-g3-crash_loop-r1-1" in {i.id for i in lab.decision.incidents} | {
         i.id for i in lab.node.step(*_again(lab)).incidents
-    } or lab.node.kept.runs["r"].incidents.numbers["crash_loop"] == 1
+    } or lab.node.kept.runs["r"].incidents.book.numbers["crash_loop"] == 1
 
 
 def _again(lab: Lab):  # type: ignore[no-untyped-def]

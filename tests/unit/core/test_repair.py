@@ -177,9 +177,9 @@ def test_the_ladder_interrupts_no_run_and_the_drivers_instruction_ends_it_first(
     machine.say(FALLEN)
     machine.step(3600.0)
     assert not machine.orders and "waits while r goes on" in machine.only().would_have
-    assert not machine.node.cases["r"].memory.drain
+    assert not machine.node.cases["r"].state.held.drain
     machine.say(INSTRUCTED % 2)
-    assert "reboot_node of a: XID 79" in machine.node.cases["r"].memory.drain
+    assert "reboot_node of a: XID 79" in machine.node.cases["r"].state.held.drain
     machine.step(1.0)
     assert not machine.orders and "waits until r has ended" in machine.only().would_have
     machine.runs = (replace(RUN, state="done"),)
@@ -221,7 +221,7 @@ def test_what_holds_an_order_back(held):
     if held == "paused":
         machine.runs = (replace(RUN, state="done"),)
         machine.step()
-        machine.node.cases["r"].memory.paused = True
+        machine.node.cases["r"].operator.pause(True)
     machine.stalled = held == "journal"
     machine.say(FALLEN)
     decision = machine.step(SETTLE_S)
@@ -232,7 +232,7 @@ def test_what_holds_an_order_back(held):
     assert bool(tripped) == (held == "breaker")
     machine.docs, machine.stalled = (), False
     for case in machine.node.cases.values():
-        case.memory.paused = False
+        case.operator.pause(False)
     machine.step(1.0)
     assert bool(machine.orders) == (held != "many nodes")
 
@@ -275,11 +275,11 @@ def test_a_node_without_a_run_is_paused_as_well_and_stays_so_over_a_restart():
     )
     machine.runs = (replace(RUN, state="done"),)
     machine.step()
-    assert machine.node.cases["r"].memory.paused  # what comes later is born under it
+    assert machine.node.cases["r"].state.held.paused  # what comes later is born under it
     machine.requests = (Request("q2", "pause", "node/b", "another", origin="operator"),
                         Request("q3", "resume", "run/r", "this run alone", origin="operator"))
     assert machine.step().paused and not machine.orders
-    assert not machine.node.cases["r"].memory.paused
+    assert not machine.node.cases["r"].state.held.paused
     machine.requests = (Request("q4", "resume", "node/a", "done", origin="operator"),)
     assert not machine.step().paused
     assert machine.verbs() == ["reboot"]
@@ -322,11 +322,11 @@ def test_no_run_is_ended_for_an_order_that_cannot_leave():
     machine.gate = Gate(closed="/run/holdfast-node.sock: No such file or directory")
     machine.say(INSTRUCTED % 2)
     machine.step(3600.0)
-    assert not machine.orders and not machine.node.cases["r"].memory.drain
+    assert not machine.orders and not machine.node.cases["r"].state.held.drain
     assert "no order can leave: /run/holdfast-node.sock" in machine.only().would_have
     machine.gate = Gate()
     machine.step(1.0)
-    assert machine.node.cases["r"].memory.drain
+    assert machine.node.cases["r"].state.held.drain
 
 
 def process(pid, device=3):
@@ -353,7 +353,7 @@ def test_what_this_agent_does_not_serve_is_waited_for_and_named(kind, line):
     assert not machine.orders
     said = machine.only().would_have
     assert "pid 4711 on nvidia device 3" in said or "/run/user/7/holdfast/x" in said
-    assert not machine.node.cases["r"].memory.drain  # nobody is ended to wait for somebody else
+    assert not machine.node.cases["r"].state.held.drain  # nobody is ended to wait for somebody else
     machine.runs, machine.samples, machine.gate = (), (), Gate()
     machine.step(1.0)
     assert machine.verbs() == ["reboot"]
@@ -373,7 +373,7 @@ def test_processes_of_our_own_runs_are_no_strangers():
     machine.gate = Gate(ours=(11, 12))  # a rank that is a shell, and its child
     machine.say(INSTRUCTED % 2)
     machine.step(SETTLE_S)
-    assert machine.node.cases["r"].memory.drain and not machine.orders
+    assert machine.node.cases["r"].state.held.drain and not machine.orders
     machine.runs, machine.gate = (), Gate()  # its launcher is gone, they hang in their device
     machine.restart()
     machine.step(DRAIN_S + 1.0)

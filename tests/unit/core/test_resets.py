@@ -177,14 +177,14 @@ def test_the_drivers_instruction_ends_runs_and_what_follows_a_failure_does_not()
     machine.runs = (RUN,)
     machine.say(INSTRUCTED % 1)
     machine.step(SETTLE_S)
-    assert not machine.orders and machine.node.cases["r"].memory.drain
+    assert not machine.orders and machine.node.cases["r"].state.held.drain
     machine.outcome, machine.runs = RAN_IN_VAIN, ()
     machine.step(1.0)
     assert machine.verbs() == ["reset_gpu"]
     machine.runs = (replace(RUN, run="next"),)
     machine.outcome = (True, "")
     machine.step(DRAIN_S + 1.0)
-    assert machine.verbs() == ["reset_gpu"] and not machine.node.cases["next"].memory.drain
+    assert machine.verbs() == ["reset_gpu"] and not machine.node.cases["next"].state.held.drain
     assert "nothing but the runbook asks for it" in machine.only().would_have
     machine.runs = ()
     machine.step(1.0)

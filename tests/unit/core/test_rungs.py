@@ -36,7 +36,7 @@ def test_a_broken_neuron_device_is_replaced_when_its_runs_have_ended():
     machine.runs = (RUN,)
     machine.say(NEURON)
     machine.step(3600.0)
-    assert not machine.orders and not machine.node.cases["r"].memory.drain
+    assert not machine.orders and not machine.node.cases["r"].state.held.drain
     assert "nothing but the runbook asks for it" in machine.only().would_have
     machine.runs = ()
     machine.step(1.0)

@@ -59,7 +59,7 @@ class Answer(msgspec.Struct, frozen=True):
     skipped: int = 0  # lines over the limits
 
 
-class Asked(msgspec.Struct):
+class Asked(msgspec.Struct, frozen=True):
     """A look that is wanted, and then under way."""
 
     incident: str
@@ -68,7 +68,7 @@ class Asked(msgspec.Struct):
     sent: bool = False
 
 
-class LogLook(msgspec.Struct):
+class LogLook(msgspec.Struct, frozen=True):
     """What a run's case remembers of its logs."""
 
     asked: Asked | None = None

@@ -1,0 +1,107 @@
+"""The end of a run: who decided it, how it is recorded, and when the launcher may leave.
+
+Owns RunState.ending.  Why a run ends is found elsewhere (recovery.py, case.py, an operator); here
+an end is decided once, recorded in the document, and performed.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from ..effects.in_flight import Settled
+from ..model import Plan
+from . import policy, reconcile
+from .incidents import RunIncidents
+from .log_questions import LogQuestions
+from .plan_document import Document
+from .state import Context, Ending, RunState
+
+SHUTDOWN_CODES = {"preempted": policy.INFRASTRUCTURE, "interrupted": 130}
+STOP_WAIT_S = 2.0  # after an order to stop: the launcher's start ends what is left
+LOOK_AGAIN_S = 0.05
+
+
+class Endings:
+    """How one run ends."""
+
+    def __init__(
+        self, state: RunState, document: Document, incidents: RunIncidents, logs: LogQuestions
+    ) -> None:
+        self.state, self.document, self.incidents = state, document, incidents
+        self.logs = logs
+
+    def decide(self, code: int, reason: str, fault: str = "") -> None:
+        """The first decision stands."""
+        if self.state.finish_code < 0:
+            ending = self.state.ending or Ending()
+            self.state.ending = replace(ending, code=code, reason=reason, fault=fault)
+
+    def settled(self, done: Settled) -> None:
+        if done.effect.kind == "finish" and done.ok:
+            self.state.ending = replace(self.state.ending or Ending(), left=True)
+
+    def forget(self) -> None:
+        """Another launcher came: it has heard of no end."""
+        self.state.ending = None
+
+    def new_boot(self) -> None:
+        if self.state.ending is not None:
+            self.state.ending = replace(self.state.ending, shutdown_boot_s=0.0, stop_boot_s=0.0)
+
+    # ------------------------------------------------------------ what is done
+
+    def record(self, ctx: Context, plan: Plan | None) -> bool:
+        """Write the end into the document that does not show it; whether this node may."""
+        ending = self.state.ending or Ending()
+        if plan is None or not self._misses(ctx, plan):
+            return False
+        if not ctx.settings.single_node and not ctx.leader:
+            return False
+        self.document.put(ctx, replace(plan, finished=ending.code), ending.reason)
+        return True
+
+    def finish(self, ctx: Context, plan: Plan | None) -> None:
+        """Record the end, then let the launcher leave; a store that is down holds nobody up."""
+        ending = self.state.ending or Ending()
+        if self.record(ctx, plan) or ending.left:
+            return
+        if ctx.outbox.busy(f"store/run/{self.state.run}"):
+            return
+        if self._misses(ctx, plan) and not ctx.settings.single_node and not ctx.view.shutdown:
+            ctx.reason = "waiting for the leader to record the end"
+            return
+        if self.logs.holds(ctx):
+            ctx.reason = "reading what the ranks wrote, before the run ends"
+            return
+        draft = reconcile.finish_draft(ctx.view, ending.code, ending.reason, ending.fault)
+        effect = ctx.emit(ctx.view.generation, draft)
+        ctx.reason = ending.reason
+        if effect is not None:
+            self.incidents.close_all(ctx, f"the run is over: {ending.reason}")
+
+    def shut_down(self, ctx: Context, plan: Plan | None) -> None:
+        """The caller asked the launcher to end: ranks get their grace, then the code says why."""
+        view, drain, now_s = ctx.view, self.state.held.drain, ctx.now.boot_s
+        why = view.shutdown or "drained"
+        reason = f"the run was {why}" + (f": {drain}" if drain and why == "drained" else "")
+        ending = self.state.ending or Ending()
+        ending = replace(ending, shutdown_boot_s=ending.shutdown_boot_s or now_s)
+        live = [rank for rank in view.ranks if rank.state != "ended"]
+        grace_s = ctx.settings.stop_grace_s
+        if live and ending.stop_boot_s < ending.shutdown_boot_s:
+            draft = reconcile.stop_draft(view, (), grace_s, reason, "", leave=why == "drained")
+            if ctx.emit(view.generation, draft) is not None:
+                ending = replace(ending, stop_boot_s=now_s)
+        self.state.ending = ending
+        over = now_s - ending.shutdown_boot_s > grace_s + STOP_WAIT_S
+        if live and not over:
+            ctx.reason = f"{why}: waiting for the ranks to end"
+            return ctx.wake(LOOK_AGAIN_S)
+        self.decide(SHUTDOWN_CODES.get(why, policy.INFRASTRUCTURE), reason)
+        self.finish(ctx, plan)
+
+    def _misses(self, ctx: Context, plan: Plan | None) -> bool:
+        """Whether the document in force goes on without this end, and takes a write."""
+        if plan is None or plan.finished >= 0 or plan is not self.state.document.plan:
+            return False
+        return not ctx.outbox.failures(plan.generation, f"store/run/{self.state.run}", "put")

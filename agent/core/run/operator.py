@@ -1,0 +1,59 @@
+"""What people ask of one run: pause, resume, drain, restart.
+
+Owns RunState.held and the restart that waits to become a cause.  It answers nothing: a drain ends
+the run in ending.py, a pause holds the answer to a cause in recovery.py.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from .. import actions
+from ..model import Plan, Request, Value, subject_of
+from .state import Held, RunState
+
+
+class OperatorRequest(Value, frozen=True):
+    """An operator's restart, waiting to become a cause."""
+
+    reason: str
+    rank: int = -1
+
+
+class Operator:
+    """The requests to one run."""
+
+    def __init__(self, state: RunState) -> None:
+        self.state = state
+        self.restart: OperatorRequest | None = None
+
+    def ask(self, request: Request, reason: str) -> None:
+        if request.action in (actions.RESTART_RANKS, "restart"):
+            self.restart = OperatorRequest(reason, subject_of(request.subject).rank)
+        elif request.action == actions.PAUSE:
+            self.pause(True)
+        elif request.action == actions.RESUME:
+            self.state.held = replace(self.state.held, paused=False, resumed=True)
+        elif request.action in (actions.DRAIN, actions.STOP_RUN):
+            self.drain(reason)
+
+    def pause(self, paused: bool) -> None:
+        self.state.held = replace(self.state.held, paused=paused)
+
+    def drain(self, reason: str) -> None:
+        self.state.held = replace(self.state.held, drain=reason)
+
+    def take_restart(self) -> OperatorRequest | None:
+        """Once: it becomes a cause now, or never."""
+        restart, self.restart = self.restart, None
+        return restart
+
+    def shown(self, plan: Plan | None) -> None:
+        """A resume is done when the document does not say paused any more."""
+        resumed = self.state.held.resumed and plan is not None and plan.paused
+        self.state.held = replace(self.state.held, resumed=resumed)
+
+
+def born(paused: bool) -> Held:
+    """What a run begins with on a node that is paused, or not."""
+    return Held(paused=paused)

@@ -1,0 +1,175 @@
+"""The way from a cause to the next generation: what it is granted, and who must stop first.
+
+Owns RunState.recovery and the age of its budgets.  Causes come from causes.py, what a cause may
+cost from policy.py; the plan itself is plan_document.py's.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from ..detect.ranks.ended import Cause
+from ..model import TRAINER, Plan, RankView, rank_subject
+from . import policy, progress, reconcile
+from .ending import LOOK_AGAIN_S, STOP_WAIT_S, Endings
+from .incidents import RunIncidents
+from .state import Budgets, Context, Recovery, RunState
+
+EVIDENCE_WAIT_S = 0.2  # at a verdict, for evidence that is still missing
+FAULT_GRACE_S = 1.0  # for the rest of a script's ranks when one of them failed
+LIVE = ("starting", "running")
+
+
+class Recoveries:
+    """How one run comes back from a cause."""
+
+    def __init__(self, state: RunState, incidents: RunIncidents, ending: Endings) -> None:
+        self.state, self.incidents, self.ending = state, incidents, ending
+
+    def begin(self, cause: Cause, incident: str) -> None:
+        self.state.recovery = Recovery(cause, incident)
+
+    def planned(self, plan: Plan | None) -> bool:
+        """Whether this plan is the first behind the cause: it ends the cause's hold."""
+        recovery = self.state.recovery
+        if plan is None or recovery is None or recovery.planned:
+            return False
+        if plan.generation <= recovery.cause.generation:
+            return False
+        self.state.recovery = replace(recovery, planned=True, grant=None, stop_boot_s=0.0)
+        return True
+
+    def forget(self) -> None:
+        """Another launcher came: nothing of it is broken."""
+        self.state.recovery = None
+
+    def new_boot(self) -> None:
+        if self.state.recovery is not None:
+            self.state.recovery = replace(self.state.recovery, stop_boot_s=0.0)
+
+    def close(self, ctx: Context, plan: Plan | None, ranks: tuple[RankView, ...]) -> None:
+        """It is over once every rank has finished a step that was never finished before."""
+        recovery = self.state.recovery
+        if plan is None or recovery is None or not recovery.planned:
+            return
+        if not ranks or len(ranks) < len(plan.ranks) or not progress.goes_on(
+            ctx, self.state, ranks
+        ):
+            return
+        first_s = max(ctx.now.boot_s - r.still_s for r in ranks)
+        self.state.recovery = None
+        progress.restarted(self.state, first_s)
+        self.incidents.recovered(ctx, min(r.step for r in ranks), first_s)
+
+    # ------------------------------------------------------------ what is granted
+
+    def answer(self, ctx: Context, plan: Plan | None) -> None:
+        """Grant what the cause asks for, once; what it costs is charged by the next plan."""
+        state, recovery = self.state, self.state.recovery
+        if recovery is None or recovery.planned or recovery.grant is not None:
+            return
+        if plan is None or not ctx.leader:
+            return
+        if state.held.paused or plan.paused:
+            ctx.reason = "paused by an operator: the fault is seen and nothing is done"
+            return
+        account = policy.Account(
+            state.run, ctx.view.max_restarts, self._spent(ctx, plan), self._expired(ctx, plan)
+        )
+        grant = policy.grant(recovery.cause, account, ctx.runbooks, ctx.settings)
+        state.recovery = replace(recovery, grant=grant)
+        if grant.action == policy.FINISH:
+            self.ending.decide(grant.code, grant.reason, grant.fault or recovery.cause.fault)
+            if grant.fault:
+                self.incidents.open_side(ctx, grant.fault, recovery.cause, grant.reason)
+
+    def _spent(self, ctx: Context, plan: Plan) -> tuple[tuple[str, int], ...]:
+        """Budgets, less what this generation earned back by making progress."""
+        own = [(c.generation, c.step) for c in ctx.view.commits if not c.bad]
+        earned = self.state.progress.earned_steps
+        if policy.made_progress(plan, earned, max(own, default=None)):
+            return policy.give_back(plan.spent, plan)
+        return plan.spent
+
+    def _expired(self, ctx: Context, plan: Plan) -> tuple[str, ...]:
+        """Budget keys whose window is over; one never seen here begins now."""
+        keys = [key for key, _ in plan.spent if "/" in key]
+        known, now_s = self.state.budgets.since, ctx.now.boot_s
+        self.state.budgets = Budgets({key: known.get(key, now_s) for key in sorted(set(keys))})
+        return tuple(key for key in keys if self._window_over(ctx, key))
+
+    def _window_over(self, ctx: Context, key: str) -> bool:
+        book = ctx.runbooks.get(key.split("/")[1 if key.startswith("signature/") else 0])
+        window_s = (book.budget_window_h if book else 24.0) * 3600.0
+        since_s = self.state.budgets.since[key]
+        return ctx.now.boot_s - since_s > window_s or since_s > ctx.now.boot_s
+
+    # ------------------------------------------------------------ before the next plan
+
+    def ready(self, ctx: Context, ranks: tuple[RankView, ...]) -> bool:
+        """Whether the next generation may be planned; asks for what is missing."""
+        recovery = self.state.recovery
+        if recovery is None:
+            return False
+        if self._evidence_missing(ctx, recovery):
+            ctx.wake(EVIDENCE_WAIT_S)
+            return False
+        if not self._gathered(ctx, recovery, ranks):
+            ctx.reason = "waiting until the other ranks are parked or ended"
+            return False
+        return True
+
+    def _evidence_missing(self, ctx: Context, recovery: Recovery) -> bool:
+        cause = recovery.cause
+        if cause.detector != "hang" or recovery.stop_boot_s > 0:
+            return False
+        subject = rank_subject(self.state.run, cause.rank)
+        waited_s = ctx.now.boot_s - self.state.progress.broken_boot_s
+        return ctx.outbox.busy(subject, "evidence") and waited_s < EVIDENCE_WAIT_S - 1e-6
+
+    def _gathered(
+        self, ctx: Context, recovery: Recovery, ranks: tuple[RankView, ...]
+    ) -> bool:
+        """Every rank is parked or has ended; what stands in the way is ordered to stop."""
+        cause, view = recovery.cause, ctx.view
+        live = [r for r in ranks if r.state in LIVE and r.ended is None]
+        mine = [r for r in live if r.node == view.node]
+        parked = [r for r in ranks if r.state == "parked" and r.node == view.node]
+        if not live and (view.grade == TRAINER or not parked):
+            return True
+        broken_s = self.state.progress.broken_boot_s
+        park_over_s = broken_s + ctx.settings.park_wait_s - ctx.now.boot_s
+        # Where only consequences ended the others park by themselves, and hold what to resume from.
+        blind = cause.rank < 0 and cause.fault != "rank_exited"
+        if view.grade != TRAINER or blind:
+            unfit = [*mine, *parked] if view.grade != TRAINER else mine
+        else:
+            unfit = [r for r in mine if r.rank == cause.rank or park_over_s <= 0]
+        stop_boot_s = recovery.stop_boot_s
+        if unfit:
+            stop_boot_s = self._stop(ctx, recovery, tuple(sorted(r.rank for r in unfit)))
+        ctx.wake(park_over_s if park_over_s > 0 else LOOK_AGAIN_S)
+        stop_over = 0 < stop_boot_s < ctx.now.boot_s - STOP_WAIT_S
+        return park_over_s <= 0 and (not mine or stop_over)
+
+    def _grace_s(self, ctx: Context, cause: Cause) -> float:
+        if not cause.charged:
+            return ctx.settings.stop_grace_s
+        if ctx.view.grade == TRAINER:
+            return 0.0
+        return min(FAULT_GRACE_S, ctx.settings.stop_grace_s)
+
+    def _stop(self, ctx: Context, recovery: Recovery, ranks: tuple[int, ...]) -> float:
+        """Order these ranks to stop; when any was ordered to first."""
+        cause, now_s = recovery.cause, ctx.now.boot_s
+        grace_s, since_s = self._grace_s(ctx, cause), recovery.stop_boot_s
+        again = ranks == recovery.stop_ranks and since_s > 0
+        if again and now_s - since_s < grace_s + STOP_WAIT_S:
+            return since_s  # said once; its ranks have their grace before it is said again
+        draft = reconcile.stop_draft(ctx.view, ranks, grace_s, cause.reason, cause.fault)
+        effect = ctx.emit(ctx.view.generation, draft)
+        if effect is None:
+            return since_s
+        self.state.recovery = replace(recovery, stop_boot_s=since_s or now_s, stop_ranks=ranks)
+        self.incidents.note_action(ctx, recovery.incident, effect)
+        return since_s or now_s
