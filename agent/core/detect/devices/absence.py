@@ -25,14 +25,14 @@ class Absence:
         self._streak = Streak(KNOWN_MAX)
         self._lost: set[str] = set()
 
-    def take(self, read_s: float, here: Container[str], known: Iterable[str]) -> set[str]:
+    def take(self, read_s: float, present: Container[str], expected: Iterable[str]) -> set[str]:
         """Those of `known` that were in none of the last readings; the same reading counts once."""
         if read_s != self._read_s:
             self._read_s = read_s
-            wanted = set(known)
+            wanted = set(expected)
             self._streak.keep(wanted)
-            self._lost = {one for one in wanted if self._streak.add(
-                one, read_s, one not in here).readings >= self._readings}
+            self._lost = {device for device in wanted if self._streak.add(
+                device, read_s, device not in present).readings >= self._readings}
         return self._lost
 
 

@@ -182,14 +182,14 @@ class Accelerators(Detector):
         if own is not self._own or ranks != self._ranks or bound is not self._bound:
             self._own, self._ranks, self._bound = own, ranks, bound
             self._bus.take(bound, [one for one in known if ":" in one])
-            here, names = ranks_of(own, runs), {run.run for run in runs}
+            computing, names = ranks_of(own, runs), {run.run for run in runs}
             self._runs = {
-                key: left for key, there in (self._runs | here).items()
+                key: left for key, there in (self._runs | computing).items()
                 if (left := tuple(one for one in there if one[0] in names))
             }
             devices = self._devices(own, known)
             # Who lived on a device that is well and lists nobody may be told of no later fault.
-            idle = answering(own) - {*here, *(key for key, _ in devices)}
+            idle = answering(own) - {*computing, *(key for key, _ in devices)}
             self._runs = {key: there for key, there in self._runs.items() if key not in idle}
             self._verdicts = list(devices.values())
         return self._verdicts
@@ -208,14 +208,14 @@ class Accelerators(Detector):
         names = list(known.values())
         for place, severity, why in self._missing(samples, info, known):
             vendor, _, device = known[place].partition("/")
-            key, told = (vendor, device), info.get((vendor, device), {})
-            if ":" in place and address_of(told.get("pci", "")) != place:
-                told = {"pci": place}
+            key, labels_known = (vendor, device), info.get((vendor, device), {})
+            if ":" in place and address_of(labels_known.get("pci", "")) != place:
+                labels_known = {"pci": place}
                 if key in info or names.count(known[place]) > 1:
                     key = vendor, place  # its number is another's by now
             if (key, "accelerator_lost") not in found:
                 found[key, "accelerator_lost"] = self._verdict(
-                    key, "accelerator_lost", severity, why, told)
+                    key, "accelerator_lost", severity, why, labels_known)
         return found
 
     def _verdict(
@@ -251,9 +251,9 @@ class Accelerators(Detector):
             is_here = place in self._bus.bound if ":" in place else True
             if is_here and (place in known or len(known) < KNOWN_MAX):
                 known[place] = "/".join(key)
-        gone = "it is not on the PCI bus any more, or no driver has it"
+        left_the_bus = "it is not on the PCI bus any more, or no driver has it"
         silent = "it gives no reading any more, though it is on the PCI bus with its driver"
-        lost = [(one, FATAL, gone) for one in sorted(self._bus.lost) if one in known]
+        lost = [(one, FATAL, left_the_bus) for one in sorted(self._bus.lost) if one in known]
         lost += [(one, FATAL, "it is not listed any more") for one in sorted(unlisted)]
         return lost + [(one, DEGRADED, silent) for one in sorted(mute)
                        if ":" in one and one in known and one in self._bus.bound]

@@ -239,7 +239,7 @@ class Host(Detector):
     def _explained(
         self, root: Loop, where: str, leak: Leak, cores: list[Core], busy: list[str], living: str
     ) -> Verdict:
-        said = [f"{words_of(root.name)} of {self._node} crashes again and again ({root.how} "
+        sentences = [f"{words_of(root.name)} of {self._node} crashes again and again ({root.how} "
                 f"{root.starts} times in ten minutes) and leaves memory cgroups behind: the "
                 f"kernel holds {leak.dying} removed ones beside {leak.in_use} in use, "
                 f"{leak.grown} more in that time"]
@@ -249,18 +249,18 @@ class Host(Detector):
         if leak.place:
             evidence.append(("most below", leak.place))
         if cores:
-            said.append(core_words(cores))
+            sentences.append(core_words(cores))
             evidence += [("core", core_words([core])) for core in cores[:4]]
             evidence += [("in kernel", one) for one in busy[:2]]
         if cores and (resets := self._resets_words()):
-            said.append(f"meanwhile {resets}")
+            sentences.append(f"meanwhile {resets}")
             evidence += [("kernel line", one.text) for one in self._recent_resets()[-1:]]
             evidence += [("network card", resets)]
         evidence += [("also", words_of(name)) for name in root.beside[:4]]
-        said.append(living or "no run is to blame")
+        sentences.append(living or "no run is to blame")
         return verdict(
             self._node, "unit_crash_loop", where, DEGRADED if cores else WARN,
-            "; ".join(said), tuple(evidence), root.confidence,
+            "; ".join(sentences), tuple(evidence), root.confidence,
             ("host_cgroup_leak", "host_core_pinned") if cores else ("host_cgroup_leak",),
         )
 
@@ -319,14 +319,14 @@ class Host(Detector):
             if killed > 0:
                 bound = f" (limit {levels.memory(limit[cgroup])})" if limit.get(cgroup) else ""
                 number = "a process" if killed == 1 else f"{killed} processes"
-                told = f"{number} of cgroup {cgroup}{bound}{self._lost(cgroup, places)}"
+                sentence = f"{number} of cgroup {cgroup}{bound}{self._lost(cgroup, places)}"
                 place = labels.get("place", cgroup)
-                found.setdefault(place, []).append((told, cgroup, killed))
+                found.setdefault(place, []).append((sentence, cgroup, killed))
         return [
             verdict(
                 self._node, "host_oom", f"/cgroup{place}".rstrip("/"), WARN,
                 "the kernel killed for memory, within the last ten minutes: "
-                + levels.several([told for told, _, _ in those]),
+                + levels.several([sentence for sentence, _, _ in those]),
                 tuple((f"cgroup {cgroup}", f"{killed} killed")
                       for _, cgroup, killed in those[: levels.EVIDENCE_MAX]),
             )

@@ -225,10 +225,10 @@ def listed(words: list[str], most: int = 8) -> str:
     return f"{', '.join(words[:most])}{more}"
 
 
-def several(told: list[str]) -> str:
+def several(sentences: list[str]) -> str:
     """Sentences of the same kind: the first few in words, the rest as a number."""
-    more = [f"and {len(told) - LISTED_MAX} more"] if len(told) > LISTED_MAX else []
-    return "; ".join(told[:LISTED_MAX] + more)
+    more = [f"and {len(sentences) - LISTED_MAX} more"] if len(sentences) > LISTED_MAX else []
+    return "; ".join(sentences[:LISTED_MAX] + more)
 
 
 def memory(size: float) -> str:

@@ -118,10 +118,10 @@ class Storage(Detector):
 def _remember(writable: list[str], mount: str, seen: Container[str]) -> None:
     """When there is no room left, the oldest that is not mounted any more goes."""
     if len(writable) >= MOUNTS_MAX:
-        gone = next((one for one in writable if one not in seen), None)
-        if gone is None:
+        oldest = next((one for one in writable if one not in seen), None)
+        if oldest is None:
             return
-        writable.remove(gone)
+        writable.remove(oldest)
     writable.append(mount)
 
 

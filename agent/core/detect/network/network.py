@@ -110,64 +110,65 @@ class Networks(Detector):
             self._take(view.rows, view.memory)
         return self._verdicts
 
-    def _take(self, mine: Rows, memory: NetworkMemory) -> None:
+    def _take(self, rows: Rows, memory: NetworkMemory) -> None:
         before = self._bus.lost
         self._bus.take(self._bound, memory.cards)
-        read_s = max((one[3] for one in mine), default=self._read_s)
+        read_s = max((row[3] for row in rows), default=self._read_s)
         if read_s != self._read_s:
             self._read_s = read_s
-            self._cards(mine, memory)
-            self._off = self._by_hand(mine)
-            self._count(mine, memory)
-            self._look(mine, memory)
+            self._cards(rows, memory)
+            self._off = self._by_hand(rows)
+            self._count(rows, memory)
+            self._look(rows, memory)
         elif self._bus.lost == before:
             return  # fewer readings, none of them new
         self._verdicts = self._conclude(memory)
 
     # ------------------------------------------------------------ which cards are here
 
-    def _cards(self, mine: Rows, memory: NetworkMemory) -> None:
+    def _cards(self, rows: Rows, memory: NetworkMemory) -> None:
         """Remembers the cards that are on the bus; what becomes of one there is Bus's.  What is not
         listed any more may have been renamed, bonded or given to a container: it is forgotten."""
-        listed_s = max((one[3] for one in mine
-                        if one[0] == UNREAD and "collector=network," in one[1]),
+        listed_s = max((row[3] for row in rows
+                        if row[0] == UNREAD and "collector=network," in row[1]),
                        default=self._listed_s)
         if listed_s == self._listed_s:
             return  # not read, or not anew
         self._listed_s = listed_s
-        self._expected = next((one[2] for one in mine if one[0] == EXPECTED), 0.0)
-        listed = [labels_of(one[1]) for one in mine if one[0] == INFO]
-        here = {one.get("device", ""): one for one in listed}
-        cards = {one["pci"]: name for name, one in here.items()
-                 if one.get("kind") in RDMA_KINDS and one.get("pci") in self._bus.bound}
-        for key in [one for one, name in memory.cards.items()
-                    if name in here and here[name].get("pci") != one]:
+        self._expected = next((row[2] for row in rows if row[0] == EXPECTED), 0.0)
+        listed = [labels_of(row[1]) for row in rows if row[0] == INFO]
+        listed_now = {labels.get("device", ""): labels for labels in listed}
+        cards = {labels["pci"]: name for name, labels in listed_now.items()
+                 if labels.get("kind") in RDMA_KINDS and labels.get("pci") in self._bus.bound}
+        for key in [address for address, name in memory.cards.items()
+                    if name in listed_now and listed_now[name].get("pci") != address]:
             del memory.cards[key]  # the same name at another address
         memory.cards |= dict(list(cards.items())[: max(0, PORTS_MAX - len(memory.cards))])
-        for device in [one for one in self._info if one not in here]:
+        for device in [card for card in self._info if card not in listed_now]:
             self._forget(device, memory)
-        known = {name: self._info.get(name, {"pci": key}) for key, name in memory.cards.items()}
-        self._info = known | here
+        remembered = {name: self._info.get(name, {"pci": address})
+                      for address, name in memory.cards.items()}
+        self._info = remembered | listed_now
 
     def _forget(self, device: str, memory: NetworkMemory) -> None:
-        for port in [one for one in self._levels if one[0] == device]:
+        for port in [port for port in self._levels if port[0] == device]:
             del self._levels[port]
             memory.up.pop(_key(port), None)
 
-    def _by_hand(self, mine: Rows) -> set[str]:
+    def _by_hand(self, rows: Rows) -> set[str]:
         """Interfaces that were switched off, and RoCE's cards on their addresses, whose ports go
         down with them; one of InfiniBand does not."""
-        off = {self._place(one[1])[0] for one in mine if one[0] == ENABLED and one[2] <= 0}
-        addresses = {self._pci((one, "")) for one in off} - {""}
+        off = {self._place(row[1])[0] for row in rows if row[0] == ENABLED and row[2] <= 0}
+        addresses = {self._pci((device, "")) for device in off} - {""}
         return off | {name for name, info in self._info.items()
                       if info.get("kind") == "roce" and info.get("pci") in addresses}
 
     # ------------------------------------------------------------ counters
 
-    def _count(self, mine: Rows, memory: NetworkMemory) -> None:
+    def _count(self, rows: Rows, memory: NetworkMemory) -> None:
         sums: dict[tuple[Port, str], float] = {}
         spans: dict[Port, float] = {}
-        for name, subject, value, boot_s in mine:
+        for name, subject, value, boot_s in rows:
             if name not in COUNTERS:
                 continue
             growth = self._rate.take((name, subject), value, boot_s)
@@ -196,11 +197,11 @@ class Networks(Detector):
         beyond = growth.per_s > rule.per_s
         needed = STORM_READINGS if rule.per_s else 1
         if self._beyond((port, rule.what or rule.name), beyond) >= needed:
-            said = rule.what or rule.name.removesuffix("_total")
+            counter = rule.what or rule.name.removesuffix("_total")
             how = f"grows by {growth.per_s:.3g} a second"
             if not rule.per_s:
                 how = f"grew by {growth.amount:.0f}"
-            self._hold(port, said, rule.fault, rule.severity, f"{rule.why} ({said} {how})")
+            self._hold(port, counter, rule.fault, rule.severity, f"{rule.why} ({counter} {how})")
 
     def _went_down(self, port: Port, growth: Growth) -> bool:
         """Every other change of a carrier is a loss; the first one is when the link was up."""
@@ -232,7 +233,7 @@ class Networks(Detector):
 
     def _shares(self, sums: dict[tuple[Port, str], float], spans: dict[Port, float]) -> None:
         """Errors of an interface against its packets, and what TCP sends twice."""
-        for port in [one for one, sort in sums if sort == "rx_errors"]:
+        for port in [port for port, sort in sums if sort == "rx_errors"]:
             seconds = spans[port]
             bad = sums[port, "rx_errors"] + sums.get((port, "tx_errors"), 0.0)
             packets = sums.get((port, "packets"), 0.0)
@@ -258,8 +259,8 @@ class Networks(Detector):
 
     # ------------------------------------------------------------ levels
 
-    def _look(self, mine: Rows, memory: NetworkMemory) -> None:
-        for name, subject, value, _ in mine:
+    def _look(self, rows: Rows, memory: NetworkMemory) -> None:
+        for name, subject, value, _ in rows:
             if name not in LEVELS:
                 continue
             device, number, _ = self._place(subject)
@@ -285,7 +286,7 @@ class Networks(Detector):
             if len(self._places) >= 16 * PORTS_MAX:
                 self._places.clear()
             labels = labels_of(subject)
-            what = next((labels[one] for one in LABELS if one in labels), "")
+            what = next((labels[name] for name in LABELS if name in labels), "")
             place = labels.get("device", ""), labels.get("port", ""), what
             self._places[subject] = place
         return place
@@ -297,23 +298,24 @@ class Networks(Detector):
         lost = {memory.cards[key] for key in self._bus.lost if key in memory.cards}
         why = "it is not on the PCI bus any more, or no driver has it"
         found += [((device, ""), Found("nic_lost", FATAL, why, 0.0)) for device in sorted(lost)]
-        efa = sum(one.get("kind") == "efa" for one in self._info.values())
+        efa = sum(card.get("kind") == "efa" for card in self._info.values())
         if not lost and self._expected * EXPECTED_SHARE <= efa < self._expected:
             why = f"{efa} of {self._expected:.0f} cards that this instance type can have are listed"
             found.append((("efa", ""), Found("nic_lost", WARN, why, 0.0)))
         for port in sorted(self._levels):
             if port[0] not in lost:
-                found += [(port, one) for one in self._link(port, memory)]
+                found += [(port, finding) for finding in self._link(port, memory)]
         for device, times in sorted(memory.resets.items()):
-            found += [((device, ""), one) for one in self._resets(times)]
-        self._held = {key: one for key, one in self._held.items() if one.until_s > self._read_s}
+            found += [((device, ""), finding) for finding in self._resets(times)]
+        self._held = {key: finding for key, finding in self._held.items()
+                      if finding.until_s > self._read_s}
         found += [(port, self._held[port, what]) for port, what in sorted(self._held)
                   if port[0] not in lost]
-        said = {(self._pci(port), one.fault) for port, one in found
+        said_of_cards = {(self._pci(port), finding.fault) for port, finding in found
                 if self._kind(port) in RDMA_KINDS}
-        return [self._verdict(port, one) for port, one in found
+        return [self._verdict(port, finding) for port, finding in found
                 if self._kind(port) in RDMA_KINDS or not self._pci(port)
-                or (self._pci(port), one.fault) not in said][:VERDICTS_MAX]
+                or (self._pci(port), finding.fault) not in said_of_cards][:VERDICTS_MAX]
 
     def _link(self, port: Port, memory: NetworkMemory) -> list[Found]:
         levels, key = self._levels[port], _key(port)
