@@ -29,6 +29,7 @@ Where something goes ("new": the folder comes with the first of its kind):
 | a check | it runs in `agent/checks/` (new), and is judged in `agent/core/checks/` (new) |
 | a webhook | `agent/web/alerts.py`, its route in `agent/web/server.py` |
 | a new column of the page | its value in `agent/web/status.py`, its cell in `agent/web/page.html` |
+| an engine of the trainer | `trainer/engines/`, chosen in `trainer/config.py` |
 | a metric | of a device or the host: its collector; of the agent: `agent/metrics/families.py` |
 | a setting | `agent/config/settings.py`; of the trainer: `trainer/config.py` |
 | a command | its row in `agent/cli/parser.py`, its function in `agent/cli/` |

@@ -1,4 +1,4 @@
-"""What stands before an order for the whole node, looked at before anything is ended for it.
+"""Whether an order for the whole node can be obeyed, found out before anything is ended for it.
 
 Owns the look: whether evidence can be kept, whether the root unit's socket is there, whose
 processes compute here, and which runs other agents serve.  Looks only while an incident may lead to

@@ -1,4 +1,4 @@
-"""What is wrong with the agent itself, and only its shell can see.
+"""Faults of the agent itself, which only its shell can see.
 
 Owns these verdicts, which join those of the core.  They are shown, never acted on.
 """

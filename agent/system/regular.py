@@ -1,4 +1,4 @@
-"""Files that people wrote, or could have: opened without waiting, and only where they are files.
+"""Opens files that people wrote: without waiting, and only where they are regular files.
 
 Owns one opening.  A FIFO, a device or a folder in the place of a file must end in an error and
 never in a wait.  A link is followed unless asked otherwise: a mounted ConfigMap is made of links.

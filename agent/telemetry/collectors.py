@@ -1,4 +1,4 @@
-"""Runs the collectors: when, with which deadline, and what they said last.
+"""Runs the collectors: when, with which deadline, and their last samples.
 
 Owns their schedule, their threads and children, and their self-metrics.  A collector that raises,
 hangs or finds nothing costs its own samples and nothing else.

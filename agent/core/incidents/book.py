@@ -1,4 +1,4 @@
-"""The open incidents of one home: their ids, what a step says of them, room, and their end.
+"""The open incidents of one home: their ids, their rows in a step, room for them, and their end.
 
 Owns the table that survives a restart, and that every change of it is told in the step that made
 it.  It judges nothing: what is an incident, worse or over is decided by the homes (run/incidents.py

@@ -1,4 +1,4 @@
-"""What is asked of the edge: effects with their bodies, and the decision that carries them.
+"""Effects: what the core asks of the edge, and the decision that carries them.
 
 Owns the types that go out to launchers, the store and the node's root unit.
 """

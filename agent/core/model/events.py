@@ -1,4 +1,4 @@
-"""Event: one line of the kernel's log, understood, with what further lines said of the same.
+"""Event: one line of the kernel's log, understood, with its continuation lines.
 
 Owns the value that crosses from the edge, where lines are read and counted, into the core, where
 they are judged.  A leaf, so that model.py may use it.

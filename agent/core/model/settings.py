@@ -1,4 +1,4 @@
-"""What of the configuration and of the runbooks the core needs."""
+"""The part of the configuration and of the runbooks that the core needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a verdict, an incident, an effect or a document is about, as one type.
+"""The subject of a verdict, an incident, an effect or a document, as one type.
 
 Owns the grammar `kind/name/part`, which journal, metrics and the API show as text.  What stands
 behind the name is its kind's own: a path may have slashes, and begin with one.

@@ -1,4 +1,4 @@
-"""What repeats: how often in a row and for how long something was so, and how often it happened.
+"""Repeats: how often in a row and for how long something was so, and how often it happened.
 
 Owns the count of readings in a row and the times of what strikes, both bounded.  It knows no name
 and judges nothing.  Pure; what is to survive a restart of the agent is handed in by its owner.

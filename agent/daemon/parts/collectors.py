@@ -1,4 +1,4 @@
-"""Runs the collectors, and lets everybody read what they read.
+"""Runs the collectors, and hands their readings to every reader.
 
 Owns when they begin: anew, with the configuration of that moment, each time this part begins.
 """

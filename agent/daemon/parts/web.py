@@ -1,4 +1,4 @@
-"""Page, API and metrics.
+"""Serves the page, the API and the metrics.
 
 Owns that they are loaded in a thread, after the launchers' socket is up: the import takes longer
 than everything before it.  `answers` is set once they answer, or once it is said why not.

@@ -1,4 +1,4 @@
-"""The links of the host's chain and their words: a core, a leak, somebody who starts again.
+"""The links of the host's chain of causes: a lost core, leaking cgroups, a unit that crashes.
 
 Owns what each link is and how it is said.  Draws no conclusion: host.py does.  Pure.
 """

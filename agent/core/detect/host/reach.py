@@ -1,4 +1,4 @@
-"""What this node asks and does not get an answer from: network mounts, drives, names.
+"""Network mounts, drives and names that this node asks and gets no answer from.
 
 Owns how late is slow and how long is hung.  Shown, never acted on: what hangs may be
 the server's matter, and every node sees it.  Pure.

@@ -1,4 +1,4 @@
-"""Who holds the run up: suspicion at once, acting by proof or by cost.
+"""Which rank holds the run up: suspicion at once, acting by proof or by cost.
 
 Owns the naming of the culprit among ranks that stand still, and the two proofs that need no
 waiting (a stopped process, collectives that cannot match).  Input is levels and the run's history;

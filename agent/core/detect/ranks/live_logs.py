@@ -1,4 +1,4 @@
-"""What the log child read of a live run's logs, as a verdict and as rows of an incident.
+"""The log child's findings in a live run's logs, as a verdict and as rows of an incident.
 
 Owns the meaning and the words of its answer.  The verdict is shown and never acted on: a line of a
 log is what a process noticed, and an error of the job's own must cost no node its place.  When to

@@ -1,4 +1,4 @@
-"""What the end of a log says that no signature knows: errors by their form and their family.
+"""Errors at the end of a log that no signature knows, by their form and their family.
 
 Owns the reading of a log's last part once nothing sure was found in it.  An error that the lines
 below it show to be handled is not kept, and one without a family is kept as `unplaced`: it is told
