@@ -17,12 +17,16 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 import msgspec
 
 from ..core import actions
+from ..system.regular import read_regular
+from ..system.time_limit import TooSlow, at_most
 from .settings import Config
 
 FILE_MAX_BYTES = 1 << 20
 CONF_D_MAX = 100
+PARSE_S = 2.0  # 1 MB of sensible keys takes a tenth of it
 ADDRESSES = ("agent.listen", "agent.metrics_listen", "collectors.ec2_metadata")
 PORT_MAX = 65535
+HOST_PORT, EXAMPLE_ADDRESS = "HOST:PORT", "127.0.0.1:9855"
 DEFAULT_FILE = Path("/etc/holdfast/agent.toml")
 
 # (shorter, longer, why): checked when the configuration is loaded
@@ -70,8 +74,10 @@ def load(
                 signatures += _signatures(value, str(path), errors)
             elif _is_known(key, value, str(path), errors):
                 values[key] = (value, str(path))
-    values.update(overrides or {})
-    config = _build(values, errors)
+    for key, (value, origin) in (overrides or {}).items():
+        if _is_known(key, value, origin, errors):
+            values[key] = (value, origin)
+    config = _build(values)
     errors.extend(_check_lattice(config, values) + _check_hidden(config, values))
     errors.extend(_check_ports(config, values))
     named = [("actions.allow", "action", config.actions.allow, actions.allowable()),
@@ -128,6 +134,8 @@ def describe(key: str) -> tuple[str, str]:
     choices = get_args(base) if get_origin(base) is Literal else ()
     if choices:
         return " or ".join(f"`{one}`" for one in choices), text
+    if any(meta.pattern for meta in metas):
+        return HOST_PORT, text
     kind = {float: "number", int: "whole number", str: "text", bool: "true or false"}.get(
         base, "list of texts"
     )
@@ -204,13 +212,21 @@ def _files(file: Path | None, errors: list[str]) -> list[Path]:
 def _read(path: Path, errors: list[str]) -> list[tuple[str, Any]]:
     """One file as ("section.key", value) pairs; sections that are no tables as ("section", v)."""
     try:
-        with path.open("rb") as handle:
-            text = handle.read(FILE_MAX_BYTES + 1)
-        if len(text) > FILE_MAX_BYTES:
-            raise ValueError(f"longer than {FILE_MAX_BYTES} bytes")
-        content = tomllib.loads(text.decode("utf-8"))
+        text = read_regular(path, FILE_MAX_BYTES)
+    except IsADirectoryError:
+        errors.append(f"{path}: is a folder: take it away, or give it another ending")
+        return []
     except OSError as error:
         errors.append(f"{path}: {error.strerror}: make it readable for uid {os.getuid()}")
+        return []
+    except ValueError as error:
+        errors.append(f"{path}: {error}")
+        return []
+    try:
+        with at_most(PARSE_S):
+            content = tomllib.loads(text.decode("utf-8-sig"))
+    except TooSlow as error:
+        errors.append(f"{path}: {error} to read: shorten its keys and tables")
         return []
     except (ValueError, RecursionError) as error:
         errors.append(f"{path}: no valid TOML: {error}")
@@ -243,7 +259,10 @@ def _is_known(key: str, value: Any, origin: str, errors: list[str]) -> bool:
     except msgspec.ValidationError as error:
         kind, _ = describe(key)
         default = msgspec.json.encode(getattr(getattr(Config(), section), name)).decode()
-        errors.append(f"{origin}: {key}: {error}: set {kind}, for example {default}")
+        wrong, example = f"{error}: ", default
+        if kind == HOST_PORT:
+            wrong, example = f"{value!r}: "[:300], default.strip('"') or EXAMPLE_ADDRESS
+        errors.append(f"{origin}: {key}: {wrong}set {kind}, for example {example}")
         return False
     return True
 
@@ -266,16 +285,12 @@ def _nearest(word: str, known: tuple[str, ...]) -> str:
     return f"did you mean {near[0]}?" if near else f"set one of {', '.join(known)}"
 
 
-def _build(values: Mapping[str, tuple[Any, str]], errors: list[str]) -> Config:
+def _build(values: Mapping[str, tuple[Any, str]]) -> Config:
     tables: dict[str, dict[str, Any]] = {}
     for key, (value, _) in values.items():
         section, _, name = key.partition(".")
         tables.setdefault(section, {})[name] = value
-    try:
-        return msgspec.convert(tables, Config)
-    except msgspec.ValidationError as error:  # an override of ours; files were checked before
-        errors.append(f"command line: {error}")
-        return Config()
+    return msgspec.convert(tables, Config)  # each value was checked before
 
 
 def _check_lattice(config: Config, values: Mapping[str, tuple[Any, str]]) -> list[str]:

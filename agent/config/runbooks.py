@@ -14,10 +14,13 @@ from typing import Any, NamedTuple
 
 from ..core.actions import ACTIONS, rungs
 from ..core.model import SEVERITIES, Runbook
+from ..system.regular import read_regular
+from ..system.time_limit import TooSlow, at_most
 
 FENCE = "+++"
 FILE_MAX_BYTES = 256 * 1024
 FILES_MAX = 1000
+PARSE_S = 2.0
 LADDER_MAX = 12
 SCOPES = ("gpu", "neuron", "nic", "rank", "node", "run", "store")
 CLEARS = ("reboot", "quiet_10m", "check", "operator")
@@ -74,8 +77,9 @@ def parse(fault: str, text: str, place: str) -> Document:
     # Empty lines in front keep the parser's line numbers those of the file.
     toml = "\n" * (first + 1) + "\n".join(lines[first + 1 : last])
     try:
-        table = tomllib.loads(toml)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        with at_most(PARSE_S):
+            table = tomllib.loads(toml)
+    except (TooSlow, tomllib.TOMLDecodeError, RecursionError) as error:
         raise RunbookError([f"{place}: no valid TOML: {error}"]) from error
     errors = [
         f"{place}:{_line_of(key, lines)}: {key}: {why}" for key, why in _check(table)
@@ -149,8 +153,10 @@ def _texts(shadows: Path | None, errors: list[str]) -> Iterator[tuple[str, str, 
         return
     for path in sorted(shadows.glob("*.md"))[:FILES_MAX]:
         try:
-            if path.stat().st_size > FILE_MAX_BYTES:
-                raise ValueError(f"longer than {FILE_MAX_BYTES} bytes")
-            yield str(path), path.stem, path.read_text("utf-8")
-        except (OSError, ValueError) as error:
+            text = read_regular(path, FILE_MAX_BYTES).decode("utf-8-sig")
+        except OSError as error:
+            errors.append(f"{path}: {error.strerror}: make it readable, or take it away")
+        except ValueError as error:
             errors.append(f"{path}: {error}")
+        else:
+            yield str(path), path.stem, text

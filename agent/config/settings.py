@@ -19,8 +19,8 @@ Address = Annotated[str, Meta(pattern=r"^(|\[?[^\s]+\]?:\d{1,5})$")]
 _SETTINGS = model.Settings()
 
 
-def _seconds(text: str, most: float = 86400.0) -> Meta:
-    return Meta(gt=0.0, le=most, description=text)
+def _seconds(text: str, most: float = 86400.0, least: float = 0.01) -> Meta:
+    return Meta(ge=least, le=most, description=text)
 
 
 class Agent(msgspec.Struct, frozen=True):
@@ -58,13 +58,13 @@ class Agent(msgspec.Struct, frozen=True):
             )
         ),
     ] = ""
-    tick_s: Annotated[float, _seconds("a step of the state machine at least this often", 10.0)] = (
-        1.0
-    )
+    tick_s: Annotated[
+        float, _seconds("a step of the state machine at least this often", 10.0, 0.05)
+    ] = 1.0
     fast_s: Annotated[
-        float, _seconds("interval of collectors that are cheap and change fast", 60.0)
+        float, _seconds("interval of collectors that are cheap and change fast", 60.0, 0.1)
     ] = 5.0
-    slow_s: Annotated[float, _seconds("interval of all other collectors", 3600.0)] = 15.0
+    slow_s: Annotated[float, _seconds("interval of all other collectors", 3600.0, 0.1)] = 15.0
     metrics: Annotated[
         Literal["minimal", "full"],
         Meta(description="`minimal` leaves out what no alert or summary needs"),
@@ -152,7 +152,7 @@ class Collectors(msgspec.Struct, frozen=True):
         tuple[str, ...], Meta(description="collectors that are not run, by their names below")
     ] = ()
     deadline_s: Annotated[
-        float, _seconds("a collector that takes longer is given up and counted", 60.0)
+        float, _seconds("a collector that takes longer is given up and counted", 60.0, 0.05)
     ] = 2.0
     proc: Annotated[Path, Meta(description="root of the proc file system")] = "/proc"
     sys: Annotated[Path, Meta(description="root of the sys file system")] = "/sys"

@@ -22,7 +22,8 @@ import msgspec
 from ..actions import root_client
 from ..actions.evidence_store import EvidenceStore
 from ..actions.performer import Performer
-from ..config.load import ConfigError, Loaded, load
+from ..config import child as config_child
+from ..config.load import ConfigError, Loaded
 from ..config.runbooks import load_runbooks
 from ..core.model import Decision, Now, Observed, Readings, Runbook, Settings, run_subject
 from ..history.incident_log import NODE, IncidentLog
@@ -31,6 +32,7 @@ from ..launchers import log_child, protocol
 from ..launchers.run_session import RunSession
 from ..launchers.server import LauncherServer
 from ..store.sqlite import DirectoryLock, SqliteStore
+from ..system.child_probe import Prober
 from ..system.clocks import instant
 from ..system.errors import say
 from ..system.side_thread import SideThread
@@ -88,6 +90,9 @@ class Daemon:
         self._last_tick_s = 0.0
         self._memory = b""
         self._memory_s = 0.0
+        self._prober = Prober()
+        self._reloads = 0
+        self._reloading: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------- life
 
@@ -173,7 +178,7 @@ class Daemon:
     async def _serve(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             self.loop.add_signal_handler(number, self.stop.set)
-        self.loop.add_signal_handler(signal.SIGHUP, self.reload)
+        self.loop.add_signal_handler(signal.SIGHUP, self._hangup)
         self.wake("start")
         say(f"node {self.state.name}, pid {os.getpid()}, launchers come to {self._socket_path}")
         gc.collect()
@@ -319,15 +324,28 @@ class Daemon:
         self._memory_s = -MEMORY_S  # the core keeps it from its next step on, come what may
         self.wake("request")
 
-    def reload(self) -> None:
-        """SIGHUP: reads configuration and runbooks again; what is bad keeps the old ones."""
+    def _hangup(self) -> None:
+        """SIGHUP.  One that comes while the files are read has them read once more."""
+        self._reloads += 1
+        if self._reloads == 1:
+            self._reloading = self.loop.create_task(self._reload_all())
+
+    async def _reload_all(self) -> None:
+        while self._reloads:
+            begun = self._reloads
+            await self.reload()
+            self._reloads = 0 if self._reloads == begun else 1
+
+    async def reload(self) -> None:
+        """Reads configuration and runbooks again; what is bad keeps the old ones."""
         state = self.state
         try:
-            loaded = load(self.options.config_file, self.options.overrides)
-            runbooks = load_runbooks(Path(loaded.config.runbooks.directory))
+            loaded, runbooks = await config_child.read(
+                self._prober, self.options.config_file, self.options.overrides)
         except (ConfigError, ValueError) as error:
             state.reload_ok, state.reload_error = False, str(error)
             say(f"reload refused, the old configuration stays:\n{error}")
+            self.wake("reload")
             return
         state.loaded, self.runbooks = loaded, runbooks
         self.node = self._new_node(self._remembered())

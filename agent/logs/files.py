@@ -36,6 +36,7 @@ from ..core.parse.logs.signatures import (
     Match,
     Signature,
 )
+from ..system.regular import NotRegular, open_regular
 
 SHIPPED = Path(__file__).parent.parent / "catalog/log_signatures.toml"
 FAMILIES = SHIPPED.with_name("log_families.toml")
@@ -209,8 +210,8 @@ def diagnose_tails(
         scanner = Scanner(catalogue, index, span.rank, signals=False, families=load_families())
         try:
             begin, data = read_tail(span, tail_bytes)
-        except OSError as error:
-            problems.append(f"{span.path}: {error.strerror}")
+        except (OSError, NotRegular) as error:
+            problems.append(f"{span.path}: {getattr(error, 'strerror', '') or error}")
             begin, data = span.begin, b""
         scanner.feed(data)
         scanner.close()
@@ -228,7 +229,7 @@ def placed(match: Match, span: Span, begin: int) -> Match:
 
 def read_tail(span: Span, nbytes: int) -> tuple[int, bytes]:
     """(where it begins, the last bytes of a span).  A file that was cut has nothing of it."""
-    with open(span.path, "rb", buffering=0) as file:
+    with open(open_regular(span.path), "rb", buffering=0) as file:
         size = file.seek(0, io.SEEK_END)
         end = size if span.end < 0 else min(size, span.end)
         begin = max(0, span.begin, end - nbytes)
@@ -261,9 +262,10 @@ def _report(
 @contextmanager
 def _opened(path: str, standard_input: BinaryIO | None) -> Iterator[BufferedReader | GzipFile]:
     """The file, unpacked where its first bytes are those of a packed one, whatever its name."""
-    source: str | int = path
     if path == "-":  # a copy, since the process's own must stay open
         source = os.dup(standard_input.fileno() if standard_input else 0)
+    else:
+        source = open_regular(path)
     with open(source, "rb") as file:
         if file.peek(2)[:2] == GZIP:
             with GzipFile(fileobj=file) as unpacked:
@@ -291,6 +293,8 @@ def _read(path: str, standard_input: BinaryIO | None, scanner: Scanner) -> tuple
         problem = f"not whole: {error}"
     except OSError as error:
         problem = error.strerror or str(error)
+    except NotRegular:
+        problem = "is no regular file: give `-` and pipe it to standard input"
     scanner.feed(bytes(waiting))
     scanner.close()
     if not text and not scanner.matches:  # junk at the begin of a log hides nothing

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..core.parse.logs.scan import Scanner
 from ..core.parse.logs.signatures import CULPRITS, RETRYABLE, ROLES
+from ..system.time_limit import TooSlow, at_most
 from . import files
 
 ROWS_MAX = 64  # in all files
@@ -23,6 +25,11 @@ LITERAL_MIN, LITERAL_MAX = 3, 100  # a shorter one would stop the search at ever
 TEXTS_MAX = 8
 SAMPLE_MAX = 2000
 TEXT_MAX = 500
+ROW_S = 2.0  # for one pattern over all of its probes; a good one takes some milliseconds
+TRIED_S = 5.0  # for all of a file
+PROBE_CHARS = 400
+HEADS = 32  # beginnings of a sample
+WORDS = re.compile(r"\w+\W?")
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 KEYS = ("id", "role", "weak", "fatal", "category", "culprit", "retryable", "pattern", "literals",
         "samples", "note", "source")
@@ -35,10 +42,15 @@ def check(value: object, origin: str, errors: list[str]) -> list[dict[str, Any]]
         errors.append(f"{origin}: signature: write [[signature]] in two brackets, once for each")
         return []
     good = []
+    left_s = TRIED_S
     for number, row in enumerate(value[:ROWS_MAX], 1):
         name = row.get("id")
         where = f"{origin}: signature {name!r}" if name else f"{origin}: signature {number}"
-        problems = list(_problems(row)) or list(_unfound(row))
+        problems = list(_problems(row))
+        if not problems:
+            begin_s = time.monotonic()
+            problems = _tried(row, min(ROW_S, left_s))
+            left_s -= time.monotonic() - begin_s
         errors += [f"{where}: {key}: {why}" for key, why in problems]
         if not problems:
             good.append(row)
@@ -84,13 +96,43 @@ def _problems(row: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield from _texts("samples", row.get("samples"), 1, SAMPLE_MAX)
 
 
+def _tried(row: dict[str, Any], limit_s: float) -> list[tuple[str, str]]:
+    """Whether it finds its samples, and in what time it passes lines that are hard to pass."""
+    try:
+        with at_most(limit_s):
+            pattern = re.compile(row["pattern"], re.MULTILINE)
+            for probe in _probes(row):
+                pattern.search(probe)
+            return list(_unfound(row))
+    except TooSlow as error:
+        if limit_s < ROW_S:
+            return [("pattern", "was not tried, as those before it take too long: mend them")]
+        return [("pattern", f"{error} on a line of {PROBE_CHARS} characters: give each repetition "
+                            "an end of its own, as [^ ]+ has, and repeat no repetition")]
+
+
+def _probes(row: dict[str, Any]) -> Iterator[str]:
+    """Lines that almost match: what the pattern or a sample is made of, over and over, and an end
+    that fits nothing.  A pattern with two ways through one of them doubles its time with each."""
+    samples = [*row["samples"], *row["literals"]]
+    words = {word for text in (*samples, row["pattern"]) for word in WORDS.findall(text)}
+    units = sorted({*"aA0 .-_:/=", *"".join((*samples, row["pattern"])), *words, *samples})
+    heads = {"", *row["literals"]}
+    for sample in row["samples"]:
+        heads |= {sample[:end] for end in range(1, len(sample), max(1, len(sample) // HEADS))}
+    for unit in units:
+        for head in sorted(heads):
+            yield (head + unit * (PROBE_CHARS // len(unit)))[:PROBE_CHARS] + "\x00"
+
+
 def _pattern(value: object) -> Iterator[tuple[str, str]]:
     if not isinstance(value, str) or not 0 < len(value) <= PATTERN_MAX:
         yield "pattern", f"set a regular expression of 1 to {PATTERN_MAX} characters"
         return
     try:
-        re.compile(value, re.MULTILINE)
-    except (re.error, OverflowError, RecursionError) as error:
+        with at_most(ROW_S):
+            re.compile(value, re.MULTILINE)
+    except (re.error, OverflowError, RecursionError, TooSlow) as error:
         yield "pattern", f"is no regular expression: {error}: mend it"
 
 

@@ -6,21 +6,30 @@ never in a wait.  A link is followed unless asked otherwise: a mounted ConfigMap
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
-NO_FILE = "is no regular file: nothing else is read here"
+
+class NotRegular(ValueError):
+    """A FIFO, a device or a socket, where a file should be."""
+
+    def __init__(self) -> None:
+        super().__init__("is no regular file: nothing else is read here")
 
 
 def open_regular(path: str | os.PathLike[str], *, follow: bool = True) -> int:
-    """A descriptor for reading.  OSError where it cannot be opened, ValueError for no file."""
+    """A descriptor for reading.  OSError where it cannot be opened, or NotRegular."""
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-    if not stat.S_ISREG(os.stat(path, follow_symlinks=follow).st_mode):
-        raise ValueError(NO_FILE)  # some devices act when they are opened
+    mode = os.stat(path, follow_symlinks=follow).st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise NotRegular  # some devices act when they are opened
     descriptor = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise ValueError(NO_FILE)
+        raise NotRegular
     return descriptor
 
 

@@ -7,14 +7,16 @@ stored.  Every world size can read every checkpoint: shards are contiguous runs 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import re
+import stat
 import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Union
+from typing import Any, BinaryIO, NamedTuple, Union
 
 import xxhash
 
@@ -110,11 +112,22 @@ def digest(data: Buffer, algorithm: str = "xxh3_128") -> str:
     raise CheckpointError(f"digest {algorithm!r} is not known: one of {', '.join(ALGORITHMS)}")
 
 
+def _open(path: Path) -> BinaryIO:
+    """For reading, at once: a FIFO or a device in a file's place is an error, never a wait."""
+    if not stat.S_ISREG(os.stat(path).st_mode):  # some devices act when they are opened
+        raise OSError(errno.EINVAL, "no regular file", str(path))
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "no regular file", str(path))
+    return open(descriptor, "rb")
+
+
 def digest_file(path: Path, algorithm: str) -> str:
     if algorithm not in ALGORITHMS:
         raise CheckpointError(f"{path}: digest {algorithm!r} is not known")
     hasher: Any = xxhash.xxh3_128() if algorithm == "xxh3_128" else hashlib.sha256()
-    with open(path, "rb") as file:
+    with _open(path) as file:
         while chunk := file.read(READ_BYTES):
             hasher.update(chunk)
     return f"{algorithm}:{hasher.hexdigest()}"
@@ -224,14 +237,16 @@ def commit(directory: Path, manifest: dict[str, Any], algorithm: str = "xxh3_128
 
 def _load_json(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > JSON_BYTES_MAX:
+        with _open(path) as file:
+            text = file.read(JSON_BYTES_MAX + 1)
+        if len(text) > JSON_BYTES_MAX:
             raise CheckpointError(f"{path.name}: larger than {JSON_BYTES_MAX} bytes")
-        value = json.loads(path.read_bytes())
+        value = json.loads(text)
     except FileNotFoundError:
         raise CheckpointError(f"{path.name}: missing") from None
     except OSError as error:
         raise CheckpointError(f"{path.name}: cannot be read: {error.strerror}") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise CheckpointError(f"{path.name}: not JSON (torn write?)") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path.name}: not a JSON object")
@@ -279,7 +294,11 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     marker = _load_json(directory / COMMIT)
     manifest = _load_json(directory / MANIFEST)
     expected = str(marker.get("manifest_digest", ""))
-    if digest_file(directory / MANIFEST, expected.split(":")[0]) != expected:
+    try:
+        actual = digest_file(directory / MANIFEST, expected.split(":")[0])
+    except OSError as error:
+        raise CheckpointError(f"{MANIFEST}: cannot be read: {error.strerror}") from None
+    if actual != expected:
         raise CheckpointError(f"{MANIFEST}: its digest is not the one in {COMMIT}")
     if manifest.get("format") != FORMAT:
         raise CheckpointError(f"{MANIFEST}: format {manifest.get('format')!r}, not {FORMAT}")
@@ -331,6 +350,12 @@ def verify(directory: str | os.PathLike[str]) -> list[Problem]:
         manifest = read_manifest(root)
     except CheckpointError as error:
         return [_problem(error)]
+    # Both names count: by the first it is chosen, and a copy may have been given another.
+    for name in dict.fromkeys((os.path.basename(os.path.abspath(root)), root.resolve().name)):
+        named = parse_name(name)
+        if named is not None and named != (manifest["step"], manifest["generation"]):
+            problems.append(Problem(MANIFEST, "is of step %d, generation %d, and not of %s" % (
+                manifest["step"], manifest["generation"], name)))
     wanted = {shard_name(r, manifest["world"]) + end for r in range(manifest["world"])
               for end in (".bin", ".json")}
     listed = {str(item.get("file")) for item in manifest["shards"] if isinstance(item, dict)}

@@ -140,7 +140,7 @@ def test_a_memory_that_cannot_be_written_keeps_no_effect_back(agent, tmp_path):
             order = await launcher.receive("do")
             assert order["kind"] == "start" and daemon.state.errors.counts["memory"] >= 1
             assert not daemon.state.errors.counts.get("core")
-            daemon.reload()
+            await daemon.reload()
             assert daemon.state.reload_ok and daemon.node.start_memory == b"steps:0"
 
     asyncio.run(scenario())

@@ -73,7 +73,7 @@ def test_a_launcher_is_told_what_to_read(agent, tmp_path):
             launcher.hello()
             told = await launcher.receive("logs")
             assert told == {"t": "logs", "read": True, "sample_bytes_s": 1000, "own": []}
-            daemon.reload()
+            await daemon.reload()
             assert (await launcher.receive("logs"))["own"] == []
             launcher.close()
 
