@@ -96,7 +96,6 @@ def test_a_real_crash_loop_that_leaks_cgroups_is_named(subtree: Path, tmp_path: 
 
 EATER = """
 import os
-from detectors import judged
 with open({procs!r}, "w") as file:
     file.write(str(os.getpid()))
 kept = [bytearray(os.urandom(1 << 20)) for _ in range(48)]
