@@ -169,7 +169,7 @@ def others() -> Iterator[Case]:
     yield Case("a link's words because a peer crashed", (
         ("rank0.log", link + BACKEND),
         ("rank1.log", "2026-11-20 10:01:03 Fatal Python error: Segmentation fault\n"),
-    ), "segfault_py", "user", 1)
+    ), "segfault_py", "unknown", 1)
     yield Case("a link long before a person gave up", (
         ("rank0.log", link), ("rank1.log", steps(1, 3, 30) + traceback("KeyboardInterrupt")),
     ), "nccl_ib_wc_error_named", "network", 0)

@@ -89,7 +89,7 @@ FIRST = {
     "no memory in C++": ("terminate called after throwing an instance of 'std::bad_alloc'\n"
                          "  what():  std::bad_alloc\n", "native_bad_alloc", "user"),
     "a spoilt heap": ("free(): invalid pointer\nFatal Python error: Aborted\n", "heap_corrupted",
-                      "user"),
+                      "unknown"),
     "an abort alone": ("Fatal Python error: Aborted\n", "", ""),
     "a bus error": ("ERROR: Unexpected bus error encountered in worker. This might be caused by "
                     "insufficient shared memory (shm).\n", "shm_bus_error", "user"),

@@ -57,11 +57,12 @@ _ENDS = re.compile(
 GOES_ON = re.compile(
     r"(?i)\b(?:retry(?:ing)?|re-?trying|trying (?:to resume|again)|retries left|falling back|"
     r"fall(?:s)? ?back|fallback|ignor(?:ed|ing)|skipp(?:ed|ing)(?!:)|recovered|continuing|"
+    r"using .{1,40} instead|using (?:the |a )?(?:default|slow)|defaulting to|starting from scratch|"
     r"will be (?:disabled|ignored|skipped|retried)|reconnect(?:ed|ing))\b"
 )
 _GIVES_UP = re.compile(
     r"(?i)max(?:imum)? retries|retry (?:count |counter |timeout )?exceeded|retries exceeded|"
-    r"after \d+ (?:retries|attempts|tries)|giving up|gave up|no more retries"
+    r"exceeded error retry|after \d+ (?:retries|attempts|tries)|giving up|gave up|no more retries"
 )
 
 

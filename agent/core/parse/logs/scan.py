@@ -345,10 +345,16 @@ class Scanner:
         if len(data) == unlisted.TAIL_BYTES < end:  # its first line is not whole
             data = data[data.find(b"\n") + 1 :]
         begin = end - len(data)
-        known = frozenset((*self._judged_at, *(one.offset for one in self.matches)))
+        vague = {one.offset for one in self.matches if one.generic and one.mention}
+        sure = {one.offset for one in self.matches} - vague
         reader = unlisted.Reader(families, self.catalogue, self.file, self.rank)
         below = self._ruler.number(self._buffer, self._base, len(self._buffer))
-        return reader.read(data, begin, known, below - data.count(b"\n"))
+        found = reader.read(
+            data, begin, sure.union(self._judged_at), below - data.count(b"\n"))
+        found = [one for one in found if one.offset not in vague or one.culprit != "user"]
+        better = {one.offset for one in found if one.role == ROOT}
+        self.matches = [one for one in self.matches if one.offset not in vague & better]
+        return found
 
     def _family(
         self, buffer: bytes, start: int, read: Clean, name: str, role: str

@@ -51,7 +51,7 @@ class Reader:
         self.roles, self.codes = catalogue.exceptions, catalogue.nrt
         self._kept: dict[str, int] = {}
 
-    def read(self, data: bytes, base: int, known: frozenset[int], line: int = 1) -> list[Match]:
+    def read(self, data: bytes, base: int, known: set[int], line: int = 1) -> list[Match]:
         """`base` is the place of the data in its log, `known` the places that were judged, `line`
         the number of the data's first line."""
         found: list[Match] = []
@@ -185,7 +185,7 @@ class Reader:
         return found
 
     def _cut(
-        self, data: bytes, base: int, line: int, known: frozenset[int]
+        self, data: bytes, base: int, line: int, known: set[int]
     ) -> list[Match]:
         """A traceback without its last line: its last source line may say what it raises."""
         starts = _last_lines(data)
