@@ -22,7 +22,7 @@ help:  ## this list
 demo: $(VENV)/.demo  ## train, lose ranks three ways, come back, print what it cost (a minute)
 	@$(BIN)/holdfast demo
 
-check: $(VENV)/.test  ## style and layout: ruff, the tidy rules, the unit files
+check: $(VENV)/.test  ## ruff, and the rules of the house: imports, homes, sizes, words
 	$(BIN)/ruff check $(SOURCES) tests $(wildcard bench)
 	$(PYTEST) -q tests/test_tidy.py
 
