@@ -13,7 +13,8 @@ import msgspec
 from . import actions
 from .detect import registry
 from .detect.cloud import ec2
-from .effects.in_flight import Outbox, Settled
+from .effects import drafts
+from .effects.in_flight import EffectResult, InFlight
 from .incidents.book import Entry, IncidentBook
 from .ledger import Ledger
 from .model import (
@@ -34,12 +35,12 @@ from .model import (
     subject_of,
 )
 from .nodes import stale_locks
-from .nodes.condition_incidents import StandingCase, StandingMemory
-from .nodes.exclusions import Fleet
+from .nodes.condition_incidents import ConditionIncidents, ConditionMemory
+from .nodes.exclusions import Exclusions
 from .nodes.identity import Identities
-from .nodes.kernel_incidents import KernelCase, KernelMemory
+from .nodes.kernel_incidents import KernelIncidents, KernelMemory
 from .nodes.repair import RepairMemory, Repairs
-from .run import members, plan, reconcile
+from .run import members, plan
 from .run.case import RunCase
 from .run.operator import born
 from .run.state import Context, RunState
@@ -55,18 +56,19 @@ class NodeMemory(msgspec.Struct):
     """What a restart of the agent remembers.  Authority stays in the store's documents."""
 
     runs: dict[str, RunState] = {}
-    outbox: Outbox = msgspec.field(default_factory=Outbox)
+    in_flight: InFlight = msgspec.field(name="outbox", default_factory=InFlight)
     ledger: Ledger = msgspec.field(default_factory=Ledger)
     counts: dict[str, int] = {}
     handled: list[str] = []  # request ids
-    wishes: dict[str, members.NodeDoc] = {}  # node -> document that is still to be written
+    exclusions: dict[str, members.NodeDoc] = msgspec.field(  # node -> document still to be written
+        name="wishes", default_factory=dict)
     fleet: IncidentBook[Entry] = msgspec.field(default_factory=IncidentBook)  # fault ->
     kernel: KernelMemory = msgspec.field(default_factory=KernelMemory)
     repairs: RepairMemory = msgspec.field(default_factory=RepairMemory)
     boot_id: str = ""
     detectors: registry.Memories = {}
     unlocked: dict[str, float] = {}  # lock file -> wall_s of the order to remove it
-    standing: StandingMemory = msgspec.field(default_factory=StandingMemory)
+    conditions: ConditionMemory = msgspec.field(default_factory=ConditionMemory)
     paused: str = ""  # why an operator paused this node, whatever runs here; "" = not paused
 
 
@@ -85,12 +87,12 @@ class Node:
         self.runbooks = runbooks
         self.kept, self.watch = _read_memory(name, memory)
         # An intent without an outcome is never replayed: what is still wanted gets a new id.
-        self.kept.outbox.pending = {}
+        self.kept.in_flight.pending = {}
         self.cases = {run: RunCase(state) for run, state in sorted(self.kept.runs.items())}
-        self.fleet = Fleet(name)
-        self.kernel = KernelCase(name, self.kept.kernel)
+        self.exclusions = Exclusions(name)
+        self.kernel = KernelIncidents(name, self.kept.kernel)
         self.repairs = Repairs(name, self.kept.repairs, self.kernel)
-        self.standing = StandingCase(name, self.kept.standing)
+        self.conditions = ConditionIncidents(name, self.kept.conditions)
         self.identities = Identities(name)
         self.since_boot_s = -1.0
         self.last_boot_s = -1.0
@@ -103,7 +105,7 @@ class Node:
     def step(self, now: Now, observed: Observed) -> Decision:
         """One step.  The same (now, observed) twice gives no new effect and no changed incident."""
         self._clock(now)
-        settled = self.kept.outbox.settle(observed.outcomes, now.boot_s)
+        settled = self.kept.in_flight.settle(observed.outcomes, now.boot_s)
         self._requests(observed)
         effects: list[Effect] = []
         verdicts = self._own_verdicts(observed)
@@ -114,7 +116,7 @@ class Node:
         causes = self.kernel.step(whole)
         conditions = self.watch.look(observed)
         verdicts.extend(conditions)
-        self.standing.step(whole, conditions, self.kernel.addresses())
+        self.conditions.step(whole, conditions, self.kernel.addresses())
         self.identities.step(whole)
         leaving = ec2.leaving(conditions, self.settings)
         verdicts[:] = ec2.acted(verdicts) if leaving else verdicts
@@ -126,7 +128,7 @@ class Node:
         for _, case in sorted(self.cases.items()):
             verdicts.extend(case.incidents.stopped(now))
         led = [c for c in contexts if c.leader]
-        self.fleet.step(self.kept.wishes, self.kept.fleet, led, whole)
+        self.exclusions.step(self.kept.exclusions, self.kept.fleet, led, whole)
         self.repairs.step(whole, self.cases, self.kept.paused)
         stale_locks.step(whole, conditions, self.kept.unlocked, self.kept.paused)
         self.kept.ledger.settle(now.boot_s, now.boot_id, doing)
@@ -164,7 +166,7 @@ class Node:
         self.last_boot_s = now.boot_s
         if now.boot_id != self.kept.boot_id:
             # Another boot's seconds mean nothing here.
-            self.kept.outbox.attempts = {}
+            self.kept.in_flight.attempts = {}
             self.watch.other_boot()
             for case in self.cases.values():
                 case.new_boot(now.boot_s)
@@ -181,7 +183,7 @@ class Node:
         node = request.subject.removeprefix("node/") if request.subject.startswith("node/") else ""
         reason = request.reason or "asked for by an operator"
         if node and request.action in (actions.EXCLUDE_NODE, actions.RELEASE_NODE, actions.DRAIN):
-            self.kept.wishes[node] = members.NodeDoc(
+            self.kept.exclusions[node] = members.NodeDoc(
                 excluded=request.action != actions.RELEASE_NODE, reason=reason, by=request.by,
                 fault=request.fault,
             )
@@ -216,7 +218,7 @@ class Node:
         return found
 
     def _context(
-        self, now: Now, observed: Observed, view: RunView, settled: list[Settled],
+        self, now: Now, observed: Observed, view: RunView, settled: list[EffectResult],
         effects: list[Effect], verdicts: list[Verdict], changed: dict[str, Incident],
     ) -> Context:
         leader = self.settings.single_node or plan.is_leader(
@@ -224,14 +226,14 @@ class Node:
         )
         return Context(
             now=now, view=view, observed=observed, settings=self.settings,
-            runbooks=self.runbooks, outbox=self.kept.outbox, settled=settled,
+            runbooks=self.runbooks, in_flight=self.kept.in_flight, settled=settled,
             since_boot_s=self.since_boot_s, frozen=now.boot_s < self.thaw_boot_s,
             counts=self.kept.counts, effects=effects, verdicts=verdicts, changed=changed,
             leader=leader, wake_s=TICK_S,
         )
 
     def _any(
-        self, now: Now, observed: Observed, settled: list[Settled], effects: list[Effect],
+        self, now: Now, observed: Observed, settled: list[EffectResult], effects: list[Effect],
         verdicts: list[Verdict], changed: dict[str, Incident],
     ) -> Context:
         """A context of no run, for what concerns nodes."""
@@ -263,7 +265,7 @@ class Node:
         if over or not named or others or left_s > self.settings.lease_s * 2 / 3:
             return
         key = f"lease/{run}"
-        draft = reconcile.put_draft(key, 0, self.name.encode(), "lead the run", run)
+        draft = drafts.put(key, 0, self.name.encode(), "lead the run", run)
         draft = msgspec.structs.replace(draft, deadline_s=self.settings.lease_s / 3)
         context.emit(context.view.generation, draft)
 
@@ -283,11 +285,11 @@ class Node:
         verdicts: list[Verdict], changed: dict[str, Incident],
     ) -> Decision:
         shown = {fault: item.incident for fault, item in self.kept.fleet.open.items()}
-        shown |= self.kernel.book.incidents() | self.standing.book.incidents()
+        shown |= self.kernel.book.incidents() | self.conditions.book.incidents()
         for run in sorted(self.cases):
             shown |= self.kept.runs[run].incidents.book.incidents()
         shown.update(changed)
-        waits = [TICK_S, self.kept.outbox.retry_at_s(now.boot_s), *(c.wake_s for c in contexts)]
+        waits = [TICK_S, self.kept.in_flight.retry_at_s(now.boot_s), *(c.wake_s for c in contexts)]
         plans = [(c.view.run, self.cases[c.view.run].state.document.plan) for c in contexts]
         counts = [(key.partition("/"), n) for key, n in sorted(self.kept.counts.items())]
         return Decision(

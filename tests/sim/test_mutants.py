@@ -89,7 +89,7 @@ def torn_is_whole(patch: pytest.MonkeyPatch) -> None:
 
 def outcome_ignored(patch: pytest.MonkeyPatch) -> None:
     """What became of an effect is never looked at: it stays in flight."""
-    patch.setattr(in_flight.Outbox, "settle", lambda *_: [])
+    patch.setattr(in_flight.InFlight, "settle", lambda *_: [])
 
 
 def old_deletes_patch(patch: pytest.MonkeyPatch) -> None:

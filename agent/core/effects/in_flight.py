@@ -22,7 +22,7 @@ class Pending(msgspec.Struct):
     since_boot_s: float
 
 
-class Settled(msgspec.Struct, frozen=True):
+class EffectResult(msgspec.Struct, frozen=True):
     """What became of one effect in this step."""
 
     effect: Effect
@@ -39,16 +39,16 @@ class Attempt(msgspec.Struct):
     not_before_s: float = 0.0
 
 
-class Outbox(msgspec.Struct):
+class InFlight(msgspec.Struct):
     """The table of one node."""
 
     pending: dict[str, Pending] = {}
     attempts: dict[str, Attempt] = {}
 
-    def settle(self, outcomes: tuple[EffectOutcome, ...], boot_s: float) -> list[Settled]:
+    def settle(self, outcomes: tuple[EffectOutcome, ...], boot_s: float) -> list[EffectResult]:
         """Take outcomes of what is pending, and give up on what passed its deadline."""
         said = {o.id: o for o in outcomes}
-        done: list[Settled] = []
+        done: list[EffectResult] = []
         for effect_id in sorted(self.pending):
             item = self.pending[effect_id]
             outcome = said.get(effect_id)
@@ -56,7 +56,7 @@ class Outbox(msgspec.Struct):
             if outcome is None and not late:
                 continue
             outcome = outcome or EffectOutcome(effect_id, ok=False, error="no outcome in time")
-            done.append(Settled(item.effect, outcome.ok, outcome.error, outcome.detail))
+            done.append(EffectResult(item.effect, outcome.ok, outcome.error, outcome.detail))
             self._close(effect_id, outcome.ok, boot_s)
         return done
 
@@ -72,7 +72,7 @@ class Outbox(msgspec.Struct):
             for p in self.pending.values()
         )
 
-    def in_flight(self, kind: str, subject: str) -> list[Effect]:
+    def of(self, kind: str, subject: str) -> list[Effect]:
         found = [p.effect for p in self.pending.values()]
         return [e for e in found if e.kind == kind and e.subject == subject]
 

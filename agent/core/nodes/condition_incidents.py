@@ -36,24 +36,24 @@ class Stood(Entry):
     detector: str = ""
 
 
-class StandingMemory(msgspec.Struct):
+class ConditionMemory(msgspec.Struct):
     """Survives a restart of the agent, and a reboot."""
 
     book: IncidentBook[Stood] = msgspec.field(default_factory=IncidentBook)  # "fault|subject" ->
 
 
-class StandingCase:
+class ConditionIncidents:
     """See the module."""
 
-    def __init__(self, name: str, memory: StandingMemory) -> None:
+    def __init__(self, name: str, memory: ConditionMemory) -> None:
         self.name = name
         self.book = memory.book
         self._silent_s: dict[str, float] = {}  # detector -> when a source of it was silent last
 
     def step(
-        self, ctx: Context, verdicts: Iterable[Verdict], told: Mapping[str, str] | None = None
+        self, ctx: Context, verdicts: Iterable[Verdict], devices: Mapping[str, str] | None = None
     ) -> None:
-        """Opens, keeps and closes; `verdicts` are all of those that stand now, `told` the addresses
+        """Opens, keeps and closes; `verdicts` are all of those that stand now, `devices` the addresses
         and subjects of devices that have an incident already, and its severity."""
         here = {f"{one.fault}|{one.subject}": one for one in verdicts}
         for kind in registry.DETECTORS:
@@ -68,7 +68,7 @@ class StandingCase:
         new.sort(key=lambda key: -SEVERITIES.index(here[key].severity))  # or it soon makes room
         for key in new:
             by_key, severity = sorted(self.book.open), here[key].severity
-            if not _is_told(here[key], told or {}) and self.book.room(
+            if not _is_known(here[key], devices or {}) and self.book.room(
                 ctx, severity, by_key, OPEN_MAX
             ):
                 self._open(ctx, key, here[key])
@@ -142,11 +142,11 @@ def _would_have(book: Runbook | None) -> str:
     return ACTIONS[asked].withheld(()) if asked else ""
 
 
-def _is_told(verdict: Verdict, told: Mapping[str, str]) -> bool:
+def _is_known(verdict: Verdict, devices: Mapping[str, str]) -> bool:
     """Whether an incident of the same device says as much already; a milder one does not."""
     keys = verdict.subject, pci_of(dict(verdict.evidence).get("pci", ""))
     rank = SEVERITIES.index
-    return any(rank(told[one]) >= rank(verdict.severity) for one in keys if told.get(one))
+    return any(rank(devices[key]) >= rank(verdict.severity) for key in keys if devices.get(key))
 
 
 def _not_seen_yet(item: Stood) -> Verdict:

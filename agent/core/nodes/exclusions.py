@@ -1,7 +1,7 @@
 """Excludes nodes from every run and releases them, behind the breaker.
 
 Owns the node documents that this node writes.  A fatal fault elsewhere is only answered by who
-leads a run there; an operator's wish by any member that was asked.
+leads a run there; an operator's request by any member that was asked.
 """
 
 from __future__ import annotations
@@ -9,31 +9,32 @@ from __future__ import annotations
 import msgspec
 
 from ..actions import EXCLUDE_NODE
+from ..effects import drafts
 from ..incidents.book import Entry, IncidentBook
 from ..ladder import first
 from ..model import WARN, Beat, Incident, Now, Verdict, node_subject, subject_of
-from ..run import members, reconcile
+from ..run import members
 from ..run.state import Context
 from . import breaker
 
 
-class Fleet:
+class Exclusions:
     """Node documents, as one node writes them."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
     def step(
-        self, wishes: dict[str, members.NodeDoc], incidents: IncidentBook[Entry],
+        self, wanted: dict[str, members.NodeDoc], incidents: IncidentBook[Entry],
         led: list[Context], ctx: Context,
     ) -> None:
         if not ctx.settings.single_node:
-            self._fatal_nodes(wishes, incidents, led, ctx)
-        for node in sorted(wishes):
-            self._write(wishes, node, ctx)
+            self._fatal_nodes(wanted, incidents, led, ctx)
+        for node in sorted(wanted):
+            self._write(wanted, node, ctx)
 
     def _fatal_nodes(
-        self, wishes: dict[str, members.NodeDoc], incidents: IncidentBook[Entry],
+        self, wanted: dict[str, members.NodeDoc], incidents: IncidentBook[Entry],
         led: list[Context], ctx: Context,
     ) -> None:
         runs = {c.view.run for c in led}
@@ -47,15 +48,15 @@ class Fleet:
             if is_open:
                 tripped[beat.fatal] = why
                 continue
-            wishes.setdefault(
+            wanted.setdefault(
                 beat.node,
                 members.NodeDoc(excluded=True, reason=why, by=self.name, fault=beat.fatal),
             )
         for fault in sorted(tripped):
-            # What was wished for before the breaker opened is not written any more.
-            mine = [n for n, d in wishes.items() if (d.fault, d.by) == (fault, self.name)]
+            # What was wanted before the breaker opened is not written any more.
+            mine = [n for n, d in wanted.items() if (d.fault, d.by) == (fault, self.name)]
             for node in mine:
-                del wishes[node]
+                del wanted[node]
             self._tell_once(fault, tripped[fault], incidents, ctx)
         for fault in [f for f in incidents.open if f not in tripped and f not in faults]:
             incidents.close(ctx, fault, "the fault is gone")
@@ -79,14 +80,14 @@ class Fleet:
         if fault not in incidents.open:
             incidents.add(ctx, fault, Entry(fleet_incident(fault, why, ctx.now)))
 
-    def _write(self, wishes: dict[str, members.NodeDoc], node: str, ctx: Context) -> None:
+    def _write(self, wanted: dict[str, members.NodeDoc], node: str, ctx: Context) -> None:
         key = node_subject(node)
         doc = members.doc_of(ctx.observed.store, key)
-        if doc.body and members.read_node(doc) == wishes[node]:
-            del wishes[node]
+        if doc.body and members.read_node(doc) == wanted[node]:
+            del wanted[node]
             return
-        body = msgspec.json.encode(wishes[node])
-        draft = reconcile.put_draft(key, doc.version, body, wishes[node].reason)
+        body = msgspec.json.encode(wanted[node])
+        draft = drafts.put(key, doc.version, body, wanted[node].reason)
         ctx.emit(doc.version, msgspec.structs.replace(draft, outlives_node=True))
 
 

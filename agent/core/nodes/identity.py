@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 
+from ..effects import drafts
 from ..model import Doc, Readings, Rows, Selection, Value, labels_of
-from ..run import members, reconcile
+from ..run import members
 from ..run.state import Context
 
 PREFIX = "identity/"
@@ -197,5 +198,5 @@ class Identities:
         ):
             return
         body = msgspec.json.encode(renewed(known, self._sources, ctx.now.wall_s))
-        draft = reconcile.put_draft(self._key, doc.version, body, "what this node is made of")
+        draft = drafts.put(self._key, doc.version, body, "what this node is made of")
         ctx.emit(doc.version, draft)

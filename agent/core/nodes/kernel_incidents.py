@@ -60,7 +60,7 @@ class KernelMemory(msgspec.Struct):
     places: dict[str, Place] = {}  # of this boot
 
 
-class KernelCase:
+class KernelIncidents:
     """See the module."""
 
     def __init__(self, name: str, memory: KernelMemory) -> None:

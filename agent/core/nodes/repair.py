@@ -25,7 +25,7 @@ from ..actions import (
     root_verbs,
 )
 from ..detect.devices import accelerator
-from ..effects.in_flight import Settled
+from ..effects.in_flight import EffectResult
 from ..incidents import values
 from ..model import (
     FATAL,
@@ -42,7 +42,7 @@ from ..model import (
 from ..run.case import RunCase
 from ..run.state import Context
 from . import breaker, exclusions
-from .kernel_incidents import KernelCase, Watched
+from .kernel_incidents import KernelIncidents, Watched
 
 GPU = re.compile(r"gpu/([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2})")  # of a line's subject
 SETTLE_S = 15.0  # after an incident opened: the driver's own instruction follows its fault
@@ -80,7 +80,7 @@ class RepairMemory(msgspec.Struct):
 class Repairs:
     """See the module."""
 
-    def __init__(self, name: str, memory: RepairMemory, kernel: KernelCase) -> None:
+    def __init__(self, name: str, memory: RepairMemory, kernel: KernelIncidents) -> None:
         self.name, self.memory, self.kernel = name, memory, kernel
 
     def step(self, ctx: Context, cases: Mapping[str, RunCase], paused: str) -> None:
@@ -177,7 +177,7 @@ class Repairs:
             return "left to a person: no leader's document grants it yet"
         if ctx.observed.journal_stalled:
             return "waits for the journal"
-        if ctx.outbox.busy(self._subject()):
+        if ctx.in_flight.busy(self._subject()):
             return "waits for the order before it"
         boot_id, leaves = self.memory.leaves
         if boot_id == ctx.now.boot_id and action != DRAIN_NODE:
@@ -305,7 +305,7 @@ class Repairs:
         self.kernel.book.change(ctx, item, values.with_action(acted, effect.id))
         return True
 
-    def _settle(self, ctx: Context, done: Settled, order: NodeOrder) -> None:
+    def _settle(self, ctx: Context, done: EffectResult, order: NodeOrder) -> None:
         """The outcome is a line of its incident.  An order that never left is tried again for
         minutes; every other one is over, whatever the unit made of it.  A GPU that was reset has
         no fault of before."""

@@ -13,8 +13,7 @@ from collections.abc import Iterable
 from ..actions import ACTIONS, REMOVE_LOCK
 from ..detect.devices import compile_cache
 from ..ladder import first
-from ..model import Effect, RemoveLock, Verdict
-from ..run.reconcile import run_subject
+from ..model import Effect, RemoveLock, Verdict, run_subject
 from ..run.state import Context
 
 FAULT = "compile_lock_stale"
@@ -33,8 +32,8 @@ def step(ctx: Context, verdicts: Iterable[Verdict], asked: dict[str, float], pau
     if not views or book is None or not first(book, (REMOVE_LOCK,)):
         return
     for verdict in verdicts:
-        told = dict(verdict.evidence)
-        path, owner = told.get("path", ""), told.get("uid", "")
+        evidence = dict(verdict.evidence)
+        path, owner = evidence.get("path", ""), evidence.get("uid", "")
         if verdict.fault != FAULT or not path or _spent(ctx, asked, path, book.budget_window_h):
             continue
         theirs = [view for view in views if str(view.uid) == owner]
@@ -42,7 +41,7 @@ def step(ctx: Context, verdicts: Iterable[Verdict], asked: dict[str, float], pau
             continue
         view = min(theirs, key=lambda one: (path[:NAMED_MAX] not in one.compiling, one.run))
         draft = Effect(
-            id="", kind=REMOVE_LOCK, subject=f"{run_subject(view.run)}/lock", reason=verdict.reason,
+            id="", kind=REMOVE_LOCK, subject=run_subject(view.run, "lock"), reason=verdict.reason,
             deadline_s=ACTIONS[REMOVE_LOCK].deadline_s, fault=FAULT,
             body=RemoveLock(view.run, path),
         )

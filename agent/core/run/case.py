@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from .. import ledger
 from ..detect.ranks import ended as ends
+from ..effects import drafts
 from ..model import UNKNOWN, Plan, RankView, RunView, Stop, Verdict, run_subject
 from . import members, policy, progress, reconcile
 from . import plan as planning
@@ -86,7 +87,7 @@ class RunCase:
         run = self.state.run
         for done in ctx.settled:
             effect = done.effect
-            if effect.kind == "put" and effect.subject == f"store/run/{run}":
+            if effect.kind == "put" and effect.subject == drafts.document_subject(run):
                 self.document.settled(ctx, done)
             elif getattr(effect.body, "run", "") != run:
                 continue
@@ -100,12 +101,12 @@ class RunCase:
     def _levels_came_true(self, ctx: Context) -> None:
         """Effects that levels show as done need no outcome."""
         view, subject = ctx.view, run_subject(self.state.run)
-        for effect in ctx.outbox.in_flight("stop", subject):
+        for effect in ctx.in_flight.of("stop", subject):
             if isinstance(effect.body, Stop) and reconcile.stop_came_true(effect.body, view):
-                ctx.outbox.came_true(effect.id)
-        for effect in ctx.outbox.in_flight("start", subject):
+                ctx.in_flight.came_true(effect.id)
+        for effect in ctx.in_flight.of("start", subject):
             if getattr(effect.body, "generation", 0) <= view.generation:
-                ctx.outbox.came_true(effect.id)
+                ctx.in_flight.came_true(effect.id)
 
     def _see_end(self, ctx: Context, plan: Plan | None, ranks: tuple[RankView, ...]) -> None:
         """An end that levels or the document show, and nobody had to decide."""
@@ -165,10 +166,10 @@ class RunCase:
         if plan is None or not may_start(self.state, seen):
             return self._keep_up(ctx, plan)
         permit_s = 0.0 if ctx.settings.single_node else ctx.settings.lease_s
-        draft = reconcile.start_draft(plan, ctx.view, permit_s)
+        draft = reconcile.start(plan, ctx.view, permit_s)
         if draft is None:
             return
-        failures = ctx.outbox.failures(plan.generation, draft.subject, "start")
+        failures = ctx.in_flight.failures(plan.generation, draft.subject, "start")
         if failures >= START_ATTEMPTS:
             why = f"the launcher could not start generation {plan.generation}"
             self.ending.decide(policy.INFRASTRUCTURE, why, "launcher_lost")
@@ -210,7 +211,7 @@ class RunCase:
         if plan is None:
             return
         if not ctx.settings.single_node:
-            stale = reconcile.stale_draft(plan, ctx.view)
+            stale = reconcile.stale(plan, ctx.view)
             if stale is not None:
                 ctx.emit(plan.generation, stale)
             if ctx.leader:
@@ -225,7 +226,7 @@ class RunCase:
             plan.quarantined,
         )
         new = tuple(path for path in paths if path not in deleted)
-        if new and ctx.emit(plan.generation, reconcile.delete_draft(plan, view, new)):
+        if new and ctx.emit(plan.generation, drafts.delete(plan, view, new)):
             self.state.upkeep = Upkeep((*deleted, *new)[-DELETED_MAX:])
 
     def _name_spares(self, ctx: Context, plan: Plan) -> None:

@@ -11,11 +11,12 @@ from msgspec.structs import replace
 from ..detect.ranks import collective, hang, limits
 from ..detect.ranks import ended as ends
 from ..detect.ranks.ended import Cause
-from ..effects.in_flight import Settled
+from ..effects import drafts
+from ..effects.in_flight import EffectResult
 from ..model import DEGRADED, TRAINER, UNKNOWN, Plan, RankView, TakeEvidence, Verdict
 from ..nodes import kernel_incidents
 from ..series.wait_history import Seen
-from . import members, progress, reconcile
+from . import members, progress
 from . import plan as planning
 from .incidents import RunIncidents, Where, read_where
 from .operator import Operator
@@ -56,7 +57,7 @@ class Causes:
             self.plan_since = (plan.generation, ctx.now.boot_s)
         progress.learn(ctx, self.state, plan, ranks, self.seen)
 
-    def settled(self, ctx: Context, done: Settled) -> None:
+    def settled(self, ctx: Context, done: EffectResult) -> None:
         """Where a rank stands, as the evidence child saw it."""
         body = done.effect.body
         if done.effect.kind != "evidence" or not isinstance(body, TakeEvidence):
@@ -216,14 +217,14 @@ class Causes:
             return "host_unknown", "not heard of for longer than the lease and its margin"
         if member.node == ctx.view.node:
             generation = ctx.view.generation
-            gone = generation < plan.generation <= self.state.launcher.top
+            absent = generation < plan.generation <= self.state.launcher.top
         else:
             beats = [b for b in ctx.observed.beats if (b.node, b.run) == (member.node, plan.run)]
             generation = beats[0].generation if beats else plan.generation
             since_s = ctx.now.boot_s - self.plan_since[1]
             late = since_s > members.LOST_LEASES * ctx.settings.lease_s
-            gone = member.fresh and generation < plan.generation and late
-        return ("launcher_lost", "its launcher runs no rank of the plan") if gone else ("", "")
+            absent = member.fresh and generation < plan.generation and late
+        return ("launcher_lost", "its launcher runs no rank of the plan") if absent else ("", "")
 
     # ------------------------------------------------------------ stillness
 
@@ -263,7 +264,7 @@ class Causes:
         key = f"{rank.generation}/{rank.rank}/{rank.step}"
         if key in self.state.suspects.where:
             return
-        draft = reconcile.evidence_draft(ctx.view, rank, "it stands still")
+        draft = drafts.evidence(ctx.view, rank, "it stands still")
         if ctx.emit(rank.generation, draft) is not None:
             self._stands(key, "")
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from ..effects.in_flight import Settled
+from ..effects import drafts
+from ..effects.in_flight import EffectResult
 from ..model import Plan
-from . import policy, reconcile
+from . import policy
 from .incidents import RunIncidents
 from .log_questions import LogQuestions
 from .plan_document import Document
@@ -36,7 +37,7 @@ class Endings:
             ending = self.state.ending or Ending()
             self.state.ending = replace(ending, code=code, reason=reason, fault=fault)
 
-    def settled(self, done: Settled) -> None:
+    def settled(self, done: EffectResult) -> None:
         if done.effect.kind == "finish" and done.ok:
             self.state.ending = replace(self.state.ending or Ending(), left=True)
 
@@ -65,7 +66,7 @@ class Endings:
         ending = self.state.ending or Ending()
         if self.record(ctx, plan) or ending.left:
             return
-        if ctx.outbox.busy(f"store/run/{self.state.run}"):
+        if ctx.in_flight.busy(drafts.document_subject(self.state.run)):
             return
         if self._misses(ctx, plan) and not ctx.settings.single_node and not ctx.view.shutdown:
             ctx.reason = "waiting for the leader to record the end"
@@ -73,7 +74,7 @@ class Endings:
         if self.logs.holds(ctx):
             ctx.reason = "reading what the ranks wrote, before the run ends"
             return
-        draft = reconcile.finish_draft(ctx.view, ending.code, ending.reason, ending.fault)
+        draft = drafts.finish(ctx.view, ending.code, ending.reason, ending.fault)
         effect = ctx.emit(ctx.view.generation, draft)
         ctx.reason = ending.reason
         if effect is not None:
@@ -89,7 +90,7 @@ class Endings:
         live = [rank for rank in view.ranks if rank.state != "ended"]
         grace_s = ctx.settings.stop_grace_s
         if live and ending.stop_boot_s < ending.shutdown_boot_s:
-            draft = reconcile.stop_draft(view, (), grace_s, reason, "", leave=why == "drained")
+            draft = drafts.stop(view, (), grace_s, reason, "", leave=why == "drained")
             if ctx.emit(view.generation, draft) is not None:
                 ending = replace(ending, stop_boot_s=now_s)
         self.state.ending = ending
@@ -104,4 +105,4 @@ class Endings:
         """Whether the document in force goes on without this end, and takes a write."""
         if plan is None or plan.finished >= 0 or plan is not self.state.document.plan:
             return False
-        return not ctx.outbox.failures(plan.generation, f"store/run/{self.state.run}", "put")
+        return not ctx.in_flight.failures(plan.generation, drafts.document_subject(self.state.run), "put")

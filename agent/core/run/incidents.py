@@ -12,7 +12,7 @@ import msgspec
 
 from ..detect.ranks import ended as ends
 from ..detect.ranks.ended import Cause
-from ..effects.in_flight import Settled
+from ..effects.in_flight import EffectResult
 from ..incidents import values
 from ..model import (
     FATAL,
@@ -126,7 +126,7 @@ class RunIncidents:
             changed = values.noted(changed, ctx.now, values.plan_line(plan))
             self.book.change(ctx, item, values.with_action(changed, effect_id))
 
-    def settled(self, ctx: Context, done: Settled) -> None:
+    def settled(self, ctx: Context, done: EffectResult) -> None:
         """Evidence joins the open incidents of its rank; a failure is a line."""
         body = done.effect.body
         if done.effect.kind != "evidence":

@@ -12,9 +12,9 @@ from msgspec.structs import replace
 
 from ..detect.ranks import live_logs
 from ..detect.ranks.live_logs import Asked
-from ..effects.in_flight import Settled
+from ..effects import drafts
+from ..effects.in_flight import EffectResult
 from ..model import RankView
-from . import reconcile
 from .incidents import RunIncidents
 from .state import Context, RunState
 
@@ -49,7 +49,7 @@ class LogQuestions:
             ctx.wake(min(left_s, SETTLE_S / 3))
         return left_s > 0
 
-    def settled(self, ctx: Context, done: Settled) -> None:
+    def settled(self, ctx: Context, done: EffectResult) -> None:
         """The answer joins its incident, also when that one closed meanwhile."""
         asked, incident = self.state.logs.asked, done.effect.request
         if asked is not None and asked.incident == incident and asked.sent:
@@ -92,13 +92,13 @@ class LogQuestions:
         if waited_s > GIVE_UP_S or waited_s < 0:
             return self._write(asked=None)
         # An agent that began anew does not know the effect: its answer would come for nobody.
-        sent = asked.sent and ctx.outbox.busy(reconcile.logs_subject(self.state.run))
+        sent = asked.sent and ctx.in_flight.busy(drafts.logs_subject(self.state.run))
         mine = [r for r in ranks if r.generation == asked.generation]
         quiet = all(r.ended is not None or r.parked is not None for r in mine)
         if sent or not quiet and waited_s < SETTLE_S:
             ctx.wake(SETTLE_S)
         else:
-            draft = reconcile.logs_draft(ctx.view, asked.generation, asked.incident)
+            draft = drafts.logs(ctx.view, asked.generation, asked.incident)
             sent = ctx.emit(asked.generation, draft) is not None
         self._write(asked=replace(asked, sent=sent))
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
-from ..effects.in_flight import Settled
+from ..effects import drafts
+from ..effects.in_flight import EffectResult
 from ..model import Doc, Effect, Plan, RankView
-from . import members, reconcile
+from . import members
 from . import plan as planning
 from .incidents import RunIncidents
 from .state import Context, LauncherSeen, RunState
@@ -85,7 +86,7 @@ class Document:
             )
         return plan
 
-    def settled(self, ctx: Context, done: Settled) -> None:
+    def settled(self, ctx: Context, done: EffectResult) -> None:
         body = done.effect.body
         version = getattr(body, "expect_version", 0)
         if not done.ok:
@@ -112,11 +113,11 @@ class Document:
     def came_true(self, ctx: Context) -> None:
         """The store's view shows our write: its acknowledgement is not waited for."""
         plan, version = self.state.document.plan, self.state.document.version
-        for effect in ctx.outbox.in_flight("put", f"store/run/{self.state.run}"):
+        for effect in ctx.in_flight.of("put", drafts.document_subject(self.state.run)):
             body = effect.body
             ours = plan is not None and getattr(body, "body", b"") == msgspec.json.encode(plan)
             if ours and plan is not None and version > getattr(body, "expect_version", 0):
-                ctx.outbox.came_true(effect.id)
+                ctx.in_flight.came_true(effect.id)
                 self._adopt(plan, version)
 
     def put(self, ctx: Context, plan: Plan, reason: str) -> Effect | None:
@@ -128,7 +129,7 @@ class Document:
             return None
         lease = "" if ctx.settings.single_node else run
         body = msgspec.json.encode(plan)
-        draft = reconcile.put_draft(f"run/{run}", document.version, body, reason, lease)
+        draft = drafts.put(f"run/{run}", document.version, body, reason, lease)
         effect = ctx.emit(plan.generation, draft)
         known = document.plan
         again = known is not None and known.generation == plan.generation

@@ -9,8 +9,9 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from ..detect.ranks.ended import Cause
+from ..effects import drafts
 from ..model import TRAINER, Plan, RankView, rank_subject
-from . import policy, progress, reconcile
+from . import policy, progress
 from .ending import LOOK_AGAIN_S, STOP_WAIT_S, Endings
 from .incidents import RunIncidents
 from .state import Budgets, Context, Recovery, RunState
@@ -125,7 +126,7 @@ class Recoveries:
             return False
         subject = rank_subject(self.state.run, cause.rank)
         waited_s = ctx.now.boot_s - self.state.progress.broken_boot_s
-        return ctx.outbox.busy(subject, "evidence") and waited_s < EVIDENCE_WAIT_S - 1e-6
+        return ctx.in_flight.busy(subject, "evidence") and waited_s < EVIDENCE_WAIT_S - 1e-6
 
     def _gathered(
         self, ctx: Context, recovery: Recovery, ranks: tuple[RankView, ...]
@@ -166,7 +167,7 @@ class Recoveries:
         again = ranks == recovery.stop_ranks and since_s > 0
         if again and now_s - since_s < grace_s + STOP_WAIT_S:
             return since_s  # said once; its ranks have their grace before it is said again
-        draft = reconcile.stop_draft(ctx.view, ranks, grace_s, cause.reason, cause.fault)
+        draft = drafts.stop(ctx.view, ranks, grace_s, cause.reason, cause.fault)
         effect = ctx.emit(ctx.view.generation, draft)
         if effect is None:
             return since_s

@@ -14,7 +14,7 @@ import msgspec
 
 from ..detect.ranks.ended import Cause
 from ..detect.ranks.live_logs import LogLook
-from ..effects.in_flight import Outbox, Settled
+from ..effects.in_flight import EffectResult, InFlight
 from ..incidents.book import Entry, IncidentBook
 from ..model import (
     Effect,
@@ -186,8 +186,8 @@ class Context(msgspec.Struct):
     observed: Observed
     settings: Settings
     runbooks: Mapping[str, Runbook]
-    outbox: Outbox
-    settled: list[Settled]
+    in_flight: InFlight
+    settled: list[EffectResult]
     since_boot_s: float
     frozen: bool  # this agent itself stood still a moment ago: still pages prove nothing
     counts: dict[str, int]
@@ -207,7 +207,7 @@ class Context(msgspec.Struct):
         """Hand an effect out, unless its subject is busy or the journal stalled."""
         if draft.outlives_node and self.observed.journal_stalled:
             return None
-        effect = self.outbox.add(generation, draft, self.now.boot_s)
+        effect = self.in_flight.add(generation, draft, self.now.boot_s)
         if effect is not None:
             self.effects.append(effect)
         return effect

@@ -1,4 +1,4 @@
-"""The pure leaves, by value: validity, budgets, layout, outbox, windows, breaker, ledger."""
+"""The pure leaves, by value: validity, budgets, layout, effects in flight, windows, breaker, ledger."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def draft(kind: str = "finish", subject: str = "run/r") -> Effect:
 
 
 def test_one_effect_in_flight_a_subject_and_only_stop_overtakes() -> None:
-    box = in_flight.Outbox()
+    box = in_flight.InFlight()
     first = box.add(1, draft("start"), 0.0)
     assert first is not None and first.id == "1/run/r/start/1"
     assert box.add(1, draft("finish"), 0.0) is None
@@ -168,7 +168,7 @@ def test_one_effect_in_flight_a_subject_and_only_stop_overtakes() -> None:
 
 
 def test_a_deadline_is_a_failure_and_failures_wait_longer_each_time() -> None:
-    box = in_flight.Outbox()
+    box = in_flight.InFlight()
     box.add(1, draft(), 0.0)
     assert box.settle((), 5.0) == []
     assert [s.error for s in box.settle((), 5.1)] == ["no outcome in time"]
@@ -180,7 +180,7 @@ def test_a_deadline_is_a_failure_and_failures_wait_longer_each_time() -> None:
 
 
 def test_an_outcome_of_something_not_asked_for_is_ignored() -> None:
-    box = in_flight.Outbox()
+    box = in_flight.InFlight()
     assert box.settle((EffectOutcome("9/x/y/1", True),), 0.0) == []
 
 

@@ -81,7 +81,7 @@ def standing(life: Life, verdicts: list[Verdict]) -> dict[str, Incident]:
     """One step of the standing incidents alone; those that changed."""
     now = Now(life.machine.boot_s, 1e9, "b1")
     ctx = life.node._any(now, Observed(), [], [], [], {})
-    life.node.standing.step(ctx, verdicts)
+    life.node.conditions.step(ctx, verdicts)
     return ctx.changed
 
 
@@ -95,11 +95,11 @@ def test_what_is_worse_finds_room_among_many_that_are_mild() -> None:
     (opened,) = [one for one in changed.values() if one.state == "open"]
     assert opened.fault == "filesystem_readonly" and closed.fault == "filesystem_full"
     assert closed.timeline[-1][1] == "made room for something worse"
-    assert len(life.node.standing.book.open) == OPEN_MAX
+    assert len(life.node.conditions.book.open) == OPEN_MAX
     assert standing(life, [*mild, worse]) == {}  # nobody takes turns
     many = [verdict("filesystem_readonly", number, "degraded") for number in range(50)]
     standing(life, [*mild, *many])
-    assert {one.severity for one in life.node.standing.book.incidents().values()} == {"degraded"}
+    assert {one.severity for one in life.node.conditions.book.incidents().values()} == {"degraded"}
     assert standing(life, [*mild, *many, verdict("filesystem_readonly", 98, "degraded")]) == {}
     fresh = Life(Machine())
     opened_at_once = standing(fresh, [*mild, *many])

@@ -1,0 +1,108 @@
+"""Drafts of the effects on a run and on the store: bodies, subjects, deadlines.
+
+Owns what an order says.  The table of effects in flight gives it an id and decides whether it may
+go; when it is wanted is decided where it is drafted.
+"""
+
+from __future__ import annotations
+
+from ..actions import ACTIONS, RESTART_RANKS, STOP_RUN, TAKE_EVIDENCE
+from ..model import (
+    Delete,
+    Effect,
+    Finish,
+    Plan,
+    RankView,
+    RunView,
+    Start,
+    Stop,
+    StoreWrite,
+    TakeEvidence,
+    rank_subject,
+    run_subject,
+)
+
+PUT_S = 5.0
+START_S = ACTIONS[RESTART_RANKS].deadline_s
+FINISH_S = ACTIONS[STOP_RUN].deadline_s
+EVIDENCE_S = ACTIONS[TAKE_EVIDENCE].deadline_s
+DELETE_S = 60.0
+LOGS_S = 12.0  # the launcher gives its child less
+STOP_MARGIN_S = 5.0
+
+
+def start(view: RunView, body: Start) -> Effect:
+    return _draft("start", view.run, body.reason, START_S, body)
+
+
+def stop(
+    view: RunView, ranks: tuple[int, ...], grace_s: float, reason: str, fault: str,
+    leave: bool = False,
+) -> Effect:
+    body = Stop(
+        run=view.run, generation=view.generation, ranks=ranks, grace_s=grace_s, reason=reason,
+        leave=leave,
+    )
+    return _draft("stop", view.run, reason, grace_s + STOP_MARGIN_S, body, fault)
+
+
+def finish(view: RunView, code: int, reason: str, fault: str = "") -> Effect:
+    body = Finish(run=view.run, code=code, reason=reason)
+    return _draft("finish", view.run, reason, FINISH_S, body, fault)
+
+
+def document_subject(run: str) -> str:
+    """Of a write of the run's document."""
+    return f"store/run/{run}"
+
+
+def put(key: str, version: int, body: bytes, reason: str, lease: str = "") -> Effect:
+    write = StoreWrite(key=key, expect_version=version, body=body, lease=lease)
+    return Effect(
+        id="", kind="put", subject=key if key.startswith("lease/") else f"store/{key}",
+        reason=reason, deadline_s=PUT_S, body=write,
+    )
+
+
+def evidence(view: RunView, rank: RankView, reason: str) -> Effect:
+    body = TakeEvidence(
+        run=view.run, generation=rank.generation, rank=rank.rank, pid=rank.pid, reason=reason
+    )
+    return Effect(
+        id="", kind="evidence", subject=rank_subject(view.run, rank.rank), reason=reason,
+        deadline_s=EVIDENCE_S, body=body,
+    )
+
+
+def logs_subject(run: str) -> str:
+    return run_subject(run, "logs")
+
+
+def logs(view: RunView, generation: int, incident: str) -> Effect:
+    """Read the end of every rank's logs; rank -1 stands for all.  `request` names whose answer it
+    is."""
+    reason = "what the ranks wrote before it"
+    body = TakeEvidence(run=view.run, generation=generation, rank=-1, pid=0, reason=reason)
+    return Effect(
+        id="", kind="logs", subject=logs_subject(view.run), reason=reason, deadline_s=LOGS_S,
+        body=body, request=incident,
+    )
+
+
+def delete(plan: Plan, view: RunView, paths: tuple[str, ...]) -> Effect:
+    body = Delete(run=view.run, generation=plan.generation, paths=paths)
+    return Effect(
+        id="", kind="delete", subject=run_subject(view.run, "checkpoints"),
+        reason=f"{len(paths)} checkpoints beyond those kept", deadline_s=DELETE_S, body=body,
+        outlives_node=True,
+    )
+
+
+def _draft(
+    kind: str, run: str, reason: str, deadline_s: float, body: Start | Stop | Finish,
+    fault: str = "",
+) -> Effect:
+    return Effect(
+        id="", kind=kind, subject=run_subject(run), reason=reason, deadline_s=deadline_s,
+        body=body, fault=fault,
+    )
