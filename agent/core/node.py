@@ -43,6 +43,7 @@ from .nodes.repair import RepairMemory, Repairs
 from .run import members, plan
 from .run.case import RunCase
 from .run.operator import born
+from .run.stage import Stage
 from .run.state import Context, RunState
 
 TICK_S = 1.0
@@ -102,6 +103,10 @@ class Node:
         """JSON for the next start of the agent; bounded."""
         return msgspec.json.encode(self.kept)
 
+    def stages(self) -> dict[str, str]:
+        """Run -> the name of what it was doing in the last step."""
+        return {run: case.stage.value for run, case in sorted(self.cases.items())}
+
     def step(self, now: Now, observed: Observed) -> Decision:
         """One step.  The same (now, observed) twice gives no new effect and no changed incident."""
         self._clock(now)
@@ -152,7 +157,7 @@ class Node:
             return case.doing(context)
         except Exception as error:  # border of a run: one run's levels never halt another's
             failure = registry.run_not_judged(context.view, error)
-            context.leader, context.reason = False, failure.reason
+            context.leader, context.reason, case.stage = False, failure.reason, Stage.UNKNOWN
             context.verdicts.append(failure)
             return "unknown"
 

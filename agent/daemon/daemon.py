@@ -65,6 +65,8 @@ class Node(Protocol):
 
     def memory(self) -> bytes: ...
 
+    def stages(self) -> dict[str, str]: ...
+
 
 NodeFactory = Callable[[str, Settings, Mapping[str, Runbook], bytes], Node]
 
@@ -278,7 +280,7 @@ class Daemon:
         own = own_faults.verdicts(state) + self.reports.verdicts()
         if own:
             decision = msgspec.structs.replace(decision, verdicts=decision.verdicts + own)
-        state.snapshot = Snapshot(state.steps, now, observed, decision)
+        state.snapshot = Snapshot(state.steps, now, observed, decision, self.node.stages())
         self._follow(decision, now_s)
         return decision
 

@@ -10,6 +10,7 @@ import functools
 import os
 import socket
 import time
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from holdfast.collectors.contract import legible
@@ -37,6 +38,7 @@ class Snapshot(NamedTuple):
     now: Now
     observed: Observed
     decision: Decision
+    stages: Mapping[str, str] = {}  # run -> what it is doing, see core/run/stage.py
 
 
 class AgentState:

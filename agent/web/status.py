@@ -186,6 +186,7 @@ def _run(state: AgentState, view: RunView, verdicts: tuple[Verdict, ...]) -> dic
         "connected": view.connected,
         "paused": paused,
         "training": is_training,
+        "stage": state.snapshot.stages.get(view.run, "unknown"),
         "doing": _doing(view, running, phase, faulty),
         "need": _need(state, view, paused),
         "reason": dict(state.snapshot.decision.reasons).get(view.run, ""),

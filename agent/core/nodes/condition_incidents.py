@@ -53,8 +53,8 @@ class ConditionIncidents:
     def step(
         self, ctx: Context, verdicts: Iterable[Verdict], devices: Mapping[str, str] | None = None
     ) -> None:
-        """Opens, keeps and closes; `verdicts` are all of those that stand now, `devices` the addresses
-        and subjects of devices that have an incident already, and its severity."""
+        """Opens, keeps and closes; `verdicts` are all of those that stand now, `devices` maps the
+        addresses and subjects of devices that have an incident already to its severity."""
         here = {f"{one.fault}|{one.subject}": one for one in verdicts}
         for kind in registry.DETECTORS:
             if any(one.startswith(kind.reads + kind.beside)

@@ -105,4 +105,5 @@ class Endings:
         """Whether the document in force goes on without this end, and takes a write."""
         if plan is None or plan.finished >= 0 or plan is not self.state.document.plan:
             return False
-        return not ctx.in_flight.failures(plan.generation, drafts.document_subject(self.state.run), "put")
+        subject = drafts.document_subject(self.state.run)
+        return not ctx.in_flight.failures(plan.generation, subject, "put")

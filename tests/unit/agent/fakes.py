@@ -42,6 +42,9 @@ class FakeNode:
             effects=effects, incidents=self.incidents, next_step_s=self.next_step_s, **self.extra
         )
 
+    def stages(self) -> dict[str, str]:
+        return {}
+
     def memory(self) -> bytes:
         return b"steps:%d" % (self.steps // 1000)
 

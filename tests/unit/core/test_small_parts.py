@@ -1,4 +1,4 @@
-"""The pure leaves, by value: validity, budgets, layout, effects in flight, windows, breaker, ledger."""
+"""The pure leaves, by value: validity, budgets, layout, effects, windows, breaker, ledger."""
 
 from __future__ import annotations
 
