@@ -97,7 +97,7 @@ def measure(times: int) -> dict[str, Any]:
 
 
 def outside(path: Path, results: Results) -> int:
-    """0 when each file reaches what is wanted of logs that nobody wrote rules for."""
+    """0 when each file of logs that no rule was written for reaches its goal."""
     fine = True
     for name, cases in classify_outside.read(path):
         rows = [classify_outside.judge(case) for case in cases]

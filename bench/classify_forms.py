@@ -31,7 +31,7 @@ PROGRESS = {
     "fairseq": '{{"epoch": 1, "num_updates": "{0}", "loss": "2.1"}}\n',
 }
 
-# What is printed on the way by jobs that go on, and what would be blamed if it were believed.
+# Lines of jobs that go on, which would be blamed if they were believed.
 WARNINGS = {
     "fallback": "WARNING: flash_attn not usable: ImportError: No module named flash_attn\n",
     "probe": "INFO no cached index: FileNotFoundError: [Errno 2] No such file or directory: "

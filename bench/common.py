@@ -76,10 +76,7 @@ def place(name: str) -> Iterator[Place]:
 
 
 def become_subreaper() -> None:
-    """Orphans of what is measured come back to this process, which can then end them.
-
-    A SIGTERM becomes an exit that passes every `finally`, for the same reason.
-    """
+    """Orphans of measured processes come back to this process, which can then end them."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
@@ -128,7 +125,7 @@ def descendants(of: int) -> dict[int, str]:
 
 
 def end_tree(process: subprocess.Popen[bytes]) -> None:
-    """Asks the root to end, then kills by pid what is left below this process."""
+    """Asks the root to end, then kills by pid all that is left below this process."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -245,7 +242,7 @@ def incidents(where: Place, run: str) -> list[dict[str, Any]]:
 
 
 def boot_minus_monotonic_s() -> float:
-    """CLOCK_BOOTTIME - CLOCK_MONOTONIC: what the machine slept, all but always 0."""
+    """CLOCK_BOOTTIME - CLOCK_MONOTONIC: how long the machine slept, nearly always 0."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
 
 

@@ -33,7 +33,7 @@ CASES = ("quiet", "busy", "busy_nice")
 LINES = 60
 GAP_S = 0.05
 LIMIT_S = 20.0
-P99_MS = 100.0  # what is promised: not more than this
+P99_MS = 100.0  # the promise: not more than this
 NICE = -10  # of deploy/systemd/holdfast.service
 LINE = "<3>NVRM: Xid (PCI:0000:%02x:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off"
 AGENT = """

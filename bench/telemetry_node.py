@@ -45,7 +45,7 @@ class Node(NamedTuple):
     library: Path
     proc: Path
     sys: Path
-    state: Path  # what the stand-in of NVML says
+    state: Path  # the answers of NVML's stand-in
 
     def environ(self) -> dict[str, str]:
         """What the agent's environment needs, for its children to find the stand-in's state."""

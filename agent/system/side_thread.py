@@ -17,7 +17,7 @@ CRASHED = "it ended in an error of ours: see the agent's log"
 
 
 class SideThread:
-    """See the module.  Asked by the event loop alone."""
+    """Runs jobs one after the other, of each key the newest alone; asked by the event loop."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -43,7 +43,7 @@ class ConditionMemory(msgspec.Struct):
 
 
 class ConditionIncidents:
-    """See the module."""
+    """Opens, notes and closes one incident for each condition of the node."""
 
     def __init__(self, name: str, memory: ConditionMemory) -> None:
         self.name = name

@@ -61,7 +61,7 @@ class KernelMemory(msgspec.Struct):
 
 
 class KernelIncidents:
-    """See the module."""
+    """Turns kernel events into one incident a device and fault, over restarts of the agent."""
 
     def __init__(self, name: str, memory: KernelMemory) -> None:
         self.name = name

@@ -78,7 +78,7 @@ class RepairMemory(msgspec.Struct):
 
 
 class Repairs:
-    """See the module."""
+    """Decides, step by step, on one order for the whole node, and says why there is none."""
 
     def __init__(self, name: str, memory: RepairMemory, kernel: KernelIncidents) -> None:
         self.name, self.memory, self.kernel = name, memory, kernel

@@ -48,7 +48,7 @@ class Run(NamedTuple):
 
 
 class Cores:
-    """See the module."""
+    """Takes readings of the cores' time, and names the cores that do kernel work alone."""
 
     def __init__(self) -> None:
         self._subjects: list[str] = []
