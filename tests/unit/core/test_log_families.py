@@ -246,6 +246,18 @@ HEALTHY = (
     "Saved checkpoint; quota use 31 %, 9 GB left on device", "signal handlers installed",
     "Resuming after preemption: step 9", "WARNING: no checkpoint was found, training from scratch",
     "0 errors, 0 warnings", "eval: exact match 0.4, not found 12", "dropout=0.1 kill_prob=0",
+    "nvidia-smi: GPU 0: ECC Errors: 0 uncorrectable, 3 correctable",
+    "            SRAM Uncorrectable        : 0", "ibstat: LinkUp, link down counter 0, errors 0",
+    "cuda.is_available() = False; no CUDA GPUs are available, using CPU",
+    "spot=True on_preempt=checkpoint  # an instance may be preempted at any time",
+    "Estimated device memory 30 GB of 40 GB; will not run out of memory",
+    "best val loss: inf", "class_weights: [1.0, nan_to_num, inf]", "kill_after=30 oom_score=0",
+    "find: '/proc/tty/driver': Permission denied", "Process 123 finished with exit code 0",
+    "W tensorflow/bfc_allocator.cc:9] Allocator ran out of memory; this is not a failure",
+    "[W socket.cpp:6] [c10d] The server socket has failed to bind to [::]:29500 (errno: 97 - x).",
+    "EarlyStopping: monitored metric did not improve; signaling Trainer to stop.",
+    "killed old tensorboard; started new", "checkpoint not found, starting from scratch",
+    "Skipped 12 corrupt images; dataset has 10000 samples", "Warning:  a.so: undefined symbol: f",
     "I1120 10:00:00.1 7 request.go:9] Waited for 1.0s due to client-side throttling, not priority",
 )
 
@@ -254,6 +266,20 @@ HEALTHY = (
 def test_a_healthy_line_is_never_blamed(line: str) -> None:
     assert diagnose(line + "\n").root is None
     assert diagnose("\n".join(HEALTHY) + "\n").root is None
+
+
+def test_a_launchers_summary_is_not_the_errors_next_line() -> None:
+    failed = classify_cases.traceback("ModuleNotFoundError: No module named 'apex'")
+    summary = ("ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) "
+               "local_rank: 0 (pid: 7) of binary: /usr/bin/python\n")
+    found = diagnose(failed + summary).root
+    assert found is not None and found.signature == "import_error"
+
+
+def test_what_nccl_calls_its_last_error_is_what_ended_it() -> None:
+    text = ("ncclSystemError: System call (e.g. socket, malloc) failed.\nLast error:\n"
+            "socketStartConnect: Connect to 10.0.0.7<81> failed : Connection refused\n")
+    assert culprit(text) == "network"
 
 
 def test_a_retried_error_is_handled_and_one_that_gives_up_is_not() -> None:

@@ -57,12 +57,18 @@ _ENDS = re.compile(
 GOES_ON = re.compile(
     r"(?i)\b(?:retry(?:ing)?|re-?trying|trying (?:to resume|again)|retries left|falling back|"
     r"fall(?:s)? ?back|fallback|ignor(?:ed|ing)|skipp(?:ed|ing)(?!:)|recovered|continuing|"
-    r"using .{1,40} instead|using (?:the |a )?(?:default|slow)|defaulting to|starting from scratch|"
+    r"using .{1,40} instead|using (?:the |a )?(?:default|slow|cpu)|not a failure|"
+    r"not indicate an error|can (?:be )?(?:safely )?ignored?|defaulting to|starting from scratch|"
     r"will be (?:disabled|ignored|skipped|retried)|reconnect(?:ed|ing))\b"
 )
 _GIVES_UP = re.compile(
     r"(?i)max(?:imum)? retries|retry (?:count |counter |timeout )?exceeded|retries exceeded|"
     r"exceeded error retry|after \d+ (?:retries|attempts|tries)|giving up|gave up|no more retries"
+)
+
+
+_SUPPOSED = re.compile(
+    r"(?i)\b(?:may be|might be|will not|would not|if (?:an?|the|any|you)|at any time|in case of)\b"
 )
 
 
@@ -73,6 +79,7 @@ class Form(NamedTuple):
     name: str  # last part of an exception's class, where the line is its; else ""
     ends: bool  # a process that prints such a line ends
     goes_on: bool  # it says that the work goes on
+    supposed: bool = False  # it says what may be, at no level
 
 
 def form(text: str) -> Form:
@@ -85,7 +92,8 @@ def form(text: str) -> Form:
     name = raised_name(text)
     goes_on = GOES_ON.search(text) is not None and _GIVES_UP.search(text) is None
     ends = level >= PLAIN and (name != "" or _ENDS.search(text) is not None)
-    return Form(level, name, ends, goes_on)
+    supposed = level == PLAIN and not ends and _SUPPOSED.search(text) is not None
+    return Form(level, name, ends, goes_on, supposed)
 
 
 def level_of(text: str) -> int:

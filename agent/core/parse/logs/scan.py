@@ -15,6 +15,7 @@ from itertools import islice
 from ..neuron_codes import find
 from . import literals, unlisted
 from .families import HARMLESS, Families, Family
+from .forms import PLAIN, level_of
 from .lines import LINE_MAX, LOOK_BACK, NO_RANK, Clean, Ruler, clean, line_at
 from .progress import Steps
 from .signatures import (
@@ -271,7 +272,7 @@ class Scanner:
                 break
             assert text is not None
             ended = link(text) is not None or TRACEBACK in text or exception(text, False) != ""
-            if ended or line.time_s is not None:
+            if ended or line.time_s is not None or level_of(text) != PLAIN:
                 break  # not the message's next line
             line = line._replace(text=text, rank=read.rank)
             for signature in self._matching(text):

@@ -22,7 +22,7 @@ from .tracebacks import TRACEBACK, exception
 
 TAIL_BYTES = 1 << 20  # of a log that are read
 LINES_MAX = 3000  # of these, the last ones
-BUDGET_CHARS = 400_000  # of these lines: about 1 s at the worst
+BUDGET_CHARS = 250_000  # of these lines: about 0.7 s at the worst
 KEPT_MAX = 4  # of one family
 BELOW = 3  # lines in which an error's message goes on, or is said to be handled
 VALUES_MAX = 32  # of one line
@@ -31,6 +31,7 @@ _FRAME = re.compile(r"^\s*(?:File \"|\^|~|\[\d{1,4}\] |Original Traceback)|^\s{4
 _FRAME_BEGINS = ("File \"", "Traceback ", "-> ")
 _LETTER = re.compile(rb"(?<!\w)[EF](?:\d{3,4} \d\d:| [\w/.-]{1,100}:\d)")  # glog's severities
 _CLASS = re.compile(r"(?:[A-Za-z_]\w{0,60}\.){1,8}(?P<last>[A-Z]\w{1,60}): ")
+_LAST_ERROR = b"Last error:"
 _SOURCE = re.compile(rb'File "|[\^~]|(?:raise|return|assert|with|for|if|self\.)\b')
 _SOUNDS_BAD = re.compile(
     r"(?i)\b(?:errors?|failed|failure|fatal|abort(?:ed|ing)?|exception|killed|crashed|cannot|"
@@ -116,10 +117,14 @@ class Reader:
             return None
         if said.level == WARN and row.role == ROOT and not row.warned:
             return None
+        if row.role == ROOT and said.supposed:
+            return None
         if row.role == ROOT and not row.retried and _handled(said, below):
             return None
         if row.until:
             self._until[row.id] = row.until
+        if _LAST_ERROR in data[max(0, start - 200) : start].rsplit(b"\n", 2)[-2:][0]:
+            said = said._replace(ends=True)  # NCCL's own word on what ended it
         return self._match(row, read, said)
 
     def _family(self, text: str, said: Form, below: list[Clean]) -> Family | None:
