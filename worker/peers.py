@@ -23,8 +23,8 @@ class Stranger(Exception):
 def uid_of(name: str) -> int:
     """The uid behind a user's name or number; -1 where there is no such user."""
     try:
-        return int(name) if name.isdigit() else pwd.getpwnam(name).pw_uid
-    except KeyError:
+        return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
+    except (KeyError, ValueError):
         return -1
 
 

@@ -33,10 +33,10 @@ def render(options: argparse.Namespace) -> int:
         return 0
     target = Path(options.to) / FILE
     try:
+        target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(text, encoding="utf-8")
     except OSError as error:
-        hint = ": --to is a folder that exists" if isinstance(error, FileNotFoundError) else ""
-        raise Failure(f"{target}: {error.strerror}{hint}") from error
+        raise Failure(f"{error.filename or target}: {error.strerror}") from error
     rules_made = count(text.count("- alert:"), "alert rule")
     show([line(f"{target}: {rules_made}, written {clock(time.time())}")])
     return 0

@@ -6,14 +6,17 @@ Owns the public surface's words.  Nothing here runs a command.
 from __future__ import annotations
 
 import argparse
+import math
+import re
 import textwrap
 from collections.abc import Callable
 from importlib import import_module
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from holdfast.worker import exits
 
 INJECTABLE = ("kill", "stop", "stall", "exception", "hold-gil", "skip-collective")
+PROG = "holdfast"
 WIDTH = 80
 Configure = Callable[[argparse.ArgumentParser], None]
 
@@ -25,6 +28,21 @@ class Command(NamedTuple):
     place: str  # "module:function" inside this package; "" = handed over whole
     configure: Configure | None = None
     json: bool = True  # a program may read it
+
+
+def number(kind: Callable[[str], float], least: float, most: float) -> Callable[[str], float]:
+    """A converter for argparse: a finite number within its bounds, or what to give."""
+
+    def convert(text: str) -> float:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text[:40]!r}: give {least} to {most}")
+        return value
+
+    return convert
 
 
 def _run(parser: argparse.ArgumentParser) -> None:
@@ -69,8 +87,10 @@ def _diagnose(parser: argparse.ArgumentParser) -> None:
 def _inject(parser: argparse.ArgumentParser) -> None:
     _run(parser)
     parser.add_argument("fault", choices=INJECTABLE, help="what to do to the rank")
-    parser.add_argument("--rank", type=int, default=0, help="to which rank (default 0)")
-    parser.add_argument("--seconds", type=float, help="how long a stall or a held GIL lasts")
+    parser.add_argument("--rank", type=number(int, 0, 1 << 20), default=0,
+                        help="to which rank (default 0)")
+    parser.add_argument("--seconds", type=number(float, 0, 86400),
+                        help="how long a stall or a held GIL lasts")
     parser.add_argument("--reason", default="", help="kept in the journal")
 
 
@@ -97,14 +117,17 @@ def _doctor(parser: argparse.ArgumentParser) -> None:
 def _dashboards(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=("render",))
     parser.add_argument("--to", metavar="DIR",
-                        help="write holdfast-alerts.yml there (default: to standard output)")
+                        help="write holdfast-alerts.yml there, and make DIR (default: to standard "
+                             "output)")
     parser.add_argument("--runbook-base", metavar="URL", default="runbooks",
                         help="address below which people read the runbooks")
 
 
 def _demo(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--ranks", type=int, default=2, help="how many (default 2)")
-    parser.add_argument("--steps", type=int, default=200, help="how many steps (default 200)")
+    parser.add_argument("--ranks", type=number(int, 1, 256), default=2,
+                        help="how many (default 2)")
+    parser.add_argument("--steps", type=number(int, 1, 10_000_000), default=200,
+                        help="how many steps (default 200)")
     parser.add_argument("--keep", action="store_true", help="keep logs and checkpoints at the end")
 
 
@@ -183,10 +206,38 @@ def render_exit_docs() -> str:
     return "\n".join(lines) + "\n"
 
 
+class Parser(argparse.ArgumentParser):
+    """One that knows what was meant."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(message + self._meant(message))
+
+    def parse_known_args(self, *given: Any, **named: Any) -> Any:
+        """An unknown flag is refused by the parser of the command, which knows its flags: argparse
+        leaves it to the topmost."""
+        found, rest = super().parse_known_args(*given, **named)
+        if rest and self.prog != PROG:
+            self.error(f"unrecognized arguments: {' '.join(rest)}")
+        return found, rest
+
+    def _meant(self, message: str) -> str:
+        import difflib  # needed for errors alone
+
+        wrong = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        if wrong:
+            given, known = [wrong[1]], re.findall(r"[\w-]+", wrong[2])
+        else:
+            _, _, rest = message.partition("unrecognized arguments: ")
+            given = [word.partition("=")[0] for word in rest.split() if word[0] == "-"]
+            known = list(self._option_string_actions)
+        near = [one for word in given for one in difflib.get_close_matches(word, known, 1)]
+        return f"; did you mean {' '.join(near)}?" if near else ""
+
+
 def build() -> argparse.ArgumentParser:
     """The whole parser, without importing any command."""
-    parser = argparse.ArgumentParser(
-        prog="holdfast",
+    parser = Parser(
+        prog=PROG,
         formatter_class=_format,
         description="Keeps training runs going.",
         epilog="`holdfast COMMAND --help` shows an example of each.",

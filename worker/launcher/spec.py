@@ -8,17 +8,21 @@ ignored, which `--help` says.  A mistake ends with one line and its own exit cod
 from __future__ import annotations
 
 import argparse
+import difflib
 import glob
+import math
 import os
 import re
 import sys
 import time
-from typing import Any, Dict, List, NamedTuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple
 
 from .. import exits
 from ..rank.rank import Program
 
 RUN_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+RESTARTS_MAX = 1000000
+SECONDS_MAX = 604800.0  # a week
 RUN_LIMIT = 48  # characters of a run's name; it becomes part of a unix socket's path (108 in all)
 
 EXAMPLES = {
@@ -69,7 +73,34 @@ class Spec(NamedTuple):
 
 class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
-        fail(message)
+        fail(message + near_flags(message, self._option_string_actions))
+
+
+def near_flags(message: str, known: Iterable[str]) -> str:
+    """"; did you mean ...?" for flags that a parser did not know."""
+    _, said, words = message.partition("unrecognized arguments: ")
+    given = [word.partition("=")[0] for word in words.split() if said and word.startswith("-")]
+    flags = [one for one in known if "_" not in one]
+    near = [found for word in given
+            for found in difflib.get_close_matches(word.replace("_", "-"), flags, 1)]
+    return "; did you mean %s?" % " ".join(dict.fromkeys(near)) if near else ""
+
+
+def number(kind: Callable[[str], float], least: float, most: float) -> Callable[[str], Any]:
+    """A converter for argparse: a finite number within its bounds, or what to give."""
+
+    def convert(text: str) -> float:
+        try:
+            value = kind(text)
+        except (ValueError, OverflowError):
+            value = math.nan
+        if not least <= value <= most:
+            what = "a whole number" if kind is int else "a number"
+            raise argparse.ArgumentTypeError(
+                "%.40r: give %s from %g to %g" % (text, what, least, most))
+        return value
+
+    return convert
 
 
 def fail(message: str) -> None:
@@ -114,13 +145,15 @@ def build(command: str) -> argparse.ArgumentParser:
     )
     flag(parser, "--nnodes", default="1", help="number of nodes; 1 in this version")
     flag(parser, "--nproc-per-node", default="1", help="ranks on this node: N, auto, gpu or cpu")
-    flag(parser, "--max-restarts", type=int, default=3, help="restarts before giving up (3)")
+    flag(parser, "--max-restarts", type=number(int, 0, RESTARTS_MAX), default=3,
+         help="restarts before giving up (3)")
     flag(parser, "--standalone", action="store_true", help="accepted; one node always is")
     flag(parser, "-m", "--module", action="store_true", help="SCRIPT is a module's name")
     flag(parser, "--no-python", action="store_true", help="SCRIPT is a command, run as it is")
     flag(parser, "--log-dir", default="", help="folder for each rank's stdout.log and stderr.log")
     flag(parser, "-t", "--tee", default="", help="prefix each rank's lines on the terminal")
-    flag(parser, "--master-port", type=int, default=0, help="port of the store; 0 = any free one")
+    flag(parser, "--master-port", type=number(int, 0, 65535), default=0,
+         help="port of the store; 0 = any free one")
     flag(parser, "--rdzv-id", default="", help="names the run when --run does not")
     flag(parser, "--role", default="default", help="ROLE_NAME of the ranks")
     flag(parser, "--start-method", default="fork", choices=("fork", "forkserver", "spawn"),
@@ -130,11 +163,14 @@ def build(command: str) -> argparse.ArgumentParser:
     flag(ours, "--python", default="", help="the job's interpreter (the active venv's or conda's)")
     flag(ours, "--preload", default="", help="modules to import before the fork (a,b,c), or none")
     flag(ours, "--no-hooks", action="store_true", help="watch nothing inside the script")
-    flag(ours, "--standby", type=int, default=-1, help="warm spares of the trainer (1 on CPU)")
-    flag(ours, "--grace", type=float, default=30.0, help="seconds to checkpoint after SIGTERM")
+    flag(ours, "--standby", type=number(int, -1, 256), default=-1,
+         help="warm spares of the trainer (1 on CPU)")
+    flag(ours, "--grace", type=number(float, 0, SECONDS_MAX), default=30.0,
+         help="seconds to checkpoint after SIGTERM")
     if command == "train":
         flag(ours, "--config", default="", help="the trainer's settings, a TOML file")
-    flag(ours, "--hang-limit", type=float, default=0.0, help="seconds without progress = hung")
+    flag(ours, "--hang-limit", type=number(float, 0, SECONDS_MAX), default=0.0,
+         help="seconds without progress = hung")
     ignored = parser.add_argument_group("torchrun's, accepted without effect on one node")
     for name in ("--rdzv-backend", "--rdzv-endpoint", "--rdzv-conf", "--monitor-interval",
                  "--node-rank", "--master-addr", "--local-addr", "--redirects", "--logs-specs",
@@ -165,7 +201,7 @@ def processes(text: str, environ: Dict[str, str]) -> int:
     named = {"gpu": gpus, "cpu": cpus, "auto": gpus or cpus}
     if text in named:
         return named[text]
-    if not text.isdigit() or not 1 <= int(text) <= 256:
+    if not re.fullmatch(r"[0-9]{1,4}", text) or not 1 <= int(text) <= 256:
         fail("--nproc-per-node %s: a number from 1 to 256, or auto, gpu, cpu" % text)
     return int(text)
 
@@ -194,8 +230,6 @@ def parse(command: str, argv: List[str], environ: Dict[str, str]) -> Spec:
              "give them their own --run" % options.nnodes)
     program = program_of(command, options, rest)
     nproc = processes(options.nproc_per_node, environ)
-    if options.max_restarts < 0:
-        fail("--max-restarts %d: 0 or more" % options.max_restarts)
     gpus = count_accelerators(environ)
     standby = options.standby if options.standby >= 0 else int(program.trainer and not gpus)
     if standby and not program.trainer:

@@ -172,13 +172,11 @@ def test_doctor_names_the_cost_of_what_is_missing(capsys: Captured) -> None:
     assert "cannot start" in plain(doctor.report([broken]))
 
 
-def test_alert_rules_are_written(tmp_path: Path, capsys: Captured) -> None:
+def test_alert_rules_are_written(tmp_path: Path) -> None:
     base = ["dashboards", "render", "--runbook-base", "https://wiki/books"]
     assert main([*base, "--to", str(tmp_path)]) == 0
     text = (tmp_path / "holdfast-alerts.yml").read_text()
     assert '"https://wiki/books/rank_killed.md"' in text
-    assert main([*base, "--to", str(tmp_path / "no")]) == 1
-    assert "No such file" in capsys.readouterr().err
 
 
 def test_alert_rules_go_to_standard_output_unless_told_where(
@@ -296,3 +294,34 @@ def test_an_agent_without_a_place_for_sockets_says_what_to_set(tmp_path: Path) -
     )
     said = f"{tmp_path}/file/run: Not a directory: set agent.runtime_dir, or --runtime"
     assert done.returncode == 1 and said in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(("argv", "meant"), [
+    (["statsu"], "status"), (["status", "--jsn"], "--json"), (["config", "chek"], "check"),
+    (["dashboards", "render", "--too", "x"], "--to"),
+    (["zzzzz"], ""),
+])
+def test_what_was_meant_is_named(argv: list[str], meant: str, capsys: Captured) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    said = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert f"did you mean {meant}?" in said if meant else "did you mean" not in said
+
+
+@pytest.mark.parametrize("argv", [
+    ["demo", "--ranks", "0"], ["demo", "--steps", "-1"], ["inject", "stall", "--seconds", "nan"],
+    ["inject", "kill", "--rank", "-1"], ["inject", "stall", "--seconds", "inf"],
+])
+def test_numbers_of_commands_have_bounds(argv: list[str], capsys: Captured) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(argv)
+    assert ended.value.code == 2 and ": give " in capsys.readouterr().err
+
+
+def test_the_folder_for_the_rules_is_made(tmp_path: Path, capsys: Captured) -> None:
+    assert main(["dashboards", "render", "--to", str(tmp_path / "new/rules")]) == 0
+    assert (tmp_path / "new/rules/holdfast-alerts.yml").is_file()
+    (tmp_path / "file").touch()
+    assert main(["dashboards", "render", "--to", str(tmp_path / "file/rules")]) == 1
+    assert "Not a directory" in capsys.readouterr().err

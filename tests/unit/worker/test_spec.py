@@ -76,7 +76,7 @@ def test_gpus_are_counted_without_opening_one(script):
         (["--nproc-per-node", "many", "SCRIPT"], "auto, gpu, cpu"),
         (["--nproc-per-node", "gpu", "SCRIPT"], "no GPU"),
         (["--nnodes", "2", "SCRIPT"], "one node"),
-        (["--max-restarts", "-1", "SCRIPT"], "0 or more"),
+        (["--max-restarts", "-1", "SCRIPT"], "from 0 to"),
         (["--max-restarts", "x", "SCRIPT"], "max-restarts"),
         (["missing.py"], "no such file"),
         (["--no-such-flag", "SCRIPT"], "no-such-flag"),
@@ -114,3 +114,32 @@ def test_many_ranks_get_one_thread_each_unless_the_user_says_otherwise(script):
     assert parse("--nproc-per-node", "2", script).nproc_unset_threads
     assert not parse("--nproc-per-node", "1", script).nproc_unset_threads
     assert not parse("--nproc-per-node", "2", script, OMP_NUM_THREADS="4").nproc_unset_threads
+
+
+@pytest.mark.parametrize("words", [
+    ("--grace", "nan"), ("--grace", "-5"), ("--grace", "inf"), ("--grace=1e9",),
+    ("--hang-limit", "-3"), ("--hang-limit", "inf"), ("--hang-limit", "nan"),
+    ("--master-port", "99999"), ("--master_port=-1",), ("--standby", "-2"), ("--standby", "1e3"),
+    ("--max-restarts", "-1"), ("--max-restarts", "9" * 400), ("--max-restarts", "1.5"),
+    ("--nproc-per-node", "²"), ("--nproc-per-node", "9" * 5000),
+], ids=str)
+def test_every_number_has_bounds(words, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(*words, "--no-python", "echo")
+    assert ended.value.code == 78
+    said = capsys.readouterr().err
+    assert " from " in said and said.count("\n") == 1 and len(said) < 6000
+
+
+def test_numbers_of_the_environment_have_the_same_bounds(monkeypatch, capsys):
+    monkeypatch.setenv("PET_MASTER_PORT", "70000")
+    with pytest.raises(SystemExit):
+        parse("--no-python", "echo")
+    assert "70000" in capsys.readouterr().err
+
+
+def test_a_flag_that_is_almost_one_is_named(capsys):
+    for word, meant in (("--nproc_per_nod=2", "--nproc-per-node"), ("--graze=3", "--grace")):
+        with pytest.raises(SystemExit):
+            parse(word, "--no-python", "echo")
+        assert f"did you mean {meant}?" in capsys.readouterr().err
