@@ -13,7 +13,6 @@ import msgspec
 from . import actions
 from .detect import registry
 from .detect.cloud import ec2
-from .effects import drafts
 from .effects.in_flight import EffectResult, InFlight
 from .incidents.book import Entry, IncidentBook
 from .ledger import Ledger
@@ -149,10 +148,9 @@ class Node:
         case = self._case(context.view.run)
         try:
             case.read(context)
-            held = case.state.held
-            if leaving and not held.paused and not held.drain and _lives(context.view):
-                case.operator.drain(leaving)
-            self._lease(context, case)
+            if leaving:
+                case.operator.leave(context.view, leaving)
+            case.document.lead(context)
             case.step(context)
             return case.doing(context)
         except Exception as error:  # border of a run: one run's levels never halt another's
@@ -251,29 +249,6 @@ class Node:
             self.cases[run] = RunCase(self.kept.runs[run])
         return self.cases[run]
 
-    # ------------------------------------------------------------ leading
-
-    def _lease(self, context: Context, case: RunCase) -> None:
-        """Ask for the run's lease while nobody heard of holds it; renew it well before its end."""
-        if self.settings.single_node or not context.view.connected:
-            return
-        run, now = context.view.run, context.now
-        known = case.state.document.plan
-        over = known is not None and known.finished >= 0 and context.view.generation > 0
-        named = known is None or known.finished >= 0 or (
-            self.name in (*known.members, *known.spares) or not known.members
-        )
-        lease = next((s for s in context.observed.store.leases if s.run == run), None)
-        others = lease is not None and lease.holder != self.name
-        mine = lease is not None and lease.holder == self.name
-        left_s = lease.until_boot_s - now.boot_s if lease is not None and mine else 0.0
-        if over or not named or others or left_s > self.settings.lease_s * 2 / 3:
-            return
-        key = f"lease/{run}"
-        draft = drafts.put(key, 0, self.name.encode(), "lead the run", run)
-        draft = msgspec.structs.replace(draft, deadline_s=self.settings.lease_s / 3)
-        context.emit(context.view.generation, draft)
-
     # ------------------------------------------------------------ outputs
 
     def _forget(self, seen: set[str]) -> None:
@@ -307,11 +282,6 @@ class Node:
             detector_counts=tuple((key[0], key[2], n) for key, n in counts),
             next_step_s=max(0.01, min(waits)), paused=self.kept.paused,
         )
-
-
-def _lives(view: RunView) -> bool:
-    """Whether there is something to end: ranks that go on, or a start that is awaited."""
-    return not view.ranks or any(rank.state != "ended" for rank in view.ranks)
 
 
 def _read_memory(name: str, memory: bytes) -> tuple[NodeMemory, registry.NodeWatch]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from .. import actions
-from ..model import Plan, Request, Value, subject_of
+from ..model import Plan, Request, RunView, Value, subject_of
 from .state import Held, RunState
 
 
@@ -42,6 +42,13 @@ class Operator:
 
     def drain(self, reason: str) -> None:
         self.state.held = replace(self.state.held, drain=reason)
+
+    def leave(self, view: RunView, reason: str) -> None:
+        """The node goes away: the run ends while something of it lives, or its start is awaited."""
+        held, ranks = self.state.held, view.ranks
+        lives = not ranks or any(rank.state != "ended" for rank in ranks)
+        if lives and not held.paused and not held.drain:
+            self.drain(reason)
 
     def take_restart(self) -> OperatorRequest | None:
         """Once: it becomes a cause now, or never."""

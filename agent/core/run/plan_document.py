@@ -67,6 +67,23 @@ class Document:
             known, plan=read, meant=read.generation if meant else known.meant
         )
 
+    def lead(self, ctx: Context) -> None:
+        """Ask for the run's lease while nobody heard of holds it; renew it well before its end."""
+        view, settings, known = ctx.view, ctx.settings, self.state.document.plan
+        if settings.single_node or not view.connected:
+            return
+        over = known is not None and known.finished >= 0 and view.generation > 0
+        named = known is None or known.finished >= 0 or (
+            view.node in (*known.members, *known.spares) or not known.members
+        )
+        lease = next((one for one in ctx.observed.store.leases if one.run == view.run), None)
+        others = lease is not None and lease.holder != view.node
+        left_s = lease.until_boot_s - ctx.now.boot_s if lease is not None and not others else 0.0
+        if over or not named or others or left_s > settings.lease_s * 2 / 3:
+            return
+        draft = drafts.put(f"lease/{view.run}", 0, view.node.encode(), "lead the run", view.run)
+        ctx.emit(view.generation, replace(draft, deadline_s=settings.lease_s / 3))
+
     def current(self, ctx: Context) -> Plan | None:
         """The newest plan; what the launcher runs, where the store knows nothing newer."""
         plan = self.state.document.plan
