@@ -161,7 +161,7 @@ class Stage:
     def _child(self, run: str) -> Child:
         here = self.directory
         command = [
-            sys.executable, "-m", "holdfast.agent.cli", "train", "--run", run,
+            sys.executable, "-P", "-m", "holdfast.agent.cli", "train", "--run", run,
             "--nproc-per-node", str(self.ranks), "--python", sys.executable,
             f"steps={self.steps}", f"work_dir={here / 'data'}",
             f"checkpoint.dir={here / run}", *SETTINGS,

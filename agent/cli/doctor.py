@@ -66,8 +66,10 @@ def job_interpreter(environ: Mapping[str, str]) -> Finding:
         python = job_python([], environ)
     except Failure as failure:
         return Finding(what, NEED, str(failure), cost)
+    # Before 3.11 no flag keeps the current folder, whose json.py anybody may have written, off the
+    # path of `-c` without the job's own PYTHONPATH going as well.
     code = (
-        "import sys, importlib.util as u\n"
+        "import sys\nsys.path[:1] = [p for p in sys.path[:1] if p]\nimport importlib.util as u\n"
         "version = '%d.%d.%d' % sys.version_info[:3]\n"
         "spec = u.find_spec('torch')\n"
         "from importlib import metadata as m\n"

@@ -104,17 +104,27 @@ def node_agent_answers(environ: Dict[str, str]) -> bool:
     return channel is not None
 
 
-def own_python(environ: Dict[str, str]) -> Tuple[str, Dict[str, str]]:
-    """Holdfast's own interpreter and the environment for it.
+def own_module(name: str, environ: Dict[str, str]) -> Tuple[List[str], Dict[str, str]]:
+    """The command that runs a module of Holdfast's in its own interpreter, and its environment.
 
-    When it is not the job's, the job's import path must not enter it: a user's PYTHONPATH may
-    hold another version of anything the agent imports.
+    Neither the current folder (-P) nor the job's PYTHONPATH enter it: an asyncio.py in a shared
+    folder would run as whoever starts a run there, and a project's own socket.py would leave the
+    run without an agent.  Of PYTHONPATH only folders stay through which Holdfast itself is found,
+    where nothing is installed; of another interpreter's not even these.
     """
     python = environ.get("HOLDFAST_PYTHON") or sys.executable
+    hidden = ["PYTHONPATH"]
+    kept = []
     if os.path.realpath(python) == os.path.realpath(sys.executable):
-        return python, environ
-    hidden = ("PYTHONPATH", "PYTHONHOME")
-    return python, {name: value for name, value in environ.items() if name not in hidden}
+        entries = environ.get("PYTHONPATH", "").split(os.pathsep)
+        kept = [os.path.abspath(entry) for entry in entries
+                if entry and os.path.isdir(os.path.join(entry, *name.split(".")[:2]))]
+    else:
+        hidden.append("PYTHONHOME")
+    own = {key: value for key, value in environ.items() if key not in hidden}
+    if kept:
+        own["PYTHONPATH"] = os.pathsep.join(kept)
+    return [python, "-P", "-m", name], own
 
 
 class AgentLink:
@@ -137,11 +147,9 @@ class AgentLink:
         os.makedirs(self.where.state_dir, mode=0o700, exist_ok=True)
         self.started_s = time.monotonic()
         os.makedirs(self.where.runtime_dir, mode=0o700, exist_ok=True)
-        python, environ = own_python(self.environ)
-        command = [
-            python, "-m", "holdfast.agent", "--private", "--run", self.run,
-            "--state", self.where.state_dir, "--runtime", self.where.runtime_dir,
-        ]
+        command, environ = own_module("holdfast.agent", self.environ)
+        command += ["--private", "--run", self.run, "--state", self.where.state_dir,
+                    "--runtime", self.where.runtime_dir]
         config = self.environ.get("HOLDFAST_CONFIG")
         if config:
             command += ["--config", config]

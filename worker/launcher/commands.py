@@ -15,7 +15,7 @@ from typing import Any, Callable, Dict, List, Set
 
 from .. import exits
 from ..wire import Packet, cut
-from .agent_link import AgentLink, own_python
+from .agent_link import AgentLink, own_module
 from .child_tasks import ChildTasks
 from .compiling import Watch
 from .log_watch import LogWatch
@@ -210,10 +210,9 @@ class Commands:
         for process in self.ranks.living():
             if process.assigned:
                 process.channel.send({"t": "flight"})
-        python, environ = own_python(self.link.environ)
+        command, environ = own_module("holdfast.agent.evidence", self.link.environ)
         self.tasks.command(
-            [python, "-m", "holdfast.agent.evidence", "--pid", str(pid), "--json"],
-            environ, EVIDENCE_S,
+            [*command, "--pid", str(pid), "--json"], environ, EVIDENCE_S,
             lambda ok, text: self.outcome(command_id, ok, text), "evidence",
         )
 

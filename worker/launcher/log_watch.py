@@ -18,7 +18,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from ..wire import Packet, cut
 from . import forking
-from .agent_link import own_python
+from .agent_link import own_module
 from .process import StartCommand
 from .rank_processes import RankProcesses
 
@@ -205,9 +205,7 @@ class LogWatch:
         if now_s < self.pause_until_s or self.dying:
             self.summary["problem"] = self.summary["problem"] or "the last log child does not end"
             return False
-        python, environ = own_python(self.environ)
-        # -P: the run stands in the user's folder, whose json.py is not ours
-        command = [python, "-P", "-m", "holdfast.agent.logs.child"]
+        command, environ = own_module("holdfast.agent.logs.child", self.environ)
         try:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,

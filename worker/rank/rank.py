@@ -162,7 +162,8 @@ def call(program: Program) -> Optional[BaseException]:
     sys.argv = [program.target, *program.argv]
     try:
         if program.kind == "module":
-            sys.path.insert(0, os.getcwd())
+            if not program.trainer:  # ours has nothing to find in the folder it was started in
+                sys.path.insert(0, os.getcwd())
             runpy._run_module_as_main(program.target, alter_argv=True)  # type: ignore[attr-defined]
         else:
             run_script(program.target)
