@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import fcntl
 import mmap
+import operator
 import os
 import struct
 import sys
-from typing import NamedTuple, Tuple
+from typing import Dict, NamedTuple, Tuple
 
 MAGIC = int.from_bytes(b"HOLDFAST", sys.byteorder)
 VERSION = 1
@@ -33,6 +34,10 @@ PHASES = (
     "unknown",
 )
 UNKNOWN = len(PHASES) - 1
+COUNT_MAX = 2**53  # of steps and collectives: far from any run, and exact as a float
+TIME_MAX_NS = 2**63 - 1
+PID_MAX = 2**31 - 1
+RATE_MAX = 1e15
 GROUPS = 8  # process groups watched per rank; further ones are not copied
 RING = 8  # steps remembered, for comparing ranks at an equal step
 
@@ -59,6 +64,18 @@ F_PHASE_NS = F_STEP_NS + RING  # [M] one accumulator per phase
 FIELDS = F_PHASE_NS + len(PHASES)
 
 OUTCOMES = ("", "done", "exception", "exit", "bad_checkpoint")
+
+# What a rank of ours can have written: beyond it, a stray pointer of the program's did.
+BOUNDS: Dict[Tuple[str, int], Tuple[int, ...]] = {
+    ("steps", COUNT_MAX): (F_GENERATION, F_STEP, F_STEP_BEGIN, F_STEP_END, F_TOTAL,
+                           *range(F_RING, F_STEP_NS)),
+    ("collectives", COUNT_MAX): tuple(range(F_SEQ + 1, F_RING, 2)),
+    ("a time", TIME_MAX_NS): (F_PHASE_BEGIN, F_PROGRESS, F_BEAT, F_PERMIT,
+                              *range(F_STEP_NS, FIELDS)),
+    ("a pid", PID_MAX): (F_PID,),
+}
+_LIMITS = {number: most for (_, most), fields in BOUNDS.items() for number in fields}
+MOST = tuple(_LIMITS.get(number, 2**64 - 1) for number in range(FIELDS))
 
 
 class PageView(NamedTuple):
@@ -153,13 +170,31 @@ def bits(value: float) -> int:
     return pattern
 
 
-def read_page(mapped: "mmap.mmap | memoryview | bytes") -> PageView:
-    """Reads a page.  Raises ValueError when it is not one of ours or of another version."""
-    field = struct.unpack_from("=%dQ" % FIELDS, mapped, 0)
+def count(value: int) -> int:
+    """A field that counts something, for whoever reads it alone."""
+    return min(value, COUNT_MAX)
+
+
+def check(field: Tuple[int, ...]) -> None:
+    """Raises ValueError that names what no rank of ours can have written."""
     if field[F_MAGIC] != MAGIC:
         raise ValueError("no page: the magic number is missing")
     if field[F_VERSION] != VERSION:
         raise ValueError("page of version %d, this reads %d" % (field[F_VERSION], VERSION))
+    if any(map(operator.gt, field, MOST)):
+        number = next(n for n in range(FIELDS) if field[n] > MOST[n])
+        raise ValueError("the page is damaged: its field %d (%s) holds %d" % (
+            number, next(what for (what, _), at in BOUNDS.items() if number in at), field[number]))
+    for name, value in (("rank", signed(field[F_RANK])), ("code", signed(field[F_CODE]))):
+        if abs(value) > PID_MAX:
+            raise ValueError("the page is damaged: %s is %d" % (name, value))
+
+
+def read_page(mapped: "mmap.mmap | memoryview | bytes") -> PageView:
+    """Reads a page.  Raises ValueError when it is not one of ours, of another version, or holds
+    what no rank can have written."""
+    field = struct.unpack_from("=%dQ" % FIELDS, mapped, 0)
+    check(field)
     groups = min(field[F_GROUPS], GROUPS)
     ring = [
         (field[F_RING + 2 * i], field[F_RING + 2 * i + 1], field[F_STEP_NS + i])
@@ -167,7 +202,7 @@ def read_page(mapped: "mmap.mmap | memoryview | bytes") -> PageView:
         if field[F_RING + 2 * i]
     ]
     ring.sort()
-    loss = double(field[F_LOSS])
+    loss, rate = double(field[F_LOSS]), double(field[F_RATE])
     outcome = field[F_OUTCOME]
     return PageView(
         generation=field[F_GENERATION],
@@ -184,7 +219,7 @@ def read_page(mapped: "mmap.mmap | memoryview | bytes") -> PageView:
         outcome=OUTCOMES[outcome] if outcome < len(OUTCOMES) else "",
         code=signed(field[F_CODE]),
         loss=loss,
-        rate=double(field[F_RATE]),
+        rate=rate if 0.0 <= rate < RATE_MAX else 0.0,
         total_steps=field[F_TOTAL],
         groups=tuple((field[F_SEQ + 2 * i], field[F_SEQ + 2 * i + 1]) for i in range(groups)),
         step_seq=tuple((step, seq) for step, seq, _ in ring),

@@ -43,6 +43,7 @@ class RankMonitor:
         self.generation = generation
         self.pidfd = -1
         self.error = ""  # why the page cannot be read
+        self.said = False  # to a person
         self.view: page_module.PageView | None = None
         self._proc = proc
         self._map: mmap.mmap | None = None
@@ -96,7 +97,8 @@ class RankMonitor:
             try:
                 view = page_module.read_page(self._map)
             except ValueError as error:
-                self.error, self.view = str(error)[:200], None
+                # Of a rank whose page means nothing it is not known that it stands still.
+                self.error, self.view, self._looked_s = str(error)[:200], None, 0.0
             else:
                 self.error, self.view = "", view
                 progress = (

@@ -352,12 +352,21 @@ class LauncherServer:
                     continue
             for monitor in session.monitors.values():
                 monitor.look_at_page(now_s)
+                if monitor.error and not monitor.said:
+                    self._say_unreadable(session, monitor)
                 if tick:
                     monitor.look_at_process(now_s)
                     monitor.look_at_activity(now_s)
         views = [session.view(self.node, now_s, self._where) for session in self._runs.values()
                  if session.have_levels]
         return tuple(sorted(views, key=lambda view: view.run))
+
+    def _say_unreadable(self, session: RunSession, monitor: RankMonitor) -> None:
+        """Once for each process: its end is still seen, how far it came is not."""
+        monitor.said = True
+        why = f"rank {monitor.rank} of {session.hello.run} goes on unwatched: {monitor.error}"
+        self.listener.on_error("pages", why)
+        self.order(session.hello.run, {"t": "say", "text": why, "level": "warn"})
 
     def session(self, run: str) -> RunSession | None:
         return self._runs.get(run)

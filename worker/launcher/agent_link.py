@@ -107,10 +107,11 @@ def node_agent_answers(environ: Dict[str, str]) -> bool:
 def own_module(name: str, environ: Dict[str, str]) -> Tuple[List[str], Dict[str, str]]:
     """The command that runs a module of Holdfast's in its own interpreter, and its environment.
 
-    Neither the current folder (-P) nor the job's PYTHONPATH enter it: an asyncio.py in a shared
-    folder would run as whoever starts a run there, and a project's own socket.py would leave the
-    run without an agent.  Of PYTHONPATH only folders stay through which Holdfast itself is found,
-    where nothing is installed; of another interpreter's not even these.
+    Neither the current folder (-P) nor the job's PYTHONPATH enter it: another user's file named
+    asyncio in a shared folder would run as whoever starts a run there, and a project's own module
+    named socket would leave the run without an agent.  Of PYTHONPATH only folders stay through
+    which Holdfast itself is found, where nothing is installed; of another interpreter's not even
+    these.
     """
     python = environ.get("HOLDFAST_PYTHON") or sys.executable
     hidden = ["PYTHONPATH"]

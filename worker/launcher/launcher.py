@@ -152,14 +152,23 @@ class Launcher:
         try:
             packet, _ = process.channel.receive(fds=0)
         except (ValueError, OSError) as error:
-            self.terminal.say("rank %d sent rubbish: %s" % (process.rank, error), "warn")
+            self.rubbish(process, error)
             return
         if packet is None:
             self.unwatch(process)
             return
-        rest = self.ranks.on_packet(process, packet)
-        if rest is not None:
-            self.on_rank_word(process, rest)
+        try:
+            rest = self.ranks.on_packet(process, packet)
+            if rest is not None:
+                self.on_rank_word(process, rest)
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            self.rubbish(process, error)
+
+    def rubbish(self, process: RankProcess, error: Exception) -> None:
+        """A rank is the user's process and may say anything: it is said once, and passed by."""
+        if not process.rubbish:
+            self.terminal.say("rank %d sent rubbish: %r" % (process.rank, error), "warn")
+        process.rubbish += 1
 
     def on_rank_word(self, process: RankProcess, packet: Packet) -> None:
         kind = packet["t"]
@@ -301,7 +310,10 @@ class Launcher:
         self.terminal.follow(self.folders())
         lead = self.ranks.by_rank().get(0)
         if lead is not None and lead.ended is None and lead.assigned:
-            view = pages.read_page(lead.fields)
+            try:
+                view = pages.read_page(lead.fields)
+            except ValueError:
+                return  # the agent says so, for each rank
             if view.total_steps:
                 self.terminal.progress(view.step, view.total_steps, view.loss, view.rate)
 

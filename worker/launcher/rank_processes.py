@@ -372,7 +372,7 @@ class RankProcesses:
     def stop_at_step(self) -> None:
         """Asks a trainer to write a checkpoint and leave, all ranks after the same step."""
         processes = [p for p in self.living() if p.assigned]
-        last = max((p.fields[pages.F_STEP] for p in processes), default=0) + 2
+        last = max((pages.count(p.fields[pages.F_STEP]) for p in processes), default=0) + 2
         for process in processes:
             if not process.fields[pages.F_STOP_AFTER]:
                 process.fields[pages.F_STOP_AFTER] = last

@@ -62,6 +62,7 @@ class Terminal:
                     step, "/%d" % total if total else "", loss, rate))
             return
         width = shutil.get_terminal_size((80, 24)).columns
+        step = min(step, total) if total else step
         text = " step %d%s  loss %.4f  %.0f/s" % (step, "/%d" % total if total else "", loss, rate)
         room = max(10, min(40, width - len(text) - 4))
         done = int(room * 8 * step / total) if total else 0

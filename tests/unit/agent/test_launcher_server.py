@@ -111,7 +111,10 @@ def test_a_page_of_rubbish_is_no_rank_that_moves(agent, tmp_path):
         before = daemon.state.steps
         daemon.wake("test")
         await until(lambda: daemon.state.steps > before)
-        assert node.seen[-1].runs[0].ranks[0].step > 0
+        rank = node.seen[-1].runs[0].ranks[0]
+        assert (rank.step, rank.still_s) == (0, 0.0) and daemon.state.errors.counts["pages"] == 1
+        said = await launcher.receive("say")
+        assert "rank 0 of demo goes on unwatched: no page" in said["text"]
         assert "core" not in daemon.state.errors.counts
         launcher.close()
 

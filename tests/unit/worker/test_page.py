@@ -60,13 +60,17 @@ def test_a_foreign_page_is_refused(page_fd, field, value, says):
         pages.read_page(page)
 
 
-def test_numbers_out_of_range_are_bounded(page_fd):
+def test_numbers_out_of_range_are_bounded_or_refused_by_name(page_fd):
     fields = pages.map_fields(page_fd)
-    for field in range(pages.F_GENERATION, pages.FIELDS):
+    for field in (pages.F_PHASE, pages.F_OUTCOME, pages.F_GROUPS, pages.F_RATE, pages.F_CODE):
         fields[field] = (1 << 64) - 1
     with mapped(page_fd) as page:
         view = pages.read_page(page)
-    assert view.phase == "unknown" and view.outcome == "" and len(view.groups) == pages.GROUPS
+        assert view.phase == "unknown" and view.outcome == ""
+        assert len(view.groups) == pages.GROUPS and view.rate == 0.0 and view.code == -1
+        fields[pages.F_STEP] = (1 << 64) - 1
+        with pytest.raises(ValueError, match=r"damaged: its field 6 \(steps\) holds 18446744"):
+            pages.read_page(page)
 
 
 def test_a_page_that_could_shrink_is_never_mapped():
