@@ -142,6 +142,9 @@ VENDORS = {
     "infra": (
         "RuntimeError: HIP error: hipErrorECCNotCorrectable uncorrectable ECC error",
         "nvidia-container-cli: initialization error: nvml error: driver not loaded",
+        "NVRM: GPU 0000:3b:00.0: RmInitAdapter failed! (0x26:0xffff:1290)",
+        "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+        "Failed to initialize NVML: Unknown Error",
         "[  81.5] amdgpu 0000:01:00.0: amdgpu: GPU reset begin!",
         "2026-Nov-20 10:00:00.1 7:7 ERROR  TDRV:tdrv_init  Could not open the nd9",
         "RuntimeError: Found no NVIDIA driver on your system. No CUDA GPUs are available",
@@ -159,6 +162,8 @@ VENDORS = {
         "fatal: unable to access 'https://h/m': Could not resolve host: h",
         "http.client.RemoteDisconnected: Remote end closed connection without response",
         "OSError: [Errno 113] No route to host",
+        "ssh: connect to host n2 port 22: No route to host",
+        "httpx.ReadTimeout: The read operation timed out",
     ),
     "storage": (
         "OSError: [Errno 122] Disk quota exceeded: '/out'",
@@ -257,6 +262,11 @@ HEALTHY = (
     "[W socket.cpp:6] [c10d] The server socket has failed to bind to [::]:29500 (errno: 97 - x).",
     "EarlyStopping: monitored metric did not improve; signaling Trainer to stop.",
     "killed old tensorboard; started new", "checkpoint not found, starting from scratch",
+    "Removing stale file handle cache entry", "Checking disk quota: used 10 of 100 GB",
+    "model has 0 missing keys; no corrupt shards", "pynvml not found; GPU stats disabled",
+    "Failed to load image Python extension: b.so: cannot open shared object file: No such file",
+    "ldconfig: Warning: ignoring a file that cannot be opened: /etc/a: No such file or directory",
+    "DEBUG urllib3.connectionpool: https://h:443 \"HEAD /a HTTP/1.1\" 404 0",
     "Skipped 12 corrupt images; dataset has 10000 samples", "Warning:  a.so: undefined symbol: f",
     "I1120 10:00:00.1 7 request.go:9] Waited for 1.0s due to client-side throttling, not priority",
 )

@@ -32,7 +32,7 @@ _TRANSPORT = re.compile(
     r"|^\S{1,120}:\d+:\d+ \[\d+\] (?:\S{1,200} )?(?P<b>INFO|WARN|ERROR|TRACE) "
 )
 _LEVEL = re.compile(
-    r"(?:^|[\s\[|:(<>-])(?:(?P<info>TRACE|DEBUG|INFO|NOTICE|DIAG|NOTE)|(?P<warn>WARN|WARNING)"
+    r"(?:^|[\s\[|:(<>-])(?:(?P<info>TRACE|DEBUG|INFO|NOTICE|NOTE)|(?P<warn>WARN|WARNING)"
     r"|(?P<loud>ERROR|ERR|CRITICAL|FATAL|\*ERROR\*))(?=[\s\]|:)>,-]|$)"
 )
 _SMALL = re.compile(
@@ -69,6 +69,8 @@ _GIVES_UP = re.compile(
 
 _SUPPOSED = re.compile(
     r"(?i)\b(?:may be|might be|will not|would not|if (?:an?|the|any|you)|at any time|in case of)\b"
+    r"|^\W{0,5}(?:check|remov|clean|delet|load|sav|sett|us|start|detect|test|validat|wait)ing\b"
+    r"|\b(?:no|0|zero) (?:corrupt|truncated|missing|invalid|bad|failed|stale)\b"
 )
 
 

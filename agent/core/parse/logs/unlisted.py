@@ -130,6 +130,8 @@ class Reader:
     def _family(self, text: str, said: Form, below: list[Clean]) -> Family | None:
         families = self.families
         row = families.by_text(text)
+        if row is not None and row.role == HARMLESS and said.ends:
+            row = None  # the same words, but a process ended with them
         if (row is None or row.culprit == "unknown") and (code := find(self.codes, text)):
             return _of_code(code)
         if row is None and said.level >= PLAIN and (said.name or said.level == LOUD):
