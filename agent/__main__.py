@@ -76,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
     gc.set_threshold(*GC_THRESHOLDS)
     raise_open_files()
     try:
-        loaded = load(options.config_file, options.overrides)
+        loaded = load(options.config_file, options.overrides, serves=True)
     except ConfigError as error:
         print(f"holdfast agent: {error}", file=sys.stderr)
         return exits.CONFIGURATION

@@ -64,7 +64,8 @@ EXITS: Dict[str, Tuple[Row, ...]] = {
     "train": _RUN,
     "agent": (
         row(DONE, "ended on a signal, or with the run that it served"),
-        row(FAILED, "a crash of ours, or a place that cannot be used"),
+        row(FAILED, "a crash of ours, a place that cannot be used, or a private agent to which no "
+            "launcher came"),
         row(CONFIGURATION, "configuration, runbook, journal or store is not as it must be"),
     ),
     "status": _ASK,

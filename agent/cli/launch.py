@@ -8,15 +8,17 @@ arguments are the launcher's to read (worker/bootstrap.py).
 from __future__ import annotations
 
 import os
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
 
+from holdfast.worker import peers
 from holdfast.worker.exits import CONFIGURATION
 
-from .text import Failure
+from .text import Failure, count
 
 # Flags of the launcher that take no value.  Of every other flag the next word is the value, so
 # that a script's own `--python` is never read as ours.
@@ -75,9 +77,41 @@ def bootstrap() -> str:
     raise Failure("this installation has no launcher (worker/bootstrap.py): install it again")
 
 
+def check_configuration(environ: Mapping[str, str]) -> None:
+    """Raises Failure (78) with every error of the file that the run's own agent would read: once
+    the launcher runs, its agent could only fail, again and again, and the run go unwatched."""
+    file = environ.get("HOLDFAST_CONFIG")
+    if not file or (not environ.get("HOLDFAST_RUNTIME_DIR") and _node_agent(environ)):
+        return
+    from holdfast.agent.config import load, runbooks
+
+    try:
+        loaded = load.load(Path(file), serves=True)
+        runbooks.load_runbooks(Path(loaded.config.runbooks.directory))
+    except (load.ConfigError, runbooks.RunbookError) as error:
+        told = "\n  ".join(error.errors)
+        raise Failure(f"HOLDFAST_CONFIG: {count(len(error.errors), 'error')}:\n  {told}",
+                      CONFIGURATION) from error
+
+
+def _node_agent(environ: Mapping[str, str]) -> bool:
+    """Whether the node has an agent that this run would go to."""
+    from .client import NODE_RUNTIME
+
+    path = str(NODE_RUNTIME / "agent.sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as sock:
+        try:
+            sock.connect(path)
+            peers.check_peer(sock, path, environ)
+        except (OSError, peers.Stranger):
+            return False
+    return True
+
+
 def launch(command: str, argv: Sequence[str]) -> NoReturn:
     """Replaces this process by the launcher.  Returns never; raises Failure before."""
     python = job_python(argv, os.environ)
+    check_configuration(os.environ)
     environ = {**os.environ, "HOLDFAST_PYTHON": sys.executable}
     sys.stdout.flush()
     try:

@@ -47,9 +47,12 @@ CLEARS = {
 
 def runbooks() -> dict[str, Runbook]:
     """The runbooks in force, shadows included.  Raises Failure for a bad one."""
+    return _runbooks(_load(None).config)
+
+
+def _runbooks(configuration: Any) -> dict[str, Runbook]:
     from holdfast.agent.config.runbooks import load_runbooks
 
-    configuration = _load(None).config
     try:
         return load_runbooks(Path(configuration.runbooks.directory))
     except (OSError, ValueError) as error:
@@ -164,7 +167,7 @@ def _as_json(book: Runbook) -> dict[str, Any]:
 # -------------------------------------------------------------------------------------- config
 
 
-def _load(file: str | None) -> Any:
+def _load(file: str | None, serves: bool = False) -> Any:
     """agent.config's Loaded.  Raises Failure (78) with every error on its own line."""
     from holdfast.agent.config import load as configuration
 
@@ -172,7 +175,7 @@ def _load(file: str | None) -> Any:
     if not file and not os.access(path, os.R_OK):
         return configuration.load(None)
     try:
-        return configuration.load(path)
+        return configuration.load(path, serves=serves)
     except configuration.ConfigError as error:
         lines = "\n  ".join(error.errors)
         raise Failure(f"{count(len(error.errors), 'error')}:\n  {lines}", CONFIGURATION) from error
@@ -191,7 +194,7 @@ def config(options: argparse.Namespace) -> int:
     """check: 0, or 78 with all errors.  show: every value and the file that it comes from."""
     from holdfast.agent.config.load import flatten
 
-    loaded = _load(options.config)
+    loaded = _load(options.config, serves=options.what == "check")
     values = {key: (value, loaded.origins[key]) for key, value in flatten(loaded.config)}
     if options.json:
         from .live import print_json
@@ -200,6 +203,7 @@ def config(options: argparse.Namespace) -> int:
                     for key, (value, origin) in values.items()})
         return 0
     if options.what == "check":
+        _runbooks(loaded.config)
         changed = sum(origin != "default" for _, origin in values.values())
         own = len(loaded.signatures)
         more = f", {count(own, 'own signature')}" if own else ""

@@ -52,7 +52,7 @@ async def read(
 def answer(file: str, overrides: Overrides) -> Answer:
     """In the child."""
     try:
-        loaded = load(Path(file) if file else None, overrides)
+        loaded = load(Path(file) if file else None, overrides, serves=True)
         runbooks = load_runbooks(Path(loaded.config.runbooks.directory))
     except OSError as error:
         return Answer([str(error)])

@@ -20,6 +20,7 @@ from ..core import actions
 from ..system.regular import read_regular
 from ..system.time_limit import TooSlow, at_most
 from .settings import Config
+from .tokens import check_listening
 
 FILE_MAX_BYTES = 1 << 20
 CONF_D_MAX = 100
@@ -61,10 +62,12 @@ class Loaded(NamedTuple):
 
 
 def load(
-    file: Path | None, overrides: Mapping[str, tuple[object, str]] | None = None
+    file: Path | None, overrides: Mapping[str, tuple[object, str]] | None = None,
+    serves: bool = False,
 ) -> Loaded:
     """Reads FILE and conf.d/*.toml beside it (sorted, a later file wins), then the overrides
-    {"agent.state_dir": (value, origin)}.  Raises ConfigError with every error found."""
+    {"agent.state_dir": (value, origin)}.  Raises ConfigError with every error found.  `serves`:
+    also what stands in the way of page and API, which only the agent's own user can say."""
     errors: list[str] = []
     values: dict[str, tuple[Any, str]] = {}
     signatures: list[tuple[dict[str, Any], str]] = []
@@ -96,6 +99,9 @@ def load(
             f"{_origin('actions.allow', values)}: evidence.store is empty, but actions.allow names "
             f"{lasting[0]}: set a directory that outlives this node"
         )
+    if serves:
+        check_listening(config.agent.listen, config.api.tokens_file,
+                        _origin("agent.listen", values), errors)
     if errors:
         raise ConfigError(errors)
     origins = {key: _origin(key, values) for key, _ in flatten(config)}

@@ -19,6 +19,8 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
+from holdfast.worker import exits
+
 from ..actions import root_client
 from ..actions.evidence_store import EvidenceStore
 from ..actions.performer import Performer
@@ -113,7 +115,10 @@ class Daemon:
                 await self._shut(runtime)
         finally:
             lock.release()
-        return 0
+        if self.private_life.is_unserved:
+            say(f"no launcher of run {self.options.run} came: nothing was watched")
+            return exits.FAILED
+        return exits.DONE
 
     def _open(self, directory: Path, runtime: Path) -> None:
         """Everything that must be there before launchers may connect; the socket comes last."""

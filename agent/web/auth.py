@@ -10,19 +10,16 @@ from __future__ import annotations
 import hmac
 import os
 import socket
-import tomllib
 from collections.abc import Awaitable, Callable
-from ipaddress import ip_address
-from pathlib import Path
 
 from aiohttp import web
 
 from ..config.load import ConfigError
+from ..config.tokens import OPERATOR, is_loopback, read_tokens
 from ..launchers.connection import peer
 from .visibility import Owner, Reader, peer_uid, reader
 
-OPERATOR, READ, NOBODY = "operator", "read", ""
-TOKENS_MAX = 1000
+NOBODY = ""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 ALWAYS_OPEN = ("/", "/healthz", "/readyz")  # the page itself holds no data
 
@@ -32,23 +29,10 @@ class Tokens:
 
     def __init__(self, file: str) -> None:
         """Reads FILE ("" = none).  ConfigError names file and what to set."""
-        self._roles: list[tuple[bytes, str]] = []
-        if not file:
-            return
-        path = Path(file)
-        try:
-            if path.stat().st_mode & 0o077:
-                raise ConfigError([f"{path}: others may read it: chmod 600 {path}"])
-            table = tomllib.loads(path.read_text("utf-8"))
-        except OSError as error:
-            raise ConfigError([f"{path}: {error.strerror}: set api.tokens_file"]) from error
-        except (ValueError, RecursionError) as error:
-            raise ConfigError([f"{path}: no valid TOML: {error}"]) from error
-        for number, (token, role) in enumerate(table.items(), 1):
-            if role not in (OPERATOR, READ) or len(token) < 16 or number > TOKENS_MAX:
-                raise ConfigError([f"{path}: token {number}: set a token of at least 16 characters "
-                                   'to "operator" or "read"'])
-            self._roles.append((token.encode(), role))
+        errors: list[str] = []
+        self._roles = read_tokens(file, errors)
+        if errors:
+            raise ConfigError(errors)
 
     def __bool__(self) -> bool:
         return bool(self._roles)
@@ -61,16 +45,6 @@ class Tokens:
             if hmac.compare_digest(known, token.strip().encode()) and scheme == "Bearer":
                 found = role
         return found
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a name or address can only be this machine."""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False
 
 
 def peer_of(request: web.Request) -> tuple[int, int] | None:

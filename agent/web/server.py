@@ -20,6 +20,7 @@ import msgspec
 from aiohttp import web
 
 from ..config.load import ConfigError
+from ..config.tokens import is_loopback
 from ..core import actions
 from ..core.model import Request, node_subject, rank_subject
 from ..core.nodes.kernel_incidents import DETECTOR
@@ -28,7 +29,7 @@ from ..daemon.state import AgentState
 from ..metrics.families import CONTENT_TYPE, Exposition
 from ..system.errors import say
 from . import drift, status, visibility
-from .auth import Authorizer, Tokens, is_loopback, peer_of, reader_of, refuse
+from .auth import Authorizer, Tokens, peer_of, reader_of, refuse
 from .connection_limit import ConnectionLimit, LimitedConnection
 from .page import load_page
 

@@ -27,6 +27,7 @@ class PrivateLife:
         self._state, self._launchers, self._stop = state, launchers, stop
         self._left_s = 0.0  # CLOCK_MONOTONIC when the last launcher went, 0 while one is here
         self._said_bye = False
+        self.is_unserved = False  # it ended without a launcher that ever came
 
     def launcher_came(self) -> None:
         self._left_s, self._said_bye = 0.0, False
@@ -50,7 +51,9 @@ class PrivateLife:
         now_s = time.monotonic()
         if self._left_s == 0.0:
             # Nobody came yet; the process that started this one may be dead already.
-            return os.getppid() != parent or now_s - self._state.started_s > FIRST_HELLO_S
+            waited_s = now_s - self._state.started_s
+            self.is_unserved = os.getppid() != parent or waited_s > FIRST_HELLO_S
+            return self.is_unserved
         left_for_s = now_s - self._left_s
         if self._said_bye and left_for_s > AFTER_BYE_S:
             return True

@@ -1,0 +1,71 @@
+"""The file of bearer tokens, and which addresses need one.
+
+Owns the file's form, and the rule that nothing listens beyond this machine without a token.  What
+a role may do is agent/web/auth.py's.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tomllib
+from ipaddress import ip_address
+from pathlib import Path
+
+from ..system.regular import open_regular
+from ..system.time_limit import at_most
+
+OPERATOR, READ = "operator", "read"
+TOKENS_MAX = 1000
+TOKEN_MIN = 16
+FILE_MAX_BYTES = 1 << 20
+PARSE_S = 2.0
+
+
+def read_tokens(file: str, errors: list[str]) -> list[tuple[bytes, str]]:
+    """(token, role) of each line of FILE; nothing for "".  What is wrong is added to `errors`."""
+    if not file:
+        return []
+    path = Path(file)
+    try:
+        with open(open_regular(path), "rb") as handle:
+            if stat.S_IMODE(os.fstat(handle.fileno()).st_mode) & 0o077:
+                errors.append(f"{path}: others may read it: chmod 600 {path}")
+                return []
+            text = handle.read(FILE_MAX_BYTES + 1)
+        if len(text) > FILE_MAX_BYTES:
+            raise ValueError(f"longer than {FILE_MAX_BYTES} bytes")
+        with at_most(PARSE_S):
+            table = tomllib.loads(text.decode("utf-8-sig"))
+    except OSError as error:
+        errors.append(f"{path}: {error.strerror}: set api.tokens_file to a file that uid "
+                      f"{os.getuid()} may read")
+        return []
+    except (ValueError, RecursionError) as error:
+        errors.append(f"{path}: no valid TOML: {error}")
+        return []
+    bad = [number for number, (token, role) in enumerate(table.items(), 1)
+           if role not in (OPERATOR, READ) or len(token) < TOKEN_MIN or number > TOKENS_MAX]
+    errors += [f"{path}: token {number}: set a token of at least {TOKEN_MIN} characters to "
+               '"operator" or "read"' for number in bad[:10]]
+    return [(token.encode(), role) for token, role in table.items()] if not bad else []
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a name or address can only be this machine."""
+    if host == "localhost":
+        return True
+    try:
+        return ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def check_listening(listen: str, tokens_file: str, origin: str, errors: list[str]) -> None:
+    """What would leave an agent without its page: a bad file, or nobody who may ask."""
+    before = len(errors)
+    tokens = read_tokens(tokens_file, errors)
+    if len(errors) == before and listen and not tokens:
+        if not is_loopback(listen.rpartition(":")[0]):
+            errors.append(f"{origin}: agent.listen = {listen!r} is not loopback: set "
+                          "api.tokens_file, or listen on 127.0.0.1")

@@ -1,0 +1,130 @@
+"""A configuration that cannot be used ends what would use it: at once, with 78 and every error."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.agent.cli import launch, main
+from holdfast.agent.config.load import ConfigError, load
+from holdfast.agent.daemon.daemon import Daemon, Options
+
+Captured = pytest.CaptureFixture[str]
+TOKEN = '"operator-token-0123" = "operator"\n'
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "books").mkdir()
+    path = tmp_path / "agent.toml"
+    path.write_text(f'[runbooks]\ndirectory = "{tmp_path}/books"\n')
+    return path
+
+
+def add(file: Path, text: str) -> None:
+    file.write_text(file.read_text() + text)
+
+
+def refused(file: Path, capsys: Captured, tmp_path: Path) -> str:
+    """What `config check`, `agent` and `run` say of it; each ends with 78."""
+    assert main(["config", "check", "--config", str(file)]) == 78
+    said = capsys.readouterr().err
+    assert main(["agent", "--config", str(file), "--state", str(tmp_path / "state"),
+                 "--runtime", str(tmp_path / "run")]) == 78
+    said += capsys.readouterr().err
+    environ = {**os.environ, "HOLDFAST_CONFIG": str(file), "HOLDFAST_RUNTIME_DIR": str(tmp_path)}
+    begin_s = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "holdfast.agent.cli", "run", "--no-python", "true"],
+        env=environ, stderr=subprocess.PIPE, text=True, timeout=60.0, check=False)
+    assert done.returncode == 78 and "HOLDFAST_CONFIG: " in done.stderr
+    assert time.monotonic() - begin_s < 8.0  # 10 s were lost, and the run went unwatched
+    return said + done.stderr
+
+
+def test_every_error_is_told_by_each(file: Path, capsys: Captured, tmp_path: Path) -> None:
+    add(file, '[agent]\ntick_s = 1e-9\nlisten = "0.0.0.0"\nslow_s = nan\n')
+    said = refused(file, capsys, tmp_path)
+    for part in ("agent.tick_s: ", "agent.slow_s: ",
+                 "agent.listen: '0.0.0.0': set HOST:PORT, for example 127.0.0.1:9855"):
+        assert said.count(part) == 3, part
+
+
+def test_beyond_loopback_needs_tokens(file: Path, capsys: Captured, tmp_path: Path) -> None:
+    add(file, '[agent]\nlisten = "0.0.0.0:9855"\n')
+    said = refused(file, capsys, tmp_path)
+    assert said.count("agent.listen = '0.0.0.0:9855' is not loopback: set api.tokens_file") == 3
+    tokens = tmp_path / "tokens.toml"
+    tokens.write_text(TOKEN)
+    tokens.chmod(0o600)
+    add(file, f'[api]\ntokens_file = "{tokens}"\n')
+    assert main(["config", "check", "--config", str(file)]) == 0
+
+
+@pytest.mark.parametrize(("text", "mode", "why"), [
+    (TOKEN, 0o644, "chmod 600"), ('"short" = "operator"\n', 0o600, "16 characters"),
+    ("x", 0o600, "no valid TOML"), (None, 0, "No such file"),
+    ("a." * 100_000 + "a = 1\n", 0o600, "takes longer than"),
+])
+def test_a_bad_tokens_file_is_told(
+    text: str | None, mode: int, why: str, file: Path, capsys: Captured, tmp_path: Path
+) -> None:
+    tokens = tmp_path / "tokens.toml"
+    if text is not None:
+        tokens.write_text(text)
+        tokens.chmod(mode)
+    add(file, f'[api]\ntokens_file = "{tokens}"\n')
+    assert main(["config", "check", "--config", str(file)]) == 78
+    assert why in capsys.readouterr().err
+    with pytest.raises(ConfigError, match=why):
+        load(file, serves=True)
+    load(file)  # whoever only asks what a fault means need not read it
+
+
+def test_a_fifo_of_tokens_holds_nobody_up(file: Path, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "tokens.toml")
+    add(file, f'[api]\ntokens_file = "{tmp_path}/tokens.toml"\n')
+    with pytest.raises(ConfigError, match="no regular file"):
+        load(file, serves=True)
+
+
+def test_a_bad_runbook_is_told(file: Path, capsys: Captured, tmp_path: Path) -> None:
+    (tmp_path / "books/rank_hung.md").write_text("+++\nseverity = 'loud'\n+++\n")
+    assert refused(file, capsys, tmp_path).count("rank_hung.md:2: severity: 'loud'") == 3
+
+
+def test_a_run_of_the_nodes_agent_reads_no_configuration(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file.write_text("[")
+    monkeypatch.setattr(launch, "_node_agent", lambda _: True)
+    launch.check_configuration({"HOLDFAST_CONFIG": str(file)})
+    with pytest.raises(launch.Failure):
+        launch.check_configuration({"HOLDFAST_CONFIG": str(file), "HOLDFAST_RUNTIME_DIR": "/x"})
+
+
+@pytest.mark.parametrize("why", ["never", "parent"])
+def test_a_private_agent_to_which_nobody_came_has_failed(
+    why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from holdfast.agent.daemon.parts import private_life
+
+    if why == "never":
+        monkeypatch.setattr(private_life, "FIRST_HELLO_S", 0.2)
+    else:
+        pids = iter([1, *[2] * 1000])
+        monkeypatch.setattr(private_life.os, "getppid", lambda: next(pids))
+    overrides: dict[str, tuple[object, str]] = {
+        "agent.state_dir": (str(tmp_path / "state"), "test"),
+        "agent.runtime_dir": (str(tmp_path / "run"), "test"), "agent.listen": ("", "test"),
+    }
+    from holdfast.agent.__main__ import _make_node
+
+    daemon = Daemon(load(None, overrides), Options(True, "m5", None, overrides), _make_node)
+    assert asyncio.run(asyncio.wait_for(daemon.run(), 30.0)) == 1
