@@ -254,9 +254,9 @@ class Node:
     def _forget(self, seen: set[str]) -> None:
         """Runs that nobody shows any more go first when there are too many, and of those the ones
         of which nothing is said any more."""
-        gone = [run for run in sorted(self.cases) if run not in seen]
-        gone.sort(key=lambda run: self.cases[run].state.incidents.stopped is not None)
-        for run in gone[: max(0, len(self.cases) - RUNS_MAX)]:
+        absent = [run for run in sorted(self.cases) if run not in seen]
+        absent.sort(key=lambda run: self.cases[run].state.incidents.stopped is not None)
+        for run in absent[: max(0, len(self.cases) - RUNS_MAX)]:
             del self.cases[run]
             del self.kept.runs[run]
 
