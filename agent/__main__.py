@@ -74,6 +74,8 @@ def _make_node(*arguments: object) -> Node:
 def main(arguments: Sequence[str]) -> int:
     options = options_of(arguments)
     gc.set_threshold(*GC_THRESHOLDS)
+    if options.private:
+        os.umask(0o077)  # what it keeps of a run is its user's alone
     raise_open_files()
     try:
         loaded = load(options.config_file, options.overrides, serves=True)

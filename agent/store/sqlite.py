@@ -60,6 +60,12 @@ def open_database(path: Path) -> sqlite3.Connection:
     """Opens or creates one of our databases.  StoreError when the file is not ours or is damaged:
     it is never overwritten, because it may hold what somebody needs."""
     try:
+        with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "rb") as file:
+            if os.fstat(file.fileno()).st_mode & 0o077:
+                os.fchmod(file.fileno(), 0o600)  # one of an earlier release
+    except OSError:
+        pass  # SQLite says why
+    try:
         connection = sqlite3.connect(
             path, timeout=2.0, isolation_level=None, check_same_thread=False
         )

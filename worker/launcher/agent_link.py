@@ -77,6 +77,20 @@ def own_directory(path: str) -> None:
                               "XDG_RUNTIME_DIR", path)
 
 
+def private_folder(path: str) -> None:
+    """Makes `path` for this user alone, with what is missing above it; one of this user's that is
+    there already is closed to others.  What jobs print and what became of them is kept below."""
+    above = os.path.dirname(path)
+    if above and not os.path.isdir(above):
+        private_folder(above)
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        status = os.stat(path)
+        if status.st_uid == os.getuid() and status.st_mode & 0o077:
+            os.chmod(path, 0o700)
+
+
 def connect(path: str, environ: Dict[str, str]) -> Optional[Channel]:
     """The line to the agent behind `path`; None when nobody answers, Stranger for a foreign one."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -145,7 +159,7 @@ class AgentLink:
 
     def start_private(self) -> None:
         """Starts this run's own agent, in a session of its own, under Holdfast's interpreter."""
-        os.makedirs(self.where.state_dir, mode=0o700, exist_ok=True)
+        private_folder(self.where.state_dir)
         self.started_s = time.monotonic()
         os.makedirs(self.where.runtime_dir, mode=0o700, exist_ok=True)
         command, environ = own_module("holdfast.agent", self.environ)
@@ -154,7 +168,10 @@ class AgentLink:
         config = self.environ.get("HOLDFAST_CONFIG")
         if config:
             command += ["--config", config]
-        with open(os.path.join(self.where.state_dir, "agent.log"), "ab") as log:
+        name = os.path.join(self.where.state_dir, "agent.log")
+        descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        with open(descriptor, "ab") as log:
+            os.fchmod(descriptor, 0o600)  # one of an earlier release
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                 start_new_session=True, env=environ, close_fds=True,

@@ -20,7 +20,7 @@ from .. import page as pages
 from ..rank import rank
 from ..wire import Packet
 from . import compiling, forking, levels, spec
-from .agent_link import AgentLink, Places, places
+from .agent_link import AgentLink, Places, places, private_folder
 from .child_tasks import ChildTask, ChildTasks
 from .commands import Commands
 from .log_watch import LogWatch
@@ -68,7 +68,11 @@ class Launcher:
 
     def run(self) -> int:
         """Runs to the end; returns the exit code.  Everything started is gone afterwards."""
-        os.makedirs(self.state.log_dir, exist_ok=True)
+        if self.spec.log_dir:
+            os.makedirs(self.state.log_dir, exist_ok=True)
+        else:
+            private_folder(self.link.where.state_dir)
+            private_folder(self.state.log_dir)
         rank.prctl(PR_SET_CHILD_SUBREAPER, 1)
         self.take_signals()
         if self.link.tend():  # a private agent starts while this process imports

@@ -106,7 +106,7 @@ class RankProcesses:
         self.launched += 1
         name = "rank-%d" % rank_number if rank_number >= 0 else "standby-%d" % self.launched
         home = os.path.join(self.log_dir, name)
-        os.makedirs(home, exist_ok=True)
+        rank.make_home(home)
         ours, theirs = pair()
         process = RankProcess(self.launched, home, pages.create(), ours)
         process.rank, process.generation = rank_number, generation

@@ -74,6 +74,22 @@ def settle(seat: Seat) -> None:
     redirect(seat.stdout, seat.stderr)
 
 
+def make_home(home: str) -> None:
+    """The folder of a rank's logs, as open to others as the run's is."""
+    try:
+        mode = os.stat(os.path.dirname(home)).st_mode & 0o777
+    except OSError:
+        mode = 0o700  # somebody took it away
+    os.makedirs(home, mode=mode, exist_ok=True)
+
+
+def open_log(path: str) -> int:
+    """A rank's file to be appended to, as open to others as its folder is."""
+    is_closed = not os.stat(os.path.dirname(path)).st_mode & 0o077
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    return os.open(path, flags, 0o600 if is_closed else 0o644)
+
+
 def redirect(stdout: str, stderr: str) -> None:
     """Points the streams at the rank's own files, appended to, line by line."""
     null = os.open(os.devnull, os.O_RDONLY)
@@ -81,7 +97,7 @@ def redirect(stdout: str, stderr: str) -> None:
     os.close(null)
     for path, number in ((stdout, 1), (stderr, 2)):
         if path:
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            fd = open_log(path)
             os.dup2(fd, number)
             os.close(fd)
     sys.stdin = open(0, closefd=False)
@@ -150,9 +166,9 @@ def own_files(seat: Seat, assignment: elastic.Assignment, files: "tuple[str, str
         return
     folder = os.path.dirname(os.path.dirname(files[0]))
     home = os.path.join(folder, "rank-%d" % assignment.rank)
-    os.makedirs(home, exist_ok=True)
+    make_home(home)
     for number, name in ((1, "stdout.log"), (2, "stderr.log")):
-        fd = os.open(os.path.join(home, name), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        fd = open_log(os.path.join(home, name))
         os.dup2(fd, number)
         os.close(fd)
 

@@ -1,0 +1,48 @@
+"""What a run with an agent of its own leaves: for its user alone."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def run(tmp_path: Path, name: str, *flags: str) -> subprocess.CompletedProcess[bytes]:
+    environ = {**os.environ, "HOLDFAST_STATE_DIR": str(tmp_path / "state"),
+               "HOLDFAST_RUNTIME_DIR": str(tmp_path / "run")}
+    command = [sys.executable, "-P", "-m", "holdfast.agent.cli", "run", "--run", name, *flags,
+               "--no-python", "sh", "-c", "echo hello; sleep 1.5"]
+    return subprocess.run(command, env=environ, capture_output=True, timeout=90.0, check=True,
+                          umask=0o022)
+
+
+def modes(root: Path) -> dict[str, int]:
+    """Of everything below `root`, by its path."""
+    found = [root, *root.rglob("*")]
+    return {str(path.relative_to(root)): stat.S_IMODE(path.lstat().st_mode) for path in found}
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_state_is_its_users_alone(is_old: bool, tmp_path: Path) -> None:
+    home = tmp_path / "state/runs/m5"
+    if is_old:  # as an earlier release left it
+        home.mkdir(parents=True)
+        (home / "agent.log").write_text("before\n")
+        for name in ("journal.db", "store.db"):
+            (home / name).touch(0o644)
+    run(tmp_path, "m5")
+    found = modes(home)
+    assert {"agent.log", "journal.db", "store.db", "lock", "logs/rank-0/stdout.log"} <= set(found)
+    assert {name: oct(mode) for name, mode in found.items() if mode & 0o077} == {}
+    if not is_old:
+        assert not stat.S_IMODE((tmp_path / "state").stat().st_mode) & 0o077
+
+
+def test_a_folder_that_was_asked_for_is_as_open_as_torchruns(tmp_path: Path) -> None:
+    run(tmp_path, "m5", "--log-dir", str(tmp_path / "logs"))
+    found = modes(tmp_path / "logs")
+    assert found["rank-0"] == 0o755 and found["rank-0/stdout.log"] == 0o644
