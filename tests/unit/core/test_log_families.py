@@ -262,6 +262,7 @@ HEALTHY = (
     "[W socket.cpp:6] [c10d] The server socket has failed to bind to [::]:29500 (errno: 97 - x).",
     "EarlyStopping: monitored metric did not improve; signaling Trainer to stop.",
     "killed old tensorboard; started new", "checkpoint not found, starting from scratch",
+    "Timeout: 1800", "Error: 0.031", "Exit: 0", "throttled = False; throttle: none",
     "Removing stale file handle cache entry", "Checking disk quota: used 10 of 100 GB",
     "model has 0 missing keys; no corrupt shards", "pynvml not found; GPU stats disabled",
     "Failed to load image Python extension: b.so: cannot open shared object file: No such file",
@@ -334,6 +335,27 @@ def test_an_error_that_no_rule_knows_is_told() -> None:
     assert found.hint == ("an error that no rule knows; the last one: "
                           "E1120 10:00:00.1 7 frobnicator.cc:9] the flux is inverted")
     assert diagnose("all is well\n").hint.startswith("nothing known")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("ERROR Read timed out. Trying to resume download\n", "only errors that were handled"),
+        ("W1120 10:00:00.1 7 a.cc:9] EXT4-fs error (device a)\n", "no error, but a warning"),
+        ('  File "a.py", line 7, in f\n    return g(\n', "a traceback without its end"),
+    ],
+)
+def test_what_nobody_is_blamed_for_is_told(text: str, said: str) -> None:
+    found = diagnose(text)
+    assert found.root is None
+    assert found.hint.startswith(said)
+
+
+def test_the_source_line_of_a_cut_traceback_says_what_it_raises() -> None:
+    frame = 'Traceback (most recent call last):\n  File "a.py", line 7, in f\n'
+    assert culprit(frame + "    raise UnpicklingError(\n") == "data"
+    assert culprit(frame + "    raise ChildFailedError(\n") == ""
+    assert culprit("    raise UnpicklingError(\n") == ""
 
 
 # ----------------------------------------------------------------------------- what must not matter

@@ -28,6 +28,7 @@ class Family(NamedTuple):
     classes: tuple[str, ...] = ()  # of exceptions, when no text decides
     weak: bool = False
     ends: bool = False  # its line ends a process, traceback or not
+    loud: bool = False  # not believed in a line of no level that does not sound bad
     warned: bool = False  # believed in a warning, too
     retried: bool = False  # believed although the line says that it is tried again
     until: str = ""  # a later line with it shows that it went well

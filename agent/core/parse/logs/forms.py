@@ -46,6 +46,7 @@ _EVENT = re.compile(r"\bNormal {2,}[A-Z][A-Za-z]")  # of Kubernetes: Warning is 
 # `E   ` of pytest, `> ` and `- ` of quotations, Ray's daemons, and the class of what a task raised.
 _QUOTED = re.compile(r"(?:[>|#*`-] ?|E {2,8}|\((?:raylet|gcs_server|autoscaler)\) ){1,12}")
 _WRAPPED = re.compile(r"(?:[A-Za-z_]\w*\.){0,8}\w{1,80}\((?P<inner>[A-Za-z_]\w{1,80})\): ")
+_PLAIN_WORD = re.compile(r"(?:Timeout|Exit|Warning|Killed|Expired|Interrupt|Error):")  # of any tool
 _RAISE = re.compile(
     r"^(?:.{0,120}[\]|>:] )?(?:-+> )?(?:\d+ )? *"
     r"(?:raise (?P<name>(?:\w{1,80}\.){0,6}\w{1,80})|(?P<assert>assert) )"
@@ -119,7 +120,7 @@ def raised_name(text: str) -> str:
     """The exception's class, also of one that another wraps: `RayTaskError(ValueError): `."""
     if found := _WRAPPED.match(text):
         return found["inner"] if exception(f"{found['inner']}: ", False) else ""
-    return exception(text, False)
+    return "" if _PLAIN_WORD.match(text) else exception(text, False)
 
 
 def cut_off(text: str) -> str:

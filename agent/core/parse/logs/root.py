@@ -22,6 +22,14 @@ RETRY_WORDS = {
 }
 
 
+TOLD = {  # what is told of errors that nobody is blamed for, the first that there is
+    "unknown_error": "an error that no rule knows; the last one",
+    "traceback_cut": "a traceback without its end",
+    "handled_error": "only errors that were handled, as their lines say",
+    "warning": "no error, but a warning",
+}
+
+
 class Diagnosis(NamedTuple):
     """`root` is None when nothing but consequences was found; `hint` is never empty then."""
 
@@ -113,11 +121,12 @@ def hint(ordered: Sequence[Match], exit_codes: dict[str, str]) -> str:
     if peers:
         return f"only consequences: the other side went first; look at {peers[0]}"
     present = {match.role for match in ordered}
-    unplaced = [match for match in ordered if match.role == UNPLACED]
+    told = {match.signature: match.text[:200] for match in ordered if match.role == UNPLACED}
     if present & {CASCADE, CARRIER}:
         return "only consequences: the log of the rank that failed first is not among these"
-    if unplaced:
-        return f"an error that no rule knows; the last one: {unplaced[-1].text[:200]}"
+    for name, words in TOLD.items():
+        if name in told:
+            return f"{words}: {told[name]}"
     if SIGNAL in present:
         return "nothing ended by itself, but the values are not healthy"
     if TEARDOWN in present:

@@ -35,12 +35,15 @@ _LAST_ERROR = b"Last error:"
 _SOURCE = re.compile(rb'File "|[\^~]|(?:raise|return|assert|with|for|if|self\.)\b')
 _SOUNDS_BAD = re.compile(
     r"(?i)\b(?:errors?|failed|failure|fatal|abort(?:ed|ing)?|exception|killed|crashed|cannot|"
-    r"could not|unable to|terminated|timed out|panic|corrupt(?:ed)?)\b"
+    r"could not|unable to|terminated|timed out|panic|corrupt(?:ed)?|"
+    r"denied|refused|not (?:found|enough)|no such|restricted)\b"
 )
 _COUNTED = re.compile(r"(?i)\b(?:errors?|failed|failures?|aborted|killed)\W{0,3}[=: ]\W{0,3}0\b")
 NRT = "neuron_code"
 UNKNOWN = Family("unknown_error", UNPLACED, "unplaced", "unknown", "depends", ())
 CUT = UNKNOWN._replace(id="traceback_cut")
+WARNED = UNKNOWN._replace(id="warning")
+HANDLED = UNKNOWN._replace(id="handled_error")
 PYTHON = Family("python_error", ROOT, "user_code", "user", "no", (), weak=True)
 
 
@@ -115,12 +118,12 @@ class Reader:
         row = self._family(read.text, said, below)
         if row is None or row.role == HARMLESS:
             return None
-        if said.level == WARN and row.role == ROOT and not row.warned:
+        if row.role == ROOT and (said.supposed or row.loud and _quiet(read.text, said)):
             return None
-        if row.role == ROOT and said.supposed:
-            return None
-        if row.role == ROOT and not row.retried and _handled(said, below):
-            return None
+        if row.role == ROOT and said.level == WARN and not row.warned:
+            row = WARNED
+        elif row.role == ROOT and not row.retried and _handled(said, below):
+            row = HANDLED
         if row.until:
             self._until[row.id] = row.until
         if _LAST_ERROR in data[max(0, start - 200) : start].rsplit(b"\n", 2)[-2:][0]:
@@ -204,7 +207,7 @@ class Reader:
             framed = framed or any(word in read.text for word in _FRAME_BEGINS)
             if raised := cut_off(read.text):
                 name, at = raised, start
-        if at < 0 and not framed:
+        if not framed:
             return []
         start = at if at >= 0 else starts[-1]
         sounds = name and (exception(f"{name}: ", True) or self.roles.get(name))
@@ -218,6 +221,12 @@ def _of_code(code: Code) -> Family:
     role = CASCADE if code.follows else ROOT
     return Family(NRT, role, "neuron_runtime", code.culprit, code.retryable, (),
                   note=code.said)
+
+
+def _quiet(text: str, said: Form) -> bool:
+    if said.level != PLAIN or said.ends or _CLASS.match(text.strip()):
+        return False
+    return _SOUNDS_BAD.search(text) is None
 
 
 def _below(data: bytes, start: int, stream: int) -> Iterator[Clean]:
