@@ -18,7 +18,7 @@ from typing import NamedTuple
 from holdfast.agent.actions import root_helper
 from holdfast.agent.config import load as configuration
 from holdfast.agent.config.settings import Config
-from holdfast.agent.core.actions import REBOOT_NODE, RESET_GPU, root_verbs
+from holdfast.agent.core.actions import REBOOT_NODE, RESET_GPU, needing_alone, root_verbs
 
 DEVICES_MAX = 64
 FOLDER_S = 5.0  # for the folder of evidence.store to answer
@@ -132,8 +132,8 @@ def node_orders(config: Config, programs: Path = PROGRAMS) -> Finding:
     allowed = [action for action in root_verbs() if action in config.actions.allow]
     if not allowed:
         return Finding(ORDERS, HAVE, "actions.allow names none: nothing is done here")
-    lacking = [*_socket(Path(config.actions.socket)), *_store(config.evidence.store),
-               *_programs(allowed, programs)]
+    lacking = [*_alone(config), *_socket(Path(config.actions.socket)),
+               *_store(config.evidence.store), *_programs(allowed, programs)]
     if not lacking:
         return Finding(ORDERS, HAVE, f"{', '.join(allowed)}: what they need is there")
     more = f" (and {len(lacking) - 1} more)" if len(lacking) > 1 else ""
@@ -145,6 +145,14 @@ def node_orders(config: Config, programs: Path = PROGRAMS) -> Finding:
 class Lacking(NamedTuple):
     what: str
     remedy: str
+
+
+def _alone(config: Config) -> Sequence[Lacking]:
+    """This release's agents see one node each, so that no breaker can open."""
+    named = needing_alone(config.actions.allow, config.actions.alone)
+    return (Lacking("actions.alone is not set", "set actions.alone = true: this node sees no "
+                    f"fleet, and {' and '.join(named)} wait for a breaker that cannot open"),
+            ) if named else ()
 
 
 def _socket(path: Path) -> Sequence[Lacking]:

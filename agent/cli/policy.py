@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.agent.core.actions import ACTIONS, OFF
+from holdfast.agent.core.actions import ACTIONS, needing_alone
 from holdfast.agent.core.model import Runbook
 from holdfast.runbooks import prose
 from holdfast.worker.exits import CONFIGURATION
@@ -36,6 +36,7 @@ from .text import (
 if TYPE_CHECKING:
     from .client import Agent
 
+ALONE = "this node sees no fleet that would open the breaker; actions.alone = true allows it"
 CLEARS = {
     "reboot": "with the node's next boot",
     "quiet_10m": "after ten minutes without it; what a line of the kernel's calls fatal with the "
@@ -123,22 +124,33 @@ def _now_of(book: Runbook, found: Sequence[tuple[Agent, dict[str, Any]]]) -> lis
             said.append(f"{where}: the breaker is open, nothing disruptive would be done")
         else:
             recent = _recent(agent.get("/api/v1/incidents?all=1"), book)
+            rows = agent.get(f"/api/v1/explain/{book.fault}")
             paused = ", ".join(one["run"] for one in answer["runs"] if one.get("paused"))
+            said += [f"{where}: {text}" for text in outlook(rows, book)]
             said.append(
-                f"{where}: {_first(book)}; {count(recent, 'incident')} of it in the last "
+                f"{where}: {count(recent, 'incident')} of it in the last "
                 f"{book.budget_window_h:g} h{f'; nothing for {paused}: paused' if paused else ''}"
             )
     return said
 
 
-def _first(book: Runbook) -> str:
-    """The first action, with what it hangs on: what an agent may do is not known here."""
-    if not book.ladder:
-        return "only shown"
-    first = ACTIONS[book.ladder[0]]
-    if first.off_by_default:
-        return f"{first.name}, where actions.allow names it"
-    return f"{first.name} ({OFF})" if first.does == OFF else first.name
+def outlook(rows: list[dict[str, Any]], book: Runbook) -> list[str]:
+    """What the core said that it would do, subjects with the same answer in one line."""
+    if not rows:
+        return ["no run goes on, so nothing would be done" if book.ladder else "only shown"]
+    groups: dict[str, list[str]] = {}
+    for row in rows:
+        rung, reason = row.get("rung", ""), row.get("reason", "")
+        code = row.get("code", -1)
+        text = rung or "nothing"
+        if code >= 0:
+            text = f"{text}: the run would end with {code} ({reason})"
+        elif not rung:
+            text = f"nothing: {reason or 'it is only shown'}"
+        groups.setdefault(text, []).append(row["subject"])
+    return [f"{text}; for {', '.join(subjects[:4])}"
+            f"{f' and {len(subjects) - 4} more' if len(subjects) > 4 else ''}"
+            for text, subjects in groups.items()]
 
 
 def _recent(incidents: list[dict[str, Any]], book: Runbook) -> int:
@@ -207,8 +219,10 @@ def config(options: argparse.Namespace) -> int:
         changed = sum(origin != "default" for _, origin in values.values())
         own = len(loaded.signatures)
         more = f", {count(own, 'own signature')}" if own else ""
+        held = needing_alone(loaded.config.actions.allow, loaded.config.actions.alone)
         show([line(f"{_where(options.config)}: {count(changed, 'value')} set, "
-                   f"{len(values) - changed} by default{more}")])
+                   f"{len(values) - changed} by default{more}"),
+              *(row for one in held for row in field("not done", f"{one}: {ALONE}"))])
         return 0
     show(configured(values))
     return 0

@@ -12,7 +12,7 @@ import msgspec
 from msgspec import Meta
 
 from ..core import model
-from ..core.actions import allowable
+from ..core.actions import ACTIONS, allowable
 
 Path = Annotated[str, Meta(max_length=4096)]
 Address = Annotated[str, Meta(pattern=r"^(|\[?[^\s]+\]?:\d{1,5})$")]
@@ -268,6 +268,16 @@ class Actions(msgspec.Struct, frozen=True):
     allow: Annotated[
         tuple[str, ...], Meta(description=f"of {', '.join(allowable())}")
     ] = _SETTINGS.allow
+    alone: Annotated[
+        bool,
+        Meta(
+            description=(
+                f"do {' and '.join(one.name for one in ACTIONS.values() if one.needs_breaker)} "
+                "also on a node that sees no fleet: the breaker, which takes the same fault on "
+                "many nodes for a common cause, can never open there"
+            )
+        ),
+    ] = _SETTINGS.alone
     socket: Annotated[
         Path,
         Meta(description="where the node's root unit takes orders (holdfast-node.socket)"),
@@ -313,4 +323,6 @@ class Config(msgspec.Struct, frozen=True):
     def core_settings(self, single_node: bool = True) -> model.Settings:
         """The part that the deterministic core needs."""
         values = {name: getattr(self.detect, name) for name in self.detect.__struct_fields__}
-        return model.Settings(allow=self.actions.allow, single_node=single_node, **values)
+        return model.Settings(
+            allow=self.actions.allow, alone=self.actions.alone, single_node=single_node, **values
+        )

@@ -55,6 +55,7 @@ class Action(Value, frozen=True):
     brings_back: bool = False  # training goes on after it, and no person need get up
     outlives_node: bool = False  # its intent must survive a loss of power
     off_by_default: bool = False  # until actions.allow names it
+    needs_breaker: bool = False  # where the breaker cannot open, actions.alone must be set too
     ends_boot: bool = False
     verb: str = ""  # the root helper's word for it
     run_word: str = ""  # the API's word, of a run
@@ -70,19 +71,25 @@ class Action(Value, frozen=True):
         """What `explain` says."""
         return self.does + ", where actions.allow names it" * self.off_by_default
 
-    def withheld(self, allow: Collection[str]) -> str:
-        """What a person reads where a ladder asks for it beyond a run and it is not done."""
+    def withheld(self, allow: Collection[str], sees_fleet: bool = True) -> str:
+        """What a person reads where a ladder asks for it beyond a run and it is not done.
+        `sees_fleet`: the breaker can open, or actions.alone says that it need not."""
         if self.granted_by == PERSON:
             return f"{self.name}: a person's part"
+        if self.granted_by == NODE_DOCUMENT:
+            return f"{self.name}: no run starts on this node while the incident is open"
         if self.name not in allow:
             return f"{self.name}: not done, because actions.allow does not name it"
+        if self.needs_breaker and not sees_fleet:
+            return (f"{self.name}: not done, because this node sees no fleet, so that the breaker "
+                    "cannot open: set actions.alone = true to have it done all the same")
         return ""
 
 
 ACTIONS: dict[str, Action] = {one.name: one for one in (
     Action(TAKE_EVIDENCE, RUN, HERE, LAUNCHER,
            "reads the rank's stack and state, without stopping it", 5.0),
-    Action(STOP_OWN_RANKS, RUN, HERE, LAUNCHER, restarts=True),
+    Action(STOP_OWN_RANKS, RUN, HERE, NOBODY),
     Action(RESTART_RANKS, RUN, PLAN, LAUNCHER,
            "ends the faulty ranks and starts a new generation of the run", 30.0,
            restarts=True, brings_back=True, run_word="restart"),
@@ -94,10 +101,11 @@ ACTIONS: dict[str, Action] = {one.name: one for one in (
            "ends this node's runs with 75, and for a kernel fault runs your program by the node's "
            "root unit", 30.0, outlives_node=True, off_by_default=True, verb="drain"),
     Action(REBOOT_NODE, NODE, HERE, ROOT_HELPER, "by the node's root unit", 30.0,
-           outlives_node=True, off_by_default=True, ends_boot=True, verb="reboot"),
+           outlives_node=True, off_by_default=True, needs_breaker=True, ends_boot=True,
+           verb="reboot"),
     Action(REPLACE_NODE, NODE, HERE, ROOT_HELPER, "your program, by the node's root unit", 30.0,
-           brings_back=True, outlives_node=True, off_by_default=True, ends_boot=True,
-           verb="replace"),
+           brings_back=True, outlives_node=True, off_by_default=True, needs_breaker=True,
+           ends_boot=True, verb="replace"),
     # A reset takes longer than what only starts something.
     Action(RESET_GPU, DEVICE, HERE, ROOT_HELPER,
            "`nvidia-smi --gpu-reset` or your program, by the node's root unit", 80.0,
@@ -148,6 +156,12 @@ def persons() -> tuple[str, ...]:
 def allowable() -> tuple[str, ...]:
     """What actions.allow may name."""
     return tuple(one.name for one in ACTIONS.values() if one.off_by_default)
+
+
+def needing_alone(allow: Collection[str], alone: bool) -> tuple[str, ...]:
+    """What is allowed, and is not done all the same on a node that sees no fleet."""
+    named = [one.name for one in ACTIONS.values() if one.needs_breaker and one.name in allow]
+    return () if alone else tuple(named)
 
 
 def root_verbs() -> dict[str, str]:

@@ -28,18 +28,15 @@ def next_rung(
     runbook: Runbook,
     spent: Callable[[str], int],
     allowed: Callable[[str], Leave],
-    climbs: bool = True,
 ) -> tuple[str | None, str]:
     """(the action to be done now or none, why none).  An action whose budget is spent is followed
-    by the one behind it, but where the caller does not climb.  "" is the reason when the ladder
-    came to its end, or to an action that stops without a word."""
+    by the one behind it.  "" is the reason when the ladder came to its end, or to an action that
+    stops without a word."""
     passed = ""
     for action in runbook.ladder:
         leave = allowed(action)
         if leave.may and spent(action) < runbook.budget_count:
             return action, ""
-        if leave.may and not climbs:
-            return None, f"used up its {spent(action)}"
         passed = passed or leave.reason
         if leave.stops:
             break

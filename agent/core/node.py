@@ -7,12 +7,14 @@ randomness, no globals: the same code runs on a node and in the simulator.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 import msgspec
 
 from . import actions
 from .detect import registry
 from .detect.cloud import ec2
+from .detect.ranks import ended as ends
 from .effects.in_flight import EffectResult, InFlight
 from .incidents.book import Entry, IncidentBook
 from .ledger import Ledger
@@ -29,11 +31,13 @@ from .model import (
     Runbook,
     RunView,
     Settings,
+    Value,
     Verdict,
     node_subject,
+    rank_subject,
     subject_of,
 )
-from .nodes import stale_locks
+from .nodes import kernel_incidents, stale_locks
 from .nodes.condition_incidents import ConditionIncidents, ConditionMemory
 from .nodes.exclusions import Exclusions
 from .nodes.identity import Identities
@@ -50,6 +54,7 @@ FROZEN_S = 3.0  # between two steps: this agent stood still itself
 THAW_S = 1.5  # after that, until pages prove anything again
 RUNS_MAX = 32
 HANDLED_MAX = 256
+PAUSED = "paused by an operator: shown, and nothing done"
 
 
 class NodeMemory(msgspec.Struct):
@@ -70,6 +75,15 @@ class NodeMemory(msgspec.Struct):
     unlocked: dict[str, float] = {}  # lock file -> wall_s of the order to remove it
     conditions: ConditionMemory = msgspec.field(default_factory=ConditionMemory)
     paused: str = ""  # why an operator paused this node, whatever runs here; "" = not paused
+
+
+class Outlook(Value, frozen=True):
+    """What would be done about a fault of one subject."""
+
+    subject: str
+    rung: str  # of the runbook; "" = none would be taken
+    reason: str
+    code: int = -1  # that the run would end with; -1 = it goes on
 
 
 class Node:
@@ -97,6 +111,11 @@ class Node:
         self.since_boot_s = -1.0
         self.last_boot_s = -1.0
         self.thaw_boot_s = 0.0
+        self._seen: tuple[Now, Observed] | None = None
+
+    def configure(self, settings: Settings, runbooks: Mapping[str, Runbook]) -> None:
+        """From the next step on; what is remembered and what is in flight stays."""
+        self.settings, self.runbooks = settings, runbooks
 
     def memory(self) -> bytes:
         """JSON for the next start of the agent; bounded."""
@@ -109,6 +128,7 @@ class Node:
     def step(self, now: Now, observed: Observed) -> Decision:
         """One step.  The same (now, observed) twice gives no new effect and no changed incident."""
         self._clock(now)
+        self._seen = now, observed
         settled = self.kept.in_flight.settle(observed.outcomes, now.boot_s)
         self._requests(observed)
         effects: list[Effect] = []
@@ -126,11 +146,13 @@ class Node:
         verdicts[:] = ec2.acted(verdicts) if leaving else verdicts
         for view in sorted(observed.runs, key=lambda v: v.run):
             context = self._context(now, observed, view, settled, effects, verdicts, changed)
-            context.causes = causes
+            context.causes, context.beyond = causes, partial(self.repairs.rung, whole)
             doing[view.run] = self._judge(context, leaving)
             contexts.append(context)
         for _, case in sorted(self.cases.items()):
             verdicts.extend(case.incidents.stopped(now))
+        for context in contexts:
+            self._climb(whole, context)
         led = [c for c in contexts if c.leader]
         self.exclusions.step(self.kept.exclusions, self.kept.fleet, led, whole)
         self.repairs.step(whole, self.cases, self.kept.paused)
@@ -158,6 +180,50 @@ class Node:
             context.leader, context.reason, case.stage = False, failure.reason, Stage.UNKNOWN
             context.verdicts.append(failure)
             return "unknown"
+
+    def _climb(self, whole: Context, context: Context) -> None:
+        """What the ladder of a run came to beyond the run itself."""
+        for cause, rung, why in context.climbed:
+            if rung == actions.EXCLUDE_NODE:
+                self.kept.exclusions[cause.node] = members.NodeDoc(
+                    excluded=True, reason=why, by=self.name, fault=cause.fault)
+            else:
+                self.kernel.climb(whole, cause, rung, why)
+
+    def outlook(self, fault: str) -> tuple[Outlook, ...]:
+        """What would be done about this fault if it came now, for each rank of each run that goes
+        on here, and for this node.  Changes nothing."""
+        if self._seen is None:
+            return ()
+        now, observed = self._seen
+        book = self.runbooks.get(fault)
+        of_node = book is not None and book.scope not in ("rank", "run")
+        detector = kernel_incidents.DETECTOR if of_node else ends.detector_of(fault)
+        found: list[Outlook] = []
+        whole = self._any(now, observed, [], [], [], {})
+        for view in sorted(observed.runs, key=lambda v: v.run):
+            case = self.cases.get(view.run)
+            context = self._context(now, observed, view, [], [], [], {})
+            context.beyond = partial(self.repairs.rung, whole)
+            for rank in (-1, *(r.rank for r in view.ranks)):
+                cause = ends.Cause(fault=fault, generation=view.generation, reason=fault, rank=rank,
+                                   node=self.name, step=-1, detector=detector)
+                granted = case.outlook(context, cause) if case is not None else None
+                if granted is not None and case is not None:
+                    paused = case.state.held.paused or bool(self.kept.paused)
+                    found.append(Outlook(
+                        rank_subject(view.run, rank), "" if paused else granted.rung,
+                        PAUSED if paused else granted.reason,
+                        granted.code if granted.action == "finish" and not paused else -1))
+        if book is not None and of_node:
+            cause = ends.Cause(fault=fault, generation=0, reason=fault, severity=book.severity)
+            rung, why = self.repairs.outlook(whole, cause)
+            if actions.REMOVE_LOCK in book.ladder and actions.REMOVE_LOCK in self.settings.allow:
+                rung, why = actions.REMOVE_LOCK, ""
+            if self.kept.paused:
+                rung, why = "", PAUSED
+            found.append(Outlook(node_subject(self.name), rung, why))
+        return tuple(found)
 
     # ------------------------------------------------------------ inputs
 

@@ -13,7 +13,7 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -68,6 +68,10 @@ class Node(Protocol):
     def memory(self) -> bytes: ...
 
     def stages(self) -> dict[str, str]: ...
+
+    def configure(self, settings: Settings, runbooks: Mapping[str, Runbook]) -> None: ...
+
+    def outlook(self, fault: str) -> Sequence[object]: ...
 
 
 NodeFactory = Callable[[str, Settings, Mapping[str, Runbook], bytes], Node]
@@ -141,6 +145,7 @@ class Daemon:
         )
         state.counters = self.performer.counters
         self.node = self._new_node(seed.memory)
+        state.outlook = self.node.outlook
         proc, only_run = state.config.collectors.proc, self.options.run
         self.launchers = LauncherServer(self, state.name, only_run, proc, self.performer.where)
         state.launchers = self.launchers
@@ -355,7 +360,7 @@ class Daemon:
             self.wake("reload")
             return
         state.loaded, self.runbooks = loaded, runbooks
-        self.node = self._new_node(self._remembered())
+        self.node.configure(loaded.config.core_settings(), runbooks)
         log_child.tell(self.launchers.sessions(), loaded)
         state.reload_ok, state.reload_error = True, ""
         say("configuration reloaded; listen and directories change at the next start")

@@ -10,7 +10,7 @@ import functools
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from holdfast.collectors.contract import legible
@@ -49,6 +49,7 @@ class AgentState:
     incident_log: IncidentLog
     counters: dict[tuple[str, Labels], float]
     launchers: LauncherServer
+    outlook: Callable[[str], Sequence[object]]  # what the core would do about a fault now
 
     def __init__(self, loaded: Loaded, is_private: bool) -> None:
         self.loaded = loaded

@@ -179,6 +179,7 @@ class WebServer:
                 ("GET", "/api/v1/incidents", self._incidents),
                 ("GET", "/api/v1/incidents/{id:.+}", self._incident),
                 ("GET", "/api/v1/ledger", self._ledger),
+                ("GET", "/api/v1/explain/{fault}", self._explain),
                 ("GET", "/api/v1/drift", self._drift),
                 ("POST", "/api/v1/runs/{run}/{verb}", self._ask_run),
                 ("POST", "/api/v1/nodes/{node}/{verb}", self._ask_node),
@@ -262,6 +263,10 @@ class WebServer:
             return refuse(404, "no such incident", "an id that /api/v1/incidents lists")
         (one,) = visibility.incidents([msgspec.to_builtins(incident)], self._reader(request))
         return _json(msgspec.json.encode(one))
+
+    async def _explain(self, request: web.Request) -> web.Response:
+        """What would be done about a fault now: the core is asked, and nothing is changed."""
+        return _json(msgspec.json.encode(self._state.outlook(request.match_info["fault"])))
 
     async def _ledger(self, request: web.Request) -> web.Response:
         return _json(msgspec.json.encode(status.ledger(self._state)))

@@ -17,6 +17,7 @@ from own_systemd import Cannot, OwnSystemd
 AGENT = """
 [actions]
 allow = ["reboot_node", "reset_gpu"]
+alone = true
 [evidence]
 store = "/shared/holdfast"
 [collectors]

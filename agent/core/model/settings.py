@@ -40,4 +40,10 @@ class Settings(Value, frozen=True):
     lease_s: float = 10.0
     act: tuple[str, ...] = ("ended", "hang", "kernel")
     allow: tuple[str, ...] = ()  # reboot_node, replace_node, ...: off until turned on
+    alone: bool = False  # reboot and replace also where no fleet is seen that opens the breaker
     single_node: bool = True
+
+    @property
+    def sees_fleet(self) -> bool:
+        """The breaker can open here, or the operator says that it need not."""
+        return self.alone or not self.single_node

@@ -230,6 +230,35 @@ class KernelIncidents:
             boot_s=event.boot_s, detector=DETECTOR, evidence=(("kernel line", event.text),),
         )
 
+    # ------------------------------------------------------------ a run that climbs
+
+    def of_cause(self, ctx: Context, cause: Cause) -> Watched:
+        """The open incident of this node that a run's cause belongs to; a new one, not open yet."""
+        for item in self.book.entries():
+            if item.incident.fault == cause.fault:
+                return item
+        number = self.book.numbers.get(cause.fault, 0) + 1
+        text = f"a run climbs beyond itself: {cause.reason}"
+        incident = Incident(
+            id=f"node-{self.name}-{cause.fault}-host-{number}", fault=cause.fault,
+            subject=self._where(""), severity=cause.severity, run="", generation=0,
+            opened_wall_s=ctx.now.wall_s, opened_boot_s=ctx.now.boot_s, reason=text,
+            culprit=self.name, evidence=cause.evidence[: values.EVIDENCE_MAX],
+            timeline=((ctx.now.wall_s, text),),
+        )
+        return Watched(incident, ctx.now.boot_id, ctx.now.boot_s)
+
+    def climb(self, ctx: Context, cause: Cause, action: str, why: str) -> None:
+        """A run's ladder has come to an action for this node."""
+        item = self.of_cause(ctx, msgspec.structs.replace(cause, severity=FATAL))
+        key = f"{cause.fault}|"
+        if item not in self.book.entries():
+            if not self.book.room(ctx, FATAL, self.book.open, OPEN_MAX):
+                return
+            self.book.number(cause.fault)
+            self.book.add(ctx, key, item)
+        self._instruct(ctx, item, action, why)
+
     # ------------------------------------------------------------ closing
 
     def _reboot(self, ctx: Context) -> None:
@@ -280,7 +309,8 @@ class KernelIncidents:
         wanted = action * (action in beyond) if action else ladder.first(book, beyond)
         if not wanted:
             return ""
-        if withheld := actions.ACTIONS[wanted].withheld(ctx.settings.allow):
+        withheld = actions.ACTIONS[wanted].withheld(ctx.settings.allow, ctx.settings.sees_fleet)
+        if withheld:
             return withheld
         if wanted in actions.root_verbs() and severity != FATAL:
             return f"{wanted}: a person's part: the fault is not fatal"

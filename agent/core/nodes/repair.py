@@ -25,6 +25,7 @@ from ..actions import (
     root_verbs,
 )
 from ..detect.devices import accelerator
+from ..detect.ranks.ended import Cause
 from ..effects.in_flight import EffectResult
 from ..incidents import values
 from ..model import (
@@ -53,6 +54,7 @@ RETRY_FOR_S = 600.0  # of such: runs were ended for it, and a file system that b
 PIDS_MAX = 256  # kept of the ranks that are ended for an incident
 NAMED_MAX = 4  # of those that are waited for
 KEPT_MAX = 128
+NO_LEADER = "left to a person: no leader's document grants it yet"
 REST = "the rest is a person's part"
 NOWHERE = "a person's part: no address on PCI is known of what failed"
 UNKNOWN_BOOK = Runbook("", FATAL, "node", budget_count=1)
@@ -135,9 +137,10 @@ class Repairs:
             return ladder.Leave(False, reason=f"{RESET_GPU}: {NOWHERE}")
         if action not in root_verbs() or (action == RESET_GPU and (was_reset or not allowed)):
             return ladder.PASS
-        if not allowed:
-            why = ACTIONS[action].withheld(ctx.settings.allow)
-            return ladder.Leave(False, stops=True, reason=_was_done(why, was_reset))
+        why = ACTIONS[action].withheld(ctx.settings.allow, ctx.settings.sees_fleet)
+        if why:
+            return ladder.Leave(False, stops=True, reason=why if allowed
+                                else _was_done(why, was_reset))
         known = self.memory.asked.get(item.incident.id, ())
         return ladder.PASS if action in known else ladder.MAY
 
@@ -167,6 +170,34 @@ class Repairs:
         # A time of the future is a clock that was set back: it counts, which is the careful side.
         return sum(at_s > since_s for at_s in self.memory.times.get(_key(item, action), ()))
 
+    # ------------------------------------------------------------ for a run that climbs
+
+    def rung(self, ctx: Context, cause: Cause, action: str) -> tuple[int, ladder.Leave]:
+        """(how often it was ordered within its budget's window, whether it may be) of an action
+        beyond the run, for a cause of a run on this node."""
+        book = ctx.runbooks.get(cause.fault, UNKNOWN_BOOK)
+        item = self.kernel.of_cause(ctx, cause)
+        leave = ladder.PASS
+        if action in root_verbs() and not ctx.settings.single_node:
+            leave = ladder.Leave(False, reason=f"{action}: {NO_LEADER}")
+        elif action == RESET_GPU and action not in ctx.settings.allow:
+            leave = ladder.Leave(False, reason=ACTIONS[action].withheld(ctx.settings.allow))
+        elif action in root_verbs():
+            leave = self._leave(ctx, item, action, book)
+            if not leave.may and not leave.reason:
+                why = ACTIONS[action].withheld(ctx.settings.allow, ctx.settings.sees_fleet)
+                leave = leave._replace(reason=why)
+        elif action in persons():
+            leave = ladder.Leave(False, stops=True, reason=ACTIONS[action].withheld(()))
+        return self._spent(ctx, item, action, book), leave
+
+    def outlook(self, ctx: Context, cause: Cause) -> tuple[str, str]:
+        """(which action this node would take for such a fault of its own now, why none)."""
+        item = self.kernel.of_cause(ctx, cause)
+        if item.incident.severity != FATAL:
+            return "", "shown: it is not fatal"
+        return self._next(ctx, item)
+
     # ------------------------------------------------------------ whether it may be
 
     def _held(
@@ -174,7 +205,7 @@ class Repairs:
     ) -> str:
         """What it waits for; "" when it may go."""
         if not ctx.settings.single_node:
-            return "left to a person: no leader's document grants it yet"
+            return NO_LEADER
         if ctx.observed.journal_stalled:
             return "waits for the journal"
         if ctx.in_flight.busy(self._subject()):

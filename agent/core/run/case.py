@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from .. import ledger
 from ..detect.ranks import ended as ends
+from ..detect.ranks.ended import Cause
 from ..effects import drafts
 from ..model import UNKNOWN, Plan, RankView, RunView, Stop, Verdict, run_subject
 from . import members, policy, progress, reconcile
@@ -74,6 +75,10 @@ class RunCase:
         self._act(ctx, plan, ranks)
         if ctx.view.connected and self.state.recovery is not None:
             ctx.wake(LOOK_AGAIN_S)
+
+    def outlook(self, ctx: Context, cause: Cause) -> policy.Grant | None:
+        """What would be done about such a cause if it came now; nothing is changed."""
+        return self.recovery.outlook(ctx, self.document.current(ctx), cause)
 
     def _ranks(self, ctx: Context, plan: Plan | None) -> tuple[RankView, ...]:
         if plan is None or ctx.view.generation == 0 and ctx.settings.single_node:

@@ -16,7 +16,7 @@ from ..effects.in_flight import EffectResult
 from ..model import DEGRADED, TRAINER, UNKNOWN, Plan, RankView, TakeEvidence, Verdict
 from ..nodes import kernel_incidents
 from ..series.wait_history import Seen
-from . import members, progress
+from . import members, policy, progress
 from . import plan as planning
 from .incidents import RunIncidents, Where, read_where
 from .operator import Operator
@@ -103,6 +103,8 @@ class Causes:
         self._lonely_since(0.0)
         ctx.verdicts.append(ends.verdict_of(cause, self.state.run))
         self.recovery.begin(cause, self.incidents.open_cause(ctx, cause))
+        if cause.charged and policy.wants_evidence(ctx.runbooks, cause.fault):
+            self._ask_evidence(ctx, ctx.view.ranks, cause.rank)
 
     # ------------------------------------------------------------ sources of causes
 
@@ -240,10 +242,11 @@ class Causes:
         acting = [f for f in look.findings if f.act]
         observe = "hang" not in ctx.settings.act
         held_back = observe or state.held.paused or plan.paused
-        for number in look.evidence:
-            self._ask_evidence(ctx, ranks, number)
+        faults = [found.cause.fault for found in look.findings] or ["rank_stopped"]
+        if policy.wants_evidence(ctx.runbooks, faults[0]):
+            for number in (*look.evidence, *(found.cause.rank for found in acting)):
+                self._ask_evidence(ctx, ranks, number)
         if acting and not held_back:
-            self._ask_evidence(ctx, ranks, acting[0].cause.rank)
             return self._begin(ctx, acting[0].cause, by_cost=not acting[0].proof)
         if not look.findings:
             return self.incidents.take_back(ctx, "it moves again")

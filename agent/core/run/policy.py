@@ -7,14 +7,25 @@ window is local, and starts anew where it is unknown, which is the careful side.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+
+import msgspec
 
 from holdfast.worker import exits
 
 from .. import ladder
-from ..actions import RESTART_RANKS, restarting
-from ..detect.ranks.ended import Cause, subject_of
-from ..model import FATAL, Plan, Runbook, Settings, Value
+from ..actions import (
+    ACTIONS,
+    EXCLUDE_NODE,
+    REMOVE_LOCK,
+    RESTART_RANKS,
+    RUN,
+    STOP_RUN,
+    TAKE_EVIDENCE,
+    restarting,
+)
+from ..detect.ranks.ended import Cause
+from ..model import FATAL, Plan, Runbook, Settings, Value, rank_subject
 
 RESTART, FINISH, OBSERVE = "restart", "finish", "observe"
 RESTARTS = "restarts"  # budget key of the run's own --max-restarts
@@ -23,7 +34,8 @@ SIGNATURES_MAX = 32
 ERROR_MAX = 120  # of a signature's error line
 INFRASTRUCTURE = exits.RETRY
 
-UNKNOWN_BOOK = Runbook("", FATAL, "run", (RESTART_RANKS,))
+UNKNOWN_BOOK = Runbook("", FATAL, "run", (TAKE_EVIDENCE, RESTART_RANKS))
+BESIDE = (TAKE_EVIDENCE, REMOVE_LOCK)  # rungs that are done beside the one that is climbed to
 
 
 class Grant(Value, frozen=True):
@@ -35,6 +47,7 @@ class Grant(Value, frozen=True):
     fault: str = ""  # crash_loop | budget_spent when that is why
     spent: tuple[tuple[str, int], ...] = ()
     charged: tuple[str, ...] = ()  # budget keys, given back on progress
+    rung: str = ""  # of the runbook; "" where none answers it
 
 
 class Account(Value, frozen=True):
@@ -44,44 +57,87 @@ class Account(Value, frozen=True):
     max_restarts: int
     spent: tuple[tuple[str, int], ...] = ()
     expired: tuple[str, ...] = ()  # keys whose window is over
-    hang_limit_s: float = 0.0
+    trained: bool = True  # a step was finished in this run
+
+
+# (how often an action beyond the run was done within its window, whether it may be done)
+Beyond = Callable[[Cause, str], tuple[int, ladder.Leave]]
+
+
+def nothing_beyond(cause: Cause, action: str) -> tuple[int, ladder.Leave]:
+    """Where nobody is there who does anything beyond the run."""
+    return 0, ladder.PASS
 
 
 def grant(
-    cause: Cause, account: Account, runbooks: Mapping[str, Runbook], settings: Settings
+    cause: Cause, account: Account, runbooks: Mapping[str, Runbook], settings: Settings,
+    beyond: Beyond = nothing_beyond,
 ) -> Grant:
-    """Restart within every budget, else finish with the code that says whose fault it was."""
+    """The first rung that may be taken and has budget left; without one the run ends with the code
+    that says whose fault it was."""
     spent = {k: n for k, n in account.spent if k not in account.expired}
     if cause.detector not in settings.act and cause.charged:
         return Grant(OBSERVE, f"detector {cause.detector} only observes", spent=account.spent)
     if not cause.charged:
         return Grant(RESTART, cause.reason, spent=account.spent)
+    if cause.final and not account.trained:
+        why = f"{cause.reason}; before anything was trained: another start would end the same way"
+        return _finish(cause, why, "", spent)
     sign = signature(cause)
     spent[sign] = spent.get(sign, 0) + 1
     if spent[sign] >= settings.crash_loop_count:
         why = f"the same failure {spent[sign]} times at step {cause.step}: {cause.reason}"
         return _finish(cause, why, "crash_loop", spent)
-    subject = subject_of(account.run, cause.rank)
-    rung, why = ladder.next_rung(
-        runbooks.get(cause.fault, UNKNOWN_BOOK),
-        lambda action: spent.get(f"{cause.fault}/{action}/{subject}", 0),
-        lambda action: ladder.MAY if action in restarting() else ladder.PASS,
-        climbs=False,
-    )
-    if rung is None and not why:
-        return _finish(cause, f"the runbook of {cause.fault} has no restart", "", spent)
-    if rung is None:
-        return _finish(cause, f"{cause.fault} {why} restarts", "budget_spent", spent)
-    own = f"{cause.fault}/{rung}/{subject}"
+    book = runbooks.get(cause.fault, UNKNOWN_BOOK)
+    subject = rank_subject(account.run, cause.rank)
     # A bad checkpoint is left out and the next older one tried: that costs the job no restart.
-    keys = (own,) if cause.fault == "checkpoint_bad" else (own, RESTARTS)
-    if RESTARTS in keys and spent.get(RESTARTS, 0) >= account.max_restarts:
-        why = (f"all {account.max_restarts} restarts are used up" if account.max_restarts
-               else "no restart is allowed (--max-restarts 0)")
-        return _finish(cause, why, "budget_spent", spent)
-    for key in keys:
-        spent[key] = spent.get(key, 0) + 1
-    return Grant(RESTART, cause.reason, spent=bounded(spent), charged=keys)
+    free = cause.fault == "checkpoint_bad"
+    out = not free and spent.get(RESTARTS, 0) >= account.max_restarts
+
+    def spent_of(action: str) -> int:
+        own = spent.get(f"{cause.fault}/{action}/{subject}", 0)
+        return own if ACTIONS[action].scope == RUN else max(own, beyond(cause, action)[0])
+
+    def leave(action: str) -> ladder.Leave:
+        if action in BESIDE:
+            return ladder.PASS
+        if action in restarting():
+            return ladder.PASS if out else ladder.MAY
+        if action == EXCLUDE_NODE and out:
+            return ladder.PASS  # the run would go on without that node: one more start
+        return ladder.MAY if action == STOP_RUN else beyond(cause, action)[1]
+
+    rung, asked = ladder.next_rung(book, spent_of, leave)
+    if rung in (*restarting(), EXCLUDE_NODE):
+        keys = (f"{cause.fault}/{rung}/{subject}", *(() if free else (RESTARTS,)))
+        for key in keys:
+            spent[key] = spent.get(key, 0) + 1
+        return Grant(RESTART, cause.reason, spent=bounded(spent), charged=keys, rung=rung or "")
+    why, fault = _used_up(cause, book, account, spent_of, out)
+    if rung is not None and rung != STOP_RUN:
+        return Grant(FINISH, f"{why}; {rung} is the next rung", code=INFRASTRUCTURE,
+                     spent=bounded(spent), rung=rung)
+    over = _finish(cause, f"{why}; {asked}" if asked else why, fault, spent)
+    return msgspec.structs.replace(over, rung=rung or "")
+
+
+def _used_up(
+    cause: Cause, book: Runbook, account: Account, spent_of: Callable[[str], int], out: bool
+) -> tuple[str, str]:
+    """(why no restart answers it, the fault that this is)."""
+    again = ladder.first(book, restarting())
+    if not again:
+        return f"the runbook of {cause.fault} has no restart", ""
+    if spent_of(again) >= book.budget_count or not out:
+        return f"{cause.fault} used up its {spent_of(again)} restarts", "budget_spent"
+    if account.max_restarts:
+        return f"all {account.max_restarts} restarts are used up", "budget_spent"
+    return "no restart is allowed (--max-restarts 0)", "budget_spent"
+
+
+def wants_evidence(runbooks: Mapping[str, Runbook], fault: str) -> bool:
+    """Whether the runbook has the rank looked at."""
+    return TAKE_EVIDENCE in runbooks.get(fault, UNKNOWN_BOOK).ladder
 
 
 def finish_code(cause: Cause) -> int:

@@ -6,11 +6,16 @@ cost from policy.py; the plan itself is plan_document.py's.
 
 from __future__ import annotations
 
+from functools import partial
+
 from msgspec.structs import replace
 
+from ..actions import ACTIONS, EXCLUDE_NODE, RUN
 from ..detect.ranks.ended import Cause
 from ..effects import drafts
+from ..ladder import MAY, Leave
 from ..model import TRAINER, Plan, RankView, rank_subject
+from ..nodes import breaker, exclusions
 from . import policy, progress
 from .ending import LOOK_AGAIN_S, STOP_WAIT_S, Endings
 from .incidents import RunIncidents
@@ -74,15 +79,47 @@ class Recoveries:
         if state.held.paused or plan.paused:
             ctx.reason = "paused by an operator: the fault is seen and nothing is done"
             return
-        account = policy.Account(
-            state.run, ctx.view.max_restarts, self._spent(ctx, plan), self._expired(ctx, plan)
-        )
-        grant = policy.grant(recovery.cause, account, ctx.runbooks, ctx.settings)
+        since = self._since(ctx, plan)
+        state.budgets = Budgets(since)
+        grant = self._granted(ctx, plan, recovery.cause, since)
         state.recovery = replace(recovery, grant=grant)
+        if grant.rung and ACTIONS[grant.rung].scope != RUN:
+            ctx.climbed.append((recovery.cause, grant.rung, grant.reason))
         if grant.action == policy.FINISH:
             self.ending.decide(grant.code, grant.reason, grant.fault or recovery.cause.fault)
             if grant.fault:
                 self.incidents.open_side(ctx, grant.fault, recovery.cause, grant.reason)
+
+    def outlook(self, ctx: Context, plan: Plan | None, cause: Cause) -> policy.Grant | None:
+        """What such a cause would be granted if it came now; None while another is answered, or
+        nothing runs here."""
+        if plan is None or self.state.cause is not None or plan.finished >= 0:
+            return None
+        return self._granted(ctx, plan, cause, self._since(ctx, plan))
+
+    def _granted(
+        self, ctx: Context, plan: Plan, cause: Cause, since: dict[str, float]
+    ) -> policy.Grant:
+        """What the runbook's ladder comes to for this cause now."""
+        account = policy.Account(
+            self.state.run, ctx.view.max_restarts, self._spent(ctx, plan),
+            tuple(key for key in since if self._window_over(ctx, key, since[key])),
+            trained=self.state.progress.peak_step > 0,
+        )
+        beyond = partial(self._beyond, ctx, plan)
+        return policy.grant(cause, account, ctx.runbooks, ctx.settings, beyond)
+
+    def _beyond(self, ctx: Context, plan: Plan, cause: Cause, action: str) -> tuple[int, Leave]:
+        """What the node may do; a leader excludes a node of its run while the breaker is closed."""
+        if action != EXCLUDE_NODE or ctx.settings.single_node:
+            return ctx.beyond(cause, action)
+        if cause.node not in {node for _, node in plan.ranks}:
+            return 0, Leave(False, reason=f"{action}: no node is named")
+        faults = exclusions.faults_of(ctx)
+        faults[cause.fault] = (*faults.get(cause.fault, ()), cause.node)
+        count = len(exclusions.fleet_nodes(ctx.view.node, ctx))
+        is_open, why = breaker.is_open(faults, cause.fault, count, ctx.settings)
+        return 0, Leave(False, reason=f"{action}: the breaker is open: {why}") if is_open else MAY
 
     def _spent(self, ctx: Context, plan: Plan) -> tuple[tuple[str, int], ...]:
         """Budgets, less what this generation earned back by making progress."""
@@ -92,17 +129,15 @@ class Recoveries:
             return policy.give_back(plan.spent, plan)
         return plan.spent
 
-    def _expired(self, ctx: Context, plan: Plan) -> tuple[str, ...]:
-        """Budget keys whose window is over; one never seen here begins now."""
-        keys = [key for key, _ in plan.spent if "/" in key]
+    def _since(self, ctx: Context, plan: Plan) -> dict[str, float]:
+        """When each budget's window began; one never seen here begins now."""
         known, now_s = self.state.budgets.since, ctx.now.boot_s
-        self.state.budgets = Budgets({key: known.get(key, now_s) for key in sorted(set(keys))})
-        return tuple(key for key in keys if self._window_over(ctx, key))
+        keys = sorted({key for key, _ in plan.spent if "/" in key})
+        return {key: known.get(key, now_s) for key in keys}
 
-    def _window_over(self, ctx: Context, key: str) -> bool:
+    def _window_over(self, ctx: Context, key: str, since_s: float) -> bool:
         book = ctx.runbooks.get(key.split("/")[1 if key.startswith("signature/") else 0])
         window_s = (book.budget_window_h if book else 24.0) * 3600.0
-        since_s = self.state.budgets.since[key]
         return ctx.now.boot_s - since_s > window_s or since_s > ctx.now.boot_s
 
     # ------------------------------------------------------------ before the next plan
@@ -122,7 +157,7 @@ class Recoveries:
 
     def _evidence_missing(self, ctx: Context, recovery: Recovery) -> bool:
         cause = recovery.cause
-        if cause.detector != "hang" or recovery.stop_boot_s > 0:
+        if recovery.stop_boot_s > 0:
             return False
         subject = rank_subject(self.state.run, cause.rank)
         waited_s = ctx.now.boot_s - self.state.progress.broken_boot_s

@@ -29,7 +29,7 @@ from ..model import (
     Verdict,
 )
 from ..series.wait_history import History
-from .policy import Grant
+from .policy import Beyond, Grant, nothing_beyond
 
 RECORDS = {  # field of RunState -> the module that writes it
     "launcher": "plan_document", "document": "plan_document", "progress": "progress",
@@ -198,6 +198,8 @@ class Context(msgspec.Struct):
     reason: str = "nothing to plan"
     wake_s: float = 1.0
     causes: list[tuple[int, Cause]] = []  # (pid, cause) of what the kernel said of processes
+    beyond: Beyond = nothing_beyond  # what may be done beyond this run
+    climbed: list[tuple[Cause, str, str]] = []  # what this run asks for there, and why
 
     def wake(self, seconds: float) -> None:
         """Step again no later than this."""

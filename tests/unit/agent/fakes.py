@@ -45,6 +45,12 @@ class FakeNode:
     def stages(self) -> dict[str, str]:
         return {}
 
+    def configure(self, settings, runbooks) -> None:
+        self.settings = settings
+
+    def outlook(self, fault: str) -> tuple:
+        return ()
+
     def memory(self) -> bytes:
         return b"steps:%d" % (self.steps // 1000)
 

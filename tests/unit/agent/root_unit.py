@@ -142,6 +142,7 @@ def empty_proc(proc) -> None:
 def options(tmp_path, **more):
     empty_proc(tmp_path / "proc")
     return {"actions__socket": str(tmp_path / "n.sock"), "actions__allow": ("reboot_node",),
+            "actions__alone": True,
             "evidence__store": str(tmp_path / "kept"),
             # The machine's own would show the agents of other tests as somebody's runs.
             "collectors__proc": str(tmp_path / "proc")} | more

@@ -34,6 +34,8 @@ class StandIn(socketserver.UnixStreamServer):
             "/api/v1/incidents?all=1": [*status["incidents"], incident],
             "/api/v1/incidents/i-16": incident,
             f"/api/v1/drift?run={run}": json.loads((GOLDEN / "drift.json").read_text()),
+            "/api/v1/explain/rank_killed": [
+                {"subject": f"run/{run}", "rung": "restart_ranks", "reason": "", "code": -1}],
             "/api/v1/ledger": json.loads((GOLDEN / "ledger.json").read_text()),
         }
         self.posted: list[tuple[str, dict[str, Any]]] = []

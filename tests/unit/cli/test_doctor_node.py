@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.agent.cli import doctor, doctor_node
+from holdfast.agent.cli import doctor, doctor_node, main
 from holdfast.agent.cli.doctor_node import (
     HAVE,
     LACK,
@@ -82,6 +82,7 @@ def test_the_agents_user_is_who_the_launcher_trusts() -> None:
 def configured(tmp_path: Path, *allow: str, store: str = "") -> Path:
     file = tmp_path / "agent.toml"
     file.write_text(f'[actions]\nallow = [{", ".join(map(repr, allow))}]\n'
+                    "alone = true\n"
                     f'socket = "{tmp_path}/node.sock"\n[evidence]\nstore = "{store}"\n')
     return file
 
@@ -151,3 +152,14 @@ def test_a_folder_that_does_not_answer_holds_nobody_up(
     monkeypatch.setattr(doctor_node, "FOLDER_S", 0.05)
     (found,) = doctor_node._store(str(tmp_path))
     assert found.what == "evidence.store does not answer"
+
+
+def test_a_reboot_of_a_node_alone_needs_leave_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = configured(tmp_path, "reboot_node", store=str(tmp_path))
+    file.write_text(file.read_text().replace("alone = true", "alone = false"))
+    found = node_orders(load(file).config, tmp_path / "node.d")
+    assert found.said.startswith("actions.alone is not set")
+    assert main(["config", "check", "--config", str(file)]) == 0
+    assert "reboot_node: this node sees no fleet" in capsys.readouterr().out

@@ -273,10 +273,15 @@ def test_the_doctor_names_a_path_whole(tmp_path: Path) -> None:
 
 def test_what_an_agent_must_be_allowed_is_not_said_to_happen() -> None:
     books = load_runbooks()
-    assert policy._first(books["host_kernel_crash"]) == "reboot_node, where actions.allow names it"
-    assert policy._first(books["nic_error"]) == "exclude_node (off in this version)"
-    assert policy._first(books["rank_hung"]) == "take_evidence"
-    assert policy._first(books["log_root_cause"]) == "only shown"
+    withheld = "reboot_node: not done, because actions.allow does not name it"
+    assert policy.outlook([{"subject": "node/a", "rung": "", "reason": withheld}],
+                          books["host_kernel_crash"]) == [f"nothing: {withheld}; for node/a"]
+    rows = [{"subject": f"run/r/rank/{n}", "rung": "restart_ranks", "code": -1} for n in range(6)]
+    rows.append({"subject": "run/r/rank/6", "rung": "stop_run", "code": 76, "reason": "spent"})
+    assert policy.outlook(rows, books["rank_hung"]) == [
+        "restart_ranks; for run/r/rank/0, run/r/rank/1, run/r/rank/2, run/r/rank/3 and 2 more",
+        "stop_run: the run would end with 76 (spent); for run/r/rank/6"]
+    assert policy.outlook([], books["log_root_cause"]) == ["only shown"]
 
 
 def test_seeds_that_are_none_are_refused_with_an_example(capsys: Captured) -> None:

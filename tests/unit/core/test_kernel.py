@@ -214,7 +214,7 @@ class Machine:
     """A node without a run whose kernel says what the test wants."""
 
     def __init__(self, *allow: str) -> None:
-        self.settings = Settings(allow=allow)
+        self.settings = Settings(allow=allow, alone=True)
         self.node = Node("a", self.settings, BOOKS)
         self.boot_s, self.wall_s, self.boot_id, self.cursor = 100.0, 1e9, "b1", 0
         self.events: tuple = ()

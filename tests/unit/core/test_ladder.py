@@ -15,25 +15,24 @@ UNKNOWN = Leave(False, reason="a: where is not known")
 
 
 @pytest.mark.parametrize(
-    ("leaves", "spent", "climbs", "want"),
+    ("leaves", "spent", "want"),
     [
-        ("mmm", {}, True, ("a", "")),
-        ("mmm", {"a": 1}, True, ("a", "")),
-        ("mmm", {"a": 2}, True, ("b", "")),
-        ("mmm", {"a": 3}, False, (None, "used up its 3")),
-        ("pmm", {"b": 2}, False, (None, "used up its 2")),
-        ("ppm", {}, False, ("c", "")),
-        ("msm", {"a": 2}, True, (None, "")),
-        ("ppp", {}, True, (None, "")),
-        ("upm", {}, True, ("c", "")),
-        ("upm", {"c": 2}, True, (None, UNKNOWN.reason)),
-        ("usm", {}, True, (None, UNKNOWN.reason)),
+        ("mmm", {}, ("a", "")),
+        ("mmm", {"a": 1}, ("a", "")),
+        ("mmm", {"a": 2}, ("b", "")),
+        ("pmm", {"b": 2}, ("c", "")),
+        ("ppm", {}, ("c", "")),
+        ("msm", {"a": 2}, (None, "")),
+        ("ppp", {}, (None, "")),
+        ("upm", {}, ("c", "")),
+        ("upm", {"c": 2}, (None, UNKNOWN.reason)),
+        ("usm", {}, (None, UNKNOWN.reason)),
     ],
 )
-def test_next_rung(leaves: str, spent: dict[str, int], climbs: bool, want: tuple[str, str]) -> None:
+def test_next_rung(leaves: str, spent: dict[str, int], want: tuple[str, str]) -> None:
     words = {"m": MAY, "p": PASS, "s": STOP, "u": UNKNOWN}
     found = next_rung(BOOK, lambda action: spent.get(action, 0),
-                      lambda action: words[leaves["abc".index(action)]], climbs)
+                      lambda action: words[leaves["abc".index(action)]])
     assert found == want
 
 

@@ -38,7 +38,7 @@ class Repaired(Machine):
 
     def __init__(self, *allow: str, **settings) -> None:
         super().__init__(*allow)
-        self.settings = Settings(allow=allow, **settings)
+        self.settings = Settings(allow=allow, **{"alone": True, **settings})
         self.node = Node("a", self.settings, BOOKS)
         self.runs: tuple[RunView, ...] = ()
         self.docs: tuple[Doc, ...] = ()
@@ -198,7 +198,7 @@ def test_a_run_that_hangs_in_its_device_is_not_waited_for_without_end():
 
 
 def test_a_drain_on_instruction_ends_the_ranks_by_their_launcher():
-    lab = Lab(settings=Settings(allow=("reboot_node",)))
+    lab = Lab(settings=Settings(allow=("reboot_node",), alone=True))
     lab.node = Node("a", lab.settings, BOOKS)
     lab.begin()
     lab.train(3)

@@ -32,6 +32,12 @@ CONSEQUENCES = (
 # What gloo prints before it aborts a rank whose peer came with another operation or size.
 MISMATCH = "collective mismatch"
 
+# Errors of a script that cannot have begun, by the worker's own word; and a shell's codes for a
+# command that is missing or no program.  They count only before anything was trained.
+FINAL = ("ImportError:", "ModuleNotFoundError:", "SyntaxError:", "IndentationError:", "TabError:",
+         "FileNotFoundError:")
+NO_COMMAND = (126, 127)
+
 # Signals that a process earns by itself (SIGILL SIGTRAP SIGABRT SIGBUS SIGFPE SIGSEGV SIGSYS).
 OWN_SIGNALS = {4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 11: "SIGSEGV",
                31: "SIGSYS"}
@@ -58,6 +64,14 @@ class Cause(Value, frozen=True):
     evidence: tuple[tuple[str, str], ...] = ()
     bad_from: int = 0  # first step whose result is wrong on every rank; 0 = none
     charged: bool = True  # an operator's wish costs no budget
+    final: bool = False  # the job cannot run as it is: a module, a file or a command is missing
+    request: str = ""  # whose wish it is
+
+
+def detector_of(fault: str) -> str:
+    """Which detector of ranks says this fault."""
+    return "hang" if fault.startswith(("rank_hung", "rank_gil", "rank_stopped", "collective_")) \
+        else DETECTOR
 
 
 def subject_of(run: str, rank: int) -> str:
@@ -122,7 +136,8 @@ def cause_of(rank: RankView, cascades: int, oom_pids: tuple[int, ...]) -> Cause:
         return replace(base, fault="checkpoint_bad", severity=DEGRADED, reason=reason)
     if ended.outcome in ("exception", "exit"):
         what = ended.error or f"exit code {ended.code}"
-        return replace(base, user=True, reason=f"{who} ended by itself: {what}")
+        final = ended.outcome == "exception" and ended.error.startswith(FINAL)
+        return replace(base, user=True, final=final, reason=f"{who} ended by itself: {what}")
     if ended.signal and rank.pid in oom_pids:
         reason = f"{who} was killed by the kernel: out of memory"
         return replace(base, fault="rank_oom_killed", reason=reason)
@@ -131,7 +146,9 @@ def cause_of(rank: RankView, cascades: int, oom_pids: tuple[int, ...]) -> Cause:
         reason = f"{who} was killed from outside by {name}"
         return replace(base, fault="rank_killed", reason=reason)
     what = f"crashed with {name}" if ended.signal else f"exit code {ended.code}"
-    return replace(base, user=True, reason=f"{who} ended by itself: {ended.error or what}")
+    final = not ended.signal and ended.code in NO_COMMAND
+    return replace(base, user=True, final=final,
+                   reason=f"{who} ended by itself: {ended.error or what}")
 
 
 def victims_only(first: RankView, others: int, oom_pids: tuple[int, ...]) -> Cause:

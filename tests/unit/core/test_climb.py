@@ -1,0 +1,174 @@
+"""A run's ladder climbs: each rung within its budget, the next behind it, and `explain` says so."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.agent.config.runbooks import RunbookError, load_runbooks, parse
+from holdfast.agent.core import actions
+from holdfast.agent.core.model import FATAL, Runbook, Settings
+from holdfast.agent.core.node import Node
+from holdfast.agent.core.run import policy
+from holdfast.agent.core.run.policy import PROGRESS_STEPS
+
+from .driver import Lab, replace
+
+SUBJECT = "run/r/rank/1"
+LADDER = ("restart_ranks", "exclude_node", "reboot_node", "replace_node", "stop_run")
+
+
+def lab(ladder: tuple[str, ...], count: int = 1, max_restarts: int = 9, **wanted) -> Lab:
+    made = Lab(settings=Settings(**wanted), max_restarts=max_restarts)
+    made.runbooks = {**load_runbooks(), "rank_killed": Runbook(
+        "rank_killed", FATAL, "rank", ladder, budget_count=count)}
+    made.node = Node("a", made.settings, made.runbooks)
+    made.begin()
+    made.train(1)
+    return made
+
+
+def die(made: Lab, seconds: float = 1.0) -> None:
+    made.kill(1)
+    made.settle()
+    for _ in range(40):
+        if made.view.generation > 1 and made.rank(1).ended is None or made.finishes():
+            break
+        made.step(seconds / 10)
+
+
+def ended(made: Lab) -> str:
+    ending = made.node.cases["r"].state.ending
+    return ending.reason if ending is not None else ""
+
+
+def orders(made: Lab) -> list[str]:
+    return [one.kind for one in made.log if one.kind in actions.root_verbs()]
+
+
+def test_the_rung_behind_a_spent_restart_is_taken() -> None:
+    made = lab(LADDER, allow=("reboot_node", "replace_node"), alone=True)
+    die(made)
+    assert made.view.generation == 2 and not made.finishes()
+    made.train(3)
+    die(made)
+    assert made.finishes() == [75]
+    assert "reboot_node is the next rung" in ended(made)
+    made.view = replace(made.view, state="done")
+    for _ in range(30):
+        made.step(1.0)
+    assert orders(made) == ["reboot_node"]
+
+
+def test_what_is_not_allowed_is_asked_of_a_person_and_the_run_ends_with_76() -> None:
+    made = lab(LADDER)
+    die(made)
+    made.train(3)
+    die(made)
+    assert made.finishes() == [76] and not orders(made)
+    assert "reboot_node: not done, because actions.allow does not name it" in ended(made)
+
+
+def test_alone_a_reboot_needs_leave_of_its_own() -> None:
+    made = lab(LADDER, allow=("reboot_node", "replace_node"))
+    die(made)
+    made.train(3)
+    die(made)
+    assert made.finishes() == [76] and not orders(made)
+    assert "actions.alone = true" in ended(made)
+
+
+def test_stop_run_before_a_restart_ends_the_run_at_the_first_fault() -> None:
+    made = lab(("stop_run", "restart_ranks"))
+    die(made)
+    assert made.finishes() == [76] and made.view.generation == 1
+
+
+@pytest.mark.parametrize("rung", ["stop_own_ranks", "replace_rank"])
+def test_what_nobody_performs_is_refused(rung: str) -> None:
+    text = f'+++\nseverity = "fatal"\nscope = "rank"\nladder = ["{rung}"]\n+++\n'
+    with pytest.raises(RunbookError, match="performed by nobody"):
+        parse("rank_killed", text, "x.md")
+
+
+@pytest.mark.parametrize("ladder", [("restart_ranks",), ("take_evidence", "restart_ranks")])
+def test_evidence_is_taken_where_the_ladder_names_it(ladder: tuple[str, ...]) -> None:
+    made = Lab(grade="script", hang_limit_s=3.0)
+    made.runbooks = {"rank_hung": Runbook("rank_hung", FATAL, "rank", ladder)}
+    made.node = Node("a", made.settings, made.runbooks)
+    made.begin()
+    made.train(5)
+    for still in range(12):
+        made.change(0, phase="collective", still_s=float(still))
+        made.change(1, still_s=float(still) + 0.5)
+        made.step(1.0)
+    assert ("evidence" in [one.kind for one in made.log]) == ("take_evidence" in ladder)
+
+
+@pytest.mark.parametrize(("error", "starts"), [
+    ("ModuleNotFoundError: No module named 'x'", 1), ("SyntaxError: bad", 1),
+    ("FileNotFoundError: [Errno 2] data", 1), ("RuntimeError: x", 3),
+])
+def test_a_users_error_known_as_such_is_not_tried_again(error: str, starts: int) -> None:
+    made = Lab(grade="script", max_restarts=2)
+    made.begin()
+    for _ in range(200):
+        if made.finishes():
+            break
+        if made.rank(0).ended is None:
+            made.raises(0, error, code=1)
+        made.step(0.1)
+    assert (made.finishes(), len(made.starts())) == ([1], starts)
+
+
+def test_the_same_error_after_training_is_another_matter() -> None:
+    made = Lab(grade="script", max_restarts=2)
+    made.begin()
+    made.train(PROGRESS_STEPS)
+    made.raises(0, "FileNotFoundError: [Errno 2] data")
+    made.settle()
+    assert not made.finishes()
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.permutations(("take_evidence", *LADDER, "ask_person")), st.integers(0, 3),
+    st.integers(0, 3), st.sets(st.sampled_from(("reboot_node", "replace_node", "drain_node"))),
+    st.booleans(), st.integers(0, 2), st.integers(0, 4), st.integers(1, 7),
+)
+def test_explain_says_what_happens(ladder, count, spent, allow, alone, used, most, rungs) -> None:
+    made = lab(ladder[:rungs], count, most, allow=tuple(sorted(allow)), alone=alone)
+    plan = made.node.cases["r"].state.document.plan
+    state = made.node.cases["r"].state
+    charged = (f"rank_killed/restart_ranks/{SUBJECT}", spent), (policy.RESTARTS, used)
+    state.document = replace(state.document, plan=replace(plan, spent=charged))
+    before = made.node.memory()
+    said = {one.subject: one for one in made.node.outlook("rank_killed")}
+    assert made.node.memory() == before
+    die(made)
+    outlook = said[SUBJECT]
+    if outlook.code < 0:
+        assert outlook.rung == "restart_ranks" and made.view.generation == 2
+    else:
+        assert made.finishes() == [outlook.code] and made.view.generation == 1
+        assert ended(made).split(": ")[0] == outlook.reason.split(": ")[0]
+    made.view = replace(made.view, state="done", ranks=())
+    for _ in range(30):
+        made.step(1.0)
+    beyond = outlook.rung if outlook.rung in actions.root_verbs() else ""
+    assert orders(made)[:1] == ([beyond] if beyond else [])
+
+
+def test_new_settings_take_nothing_from_what_is_remembered_or_in_flight() -> None:
+    made = lab(LADDER)
+    made.hold = {"put", "stop", "logs", "evidence"}
+    made.kill(1)
+    for _ in range(5):
+        made.step(0.5)
+    pending, cases = dict(made.node.kept.in_flight.pending), made.node.cases
+    assert pending
+    allowed = Settings(allow=("reboot_node",), alone=True)
+    made.node.configure(allowed, made.runbooks)
+    assert made.node.kept.in_flight.pending == pending and made.node.cases is cases
+    assert [one.rung for one in made.node.outlook("gpu_fell_off_bus")][-1] == "reboot_node"
