@@ -46,6 +46,7 @@ TAIL_BYTES = 1 << 20  # of each file of a run that goes on
 TAILS_S = 6.0  # for the ends of all files; a line can be crafted to be slow
 FILES_MAX = 8192
 CATALOGUE_MAX_BYTES = 1 << 20
+HOLE = bytes(64)  # what was dropped of a file reads as zeros
 GZIP = b"\x1f\x8b"
 TEXT_BYTES = 64 << 10
 CONTROLS = bytes(set(range(1, 32)) - set(b"\b\t\n\f\r\x1b"))
@@ -234,7 +235,9 @@ def read_tail(span: Span, nbytes: int) -> tuple[int, bytes]:
         end = size if span.end < 0 else min(size, span.end)
         begin = max(0, span.begin, end - nbytes)
         file.seek(begin)
-        return begin, file.read(max(0, end - begin)) or b""
+        data = file.read(max(0, end - begin)) or b""
+    behind = data.rfind(HOLE) + len(HOLE) if HOLE in data else 0  # only what is of one piece
+    return begin + behind, data[behind:]
 
 
 def _report(
@@ -281,6 +284,8 @@ def _read(path: str, standard_input: BinaryIO | None, scanner: Scanner) -> tuple
         with _opened(path, standard_input) as file:
             while piece := file.read1(PIECE_BYTES):
                 text = text if total else _is_text(piece)
+                if HOLE in piece:  # the launcher dropped the middle of a log (--log-limit)
+                    piece = piece.replace(b"\0", b"")
                 total += len(piece)
                 waiting += piece
                 if len(waiting) >= PIECE_BYTES:

@@ -23,6 +23,7 @@ from . import compiling, forking, levels, spec
 from .agent_link import AgentLink, Places, places, private_folder
 from .child_tasks import ChildTask, ChildTasks
 from .commands import Commands
+from .log_limit import LogLimit
 from .log_watch import LogWatch
 from .process import RankProcess
 from .rank_processes import STANDBYS_LOST_MAX, RankProcesses
@@ -50,6 +51,7 @@ class Launcher:
         self.tasks = ChildTasks()
         self.selector = selectors.DefaultSelector()
         self.logs = LogWatch(self.ranks, log_dir, self.link.environ, self.selector)
+        self.log_limit = LogLimit(options.log_limit_bytes, self.terminal.say)
         self.compiling = compiling.Watch(environ)
         self.commands = Commands(self.state, self.ranks, self.tasks, self.link, self.logs,
                                  self.compiling, self.terminal)
@@ -136,6 +138,7 @@ class Launcher:
         self.compiling.look(self.ranks.living(), now_s)
         self.send_levels()
         self.show()
+        self.log_limit.tend(now_s, self.log_folders())
 
     def drain_wake(self) -> None:
         try:
@@ -329,6 +332,9 @@ class Launcher:
                  if preparing or p.rank >= 0 or p.ended is not None]
         return list(dict.fromkeys(folder for p in shown for folder in (p.home, p.folder)))
 
+    def log_folders(self) -> List[str]:
+        return list(dict.fromkeys(p.folder for p in self.ranks.processes))
+
     def end(self) -> None:
         """Leaves nothing: no process, no socket, no line unread."""
         signal.set_wakeup_fd(-1)
@@ -341,6 +347,7 @@ class Launcher:
         while self.terminal.follow(self.folders(), last=True):
             pass
         self.terminal.end_bar()
+        self.log_limit.end()
         self.send_levels()
         self.link.end(self.state.exit_code if self.state.exit_code is not None else 1)
 

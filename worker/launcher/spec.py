@@ -65,6 +65,7 @@ class Spec(NamedTuple):
     preload: List[str]
     start_method: str  # fork | spawn
     standby: int
+    log_limit_bytes: int
     grace_s: float
     hang_limit_s: float
     nproc_unset_threads: bool
@@ -169,6 +170,10 @@ def build(command: str) -> argparse.ArgumentParser:
          help="seconds to checkpoint after SIGTERM")
     if command == "train":
         flag(ours, "--config", default="", help="the trainer's settings, a TOML file")
+    # Wide: a training log comes nowhere near it, and a loop that prints takes no disk with it.
+    flag(ours, "--log-limit", type=number(int, 0, 10**9), default=4096,
+         help="MB of disk for each rank's stdout.log and stderr.log; beyond it their middle is "
+         "dropped (4096; 0 = no limit)")
     flag(ours, "--hang-limit", type=number(float, 0, SECONDS_MAX), default=0.0,
          help="seconds without progress = hung")
     ignored = parser.add_argument_group("torchrun's, accepted without effect on one node")
@@ -247,6 +252,7 @@ def parse(command: str, argv: List[str], environ: Dict[str, str]) -> Spec:
         master_port=options.master_port, run_id=options.rdzv_id or name, role=options.role,
         preload=preload, start_method="spawn" if options.start_method == "spawn" else "fork",
         standby=standby if program.trainer else 0, grace_s=options.grace,
+        log_limit_bytes=options.log_limit << 20,
         hang_limit_s=options.hang_limit, argv=argv,
         nproc_unset_threads=nproc > 1 and "OMP_NUM_THREADS" not in environ,
     )

@@ -12,6 +12,8 @@ import sys
 import time
 from typing import Dict, List, Tuple
 
+from .log_limit import HOLE, after_hole
+
 BITE_BYTES = 1 << 18  # of one file a beat: 2.6 MB/s a rank; the file itself is always whole
 LINE_BYTES = 1 << 16  # a longer line is passed on in pieces
 PLAIN_EVERY_S = 10.0
@@ -87,13 +89,12 @@ class Terminal:
         for folder in folders:
             for name, stream in (("stdout.log", sys.stdout), ("stderr.log", sys.stderr)):
                 key = (folder, name)
-                data, rest = read_lines(
+                data, rest, self.offsets[key] = read_lines(
                     os.path.join(folder, name), self.offsets.get(key, 0), whole=not last
                 )
                 more = more or rest
                 if not data:
                     continue
-                self.offsets[key] = self.offsets.get(key, 0) + len(data)
                 self.clear()
                 stream.write(self.dress(folder, data))
                 stream.flush()
@@ -112,24 +113,26 @@ class Terminal:
                     self.offsets[key] = 0
 
     def dress(self, folder: str, data: bytes) -> str:
-        text = data.decode("utf-8", "replace")
+        text = HOLE.sub(b"", data).decode("utf-8", "replace")
         if not self.tee:
             return text
         mark = "[%s]: " % os.path.basename(folder).replace("-", "")
         return "".join(mark + line for line in text.splitlines(keepends=True))
 
 
-def read_lines(path: str, offset: int, whole: bool) -> Tuple[bytes, bool]:
-    """Up to a bite of new bytes, cut behind the last newline; and whether more is waiting."""
+def read_lines(path: str, offset: int, whole: bool) -> Tuple[bytes, bool, int]:
+    """Up to a bite of new bytes, cut behind the last newline; whether more is waiting; where the
+    next bite begins, which a hole puts further on."""
     try:
         with open(path, "rb", buffering=0) as file:
+            offset = max(offset, after_hole(file.fileno(), offset))
             file.seek(offset)
             data = file.read(BITE_BYTES) or b""
     except OSError:
-        return b"", False
+        return b"", False, offset
     more = len(data) == BITE_BYTES
     if whole and not data.endswith(b"\n"):
         end = data.rfind(b"\n") + 1
         if end or len(data) < LINE_BYTES:
             data = data[:end]
-    return data, more
+    return data, more, offset + len(data)
