@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 from urllib.parse import quote
 
 from holdfast.worker import peers
@@ -56,6 +56,13 @@ class _Connection(http.client.HTTPConnection):
             peers.check_peer(self.sock, str(self._path), os.environ)
         except peers.Stranger as stranger:
             raise Stranger(str(stranger)) from stranger
+
+
+class Answering(Protocol):
+    """An agent, or what one has left."""
+
+    def get(self, route: str) -> Any:
+        """The parsed answer."""
 
 
 class Agent(NamedTuple):
@@ -223,23 +230,36 @@ def _status(agent: Agent) -> dict[str, Any]:
     return answer
 
 
-def _left_behind(environ: Mapping[str, str]) -> str:
-    """How to ask the logs of the last run that had an agent of its own, whose words no agent has
-    now."""
+def states(environ: Mapping[str, str]) -> Path:
+    """Where runs with an agent of their own keep their state, a folder each."""
     base = environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
-    runs = Path(environ.get("HOLDFAST_STATE_DIR") or f"{base}/holdfast") / "runs"
+    return Path(environ.get("HOLDFAST_STATE_DIR") or f"{base}/holdfast") / "runs"
+
+
+def _left_behind(environ: Mapping[str, str]) -> str:
+    """How to ask about the last run that had an agent of its own."""
+    runs = states(environ)
     try:
         with os.scandir(runs) as listing:
             known = [(one.stat().st_mtime, one.name) for one in islice(listing, RUNS_MAX)]
     except OSError:
         return ""
-    logs = runs / max(known)[1] / "logs" if known else runs
-    return f"\nThe last run has ended: `holdfast diagnose {logs}`" if logs.is_dir() else ""
+    if not known:
+        return ""
+    name = max(known)[1]
+    logs = runs / name / "logs"
+    asks = [f"`holdfast diagnose {logs}`"] if logs.is_dir() else []
+    if (runs / name / "journal.db").is_file():
+        asks += [f"`holdfast incidents --run {name}`", f"`holdfast ledger --run {name}`"]
+    return f"\nThe last run has ended: {', '.join(asks)}" if asks else ""
+
+
+A = TypeVar("A", bound=Answering)
 
 
 def choose(
-    found: Sequence[tuple[Agent, dict[str, Any]]], name: str | None
-) -> tuple[Agent, dict[str, Any], str]:
+    found: Sequence[tuple[A, dict[str, Any]]], name: str | None
+) -> tuple[A, dict[str, Any], str]:
     """The agent, its status and the run that `--run` names, or the only one that there is."""
     runs = {run["run"]: (agent, status) for agent, status in found for run in status["runs"]}
     if name is None and not runs:

@@ -7,12 +7,31 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
 from . import report
-from .client import Agent, asking, choose, reach
+from .client import Answering, asking, choose, reach
+from .ended import ended_run
 from .text import Failure, line, show
+
+Found = list[tuple[Answering, dict[str, Any]]]
+
+
+def of_run(name: str | None) -> Found:
+    """The agents to be asked.  A run whose own agent has ended is asked from its journal."""
+    try:
+        found: Found = list(reach())
+        if name:
+            agent, answer, _ = choose(found, name)
+            found = [(agent, answer)]
+        return found
+    except Failure:
+        past = ended_run(name) if name else None
+        if past is None:
+            raise
+        return [past]
 
 
 def print_json(value: Any) -> None:
@@ -52,10 +71,7 @@ def why(options: argparse.Namespace) -> int:
 
 @asking
 def incidents(options: argparse.Namespace) -> int:
-    found = reach()
-    if options.run:
-        agent, answer, _ = choose(found, options.run)
-        found = [(agent, answer)]
+    found = of_run(options.run)
     if options.id:
         one = one_incident(found, options.id)
         print_json(one) if options.json else show(report.incident(one))
@@ -70,15 +86,20 @@ def incidents(options: argparse.Namespace) -> int:
     if options.json:
         print_json(listed)
         return 0
-    show(report.incidents(listed))
+    attempts = sorted({one.get("attempt", 1) for one in listed}, reverse=True)
+    for attempt in attempts if len(attempts) > 1 else ():
+        show([line(f"attempt {attempt}")])
+        show([*report.incidents([one for one in listed if one.get("attempt", 1) == attempt]), ()])
+    if len(attempts) <= 1:
+        show(report.incidents(listed))
     if listed:
         show([(), line("one of them, whole: holdfast incidents ID")])
     return 0
 
 
-def one_incident(found: list[tuple[Agent, dict[str, Any]]], wanted: str) -> dict[str, Any]:
+def one_incident(found: Sequence[tuple[Answering, dict[str, Any]]], wanted: str) -> dict[str, Any]:
     """The incident whose id begins so; the exact one where several do."""
-    matches: dict[str, tuple[Agent, str]] = {}
+    matches: dict[str, tuple[Answering, str]] = {}
     for agent, _ in found:
         for one in agent.get("/api/v1/incidents?all=1"):
             if one["id"].startswith(wanted):
@@ -94,10 +115,7 @@ def one_incident(found: list[tuple[Agent, dict[str, Any]]], wanted: str) -> dict
 
 @asking
 def ledger(options: argparse.Namespace) -> int:
-    found = reach()
-    if options.run:
-        agent, answer, _ = choose(found, options.run)
-        found = [(agent, answer)]
+    found = of_run(options.run)
     answers = {answer["node"]: agent.get("/api/v1/ledger") for agent, answer in found}
     if options.json:
         print_json(answers)
@@ -108,4 +126,6 @@ def ledger(options: argparse.Namespace) -> int:
         if options.run and options.run not in one.get("runs", {}):
             raise Failure(f"the ledger of {node} does not know run {options.run!r} yet")
         show(report.ledger(one, options.run))
+        if one.get("attempts", 1) > 1:
+            show([line(f"over {one['attempts']} attempts under this name")])
     return 0

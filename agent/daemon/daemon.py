@@ -29,7 +29,7 @@ from ..config.load import ConfigError, Loaded
 from ..config.runbooks import load_runbooks
 from ..core.model import Decision, Now, Observed, Readings, Runbook, Settings, run_subject
 from ..history.incident_log import NODE, IncidentLog
-from ..history.journal import Forgotten, Journal, Memory
+from ..history.journal import Attempt, Forgotten, Journal, Memory
 from ..launchers import log_child, protocol
 from ..launchers.run_session import RunSession
 from ..launchers.server import LauncherServer
@@ -382,6 +382,9 @@ class Daemon:
 
     def launcher_came(self, session: RunSession) -> None:
         self.private_life.launcher_came()
+        if self.options.private:
+            launcher = f"{session.pid} {session.hello.started_boot_s:.3f} {self.state.boot_id}"
+            self.journal.append(Attempt(launcher, time.time()))
         log_child.tell((session,), self.state.loaded)
         self.performer.launcher_came(session.hello.run)
 

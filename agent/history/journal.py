@@ -43,6 +43,7 @@ CREATE TABLE IF NOT EXISTS incidents (
 CREATE TABLE IF NOT EXISTS owners (id TEXT PRIMARY KEY, uid INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS counters (
   name TEXT NOT NULL, labels TEXT NOT NULL, value REAL NOT NULL, PRIMARY KEY (name, labels));
+CREATE TABLE IF NOT EXISTS attempts (launcher TEXT PRIMARY KEY, begun_wall_s REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS memory (id INTEGER PRIMARY KEY CHECK (id = 1), body BLOB NOT NULL);
 """
 
@@ -108,7 +109,14 @@ class Memory(NamedTuple):
     body: bytes
 
 
-Record = Intent | Finished | Happened | Forgotten | Memory | Count | Mark
+class Attempt(NamedTuple):
+    """A launcher came that was not here before: its run's name begins another attempt."""
+
+    launcher: str
+    wall_s: float
+
+
+Record = Attempt | Intent | Finished | Happened | Forgotten | Memory | Count | Mark
 
 
 class Seed(NamedTuple):
@@ -296,6 +304,8 @@ class Journal:
             for table in ("incidents", "owners"):
                 database.executemany(f"DELETE FROM {table} WHERE id = ?",
                                      [(id,) for id in record.ids])
+        elif isinstance(record, Attempt):
+            database.execute("INSERT OR IGNORE INTO attempts VALUES (?, ?)", record)
         elif isinstance(record, Memory):
             database.execute("INSERT OR REPLACE INTO memory VALUES (1, ?)", (record.body,))
         elif isinstance(record, Mark):

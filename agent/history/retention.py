@@ -29,6 +29,8 @@ def prune(database: sqlite3.Connection) -> None:
         "DELETE FROM incidents WHERE id NOT IN "
         "(SELECT id FROM incidents ORDER BY opened_wall_s DESC LIMIT ?)", (INCIDENTS_MAX,)
     )
+    database.execute("DELETE FROM attempts WHERE rowid <= (SELECT max(rowid) FROM attempts) - ?",
+                     (RUNS_MAX,))
     database.execute("DELETE FROM owners WHERE id NOT IN (SELECT id FROM incidents)")
     for name in BY_RUN:
         database.execute(

@@ -11,13 +11,18 @@ from pathlib import Path
 import pytest
 
 
-def run(tmp_path: Path, name: str, *flags: str) -> subprocess.CompletedProcess[bytes]:
+def run(
+    tmp_path: Path, name: str, *flags: str, code: str = "echo hello; sleep 1.5", status: int = 0,
+    restarts: str = "3",
+) -> None:
+    """One run with an agent of its own, to its end."""
     environ = {**os.environ, "HOLDFAST_STATE_DIR": str(tmp_path / "state"),
                "HOLDFAST_RUNTIME_DIR": str(tmp_path / "run")}
     command = [sys.executable, "-P", "-m", "holdfast.agent.cli", "run", "--run", name, *flags,
-               "--no-python", "sh", "-c", "echo hello; sleep 1.5"]
-    return subprocess.run(command, env=environ, capture_output=True, timeout=90.0, check=True,
+               "--max-restarts", restarts, "--no-python", "sh", "-c", code]
+    done = subprocess.run(command, env=environ, capture_output=True, timeout=90.0, check=False,
                           umask=0o022)
+    assert done.returncode == status, done.stderr.decode()
 
 
 def modes(root: Path) -> dict[str, int]:

@@ -1,0 +1,65 @@
+"""A run whose own agent has ended: answers as that agent would, from the journal that it left.
+
+Owns which routes are answered so.  Reading is agent/history/past_runs.py's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import unquote
+
+from ..history import past_runs
+from ..store.base import StoreError
+from .client import owned, states
+from .text import Failure
+
+NAME = re.compile(r"[A-Za-z0-9._-]{1,48}")
+ONE = "/api/v1/incidents/"
+
+
+class EndedRun(NamedTuple):
+    """See the module."""
+
+    name: str
+    past: past_runs.Past
+
+    def get(self, route: str) -> Any:
+        if route == "/api/v1/ledger":
+            return self._ledger()
+        listed = [past_runs.as_json(one, self.past.attempts) for one in self.past.incidents]
+        if not route.startswith(ONE):
+            return listed
+        wanted = unquote(route.removeprefix(ONE))
+        return next(one for one in listed if one["id"] == wanted)
+
+    def _ledger(self) -> dict[str, Any]:
+        ledger = self.past.ledger
+        return {
+            "categories": ledger.node, "wall_s": sum(ledger.node.values()), "runs": ledger.runs,
+            "attempts": len(self.past.attempts),
+        }
+
+
+def ended_run(
+    name: str, environ: Mapping[str, str] = os.environ
+) -> tuple[EndedRun, dict[str, Any]] | None:
+    """The run and a status of it; None where it left no journal.  Raises Failure for one that
+    cannot be read."""
+    folder = states(environ) / name
+    if not NAME.fullmatch(name) or name in (".", ".."):
+        return None
+    try:
+        owned(folder, environ)
+        owned(folder / "journal.db", environ)
+        past = past_runs.read(Path(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, StoreError) as error:
+        raise Failure(f"run {name} has ended, and its journal cannot be read: {error}") from error
+    status = {"node": socket.gethostname(), "runs": [{"run": name, "state": "done"}]}
+    return EndedRun(name, past), status

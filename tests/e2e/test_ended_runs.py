@@ -1,0 +1,53 @@
+"""What a private run's journal holds is told after it has ended, each attempt apart."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from test_state_of_runs import run
+
+from holdfast.agent.cli import main
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOLDFAST_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("HOLDFAST_RUNTIME_DIR", str(tmp_path / "run"))
+    return tmp_path
+
+
+def test_an_ended_run_is_told_from_its_files(at: Path, capsys: Captured) -> None:
+    for _ in range(2):
+        run(at, "m5", code="kill -9 $$", status=76, restarts="0")
+    capsys.readouterr()
+    assert main(["status"]) == 1
+    assert "`holdfast incidents --run m5`" in capsys.readouterr().err
+    journal = at / "state/runs/m5/journal.db"
+    before = journal.read_bytes()
+    assert main(["incidents", "--run", "m5", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert {one["attempt"] for one in listed} == {1, 2}
+    assert {one["run"] for one in listed} == {"m5"}
+    assert main(["incidents", "--run", "m5"]) == 0
+    said = capsys.readouterr().out
+    assert said.index("attempt 2\n") < said.index("attempt 1\n")
+    assert main(["incidents", "--run", "m5", listed[0]["id"]]) == 0
+    assert listed[0]["id"] in capsys.readouterr().out
+    assert main(["ledger", "--run", "m5"]) == 0
+    assert "over 2 attempts under this name" in capsys.readouterr().out
+    assert journal.read_bytes() == before
+    for name in ("other", "../m5", ".", "x" * 300):
+        assert main(["incidents", "--run", name]) == 1
+        assert "nothing runs here" in capsys.readouterr().err
+
+
+def test_what_is_no_journal_is_said(at: Path, capsys: Captured) -> None:
+    home = at / "state/runs/m5"
+    home.mkdir(parents=True)
+    (home / "journal.db").write_text("hello" * 1000)
+    assert main(["incidents", "--run", "m5"]) == 1
+    assert "its journal cannot be read" in capsys.readouterr().err
