@@ -275,7 +275,6 @@ class Daemon:
         observed = Observed(
             runs=self.launchers.run_views(now_s, is_tick),
             samples=state.runner.known() if state.runner is not None else Readings(),
-            lines=state.kernel.log.lines(now.boot_s),
             events=state.kernel.events(now.boot_s),
             store=self.store.view(),
             outcomes=self.performer.outcomes(listed, now_s),

@@ -152,7 +152,6 @@ class RankMonitor:
             step=view.step,
             phase="exit" if view.outcome and view.code == 0 else view.phase,
             beat_age_s=max(0.0, now_s - view.beat_ns / 1e9) if view.beat_ns else 0.0,
-            in_optimizer=view.step_begin != view.step_end,
             seq=view.groups,
             step_seq=view.step_seq,
             step_time_s=statistics.median(steps_ns) / 1e9 if steps_ns else 0.0,

@@ -323,7 +323,7 @@ def operator(cluster: Cluster, u: float, v: float) -> None:
     edge = pick_edge(cluster, v)
     run = list(cluster.jobs)[int(u * len(cluster.jobs))]
     request = Request(id=f"operator-{cluster.loop.now_s:.3f}", action=RESTART_RANKS,
-                      subject=f"run/{run}", reason="by hand", origin="operator", run=run,
+                      subject=f"run/{run}", reason="by hand", run=run,
                       by="storm")
     edge.requests = (*edge.requests[-3:], request)
     _say(cluster, edge.machine.name, "operator restarts %s", run)

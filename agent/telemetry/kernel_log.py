@@ -21,7 +21,8 @@ from ..history.journal import Count, Labels, Mark
 from .journalctl import JournalReader
 
 MARK = "kernel_log_next"
-KINDS_MAX = 128  # of (source, code, subject) that are kept for the core
+Kind = tuple[str, str, str, int]
+KINDS_MAX = 128  # of (source, code, subject, pid) that are kept for the core
 OF_A_KIND_MAX = 4  # so that a flood of one line hides no other
 KEPT_S = 60.0
 
@@ -40,7 +41,7 @@ class KernelWatch:
         self._catalogue: Catalogue | None = None
         self._folds = Folds()
         # of a kind, (when read, event)
-        self._kinds: OrderedDict[tuple[str, str, str], deque[tuple[float, Event]]] = OrderedDict()
+        self._kinds: OrderedDict[Kind, deque[tuple[float, Event]]] = OrderedDict()
 
     def open(self, catalogue: Catalogue, counters: Counters) -> int:
         """Opens the log where the last agent left off: at its end on a node that never had one, at
@@ -115,7 +116,7 @@ class KernelWatch:
         return (self.boot_id, *cursor)
 
     def _keep(self, boot_s: float, event: Event) -> None:
-        kind = (event.source, event.code, event.subject)
+        kind = _kind(event)
         self._kinds.setdefault(kind, deque(maxlen=OF_A_KIND_MAX)).append((boot_s, event))
         self._kinds.move_to_end(kind)
         if len(self._kinds) > KINDS_MAX:
@@ -124,7 +125,7 @@ class KernelWatch:
     def _more(self, line: LogLine) -> None:
         """A continuation line: shown with its event, and not counted."""
         told = self._folds.more(line.text, line.boot_s)
-        kept = self._kinds.get((told.source, told.code, told.subject)) if told else None
+        kept = self._kinds.get(_kind(told)) if told else None
         for at, (read_s, event) in enumerate(kept or ()):
             if told is not None and kept is not None and event.cursor == told.cursor:
                 kept[at] = (read_s, told)
@@ -144,3 +145,8 @@ class KernelWatch:
     def close(self) -> None:
         self._opened = False
         self.log.close()
+
+
+def _kind(event: Event) -> Kind:
+    """Each process that the kernel kills is told of, however many it kills at once."""
+    return (event.source, event.code, event.subject, event.pid)

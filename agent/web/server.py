@@ -330,7 +330,7 @@ class WebServer:
             return refuse(400, "no reason given", '"reason": why, for the journal')
         made = Request(
             id=f"op-{uuid.uuid4().hex[:12]}", action=action, subject=subject,
-            reason=body.reason[:REASON_MAX], origin="operator", run=run, by=_by(request, body),
+            reason=body.reason[:REASON_MAX], run=run, by=_by(request, body),
         )
         if not self._operators.request(made):
             return refuse(429, "too many requests wait already", "try again in a minute")

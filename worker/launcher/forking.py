@@ -23,7 +23,6 @@ from .. import exits
 from ..rank import rank as ranks
 from ..rank.rank import Program, Seat
 
-PRELOAD = ("torch", "torch._dynamo")
 THREAD_VARIABLES = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 KEPT = "HOLDFAST_USER_"  # the user's own thread settings, across the launcher's re-exec
 BACKLOG = 1024

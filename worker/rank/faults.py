@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import pickle
 import time
 from typing import Any, Dict, List, Tuple
 
@@ -35,25 +36,45 @@ def _stall(seconds: float) -> None:
         time.sleep(min(1.0, deadline - time.monotonic()))
 
 
+def _record() -> Any:
+    """What torch's own recorder holds: gloo's groups, and no other's."""
+    try:
+        from torch._C import _distributed_c10d as c10d
+
+        return json.loads(c10d._dump_fr_trace_json())  # type: ignore[attr-defined]
+    except (ImportError, ValueError, RuntimeError, AttributeError):
+        return {}
+
+
+def _nccl_record() -> Any:
+    """What NCCL's recorder holds: it has one of its own, which torch pickles."""
+    try:
+        from torch._C import _distributed_c10d as c10d
+
+        # includeCollectives, includeStackTraces, onlyActive: stacks cost far more than they say
+        trace = c10d._dump_nccl_trace(True, False, False)  # type: ignore[attr-defined]
+        return pickle.loads(trace)
+    except (ImportError, ValueError, RuntimeError, AttributeError, TypeError, EOFError,
+            pickle.UnpicklingError):
+        return {}
+
+
+def _of_default_group(record: Any) -> List[Dict[str, Any]]:
+    """The entries that may be compared.  One recorder's alone: each numbers its own."""
+    entries = record.get("entries", []) if isinstance(record, dict) else []
+    return [entry for entry in entries if not entry.get("is_p2p")
+            and str((entry.get("process_group") or [""])[0]) == DEFAULT_GROUP]
+
+
 def flight_record(limit: int = 64) -> List[Tuple[int, str, str]]:
-    """The default group's last collectives by torch's flight recorder: (sequence, name, sizes).
+    """The default group's last collectives by its flight recorder: (sequence, name, sizes).
 
     [] without a recorder.  Other groups count for themselves, and point-to-point messages differ
     between ranks by design: neither may be compared.  Sizes are told only where all ranks of a
     collective must agree about them.
     """
-    try:
-        from torch._C import _distributed_c10d as c10d
-
-        record = json.loads(c10d._dump_fr_trace_json())  # type: ignore[attr-defined]
-        entries = record.get("entries", [])
-    except (ImportError, ValueError, RuntimeError, AttributeError):
-        return []
     told = []
-    for entry in entries:
-        group = entry.get("process_group") or [""]
-        if entry.get("is_p2p") or str(group[0]) != DEFAULT_GROUP:
-            continue
+    for entry in _of_default_group(_nccl_record()) or _of_default_group(_record()):
         name = str(entry.get("profiling_name", ""))
         equal = name.rpartition(":")[2] in EQUAL_SIZES
         sizes = json.dumps(entry.get("input_sizes", [])) if equal else ""

@@ -56,7 +56,6 @@ class Request(Value, frozen=True):
     action: str  # restart_ranks | stop_own_ranks | take_evidence | run_check | exclude_node | ...
     subject: str
     reason: str
-    origin: str = "policy"  # policy | operator | alert
     run: str = ""
     fault: str = ""
     by: str = ""  # who, for people

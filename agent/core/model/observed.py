@@ -50,7 +50,6 @@ class RankView(Value, frozen=True):
     traced: bool = False
     stopped_s: float = 0.0  # how long state T without a tracer has lasted
     active: bool = False  # CPU or I/O of the rank or its children moved in the last second
-    in_optimizer: bool = False  # step_begin != step_end
     seq: tuple[tuple[int, int], ...] = ()  # (group id, collective sequence number)
     step_seq: tuple[tuple[int, int], ...] = ()  # (step, number at its end), newest last
     step_time_s: float = 0.0  # median of the latest steps, 0 unknown
@@ -168,7 +167,6 @@ class Observed(Value, frozen=True):
 
     runs: tuple[RunView, ...] = ()
     samples: Readings = Readings()
-    lines: tuple[tuple[str, int, float, str], ...] = ()  # collectors.contract.LogLine
     events: tuple[Event, ...] = ()  # the kernel's, of the last minute
     beats: tuple[Beat, ...] = ()
     store: StoreView = StoreView(up=False)

@@ -28,6 +28,7 @@ from .stage import Stage, StageView, may_start, stage, wants_plan
 from .state import Context, RunState, Upkeep
 
 START_ATTEMPTS = 3
+START_HOLD_S = 600.0  # a run waits this long for a node whose fault may be over by itself
 DELETED_MAX = 256
 
 
@@ -185,10 +186,23 @@ class RunCase:
             self.incidents.note_all(ctx, f"generation {plan.generation} starts", effect.id)
 
     def _idle(self, ctx: Context, seen: StageView) -> None:
-        if wants_plan(self.state, seen):
+        if ctx.start_hold and wants_plan(self.state, seen):
+            self._hold_start(ctx)
+        elif wants_plan(self.state, seen):
             self.document.propose(ctx, seen.plan, (), "the launcher is idle")
         else:
             self._keep_up(ctx, seen.plan)
+
+    def _hold_start(self, ctx: Context) -> None:
+        """The node is not fit: wait for what may be over by itself, else leave, for elsewhere."""
+        ctx.reason = ctx.start_hold
+        waited_s = ctx.now.boot_s - max(ctx.view.registered_boot_s, ctx.since_boot_s)
+        if ctx.start_waits and waited_s < START_HOLD_S:
+            ctx.reason += f"; waits until it is over, {START_HOLD_S:g} s at most"
+            return
+        remedy = "" if ctx.start_waits else (
+            ": start it elsewhere, or repair this node and reboot it, or say `holdfast close`")
+        self.ending.decide(policy.INFRASTRUCTURE, ctx.start_hold + remedy, ctx.start_fault)
 
     def _recover(self, ctx: Context, plan: Plan | None, ranks: tuple[RankView, ...]) -> None:
         cause, grant = self.state.cause, self.state.grant

@@ -28,7 +28,7 @@ def learn(
     for rank in ranks:
         if rank.step > peak_step:
             peak_step, peak_boot_s = rank.step, ctx.now.boot_s - rank.still_s
-    killed = ends.oom_pids(ctx.observed.lines, tuple(rank.pid for rank in ctx.view.ranks))
+    killed = ends.oom_pids(ctx.observed.events, tuple(rank.pid for rank in ctx.view.ranks))
     if not ctx.frozen:
         state.history.look(ranks, seen, ctx.now.boot_s)
     bases, generation = now.bases, now.bases_generation

@@ -199,6 +199,9 @@ class Context(msgspec.Struct):
     wake_s: float = 1.0
     causes: list[tuple[int, Cause]] = []  # (pid, cause) of what the kernel said of processes
     beyond: Beyond = nothing_beyond  # what may be done beyond this run
+    start_hold: str = ""  # why no run starts on this node now ...
+    start_fault: str = ""
+    start_waits: bool = False  # ... and whether that may be over by itself
     climbed: list[tuple[Cause, str, str]] = []  # what this run asks for there, and why
 
     def wake(self, seconds: float) -> None:

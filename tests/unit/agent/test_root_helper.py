@@ -281,7 +281,7 @@ def test_a_pause_of_an_idle_node_is_shown_and_on_disk_at_once(agent, tmp_path):
         async with agent(node=core(tmp_path), **options(tmp_path)) as (daemon, _):
             await until(lambda: daemon.state.steps > 1)
             assert not status.status(daemon.state)["paused"]
-            wish = Request("q1", "pause", "node/node-a", "a fan", origin="operator")
+            wish = Request("q1", "pause", "node/node-a", "a fan")
             daemon.operators.request(wish)
             await until(lambda: status.node_paused(daemon.state))
             assert status.status(daemon.state)["paused"]

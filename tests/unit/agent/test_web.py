@@ -103,8 +103,8 @@ def test_changing_needs_a_role(agent, tmp_path):
                 assert answer.status == status, token
         await until(lambda: node.seen[-1].requests)
         request = node.seen[-1].requests[0]
-        assert (request.action, request.subject, request.run, request.origin) == (
-            "pause", "run/demo", "demo", "operator"
+        assert (request.action, request.subject, request.run) == (
+            "pause", "run/demo", "demo"
         )
         assert request.by == "token"
         # A claimed name never hides what is proven, nor does it pass for a node's own.
@@ -165,6 +165,8 @@ def test_bad_requests_say_what_to_set(agent, tmp_path):
             ("/api/v1/runs/demo/explode", b'{"reason": "x"}', 404),
             ("/api/v1/runs/nope/pause", b'{"reason": "x"}', 404),
             ("/api/v1/nodes/other/pause", b'{"reason": "x"}', 404),
+            *((f"/api/v1/nodes/node-a/{verb}", b'{"reason": "x"}', 404)
+              for verb in ("exclude", "release", "drain")),  # there is no other node to go to
             ("/api/v1/runs/demo/pause", b"x" * 100_000, 413),
             ("/api/v1/runs/demo/inject", b'{"fault": "kill"}', 403),
         ):

@@ -60,7 +60,6 @@ class Lab:
         self.outcomes: list[EffectOutcome] = []
         self.requests: tuple[Request, ...] = ()
         self.beats: tuple[Beat, ...] = ()
-        self.lines: tuple[tuple[str, int, float, str], ...] = ()
         self.events: tuple[Event, ...] = ()
         self.samples: tuple[tuple[str, str, float, float], ...] = ()
         self.silent: tuple[str, ...] = ()  # names of readings whose collector does not answer
@@ -82,7 +81,7 @@ class Lab:
                 up=self.store_up, docs=tuple(self.docs.values()), leases=self._lease_views()
             ),
             outcomes=tuple(self.outcomes[-64:]), requests=self.requests, beats=self.beats,
-            lines=self.lines, events=self.events, samples=readings_of(self.samples, self.silent),
+            events=self.events, samples=readings_of(self.samples, self.silent),
             journal_stalled=self.journal_stalled,
         )
 

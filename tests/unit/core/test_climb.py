@@ -6,14 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.agent.config.runbooks import RunbookError, load_runbooks, parse
+from holdfast.agent.config.runbooks import RunbookError, load_runbooks
+from holdfast.agent.config.runbooks import parse as runbook
 from holdfast.agent.core import actions
-from holdfast.agent.core.model import FATAL, Runbook, Settings
+from holdfast.agent.core.model import FATAL, Incident, Runbook, Settings
 from holdfast.agent.core.node import Node
+from holdfast.agent.core.nodes.condition_incidents import Stood
 from holdfast.agent.core.run import policy
 from holdfast.agent.core.run.policy import PROGRESS_STEPS
 
 from .driver import Lab, replace
+from .test_kernel import CATALOGUE, parse
+from .test_repair import FALLEN
 
 SUBJECT = "run/r/rank/1"
 LADDER = ("restart_ranks", "exclude_node", "reboot_node", "replace_node", "stop_run")
@@ -89,7 +93,7 @@ def test_stop_run_before_a_restart_ends_the_run_at_the_first_fault() -> None:
 def test_what_nobody_performs_is_refused(rung: str) -> None:
     text = f'+++\nseverity = "fatal"\nscope = "rank"\nladder = ["{rung}"]\n+++\n'
     with pytest.raises(RunbookError, match="performed by nobody"):
-        parse("rank_killed", text, "x.md")
+        runbook("rank_killed", text, "x.md")
 
 
 @pytest.mark.parametrize("ladder", [("restart_ranks",), ("take_evidence", "restart_ranks")])
@@ -172,3 +176,44 @@ def test_new_settings_take_nothing_from_what_is_remembered_or_in_flight() -> Non
     made.node.configure(allowed, made.runbooks)
     assert made.node.kept.in_flight.pending == pending and made.node.cases is cases
     assert [one.rung for one in made.node.outlook("gpu_fell_off_bus")][-1] == "reboot_node"
+
+
+@pytest.mark.parametrize("line", [FALLEN, "EXT4-fs error (device sda1): __ext4_find_entry:1: x"])
+def test_no_run_starts_on_a_node_with_a_fatal_incident(line: str) -> None:
+    made = Lab()
+    made.runbooks = load_runbooks()
+    made.node = Node("a", made.settings, made.runbooks)
+    made.events = (parse(CATALOGUE, line, 1, made.boot_s),)
+    for _ in range(5):
+        made.step(0.5)
+    fatal = [one for one in made.decision.incidents if one.severity == FATAL]
+    if not fatal:
+        assert made.view.generation == 1
+        return
+    assert (made.finishes(), made.starts()) == ([75], [])
+    assert fatal[0].id in ended(made) and "holdfast close" in ended(made)
+
+
+def test_a_run_that_is_here_already_is_not_held_by_it() -> None:
+    made = lab(LADDER)
+    made.events = (parse(CATALOGUE, FALLEN, 1, made.boot_s),)
+    for _ in range(5):
+        made.step(0.5)
+    assert not made.finishes() and made.view.generation == 1
+
+
+def test_what_is_over_by_itself_is_waited_for() -> None:
+    made = Lab(settings=Settings())
+    made.runbooks = {"accelerator_lost": Runbook("accelerator_lost", FATAL, "gpu", clears="check")}
+    made.node = Node("a", made.settings, made.runbooks)
+    book = made.node.conditions.book
+    number = Incident(id="i", fault="accelerator_lost", subject="node/a/gpu/0", severity=FATAL,
+                      run="", generation=0, opened_wall_s=1.0, opened_boot_s=1.0, reason="lost",
+                      culprit="a")
+    book.open["x"] = Stood(number, "b", made.boot_s, "absence")
+    made.step(1.0)
+    assert not made.starts() and "waits until it is over" in dict(made.decision.reasons)["r"]
+    made.settle()
+    for _ in range(70):
+        made.step(1.0)
+    assert made.view.generation == 1 and not made.finishes()

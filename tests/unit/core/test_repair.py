@@ -263,7 +263,7 @@ def test_an_order_that_never_left_is_tried_again_and_one_that_failed_is_not():
 
 def test_a_node_without_a_run_is_paused_as_well_and_stays_so_over_a_restart():
     machine = Repaired("reboot_node")
-    machine.requests = (Request("q1", "pause", "node/a", "its fan is changed", origin="operator"),)
+    machine.requests = (Request("q1", "pause", "node/a", "its fan is changed"),)
     assert machine.step().paused == "its fan is changed"
     machine.requests = ()
     machine.restart()
@@ -276,25 +276,25 @@ def test_a_node_without_a_run_is_paused_as_well_and_stays_so_over_a_restart():
     machine.runs = (replace(RUN, state="done"),)
     machine.step()
     assert machine.node.cases["r"].state.held.paused  # what comes later is born under it
-    machine.requests = (Request("q2", "pause", "node/b", "another", origin="operator"),
-                        Request("q3", "resume", "run/r", "this run alone", origin="operator"))
+    machine.requests = (Request("q2", "pause", "node/b", "another"),
+                        Request("q3", "resume", "run/r", "this run alone"))
     assert machine.step().paused and not machine.orders
     assert not machine.node.cases["r"].state.held.paused
-    machine.requests = (Request("q4", "resume", "node/a", "done", origin="operator"),)
+    machine.requests = (Request("q4", "resume", "node/a", "done"),)
     assert not machine.step().paused
     assert machine.verbs() == ["reboot"]
 
 
 def test_a_run_that_comes_to_a_paused_node_is_watched_and_left_alone():
     lab = Lab()
-    lab.requests = (Request("q1", "pause", "node/a", "look", origin="operator"),)
+    lab.requests = (Request("q1", "pause", "node/a", "look"),)
     lab.begin()
     lab.train(3)
     assert lab.plan().paused
     lab.kill(1)
     lab.park(0, 0)
     assert lab.settle() == [] and lab.view.generation == 1
-    lab.requests = (Request("q2", "resume", "node/a", "done", origin="operator"),)
+    lab.requests = (Request("q2", "resume", "node/a", "done"),)
     lab.settle()
     assert lab.view.generation == 2
 

@@ -28,7 +28,7 @@ def left(machine: Repaired) -> list[Incident]:
 def close(machine: Repaired) -> None:
     """A person closes the one incident that is open."""
     about = f"incident/{machine.only().id}"
-    machine.requests = (Request("q", "close_incident", about, "looked", origin="operator"),)
+    machine.requests = (Request("q", "close_incident", about, "looked"),)
     machine.step(1.0)
     machine.requests = ()
 
@@ -240,7 +240,7 @@ def test_what_holds_every_order_back_holds_a_reset(held: str) -> None:
                     }.get(held, Gate())
     machine.samples = (process(4711),) if held == "stranger" else ()
     if held == "paused":
-        machine.requests = (Request("q1", "pause", "node/a", "look", origin="operator"),)
+        machine.requests = (Request("q1", "pause", "node/a", "look"),)
     machine.say(INSTRUCTED % 1)
     machine.step(3600.0)
     assert not machine.orders and machine.only().would_have.startswith("reset_gpu: allowed, ")

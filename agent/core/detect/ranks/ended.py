@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ...model import DEGRADED, FATAL, Ended, RankView, Value, Verdict, rank_subject
+from ...model import DEGRADED, FATAL, Ended, Event, RankView, Value, Verdict, rank_subject
 
 DETECTOR = "ended"
 CASCADE_S = 5.0  # an end this soon after the first, with such an error, is its consequence
@@ -31,6 +31,8 @@ CONSEQUENCES = (
 
 # What gloo prints before it aborts a rank whose peer came with another operation or size.
 MISMATCH = "collective mismatch"
+
+OUT_OF_MEMORY = "host_oom"  # the fault of the kernel's lines that say so
 
 # Errors of a script that cannot have begun, by the worker's own word; and a shell's codes for a
 # command that is missing or no program.  They count only before anything was trained.
@@ -165,10 +167,9 @@ def victims_only(first: RankView, others: int, oom_pids: tuple[int, ...]) -> Cau
     )
 
 
-def oom_pids(lines: tuple[tuple[str, int, float, str], ...], pids: tuple[int, ...]) -> list[int]:
+def oom_pids(events: tuple[Event, ...], pids: tuple[int, ...]) -> list[int]:
     """Which of our ranks the kernel says it killed for want of memory."""
-    texts = [text for _, _, _, text in lines if "Killed process" in text or "oom-kill" in text]
-    return [p for p in pids if any(f"process {p} " in t or f"pid={p}," in t for t in texts)]
+    return [event.pid for event in events if event.fault == OUT_OF_MEMORY and event.pid in pids]
 
 
 def _evidence(rank: RankView, ended: Ended, cascades: int) -> tuple[tuple[str, str], ...]:
