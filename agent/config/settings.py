@@ -65,6 +65,20 @@ class Agent(msgspec.Struct, frozen=True):
         float, _seconds("interval of collectors that are cheap and change fast", 60.0, 0.1)
     ] = 5.0
     slow_s: Annotated[float, _seconds("interval of all other collectors", 3600.0, 0.1)] = 15.0
+    runs_kept_days: Annotated[
+        float,
+        Meta(ge=0, le=36500, description=(
+            "a private agent, when it starts, removes the state of other private runs, logs "
+            "included, that was not written to for this long; 0: never. Folders of --log-dir and "
+            "checkpoints are no part of it"
+        )),
+    ] = 30.0
+    runs_kept_gb: Annotated[
+        float,
+        Meta(ge=0, le=1e6, description=(
+            "and the oldest of them beyond this much in all, but none of the last day; 0: no limit"
+        )),
+    ] = 20.0
     metrics: Annotated[
         Literal["minimal", "full"],
         Meta(description="`minimal` leaves out what no alert or summary needs"),

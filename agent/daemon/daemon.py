@@ -8,6 +8,7 @@ counted, said once, and never stops another.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import gc
 import os
@@ -30,6 +31,7 @@ from ..config.runbooks import load_runbooks
 from ..core.model import Decision, Now, Observed, Readings, Runbook, Settings, run_subject
 from ..history.incident_log import NODE, IncidentLog
 from ..history.journal import Attempt, Forgotten, Journal, Memory
+from ..history.old_runs import remove_runtime
 from ..launchers import log_child, protocol
 from ..launchers.run_session import RunSession
 from ..launchers.server import LauncherServer
@@ -45,6 +47,7 @@ from .parts import Part
 from .parts.collectors import Collectors
 from .parts.kernel_log import KernelLogPart
 from .parts.node_order_gate import NodeOrderGate
+from .parts.old_runs import OldRuns
 from .parts.private_life import PrivateLife
 from .parts.rank_watch import RankWatch
 from .parts.readiness import Readiness
@@ -173,6 +176,7 @@ class Daemon:
             Readiness(answers),
             self.node_order_gate,
             self.private_life,
+            OldRuns(state),
         )
 
     def _owner_of(self, run: str) -> int:
@@ -215,6 +219,9 @@ class Daemon:
         for thread in (closing, self.state.checkpoints.side_thread, self.evidence.side_thread):
             await thread.close(SIDE_THREAD_END_S)
         (runtime / "address").unlink(missing_ok=True)
+        if self.options.private:
+            with contextlib.suppress(OSError):
+                remove_runtime(runtime)
 
     async def _guard(self, part: Part) -> None:
         """Runs one part for ever: its crash is counted, said, and it starts again."""

@@ -51,3 +51,8 @@ def test_a_folder_that_was_asked_for_is_as_open_as_torchruns(tmp_path: Path) -> 
     run(tmp_path, "m5", "--log-dir", str(tmp_path / "logs"))
     found = modes(tmp_path / "logs")
     assert found["rank-0"] == 0o755 and found["rank-0/stdout.log"] == 0o644
+
+
+def test_a_run_leaves_no_runtime_folder(tmp_path: Path) -> None:
+    run(tmp_path, "m5")
+    assert not (tmp_path / "run/m5").exists()
