@@ -23,7 +23,7 @@ Where something goes ("new": the folder comes with the first of its kind):
 | what | where |
 |---|---|
 | a Slurm drain | `agent/actions/schedulers/` (new), and its row in `agent/core/actions.py` |
-| a straggler detector | `agent/core/detect/ranks/`, its row in `agent/core/detect/registry.py` |
+| a straggler detector | `agent/core/detect/ranks/`, its entry in `agent/core/detect/registry.py` |
 | an etcd store | `agent/store/etcd.py`, which offers what `agent/store/base.py` asks for |
 | an S3 tier of checkpoints | `trainer/checkpoint/tiers/s3.py` (new) |
 | a check | it runs in `agent/checks/` (new), and is judged in `agent/core/checks/` (new) |

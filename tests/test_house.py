@@ -24,12 +24,18 @@ from holdfast.agent.config import load as configuration
 from holdfast.agent.config.runbooks import RunbookError, load_runbooks, parse
 from holdfast.agent.core import actions, ladder
 from holdfast.agent.core.detect import registry
-from holdfast.agent.core.detect.detector import Detector, NodeView
+from holdfast.agent.core.detect.detector import Detector, Look, NodeView, RanksView, RunDetector
+from holdfast.agent.core.detect.ranks.ended import Cause
 from holdfast.agent.core.model import (
     WARN,
+    Doc,
     Now,
     Observed,
+    Plan,
+    RankView,
     Readings,
+    Resume,
+    RunView,
     Settings,
     StoreView,
     Verdict,
@@ -208,6 +214,33 @@ def test_a_detector_is_one_entry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     sections = parse("node_wet", WET, "node_wet.md").prose
     lines = policy.explained(books["node_wet"], {"Meaning": sections}, [])
     assert "node_wet" in repr(lines[0]) and "Water stands" in repr(lines)
+
+
+class Sulky(RunDetector):
+    """A rank does not want to any more."""
+
+    name = "sulky"
+
+    def look(self, view: RanksView) -> Look:
+        rank = view.ranks[0]
+        return Look(Cause("rank_sulks", rank.generation, "it does not want to", rank.rank,
+                          rank.node, rank.pid, detector=self.name))
+
+
+def test_a_detector_of_a_run_is_one_entry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cause reaches the decision and an incident, and the run recovers from it."""
+    monkeypatch.setattr(registry, "DETECTORS", (Sulky, *registry.DETECTORS))
+    plan = Plan("r", 1, ("a",), ((0, "a"),), Resume("fresh"), "")
+    view = RunView("r", "a", "trainer", 1, 1, "running",
+                   ranks=(RankView(0, "a", 7, 1, "running"),))
+    node = Node("a", Settings(), load_runbooks())
+    decision = node.step(Now(100.0, 1e9, "b1"), Observed(
+        runs=(view,), store=StoreView(up=True, docs=(Doc("run/r", 1, msgspec.json.encode(plan)),))))
+    (verdict,) = [one for one in decision.verdicts if one.detector == "sulky"]
+    assert (verdict.fault, verdict.subject) == ("rank_sulks", "run/r/rank/0")
+    assert [(one.fault, one.reason) for one in decision.incidents] == [
+        ("rank_sulks", "it does not want to")]
+    assert node.stages() == {"r": "recovering"}
 
 
 def record_writes(tree: ast.AST) -> set[str]:

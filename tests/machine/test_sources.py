@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pages import page, same_as_golden
 
 from holdfast.agent.cli import doctor
-from holdfast.agent.core.detect.registry import DETECTORS
+from holdfast.agent.core.detect.registry import of_node
 from holdfast.collectors import ALL, PROBED, clock, disk, hardware_errors, mounts, nvme_smart
 from holdfast.collectors.clock import ClockCollector, State, Timex, state_of
 from holdfast.collectors.contract import NoData, Roots
@@ -34,7 +34,7 @@ OF_HOST = ("storage", "reach", "hardware", "clock", "fabric")
 def as_recorded(collector, samples) -> None:
     declared = {metric.name for metric in collector.metrics}
     assert {one.name for one in samples} <= declared
-    of_host = tuple(name for kind in DETECTORS
+    of_host = tuple(name for kind in of_node()
                     if kind.name in OF_HOST for name in kind.reads)
     assert any(name.startswith(of_host) for name in declared), "no detector sees any of it"
     text = page(samples, collector.metrics)

@@ -1,13 +1,18 @@
-"""What a detector of a node declares, and what it is shown.
+"""What a detector declares, what it is shown, and what a look at a run may say.
 
-Owns the protocol and the view.  The table of them is agent/core/detect/registry.py.  Pure.
+Owns the two protocols and their views, one of a node and one of a run.  The table of the detectors
+is agent/core/detect/registry.py.  Pure.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple, Protocol
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
-from ..model import Observed, Rows, Verdict
+from ..model import Now, Observed, Plan, RankView, Rows, Runbook, RunView, Settings, Verdict
+from ..run.operator import OperatorRequest
+from ..run.state import RunState
+from .ranks.ended import Cause
 
 
 class NodeView(NamedTuple):
@@ -21,6 +26,7 @@ class NodeView(NamedTuple):
 class Detector(Protocol):
     """One detector of a node.  A new one is a class that declares this, and its entry in the table.
 
+    view     what it looks at: a node, or a run (RunDetector)
     name     the `detector` of its verdicts
     reads    how the names of its readings begin: `view.rows` are these
     beside   what else it takes from `view.observed`: "runs", "events", or how names of readings
@@ -31,6 +37,7 @@ class Detector(Protocol):
     of_boot  whether that memory means nothing in another boot
     """
 
+    view: ClassVar[Literal["node"]] = "node"
     name: ClassVar[str]
     reads: ClassVar[tuple[str, ...]] = ()
     beside: ClassVar[tuple[str, ...]] = ()
@@ -42,4 +49,49 @@ class Detector(Protocol):
 
     def look(self, view: NodeView) -> list[Verdict]:
         """Faults now."""
+        ...
+
+
+class RanksView(NamedTuple):
+    """What a detector of a run looks at: levels, and the run's records, to be read alone."""
+
+    state: RunState
+    run: RunView
+    plan: Plan
+    plan_boot_s: float  # since when that plan is known here
+    ranks: tuple[RankView, ...]  # of the plan's generation, on every node heard of
+    now: Now
+    observed: Observed
+    settings: Settings
+    runbooks: Mapping[str, Runbook]
+    since_boot_s: float  # when this node began to listen
+    frozen: bool  # this agent stood still a moment ago: still pages prove nothing
+    of_kernel: list[tuple[int, Cause]]  # (pid, cause) of what the kernel said of processes
+    request: OperatorRequest | None
+
+
+class Look(NamedTuple):
+    """What one look at a run says."""
+
+    cause: Cause | None = None  # the generation is replaced for it, and nobody else is asked
+    by_cost: bool = False  # ... which no proof asks for: waiting on would be dearer
+    suspicion: Cause | None = None  # a warning, unless a later detector finds a cause
+    would_have: str = ""  # what is not done about that, because it is only observed
+    moves: bool = False  # no suspicion is left
+    verdicts: tuple[Verdict, ...] = ()  # what is said beside
+    evidence: tuple[int, ...] = ()  # ranks whose evidence is wanted
+    lonely: bool = False  # only consequences ended so far
+    heard: bool = False  # the operator's request is answered
+    reason: str = ""  # why no plan is made, for people
+    wake_s: float = 3600.0  # look again no later
+
+
+class RunDetector(Protocol):
+    """One detector of a run: it orders nothing, and keeps nothing between two looks."""
+
+    view: ClassVar[Literal["run"]] = "run"
+    name: ClassVar[str]
+
+    def look(self, view: RanksView) -> Look:
+        """What breaks this generation now."""
         ...

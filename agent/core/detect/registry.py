@@ -1,8 +1,9 @@
-"""The detectors of a node: the one table of them, and the border around each.
+"""The detectors of a run and of a node: the one table of them, and the border around each.
 
-Owns what a step asks of a detector: it gets the readings that it declares and its own memory, is
-asked again when one of those readings is newer, and costs its news alone when a bug of ours shows
-in it.  What a verdict means and what follows from it is not known here.  Pure.
+Owns the table, and what a step asks of a detector of a node: it gets the readings that it declares
+and its own memory, is asked again when one of those readings is newer, and costs its news alone
+when a bug of ours shows in it.  What a verdict means and what follows from it is not known here.
+Pure.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ..model import (
     run_subject,
 )
 from .cloud.ec2 import Ec2
-from .detector import Detector, NodeView
+from .detector import Detector, NodeView, RunDetector
 from .devices.accelerator import Accelerators
 from .devices.compile_cache import CompileCache
 from .devices.fabric import Fabric
@@ -32,17 +33,29 @@ from .host.host import Host
 from .host.reach import Reach
 from .host.storage import Storage
 from .network.network import Networks
+from .ranks.broken import Ended, Members, Requested, UnderRanks
+from .ranks.hang import Hang
 
-DETECTORS: tuple[type[Detector], ...] = (
+DETECTORS: tuple[type[Detector] | type[RunDetector], ...] = (
+    Members, Requested, Ended, UnderRanks, Hang,  # of a run: the first cause holds
     Accelerators, CompileCache, Ec2, Host, Storage, Reach, Hardware, Clock, Fabric, Networks,
 )
 NAMES_MAX = 4096  # names of readings whose readers are remembered
 Memories = dict[str, object]  # detector -> what it keeps
 
 
+def of_run() -> list[RunDetector]:
+    """The detectors of one run, in the order in which they are asked."""
+    return [kind() for kind in DETECTORS if kind.view == "run"]
+
+
+def of_node() -> list[type[Detector]]:
+    return [kind for kind in DETECTORS if kind.view == "node"]
+
+
 def named(name: str) -> type[Detector] | None:
     """The detector of that name; None for what is no detector of a node."""
-    return next((kind for kind in DETECTORS if kind.name == name), None)
+    return next((kind for kind in of_node() if kind.name == name), None)
 
 
 class Seat:
@@ -83,19 +96,21 @@ class NodeWatch:
     def __init__(self, node: str, memories: Memories) -> None:
         self._node = node
         self._memories = memories
-        for kind in DETECTORS:
+        self._kinds = of_node()
+        for kind in self._kinds:
             if kind.memory is not None and kind.name in memories:
                 memories[kind.name] = msgspec.convert(memories[kind.name], kind.memory)
-        for name in memories.keys() - {kind.name for kind in DETECTORS if kind.memory is not None}:
+        kept = {kind.name for kind in self._kinds if kind.memory is not None}
+        for name in memories.keys() - kept:
             del memories[name]  # a detector that is no more, or keeps nothing any more
         self._fill()
-        self.seats = {kind.name: Seat(kind, node, memories) for kind in DETECTORS}
+        self.seats = {kind.name: Seat(kind, node, memories) for kind in self._kinds}
         self._samples = Readings()
         self._readers: dict[str, tuple[int, ...]] = {}  # name of a reading -> seats that read it
 
     def other_boot(self) -> None:
         """Forgets what was so in the boot before."""
-        for kind in DETECTORS:
+        for kind in self._kinds:
             if kind.of_boot:
                 self._memories.pop(kind.name, None)
         self._fill()
@@ -117,7 +132,7 @@ class NodeWatch:
         return found
 
     def _fill(self) -> None:
-        for kind in DETECTORS:
+        for kind in self._kinds:
             if kind.memory is not None:
                 self._memories.setdefault(kind.name, kind.memory())
 

@@ -56,7 +56,7 @@ class ConditionIncidents:
         """Opens, keeps and closes; `verdicts` are all of those that stand now, `devices` maps the
         addresses and subjects of devices that have an incident already to its severity."""
         here = {f"{one.fault}|{one.subject}": one for one in verdicts}
-        for kind in registry.DETECTORS:
+        for kind in registry.of_node():
             if any(one.startswith(kind.reads + kind.beside)
                    for one in ctx.observed.samples.silent):
                 self._silent_s[kind.name] = ctx.now.boot_s

@@ -1,6 +1,6 @@
 """Whether what the ranks' levels show is a cause to replace the generation.
 
-Owns the order in which detectors are asked, what counts as one cause, and RunState.suspects.  It
+Owns when the detectors of a run are asked, what becomes of their word, and RunState.suspects.  It
 orders nothing but evidence: what a cause is answered with is decided in recovery.py.
 """
 
@@ -8,32 +8,21 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from ..detect.ranks import collective, hang, limits
+from ..detect import registry
+from ..detect.detector import Look, RanksView
 from ..detect.ranks import ended as ends
 from ..detect.ranks.ended import Cause
 from ..effects import drafts
 from ..effects.in_flight import EffectResult
-from ..model import DEGRADED, TRAINER, UNKNOWN, Plan, RankView, TakeEvidence, Verdict
-from ..nodes import kernel_incidents
+from ..model import Plan, RankView, TakeEvidence
 from ..series.wait_history import Seen
-from . import members, policy, progress
-from . import plan as planning
+from . import policy, progress
 from .incidents import RunIncidents, Where, read_where
 from .operator import Operator
-from .plan_document import RESTORE_FAILED
 from .recovery import Recoveries
 from .state import Context, RunState
 
-LONELY_S = 0.5  # only consequences ended: the root may be a moment late on one node
-LONELY_FAR_S = 3.0  # ... and a few beats late on another
 EVIDENCE_KEPT = 64
-OPERATOR = "operator_request"
-BAD_CHECKPOINT = "bad_checkpoint"  # how a trainer's reason begins when it refused one
-
-
-def unproven(reason: str) -> bool:
-    """A trainer's word for state that it read and does not believe."""
-    return reason.startswith((BAD_CHECKPOINT, RESTORE_FAILED))
 
 
 class Causes:
@@ -44,6 +33,7 @@ class Causes:
     ) -> None:
         self.state, self.incidents = state, incidents
         self.recovery, self.operator = recovery, operator
+        self.detectors = registry.of_run()
         self.seen: dict[int, Seen] = {}
         self.plan_since: tuple[int, float] = (0, 0.0)
 
@@ -87,16 +77,37 @@ class Causes:
             return
         if plan is None or plan.finished >= 0 or over or not ctx.leader:
             return
-        cause = self._from_members(ctx, plan) or self._from_operator(plan, ranks)
-        cause = cause or self._from_ends(ctx, ranks) or self._from_kernel(ctx, plan)
-        if cause is not None:
-            return self._begin(ctx, cause)
-        if ranks and not ctx.frozen and not self._anything_bad(ranks):
-            self._from_stillness(ctx, plan, ranks)
+        view = RanksView(
+            state, ctx.view, plan, self.plan_since[1],
+            tuple(self._with_where(rank) for rank in ranks), ctx.now, ctx.observed, ctx.settings,
+            ctx.runbooks, ctx.since_boot_s, ctx.frozen, ctx.causes, self.operator.restart,
+        )
+        self._ask(ctx, view)
 
-    def _anything_bad(self, ranks: tuple[RankView, ...]) -> bool:
-        """A bad end is being looked into: nobody is suspected of standing still meanwhile."""
-        return bool(ends.failed_ranks(ranks))
+    def _ask(self, ctx: Context, view: RanksView) -> None:
+        """The detectors in the order of their table, until one finds a cause.  A bug of ours in
+        one leaves the run unjudged (node.py): the next would judge without knowing what it knew."""
+        doubt = Look()
+        for detector in self.detectors:
+            look = detector.look(view)
+            ctx.verdicts.extend(look.verdicts)
+            ctx.reason = look.reason or ctx.reason
+            ctx.wake(look.wake_s)
+            if look.heard:
+                self.operator.restart = None
+            if look.lonely:
+                self._lonely_since(self.state.suspects.lonely_boot_s or ctx.now.boot_s)
+            for number in look.evidence:
+                self._ask_evidence(ctx, view.ranks, number)
+            if look.cause is not None:
+                return self._begin(ctx, look.cause, look.by_cost)
+            if look.suspicion is not None or look.moves:
+                doubt = look
+        if doubt.suspicion is not None:
+            ctx.verdicts.append(ends.verdict_of(doubt.suspicion, self.state.run, act=False))
+            self.incidents.suspect(ctx, doubt.suspicion, doubt.would_have)
+        elif doubt.moves:
+            self.incidents.take_back(ctx, "it moves again")
 
     def _begin(self, ctx: Context, cause: Cause, by_cost: bool = False) -> None:
         progress.broken_off(self.state, cause, by_cost, ctx.now.boot_s)
@@ -105,155 +116,6 @@ class Causes:
         self.recovery.begin(cause, self.incidents.open_cause(ctx, cause))
         if cause.charged and policy.wants_evidence(ctx.runbooks, cause.fault):
             self._ask_evidence(ctx, ctx.view.ranks, cause.rank)
-
-    # ------------------------------------------------------------ sources of causes
-
-    def _from_ends(self, ctx: Context, ranks: tuple[RankView, ...]) -> Cause | None:
-        now = self.state.progress
-        failed = ends.failed_ranks(ranks)
-        if not failed:
-            return self._from_leftovers(ctx, ranks)
-        rank, is_root = ends.first_root(failed)
-        if rank is None:
-            return None
-        if is_root:
-            return ends.cause_of(rank, len(failed) - 1, now.oom_pids)
-        proven = collective.proofs(ranks, self._resumed(), ctx.now.boot_s, now.bases)
-        if proven is not None:
-            return proven
-        self._lonely_since(self.state.suspects.lonely_boot_s or ctx.now.boot_s)
-        settle_s = LONELY_S if ctx.settings.single_node else LONELY_FAR_S
-        left_s = self.state.suspects.lonely_boot_s + settle_s - ctx.now.boot_s
-        # All have ended: nobody is left whose end could still explain it.
-        if left_s > 0 and any(r.ended is None for r in ranks):
-            ctx.wake(left_s)
-            return None
-        return ends.victims_only(rank, len(failed) - 1, now.oom_pids)
-
-    def _from_leftovers(self, ctx: Context, ranks: tuple[RankView, ...]) -> Cause | None:
-        """Nobody ended badly by itself, yet the generation cannot go on."""
-        orphans = [r for r in ranks if r.ended and r.ended.by_us]
-        if orphans:
-            rank = orphans[0]
-            base = ends.cause_of(rank, 0, ())
-            reason = f"rank {rank.rank} was ended on an order whose reason is not known any more"
-            return replace(base, fault="rank_killed", user=False, reason=reason)
-        parked = [r for r in ranks if r.parked and r.ended is None]
-        if not parked or any(r.state in ("starting", "running") for r in ranks):
-            return None
-        bases = self.state.progress.bases
-        proven = collective.proofs(ranks, self._resumed(), ctx.now.boot_s, bases)
-        if proven is not None:
-            return proven
-        refused = next((r for r in parked if r.parked and unproven(r.parked.reason)), None)
-        if refused is not None and refused.parked is not None:
-            return Cause(
-                fault="checkpoint_bad", generation=refused.generation, step=refused.step,
-                severity=DEGRADED, reason=f"state did not prove: {refused.parked.reason}",
-                boot_s=ctx.now.boot_s, detector="ended", error=refused.parked.reason,
-            )
-        said = next((r.parked.reason for r in parked if r.parked and r.parked.reason), "no reason")
-        return Cause(
-            fault="rank_hung", generation=parked[0].generation, step=parked[0].step,
-            reason=f"culprit unknown: every rank left a broken collective ({said})",
-            boot_s=ctx.now.boot_s, detector="ended", confidence=0.5, error=said,
-        )
-
-    def _from_operator(self, plan: Plan, ranks: tuple[RankView, ...]) -> Cause | None:
-        request = self.operator.take_restart()
-        if request is None or not ranks:
-            return None
-        rank = next((r for r in ranks if r.rank == request.rank), None)
-        return Cause(
-            fault=OPERATOR, generation=plan.generation, reason=request.reason, charged=False,
-            rank=rank.rank if rank else -1, node=rank.node if rank else "",
-            pid=rank.pid if rank else 0, severity="warn", detector="operator",
-        )
-
-    def _from_kernel(self, ctx: Context, plan: Plan) -> Cause | None:
-        """Hardware under a rank of ours broke, and the rank does not know it yet."""
-        if kernel_incidents.DETECTOR not in ctx.settings.act:
-            return None
-        return kernel_incidents.cause_of(ctx.causes, ctx.view.ranks, plan.generation)
-
-    def _from_members(self, ctx: Context, plan: Plan) -> Cause | None:
-        """A node that may not or cannot carry its ranks any more."""
-        view = ctx.view
-        nodes = members.members(
-            view, plan, ctx.observed.beats, ctx.observed.store, ctx.now, ctx.settings,
-            ctx.since_boot_s,
-        )
-        placed = {node for _, node in plan.ranks}
-        for member in nodes:
-            if member.node not in placed:
-                continue
-            if not member.fresh and not member.lost:
-                ctx.verdicts.append(self._host_unknown(member.node, plan))
-            fault, why = self._member_fault(ctx, plan, member)
-            if not fault:
-                continue
-            wanted = planning.PlanView(
-                run=view.run, grade=view.grade, leader=True, highest=plan.generation,
-                nproc=view.nproc, nnodes=view.nnodes, reason="", members=nodes, current=plan,
-            )
-            if member.lost and not planning.layout(wanted)[0]:
-                ctx.reason = f"{member.node} is lost and no spare can take its ranks"
-                continue
-            return Cause(
-                fault=fault, generation=plan.generation, reason=f"{member.node}: {why}",
-                node=member.node, boot_s=ctx.now.boot_s, detector="ended",
-                charged=not member.excluded,
-            )
-        return None
-
-    def _member_fault(
-        self, ctx: Context, plan: Plan, member: planning.Member
-    ) -> tuple[str, str]:
-        if member.fatal:
-            return member.fatal, f"fatal fault {member.fatal}"
-        if ctx.settings.single_node:
-            return "", ""
-        if member.excluded:
-            return OPERATOR, "excluded from runs"
-        if member.lost:
-            return "host_unknown", "not heard of for longer than the lease and its margin"
-        if member.node == ctx.view.node:
-            generation = ctx.view.generation
-            absent = generation < plan.generation <= self.state.launcher.top
-        else:
-            beats = [b for b in ctx.observed.beats if (b.node, b.run) == (member.node, plan.run)]
-            generation = beats[0].generation if beats else plan.generation
-            since_s = ctx.now.boot_s - self.plan_since[1]
-            late = since_s > members.LOST_LEASES * ctx.settings.lease_s
-            absent = member.fresh and generation < plan.generation and late
-        return ("launcher_lost", "its launcher runs no rank of the plan") if absent else ("", "")
-
-    # ------------------------------------------------------------ stillness
-
-    def _from_stillness(self, ctx: Context, plan: Plan, ranks: tuple[RankView, ...]) -> None:
-        state = self.state
-        placed = tuple(self._with_where(r) for r in ranks)
-        view = hang.HangView(
-            run=state.run, ranks=placed, costs=self._costs(ctx, plan, ranks),
-            boot_s=ctx.now.boot_s, resumed_step=plan.resume.step, bases=state.progress.bases,
-        )
-        look = hang.look(view, state.history, ctx.settings)
-        ctx.wake(look.wake_s)
-        acting = [f for f in look.findings if f.act]
-        observe = "hang" not in ctx.settings.act
-        held_back = observe or state.held.paused or plan.paused
-        faults = [found.cause.fault for found in look.findings] or ["rank_stopped"]
-        if policy.wants_evidence(ctx.runbooks, faults[0]):
-            for number in (*look.evidence, *(found.cause.rank for found in acting)):
-                self._ask_evidence(ctx, ranks, number)
-        if acting and not held_back:
-            return self._begin(ctx, acting[0].cause, by_cost=not acting[0].proof)
-        if not look.findings:
-            return self.incidents.take_back(ctx, "it moves again")
-        found = look.findings[0]
-        would = "ended the rank and gone on without it" if found.act and observe else ""
-        ctx.verdicts.append(ends.verdict_of(found.cause, state.run, act=False))
-        self.incidents.suspect(ctx, found.cause, would)
 
     def _with_where(self, rank: RankView) -> RankView:
         where = self.state.suspects.where.get(f"{rank.generation}/{rank.rank}/{rank.step}", "")
@@ -270,31 +132,3 @@ class Causes:
         draft = drafts.evidence(ctx.view, rank, "it stands still")
         if ctx.emit(rank.generation, draft) is not None:
             self._stands(key, "")
-
-    def _costs(
-        self, ctx: Context, plan: Plan, ranks: tuple[RankView, ...]
-    ) -> limits.Costs:
-        now, view = self.state.progress, ctx.view
-        held = [plan.resume.step]
-        held += [c.step for c in view.commits if not c.bad]
-        held += [view.snapshot.step] if view.snapshot else []
-        alone = view.grade != TRAINER or len(ranks) < 2
-        return limits.Costs(
-            grade=view.grade, startup_s=view.startup_s, hang_limit_s=view.hang_limit_s,
-            steps_to_redo=max(0, now.peak_step - max(held)) if alone else 0,
-            compiling=view.compiling, started=now.peak_step > 0,
-            backoff=now.backoff if now.peak_step <= now.backoff_step + 1 else 1.0,
-        )
-
-    # ------------------------------------------------------------ within
-
-    def _resumed(self) -> int:
-        plan = self.state.document.plan
-        return plan.resume.step if plan is not None else 0
-
-    def _host_unknown(self, node: str, plan: Plan) -> Verdict:
-        return Verdict(
-            fault="host_unknown", subject=f"node/{node}", severity=UNKNOWN, confidence=0.5,
-            reason=f"{node} was not heard of lately", run=plan.run, detector="members",
-            generation=plan.generation,
-        )

@@ -50,11 +50,6 @@ class Operator:
         if lives and not held.paused and not held.drain:
             self.drain(reason)
 
-    def take_restart(self) -> OperatorRequest | None:
-        """Once: it becomes a cause now, or never."""
-        restart, self.restart = self.restart, None
-        return restart
-
     def shown(self, plan: Plan | None) -> None:
         """A resume is done when the document does not say paused any more."""
         resumed = self.state.held.resumed and plan is not None and plan.paused

@@ -7,11 +7,13 @@ output is Findings.  It orders nothing and remembers nothing.
 
 from __future__ import annotations
 
-from ...model import FATAL, OPAQUE, WARN, RankView, Settings, Value
+from ...model import FATAL, OPAQUE, TRAINER, WARN, RankView, Settings, Value
+from ...run import policy
 from ...series.wait_history import History
+from .. import detector
 from . import limits
 from .collective import proofs
-from .ended import Cause
+from .ended import Cause, failed_ranks
 
 DETECTOR = "hang"
 STALE_BEAT_S = 1.5  # the ticker beats at 10 Hz: fifteen beats missing
@@ -46,6 +48,47 @@ class Look(Value, frozen=True):
     findings: tuple[Finding, ...] = ()
     evidence: tuple[int, ...] = ()  # ranks whose evidence is wanted before there is a verdict
     wake_s: float = 3600.0  # when the next limit would be crossed
+
+
+class Hang(detector.RunDetector):
+    """Ranks that stand still.  While a bad end is looked into nobody is suspected of that."""
+
+    name = DETECTOR
+
+    def look(self, view: detector.RanksView) -> detector.Look:
+        ranks, state, plan = view.ranks, view.state, view.plan
+        if not ranks or view.frozen or failed_ranks(ranks):
+            return detector.Look()
+        found = look(HangView(
+            run=state.run, ranks=ranks, costs=self._costs(view), boot_s=view.now.boot_s,
+            resumed_step=plan.resume.step, bases=state.progress.bases,
+        ), state.history, view.settings)
+        first = found.findings[0] if found.findings else None
+        acting = [finding for finding in found.findings if finding.act]
+        evidence: tuple[int, ...] = ()
+        if policy.wants_evidence(view.runbooks, first.cause.fault if first else "rank_stopped"):
+            evidence = (*found.evidence, *(finding.cause.rank for finding in acting))
+        said = detector.Look(evidence=evidence, wake_s=found.wake_s)
+        observe = "hang" not in view.settings.act
+        if acting and not (observe or state.held.paused or plan.paused):
+            return said._replace(cause=acting[0].cause, by_cost=not acting[0].proof)
+        if first is None:
+            return said._replace(moves=True)
+        would = "ended the rank and gone on without it" if first.act and observe else ""
+        return said._replace(suspicion=first.cause, would_have=would)
+
+    def _costs(self, view: detector.RanksView) -> limits.Costs:
+        now, run = view.state.progress, view.run
+        held = [view.plan.resume.step]
+        held += [commit.step for commit in run.commits if not commit.bad]
+        held += [run.snapshot.step] if run.snapshot else []
+        alone = run.grade != TRAINER or len(view.ranks) < 2
+        return limits.Costs(
+            grade=run.grade, startup_s=run.startup_s, hang_limit_s=run.hang_limit_s,
+            steps_to_redo=max(0, now.peak_step - max(held)) if alone else 0,
+            compiling=run.compiling, started=now.peak_step > 0,
+            backoff=now.backoff if now.peak_step <= now.backoff_step + 1 else 1.0,
+        )
 
 
 def look(view: HangView, history: History, settings: Settings) -> Look:
@@ -233,5 +276,3 @@ def _rows(rank: RankView, prefix: str = "") -> tuple[tuple[str, str], ...]:
 def _who(rank: RankView) -> str:
     return f"rank {rank.rank} (pid {rank.pid}) on {rank.node}"
 
-
-__all__ = ["Finding", "HangView", "Look", "look", "name_culprits"]

@@ -1,0 +1,174 @@
+"""What broke a generation: a member, an operator's wish, an end of ranks, or hardware under them.
+
+Owns these four detectors of a run: how long it is waited for the root behind consequences, and
+when a node may not or cannot carry its ranks any more.  Pure.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from ...model import DEGRADED, UNKNOWN, Verdict, node_subject
+from ...nodes import kernel_incidents
+from ...run import members
+from ...run import plan as planning
+from ...run.plan_document import RESTORE_FAILED
+from ..detector import Look, RanksView, RunDetector
+from . import ended as ends
+from .collective import proofs
+from .ended import Cause
+
+LONELY_S = 0.5  # only consequences ended: the root may be a moment late on one node
+LONELY_FAR_S = 3.0  # ... and a few beats late on another
+OPERATOR = "operator_request"
+BAD_CHECKPOINT = "bad_checkpoint"  # how a trainer's reason begins when it refused one
+
+
+class Members(RunDetector):
+    """A node that may not or cannot carry its ranks any more."""
+
+    name = "members"
+
+    def look(self, view: RanksView) -> Look:
+        plan, run, reason = view.plan, view.run, ""
+        nodes = members.members(
+            run, plan, view.observed.beats, view.observed.store, view.now, view.settings,
+            view.since_boot_s,
+        )
+        placed = {node for _, node in plan.ranks}
+        unknown: list[Verdict] = []
+        for member in nodes:
+            if member.node not in placed:
+                continue
+            if not member.fresh and not member.lost:
+                unknown.append(self._unknown(member.node, view))
+            fault, why = self._fault(view, member)
+            if not fault:
+                continue
+            wanted = planning.PlanView(
+                run=run.run, grade=run.grade, leader=True, highest=plan.generation,
+                nproc=run.nproc, nnodes=run.nnodes, reason="", members=nodes, current=plan,
+            )
+            if member.lost and not planning.layout(wanted)[0]:
+                reason = f"{member.node} is lost and no spare can take its ranks"
+                continue
+            cause = Cause(
+                fault=fault, generation=plan.generation, reason=f"{member.node}: {why}",
+                node=member.node, boot_s=view.now.boot_s, charged=not member.excluded,
+            )
+            return Look(cause, verdicts=tuple(unknown), reason=reason)
+        return Look(verdicts=tuple(unknown), reason=reason)
+
+    def _fault(self, view: RanksView, member: planning.Member) -> tuple[str, str]:
+        plan = view.plan
+        if member.fatal:
+            return member.fatal, f"fatal fault {member.fatal}"
+        if view.settings.single_node:
+            return "", ""
+        if member.excluded:
+            return OPERATOR, "excluded from runs"
+        if member.lost:
+            return "host_unknown", "not heard of for longer than the lease and its margin"
+        if member.node == view.run.node:
+            absent = view.run.generation < plan.generation <= view.state.launcher.top
+        else:
+            beats = [b for b in view.observed.beats if (b.node, b.run) == (member.node, plan.run)]
+            generation = beats[0].generation if beats else plan.generation
+            since_s = view.now.boot_s - view.plan_boot_s
+            late = since_s > members.LOST_LEASES * view.settings.lease_s
+            absent = member.fresh and generation < plan.generation and late
+        return ("launcher_lost", "its launcher runs no rank of the plan") if absent else ("", "")
+
+    def _unknown(self, node: str, view: RanksView) -> Verdict:
+        return Verdict(
+            fault="host_unknown", subject=node_subject(node), severity=UNKNOWN, confidence=0.5,
+            reason=f"{node} was not heard of lately", run=view.plan.run, detector=self.name,
+            generation=view.plan.generation,
+        )
+
+
+class Requested(RunDetector):
+    """An operator wants the ranks restarted: it is a cause now, or never."""
+
+    name = "operator"
+
+    def look(self, view: RanksView) -> Look:
+        request = view.request
+        if request is None or not view.ranks:
+            return Look(heard=True)
+        rank = next((r for r in view.ranks if r.rank == request.rank), None)
+        cause = Cause(
+            fault=OPERATOR, generation=view.plan.generation, reason=request.reason, charged=False,
+            rank=rank.rank if rank else -1, node=rank.node if rank else "",
+            pid=rank.pid if rank else 0, severity="warn", detector=self.name,
+        )
+        return Look(cause, heard=True)
+
+
+class Ended(RunDetector):
+    """Ranks ended badly, or nobody ended and the generation cannot go on all the same."""
+
+    name = ends.DETECTOR
+
+    def look(self, view: RanksView) -> Look:
+        ranks, oom_pids = view.ranks, view.state.progress.oom_pids
+        failed = ends.failed_ranks(ranks)
+        rank, is_root = ends.first_root(failed)
+        if rank is None:
+            return Look(self._leftovers(view))
+        if is_root:
+            return Look(ends.cause_of(rank, len(failed) - 1, oom_pids))
+        proven = self._proven(view)
+        if proven is not None:
+            return Look(proven)
+        settle_s = LONELY_S if view.settings.single_node else LONELY_FAR_S
+        since_s = view.state.suspects.lonely_boot_s or view.now.boot_s
+        left_s = since_s + settle_s - view.now.boot_s
+        # All have ended: nobody is left whose end could still explain it.
+        if left_s > 0 and any(r.ended is None for r in ranks):
+            return Look(lonely=True, wake_s=left_s)
+        return Look(ends.victims_only(rank, len(failed) - 1, oom_pids))
+
+    def _leftovers(self, view: RanksView) -> Cause | None:
+        """Nobody ended badly by itself, yet the generation cannot go on."""
+        ranks = view.ranks
+        rank = next((r for r in ranks if r.ended and r.ended.by_us), None)
+        if rank is not None:
+            reason = f"rank {rank.rank} was ended on an order whose reason is not known any more"
+            base = ends.cause_of(rank, 0, ())
+            return replace(base, fault="rank_killed", user=False, reason=reason)
+        parked = [r for r in ranks if r.parked and r.ended is None]
+        if not parked or any(r.state in ("starting", "running") for r in ranks):
+            return None
+        proven = self._proven(view)
+        if proven is not None:
+            return proven
+        reasons = [(r, r.parked.reason) for r in parked if r.parked]
+        for rank, reason in reasons:
+            if reason.startswith((BAD_CHECKPOINT, RESTORE_FAILED)):  # read, and not believed
+                return Cause(
+                    fault="checkpoint_bad", generation=rank.generation, step=rank.step,
+                    severity=DEGRADED, reason=f"state did not prove: {reason}",
+                    boot_s=view.now.boot_s, error=reason,
+                )
+        said = next((reason for _, reason in reasons if reason), "no reason")
+        return Cause(
+            fault="rank_hung", generation=parked[0].generation, step=parked[0].step,
+            reason=f"culprit unknown: every rank left a broken collective ({said})",
+            boot_s=view.now.boot_s, confidence=0.5, error=said,
+        )
+
+    def _proven(self, view: RanksView) -> Cause | None:
+        document = view.state.document.plan
+        resumed = document.resume.step if document is not None else 0
+        return proofs(view.ranks, resumed, view.now.boot_s, view.state.progress.bases)
+
+
+class UnderRanks(RunDetector):
+    """Hardware under a rank of ours broke, and the rank does not know it yet."""
+
+    name = kernel_incidents.DETECTOR
+
+    def look(self, view: RanksView) -> Look:
+        ranks, generation = view.run.ranks, view.plan.generation
+        return Look(kernel_incidents.cause_of(view.of_kernel, ranks, generation))
