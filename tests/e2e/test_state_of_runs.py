@@ -14,8 +14,8 @@ import pytest
 def run(
     tmp_path: Path, name: str, *flags: str, code: str = "echo hello; sleep 1.5", status: int = 0,
     restarts: str = "3",
-) -> None:
-    """One run with an agent of its own, to its end."""
+) -> str:
+    """One run with an agent of its own, to its end; what it said."""
     environ = {**os.environ, "HOLDFAST_STATE_DIR": str(tmp_path / "state"),
                "HOLDFAST_RUNTIME_DIR": str(tmp_path / "run")}
     command = [sys.executable, "-P", "-m", "holdfast.agent.cli", "run", "--run", name, *flags,
@@ -23,6 +23,7 @@ def run(
     done = subprocess.run(command, env=environ, capture_output=True, timeout=90.0, check=False,
                           umask=0o022)
     assert done.returncode == status, done.stderr.decode()
+    return (done.stdout + done.stderr).decode()
 
 
 def modes(root: Path) -> dict[str, int]:
@@ -56,3 +57,13 @@ def test_a_folder_that_was_asked_for_is_as_open_as_torchruns(tmp_path: Path) -> 
 def test_a_run_leaves_no_runtime_folder(tmp_path: Path) -> None:
     run(tmp_path, "m5")
     assert not (tmp_path / "run/m5").exists()
+
+
+def test_only_the_lines_that_were_asked_for_are_shown(tmp_path: Path) -> None:
+    code = "echo out $RANK; echo err $RANK >&2"
+    flags = ("--nproc-per-node", "2", "--local-ranks-filter", "1", "--redirects", "2")
+    said = run(tmp_path, "m5", *flags, code=code)
+    assert "out 1\n" in said and "out 0\n" not in said and "err" not in said
+    logs = tmp_path / "state/runs/m5/logs"
+    assert (logs / "rank-0/stdout.log").read_text() == "out 0\n"
+    assert (logs / "rank-1/stderr.log").read_text() == "err 1\n"

@@ -45,7 +45,7 @@ class Launcher:
         user_environ = forking.user_environ(environ)
         log_dir = options.log_dir or os.path.join(where.state_dir, "logs")
         self.state = RunState(options, log_dir)
-        self.terminal = Terminal(options.tee)
+        self.terminal = Terminal(options.tee, options.shown)
         self.ranks = RankProcesses(self.state, user_environ, self.terminal.say)
         self.link = AgentLink(options.run, where, user_environ)
         self.tasks = ChildTasks()

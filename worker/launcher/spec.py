@@ -15,11 +15,18 @@ import os
 import re
 import sys
 import time
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Tuple
 
 from .. import exits
 from ..rank.rank import Program
 
+# Flags of torchrun's that change nothing on one node; and those that do, and that nobody does here.
+HARMLESS = ("--rdzv-backend", "--rdzv-endpoint", "--rdzv-conf", "--monitor-interval", "--node-rank",
+            "--master-addr", "--local-addr")
+IGNORED = ("--logs-specs", "--numa-binding", "--signals-to-handle", "--event-log-handler",
+           "--duplicate-stdout-filters", "--duplicate-stderr-filters", "--shutdown-timeout")
+STREAMS = re.compile(r"[0-3]|[0-9]{1,4}:[0-3](,[0-9]{1,4}:[0-3])*")  # of --redirects and --tee
+RANKS = re.compile(r"[0-9]{1,4}(,[0-9]{1,4})*")
 RUN_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 RESTARTS_MAX = 1000000
 SECONDS_MAX = 604800.0  # a week
@@ -37,8 +44,8 @@ an unknown key=value is answered with the keys that there are
 """,
 }
 EPILOG = """
-torchrun's other flags (--rdzv-*, --node-rank, --redirects, ...) are accepted
-and have no effect on one node.
+torchrun's other flags are accepted: --rdzv-*, --node-rank and the like mean
+nothing on one node, and where one would (--numa-binding, ...) a line says so.
 
 environment:
   HOLDFAST_RUNTIME_DIR  the run has an agent of its own, its sockets below that
@@ -48,6 +55,21 @@ environment:
   HOLDFAST_CONFIG       the configuration of that agent
   HOLDFAST_AGENT_USER   whom the node's agent runs as (holdfast)
 """
+
+
+class Shown(NamedTuple):
+    """Which ranks' streams the terminal shows: --local-ranks-filter, and --redirects less --tee."""
+
+    ranks: Tuple[int, ...] = ()  # () for all
+    redirects: Dict[int, int] = {}  # rank -> bits, -1 for every rank that is not named
+    tee: Dict[int, int] = {}
+
+    def shows(self, rank: int, bit: int) -> bool:
+        """`bit`: 1 for standard output, 2 for standard error."""
+        if self.ranks and rank not in self.ranks:
+            return False
+        redirected, tee = (one.get(rank, one.get(-1, 0)) for one in (self.redirects, self.tee))
+        return not redirected & ~tee & bit
 
 
 class Spec(NamedTuple):
@@ -70,6 +92,7 @@ class Spec(NamedTuple):
     hang_limit_s: float
     nproc_unset_threads: bool
     argv: List[str]
+    shown: Shown = Shown()
 
 
 class Parser(argparse.ArgumentParser):
@@ -176,14 +199,12 @@ def build(command: str) -> argparse.ArgumentParser:
          "dropped (4096; 0 = no limit)")
     flag(ours, "--hang-limit", type=number(float, 0, SECONDS_MAX), default=0.0,
          help="seconds without progress = hung")
+    flag(parser, "-r", "--redirects", default="",
+         help="keep streams from the terminal: 1 out, 2 err, 3 both, or RANK:N,...")
+    flag(parser, "--local-ranks-filter", default="", help="show these ranks' lines alone: 0,3")
     ignored = parser.add_argument_group("torchrun's, accepted without effect on one node")
-    for name in ("--rdzv-backend", "--rdzv-endpoint", "--rdzv-conf", "--monitor-interval",
-                 "--node-rank", "--master-addr", "--local-addr", "--redirects", "--logs-specs",
-                 "--local-ranks-filter", "--numa-binding", "--signals-to-handle",
-                 "--event-log-handler", "--duplicate-stdout-filters",
-                 "--duplicate-stderr-filters"):
-        names = ("-r", name) if name == "--redirects" else (name,)
-        flag(ignored, *names, default=None, help=argparse.SUPPRESS)
+    for name in (*HARMLESS, *IGNORED):
+        flag(ignored, name, default=None, help=argparse.SUPPRESS)
     for name in ("--run-path", "--virtual-local-rank"):
         flag(ignored, name, action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("script_and_args", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
@@ -245,6 +266,10 @@ def parse(command: str, argv: List[str], environ: Dict[str, str]) -> Spec:
         preload = ["torch", "torch._dynamo", *preload]
         if program.trainer:
             preload.append("holdfast.trainer.loop")
+    ignored = ignored_flags(options)
+    if ignored:
+        print("holdfast: accepted, and without effect here: %s" % ", ".join(ignored),
+              file=sys.stderr)
     name = run_name(options.run, options.rdzv_id, program.target, environ)
     return Spec(
         run=name, program=program, nproc=nproc, max_restarts=options.max_restarts,
@@ -254,8 +279,37 @@ def parse(command: str, argv: List[str], environ: Dict[str, str]) -> Spec:
         standby=standby if program.trainer else 0, grace_s=options.grace,
         log_limit_bytes=options.log_limit << 20,
         hang_limit_s=options.hang_limit, argv=argv,
-        nproc_unset_threads=nproc > 1 and "OMP_NUM_THREADS" not in environ,
+        nproc_unset_threads=nproc > 1 and "OMP_NUM_THREADS" not in environ, shown=shown(options),
     )
+
+
+def shown(options: argparse.Namespace) -> Shown:
+    """What of the ranks' lines the terminal is to show."""
+    kept = re.sub(r"\s", "", options.local_ranks_filter)
+    if kept and not RANKS.fullmatch(kept):
+        fail("--local-ranks-filter %.60r: give ranks of this node, as in 0,3" % kept)
+    return Shown(
+        tuple(int(one) for one in kept.split(",") if one),
+        streams("--redirects", options.redirects), streams("--tee", options.tee),
+    )
+
+
+def streams(name: str, text: str) -> Dict[int, int]:
+    """`3` or `0:1,2:3` as bits by rank, -1 for all."""
+    if not text:
+        return {}
+    if not STREAMS.fullmatch(text):
+        fail("%s %.60r: give 0 to 3, or RANK:N with commas between" % (name, text))
+    if ":" not in text:
+        return {-1: int(text)}
+    return {int(rank): int(bits) for rank, _, bits in
+            (one.partition(":") for one in text.split(","))}
+
+
+def ignored_flags(options: argparse.Namespace) -> List[str]:
+    """What was asked for, means something, and is not done here."""
+    asked = [name for name in IGNORED if getattr(options, name[2:].replace("-", "_")) is not None]
+    return asked + ["--virtual-local-rank"] * options.virtual_local_rank
 
 
 def program_of(command: str, options: argparse.Namespace, rest: List[str]) -> Program:

@@ -10,9 +10,10 @@ import os
 import shutil
 import sys
 import time
-from typing import Dict, List, Tuple
+from typing import Dict, List, Optional, Tuple
 
 from .log_limit import HOLE, after_hole
+from .spec import Shown
 
 BITE_BYTES = 1 << 18  # of one file a beat: 2.6 MB/s a rank; the file itself is always whole
 LINE_BYTES = 1 << 16  # a longer line is passed on in pieces
@@ -23,8 +24,9 @@ COLOURS = {"info": "36", "good": "32", "warn": "33", "error": "31"}
 class Terminal:
     """Standard output of one launcher."""
 
-    def __init__(self, tee: bool) -> None:
+    def __init__(self, tee: bool, shown: Optional[Shown] = None) -> None:
         self.tee = tee
+        self.shown = shown or Shown()
         self.tty = sys.stdout.isatty() and os.environ.get("TERM", "") != "dumb"
         self.colour = self.tty and not os.environ.get("NO_COLOR")
         self.offsets: Dict[Tuple[str, str], int] = {}
@@ -93,7 +95,7 @@ class Terminal:
                     os.path.join(folder, name), self.offsets.get(key, 0), whole=not last
                 )
                 more = more or rest
-                if not data:
+                if not data or not self.shows(folder, name):
                     continue
                 self.clear()
                 stream.write(self.dress(folder, data))
@@ -101,6 +103,11 @@ class Terminal:
                 self.draw()
                 sys.stdout.flush()
         return more
+
+    def shows(self, folder: str, name: str) -> bool:
+        rank = os.path.basename(folder).rpartition("-")[2]
+        bit = 1 if name == "stdout.log" else 2
+        return not rank.isdecimal() or self.shown.shows(int(rank), bit)
 
     def skip_existing(self, folder: str) -> None:
         """Lines of earlier runs in an appended file are not shown again."""

@@ -143,3 +143,42 @@ def test_a_flag_that_is_almost_one_is_named(capsys):
         with pytest.raises(SystemExit):
             parse(word, "--no-python", "echo")
         assert f"did you mean {meant}?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("flags", "shown"), [
+    ((), {(0, 1), (0, 2), (1, 1), (1, 2)}),
+    (("--local-ranks-filter", "1"), {(1, 1), (1, 2)}),
+    (("--local_ranks_filter=0, 7",), {(0, 1), (0, 2)}),
+    (("--redirects", "3"), set()),
+    (("-r", "1"), {(0, 2), (1, 2)}),
+    (("-r", "0:1,1:2"), {(0, 2), (1, 1)}),
+    (("-r", "3", "--tee", "1:3"), {(1, 1), (1, 2)}),
+    (("-r", "3", "-t", "1", "--local-ranks-filter", "0"), {(0, 1)}),
+])
+def test_redirects_and_filter_decide_what_the_terminal_shows(flags, shown):
+    given = parse(*flags, "--no-python", "echo").shown
+    assert {(rank, bit) for rank in (0, 1) for bit in (1, 2) if given.shows(rank, bit)} == shown
+
+
+@pytest.mark.parametrize("words", [("--redirects", "4"), ("-t", "x"), ("--local-ranks-filter", "a"),
+                                   ("-r", "0:1,")])
+def test_bad_streams_and_ranks_are_a_mistake(words, capsys):
+    with pytest.raises(SystemExit):
+        parse(*words, "--no-python", "echo")
+    assert ": give " in capsys.readouterr().err
+
+
+def test_flags_that_nobody_does_here_are_said(capsys, monkeypatch):
+    parse("--rdzv-backend", "c10d", "--monitor-interval", "5", "--no-python", "echo")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setenv("PET_SIGNALS_TO_HANDLE", "SIGUSR1")
+    parse("--numa-binding", "node", "--virtual-local-rank", "--no-python", "echo")
+    said = capsys.readouterr().err
+    assert said == ("holdfast: accepted, and without effect here: --numa-binding, "
+                    "--signals-to-handle, --virtual-local-rank\n")
+
+
+def test_every_flag_of_the_installed_torchrun_is_known():
+    run = pytest.importorskip("torch.distributed.run")
+    flags = {flag for action in run.get_args_parser()._actions for flag in action.option_strings}
+    assert flags <= set(spec.build("run")._option_string_actions)
