@@ -82,7 +82,10 @@ def test_each_word_is_looked_for() -> None:
     gates = [gate.decode() for gate in FAMILIES.gates]
     for row in FAMILIES.rows:
         for word in () if row.lasting else row.words:
-            assert any(gate in word for gate in gates), (row.id, word)
+            bare = re.sub(r"\d", "", word)
+            short = len(bare) < known.GATE_LEAST  # a number: its line sounds bad in other words
+            assert short or any(gate in bare for gate in gates), (row.id, word)
+    assert min(map(len, gates)) >= known.GATE_LEAST
 
 
 # ------------------------------------------------------------------------------------- forms

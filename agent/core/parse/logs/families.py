@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 HARMLESS = "harmless"  # a role of families alone: such a line is no error, whatever its words
 TEXT_MAX = 1000  # characters of a line, and of what its message goes on with
+DIGITS = b"0123456789"  # lines are searched without them
+GATE_LEAST = 3  # a bare number is searched in lines that sound bad alone
 REMEMBERED = 4096  # texts whose family is known already
 
 
@@ -80,7 +82,8 @@ class Families:
 
 def _ungated(rows: tuple[Family, ...], gates: tuple[bytes, ...]) -> Iterator[bytes]:
     """Words that no gate is a piece of, so that a line with one is looked at."""
-    words = {word.encode() for row in rows if not row.lasting for word in row.words}
+    words = {word.encode().translate(None, DIGITS)
+             for row in rows if not row.lasting for word in row.words}
     for word in sorted(words):
-        if not any(gate in word for gate in gates):
+        if len(word) >= GATE_LEAST and not any(gate in word for gate in gates):
             yield word

@@ -13,7 +13,7 @@ from itertools import islice
 
 from ..neuron_codes import Code, find
 from . import literals
-from .families import HARMLESS, TEXT_MAX, Families, Family
+from .families import DIGITS, HARMLESS, TEXT_MAX, Families, Family
 from .forms import GOES_ON, INFO, LOUD, PLAIN, WARN, Form, cut_off, form
 from .lines import NO_RANK, Clean, clean, line_at
 from .progress import Steps
@@ -80,9 +80,7 @@ class Reader:
 
     def _places(self, data: bytes) -> list[int]:
         """Begins of the lines that may matter: the last ones where there are many."""
-        small = data.lower()
-        gates = self.families.gates
-        starts = {start for start, _ in literals.hits(small, 0, len(small), gates)}
+        starts = set(_hit(data, self.families.gates))
         starts |= {data.rfind(b"\n", 0, one.start()) + 1 for one in _LETTER.finditer(data)}
         chosen: list[int] = []
         left, end = BUDGET_CHARS, len(data)
@@ -178,15 +176,15 @@ class Reader:
             pattern = self.families.pattern(row)
             pieces = tuple(word.encode() for word in row.words)
             places = {start for start, _ in literals.hits(data.lower(), 0, len(data), pieces)}
-            for start in sorted(places)[-LINES_MAX:]:
+            for start in sorted(places, reverse=True)[:LINES_MAX]:  # up to the last good value
                 read = clean(line_at(data, start))
                 values = list(islice(pattern.finditer(read.text), VALUES_MAX))
                 bad = [one for one in values if one["bad"]]
                 if bad:
                     wrong += 2 if any(one["mean"] for one in bad) else 1
-                    last = last or (start, read)
+                    last = (start, read)
                 elif values:
-                    wrong, last = 0, None
+                    break
             if last is not None and wrong > 1:
                 start, read = last
                 match = self._match(row, read, Form(PLAIN, "", False, False))
@@ -215,6 +213,24 @@ class Reader:
         read = clean(line_at(data, start))
         match = self._match(row, read, Form(PLAIN, name, True, False))
         return [match._replace(offset=base + start, number=line + data.count(b"\n", 0, start))]
+
+
+def _hit(data: bytes, gates: tuple[bytes, ...]) -> Iterator[int]:
+    """Begins of the lines with a gate.  Lines of a log differ in numbers mostly: without digits few
+    are left to be searched."""
+    lines = data.lower().translate(None, DIGITS).split(b"\n")
+    kinds = {line: number for number, line in enumerate(dict.fromkeys(lines))}
+    joined = b"\n".join(kinds)
+    begins, at = {}, 0
+    for line, number in kinds.items():
+        begins[at] = number
+        at += len(line) + 1
+    found = {begins[start] for start, _ in literals.hits(joined, 0, len(joined), gates)}
+    start = 0
+    for line in lines:
+        if kinds[line] in found:
+            yield start
+        start = data.find(b"\n", start) + 1
 
 
 def _of_code(code: Code) -> Family:
