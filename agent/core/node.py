@@ -146,6 +146,7 @@ class Node:
         verdicts[:] = ec2.acted(verdicts) if leaving else verdicts
         for view in sorted(observed.runs, key=lambda v: v.run):
             context = self._context(now, observed, view, settled, effects, verdicts, changed)
+            context.conditions = tuple(conditions)
             context.causes, context.beyond = causes, partial(self.repairs.rung, whole)
             if self.settings.single_node and kernel_incidents.DETECTOR in self.settings.act:
                 self._hold_start(context)

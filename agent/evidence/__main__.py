@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -20,6 +22,8 @@ from typing import Any
 from holdfast.agent.system import procfs
 
 LIMIT_S = 2.0
+# read write fstat lseek pread64 pwrite64 readv writev fsync fdatasync ftruncate getdents getdents64
+OF_A_FILE = ("0", "1", "5", "8", "17", "18", "19", "20", "74", "75", "77", "78", "217")
 ANSWER_MAX_CHARS = 16_000
 STACK_MAX = 64  # frames of a thread
 THREADS_MAX = 64
@@ -39,6 +43,7 @@ def look(pid: int, limit_s: float = LIMIT_S) -> dict[str, Any]:
     found["state"] = stat.state
     found["wchan"] = procfs.read_small(f"/proc/{pid}/wchan").decode("ascii", "replace").strip("0\n")
     found["syscall"] = procfs.read_small(f"/proc/{pid}/syscall").decode("ascii", "replace")[:80]
+    found["path"] = _path(pid, str(found["syscall"]))
     threads, error = _python_stacks(pid, limit_s - (time.monotonic() - begin_s))
     found["error"] = error
     main = next((one for one in threads if one["main"]), threads[0] if threads else None)
@@ -50,6 +55,18 @@ def look(pid: int, limit_s: float = LIMIT_S) -> dict[str, Any]:
         for one in threads if one is not main
     ][:THREADS_MAX]
     return _bounded(found)
+
+
+def _path(pid: int, syscall: str) -> str:
+    """The file whose descriptor is the first argument of the call that it waits in."""
+    words = syscall.split()
+    if platform.machine() != "x86_64" or len(words) < 2 or words[0] not in OF_A_FILE:
+        return ""
+    try:
+        path = os.readlink(f"/proc/{pid}/fd/{int(words[1], 16)}")
+    except (OSError, ValueError):
+        return ""
+    return path[:TEXT_MAX] if path.startswith("/") else ""
 
 
 def _bounded(found: dict[str, Any]) -> dict[str, Any]:

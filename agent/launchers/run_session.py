@@ -36,6 +36,7 @@ class RunSession:
         self.connection: Connection | None = None
         self.lost_s = 0.0  # CLOCK_MONOTONIC when the connection went, 0 while it is up
         self._proc = proc
+        self._cgroup_events = procfs.cgroup_events(pid, proc)
         self._theirs: set[int] = set()  # processes that were seen to be this user's
 
     def owns(self, pid: int) -> bool:
@@ -73,8 +74,18 @@ class RunSession:
             startup_s=levels.startup_s, compiling=levels.compiling, keep=max(0, levels.keep),
             checkpoint_dir=levels.checkpoint_dir or hello.checkpoint_dir,
             logs=levels.logs is not None, registered_boot_s=self.registered_boot_s,
-            uid=self.uid,
+            uid=self.uid, suspended=self._suspended(),
         )
+
+    def _suspended(self) -> bool:
+        """Whether the launcher itself stands still: stopped by a signal, or frozen with its cgroup.
+        A debugger's stop is a person's."""
+        if self.connection is None:
+            return False
+        stat = procfs.parse_stat(procfs.read_small(f"{self._proc}/{self.pid}/stat"))
+        if stat is not None and stat.state == "T":
+            return not procfs.is_traced(self.pid, self._proc)
+        return self._cgroup_events != "" and b"frozen 1" in procfs.read_small(self._cgroup_events)
 
 
 def explained(levels: protocol.Levels) -> protocol.Levels:

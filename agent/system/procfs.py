@@ -13,6 +13,7 @@ CHILDREN_MAX = 64  # processes below one rank that count towards its activity
 THREADS_MAX = 64  # threads of a rank whose children lists are read
 READ_MAX_BYTES = 4096
 PROC = "/proc"
+CGROUPS = "/sys/fs/cgroup"
 HOST_PIDS = "pid:[4026531836]"  # PROC_PID_INIT_INO in linux/proc_ns.h
 
 
@@ -132,6 +133,15 @@ def memory_cgroup(pid: int, proc: str = "/proc") -> str:
         if number == "0":
             found = path
     return found
+
+
+def cgroup_events(pid: int, proc: str = "/proc") -> str:
+    """The file that says whether its cgroup (version 2) is frozen; "" where there is none."""
+    for line in read_small(f"{proc}/{pid}/cgroup").decode("utf-8", "replace").splitlines():
+        if line.startswith("0::/") and len(line) > 4:
+            path = f"{CGROUPS}{line[3:]}/cgroup.events"
+            return path if os.path.exists(path) else ""
+    return ""
 
 
 def process_alive(pid: int, proc: str = PROC) -> bool:

@@ -101,6 +101,7 @@ class RunView(Value, frozen=True):
     connected: bool = True
     startup_s: float = 0.0  # first start -> first finished step, 0 unknown
     logs: bool = False  # its launcher has a child that reads the ranks' logs
+    suspended: bool = False  # its launcher stands still: stopped, or its cgroup is frozen
     compiling: str = ""  # a compiler child or compile-cache lock: what, else ""
     registered_boot_s: float = 0.0
     uid: int = -1  # the launcher's user, as the kernel says; -1 unknown

@@ -27,6 +27,7 @@ from .recovery import LIVE, Recoveries
 from .stage import Stage, StageView, may_start, stage, wants_plan
 from .state import Context, RunState, Upkeep
 
+STILL_S = 1.0  # a suspended run is idle; one whose launcher alone is stopped trains on
 START_ATTEMPTS = 3
 START_HOLD_S = 600.0  # a run waits this long for a node whose fault may be over by itself
 DELETED_MAX = 256
@@ -45,6 +46,7 @@ class RunCase:
         self.recovery = Recoveries(state, self.incidents, self.ending)
         self.causes = Causes(state, self.incidents, self.recovery, self.operator)
         self.stage = Stage.UNKNOWN
+        self.suspended = False
 
     def read(self, ctx: Context) -> None:
         """The newest document, before anything else: who may lead follows from it."""
@@ -66,6 +68,11 @@ class RunCase:
         self.document.came_true(ctx)
         plan = self.document.current(ctx)
         ranks = self._ranks(ctx, plan)
+        ends_now = bool(ctx.view.shutdown or self.state.held.drain) or self.state.finish_code >= 0
+        self.suspended = (ctx.view.connected and not ends_now
+                          and self.causes.suspended(ctx, ranks))
+        if self.suspended:
+            return
         if ctx.view.connected:
             self.causes.learn(ctx, plan, ranks)
             self.recovery.close(ctx, plan, ranks)
@@ -271,9 +278,10 @@ class RunCase:
         mine = [r for r in view.ranks if current and r.generation == current.generation]
         live = [r for r in mine if r.state in LIVE]
         recovers = state.recovery is not None
+        idle = self.suspended and all(r.proc_state == "T" or r.still_s > STILL_S for r in live)
         return ledger.category(ledger.Doing(
             connected=view.connected, live=bool(live), known=recovers,
-            over=view.state == "done" or state.finish_code >= 0,
+            over=view.state == "done" or state.finish_code >= 0 or idle,
             fault_paused=state.held.paused and state.cause is not None,
             broken=recovers or any(r.ended for r in mine),
             phases=tuple(sorted({_phase(r, view) for r in live})),

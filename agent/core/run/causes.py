@@ -11,10 +11,11 @@ from msgspec.structs import replace
 from ..detect import registry
 from ..detect.detector import Look, RanksView
 from ..detect.ranks import ended as ends
+from ..detect.ranks import known_causes
 from ..detect.ranks.ended import Cause
 from ..effects import drafts
 from ..effects.in_flight import EffectResult
-from ..model import Plan, RankView, TakeEvidence
+from ..model import WARN, Plan, RankView, TakeEvidence
 from ..series.wait_history import Seen
 from . import policy, progress
 from .incidents import RunIncidents, Where, read_where
@@ -22,6 +23,8 @@ from .operator import Operator
 from .recovery import Recoveries
 from .state import Context, RunState
 
+THAW_S = 1.5  # after a suspension, until pages prove anything again
+EXPLAINED_S = 30.0  # after a known cause of a wait is gone: a server's clients take their time
 EVIDENCE_KEPT = 64
 
 
@@ -54,7 +57,11 @@ class Causes:
             return
         step = next((r.step for r in ctx.view.ranks if r.rank == body.rank), 0)
         found = read_where(done.detail) if done.ok else Where()
-        self._stands(f"{body.generation}/{body.rank}/{step}", found.where)
+        key = f"{body.generation}/{body.rank}/{step}"
+        self._stands(key, found.where)
+        waits = {**self.state.suspects.waits, key: (found.wchan, found.path)}
+        self.state.suspects = replace(
+            self.state.suspects, waits=dict(list(waits.items())[-EVIDENCE_KEPT:]))
 
     def new_boot(self) -> None:
         self._lonely_since(0.0)
@@ -66,6 +73,18 @@ class Causes:
         kept = {**self.state.suspects.where, key: where}
         kept = dict(list(kept.items())[-EVIDENCE_KEPT:])
         self.state.suspects = replace(self.state.suspects, where=kept)
+
+    def suspended(self, ctx: Context, ranks: tuple[RankView, ...]) -> bool:
+        """Stopped from outside: shown, and nothing of it is a fault or teaches anything."""
+        why = known_causes.suspended(ctx.view, ranks)
+        suspects = self.state.suspects
+        if why:
+            self.state.suspects = replace(suspects, suspended_boot_s=ctx.now.boot_s)
+            self.seen.clear()
+            ctx.reason = f"suspended: {why}; nothing is done until it goes on"
+        # For a moment behind it pages still show what stood still.
+        ctx.frozen = ctx.frozen or ctx.now.boot_s - self.state.suspects.suspended_boot_s < THAW_S
+        return bool(why)
 
     # ------------------------------------------------------------ detecting
 
@@ -89,7 +108,7 @@ class Causes:
         one leaves the run unjudged (node.py): the next would judge without knowing what it knew."""
         doubt = Look()
         for detector in self.detectors:
-            look = detector.look(view)
+            look = self._waited_out(ctx, view.ranks, detector.look(view))
             ctx.verdicts.extend(look.verdicts)
             ctx.reason = look.reason or ctx.reason
             ctx.wake(look.wake_s)
@@ -108,6 +127,23 @@ class Causes:
             self.incidents.suspect(ctx, doubt.suspicion, doubt.would_have)
         elif doubt.moves:
             self.incidents.take_back(ctx, "it moves again")
+
+    def _waited_out(self, ctx: Context, ranks: tuple[RankView, ...], look: Look) -> Look:
+        """Where a known cause explains a stillness, or did a moment ago, it is waited out."""
+        blamed = look.cause if look.by_cost else look.suspicion
+        if blamed is None:
+            return look
+        suspects = self.state.suspects
+        them = [rank for rank in ranks if blamed.rank in (-1, rank.rank)]
+        waits = [suspects.waits.get(f"{r.generation}/{r.rank}/{r.step}", ("", "")) for r in them]
+        verdict = known_causes.explains(ctx.conditions, them, waits)
+        if verdict is not None:
+            self.state.suspects = replace(suspects, explained_boot_s=ctx.now.boot_s)
+        elif ctx.now.boot_s - suspects.explained_boot_s >= EXPLAINED_S:
+            return look
+        known = verdict.reason if verdict is not None else "what it waited for was mended just now"
+        return look._replace(cause=None, suspicion=replace(blamed, severity=WARN),
+                             would_have=f"waits, and no restart is spent: {known}")
 
     def _begin(self, ctx: Context, cause: Cause, by_cost: bool = False) -> None:
         progress.broken_off(self.state, cause, by_cost, ctx.now.boot_s)

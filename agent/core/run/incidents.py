@@ -35,6 +35,7 @@ class Where(msgspec.Struct):
     where: str = ""
     state: str = ""
     wchan: str = ""
+    path: str = ""
 
 
 class RunIncidents:
@@ -139,6 +140,7 @@ class RunIncidents:
         found = read_where(done.detail) if done.ok else Where()
         rows = tuple((k, v) for k, v in (
             ("where", found.where), ("kernel state", found.state), ("wait channel", found.wchan),
+            ("waits for", found.path),
         ) if v)
         run, generation = self.state.run, body.generation
         subjects = (ends.subject_of(run, body.rank), ends.subject_of(run, -1))

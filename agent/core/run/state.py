@@ -76,6 +76,9 @@ class Suspects(Value, frozen=True):
     """What is being looked into before anything is a cause."""
 
     lonely_boot_s: float = 0.0  # since only consequences were seen
+    suspended_boot_s: float = -1e9  # when the run was last seen to be suspended from outside
+    explained_boot_s: float = -1e9  # when a known cause last explained its stillness
+    waits: dict[str, tuple[str, str]] = {}  # same key -> kernel function and path that it waits in
     where: dict[str, str] = {}  # "generation/rank/step" -> source line, "" until it is known
 
 
@@ -198,6 +201,7 @@ class Context(msgspec.Struct):
     reason: str = "nothing to plan"
     wake_s: float = 1.0
     causes: list[tuple[int, Cause]] = []  # (pid, cause) of what the kernel said of processes
+    conditions: tuple[Verdict, ...] = ()  # what is so on this node
     beyond: Beyond = nothing_beyond  # what may be done beyond this run
     start_hold: str = ""  # why no run starts on this node now ...
     start_fault: str = ""
