@@ -29,6 +29,7 @@ from ..config import child as config_child
 from ..config.load import ConfigError, Loaded
 from ..config.runbooks import load_runbooks
 from ..core.model import Decision, Now, Observed, Readings, Runbook, Settings, run_subject
+from ..history.audit import Audit
 from ..history.incident_log import NODE, IncidentLog
 from ..history.journal import Attempt, Forgotten, Journal, Memory
 from ..history.old_runs import remove_runtime
@@ -135,6 +136,7 @@ class Daemon:
             directory,
             on_error=lambda why: self.loop.call_soon_threadsafe(self.on_error, "journal", why),
         )
+        state.audit = Audit(self.journal.append, functools.partial(self.on_error, "audit"))
         self.runbooks = load_runbooks(Path(state.config.runbooks.directory))
         seed = self.journal.seed
         state.incident_log = self.incident_log = IncidentLog(
@@ -212,6 +214,7 @@ class Daemon:
                 handle.cancel()
         await self.performer.close()
         self.launchers.close(self._socket_path)
+        self.state.audit.settle(time.monotonic(), all_of_it=True)
         self.journal.append(Memory(self._remembered()))
         closing = SideThread("journal's end")  # whatever hangs elsewhere does not hold this up
         await closing.do("journal", self.journal.close)
@@ -385,6 +388,9 @@ class Daemon:
         session = self.launchers.session(run)
         if session is not None and self.reports.take(session, packet):
             self.wake("report")
+
+    def refused(self, uid: int, what: str, why: str, example: str) -> None:
+        self.state.audit.refused(uid, what, why, example)
 
     def launcher_came(self, session: RunSession) -> None:
         self.private_life.launcher_came()

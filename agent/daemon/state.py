@@ -18,6 +18,7 @@ from holdfast.collectors.contract import legible
 from ..config.load import Loaded
 from ..config.settings import Config
 from ..core.model import Commit, Decision, Now, Observed
+from ..history.audit import Audit
 from ..history.incident_log import IncidentLog
 from ..history.journal import Journal, Labels
 from ..launchers.server import LauncherServer
@@ -46,6 +47,7 @@ class AgentState:
 
     # There before launchers may connect: the daemon opens them.
     journal: Journal
+    audit: Audit
     incident_log: IncidentLog
     counters: dict[tuple[str, Labels], float]
     launchers: LauncherServer

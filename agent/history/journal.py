@@ -44,6 +44,10 @@ CREATE TABLE IF NOT EXISTS owners (id TEXT PRIMARY KEY, uid INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS counters (
   name TEXT NOT NULL, labels TEXT NOT NULL, value REAL NOT NULL, PRIMARY KEY (name, labels));
 CREATE TABLE IF NOT EXISTS attempts (launcher TEXT PRIMARY KEY, begun_wall_s REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS refusals (
+  uid INTEGER NOT NULL, what TEXT NOT NULL, why TEXT NOT NULL, example TEXT NOT NULL,
+  times INTEGER NOT NULL, first_wall_s REAL NOT NULL, last_wall_s REAL NOT NULL,
+  PRIMARY KEY (uid, what, why));
 CREATE TABLE IF NOT EXISTS memory (id INTEGER PRIMARY KEY CHECK (id = 1), body BLOB NOT NULL);
 """
 
@@ -103,6 +107,17 @@ class Forgotten(NamedTuple):
     ids: tuple[str, ...]
 
 
+class Refused(NamedTuple):
+    """What somebody asked for who may not; `times` more since this was last recorded."""
+
+    uid: int  # -1: over the network, so that no uid is known
+    what: str  # the kind of request, of which there are few
+    why: str
+    example: str  # the newest of that kind
+    wall_s: float
+    times: int = 1
+
+
 class Memory(NamedTuple):
     """What the core gets back after a restart."""
 
@@ -116,7 +131,7 @@ class Attempt(NamedTuple):
     wall_s: float
 
 
-Record = Attempt | Intent | Finished | Happened | Forgotten | Memory | Count | Mark
+Record = Attempt | Intent | Finished | Happened | Forgotten | Refused | Memory | Count | Mark
 
 
 class Seed(NamedTuple):
@@ -308,6 +323,12 @@ class Journal:
             database.execute("INSERT OR IGNORE INTO attempts VALUES (?, ?)", record)
         elif isinstance(record, Memory):
             database.execute("INSERT OR REPLACE INTO memory VALUES (1, ?)", (record.body,))
+        elif isinstance(record, Refused):
+            uid, what, why, example, wall_s, times = record
+            database.execute(
+                "INSERT INTO refusals VALUES (?1, ?2, ?3, ?4, ?6, ?5, ?5) ON CONFLICT DO UPDATE "
+                "SET times = times + ?6, example = ?4, last_wall_s = ?5",
+                (uid, what, why, example, wall_s, times))
         elif isinstance(record, Mark):
             database.execute("DELETE FROM counters WHERE name = ?", (record.name,))
             self._add((Count(*record),))

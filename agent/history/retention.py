@@ -15,6 +15,7 @@ from holdfast.collectors.contract import legible
 
 INCIDENTS_MAX = 2000  # twice the history's bound, which open incidents may exceed
 INTENTS_MAX = 20_000
+REFUSALS_MAX = 2000
 RUNS_MAX = 4096  # newest rows of each counter that counts by run
 BY_RUN = ("restarts", "lost_steps")
 Record = TypeVar("Record")
@@ -32,6 +33,9 @@ def prune(database: sqlite3.Connection) -> None:
     database.execute("DELETE FROM attempts WHERE rowid <= (SELECT max(rowid) FROM attempts) - ?",
                      (RUNS_MAX,))
     database.execute("DELETE FROM owners WHERE id NOT IN (SELECT id FROM incidents)")
+    database.execute("DELETE FROM refusals WHERE rowid NOT IN "
+                     "(SELECT rowid FROM refusals ORDER BY last_wall_s DESC LIMIT ?)",
+                     (REFUSALS_MAX,))
     for name in BY_RUN:
         database.execute(
             "DELETE FROM counters WHERE name = ? AND rowid NOT IN "

@@ -8,15 +8,20 @@ Every number is bounded here: nothing behind this file meets one that no float c
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
 from ..core.model import Commit, Ended, Parked, Seconds, SnapshotView, Whole
+from ..core.parse import secrets
 
 PROTOCOL = 1
 PACKET_MAX_BYTES = 65536
 RANKS_MAX = 1024  # of one launcher; admission.py says how many of all
 NAME_MAX = 128
+# What is looked up, opened or compared by its exact text, and so is never redacted.
+NAMES = frozenset({"t", "run", "node", "user", "id", "path", "cwd", "log_dir", "checkpoint_dir",
+                   "python", "grade", "state", "signature", "outcome"})
 
 
 class Hello(msgspec.Struct, tag_field="t", tag="hello"):
@@ -135,9 +140,31 @@ _encoder = msgspec.json.Encoder()
 def decode(packet: bytes) -> Packet:
     """A packet's meaning.  msgspec.DecodeError (or its ValidationError) says what is wrong."""
     try:
-        return _decoder.decode(packet)
+        read = _decoder.decode(packet)
     except RecursionError as error:
         raise msgspec.DecodeError("nested beyond reason") from error
+    if not secrets.may_hold(packet.decode("utf-8", "replace")):
+        return read
+    plain = msgspec.to_builtins(read)
+    return msgspec.convert(_told(plain), type(read))
+
+
+def _told(value: Any, key: str = "") -> Any:
+    """A packet's content as the agent may keep it: without the secrets in a job's words."""
+    if isinstance(value, dict):
+        return {name: _told(one, name) for name, one in value.items()}
+    if key == "argv":
+        return secrets.redacted_words(value)
+    if isinstance(value, (list, tuple)):
+        return [_told(one, key) for one in value]
+    if not isinstance(value, str) or key in NAMES:
+        return value
+    if key == "detail" and value.startswith("{"):  # evidence, and what the log child found
+        try:
+            return msgspec.json.encode(_told(msgspec.json.decode(value))).decode()
+        except (msgspec.DecodeError, RecursionError, ValueError):
+            return secrets.redacted(value)
+    return secrets.redacted(value)
 
 
 def encode(fields: Mapping[str, object]) -> bytes:

@@ -49,6 +49,8 @@ class Listener(Protocol):
 
     def launcher_went(self, session: RunSession, said_bye: bool) -> None: ...
 
+    def refused(self, uid: int, what: str, why: str, example: str) -> None: ...
+
     def on_error(self, part: str, error: BaseException | str) -> None: ...
 
 
@@ -215,6 +217,7 @@ class LauncherServer:
             why_not = f"this connection serves run {held.hello.run}: one run a connection"
         if not why_not and old is not None and old.uid != connection.uid:
             why_not = f"run {hello.run} belongs to {user_name(old.uid)}: choose another --run"
+            self.listener.refused(connection.uid, "hello", "another user's run", hello.run)
         if not why_not and old is not None and old.connection not in (None, connection) and (
             old.pid != connection.pid and procfs.process_alive(old.pid)
         ):

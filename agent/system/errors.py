@@ -13,8 +13,11 @@ from collections import OrderedDict
 
 from holdfast.collectors.contract import legible
 
+from ..core.parse.secrets import redacted
+
 SAID_MAX = 500
 SAY_AGAIN_S = 3600.0
+LINES_MAX = 20  # of one part in that time: what it is sent may differ each time
 
 
 class ErrorCounters:
@@ -24,10 +27,12 @@ class ErrorCounters:
         self.counts: dict[str, int] = {}
         self.latest: dict[str, str] = {}
         self._said: OrderedDict[tuple[str, str], float] = OrderedDict()
+        self._lines: dict[str, tuple[float, int]] = {}  # part -> since when, how many
 
     def __call__(self, part: str, error: BaseException | str) -> None:
         """Counts one failure of `part`; an exception is written with where it came from."""
         text = error if isinstance(error, str) else f"{type(error).__name__}: {error}"
+        text = redacted(text)
         self.counts[part] = self.counts.get(part, 0) + 1
         self.latest[part] = legible(text[:500])  # a page takes nothing else
         now_s = time.monotonic()
@@ -38,8 +43,16 @@ class ErrorCounters:
         self._said.move_to_end(key)
         while len(self._said) > SAID_MAX:
             self._said.popitem(last=False)
+        since_s, lines = self._lines.get(part, (now_s, 0))
+        if now_s - since_s >= SAY_AGAIN_S:
+            since_s, lines = now_s, 0
+        self._lines[part] = since_s, lines + 1
+        if lines >= LINES_MAX:
+            if lines == LINES_MAX:
+                say(f"{part}: more of it is counted and not written, for an hour")
+            return
         if isinstance(error, BaseException) and not isinstance(error, OSError):
-            text = "".join(traceback.format_exception(error)).rstrip()
+            text = redacted("".join(traceback.format_exception(error)).rstrip())
         say(f"{part}: {text}")
 
 

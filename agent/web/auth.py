@@ -16,6 +16,7 @@ from aiohttp import web
 
 from ..config.load import ConfigError
 from ..config.tokens import OPERATOR, is_loopback, read_tokens
+from ..history.audit import Audit
 from ..launchers.connection import peer
 from .visibility import Owner, Reader, peer_uid, reader
 
@@ -40,9 +41,10 @@ class Tokens:
     def role(self, header: str) -> str:
         """The role of an Authorization header; every token is compared, in constant time."""
         scheme, _, token = header.partition(" ")
+        given = token.strip().encode("utf-8", "surrogateescape")  # bytes that are no text, too
         found = NOBODY
         for known, role in self._roles:
-            if hmac.compare_digest(known, token.strip().encode()) and scheme == "Bearer":
+            if hmac.compare_digest(known, given) and scheme == "Bearer":
                 found = role
         return found
 
@@ -55,15 +57,23 @@ def peer_of(request: web.Request) -> tuple[int, int] | None:
     return peer(sock)
 
 
+def uid_of(request: web.Request) -> int:
+    """The user behind a request, as the kernel says; -1 where it came over the network."""
+    unix_peer = peer_of(request)
+    if unix_peer is not None:
+        return unix_peer[1]
+    sock = request.transport.get_extra_info("socket") if request.transport else None
+    uid = peer_uid(sock) if sock is not None else None
+    return uid if uid is not None else -1
+
+
 def reader_of(
     request: web.Request, tokens: Tokens, of_run: Owner, of_incident: Owner
 ) -> Reader:
     """The reader of a request, by the peer of the socket or by the token."""
-    unix_peer = peer_of(request)
-    sock = request.transport.get_extra_info("socket") if request.transport else None
-    uid = unix_peer[1] if unix_peer is not None else peer_uid(sock) if sock is not None else None
+    uid = uid_of(request)
     role = tokens.role(request.headers.get("Authorization", ""))
-    return reader(uid, role, of_run, of_incident)
+    return reader(uid if uid >= 0 else None, role, of_run, of_incident)
 
 
 class Authorizer:
@@ -75,11 +85,13 @@ class Authorizer:
         loopback_only: bool,
         run_owner: Callable[[str], int | None],
         headers: dict[str, str],
+        audit: Audit,
     ) -> None:
         self._tokens = tokens
         self._loopback_only = loopback_only
         self._run_owner = run_owner
         self._headers = headers
+        self._audit = audit
 
     @web.middleware
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -88,6 +100,7 @@ class Authorizer:
         answer: web.StreamResponse
         if why_not is not None:
             answer = refuse(*why_not)
+            self._note(request, why_not[1])
         else:
             try:
                 answer = await handler(request)
@@ -96,6 +109,13 @@ class Authorizer:
         for name, value in self._headers.items():
             answer.headers.setdefault(name, value)
         return answer
+
+    def _note(self, request: web.Request, why: str) -> None:
+        """Whoever would change what is not theirs to change is in the journal."""
+        if request.method not in ("GET", "HEAD"):
+            route = request.match_info.route.resource
+            what = f"{request.method} {route.canonical if route is not None else 'elsewhere'}"
+            self._audit.refused(uid_of(request), what, why, request.path)
 
     def _refusal(self, request: web.Request) -> tuple[int, str, str] | None:
         peer = peer_of(request)

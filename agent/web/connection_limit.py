@@ -53,6 +53,12 @@ class LimitedConnection(web.RequestHandler):
                 return self._limit.end(self, f"a request's head is longer than {HEAD_MAX_BYTES}")
         super().data_received(data)
 
+    def log_exception(self, *args: Any, **kw: Any) -> None:
+        """Instead of aiohttp's traceback for whatever is sent here: one line for each kind."""
+        error = kw.get("exc_info")
+        kind = type(error).__name__ if isinstance(error, BaseException) else "unknown"
+        self._limit.on_error(f"a request could not be answered: {kind}")
+
     def begin(self) -> None:
         """A handler begins to work on a request of this connection."""
         self.serving, self._head_bytes = True, 0
@@ -64,7 +70,7 @@ class ConnectionLimit:
 
     def __init__(self, server: web.Server, on_error: Callable[[str], None]) -> None:
         self._server = server
-        self._on_error = on_error
+        self.on_error = on_error
         self._loop = asyncio.get_running_loop()
         self._connections: OrderedDict[LimitedConnection, None] = OrderedDict()  # latest use last
 
@@ -94,7 +100,7 @@ class ConnectionLimit:
 
     def end(self, connection: LimitedConnection, why: str) -> None:
         """Ends at once: a close would wait until the other side has taken the unsent bytes."""
-        self._on_error(why)
+        self.on_error(why)
         self.remove(connection)
         if connection.transport is not None:
             connection.transport.abort()

@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from ..config.load import ConfigError
 from ..config.tokens import is_loopback
@@ -37,6 +38,8 @@ PORTS_TRIED = 64
 REASON_MAX = 500
 BY_MAX = 64
 INJECT_LIMIT_S = 10.0
+# Packed wrongly, cut short, no UTF-8, no JSON, too deep.
+BAD_BODY = (web.RequestPayloadError, HttpProcessingError, ValueError, RecursionError)
 STEP_AGE_MAX_S = 5.0  # healthy agents step every second
 FAULTS = ("kill", "stop", "stall", "exception", "hold-gil", "skip-collective")
 
@@ -162,7 +165,8 @@ class WebServer:
             "Cache-Control": "no-store",
         }
         # The metrics listener serves no data of the API; its readers come from other machines.
-        authorizer = Authorizer(tokens, loopback and full, self._run_owner, headers)
+        authorizer = Authorizer(tokens, loopback and full, self._run_owner, headers,
+                                self._state.audit)
         application = web.Application(
             middlewares=[authorizer.check] if full else [],
             client_max_size=self._state.config.api.max_body_bytes,
@@ -369,10 +373,12 @@ def _by(request: web.Request, body: ActionBody) -> str:
 
 async def _body(request: web.Request) -> ActionBody | web.Response:
     """The body, checked; an answer of 400 that names what to set when it is bad."""
-    raw = await request.read()
     try:
+        raw = await request.read()
         return msgspec.json.decode(raw or b"{}", type=ActionBody)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except web.HTTPException:
+        raise
+    except BAD_BODY as error:
         return refuse(400, f"body: {error}", 'JSON: {"reason": "...", "fault": "", "rank": 0}')
 
 
