@@ -14,7 +14,7 @@ from functools import partial
 
 import msgspec
 
-from ..core.model import SCRIPT, TRAINER, Plan, Resume, Runbook, Settings
+from ..core.model import SCRIPT, TRAINER, Plan, Resume, Runbook, Settings, run_subject
 from .edge import Edge, Network, Weather
 from .job import Gang, Job, Rank
 from .launcher import Launcher
@@ -178,4 +178,4 @@ def _register(cluster: Cluster, run: str, names: list[str], shape: Shape) -> Non
                   for number in range(shape.members * shape.nproc))
     plan = Plan(run=run, generation=0, members=members, ranks=ranks, resume=Resume("fresh"),
                 reason="registered", spares=tuple(names[shape.members:]))
-    cluster.store.seed(f"run/{run}", msgspec.json.encode(plan))
+    cluster.store.seed(run_subject(run), msgspec.json.encode(plan))

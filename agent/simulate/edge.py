@@ -32,6 +32,7 @@ from ..core.model import (
     StoreView,
     StoreWrite,
 )
+from ..core.model.subject import LEASE, run_subject, subject_of
 from ..core.node import Node
 from .launcher import Launcher
 from .loop import Loop
@@ -233,7 +234,7 @@ class Edge:
     # ------------------------------------------------------------ performing
 
     def _perform(self, effect: Effect) -> None:
-        if not effect.subject.startswith("lease/"):  # renewals would fill the trace
+        if subject_of(effect.subject).kind != LEASE:  # renewals would fill the trace
             self.loop.note(self.machine.name, "effect %s %s: %s", effect.kind, effect.subject,
                            effect.reason)
         self.on_effect(self, effect)
@@ -299,8 +300,8 @@ class Edge:
             if answered or self.life != life or self.node is None:
                 return
             answered.append(True)
-            if ok and write.key.startswith("lease/"):
-                run = write.key.removeprefix("lease/")
+            kind, run, _ = subject_of(write.key)
+            if ok and kind == LEASE:
                 self.own_leases[run] = sent_boot_s + self.settings.lease_s
                 mine = tuple(each for each in self.holders if each[0] != run)
                 self.holders = (*mine, (run, name))
@@ -308,7 +309,7 @@ class Edge:
                 self._poll()
             self._outcome(life, EffectOutcome(effect.id, ok, error))
 
-        frozen_s, stalls = self.weather.freeze_at_put_s, write.key.startswith("run/")
+        frozen_s, stalls = self.weather.freeze_at_put_s, bool(subject_of(write.key).run)
         if frozen_s and stalls:
             self.weather.freeze_at_put_s = 0.0
             self.loop.note("STORM", "%s: its plan arrives %.1f s late", name, frozen_s)
@@ -340,7 +341,7 @@ class Edge:
                 launcher.renew_permit(sent_boot_s)
 
     def _stands(self, launcher: Launcher) -> bool:
-        key = f"run/{launcher.job.name}"
+        key = run_subject(launcher.job.name)
         for doc in self.docs:
             if doc.key == key:
                 return decode_plan(doc.body).generation == launcher.generation

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ..core.actions import RESTART_RANKS
-from ..core.model import Ended, Request
+from ..core.model import Ended, Request, run_subject
 from .cluster import Cluster
 from .edge import Edge
 from .job import RUN, Job, Rank
@@ -323,7 +323,7 @@ def operator(cluster: Cluster, u: float, v: float) -> None:
     edge = pick_edge(cluster, v)
     run = list(cluster.jobs)[int(u * len(cluster.jobs))]
     request = Request(id=f"operator-{cluster.loop.now_s:.3f}", action=RESTART_RANKS,
-                      subject=f"run/{run}", reason="by hand", run=run,
+                      subject=run_subject(run), reason="by hand", run=run,
                       by="storm")
     edge.requests = (*edge.requests[-3:], request)
     _say(cluster, edge.machine.name, "operator restarts %s", run)

@@ -10,6 +10,7 @@ import msgspec
 
 from ..core import model
 from ..core.model import TRAINER, Decision, Doc, Effect, Now, Observed, Plan, StoreWrite
+from ..core.model.subject import NODE, RUN, subject_of
 from ..core.run import validity
 from ..core.run.stage import check_invariants
 from ..core.run.state import RunState
@@ -64,14 +65,15 @@ class Monitor:
         if version != write.expect_version:
             self.fail("compare_and_set", f"{node} overwrote version {version} of {write.key}, "
                       f"having seen {write.expect_version}")
-        if write.key.startswith("run/"):
+        kind = subject_of(write.key).kind
+        if kind == RUN:
             self._plan_accepted(node, write, old)
-        elif write.key.startswith("node/"):
+        elif kind == NODE:
             self.node_accepted(node, write)
 
     def _plan_accepted(self, node: str, write: StoreWrite, old: Doc | None) -> None:
         plan = decode_plan(write.body)
-        run = write.key.removeprefix("run/")
+        run = subject_of(write.key).run
         self.loop.note("store", "%s v%d by %s: gen %d %s %s@%d keep=%s ranks=%s: %s", write.key,
                        write.expect_version + 1, node, plan.generation,
                        f"finished={plan.finished}" if plan.finished >= 0 else "",
@@ -129,7 +131,7 @@ class Monitor:
         self.loop.note("store", "%s v%d by %s: %s", write.key, write.expect_version + 1, node,
                        write.body[:120].decode("utf-8", "replace"))
         fault = excluded(write.body)
-        name = write.key.removeprefix("node/")
+        name = subject_of(write.key).node
         if not fault:
             return
         held = self.excluded_by.setdefault(fault, [])
@@ -261,7 +263,7 @@ class Monitor:
             if effect.outlives_node and observed.journal_stalled:
                 self.fail("stalled_journal", f"{edge.machine.name}: {effect.id}")
             body = effect.body
-            if isinstance(body, StoreWrite) and body.key.startswith("run/"):
+            if isinstance(body, StoreWrite) and subject_of(body.key).run:
                 plan = decode_plan(body.body)
                 self._fit(edge, now, observed, plan)
                 self._whole(edge, observed, plan)
@@ -272,8 +274,8 @@ class Monitor:
                                      each.ranks == plan.ranks
                                      for each in self._plans_in(observed)):
             return
-        unfit = {doc.key.removeprefix("node/") for doc in observed.store.docs
-                 if doc.key.startswith("node/") and excluded(doc.body)}
+        unfit = {node for doc in observed.store.docs
+                 if (node := subject_of(doc.key).node) and excluded(doc.body)}
         if not self.breaker_open(edge, now):
             unfit |= {beat.node for beat in edge.truth_beats() if beat.fatal
                       and now.boot_s - beat.boot_s < edge.settings.lease_s / 2}
@@ -296,7 +298,7 @@ class Monitor:
                       f"{plan.run} takes step {plan.resume.step}, which no untorn survivor holds")
 
     def _plans_in(self, observed: Observed) -> list[Plan]:
-        return [decode_plan(doc.body) for doc in observed.store.docs if doc.key.startswith("run/")]
+        return [decode_plan(doc.body) for doc in observed.store.docs if subject_of(doc.key).run]
 
     def breaker_open(self, edge: Edge, now: Now) -> bool:
         """Would the same fault on that many nodes be a common cause?"""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 
+from ..core.model import node_subject
 from .cluster import Cluster, Shape, build
 from .faults import FAULTS, heal
 from .job import Job
@@ -142,7 +143,7 @@ def _short_of_nodes(cluster: Cluster, job: Job, alive: list[Launcher]) -> bool:
     """Truly fewer fit nodes than the run needs, and somebody says so."""
     docs = cluster.store.docs
     fit = [each for each in alive if each.machine.up and not each.machine.fatal
-           and not ((doc := docs.get(f"node/{each.machine.name}")) and excluded(doc.body))]
+           and not ((doc := docs.get(node_subject(each.machine.name))) and excluded(doc.body))]
     said = any(run == job.name and ("waiting for nodes" in why or "no spare" in why)
                for edge in cluster.edges.values() for run, why in edge.decision.reasons)
     return len(fit) < cluster.shape.members and said

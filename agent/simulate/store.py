@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable
 
 from ..core.model import Doc, StoreWrite
+from ..core.model.subject import LEASE, subject_of
 from .loop import Loop
 
 HISTORY = 64  # snapshots kept for stale reads
@@ -59,8 +60,9 @@ class MemoryStore:
         """One transaction: compare, then set.  Linearizable; all or nothing."""
         if not self.available:
             return Answer(False, "unavailable: the store has no leader")
-        if write.key.startswith("lease/"):
-            return self._grant(node, write)
+        kind, run, _ = subject_of(write.key)
+        if kind == LEASE:
+            return self._grant(node, run, write)
         old = self.docs.get(write.key)
         version = old.version if old is not None else 0
         if self.compare and version != write.expect_version:
@@ -77,8 +79,7 @@ class MemoryStore:
         self.docs[key] = Doc(key=key, version=1, body=body)
         self._remember()
 
-    def _grant(self, node: str, write: StoreWrite) -> Answer:
-        run = write.key.removeprefix("lease/")
+    def _grant(self, node: str, run: str, write: StoreWrite) -> Answer:
         holder = self.holder(run)
         wanted = write.body.decode()
         if holder and holder != wanted:

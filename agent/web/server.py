@@ -23,7 +23,8 @@ from aiohttp.http import HttpProcessingError
 from ..config.load import ConfigError
 from ..config.tokens import is_loopback
 from ..core import actions
-from ..core.model import Request, node_subject, rank_subject
+from ..core.model import Request, Subject, node_subject, rank_subject
+from ..core.model.subject import INCIDENT
 from ..core.nodes.kernel_incidents import DETECTOR
 from ..daemon.operators import Operators
 from ..daemon.state import AgentState
@@ -325,7 +326,8 @@ class WebServer:
         body = await _body(request)
         if isinstance(body, web.Response):
             return body
-        return self._ask(request, actions.CLOSE_INCIDENT, f"incident/{incident.id}", "", body)
+        subject = str(Subject(INCIDENT, incident.id))
+        return self._ask(request, actions.CLOSE_INCIDENT, subject, "", body)
 
     def _ask(
         self, request: web.Request, action: str, subject: str, run: str, body: ActionBody

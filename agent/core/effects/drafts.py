@@ -21,6 +21,7 @@ from ..model import (
     rank_subject,
     run_subject,
 )
+from ..model.subject import LEASE, STORE, Subject, subject_of
 
 PUT_S = 5.0
 START_S = ACTIONS[RESTART_RANKS].deadline_s
@@ -53,15 +54,13 @@ def finish(view: RunView, code: int, reason: str, fault: str = "") -> Effect:
 
 def document_subject(run: str) -> str:
     """Of a write of the run's document."""
-    return f"store/run/{run}"
+    return str(Subject(STORE, run_subject(run)))
 
 
 def put(key: str, version: int, body: bytes, reason: str, lease: str = "") -> Effect:
     write = StoreWrite(key=key, expect_version=version, body=body, lease=lease)
-    return Effect(
-        id="", kind="put", subject=key if key.startswith("lease/") else f"store/{key}",
-        reason=reason, deadline_s=PUT_S, body=write,
-    )
+    subject = key if subject_of(key).kind == LEASE else str(Subject(STORE, key))
+    return Effect("", "put", subject, reason, PUT_S, write)
 
 
 def evidence(view: RunView, rank: RankView, reason: str) -> Effect:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import msgspec
 
-from ..detect.ranks.ended import Cause, subject_of
-from ..model import Incident, Now, Plan, Resume
+from ..detect.ranks.ended import Cause
+from ..model import Incident, Now, Plan, Resume, rank_subject
 
 TIMELINE_MAX = 64
 EVIDENCE_MAX = 32
@@ -24,7 +24,7 @@ def opened(cause: Cause, run: str, number: int, now: Now, acted: bool) -> Incide
     rank = f"r{cause.rank}" if cause.rank >= 0 else "r-"
     return Incident(
         id=f"{run}-g{cause.generation}-{cause.fault}-{rank}-{number}", fault=cause.fault,
-        subject=subject_of(run, cause.rank), severity=cause.severity, run=run,
+        subject=rank_subject(run, cause.rank), severity=cause.severity, run=run,
         generation=cause.generation, opened_wall_s=now.wall_s, opened_boot_s=now.boot_s,
         reason=cause.reason, culprit=who, evidence=cause.evidence[:EVIDENCE_MAX],
         timeline=((now.wall_s, f"{'seen' if acted else 'suspected'}: {cause.reason}"),),

@@ -18,6 +18,7 @@ from ..detect.ranks.ended import Cause
 from ..incidents import values
 from ..incidents.book import Entry, IncidentBook, plain, worse
 from ..model import FATAL, OK, SEVERITIES, Event, Incident, RankView, Runbook, Verdict, node_subject
+from ..model.subject import INCIDENT, Subject
 from ..parse.kernel_line import pci_of
 from ..run.state import Context
 from ..series.streak import strike
@@ -287,7 +288,7 @@ class KernelIncidents:
         asked = {one.subject: one for one in ctx.observed.requests
                  if one.action == actions.CLOSE_INCIDENT}
         for key, item in sorted(self.book.open.items()):
-            request = asked.get(f"incident/{item.incident.id}")
+            request = asked.get(str(Subject(INCIDENT, item.incident.id)))
             if request is not None:
                 self.book.close(ctx, key, f"closed by {request.by or 'a person'}: {request.reason}")
 

@@ -22,6 +22,7 @@ from ..model import (
     Plan,
     TakeEvidence,
     Verdict,
+    rank_subject,
 )
 from .state import Context, OpenIncident, RunState, Stopped
 
@@ -52,7 +53,7 @@ class RunIncidents:
         one."""
         self._count(ctx, cause.detector, "true")
         suspected = self._end_suspicion()
-        subject = ends.subject_of(self.state.run, cause.rank)
+        subject = rank_subject(self.state.run, cause.rank)
         if suspected is not None:
             same = suspected.incident.fault == cause.fault and suspected.incident.subject == subject
             if same:
@@ -89,7 +90,7 @@ class RunIncidents:
     def suspect(self, ctx: Context, cause: Cause, would_have: str) -> None:
         """Shown as a warning, once for a subject and fault; a change of either is a new one."""
         item = self.book.open.get(self.state.incidents.suspicion)
-        subject = ends.subject_of(self.state.run, cause.rank)
+        subject = rank_subject(self.state.run, cause.rank)
         if item and (item.incident.subject, item.incident.fault) == (subject, cause.fault):
             return self._would_have(ctx, would_have)
         self.take_back(ctx, "somebody else is suspected now")
@@ -143,7 +144,7 @@ class RunIncidents:
             ("waits for", found.path),
         ) if v)
         run, generation = self.state.run, body.generation
-        subjects = (ends.subject_of(run, body.rank), ends.subject_of(run, -1))
+        subjects = (rank_subject(run, body.rank), rank_subject(run, -1))
         for item in self.book.open.values():
             if item.incident.generation == generation and item.incident.subject in subjects:
                 self.book.change(ctx, item, values.with_evidence(item.incident, rows))

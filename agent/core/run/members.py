@@ -8,7 +8,18 @@ from __future__ import annotations
 
 import msgspec
 
-from ..model import Beat, Doc, Now, Plan, RankView, Resume, RunView, Settings, StoreView
+from ..model import (
+    Beat,
+    Doc,
+    Now,
+    Plan,
+    RankView,
+    Resume,
+    RunView,
+    Settings,
+    StoreView,
+    node_subject,
+)
 from .plan import Member
 
 STALE_LEASES = 0.6  # three beats, one each fifth of a lease, are missing
@@ -77,7 +88,7 @@ def members(
                 fresh=view.connected if mine else bool(beat and is_fresh(beat, now, settings)),
                 lost=not mine and is_lost(last_s, now, settings),
                 fatal=beat.fatal if beat else "",
-                excluded=read_node(doc_of(store, f"node/{node}")).excluded,
+                excluded=read_node(doc_of(store, node_subject(node))).excluded,
             )
         )
     return tuple(rows)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from ..effects import drafts
 from ..effects.in_flight import EffectResult
 from ..model import Doc, Effect, Plan, RankView
+from ..model.subject import LEASE, Subject, run_subject
 from . import members
 from . import plan as planning
 from .incidents import RunIncidents
@@ -48,7 +49,7 @@ class Document:
     def _take(self, ctx: Context) -> None:
         """The store's document, where it is newer than what is known."""
         view, known = ctx.view, self.state.document
-        doc = members.doc_of(ctx.observed.store, f"run/{view.run}")
+        doc = members.doc_of(ctx.observed.store, run_subject(view.run))
         if doc.version <= known.version and known.plan is not None:
             return
         read, plan = members.read_plan(doc), known.plan
@@ -81,7 +82,8 @@ class Document:
         left_s = lease.until_boot_s - ctx.now.boot_s if lease is not None and not others else 0.0
         if over or not named or others or left_s > settings.lease_s * 2 / 3:
             return
-        draft = drafts.put(f"lease/{view.run}", 0, view.node.encode(), "lead the run", view.run)
+        subject = str(Subject(LEASE, view.run))
+        draft = drafts.put(subject, 0, view.node.encode(), "lead the run", view.run)
         ctx.emit(view.generation, replace(draft, deadline_s=settings.lease_s / 3))
 
     def current(self, ctx: Context) -> Plan | None:
@@ -146,7 +148,7 @@ class Document:
             return None
         lease = "" if ctx.settings.single_node else run
         body = msgspec.json.encode(plan)
-        draft = drafts.put(f"run/{run}", document.version, body, reason, lease)
+        draft = drafts.put(run_subject(run), document.version, body, reason, lease)
         effect = ctx.emit(plan.generation, draft)
         known = document.plan
         again = known is not None and known.generation == plan.generation

@@ -76,10 +76,6 @@ def detector_of(fault: str) -> str:
         else DETECTOR
 
 
-def subject_of(run: str, rank: int) -> str:
-    return rank_subject(run, rank)
-
-
 def verdict_of(cause: Cause, run: str, act: bool = True) -> Verdict:
     return Verdict(
         fault=cause.fault, subject=rank_subject(run, cause.rank), severity=cause.severity,
