@@ -7,14 +7,7 @@ from typing import Any
 
 from holdfast.agent.core.detect.detector import Detector, NodeView
 from holdfast.agent.core.detect.registry import NodeWatch
-from holdfast.agent.core.model import (
-    Observed,
-    Reading,
-    Readings,
-    RunView,
-    Verdict,
-    readings_of,
-)
+from holdfast.agent.core.model import Observed, Reading, Readings, RunView, Verdict, readings_of
 
 
 def judged(

@@ -10,13 +10,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ..core.actions import (
-    EXCLUDE_NODE,
-    RESTART_RANKS,
-    RESUME_OLDER,
-    STOP_RUN,
-    TAKE_EVIDENCE,
-)
+from ..core.actions import EXCLUDE_NODE, RESTART_RANKS, RESUME_OLDER, STOP_RUN, TAKE_EVIDENCE
 from ..core.model import DEGRADED, FATAL, UNKNOWN, WARN, Runbook, Settings
 from .cluster import Shape
 

@@ -9,15 +9,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from holdfast.agent.core.model import (
-    Delete,
-    Effect,
-    Finish,
-    Resume,
-    Start,
-    Stop,
-    StoreWrite,
-)
+from holdfast.agent.core.model import Delete, Effect, Finish, Resume, Start, Stop, StoreWrite
 from holdfast.agent.simulate import run_storm
 from holdfast.agent.simulate.cluster import Cluster, Shape, build
 from holdfast.agent.simulate.disk import Disk, void_by

@@ -6,21 +6,8 @@ clock but `Now`, no randomness.  Import them from here.
 
 from __future__ import annotations
 
-from .bounds import (
-    Seconds,
-    Whole,
-)
-from .concluded import (
-    DEGRADED,
-    FATAL,
-    OK,
-    SEVERITIES,
-    UNKNOWN,
-    WARN,
-    Incident,
-    Request,
-    Verdict,
-)
+from .bounds import Seconds, Whole
+from .concluded import DEGRADED, FATAL, OK, SEVERITIES, UNKNOWN, WARN, Incident, Request, Verdict
 from .effects import (
     Decision,
     Delete,
@@ -33,10 +20,7 @@ from .effects import (
     StoreWrite,
     TakeEvidence,
 )
-from .events import (
-    Escalation,
-    Event,
-)
+from .events import Escalation, Event
 from .observed import (
     OPAQUE,
     SCRIPT,
@@ -55,20 +39,11 @@ from .observed import (
     SnapshotView,
     StoreView,
 )
-from .plan import (
-    Plan,
-    Resume,
-)
+from .plan import Plan, Resume
 from .readings import Named, Reading, Readings, Rows, Selection, by_name, labels_of, readings_of
-from .settings import (
-    Runbook,
-    Settings,
-)
+from .settings import Runbook, Settings
 from .subject import STORE, Subject, node_subject, rank_subject, run_subject, subject_of
-from .time import (
-    Now,
-    Value,
-)
+from .time import Now, Value
 
 __all__ = [
     "Beat", "Commit", "DEGRADED", "Decision", "Delete", "Doc", "Effect", "EffectOutcome", "Ended",

@@ -15,15 +15,7 @@ from typing import Any
 import msgspec
 
 from .. import ladder
-from ..actions import (
-    ACTIONS,
-    DRAIN_NODE,
-    REBOOT_NODE,
-    REPLACE_NODE,
-    RESET_GPU,
-    persons,
-    root_verbs,
-)
+from ..actions import ACTIONS, DRAIN_NODE, REBOOT_NODE, REPLACE_NODE, RESET_GPU, persons, root_verbs
 from ..detect.devices import accelerator
 from ..detect.ranks.ended import Cause
 from ..effects.in_flight import EffectResult

@@ -14,16 +14,7 @@ from ..detect.ranks import ended as ends
 from ..detect.ranks.ended import Cause
 from ..effects.in_flight import EffectResult
 from ..incidents import values
-from ..model import (
-    FATAL,
-    TRAINER,
-    Effect,
-    Now,
-    Plan,
-    TakeEvidence,
-    Verdict,
-    rank_subject,
-)
+from ..model import FATAL, TRAINER, Effect, Now, Plan, TakeEvidence, Verdict, rank_subject
 from .state import Context, OpenIncident, RunState, Stopped
 
 OPEN_MAX = 32

@@ -6,18 +6,7 @@ agent/core/run/case.py's question; whether it may be written is the store's comp
 
 from __future__ import annotations
 
-from ..model import (
-    OPAQUE,
-    TRAINER,
-    Commit,
-    Lease,
-    Now,
-    Plan,
-    RankView,
-    Resume,
-    SnapshotView,
-    Value,
-)
+from ..model import OPAQUE, TRAINER, Commit, Lease, Now, Plan, RankView, Resume, SnapshotView, Value
 from . import validity
 
 

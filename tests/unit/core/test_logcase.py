@@ -9,14 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.agent.core.detect.ranks import live_logs
-from holdfast.agent.core.model import (
-    Effect,
-    EffectOutcome,
-    Ended,
-    Incident,
-    Request,
-    TakeEvidence,
-)
+from holdfast.agent.core.model import Effect, EffectOutcome, Ended, Incident, Request, TakeEvidence
 
 from .driver import Lab, replace
 
