@@ -109,12 +109,11 @@ def test_a_reload_reads_beside_the_loop(agent, tmp_path, monkeypatch) -> None:
             daemon.options = daemon.options._replace(config_file=file)
             file.write_text(bomb())
             reading = asyncio.create_task(daemon.reload())
-            late_s = 0.0
+            turns = 0
             while not reading.done():
-                begin_s = time.monotonic()
                 await asyncio.sleep(0.02)
-                late_s = max(late_s, time.monotonic() - begin_s)
-            assert late_s < 1.5 and not daemon.state.reload_ok
+                turns += 1
+            assert turns > 10 and not daemon.state.reload_ok  # the loop went on meanwhile
             assert "takes longer than" in daemon.state.reload_error
             # A child that never answers: a mount that hangs, for example.
             monkeypatch.setattr(child, "LIMIT_S", 0.05)
