@@ -41,18 +41,38 @@ def prepare() -> None:
         sys.modules["holdfast"] = package
 
 
+def open_streams() -> None:
+    """Gives a process that was started without a standard stream an empty one: its number would be
+    the next file's, and what is written there would end up in that file."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))
+
+
 def main() -> None:
+    open_streams()
     prepare()
     if sys.version_info < (3, 9):
         sys.exit("holdfast: the job's Python is %s; 3.9 or newer is needed" % sys.version[:6])
     if sys.argv[1:2] == ["rank"]:
-        from holdfast.worker.launcher import spawn_entry
+        from holdfast.worker.rank import spawn_entry
 
         spawn_entry.main(int(sys.argv[2]))
         return
-    from holdfast.worker.launcher import launcher
+    try:
+        from holdfast.worker.launcher import launcher
 
-    launcher.main(sys.argv[1], sys.argv[2:])
+        launcher.main(sys.argv[1], sys.argv[2:])
+    except KeyboardInterrupt:  # the launcher takes its signals as soon as it is there
+        from holdfast.worker.exits import INTERRUPTED
+
+        sys.stderr.write("holdfast  ends with code %d: interrupted before anything was started\n"
+                         % INTERRUPTED)
+        sys.exit(INTERRUPTED)
 
 
 if __name__ == "__main__":

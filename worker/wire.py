@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import json
 import os
+import select
 import socket
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
@@ -49,6 +50,12 @@ class Channel:
             return True
         except OSError:
             return False
+
+    def readable(self) -> bool:
+        """Whether a packet, or the other end's leaving, waits to be received."""
+        poller = select.poll()
+        poller.register(self.sock.fileno(), select.POLLIN)
+        return bool(poller.poll(0))
 
     def receive(self, fds: int = 4) -> Tuple[Optional[Packet], List[int]]:
         """The next packet and the descriptors that came with it; (None, []) when the peer closed.

@@ -113,7 +113,8 @@ def launch(command: str, argv: Sequence[str]) -> NoReturn:
     python = job_python(argv, os.environ)
     check_configuration(os.environ)
     environ = {**os.environ, "HOLDFAST_PYTHON": sys.executable}
-    sys.stdout.flush()
+    if sys.stdout is not None:  # started without one
+        sys.stdout.flush()
     try:
         os.execve(python, [python, bootstrap(), command, *argv], environ)
     except OSError as error:

@@ -226,13 +226,15 @@ class AgentLink:
 
     def end(self, code: int) -> None:
         """Says goodbye, and sees a private agent out."""
+        heard = self.channel is not None
         if self.channel is not None:
             self.channel.send({"t": "bye", "code": code})
             self.channel.close()
             self.channel = None
         if self.process is None:
             return
-        for number in (0, signal.SIGTERM, signal.SIGKILL):
+        # One that was never greeted, or is gone, knows of no end to wait for.
+        for number in (0, signal.SIGTERM, signal.SIGKILL)[0 if heard else 1:]:
             if number:
                 self.process.send_signal(number)
             try:

@@ -91,19 +91,17 @@ class Commands:
         """The live page's address, said once."""
         if address != self.address:
             self.address = address
-            self.terminal.say("run %s, live page %s" % (self.state.spec.run, address))
-            self.terminal.say("logs in %s" % self.state.log_dir)
+            self.terminal.say("live page %s" % address)
 
     def refused(self, why: str) -> None:
         """The agent did not take a packet.  Each reason is said once: levels are repeated."""
-        say = self.terminal.say
         if not self.welcomed:
             # Nobody will plan for this run: better an end with a reason than a silent wait.
-            say("the agent refuses: %s" % why, "error")
-            self.state.exit_code = exits.CONFIGURATION
+            self.state.end(exits.CONFIGURATION, "the agent refuses: %s" % why)
         elif why not in self.refusals and len(self.refusals) < REFUSALS_MAX:
             self.refusals.add(why)
-            say("the agent did not take what it was told, and acts without it: %s" % why, "warn")
+            self.terminal.say(
+                "the agent did not take what it was told, and acts without it: %s" % why, "warn")
 
     def carry_out(self, kind: str, command_id: str, body: Dict[str, Any]) -> None:
         """One command, once: a repeated one is answered with what became of the first."""
@@ -173,7 +171,7 @@ class Commands:
             return
         if not self.state.shutdown:
             self.state.shut_down("drained")
-            self.terminal.say("asked to end: %s" % body.get("reason", ""), "warn")
+            self.state.shutdown_reason = "asked to end: %s" % body.get("reason", "")
         self.outcome(command_id, True)
 
     def finish(self, command_id: str, body: Dict[str, Any]) -> None:
@@ -182,24 +180,7 @@ class Commands:
         state = self.state
         if state.shutdown and self.ranks.living():
             return  # the ranks have the caller's grace; the launcher leaves when they have
-        if code and not state.shutdown:
-            self.terminal.say("ends with code %d: %s" % (code, body.get("reason", "")), "error")
-            self.show_failures()
-        state.exit_code = code
-
-    def show_failures(self) -> None:
-        """The first failing rank, as torchrun's summary would name it."""
-        processes = self.ranks.by_rank().values()
-        failed = [p for p in processes if p.ended and p.ended["code"] and not p.ended["by_us"]]
-        for process in sorted(failed, key=lambda p: p.ended["boot_s"] if p.ended else 0.0)[:1]:
-            ended = process.ended or {}
-            how = "signal %s" % signal.Signals(ended["signal"]).name if ended["signal"] else (
-                "exit code %d" % ended["code"])
-            self.terminal.say(
-                "first to fail: rank %d (pid %d), %s%s" % (
-                    process.rank, process.child.pid, how,
-                    ", " + ended["error"] if ended["error"] else ""), "error")
-            self.terminal.say("its log: %s" % process.home, "error")
+        state.end(code, str(body.get("reason") or ""))
 
     def evidence(self, command_id: str, body: Dict[str, Any]) -> None:
         """Reads a suspect from outside, in a child; asks all for their last collectives."""

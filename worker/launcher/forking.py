@@ -113,10 +113,18 @@ def open_pidfd(pid: int) -> int:
         return -1
 
 
+def flush() -> None:
+    """What Python holds back of this process's own output: a preloaded module may have printed."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            continue  # nobody reads it any more
+
+
 def fork(body: Callable[[], None]) -> Child:
     """Forks; the child runs `body` and never returns into the launcher's stack."""
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush()
     pid = os.fork()
     if pid == 0:
         try:

@@ -3,7 +3,7 @@
 Owns the loop that ties the ranks' processes, the line to the agent and the terminal together.  It
 runs where the caller put it, as the caller's user, in the caller's cgroup, under the job's
 interpreter.  It reports levels and carries out commands; it decides only what must not depend on an
-agent: that an interrupt ends everything, and that a run without any agent still ends.
+agent: that an interrupt ends everything (ending.py), and that a run without any agent still ends.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from . import compiling, forking, levels, spec
 from .agent_link import AgentLink, Places, places, private_folder
 from .child_tasks import ChildTask, ChildTasks
 from .commands import Commands
+from .ending import Ending, LeaveImports
 from .log_limit import LogLimit
 from .log_watch import LogWatch
 from .process import RankProcess
@@ -32,9 +33,8 @@ from .terminal import Terminal
 from .without_agent import WithoutAgent
 
 BEAT_S = 0.1
+LAST_PACKETS_MAX = 1000  # of an ended process: a child that it left may go on sending
 PR_SET_CHILD_SUBREAPER = 36
-INTERRUPT_GRACE_S = 2.0
-FORCED_END_S = 5.0  # beyond the grace: a rank in state D keeps nobody here
 
 
 class Launcher:
@@ -56,6 +56,8 @@ class Launcher:
         self.commands = Commands(self.state, self.ranks, self.tasks, self.link, self.logs,
                                  self.compiling, self.terminal)
         self.without_agent = WithoutAgent(self.state, self.ranks, self.link, self.terminal)
+        self.ending = Ending(self.state, self.ranks, self.terminal)
+        self.ranks.on_folder = self.terminal.skip_existing
         self.ranks.on_fork = self.watch_rank
         self.ranks.on_page = self.send_page
         self.ranks.on_start = self.logs.begin_generation
@@ -76,38 +78,34 @@ class Launcher:
             private_folder(self.link.where.state_dir)
             private_folder(self.state.log_dir)
         rank.prctl(PR_SET_CHILD_SUBREAPER, 1)
-        self.take_signals()
+        self.ending.take_signals(self.wake_writer)
+        self.selector.register(self.wake_reader, selectors.EVENT_READ, "wake")
+        self.terminal.say("run %s, logs in %s" % (self.spec.run, self.state.log_dir))
         if self.link.tend():  # a private agent starts while this process imports
             # One that is there already is greeted after the imports: a hello has a deadline.
             self.link.drop()
-        for problem in forking.preload(self.preloads()):
-            self.terminal.say(problem, "warn")
         try:
+            self.preload()
             if self.spec.program.trainer:
                 self.ranks.prepare()
             while self.state.exit_code is None:
                 self.once()
+        except LeaveImports:
+            pass  # the exit code is there
         finally:
             self.end()
         return self.state.exit_code if self.state.exit_code is not None else 1
 
-    def preloads(self) -> List[str]:
+    def preload(self) -> None:
+        """Imports that take seconds, and are left at once when the caller wants the end."""
         names = [] if self.spec.start_method == "spawn" else self.spec.preload
-        return names if forking.has_torch() else [n for n in names if not n.startswith("torch")]
-
-    def take_signals(self) -> None:
-        signal.set_wakeup_fd(self.wake_writer, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self.on_signal)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        self.selector.register(self.wake_reader, selectors.EVENT_READ, "wake")
-
-    def on_signal(self, number: int, _frame: Any) -> None:
-        """The caller wants the run to end; a second interrupt ends it at once."""
-        if self.state.shutdown and number == signal.SIGINT:
-            self.state.exit_code = exits.INTERRUPTED
-        else:
-            self.state.shut_down("interrupted" if number == signal.SIGINT else "preempted")
+        if not forking.has_torch():
+            names = [n for n in names if not n.startswith("torch")]
+        self.ending.importing = True
+        problems = forking.preload(names)
+        self.ending.importing = False
+        for problem in problems:
+            self.terminal.say(problem, "warn")
 
     # ------------------------------------------------------------------ the loop
 
@@ -133,7 +131,7 @@ class Launcher:
         self.ranks.tend(now_s)
         self.tasks.tend(now_s)
         self.logs.tend(now_s)
-        self.watch_shutdown(now_s)
+        self.ending.watch(now_s)
         self.without_agent.watch(now_s)
         self.compiling.look(self.ranks.living(), now_s)
         self.send_levels()
@@ -148,7 +146,6 @@ class Launcher:
 
     def watch_rank(self, process: RankProcess) -> None:
         self.selector.register(process.channel.fileno(), selectors.EVENT_READ, process)
-        self.terminal.skip_existing(process.home)
 
     def unwatch(self, process: RankProcess) -> None:
         """Must come before its channel is closed: the descriptor's number is soon another's."""
@@ -177,6 +174,14 @@ class Launcher:
             self.terminal.say("rank %d sent rubbish: %r" % (process.rank, error), "warn")
         process.rubbish += 1
 
+    def hear_out(self, process: RankProcess) -> None:
+        """What an ended process said last: its checkpoint's commit, its result."""
+        watched = self.selector.get_map()
+        for _ in range(LAST_PACKETS_MAX):
+            if process.channel.fileno() not in watched or not process.channel.readable():
+                return
+            self.read_rank(process)
+
     def on_rank_word(self, process: RankProcess, packet: Packet) -> None:
         kind = packet["t"]
         if kind == "ready":
@@ -202,6 +207,7 @@ class Launcher:
     def reap(self) -> None:
         """Collects ended ranks, and orphans that they left to this subreaper."""
         for process in self.ranks.reap():
+            self.hear_out(process)
             self.unwatch(process)
             process.channel.close()
             if process.rank < 0 and not process.by_us:
@@ -217,7 +223,8 @@ class Launcher:
                               % STANDBYS_LOST_MAX, "warn")
         if self.ranks.generation == 0 and self.state.exit_code is None:
             self.terminal.follow([process.home], last=True)
-            self.state.exit_code = int(ended.get("code", 1)) or 1
+            self.state.end(int(ended.get("code", 1)) or 1, "a rank ended while it prepared%s" % (
+                ": " + ended["error"] if ended.get("error") else ""))
 
     def end_orphans(self) -> None:
         """A rank's orphan becomes this process's child: it must not outlive its rank."""
@@ -248,7 +255,6 @@ class Launcher:
         self.sent_levels = {}
 
     def send_page(self, process: RankProcess) -> None:
-        self.terminal.skip_existing(process.folder)
         if self.link.channel is None or process.child.pidfd < 0:
             return
         try:
@@ -291,28 +297,6 @@ class Launcher:
 
     # ------------------------------------------------------------------ ends
 
-    def watch_shutdown(self, now_s: float) -> None:
-        """An interrupt or preemption must end the run even when no agent answers."""
-        if not self.state.shutdown or self.state.exit_code is not None:
-            return
-        interrupted = self.state.shutdown == "interrupted"
-        grace_s = INTERRUPT_GRACE_S if interrupted else self.spec.grace_s
-        self.ranks.waiting = None
-        for process in self.ranks.standbys():
-            self.ranks.kill(process, 0.0)
-        if now_s - self.state.shutdown_s > grace_s + FORCED_END_S:
-            self.state.exit_code = exits.INTERRUPTED if interrupted else exits.RETRY
-            return
-        if not self.ranks.living() or self.ranks.generation == 0:
-            self.state.exit_code = exits.INTERRUPTED if interrupted else exits.RETRY
-            return
-        if self.spec.program.trainer and not interrupted:
-            self.ranks.stop_at_step()
-        for process in self.ranks.living():
-            if not process.by_us:
-                number = signal.SIGINT if interrupted else signal.SIGTERM
-                self.ranks.kill(process, grace_s, number)
-
     def show(self) -> None:
         self.terminal.follow(self.folders())
         lead = self.ranks.by_rank().get(0)
@@ -337,9 +321,7 @@ class Launcher:
 
     def end(self) -> None:
         """Leaves nothing: no process, no socket, no line unread."""
-        signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
+        self.ending.drop_signals()
         self.ranks.end_all()
         self.tasks.end_all()
         self.logs.end()
@@ -348,6 +330,7 @@ class Launcher:
             pass
         self.terminal.end_bar()
         self.log_limit.end()
+        self.ending.say()
         self.send_levels()
         self.link.end(self.state.exit_code if self.state.exit_code is not None else 1)
 
@@ -366,5 +349,5 @@ def main(command: str, argv: List[str]) -> None:
     except OSError as error:
         print("holdfast: %s" % error, file=sys.stderr)
         code = exits.CONFIGURATION
-    sys.stdout.flush()
+    forking.flush()
     os._exit(code)

@@ -57,6 +57,7 @@ class RankProcesses:
         self.standby_at_s = 0.0
         self.first_start_s = 0.0
         self.startup_s = 0.0
+        self.on_folder: Callable[[str], None] = lambda folder: None  # before anybody writes there
         self.on_fork: Callable[[RankProcess], None] = lambda process: None
         self.on_start: Callable[[StartCommand], None] = lambda command: None
         self.on_page: Callable[[RankProcess], None] = lambda process: None
@@ -107,6 +108,7 @@ class RankProcesses:
         name = "rank-%d" % rank_number if rank_number >= 0 else "standby-%d" % self.launched
         home = os.path.join(self.log_dir, name)
         rank.make_home(home)
+        self.on_folder(home)
         ours, theirs = pair()
         process = RankProcess(self.launched, home, pages.create(), ours)
         process.rank, process.generation = rank_number, generation
@@ -198,8 +200,8 @@ class RankProcesses:
         try:
             start()
         except OSError as error:
-            self.say("generation %d did not start: %s" % (self.generation, error), "error")
-            self.state.exit_code = exits.RETRY
+            self.state.end(exits.RETRY, "a generation after %d could not be started here: %s"
+                           % (self.generation, error))
 
     def start(self, command: StartCommand) -> None:
         """Begins a generation: at once, or as soon as those it replaces are gone."""
@@ -218,6 +220,8 @@ class RankProcesses:
             return False
         self.waiting = None
         self.starts += 1
+        if self.starts == 1 and command.resume.get("kind") == "disk":
+            self.say("goes on from the checkpoint of step %d" % command.resume.get("step", 0))
         old_store, self.store = self.store, None
         if self.spec.master_port and old_store:
             self.kill_child(old_store.child)
@@ -244,6 +248,7 @@ class RankProcesses:
             process = self.launch(number, command.generation)
         process.rank, process.generation = number, command.generation
         process.folder = os.path.join(self.log_dir, "rank-%d" % number)
+        self.on_folder(process.folder)
         process.fields[pages.F_PERMIT] = command.permit_ns
         process.fields[pages.F_STOP_AFTER] = 0
         if self.spec.program.trainer:
@@ -290,8 +295,8 @@ class RankProcesses:
 
     def make_ready(self, now_s: float, moving: bool, quiet: bool) -> None:
         """The next generation's store, and a standby where one is wanted."""
-        if now_s < self.chores_at_s:
-            return
+        if now_s < self.chores_at_s or self.state.shutdown:
+            return  # whoever is asked to end starts nothing more
         if quiet and self.next_store is None and not self.spec.master_port and self.with_store:
             self.next_store = forking.start_store()
         wanted = self.spec.standby if self.standbys_lost < STANDBYS_LOST_MAX else 0

@@ -27,12 +27,19 @@ class RunState:
         self.commits: Dict[str, Dict[str, Any]] = {}  # by path
         self.shutdown = ""  # interrupted | preempted | drained
         self.shutdown_s = 0.0
+        self.shutdown_reason = ""  # as a person is told
         self.exit_code: Optional[int] = None  # the launcher leaves as soon as there is one
+        self.end_reason = ""
 
     def shut_down(self, why: str) -> None:
         """The first cause stands, and so does the time since which its grace runs."""
         if not self.shutdown:
             self.shutdown, self.shutdown_s = why, time.monotonic()
+
+    def end(self, code: int, reason: str) -> None:
+        """The launcher leaves, and says why as its last word; the first decision stands."""
+        if self.exit_code is None:
+            self.exit_code, self.end_reason = code, reason
 
     def take_checkpoints(self, packet: Packet) -> None:
         """A trainer's first word: where its checkpoints are; that of later processes is older."""

@@ -190,7 +190,7 @@ def build(command: str) -> argparse.ArgumentParser:
     flag(ours, "--standby", type=number(int, -1, 256), default=-1,
          help="warm spares of the trainer (1 on CPU)")
     flag(ours, "--grace", type=number(float, 0, SECONDS_MAX), default=30.0,
-         help="seconds to checkpoint after SIGTERM")
+         help="seconds to save after SIGTERM or Ctrl-C")
     if command == "train":
         flag(ours, "--config", default="", help="the trainer's settings, a TOML file")
     # Wide: a training log comes nowhere near it, and a loop that prints takes no disk with it.

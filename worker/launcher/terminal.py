@@ -1,16 +1,21 @@
 """What a person sees of a run: the ranks' lines, Holdfast's lines, and a bar.
 
-Owns standard output and error of the launcher.  Reads the ranks' files in bounded bites and only
-whole lines, so that two ranks never mix inside one; holds back nothing for longer than a beat.
+Owns standard output and error of the launcher.  The ranks' lines go where the ranks wrote them;
+Holdfast's own go to standard error, so that a redirect holds what it would under torchrun.  Reads
+the ranks' files in bounded bites and only whole lines, so that two ranks never mix inside one;
+holds back nothing for longer than a beat.  A reader who has gone away, a full disk or a terminal
+that was closed never ends a job: what cannot be written is dropped here, and is in the files.
 """
 
 from __future__ import annotations
 
+import codecs
 import os
+import select
 import shutil
 import sys
 import time
-from typing import Dict, List, Optional, Tuple
+from typing import Dict, List, Optional, TextIO, Tuple
 
 from .log_limit import HOLE, after_hole
 from .spec import Shown
@@ -18,16 +23,41 @@ from .spec import Shown
 BITE_BYTES = 1 << 18  # of one file a beat: 2.6 MB/s a rank; the file itself is always whole
 LINE_BYTES = 1 << 16  # a longer line is passed on in pieces
 PLAIN_EVERY_S = 10.0
+ROOM_WAIT_S = 1.0  # for a non-blocking terminal that is behind
 COLOURS = {"info": "36", "good": "32", "warn": "33", "error": "31"}
 
 
+class Output:
+    """One standard stream of this process, unbuffered: it takes a text or a rank's own bytes."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.fd = stream.fileno()
+        self.encoding = codecs.lookup(stream.encoding or "utf-8").name
+        self.tty = stream.isatty()
+
+    def write(self, said: "str | bytes") -> None:
+        if isinstance(said, bytes) and self.encoding != "utf-8":
+            said = said.decode("utf-8", "backslashreplace")
+        data = said if isinstance(said, bytes) else said.encode(self.encoding, "backslashreplace")
+        rest = memoryview(data)
+        while rest:
+            try:
+                rest = rest[os.write(self.fd, rest):]
+            except BlockingIOError:
+                if not select.select([], [self.fd], [], ROOM_WAIT_S)[1]:
+                    return
+            except OSError:
+                return  # EPIPE, EIO, ENOSPC: nobody reads it there, and the run goes on
+
+
 class Terminal:
-    """Standard output of one launcher."""
+    """Standard output and error of one launcher."""
 
     def __init__(self, tee: bool, shown: Optional[Shown] = None) -> None:
         self.tee = tee
         self.shown = shown or Shown()
-        self.tty = sys.stdout.isatty() and os.environ.get("TERM", "") != "dumb"
+        self.out, self.err = Output(sys.stdout), Output(sys.stderr)
+        self.tty = self.err.tty and os.environ.get("TERM", "") != "dumb"
         self.colour = self.tty and not os.environ.get("NO_COLOR")
         self.offsets: Dict[Tuple[str, str], int] = {}
         self.bar = ""
@@ -40,21 +70,17 @@ class Terminal:
             mark = "\x1b[%sm%s\x1b[0m" % (COLOURS.get(level, "36"), mark)
         # The text may hold a rank's own words: nothing in them may move a person's cursor.
         plain = "".join(c if c.isprintable() else " " for c in text)
-        self.print("%s  %s\n" % (mark, " ".join(plain.split())))
-
-    def print(self, text: str) -> None:
         self.clear()
-        sys.stdout.write(text)
+        self.err.write("%s  %s\n" % (mark, " ".join(plain.split())))
         self.draw()
-        sys.stdout.flush()
 
     def clear(self) -> None:
         if self.bar:
-            sys.stdout.write("\r\x1b[K")
+            self.err.write("\r\x1b[K")
 
     def draw(self) -> None:
         if self.bar:
-            sys.stdout.write(self.bar)
+            self.err.write(self.bar)
 
     def progress(self, step: int, total: int, loss: float, rate: float) -> None:
         """The bar on a terminal; one line now and then elsewhere."""
@@ -73,23 +99,23 @@ class Terminal:
         blocks = "\u2588" * (done // 8) + (" \u258f\u258e\u258d\u258c\u258b\u258a\u2589"[done % 8]
                                             if done % 8 else "")
         bar = "\u2595%s\u258f%s" % (blocks.ljust(room), text)
+        if self.err.encoding != "utf-8":
+            bar = "[%s]%s" % (("#" * (done // 8)).ljust(room), text)
         if bar != self.bar:
             self.clear()
             self.bar = bar[: width - 1]
             self.draw()
-            sys.stdout.flush()
 
     def end_bar(self) -> None:
         if self.bar:
-            sys.stdout.write("\n")
-            sys.stdout.flush()
+            self.err.write("\n")
         self.bar = ""
 
     def follow(self, folders: List[str], last: bool = False) -> bool:
         """Passes on what the ranks wrote since the last call; True when there is more."""
         more = False
         for folder in folders:
-            for name, stream in (("stdout.log", sys.stdout), ("stderr.log", sys.stderr)):
+            for name, stream in (("stdout.log", self.out), ("stderr.log", self.err)):
                 key = (folder, name)
                 data, rest, self.offsets[key] = read_lines(
                     os.path.join(folder, name), self.offsets.get(key, 0), whole=not last
@@ -99,9 +125,7 @@ class Terminal:
                     continue
                 self.clear()
                 stream.write(self.dress(folder, data))
-                stream.flush()
                 self.draw()
-                sys.stdout.flush()
         return more
 
     def shows(self, folder: str, name: str) -> bool:
@@ -110,7 +134,12 @@ class Terminal:
         return not rank.isdecimal() or self.shown.shows(int(rank), bit)
 
     def skip_existing(self, folder: str) -> None:
-        """Lines of earlier runs in an appended file are not shown again."""
+        """Lines of earlier runs in an appended file are not shown again.
+
+        To be called before the first process of this run can write there, or its first lines count
+        as an earlier run's.  A folder is looked at once: from then on `follow` alone moves its
+        offsets, so no line is shown twice, whoever writes there next.
+        """
         for name in ("stdout.log", "stderr.log"):
             key = (folder, name)
             if key not in self.offsets:
@@ -119,12 +148,12 @@ class Terminal:
                 except OSError:
                     self.offsets[key] = 0
 
-    def dress(self, folder: str, data: bytes) -> str:
-        text = HOLE.sub(b"", data).decode("utf-8", "replace")
+    def dress(self, folder: str, data: bytes) -> bytes:
+        data = HOLE.sub(b"", data)
         if not self.tee:
-            return text
-        mark = "[%s]: " % os.path.basename(folder).replace("-", "")
-        return "".join(mark + line for line in text.splitlines(keepends=True))
+            return data
+        mark = ("[%s]: " % os.path.basename(folder).replace("-", "")).encode()
+        return b"".join(mark + line for line in data.splitlines(keepends=True))
 
 
 def read_lines(path: str, offset: int, whole: bool) -> Tuple[bytes, bool, int]:

@@ -28,13 +28,15 @@ class WithoutAgent:
 
     def watch(self, now_s: float) -> None:
         state, ranks, link = self.state, self.ranks, self.link
+        if state.shutdown:
+            return  # the caller's end has its own grace
         without_s = now_s - link.lost_s if link.channel is None else 0.0
         if ranks.level() != "done":
             self.done_s = 0.0
         else:
             self.done_s = self.done_s or now_s
             if without_s > 1.0 or now_s - self.done_s > DONE_WAIT_S:
-                state.exit_code = 0
+                state.end(0, "every rank is done")
         if without_s < WITHOUT_AGENT_S:
             return
         if ranks.generation == 0 and state.listed and not ranks.waiting:
@@ -46,7 +48,9 @@ class WithoutAgent:
         failed = [p for p in ranks.by_rank().values() if p.ended is not None and p.ended["code"]]
         if failed and ranks.generation:
             first = min(failed, key=lambda p: p.ended["boot_s"] if p.ended else 0.0)
-            state.exit_code = first.ended["code"] if first.ended else 1
+            code = first.ended["code"] if first.ended else 1
+            state.end(code, "rank %d failed, and no agent answers that could restart it"
+                      % first.rank)
 
     def resume(self) -> Dict[str, Any]:
         """Where a run that nobody plans goes on: the newest checkpoint that proves, if any."""

@@ -8,6 +8,7 @@ never decides anything about the run.
 from __future__ import annotations
 
 import ctypes
+import importlib.machinery
 import io
 import os
 import random
@@ -189,15 +190,21 @@ def call(program: Program) -> Optional[BaseException]:
 
 
 def run_script(path: str) -> None:
-    """`python PATH` in this process, with a real `__main__` so that pickling finds it."""
+    """`python PATH` in this process, with a real `__main__` so that pickling finds it.
+
+    Its names are those that the interpreter gives: the file's by its absolute path (since 3.9, as
+    it was typed behind the current folder), its folder by its true one.
+    """
     if os.path.isdir(path) or path.endswith(".zip"):
         runpy.run_path(path, run_name="__main__")
         return
-    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+    path = os.path.join(os.getcwd(), path)
     with open(path, "rb") as file:
         code = compile(file.read(), path, "exec")
     main = types.ModuleType("__main__")
     main.__file__ = path
+    main.__loader__ = importlib.machinery.SourceFileLoader("__main__", path)
     main.__dict__["__builtins__"] = __builtins__
     main.__dict__["__cached__"] = None
     sys.modules["__main__"] = main

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 
-from ..rank import rank
-from ..rank.rank import Program, Seat
+from . import rank
+from .rank import Program, Seat
 
 
 def main(launch_fd: int) -> None:
