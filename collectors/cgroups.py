@@ -50,8 +50,7 @@ def find(roots: Roots) -> Tree:
     """NoData where no memory controller is to be seen."""
     base = f"{roots.sys}/fs/cgroup"
     if os.path.exists(f"{base}/cgroup.controllers"):
-        return Tree(base, 2, "memory.current", "memory.max", "memory.events.local",
-                    "inactive_file")
+        return Tree(base, 2, "memory.current", "memory.max", "memory.events.local", "inactive_file")
     if os.path.isdir(f"{base}/memory"):
         return Tree(f"{base}/memory", 1, "memory.usage_in_bytes", "memory.limit_in_bytes",
                     "memory.oom_control", "total_inactive_file")

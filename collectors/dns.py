@@ -59,9 +59,7 @@ class DnsCollector:
             answer = self._questions.answer(name) if waited_s == 0.0 else None
             if answer is None:
                 continue
-            found.append(
-                Sample("host_dns_lookup_seconds", subject, answer.took_s, answer.boot_s)
-            )
+            found.append(Sample("host_dns_lookup_seconds", subject, answer.took_s, answer.boot_s))
             if answer.error is not None:
                 more = f"{subject},error={_word(answer.error)}"
                 found.append(Sample("host_dns_failed", more, 1.0, answer.boot_s))

@@ -12,12 +12,9 @@ from .contract import FAST, NODE_EXPORTER, Metric, NoData, Roots, Sample
 from .sources.files import read_text
 
 MEMORY = {
-    "MemTotal": "host_memory_total_bytes",
-    "MemAvailable": "host_memory_available_bytes",
-    "Dirty": "host_memory_dirty_bytes",
-    "Shmem": "host_memory_shared_bytes",
-    "SwapTotal": "host_swap_total_bytes",
-    "SwapFree": "host_swap_free_bytes",
+    "MemTotal": "host_memory_total_bytes", "MemAvailable": "host_memory_available_bytes",
+    "Dirty": "host_memory_dirty_bytes", "Shmem": "host_memory_shared_bytes",
+    "SwapTotal": "host_swap_total_bytes", "SwapFree": "host_swap_free_bytes",
 }
 Reading = tuple[str, str, float]  # name, subject, value
 

@@ -139,11 +139,8 @@ def _host(roots: Roots) -> dict[str, str]:
         found = _assigned(_text(f"{roots.root}/{path}"), "PRETTY_NAME")
         system = system or found
     return {
-        "vendor": _word(f"{dmi}/sys_vendor"),
-        "product": _word(f"{dmi}/product_name"),
-        "cpu": _of_processor(roots, "model name"),
-        "arch": platform.machine(),
-        "kernel": kernel,
+        "vendor": _word(f"{dmi}/sys_vendor"), "product": _word(f"{dmi}/product_name"),
+        "cpu": _of_processor(roots, "model name"), "arch": platform.machine(), "kernel": kernel,
         "os": system,
     }
 

@@ -69,9 +69,7 @@ class MountsCollector:
         answer = self._questions.answer(mount.point) if waited_s == 0.0 else None
         if answer is None:
             return found  # the answer from before it hung no longer holds
-        found.append(
-            Sample("host_mount_response_seconds", subject, answer.took_s, answer.boot_s)
-        )
+        found.append(Sample("host_mount_response_seconds", subject, answer.took_s, answer.boot_s))
         if answer.value is not None:
             found += space_of(mount, answer.value, answer.boot_s)
         elif answer.error is not None and answer.error.errno not in NO_FAULT:

@@ -182,9 +182,8 @@ class NetworkCollector:
     metrics = declared(
         "info", "cards_expected", "link_up", "link_enabled", "interface_index",
         "carrier_changes_total", "transmit_timeouts_total", "receive_bytes_total",
-        "transmit_bytes_total", "receive_packets_total", "transmit_packets_total",
-        "errors_total", "unread_files", "tcp_segments_total", "tcp_retransmits_total",
-        "tcp_events_total",
+        "transmit_bytes_total", "receive_packets_total", "transmit_packets_total", "errors_total",
+        "unread_files", "tcp_segments_total", "tcp_retransmits_total", "tcp_events_total",
     )
 
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:

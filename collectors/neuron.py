@@ -134,8 +134,7 @@ class NeuronCollector:
         info = f"{roots.sys}/{DEVICES}/neuron{device}/info"
         values = {
             "name": _word(f"{info}/architecture/device_name"),
-            "uuid": _word(f"{info}/serial_number"),
-            "pci": (self._pci or {}).get(device, ""),
+            "uuid": _word(f"{info}/serial_number"), "pci": (self._pci or {}).get(device, ""),
             "driver": _word(f"{roots.sys}/module/neuron/version"),
         }
         return ",".join(f"{key}={plain(value)}" for key, value in values.items())

@@ -143,10 +143,8 @@ class NvidiaCollector:
         if index in self._identity:
             return
         values = {
-            "name": nvml.nvmlDeviceGetName(handle),
-            "uuid": nvml.nvmlDeviceGetUUID(handle),
-            "pci": nvml.nvmlDeviceGetPciInfo_v3(handle).busId,
-            "driver": self._driver,
+            "name": nvml.nvmlDeviceGetName(handle), "uuid": nvml.nvmlDeviceGetUUID(handle),
+            "pci": nvml.nvmlDeviceGetPciInfo_v3(handle).busId, "driver": self._driver,
         }
         more = ",".join(f"{key}={plain(value)}" for key, value in values.items())
         self._identity[index] = {"info": more}

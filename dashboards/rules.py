@@ -48,8 +48,7 @@ def rule(entry: Entry, level: Level, runbook_base: str) -> str:
     """One alert rule.  `runbook_base` is where the runbooks are read: `<base>/<fault>.md`."""
     runbook = entry.runbook
     texts = {
-        "summary": entry.summary,
-        "description": f"{{{{ $labels.subject }}}}: {entry.impact}",
+        "summary": entry.summary, "description": f"{{{{ $labels.subject }}}}: {entry.impact}",
         "runbook_url": f"{runbook_base.rstrip('/')}/{runbook.fault}.md",
     }
     labels = {"severity": level.severity, "fault": runbook.fault, "scope": runbook.scope}

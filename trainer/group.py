@@ -77,11 +77,8 @@ class Group:
         # anew only after a success: a rank whose last join failed would never meet the others.
         dist.distributed_c10d._world.group_count = 0
         dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            store=self.store,
-            rank=self.rank,
-            world_size=self.world,
-            timeout=timeout,
+            "nccl" if device.type == "cuda" else "gloo", store=self.store, rank=self.rank,
+            world_size=self.world, timeout=timeout,
         )
         group: Any = dist.group.WORLD
         self.process_group = group

@@ -100,9 +100,7 @@ def _reason(error: BaseException) -> str:
 def prepare(config: Config) -> Job:
     """Model, data and optimizer, warm: a rank that waits here joins at once and steps at once."""
     device = _device(config)
-    model_class, data_class = (
-        named_class(config.model, "model"), named_class(config.data, "data"),
-    )
+    model_class, data_class = (named_class(config.model, "model"), named_class(config.data, "data"))
     data = data_class(config.data_options, Path(config.work_dir))
     torch.manual_seed(seed_for(config.seed, 0, -1))
     model: nn.Module = model_class(config.model_options).to(device)

@@ -21,10 +21,8 @@ def build(model: nn.Module, options: OptimizerOptions) -> torch.optim.Optimizer:
         {"params": [p for p in named if p.ndim < 2], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=options.learning_rate,
-        betas=(options.beta1, options.beta2),
-        fused=True,
+        [group for group in groups if group["params"]], lr=options.learning_rate,
+        betas=(options.beta1, options.beta2), fused=True,
     )
 
 

@@ -98,8 +98,7 @@ class State:
 
     def describe(self) -> dict[str, Any]:
         return {
-            "class": self.model_class,
-            "parameters": self.parameters,
+            "class": self.model_class, "parameters": self.parameters,
             "fingerprint": self.fingerprint,
         }
 

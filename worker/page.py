@@ -23,15 +23,8 @@ MAGIC = int.from_bytes(b"HOLDFAST", sys.byteorder)
 VERSION = 1
 SIZE = 4096
 PHASES = (
-    "startup",
-    "compile",
-    "data",
-    "forward_backward",
-    "collective",
-    "optimizer",
-    "checkpoint",
-    "eval",
-    "unknown",
+    "startup", "compile", "data", "forward_backward", "collective", "optimizer", "checkpoint",
+    "eval", "unknown",
 )
 UNKNOWN = len(PHASES) - 1
 COUNT_MAX = 2**53  # of steps and collectives: far from any run, and exact as a float
@@ -205,21 +198,12 @@ def read_page(mapped: "mmap.mmap | memoryview | bytes") -> PageView:
     loss, rate = double(field[F_LOSS]), double(field[F_RATE])
     outcome = field[F_OUTCOME]
     return PageView(
-        generation=field[F_GENERATION],
-        rank=signed(field[F_RANK]),
-        pid=field[F_PID],
-        step=field[F_STEP],
-        phase=PHASES[min(field[F_PHASE], UNKNOWN)],
-        phase_begin_ns=field[F_PHASE_BEGIN],
-        step_begin=field[F_STEP_BEGIN],
-        step_end=field[F_STEP_END],
-        progress_ns=field[F_PROGRESS],
-        beat_ns=field[F_BEAT],
-        permit_ns=field[F_PERMIT],
-        outcome=OUTCOMES[outcome] if outcome < len(OUTCOMES) else "",
-        code=signed(field[F_CODE]),
-        loss=loss,
-        rate=rate if 0.0 <= rate < RATE_MAX else 0.0,
+        generation=field[F_GENERATION], rank=signed(field[F_RANK]), pid=field[F_PID],
+        step=field[F_STEP], phase=PHASES[min(field[F_PHASE], UNKNOWN)],
+        phase_begin_ns=field[F_PHASE_BEGIN], step_begin=field[F_STEP_BEGIN],
+        step_end=field[F_STEP_END], progress_ns=field[F_PROGRESS], beat_ns=field[F_BEAT],
+        permit_ns=field[F_PERMIT], outcome=OUTCOMES[outcome] if outcome < len(OUTCOMES) else "",
+        code=signed(field[F_CODE]), loss=loss, rate=rate if 0.0 <= rate < RATE_MAX else 0.0,
         total_steps=field[F_TOTAL],
         groups=tuple((field[F_SEQ + 2 * i], field[F_SEQ + 2 * i + 1]) for i in range(groups)),
         step_seq=tuple((step, seq) for step, seq, _ in ring),

@@ -61,14 +61,9 @@ class Performer:
     """The one place where effects happen."""
 
     def __init__(
-        self,
-        journal: Journal,
-        store: Store,
-        order: Callable[[str, dict[str, object]], str],
-        wake: Callable[[str], None],
-        on_error: Callable[[str, BaseException | str], None],
-        launcher_of: Callable[[str], Launcher],
-        node: Callable[[Effect, NodeOrder], Awaitable[str]],
+        self, journal: Journal, store: Store, order: Callable[[str, dict[str, object]], str],
+        wake: Callable[[str], None], on_error: Callable[[str, BaseException | str], None],
+        launcher_of: Callable[[str], Launcher], node: Callable[[Effect, NodeOrder], Awaitable[str]],
     ) -> None:
         self._journal = journal
         self._node = node

@@ -67,9 +67,7 @@ async def _send(path: str, fields: dict[str, object], timeout_s: float) -> str:
         return f"{path}: {error.strerror or error}: see journalctl -u 'holdfast-node@*'"
 
 
-async def _keep_evidence(
-    state: AgentState, evidence: EvidenceStore, order: NodeOrder
-) -> str:
+async def _keep_evidence(state: AgentState, evidence: EvidenceStore, order: NodeOrder) -> str:
     """The incident must lie where it is found when the node does not come back."""
     folder = evidence.folder
     incident = state.incident_log.incidents.get(order.incident)

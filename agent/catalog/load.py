@@ -108,8 +108,7 @@ def _rule(row: dict[str, Any]) -> Rule:
         fault=row.get("fault", ""), subject=row.get("subject", ""),
         uncorrected_in=row.get("uncorrected_in", ""), code_group=row.get("code_group", ""),
         codes=tuple(row.get("codes", ())), led=row.get("led", False),
-        cases=tuple(Case(re.compile(one["match"]), one["severity"])
-                    for one in row.get("when", ())),
+        cases=tuple(Case(re.compile(one["match"]), one["severity"]) for one in row.get("when", ())),
     )
 
 

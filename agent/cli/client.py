@@ -223,8 +223,7 @@ def _status(agent: Agent) -> dict[str, Any]:
     answer = agent.get("/api/v1/status")
     if not isinstance(answer, dict) or not isinstance(answer.get("node"), str) or not (
         isinstance(answer.get("runs"), list)
-        and all(isinstance(run, dict) and isinstance(run.get("run"), str)
-                for run in answer["runs"])
+        and all(isinstance(run, dict) and isinstance(run.get("run"), str) for run in answer["runs"])
     ):
         raise Malformed(f"{agent.path}: its answer is no agent's status")
     return answer

@@ -162,9 +162,8 @@ class Stage:
         here = self.directory
         command = [
             sys.executable, "-P", "-m", "holdfast.agent.cli", "train", "--run", run,
-            "--nproc-per-node", str(self.ranks), "--python", sys.executable,
-            f"steps={self.steps}", f"work_dir={here / 'data'}",
-            f"checkpoint.dir={here / run}", *SETTINGS,
+            "--nproc-per-node", str(self.ranks), "--python", sys.executable, f"steps={self.steps}",
+            f"work_dir={here / 'data'}", f"checkpoint.dir={here / run}", *SETTINGS,
         ]
         scratch = here / "tmp"  # libraries leave caches in TMPDIR
         scratch.mkdir(exist_ok=True)
@@ -293,7 +292,6 @@ def verdict(faulty: Outcome, clean: Outcome, checks: list[Check]) -> list[Line]:
         mark = Span("held  ", GOOD) if check.good else Span("FAILED", BAD)
         lines += [line("  ", mark, f"  {check.what}"), *field("", check.said, indent=10)]
     lines += [
-        (),
-        line(f"with three faults {seconds(faulty.took_s)}, without {seconds(clean.took_s)}"),
+        (), line(f"with three faults {seconds(faulty.took_s)}, without {seconds(clean.took_s)}"),
     ]
     return lines

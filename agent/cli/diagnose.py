@@ -138,11 +138,9 @@ def _root(found: logroot.Diagnosis, names: Sequence[str]) -> list[Line]:
         *field("root", Span(f"{root.signature} ({root.category})", BAD)),
         *field("culprit", Span(culprit, STRONG)),
         *field("look at", LOOK_AT.get(root.culprit) or ABOUT[found.blames]),
-        *field("retry", logroot.RETRY_WORDS[root.retryable]),
-        *field("rank", rank),
+        *field("retry", logroot.RETRY_WORDS[root.retryable]), *field("rank", rank),
         *field("where", f"{'standard input' if name == '-' else name}, line {root.number}"),
-        *field("line", root.text[:400]),
-        *(field("known by", FAMILY_ALONE) if root.family else ()),
+        *field("line", root.text[:400]), *(field("known by", FAMILY_ALONE) if root.family else ()),
     ]
 
 

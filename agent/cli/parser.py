@@ -124,8 +124,7 @@ def _dashboards(parser: argparse.ArgumentParser) -> None:
 
 
 def _demo(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--ranks", type=number(int, 1, 256), default=2,
-                        help="how many (default 2)")
+    parser.add_argument("--ranks", type=number(int, 1, 256), default=2, help="how many (default 2)")
     parser.add_argument("--steps", type=number(int, 1, 10_000_000), default=200,
                         help="how many steps (default 200)")
     parser.add_argument("--keep", action="store_true", help="keep logs and checkpoints at the end")
@@ -237,9 +236,7 @@ class Parser(argparse.ArgumentParser):
 def build() -> argparse.ArgumentParser:
     """The whole parser, without importing any command."""
     parser = Parser(
-        prog=PROG,
-        formatter_class=_format,
-        description="Keeps training runs going.",
+        prog=PROG, formatter_class=_format, description="Keeps training runs going.",
         epilog="`holdfast COMMAND --help` shows an example of each.",
     )
     parser.add_argument("--version", action="store_const", const="version", dest="command",

@@ -164,8 +164,7 @@ ENVIRONMENT = (
 def render_config_docs() -> str:
     """docs/config.md."""
     lines = [
-        "# Configuration of the agent",
-        "",
+        "# Configuration of the agent", "",
         "Generated from agent/config/settings.py; do not edit. `holdfast agent --config F` reads",
         "F, then every `conf.d/*.toml` beside it in order of their names; a later value wins. An",
         "unknown key is an error. All errors are said at once, each with file, key and what to",
@@ -273,9 +272,7 @@ def _is_known(key: str, value: Any, origin: str, errors: list[str]) -> bool:
     return True
 
 
-def _signatures(
-    value: object, origin: str, errors: list[str]
-) -> list[tuple[dict[str, Any], str]]:
+def _signatures(value: object, origin: str, errors: list[str]) -> list[tuple[dict[str, Any], str]]:
     return [(row, origin) for row in logrules().check(value, origin, errors)]
 
 

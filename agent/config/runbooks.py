@@ -81,22 +81,15 @@ def parse(fault: str, text: str, place: str) -> Document:
             table = tomllib.loads(toml)
     except (TooSlow, tomllib.TOMLDecodeError, RecursionError) as error:
         raise RunbookError([f"{place}: no valid TOML: {error}"]) from error
-    errors = [
-        f"{place}:{_line_of(key, lines)}: {key}: {why}" for key, why in _check(table)
-    ]
+    errors = [f"{place}:{_line_of(key, lines)}: {key}: {why}" for key, why in _check(table)]
     if errors:
         raise RunbookError(errors)
     budget = table.get("budget", {})
     runbook = Runbook(
-        fault=fault,
-        severity=table["severity"],
-        scope=table["scope"],
-        ladder=tuple(table.get("ladder", ())),
-        budget_count=budget.get("count", 3),
-        budget_window_h=float(budget.get("window_h", 24.0)),
-        clears=table.get("clears", "check"),
-        alert=table.get("alert", ""),
-        path=place,
+        fault=fault, severity=table["severity"], scope=table["scope"],
+        ladder=tuple(table.get("ladder", ())), budget_count=budget.get("count", 3),
+        budget_window_h=float(budget.get("window_h", 24.0)), clears=table.get("clears", "check"),
+        alert=table.get("alert", ""), path=place,
     )
     return Document(runbook, "\n".join(lines[last + 1 :]).strip() + "\n")
 

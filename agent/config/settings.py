@@ -15,6 +15,7 @@ from ..core import model
 from ..core.actions import ACTIONS, allowable
 
 Path = Annotated[str, Meta(max_length=4096)]
+Name = Annotated[str, Meta(min_length=1, max_length=253)]
 Address = Annotated[str, Meta(pattern=r"^(|\[?[^\s]+\]?:\d{1,5})$")]
 _SETTINGS = model.Settings()
 
@@ -27,261 +28,153 @@ class Agent(msgspec.Struct, frozen=True):
     """The process itself."""
 
     node: Annotated[
-        str, Meta(max_length=253, description="name of this node; empty: the host name")
-    ] = ""
-    state_dir: Annotated[
-        Path, Meta(description="journal, store and lock live here; one agent a directory")
-    ] = "/var/lib/holdfast"
-    runtime_dir: Annotated[
-        Path,
-        Meta(description=(
-            "sockets live here, and `address`, where the live page is. Anywhere else runs do not "
-            "find this agent and start private ones, also with HOLDFAST_RUNTIME_DIR set to the "
-            "same; commands find it only with that"
-        )),
-    ] = "/run/holdfast"
-    listen: Annotated[
-        Address,
-        Meta(
-            description=(
-                "HOST:PORT of page, API and metrics; empty: none. A private agent takes the "
-                "next free port"
-            )
-        ),
-    ] = "127.0.0.1:9855"
-    metrics_listen: Annotated[
-        Address,
-        Meta(
-            description=(
-                "HOST:PORT that serves /metrics, /healthz and /readyz alone, without the "
-                "API; empty: none"
-            )
-        ),
-    ] = ""
+        str, Meta(max_length=253, description="name of this node; empty: the host name")] = ""
+    state_dir: Annotated[Path, Meta(description=(
+        "journal, store and lock live here; one agent a directory"))] = "/var/lib/holdfast"
+    runtime_dir: Annotated[Path, Meta(description=(
+        "sockets live here, and `address`, where the live page is. Anywhere else runs do not find "
+        "this agent and start private ones, also with HOLDFAST_RUNTIME_DIR set to the same; "
+        "commands find it only with that"))] = "/run/holdfast"
+    listen: Annotated[Address, Meta(description=(
+        "HOST:PORT of page, API and metrics; empty: none. A private agent takes the next free port"
+    ))] = "127.0.0.1:9855"
+    metrics_listen: Annotated[Address, Meta(description=(
+        "HOST:PORT that serves /metrics, /healthz and /readyz alone, without the API; empty: none"
+    ))] = ""
     tick_s: Annotated[
-        float, _seconds("a step of the state machine at least this often", 10.0, 0.05)
-    ] = 1.0
+        float, _seconds("a step of the state machine at least this often", 10.0, 0.05)] = 1.0
     fast_s: Annotated[
-        float, _seconds("interval of collectors that are cheap and change fast", 60.0, 0.1)
-    ] = 5.0
+        float, _seconds("interval of collectors that are cheap and change fast", 60.0, 0.1)] = 5.0
     slow_s: Annotated[float, _seconds("interval of all other collectors", 3600.0, 0.1)] = 15.0
-    runs_kept_days: Annotated[
-        float,
-        Meta(ge=0, le=36500, description=(
-            "a private agent, when it starts, removes the state of other private runs, logs "
-            "included, that was not written to for this long; 0: never. Folders of --log-dir and "
-            "checkpoints are no part of it"
-        )),
-    ] = 30.0
-    runs_kept_gb: Annotated[
-        float,
-        Meta(ge=0, le=1e6, description=(
-            "and the oldest of them beyond this much in all, but none of the last day; 0: no limit"
-        )),
-    ] = 20.0
-    metrics: Annotated[
-        Literal["minimal", "full"],
-        Meta(description="`minimal` leaves out what no alert or summary needs"),
-    ] = "full"
-    metrics_hide: Annotated[
-        tuple[str, ...],
-        Meta(description=(
-            "families that are left out: `node_exporter` or `dcgm-exporter` for all that this "
-            "exporter serves as well, or the beginning of a name (`host_cpu_`, `train_loss`)"
-        )),
-    ] = ()
+    runs_kept_days: Annotated[float, Meta(ge=0, le=36500, description=(
+        "a private agent, when it starts, removes the state of other private runs, logs included, "
+        "that was not written to for this long; 0: never. Folders of --log-dir and checkpoints are "
+        "no part of it"))] = 30.0
+    runs_kept_gb: Annotated[float, Meta(ge=0, le=1e6, description=(
+        "and the oldest of them beyond this much in all, but none of the last day; 0: no limit"
+    ))] = 20.0
+    metrics: Annotated[Literal["minimal", "full"], Meta(description=(
+        "`minimal` leaves out what no alert or summary needs"))] = "full"
+    metrics_hide: Annotated[tuple[str, ...], Meta(description=(
+        "families that are left out: `node_exporter` or `dcgm-exporter` for all that this exporter "
+        "serves as well, or the beginning of a name (`host_cpu_`, `train_loss`)"))] = ()
 
 
 class Detect(msgspec.Struct, frozen=True):
     """When something counts as a fault.  See docs/architecture.md on suspicion and cost."""
 
-    suspect_floor_s: Annotated[
-        float, _seconds("a rank is suspected when its page stood still this long ...")
-    ] = _SETTINGS.suspect_floor_s
-    suspect_steps: Annotated[
-        float, Meta(ge=0, le=1000, description="... plus this many median steps")
-    ] = _SETTINGS.suspect_steps
-    odds: Annotated[
-        float,
-        Meta(ge=1, le=1000, description="acts when waiting has cost this many times a restart"),
-    ] = _SETTINGS.odds
-    odds_active: Annotated[
-        float, Meta(ge=1, le=1000, description="the same while the rank uses processor or I/O")
-    ] = _SETTINGS.odds_active
-    script_floor_s: Annotated[float, _seconds("a script's stall is never acted on sooner")] = (
-        _SETTINGS.script_floor_s
-    )
-    phase_factor: Annotated[
-        float,
-        Meta(ge=1, le=1000, description="a phase may take this many times its 99th percentile"),
-    ] = _SETTINGS.phase_factor
-    compile_limit_s: Annotated[
-        float, _seconds("a compile whose usual length is unknown may take this long", 604800.0)
-    ] = _SETTINGS.compile_limit_s
-    quiet_limit_s: Annotated[float, _seconds("the same for an evaluation or a checkpoint")] = (
-        _SETTINGS.quiet_limit_s
-    )
-    stopped_s: Annotated[
-        float, _seconds("a rank stopped (state T) without a debugger this long is a fault")
-    ] = _SETTINGS.stopped_s
-    park_wait_s: Annotated[
-        float, _seconds("survivors have this long to leave a broken generation", 600.0)
-    ] = _SETTINGS.park_wait_s
-    stop_grace_s: Annotated[float, _seconds("between SIGTERM and SIGKILL", 3600.0)] = (
-        _SETTINGS.stop_grace_s
-    )
-    crash_loop_count: Annotated[
-        int,
-        Meta(ge=2, le=100, description="same failure at the same step this often is a crash loop"),
-    ] = _SETTINGS.crash_loop_count
-    breaker_nodes: Annotated[
-        int, Meta(ge=1, le=100000, description="the same fault on this many nodes and ...")
-    ] = _SETTINGS.breaker_nodes
-    breaker_fraction: Annotated[
-        float,
-        Meta(
-            gt=0,
-            le=1,
-            description=(
-                "... on more than this fraction of them has a common cause: nothing is done "
-                "to nodes"
-            ),
-        ),
-    ] = _SETTINGS.breaker_fraction
-    keep_checkpoints: Annotated[
-        int, Meta(ge=1, le=10000, description="valid checkpoints to keep")
-    ] = _SETTINGS.keep_checkpoints
-    lease_s: Annotated[float, _seconds("how long a leader leads without renewal", 600.0)] = (
-        _SETTINGS.lease_s
-    )
-    act: Annotated[
-        tuple[str, ...], Meta(description="detectors that may act; all others are shown only")
-    ] = _SETTINGS.act
+    suspect_floor_s: Annotated[float, _seconds(
+        "a rank is suspected when its page stood still this long ...")] = _SETTINGS.suspect_floor_s
+    suspect_steps: Annotated[float, Meta(ge=0, le=1000, description=(
+        "... plus this many median steps"))] = _SETTINGS.suspect_steps
+    odds: Annotated[float, Meta(ge=1, le=1000, description=(
+        "acts when waiting has cost this many times a restart"))] = _SETTINGS.odds
+    odds_active: Annotated[float, Meta(ge=1, le=1000, description=(
+        "the same while the rank uses processor or I/O"))] = _SETTINGS.odds_active
+    script_floor_s: Annotated[
+        float, _seconds("a script's stall is never acted on sooner")] = _SETTINGS.script_floor_s
+    phase_factor: Annotated[float, Meta(ge=1, le=1000, description=(
+        "a phase may take this many times its 99th percentile"))] = _SETTINGS.phase_factor
+    compile_limit_s: Annotated[float, _seconds(
+        "a compile whose usual length is unknown may take this long", 604800.0
+    )] = _SETTINGS.compile_limit_s
+    quiet_limit_s: Annotated[
+        float, _seconds("the same for an evaluation or a checkpoint")] = _SETTINGS.quiet_limit_s
+    stopped_s: Annotated[float, _seconds(
+        "a rank stopped (state T) without a debugger this long is a fault")] = _SETTINGS.stopped_s
+    park_wait_s: Annotated[float, _seconds(
+        "survivors have this long to leave a broken generation", 600.0)] = _SETTINGS.park_wait_s
+    stop_grace_s: Annotated[
+        float, _seconds("between SIGTERM and SIGKILL", 3600.0)] = _SETTINGS.stop_grace_s
+    crash_loop_count: Annotated[int, Meta(ge=2, le=100, description=(
+        "same failure at the same step this often is a crash loop"))] = _SETTINGS.crash_loop_count
+    breaker_nodes: Annotated[int, Meta(ge=1, le=100000, description=(
+        "the same fault on this many nodes and ..."))] = _SETTINGS.breaker_nodes
+    breaker_fraction: Annotated[float, Meta(gt=0, le=1, description=(
+        "... on more than this fraction of them has a common cause: nothing is done to nodes"
+    ))] = _SETTINGS.breaker_fraction
+    keep_checkpoints: Annotated[int, Meta(ge=1, le=10000, description=(
+        "valid checkpoints to keep"))] = _SETTINGS.keep_checkpoints
+    lease_s: Annotated[
+        float, _seconds("how long a leader leads without renewal", 600.0)] = _SETTINGS.lease_s
+    act: Annotated[tuple[str, ...], Meta(description=(
+        "detectors that may act; all others are shown only"))] = _SETTINGS.act
 
 
 class Collectors(msgspec.Struct, frozen=True):
     """What is read of the machine, and from where."""
 
     disable: Annotated[
-        tuple[str, ...], Meta(description="collectors that are not run, by their names below")
-    ] = ()
+        tuple[str, ...], Meta(description="collectors that are not run, by their names below")] = ()
     deadline_s: Annotated[
-        float, _seconds("a collector that takes longer is given up and counted", 60.0, 0.05)
-    ] = 2.0
+        float, _seconds("a collector that takes longer is given up and counted", 60.0, 0.05)] = 2.0
     proc: Annotated[Path, Meta(description="root of the proc file system")] = "/proc"
     sys: Annotated[Path, Meta(description="root of the sys file system")] = "/sys"
     kmsg: Annotated[Path, Meta(description="the kernel's log")] = "/dev/kmsg"
-    kmsg_users: Annotated[
-        bool,
-        Meta(description="believe lines that programs wrote into it as well; for tests alone"),
-    ] = False
-    journalctl: Annotated[
-        Path,
-        Meta(description="read for the kernel's log where kmsg may not be; empty: it is not"),
-    ] = "/usr/bin/journalctl"
-    nvml: Annotated[
-        Path,
-        Meta(description="directory of libnvidia-ml.so.1; empty: where the loader looks by itself"),
-    ] = ""
-    neuron: Annotated[Path, Meta(description="directory of neuron-monitor and neuron-ls")] = (
-        "/opt/aws/neuron/bin"
-    )
-    compile_cache: Annotated[
-        Path, Meta(description="directory in which Neuron's compiler keeps programs and locks")
-    ] = "/var/tmp/neuron-compile-cache"
+    kmsg_users: Annotated[bool, Meta(description=(
+        "believe lines that programs wrote into it as well; for tests alone"))] = False
+    journalctl: Annotated[Path, Meta(description=(
+        "read for the kernel's log where kmsg may not be; empty: it is not"
+    ))] = "/usr/bin/journalctl"
+    nvml: Annotated[Path, Meta(description=(
+        "directory of libnvidia-ml.so.1; empty: where the loader looks by itself"))] = ""
+    neuron: Annotated[
+        Path, Meta(description="directory of neuron-monitor and neuron-ls")] = "/opt/aws/neuron/bin"
+    compile_cache: Annotated[Path, Meta(description=(
+        "directory in which Neuron's compiler keeps programs and locks"
+    ))] = "/var/tmp/neuron-compile-cache"
     tools: Annotated[
-        Path, Meta(description="directory of smartctl and nvme; empty: the usual ones")
-    ] = ""
-    dns_names: Annotated[
-        tuple[Annotated[str, Meta(min_length=1, max_length=253)], ...],
-        Meta(
-            max_length=16,
-            description="names that must resolve on this node, the storage's for example; "
-            "empty: none is asked for",
-        ),
-    ] = ()
+        Path, Meta(description="directory of smartctl and nvme; empty: the usual ones")] = ""
+    dns_names: Annotated[tuple[Name, ...], Meta(max_length=16, description=(
+        "names that must resolve on this node, the storage's for example; empty: none is asked for"
+    ))] = ()
     rocm: Annotated[Path, Meta(description="directory of amd-smi")] = "/opt/rocm/bin"
-    root: Annotated[
-        Path,
-        Meta(description=(
-            "what stands before /etc, /opt, /usr and /var where versions of drivers and "
-            "libraries are looked for; empty: nothing"
-        )),
-    ] = ""
-    systemd: Annotated[
-        Path, Meta(description="directory that is there exactly where systemd is the init")
-    ] = "/run/systemd/system"
-    systemctl: Annotated[
-        Path, Meta(description="the program that lists systemd's units; empty: the one on the PATH")
-    ] = ""
+    root: Annotated[Path, Meta(description=(
+        "what stands before /etc, /opt, /usr and /var where versions of drivers and libraries are "
+        "looked for; empty: nothing"))] = ""
+    systemd: Annotated[Path, Meta(description=(
+        "directory that is there exactly where systemd is the init"))] = "/run/systemd/system"
+    systemctl: Annotated[Path, Meta(description=(
+        "the program that lists systemd's units; empty: the one on the PATH"))] = ""
     shm: Annotated[Path, Meta(description="the file system of shared memory")] = "/dev/shm"
-    ec2_metadata: Annotated[
-        Address,
-        Meta(description=(
-            "HOST:PORT that answers as EC2's instance metadata does (version 2, with a token); "
-            "empty: 169.254.169.254, and only where the machine says that it is of EC2"
-        )),
-    ] = ""
+    ec2_metadata: Annotated[Address, Meta(description=(
+        "HOST:PORT that answers as EC2's instance metadata does (version 2, with a token); empty: "
+        "169.254.169.254, and only where the machine says that it is of EC2"))] = ""
 
 
 class Api(msgspec.Struct, frozen=True):
     """Who may change something."""
 
-    tokens_file: Annotated[
-        Path,
-        Meta(
-            description=(
-                'TOML file, mode 0600, of `"token" = "operator"` or `"read"` lines; without '
-                'it nothing is changed over TCP'
-            )
-        ),
-    ] = ""
+    tokens_file: Annotated[Path, Meta(description=(
+        'TOML file, mode 0600, of `"token" = "operator"` or `"read"` lines; without it nothing is '
+        'changed over TCP'))] = ""
     max_body_bytes: Annotated[
-        int, Meta(ge=1024, le=1 << 24, description="longest body a request may have")
-    ] = 65536
+        int, Meta(ge=1024, le=1 << 24, description="longest body a request may have")] = 65536
 
 
 class Evidence(msgspec.Struct, frozen=True):
     """Stacks and bundles."""
 
-    store: Annotated[
-        str,
-        Meta(
-            max_length=4096,
-            description=(
-                "directory that incidents are written to, apart from the journal; empty: none. "
-                "It holds what `holdfast incidents` knows: of this node the newest 1,000 or so"
-            ),
-        ),
-    ] = ""
+    store: Annotated[str, Meta(max_length=4096, description=(
+        "directory that incidents are written to, apart from the journal; empty: none. It holds "
+        "what `holdfast incidents` knows: of this node the newest 1,000 or so"))] = ""
 
 
 class Logs(msgspec.Struct, frozen=True):
     """The ranks' standard output and error, read by a child of the launcher."""
 
-    read: Annotated[
-        bool,
-        Meta(
-            description=(
-                "look for the root in the last 1 MB of every rank's logs at a death or a suspicion"
-            )
-        ),
-    ] = True
-    sample_bytes_s: Annotated[
-        int,
-        Meta(
-            ge=0, le=65536,
-            description="and in between read at most this much a second of a run; 0: nothing",
-        ),
-    ] = 65536
+    read: Annotated[bool, Meta(description=(
+        "look for the root in the last 1 MB of every rank's logs at a death or a suspicion"
+    ))] = True
+    sample_bytes_s: Annotated[int, Meta(ge=0, le=65536, description=(
+        "and in between read at most this much a second of a run; 0: nothing"))] = 65536
 
 
 class Actions(msgspec.Struct, frozen=True):
     """Actions that outlive a run are off until they are named here."""
 
     allow: Annotated[
-        tuple[str, ...], Meta(description=f"of {', '.join(allowable())}")
-    ] = _SETTINGS.allow
+        tuple[str, ...], Meta(description=f"of {', '.join(allowable())}")] = _SETTINGS.allow
     alone: Annotated[
         bool,
         Meta(
@@ -292,33 +185,25 @@ class Actions(msgspec.Struct, frozen=True):
             )
         ),
     ] = _SETTINGS.alone
-    socket: Annotated[
-        Path,
-        Meta(description="where the node's root unit takes orders (holdfast-node.socket)"),
-    ] = "/run/holdfast-node.sock"
+    socket: Annotated[Path, Meta(description=(
+        "where the node's root unit takes orders (holdfast-node.socket)"
+    ))] = "/run/holdfast-node.sock"
 
 
 class Inject(msgspec.Struct, frozen=True):
     """Faults on purpose."""
 
-    enabled: Annotated[
-        bool,
-        Meta(
-            description=(
-                "whether `holdfast inject` works on runs of this agent; always on in a "
-                "private one"
-            )
-        ),
-    ] = False
+    enabled: Annotated[bool, Meta(description=(
+        "whether `holdfast inject` works on runs of this agent; always on in a private one"
+    ))] = False
 
 
 class Runbooks(msgspec.Struct, frozen=True):
     """The policy for each fault."""
 
-    directory: Annotated[
-        Path,
-        Meta(description="*.md here shadow the machine part of a shipped runbook of the same name"),
-    ] = "/etc/holdfast/runbooks"
+    directory: Annotated[Path, Meta(description=(
+        "*.md here shadow the machine part of a shipped runbook of the same name"
+    ))] = "/etc/holdfast/runbooks"
 
 
 class Config(msgspec.Struct, frozen=True):

@@ -25,9 +25,7 @@ MAY, PASS, STOP = Leave(True), Leave(False), Leave(False, stops=True)
 
 
 def next_rung(
-    runbook: Runbook,
-    spent: Callable[[str], int],
-    allowed: Callable[[str], Leave],
+    runbook: Runbook, spent: Callable[[str], int], allowed: Callable[[str], Leave],
 ) -> tuple[str | None, str]:
     """(the action to be done now or none, why none).  An action whose budget is spent is followed
     by the one behind it.  "" is the reason when the ladder came to its end, or to an action that

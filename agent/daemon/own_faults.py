@@ -22,8 +22,7 @@ def verdicts(state: AgentState) -> tuple[Verdict, ...]:
         if not health.up and not health.absent and health.read_s:
             found.append(Verdict(
                 "collector_failed", node_subject(state.name, f"collector/{health.name}"), UNKNOWN,
-                1.0,
-                f"collector {health.name}: {health.error}", detector="collectors",
+                1.0, f"collector {health.name}: {health.error}", detector="collectors",
             ))
     now_s = time.monotonic()
     for child in state.stuck_children():

@@ -131,10 +131,8 @@ def _thread(dumped: dict[str, Any], pid: int) -> dict[str, Any]:
     frames = dumped.get("frames", [])[:STACK_MAX]
     name = str(dumped.get("thread_name") or "")
     return {
-        "name": name[:TEXT_MAX],
-        "main": name == "MainThread" or dumped.get("os_thread_id") == pid,
-        "active": bool(dumped.get("active")),
-        "frames": frames,
+        "name": name[:TEXT_MAX], "main": name == "MainThread" or dumped.get("os_thread_id") == pid,
+        "active": bool(dumped.get("active")), "frames": frames,
         "stack": [_line(frame) for frame in frames],
     }
 

@@ -19,9 +19,7 @@ TEXT_MAX = 200
 class Audit:
     """`record` appends to the journal, `say` writes one line to the agent's log."""
 
-    def __init__(
-        self, record: Callable[[Refused], object], say: Callable[[str], object]
-    ) -> None:
+    def __init__(self, record: Callable[[Refused], object], say: Callable[[str], object]) -> None:
         self._record, self._say = record, say
         self._kinds: dict[tuple[int, str, str], tuple[float, Refused | None]] = {}
 

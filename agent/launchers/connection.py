@@ -25,9 +25,7 @@ class Connection:
     """One connected socket: packets in, packets out, never blocking."""
 
     def __init__(
-        self,
-        sock: socket.socket,
-        on_readable: Callable[[Connection], None],
+        self, sock: socket.socket, on_readable: Callable[[Connection], None],
         on_broken: Callable[[Connection], None],
     ) -> None:
         self.sock = sock

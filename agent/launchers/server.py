@@ -58,11 +58,7 @@ class LauncherServer:
     """agent.sock and everything behind it."""
 
     def __init__(
-        self,
-        listener: Listener,
-        node: str,
-        only_run: str = "",
-        proc: str = "/proc",
+        self, listener: Listener, node: str, only_run: str = "", proc: str = "/proc",
         where: Where | None = None,
     ) -> None:
         self.listener = listener

@@ -155,8 +155,7 @@ def detail_of(report: files.Report) -> dict[str, Any]:
         "root": None if root is None else {
             "signature": root.signature, "culprit": root.culprit, "rank": root.rank,
             "line": root.text[:LINE_MAX], "retryable": root.retryable, "weak": root.weak,
-            "family": root.family,
-            "path": report.names[root.file], "offset": root.offset,
+            "family": root.family, "path": report.names[root.file], "offset": root.offset,
         },
         "blames": found.blames, "hint": found.hint[:LINE_MAX], "note": report.note[:LINE_MAX],
         "others": [

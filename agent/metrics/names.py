@@ -38,9 +38,7 @@ NAMES: dict[str, Name] = {
     "incidents_total": Name(
         "counter", "Incidents opened; many events may be one.", ("detector", "fault", "severity")
     ),
-    "actions_total": Name(
-        "counter", "Effects with an outcome.", ("action", "fault", "outcome")
-    ),
+    "actions_total": Name("counter", "Effects with an outcome.", ("action", "fault", "outcome")),
     "restarts_total": Name("counter", "Generations that were started because of a fault.",
                            ("run", "fault")),
     "recovery_seconds": Name(
@@ -69,8 +67,7 @@ NAMES: dict[str, Name] = {
         "gauge", "Step of the newest checkpoint that is not known to be bad.", ("run",)
     ),
     "checkpoint_age_seconds": Name("gauge", "Age of that checkpoint.", ("run",)),
-    "collector_up": Name("gauge", "1 when the collector's last reading went well.",
-                         ("collector",)),
+    "collector_up": Name("gauge", "1 when the collector's last reading went well.", ("collector",)),
     "collector_absent": Name(
         "gauge", "1 when the collector has nothing to read on this machine, which is no failure.",
         ("collector",),

@@ -84,12 +84,8 @@ class Prober:
     ) -> Answer:
         try:
             child = await asyncio.create_subprocess_exec(
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-                start_new_session=True,
-                limit=OUTPUT_MAX_BYTES,
+                *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL, start_new_session=True, limit=OUTPUT_MAX_BYTES,
             )
         except OSError as error:
             return Answer(False, b"", f"{command[0]}: {error.strerror}", 0.0)
@@ -184,12 +180,8 @@ class Helper:
     async def _start(self) -> Answer | None:
         try:
             self._child = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-                start_new_session=True,
-                limit=LINE_MAX_BYTES,
+                *self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL, start_new_session=True, limit=LINE_MAX_BYTES,
                 env=self._environ,
             )
         except OSError as error:

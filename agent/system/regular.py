@@ -33,9 +33,7 @@ def open_regular(path: str | os.PathLike[str], *, follow: bool = True) -> int:
     return descriptor
 
 
-def read_regular(
-    path: str | os.PathLike[str], limit: int, *, follow: bool = True
-) -> bytes:
+def read_regular(path: str | os.PathLike[str], limit: int, *, follow: bool = True) -> bytes:
     """The whole file.  OSError, or ValueError for what is no file or longer than `limit`."""
     with open(open_regular(path, follow=follow), "rb") as file:
         text = file.read(limit + 1)

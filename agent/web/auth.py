@@ -67,9 +67,7 @@ def uid_of(request: web.Request) -> int:
     return uid if uid is not None else -1
 
 
-def reader_of(
-    request: web.Request, tokens: Tokens, of_run: Owner, of_incident: Owner
-) -> Reader:
+def reader_of(request: web.Request, tokens: Tokens, of_run: Owner, of_incident: Owner) -> Reader:
     """The reader of a request, by the peer of the socket or by the token."""
     uid = uid_of(request)
     role = tokens.role(request.headers.get("Authorization", ""))
@@ -80,12 +78,8 @@ class Authorizer:
     """The middleware of the web server."""
 
     def __init__(
-        self,
-        tokens: Tokens,
-        loopback_only: bool,
-        run_owner: Callable[[str], int | None],
-        headers: dict[str, str],
-        audit: Audit,
+        self, tokens: Tokens, loopback_only: bool, run_owner: Callable[[str], int | None],
+        headers: dict[str, str], audit: Audit,
     ) -> None:
         self._tokens = tokens
         self._loopback_only = loopback_only

@@ -23,14 +23,9 @@ GIT_TIMEOUT_S = 5.0
 def run_manifest(config: Config, data_digest: str) -> dict[str, Any]:
     text = config.text()
     return {
-        "git": _git(),
-        "packages": _packages(),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "driver": _driver(),
-        "threads": torch.get_num_threads(),
-        "config": config.as_dict(),
-        "config_digest": digest(text.encode()),
+        "git": _git(), "packages": _packages(), "python": platform.python_version(),
+        "torch": torch.__version__, "driver": _driver(), "threads": torch.get_num_threads(),
+        "config": config.as_dict(), "config_digest": digest(text.encode()),
         "data_digest": data_digest,
     }
 

@@ -80,8 +80,7 @@ class Encoder(nn.Module):
         self.blocks = nn.ModuleList(Block(chosen) for _ in range(chosen.layers))
         self.norm = nn.LayerNorm(chosen.width)
         self.head = nn.Sequential(
-            nn.Linear(chosen.width, chosen.head_width),
-            nn.GELU(),
+            nn.Linear(chosen.width, chosen.head_width), nn.GELU(),
             nn.Linear(chosen.head_width, chosen.head_width),
         )
         nn.init.normal_(self.tokens.weight, std=0.02)

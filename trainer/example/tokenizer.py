@@ -30,10 +30,8 @@ def train(texts: Sequence[str], vocabulary: int) -> Any:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=[PADDING, UNKNOWN],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
+        vocab_size=vocabulary, special_tokens=[PADDING, UNKNOWN],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer, length=len(texts))
     return tokenizer

@@ -47,8 +47,7 @@ def levels_of(
         "t": "levels", "generation": processes.generation, "state": processes.level(),
         "shutdown": state.shutdown, "compiling": compiling, "keep": state.keep,
         "checkpoint_dir": state.checkpoint_dir, "startup_s": processes.startup(), "logs": logs,
-        "ranks": ranks, "commits": state.newest_commits(),
-        "snapshot": processes.snapshot_view(),
+        "ranks": ranks, "commits": state.newest_commits(), "snapshot": processes.snapshot_view(),
     }
 
 

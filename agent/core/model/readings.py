@@ -24,9 +24,7 @@ class Readings:
 
     __slots__ = ("_named", "silent")
 
-    def __init__(
-        self, parts: Iterable[Named] = (), silent: frozenset[str] = frozenset()
-    ) -> None:
+    def __init__(self, parts: Iterable[Named] = (), silent: frozenset[str] = frozenset()) -> None:
         """`parts`: one for each collector, as by_name makes them; several may share a name.
         `silent`: the names that a collector does not answer for now, or did not yet."""
         named: dict[str, Rows] = {}

@@ -57,8 +57,7 @@ class ConditionIncidents:
         addresses and subjects of devices that have an incident already to its severity."""
         here = {f"{one.fault}|{one.subject}": one for one in verdicts}
         for kind in registry.of_node():
-            if any(one.startswith(kind.reads + kind.beside)
-                   for one in ctx.observed.samples.silent):
+            if any(one.startswith(kind.reads + kind.beside) for one in ctx.observed.samples.silent):
                 self._silent_s[kind.name] = ctx.now.boot_s
         for key in sorted(self.book.open):
             self._gone(ctx, key, here)
@@ -129,8 +128,7 @@ class ConditionIncidents:
             since_s = max(ctx.since_boot_s, min(silent_s, ctx.since_boot_s + UNSEEN_MAX_S))
             wait_s += detector.warm_s if detector is not None else 0.0
         if ctx.now.boot_s - since_s > wait_s:
-            seen = detector is None or ctx.observed.samples.under(
-                *detector.reads, *detector.beside)
+            seen = detector is None or ctx.observed.samples.under(*detector.reads, *detector.beside)
             self.book.close(ctx, key, f"not so any more for {wait_s:.0f} s" if seen
                         else "nobody looks at it any more")
         elif earlier:

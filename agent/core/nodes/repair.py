@@ -192,9 +192,7 @@ class Repairs:
 
     # ------------------------------------------------------------ whether it may be
 
-    def _held(
-        self, ctx: Context, item: Watched, action: str, cases: Mapping[str, RunCase]
-    ) -> str:
+    def _held(self, ctx: Context, item: Watched, action: str, cases: Mapping[str, RunCase]) -> str:
         """What it waits for; "" when it may go."""
         if not ctx.settings.single_node:
             return NO_LEADER

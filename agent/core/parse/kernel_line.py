@@ -241,9 +241,7 @@ def _link4(catalogue: Catalogue, said: str, known: Numbered) -> tuple[str, str]:
     return known.severity, f"link {match['link']}: {known.meaning}"
 
 
-def _link5(
-    catalogue: Catalogue, number: int, said: str, known: Numbered
-) -> tuple[str, str]:
+def _link5(catalogue: Catalogue, number: int, said: str, known: Numbered) -> tuple[str, str]:
     """(severity, meaning) from the registers of an XID of 144 to 150.  A rule must agree
     in pattern and status; where none does, or the vendor marks its rule so, the line's own word
     counts."""

@@ -69,8 +69,7 @@ class RunCase:
         plan = self.document.current(ctx)
         ranks = self._ranks(ctx, plan)
         ends_now = bool(ctx.view.shutdown or self.state.held.drain) or self.state.finish_code >= 0
-        self.suspended = (ctx.view.connected and not ends_now
-                          and self.causes.suspended(ctx, ranks))
+        self.suspended = (ctx.view.connected and not ends_now and self.causes.suspended(ctx, ranks))
         if self.suspended:
             return
         if ctx.view.connected:
@@ -286,9 +285,8 @@ class RunCase:
             broken=recovers or any(r.ended for r in mine),
             phases=tuple(sorted({_phase(r, view) for r in live})),
             step=min((r.step for r in live), default=0), base_step=state.progress.base_step,
-            resumed_step=current.resume.step if current else 0,
-            redoes=view.grade == "trainer", step_s=state.history.step_s,
-            still_s=max((r.still_s for r in live), default=0.0),
+            resumed_step=current.resume.step if current else 0, redoes=view.grade == "trainer",
+            step_s=state.history.step_s, still_s=max((r.still_s for r in live), default=0.0),
         ))
 
 

@@ -86,8 +86,7 @@ def members(
             Member(
                 node=node,
                 fresh=view.connected if mine else bool(beat and is_fresh(beat, now, settings)),
-                lost=not mine and is_lost(last_s, now, settings),
-                fatal=beat.fatal if beat else "",
+                lost=not mine and is_lost(last_s, now, settings), fatal=beat.fatal if beat else "",
                 excluded=read_node(doc_of(store, node_subject(node))).excluded,
             )
         )

@@ -57,9 +57,7 @@ class Fabric(Detector):
             return []
         return [self._verdict(outside if out else {}, able, down, failed)]
 
-    def _verdict(
-        self, outside: dict[str, str], able: int, down: bool, failed: bool
-    ) -> Verdict:
+    def _verdict(self, outside: dict[str, str], able: int, down: bool, failed: bool) -> Verdict:
         whys, evidence = [], []
         if outside:
             words = ", ".join(sorted(set(outside.values())))

@@ -29,9 +29,8 @@ WARNINGS = {
 }
 NAMES = frozenset((
     "host_memory_errors_total", "host_machine_checks_total", "host_pcie_device_errors_total",
-    "host_pcie_errors_total",
-    "host_nvme_critical_warning", "host_nvme_live", "host_nvme_used_ratio",
-    "host_nvme_media_errors_total", "host_nvme_temperature_alarm",
+    "host_pcie_errors_total", "host_nvme_critical_warning", "host_nvme_live",
+    "host_nvme_used_ratio", "host_nvme_media_errors_total", "host_nvme_temperature_alarm",
 ))
 Finding = tuple[str, str, str, str]  # fault, thing, severity, why
 

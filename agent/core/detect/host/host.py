@@ -157,11 +157,9 @@ class Host(Detector):
         pressure = self._pressure.grown("resource=memory,kind=full")
         stalled = pressure.per_s if pressure.seconds >= PRESSURE_S else 0.0
         return [
-            *self._chain(rows, places),
-            *levels.limits(self._node, rows, places),
+            *self._chain(rows, places), *levels.limits(self._node, rows, places),
             *levels.zombies(self._node, rows, self._lasts),
-            *levels.blocked(self._node, rows, places),
-            *levels.shared_memory(self._node, rows),
+            *levels.blocked(self._node, rows, places), *levels.shared_memory(self._node, rows),
             *levels.shortage(self._node, rows, places, stalled, self._lasts),
             *self._kills(rows, places),
         ]
@@ -284,8 +282,7 @@ class Host(Detector):
 
     def _burns(self, cores: list[Core], busy: list[str]) -> Verdict:
         return verdict(
-            self._node, "host_core_pinned", "/cpu", WARN,
-            f"{core_words(cores)} on {self._node}",
+            self._node, "host_core_pinned", "/cpu", WARN, f"{core_words(cores)} on {self._node}",
             tuple(("in kernel", one) for one in busy[:4]),
         )
 

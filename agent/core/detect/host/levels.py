@@ -149,8 +149,7 @@ def blocked(node: str, rows: Rows, places: list[Place]) -> list[Verdict]:
     )
     more = f"; and {len(stuck) - LISTED_MAX} more" if len(stuck) > LISTED_MAX else ""
     return [verdict(
-        node, "host_hung_task", "/processes",
-        DEGRADED if longest_s >= BLOCKED_DEGRADED_S else WARN,
+        node, "host_hung_task", "/processes", DEGRADED if longest_s >= BLOCKED_DEGRADED_S else WARN,
         f"stuck in the kernel on {node}: {named}{more}",
         tuple(("process", f"pid {labels.get('pid', '?')}") for _, labels in stuck[:LISTED_MAX]),
     )]

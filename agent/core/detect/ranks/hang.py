@@ -141,9 +141,7 @@ def _still(
         if waits[r.rank] < _suspect_s(r, held, view.costs, history, settings)
     ]
     if short:
-        ends = [
-            _suspect_s(r, held, view.costs, history, settings) - waits[r.rank] for r in short
-        ]
+        ends = [_suspect_s(r, held, view.costs, history, settings) - waits[r.rank] for r in short]
         return Look(wake_s=max(0.01, max(ends) + 0.005))
     limit_s = max(limits.act_s(r, view.costs, history, settings) for r in culprits)
     waited_s = min(waits.values())
@@ -178,9 +176,7 @@ def name_culprits(
     return left, "nothing tells these ranks apart"
 
 
-def _behind(
-    live: tuple[RankView, ...], bases: dict[int, int] | None
-) -> tuple[RankView, ...]:
+def _behind(live: tuple[RankView, ...], bases: dict[int, int] | None) -> tuple[RankView, ...]:
     """Ranks with the lowest number in the first group where numbers differ; all, if none does.
 
     Ranks whose numbers were never seen to advance alike are not compared (collective.py).
@@ -248,9 +244,7 @@ def _unnamed(ranks: tuple[RankView, ...], fault: str, tail: str, act: bool) -> F
     return Finding(cause, act)
 
 
-def _finding(
-    rank: RankView, fault: str, reason: str, act: bool, proof: bool = False
-) -> Finding:
+def _finding(rank: RankView, fault: str, reason: str, act: bool, proof: bool = False) -> Finding:
     cause = Cause(
         fault=fault, generation=rank.generation, reason=reason, rank=rank.rank, node=rank.node,
         pid=rank.pid, step=rank.step, error=rank.where, detector=DETECTOR,
@@ -261,8 +255,7 @@ def _finding(
 
 def _rows(rank: RankView, prefix: str = "") -> tuple[tuple[str, str], ...]:
     rows = [
-        ("phase", rank.phase),
-        ("step", str(rank.step)),
+        ("phase", rank.phase), ("step", str(rank.step)),
         ("process", f"state {rank.proc_state}, {'active' if rank.active else 'no activity'}"),
         ("still", f"{rank.still_s:.2f} s, last beat {rank.beat_age_s:.2f} s ago"),
     ]

@@ -126,9 +126,8 @@ def verdict_of(answer: Answer, run: str, generation: int) -> Verdict | None:
     return Verdict(
         fault=FAULT, subject=run_subject(run, "logs"), severity=WARN,
         confidence=FAMILY if root.family else WEAK if root.weak else FIRM,
-        reason=f"root: {root_text(root)}",
-        evidence=tuple(row for row in evidence if row[1]), act=False, detector=DETECTOR, run=run,
-        generation=generation,
+        reason=f"root: {root_text(root)}", evidence=tuple(row for row in evidence if row[1]),
+        act=False, detector=DETECTOR, run=run, generation=generation,
     )
 
 

@@ -16,9 +16,7 @@ LINES_MAX = 5000  # of one search
 LINE_BACK = 64 << 10  # a progress bar without line ends is one line of any length
 
 # Where a step may stand.  Literals alone, so that the search for them is quick.
-_PLACES = re.compile(
-    rb"step|Step|STEP|iter|Iter|ITER|epoch|Epoch|EPOCH|num_update|%\||\]\["
-)
+_PLACES = re.compile(rb"step|Step|STEP|iter|Iter|ITER|epoch|Epoch|EPOCH|num_update|%\||\]\[")
 # `step 10`, `'epoch': 0.02`, ` iteration        5/   78125`, `global_step=500`, and behind the `m`
 # of a colour.  Of underscored names only those that count: warmup_steps and its like stand in every
 # dump of a configuration.  `Epoch: [0][ 10/5005]`, as torchvision and mmengine print it.

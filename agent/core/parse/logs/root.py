@@ -179,10 +179,8 @@ def _behind(ordered: Sequence[Match]) -> str:
 
 def as_json(found: Diagnosis, names: Sequence[str]) -> dict[str, object]:
     return {
-        "root": _one(found.root, names) if found.root else None,
-        "blames": found.blames,
-        "hint": found.hint,
-        "matches": [_one(match, names) for match in found.matches],
+        "root": _one(found.root, names) if found.root else None, "blames": found.blames,
+        "hint": found.hint, "matches": [_one(match, names) for match in found.matches],
     }
 
 

@@ -323,9 +323,7 @@ class Scanner:
                 one = one._replace(role=CARRIER if chosen else CASCADE)
             self._keep(one)
 
-    def _following(
-        self, buffer: bytes, start: int, stream: int
-    ) -> Iterator[tuple[int, Clean]]:
+    def _following(self, buffer: bytes, start: int, stream: int) -> Iterator[tuple[int, Clean]]:
         """The lines after this one of the same stream, within the bounds of a traceback."""
         at = buffer.find(b"\n", start)
         for _ in range(BLOCK_LINES_MAX):
@@ -350,8 +348,7 @@ class Scanner:
         sure = {one.offset for one in self.matches} - vague
         reader = unlisted.Reader(families, self.catalogue, self.file, self.rank)
         below = self._ruler.number(self._buffer, self._base, len(self._buffer))
-        found = reader.read(
-            data, begin, sure.union(self._judged_at), below - data.count(b"\n"))
+        found = reader.read(data, begin, sure.union(self._judged_at), below - data.count(b"\n"))
         found = [one for one in found if one.offset not in vague or one.culprit != "user"]
         better = {one.offset for one in found if one.role == ROOT}
         self.matches = [one for one in self.matches if one.offset not in vague & better]

@@ -192,9 +192,7 @@ class Reader:
                 found.append(match._replace(offset=base + start, number=number))
         return found
 
-    def _cut(
-        self, data: bytes, base: int, line: int, known: set[int]
-    ) -> list[Match]:
+    def _cut(self, data: bytes, base: int, line: int, known: set[int]) -> list[Match]:
         """A traceback without its last line: its last source line may say what it raises."""
         starts = _last_lines(data)
         if any(base + start in known for start in starts):
@@ -235,8 +233,7 @@ def _hit(data: bytes, gates: tuple[bytes, ...]) -> Iterator[int]:
 
 def _of_code(code: Code) -> Family:
     role = CASCADE if code.follows else ROOT
-    return Family(NRT, role, "neuron_runtime", code.culprit, code.retryable, (),
-                  note=code.said)
+    return Family(NRT, role, "neuron_runtime", code.culprit, code.retryable, (), note=code.said)
 
 
 def _quiet(text: str, said: Form) -> bool:
