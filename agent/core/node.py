@@ -22,6 +22,7 @@ from .model import (
     DEGRADED,
     STORE,
     WARN,
+    Answer,
     Decision,
     Effect,
     Incident,
@@ -162,7 +163,7 @@ class Node:
         stale_locks.step(whole, conditions, self.kept.unlocked, self.kept.paused)
         self.kept.ledger.settle(now.boot_s, now.boot_id, doing)
         self._forget({v.run for v in observed.runs})
-        return self._decision(now, contexts, effects, verdicts, changed)
+        return self._decision(now, contexts, effects, verdicts, changed, self._answers(observed))
 
     def _judge(self, context: Context, leaving: str) -> str:
         """One run's step, and what the run does now.
@@ -259,6 +260,23 @@ class Node:
             self.kept.handled = [*self.kept.handled[-(HANDLED_MAX - 1) :], request.id]
             self._request(request)
 
+    def _answers(self, observed: Observed) -> tuple[Answer, ...]:
+        """To the requests that are settled.  A restart is one when a plan names it, or something
+        else happened; all others are done or refused in the step that sees them."""
+        shown = {view.run for view in observed.runs if view.connected}
+        found: list[Answer] = []
+        for request in sorted(observed.requests, key=lambda r: r.id):
+            run = request.run or subject_of(request.subject).run
+            case = self.cases.get(run)
+            if run and (case is None or run not in shown):
+                found.append(Answer(request.id, False, f"no launcher of {run} is connected here"))
+            elif case is not None and request.action in (actions.RESTART_RANKS, "restart"):
+                answer = case.operator.answer(request.id, run in shown)
+                found += [answer] if answer is not None else []
+            else:
+                found.append(Answer(request.id, True, f"{request.action}: taken"))
+        return tuple(found)
+
     def _request(self, request: Request) -> None:
         node = request.subject.removeprefix("node/") if request.subject.startswith("node/") else ""
         reason = request.reason or "asked for by an operator"
@@ -339,7 +357,7 @@ class Node:
 
     def _decision(
         self, now: Now, contexts: list[Context], effects: list[Effect],
-        verdicts: list[Verdict], changed: dict[str, Incident],
+        verdicts: list[Verdict], changed: dict[str, Incident], answers: tuple[Answer, ...],
     ) -> Decision:
         shown = {fault: item.incident for fault, item in self.kept.fleet.open.items()}
         shown |= self.kernel.book.incidents() | self.conditions.book.incidents()
@@ -358,6 +376,7 @@ class Node:
             ledger_held_s=self.kept.ledger.held_s(), run_ledger=self.kept.ledger.run_rows(),
             detector_counts=tuple((key[0], key[2], n) for key, n in counts),
             next_step_s=max(0.01, min(waits)), paused=self.kept.paused,
+            answers=answers,
         )
 
 

@@ -288,7 +288,7 @@ class Daemon:
             events=state.kernel.events(now.boot_s),
             store=self.store.view(),
             outcomes=self.performer.outcomes(listed, now_s),
-            requests=self.operators.pending(state.snapshot.decision.plans, now_s),
+            requests=self.operators.pending(state.snapshot.decision.answers),
             journal_stalled=self.journal.stalled, gate=self.node_order_gate.gate,
         )
         decision = self.node.step(now, observed)

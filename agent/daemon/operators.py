@@ -7,13 +7,12 @@ the core decides.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable
 
-from ..core.model import Plan, Request
+from ..core.model import Answer, Request
 from ..launchers import protocol
 
-REQUEST_KEPT_S = 60.0
+ANSWERS_MAX = 256
 REQUESTS_MAX = 64
 
 
@@ -25,24 +24,35 @@ class Operators:
         self, order: Callable[[str, dict[str, object]], str], on_request: Callable[[], None]
     ) -> None:
         self._order, self._on_request = order, on_request
-        self._requests: dict[str, tuple[Request, float]] = {}
+        self._requests: dict[str, Request] = {}
+        self._answers: dict[str, Answer] = {}  # newest last
         self._orders: dict[str, asyncio.Future[protocol.Outcome]] = {}
 
     def request(self, request: Request) -> bool:
         """Hands a request to the core; False when too many wait already."""
         if len(self._requests) >= REQUESTS_MAX:
             return False
-        self._requests[request.id] = (request, time.monotonic())
+        self._requests[request.id] = request
         self._on_request()
         return True
 
-    def pending(self, plans: Iterable[Plan], now_s: float) -> tuple[Request, ...]:
-        """What no plan has granted yet."""
-        granted = {id for plan in plans for id in plan.granted}
-        for id, (_, since_s) in list(self._requests.items()):
-            if id in granted or now_s - since_s > REQUEST_KEPT_S:
-                del self._requests[id]
-        return tuple(request for request, _ in self._requests.values())
+    def pending(self, answers: Iterable[Answer]) -> tuple[Request, ...]:
+        """What the core has not answered yet, by its last decision."""
+        for answer in answers:
+            if self._requests.pop(answer.id, None) is not None:
+                self._answers[answer.id] = answer
+        for old in list(self._answers)[:-ANSWERS_MAX]:
+            del self._answers[old]
+        return tuple(self._requests.values())
+
+    def answer(self, id: str) -> dict[str, str] | None:
+        """How a request stands: waiting, done, or refused and why; None for one not known."""
+        if id in self._requests:
+            return {"id": id, "state": "waiting", "text": ""}
+        found = self._answers.get(id)
+        if found is None:
+            return None
+        return {"id": id, "state": "done" if found.ok else "refused", "text": found.text}
 
     async def direct(self, run: str, fields: dict[str, object], limit_s: float) -> protocol.Outcome:
         """Sends an order that is no effect of the core (a fault on purpose) and waits for its

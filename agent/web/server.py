@@ -186,6 +186,7 @@ class WebServer:
                 ("GET", "/api/v1/ledger", self._ledger),
                 ("GET", "/api/v1/explain/{fault}", self._explain),
                 ("GET", "/api/v1/drift", self._drift),
+                ("GET", "/api/v1/requests/{id}", self._answered),
                 ("POST", "/api/v1/runs/{run}/{verb}", self._ask_run),
                 ("POST", "/api/v1/nodes/{node}/{verb}", self._ask_node),
                 ("POST", "/api/v1/incidents/{id:.+}/close", self._close),
@@ -268,6 +269,12 @@ class WebServer:
             return refuse(404, "no such incident", "an id that /api/v1/incidents lists")
         (one,) = visibility.incidents([msgspec.to_builtins(incident)], self._reader(request))
         return _json(msgspec.json.encode(one))
+
+    async def _answered(self, request: web.Request) -> web.Response:
+        found = self._operators.answer(request.match_info["id"])
+        if found is None:
+            return refuse(404, "no such request", "an id that a POST was answered with")
+        return web.json_response(found)
 
     async def _explain(self, request: web.Request) -> web.Response:
         """What would be done about a fault now: the core is asked, and nothing is changed."""

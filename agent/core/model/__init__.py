@@ -7,7 +7,18 @@ clock but `Now`, no randomness.  Import them from here.
 from __future__ import annotations
 
 from .bounds import Seconds, Whole
-from .concluded import DEGRADED, FATAL, OK, SEVERITIES, UNKNOWN, WARN, Incident, Request, Verdict
+from .concluded import (
+    DEGRADED,
+    FATAL,
+    OK,
+    SEVERITIES,
+    UNKNOWN,
+    WARN,
+    Answer,
+    Incident,
+    Request,
+    Verdict,
+)
 from .effects import (
     Decision,
     Delete,
@@ -46,7 +57,8 @@ from .subject import STORE, Subject, node_subject, rank_subject, run_subject, su
 from .time import Now, Value
 
 __all__ = [
-    "Beat", "Commit", "DEGRADED", "Decision", "Delete", "Doc", "Effect", "EffectOutcome", "Ended",
+    "Answer", "Beat", "Commit", "DEGRADED", "Decision", "Delete", "Doc", "Effect", "EffectOutcome",
+    "Ended",
     "Escalation", "Event", "FATAL", "Finish", "Gate", "Incident", "Lease", "Named", "NodeOrder",
     "Now", "OK", "OPAQUE", "Observed", "Parked", "Plan", "RankView", "Reading", "Readings",
     "RemoveLock", "Request", "Resume", "Rows", "RunView", "Runbook", "SCRIPT", "SEVERITIES",

@@ -59,3 +59,11 @@ class Request(Value, frozen=True):
     run: str = ""
     fault: str = ""
     by: str = ""  # who, for people
+
+
+class Answer(Value, frozen=True):
+    """What became of a request: done, or refused and why."""
+
+    id: str
+    ok: bool
+    text: str

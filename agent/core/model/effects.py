@@ -5,7 +5,7 @@ Owns the types that go out to launchers, the store and the node's root unit.
 
 from __future__ import annotations
 
-from .concluded import Incident, Verdict
+from .concluded import Answer, Incident, Verdict
 from .plan import Plan, Resume
 from .time import Value
 
@@ -117,4 +117,5 @@ class Decision(Value, frozen=True):
     run_ledger: tuple[tuple[str, str, float], ...] = ()  # (run, category, seconds)
     detector_counts: tuple[tuple[str, str, int], ...] = ()  # (detector, "true" | "false", so far)
     next_step_s: float = 1.0  # step again no later than this
+    answers: tuple[Answer, ...] = ()  # to the requests that were looked at and are settled
     paused: str = ""  # why an operator paused this node; "" = not paused

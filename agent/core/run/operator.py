@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from .. import actions
-from ..model import Plan, Request, RunView, Value, subject_of
+from ..model import Answer, Plan, Request, RunView, Value, subject_of
 from .state import Held, RunState
 
 
@@ -18,6 +18,7 @@ class OperatorRequest(Value, frozen=True):
 
     reason: str
     rank: int = -1
+    id: str = ""
 
 
 class Operator:
@@ -29,13 +30,27 @@ class Operator:
 
     def ask(self, request: Request, reason: str) -> None:
         if request.action in (actions.RESTART_RANKS, "restart"):
-            self.restart = OperatorRequest(reason, subject_of(request.subject).rank)
+            self.restart = OperatorRequest(
+                reason, subject_of(request.subject).rank, request.id)
         elif request.action == actions.PAUSE:
             self.pause(True)
         elif request.action == actions.RESUME:
             self.state.held = replace(self.state.held, paused=False, resumed=True)
         elif request.action in (actions.DRAIN, actions.STOP_RUN):
             self.drain(reason)
+
+    def answer(self, request: str, shown: bool) -> Answer | None:
+        """What became of a restart; None while it is on its way.  `shown`: the run is here."""
+        plan, recovery = self.state.document.plan, self.state.recovery
+        if plan is not None and request in plan.granted:
+            return Answer(request, True, f"generation {plan.generation}")
+        if shown and recovery is not None and recovery.cause.request == request:
+            return None if self.state.finish_code < 0 else Answer(
+                request, False, "the run ended before it")
+        if shown and self.restart is not None and self.restart.id == request:
+            return None if self.state.finish_code < 0 else Answer(request, False, "the run is over")
+        return Answer(request, False, "another request or a fault was answered instead, or no rank "
+                      "runs here")
 
     def pause(self, paused: bool) -> None:
         self.state.held = replace(self.state.held, paused=paused)

@@ -180,7 +180,8 @@ class Document:
             bad_from=cause.bad_from if cause and ranks else 0,
             quarantined=self._quarantined(ctx, plan),
             spent=grant.spent if grant else (),
-            granted=tuple(f"charged:{key}" for key in grant.charged) if grant else (),
+            granted=(*(f"charged:{key}" for key in grant.charged),
+                     *((cause.request,) if cause and cause.request else ())) if grant else (),
             paused=state.held.paused and bool(ranks),
         ))
         if made is not None:

@@ -14,7 +14,7 @@ from pages import taken_by_prometheus
 
 from holdfast.agent.cli import parser
 from holdfast.agent.config.load import ConfigError
-from holdfast.agent.core.model import Incident, Plan, Resume, Verdict
+from holdfast.agent.core.model import Answer, Incident, Plan, Resume, Verdict
 from holdfast.agent.metrics.names import NAMES
 from holdfast.agent.metrics.selection import render_docs
 from holdfast.agent.web.auth import Tokens
@@ -114,11 +114,17 @@ def test_changing_needs_a_role(agent, tmp_path):
         await until(lambda: len(node.seen[-1].requests) == 2)
         assert node.seen[-1].requests[1].subject == "run/demo/rank/1"
         assert node.seen[-1].requests[1].by == f"node-a (uid {os.getuid()})"
-        plan = Plan("demo", 1, ("node-a",), ((0, "node-a"),), Resume("fresh"), "r", paused=True,
-                    granted=tuple(one.id for one in node.seen[-1].requests))
-        node.extra = {"plans": (plan,)}
+        first, second = node.seen[-1].requests
+        plan = Plan("demo", 1, ("node-a",), ((0, "node-a"),), Resume("fresh"), "r", paused=True)
+        node.extra = {"plans": (plan,), "answers": (
+            Answer(first.id, True, "pause: taken"), Answer(second.id, False, "no rank runs"))}
         daemon.wake("test")
         await until(lambda: not node.seen[-1].requests)
+        for one, state in ((first, "done"), (second, "refused")):
+            async with unix.get(f"/api/v1/requests/{one.id}") as answer:
+                assert (await answer.json())["state"] == state
+        async with unix.get("/api/v1/requests/op-none") as answer:
+            assert answer.status == 404
         async with unix.get("/api/v1/status") as answer:
             run = (await answer.json())["runs"][0]
         assert run["paused"]

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from holdfast.agent.config.runbooks import RunbookError, load_runbooks
 from holdfast.agent.config.runbooks import parse as runbook
 from holdfast.agent.core import actions
-from holdfast.agent.core.model import FATAL, Incident, Runbook, Settings
+from holdfast.agent.core.model import FATAL, Incident, Request, Runbook, Settings
 from holdfast.agent.core.node import Node
 from holdfast.agent.core.nodes.condition_incidents import Stood
 from holdfast.agent.core.run import policy
@@ -217,3 +217,26 @@ def test_what_is_over_by_itself_is_waited_for() -> None:
     for _ in range(70):
         made.step(1.0)
     assert made.view.generation == 1 and not made.finishes()
+
+
+def answered(made: Lab) -> dict[str, tuple[bool, str]]:
+    return {one.id: (one.ok, one.text) for one in made.decision.answers}
+
+
+def test_a_restart_that_a_person_asks_for_is_settled_by_the_plan_that_names_it() -> None:
+    made = lab(LADDER)
+    made.requests = (Request("q1", "restart_ranks", "run/r/rank/1", "try", run="r"),
+                     Request("q2", "pause", "run/none", "x", run="none"))
+    made.step()
+    assert answered(made) == {"q2": (False, "no launcher of none is connected here")}
+    die(made)
+    assert "q1" in made.plan().granted and made.view.generation == 2
+    assert answered(made)["q1"] == (True, "generation 2")
+
+
+def test_a_restart_of_a_run_that_has_ended_is_refused() -> None:
+    made = lab(("stop_run",))
+    die(made)
+    made.requests = (Request("q1", "restart_ranks", "run/r", "try", run="r"),)
+    made.step(1.0)
+    assert made.finishes() and not answered(made)["q1"][0]

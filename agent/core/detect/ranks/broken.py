@@ -100,7 +100,7 @@ class Requested(RunDetector):
         cause = Cause(
             fault=OPERATOR, generation=view.plan.generation, reason=request.reason, charged=False,
             rank=rank.rank if rank else -1, node=rank.node if rank else "",
-            pid=rank.pid if rank else 0, severity="warn", detector=self.name,
+            pid=rank.pid if rank else 0, severity="warn", detector=self.name, request=request.id,
         )
         return Look(cause, heard=True)
 
