@@ -22,6 +22,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from ..catalog.load import neuron_codes
 from ..core.parse.logs import root as logroot
+from ..core.parse.logs import unlisted
 from ..core.parse.logs.families import HARMLESS, Families, Family
 from ..core.parse.logs.lines import NO_RANK
 from ..core.parse.logs.scan import Scanner
@@ -44,6 +45,8 @@ PIECE_BYTES = 1 << 20
 FILE_MAX_BYTES = 64 << 30  # of an unpacked file; the rest is left unread, and the report says so
 TAIL_BYTES = 1 << 20  # of each file of a run that goes on
 TAILS_S = 6.0  # for the ends of all files; a line can be crafted to be slow
+FURTHER_BYTES = 2 << 20  # of all files that are searched for what no signature knows
+FURTHER_LEAST_BYTES = 64 << 10  # of one of them
 FILES_MAX = 8192
 CATALOGUE_MAX_BYTES = 1 << 20
 HOLE = bytes(64)  # what was dropped of a file reads as zeros
@@ -199,8 +202,10 @@ def diagnose_tails(
 ) -> Report:
     """The report on the end of each span.  A file that cannot be read is named and left out, and so
     are the last ones when the time is over.  Where lines have no times, the order of the spans is
-    the order of events."""
+    the order of events.  What no signature knows is looked for only where no file has a root
+    that is sure: that search costs ten times as much."""
     scanners: list[Scanner] = []
+    parts: list[Span] = []
     problems: list[str] = []
     total, end_s = 0, time.monotonic() + limit_s
     for index, span in enumerate(spans[:FILES_MAX]):
@@ -208,7 +213,8 @@ def diagnose_tails(
             left = len(spans) - index
             problems.insert(0, f"{left} of {len(spans)} files were not read within {limit_s:g} s")
             break
-        scanner = Scanner(catalogue, index, span.rank, signals=False, families=load_families())
+        scanner = Scanner(catalogue, index, span.rank, signals=False, families=load_families(),
+                          later=True)
         try:
             begin, data = read_tail(span, tail_bytes)
         except (OSError, NotRegular) as error:
@@ -216,10 +222,40 @@ def diagnose_tails(
             begin, data = span.begin, b""
         scanner.feed(data)
         scanner.close()
-        scanner.matches = [placed(one, span, begin) for one in scanner.matches]
         total += len(data)
         scanners.append(scanner)
+        parts.append(span._replace(begin=begin, end=begin + len(data)))
+    if not any(one.sure() for one in scanners):
+        _look_further(scanners, parts, end_s)
+    for scanner, part in zip(scanners, parts, strict=True):
+        scanner.matches = [placed(one, part, part.begin) for one in scanner.matches]
     return _report(catalogue, scanners, [span.path for span in spans], total, problems)
+
+
+def _look_further(scanners: Sequence[Scanner], parts: Sequence[Span], end_s: float) -> None:
+    """The newest logs first, the same share of each, until bytes or time are used up."""
+    filled = [number for number, part in enumerate(parts) if part.end > part.begin]
+    share = max(FURTHER_LEAST_BYTES, FURTHER_BYTES // max(1, len(filled)))
+    share = min(share, unlisted.TAIL_BYTES)
+    left = FURTHER_BYTES
+    for number in sorted(filled, key=lambda one: _written_s(parts[one].path), reverse=True):
+        if left <= 0 or time.monotonic() > end_s:
+            return
+        part = parts[number]
+        try:
+            begin, data = read_tail(part, share)
+        except (OSError, NotRegular):
+            continue  # it could be read before, and what was found then stays
+        if begin + len(data) == part.end:
+            scanners[number].look_further(data)
+            left -= len(data)
+
+
+def _written_s(path: str) -> float:
+    try:
+        return os.stat(path).st_mtime
+    except OSError:
+        return 0.0
 
 
 def placed(match: Match, span: Span, begin: int) -> Match:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.agent.core.detect.ranks import live_logs
+from holdfast.agent.core.parse.logs import unlisted
 from holdfast.agent.logs import child
 from holdfast.agent.logs import files as logfiles
 from holdfast.agent.logs.files import Span
@@ -221,3 +223,48 @@ def test_a_span_that_lies_beyond_its_file_is_empty(tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(ECC)
     for begin, end in ((1000, -1), (1000, 2000), (10, 5)):
         assert logfiles.read_tail(Span(str(tmp_path / "a"), 0, begin, end), 100)[1] == b""
+
+
+# ----------------------------------------------------------------- what no signature knows
+
+
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """(file, bytes) of each search for errors without a signature."""
+    looked: list[tuple[int, int]] = []
+    read = unlisted.Reader.read
+
+    def counted(self: unlisted.Reader, data: bytes, *more: Any) -> list[Any]:
+        looked.append((self.file, len(data)))
+        return read(self, data, *more)
+
+    monkeypatch.setattr(unlisted.Reader, "read", counted)
+    return looked
+
+
+def test_no_log_is_searched_further_where_one_rank_has_a_sure_root(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = looked_at(monkeypatch)
+    for rank in range(4):
+        files.write(rank, b"step 1\n" * 9000 + PEER)
+    files.write(3, ECC)
+    ranks = [[rank, 0, -1, 0, -1] for rank in range(4)]
+    found = files.root(*ranks)
+    assert found is not None and found.signature == "cuda_ecc"
+    assert looked == []
+
+
+def test_the_further_search_is_bounded_and_takes_the_newest_logs_first(
+    files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked = looked_at(monkeypatch)
+    monkeypatch.setattr(logfiles, "FURTHER_BYTES", 256 << 10)
+    for rank in range(8):
+        files.write(rank, b"step 1\n" * 20_000 + b"amdgpu: GPU reset begin!\n")
+        os.utime(files.folder / f"rank-{rank}" / "stderr.log", (rank, rank))
+    found = files.root(*([rank, 0, -1, 0, -1] for rank in range(8)))
+    assert found is not None and (found.culprit, found.family) == ("infra", True)
+    assert [file // 2 for file, _ in looked] == [7, 6, 5, 4]
+    assert sum(nbytes for _, nbytes in looked) <= 256 << 10
+    begin = (files.folder / "rank-4/stderr.log").stat().st_size - len(b"amdgpu: GPU reset begin!\n")
+    assert found.offset == begin

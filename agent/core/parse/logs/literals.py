@@ -58,7 +58,8 @@ def hits(
     buffer: bytes, begin: int, limit: int, pieces: tuple[bytes, ...]
 ) -> Iterator[tuple[int, int]]:
     """(begin of the line, place of the piece) of the first place of each piece in each line of
-    buffer[begin:limit], which is whole lines."""
+    buffer[begin:limit], which is whole lines.  An empty piece stands nowhere."""
+    pieces = tuple(piece for piece in pieces if piece)
     sieve = sieve_of(pieces)
     while begin < limit:
         end = min(begin + BLOCK_BYTES, limit)

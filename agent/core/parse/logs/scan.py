@@ -63,10 +63,11 @@ class Scanner:
 
     def __init__(
         self, catalogue: Catalogue, file: int = 0, rank: int = NO_RANK, signals: bool = True,
-        families: Families | None = None,
+        families: Families | None = None, later: bool = False,
     ) -> None:
+        """`later`: whoever feeds it calls `look_further` by himself."""
         self.catalogue, self.families = catalogue, families
-        self.file, self.rank = file, rank
+        self.file, self.rank, self.later = file, rank, later
         self.matches: list[Match] = []
         self.counts: Counter[tuple[int, str]] = Counter()  # all that were seen, kept or not
         self.kept: Counter[tuple[int, str, bool]] = Counter()
@@ -84,11 +85,12 @@ class Scanner:
         self._walk = WALK_MAX  # lines that this feed may still follow
         self._steps = Steps()
         self._tail = b""  # for what no signature knows; empty without families
+        self._end = (0, 0)  # of a closed log: its length, and the number of the line after it
         self._judged_at: deque[int] = deque(maxlen=KNOWN_MAX)  # offsets of exceptions
 
     def feed(self, data: bytes) -> None:
         """About 1 MB at a time; what could be cut in two waits for the next."""
-        if self.families:
+        if self.families and not self.later:
             self._tail = (self._tail + data)[-unlisted.TAIL_BYTES :]
         buffer = self._buffer = self._buffer + data
         limit = buffer.rfind(b"\n", self._begin, max(self._begin, len(buffer) - LOOK_AHEAD)) + 1
@@ -109,10 +111,16 @@ class Scanner:
         self._work(self._buffer, len(self._buffer))
         for stream in self.streams.values():
             self._settle(stream)
-        if self.families and not any(_certain(one) for one in self.matches):
-            self.matches += self._unlisted(self.families)
+        length = len(self._buffer)
+        self._end = (self._base + length, self._ruler.number(self._buffer, self._base, length))
+        if not self.later and not self.sure():
+            self.look_further(self._tail)
         self.matches.sort(key=lambda one: one.offset)
         self._buffer = self._tail = b""
+
+    def sure(self) -> bool:
+        """Whether a root was found that nothing else can outweigh."""
+        return any(one.role == ROOT and not one.weak and not one.mention for one in self.matches)
 
     # ------------------------------------------------------------ lines
 
@@ -338,21 +346,23 @@ class Scanner:
 
     # ------------------------------------------------------------ what no signature knows
 
-    def _unlisted(self, families: Families) -> list[Match]:
-        """By form and family, from the log's last part."""
-        data, end = self._tail, self._base + len(self._buffer)
-        if len(data) == unlisted.TAIL_BYTES < end:  # its first line is not whole
+    def look_further(self, data: bytes) -> None:
+        """By form and family, in `data`: the last bytes of a log that is closed."""
+        if self.families is None:
+            return
+        end, below = self._end
+        if len(data) < end:  # its first line is not whole
             data = data[data.find(b"\n") + 1 :]
         begin = end - len(data)
         vague = {one.offset for one in self.matches if one.generic and one.mention}
         sure = {one.offset for one in self.matches} - vague
-        reader = unlisted.Reader(families, self.catalogue, self.file, self.rank)
-        below = self._ruler.number(self._buffer, self._base, len(self._buffer))
-        found = reader.read(data, begin, sure.union(self._judged_at), below - data.count(b"\n"))
+        reader = unlisted.Reader(self.families, self.catalogue, self.file, self.rank)
+        known = sure.union(self._judged_at)
+        found = reader.read(data, begin, known, below - data.count(b"\n"))
         found = [one for one in found if one.offset not in vague or one.culprit != "user"]
         better = {one.offset for one in found if one.role == ROOT}
-        self.matches = [one for one in self.matches if one.offset not in vague & better]
-        return found
+        kept = [one for one in self.matches if one.offset not in vague & better]
+        self.matches = sorted(kept + found, key=lambda one: one.offset)
 
     def _family(
         self, buffer: bytes, start: int, read: Clean, name: str, role: str
@@ -423,10 +433,6 @@ def _signature_of(row: Family) -> Signature:
         id=row.id, role=row.role, weak=row.weak, category=row.category, culprit=row.culprit,
         retryable=row.retryable, note=row.note,
     )
-
-
-def _certain(match: Match) -> bool:
-    return match.role == ROOT and not match.weak and not match.mention
 
 
 def _groups(pattern: re.Pattern[str], text: str) -> dict[str, str]:
