@@ -34,8 +34,7 @@ def options_of(arguments: Sequence[str]) -> Options:
     """The command line as options; argparse ends the process on a bad one."""
     parser = argparse.ArgumentParser(
         prog="holdfast agent", description=DESCRIPTION, epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+        formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, help=f"TOML file; a node agent's is {DEFAULT_FILE}")
     parser.add_argument("--private", action="store_true", help="serve one run alone, then end")
     parser.add_argument("--run", default="", help="the private agent's run")

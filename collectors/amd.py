@@ -90,8 +90,7 @@ class Call:
         try:
             self._process = subprocess.Popen(
                 [f"{roots.rocm}/{TOOL}", verb, "--json"], stdin=subprocess.DEVNULL,
-                stdout=self._output, stderr=subprocess.DEVNULL, preexec_fn=self._limits,
-            )
+                stdout=self._output, stderr=subprocess.DEVNULL, preexec_fn=self._limits)
         except OSError as error:
             os.close(self._output)
             raise Broken(f"{TOOL}: {error.strerror}") from error

@@ -124,8 +124,7 @@ class CgroupsCollector:
         samples = [
             Sample("cgroup_births_total", f"cgroup={path},place={place_of(path)}", float(count),
                    boot_s)
-            for path, count in self._births.most_common(NAMED_MAX)
-        ]
+            for path, count in self._births.most_common(NAMED_MAX)]
         samples += _named("host_cgroup_births_total", self._born, boot_s)
         counts = _counts_2(tree) if tree.version == 2 else _counts_1(roots, tree, found, cut)
         for state, count in counts.items():
@@ -141,8 +140,7 @@ class CgroupsCollector:
         samples += [
             Sample("cgroup_oom_kills_total", f"cgroup={one.label},place={one.place}",
                    float(one.kills), boot_s)
-            for one in list(self._grown.values())[-NAMED_MAX:]
-        ]
+            for one in list(self._grown.values())[-NAMED_MAX:]]
         return samples + _limits(looks, boot_s)
 
     def _bear(self, born: Counter[str]) -> None:
@@ -181,8 +179,7 @@ class CgroupsCollector:
         here = {label(path) for path in found} if self._grown else set()
         self._grown = {
             name: one for name, one in list(self._grown.items())[-KILLS_READS_MAX:]
-            if name in here or boot_s - one.last_s <= KILLS_KEPT_S
-        }
+            if name in here or boot_s - one.last_s <= KILLS_KEPT_S}
         while len(self._kills) > DIRECTORIES_MAX:
             del self._kills[next(iter(self._kills))]
         self._partial = cut or not whole

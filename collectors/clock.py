@@ -59,8 +59,7 @@ def state_of(timex: Timex, result: int) -> State:
     unit = 1e-9 if timex.status & STA_NANO else 1e-6
     return State(
         not timex.status & STA_UNSYNC and result != TIME_ERROR,
-        timex.offset * unit, timex.maxerror * 1e-6, timex.esterror * 1e-6,
-    )
+        timex.offset * unit, timex.maxerror * 1e-6, timex.esterror * 1e-6)
 
 
 class ClockCollector:
@@ -96,6 +95,5 @@ class ClockCollector:
             found.append(Sample("host_clock_source_info", f"source={source}", 1.0, boot_s))
         values = (float(state.synchronized), *state[1:])
         found += [
-            Sample(metric.name, "", value, boot_s) for metric, value in zip(self.metrics, values)
-        ]
+            Sample(metric.name, "", value, boot_s) for metric, value in zip(self.metrics, values)]
         return found

@@ -100,8 +100,7 @@ class CompileCacheCollector:
                    if now_s - made_s >= owned_s and not set(path) & set(",=\n")]
         return samples + [
             Sample("compile_cache_lock_age_seconds", subject, max(0.0, age_s), boot_s)
-            for subject, age_s in unowned[:LOCKS_MAX]
-        ]
+            for subject, age_s in unowned[:LOCKS_MAX]]
 
     def _uses(self, sight: Sight) -> dict[str, float]:
         """Counters since this child began; no hits where the kernel does not tell of them."""

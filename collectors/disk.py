@@ -57,12 +57,10 @@ def space_of(mount: Mount, space: os.statvfs_result, boot_s: float) -> list[Samp
     subject = f"mount={mount.name}"
     values = (
         space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize,
-        space.f_files, space.f_ffree, int(mount.readonly),
-    )
+        space.f_files, space.f_ffree, int(mount.readonly))
     return [
         Sample(metric.name, subject, float(value), boot_s)
-        for metric, value in zip(SPACE, values, strict=True)
-    ]
+        for metric, value in zip(SPACE, values, strict=True)]
 
 
 def local(table: list[Mount]) -> list[Mount]:

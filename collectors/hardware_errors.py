@@ -190,8 +190,7 @@ def _listed(folder: str, prefix: str) -> list[str]:
         return []
     return sorted(
         (one for one in names if one.startswith(prefix) and one[len(prefix) :].isdecimal()),
-        key=lambda one: int(one[len(prefix) :]),
-    )
+        key=lambda one: int(one[len(prefix) :]))
 
 
 def _is_count(text: str) -> bool:

@@ -55,8 +55,7 @@ class HostCollector:
         """One reading.  NoData when none of it is at this root."""
         found: list[Sample] = []
         parts: tuple[Callable[[Roots], Iterator[Reading]], ...] = (
-            _load, _memory, _pressure, _oom_kills, _limits, _cgroup,
-        )
+            _load, _memory, _pressure, _oom_kills, _limits, _cgroup)
         for part in parts:
             try:
                 for name, subject, value in part(roots):

@@ -87,8 +87,7 @@ class IdentityCollector:
         found = [Sample("host_info", subject, 1.0, boot_s)]
         parts: tuple[Callable[[Roots], Iterator[Row]], ...] = (
             _modules, _libraries, _toolkits, _efa, self._debian, _machine_firmware, _nic_firmware,
-            _nvme_firmware,
-        )
+            _nvme_firmware)
         rows: dict[Row, None] = {}
         for part in parts:
             try:
@@ -141,8 +140,7 @@ def _host(roots: Roots) -> dict[str, str]:
     return {
         "vendor": _word(f"{dmi}/sys_vendor"), "product": _word(f"{dmi}/product_name"),
         "cpu": _of_processor(roots, "model name"), "arch": platform.machine(), "kernel": kernel,
-        "os": system,
-    }
+        "os": system}
 
 
 def _text(path: str) -> str:
@@ -179,8 +177,7 @@ def _libraries(roots: Roots) -> Iterator[Row]:
         endings = {
             name.removeprefix(f"{library}.")
             for folder in folders
-            for name in _names(f"{roots.root}/{folder}") if name.startswith(f"{library}.")
-        }
+            for name in _names(f"{roots.root}/{folder}") if name.startswith(f"{library}.")}
         for version in sorted(one for one in endings if NUMBERS.match(one))[:LIBRARIES_MAX]:
             yield "software_info", component, version
 

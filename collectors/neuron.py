@@ -99,8 +99,7 @@ class NeuronCollector:
             found["info", f"device={one},{self._identity(roots, int(one))}"] = 1.0
         return [
             Sample(f"accelerator_{name}", f"vendor=neuron,{more}".rstrip(","), float(value), boot_s)
-            for (name, more), value in found.items()
-        ]
+            for (name, more), value in found.items()]
 
     def _watch(self, roots: Roots) -> Iterator[Row]:
         """Rows of the newest report; a tool that is broken is started again at the next reading."""
@@ -124,8 +123,7 @@ class NeuronCollector:
                   "unreadable_reports": "group"}
         found = {
             (f"{name}_total", f"{labels[name]}={which}"): float(value)
-            for (name, which), value in sorted(self._totals.items())
-        }
+            for (name, which), value in sorted(self._totals.items())}
         rejected = self._rejected + (self._monitor.rejected if self._monitor else 0)
         return found | {("monitor_restarts_total", ""): float(self._restarts),
                         ("monitor_rejected_total", ""): float(rejected)}
@@ -135,8 +133,7 @@ class NeuronCollector:
         values = {
             "name": _word(f"{info}/architecture/device_name"),
             "uuid": _word(f"{info}/serial_number"), "pci": (self._pci or {}).get(device, ""),
-            "driver": _word(f"{roots.sys}/module/neuron/version"),
-        }
+            "driver": _word(f"{roots.sys}/module/neuron/version")}
         return ",".join(f"{key}={plain(value)}" for key, value in values.items())
 
 

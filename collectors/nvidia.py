@@ -144,8 +144,7 @@ class NvidiaCollector:
             return
         values = {
             "name": nvml.nvmlDeviceGetName(handle), "uuid": nvml.nvmlDeviceGetUUID(handle),
-            "pci": nvml.nvmlDeviceGetPciInfo_v3(handle).busId, "driver": self._driver,
-        }
+            "pci": nvml.nvmlDeviceGetPciInfo_v3(handle).busId, "driver": self._driver}
         more = ",".join(f"{key}={plain(value)}" for key, value in values.items())
         self._identity[index] = {"info": more}
         try:
@@ -221,8 +220,7 @@ def _temperature_limits(nvml: Any, handle: Any) -> list[Row]:
     call = nvml.nvmlDeviceGetTemperatureThreshold
     return _some(nvml, (
         ("temperature_limit_celsius", f"limit={name}", partial(call, handle, number))
-        for number, name in enumerate(("shutdown", "slowdown"))
-    ))
+        for number, name in enumerate(("shutdown", "slowdown"))))
 
 
 def _clocks(nvml: Any, handle: Any) -> list[Row]:
@@ -230,8 +228,7 @@ def _clocks(nvml: Any, handle: Any) -> list[Row]:
              "clock_max_hertz": nvml.nvmlDeviceGetMaxClockInfo}
     rows = _some(nvml, (
         (name, f"domain={domain}", partial(call, handle, number))
-        for number, domain in ((1, "sm"), (2, "memory")) for name, call in calls.items()
-    ))
+        for number, domain in ((1, "sm"), (2, "memory")) for name, call in calls.items()))
     return [(name, more, mhz * 1e6) for name, more, mhz in rows]
 
 
@@ -281,8 +278,7 @@ def _remap_banks(nvml: Any, handle: Any) -> list[Row]:
 def _retired(nvml: Any, handle: Any) -> list[Row]:
     rows: list[Row] = [
         ("retired_pages", f"cause={name}", len(nvml.nvmlDeviceGetRetiredPages(handle, number)))
-        for number, name in enumerate(("corrected", "uncorrected"))
-    ]
+        for number, name in enumerate(("corrected", "uncorrected"))]
     pending = nvml.nvmlDeviceGetRetiredPagesPendingStatus(handle)
     return [*rows, ("retired_pages_pending", "", float(bool(pending)))]
 

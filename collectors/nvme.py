@@ -76,8 +76,7 @@ class NvmeCollector:
                 continue  # the answer from before it hung no longer holds
             found += [
                 Sample(metric, f"{subject},{more}" if more else subject, value, answer.boot_s)
-                for metric, more, value in answer.value or ()
-            ]
+                for metric, more, value in answer.value or ()]
         return found
 
 

@@ -107,8 +107,7 @@ class NvmeSmartCollector:
             errors.append(f"{name}: {answer.error or error}" if not readings else "")
             found += [
                 Sample(metric, f"{subject},{more}" if more else subject, value, answer.boot_s)
-                for metric, more, value in readings
-            ]
+                for metric, more, value in readings]
         if errors and all(errors):
             raise NoData(f"{os.path.basename(tool)}: {errors[0]}")
         return found
@@ -139,8 +138,7 @@ def parse(output: bytes) -> tuple[list[Reading], str]:
     if bits is not None and bits < 256:
         found += [
             ("host_nvme_critical_warning", f"warning={warning}", float(int(bits) >> bit & 1))
-            for bit, warning in enumerate(WARNINGS)
-        ]
+            for bit, warning in enumerate(WARNINGS)]
     for metric, factor, *keys in FIELDS:
         value = next((one for key in keys if (one := _number(log.get(key))) is not None), None)
         if value is not None:

@@ -27,8 +27,7 @@ class PciCollector:
     metrics = (
         Metric("host_pci_devices", "gauge",
                "PCI devices that a driver has, without bridges and virtual functions.", (), True),
-        Metric("host_pci_nvswitches", "gauge", "NVSwitches that their driver has.", (), True),
-    )
+        Metric("host_pci_nvswitches", "gauge", "NVSwitches that their driver has.", (), True))
 
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
         """One listing.  NoData where no PCI device has a driver."""

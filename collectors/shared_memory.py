@@ -47,8 +47,7 @@ class SharedMemoryCollector:
         found = [
             Sample("host_shm_size_bytes", "", float(size), boot_s),
             Sample("host_shm_used_bytes", "", float(used), boot_s),
-            Sample("host_shm_files", "", float(files), boot_s),
-        ]
+            Sample("host_shm_files", "", float(files), boot_s)]
         if not cut:  # a part of the names says nothing about the nameless rest
             left = float(max(0, used - named))
             found.append(Sample("host_shm_unlinked_bytes", "", left, boot_s))
@@ -109,5 +108,4 @@ def _holders(proc: str, boot_s: float) -> list[Sample]:
     found.sort(reverse=True)
     return [
         Sample("shm_resident_bytes", f"pid={pid},name={name}", float(size), boot_s)
-        for size, pid, name in found[:NAMED_MAX]
-    ]
+        for size, pid, name in found[:NAMED_MAX]]

@@ -130,8 +130,7 @@ class TasksCollector:
             self._blocked[key] = (switches, since_s if known == switches >= 0 else boot_s)
         aged = sorted(
             ((boot_s - self._blocked[task.pid, task.start_ticks][1], task) for task in blocked),
-            key=lambda one: (-one[0], one[1].pid),
-        )
+            key=lambda one: (-one[0], one[1].pid))
         for age_s, task in aged[:NAMED_MAX]:
             if age_s > 0.0:
                 subject = f"pid={task.pid},name={task.name},wait={_wait(proc, task.pid)}"
@@ -149,16 +148,14 @@ class TasksCollector:
                 return []  # nobody's may be listed
         shares = [
             (_share(proc, task, _size(proc, task.pid) if sized else self._files.get(_key(task), 0)),
-             task) for task in tasks
-        ]
+             task) for task in tasks]
         near = sorted((one for one in shares if one[0] >= FILES_NEAR),
                       key=lambda one: (-one[0], one[1].pid))
         worst = max((share for share, _ in shares), default=0.0)
         return [
             Sample("host_process_open_files_ratio_max", "", worst, boot_s),
             *(Sample("task_open_files_ratio", f"pid={task.pid},name={task.name}", share, boot_s)
-              for share, task in near[:NAMED_MAX]),
-        ]
+              for share, task in near[:NAMED_MAX])]
 
     def _list(self, proc: str, tasks: list[Task]) -> None:
         """Counts the open files of the processes whose turn it is."""
@@ -196,8 +193,7 @@ class TasksCollector:
         return [
             Sample("task_kernel_ratio", f"pid={task.pid},name={task.name},cpu={task.cpu}",
                    share, boot_s)
-            for share, task in busy[:NAMED_MAX]
-        ]
+            for share, task in busy[:NAMED_MAX]]
 
 
 def read_stat(proc: str, pid: int) -> bytes:

@@ -19,8 +19,7 @@ class Sampler:
         if samples < batch * micro_batches:
             raise ConfigError(
                 [f"batch x micro_batches = {batch * micro_batches}, but the data has only "
-                 f"{samples} samples: set a smaller batch"]
-            )
+                 f"{samples} samples: set a smaller batch"])
         self.samples, self.seed = samples, seed
         self.batch, self.micro_batches = batch, micro_batches
         self._orders: dict[int, np.ndarray] = {}
@@ -44,8 +43,7 @@ class Sampler:
         if self.micro_batches < world:
             raise ConfigError(
                 [f"micro_batches = {self.micro_batches} for {world} ranks: "
-                 f"set micro_batches to at least {world}"]
-            )
+                 f"set micro_batches to at least {world}"])
         return range(rank, self.micro_batches, world)
 
 

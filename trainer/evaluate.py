@@ -28,8 +28,7 @@ def retrieval(queries: Tensor, documents: Tensor) -> dict[str, float]:
     reciprocal = torch.where(hit, 1.0 / places, torch.zeros_like(places, dtype=torch.float32))
     return {
         "mrr_at_10": round(float(reciprocal.mean()), 6),
-        "recall_at_10": round(float(hit.float().mean()), 6),
-    }
+        "recall_at_10": round(float(hit.float().mean()), 6)}
 
 
 def evaluate(model: Any, held_out: tuple[Tensor, Tensor], group: Group) -> dict[str, float]:

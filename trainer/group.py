@@ -78,8 +78,7 @@ class Group:
         dist.distributed_c10d._world.group_count = 0
         dist.init_process_group(
             "nccl" if device.type == "cuda" else "gloo", store=self.store, rank=self.rank,
-            world_size=self.world, timeout=timeout,
-        )
+            world_size=self.world, timeout=timeout)
         group: Any = dist.group.WORLD
         self.process_group = group
         with self._lock:

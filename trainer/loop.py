@@ -61,8 +61,7 @@ def train(config: Config, elastic: Any) -> Result:
     job = prepare(config)
     checkpoints = Checkpoints(
         config.checkpoint, config.checkpoint_dir, job.state, elastic,
-        lambda: run_manifest(config, job.data.digest),
-    )
+        lambda: run_manifest(config, job.data.digest))
     held = Held()
     root = str(config.checkpoint_dir) if config.checkpoint.every else ""
     commits = [found._asdict() for found in files.listing(root)] if root else []
@@ -186,8 +185,7 @@ class Generation:
         self.hooks = [
             parameter.register_post_accumulate_grad_hook(self.check)
             for parameter in job.model.parameters()
-            if parameter.requires_grad
-        ]
+            if parameter.requires_grad]
         micro_batches = job.config.micro_batches or group.world
         self.sampler = Sampler(len(job.data), job.config.seed, job.config.batch, micro_batches)
         self.mine = self.sampler.mine(group.rank, group.world)
@@ -201,8 +199,7 @@ class Generation:
         batches = [
             {key: value.to(job.device) for key, value in
              job.data.batch(self.sampler.indices(held.step, number)).items()}
-            for number in self.mine
-        ]
+            for number in self.mine]
         elastic.phase("forward_backward")
         self.buffers_before = [buffer.clone() for buffer in job.state.buffers]
         self.forward_backward(batches)
@@ -210,8 +207,7 @@ class Generation:
         if not math.isfinite(norm):
             # On every rank alike, and before the weights are touched.
             raise FloatingPointError(
-                f"gradient norm is {norm} at step {held.step}: set a lower learning_rate"
-            )
+                f"gradient norm is {norm} at step {held.step}: set a lower learning_rate")
         for group in job.optimizer.param_groups:
             group["lr"] = adamw.learning_rate(job.config.optimizer, held.step, job.config.steps)
         elastic.phase("optimizer")
@@ -247,8 +243,7 @@ class Generation:
         if not math.isfinite(loss):
             raise FloatingPointError(
                 f"loss is {loss} at step {self.held.step}, micro-batch {number}: "
-                "set a lower learning_rate, or look at the data"
-            )
+                "set a lower learning_rate, or look at the data")
         self.check()
 
     def check(self, _parameter: Tensor | None = None) -> None:
@@ -301,8 +296,7 @@ class Generation:
         if self.group.rank == 0 and (summary := self.checkpoints.summary()):
             self.elastic.report("", summary)
         result = Result(
-            self.group.rank, self.held.step, self.loss, self.job.state.digest(), evaluation
-        )
+            self.group.rank, self.held.step, self.loss, self.job.state.digest(), evaluation)
         # Nobody leaves while another may still need a peer.
         self.group.any(False)
         return result

@@ -18,12 +18,10 @@ def build(model: nn.Module, options: OptimizerOptions) -> torch.optim.Optimizer:
     named = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in named if p.ndim >= 2], "weight_decay": options.weight_decay},
-        {"params": [p for p in named if p.ndim < 2], "weight_decay": 0.0},
-    ]
+        {"params": [p for p in named if p.ndim < 2], "weight_decay": 0.0}]
     return torch.optim.AdamW(
         [group for group in groups if group["params"]], lr=options.learning_rate,
-        betas=(options.beta1, options.beta2), fused=True,
-    )
+        betas=(options.beta1, options.beta2), fused=True)
 
 
 def learning_rate(options: OptimizerOptions, step: int, steps: int) -> float:

@@ -31,8 +31,7 @@ class State:
             dtype, shape = sizes[name]
             nbytes = torch.Size(shape).numel() * dtype.itemsize
             self.entries.append(
-                Entry(name, str(dtype).removeprefix("torch."), shape, offset, nbytes)
-            )
+                Entry(name, str(dtype).removeprefix("torch."), shape, offset, nbytes))
             offset += align(nbytes)
         device = next(model.parameters()).device
         # Zeros, padding included: equal states must have equal digests.
@@ -45,8 +44,7 @@ class State:
             optimizer.state[parameter] = {
                 "step": self.views[f"adamw.step.{name}"],
                 "exp_avg": self.views[f"adamw.exp_avg.{name}"],
-                "exp_avg_sq": self.views[f"adamw.exp_avg_sq.{name}"],
-            }
+                "exp_avg_sq": self.views[f"adamw.exp_avg_sq.{name}"]}
         self.buffers = [self.views[f"model.{name}"] for name in _persistent_buffers(model)]
         self.host = self.data if device.type == "cpu" else torch.empty(offset, dtype=torch.uint8)
         self.memory = memoryview(self.host.numpy())  # type: ignore[arg-type]
@@ -99,8 +97,7 @@ class State:
     def describe(self) -> dict[str, Any]:
         return {
             "class": self.model_class, "parameters": self.parameters,
-            "fingerprint": self.fingerprint,
-        }
+            "fingerprint": self.fingerprint}
 
 
 def _persistent_buffers(model: nn.Module) -> dict[str, Tensor]:

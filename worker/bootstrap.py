@@ -25,8 +25,7 @@ class WorkerFinder:
         if name != "holdfast.worker":
             return None
         return importlib.util.spec_from_file_location(
-            name, os.path.join(HERE, "__init__.py"), submodule_search_locations=[HERE]
-        )
+            name, os.path.join(HERE, "__init__.py"), submodule_search_locations=[HERE])
 
 
 def prepare() -> None:

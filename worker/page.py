@@ -192,8 +192,7 @@ def read_page(mapped: "mmap.mmap | memoryview | bytes") -> PageView:
     ring = [
         (field[F_RING + 2 * i], field[F_RING + 2 * i + 1], field[F_STEP_NS + i])
         for i in range(RING)
-        if field[F_RING + 2 * i]
-    ]
+        if field[F_RING + 2 * i]]
     ring.sort()
     loss, rate = double(field[F_LOSS]), double(field[F_RATE])
     outcome = field[F_OUTCOME]

@@ -66,8 +66,7 @@ class Channel:
         room = socket.CMSG_SPACE(fds * 4) if fds else 0
         try:
             data, rights, flags, _ = self.sock.recvmsg(
-                LIMIT_BYTES + 1, room, socket.MSG_CMSG_CLOEXEC
-            )
+                LIMIT_BYTES + 1, room, socket.MSG_CMSG_CLOEXEC)
         except (ConnectionResetError, BrokenPipeError):
             return None, []
         received: List[int] = []

@@ -149,8 +149,7 @@ class Performer:
         wait_s = SYNC_WAIT_S if lasting else JOURNAL_WAIT_S
         committed = self._journal.append(
             *records, *([Memory(memory)] if memory is not None else []),
-            synced=any(needs_sync(effect) for effect in effects), wait=True,
-        )
+            synced=any(needs_sync(effect) for effect in effects), wait=True)
         assert committed is not None
         stalled = self._journal.stalled
         if not stalled:

@@ -127,8 +127,7 @@ def _ours(
     computes; and the ranks that a launcher named, as far as its user's processes go, for one may
     outlive it in its device.  One that cannot be read is not ours."""
     return tuple(pid for pid in pids if _descends(proc, pid, launchers) or any(
-        (pid, uid) in ranks for uid in {0, procfs.real_uid(pid, str(proc))} - {-1}
-    ))
+        (pid, uid) in ranks for uid in {0, procfs.real_uid(pid, str(proc))} - {-1}))
 
 
 def _descends(proc: Path, pid: int, launchers: frozenset[int]) -> bool:

@@ -206,8 +206,7 @@ def run(command: Sequence[str], timeout_s: float) -> None:
     try:
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, start_new_session=True,
-            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"},
-        )
+            env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"})
     except (OSError, subprocess.SubprocessError) as error:
         raise Refused(f"{command[0]}: {error}") from error
     try:

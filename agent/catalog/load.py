@@ -64,13 +64,11 @@ def load(read: dict[str, dict[str, Any]] | None = None) -> Catalogue:
         register74=tuple(
             Bits(row["register"], sum(1 << bit for bit in row["bits"]), row["severity"],
                  row["text"])
-            for row in xid["register74"]
-        ),
+            for row in xid["register74"]),
         link5=tuple(_link5(row) for row in xid["nvlink5"]),
         needles=tuple(
             (needle, rule) for row in read["kernel"]["rule"] for rule in [_rule(row)]
-            for needle in row["needle"]
-        ),
+            for needle in row["needle"]),
         escalations=tuple(_escalation(row) for row in xid["escalation"]),
         reboots=_escalation({"name": "reboots", **xid["reboots"]}),
     )
@@ -116,8 +114,7 @@ def _escalation(row: dict[str, Any]) -> Escalation:
     return Escalation(
         row["name"], row["count"], float(row["window_h"]), row["then"], row["text"],
         row.get("severity", FATAL), tuple(row.get("codes", ())), float(row.get("burst_s", 0.0)),
-        row.get("place", False),
-    )
+        row.get("place", False))
 
 
 def render_docs() -> str:
@@ -153,8 +150,7 @@ def render_docs() -> str:
     lines += [
         f"| {row['code']} | {row['source']} | {row['class']} | {row['action']} "
         f"| {row['severity']} | {row.get('fault', '')} | {row['text']} |"
-        for row in read["kernel"]["rule"]
-    ]
+        for row in read["kernel"]["rule"]]
     lines += [
         "", "`/var/log/fabricmanager.log` is not read: a fabric manager that runs repeats there",
         "the SXids and XIDs that the drivers print into the kernel's log, and one that does not",
@@ -169,8 +165,7 @@ def render_docs() -> str:
     lines += [
         f"| {row['code']} | {row['name']} | {row['culprit']} | {row['retryable']} "
         f"| {row['meaning']} | {row['do']} |"
-        for row in read["nrt"]["code"]
-    ]
+        for row in read["nrt"]["code"]]
     return "\n".join(lines) + "\n"
 
 

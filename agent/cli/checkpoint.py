@@ -29,8 +29,7 @@ def verify(options: argparse.Namespace) -> int:
         raise Failure("checkpoints on S3 cannot be verified by this version")
     verdicts = [
         Verdict(path.name, tuple(str(problem) for problem in format.verify(path)))
-        for path in directories(root)
-    ]
+        for path in directories(root)]
     bad = [one for one in verdicts if one.problems]
     if options.json:
         print_json([one._asdict() for one in verdicts])

@@ -44,8 +44,7 @@ class Child:
         try:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=writer, stderr=subprocess.STDOUT,
-                env=dict(environ), start_new_session=True, preexec_fn=_die_with_parent,
-            )
+                env=dict(environ), start_new_session=True, preexec_fn=_die_with_parent)
         except BaseException:
             os.close(self._reader)
             self._log.close()

@@ -163,14 +163,12 @@ class Stage:
         command = [
             sys.executable, "-P", "-m", "holdfast.agent.cli", "train", "--run", run,
             "--nproc-per-node", str(self.ranks), "--python", sys.executable, f"steps={self.steps}",
-            f"work_dir={here / 'data'}", f"checkpoint.dir={here / run}", *SETTINGS,
-        ]
+            f"work_dir={here / 'data'}", f"checkpoint.dir={here / run}", *SETTINGS]
         scratch = here / "tmp"  # libraries leave caches in TMPDIR
         scratch.mkdir(exist_ok=True)
         environ = {
             **os.environ, MARK: self.token, "TMPDIR": str(scratch),
-            "HOLDFAST_STATE_DIR": str(here / "state"), "HOLDFAST_RUNTIME_DIR": str(here / "run"),
-        }
+            "HOLDFAST_STATE_DIR": str(here / "state"), "HOLDFAST_RUNTIME_DIR": str(here / "run")}
         return Child(command, environ, here / f"{run}.log")
 
     def _outcome(self, child: Child, took_s: float) -> Outcome:
@@ -248,8 +246,7 @@ class Stage:
         total_s = sum(self.ledger.get("categories", {}).values())
         good = wall_s > 0 and abs(total_s - wall_s) <= 0.01 * wall_s + 1.0
         self.checks.append(
-            Check("ledger", good, f"{total_s:.1f} s in categories, {wall_s:.1f} s of wall time")
-        )
+            Check("ledger", good, f"{total_s:.1f} s in categories, {wall_s:.1f} s of wall time"))
         lines: list[Line] = [(), line(Span("incidents", STRONG)), *report.incidents(self.incidents)]
         if self.ledger:
             lines += [(), line(Span("ledger", STRONG)), *report.ledger(self.ledger)]
@@ -267,8 +264,7 @@ def compare(faulty: Outcome, clean: Outcome) -> list[Check]:
     digests = " ".join(sorted(faulty.digests | clean.digests))
     return [
         Check("quality", measured, ", ".join(f"{key} {value}" for key, value in quality.items())),
-        Check("proof", same, f"final weights {'bit-identical' if same else 'differ'}: {digests}"),
-    ]
+        Check("proof", same, f"final weights {'bit-identical' if same else 'differ'}: {digests}")]
 
 
 def nothing_left(token: str) -> Check:
@@ -292,6 +288,5 @@ def verdict(faulty: Outcome, clean: Outcome, checks: list[Check]) -> list[Line]:
         mark = Span("held  ", GOOD) if check.good else Span("FAILED", BAD)
         lines += [line("  ", mark, f"  {check.what}"), *field("", check.said, indent=10)]
     lines += [
-        (), line(f"with three faults {seconds(faulty.took_s)}, without {seconds(clean.took_s)}"),
-    ]
+        (), line(f"with three faults {seconds(faulty.took_s)}, without {seconds(clean.took_s)}")]
     return lines

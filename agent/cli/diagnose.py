@@ -56,8 +56,7 @@ def diagnose(options: argparse.Namespace) -> int:
         print_json({
             **logroot.as_json(report.diagnosis, report.names), "files": list(report.names),
             "bytes": report.nbytes, "handled": dict(report.handled),
-            "lines_skipped": report.skipped, "problems": list(report.problems),
-        })
+            "lines_skipped": report.skipped, "problems": list(report.problems)})
     else:
         from .text import show
 
@@ -113,8 +112,7 @@ def said(report: files.Report) -> list[Line]:
     """The root and its evidence, or what can be said without one."""
     found = report.diagnosis
     lines = _root(found, report.names) if found.root else [
-        *field("root", Span("none found", CARE)), *field("", found.hint),
-    ]
+        *field("root", Span("none found", CARE)), *field("", found.hint)]
     lines += field("meaning", report.note) if report.note else []
     lines += _others(found)
     read = f"{count(len(report.names), 'file')}, {size(report.nbytes)}"

@@ -41,8 +41,7 @@ class EndedRun(NamedTuple):
         ledger = self.past.ledger
         return {
             "categories": ledger.node, "wall_s": sum(ledger.node.values()), "runs": ledger.runs,
-            "attempts": len(self.past.attempts),
-        }
+            "attempts": len(self.past.attempts)}
 
 
 def ended_run(

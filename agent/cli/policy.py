@@ -129,8 +129,7 @@ def _now_of(book: Runbook, found: Sequence[tuple[Agent, dict[str, Any]]]) -> lis
             said += [f"{where}: {text}" for text in outlook(rows, book)]
             said.append(
                 f"{where}: {count(recent, 'incident')} of it in the last "
-                f"{book.budget_window_h:g} h{f'; nothing for {paused}: paused' if paused else ''}"
-            )
+                f"{book.budget_window_h:g} h{f'; nothing for {paused}: paused' if paused else ''}")
     return said
 
 
@@ -166,8 +165,7 @@ def _list(books: dict[str, Runbook], as_json: bool) -> int:
         return 0
     rows: list[list[Cell]] = [
         [name, book.severity, book.scope, ", ".join(book.ladder) or "shown only"]
-        for name, book in sorted(books.items())
-    ]
+        for name, book in sorted(books.items())]
     show(table(("fault", "severity", "scope", "what is done"), rows, wrap=True))
     return 0
 

@@ -94,15 +94,13 @@ def table(
     last = len(heads) - 1
     widths = [
         max([len(head), *(len(row[column].text) for row in cells)])
-        for column, head in enumerate(heads)
-    ]
+        for column, head in enumerate(heads)]
     room = max(8, WIDTH - indent - sum(widths[:last]) - 2 * last)
 
     def fit(row: Sequence[Span]) -> list[Line]:
         before = [
             Span(span.text.ljust(width + 2), span.style)
-            for span, width in zip(row[:last], widths, strict=False)
-        ]
+            for span, width in zip(row[:last], widths, strict=False)]
         end = row[last]
         parts = wrapped(end.text, room) if wrap else [cut(end.text, room)]
         first, *more = parts or [""]

@@ -97,8 +97,7 @@ def load(
     if lasting and not config.evidence.store:
         errors.append(
             f"{_origin('actions.allow', values)}: evidence.store is empty, but actions.allow names "
-            f"{lasting[0]}: set a directory that outlives this node"
-        )
+            f"{lasting[0]}: set a directory that outlives this node")
     if serves:
         check_listening(config.agent.listen, config.api.tokens_file,
                         _origin("agent.listen", values), errors)
@@ -118,8 +117,7 @@ def flatten(config: Config) -> list[tuple[str, object]]:
     return [
         (f"{section}.{key}", getattr(getattr(config, section), key))
         for section in config.__struct_fields__
-        for key in getattr(config, section).__struct_fields__
-    ]
+        for key in getattr(config, section).__struct_fields__]
 
 
 def describe(key: str) -> tuple[str, str]:
@@ -143,8 +141,7 @@ def describe(key: str) -> tuple[str, str]:
     if any(meta.pattern for meta in metas):
         return HOST_PORT, text
     kind = {float: "number", int: "whole number", str: "text", bool: "true or false"}.get(
-        base, "list of texts"
-    )
+        base, "list of texts")
     return " ".join([kind, " and ".join(bounds)]).strip(), text
 
 
@@ -311,8 +308,7 @@ def _check_ports(config: Config, values: Mapping[str, tuple[Any, str]]) -> list[
     return [
         f"{_origin(key, values)}: {key} = {address!r}: set a port of at most {PORT_MAX}"
         for key, address in flatten(config)
-        if key in ADDRESSES and address and int(str(address).rpartition(":")[2]) > PORT_MAX
-    ]
+        if key in ADDRESSES and address and int(str(address).rpartition(":")[2]) > PORT_MAX]
 
 
 def _check_hidden(config: Config, values: Mapping[str, tuple[Any, str]]) -> list[str]:

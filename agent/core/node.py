@@ -283,8 +283,7 @@ class Node:
         if node and request.action in (actions.EXCLUDE_NODE, actions.RELEASE_NODE, actions.DRAIN):
             self.kept.exclusions[node] = members.NodeDoc(
                 excluded=request.action != actions.RELEASE_NODE, reason=reason, by=request.by,
-                fault=request.fault,
-            )
+                fault=request.fault)
         run = request.run or subject_of(request.subject).run
         mine = [run] if run else sorted(self.cases) if node in ("", self.name) else []
         whole = not run and node in ("", self.name)
@@ -302,16 +301,14 @@ class Node:
                 Verdict(
                     fault="journal_stalled", subject=node_subject(self.name), severity=DEGRADED,
                     confidence=1.0, detector="journal",
-                    reason="the journal takes no writes: nothing that outlives the node is done",
-                )
+                    reason="the journal takes no writes: nothing that outlives the node is done")
             )
         if not observed.store.up:
             found.append(
                 Verdict(
                     fault="store_lost", subject=STORE, severity=WARN, confidence=1.0,
                     reason="the store does not answer: no plan is made, training goes on",
-                    detector="store",
-                )
+                    detector="store")
             )
         return found
 
@@ -320,8 +317,7 @@ class Node:
         effects: list[Effect], verdicts: list[Verdict], changed: dict[str, Incident],
     ) -> Context:
         leader = self.settings.single_node or plan.is_leader(
-            view.run, self.name, observed.store.leases, now
-        )
+            view.run, self.name, observed.store.leases, now)
         return Context(
             now=now, view=view, observed=observed, settings=self.settings,
             runbooks=self.runbooks, in_flight=self.kept.in_flight, settled=settled,

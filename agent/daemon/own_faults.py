@@ -16,19 +16,16 @@ def verdicts(state: AgentState) -> tuple[Verdict, ...]:
     if not state.reload_ok:
         found.append(Verdict(
             "agent_config_bad", node_subject(state.name), WARN, 1.0,
-            f"reload refused: {state.reload_error[:300]}", detector="config",
-        ))
+            f"reload refused: {state.reload_error[:300]}", detector="config"))
     for health in state.runner.health() if state.runner is not None else ():
         if not health.up and not health.absent and health.read_s:
             found.append(Verdict(
                 "collector_failed", node_subject(state.name, f"collector/{health.name}"), UNKNOWN,
-                1.0, f"collector {health.name}: {health.error}", detector="collectors",
-            ))
+                1.0, f"collector {health.name}: {health.error}", detector="collectors"))
     now_s = time.monotonic()
     for child in state.stuck_children():
         found.append(Verdict(
             "probe_stuck", node_subject(state.name, f"probe/{child.name}"), DEGRADED, 1.0,
             f"probe {child.name} (pid {child.pid}) cannot be ended: it hangs in {child.wchan} "
-            f"since {now_s - child.since_s:.0f} s", detector="probes",
-        ))
+            f"since {now_s - child.since_s:.0f} s", detector="probes"))
     return tuple(found)

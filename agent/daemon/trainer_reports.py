@@ -65,5 +65,4 @@ class TrainerReports:
         return tuple(
             Verdict(fault, rank_subject(run, rank), WARN, 1.0,
                     report.text, detector="trainer", run=run)
-            for (run, fault, rank), report in self.kept.items()
-        )
+            for (run, fault, rank), report in self.kept.items())

@@ -133,8 +133,7 @@ def _thread(dumped: dict[str, Any], pid: int) -> dict[str, Any]:
     return {
         "name": name[:TEXT_MAX], "main": name == "MainThread" or dumped.get("os_thread_id") == pid,
         "active": bool(dumped.get("active")), "frames": frames,
-        "stack": [_line(frame) for frame in frames],
-    }
+        "stack": [_line(frame) for frame in frames]}
 
 
 def main() -> int:

@@ -156,8 +156,7 @@ def intent_of(effect: Effect, wall_s: float) -> Intent:
     """The record of an effect that is about to start."""
     return Intent(
         effect.id, effect.kind, effect.subject, effect.fault, effect.request,
-        effect.reason[:500], wall_s,
-    )
+        effect.reason[:500], wall_s)
 
 
 def needs_sync(effect: Effect) -> bool:
@@ -295,16 +294,14 @@ class Journal:
         kept = mended(records[place])
         self.dropped += 1 - len(kept)
         batches[number] = batches[number]._replace(
-            records=(*records[:place], *kept, *records[place + 1 :])
-        )
+            records=(*records[:place], *kept, *records[place + 1 :]))
 
     def _apply(self, record: Record) -> None:
         database = self._database
         if isinstance(record, Intent):
             database.execute(
                 "INSERT OR IGNORE INTO intents (id, kind, subject, fault, request, reason, "
-                "begun_wall_s) VALUES (?, ?, ?, ?, ?, ?, ?)", record,
-            )
+                "begun_wall_s) VALUES (?, ?, ?, ?, ?, ?, ?)", record)
         elif isinstance(record, Finished):
             changed = database.execute(
                 "UPDATE intents SET ok = ?, error = ?, ended_wall_s = ? "
@@ -338,17 +335,14 @@ class Journal:
     def _happened(self, record: Happened) -> None:
         incident = record.incident
         row = self._database.execute(
-            "SELECT state, opened_wall_s FROM incidents WHERE id = ?", (incident.id,)
-        ).fetchone()
+            "SELECT state, opened_wall_s FROM incidents WHERE id = ?", (incident.id,)).fetchone()
         self._database.execute(
             "INSERT OR REPLACE INTO incidents VALUES (?, ?, ?, ?)",
-            (incident.id, incident.state, incident.opened_wall_s, msgspec.json.encode(incident)),
-        )
+            (incident.id, incident.state, incident.opened_wall_s, msgspec.json.encode(incident)))
         is_new = row is None or row[1] != incident.opened_wall_s  # else its owner is known
         self._database.execute(
             f"INSERT OR {'REPLACE' if is_new else 'IGNORE'} INTO owners VALUES (?, ?)",
-            (incident.id, record.owner),
-        )
+            (incident.id, record.owner))
         if row != (incident.state, incident.opened_wall_s):
             self._add(record.counts)
 
@@ -375,16 +369,13 @@ class Journal:
         memory = database.execute("SELECT body FROM memory").fetchone()
         unfinished = database.execute(
             "SELECT id, kind, subject, fault, request, reason, begun_wall_s FROM intents "
-            "WHERE ok IS NULL ORDER BY rowid"
-        ).fetchall()
+            "WHERE ok IS NULL ORDER BY rowid").fetchall()
         finished = database.execute(
             "SELECT id, ok, error, ended_wall_s FROM intents WHERE ok IS NOT NULL "
-            "ORDER BY rowid DESC LIMIT ?", (FINISHED_READ,)
-        ).fetchall()
+            "ORDER BY rowid DESC LIMIT ?", (FINISHED_READ,)).fetchall()
         counters = {
             (name, tuple(msgspec.json.decode(labels))): value
-            for name, labels, value in database.execute("SELECT * FROM counters")
-        }
+            for name, labels, value in database.execute("SELECT * FROM counters")}
         incidents = []
         for (body,) in database.execute(
             "SELECT body FROM incidents ORDER BY opened_wall_s DESC LIMIT ?", (INCIDENTS_MAX,)

@@ -24,12 +24,10 @@ Record = TypeVar("Record")
 def prune(database: sqlite3.Connection) -> None:
     """Removes the oldest rows."""
     database.execute(
-        "DELETE FROM intents WHERE rowid <= (SELECT max(rowid) FROM intents) - ?", (INTENTS_MAX,)
-    )
+        "DELETE FROM intents WHERE rowid <= (SELECT max(rowid) FROM intents) - ?", (INTENTS_MAX,))
     database.execute(
         "DELETE FROM incidents WHERE id NOT IN "
-        "(SELECT id FROM incidents ORDER BY opened_wall_s DESC LIMIT ?)", (INCIDENTS_MAX,)
-    )
+        "(SELECT id FROM incidents ORDER BY opened_wall_s DESC LIMIT ?)", (INCIDENTS_MAX,))
     database.execute("DELETE FROM attempts WHERE rowid <= (SELECT max(rowid) FROM attempts) - ?",
                      (RUNS_MAX,))
     database.execute("DELETE FROM owners WHERE id NOT IN (SELECT id FROM incidents)")
@@ -40,8 +38,7 @@ def prune(database: sqlite3.Connection) -> None:
         database.execute(
             "DELETE FROM counters WHERE name = ? AND rowid NOT IN "
             "(SELECT rowid FROM counters WHERE name = ? ORDER BY rowid DESC LIMIT ?)",
-            (name, name, RUNS_MAX),
-        )
+            (name, name, RUNS_MAX))
 
 
 def mended(record: Record) -> tuple[Record, ...]:

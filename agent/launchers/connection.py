@@ -120,8 +120,7 @@ def turn_away(sock: socket.socket, why: str) -> None:
 def receive(sock: socket.socket) -> tuple[bytes, list[int], str]:
     """One packet with its descriptors, and what of it got lost on the way, or ""."""
     data, ancillary, flags, _ = sock.recvmsg(
-        protocol.PACKET_MAX_BYTES, socket.CMSG_SPACE(4 * 4), socket.MSG_CMSG_CLOEXEC
-    )
+        protocol.PACKET_MAX_BYTES, socket.CMSG_SPACE(4 * 4), socket.MSG_CMSG_CLOEXEC)
     fds: list[int] = []
     for level, kind, payload in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:

@@ -30,8 +30,7 @@ def order(loaded: Loaded) -> dict[str, Any]:
     """What a launcher is told when it comes, and after each reload."""
     return {
         "t": "logs", "read": loaded.config.logs.read,
-        "sample_bytes_s": loaded.config.logs.sample_bytes_s, "own": list(loaded.signatures),
-    }
+        "sample_bytes_s": loaded.config.logs.sample_bytes_s, "own": list(loaded.signatures)}
 
 
 def tell(sessions: Iterable[RunSession], loaded: Loaded) -> None:

@@ -180,8 +180,7 @@ def refusal(hello: Hello) -> str:
     if not 1 <= hello.protocol <= PROTOCOL + 1 or hello.protocol < PROTOCOL - 1:
         return (
             f"this agent speaks protocol {PROTOCOL} and works with its neighbours; the launcher "
-            f"speaks {hello.protocol}: install the same release of holdfast for both"
-        )
+            f"speaks {hello.protocol}: install the same release of holdfast for both")
     name_is_clean = 0 < len(hello.run) <= NAME_MAX and hello.run.isprintable()
     if not name_is_clean or "/" in hello.run or hello.run.startswith("."):
         return f"run name {hello.run[:40]!r} must be 1 to {NAME_MAX} characters without '/'"

@@ -63,8 +63,7 @@ class RunSession:
                 ranks.append(bare_level(rank, node))
             else:
                 ranks.append(monitor.level(
-                    rank, node, now_s, where.get((hello.run, rank.generation, rank.rank), "")
-                ))
+                    rank, node, now_s, where.get((hello.run, rank.generation, rank.rank), "")))
         return RunView(
             run=hello.run, node=node, grade=hello.grade, nproc=hello.nproc,
             generation=max(levels.generation, 0 if self.have_levels else hello.generation),

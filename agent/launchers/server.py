@@ -236,8 +236,7 @@ class LauncherServer:
         self._runs[hello.run] = session
         connection.send({
             "t": "welcome", "protocol": protocol.PROTOCOL, "node": self.node,
-            "address": self.address, "generation": self.highest_generation(hello.run),
-        })
+            "address": self.address, "generation": self.highest_generation(hello.run)})
         self.listener.launcher_came(session)
 
     def _why_too_many(self, hello: protocol.Hello, old: RunSession | None, uid: int) -> str:
@@ -259,8 +258,7 @@ class LauncherServer:
     def _levels(self, session: RunSession, levels: protocol.Levels) -> None:
         if len(levels.ranks) > session.hello.nproc:
             raise ValueError(
-                f"{len(levels.ranks)} ranks are more than the {session.hello.nproc} of the hello"
-            )
+                f"{len(levels.ranks)} ranks are more than the {session.hello.nproc} of the hello")
         if session.have_levels and levels.n and levels.n < session.levels.n:
             return  # older than what is known already
         session.levels, session.have_levels = explained(levels), True

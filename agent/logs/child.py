@@ -50,12 +50,10 @@ class Reader:
             self._take_own(request["own"])
         spans = spans_of(str(request["folder"]), request["ranks"])
         said = self._diagnose(spans) if request["do"] == "diagnose" else self._sample(
-            spans, int(request["bytes"])
-        )
+            spans, int(request["bytes"]))
         return {
             **said, "n": request["n"], "cpu_s": round(time.process_time(), 4),
-            "rss_bytes": procfs.rss_bytes(), "problem": self.problem,
-        }
+            "rss_bytes": procfs.rss_bytes(), "problem": self.problem}
 
     def _take_own(self, rows: list[dict[str, Any]]) -> None:
         try:
@@ -85,8 +83,7 @@ class Reader:
         return {
             "read": read, "skipped": skipped,
             "lines": [[*key, count] for key, count in counts.most_common(KINDS_MAX)],
-            "seen": [seen_row(match) for match in seen[-SEEN_MAX:]],
-        }
+            "seen": [seen_row(match) for match in seen[-SEEN_MAX:]]}
 
     def _shares(self, spans: list[Span], budget_bytes: int) -> list[tuple[Span, int, int]]:
         """(span, new bytes, how many of these to read) of each file.  The budget goes to the quiet
@@ -155,13 +152,11 @@ def detail_of(report: files.Report) -> dict[str, Any]:
         "root": None if root is None else {
             "signature": root.signature, "culprit": root.culprit, "rank": root.rank,
             "line": root.text[:LINE_MAX], "retryable": root.retryable, "weak": root.weak,
-            "family": root.family, "path": report.names[root.file], "offset": root.offset,
-        },
+            "family": root.family, "path": report.names[root.file], "offset": root.offset},
         "blames": found.blames, "hint": found.hint[:LINE_MAX], "note": report.note[:LINE_MAX],
         "others": [
             {"signature": signature, "role": role, "ranks": sorted(ranks)[:16]}
-            for (signature, role), ranks in list(others.items())[:OTHERS_MAX]
-        ],
+            for (signature, role), ranks in list(others.items())[:OTHERS_MAX]],
         "problems": [text[:LINE_MAX] for text in report.problems[:4]], "skipped": report.skipped,
     }
 
@@ -176,8 +171,7 @@ def bounded(detail: dict[str, Any]) -> dict[str, Any]:
 def seen_row(match: Match) -> dict[str, Any]:
     return {
         "signature": match.signature, "role": match.role, "culprit": match.culprit,
-        "rank": match.rank, "text": match.text[:200], "wall_s": round(time.time(), 3),
-    }
+        "rank": match.rank, "text": match.text[:200], "wall_s": round(time.time(), 3)}
 
 
 def serve(source: BinaryIO, sink: BinaryIO, reader: Reader) -> None:

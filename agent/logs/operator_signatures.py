@@ -138,8 +138,7 @@ def _pattern(value: object) -> Iterator[tuple[str, str]]:
 
 def _texts(key: str, value: object, least: int, most: int) -> Iterator[tuple[str, str]]:
     good = isinstance(value, list) and 1 <= len(value) <= TEXTS_MAX and all(
-        isinstance(one, str) and least <= len(one) <= most and "\n" not in one for one in value
-    )
+        isinstance(one, str) and least <= len(one) <= most and "\n" not in one for one in value)
     if not good:
         yield key, (f"set a list of 1 to {TEXTS_MAX} texts of {least} to {most} characters, "
                     "each on one line")

@@ -67,7 +67,6 @@ def _labels(pairs: tuple[tuple[str, str], ...]) -> str:
     """`{name="value",...}`, sorted; "" without labels."""
     escaped = (
         (name, value.replace("\\", "\\\\").replace("\n", "\\n").replace('"', '\\"'))
-        for name, value in sorted(pairs)
-    )
+        for name, value in sorted(pairs))
     text = ",".join(f'{name}="{value}"' for name, value in escaped)
     return f"{{{text}}}" if text else ""

@@ -83,8 +83,7 @@ class Recent:
         here = {
             (device, run, str(rank))
             for (_, device), ranks in accelerator.ranks_of(samples, runs).items()
-            for run, rank in ranks
-        }
+            for run, rank in ranks}
         taken, moved = {key[0] for key in here}, {key[1:] for key in here}
         left = {key: seen_s for key, seen_s in self._places.items()
                 if key[0] not in taken and key[1:] not in over | moved}
@@ -144,6 +143,5 @@ def render_docs() -> str:
         labels = ", ".join(f"`{label}`" for label in metric.labels)
         lines.append(
             f"| `{PREFIX}{metric.name}` | {metric.kind} | {labels} | "
-            f"{'yes' if metric.minimal else ''} | {metric.served_by} | {metric.help} |"
-        )
+            f"{'yes' if metric.minimal else ''} | {metric.served_by} | {metric.help} |")
     return "\n".join(lines) + "\n"

@@ -71,8 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="holdfast simulate", formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Run the real policy on a virtual cluster in a storm of faults.",
-        epilog=EXAMPLES,
-    )
+        epilog=EXAMPLES)
     parser.add_argument("--seeds", type=_seeds, default=range(100), help="first:last")
     parser.add_argument("--seed", type=int, help="one seed")
     parser.add_argument("--trace", action="store_true", help="print every event of --seed")

@@ -188,8 +188,7 @@ class Edge:
                                   view.ranks, self.machine.fatal)
         leases = tuple(
             Lease(run, who, self.own_leases.get(run, 0.0) if who == self.machine.name else 0.0)
-            for run, who in self.holders
-        )
+            for run, who in self.holders)
         return Observed(
             runs=runs, beats=tuple(beats.values()),
             store=StoreView(self.store_up, self.docs, leases),

@@ -43,8 +43,7 @@ class MemoryStore:
         self.on_accept: Callable[[str, StoreWrite, Doc | None], None] = lambda *_: None
         self.on_change: Callable[[], None] = lambda: None
         self._past: deque[tuple[float, tuple[Doc, ...], tuple[tuple[str, str], ...]]] = deque(
-            maxlen=HISTORY
-        )
+            maxlen=HISTORY)
         self._listing: tuple[Doc, ...] = ()
 
     def clock_s(self) -> float:

@@ -36,8 +36,7 @@ class Storm:
     single_share: float = 0.55
     shapes: tuple[Shape, ...] = field(default=(
         Shape(2, 1, 1, 1), Shape(2, 1, 1, 2), Shape(2, 2, 1, 1), Shape(3, 1, 1, 1),
-        Shape(2, 1, 2, 1), Shape(4, 2, 1, 1), Shape(1, 1, 1, 2), Shape(1, 1, 1, 1),
-    ))
+        Shape(2, 1, 2, 1), Shape(4, 2, 1, 1), Shape(1, 1, 1, 2), Shape(1, 1, 1, 1)))
     dropped_wakes: float = 0.0
 
     def shape(self, rng: random.Random) -> Shape:

@@ -85,8 +85,7 @@ class Prober:
         try:
             child = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL, start_new_session=True, limit=OUTPUT_MAX_BYTES,
-            )
+                stderr=asyncio.subprocess.DEVNULL, start_new_session=True, limit=OUTPUT_MAX_BYTES)
         except OSError as error:
             return Answer(False, b"", f"{command[0]}: {error.strerror}", 0.0)
         assert child.stdout is not None
@@ -182,8 +181,7 @@ class Helper:
             self._child = await asyncio.create_subprocess_exec(
                 *self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL, start_new_session=True, limit=LINE_MAX_BYTES,
-                env=self._environ,
-            )
+                env=self._environ)
         except OSError as error:
             return Answer(False, b"", f"{self._command[0]}: {error.strerror}", 0.0)
         return None

@@ -136,8 +136,7 @@ class Runner:
         """Process id of each collector's child that lives."""
         return {
             entry.collector.name: entry.helper.pid
-            for entry in self._entries if entry.helper is not None and entry.helper.pid
-        }
+            for entry in self._entries if entry.helper is not None and entry.helper.pid}
 
     @asynccontextmanager
     async def without(self, name: str) -> AsyncIterator[None]:

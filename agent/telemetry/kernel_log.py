@@ -106,8 +106,7 @@ class KernelWatch:
         if counts:
             record(
                 tuple(Count("events", labels, float(n)) for labels, n in counts.items()),
-                Mark(MARK, self._place(), float(self.log.next)),
-            )
+                Mark(MARK, self._place(), float(self.log.next)))
         return urgent
 
     def _place(self) -> Labels:

@@ -20,8 +20,7 @@ def drift(state: AgentState, run: str) -> dict[str, Any]:
     documents = {
         doc.key.removeprefix(identity.PREFIX): found
         for doc in docs if doc.key.startswith(identity.PREFIX)
-        and (found := identity.read(doc)) is not None
-    }
+        and (found := identity.read(doc)) is not None}
     nodes = members(state, run) if run else sorted({*documents, state.name})
     return identity.answer(state.name, run, nodes[:NODES_MAX], documents)
 

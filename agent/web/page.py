@@ -14,8 +14,7 @@ def load_page() -> tuple[bytes, str]:
     script, style = (_hashes(page, tag) for tag in (b"script", b"style"))
     policy = (
         f"default-src 'none'; script-src {script}; style-src {style}; connect-src 'self'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    )
+        "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
     return page, policy
 
 

@@ -170,13 +170,11 @@ class WebServer:
                                 self._state.audit)
         application = web.Application(
             middlewares=[authorizer.check] if full else [],
-            client_max_size=self._state.config.api.max_body_bytes,
-        )
+            client_max_size=self._state.config.api.max_body_bytes)
         routes: list[tuple[str, str, Callable[[web.Request], Awaitable[web.Response]]]] = [
             ("GET", "/metrics", self._metrics),
             ("GET", "/healthz", self._healthz),
-            ("GET", "/readyz", self._readyz),
-        ]
+            ("GET", "/readyz", self._readyz)]
         if full:
             routes += [
                 ("GET", "/", self._index),
@@ -325,8 +323,7 @@ class WebServer:
             return refuse(404, "no such incident", "an id that /api/v1/incidents lists")
         of_kernel_log = {
             (verdict.fault, verdict.subject) for verdict in self._state.snapshot.decision.verdicts
-            if verdict.detector == DETECTOR
-        }
+            if verdict.detector == DETECTOR}
         if (incident.fault, incident.subject) not in of_kernel_log:
             return refuse(409, "it closes by itself, or has closed",
                           "an open incident of the kernel's log")
@@ -343,8 +340,7 @@ class WebServer:
             return refuse(400, "no reason given", '"reason": why, for the journal')
         made = Request(
             id=f"op-{uuid.uuid4().hex[:12]}", action=action, subject=subject,
-            reason=body.reason[:REASON_MAX], run=run, by=_by(request, body),
-        )
+            reason=body.reason[:REASON_MAX], run=run, by=_by(request, body))
         if not self._operators.request(made):
             return refuse(429, "too many requests wait already", "try again in a minute")
         return web.json_response({"id": made.id, "kind": action, "subject": subject}, status=202)
@@ -356,8 +352,7 @@ class WebServer:
             return refuse(400, f"{body.fault!r} is no fault", f"fault: one of {', '.join(FAULTS)}")
         order = {
             "t": "inject", "id": f"inject-{uuid.uuid4().hex[:12]}", "fault": body.fault,
-            "rank": max(0, body.rank), "args": body.args,
-        }
+            "rank": max(0, body.rank), "args": body.args}
         try:
             outcome = await self._operators.direct(run, order, INJECT_LIMIT_S)
         except ConnectionError as error:

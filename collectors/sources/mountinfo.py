@@ -54,8 +54,7 @@ class Mount(NamedTuple):
     def is_network(self) -> bool:
         """Whether a server or a program answers for it, and may never do so."""
         return self.fstype in NETWORK_TYPES or (
-            self.fstype.startswith("fuse.") and self.fstype not in FUSE_OWN
-        )
+            self.fstype.startswith("fuse.") and self.fstype not in FUSE_OWN)
 
 
 def mounts(roots: Roots) -> list[Mount]:

@@ -53,8 +53,7 @@ class Monitor:
         self.rejected = 0  # pieces of the stream that were no report
         self._process = subprocess.Popen(
             [tool], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            preexec_fn=self._die_with_parent, bufsize=0,
-        )
+            preexec_fn=self._die_with_parent, bufsize=0)
         self._thread = threading.Thread(target=self._follow, name="neuron-monitor", daemon=True)
         self._thread.start()
 
@@ -268,7 +267,6 @@ def _latencies(report: Json) -> Iterator[Row]:
         known = [
             value for runtime in runtimes(report)
             if (value := number(table(runtime, "report", "execution_stats", "latency_stats",
-                                      "total_latency").get(percentile))) is not None
-        ]
+                                      "total_latency").get(percentile))) is not None]
         if known:
             yield "execution_latency_seconds", f"percentile={percentile}", max(known)

@@ -63,8 +63,7 @@ class Snapshots:
         self.elastic.report(
             "snapshot_off",
             f"no memory for snapshots of {self.state.nbytes / 1e6:.0f} MB: "
-            "if every rank is lost, training resumes from disk",
-        )
+            "if every rank is lost, training resumes from disk")
 
     def _choose(self, step: int, step_times_s: list[float]) -> None:
         """Rank 0's measurement counts for all: every rank must take the same steps."""
@@ -79,6 +78,5 @@ class Snapshots:
                 self.elastic.report(
                     "",
                     f"snapshot every {every} steps: {cost_s * 1e3:.1f} ms each, "
-                    f"{100 * cost_s / (every * step_s):.2f} % of a step of {step_s:.3f} s",
-                )
+                    f"{100 * cost_s / (every * step_s):.2f} % of a step of {step_s:.3f} s")
         self.held.snapshot_every = int(self.group.store.get("snapshot_every"))

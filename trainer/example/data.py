@@ -47,8 +47,7 @@ class CodeSearch:
         text = corpus.load(work_dir, _say)
         self.digest = text.digest
         encoded, held_out = tokenizer.load_encoded(
-            work_dir, text, chosen.vocabulary, chosen.tokens, _say
-        )
+            work_dir, text, chosen.vocabulary, chosen.tokens, _say)
         # In memory, so that no step waits for the disk: 2 x 6,800 x 64 numbers are 1.7 MB.
         self._train = encoded[:, ~held_out]
         self._held_out = encoded[:, held_out][:, : chosen.held_out]

@@ -81,8 +81,7 @@ class Encoder(nn.Module):
         self.norm = nn.LayerNorm(chosen.width)
         self.head = nn.Sequential(
             nn.Linear(chosen.width, chosen.head_width), nn.GELU(),
-            nn.Linear(chosen.head_width, chosen.head_width),
-        )
+            nn.Linear(chosen.head_width, chosen.head_width))
         nn.init.normal_(self.tokens.weight, std=0.02)
         nn.init.normal_(self.positions, std=0.02)
 

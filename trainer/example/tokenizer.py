@@ -31,8 +31,7 @@ def train(texts: Sequence[str], vocabulary: int) -> Any:
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary, special_tokens=[PADDING, UNKNOWN],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False,
-    )
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False)
     tokenizer.train_from_iterator(texts, trainer, length=len(texts))
     return tokenizer
 

@@ -63,8 +63,7 @@ class ChildTasks:
         try:
             process = subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=writer, stderr=subprocess.DEVNULL,
-                env=environ, start_new_session=True,
-            )
+                env=environ, start_new_session=True)
         except OSError as error:
             os.close(reader)
             done(False, "%s: %s" % (what, error))

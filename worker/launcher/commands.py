@@ -114,8 +114,7 @@ class Commands:
         handlers: Dict[str, Callable[[str, Dict[str, Any]], None]] = {
             "start": self.start, "stop": self.stop, "finish": self.finish,
             "evidence": self.evidence, "delete": self.delete, "inject": self.inject,
-            "logs": self.logs, "remove_lock": self.remove_lock,
-        }
+            "logs": self.logs, "remove_lock": self.remove_lock}
         try:
             if kind not in handlers:
                 raise Refused("this launcher knows no order %r" % kind)
@@ -194,14 +193,12 @@ class Commands:
         command, environ = own_module("holdfast.agent.evidence", self.link.environ)
         self.tasks.command(
             [*command, "--pid", str(pid), "--json"], environ, EVIDENCE_S,
-            lambda ok, text: self.outcome(command_id, ok, text), "evidence",
-        )
+            lambda ok, text: self.outcome(command_id, ok, text), "evidence")
 
     def logs(self, command_id: str, body: Dict[str, Any]) -> None:
         """Has the end of a generation's logs read, in the child that stands for it."""
         self.log_watch.diagnose(
-            int(body["generation"]), lambda ok, text: self.outcome(command_id, ok, text)
-        )
+            int(body["generation"]), lambda ok, text: self.outcome(command_id, ok, text))
 
     def delete(self, command_id: str, body: Dict[str, Any]) -> None:
         """Lets checkpoints go; only of this run's folder and only from the newest generation.
@@ -246,8 +243,7 @@ class Commands:
 
         self.tasks.call(
             lambda: remove_stale(path), REMOVE_S,
-            lambda ok, text: self.outcome(command_id, ok, text), "removing a lock",
-        )
+            lambda ok, text: self.outcome(command_id, ok, text), "removing a lock")
 
     def inject(self, command_id: str, body: Dict[str, Any]) -> None:
         """A fault on one's own run, by the front door."""

@@ -236,8 +236,7 @@ def serve_store(listener: int, port: int) -> None:
     from torch.distributed import TCPStore
 
     store = TCPStore(
-        "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener
-    )
+        "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener)
     while store:
         signal.pause()
 

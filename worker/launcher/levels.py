@@ -41,8 +41,7 @@ def levels_of(
     ranks = [
         {"rank": p.rank, "local_rank": p.rank, "pid": p.child.pid, "generation": p.generation,
          "state": p.state, "ended": p.ended, "parked": p.parked, "flight": p.flight[-12:]}
-        for _, p in sorted(processes.by_rank().items())
-    ]
+        for _, p in sorted(processes.by_rank().items())]
     return {
         "t": "levels", "generation": processes.generation, "state": processes.level(),
         "shutdown": state.shutdown, "compiling": compiling, "keep": state.keep,

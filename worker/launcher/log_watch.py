@@ -209,8 +209,7 @@ class LogWatch:
         try:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0,
-                stderr=subprocess.DEVNULL, env=environ, start_new_session=True,
-            )
+                stderr=subprocess.DEVNULL, env=environ, start_new_session=True)
         except OSError as error:
             self.failed("the log child did not start: %s" % error, now_s)
             return False

@@ -159,8 +159,7 @@ class RankProcesses:
         place = Place(
             world=self.started.world if self.started else self.spec.nproc,
             port=self.store.port if self.store else 0,
-            restarts=max(0, self.starts - 1),
-        )
+            restarts=max(0, self.starts - 1))
         return environ_of(self.environ, self.spec, process, place)
 
     def prepare(self) -> None:
@@ -326,8 +325,7 @@ class RankProcesses:
             if packet.get("generation") == process.generation:
                 process.parked = {
                     "step": int(packet["step"]), "torn": bool(packet["torn"]),
-                    "reason": str(packet["reason"]),
-                }
+                    "reason": str(packet["reason"])}
                 self.break_generation(process)
             return None
         if kind == "snapshot":
@@ -418,8 +416,7 @@ class RankProcesses:
         process.ended = {
             "code": code, "signal": number, "outcome": outcome,
             "error": error_line(process, number), "by_us": process.by_us,
-            "boot_s": time.clock_gettime(time.CLOCK_BOOTTIME), "wall_s": time.time(),
-        }
+            "boot_s": time.clock_gettime(time.CLOCK_BOOTTIME), "wall_s": time.time()}
 
     def forget_ended(self) -> None:
         """Drops ended processes whose rank has a new one, and ended standbys."""

@@ -290,8 +290,7 @@ def shown(options: argparse.Namespace) -> Shown:
         fail("--local-ranks-filter %.60r: give ranks of this node, as in 0,3" % kept)
     return Shown(
         tuple(int(one) for one in kept.split(",") if one),
-        streams("--redirects", options.redirects), streams("--tee", options.tee),
-    )
+        streams("--redirects", options.redirects), streams("--tee", options.tee))
 
 
 def streams(name: str, text: str) -> Dict[int, int]:

@@ -118,8 +118,7 @@ class Terminal:
             for name, stream in (("stdout.log", self.out), ("stderr.log", self.err)):
                 key = (folder, name)
                 data, rest, self.offsets[key] = read_lines(
-                    os.path.join(folder, name), self.offsets.get(key, 0), whole=not last
-                )
+                    os.path.join(folder, name), self.offsets.get(key, 0), whole=not last)
                 more = more or rest
                 if not data or not self.shows(folder, name):
                     continue

@@ -59,9 +59,7 @@ def write_error_file(path: str, rank: int, error: BaseException) -> None:
     message: Dict[str, Any] = {
         "message": "%s: %s" % (type(error).__name__, error),
         "extraInfo": {
-            "py_callstack": trace[-ERROR_LIMIT:], "timestamp": str(int(time.time())), "rank": rank,
-        },
-    }
+            "py_callstack": trace[-ERROR_LIMIT:], "timestamp": str(int(time.time())), "rank": rank}}
     try:
         with open(path, "w") as file:
             json.dump({"message": message}, file)

@@ -105,8 +105,7 @@ def redirect(stdout: str, stderr: str) -> None:
     for name, number in (("stdout", 1), ("stderr", 2)):
         raw = open(number, "wb", buffering=0, closefd=False)
         stream = io.TextIOWrapper(
-            io.BufferedWriter(raw), errors="backslashreplace", line_buffering=True
-        )
+            io.BufferedWriter(raw), errors="backslashreplace", line_buffering=True)
         setattr(sys, name, stream)
         setattr(sys, "__%s__" % name, stream)
 
@@ -155,8 +154,7 @@ def run(program: Program, seat: Seat) -> None:
     if error is not None:
         outcome.show(error)
         outcome.write_error_file(
-            os.environ.get("TORCHELASTIC_ERROR_FILE", ""), seat.rank, error
-        )
+            os.environ.get("TORCHELASTIC_ERROR_FILE", ""), seat.rank, error)
         worker.send({"t": "flight", "entries": faults.flight_record(16)})
     outcome.leave(worker.fields, word, code)
 

@@ -146,8 +146,7 @@ class NodeWatch:
                     self._readers.clear()
                 readers = self._readers[name] = tuple(
                     place for place, seat in enumerate(self.seats.values())
-                    if name.startswith(seat.kind.reads)
-                )
+                    if name.startswith(seat.kind.reads))
             for place in readers:
                 parts[place].append(rows)
         for seat, shown in zip(self.seats.values(), parts, strict=True):
@@ -171,8 +170,7 @@ def detector_failed(node: str, name: str, error: Exception) -> Verdict:
     return Verdict(
         fault="collector_failed", subject=node_subject(node, f"detector/{name}"), severity=UNKNOWN,
         confidence=1.0, evidence=(("exception", what), ("raised in", where)), detector="core",
-        reason=f"a defect in holdfast: what is read for {name} is not judged anew ({what})",
-    )
+        reason=f"a defect in holdfast: what is read for {name} is not judged anew ({what})")
 
 
 def _raised(error: Exception) -> tuple[str, str]:

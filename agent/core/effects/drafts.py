@@ -42,8 +42,7 @@ def stop(
 ) -> Effect:
     body = Stop(
         run=view.run, generation=view.generation, ranks=ranks, grace_s=grace_s, reason=reason,
-        leave=leave,
-    )
+        leave=leave)
     return _draft("stop", view.run, reason, grace_s + STOP_MARGIN_S, body, fault)
 
 
@@ -65,12 +64,10 @@ def put(key: str, version: int, body: bytes, reason: str, lease: str = "") -> Ef
 
 def evidence(view: RunView, rank: RankView, reason: str) -> Effect:
     body = TakeEvidence(
-        run=view.run, generation=rank.generation, rank=rank.rank, pid=rank.pid, reason=reason
-    )
+        run=view.run, generation=rank.generation, rank=rank.rank, pid=rank.pid, reason=reason)
     return Effect(
         id="", kind="evidence", subject=rank_subject(view.run, rank.rank), reason=reason,
-        deadline_s=EVIDENCE_S, body=body,
-    )
+        deadline_s=EVIDENCE_S, body=body)
 
 
 def logs_subject(run: str) -> str:
@@ -84,8 +81,7 @@ def logs(view: RunView, generation: int, incident: str) -> Effect:
     body = TakeEvidence(run=view.run, generation=generation, rank=-1, pid=0, reason=reason)
     return Effect(
         id="", kind="logs", subject=logs_subject(view.run), reason=reason, deadline_s=LOGS_S,
-        body=body, request=incident,
-    )
+        body=body, request=incident)
 
 
 def delete(plan: Plan, view: RunView, paths: tuple[str, ...]) -> Effect:
@@ -93,8 +89,7 @@ def delete(plan: Plan, view: RunView, paths: tuple[str, ...]) -> Effect:
     return Effect(
         id="", kind="delete", subject=run_subject(view.run, "checkpoints"),
         reason=f"{len(paths)} checkpoints beyond those kept", deadline_s=DELETE_S, body=body,
-        outlives_node=True,
-    )
+        outlives_node=True)
 
 
 def _draft(
@@ -103,5 +98,4 @@ def _draft(
 ) -> Effect:
     return Effect(
         id="", kind=kind, subject=run_subject(run), reason=reason, deadline_s=deadline_s,
-        body=body, fault=fault,
-    )
+        body=body, fault=fault)

@@ -69,8 +69,7 @@ class InFlight(msgspec.Struct):
         """Something for this subject (of this kind) is in flight."""
         return any(
             p.effect.subject == subject and kind in ("", p.effect.kind)
-            for p in self.pending.values()
-        )
+            for p in self.pending.values())
 
     def of(self, kind: str, subject: str) -> list[Effect]:
         found = [p.effect for p in self.pending.values()]

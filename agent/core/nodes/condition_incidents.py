@@ -101,8 +101,7 @@ class ConditionIncidents:
         old = tuple(row for row in before.evidence if row[0] not in kinds)
         changed = msgspec.structs.replace(
             before, severity=severity, reason=verdict.reason,
-            evidence=(*verdict.evidence, *old)[: values.EVIDENCE_MAX],
-        )
+            evidence=(*verdict.evidence, *old)[: values.EVIDENCE_MAX])
         changed = values.noted(changed, ctx.now, f"now: {verdict.reason}")
         if changed != before:
             self.book.change(ctx, item, changed)
@@ -153,5 +152,4 @@ def _not_seen_yet(item: Stood) -> Verdict:
     return Verdict(
         fault=one.fault, subject=one.subject, severity=one.severity, confidence=1.0,
         reason=f"{one.reason} (seen before this start of the agent, not looked at for long enough "
-        "since)", evidence=one.evidence, detector=item.detector,
-    )
+        "since)", evidence=one.evidence, detector=item.detector)

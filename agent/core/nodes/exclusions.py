@@ -75,8 +75,7 @@ class Exclusions:
                 continue
             wanted.setdefault(
                 beat.node,
-                members.NodeDoc(excluded=True, reason=why, by=self.name, fault=beat.fatal),
-            )
+                members.NodeDoc(excluded=True, reason=why, by=self.name, fault=beat.fatal))
         for fault in sorted(tripped):
             # What was wanted before the breaker opened is not written any more.
             mine = [n for n, d in wanted.items() if (d.fault, d.by) == (fault, self.name)]
@@ -99,9 +98,7 @@ class Exclusions:
         ctx.verdicts.append(
             Verdict(
                 fault=fault, subject="fleet", severity=WARN, confidence=1.0,
-                reason=f"the breaker is open: {why}", detector="breaker",
-            )
-        )
+                reason=f"the breaker is open: {why}", detector="breaker"))
         if fault not in incidents.open:
             incidents.add(ctx, fault, Entry(fleet_incident(fault, why, ctx.now)))
 
@@ -158,5 +155,4 @@ def fleet_incident(fault: str, why: str, now: Now) -> Incident:
     return Incident(
         id=f"fleet-{fault}-breaker", fault=fault, subject="fleet", severity=WARN, run="",
         generation=0, opened_wall_s=now.wall_s, opened_boot_s=now.boot_s, reason=text,
-        culprit="a common cause, no single node", timeline=((now.wall_s, text),),
-    )
+        culprit="a common cause, no single node", timeline=((now.wall_s, text),))

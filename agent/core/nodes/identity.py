@@ -161,8 +161,7 @@ def answer(
         **msgspec.to_builtins(compare(compared)),
         "changes": [
             {"node": name, **msgspec.to_builtins(change)}
-            for name, one in compared.items() for change in one.changes
-        ],
+            for name, one in compared.items() for change in one.changes],
         "values": own.values() if own is not None else {},
         "identities": {name: one.sources for name, one in compared.items()},
     }

@@ -198,8 +198,7 @@ class KernelIncidents:
             return False
         would = self._would_have(ctx, item.incident.fault, item.action, severity)
         changed = msgspec.structs.replace(
-            item.incident, severity=severity, reason=self._reason(event), would_have=would
-        )
+            item.incident, severity=severity, reason=self._reason(event), would_have=would)
         self.book.change(ctx, item, values.with_evidence(changed, (("kernel line", event.text),)))
         return True
 
@@ -228,8 +227,7 @@ class KernelIncidents:
     def _cause(self, event: Event, pid: int) -> Cause:
         return Cause(
             fault=event.fault, generation=0, reason=self._reason(event), pid=pid,
-            boot_s=event.boot_s, detector=DETECTOR, evidence=(("kernel line", event.text),),
-        )
+            boot_s=event.boot_s, detector=DETECTOR, evidence=(("kernel line", event.text),))
 
     # ------------------------------------------------------------ a run that climbs
 
@@ -366,8 +364,7 @@ class KernelIncidents:
         one = item.incident
         return Verdict(
             fault=one.fault, subject=one.subject, severity=one.severity, confidence=1.0,
-            reason=one.reason, evidence=one.evidence[:2], detector=DETECTOR,
-        )
+            reason=one.reason, evidence=one.evidence[:2], detector=DETECTOR)
 
 
 def cause_of(
@@ -379,6 +376,5 @@ def cause_of(
             if rank.pid == pid and rank.ended is None and rank.generation == generation:
                 return msgspec.structs.replace(
                     cause, generation=generation, rank=rank.rank, node=rank.node, step=rank.step,
-                    reason=f"rank {rank.rank} works there: {cause.reason}",
-                )
+                    reason=f"rank {rank.rank} works there: {cause.reason}")
     return None

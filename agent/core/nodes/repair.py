@@ -114,8 +114,7 @@ class Repairs:
         book = msgspec.structs.replace(book, ladder=wanted)
         action, why = ladder.next_rung(
             book, lambda action: self._spent(ctx, item, action, book),
-            lambda action: self._leave(ctx, item, action, book),
-        )
+            lambda action: self._leave(ctx, item, action, book))
         return action or "", "" if action else why or _was_done(REST, was_reset)
 
     def _leave(self, ctx: Context, item: Watched, action: str, book: Runbook) -> ladder.Leave:
@@ -225,8 +224,7 @@ class Repairs:
         if is_open:
             ctx.verdicts.append(Verdict(
                 fault=fault, subject="fleet", severity=WARN, confidence=1.0, detector="breaker",
-                reason=f"the breaker is open: {why}",
-            ))
+                reason=f"the breaker is open: {why}"))
         return why if is_open else ""
 
     def _running(

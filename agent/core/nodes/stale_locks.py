@@ -43,8 +43,7 @@ def step(ctx: Context, verdicts: Iterable[Verdict], asked: dict[str, float], pau
         draft = Effect(
             id="", kind=REMOVE_LOCK, subject=run_subject(view.run, "lock"), reason=verdict.reason,
             deadline_s=ACTIONS[REMOVE_LOCK].deadline_s, fault=FAULT,
-            body=RemoveLock(view.run, path),
-        )
+            body=RemoveLock(view.run, path))
         if ctx.emit(view.generation, draft) is not None:
             asked[path] = ctx.now.wall_s
             for old in list(asked)[:-KEPT_MAX]:

@@ -213,8 +213,7 @@ def _xid(catalogue: Catalogue, match: re.Match[str], text: str) -> Event:
         place=place.group() if place else "", reboots=catalogue.reboots,
         escalations=tuple(
             one for one in catalogue.escalations
-            if code in one.codes or (not one.codes and severity == FATAL)
-        ),
+            if code in one.codes or (not one.codes and severity == FATAL)),
     )
 
 

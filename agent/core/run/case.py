@@ -163,8 +163,7 @@ class RunCase:
         ctx.verdicts.append(Verdict(
             fault="launcher_lost", subject=run_subject(self.state.run), severity=UNKNOWN,
             confidence=0.5, reason="the launcher's connection is gone", run=self.state.run,
-            detector="launcher", generation=ctx.view.generation,
-        ))
+            detector="launcher", generation=ctx.view.generation))
 
     def _end(self, ctx: Context, plan: Plan | None) -> None:
         if ctx.view.shutdown or self.state.held.drain:
@@ -248,8 +247,7 @@ class RunCase:
         view, deleted = ctx.view, self.state.upkeep.deleted
         paths = reconcile.deletable(
             view.commits, plan.history, view.keep or ctx.settings.keep_checkpoints,
-            plan.quarantined,
-        )
+            plan.quarantined)
         new = tuple(path for path in paths if path not in deleted)
         if new and ctx.emit(plan.generation, drafts.delete(plan, view, new)):
             self.state.upkeep = Upkeep((*deleted, *new)[-DELETED_MAX:])
@@ -260,8 +258,7 @@ class RunCase:
             return
         nodes = members.members(
             ctx.view, plan, ctx.observed.beats, ctx.observed.store, ctx.now, ctx.settings,
-            ctx.since_boot_s,
-        )
+            ctx.since_boot_s)
         new = [m.node for m in nodes if planning.is_fit(m)]
         new = [n for n in new if n not in (*plan.members, *plan.spares)]
         if new:

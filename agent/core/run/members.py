@@ -120,5 +120,4 @@ def plan_of_launcher(view: RunView) -> Plan:
     ranks = tuple((r.rank, r.node) for r in view.ranks)
     return Plan(
         run=view.run, generation=view.generation, members=(view.node,), ranks=ranks,
-        resume=Resume(kind="fresh"), reason="as the launcher runs it",
-    )
+        resume=Resume(kind="fresh"), reason="as the launcher runs it")

@@ -56,8 +56,7 @@ def plan_run(view: PlanView) -> tuple[Plan | None, str]:
     ranks = tuple(
         (slot * view.nproc + local, node)
         for slot, node in enumerate(nodes)
-        for local in range(view.nproc)
-    )
+        for local in range(view.nproc))
     resume, keep = resume_from(view, dict(ranks))
     history = validity.history_of(view.current, view.checkpoint_dir)
     # A node not heard of now may be the only one left later: it stays named, and so may lead.
@@ -81,8 +80,7 @@ def is_leader(run: str, node: str, leases: tuple[Lease, ...], now: Now) -> bool:
     """The lease is mine, and by my own clock it has not run out."""
     return any(
         lease.run == run and lease.holder == node and now.boot_s < lease.until_boot_s
-        for lease in leases
-    )
+        for lease in leases)
 
 
 def layout(view: PlanView) -> tuple[tuple[str, ...], str]:

@@ -39,8 +39,7 @@ class Document:
         first = anew or before.registered_boot_s < 0
         state.launcher = LauncherSeen(
             view.registered_boot_s if first else before.registered_boot_s, view.generation,
-            max(before.top, view.generation),
-        )
+            max(before.top, view.generation))
         if anew:
             state.document = replace(state.document, wrote=0, meant=0)
         self._take(ctx)
@@ -65,8 +64,7 @@ class Document:
         # A run that ends while this launcher is registered ends for it too, spare or not.
         meant = own or ended or (mine and not ctx.settings.single_node)
         self.state.document = replace(
-            known, plan=read, meant=read.generation if meant else known.meant
-        )
+            known, plan=read, meant=read.generation if meant else known.meant)
 
     def lead(self, ctx: Context) -> None:
         """Ask for the run's lease while nobody heard of holds it; renew it well before its end."""
@@ -75,8 +73,7 @@ class Document:
             return
         over = known is not None and known.finished >= 0 and view.generation > 0
         named = known is None or known.finished >= 0 or (
-            view.node in (*known.members, *known.spares) or not known.members
-        )
+            view.node in (*known.members, *known.spares) or not known.members)
         lease = next((one for one in ctx.observed.store.leases if one.run == view.run), None)
         others = lease is not None and lease.holder != view.node
         left_s = lease.until_boot_s - ctx.now.boot_s if lease is not None and not others else 0.0
@@ -93,16 +90,14 @@ class Document:
         foreign = (
             ctx.settings.single_node
             and known != self.state.document.meant
-            and 0 < ctx.view.generation < known
-        )
+            and 0 < ctx.view.generation < known)
         if ctx.view.generation > known or foreign:
             made_up = members.plan_of_launcher(ctx.view)
             if plan is None:
                 return made_up
             return replace(
                 made_up, history=plan.history, checkpoint_dir=plan.checkpoint_dir,
-                other_histories=plan.other_histories, spent=plan.spent,
-            )
+                other_histories=plan.other_histories, spent=plan.spent)
         return plan
 
     def settled(self, ctx: Context, done: EffectResult) -> None:
@@ -110,8 +105,7 @@ class Document:
         version = getattr(body, "expect_version", 0)
         if not done.ok:
             self.state.document = replace(
-                self.state.document, refused_version=version, refused_boot_s=ctx.now.boot_s
-            )
+                self.state.document, refused_version=version, refused_boot_s=ctx.now.boot_s)
             return
         plan = members.read_plan(Doc("", 1, getattr(body, "body", b"")))
         if plan is not None and version + 1 >= self.state.document.version:
@@ -126,8 +120,7 @@ class Document:
         """The document is ours: from here on the plan is in force."""
         document = self.state.document
         self.state.document = replace(
-            document, plan=plan, version=max(version, document.version), meant=plan.generation
-        )
+            document, plan=plan, version=max(version, document.version), meant=plan.generation)
 
     def came_true(self, ctx: Context) -> None:
         """The store's view shows our write: its acknowledgement is not waited for."""
@@ -164,8 +157,7 @@ class Document:
         state, view, cause = self.state, ctx.view, self.state.cause
         nodes = members.members(
             view, plan, ctx.observed.beats, ctx.observed.store, ctx.now, ctx.settings,
-            ctx.since_boot_s,
-        )
+            ctx.since_boot_s)
         # A source that was read and did not prove is not read again: the next one follows.
         distrust = bool(cause and cause.error.startswith(RESTORE_FAILED))
         sources = tuple(replace(r, parked=None) for r in ranks) if distrust else ranks

@@ -47,6 +47,5 @@ class Trend:
         values = [median([value for _, value in part]) for part in parts]
         falls = [
             (values[index] - values[index + 1]) / (times[index + 1] - times[index])
-            for index in (0, 1)
-        ]
+            for index in (0, 1)]
         return max(0.0, min(falls))

@@ -79,8 +79,7 @@ class History(msgspec.Struct):
                 self._learn(before, rank, boot_s)
             seen[rank.rank] = Seen(
                 rank.generation, rank.step, rank.phase, rank.still_s, boot_s,
-                rank.state in ("starting", "running"),
-            )
+                rank.state in ("starting", "running"))
 
     def _learn(self, before: Seen, rank: RankView, boot_s: float) -> None:
         if not before.live or before.generation != rank.generation or rank.state != "running":

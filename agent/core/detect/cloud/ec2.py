@@ -49,14 +49,12 @@ class Ec2(Detector):
                 found.append(_verdict(
                     SPOT_FAULT, node_subject(self._node), severity,
                     f"EC2 takes this spot instance back ({action}) {at(unix_s)}; {NOTICE}",
-                    (("action", action),),
-                ))
+                    (("action", action),)))
             elif name == "ec2_rebalance_recommended_timestamp_seconds":
                 found.append(_verdict(
                     "ec2_rebalance_recommended", node_subject(self._node), WARN,
                     f"EC2 says since {at(unix_s).removeprefix('at ')} that this spot instance is "
-                    "likelier than others to be taken back", (),
-                ))
+                    "likelier than others to be taken back", ()))
             elif name == "ec2_scheduled_event_timestamp_seconds":
                 code, event = labels.get("code", ""), labels.get("event", "")
                 found.append(_verdict(
@@ -97,5 +95,4 @@ def _verdict(
 ) -> Verdict:
     return Verdict(
         fault=fault, subject=subject, severity=severity, confidence=1.0, reason=reason,
-        evidence=evidence, detector=Ec2.name,
-    )
+        evidence=evidence, detector=Ec2.name)

@@ -81,8 +81,7 @@ def ranks_of(samples: Rows, runs: tuple[RunView, ...]) -> Ranks:
     """Which ranks compute on which device, by the process ids that the driver lists."""
     by_pid = {
         rank.pid: (view.run, rank.rank)
-        for view in runs for rank in view.ranks if rank.pid and rank.state != "ended"
-    }
+        for view in runs for rank in view.ranks if rank.pid and rank.state != "ended"}
     found: Ranks = {}
     for sample in samples if by_pid else ():
         if sample[0] != PROCESS:
@@ -185,8 +184,7 @@ class Accelerators(Detector):
             computing, names = ranks_of(own, runs), {run.run for run in runs}
             self._runs = {
                 key: left for key, there in (self._runs | computing).items()
-                if (left := tuple(one for one in there if one[0] in names))
-            }
+                if (left := tuple(one for one in there if one[0] in names))}
             devices = self._devices(own, known)
             # Who lived on a device that is well and lists nobody may be told of no later fault.
             idle = answering(own) - {*computing, *(key for key, _ in devices)}
@@ -198,13 +196,11 @@ class Accelerators(Detector):
         """By device and fault; what its driver says goes before what is concluded."""
         info = {
             _key(labels): labels
-            for labels in (labels_of(one[1]) for one in samples if one[0] == f"{PREFIX}info")
-        }
+            for labels in (labels_of(one[1]) for one in samples if one[0] == f"{PREFIX}info")}
         found = {
             (key, fault): self._verdict(key, fault, severity, why, info.get(key, {}))
             for key, sight in sights(samples).items()
-            for fault, severity, why in sight.faults
-        }
+            for fault, severity, why in sight.faults}
         names = list(known.values())
         for place, severity, why in self._missing(samples, info, known):
             vendor, _, device = known[place].partition("/")

@@ -71,5 +71,4 @@ class Fabric(Detector):
         return Verdict(
             fault="fabric_manager_down", subject=node_subject(self._node, "fabric"),
             severity=DEGRADED if outside or not able else WARN, confidence=1.0,
-            reason="; ".join(whys), evidence=tuple(evidence), detector=self.name,
-        )
+            reason="; ".join(whys), evidence=tuple(evidence), detector=self.name)

@@ -70,11 +70,9 @@ class Clock(Detector):
         return self._verdict(
             "clock_source_slow",
             f"the clock counts by {source}: every look at the time is a call into the kernel, "
-            "some 20 times as slow",
-        )
+            "some 20 times as slow")
 
     def _verdict(self, fault: str, reason: str) -> Verdict:
         return Verdict(
             fault=fault, subject=node_subject(self._node, "clock"), severity=WARN, confidence=1.0,
-            reason=reason, detector=self.name,
-        )
+            reason=reason, detector=self.name)

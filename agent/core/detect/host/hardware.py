@@ -75,8 +75,7 @@ class Hardware(Detector):
         return Verdict(
             fault=fault, subject=node_subject(self._node, thing), severity=severity, confidence=1.0,
             reason=f"{thing.partition('/')[2]}: {'; '.join(why for _, why in findings)}",
-            detector=self.name,
-        )
+            detector=self.name)
 
 
 def _look(name: str, labels: dict[str, str], value: float, grown: float) -> list[Finding]:

@@ -174,8 +174,7 @@ class Host(Detector):
         if root is not None and leak is not None:
             found.append(self._explained(
                 root, where_of(root, rows), leak, cores if leak.is_many else [], busy,
-                living_in(root, places),
-            ))
+                living_in(root, places)))
         found += [self._loop(loop) for loop in loops if root is None or loop.name != root.name]
         if leak is not None and leak.is_many and root is None:
             found.append(self._leaks(leak))
@@ -259,8 +258,7 @@ class Host(Detector):
         return verdict(
             self._node, "unit_crash_loop", where, DEGRADED if cores else WARN,
             "; ".join(sentences), tuple(evidence), root.confidence,
-            ("host_cgroup_leak", "host_core_pinned") if cores else ("host_cgroup_leak",),
-        )
+            ("host_cgroup_leak", "host_core_pinned") if cores else ("host_cgroup_leak",))
 
     def _loop(self, loop: Loop) -> Verdict:
         return verdict(
@@ -283,8 +281,7 @@ class Host(Detector):
     def _burns(self, cores: list[Core], busy: list[str]) -> Verdict:
         return verdict(
             self._node, "host_core_pinned", "/cpu", WARN, f"{core_words(cores)} on {self._node}",
-            tuple(("in kernel", one) for one in busy[:4]),
-        )
+            tuple(("in kernel", one) for one in busy[:4]))
 
     def _recent_resets(self) -> list[Event]:
         return [one for one in self._resets if self._boot_s - one.boot_s <= RECENT_S]
@@ -294,8 +291,7 @@ class Host(Detector):
         lines = self._recent_resets()
         counted = {
             str(key[1]): int(self._series.grown(key).amount)
-            for key in self._series.keys() if isinstance(key, tuple) and key[0] == TIMEOUTS
-        }
+            for key in self._series.keys() if isinstance(key, tuple) and key[0] == TIMEOUTS}
         named = {one.subject.removeprefix("nic/") for one in lines if one.subject}
         named |= {device for device, times in counted.items() if times > 0}
         times = max(len(lines), sum(counted.values()))
@@ -333,7 +329,6 @@ class Host(Detector):
     def _lost(self, cgroup: str, places: list[Place]) -> str:
         dead = [
             Place(run, rank, pid, self._homes.get(pid, ""))
-            for (run, rank, pid), at_s in self._killed.items() if self._boot_s - at_s <= RECENT_S
-        ]
+            for (run, rank, pid), at_s in self._killed.items() if self._boot_s - at_s <= RECENT_S]
         lost = levels.listed([one.words for one in dead if levels.inside(one, cgroup)])
         return f" where {lost} ended by SIGKILL" if lost else levels.living(cgroup, places)

@@ -43,8 +43,7 @@ class Place(NamedTuple):
 def places_of(runs: tuple[RunView, ...]) -> list[Place]:
     return [
         Place(view.run, rank.rank, rank.pid, rank.cgroup)
-        for view in runs for rank in view.ranks if rank.state != "ended"
-    ]
+        for view in runs for rank in view.ranks if rank.state != "ended"]
 
 
 def inside(place: Place, cgroup: str) -> bool:
@@ -66,8 +65,7 @@ def verdict(
     return Verdict(
         fault=fault, subject=node_subject(node, tail.removeprefix("/")), severity=severity,
         confidence=confidence,
-        reason=reason, evidence=evidence, detector=DETECTOR, explains=explains,
-    )
+        reason=reason, evidence=evidence, detector=DETECTOR, explains=explains)
 
 
 def limits(node: str, rows: Rows, places: list[Place]) -> list[Verdict]:
@@ -84,8 +82,7 @@ def limits(node: str, rows: Rows, places: list[Place]) -> list[Verdict]:
             severity = DEGRADED if used >= LIMIT_DEGRADED * most else WARN
             found.append(verdict(
                 node, "host_limit_near", f"/limit/{tail}", severity,
-                f"{used:.0f} of {most:.0f} {word} that the kernel allows are in use on {node}",
-            ))
+                f"{used:.0f} of {most:.0f} {word} that the kernel allows are in use on {node}"))
     found += _process_files(node, rows, places)
     full = [(labels.get("cgroup", ""), share)
             for labels, share in rows.get("cgroup_tasks_ratio", ()) if share >= CGROUP_TASKS]
@@ -126,14 +123,12 @@ def zombies(node: str, rows: Rows, lasts: Lasts) -> list[Verdict]:
     severity = DEGRADED if count >= ZOMBIES_DEGRADED else WARN
     parents = [
         (f"{labels.get('name', '?')} (pid {labels.get('pid', '?')})", number)
-        for labels, number in rows.get("task_zombies", ())
-    ]
+        for labels, number in rows.get("task_zombies", ())]
     most = f"; {parents[0][1]:.0f} of them are {parents[0][0]}'s" if parents else ""
     return [verdict(
         node, "host_zombies", "/zombies", severity,
         f"{count:.0f} processes on {node} ended and nobody collects them{most}",
-        tuple(("parent", f"{who}: {number:.0f}") for who, number in parents[:LISTED_MAX]),
-    )]
+        tuple(("parent", f"{who}: {number:.0f}") for who, number in parents[:LISTED_MAX]))]
 
 
 def blocked(node: str, rows: Rows, places: list[Place]) -> list[Verdict]:
@@ -145,14 +140,12 @@ def blocked(node: str, rows: Rows, places: list[Place]) -> list[Verdict]:
     longest_s = max(age_s for age_s, _ in stuck)
     named = "; ".join(
         f"{process(labels, places)} for {age_s:.0f} s in {labels.get('wait', '?')}"
-        for age_s, labels in stuck[:LISTED_MAX]
-    )
+        for age_s, labels in stuck[:LISTED_MAX])
     more = f"; and {len(stuck) - LISTED_MAX} more" if len(stuck) > LISTED_MAX else ""
     return [verdict(
         node, "host_hung_task", "/processes", DEGRADED if longest_s >= BLOCKED_DEGRADED_S else WARN,
         f"stuck in the kernel on {node}: {named}{more}",
-        tuple(("process", f"pid {labels.get('pid', '?')}") for _, labels in stuck[:LISTED_MAX]),
-    )]
+        tuple(("process", f"pid {labels.get('pid', '?')}") for _, labels in stuck[:LISTED_MAX]))]
 
 
 def shared_memory(node: str, rows: Rows) -> list[Verdict]:
@@ -163,14 +156,12 @@ def shared_memory(node: str, rows: Rows) -> list[Verdict]:
     unlinked = one(rows, "host_shm_unlinked_bytes")
     evidence = tuple(
         ("holds", f"{labels.get('name', '?')} (pid {labels.get('pid', '?')}): {memory(held)}")
-        for labels, held in rows.get("shm_resident_bytes", ())
-    )
+        for labels, held in rows.get("shm_resident_bytes", ()))
     lost = f", {memory(unlinked)} of it under no name any more" if unlinked >= MEGABYTE else ""
     return [verdict(
         node, "host_shm_full", "/shm", DEGRADED if used >= SHM_DEGRADED * size else WARN,
         f"/dev/shm of {node} is {used / size:.0%} full: {memory(used)} of {memory(size)}{lost}",
-        evidence,
-    )]
+        evidence)]
 
 
 def shortage(
@@ -187,8 +178,7 @@ def shortage(
         what += [f"all tasks waited for memory in {stalled:.0%} of the last minute"] * waits
         found.append(verdict(
             node, "host_memory_low", "/memory", DEGRADED if stalled >= 0.4 else WARN,
-            f"{node} is short of memory: {'; '.join(what)}",
-        ))
+            f"{node} is short of memory: {'; '.join(what)}"))
     limit = {labels.get("cgroup", ""): value
              for labels, value in rows.get("cgroup_memory_max_bytes", ())}
     full = [(labels.get("cgroup", ""), share)

@@ -49,8 +49,7 @@ def busiest(rows: Rows) -> list[str]:
     return [
         f"{labels.get('name', '?')} (pid {labels.get('pid', '?')}) {share:.0%} of a core, last "
         f"on core {labels.get('cpu', '?')}"
-        for labels, share in rows.get("task_kernel_ratio", ())
-    ]
+        for labels, share in rows.get("task_kernel_ratio", ())]
 
 
 def owner(cgroup: str) -> str:

@@ -76,8 +76,7 @@ class Reach(Detector):
     ) -> Verdict:
         return Verdict(
             fault=fault, subject=node_subject(self._node, thing), severity=severity, confidence=1.0,
-            reason=reason, evidence=evidence, detector=self.name,
-        )
+            reason=reason, evidence=evidence, detector=self.name)
 
     def _hung(self, name: str, labels: dict[str, str], waited_s: float) -> Verdict:
         since = f"for {waited_s:.0f} s"
@@ -86,14 +85,12 @@ class Reach(Detector):
             return self._verdict(
                 "mount_hung", f"mount{mount}", DEGRADED,
                 f"{mount} ({fstype}) has not answered {since}: whoever touches it waits as well",
-                (("mount", mount), ("fstype", fstype)),
-            )
+                (("mount", mount), ("fstype", fstype)))
         if name == "host_nvme_waiting_seconds":
             device = labels.get("device", "")
             return self._verdict(
                 "nvme_failing", f"drive/{device}", DEGRADED,
-                f"{device} has not answered {since} ({labels.get('question', '')})",
-            )
+                f"{device} has not answered {since} ({labels.get('question', '')})")
         return self._dns(labels.get("name", ""), waited_s, None)
 
     def _slow(self, labels: dict[str, str], took_s: float) -> Verdict:
@@ -111,8 +108,7 @@ class Reach(Detector):
         return self._verdict(
             "mount_failed", f"mount{mount}", DEGRADED,
             f"{mount} ({labels.get('fstype', '')}) answers with {error}{meaning}",
-            (("mount", mount), ("error", error)),
-        )
+            (("mount", mount), ("error", error)))
 
     def _dns(self, name: str, took_s: float, failed: Reading | None) -> Verdict:
         why = f"takes {took_s:.1f} s to resolve"

@@ -359,8 +359,7 @@ class Networks(Detector):
                          if info.get(name))
         return Verdict(
             fault=found.fault, subject=subject, severity=found.severity, confidence=1.0,
-            reason=what + found.why, evidence=evidence, detector=self.name,
-        )
+            reason=what + found.why, evidence=evidence, detector=self.name)
 
     def _kind(self, port: Port) -> str:
         return self._info.get(port[0], {}).get("kind", "")

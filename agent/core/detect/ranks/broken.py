@@ -33,8 +33,7 @@ class Members(RunDetector):
         plan, run, reason = view.plan, view.run, ""
         nodes = members.members(
             run, plan, view.observed.beats, view.observed.store, view.now, view.settings,
-            view.since_boot_s,
-        )
+            view.since_boot_s)
         placed = {node for _, node in plan.ranks}
         unknown: list[Verdict] = []
         for member in nodes:
@@ -47,15 +46,13 @@ class Members(RunDetector):
                 continue
             wanted = planning.PlanView(
                 run=run.run, grade=run.grade, leader=True, highest=plan.generation,
-                nproc=run.nproc, nnodes=run.nnodes, reason="", members=nodes, current=plan,
-            )
+                nproc=run.nproc, nnodes=run.nnodes, reason="", members=nodes, current=plan)
             if member.lost and not planning.layout(wanted)[0]:
                 reason = f"{member.node} is lost and no spare can take its ranks"
                 continue
             cause = Cause(
                 fault=fault, generation=plan.generation, reason=f"{member.node}: {why}",
-                node=member.node, boot_s=view.now.boot_s, charged=not member.excluded,
-            )
+                node=member.node, boot_s=view.now.boot_s, charged=not member.excluded)
             return Look(cause, verdicts=tuple(unknown), reason=reason)
         return Look(verdicts=tuple(unknown), reason=reason)
 
@@ -83,8 +80,7 @@ class Members(RunDetector):
         return Verdict(
             fault="host_unknown", subject=node_subject(node), severity=UNKNOWN, confidence=0.5,
             reason=f"{node} was not heard of lately", run=view.plan.run, detector=self.name,
-            generation=view.plan.generation,
-        )
+            generation=view.plan.generation)
 
 
 class Requested(RunDetector):
@@ -100,8 +96,7 @@ class Requested(RunDetector):
         cause = Cause(
             fault=OPERATOR, generation=view.plan.generation, reason=request.reason, charged=False,
             rank=rank.rank if rank else -1, node=rank.node if rank else "",
-            pid=rank.pid if rank else 0, severity="warn", detector=self.name, request=request.id,
-        )
+            pid=rank.pid if rank else 0, severity="warn", detector=self.name, request=request.id)
         return Look(cause, heard=True)
 
 
@@ -149,14 +144,12 @@ class Ended(RunDetector):
                 return Cause(
                     fault="checkpoint_bad", generation=rank.generation, step=rank.step,
                     severity=DEGRADED, reason=f"state did not prove: {reason}",
-                    boot_s=view.now.boot_s, error=reason,
-                )
+                    boot_s=view.now.boot_s, error=reason)
         said = next((reason for _, reason in reasons if reason), "no reason")
         return Cause(
             fault="rank_hung", generation=parked[0].generation, step=parked[0].step,
             reason=f"culprit unknown: every rank left a broken collective ({said})",
-            boot_s=view.now.boot_s, confidence=0.5, error=said,
-        )
+            boot_s=view.now.boot_s, confidence=0.5, error=said)
 
     def _proven(self, view: RanksView) -> Cause | None:
         document = view.state.document.plan

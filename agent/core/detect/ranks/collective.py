@@ -64,8 +64,7 @@ def mismatch(ranks: tuple[RankView, ...], boot_s: float) -> Cause | None:
         alone = odd[0] if len(odd) == 1 and not tie else None
         rows = tuple(
             (f"rank {r.rank}", f"collective {number}: {op} {size}")
-            for r, (op, size) in zip(same, kinds, strict=True)
-        )
+            for r, (op, size) in zip(same, kinds, strict=True))
         what = f"different operations or sizes at collective {number}"
         if len(new) == 1:
             what += f"; rank {new[0]} alone never made one like its own before"
@@ -94,8 +93,7 @@ def skipped(
         return None
     tables = {
         r.rank: {step: number - bases.get(r.rank, 0) for step, number in r.step_seq}
-        for r in ranks if r.step_seq
-    }
+        for r in ranks if r.step_seq}
     if len(tables) < 2:
         return None
     common = sorted(set.intersection(*(set(t) for t in tables.values())))

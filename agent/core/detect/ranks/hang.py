@@ -138,8 +138,7 @@ def _still(
     waits = {r.rank: _waiting_s(r, held) for r in culprits}
     short = [
         r for r in culprits
-        if waits[r.rank] < _suspect_s(r, held, view.costs, history, settings)
-    ]
+        if waits[r.rank] < _suspect_s(r, held, view.costs, history, settings)]
     if short:
         ends = [_suspect_s(r, held, view.costs, history, settings) - waits[r.rank] for r in short]
         return Look(wake_s=max(0.01, max(ends) + 0.005))
@@ -152,8 +151,7 @@ def _still(
     finding = (
         _named(culprits[0], fault, how, tail, act)
         if len(culprits) == 1
-        else _unnamed(culprits, fault, tail, act)
-    )
+        else _unnamed(culprits, fault, tail, act))
     return Look((finding,), tuple(r.rank for r in culprits), wake_s)
 
 
@@ -186,8 +184,7 @@ def _behind(live: tuple[RankView, ...], bases: dict[int, int] | None) -> tuple[R
     for group in sorted({g for r in live for g, _ in r.seq}):
         numbers = {
             r.rank: dict(r.seq)[group] - (bases.get(r.rank, 0) if group == 0 else 0)
-            for r in live if group in dict(r.seq)
-        }
+            for r in live if group in dict(r.seq)}
         if len(numbers) < 2 or len(set(numbers.values())) == 1:
             continue
         low = min(numbers.values())
@@ -211,8 +208,7 @@ def _gil_holders(live: tuple[RankView, ...]) -> tuple[RankView, ...]:
     stale = tuple(
         r for r in live
         if r.beat_age_s > STALE_BEAT_S and r.proc_state not in NOT_LIVE
-        and r.state == "running" and r.phase not in ("startup", "compile", "exit")
-    )
+        and r.state == "running" and r.phase not in ("startup", "compile", "exit"))
     return () if len(stale) == len(live) > 1 else stale
 
 
@@ -239,8 +235,7 @@ def _unnamed(ranks: tuple[RankView, ...], fault: str, tail: str, act: bool) -> F
     cause = Cause(
         fault=fault, generation=ranks[0].generation, detector=DETECTOR, evidence=rows,
         reason=f"culprit unknown: ranks {names} stand still and nothing tells them apart; {tail}",
-        step=max(r.step for r in ranks), confidence=0.5, severity=FATAL if act else WARN,
-    )
+        step=max(r.step for r in ranks), confidence=0.5, severity=FATAL if act else WARN)
     return Finding(cause, act)
 
 
@@ -248,8 +243,7 @@ def _finding(rank: RankView, fault: str, reason: str, act: bool, proof: bool = F
     cause = Cause(
         fault=fault, generation=rank.generation, reason=reason, rank=rank.rank, node=rank.node,
         pid=rank.pid, step=rank.step, error=rank.where, detector=DETECTOR,
-        confidence=1.0 if proof else 0.8, severity=FATAL if act else WARN, evidence=_rows(rank),
-    )
+        confidence=1.0 if proof else 0.8, severity=FATAL if act else WARN, evidence=_rows(rank))
     return Finding(cause, act, proof)
 
 
@@ -257,8 +251,7 @@ def _rows(rank: RankView, prefix: str = "") -> tuple[tuple[str, str], ...]:
     rows = [
         ("phase", rank.phase), ("step", str(rank.step)),
         ("process", f"state {rank.proc_state}, {'active' if rank.active else 'no activity'}"),
-        ("still", f"{rank.still_s:.2f} s, last beat {rank.beat_age_s:.2f} s ago"),
-    ]
+        ("still", f"{rank.still_s:.2f} s, last beat {rank.beat_age_s:.2f} s ago")]
     if rank.seq:
         rows.append(("sequence", ", ".join(f"group {g}: {n}" for g, n in rank.seq)))
     if rank.where:

@@ -180,8 +180,7 @@ def _behind(ordered: Sequence[Match]) -> str:
 def as_json(found: Diagnosis, names: Sequence[str]) -> dict[str, object]:
     return {
         "root": _one(found.root, names) if found.root else None, "blames": found.blames,
-        "hint": found.hint, "matches": [_one(match, names) for match in found.matches],
-    }
+        "hint": found.hint, "matches": [_one(match, names) for match in found.matches]}
 
 
 def _one(match: Match, names: Sequence[str]) -> dict[str, object]:

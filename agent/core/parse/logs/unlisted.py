@@ -162,8 +162,7 @@ class Reader:
         return Match(
             row.id, row.role, row.category, row.culprit, row.retryable, rank,
             read.text.strip()[:1000], row.weak, generic, fields, read.stream, self.file,
-            time_s=read.time_s, mention=not (said.ends or row.ends), family=True,
-        )
+            time_s=read.time_s, mention=not (said.ends or row.ends), family=True)
 
     # ------------------------------------------------------------ several lines
 
