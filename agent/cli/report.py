@@ -119,6 +119,8 @@ def _node(answer: Json) -> list[Line]:
         f"{size(agent['rss_bytes'])}",
         "store up" if answer["store_up"] else "store down",
     ]
+    if answer.get("disk_problem"):
+        said[-1] = f"nothing is kept: {answer['disk_problem']}"
     said += [f"collector {one['name']} down: {one['error']}" for one in down]
     said += ["paused"] if answer.get("paused") else []
     said += ["breaker open: a common cause is suspected"] if answer.get("breaker_open") else []

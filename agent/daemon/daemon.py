@@ -289,7 +289,8 @@ class Daemon:
             store=self.store.view(),
             outcomes=self.performer.outcomes(listed, now_s),
             requests=self.operators.pending(state.snapshot.decision.answers),
-            journal_stalled=self.journal.stalled, gate=self.node_order_gate.gate,
+            journal_stalled=bool(self._disk_problem()) or self.journal.stalled,
+            gate=self.node_order_gate.gate,
         )
         decision = self.node.step(now, observed)
         state.steps += 1
@@ -302,6 +303,21 @@ class Daemon:
         state.snapshot = Snapshot(state.steps, now, observed, decision, self.node.stages())
         self._follow(decision, now_s)
         return decision
+
+    def _disk_problem(self) -> str:
+        """Why journal or store take no writes, said to every run when it begins and ends; a disk
+        that is only slow is shown, and not said."""
+        failing = f"{self.journal.path}: {self.journal.error}" if self.journal.error else ""
+        problem = self.store.problem or failing
+        if bool(problem) != bool(self.state.disk_problem):
+            text = (f"state is not kept: {problem}. Training and restarts go on from memory; make "
+                    "room" if problem else "state is kept again")
+            level = "error" if problem else "info"
+            self.on_error("disk", text)
+            for run in self.launchers.runs():
+                self.launchers.order(run, {"t": "say", "text": text, "level": level})
+        self.state.disk_problem = problem
+        return problem
 
     def _follow(self, decision: Decision, now_s: float) -> None:
         """Effects, incidents and memory of one decision, journal first."""

@@ -60,6 +60,7 @@ class AgentState:
         self.boot_id = boot_id()
         self.started_s = time.monotonic()
         self.errors = ErrorCounters()
+        self.disk_problem = ""  # why journal or store take no writes
         self.reload_ok = True
         self.reload_error = ""
         self.snapshot = Snapshot(0, Now(0.0, 0.0), Observed(), Decision())

@@ -25,6 +25,10 @@ DOCUMENTS_MAX = 10_000
 PRUNED_AT_ONCE = 500  # of those beyond that
 KEEP_S = 30 * 86400.0  # documents nobody touched for this long are dropped when the agent starts
 WRITE_LIMIT_S = 5.0
+UNSAVED_MAX = 64  # documents that wait for room on the disk
+# Full, over quota, failing or read-only: what was read stays true, only nothing more is taken.
+DISK_CODES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY,
+              sqlite3.SQLITE_CANTOPEN)
 
 
 class DirectoryLock:
@@ -125,6 +129,8 @@ class SqliteStore:
             self._database.close()
             raise StoreError(f"{self._path}: {error}") from error
         self._documents = {key: Doc(key, version, bytes(body)) for key, version, body in rows}
+        self._unsaved: dict[str, StoreWrite] = {}  # taken in memory while the disk takes nothing
+        self.problem = ""  # why the disk takes nothing
         self._view = self._make_view(up=True)
         self.living: Callable[[], Collection[str]] = tuple  # runs whose documents must stay
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
@@ -142,14 +148,49 @@ class SqliteStore:
             await self.refresh()
             raise
         except (sqlite3.Error, TimeoutError) as error:
-            self._view = self._make_view(up=False)
-            raise StoreError(f"{self._path}: {error or 'no answer'}") from error
+            if not self._in_memory(write, error):
+                self._view = self._make_view(up=False)
+                raise StoreError(f"{self._path}: {error or 'no answer'}") from error
+            version = write.expect_version + 1
+        else:
+            self._unsaved.pop(write.key, None)
         self._documents.pop(write.key, None)
         self._documents[write.key] = Doc(write.key, version, write.body)
         if len(self._documents) > DOCUMENTS_MAX + PRUNED_AT_ONCE:
             await self._prune({run_subject(run) for run in self.living()} | {write.key})
         self._view = self._make_view(up=True)
         return version
+
+    def _in_memory(self, write: StoreWrite, error: Exception) -> bool:
+        """Takes a run's document without the disk, which has no room for it: ranks that wait for a
+        plan would wait until somebody makes room.  Nobody else writes here (DirectoryLock), so its
+        version is known; it goes to the disk as soon as that takes it."""
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        known = self._documents.get(write.key)
+        fits = write.key in self._unsaved or len(self._unsaved) < UNSAVED_MAX
+        if code not in DISK_CODES or not fits or not subject_of(write.key).run:
+            return False
+        if (known.version if known is not None else 0) != write.expect_version:
+            return False
+        self._unsaved[write.key] = write
+        self.problem = f"{self._path}: {error}"
+        return True
+
+    async def save(self) -> bool:
+        """Writes what waits for room; True when nothing waits any more."""
+        loop = asyncio.get_running_loop()
+        for key, write in list(self._unsaved.items()):
+            try:
+                await asyncio.wait_for(
+                    loop.run_in_executor(self._thread, self._save, write), WRITE_LIMIT_S)
+            except (sqlite3.Error, TimeoutError) as error:
+                self.problem = f"{self._path}: {error or 'no answer'}"
+                return False
+            if self._unsaved.get(key) is write:  # else a newer one came meanwhile
+                del self._unsaved[key]
+        if not self._unsaved:
+            self.problem = ""
+        return not self._unsaved
 
     async def _prune(self, living: set[str]) -> None:
         """Lets those go that were written longest ago and are of no run that is here: short runs
@@ -177,6 +218,8 @@ class SqliteStore:
             self._view = self._make_view(up=False)
             return
         self._documents = {key: Doc(key, version, bytes(body)) for key, version, body in rows}
+        for key, write in self._unsaved.items():
+            self._documents[key] = Doc(key, write.expect_version + 1, write.body)
         self._view = self._make_view(up=True)
 
     def close(self) -> None:
@@ -206,6 +249,13 @@ class SqliteStore:
             database.execute("ROLLBACK")
             raise
 
+    def _save(self, write: StoreWrite) -> None:
+        """In the thread: a document that is in force already, unless a newer one is written."""
+        self._database.execute(
+            "INSERT INTO documents VALUES (?1, ?2, ?3, ?4) ON CONFLICT (key) DO UPDATE SET "
+            "version = ?2, body = ?3, written_wall_s = ?4 WHERE version < ?2",
+            (write.key, write.expect_version + 1, write.body, time.time()))
+
     def _put(self, write: StoreWrite) -> int:
         """In the thread: one transaction, synced to disk, because a plan outlives the machine."""
         database = self._database
@@ -216,6 +266,8 @@ class SqliteStore:
                 "SELECT version FROM documents WHERE key = ?", (write.key,)
             ).fetchone()
             have = row[0] if row else 0
+            if write.key in self._unsaved:  # the file's own is older than what is in force
+                have = self._unsaved[write.key].expect_version + 1
             if have != write.expect_version:
                 raise Conflict(f"{write.key} is at version {have}, not {write.expect_version}")
             database.execute(

@@ -48,6 +48,7 @@ def status(state: AgentState) -> dict[str, Any]:
         "now_wall_s": time.time(),
         "store_up": snapshot.observed.store.up,
         "journal_stalled": snapshot.observed.journal_stalled,
+        "disk_problem": state.disk_problem,
         "paused": node_paused(state),
         "breaker_open": breaker_open(state),
         "config_reload_ok": state.reload_ok,
@@ -281,6 +282,9 @@ def _need(state: AgentState, view: RunView, paused: bool) -> str:
         if incident.state in OPEN and incident.fault in NEEDS_A_PERSON:
             if incident.run in ("", view.run):
                 return f"see holdfast incidents {incident.id}: {incident.reason}"
+    if state.disk_problem:
+        return (f"make room: {state.disk_problem}; training and restarts go on from memory, and "
+                "nothing that outlives the node is done")
     if not state.snapshot.observed.store.up:
         return "the store does not answer: training goes on, no plan is made"
     return "nothing"

@@ -22,6 +22,7 @@ import xxhash
 
 FORMAT = 1
 MANIFEST, COMMIT, QUARANTINE = "manifest.json", "COMMIT", "quarantine"
+FAILED = ".failed"  # an empty file: even a full disk takes its name
 ALGORITHMS = ("xxh3_128", "sha256")
 ALIGN_BYTES = 64
 JSON_BYTES_MAX = 64 << 20  # a shard's table of tensors; more is not ours
@@ -190,6 +191,7 @@ def write_shard(
     """One rank's tensors, then the table that describes them: the table means "shard is whole"."""
     name = shard_name(rank, world)
     directory.mkdir(parents=True, exist_ok=True)
+    take_back_shards(directory, (rank,), world)
     write_file(directory / f"{name}.bin", data)
     table = {
         "tensors": [entry._asdict() for entry in entries],
@@ -197,6 +199,23 @@ def write_shard(
         "nbytes": memoryview(data).nbytes,
     }
     write_file(directory / f"{name}.json", to_json(table))
+
+
+def give_up_shard(directory: Path, rank: int, world: int) -> None:
+    """Says to whoever waits for this shard that it will not come.  Raises OSError."""
+    (directory / (shard_name(rank, world) + FAILED)).touch()
+
+
+def take_back_shards(directory: Path, ranks: Iterable[int], world: int) -> None:
+    """Forgets that these would not come."""
+    for rank in ranks:
+        (directory / (shard_name(rank, world) + FAILED)).unlink(missing_ok=True)
+
+
+def given_up(directory: Path, world: int) -> list[int]:
+    """Ranks whose writers have failed."""
+    names = ((rank, shard_name(rank, world) + FAILED) for rank in range(world))
+    return [rank for rank, name in names if (directory / name).exists()]
 
 
 def missing_shards(directory: Path, world: int) -> list[str]:

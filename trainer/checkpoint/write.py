@@ -46,7 +46,7 @@ class Checkpoints:
     ) -> None:
         self.options, self.root, self.state, self.elastic = options, root, state, elastic
         self.stalls_s: list[float] = []
-        self.writes_s: list[float] = []
+        self.writes_s: list[float] = []  # of those that were committed
         self._run_manifest, self._manifest = run_manifest, dict[str, Any]()
         self._copy = bytearray()
         self._jobs: queue.Queue[Job | None] = queue.Queue(maxsize=1)
@@ -103,10 +103,15 @@ class Checkpoints:
         if not self.stalls_s:
             return ""
         stall_ms = 1e3 * statistics.median(self.stalls_s)
-        write_s = statistics.median(self.writes_s) if self.writes_s else 0.0
+        begun, durable = len(self.stalls_s), len(self.writes_s)
+        if durable:
+            became = f"durable {statistics.median(self.writes_s):.2f} s later"
+            became = became if durable == begun else f"{durable} of them {became}"
+        else:
+            became = "none of them became durable"
         return (
-            f"{len(self.stalls_s)} checkpoints: training stood still for {stall_ms:.1f} ms each "
-            f"(longest {1e3 * max(self.stalls_s):.1f} ms), durable {write_s:.2f} s later"
+            f"{begun} checkpoints: training stood still for {stall_ms:.1f} ms each "
+            f"(longest {1e3 * max(self.stalls_s):.1f} ms), {became}"
         )
 
     def close(self) -> None:
@@ -122,29 +127,41 @@ class Checkpoints:
             directory = self.root / files.directory_name(job.step, job.generation)
             begin = time.monotonic()
             try:
-                self._write(job, directory)
-                self.writes_s.append(time.monotonic() - begin)
+                if self._write(job, directory):
+                    self.writes_s.append(time.monotonic() - begin)
             except OSError as error:
                 self._failed(job, directory, error)
             finally:
                 self._idle.set()
 
-    def _write(self, job: Job, directory: Path) -> None:
+    def _write(self, job: Job, directory: Path) -> bool:
+        """Whether it is durable; of another rank than 0, which commits: whether its shard is."""
         if (directory / files.COMMIT).exists():
-            return  # what is committed is never touched again
+            return True  # what is committed is never touched again
+        if job.rank == 0:
+            self._clean_remains(job)  # of one that failed: they may be what fills the disk
         files.write_shard(
             directory, job.rank, job.world, job.entries, job.data, self.options.digest
         )
         if job.rank != 0:
-            return
+            return True
         if missing := self._wait_for_shards(directory, job):
-            if not job.over.is_set():
+            failed = files.given_up(directory, job.world)
+            if failed:  # each has said why
+                ranks = ", ".join(str(rank) for rank in failed)
+                files.take_back_shards(directory, failed, job.world)  # it may be tried again
+                self.elastic.report(
+                    "checkpoint_failed",
+                    f"checkpoint of step {job.step} in {self.root}: not committed, rank {ranks} "
+                    "could not write its part",
+                )
+            elif not job.over.is_set():
                 self.elastic.report(
                     "checkpoint_failed",
                     f"{directory}: {missing[0]} did not come within {self.options.wait_s:.0f} s; "
                     "not committed",
                 )
-            return
+            return False
         self._manifest = self._manifest or self._run_manifest()
         manifest = {
             "run": job.run,
@@ -157,6 +174,7 @@ class Checkpoints:
         files.commit(directory, manifest, self.options.digest)
         self.elastic.committed(job.generation, job.step, str(directory), job.world)
         self._clean(job)
+        return True
 
     def _wait_for_shards(self, directory: Path, job: Job) -> list[str]:
         deadline = time.monotonic() + self.options.wait_s
@@ -164,7 +182,8 @@ class Checkpoints:
         while missing := files.missing_shards(directory, job.world):
             if job.over.is_set() and not shortened:
                 deadline, shortened = min(deadline, time.monotonic() + AFTER_LOSS_S), True
-            if (left := deadline - time.monotonic()) <= 0:
+            left = deadline - time.monotonic()
+            if left <= 0 or files.given_up(directory, job.world):
                 return missing
             threading.Event().wait(min(POLL_S, left))
         return []
@@ -175,21 +194,27 @@ class Checkpoints:
             with contextlib.suppress(OSError):
                 (directory / (files.shard_name(job.rank, job.world) + end)).unlink()
         with contextlib.suppress(OSError):
-            directory.rmdir()
+            directory.rmdir() if job.rank == 0 else files.give_up_shard(
+                directory, job.rank, job.world)
         self.elastic.report(
             "checkpoint_failed",
             f"checkpoint of step {job.step} in {self.root}: {error.strerror or error}; "
             f"training goes on, tried again in {self.options.every} steps",
         )
 
-    def _clean(self, job: Job) -> None:
-        """Remains of older, never committed ones; and beyond keep-N where no agent does it."""
-        for path in self.root.iterdir():
+    def _clean_remains(self, job: Job) -> None:
+        """Of older ones that were never committed."""
+        for path in self.root.iterdir() if self.root.is_dir() else ():
             parsed = files.parse_name(path.name)
             if parsed is None or (path / files.COMMIT).exists():
                 continue
-            if parsed[0] <= job.step and parsed[1] <= job.generation:
+            older = parsed[0] < job.step and parsed[1] <= job.generation
+            if older or parsed[0] == job.step and parsed[1] < job.generation:
                 shutil.rmtree(path, ignore_errors=True)
+
+    def _clean(self, job: Job) -> None:
+        """Remains, and what is beyond keep-N where no agent deletes it."""
+        self._clean_remains(job)
         if not self.elastic.active():
             for found in files.surplus(self.root, self.options.keep):
                 files.delete(Path(found.path))

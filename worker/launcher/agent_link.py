@@ -26,6 +26,7 @@ RESTART_S = 1.0  # least time between two starts of a private agent
 PAUSE_MAX_S = 60.0
 END_WAIT_S = 3.0
 SUN_PATH = 107
+ROOM_BYTES = 1 << 20  # of a private agent's journal and store; they grow slowly
 
 
 class Places(NamedTuple):
@@ -62,6 +63,23 @@ def places(run: str, environ: Dict[str, str]) -> Places:
             errno.ENAMETOOLONG, "the agent's socket path is longer than %d characters; set "
             "HOLDFAST_RUNTIME_DIR to a shorter folder" % SUN_PATH, path)
     return Places(path, runtime, state, private=True)
+
+
+def prove_room(where: Places) -> None:
+    """Raises OSError, with the path, where this run's state would find no room: it is better not
+    started than started without agent, journal and logs."""
+    private_folder(where.state_dir)
+    path = os.path.join(where.state_dir, "room-%d" % os.getpid())
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(fd, 0, ROOM_BYTES if where.private else ROOM_BYTES >> 4)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            why = "%s: make room, or set HOLDFAST_STATE_DIR" % os.strerror(error.errno)
+            raise OSError(error.errno, why, where.state_dir) from None
+    finally:
+        os.close(fd)
+        os.unlink(path)
 
 
 def own_directory(path: str) -> None:

@@ -20,7 +20,7 @@ from .. import page as pages
 from ..rank import rank
 from ..wire import Packet
 from . import compiling, forking, levels, spec
-from .agent_link import AgentLink, Places, places, private_folder
+from .agent_link import AgentLink, Places, places, private_folder, prove_room
 from .child_tasks import ChildTask, ChildTasks
 from .commands import Commands
 from .ending import Ending, LeaveImports
@@ -345,6 +345,8 @@ def main(command: str, argv: List[str]) -> None:
     options = spec.parse(command, argv, forking.user_environ(environ))
     try:
         where = places(options.run, environ)
+        if where.private or not options.log_dir:
+            prove_room(where)
         code = Launcher(options, environ, where).run()
     except OSError as error:
         print("holdfast: %s" % error, file=sys.stderr)

@@ -22,6 +22,8 @@ class StoreWatch:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(RETRY_S)
+            if self._store.problem and await self._store.save():
+                self._wake("the store's disk takes writes again")
             if not self._store.view().up:
                 await self._store.refresh()
                 if self._store.view().up:

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from holdfast.trainer.checkpoint import format as files
+from holdfast.trainer.checkpoint.write import Checkpoints
 from holdfast.trainer.config import load
 from holdfast.trainer.loop import train
 from holdfast.trainer.standalone import Standalone
 
 HERE = Path(__file__).parent
+
+
+class State:
+    """As much of a model's state as a checkpoint asks for."""
+
+    def shard(self, rank, world):
+        return [], 0, 8
+
+    def bytes(self, begin, end):
+        return bytes(end - begin)
+
+    def describe(self):
+        return {}
 
 
 class Said(Standalone):
@@ -118,6 +135,40 @@ def test_full_disk(tmp_path, small_disk):
     assert "training goes on, tried again in 4 steps" in failed[0]
     assert files.listing(small_disk / "c") == []
     assert not list(small_disk.rglob("*.bin"))  # the room is given back
+
+
+def test_a_shard_whose_writer_failed_is_not_waited_for(tmp_path, monkeypatch):
+    """It is said at once by both, nothing is called durable, and the next try is a new one."""
+    write, full = files.write_shard, [True]
+
+    def no_room(directory, rank, *rest):
+        write(directory, rank, *rest)
+        if rank == 1 and full[0]:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files, "write_shard", no_room)
+    options = load(None, ["checkpoint.wait_s=60", f"work_dir={tmp_path}"]).checkpoint
+    ranks = []
+    for rank in range(2):
+        one = Checkpoints(options, tmp_path, State(), Said(), dict)
+        one.join(SimpleNamespace(generation=1, rank=rank, world=2, run="x"),
+                 SimpleNamespace(rank=rank, world=2))
+        ranks.append(one)
+    for step, durable in ((4, False), (4, True), (8, True)):
+        begin_s = time.monotonic()
+        full[0] = not durable
+        for one in reversed(ranks):
+            one.save(step)
+        for one in ranks:
+            assert one._idle.wait(20) and time.monotonic() - begin_s < 20
+        assert [found.step for found in files.listing(tmp_path)][:1] == ([step] if durable else [])
+        said = [text for fault, text in ranks[0].elastic.reports if fault]
+        assert len(said) == 1 and "not committed, rank 1 could not write its part" in said[0]
+        if not durable:
+            assert "none of them became durable" in ranks[0].summary()
+    assert "3 checkpoints" in ranks[0].summary() and "2 of them durable" in ranks[0].summary()
+    for one in ranks:
+        one.close()
 
 
 def test_read_only_disk(tmp_path, small_disk):
