@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,13 +45,13 @@ def fill(place: Path) -> Path:
     return filler
 
 
-def test_state_disk_full_in_mid_run(runs: Runs, small: Path, tmp_path: Path) -> None:
+def test_state_disk_full_in_mid_run(runs: Runs, small: Path) -> None:
     run = runs.script("plain.py", "100000", flags=("--nproc-per-node", "2", "--log-dir",
                                                    str(runs.home / "logs")),
                       HOLDFAST_STATE_DIR=str(small))
     first = run.at_step(3)
     filler = fill(small)
-    os.kill(first, 9)
+    os.kill(first, signal.SIGKILL)
     run.wait_output("generation 2")
     wait_for(lambda: run.ranks().get(1, {}).get("pid", first) != first, 30, run.output)
     run.at_step(3)
@@ -62,7 +63,8 @@ def test_state_disk_full_in_mid_run(runs: Runs, small: Path, tmp_path: Path) -> 
     run.wait_output("state is kept again", limit_s=20)
     wait_for(lambda: run.status()["need"] == "nothing", 20, "the need is over")
     assert not run.api("/api/v1/status")["journal_stalled"]
-    run.kill_all()
+    run.process.send_signal(signal.SIGINT)
+    run.wait(30)
 
 
 def test_state_disk_full_before_the_start(runs: Runs, small: Path) -> None:
