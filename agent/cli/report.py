@@ -52,6 +52,8 @@ def status(answers: Sequence[Json], run: str | None = None) -> list[Line]:
 
 def _run(run: Json) -> list[Line]:
     training = Span("yes", GOOD) if run["training"] else Span("no", BAD)
+    if run.get("suspicion"):
+        training = Span(f"in doubt: {run['suspicion']}", CARE)
     restarts = f", {count(run['restarts'], 'restart')}" if run.get("restarts") else ""
     pace = f", {seconds(run['step_time_s'])} a step" if run.get("step_time_s") else ""
     loss = f", loss {run['loss']:.4f}" if run.get("loss") is not None else ""

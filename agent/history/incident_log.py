@@ -19,6 +19,7 @@ INCIDENTS_MAX = 1000
 NODE = -1  # the owner of incidents without a run or with an unknown owner
 RECOVERY_BUCKETS_S = (0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800)
 LINE_MAX = 500
+PLANNED = "planned generation "  # as incidents/values.py writes it
 
 
 class Line(NamedTuple):
@@ -75,7 +76,8 @@ class IncidentLog:
             records.append(Happened(incident, counts, self._owners[incident.id]))
             if incident.run:
                 lines.extend(_lines(incident, before, changed))
-        return Changes(tuple(records), tuple(lines), tuple(self._forget_oldest(decision)))
+        forgotten = tuple(self._forget_oldest(decision))
+        return Changes(tuple(records), tuple(_plans_once(lines)), forgotten)
 
     def _forget_oldest(self, decision: Decision) -> list[Incident]:
         """Forgets the oldest of whoever has most: nobody's runs push out what others, or the node,
@@ -154,7 +156,7 @@ def _lines(incident: Incident, before: Incident | None, changed: bool) -> list[L
         named = incident.reason.startswith(_who(incident))
         lines.append((level, incident.reason if named else f"{_who(incident)}: {incident.reason}"))
     known_texts = {text for _, text in before.timeline} if before is not None else set()
-    planned = [t for _, t in incident.timeline if t.startswith("planned") and t not in known_texts]
+    planned = [t for _, t in incident.timeline if t.startswith(PLANNED) and t not in known_texts]
     lines.extend(("info", f"{incident.fault}: {text}") for text in planned[-1:])
     roots = [t for _, t in incident.timeline if t.startswith("root: ") and t not in known_texts]
     lines.extend(("warn", f"{incident.fault}: {text}") for text in roots[-1:])
@@ -173,6 +175,20 @@ def _lines(incident: Incident, before: Incident | None, changed: bool) -> list[L
     return [
         Line(incident.run, text[:LINE_MAX], level, incident.fault, rank) for level, text in lines
     ]
+
+
+def _plans_once(lines: list[Line]) -> list[Line]:
+    """A plan answers every incident that waits; a person reads it once."""
+    told: set[tuple[str, str]] = set()
+    kept = []
+    for line in lines:
+        plan = (line.run, line.text.partition(": ")[2])
+        if plan[1].startswith(PLANNED):
+            if plan in told:
+                continue
+            told.add(plan)
+        kept.append(line)
+    return kept
 
 
 def _who(incident: Incident) -> str:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 import time
 from typing import Any
 
 import msgspec
 
+from ..core.detect.ranks.hang import DETECTOR as HANG
 from ..core.detect.ranks.live_logs import FAULT as LOG_ROOT
 from ..core.model import Incident, RankView, RunView, Verdict, run_subject
 from ..daemon.state import AgentState
@@ -23,6 +25,7 @@ from ..system.version import VERSION
 from ..telemetry.devices import CARDS, COLLECTORS, cards, devices
 
 OPEN = ("open", "acted")
+LIMIT = re.compile(r", would act at [0-9.]+ s")
 FAULTY = ("degraded", "fatal")
 INCIDENTS_SHOWN = 200
 DOING = {
@@ -187,6 +190,7 @@ def _run(state: AgentState, view: RunView, verdicts: tuple[Verdict, ...]) -> dic
         "connected": view.connected,
         "paused": paused,
         "training": is_training,
+        "suspicion": _suspicion(state, view, verdicts),
         "stage": state.snapshot.stages.get(view.run, "unknown"),
         "doing": _doing(view, running, phase, faulty),
         "need": _need(state, view, paused),
@@ -272,6 +276,31 @@ def _doing(view: RunView, running: list[RankView], phase: str, faulty: bool) -> 
     if phase == "unknown" and view.grade != "trainer" and not step:
         return "running"
     return f"training step {step + 1} ({phase})"
+
+
+def _suspicion(state: AgentState, view: RunView, verdicts: tuple[Verdict, ...]) -> str:
+    """Who may hold the run up, where, for how long, and what happens when; "" for nobody."""
+    doubt = next((verdict for verdict in verdicts if verdict.run == view.run
+                  and verdict.detector == HANG and not verdict.act), None)
+    if doubt is None:
+        return ""
+    said = [doubt.reason]
+    for incident in reversed(state.incident_log.incidents.values()):
+        same = (incident.fault, incident.subject) == (doubt.fault, doubt.subject)
+        if incident.state not in OPEN or not same:
+            continue
+        for what, value in incident.evidence:
+            who, is_where, _ = what.rpartition("where")
+            if is_where:
+                said.append(f"{who}at {value}")
+            elif what == "waits for":
+                said.append(f"waits for {value}")
+        if incident.would_have.startswith("waits"):  # a known cause: the limit does not count
+            said[0] = LIMIT.sub("", doubt.reason)
+        if incident.would_have:
+            said.append(incident.would_have)
+        break
+    return "; ".join(said)
 
 
 def _need(state: AgentState, view: RunView, paused: bool) -> str:

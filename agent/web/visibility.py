@@ -82,6 +82,7 @@ def _public_run(one: Json) -> Json:
     return one | {
         # The text behind a colon is the job's words or names.
         "doing": one["doing"].partition(": ")[0], "need": one["need"].partition(": ")[0],
+        "suspicion": one["suspicion"] and WITHHELD,
         "reason": "", "root": "", "logs": None, "log_dir": "", "checkpoint_dir": "",
         "checkpoint": saved and saved | {"path": ""},
         "ranks": [rank | {"where": "", "why": rank["why"] and WITHHELD} for rank in one["ranks"]],

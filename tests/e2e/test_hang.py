@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from running import SCRIPTS, Run, Runs, wait_for
 
+from holdfast.agent.cli import report
+
 pytest.importorskip("torch", reason="the trainer's extra is not installed")
 
 
@@ -38,6 +40,10 @@ def test_an_endless_loop_is_suspected_by_name_and_line_and_not_killed(runs: Runs
     loop = line_of("plain.py", "while True:")
     number = int(loop.split(":")[1])
     assert any(f"plain.py:{n}" in where for n in (number, number + 1)), where
+    first = "\n".join(" ".join(span.text for span in row) for row in report.status([
+        run.api("/api/v1/status")])).partition("checkpoint")[0]
+    assert "in doubt" in first and "rank 1" in first and "would act at" in first, first
+    assert where.split()[0] in first.replace("\n", " "), first
     assert run.status()["generation"] == 1
 
 

@@ -10,6 +10,7 @@ import shlex
 import aiohttp
 import pytest
 from fakes import FakeLauncher, rank_level, until
+from msgspec.structs import replace
 from pages import taken_by_prometheus
 
 from holdfast.agent.cli import parser
@@ -69,6 +70,7 @@ def test_reading(agent, tmp_path):
             run = status["runs"][0]
             assert run["run"] == "demo" and run["checkpoint"]["step"] == 20
             assert run["ranks"][0]["health"] == "suspect" and run["ranks"][0]["why"] == "still"
+            assert run["suspicion"] == ""  # nothing says that it is the run's own
             assert run["need"] == "nothing"
             async with client.get("/api/v1/ledger") as answer:
                 ledger = await answer.json()
@@ -292,3 +294,36 @@ def test_the_documentation_names_every_metric():
     text = render_docs()
     assert all(f"`holdfast_{name}`" in text for name in NAMES)
     assert json.dumps(text)
+
+
+def test_a_suspicion_is_said_with_all_that_is_known(agent, tmp_path):
+    """Rank, time and limit from the verdict; line and what is waited for from the incident."""
+    reason = "rank 0 (pid 7) on node-a holds the run up; waited 12.0 s, would act at 60.0 s"
+    doubt = Verdict("rank_hung", "run/demo/rank/0", "warn", 0.8, reason, act=False, run="demo",
+                    detector="hang")
+    suspected = replace(
+        INCIDENT, id="demo/2", fault="rank_hung", subject=doubt.subject, state="open", run="demo",
+        evidence=(("step", "9"), ("where", "train.py:37 in read"), ("waits for", "/mnt/data/x")))
+
+    async def scenario(daemon, node, launcher, tcp, unix):
+        async def suspicion(holds):
+            async def said():
+                async with unix.get("/api/v1/status") as answer:
+                    return (await answer.json())["runs"][0]["suspicion"]
+            daemon.wake("test")
+            await until(lambda: holds in str(daemon.state.snapshot.decision))
+            return await said()
+
+        node.extra = {"verdicts": (doubt,)}
+        assert await suspicion("60.0 s") == reason
+        node.incidents = (suspected,)
+        known = "; at train.py:37 in read; waits for /mnt/data/x"
+        assert await suspicion("train.py:37") == reason + known
+        waits = "waits, and no restart is spent: dead"
+        node.incidents = (replace(suspected, would_have=waits),)
+        without = reason.replace(", would act at 60.0 s", "")
+        assert await suspicion("is spent") == f"{without}{known}; {waits}"
+        node.extra = {"verdicts": (replace(doubt, act=True),)}
+        assert await suspicion("act=True") == ""
+
+    browse(scenario, agent, tmp_path)
