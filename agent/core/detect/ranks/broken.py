@@ -163,5 +163,7 @@ class UnderRanks(RunDetector):
     name = kernel_incidents.DETECTOR
 
     def look(self, view: RanksView) -> Look:
+        if self.name not in view.settings.act:
+            return Look()
         ranks, generation = view.run.ranks, view.plan.generation
         return Look(kernel_incidents.cause_of(view.of_kernel, ranks, generation))
