@@ -26,7 +26,7 @@ Where something goes ("new": the folder comes with the first of its kind):
 | a straggler detector | `agent/core/detect/ranks/`, its entry in `agent/core/detect/registry.py` |
 | an etcd store | `agent/store/etcd.py`, which offers what `agent/store/base.py` asks for |
 | an S3 tier of checkpoints | `trainer/checkpoint/tiers/s3.py` (new) |
-| a check | it runs in `agent/checks/` (new), and is judged in `agent/core/checks/` (new) |
+| a check | its row in `agent/checks/table.py`, its function in the module that the row names |
 | a webhook | `agent/web/alerts.py`, its route in `agent/web/server.py` |
 | a new column of the page | its value in `agent/web/status.py`, its cell in `agent/web/page.html` |
 | an engine of the trainer | `trainer/engines/`, chosen in `trainer/config.py` |

@@ -79,6 +79,13 @@ EXITS: Dict[str, Tuple[Row, ...]] = {
         row(FAILED, "there is no checkpoint"),
         row(BAD_CHECKPOINT, "a checkpoint is bad"),
     ),
+    "check": (
+        row(DONE, "every check passed"),
+        row(FAILED, "a warning; with --for: a critical that came twice in a row, while no breaker "
+            "is open, and all else is %d" % DONE),
+        row(USAGE, "a critical, or the command line was not understood"),
+        row(NOT_KNOWN, "nothing worse than unknown, or a name, size, profile or setting is wrong"),
+    ),
     "diagnose": (
         row(DONE, "a root cause was found"),
         row(FAILED, "none was found"),

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 from holdfast.worker import exits
 
 INJECTABLE = ("kill", "stop", "stall", "exception", "hold-gil", "skip-collective")
+CONVENTIONS = ("slurm-prolog", "slurm-health", "batch", "k8s")
 PROG = "holdfast"
 WIDTH = 80
 Configure = Callable[[argparse.ArgumentParser], None]
@@ -75,6 +76,29 @@ def _drift(parser: argparse.ArgumentParser) -> None:
 
 def _verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", metavar="DIR", help="one checkpoint, or a directory of them")
+
+
+def _check(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="*", metavar="NAME",
+                        help="which checks (default: those that are made before a job)")
+    parser.add_argument("--list", action="store_true", help="what can be checked, and how long")
+    parser.add_argument("--for", dest="convention", choices=CONVENTIONS,
+                        help="speak this scheduler's exit status, and say one line")
+    parser.add_argument("--max-age", type=number(float, 0, 86400), metavar="SECONDS",
+                        help="take a verdict that is no older (default 0; with --for 300)")
+    parser.add_argument("--force", action="store_true", help="even while a run trains here")
+    parser.add_argument("--path", action="append", default=[], metavar="DIR",
+                        help="where checkpoints go: write there and read back")
+    parser.add_argument("--python", default="", metavar="FILE",
+                        help="the interpreter that has torch")
+    parser.add_argument("--profile", metavar="NAME", help="take the node for such a machine")
+    parser.add_argument("--sizes", default="", metavar="LIST",
+                        help="of the collective tests, as 64K,1M,1G")
+    parser.add_argument("--ranks", type=number(int, 2, 256), metavar="N",
+                        help="of the collective tests (default: one a device, 2 on processors)")
+    parser.add_argument("--table", action="store_true",
+                        help="show the collective tests' tables, as with their name")
+    parser.add_argument("--config", metavar="FILE", help="default: /etc/holdfast/agent.toml")
 
 
 def _diagnose(parser: argparse.ArgumentParser) -> None:
@@ -150,6 +174,9 @@ COMMANDS = (
             "drift:drift", _drift),
     Command("verify", "prove a checkpoint by its digests", "holdfast verify runs/m5/checkpoints",
             "checkpoint:verify", _verify),
+    Command("check", "prove this node before training: devices, memory, collectives",
+            "holdfast check --path /checkpoints\n"
+            "         holdfast check collectives --sizes 64K,1M,64M", "check:check", _check),
     Command("diagnose", "what killed a run, from its logs alone",
             "holdfast diagnose logs/rank*.log", "diagnose:diagnose", _diagnose),
     Command("inject", "cause a fault in your own run", "holdfast inject kill --rank 1",

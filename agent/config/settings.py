@@ -170,6 +170,29 @@ class Logs(msgspec.Struct, frozen=True):
         "and in between read at most this much a second of a run; 0: nothing"))] = 65536
 
 
+class Checks(msgspec.Struct, frozen=True):
+    """What `holdfast check` takes."""
+
+    python: Annotated[
+        Path,
+        Meta(description=(
+            "the interpreter that has torch; empty: the active environment's, this one, or "
+            "python3 on the PATH"
+        )),
+    ] = ""
+    paths: Annotated[
+        tuple[str, ...],
+        Meta(max_length=16, description="where checkpoints go: written to and read back"),
+    ] = ()
+    limits: Annotated[
+        tuple[str, ...],
+        Meta(max_length=64, description=(
+            "`NAME >= NUMBER` of a measure, in bytes or operations a second; below it is critical, "
+            "whatever profile and baseline say"
+        )),
+    ] = ()
+
+
 class Actions(msgspec.Struct, frozen=True):
     """Actions that outlive a run are off until they are named here."""
 
@@ -215,6 +238,7 @@ class Config(msgspec.Struct, frozen=True):
     api: Api = Api()
     evidence: Evidence = Evidence()
     logs: Logs = Logs()
+    checks: Checks = Checks()
     actions: Actions = Actions()
     inject: Inject = Inject()
     runbooks: Runbooks = Runbooks()

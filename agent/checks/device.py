@@ -1,0 +1,223 @@
+"""Checks of each device: known answers bit for bit, and how fast it computes and copies.
+
+Owns the functions that the table's rows name, each called in a child beside torch with the options
+of the round.  The same code runs on the processor where there is no accelerator.  They measure and
+compare alone: what is too slow is said elsewhere (agent/core/checks/verdict.py).  Imports torch and
+the standard library.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+REPEATS = 5
+MB = 1 << 20
+INTEGER_SIZE, FLOAT_SIZE = 256, 512
+# The command with this set (any number, the seed) flips one bit of a result, so that an operator
+# sees what silent corruption looks like here.
+FLIP_VARIABLE = "HOLDFAST_CHECK_FLIP_BIT"
+Answer = dict[str, Any]  # the fields of agent/core/checks/verdict.py's Answer
+Flip = Callable[[torch.Tensor], torch.Tensor]
+
+
+def kind() -> str:
+    """cuda (NVIDIA's and AMD's) or cpu."""
+    return "cuda" if torch.cuda.device_count() else "cpu"
+
+
+def devices() -> list[str]:
+    """As torch names them."""
+    return ["cuda:%d" % one for one in range(torch.cuda.device_count())] or ["cpu"]
+
+
+def what_is_here() -> dict[str, Any]:
+    """Begins a context where there is an accelerator, after which no child can be forked."""
+    if kind() == "cuda":
+        models = [torch.cuda.get_device_name(one) for one in range(torch.cuda.device_count())]
+    else:
+        models = [_processor()]
+    return {"torch": torch.__version__, "python": sys.executable, "kind": kind(), "models": models}
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+            lines = [line for line in file.read(8192).split("\n") if line.startswith("model name")]
+    except OSError:
+        lines = []
+    name = lines[0].partition(":")[2].strip() if lines else "processor"
+    return "%s, %d cores" % (name, len(os.sched_getaffinity(0)))
+
+
+def _beginning(device: str) -> str:
+    """Says which device comes now: the last words of a check that hangs or dies."""
+    print(device, flush=True)
+    if device != "cpu":
+        torch.cuda.set_device(device)
+    return device
+
+
+# ------------------------------------------------------------------------------ known answers
+
+
+def tensor(options: dict[str, Any]) -> Answer:
+    """Products of matrices on every device."""
+    seed = os.environ.get(FLIP_VARIABLE, "")
+    wrong: list[str] = []
+    for device in devices():
+        _beginning(device)
+        wrong += known_answers(device, flipped(int(seed)) if seed.isdecimal() else None)
+    return {"said": "%s: every bit as it must be" % _counted(devices()), "critical": wrong}
+
+
+def known_answers(device: str, flip: Flip | None = None) -> list[str]:
+    """What is wrong with this device's results; nothing when all is well.
+
+    The integers stay below 2^24, so that a device may multiply them as it does best and there is
+    one right answer, which the host finds by other instructions.  Of other numbers the order of
+    the sums decides over the last bits, so a device is held against itself there.
+    """
+    wrong = []
+    generator = torch.Generator().manual_seed(20261120)
+    a, b = (torch.randint(-8, 9, (INTEGER_SIZE, INTEGER_SIZE), generator=generator)
+            for _ in range(2))
+    expected = a @ b  # int64, on the host
+    there = (a.to(torch.float32).to(device), b.to(torch.float32).to(device))
+    first, again = there[0] @ there[1], there[0] @ there[1]
+    first = flip(first) if flip is not None else first
+    if not _same(first, again):
+        wrong.append("%s: the same product of integers twice, and %s" % (
+            device, _difference(first, again)))
+    elif not torch.equal(first.cpu().to(torch.int64), expected):
+        wrong.append("%s: a product of integers is not the host's" % device)
+    for kind_of_float in (torch.float32, torch.bfloat16):
+        x, y = (torch.randn(FLOAT_SIZE, FLOAT_SIZE, generator=generator).to(kind_of_float)
+                .to(device) for _ in range(2))
+        first, again = x @ y, x @ y
+        first = flip(first) if flip is not None else first
+        if not _same(first, again):
+            wrong.append("%s: the same product of %s twice, and %s" % (
+                device, str(kind_of_float).split(".")[-1], _difference(first, again)))
+    return wrong
+
+
+def _bits(of: torch.Tensor) -> torch.Tensor:
+    """As integers: a comparison of numbers would miss a sign of zero, and NaN is unlike itself."""
+    return of.view(torch.int16 if of.element_size() == 2 else torch.int32)
+
+
+def _same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(_bits(a), _bits(b))
+
+
+def _difference(a: torch.Tensor, b: torch.Tensor) -> str:
+    count = int((_bits(a) != _bits(b)).sum())
+    return "%d of %d results differ" % (count, a.numel())
+
+
+def flipped(seed: int) -> Flip:
+    """One bit of one result, another with each call."""
+    draw = random.Random(seed)
+
+    def flip(result: torch.Tensor) -> torch.Tensor:
+        changed = result.clone()
+        bits = _bits(changed).view(-1)
+        place = draw.randrange(bits.numel())
+        mask = 1 << draw.randrange(8 * bits.element_size() - 1)
+        bits[place] = bits[place] ^ mask
+        return changed
+
+    return flip
+
+
+# -------------------------------------------------------------------------------------- rates
+
+
+def memory_bandwidth(options: dict[str, Any]) -> Answer:
+    """Bytes read and written a second by copies inside a device's memory."""
+    return {"said": "copies within memory",
+            "measures": [_copied(_beginning(one)) for one in devices()]}
+
+
+def _copied(device: str) -> dict[str, Any]:
+    size = (32 if device == "cpu" else 1024) * MB
+    source = torch.ones(size // 4, dtype=torch.float32, device=device)
+    target = torch.empty_like(source)
+    rates = [2 * size / took for took in _timed(device, lambda: target.copy_(source))]
+    return _measure("memory_bandwidth", device, rates, "B/s")
+
+
+def gemm(options: dict[str, Any]) -> Answer:
+    """Floating-point operations a second in products of square matrices."""
+    measures = []
+    for device in devices():
+        _beginning(device)
+        measures.append(_multiplied(device, torch.float32))
+        if device != "cpu":  # many processors only imitate the shorter type
+            measures.append(_multiplied(device, torch.bfloat16))
+    return {"said": "products of matrices", "measures": measures}
+
+
+def _multiplied(device: str, of: torch.dtype) -> dict[str, Any]:
+    size = 768 if device == "cpu" else 8192
+    a = torch.ones(size, size, dtype=of, device=device)
+    b, out = torch.ones_like(a), torch.empty_like(a)
+    rates = [2 * size**3 / took for took in _timed(device, lambda: torch.mm(a, b, out=out))]
+    return _measure("gemm_%s" % str(of).split(".")[-1], device, rates, "FLOP/s")
+
+
+def host_copy(options: dict[str, Any]) -> Answer:
+    """Copies from the host's memory to a device and back: the same bytes, and how fast."""
+    found = [_there_and_back(_beginning(one)) for one in devices()]
+    return {"said": "the same bytes came back",
+            "measures": [measure for measure, _ in found],
+            "critical": ["%s: what comes back is not what was sent" % measure["subject"]
+                         for measure, same in found if not same]}
+
+
+def _there_and_back(device: str) -> tuple[dict[str, Any], bool]:
+    size = (16 if device == "cpu" else 256) * MB
+    generator = torch.Generator().manual_seed(20261121)
+    host = torch.randint(0, 256, (MB,), dtype=torch.uint8, generator=generator).repeat(size // MB)
+    host = host if device == "cpu" else host.pin_memory()
+    back = torch.empty_like(host, pin_memory=device != "cpu")
+    there = torch.empty(size, dtype=torch.uint8, device=device)
+    out = [size / took for took in _timed(device, lambda: there.copy_(host, non_blocking=True))]
+    home = [size / took for took in _timed(device, lambda: back.copy_(there, non_blocking=True))]
+    slower = min(out, home, key=statistics.median)
+    return _measure("host_copy", device, slower, "B/s"), torch.equal(host, back)
+
+
+def _timed(device: str, once: Callable[[], object]) -> list[float]:
+    """Seconds of each repeat, after two that are not counted."""
+    found = []
+    for number in range(2 + REPEATS):
+        _wait(device)
+        begin_s = time.perf_counter()
+        once()
+        _wait(device)
+        if number >= 2:
+            found.append(max(time.perf_counter() - begin_s, 1e-9))
+    return found
+
+
+def _wait(device: str) -> None:
+    if device != "cpu":
+        torch.cuda.synchronize()
+
+
+def _measure(name: str, device: str, rates: list[float], unit: str) -> dict[str, Any]:
+    return {"name": name, "value": statistics.median(rates), "unit": unit, "subject": device,
+            "samples": rates}
+
+
+def _counted(found: list[str]) -> str:
+    return found[0] if len(found) == 1 else "%d devices" % len(found)

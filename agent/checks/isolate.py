@@ -1,0 +1,355 @@
+"""Calls functions in children that may hang, crash, print, eat memory or leave processes behind.
+
+Owns the borders of such a child: a session of its own, a deadline, a limit of memory and of output,
+and the end of everything that it started.  It says what became of each call and raises nothing for
+what a call does.  Standard library of Python 3.9 alone: it also runs beside torch, in the Python
+that has it (torch_entry.py), where nothing else of Holdfast is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+ANSWER_MAX_BYTES = 4 << 20
+KILL_WAIT_S = 0.5  # what is still there after this hangs in the kernel
+POLL_S = 0.02
+ROUNDS_MAX = 20  # of killing what is started while others are killed
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
+
+
+class Call(NamedTuple):
+    """One function in a child.  It writes its lines of JSON to the descriptor that it is given,
+    and may become another program, which writes them there."""
+
+    name: str
+    function: Callable[[int], None]
+    deadline_s: float
+    memory_bytes: int = 0  # beyond what this process has now; 0: no limit
+    output_bytes: int = 1 << 20
+    lock: str = ""  # a file that is held while it runs, by whatever is left of it as well
+
+
+class Event(NamedTuple):
+    """A line that a call wrote, or, with `ended`, what became of it: `problem` is "" when it ended
+    by itself, in time and in order."""
+
+    name: str
+    value: Any = None
+    ended: bool = False
+    problem: str = ""
+    took_s: float = 0.0
+
+
+def answering(function: Callable[[], Any]) -> Callable[[int], None]:
+    """A call of a function that returns its one answer."""
+
+    def call(descriptor: int) -> None:
+        write_line(descriptor, function())
+
+    return call
+
+
+def write_line(descriptor: int, value: Any) -> None:
+    text = json.dumps(value).encode() + b"\n"
+    while text:
+        text = text[os.write(descriptor, text):]
+
+
+def run_all(calls: Sequence[Call], at_once: int) -> Iterator[Event]:
+    """Runs the calls, `at_once` of them at a time; whoever stops listening ends them all.  This
+    process must have one thread, since it forks."""
+    # What a dead call started becomes a child of this process.
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    before = _children()
+    waiting = list(calls)
+    running: list[_Child] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                call = waiting.pop(0)
+                child = _Child(call)
+                problem = child.start()
+                if problem:
+                    yield Event(call.name, None, True, problem)
+                else:
+                    running.append(child)
+            watched = [one for child in running for one in child.open]
+            if watched:
+                select.select(watched, (), (), POLL_S)
+            elif running:
+                time.sleep(POLL_S / 4)
+            for child in list(running):
+                for value in child.read():
+                    yield Event(child.call.name, value)
+                ended = child.ended(before | {one.pid for one in running})
+                if ended is not None:
+                    running.remove(child)
+                    for value in child.lines:
+                        yield Event(child.call.name, value)
+                    yield ended
+    finally:
+        for child in running:
+            end_tree(child.pid)
+            child.close()
+
+
+class _Child:
+    """One call while it runs."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+        self.pid = 0
+        self.open: list[int] = []
+        self.lines: list[Any] = []
+        self._answer = self._output = self._lock = -1
+        self._rest = b""
+        self._read_bytes = {"answer": 0, "output": 0}
+        self._tail = b""
+        self._problem = ""
+        self._left = 0
+        self._begin_s = 0.0
+
+    def start(self) -> str:
+        """Why it cannot be started; "" when it was."""
+        if self.call.lock:
+            self._lock = os.open(self.call.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(self._lock)
+                return "another one of it runs already, or hangs (%s)" % self.call.lock
+        self._answer, answer = os.pipe()
+        self._output, output = os.pipe()
+        self._begin_s = time.monotonic()
+        parent = os.getpid()
+        self.pid = os.fork()
+        if self.pid == 0:
+            try:
+                _become(self.call, answer, output, self._lock, parent)
+            finally:
+                os._exit(70)
+        os.close(answer)
+        os.close(output)
+        self.open = [self._answer, self._output]
+        for descriptor in self.open:
+            os.set_blocking(descriptor, False)
+        return ""
+
+    def read(self) -> list[Any]:
+        """Lines that are whole; what is no JSON is a problem of the call's."""
+        for which, descriptor in (("answer", self._answer), ("output", self._output)):
+            most = ANSWER_MAX_BYTES if which == "answer" else self.call.output_bytes
+            while descriptor in self.open and self._read_bytes[which] <= most:
+                try:
+                    part = os.read(descriptor, 65536)
+                except BlockingIOError:
+                    break
+                if not part:
+                    self.open.remove(descriptor)
+                    break
+                self._read_bytes[which] += len(part)
+                if which == "answer":
+                    self._rest += part
+                else:
+                    self._tail = (self._tail + part)[-400:]
+            if self._read_bytes[which] > most and not self._problem:
+                self._problem = "it wrote more than %d bytes" % most
+        *whole, self._rest = self._rest.split(b"\n")
+        found = []
+        for line in whole:
+            try:
+                value = json.loads(line)
+            except (ValueError, RecursionError):
+                self._problem = self._problem or "its answer is no JSON: %r" % line[:60]
+                continue
+            if isinstance(value, dict) and value.keys() == {"left"}:
+                self._left = value["left"]
+            elif isinstance(value, dict) and value.keys() == {"raised"}:
+                self._problem = self._problem or str(value["raised"])
+            else:
+                found.append(value)
+        return found
+
+    def ended(self, known: set[int]) -> Event | None:
+        """What became of it; None while it runs, within its limits.  `known`: children of this
+        process that are no other call's leavings."""
+        late = time.monotonic() - self._begin_s > self.call.deadline_s
+        status = _waited(self.pid)
+        if status is None and not (late or self._read_bytes["output"] > self.call.output_bytes
+                                   or self._read_bytes["answer"] > ANSWER_MAX_BYTES):
+            return None
+        took_s = time.monotonic() - self._begin_s
+        if status is None:
+            problem = self._problem or "no answer within %g s" % self.call.deadline_s
+            problem += self._last_words()
+            if not end_tree(self.pid):
+                problem += "; its process %d cannot be killed (it hangs in %s)" % (
+                    self.pid, _small("/proc/%d/wchan" % self.pid) or "the kernel")
+        else:
+            self.lines = self.read()
+            problem = self._problem
+            if os.WIFSIGNALED(status):
+                name = signal.Signals(os.WTERMSIG(status)).name
+                problem = "it died of %s%s" % (name, self._last_words())
+            elif not problem and os.WEXITSTATUS(status):
+                problem = "it ended with status %d%s" % (
+                    os.WEXITSTATUS(status), self._last_words())
+        self._left += _end_strays(known)
+        if self._left and not problem:
+            problem = "it left %d process%s behind, which %s ended" % (
+                self._left, "es" if self._left > 1 else "", "were" if self._left > 1 else "was")
+        self.close()
+        return Event(self.call.name, None, True, problem, took_s)
+
+    def _last_words(self) -> str:
+        lines = self._tail.decode("utf-8", "replace").split("\n")
+        said = next((one.strip() for one in reversed(lines) if one.strip()), "")
+        return "; last it said: %s" % said[:160] if said else ""
+
+    def close(self) -> None:
+        for descriptor in (self._answer, self._output, self._lock):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._answer = self._output = self._lock = -1
+
+
+def _become(call: Call, answer: int, output: int, lock: int, parent: int) -> None:
+    """The child, until it ends."""
+    os.setsid()
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(70)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE):
+        signal.signal(number, signal.SIG_DFL)
+    silence = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(silence, 0)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    # The parent's own may hold what it has not printed yet.
+    sys.stdout, sys.stderr = (open(one, "w", buffering=1, errors="replace", closefd=False)
+                              for one in (1, 2))
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if descriptor > 2 and descriptor not in (answer, lock):
+            try:
+                os.close(descriptor)
+            except OSError:
+                pass  # the one that listed them
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if call.memory_bytes:
+        most = int(_small("/proc/self/statm").split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (most + call.memory_bytes,) * 2)
+    status = 0
+    try:
+        call.function(answer)
+    except MemoryError:
+        write_line(answer, {"raised": "it wants more than %d MB" % (call.memory_bytes >> 20)})
+    except BaseException as error:  # border of a process: its exception is its answer
+        said = "%s: %s" % (type(error).__name__, error)
+        write_line(answer, {"raised": said[:500]})
+    left = len(descendants(os.getpid()))
+    if left:
+        end_below()
+        write_line(answer, {"left": left})
+    os._exit(status)
+
+
+def descendants(pid: int) -> set[int]:
+    """Processes below this one, those apart that have ended and wait to be reaped."""
+    parents: dict[int, list[int]] = {}
+    for name in os.listdir("/proc"):
+        if name.isdecimal():
+            # The name in brackets may hold anything: state and parent are the first behind it.
+            fields = _small("/proc/%s/stat" % name).rpartition(")")[2].split()
+            if len(fields) > 1 and fields[0] not in "ZX":
+                parents.setdefault(int(fields[1]), []).append(int(name))
+    found: set[int] = set()
+    todo = [pid]
+    while todo:
+        for one in parents.get(todo.pop(), ()):
+            if one not in found:
+                found.add(one)
+                todo.append(one)
+    return found
+
+
+def end_tree(pid: int) -> bool:
+    """Kills a child and all below it; False where the child is still there."""
+    _end(descendants(pid), keep=pid)
+    _kill(pid)
+    limit_s = time.monotonic() + KILL_WAIT_S
+    while _waited(pid) is None:
+        if time.monotonic() > limit_s:
+            return False
+        time.sleep(0.002)
+    return True
+
+
+def end_below() -> None:
+    """Ends what this process started."""
+    _end(descendants(os.getpid()))
+
+
+def _end(found: set[int], keep: int = 0) -> None:
+    """Kills them, and what they start meanwhile where `keep` names who is above them."""
+    for _ in range(ROUNDS_MAX):
+        for one in found:
+            _kill(one)
+        found = descendants(keep) if keep else set()
+        if not found:
+            return
+        time.sleep(0.002)
+
+
+def _end_strays(known: set[int]) -> int:
+    """Ends what became this process's child because its starter died; how many these were."""
+    count = 0
+    for one in _children() - known:
+        count += 1 + len(descendants(one))
+        end_tree(one)
+    return count
+
+
+def _children() -> set[int]:
+    own = os.getpid()
+    return {one for one in descendants(own) if _parent(one) == own}
+
+
+def _parent(pid: int) -> int:
+    fields = _small("/proc/%d/stat" % pid).rpartition(")")[2].split()
+    return int(fields[1]) if len(fields) > 1 else 0
+
+
+def _kill(pid: int) -> None:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def _waited(pid: int) -> int | None:
+    """The wait status; None while it runs."""
+    try:
+        done, status = os.waitpid(pid, os.WNOHANG)
+    except ChildProcessError:
+        return 0
+    return status if done else None
+
+
+def _small(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            return file.read(4096).decode("utf-8", "replace")
+    except OSError:
+        return ""

@@ -1,0 +1,109 @@
+"""What checks said last: the cache, a short history, and what passed, as a baseline.
+
+Owns results.json below the state directory, one writer at a time, replaced as a whole.  A file that
+cannot be read counts as none, and one that cannot be written costs the memory alone: a check is
+made all the same.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from ..core.checks.verdict import OK, CheckVerdict, Measure
+from ..system.regular import read_regular
+
+FILE_MAX_BYTES = 8 << 20
+HISTORY_MAX = 32  # of one check
+PASSES_MAX = 64  # of one measure
+MEASURES_MAX = 2048
+TABLE_MAX = 400  # lines
+
+
+class Past(msgspec.Struct, frozen=True):
+    """One verdict of the past, for people."""
+
+    wall_s: float
+    status: str
+    value: float | None = None
+
+
+class Results(msgspec.Struct):
+    """`baseline`: "machine|measure|subject" -> samples of each pass, oldest first."""
+
+    boot_id: str = ""
+    verdicts: dict[str, CheckVerdict] = {}
+    history: dict[str, list[Past]] = {}
+    baseline: dict[str, list[list[float]]] = {}
+
+    def fresh(self, name: str, boot_id: str, now_s: float, max_age_s: float) -> CheckVerdict | None:
+        """The last verdict, where it is of this boot and young enough."""
+        found = self.verdicts.get(name)
+        if found is None or boot_id != self.boot_id or not 0 <= now_s - found.wall_s <= max_age_s:
+            return None
+        return found
+
+    def passes(self, machine: str, measure: Measure) -> Sequence[Sequence[float]]:
+        return self.baseline.get(_key(machine, measure), ())
+
+    def take(self, verdict: CheckVerdict) -> None:
+        self.verdicts[verdict.check] = msgspec.structs.replace(
+            verdict, table=verdict.table[:TABLE_MAX])
+        past = self.history.setdefault(verdict.check, [])
+        past.append(Past(verdict.wall_s, verdict.status, verdict.value))
+        del past[:-HISTORY_MAX]
+
+    def learn(self, machine: str, verdict: CheckVerdict) -> None:
+        """Only from what passed: a slow node must not teach that slow is usual."""
+        for one in verdict.measures if verdict.status == OK else ():
+            key = _key(machine, one)
+            if key in self.baseline or len(self.baseline) < MEASURES_MAX:
+                passes = self.baseline.setdefault(key, [])
+                passes.append(list(one.samples) or [one.value])
+                del passes[:-PASSES_MAX]
+
+
+def _key(machine: str, measure: Measure) -> str:
+    return f"{machine}|{measure.name}|{measure.subject}"
+
+
+def directory(environ: Mapping[str, str]) -> Path:
+    """Where results are kept: beside the node agent's journal where this user may write there, so
+    that the agent shows them, else in the user's own state directory."""
+    if environ.get("HOLDFAST_STATE_DIR"):
+        return Path(environ["HOLDFAST_STATE_DIR"]) / "checks"
+    node = Path("/var/lib/holdfast")
+    if os.access(node, os.W_OK | os.X_OK):
+        return node / "checks"
+    home = environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+    return Path(home) / "holdfast" / "checks"
+
+
+def load(folder: Path) -> Results:
+    """What is there; nothing where it is not, or not of this form."""
+    try:
+        raw = read_regular(folder / "results.json", FILE_MAX_BYTES, follow=False)
+        return msgspec.json.decode(raw, type=Results)
+    except (OSError, ValueError, msgspec.MsgspecError, RecursionError):
+        return Results()
+
+
+@contextmanager
+def changing(folder: Path) -> Iterator[Results]:
+    """The results, written back at the end.  Raises OSError where they cannot be kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / "results.lock", "a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        results = load(folder)
+        yield results
+        new = folder / f"results.{os.getpid()}.new"
+        try:
+            new.write_bytes(msgspec.json.encode(results))
+            os.replace(new, folder / "results.json")
+        finally:
+            new.unlink(missing_ok=True)

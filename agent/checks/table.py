@@ -1,0 +1,116 @@
+"""The table of checks: everything that `holdfast check` can find out about a node.
+
+Owns one row a check.  Its function is a few lines in the module that the row names, and is called
+in a child (isolate.py); what its numbers mean is said by agent/core/checks/verdict.py.  How one is
+added stands in docs/checks.md.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+BEFORE, DURING, AFTER, ON_DEMAND = "before", "during", "after", "on demand"
+NODE, DEVICE, GROUP = "node", "device", "group"
+TORCH, PATHS, AGENT = "torch", "paths", "agent"
+MB, GB = 1 << 20, 1 << 30
+
+
+class Check(NamedTuple):
+    """One check.
+
+    place       "module:function" in this folder.  With TORCH among `needs` it is called in the
+                Python that has torch, with its options; else here, with the Facts (facts.py)
+    needs       TORCH, PATHS (some to be written to) or AGENT; without it the verdict is unknown,
+                or the check is left out where nobody asked for it by name
+    when        BEFORE a job, DURING it, AFTER it, or ON_DEMAND alone
+    disturbs    whether training on this node becomes slower, or gets no memory, meanwhile
+    evidence    what its verdict rests on
+    todo        what a person does when it fails
+    measures    what it measures, as limits name it
+    """
+
+    name: str
+    proves: str
+    place: str
+    scope: str
+    deadline_s: float
+    evidence: str
+    todo: str
+    needs: tuple[str, ...] = ()
+    when: tuple[str, ...] = (BEFORE, DURING, AFTER)
+    disturbs: bool = False
+    memory_bytes: int = 1 * GB
+    measures: tuple[str, ...] = ()
+
+
+CHECKS: tuple[Check, ...] = (
+    Check("incidents", "nothing fatal is known of this node", "gate:incidents", NODE, 2.0,
+          "the agent's open incidents",
+          "`holdfast incidents` says what was found, `holdfast close` that it is repaired",
+          needs=(AGENT,)),
+    Check("devices", "as many accelerators as this machine must have, of that model",
+          "gate:devices", NODE, 20.0, "NVML, neuron-ls, amd-smi and the PCI bus against a profile",
+          "reboot the node; what is missing then is to be replaced"),
+    Check("accelerators", "no accelerator reports memory, clocks, links or PCIe lanes as unwell",
+          "gate:accelerators", DEVICE, 20.0, "NVML, neuron-monitor and amd-smi",
+          "`holdfast explain row_remap_failed` and its like say what each finding asks for"),
+    Check("fabric", "every GPU is in its NVLink fabric", "gate:fabric_state", NODE, 20.0,
+          "NVML's fabric state, nvidia-fabricmanager.service",
+          "`holdfast explain fabric_manager_down`"),
+    Check("network", "no network card is lost, down or slower than it can be", "gate:network",
+          NODE, 10.0, "/sys/class/net, /sys/class/infiniband",
+          "`holdfast explain nic_link_down`"),
+    Check("hardware", "no memory, processor, PCIe device or drive reports failure",
+          "gate:hardware", NODE, 10.0, "EDAC, AER and NVMe", "`holdfast explain nvme_failing`"),
+    Check("memory", "memory is to be had, and no limit of the host is nearly reached",
+          "gate:memory", NODE, 5.0, "/proc/meminfo, /proc/sys",
+          "`holdfast explain host_memory_low`: end what an earlier job left behind"),
+    Check("disk", "no file system is full or became read-only", "gate:disk", NODE, 10.0,
+          "statvfs of every mount", "`holdfast explain disk_space_low`"),
+    Check("clock", "the clock is kept, right and fast to read", "gate:clock", NODE, 5.0,
+          "adjtimex, the clock source", "`holdfast explain clock_unsynchronised`"),
+    Check("paths", "what is written to the checkpoint paths is read back the same",
+          "gate:paths", NODE, 15.0, "1 MB written, synced, read back and deleted in each",
+          "mount it, or repair the storage: a job would train and keep nothing", needs=(PATHS,)),
+    Check("tensor", "each device computes what is known, bit for bit", "device:tensor", DEVICE,
+          60.0, "an integer product against the host's, and every product against its own repeat",
+          "run it again; a device that differs twice is to be replaced", needs=(TORCH,),
+          when=(BEFORE, AFTER), disturbs=True, memory_bytes=8 * GB),
+    Check("memory_bandwidth", "each device's memory is as fast as it was",
+          "device:memory_bandwidth", DEVICE, 60.0, "copies within a device's memory, median of 5",
+          "look for another job on the node, then for throttling", needs=(TORCH,),
+          when=(BEFORE, AFTER), disturbs=True, memory_bytes=8 * GB,
+          measures=("memory_bandwidth",)),
+    Check("gemm", "each device multiplies matrices as fast as it did", "device:gemm", DEVICE,
+          60.0, "products of matrices, median of 5",
+          "look for another job on the node, then for throttling", needs=(TORCH,),
+          when=(BEFORE, AFTER), disturbs=True, memory_bytes=8 * GB,
+          measures=("gemm_float32", "gemm_bfloat16")),
+    Check("host_copy", "data goes to each device and back, unchanged and as fast as it did",
+          "device:host_copy", DEVICE, 60.0, "copies in both directions, median of 5",
+          "compare the device's PCIe lanes with its best (check accelerators)", needs=(TORCH,),
+          when=(BEFORE, AFTER), disturbs=True, memory_bytes=8 * GB, measures=("host_copy",)),
+    Check("collectives", "the node's devices reduce, gather and exchange exactly, and as fast",
+          "collectives:collectives", GROUP, 120.0,
+          "six operations over local ranks, every element compared",
+          "`holdfast check collectives --sizes 1M,64M,1G` shows at which size; then the fabric",
+          needs=(TORCH,), when=(BEFORE, AFTER), disturbs=True, memory_bytes=16 * GB,
+          measures=("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast",
+                    "sendrecv")),
+)
+BY_NAME = {one.name: one for one in CHECKS}
+
+
+def chosen(names: tuple[str, ...]) -> tuple[Check, ...]:
+    """The checks of these names, in their order; without any, those that are made before a job.
+    Raises ValueError that names the nearest for one that is not known."""
+    unknown = [one for one in names if one not in BY_NAME]
+    if unknown:
+        import difflib  # needed for errors alone
+
+        near = difflib.get_close_matches(unknown[0], BY_NAME, 1)
+        meant = f"did you mean {near[0]}?" if near else f"there are {', '.join(BY_NAME)}"
+        raise ValueError(f"there is no check {unknown[0]!r}: {meant}")
+    if names:
+        return tuple(BY_NAME[one] for one in dict.fromkeys(names))
+    return tuple(one for one in CHECKS if BEFORE in one.when)

@@ -1,0 +1,293 @@
+"""`holdfast check`: proves a node before training, and says what is wrong and what to do.
+
+Owns how a round is asked for and how its verdicts read; agent/checks runs them.  With `--for`, the
+exit status is the scheduler's convention: whatever goes wrong here besides a confirmed critical
+ends with 0 and a sentence, since a Slurm Prolog that fails drains the node and holds the job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast.agent.checks import gate, profiles, results, table
+from holdfast.agent.checks.facts import Facts
+from holdfast.agent.checks.runner import Runner, Wanted
+from holdfast.agent.config import load
+from holdfast.agent.core.checks.verdict import (
+    CRITICAL,
+    OK,
+    SLURM_HEALTH,
+    UNKNOWN,
+    WARNING,
+    CheckVerdict,
+    amount,
+    exit_code,
+    worst,
+)
+from holdfast.agent.system import procfs
+from holdfast.collectors.contract import Roots
+from holdfast.worker.exits import NOT_KNOWN
+
+from .client import reach
+from .launch import job_python
+from .live import print_json
+from .text import BAD, CARE, FAINT, GOOD, Failure, Line, Span, count, field, line, seconds, show
+
+STYLES = {OK: GOOD, WARNING: CARE, CRITICAL: BAD, UNKNOWN: CARE}
+INDENT = 9
+FRESH_S = 300.0  # what a scheduler asks for may be this old, and is made anew in the background
+STALE_S = 3600.0  # what is older is not known any more
+JITTER_S = 60.0  # HealthCheckProgram runs on all nodes at once
+UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
+SIZE_MAX = 1 << 38
+
+
+def check(options: argparse.Namespace) -> int:
+    if options.list:
+        return _list(options.json)
+    try:
+        return _health(options) if options.convention == SLURM_HEALTH else _round(options)
+    except Failure as failure:
+        if not options.convention:
+            raise
+        print(f"holdfast: unknown: {failure}", file=sys.stderr)
+        return 0
+    except OSError as error:
+        said = f"not checked: {error}"
+        if not options.convention:
+            raise Failure(said, NOT_KNOWN) from error
+        print(f"holdfast: unknown: {said}", file=sys.stderr)
+        return 0
+
+
+# ------------------------------------------------------------------------------------ a round
+
+
+def _round(options: argparse.Namespace) -> int:
+    wanted, breaker_open = wanted_of(options, os.environ)
+    runner = Runner(wanted)
+    verdicts: list[CheckVerdict] = []
+    quiet = options.json or options.convention
+    if not quiet:
+        show([line(Span(f"checks of {wanted.facts.node}", FAINT))])
+    begun_s = time.monotonic()
+    for verdict in runner.run():
+        verdicts.append(verdict)
+        if not quiet:
+            show(row(verdict, time.time(), bool(options.name or options.table)))
+    notes = [runner.torch] if runner.torch else []
+    notes += [f"not kept: {runner.not_kept}"] if runner.not_kept else []
+    if options.json:
+        print_json({"node": wanted.facts.node, "status": worst(one.status for one in verdicts),
+                    "torch": runner.torch, "breaker_open": breaker_open,
+                    "checks": [msgspec.to_builtins(one) for one in verdicts]})
+    elif options.convention:
+        print(in_a_line(verdicts))
+    else:
+        show(summary(verdicts, time.monotonic() - begun_s, notes))
+    return exit_code(verdicts, options.convention or "", breaker_open)
+
+
+def wanted_of(
+    options: argparse.Namespace, environ: Mapping[str, str]
+) -> tuple[Wanted, bool]:
+    """What the command line, the configuration and the agents ask for, and whether a breaker is
+    open.  Raises Failure with what to give instead."""
+    loaded = _configuration(options.config)
+    settings, places = loaded.checks, loaded.collectors
+    try:
+        checks = table.chosen(tuple(options.name))
+        profile = profiles.named(options.profile) if options.profile else None
+        limits = _limits(settings.limits)
+        sizes = [_size(word) for word in options.sizes.split(",")] if options.sizes else []
+    except ValueError as error:
+        raise Failure(str(error), NOT_KNOWN) from error
+    statuses, no_agent = _agents()
+    roots = Roots(places.proc, places.sys, places.kmsg, places.nvml, places.neuron,
+                  places.compile_cache, tools=places.tools, rocm=places.rocm, root=places.root,
+                  shm=places.shm, systemd=places.systemd, systemctl=places.systemctl)
+    node = loaded.agent.node or socket.gethostname()
+    facts = Facts(node, roots, statuses[0] if statuses else None, no_agent, profile,
+                  (*settings.paths, *options.path))
+    if profile is None:
+        facts = facts._replace(profile=gate.profile_of(facts))
+    wanted = Wanted(
+        checks, facts, results.directory(environ), boot_id(), bool(options.name),
+        pythons(options.python or settings.python, environ), _training(statuses), options.force,
+        options.max_age if options.max_age is not None else FRESH_S if options.convention else 0.0,
+        limits, {"sizes": sizes, "ranks": options.ranks}, bool(options.convention),
+    )
+    return wanted, any(one.get("breaker_open") is True for one in statuses)
+
+
+def boot_id() -> str:
+    return procfs.read_small("/proc/sys/kernel/random/boot_id").decode("ascii", "replace").strip()
+
+
+def _configuration(named: str | None) -> Any:
+    file = Path(named) if named else load.DEFAULT_FILE
+    if not named and not file.is_file():
+        return load.load(None).config
+    try:
+        return load.load(file).config
+    except load.ConfigError as error:
+        raise Failure("\n  ".join(error.errors), NOT_KNOWN) from error
+
+
+def _limits(rows: Iterable[str]) -> dict[str, float]:
+    known = [name for one in table.CHECKS for name in one.measures]
+    found = {}
+    for row in rows:
+        name, sign, value = (part.strip() for part in row.partition(">="))
+        try:
+            found[name] = float(value)
+        except ValueError:
+            sign = ""
+        if not sign or name not in known:
+            raise ValueError(f"checks.limits: {row!r}: write NAME >= NUMBER, in bytes or "
+                             f"operations a second; NAME is one of {', '.join(known)}")
+    return found
+
+
+def _size(word: str) -> int:
+    """4096, 64K, 1M, 8G."""
+    text = word.strip().lower().removesuffix("b").removesuffix("i")
+    number, unit = text.rstrip("kmg"), text[len(text.rstrip("kmg")):]
+    size = int(number) * UNITS[unit] if number.isdecimal() and unit in UNITS else 0
+    if not 8 <= size <= SIZE_MAX:
+        raise ValueError(f"--sizes: {word!r}: give sizes such as 64K,1M,1G, from 8 bytes on")
+    return size
+
+
+def _agents() -> tuple[list[dict[str, Any]], str]:
+    """The status of every agent here, or why there is none."""
+    try:
+        return [status for _, status in reach()], ""
+    except Failure as failure:
+        return [], str(failure).split("\n")[0]
+
+
+def _training(statuses: Iterable[Mapping[str, Any]]) -> list[str]:
+    return [str(run["run"]) for status in statuses for run in status["runs"]
+            if run.get("state") not in ("done", "launcher lost")]
+
+
+def pythons(named: str, environ: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Interpreters that may have torch: the one that is named and no other, or the job's, this one
+    and the one on the PATH."""
+    if named:
+        return [(named, "named")]
+    found: dict[str, str] = {}
+    try:
+        found[job_python([], environ)] = "the job's"
+    except Failure:
+        pass  # an environment that is no more
+    found.setdefault(sys.executable, "Holdfast's own")
+    for folder in environ.get("PATH", "").split(":"):
+        path = os.path.join(folder, "python3")
+        if os.path.isabs(path) and os.access(path, os.X_OK):
+            found.setdefault(path, "on the PATH")
+            break
+    return list(found.items())
+
+
+# ------------------------------------------------------------------------------- from the cache
+
+
+def _health(options: argparse.Namespace) -> int:
+    """For HealthCheckProgram, which is killed after 60 s: what is known, at once; what is old is
+    made anew in the background, each node at its own time."""
+    known = results.load(results.directory(os.environ))
+    now_s = time.time()
+    here = [one for one in known.verdicts.values() if known.boot_id == boot_id()
+            and 0 <= now_s - one.wall_s <= STALE_S]
+    if not here or max(now_s - one.wall_s for one in here) > FRESH_S:
+        _refresh(options)
+    if options.json:
+        print_json({"status": worst(one.status for one in here) if here else UNKNOWN,
+                    "checks": [msgspec.to_builtins(one) for one in here]})
+    else:
+        print(in_a_line(here))
+    statuses, _ = _agents()
+    return exit_code(here, options.convention,
+                     any(one.get("breaker_open") is True for one in statuses))
+
+
+def _refresh(options: argparse.Namespace) -> None:
+    """The checks that disturb nobody, later, by nobody's child."""
+    quiet = [one.name for one in table.CHECKS if not one.disturbs and not one.needs]
+    words = [sys.executable, "-P", "-m", "holdfast.agent.cli", "check", *quiet, "--for", "batch",
+             "--max-age", "0"]
+    words += ["--config", options.config] if options.config else []
+    later = ["/bin/sh", "-c", 'sleep "$0"; exec "$@"', f"{random.uniform(0, JITTER_S):.1f}", *words]
+    subprocess.Popen(later, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                     stderr=subprocess.DEVNULL, start_new_session=True)
+
+
+# ------------------------------------------------------------------------------- how it reads
+
+
+def row(verdict: CheckVerdict, now_s: float, tables: bool) -> list[Line]:
+    """One check: status, name, value and limit, time; below it the reason and what to do."""
+    value = amount(verdict.value, verdict.unit) if verdict.value is not None else ""
+    limit = ""
+    if verdict.value is not None:
+        limit = (f">= {amount(verdict.limit, verdict.unit)} {verdict.limit_from}"
+                 if verdict.limit is not None else "no limit known")
+    age_s = now_s - verdict.wall_s
+    took = seconds(verdict.took_s) if age_s < 2.0 else f"{seconds(age_s)} ago"
+    head = line(Span(verdict.status.ljust(INDENT), STYLES[verdict.status]),
+                verdict.check.ljust(18), f"{value:>12}  ", Span(f"{limit:25}", FAINT),
+                Span(f"{took:>13}", FAINT))
+    found = [head, *field("", Span(verdict.reason, "" if verdict.status != OK else FAINT), INDENT)]
+    if verdict.limit_source and verdict.status != OK:
+        found += field("", Span(f"limit: {verdict.limit_source}", FAINT), INDENT)
+    if verdict.todo:
+        found += field("", f"do: {verdict.todo}", INDENT)
+    if tables:
+        found += [line(one) for one in verdict.table]
+    return found
+
+
+def summary(verdicts: Sequence[CheckVerdict], took_s: float, notes: Sequence[str]) -> list[Line]:
+    by = {status: sum(one.status == status for one in verdicts) for status in STYLES}
+    parts = [f"{number} {status}" for status, number in by.items() if number] or ["no check made"]
+    status = worst(one.status for one in verdicts)
+    return [(), line(Span(status, STYLES[status]), f": {', '.join(parts)}, in {seconds(took_s)}"),
+            *(one for note in notes for one in field("", Span(note, FAINT), 2))]
+
+
+def in_a_line(verdicts: Sequence[CheckVerdict]) -> str:
+    """For a scheduler's log."""
+    if not verdicts:
+        return "holdfast: unknown: nothing was checked yet"
+    status = worst(one.status for one in verdicts)
+    bad = [one for one in verdicts if one.status != OK]
+    whys = "; ".join(f"{one.check} {one.status}: {one.reason}" for one in bad)
+    return f"holdfast: {status}: {whys or count(len(verdicts), 'check') + ' passed'}"[:2000]
+
+
+def _list(json: bool) -> int:
+    rows = [one._asdict() for one in table.CHECKS]
+    if json:
+        print_json(rows)
+        return 0
+    for one in table.CHECKS:
+        when = ", ".join(one.when) + ("; disturbs training" if one.disturbs else "")
+        needs = f"; needs {', '.join(one.needs)}" if one.needs else ""
+        show([line(Span(one.name)), *field("", one.proves, 4),
+              *field("", Span(f"{one.scope}, {when}{needs}, within {one.deadline_s:g} s", FAINT),
+                     4)])
+    return 0
+

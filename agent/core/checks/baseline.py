@@ -1,0 +1,53 @@
+"""How like a healthy node's a measurement is: the limit that nobody has to write down.
+
+Owns the comparison of one measurement with those of nodes that passed.  The idea is SuperBench's
+(arXiv 2402.06194): the distance of distributions instead of one hard number.  Here only what is
+worse counts, for nobody excludes a node that is faster.  Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from .verdict import BASELINE, Limit, Measure
+
+PASSES_MIN = 5  # fewer say nothing of how far healthy nodes differ
+SIMILAR = 0.95  # SuperBench's; a fleet whose healthy nodes differ more gets what they differ by
+SIMILAR_LEAST = 0.75  # and no less, so that slow nodes cannot teach that slow is usual
+QUANTILES = 16
+
+Samples = Sequence[float]
+
+
+def similarity(samples: Samples, healthy: Samples) -> float:
+    """1 where no quantile of `samples` is below that of `healthy`, 0 where all are 0: one less the
+    share of the healthy distribution that is missing."""
+    places = [(one + 0.5) / QUANTILES for one in range(QUANTILES)]
+    usual = [_quantile(healthy, at) for at in places]
+    missing = sum(max(0.0, want - _quantile(samples, at)) for want, at in zip(usual, places))
+    return 1.0 - missing / sum(usual) if sum(usual) > 0 else 1.0
+
+
+def least_similarity(passes: Sequence[Samples]) -> float:
+    """How like the others each healthy measurement is at least."""
+    left_out = (similarity(one, [value for other in passes if other is not one for value in other])
+                for one in passes)
+    return max(SIMILAR_LEAST, min(SIMILAR, *left_out))
+
+
+def limit_of(measure: Measure, passes: Sequence[Samples]) -> Limit | None:
+    """What the baseline says; None while too few have passed."""
+    passes = [one for one in passes if one]
+    if len(passes) < PASSES_MIN:
+        return None
+    healthy = [value for one in passes for value in one]
+    least = least_similarity(passes)
+    found = similarity(measure.samples or (measure.value,), healthy)
+    return Limit(BASELINE, least * median(healthy), found >= least,
+                 f"{found:.2f} like {len(passes)} passes, {least:.2f} is enough")
+
+
+def _quantile(samples: Samples, at: float) -> float:
+    ordered = sorted(samples)
+    return ordered[min(len(ordered) - 1, int(at * len(ordered)))]

@@ -1,0 +1,140 @@
+"""What a check's answer comes to: ok, warning, critical or unknown, and by whose limit.
+
+Owns the answer that a check gives, the three origins of a limit and which of them may say what, and
+the exit codes of Nagios and of the schedulers.  A limit that was shipped only warns: tables of
+other people's numbers go stale with the next driver.  What nodes of this fleet did when they were
+well only warns too, since a busy node is slow as well.  Both together are critical, and so is the
+operator's own limit.  Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from ..model import Value
+
+OK, WARNING, CRITICAL, UNKNOWN = STATUSES = "ok", "warning", "critical", "unknown"
+CODES = {OK: 0, WARNING: 1, CRITICAL: 2, UNKNOWN: 3}  # Nagios; also holdfast_check_status
+WORST_FIRST = CRITICAL, WARNING, UNKNOWN, OK
+OPERATOR, BASELINE, PROFILE, NO_LIMIT = "operator", "baseline", "profile", ""
+SLURM_PROLOG, SLURM_HEALTH, BATCH, K8S = CONVENTIONS = (
+    "slurm-prolog", "slurm-health", "batch", "k8s")
+
+
+class Measure(Value, frozen=True):
+    """One number that a check measured.  More is better for all of them."""
+
+    name: str  # "gemm_float32", as limits name it
+    value: float
+    unit: str  # "B/s" | "FLOP/s"
+    subject: str = ""  # "cpu", "cuda:3", "67108864 bytes"
+    samples: tuple[float, ...] = ()  # the single ones that `value` is the median of
+
+
+class Answer(Value, frozen=True):
+    """What a check found; what follows from its numbers is said by `judged`."""
+
+    said: str = ""  # one sentence about what was looked at, for when all is well
+    critical: tuple[str, ...] = ()
+    warning: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    measures: tuple[Measure, ...] = ()
+    table: tuple[str, ...] = ()  # lines for people, as they are
+    todo: str = ""  # where it is another than the check's own
+
+
+class Limit(Value, frozen=True):
+    """What one origin says of one measure."""
+
+    origin: str
+    value: float
+    met: bool
+    source: str = ""  # "hgx-h100: Azure ..., 2026-11-20", "12 passes, similarity 0.97 of 0.95"
+
+
+class CheckVerdict(Value, frozen=True, omit_defaults=False):
+    """One check's verdict, as people, files and metrics see it."""
+
+    check: str
+    status: str
+    reason: str
+    value: float | None = None
+    unit: str = ""
+    limit: float | None = None
+    limit_from: str = NO_LIMIT
+    limit_source: str = ""
+    todo: str = ""
+    took_s: float = 0.0
+    wall_s: float = 0.0  # when it ended
+    confirmed: bool = False  # critical twice in a row
+    measures: tuple[Measure, ...] = ()
+    table: tuple[str, ...] = ()
+
+
+def judged(check: str, answer: Answer, limits: Mapping[Measure, Sequence[Limit]],
+           todo: str) -> CheckVerdict:
+    """`limits`: those of each measure, none where no origin knows one."""
+    critical, warning = list(answer.critical), list(answer.warning)
+    # The one that is nearest to its limit, and where there is none the largest.
+    shown: tuple[float, float, Measure, Limit | None] | None = None
+    for each in answer.measures:
+        status, limit = held(limits.get(each, ()))
+        if limit is not None and status in (CRITICAL, WARNING):
+            words = (f"{each.name}{f' of {each.subject}' if each.subject else ''} is "
+                     f"{amount(each.value, each.unit)}, below {amount(limit.value, each.unit)} "
+                     f"({limit.origin}{f': {limit.source}' if limit.source else ''})")
+            (critical if status == CRITICAL else warning).append(words)
+        near = each.value / limit.value if limit is not None and limit.value > 0 else float("inf")
+        if shown is None or (near, -each.value) < shown[:2]:
+            shown = (near, -each.value, each, limit)
+    status = (CRITICAL if critical else WARNING if warning else
+              UNKNOWN if answer.unknown else OK)
+    whys = {CRITICAL: critical, WARNING: warning, UNKNOWN: list(answer.unknown), OK: []}[status]
+    measure, limit = shown[2:] if shown else (None, None)
+    return CheckVerdict(
+        check, status, "; ".join(whys) or answer.said or "nothing was found",
+        measure.value if measure else None, measure.unit if measure else "",
+        limit.value if limit else None, limit.origin if limit else NO_LIMIT,
+        limit.source if limit else "",
+        "" if status == OK else answer.todo or todo,
+        measures=answer.measures, table=answer.table,
+    )
+
+
+def held(limits: Sequence[Limit]) -> tuple[str, Limit | None]:
+    """What the limits of one measure come to, and which of them speaks."""
+    by = {one.origin: one for one in limits}
+    operator, baseline, profile = (by.get(one) for one in (OPERATOR, BASELINE, PROFILE))
+    if operator is not None:  # whoever set it meant it to count alone
+        return (OK if operator.met else CRITICAL), operator
+    if baseline is not None and profile is not None and not (baseline.met or profile.met):
+        return CRITICAL, profile
+    for one in (baseline, profile):
+        if one is not None and not one.met:
+            return WARNING, one
+    return OK, baseline or profile
+
+
+def worst(statuses: Iterable[str]) -> str:
+    """ok for none."""
+    return min(statuses, key=WORST_FIRST.index, default=OK)
+
+
+def exit_code(verdicts: Sequence[CheckVerdict], convention: str = "",
+              breaker_open: bool = False) -> int:
+    """Nagios' without a convention.  Schedulers take a node out of service, or leave a job held,
+    for any other status than 0: with them it is 1 for a critical that came twice in a row, alone,
+    and not while the breaker says that many nodes have the same."""
+    if not convention:
+        return CODES[worst(one.status for one in verdicts)]
+    refused = any(one.status == CRITICAL and one.confirmed for one in verdicts)
+    return int(refused and not breaker_open)
+
+
+def amount(value: float, unit: str) -> str:
+    """12.3 GB/s, 51 GFLOP/s: three digits and a decimal prefix."""
+    for prefix in ("", "k", "M", "G", "T", "P"):
+        if abs(value) < 999.5 or prefix == "P":
+            return f"{value:.3g} {prefix}{unit}"
+        value /= 1000.0
+    raise AssertionError("the last prefix takes every number")

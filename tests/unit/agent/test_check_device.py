@@ -1,0 +1,93 @@
+"""Known answers and collective operations, beside torch on the processor."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from holdfast.agent.checks import collectives, device  # noqa: E402
+
+
+def test_a_flipped_bit_is_caught_a_hundred_times_of_a_hundred() -> None:
+    caught = [device.known_answers("cpu", device.flipped(seed)) for seed in range(100)]
+    assert [len(one) for one in caught] == [3] * 100  # in the integers and in both others
+    assert all("1 of " in said and "results differ" in said for one in caught for said in one)
+
+
+def test_a_device_that_is_well_is_found_well() -> None:
+    assert device.known_answers("cpu") == []
+
+
+def test_the_same_error_twice_is_caught_against_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wrong in the same way each time, as a broken unit of a core is."""
+    right = torch.Tensor.__matmul__
+
+    def wrong(a: object, b: object) -> object:
+        found = right(a, b)
+        return found + 1 if found.dtype == torch.float32 else found
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", wrong)
+    assert device.known_answers("cpu") == ["cpu: a product of integers is not the host's"]
+
+
+def test_zeros_of_both_signs_and_nan_are_told_apart() -> None:
+    zero, nan = torch.tensor([0.0]), torch.tensor([float("nan")])
+    assert not device._same(zero, -zero) and device._same(nan, nan.clone())
+
+
+@pytest.mark.parametrize("n", [2, 3, 4, 8])
+def test_what_each_rank_must_hold(n: int) -> None:
+    """Against the definition of each operation, element by element."""
+    count = 4 * n
+    of = torch.int64
+    sent = [collectives.pattern(rank, count, of) for rank in range(n)]
+    parts = [collectives.pattern(rank, count // n, of) for rank in range(n)]
+    total = torch.stack(sent).sum(0)
+    assert all(one <= 256 for one in total.tolist())  # what bfloat16 holds exactly
+    by_name = {one.name: one for one in collectives.OPERATIONS}
+    for rank in range(n):
+        def holds(name: str, want: object, rank: int = rank) -> bool:
+            return bool(torch.equal(by_name[name].expected(rank, n, count, of), want))
+
+        share = slice(rank * count // n, (rank + 1) * count // n)
+        assert holds("all_reduce", total) and holds("all_gather", torch.cat(parts))
+        assert holds("reduce_scatter", total[share])
+        assert holds("all_to_all", torch.cat([one[share] for one in sent]))
+        assert holds("broadcast", sent[0]) and holds("sendrecv", sent[rank - 1])
+
+
+def test_the_factors_are_those_of_nccl_tests() -> None:
+    assert {one.name: one.factor(8) for one in collectives.OPERATIONS} == {
+        "all_reduce": 2 * 7 / 8, "all_gather": 7 / 8, "reduce_scatter": 7 / 8,
+        "all_to_all": 7 / 8, "broadcast": 1.0, "sendrecv": 1.0}
+
+
+def row(wrong: int, seconds: float) -> dict[str, object]:
+    return {"op": "all_reduce", "bytes": 1 << 20, "count": 1 << 18, "type": "float",
+            "redop": "sum", "root": -1, "wrong": wrong, "blocks": [seconds] * 5}
+
+
+def test_rows_of_ranks_become_one_and_an_error_names_its_rank() -> None:
+    good = collectives._answer([[row(0, 1e-3)], [row(0, 3e-3)]], 2, "cpu", 1.0)
+    (measure,) = good["measures"]
+    assert measure["value"] == pytest.approx((1 << 20) / 2e-3)  # the mean of the times, factor 1
+    assert good["table"][-2].split() == [
+        "1048576", "262144", "float", "sum", "-1", "2000.0", "0.52", "0.52", "0"]
+    assert good["critical"] == [] and good["table"][-1].endswith("0 OK")
+    bad = collectives._answer([[row(0, 1e-3)], [row(5, 1e-3)]], 2, "cpu", 1.0)
+    assert bad["critical"] == ["all_reduce of float: 5 elements are wrong on rank 1"]
+    assert bad["table"][-1].endswith("5 FAILED")
+
+
+def test_a_rank_that_dies_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import os
+    import signal
+
+    def rank(number: int, *_: object) -> object:
+        if number == 1:
+            os.kill(os.getpid(), signal.SIGSEGV)
+        signal.pause()
+
+    monkeypatch.setattr(collectives, "_rank", rank)
+    assert collectives.collectives({}) == {"unknown": ["rank 1: it died of SIGSEGV"]}

@@ -1,0 +1,163 @@
+"""Whatever a check does in its child, its caller hears what became of it, and nothing stays."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.agent.checks import isolate
+from holdfast.agent.checks.isolate import Call, Event, answering, run_all
+
+MARK = "HOLDFAST_TEST_LEFT_BEHIND"
+
+
+def hang() -> Any:
+    print("asks the driver", flush=True)
+    while True:
+        signal.pause()
+
+
+def hang_unkindly() -> Any:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    return hang()
+
+
+def crash() -> Any:
+    print("touches what is not there", flush=True)
+    ctypes.string_at(0)
+
+
+def chatter() -> Any:
+    while True:
+        print("x" * 4096)
+
+
+def eat() -> Any:
+    return len([bytearray(1 << 24) for _ in range(1 << 14)])
+
+
+def leave() -> Any:
+    subprocess.Popen(["sleep", "1000"], env={**os.environ, MARK: str(os.getpid())},
+                     start_new_session=True)
+    return {"said": "well"}
+
+
+def leave_and_crash() -> Any:
+    leave()
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def junk(descriptor: int) -> None:
+    os.write(descriptor, b"\x00\xffnot json\n")
+
+
+def flood(descriptor: int) -> None:
+    while True:
+        os.write(descriptor, b"1" * 4000 + b"\n")
+
+
+def refuse() -> Any:
+    raise PermissionError("you may not")
+
+
+def vanish() -> Any:
+    os._exit(7)
+
+
+BAD: list[tuple[str, Callable[[int], None], str]] = [
+    ("hang", answering(hang), "no answer within 0.5 s; last it said: asks the driver"),
+    ("hang_unkindly", answering(hang_unkindly), "no answer within 0.5 s"),
+    ("crash", answering(crash), "it died of SIGSEGV; last it said: touches what is not there"),
+    ("chatter", answering(chatter), "it wrote more than 65536 bytes"),
+    ("eat", answering(eat), "it wants more than 256 MB"),
+    ("leave", answering(leave), "it left 1 process behind, which was ended"),
+    ("leave_and_crash", answering(leave_and_crash), "it died of SIGSEGV"),
+    ("junk", junk, "its answer is no JSON"),
+    ("flood", flood, "it wrote more than 4194304 bytes"),
+    ("refuse", answering(refuse), "PermissionError: you may not"),
+    ("vanish", answering(vanish), "it ended with status 7"),
+]
+
+
+def call(name: str, function: Callable[[int], None], **more: Any) -> Call:
+    given: dict[str, Any] = {"deadline_s": 30.0, "memory_bytes": 256 << 20,
+                             "output_bytes": 65536, **more}
+    return Call(name, function, **given)
+
+
+def run(calls: list[Call], at_once: int = 4) -> dict[str, Event]:
+    return {one.name: one for one in run_all(calls, at_once) if one.ended}
+
+
+def well() -> Any:
+    return {"said": "well"}
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Any:
+    before = isolate.descendants(os.getpid())
+    files = len(os.listdir("/proc/self/fd"))
+    yield
+    assert isolate.descendants(os.getpid()) <= before
+    assert len(os.listdir("/proc/self/fd")) == files
+
+
+@pytest.mark.parametrize(("name", "function", "problem"), BAD, ids=[one[0] for one in BAD])
+def test_a_bad_one_is_named_and_the_others_go_on(
+    name: str, function: Callable[[int], None], problem: str
+) -> None:
+    deadline_s = 0.5 if name.startswith("hang") else 30.0
+    ended = run([call("first", answering(well)),
+                 call(name, function, deadline_s=deadline_s), call("last", answering(well))])
+    assert problem in ended[name].problem
+    assert not ended["first"].problem and not ended["last"].problem
+
+
+def test_all_bad_ones_at_once_end_one_by_one() -> None:
+    calls = [call(name, function, deadline_s=0.5 if name.startswith("hang") else 30.0)
+             for name, function, _ in BAD]
+    ended = run(calls, at_once=1)
+    assert {name: problem in ended[name].problem for name, _, problem in BAD} == {
+        name: True for name, _, _ in BAD}
+
+
+def test_answers_come_as_they_are_made() -> None:
+    events = list(run_all([call("a", answering(lambda: [1, {"b": None}]))], 1))
+    assert [one.value for one in events if not one.ended] == [[1, {"b": None}]]
+    assert events[-1].ended and not events[-1].problem and events[-1].took_s > 0
+
+
+def test_a_call_may_become_another_program() -> None:
+    def become(descriptor: int) -> None:
+        os.set_inheritable(descriptor, True)
+        text = f"import os; os.write({descriptor}, b'1\\n2\\n')"
+        os.execv(sys.executable, [sys.executable, "-S", "-c", text])
+
+    events = list(run_all([call("program", become, memory_bytes=0)], 1))
+    assert [one.value for one in events if not one.ended] == [1, 2]
+    assert events[-1].problem == ""
+
+
+def test_two_of_one_kind_do_not_run_at_once(tmp_path: Path) -> None:
+    lock = str(tmp_path / "gemm.lock")
+    slow = call("slow", answering(lambda: time.sleep(0.3)), lock=lock)
+    ended = run([slow, call("second", answering(well), lock=lock)], at_once=2)
+    assert "another one of it runs already" in ended["second"].problem
+    assert not ended["slow"].problem
+    assert not run([call("third", answering(well), lock=lock)])["third"].problem
+
+
+def test_whoever_stops_listening_ends_them_all() -> None:
+    events = run_all([call("quick", answering(well)), call("hang", answering(hang_unkindly))], 2)
+    assert next(events).name == "quick"
+    events.close()  # type: ignore[attr-defined]

@@ -1,0 +1,302 @@
+"""The table of checks and their runner: cache, limits, what is left out, and what is remembered."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.agent.checks import gate, profiles, results, table
+from holdfast.agent.checks.facts import Facts
+from holdfast.agent.checks.runner import Runner, Wanted, confirmed
+from holdfast.agent.checks.table import BY_NAME, CHECKS, PATHS, TORCH, chosen
+from holdfast.agent.core.checks.verdict import (
+    CRITICAL,
+    OK,
+    OPERATOR,
+    PROFILE,
+    UNKNOWN,
+    WARNING,
+    Answer,
+    CheckVerdict,
+    Measure,
+)
+
+ROOT = Path(__file__).resolve().parents[3]
+FACTS = Facts("node-a")
+Set = Callable[[str, object], None]
+
+
+@pytest.fixture
+def answers(monkeypatch: pytest.MonkeyPatch) -> Set:
+    """Lets a gate check answer what a test wants."""
+
+    def give(name: str, answer: object) -> None:
+        function = answer if callable(answer) else lambda _: answer
+        monkeypatch.setattr(gate, BY_NAME[name].place.split(":")[1], function)
+
+    for one in ("clock", "disk", "memory"):
+        give(one, Answer(f"{one} is well"))
+    return give
+
+
+def wanted(tmp_path: Path, *names: str, **more: Any) -> Wanted:
+    return Wanted(chosen(names), FACTS, tmp_path / "checks", "boot-1", True, **more)
+
+
+def made(asked: Wanted) -> dict[str, CheckVerdict]:
+    return {one.check: one for one in Runner(asked).run()}
+
+
+# --------------------------------------------------------------------------------- the table
+
+
+def test_every_row_names_a_function_and_says_what_it_proves() -> None:
+    assert len(BY_NAME) == len(CHECKS)
+    for one in CHECKS:
+        module, function = one.place.split(":")
+        tree = ast.parse((ROOT / "agent/checks" / f"{module}.py").read_text())
+        assert function in {node.name for node in tree.body
+                            if isinstance(node, ast.FunctionDef)}, one.name
+        assert one.proves and one.evidence and one.todo and one.deadline_s > 0
+        assert set(one.when) <= {table.BEFORE, table.DURING, table.AFTER, table.ON_DEMAND}
+        assert one.disturbs == (TORCH in one.needs), one.name
+        assert not one.disturbs or table.DURING not in one.when
+
+
+def test_a_name_that_is_none_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match="did you mean collectives"):
+        chosen(("clock", "colectives"))
+    with pytest.raises(ValueError, match="there are incidents, devices"):
+        chosen(("xyzzy",))
+    assert [one.name for one in chosen(("disk", "clock", "disk"))] == ["disk", "clock"]
+
+
+# -------------------------------------------------------------------------------- the runner
+
+
+def test_a_check_that_breaks_is_unknown_and_the_others_go_on(
+    tmp_path: Path, answers: Set
+) -> None:
+    def broken(_: Facts) -> Answer:
+        raise RuntimeError("no such thing")
+
+    answers("disk", broken)
+    answers("memory", "neither an answer nor anything else")
+    found = made(wanted(tmp_path, "clock", "disk", "memory"))
+    assert {name: one.status for name, one in found.items()} == {
+        "clock": OK, "disk": UNKNOWN, "memory": UNKNOWN}
+    assert found["disk"].reason == "RuntimeError: no such thing"
+    assert "its answer is none" in found["memory"].reason
+    assert found["disk"].todo and not found["clock"].todo
+
+
+def test_a_verdict_is_kept_with_its_age_until_another_boot(tmp_path: Path, answers: Set) -> None:
+    first = made(wanted(tmp_path, "clock"))["clock"]
+    answers("clock", Answer(critical=("it stands still",)))
+    assert made(wanted(tmp_path, "clock", max_age_s=60.0))["clock"] == first
+    assert made(wanted(tmp_path, "clock"))["clock"].status == CRITICAL
+    other = wanted(tmp_path, "clock", max_age_s=60.0)._replace(boot_id="boot-2")
+    assert made(other)["clock"].wall_s > first.wall_s
+    kept = results.load(tmp_path / "checks")
+    assert [one.status for one in kept.history["clock"]] == [OK, CRITICAL, CRITICAL]
+    assert kept.fresh("clock", "boot-2", time.time(), 60.0)
+    assert not kept.fresh("clock", "boot-2", time.time() + 100, 60.0)
+    assert not kept.fresh("clock", "boot-2", time.time() - 100, 60.0)  # the clock was set back
+
+
+def test_nothing_is_lost_but_the_memory_where_nothing_can_be_kept(
+    tmp_path: Path, answers: Set
+) -> None:
+    (tmp_path / "checks").write_text("a file stands where the folder should be")
+    runner = Runner(wanted(tmp_path, "clock"))
+    assert [one.status for one in runner.run()] == [OK]
+    assert str(tmp_path / "checks") in runner.not_kept
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"verdicts": 3}', "\xff", "[" * 100_000])
+def test_a_damaged_memory_counts_as_none(tmp_path: Path, answers: Set, text: str) -> None:
+    made(wanted(tmp_path, "clock"))
+    (tmp_path / "checks/results.json").write_text(text)
+    assert made(wanted(tmp_path, "clock", max_age_s=60.0))["clock"].status == OK
+    assert results.load(tmp_path / "checks").verdicts.keys() == {"clock"}
+
+
+def test_what_disturbs_is_not_made_while_a_run_trains(tmp_path: Path, answers: Set) -> None:
+    found = made(wanted(tmp_path, "clock", "gemm", busy=["m5"]))
+    assert found["clock"].status == OK
+    assert found["gemm"].status == UNKNOWN and "m5 trains here" in found["gemm"].reason
+    assert "--force" in found["gemm"].todo
+
+
+def test_what_a_check_lacks_leaves_it_out_unless_it_is_named(
+    tmp_path: Path, answers: Set
+) -> None:
+    asked = wanted(tmp_path, "clock", "paths", "incidents")
+    found = made(asked._replace(facts=FACTS._replace(no_agent="nothing runs here")))
+    assert found["paths"].status == found["incidents"].status == UNKNOWN
+    assert "--path" in found["paths"].todo and found["incidents"].reason == "nothing runs here"
+    assert made(asked._replace(named=False)).keys() == {"clock"}
+    assert PATHS in BY_NAME["paths"].needs
+
+
+def test_a_critical_counts_for_a_scheduler_when_it_comes_twice(
+    tmp_path: Path, answers: Set
+) -> None:
+    mark = tmp_path / "once"
+
+    def once(_: Facts) -> Answer:
+        if mark.exists():
+            return Answer("well")
+        mark.touch()
+        return Answer(critical=("a bit flipped",))
+
+    answers("clock", once)
+    answers("disk", Answer(critical=("full",)))
+    found = made(wanted(tmp_path, "clock", "disk", confirm=True))
+    assert found["clock"].status == WARNING and not found["clock"].confirmed
+    assert found["clock"].reason == "critical once, and ok again: a bit flipped"
+    assert found["disk"].status == CRITICAL and found["disk"].confirmed
+    bad = CheckVerdict("clock", CRITICAL, "a")
+    assert confirmed(bad, msgspec.structs.replace(bad, status=UNKNOWN)).status == WARNING
+
+
+def test_a_baseline_is_learned_from_what_passed_and_then_speaks(
+    tmp_path: Path, answers: Set
+) -> None:
+    def of(rate: float) -> Answer:
+        return Answer("measured", measures=(Measure("gemm_float32", rate, "FLOP/s", "cpu"),))
+
+    for number in range(6):
+        answers("clock", of(1e9 + number * 1e6))
+        assert made(wanted(tmp_path, "clock"))["clock"].status == OK
+    answers("clock", of(0.6e9))
+    slow = made(wanted(tmp_path, "clock"))["clock"]
+    assert slow.status == WARNING and slow.limit_from == "baseline"
+    assert "like 6 passes" in slow.limit_source
+    (passes,) = results.load(tmp_path / "checks").baseline.values()
+    assert len(passes) == 6  # what was slow taught nothing
+    profile = profiles.named("hgx-h100")
+    profile = msgspec.structs.replace(profile, limit=(
+        profiles.ProfileLimit("gemm_float32", 0.9e9, "a test", "2026-11-20"),))
+    asked = wanted(tmp_path, "clock")
+    both = made(asked._replace(facts=FACTS._replace(profile=profile)))["clock"]
+    assert both.status == CRITICAL and both.limit_from == PROFILE
+    own = made(wanted(tmp_path, "clock", limits={"gemm_float32": 0.5e9}))["clock"]
+    assert own.status == OK and own.limit_from == OPERATOR
+
+
+# -------------------------------------------------------------------------------- beside torch
+
+
+def without_torch(tmp_path: Path) -> str:
+    """An interpreter that has no site-packages."""
+    file = tmp_path / "python"
+    file.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
+    file.chmod(0o755)
+    return str(file)
+
+
+def test_without_torch_is_unknown_and_says_what_was_tried(tmp_path: Path) -> None:
+    tried = [("/nowhere/python", "named"), (without_torch(tmp_path), "the job's")]
+    runner = Runner(wanted(tmp_path, "tensor", "gemm", pythons=tried))
+    found = {one.check: one for one in runner.run()}
+    assert found.keys() == {"tensor", "gemm"}
+    for one in found.values():
+        assert one.status == UNKNOWN and "--python" in one.todo
+        assert "/nowhere/python (named): No such file or directory" in one.reason
+        assert "(the job's): no torch" in one.reason
+
+
+def test_the_next_python_is_taken_where_one_has_no_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    (tmp_path / "torch.py").write_text("raise SystemExit('not this one')")
+    monkeypatch.chdir(tmp_path)  # what lies in the current folder is nobody's torch
+    tried = [(without_torch(tmp_path), "the job's"), (sys.executable, "Holdfast's own")]
+    runner = Runner(wanted(tmp_path, "tensor", "collectives", pythons=tried))
+    found = {one.check: one for one in runner.run()}
+    assert {name: one.status for name, one in found.items()} == {"tensor": OK, "collectives": OK}
+    assert sys.executable in runner.torch
+    shown = found["collectives"].table
+    assert shown[0].startswith("# 2 ranks on ") and shown[-1] == "# Out of bounds values : 0 OK"
+    assert max(map(len, shown)) <= 80
+    names = {one.name for one in found["collectives"].measures}
+    assert names == set(BY_NAME["collectives"].measures)
+
+
+def test_a_torch_that_breaks_costs_its_checks_alone(tmp_path: Path, answers: Set) -> None:
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "torch.py").write_text("import os; print('illegal instruction'); os.abort()")
+    file = tmp_path / "python"
+    file.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
+    file.chmod(0o755)
+    found = made(wanted(tmp_path, "gemm", "clock", pythons=[(str(file), "named")]))
+    assert found["clock"].status == OK and found["gemm"].status == UNKNOWN
+    assert found["gemm"].reason == "it died of SIGABRT; last it said: illegal instruction"
+
+
+# ---------------------------------------------------------------------------------- profiles
+
+
+def test_profiles_have_a_source_for_each_number() -> None:
+    shipped = profiles.shipped()
+    names = [one.name for one in shipped]
+    products = [product for one in shipped for product in one.product]
+    assert len(set(names)) == len(names) and len(set(products)) == len(products)
+    for one in shipped:
+        assert one.devices > 0 and one.source and one.date
+        assert all(each.source and each.date and each.value > 0 for each in one.limit)
+        measures = {name for check in CHECKS for name in check.measures}
+        assert {each.measure for each in one.limit} <= measures
+    with pytest.raises(ValueError, match="there are p3dn, p4d"):
+        profiles.named("p5d")
+
+
+def test_a_limit_of_large_messages_says_nothing_of_small_ones() -> None:
+    profile = profiles.of_devices("nvidia", ["NVIDIA H100 80GB HBM3"] * 8)
+    assert profile is not None and profile.name == "hgx-h100"
+    assert profiles.of_devices("nvidia", ["NVIDIA H100 80GB HBM3"] * 7) is None
+
+    def told(size: int) -> bool | None:
+        limit = profile.limit_of(Measure("all_reduce", 1e9, "B/s", f"{size} bytes"))
+        return limit.met if limit else None
+
+    assert (told(1 << 20), told(1 << 34)) == (None, False)
+
+
+# -------------------------------------------------------------------------------------- gate
+
+
+def test_what_is_written_is_read_back(tmp_path: Path) -> None:
+    good = gate.paths(FACTS._replace(paths=(str(tmp_path),)))
+    assert not good.critical and str(tmp_path) in good.said and not os.listdir(tmp_path)
+    bad = gate.paths(FACTS._replace(paths=(str(tmp_path), "/proc", "/nowhere")))
+    assert [one.split(":")[0] for one in bad.critical] == ["/proc", "/nowhere"]
+
+
+def test_open_incidents_of_this_node_decide() -> None:
+    def one(fault: str, severity: str, subject: str, state: str = "open") -> dict[str, str]:
+        return {"fault": fault, "severity": severity, "subject": subject, "state": state,
+                "reason": f"{fault} was seen"}
+
+    status = {"node": "node-a", "incidents": [
+        one("gpu_fell_off_bus", "fatal", "node/node-a/gpu/nvidia/3"),
+        one("clock_unsynchronised", "warn", "node/node-a/clock"),
+        one("nic_lost", "fatal", "node/node-b/nic/eth0"),
+        one("nic_lost", "fatal", "node/node-a/nic/eth0", "closed"),
+        one("rank_exited", "fatal", "run/m5/rank/1"),
+    ]}
+    found = gate.incidents(FACTS._replace(status=status))
+    assert found.critical == ("gpu_fell_off_bus: gpu_fell_off_bus was seen",)
+    assert found.warning == ("clock_unsynchronised: clock_unsynchronised was seen",)
+    assert "`holdfast explain gpu_fell_off_bus`" in found.todo

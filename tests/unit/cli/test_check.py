@@ -1,0 +1,153 @@
+"""`holdfast check` as a person and as a scheduler meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.agent.checks import gate, results
+from holdfast.agent.cli import check, main
+from holdfast.agent.cli.text import plain
+from holdfast.agent.core.checks.verdict import CRITICAL, OK, UNKNOWN, WARNING, Answer, CheckVerdict
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def own_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOLDFAST_STATE_DIR", str(tmp_path / "state"))
+    monkeypatch.setenv("HOLDFAST_RUNTIME_DIR", str(tmp_path / "runtime"))
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, **given: Any) -> None:
+    monkeypatch.setattr(gate, "clock", lambda _: Answer(**given))
+
+
+@pytest.mark.parametrize(("given", "code", "word"), [
+    ({"said": "the clock is kept"}, 0, "ok"),
+    ({"warning": ("it is late",)}, 1, "warning"),
+    ({"critical": ("it stands",)}, 2, "critical"),
+    ({"unknown": ("nobody answers",)}, 3, "unknown"),
+])
+def test_the_exit_code_is_that_of_nagios(
+    given: dict[str, Any], code: int, word: str, monkeypatch: pytest.MonkeyPatch,
+    capsys: Captured,
+) -> None:
+    answer(monkeypatch, **given)
+    assert main(["check", "clock"]) == code
+    text = capsys.readouterr().out
+    assert text.splitlines()[-1].startswith(f"{word}: 1 {word}, in ")
+    assert ("do: `holdfast explain clock_unsynchronised`" in text) == (code != 0)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_a_scheduler_is_told_one_line_and_only_a_confirmed_critical(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    for given, code in (({"warning": ("late",)}, 0), ({"unknown": ("mute",)}, 0),
+                        ({"critical": ("stands",)}, 1)):
+        answer(monkeypatch, **given)
+        assert main(["check", "clock", "--for", "slurm-prolog", "--max-age", "0"]) == code
+        (said,) = capsys.readouterr().out.splitlines()
+        assert said.startswith("holdfast: ") and next(iter(given.values()))[0] in said
+
+
+@pytest.mark.parametrize("wrong", [
+    ["nothing"], ["clock", "--profile", "p5d"], ["collectives", "--sizes", "1X"],
+    ["collectives", "--sizes", "4"], ["clock", "--config", "/nowhere.toml"],
+])
+def test_a_mistake_of_ours_is_unknown_and_drains_no_node(
+    wrong: list[str], capsys: Captured
+) -> None:
+    assert main(["check", *wrong]) == 3
+    assert "holdfast: " in capsys.readouterr().err
+    assert main(["check", *wrong, "--for", "slurm-prolog"]) == 0
+    assert "holdfast: unknown: " in capsys.readouterr().err
+
+
+def test_limits_of_the_configuration_are_read_or_named(tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text('[checks]\nlimits = ["gemm >= 1e9"]\n')
+    assert main(["check", "clock", "--config", str(file)]) == 3
+    assert "write NAME >= NUMBER" in capsys.readouterr().err
+    assert check._limits(["gemm_float32 >= 1e9", "all_reduce>=4.6e11"]) == {
+        "gemm_float32": 1e9, "all_reduce": 4.6e11}
+
+
+def test_sizes_are_those_that_people_write() -> None:
+    assert [check._size(one) for one in ("8", "64K", "1M", "1MiB", " 8g ")] == [
+        8, 1 << 16, 1 << 20, 1 << 20, 1 << 33]
+
+
+def test_json_says_all_of_it(monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    answer(monkeypatch, said="kept")
+    assert main(["check", "clock", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["status"] == "ok" and said["checks"][0]["check"] == "clock"
+    assert {"reason", "value", "limit", "limit_from", "todo", "took_s"} <= said["checks"][0].keys()
+    assert main(["check", "--list", "--json"]) == 0
+    assert {one["name"] for one in json.loads(capsys.readouterr().out)} >= {"clock", "collectives"}
+    assert main(["check", "--list"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
+
+
+def kept(tmp_path: Path, status: str, age_s: float, confirmed: bool = True) -> None:
+    with results.changing(tmp_path / "state/checks") as all_of_it:
+        all_of_it.boot_id = check.boot_id()
+        all_of_it.take(CheckVerdict("clock", status, "why", wall_s=time.time() - age_s,
+                                    confirmed=confirmed))
+
+
+def test_a_health_program_is_answered_from_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr(check.subprocess, "Popen", lambda words, **_: asked.append(words))
+    ask = ["check", "--for", "slurm-health"]
+    assert main(ask) == 0 and "nothing was checked yet" in capsys.readouterr().out
+    assert len(asked) == 1 and "clock" in asked[0] and "gemm" not in asked[0]
+    assert 0 <= float(asked[0][3]) <= check.JITTER_S
+    for status, age_s, code in ((OK, 10, 0), (WARNING, 10, 0), (CRITICAL, 10, 1),
+                                (UNKNOWN, 10, 0)):
+        kept(tmp_path, status, age_s)
+        begun_s = time.monotonic()
+        assert main(ask) == code
+        assert time.monotonic() - begun_s < 1.0
+        assert len(asked) == 1
+    kept(tmp_path, CRITICAL, check.FRESH_S + 10)
+    assert main(ask) == 1 and len(asked) == 2  # known still, and made anew
+    kept(tmp_path, CRITICAL, check.STALE_S + 10)
+    assert main(ask) == 0 and len(asked) == 3
+
+
+def test_a_row_says_value_limit_and_whose_it_is() -> None:
+    verdict = CheckVerdict(
+        "host_copy", WARNING, "host_copy of cuda:0 is 12 GB/s, below 48 GB/s", 12e9, "B/s", 48e9,
+        "profile", "hgx-h100, Azure, 2026-11-20", "look at the lanes", 0.4, 1000.0)
+    assert plain(check.row(verdict, 1000.0, False)).splitlines() == [
+        "warning  host_copy              12 GB/s  >= 48 GB/s profile              0.40 s",
+        "         host_copy of cuda:0 is 12 GB/s, below 48 GB/s",
+        "         limit: hgx-h100, Azure, 2026-11-20",
+        "         do: look at the lanes",
+    ]
+    old = plain(check.row(verdict, 1200.0, False)).splitlines()[0]
+    assert old.endswith("3 min 20 s ago") and len(old) <= 80
+
+
+def test_the_whole_command_over_a_flipped_bit(tmp_path: Path) -> None:
+    """Through the installed command, as a prolog runs it: a bit that flips each time refuses."""
+    pytest.importorskip("torch")
+    environ = {**os.environ, "HOLDFAST_CHECK_FLIP_BIT": "7"}
+    done = subprocess.run(
+        [sys.executable, "-m", "holdfast.agent.cli", "check", "tensor", "--for", "slurm-prolog",
+         "--python", sys.executable],
+        env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1, done
+    assert "tensor critical: cpu: the same product of integers twice" in done.stdout
