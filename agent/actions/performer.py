@@ -65,13 +65,8 @@ class Performer:
         wake: Callable[[str], None], on_error: Callable[[str, BaseException | str], None],
         launcher_of: Callable[[str], Launcher], node: Callable[[Effect, NodeOrder], Awaitable[str]],
     ) -> None:
-        self._journal = journal
-        self._node = node
-        self._store = store
-        self._order = order
-        self._wake = wake
-        self._on_error = on_error
-        self._launcher_of = launcher_of
+        self._journal, self._node, self._store, self._order = journal, node, store, order
+        self._wake, self._on_error, self._launcher_of = wake, on_error, launcher_of
         self._flights: dict[str, EffectInFlight] = {}
         self._levels: OrderedDict[str, tuple[EffectOutcome, float]] = OrderedDict()
         self._finished: OrderedDict[str, None] = OrderedDict()

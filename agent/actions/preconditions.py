@@ -15,8 +15,6 @@ import stat
 import tempfile
 from pathlib import Path
 
-from holdfast.collectors.contract import Sample
-
 from ..core.actions import root_verbs
 from ..core.detect.devices.accelerator import processes
 from ..core.model import FATAL, Gate
@@ -50,7 +48,8 @@ def wanted(state: AgentState) -> bool:
 async def look(state: AgentState, evidence: EvidenceStore) -> Gate:
     """The gate as it is now."""
     proc, own = Path(state.config.collectors.proc), Path(state.config.agent.runtime_dir)
-    last = [sample for name in COLLECTORS for sample in _last(state, name)]
+    last = [sample for name in COLLECTORS for sample in state.runner.last(name)] \
+        if state.runner is not None else []
     listed = processes(tuple(last))
     seen = await asyncio.to_thread(_alive, str(proc), listed)
     living = {pid for pid, _ in seen}
@@ -68,10 +67,6 @@ async def look(state: AgentState, evidence: EvidenceStore) -> Gate:
         return Gate(closed=f"who else serves runs here cannot be seen: {error}", seen=seen)
     closed = HIDDEN if procfs.hides_others(str(proc)) else await _closed(state, evidence)
     return Gate(closed=closed, seen=seen, ours=ours, gone=ended_pids, others=others)
-
-
-def _last(state: AgentState, name: str) -> tuple[Sample, ...]:
-    return state.runner.last(name) if state.runner is not None else ()
 
 
 # ------------------------------------------------------------------ whether an order could leave

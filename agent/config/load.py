@@ -74,7 +74,8 @@ def load(
     for path in _files(file, errors):
         for key, value in _read(path, errors):
             if key == "signature":
-                signatures += _signatures(value, str(path), errors)
+                rows = logrules().check(value, str(path), errors)
+                signatures += [(row, str(path)) for row in rows]
             elif _is_known(key, value, str(path), errors):
                 values[key] = (value, str(path))
     for key, (value, origin) in (overrides or {}).items():
@@ -267,10 +268,6 @@ def _is_known(key: str, value: Any, origin: str, errors: list[str]) -> bool:
         errors.append(f"{origin}: {key}: {wrong}set {kind}, for example {example}")
         return False
     return True
-
-
-def _signatures(value: object, origin: str, errors: list[str]) -> list[tuple[dict[str, Any], str]]:
-    return [(row, origin) for row in logrules().check(value, origin, errors)]
 
 
 def logrules() -> ModuleType:

@@ -97,9 +97,7 @@ class Node:
     def __init__(
         self, name: str, settings: Settings, runbooks: Mapping[str, Runbook], memory: bytes = b""
     ) -> None:
-        self.name = name
-        self.settings = settings
-        self.runbooks = runbooks
+        self.name, self.settings, self.runbooks = name, settings, runbooks
         self.kept, self.watch = _read_memory(name, memory)
         # An intent without an outcome is never replayed: what is still wanted gets a new id.
         self.kept.in_flight.pending = {}

@@ -29,7 +29,8 @@ STACK_MAX = 64  # frames of a thread
 THREADS_MAX = 64
 TEXT_MAX = 200
 # Frames of these are how a program waits or is started, not where its author would look.
-NOT_USER = ("/torch/", "/threading.py", "/holdfast/worker/", "/selectors.py", "<frozen ")
+NOT_USER = ("/torch/", "/threading.py", "/holdfast/worker/", "/selectors.py", "<frozen ",
+            "/site-packages/", "/dist-packages/", "/lib/python3")
 
 
 def look(pid: int, limit_s: float = LIMIT_S) -> dict[str, Any]:
@@ -84,15 +85,9 @@ def where(frames: list[dict[str, Any]]) -> str:
     stdlib = sysconfig.get_paths()["stdlib"]
     for frame in frames:
         file = str(frame.get("filename") or "")
-        is_library = "/site-packages/" in file or "/dist-packages/" in file
-        if not is_library and not file.startswith(stdlib) and not _has(file, NOT_USER):
-            if "/lib/python3" not in file:
-                return _line(frame)
+        if not file.startswith(stdlib) and not any(part in file for part in NOT_USER):
+            return _line(frame)
     return _line(frames[0]) if frames else ""
-
-
-def _has(file: str, parts: tuple[str, ...]) -> bool:
-    return any(part in file for part in parts)
 
 
 def _line(frame: dict[str, Any]) -> str:

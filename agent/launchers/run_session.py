@@ -26,10 +26,7 @@ class RunSession:
     def __init__(
         self, hello: protocol.Hello, pid: int, uid: int, boot_s: float, proc: str = procfs.PROC
     ) -> None:
-        self.hello = hello
-        self.pid = pid
-        self.uid = uid
-        self.registered_boot_s = boot_s
+        self.hello, self.pid, self.uid, self.registered_boot_s = hello, pid, uid, boot_s
         self.levels = protocol.Levels()
         self.have_levels = False
         self.monitors: dict[int, RankMonitor] = {}

@@ -25,11 +25,8 @@ class Launcher:
 
     def __init__(self, job: Job, machine: Machine, nproc: int, rng: random.Random,
                  nnodes: int = 1) -> None:
-        self.job = job
-        self.machine = machine
-        self.nproc = nproc
-        self.nnodes = nnodes
-        self.rng = rng
+        self.job, self.machine, self.nproc = job, machine, nproc
+        self.nnodes, self.rng = nnodes, rng
         self.alive = True
         self.exit_code: int | None = None
         self.exit_reason = ""
@@ -58,7 +55,8 @@ class Launcher:
             snapshot = model.SnapshotView(self.snapshot[0], self.snapshot[1], self.nproc)
         state = "idle"
         if self.ranks:
-            over = all(_done(rank) for rank in self.ranks.values())
+            ends = [rank.ended for rank in self.ranks.values()]
+            over = all(ended is not None and ended.outcome == "done" for ended in ends)
             state = "done" if over else "running"
         trainer = self.job.grade == TRAINER
         return RunView(
@@ -267,7 +265,3 @@ class Launcher:
                 self.job.end(rank, Ended(137, 9, by_us=True))
             self.permit_s = 0.0
             self.wake()
-
-
-def _done(rank: Rank) -> bool:
-    return rank.ended is not None and rank.ended.outcome == "done"

@@ -32,9 +32,7 @@ class MemoryStore:
     """One linearizable store.  `compare`, `check_lease` are True except in mutants."""
 
     def __init__(self, loop: Loop, lease_s: float, clock_rate: float = 1.0) -> None:
-        self.loop = loop
-        self.lease_s = lease_s
-        self.clock_rate = clock_rate
+        self.loop, self.lease_s, self.clock_rate = loop, lease_s, clock_rate
         self.available = True
         self.compare = True
         self.check_lease = True

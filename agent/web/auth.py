@@ -81,11 +81,8 @@ class Authorizer:
         self, tokens: Tokens, loopback_only: bool, run_owner: Callable[[str], int | None],
         headers: dict[str, str], audit: Audit,
     ) -> None:
-        self._tokens = tokens
-        self._loopback_only = loopback_only
-        self._run_owner = run_owner
-        self._headers = headers
-        self._audit = audit
+        self._tokens, self._loopback_only, self._run_owner = tokens, loopback_only, run_owner
+        self._headers, self._audit = headers, audit
 
     @web.middleware
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:

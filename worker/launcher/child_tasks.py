@@ -29,11 +29,8 @@ class ChildTask:
     """One running child and whom to tell."""
 
     def __init__(self, child: Child, reader: int, deadline_s: float, done: Done, what: str) -> None:
-        self.child = child
-        self.reader = reader
-        self.deadline_s = deadline_s
-        self.done = done
-        self.what = what
+        self.child, self.reader, self.deadline_s = child, reader, deadline_s
+        self.done, self.what = done, what
         self.output = b""
 
     def fileno(self) -> int:

@@ -66,10 +66,7 @@ class LogWatch:
 
     def __init__(self, ranks: RankProcesses, log_dir: str, environ: Dict[str, str],
                  selector: selectors.BaseSelector) -> None:
-        self.ranks = ranks
-        self.log_dir = log_dir
-        self.environ = environ
-        self.selector = selector
+        self.ranks, self.log_dir, self.environ, self.selector = ranks, log_dir, environ, selector
         self.enabled = True
         self.sample_bytes_s = FULL_BYTES_S
         self.own: List[Any] = []  # the operator's signatures; checked by the agent

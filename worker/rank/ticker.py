@@ -28,9 +28,7 @@ class Ticker(threading.Thread):
 
     def __init__(self, fields: memoryview, channel: Channel, handler: Handler) -> None:
         super().__init__(name="holdfast-ticker", daemon=True)
-        self.fields = fields
-        self.channel = channel
-        self.handler = handler
+        self.fields, self.channel, self.handler = fields, channel, handler
         self.groups: List[Tuple[int, Callable[[], int], int]] = []  # id, number now, counted from
         self.each_beat: List[Callable[[], None]] = []
 

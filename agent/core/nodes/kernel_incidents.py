@@ -17,7 +17,7 @@ from .. import actions, ladder
 from ..detect.ranks.ended import Cause
 from ..incidents import values
 from ..incidents.book import Entry, IncidentBook, plain, worse
-from ..model import FATAL, OK, SEVERITIES, Event, Incident, RankView, Runbook, Verdict, node_subject
+from ..model import FATAL, OK, SEVERITIES, Event, Incident, RankView, Verdict, node_subject
 from ..model.subject import INCIDENT, Subject
 from ..parse.kernel_line import pci_of
 from ..run.state import Context
@@ -277,7 +277,7 @@ class KernelIncidents:
             book = ctx.runbooks.get(item.incident.fault)
             quiet = ctx.now.boot_s - item.last_boot_s > QUIET_S
             asked = item.patient or item.incident.severity == FATAL
-            if quiet and not asked and self._clears(book) == "quiet_10m":
+            if quiet and not asked and book is not None and book.clears == "quiet_10m":
                 self.book.close(ctx, key, "not said again for ten minutes")
 
     def _by_hand(self, ctx: Context) -> None:
@@ -295,9 +295,6 @@ class KernelIncidents:
         for key, item in sorted(self.book.open.items()):
             if item.incident.id in ids:
                 self.book.close(ctx, key, text)
-
-    def _clears(self, book: Runbook | None) -> str:
-        return book.clears if book is not None else "reboot"
 
     # ------------------------------------------------------------ words
 

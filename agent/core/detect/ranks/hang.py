@@ -135,13 +135,11 @@ def _still(
     held = _gil_holders(live)
     if held:
         culprits, how = held, "its ticker stands still while the process lives"
-    waits = {r.rank: _waiting_s(r, held) for r in culprits}
-    short = [
-        r for r in culprits
-        if waits[r.rank] < _suspect_s(r, held, view.costs, history, settings)]
-    if short:
-        ends = [_suspect_s(r, held, view.costs, history, settings) - waits[r.rank] for r in short]
-        return Look(wake_s=max(0.01, max(ends) + 0.005))
+    waits = {r.rank: max(r.still_s, r.beat_age_s) if held else r.still_s for r in culprits}
+    left_s = max(_suspect_s(r, held, view.costs, history, settings) - waits[r.rank]
+                 for r in culprits)
+    if left_s > 0:
+        return Look(wake_s=max(0.01, left_s + 0.005))
     limit_s = max(limits.act_s(r, view.costs, history, settings) for r in culprits)
     waited_s = min(waits.values())
     act = waited_s >= limit_s
@@ -149,9 +147,8 @@ def _still(
     fault = "rank_gil_held" if held else "rank_hung"
     tail = f"waited {waited_s:.1f} s, would act at {min(limit_s, 1e6):.1f} s"
     finding = (
-        _named(culprits[0], fault, how, tail, act)
-        if len(culprits) == 1
-        else _unnamed(culprits, fault, tail, act))
+        _finding(culprits[0], fault, f"{_who(culprits[0])} holds the run up: {how}; {tail}", act)
+        if len(culprits) == 1 else _unnamed(culprits, fault, tail, act))
     return Look((finding,), tuple(r.rank for r in culprits), wake_s)
 
 
@@ -212,10 +209,6 @@ def _gil_holders(live: tuple[RankView, ...]) -> tuple[RankView, ...]:
     return () if len(stale) == len(live) > 1 else stale
 
 
-def _waiting_s(rank: RankView, held: tuple[RankView, ...]) -> float:
-    return max(rank.still_s, rank.beat_age_s) if held else rank.still_s
-
-
 def _suspect_s(
     rank: RankView, held: tuple[RankView, ...], costs: limits.Costs, history: History,
     settings: Settings,
@@ -223,10 +216,6 @@ def _suspect_s(
     if costs.grade == OPAQUE:
         return limits.act_s(rank, costs, history, settings)
     return STALE_BEAT_S if held else limits.suspect_s(rank, costs, history, settings)
-
-
-def _named(rank: RankView, fault: str, how: str, tail: str, act: bool) -> Finding:
-    return _finding(rank, fault, f"{_who(rank)} holds the run up: {how}; {tail}", act)
 
 
 def _unnamed(ranks: tuple[RankView, ...], fault: str, tail: str, act: bool) -> Finding:
