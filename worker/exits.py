@@ -50,8 +50,7 @@ _RUN = (
     Row("%d + n" % SIGNAL_BASE, "a rank died of signal n"),
 )
 _ASK = (
-    row(DONE, "answered"),
-    row(FAILED, "no agent answers, or it has no such run, node or incident"),
+    row(DONE, "answered"), row(FAILED, "no agent answers, or it has no such run, node or incident"),
 )
 _HAND = (
     row(DONE, "the agent took it and wrote it down"),
@@ -75,8 +74,7 @@ EXITS: Dict[str, Tuple[Row, ...]] = {
     "incidents": _ASK,
     "ledger": _ASK,
     "verify": (
-        row(DONE, "every byte is proven"),
-        row(FAILED, "there is no checkpoint"),
+        row(DONE, "every byte is proven"), row(FAILED, "there is no checkpoint"),
         row(BAD_CHECKPOINT, "a checkpoint is bad"),
     ),
     "check": (
@@ -87,14 +85,11 @@ EXITS: Dict[str, Tuple[Row, ...]] = {
         row(NOT_KNOWN, "nothing worse than unknown, or a name, size, profile or setting is wrong"),
     ),
     "diagnose": (
-        row(DONE, "a root cause was found"),
-        row(FAILED, "none was found"),
-        row(USAGE, "no log can be read"),
-        row(CONFIGURATION, "the catalogue of signatures is bad"),
+        row(DONE, "a root cause was found"), row(FAILED, "none was found"),
+        row(USAGE, "no log can be read"), row(CONFIGURATION, "the catalogue of signatures is bad"),
     ),
     "drift": (
-        row(DONE, "all nodes are the same, or there is only one"),
-        row(FAILED, "some differ"),
+        row(DONE, "all nodes are the same, or there is only one"), row(FAILED, "some differ"),
         row(USAGE, "a file is not what `holdfast drift --json` says"),
         row(NOT_KNOWN, "not every node is known and none differs, or no agent answers"),
     ),
@@ -103,31 +98,19 @@ EXITS: Dict[str, Tuple[Row, ...]] = {
     "close": _HAND,
     "resume": _HAND,
     "explain": (
-        row(DONE, "explained"),
-        row(FAILED, "there is no such fault"),
+        row(DONE, "explained"), row(FAILED, "there is no such fault"),
         row(CONFIGURATION, "configuration or a runbook is bad"),
     ),
     "doctor": (
-        row(DONE, "a job can run here"),
-        row(FAILED, "something is missing that every job needs"),
+        row(DONE, "a job can run here"), row(FAILED, "something is missing that every job needs"),
     ),
-    "config": (
-        row(DONE, "good"),
-        row(CONFIGURATION, "bad: every error is told"),
-    ),
+    "config": (row(DONE, "good"), row(CONFIGURATION, "bad: every error is told")),
     "dashboards": (
-        row(DONE, "written"),
-        row(FAILED, "it cannot be written there"),
+        row(DONE, "written"), row(FAILED, "it cannot be written there"),
         row(CONFIGURATION, "configuration or a runbook is bad"),
     ),
-    "simulate": (
-        row(DONE, "every invariant held over every seed"),
-        row(FAILED, "one did not"),
-    ),
-    "demo": (
-        row(DONE, "everything that had to hold held"),
-        row(FAILED, "something did not"),
-    ),
+    "simulate": (row(DONE, "every invariant held over every seed"), row(FAILED, "one did not")),
+    "demo": (row(DONE, "everything that had to hold held"), row(FAILED, "something did not")),
 }
 
 

@@ -102,8 +102,7 @@ OPERATIONS = (
     Operation("all_reduce", _all_reduce, lambda r, n, count, of: _sum(n, count, of),
               lambda n: 2 * (n - 1) / n, lambda n: 1, lambda n: 1, "sum"),
     Operation("all_gather", _all_gather,
-              lambda r, n, count, of: torch.cat([pattern(one, count // n, of)
-                                                 for one in range(n)]),
+              lambda r, n, count, of: torch.cat([pattern(one, count // n, of) for one in range(n)]),
               lambda n: (n - 1) / n, lambda n: -n, lambda n: 1),
     Operation("reduce_scatter", _reduce_scatter,
               lambda r, n, count, of: _sum(n, count, of).chunk(n)[r].clone(),

@@ -70,8 +70,7 @@ def detected(facts: Facts, detectors: Sequence[str], collectors: Sequence[str],
     if not reading.samples and not unknown:
         said = "; ".join(reading.absent.values()) or "nothing to look at here"
     return Answer(
-        said=said,
-        critical=tuple(one.reason for one in found if one.severity == FATAL),
+        said=said, critical=tuple(one.reason for one in found if one.severity == FATAL),
         warning=tuple(one.reason for one in found if one.severity in (DEGRADED, WARN)),
         unknown=tuple(unknown),
         todo="; ".join(dict.fromkeys(f"`holdfast explain {one.fault}`" for one in found)),

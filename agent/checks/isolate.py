@@ -202,8 +202,7 @@ class _Child:
                 name = signal.Signals(os.WTERMSIG(status)).name
                 problem = "it died of %s%s" % (name, self._last_words())
             elif not problem and os.WEXITSTATUS(status):
-                problem = "it ended with status %d%s" % (
-                    os.WEXITSTATUS(status), self._last_words())
+                problem = "it ended with status %d%s" % (os.WEXITSTATUS(status), self._last_words())
         self._left += _end_strays(known)
         if self._left and not problem:
             problem = "it left %d process%s behind, which %s ended" % (

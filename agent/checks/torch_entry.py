@@ -84,8 +84,7 @@ def _next(descriptor: int, spec: dict[str, Any], why: str, isolate: Any) -> None
     while spec["pythons"]:
         python, origin = spec["pythons"][0]
         try:
-            os.execv(python, [python, os.path.abspath(__file__), str(descriptor),
-                              json.dumps(spec)])
+            os.execv(python, [python, os.path.abspath(__file__), str(descriptor), json.dumps(spec)])
         except OSError as error:
             spec["pythons"].pop(0)
             spec["tried"].append([python, origin, error.strerror])

@@ -99,9 +99,7 @@ def _round(options: argparse.Namespace) -> int:
     return exit_code(verdicts, options.convention or "", breaker_open)
 
 
-def wanted_of(
-    options: argparse.Namespace, environ: Mapping[str, str]
-) -> tuple[Wanted, bool]:
+def wanted_of(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Wanted, bool]:
     """What the command line, the configuration and the agents ask for, and whether a breaker is
     open.  Raises Failure with what to give instead."""
     loaded = _configuration(options.config)

@@ -317,11 +317,10 @@ class Node:
         leader = self.settings.single_node or plan.is_leader(
             view.run, self.name, observed.store.leases, now)
         return Context(
-            now=now, view=view, observed=observed, settings=self.settings,
-            runbooks=self.runbooks, in_flight=self.kept.in_flight, settled=settled,
-            since_boot_s=self.since_boot_s, frozen=now.boot_s < self.thaw_boot_s,
-            counts=self.kept.counts, effects=effects, verdicts=verdicts, changed=changed,
-            leader=leader, wake_s=TICK_S,
+            now=now, view=view, observed=observed, settings=self.settings, runbooks=self.runbooks,
+            in_flight=self.kept.in_flight, settled=settled, since_boot_s=self.since_boot_s,
+            frozen=now.boot_s < self.thaw_boot_s, counts=self.kept.counts, effects=effects,
+            verdicts=verdicts, changed=changed, leader=leader, wake_s=TICK_S,
         )
 
     def _any(
@@ -366,11 +365,10 @@ class Node:
             incidents=tuple(shown[i] for i in sorted(shown)),
             plans=tuple(p for _, p in plans if p is not None),
             reasons=tuple((c.view.run, c.reason) for c in contexts),
-            ledger=self.kept.ledger.node_rows(),
-            ledger_held_s=self.kept.ledger.held_s(), run_ledger=self.kept.ledger.run_rows(),
+            ledger=self.kept.ledger.node_rows(), ledger_held_s=self.kept.ledger.held_s(),
+            run_ledger=self.kept.ledger.run_rows(),
             detector_counts=tuple((key[0], key[2], n) for key, n in counts),
-            next_step_s=max(0.01, min(waits)), paused=self.kept.paused,
-            answers=answers,
+            next_step_s=max(0.01, min(waits)), paused=self.kept.paused, answers=answers,
         )
 
 

@@ -159,10 +159,8 @@ class WebServer:
 
     def _application(self, tokens: Tokens, loopback: bool, full: bool) -> web.Application:
         headers = {
-            "Content-Security-Policy": self._policy,
-            "X-Content-Type-Options": "nosniff",
-            "X-Frame-Options": "DENY",
-            "Referrer-Policy": "no-referrer",
+            "Content-Security-Policy": self._policy, "X-Content-Type-Options": "nosniff",
+            "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer",
             "Cache-Control": "no-store",
         }
         # The metrics listener serves no data of the API; its readers come from other machines.
@@ -177,8 +175,7 @@ class WebServer:
             ("GET", "/readyz", self._readyz)]
         if full:
             routes += [
-                ("GET", "/", self._index),
-                ("GET", "/api/v1/status", self._status),
+                ("GET", "/", self._index), ("GET", "/api/v1/status", self._status),
                 ("GET", "/api/v1/incidents", self._incidents),
                 ("GET", "/api/v1/incidents/{id:.+}", self._incident),
                 ("GET", "/api/v1/ledger", self._ledger),

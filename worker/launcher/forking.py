@@ -166,9 +166,7 @@ def spawn_rank(program: Program, seat: Seat) -> Child:
     os.lseek(reader, 0, os.SEEK_SET)
     fds = (seat.page_fd, seat.control_fd, reader)
     process = subprocess.Popen(
-        [sys.executable, BOOTSTRAP, "rank", str(reader)],
-        pass_fds=fds,
-        env=seat.environ,
+        [sys.executable, BOOTSTRAP, "rank", str(reader)], pass_fds=fds, env=seat.environ,
         stdin=subprocess.DEVNULL,
     )
     os.close(reader)

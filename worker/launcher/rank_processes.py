@@ -32,9 +32,7 @@ STANDBY_DELAY_S = 1.0  # a new standby is built when recovery is over, not while
 class RankProcesses:
     """All processes of one launcher."""
 
-    def __init__(
-        self, state: RunState, environ: Dict[str, str], say: Callable[..., None]
-    ) -> None:
+    def __init__(self, state: RunState, environ: Dict[str, str], say: Callable[..., None]) -> None:
         self.state = state
         self.spec = state.spec
         self.environ = environ
@@ -113,15 +111,10 @@ class RankProcesses:
         process = RankProcess(self.launched, home, pages.create(), ours)
         process.rank, process.generation = rank_number, generation
         seat = rank.Seat(
-            page_fd=process.page_fd,
-            control_fd=theirs.fileno(),
-            stdout=os.path.join(home, "stdout.log"),
-            stderr=os.path.join(home, "stderr.log"),
-            environ=self.rank_environ(process),
-            launcher_pid=os.getpid(),
-            threads=self.threads(),
-            rank=rank_number,
-            generation=generation,
+            page_fd=process.page_fd, control_fd=theirs.fileno(),
+            stdout=os.path.join(home, "stdout.log"), stderr=os.path.join(home, "stderr.log"),
+            environ=self.rank_environ(process), launcher_pid=os.getpid(), threads=self.threads(),
+            rank=rank_number, generation=generation,
         )
         program = self.spec.program
         if program.kind == "command":

@@ -162,10 +162,8 @@ def build(command: str) -> argparse.ArgumentParser:
     )
     parser = Parser(
         prog="holdfast " + command, usage=usage,
-        epilog="%s%s\n%s" % (EXAMPLES[command], EPILOG, exits.told(command)),
-        allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        description=DESCRIPTIONS[command],
+        epilog="%s%s\n%s" % (EXAMPLES[command], EPILOG, exits.told(command)), allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter, description=DESCRIPTIONS[command],
     )
     flag(parser, "--nnodes", default="1", help="number of nodes; 1 in this version")
     flag(parser, "--nproc-per-node", default="1", help="ranks on this node: N, auto, gpu or cpu")
@@ -273,12 +271,11 @@ def parse(command: str, argv: List[str], environ: Dict[str, str]) -> Spec:
     name = run_name(options.run, options.rdzv_id, program.target, environ)
     return Spec(
         run=name, program=program, nproc=nproc, max_restarts=options.max_restarts,
-        log_dir=options.log_dir, tee=options.tee not in ("", "0"),
-        master_port=options.master_port, run_id=options.rdzv_id or name, role=options.role,
-        preload=preload, start_method="spawn" if options.start_method == "spawn" else "fork",
+        log_dir=options.log_dir, tee=options.tee not in ("", "0"), master_port=options.master_port,
+        run_id=options.rdzv_id or name, role=options.role, preload=preload,
+        start_method="spawn" if options.start_method == "spawn" else "fork",
         standby=standby if program.trainer else 0, grace_s=options.grace,
-        log_limit_bytes=options.log_limit << 20,
-        hang_limit_s=options.hang_limit, argv=argv,
+        log_limit_bytes=options.log_limit << 20, hang_limit_s=options.hang_limit, argv=argv,
         nproc_unset_threads=nproc > 1 and "OMP_NUM_THREADS" not in environ, shown=shown(options),
     )
 

@@ -153,8 +153,7 @@ def run(program: Program, seat: Seat) -> None:
     word, code = ("done", 0) if error is None else outcome.of_exception(error)
     if error is not None:
         outcome.show(error)
-        outcome.write_error_file(
-            os.environ.get("TORCHELASTIC_ERROR_FILE", ""), seat.rank, error)
+        outcome.write_error_file(os.environ.get("TORCHELASTIC_ERROR_FILE", ""), seat.rank, error)
         worker.send({"t": "flight", "entries": faults.flight_record(16)})
     outcome.leave(worker.fields, word, code)
 

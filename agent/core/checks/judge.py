@@ -100,9 +100,7 @@ def next_round(results: Sequence[Result], expected_rate: float = 0.0) -> Round:
     return pairing.second_round(suspects, good, set(grades))
 
 
-def judge(
-    nodes: Iterable[str], results: Sequence[Result], expected_rate: float = 0.0
-) -> Judgement:
+def judge(nodes: Iterable[str], results: Sequence[Result], expected_rate: float = 0.0) -> Judgement:
     """Verdicts after both rounds."""
     names = sorted(set(nodes))
     grades = graded(results, expected_rate)
@@ -125,12 +123,9 @@ def _fails(node: str, grades: dict[Pair, str]) -> bool:
     return any(node in each and state in (SLOW, BROKEN) for each, state in grades.items())
 
 
-def _node(
-    node: str, grades: dict[Pair, str], good: set[str], said: dict[Pair, str]
-) -> Finding:
+def _node(node: str, grades: dict[Pair, str], good: set[str], said: dict[Pair, str]) -> Finding:
     mine = {each: state for each, state in grades.items() if node in each}
-    evidence = tuple((" - ".join(each), said[each]) for each in sorted(mine)
-                     if mine[each] != GOOD)
+    evidence = tuple((" - ".join(each), said[each]) for each in sorted(mine) if mine[each] != GOOD)
     if node in good:
         passed = sum(state == GOOD for state in mine.values())
         return Finding(GOOD, f"passed with {passed} of {len(mine)} nodes", evidence)

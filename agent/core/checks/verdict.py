@@ -87,16 +87,14 @@ def judged(check: str, answer: Answer, limits: Mapping[Measure, Sequence[Limit]]
         near = each.value / limit.value if limit is not None and limit.value > 0 else float("inf")
         if shown is None or (near, -each.value) < shown[:2]:
             shown = (near, -each.value, each, limit)
-    status = (CRITICAL if critical else WARNING if warning else
-              UNKNOWN if answer.unknown else OK)
+    status = (CRITICAL if critical else WARNING if warning else UNKNOWN if answer.unknown else OK)
     whys = {CRITICAL: critical, WARNING: warning, UNKNOWN: list(answer.unknown), OK: []}[status]
     measure, limit = shown[2:] if shown else (None, None)
     return CheckVerdict(
         check, status, "; ".join(whys) or answer.said or "nothing was found",
         measure.value if measure else None, measure.unit if measure else "",
         limit.value if limit else None, limit.origin if limit else NO_LIMIT,
-        limit.source if limit else "",
-        "" if status == OK else answer.todo or todo,
+        limit.source if limit else "", "" if status == OK else answer.todo or todo,
         measures=answer.measures, table=answer.table,
     )
 

@@ -58,12 +58,11 @@ from .time import Now, Value
 
 __all__ = [
     "Answer", "Beat", "Commit", "DEGRADED", "Decision", "Delete", "Doc", "Effect", "EffectOutcome",
-    "Ended",
-    "Escalation", "Event", "FATAL", "Finish", "Gate", "Incident", "Lease", "Named", "NodeOrder",
-    "Now", "OK", "OPAQUE", "Observed", "Parked", "Plan", "RankView", "Reading", "Readings",
-    "RemoveLock", "Request", "Resume", "Rows", "RunView", "Runbook", "SCRIPT", "SEVERITIES",
-    "STORE", "Seconds", "Selection", "Settings", "SnapshotView", "Start", "Stop", "StoreView",
-    "StoreWrite", "Subject", "TRAINER", "TakeEvidence", "UNKNOWN", "Value", "Verdict", "WARN",
-    "Whole", "by_name", "labels_of", "node_subject", "rank_subject", "readings_of", "run_subject",
-    "subject_of",
+    "Ended", "Escalation", "Event", "FATAL", "Finish", "Gate", "Incident", "Lease", "Named",
+    "NodeOrder", "Now", "OK", "OPAQUE", "Observed", "Parked", "Plan", "RankView", "Reading",
+    "Readings", "RemoveLock", "Request", "Resume", "Rows", "RunView", "Runbook", "SCRIPT",
+    "SEVERITIES", "STORE", "Seconds", "Selection", "Settings", "SnapshotView", "Start", "Stop",
+    "StoreView", "StoreWrite", "Subject", "TRAINER", "TakeEvidence", "UNKNOWN", "Value", "Verdict",
+    "WARN", "Whole", "by_name", "labels_of", "node_subject", "rank_subject", "readings_of",
+    "run_subject", "subject_of",
 ]

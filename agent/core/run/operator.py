@@ -30,8 +30,7 @@ class Operator:
 
     def ask(self, request: Request, reason: str) -> None:
         if request.action in (actions.RESTART_RANKS, "restart"):
-            self.restart = OperatorRequest(
-                reason, subject_of(request.subject).rank, request.id)
+            self.restart = OperatorRequest(reason, subject_of(request.subject).rank, request.id)
         elif request.action == actions.PAUSE:
             self.pause(True)
         elif request.action == actions.RESUME:
