@@ -87,8 +87,14 @@ class CheckpointOptions(Options):
     digest: str = setting("xxh3_128", f"proves each file; one of {', '.join(ALGORITHMS)}")
     wait_s: float = setting(60.0, "seconds that rank 0 waits for the others' shards; at most 3600")
 
+    read_back_mb_s: float = setting(
+        200.0, "pace, in MB/s, at which rank 0 reads each one back; verified only then"
+    )
+
     def problems(self) -> list[str]:
         found = []
+        if not 1.0 <= self.read_back_mb_s <= 1e6:
+            found.append(f"read_back_mb_s = {self.read_back_mb_s}: set 1 to 1000000")
         if self.every < 0:
             found.append(f"every = {self.every}: set 0 (never) or more")
         if self.keep < 1:

@@ -307,6 +307,11 @@ def committed(generation: int, step: int, path: str, world: int) -> None:
                  "world": world})
 
 
+def verified(path: str) -> None:
+    """Every byte of a committed checkpoint was read back and is as it was written."""
+    _get().send({"t": "verified", "path": path})
+
+
 def bad_checkpoint(path: str, why: str) -> None:
     """A checkpoint did not verify and was put aside."""
     _get().send({"t": "bad_checkpoint", "path": path, "why": cut(why, 500)})

@@ -92,6 +92,8 @@ def checkpoint(run: Json) -> str:
     said = "none verified yet"
     if found:
         said = f"step {found['step']}, verified {seconds(found['age_s'])} ago"
+        if found.get("unread_step", -1) >= 0:
+            said += f" (step {found['unread_step']} is not read back yet)"
     if run.get("snapshot_step") is not None:
         said += f"; in memory: step {run['snapshot_step']}"
     return said

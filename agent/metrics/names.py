@@ -64,7 +64,7 @@ NAMES: dict[str, Name] = {
         "gauge", "How long a rank's progress has stood still.", ("run", "rank"), False
     ),
     "checkpoint_verified_step": Name(
-        "gauge", "Step of the newest checkpoint that is not known to be bad.", ("run",)
+        "gauge", "Step of the newest checkpoint whose every byte was read back.", ("run",)
     ),
     "checkpoint_age_seconds": Name("gauge", "Age of that checkpoint.", ("run",)),
     "collector_up": Name("gauge", "1 when the collector's last reading went well.", ("collector",)),

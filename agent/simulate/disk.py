@@ -7,6 +7,8 @@ rule is judged by.
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from ..core.model import Commit
 
 Origin = tuple[int, int]  # (generation, step) of a state
@@ -32,6 +34,11 @@ class Disk:
         self.commits[path] = Commit(generation=generation, step=step, path=path, world=world)
         return self.commits[path]
 
+    def rot(self, path: str) -> None:
+        """A byte flips before the checkpoint is read back: it never counts as verified."""
+        self.rotten.add(path)
+        self._listing = None
+
     def spoil(self, path: str, why: str) -> None:
         """Quarantine: everybody sees from now on that this one is bad."""
         old = self.commits[path]
@@ -50,7 +57,8 @@ class Disk:
         """What a directory listing shows, in order of step and generation."""
         if self._listing is None:
             found = sorted(self.commits.values(), key=lambda each: (each.step, each.generation))
-            self._listing = tuple(found)
+            self._listing = tuple(
+                replace(each, verified=each.path not in self.rotten) for each in found)
         return self._listing
 
     def begin(self, generation: int, origin: Origin) -> None:

@@ -113,7 +113,7 @@ def commit_spoilt(cluster: Cluster, u: float, _v: float) -> None:
     job = list(cluster.jobs.values())[int(u * len(cluster.jobs))]
     paths = [each.path for each in job.disk.listing() if not each.bad]
     if paths:
-        job.disk.rotten.add(paths[-1])
+        job.disk.rot(paths[-1])
         _say(cluster, job.name, "rots %s", paths[-1])
 
 

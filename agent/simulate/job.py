@@ -228,7 +228,7 @@ class Job:
         if made is None:
             return
         if self.rng.random() < 0.03:
-            self.disk.rotten.add(made.path)
+            self.disk.rot(made.path)
         self.loop.note(self.name, "commit gen %d step %d", gang.generation, step)
         self.on_commit(self, gang.generation, step)
         self.on_level(self)

@@ -154,13 +154,16 @@ def restarts(state: AgentState, run: str) -> int:
 
 
 def checkpoint(state: AgentState, view: RunView) -> dict[str, Any] | None:
-    """The newest checkpoint that is not known to be bad."""
-    good = [commit for commit in view.commits if not commit.bad]
-    if not good:
+    """The newest checkpoint whose every byte was read back; `unread_step` is that of a newer one
+    that is durable and not read yet, -1 when there is none."""
+    good = sorted((commit for commit in view.commits if not commit.bad),
+                  key=lambda commit: (commit.generation, commit.step))
+    proven = [commit for commit in good if commit.verified]
+    if not proven:
         return None
-    newest = max(good, key=lambda commit: (commit.generation, commit.step))
-    age_s = state.checkpoints.age_s(view.run, newest)
-    return {"step": newest.step, "age_s": round(age_s, 3), "path": newest.path}
+    newest, age_s = proven[-1], state.checkpoints.age_s(view.run, proven[-1])
+    return {"step": newest.step, "age_s": round(age_s, 3), "path": newest.path,
+            "unread_step": -1 if good[-1].verified else good[-1].step}
 
 
 def _run(state: AgentState, view: RunView, verdicts: tuple[Verdict, ...]) -> dict[str, Any]:

@@ -257,7 +257,7 @@ def test_a_spoilt_checkpoint_is_found_when_it_is_read(world: Cluster) -> None:
     launcher, job = world.launchers("run-0")[0], world.jobs["run-0"]
     made = job.disk.create(7, 10, 2)
     assert made is not None
-    job.disk.rotten.add(made.path)
+    job.disk.rot(made.path)
     assert launcher.view().commits[0].bad == ""
     launcher.perform(order(1, start(8, Resume("disk", 10, 7, made.path))), lambda _: None)
     world.loop.run_until(3.0)

@@ -14,7 +14,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Union
 
@@ -31,6 +31,7 @@ LISTING_MAX = 10_000
 _NAME = re.compile(r"step-(\d{9,18})\.gen-(\d{1,18})\Z")
 
 Buffer = Union[bytes, bytearray, memoryview]
+Pace = Callable[[int], None]
 
 
 class CheckpointError(Exception):
@@ -124,13 +125,15 @@ def _open(path: Path) -> BinaryIO:
     return open(descriptor, "rb")
 
 
-def digest_file(path: Path, algorithm: str) -> str:
+def digest_file(path: Path, algorithm: str, pace: Pace | None = None) -> str:
     if algorithm not in ALGORITHMS:
         raise CheckpointError(f"{path}: digest {algorithm!r} is not known")
     hasher: Any = xxhash.xxh3_128() if algorithm == "xxh3_128" else hashlib.sha256()
     with _open(path) as file:
         while chunk := file.read(READ_BYTES):
             hasher.update(chunk)
+            if pace is not None:
+                pace(len(chunk))
     return f"{algorithm}:{hasher.hexdigest()}"
 
 
@@ -332,7 +335,10 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     return manifest
 
 
-def check_file(directory: Path, listed: dict[str, Any], content: Buffer | None = None) -> None:
+def check_file(
+    directory: Path, listed: dict[str, Any], content: Buffer | None = None,
+    pace: Pace | None = None,
+) -> None:
     """Proves one file of the manifest (or the bytes read from it).  Raises CheckpointError."""
     name, nbytes, expected = (str(listed.get("file", "")), listed.get("nbytes"),
                               str(listed.get("digest", "")))
@@ -348,7 +354,7 @@ def check_file(directory: Path, listed: dict[str, Any], content: Buffer | None =
             kind = "truncated" if size < int(nbytes or 0) else "too long"
             raise CheckpointError(f"{name}: {kind}: {size} bytes, not {nbytes}")
         if content is None:
-            actual = digest_file(directory / name, algorithm)
+            actual = digest_file(directory / name, algorithm, pace)
         else:
             actual = digest(content, algorithm)
     except FileNotFoundError:
@@ -359,8 +365,9 @@ def check_file(directory: Path, listed: dict[str, Any], content: Buffer | None =
         raise CheckpointError(f"{name}: bytes differ from what was written ({algorithm})")
 
 
-def verify(directory: str | os.PathLike[str]) -> list[Problem]:
-    """Every reason why this checkpoint must not be used; [] = every byte is proven."""
+def verify(directory: str | os.PathLike[str], pace: Pace | None = None) -> list[Problem]:
+    """Every reason why this checkpoint must not be used; [] = every byte is proven.  `pace` is
+    called with the bytes of each piece that was read, and may take its time."""
     root = Path(directory)
     if not root.is_dir():
         return [Problem(str(root), "no such directory")]
@@ -381,7 +388,7 @@ def verify(directory: str | os.PathLike[str]) -> list[Problem]:
     problems += [Problem(MANIFEST, f"does not list {name}") for name in sorted(wanted - listed)]
     for item in manifest["shards"]:
         try:
-            check_file(root, item)
+            check_file(root, item, pace=pace)
         except CheckpointError as error:
             problems.append(_problem(error))
     return problems

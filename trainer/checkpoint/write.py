@@ -21,6 +21,7 @@ from ..config import CheckpointOptions
 from ..group import Group
 from ..state import State
 from . import format as files
+from .read_back import ReadBack
 
 POLL_S = 0.02  # how often rank 0 looks for the others' shards
 AFTER_LOSS_S = 1.0  # and for how long once a peer is gone
@@ -45,6 +46,7 @@ class Checkpoints:
         run_manifest: Callable[[], dict[str, Any]],
     ) -> None:
         self.options, self.root, self.state, self.elastic = options, root, state, elastic
+        self.read_back = ReadBack(elastic, options.read_back_mb_s)
         self.stalls_s: list[float] = []
         self.writes_s: list[float] = []  # of those that were committed
         self._run_manifest, self._manifest = run_manifest, dict[str, Any]()
@@ -59,6 +61,10 @@ class Checkpoints:
         """A new generation: where this rank's shard lies in it."""
         self._place, self._over = assignment, threading.Event()
         self._entries, self._begin, self._end = self.state.shard(group.rank, group.world)
+        if group.rank == 0 and self.options.every:
+            # A rank 0 before this one may have ended with some of them unread.
+            for found in reversed(files.listing(self.root)[: self.options.keep]):
+                self.read_back.ask(found.path)
 
     def generation_over(self) -> None:
         """Shards of lost ranks will not come any more."""
@@ -119,6 +125,7 @@ class Checkpoints:
         if self._thread is not None:
             self._jobs.put(None)
             self._thread.join(self.options.wait_s)
+        self.read_back.finish(self.options.wait_s)
 
     # -------------------------------------------------------------------------- in the thread
 
@@ -173,6 +180,7 @@ class Checkpoints:
         }
         files.commit(directory, manifest, self.options.digest)
         self.elastic.committed(job.generation, job.step, str(directory), job.world)
+        self.read_back.ask(str(directory))
         self._clean(job)
         return True
 

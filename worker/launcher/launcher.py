@@ -188,6 +188,8 @@ class Launcher:
             self.state.take_checkpoints(packet)
         elif kind == "committed":
             self.state.take_commit(packet)
+        elif kind == "verified":
+            self.state.take_verified(packet)
         elif kind == "bad_checkpoint":
             self.state.take_bad_checkpoint(packet)
             self.terminal.say("checkpoint put aside: %s: %s" % (packet["path"], packet["why"]),

@@ -54,6 +54,11 @@ class RunState:
         self.commits[path] = {"generation": packet["generation"], "step": packet["step"],
                               "path": path, "world": packet["world"], "bad": ""}
 
+    def take_verified(self, packet: Packet) -> None:
+        known = self.commits.get(str(packet["path"]))
+        if known is not None:
+            known["verified"] = True
+
     def take_bad_checkpoint(self, packet: Packet) -> None:
         path = str(packet["path"])
         unknown = {"generation": 0, "step": 0, "path": path, "world": 0, "bad": ""}

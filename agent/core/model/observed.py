@@ -63,13 +63,14 @@ class RankView(Value, frozen=True):
 
 
 class Commit(Value, frozen=True):
-    """A durable checkpoint's marker, as listed on disk; its bytes are proven when read."""
+    """A durable checkpoint's marker, as listed on disk."""
 
     generation: Whole
     step: Whole
     path: str
     world: Whole = 0
     bad: str = ""  # why it was quarantined; "" = not known to be bad
+    verified: bool = False  # every byte was read back from where it lies
 
 
 class SnapshotView(Value, frozen=True):

@@ -51,10 +51,13 @@ def may_delete(plan: Plan, view: RunView, leader: bool) -> bool:
 def deletable(
     commits: Iterable[Commit], history: validity.History, keep: int, quarantined: tuple[str, ...]
 ) -> tuple[str, ...]:
-    """Paths of valid commits beyond the newest `keep`, and of void ones below the oldest kept."""
+    """Paths of commits older than the newest `keep` that are valid and verified.
+
+    What is not read back does not count: `keep` damaged ones would cost the last good one.
+    """
     commits = tuple(commits)
-    valid = [c for c in validity.valid_commits(commits, history) if c.path not in quarantined]
-    kept = valid[-max(1, keep) :]
+    kept = [c for c in validity.valid_commits(commits, history)
+            if c.verified and c.path not in quarantined][-max(1, keep) :]
     if len(kept) < max(1, keep):
         return ()
     floor = kept[0].step

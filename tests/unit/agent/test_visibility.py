@@ -70,7 +70,8 @@ def test_another_user_is_not_told_what_a_run_said(agent, tmp_path):
             launcher.levels(
                 generation=1, state="running", shutdown=SECRET, compiling=SECRET, logs=said,
                 ranks=[rank_level(0, os.getpid(), state="ended", ended=ended)],
-                commits=[{"generation": 1, "step": 2, "path": f"/{SECRET}", "world": 2, "bad": ""}],
+                commits=[{"generation": 1, "step": 2, "path": f"/{SECRET}", "world": 2, "bad": "",
+                          "verified": True}],
             )
             node.incidents = (incident("demo"),)
             node.extra = {

@@ -34,7 +34,8 @@ async def with_run(daemon, node, tmp_path):
     launcher.hello()
     launcher.page(0, os.getpid())
     launcher.levels(generation=1, state="running", ranks=[rank_level(0, os.getpid())],
-                    commits=[{"generation": 1, "step": 20, "path": "/", "world": 2, "bad": ""}])
+                    commits=[{"generation": 1, "step": 20, "path": "/", "world": 2, "bad": "",
+                              "verified": True}])
     await until(lambda: node.seen and node.seen[-1].runs)
     return launcher
 

@@ -209,7 +209,8 @@ class Lab:
 
     def commit(self, step: int, generation: int | None = None, bad: str = "") -> None:
         generation = self.view.generation if generation is None else generation
-        new = Commit(generation, step, f"step-{step}.gen-{generation}", bad=bad)
+        path = f"step-{step}.gen-{generation}"
+        new = Commit(generation, step, path, bad=bad, verified=not bad)
         self.view = replace(self.view, commits=(*self.view.commits, new))
 
     # ------------------------------------------------------------ what is to be seen

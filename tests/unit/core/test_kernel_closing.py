@@ -14,7 +14,7 @@ CABLE = "mlx5_core 0000:5c:00.0: poll_health:812:(pid 0): device's health compro
 
 def ask(identity: str, request: str = "q1") -> tuple[Request, ...]:
     subject = f"incident/{identity}"
-    return (Request(request, CLOSE_INCIDENT, subject, "card changed", "operator", by="eva"),)
+    return (Request(request, CLOSE_INCIDENT, subject, "card changed", by="eva"),)
 
 
 def test_a_fatal_one_is_not_well_because_it_is_silent_and_a_person_may_close_it():

@@ -195,7 +195,7 @@ def test_the_last_end_waits_for_the_root_but_not_for_ever() -> None:
 
 def test_a_good_end_and_an_operators_restart_ask_nothing() -> None:
     lab = training()
-    lab.requests = (Request("q", "restart_ranks", "run/r/rank/1", "please", "operator", "r"),)
+    lab.requests = (Request("q", "restart_ranks", "run/r/rank/1", "please", "r"),)
     for _ in range(10):
         lab.step(0.3)
     assert lab.view.generation == 2

@@ -108,10 +108,21 @@ def test_a_very_long_history_is_bounded_and_never_revives_a_void_commit() -> Non
 
 
 def test_keep_n_counts_valid_ones_and_spares_what_lies_above() -> None:
-    listed = commits((1, 5), (1, 10), (1, 20), (2, 15), (2, 20))
+    listed = [replace(each, verified=True)
+              for each in commits((1, 5), (1, 10), (1, 20), (2, 15), (2, 20))]
     gone = reconcile.deletable(listed, ((1, 0), (2, 10)), 2, ())
     assert gone == ("step-10.gen-1", "step-5.gen-1")
     assert reconcile.deletable(listed[:1], (), 2, ()) == ()
+
+
+def test_what_was_not_read_back_does_not_count_for_keep_n() -> None:
+    """Two newer ones may both be damaged: the last one that is proven stays."""
+    listed = commits((1, 5), (1, 10), (1, 15), (1, 20))
+    proven = [replace(listed[0], verified=True), *listed[1:]]
+    assert reconcile.deletable(proven, ((1, 0),), 2, ()) == ()
+    proven[1] = replace(listed[1], verified=True)
+    assert reconcile.deletable(proven, ((1, 0),), 1, ()) == ("step-5.gen-1",)
+    assert reconcile.deletable(proven, ((1, 0),), 2, ()) == ()
 
 
 def test_codes_say_whose_fault_it_was() -> None:

@@ -142,6 +142,9 @@ class FakeElastic:
     def committed(self, generation, step, path, world):
         self.send("committed", generation, step, path, world)
 
+    def verified(self, path):
+        self.send("verified", path)
+
     def bad_checkpoint(self, path, why):
         self.send("bad_checkpoint", path, why)
 

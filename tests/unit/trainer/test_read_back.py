@@ -1,0 +1,116 @@
+"""A checkpoint is called verified when its bytes were read from the disk, and not before."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from holdfast.trainer.checkpoint import format as files
+from holdfast.trainer.checkpoint.read_back import WAITING_MAX, ReadBack
+from holdfast.trainer.state import Entry
+
+SHARD = bytes(range(256)) * 4096  # 1 MiB
+WAIT_S = 20.0
+
+
+class Elastic:
+    """What the launcher is told."""
+
+    def __init__(self) -> None:
+        self.verified_paths: list[str] = []
+        self.bad: list[tuple[str, str]] = []
+        self.reports: list[tuple[str, str]] = []
+
+    def verified(self, path: str) -> None:
+        self.verified_paths.append(path)
+
+    def bad_checkpoint(self, path: str, why: str) -> None:
+        self.bad.append((path, why))
+
+    def report(self, fault: str, text: str) -> None:
+        self.reports.append((fault, text))
+
+
+def committed(root: Path, step: int) -> Path:
+    folder = root / files.directory_name(step, 1)
+    entries = [Entry("weights", "uint8", (len(SHARD),), 0, len(SHARD))]
+    files.write_shard(folder, 0, 1, entries, memoryview(SHARD), "xxh3_128")
+    files.commit(folder, {"run": "r", "generation": 1, "step": step, "world": 1, "model": {}},
+                 "xxh3_128")
+    return folder
+
+
+def flip(folder: Path) -> None:
+    shard = next(folder.glob("*.bin"))
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+
+
+def test_what_reads_as_written_is_verified_once(tmp_path: Path) -> None:
+    elastic = Elastic()
+    reader = ReadBack(elastic, 1e6)
+    folders = [committed(tmp_path, step) for step in (5, 10)]
+    for folder in (*folders, *folders):
+        reader.ask(str(folder))
+    reader.finish(WAIT_S)
+    assert elastic.verified_paths == [str(folder) for folder in folders] == reader.verified
+    assert elastic.bad == [] == elastic.reports
+
+
+def test_a_byte_that_reads_otherwise_is_put_aside_and_never_verified(tmp_path: Path) -> None:
+    elastic = Elastic()
+    folder = committed(tmp_path, 5)
+    flip(folder)
+    reader = ReadBack(elastic, 1e6)
+    reader.ask(str(folder))
+    reader.finish(WAIT_S)
+    assert elastic.verified_paths == [] and not folder.exists()
+    ((path, why),) = elastic.bad
+    assert path == str(folder) and "bytes differ from what was written" in why
+    assert elastic.reports[0][0] == "checkpoint_bad"
+    assert len(list((tmp_path / files.QUARANTINE).iterdir())) == 1
+
+
+def test_one_that_was_deleted_meanwhile_is_nobodys_fault(tmp_path: Path) -> None:
+    elastic = Elastic()
+    folder = committed(tmp_path, 5)
+    files.delete(folder)
+    reader = ReadBack(elastic, 1e6)
+    reader.ask(str(folder))
+    reader.finish(WAIT_S)
+    assert elastic.verified_paths == [] and elastic.bad == []
+
+
+def test_the_pace_is_kept_and_the_end_of_the_run_lifts_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mebibyte at 1 MB/s: the reader waits for about a second, and for no longer than the end."""
+    elastic = Elastic()
+    reader = ReadBack(elastic, 1.0)
+    asleep, waited_s = threading.Event(), list[float]()
+    wait = reader._hurry.wait
+
+    def watched(timeout: float) -> bool:
+        waited_s.append(timeout)
+        asleep.set()
+        return wait(timeout)
+
+    monkeypatch.setattr(reader._hurry, "wait", watched)
+    reader.ask(str(committed(tmp_path, 5)))
+    assert asleep.wait(WAIT_S) and 0.5 < waited_s[0] < 1.1
+    begin_s = time.monotonic()
+    reader.finish(WAIT_S)
+    assert elastic.verified_paths and time.monotonic() - begin_s < WAIT_S / 2
+
+
+def test_what_waits_is_bounded_and_the_newest_stays(tmp_path: Path) -> None:
+    reader = ReadBack(Elastic(), 1e6)
+    reader._thread = threading.current_thread()  # nobody reads
+    for step in range(WAITING_MAX + 3):
+        reader.ask(str(tmp_path / files.directory_name(step, 1)))
+    assert len(reader._paths) == WAITING_MAX
+    assert reader._paths[-1].endswith(files.directory_name(WAITING_MAX + 2, 1))
