@@ -8,7 +8,7 @@ everything at once.  What ends a run for another reason is decided elsewhere and
 from __future__ import annotations
 
 import signal
-from typing import Any, List
+from typing import Any, Callable, List, Optional
 
 from .. import exits
 from .. import page as pages
@@ -25,16 +25,14 @@ ASKED = {
 FORCED_END_S = 5.0  # beyond the grace: a rank in state D keeps nobody here
 
 
-class LeaveImports(BaseException):
-    """The caller wants the end while this process imports: whatever is half done is left there."""
-
-
 class Ending:
     """The end of one run on this node."""
 
     def __init__(self, state: RunState, ranks: RankProcesses, terminal: Terminal) -> None:
         self.state, self.ranks, self.terminal = state, ranks, terminal
-        self.importing = False
+        # While this process imports: ends everything and never returns.  An exception would do, had
+        # importlib no callbacks that swallow one.
+        self.leave: Optional[Callable[[], None]] = None
         self.twice = False
         self.told = False
 
@@ -62,9 +60,9 @@ class Ending:
             state.end(exits.INTERRUPTED, "interrupted again")
         state.shutdown_reason = state.shutdown_reason or ASKED[signal.Signals(number)]
         state.shut_down("interrupted" if interrupt else "preempted")
-        if self.importing:
+        if self.leave is not None:
             state.end(self.code(), "")
-            raise LeaveImports
+            self.leave()
 
     def code(self) -> int:
         return exits.INTERRUPTED if self.state.shutdown == "interrupted" else exits.RETRY

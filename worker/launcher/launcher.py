@@ -23,7 +23,7 @@ from . import compiling, forking, levels, spec
 from .agent_link import AgentLink, Places, places, private_folder, prove_room
 from .child_tasks import ChildTask, ChildTasks
 from .commands import Commands
-from .ending import Ending, LeaveImports
+from .ending import Ending
 from .log_limit import LogLimit
 from .log_watch import LogWatch
 from .process import RankProcess
@@ -90,8 +90,6 @@ class Launcher:
                 self.ranks.prepare()
             while self.state.exit_code is None:
                 self.once()
-        except LeaveImports:
-            pass  # the exit code is there
         finally:
             self.end()
         return self.state.exit_code if self.state.exit_code is not None else 1
@@ -101,11 +99,15 @@ class Launcher:
         names = [] if self.spec.start_method == "spawn" else self.spec.preload
         if not forking.has_torch():
             names = [n for n in names if not n.startswith("torch")]
-        self.ending.importing = True
+        self.ending.leave = self.leave
         problems = forking.preload(names)
-        self.ending.importing = False
+        self.ending.leave = None
         for problem in problems:
             self.terminal.say(problem, "warn")
+
+    def leave(self) -> None:
+        self.end()
+        os._exit(self.ending.code())
 
     # ------------------------------------------------------------------ the loop
 
