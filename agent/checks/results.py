@@ -18,6 +18,7 @@ import msgspec
 from ..core.checks.verdict import OK, CheckVerdict, Measure
 from ..system.regular import read_regular
 
+FILE = "results.json"
 FILE_MAX_BYTES = 8 << 20
 HISTORY_MAX = 32  # of one check
 PASSES_MAX = 64  # of one measure
@@ -87,7 +88,7 @@ def directory(environ: Mapping[str, str]) -> Path:
 def load(folder: Path) -> Results:
     """What is there; nothing where it is not, or not of this form."""
     try:
-        raw = read_regular(folder / "results.json", FILE_MAX_BYTES, follow=False)
+        raw = read_regular(folder / FILE, FILE_MAX_BYTES, follow=False)
         return msgspec.json.decode(raw, type=Results)
     except (OSError, ValueError, msgspec.MsgspecError, RecursionError):
         return Results()
@@ -104,6 +105,6 @@ def changing(folder: Path) -> Iterator[Results]:
         new = folder / f"results.{os.getpid()}.new"
         try:
             new.write_bytes(msgspec.json.encode(results))
-            os.replace(new, folder / "results.json")
+            os.replace(new, folder / FILE)
         finally:
             new.unlink(missing_ok=True)

@@ -121,16 +121,12 @@ def wanted_of(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[
     if profile is None:
         facts = facts._replace(profile=gate.profile_of(facts))
     wanted = Wanted(
-        checks, facts, results.directory(environ), boot_id(), bool(options.name),
+        checks, facts, results.directory(environ), procfs.boot_id(), bool(options.name),
         pythons(options.python or settings.python, environ), _training(statuses), options.force,
         options.max_age if options.max_age is not None else FRESH_S if options.convention else 0.0,
         limits, {"sizes": sizes, "ranks": options.ranks}, bool(options.convention),
     )
     return wanted, any(one.get("breaker_open") is True for one in statuses)
-
-
-def boot_id() -> str:
-    return procfs.read_small("/proc/sys/kernel/random/boot_id").decode("ascii", "replace").strip()
 
 
 def _configuration(named: str | None) -> Any:
@@ -208,7 +204,7 @@ def _health(options: argparse.Namespace) -> int:
     made anew in the background, each node at its own time."""
     known = results.load(results.directory(os.environ))
     now_s = time.time()
-    here = [one for one in known.verdicts.values() if known.boot_id == boot_id()
+    here = [one for one in known.verdicts.values() if known.boot_id == procfs.boot_id()
             and 0 <= now_s - one.wall_s <= STALE_S]
     if not here or max(now_s - one.wall_s for one in here) > FRESH_S:
         _refresh(options)

@@ -45,6 +45,7 @@ from ..system.systemd import notify
 from . import own_faults
 from .operators import Operators
 from .parts import Part
+from .parts.check_results import CheckResults
 from .parts.collectors import Collectors
 from .parts.kernel_log import KernelLogPart
 from .parts.node_order_gate import NodeOrderGate
@@ -179,6 +180,7 @@ class Daemon:
             self.node_order_gate,
             self.private_life,
             OldRuns(state),
+            CheckResults(state),
         )
 
     def _owner_of(self, run: str) -> int:

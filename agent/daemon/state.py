@@ -17,6 +17,7 @@ from holdfast.collectors.contract import legible
 
 from ..config.load import Loaded
 from ..config.settings import Config
+from ..core.checks.verdict import CheckVerdict
 from ..core.model import Commit, Decision, Now, Observed
 from ..history.audit import Audit
 from ..history.incident_log import IncidentLog
@@ -57,7 +58,7 @@ class AgentState:
         self.loaded = loaded
         self.is_private = is_private
         self.name = legible(self.config.agent.node or socket.gethostname())
-        self.boot_id = boot_id()
+        self.boot_id = procfs.boot_id()
         self.started_s = time.monotonic()
         self.errors = ErrorCounters()
         self.disk_problem = ""  # why journal or store take no writes
@@ -73,6 +74,7 @@ class AgentState:
         collectors = self.config.collectors
         self.kernel = KernelWatch(collectors.kmsg, self.boot_id, collectors.kmsg_users)
         self.checkpoints = CheckpointAges()
+        self.checks: tuple[CheckVerdict, ...] = ()  # what was checked last in this boot
 
     @property
     def config(self) -> Config:
@@ -108,8 +110,3 @@ class CheckpointAges:
             self._committed_wall_s[key] = min(time.time(), os.stat(key[1]).st_mtime)
         except OSError:
             pass  # the time at which it was first seen stays
-
-
-def boot_id() -> str:
-    """Tells one boot of the machine from another, for clocks that start anew with it."""
-    return procfs.read_small("/proc/sys/kernel/random/boot_id").decode("ascii", "replace").strip()

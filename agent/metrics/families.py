@@ -7,6 +7,7 @@ from the snapshot.  The text is rendered at most once a snapshot.
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import time
@@ -23,6 +24,8 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from holdfast.collectors.contract import Metric as Declared
 
+from ..checks.table import BY_NAME, GROUP, NODE
+from ..core.checks.verdict import CODES, UNKNOWN
 from ..core.detect.devices import accelerator
 from ..core.model import SEVERITIES, Readings, node_subject, run_subject
 from ..daemon.state import AgentState
@@ -97,7 +100,7 @@ class _Page:
         hidden = {PREFIX + metric.name.removesuffix("_total")
                   for metric in OWN if not choice.shows(metric)}
         own = chain(self._agent(), self._journalled(), (self._recovery(),), self._runs(),
-                    self._collectors())
+                    self._checks(), self._collectors())
         yield text_of(made for made in own if made.name not in hidden)
         if runner is not None:
             yield from families(samples, runner.metrics(), choice)
@@ -203,6 +206,18 @@ class _Page:
                 rows["checkpoint_age_seconds"].append((label, checkpoint["age_s"]))
         for name, values in rows.items():
             yield family(name, values)
+
+    def _checks(self) -> Iterator[Metric]:
+        """Of checks that the table knows: the file is whoever's may write into the state folder."""
+        known = [(BY_NAME[one.check], one) for one in self._state.checks if one.check in BY_NAME]
+        yield family("check_status", [((check.name,), CODES.get(one.status, CODES[UNKNOWN]))
+                                      for check, one in known])
+        rates = {
+            (measure.name, measure.subject.removesuffix(" bytes"), NODE): measure.value
+            for check, one in known if check.scope == GROUP for measure in one.measures
+            if measure.name in check.measures and math.isfinite(measure.value)
+        }
+        yield family("collective_bus_bandwidth_bytes_per_second", sorted(rates.items()))
 
     def _collectors(self) -> Iterator[Metric]:
         runner = self._state.runner

@@ -88,6 +88,14 @@ NAMES: dict[str, Name] = {
         "gauge", "Always 1; the run and rank whose process computes on the device.",
         ("device", "run", "rank"),
     ),
+    "check_status": Name(
+        "gauge", "What `holdfast check` found last: 0 ok, 1 warning, 2 critical, 3 unknown.",
+        ("check",),
+    ),
+    "collective_bus_bandwidth_bytes_per_second": Name(
+        "gauge", "Bus bandwidth of the last collective test, as nccl-tests defines it.",
+        ("op", "size", "scope"),
+    ),
     "kernel_log_up": Name("gauge", "1 where the kernel's log is read from.", ("source",)),
     "kernel_lines_missed_total": Name("counter", "Kernel's log: lines overwritten before read."),
     "kernel_lines_foreign_total": Name("counter", "Kernel's log: lines of programs, unbelieved."),

@@ -189,3 +189,8 @@ def rss_bytes(pid: int | str = "self", proc: str = "/proc") -> int:
 def _numbers(text: bytes) -> list[int]:
     """The whole numbers of a line; what is none is left out."""
     return [int(word) for word in text.split() if word.isdigit() and len(word) < 20]
+
+
+def boot_id() -> str:
+    """Tells one boot of the machine from another, for clocks that start anew with it."""
+    return read_small("/proc/sys/kernel/random/boot_id").decode("ascii", "replace").strip()

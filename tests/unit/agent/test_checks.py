@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import os
 import sys
 import time
@@ -17,6 +18,7 @@ from holdfast.agent.checks import gate, profiles, results, table
 from holdfast.agent.checks.facts import Facts
 from holdfast.agent.checks.runner import Runner, Wanted, confirmed
 from holdfast.agent.checks.table import BY_NAME, CHECKS, PATHS, TORCH, chosen
+from holdfast.agent.config.load import load
 from holdfast.agent.core.checks.verdict import (
     CRITICAL,
     OK,
@@ -28,6 +30,9 @@ from holdfast.agent.core.checks.verdict import (
     CheckVerdict,
     Measure,
 )
+from holdfast.agent.daemon.parts.check_results import CheckResults
+from holdfast.agent.daemon.state import AgentState
+from holdfast.agent.metrics.families import _Page
 
 ROOT = Path(__file__).resolve().parents[3]
 FACTS = Facts("node-a")
@@ -300,3 +305,34 @@ def test_open_incidents_of_this_node_decide() -> None:
     assert found.critical == ("gpu_fell_off_bus: gpu_fell_off_bus was seen",)
     assert found.warning == ("clock_unsynchronised: clock_unsynchronised was seen",)
     assert "`holdfast explain gpu_fell_off_bus`" in found.todo
+
+
+# ----------------------------------------------------------------------------------- metrics
+
+
+async def shown(state: AgentState) -> dict[str, float]:
+    """What the page of metrics says of checks."""
+    await CheckResults(state).look()
+    page = (family for family in _Page(state, time.monotonic)._checks())
+    return {f"{one.name}{sorted(one.labels.values())}": one.value
+            for family in page for one in family.samples}
+
+
+def test_the_agent_shows_what_was_checked_in_this_boot(tmp_path: Path) -> None:
+    loaded = load(None, {"agent.state_dir": (str(tmp_path), "a test")})
+    state = AgentState(loaded, is_private=False)
+    assert asyncio.run(shown(state)) == {}
+    rates = tuple(Measure(name, value, "B/s", "1048576 bytes")
+                  for name, value in (("all_reduce", 3e9), ("mine", 1.0)))
+    with results.changing(tmp_path / "checks") as kept:
+        kept.boot_id = state.boot_id
+        kept.take(CheckVerdict("clock", WARNING, "late"))
+        kept.take(CheckVerdict("collectives", OK, "well", measures=rates))
+        kept.take(CheckVerdict("somebody's", CRITICAL, "no check of ours"))
+    name = "holdfast_collective_bus_bandwidth_bytes_per_second"
+    assert asyncio.run(shown(state)) == {
+        "holdfast_check_status['clock']": 1, "holdfast_check_status['collectives']": 0,
+        f"{name}['1048576', 'all_reduce', 'node']": 3e9}
+    with results.changing(tmp_path / "checks") as kept:
+        kept.boot_id = "another"
+    assert asyncio.run(shown(state)) == {}

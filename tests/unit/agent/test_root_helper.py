@@ -36,7 +36,7 @@ from holdfast.agent.config.load import ConfigError, load
 from holdfast.agent.core.model import Request
 from holdfast.agent.core.node import Node
 from holdfast.agent.core.nodes import repair
-from holdfast.agent.daemon.state import boot_id
+from holdfast.agent.system.procfs import boot_id
 from holdfast.agent.web import status
 
 assert commands and place and unit  # fixtures

@@ -16,6 +16,7 @@ from holdfast.agent.checks import gate, results
 from holdfast.agent.cli import check, main
 from holdfast.agent.cli.text import plain
 from holdfast.agent.core.checks.verdict import CRITICAL, OK, UNKNOWN, WARNING, Answer, CheckVerdict
+from holdfast.agent.system import procfs
 
 Captured = pytest.CaptureFixture[str]
 
@@ -100,7 +101,7 @@ def test_json_says_all_of_it(monkeypatch: pytest.MonkeyPatch, capsys: Captured) 
 
 def kept(tmp_path: Path, status: str, age_s: float, confirmed: bool = True) -> None:
     with results.changing(tmp_path / "state/checks") as all_of_it:
-        all_of_it.boot_id = check.boot_id()
+        all_of_it.boot_id = procfs.boot_id()
         all_of_it.take(CheckVerdict("clock", status, "why", wall_s=time.time() - age_s,
                                     confirmed=confirmed))
 
