@@ -1,8 +1,9 @@
 """Excerpts of public threads, labelled before any rule was looked at: how many come right.
 
 Owns the scoring.  The texts belong to those who wrote them and are not in this repository; an index
-of the seen half, without text, is bench/outside_index.jsonl.  A case is a line of JSON: id, source,
-project, text, culprit, role (root, cascade or harmless), retryable, family.
+of those that rules were written against (`half`: seen or opened), without text, is
+bench/outside_index.jsonl.  A case is a line of JSON: id, source, project, text, culprit, role
+(root, cascade or harmless), retryable, family.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from holdfast.agent.logs import files
 
 WANTED, WANTED_USEFUL = 0.85, 0.95
 NOTHING = "nothing known"
-INDEXED = ("id", "source", "project", "culprit", "role", "retryable", "family")
+INDEXED = ("id", "source", "project", "culprit", "role", "retryable", "family", "half")
 
 
 def read(path: Path) -> list[tuple[str, list[dict[str, Any]]]]:

@@ -154,6 +154,12 @@ VENDORS = {
         "slurmctld: error: Node failure on gpu07, NODE_FAIL",
         "gpu1:7:8 [0] misc/ibvwrap.cc:9 NCCL WARN Call to ibv_open_device failed",
         "E1120 10:00:00.1 7 hsa.cc:9] hsa_init failed, possibly no supported GPU devices",
+        "[ 81.5] [drm:amdgpu_job_timedout [amdgpu]] *ERROR* ring gfx7 timeout, but soft recovered",
+        "HCCL error: synDeviceAcquire(&handle, nullptr) failed with synapse error: 7",
+        "slurmstepd: error: execve(): /spool/slurmd/job7/slurm_script: No such file or directory",
+        "XlaRuntimeError: INTERNAL: Core halted unexpectedly",
+        "RuntimeError: CUDA error: system has a driver mismatch: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
+        "docker: Error response from daemon: unknown or invalid runtime name: nvidia.",
     ),
     "network": (
         "gpu1:7:8 [0] ib.cc:9 NCCL WARN NET/IB: Got completion status=IBV_WC_RETRY_EXC_ERR(12)",
@@ -176,6 +182,9 @@ VENDORS = {
         "[ 81.5] EXT4-fs error (device sda1): ext4_find_entry:9: reading directory",
         "LustreError: 11-0: out-OST0001: operation ost_write failed: rc = -5",
         "cp: error writing '/out/a': No space left on device",
+        "[ 81.5] blk_update_request: critical medium error, dev sdz, sector 81",
+        "E1120 10:00:00.1 7 kubelet.go:9] timeout expired waiting for volumes to attach; skipping",
+        "RuntimeError: File out/step_7.pt cannot be opened.",
     ),
     "data": (
         "zlib.error: Error -3 while decompressing data: invalid block type",
@@ -207,6 +216,10 @@ VENDORS = {
         "TERM_RUNLIMIT: job killed after reaching LSF run time limit.",
         "Warning  Evicted  2s  kubelet  The node was low on resource: memory.",
         "Warning  FailedScheduling  2s  scheduler  0/9 nodes are available: 9 Insufficient cpu.",
+        "INFO:agent: received a spot interruption notice", "lame workers found: worker 7",
+        '{"level": "warn", "message": "Spot interruption payload received: {terminate}"}',
+        "TERM_ADMIN: job killed by root or LSF administrator.",
+        "salloc: Job allocation 81 has been revoked.",
     ),
 }
 
@@ -228,6 +241,10 @@ def test_a_last_line_alone_says_whose_it_is(expected: str, line: str) -> None:
     "worker-0   0/1   CrashLoopBackOff   8   2m",
     "srun: error: n1: task 7: Exited with exit code 1",
     "Process 7 exited with code 137",
+    "[2026-11-20 10:00:00,000 E 7 7] gcs_rpc_client.h:9: Failed to connect to GCS within 9 s.",
+    "RuntimeError: Engine core initialization failed. See root cause above.",
+    "RuntimeError: [unbound_buffer.cc:9] Timed out waiting 9000ms for recv operation to complete",
+    "RuntimeError: unable to open shared memory object </torch_7_8> in read-write mode",
 ])
 def test_a_consequence_is_told_and_blames_nobody(line: str) -> None:
     found = diagnose(line + "\n")
@@ -272,6 +289,14 @@ HEALTHY = (
     "ldconfig: Warning: ignoring a file that cannot be opened: /etc/a: No such file or directory",
     "DEBUG urllib3.connectionpool: https://h:443 \"HEAD /a HTTP/1.1\" 404 0",
     "Skipped 12 corrupt images; dataset has 10000 samples", "Warning:  a.so: undefined symbol: f",
+    "Corrupt JPEG data: bad Huffman code", "libpng warning: iCCP: known incorrect sRGB profile",
+    " 9%|#   | 9/99 [00:09<00:90]Premature end of JPEG file", "[info] worker: timeout failed once",
+    "[h264 @ 0x7f0] error while decoding MB 7 9, bytestream -5",
+    "libtpu.so already in use by another process. Not attempting to load libtpu.so here.",
+    "[W socket.cpp:9] [c10d] The IPv4 network addresses of (n1, 81) cannot be retrieved (gai "
+    "error: -2 - Name or service not known).",
+    '{"severity": "INFO", "message": "connection timed out, next endpoint"}',
+    "Lower the batch size to avoid CUDA out of memory errors on small devices",
     "I1120 10:00:00.1 7 request.go:9] Waited for 1.0s due to client-side throttling, not priority",
 )
 
@@ -416,9 +441,9 @@ def test_long_lines_cost_a_bounded_number_of_looks(monkeypatch: pytest.MonkeyPat
     looked: list[int] = []
     by_text = known.Families.by_text
 
-    def counted(self: known.Families, text: str) -> known.Family | None:
+    def counted(self: known.Families, text: str, *more: bool) -> known.Family | None:
         looked.append(min(len(text), known.TEXT_MAX))
-        return by_text(self, text)
+        return by_text(self, text, *more)
 
     monkeypatch.setattr(known.Families, "by_text", counted)
     pieces = ("error " * 11_000, "failed: " + "a" * 65_000, "E" * 65_000 + "Error: x",

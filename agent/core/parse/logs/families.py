@@ -32,6 +32,7 @@ class Family(NamedTuple):
     ends: bool = False  # its line ends a process, traceback or not
     loud: bool = False  # not believed in a line of no level that does not sound bad
     warned: bool = False  # believed in a warning, too
+    noticed: bool = False  # believed at any level: a notice that the process is to end
     retried: bool = False  # believed although the line says that it is tried again
     until: str = ""  # a later line with it shows that it went well
     lasting: bool = False  # a value of each step: the last one counts, group `bad` says it is wrong
@@ -48,16 +49,17 @@ class Families:
         self._texts = tuple(row for row in rows if row.words and not row.lasting)
         self._classes = {name: row for row in rows for name in row.classes}
         self._compiled: dict[str, re.Pattern[str]] = {}
-        self._known: dict[str, Family | None] = {}
+        self._known: dict[tuple[str, bool], Family | None] = {}
 
-    def by_text(self, text: str) -> Family | None:
-        """The first row that knows the text; the same text is looked up once."""
+    def by_text(self, text: str, ends: bool = False) -> Family | None:
+        """The first row that knows the text; the same text is looked up once.  What `ends` a
+        process is not harmless."""
         text = text[:TEXT_MAX]
-        if text not in self._known:
+        if (text, ends) not in self._known:
             if len(self._known) >= REMEMBERED:
                 self._known.clear()
-            self._known[text] = self._look(text)
-        return self._known[text]
+            self._known[text, ends] = self._look(text, ends)
+        return self._known[text, ends]
 
     def by_class(self, name: str) -> Family | None:
         return self._classes.get(name)
@@ -70,12 +72,12 @@ class Families:
             self._compiled[pattern] = re.compile(pattern, re.IGNORECASE | re.MULTILINE)
         return self._compiled[pattern]
 
-    def _look(self, text: str) -> Family | None:
+    def _look(self, text: str, ends: bool) -> Family | None:
         small = text.lower()
         for row in self._texts:
-            if any(word in small for word in row.words) and (
-                not row.pattern or self.pattern(row).search(text)
-            ):
+            if ends and row.role == HARMLESS or not any(word in small for word in row.words):
+                continue
+            if not row.pattern or self.pattern(row).search(text):
                 return row
         return None
 

@@ -36,8 +36,8 @@ _LEVEL = re.compile(
     r"|(?P<loud>ERROR|ERR|CRITICAL|FATAL|\*ERROR\*))(?=[\s\]|:)>,-]|$)"
 )
 _SMALL = re.compile(
-    r"\blevel=\"?(?P<a>\w{1,10})|<(?P<b>trace|debug|info|warn|error|fatal)>"
-    r"|\b(?P<c>debug|info|warning|error|fatal): "
+    r"\b(?:level|severity)\"?[=:] ?\"?(?P<a>\w{1,10})|<(?P<b>trace|debug|info|warn|error|fatal)>"
+    r"|\b(?P<c>debug|info|warning|error|fatal): |\[(?P<d>debug|info|warn|warning|error|fatal)\]"
 )
 _WORDS = {"trace": INFO, "debug": INFO, "info": INFO, "notice": INFO, "abort": LOUD, "warn": WARN,
           "warning": WARN, "error": LOUD, "fatal": LOUD, "critical": LOUD, "panic": LOUD}
@@ -69,7 +69,8 @@ _GIVES_UP = re.compile(
 
 
 _SUPPOSED = re.compile(
-    r"(?i)\b(?:may be|might be|will not|would not|if (?:an?|the|any|you)|at any time|in case of)\b"
+    r"(?i)\b(?:may be|might be|will not|would not|if (?:an?|the|any|you)|at any time|in case of"
+    r"|(?:can|could|may|might) (?:cause|lead|result)|to (?:avoid|prevent)|when you|should you)\b"
     r"|^\W{0,5}(?:check|remov|clean|delet|load|sav|sett|us|start|detect|test|validat|wait)ing\b"
     r"|\b(?:no|0|zero) (?:corrupt|truncated|missing|invalid|bad|failed|stale)\b"
 )
@@ -112,7 +113,7 @@ def level_of(text: str) -> int:
         return INFO if found["info"] else WARN if found["warn"] else LOUD
     if found := _SMALL.search(head):
         word = next(group for group in found.groups() if group)
-        return _WORDS.get(word, PLAIN)
+        return _WORDS.get(word.lower(), PLAIN)
     return INFO if _EVENT.search(head) else PLAIN
 
 

@@ -36,7 +36,7 @@ _SOURCE = re.compile(rb'File "|[\^~]|(?:raise|return|assert|with|for|if|self\.)\
 _SOUNDS_BAD = re.compile(
     r"(?i)\b(?:errors?|failed|failure|fatal|abort(?:ed|ing)?|exception|killed|crashed|cannot|"
     r"could not|unable to|terminated|timed out|panic|corrupt(?:ed)?|"
-    r"denied|refused|not (?:found|enough)|no such|restricted)\b"
+    r"denied|refused|not (?:found|enough)|no such|restricted|incompatib(?:le|ility))\b"
 )
 _COUNTED = re.compile(r"(?i)\b(?:errors?|failed|failures?|aborted|killed)\W{0,3}[=: ]\W{0,3}0\b")
 NRT = "neuron_code"
@@ -110,15 +110,13 @@ class Reader:
         if TRACEBACK in read.text or _FRAME.match(read.text) and _in_frames(data, start):
             return None
         said = form(read.text)
-        if said.level == INFO:
-            return None
         below = list(islice(_below(data, start, read.stream), BELOW))
         row = self._family(read.text, said, below)
-        if row is None or row.role == HARMLESS:
+        if row is None or row.role == HARMLESS or said.level == INFO and not row.noticed:
             return None
         if row.role == ROOT and (said.supposed or row.loud and _quiet(read.text, said)):
             return None
-        if row.role == ROOT and said.level == WARN and not row.warned:
+        if row.role == ROOT and said.level == WARN and not (row.warned or row.noticed):
             row = WARNED
         elif row.role == ROOT and not row.retried and _handled(said, below):
             row = HANDLED
@@ -130,9 +128,7 @@ class Reader:
 
     def _family(self, text: str, said: Form, below: list[Clean]) -> Family | None:
         families = self.families
-        row = families.by_text(text)
-        if row is not None and row.role == HARMLESS and said.ends:
-            row = None  # the same words, but a process ended with them
+        row = families.by_text(text, said.ends)
         if (row is None or row.culprit == "unknown") and (code := find(self.codes, text)):
             return _of_code(code)
         if row is None and said.level >= PLAIN and (said.name or said.level == LOUD):
