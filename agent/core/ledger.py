@@ -14,7 +14,7 @@ from .model import Value
 
 CATEGORIES = (
     "training", "startup", "compile", "checkpoint", "evaluation", "detection", "recovery", "redone",
-    "idle", "paused", "unknown",
+    "maybe_redone", "idle", "paused", "unknown",
 )
 DETECTION = "detection"
 WAITING = "waiting"  # no category: held until it is known what the stillness was
@@ -127,4 +127,6 @@ def category(case: Doing) -> str:
             return name
     if case.still_s > max(STILL_S, 3 * case.step_s):
         return WAITING
-    return "redone" if case.redoes and case.step < case.base_step else "training"
+    # Whether a script that counts anew does its steps again, its own checkpoint alone knows.
+    again = "redone" if case.redoes else "maybe_redone"
+    return again if case.step < case.base_step else "training"

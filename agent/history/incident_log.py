@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from ..core.incidents.values import redone
 from ..core.model import Decision, Effect, Incident, Verdict, subject_of
 from .journal import Count, Happened
 
@@ -165,8 +166,12 @@ def _lines(incident: Incident, before: Incident | None, changed: bool) -> list[L
     elif incident.state == "closed" and incident.lost_s > 0.0:
         cost = f"{incident.lost_s:.2f} s"
         if incident.lost_steps >= 0:
-            cost += f" and {_steps(incident.lost_steps)}"
-        lines.append(("info", f"training goes on after {incident.fault}: {cost} lost"))
+            text = f"goes on after {incident.fault}: {cost} and {_steps(incident.lost_steps)} lost"
+        else:
+            text = f"again {cost} after the last step before {incident.fault}"
+        if incident.redo_s > 0:
+            text += f"; {redone(incident)}"
+        lines.append(("info", f"training {text}"))
     elif incident.state == "closed" and _latest(incident).startswith("the run is over"):
         pass  # the launcher's own last lines show it, once
     elif incident.state in ("closed", "taken_back"):

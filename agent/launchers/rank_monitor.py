@@ -145,7 +145,7 @@ class RankMonitor:
         if view is None or view.generation != reported.generation:
             # The page of a kept process still shows its last generation until it is told the new
             # one: its step and phase would be read as the new one's.
-            return level
+            return msgspec.structs.replace(level, page=False)
         steps_ns = [ns for ns in view.last_step_ns if ns > 0]
         return msgspec.structs.replace(
             level,
@@ -163,5 +163,5 @@ def bare_level(reported: RankLevel, node: str) -> RankView:
     """A rank without a page or process here: an ended one, or one whose page is on its way."""
     return RankView(
         rank=reported.rank, node=node, pid=reported.pid, generation=reported.generation,
-        state=reported.state, ended=reported.ended, parked=reported.parked, flight=reported.flight,
+        state=reported.state, ended=reported.ended, parked=reported.parked, flight=reported.flight, page=False,
     )

@@ -45,7 +45,7 @@ Clock = Callable[[], float]  # CLOCK_MONOTONIC, seconds
 FRESH_S = 0.25  # metrics of the agent itself move between snapshots, but no faster than this
 CATEGORIES = (
     "training", "startup", "compile", "checkpoint", "evaluation", "detection", "recovery",
-    "redone", "idle", "paused", "unknown",
+    "redone", "maybe_redone", "idle", "paused", "unknown",
 )
 KERNEL_SOURCES = ("kmsg", "journald")
 PHASES = ("total", "after_verdict")

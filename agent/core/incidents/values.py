@@ -88,6 +88,12 @@ def source_of(resume: Resume) -> str:
     return "the script's own checkpoint" if resume.kind == "own" else "the beginning"
 
 
+def redone(incident: Incident) -> str:
+    """What is known of the work that a job with checkpoints of its own does again."""
+    return ("what the script redoes is its own checkpoint's affair, "
+            f"at most {incident.redo_s:.1f} s of training")
+
+
 def _ranks(numbers: tuple[int, ...]) -> str:
     word = "rank" if len(numbers) == 1 else "ranks"
     return f"{word} {', '.join(str(number) for number in numbers)}"
@@ -99,9 +105,11 @@ def recovered(
     """Closed on the first step never finished before, with what it cost."""
     lost = incident.lost_steps
     cost = f"cost {lost_s:.2f} s"
+    where = f"training goes on at step {step}" if step else "the job runs again"
     if lost >= 0:
         cost += f" and {lost} {'step' if lost == 1 else 'steps'} redone"
-    where = f"training goes on at step {step}" if step else "the job runs again"
+    elif incident.redo_s > 0:
+        where, cost = "training again", f"{cost}; {redone(incident)}"
     text = f"{where}, {after_s:.2f} s after the verdict; {cost}"
     closed = ended(incident, now, CLOSED, text)
     return msgspec.structs.replace(closed, lost_s=lost_s)

@@ -46,6 +46,7 @@ class Incident(Value, frozen=True, omit_defaults=False):
     closed_wall_s: float = 0.0
     lost_steps: int = 0  # -1: unknown, the job keeps its own checkpoints
     lost_s: float = 0.0  # from the last finished step before to the first new one after
+    redo_s: float = 0.0  # a job that keeps its own checkpoints redoes at most this much
     would_have: str = ""  # what acting would have done, for observe-only detectors
 
 

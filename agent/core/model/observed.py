@@ -42,6 +42,7 @@ class RankView(Value, frozen=True):
     pid: int
     generation: int
     state: str  # starting | running | parked | ended
+    page: bool = True  # its page was read; else its step, phase and numbers are not known here
     step: int = 0  # optimizer steps done
     phase: str = "unknown"  # worker.page.PHASES; "exit" in the exit handlers of a good end
     still_s: float = 0.0  # since anything of the page's progress fields last moved

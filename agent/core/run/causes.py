@@ -146,7 +146,7 @@ class Causes:
                              would_have=f"waits, and no restart is spent: {known}")
 
     def _begin(self, ctx: Context, cause: Cause, by_cost: bool = False) -> None:
-        progress.broken_off(self.state, cause, by_cost, ctx.now.boot_s)
+        progress.broken_off(ctx, self.state, cause, by_cost)
         self._lonely_since(0.0)
         ctx.verdicts.append(ends.verdict_of(cause, self.state.run))
         self.recovery.begin(cause, self.incidents.open_cause(ctx, cause))

@@ -49,6 +49,7 @@ class RunIncidents:
             same = suspected.incident.fault == cause.fault and suspected.incident.subject == subject
             if same:
                 suspected.suspicion, suspected.seen_boot_s = False, ctx.now.boot_s
+                suspected.trained_s = self.state.progress.trained_s
                 changed = values.upgraded(suspected.incident, cause, ctx.now)
                 self.book.change(ctx, suspected, changed)
                 return changed.id
@@ -104,6 +105,11 @@ class RunIncidents:
             noted = values.noted(item.incident, ctx.now, text)
             self.book.change(ctx, item, values.with_action(noted, effect_id))
 
+    def note(self, ctx: Context, incident_id: str, text: str) -> None:
+        item = self.book.open.get(incident_id)
+        if item is not None:
+            self.book.change(ctx, item, values.noted(item.incident, ctx.now, text))
+
     def note_action(self, ctx: Context, incident_id: str, effect: Effect) -> None:
         item = self.book.open.get(incident_id)
         if item is not None:
@@ -115,7 +121,10 @@ class RunIncidents:
         unseen = ctx.view.grade != TRAINER  # a script's own checkpoint is not ours to read
         for item in self._waiting():
             lost = max(0, item.base_step - plan.resume.step, item.incident.lost_steps)
-            changed = msgspec.structs.replace(item.incident, lost_steps=-1 if unseen else lost)
+            changed = msgspec.structs.replace(
+                item.incident, lost_steps=-1 if unseen else lost,
+                redo_s=item.trained_s if unseen else 0.0,
+            )
             changed = values.noted(changed, ctx.now, values.plan_line(plan))
             self.book.change(ctx, item, values.with_action(changed, effect_id))
 
@@ -161,11 +170,14 @@ class RunIncidents:
 
     def recovered(self, ctx: Context, step: int, first_boot_s: float) -> None:
         """Training goes on since then: what waited for it closes, with what it cost."""
-        for item in self._waiting():
+        waiting = self._waiting()
+        for item in waiting:
             again_s = max(first_boot_s, item.seen_boot_s)
+            # What came after the next fault is the cost of that one.
+            later = [one.last_step_boot_s for one in waiting if one.seen_boot_s > item.seen_boot_s]
+            lost_s = min([again_s, *later]) - item.last_step_boot_s
             closed = values.recovered(
-                item.incident, ctx.now, step, max(0.0, again_s - item.last_step_boot_s),
-                again_s - item.seen_boot_s,
+                item.incident, ctx.now, step, max(0.0, lost_s), again_s - item.seen_boot_s,
             )
             self.book.end(ctx, item.incident.id, closed)
 
@@ -187,18 +199,19 @@ class RunIncidents:
         if len(self.book.open) < OPEN_MAX:
             self.book.add(ctx, incident.id, OpenIncident(
                 incident, now.base_step if acted else now.peak_step,
-                self._last_step_s(cause), ctx.now.boot_s, suspicion,
+                self._last_step_s(ctx, cause), ctx.now.boot_s, suspicion, now.trained_s,
             ))
         ctx.changed[incident.id] = incident
         return incident.id
 
-    def _last_step_s(self, cause: Cause) -> float:
-        """The last finished step before: never later than the fault itself."""
-        now = self.state.progress
-        peak_s = now.peak_boot_s
-        if peak_s <= 0.0:  # no step was ever seen: it costs from the fault on
-            return cause.boot_s if cause.boot_s > 0 else now.broken_boot_s
-        return min(peak_s, cause.boot_s) if cause.boot_s > 0 else peak_s
+    def _last_step_s(self, ctx: Context, cause: Cause) -> float:
+        """The last finished step before: never later than the fault itself.  Where none was
+        finished since the fault before, or ever, it costs from itself on."""
+        fault_s = cause.boot_s if cause.boot_s > 0 else ctx.now.boot_s
+        last_s = self.state.progress.last_step_boot_s
+        if last_s <= max([0.0, *(item.seen_boot_s for item in self._waiting())]):
+            return fault_s
+        return min(last_s, fault_s)
 
     def _waiting(self) -> list[OpenIncident]:
         return [item for item in self.book.entries() if not item.suspicion]

@@ -25,7 +25,7 @@ from ..actions import (
     restarting,
 )
 from ..detect.ranks.ended import Cause
-from ..model import FATAL, Plan, Runbook, Settings, Value, rank_subject
+from ..model import FATAL, OPAQUE, TRAINER, Plan, Runbook, Settings, Value, rank_subject
 
 RESTART, FINISH, OBSERVE = "restart", "finish", "observe"
 RESTARTS = "restarts"  # budget key of the run's own --max-restarts
@@ -58,6 +58,8 @@ class Account(Value, frozen=True):
     spent: tuple[tuple[str, int], ...] = ()
     expired: tuple[str, ...] = ()  # keys whose window is over
     trained: bool = True  # a step was finished in this run
+    grade: str = TRAINER
+    quick: bool = True  # the generation broke within moments
 
 
 # (how often an action beyond the run was done within its window, whether it may be done)
@@ -83,10 +85,13 @@ def grant(
     if cause.final and not account.trained:
         why = f"{cause.reason}; before anything was trained: another start would end the same way"
         return _finish(cause, why, "", spent)
-    sign = signature(cause)
-    spent[sign] = spent.get(sign, 0) + 1
-    if spent[sign] >= settings.crash_loop_count:
-        why = f"the same failure {spent[sign]} times at step {cause.step}: {cause.reason}"
+    sign = signature(cause, account)
+    if sign:
+        spent[sign] = spent.get(sign, 0) + 1
+    if sign and spent[sign] >= settings.crash_loop_count:
+        where = f"at step {cause.step}" if cause.step > 0 else "before its first step"
+        where = "within moments of its start" if account.grade == OPAQUE else where
+        why = f"the same failure {spent[sign]} times {where}: {cause.reason}"
         return _finish(cause, why, "crash_loop", spent)
     book = runbooks.get(cause.fault, UNKNOWN_BOOK)
     subject = rank_subject(account.run, cause.rank)
@@ -129,7 +134,10 @@ def _used_up(
     if not again:
         return f"the runbook of {cause.fault} has no restart", ""
     if spent_of(again) >= book.budget_count or not out:
-        return f"{cause.fault} used up its {spent_of(again)} restarts", "budget_spent"
+        total = dict(account.spent).get(RESTARTS, 0)
+        return (f"{cause.fault} of {rank_subject(account.run, cause.rank)} used up its "
+                f"{spent_of(again)} restarts within {book.budget_window_h:g} h, all that its "
+                f"runbook allows ({total} of the run's {account.max_restarts})"), "budget_spent"
     if account.max_restarts:
         return f"all {account.max_restarts} restarts are used up", "budget_spent"
     return "no restart is allowed (--max-restarts 0)", "budget_spent"
@@ -150,9 +158,18 @@ def finish_code(cause: Cause) -> int:
     return exits.FAILED if cause.code in exits.OURS else cause.code or exits.FAILED
 
 
-def signature(cause: Cause) -> str:
-    """What makes two failures the same one."""
-    return f"signature/{cause.fault}/{cause.step}/{cause.error[:ERROR_MAX]}"
+def signature(cause: Cause, account: Account) -> str:
+    """What makes two failures the same one; "" where nothing can show that they are.
+
+    The trainer's step is the true one.  A script counts anew in each generation, so an equal number
+    proves nothing, unless it is none; of a command nothing is known but that it hardly began.
+    """
+    if account.grade == OPAQUE:
+        where = "begin" if account.quick else ""
+    else:
+        first = cause.step == 0 or account.grade == TRAINER and cause.step > 0
+        where = str(cause.step) if first else ""
+    return f"signature/{cause.fault}/{where}/{cause.error[:ERROR_MAX]}" if where else ""
 
 
 def made_progress(plan: Plan, new_steps: int, newest_commit: tuple[int, int] | None) -> bool:
@@ -166,6 +183,11 @@ def give_back(spent: tuple[tuple[str, int], ...], plan: Plan) -> tuple[tuple[str
     keys = {g.removeprefix("charged:") for g in plan.granted if g.startswith("charged:")}
     left = [(k, n - 1 if k in keys else n) for k, n in spent]
     return tuple((k, n) for k, n in left if n > 0)
+
+
+def cleared(spent: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+    """Budgets after progress: what failed before it is not failing in the same place now."""
+    return tuple((k, n) for k, n in spent if not k.startswith("signature/"))
 
 
 def bounded(spent: dict[str, int]) -> tuple[tuple[str, int], ...]:

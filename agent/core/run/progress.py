@@ -15,6 +15,9 @@ from ..series.wait_history import Seen
 from .state import Context, RunState
 
 BACKOFF_MAX = 64.0
+QUICK_S = 5.0  # a generation that broke sooner hardly began
+QUICK_FREE = 5  # of them in a row are answered at once
+QUICK_WAIT_S, QUICK_WAIT_MAX_S = 0.1, 30.0  # behind the next one, doubled each time
 OOM_PIDS_MAX = 64
 
 
@@ -23,29 +26,38 @@ def learn(
     seen: dict[int, Seen],
 ) -> None:
     """Windows, the highest step, kernel lines about our pids; `seen` is replaced by this look."""
-    now = state.progress
-    peak_step, peak_boot_s = now.peak_step, now.peak_boot_s
+    now, trainer = state.progress, ctx.view.grade == TRAINER
+    if plan is not None and now.bases_generation != plan.generation:
+        # A script counts its steps anew in each generation, a trainer's go on.
+        seen_step = plan.resume.step if trainer else 0
+        now = replace(now, seen_step=seen_step, began_boot_s=ctx.now.boot_s)
+    peak_step = max([now.peak_step, *(rank.step for rank in ranks)])
+    seen_step, last_s = now.seen_step, now.last_step_boot_s
     for rank in ranks:
-        if rank.step > peak_step:
-            peak_step, peak_boot_s = rank.step, ctx.now.boot_s - rank.still_s
+        if rank.step > seen_step:
+            seen_step, last_s = rank.step, max(last_s, ctx.now.boot_s - rank.still_s)
     killed = ends.oom_pids(ctx.observed.events, tuple(rank.pid for rank in ctx.view.ranks))
     if not ctx.frozen:
         state.history.look(ranks, seen, ctx.now.boot_s)
     bases, generation = now.bases, now.bases_generation
     if plan is not None and generation != plan.generation:
         # The trainer's pages count from the end of its restore; a script's must be learnt.
-        bases, generation = {} if ctx.view.grade == TRAINER else None, plan.generation
-    if ctx.view.grade != TRAINER and (bases is None or not collective.advance(ranks)):
+        bases, generation = {} if trainer else None, plan.generation
+    if not trainer and (bases is None or not collective.advance(ranks)):
         bases = collective.learn_bases(ranks)
     state.progress = replace(
-        now, peak_step=peak_step, peak_boot_s=peak_boot_s, bases=bases,
+        now, peak_step=peak_step, seen_step=seen_step, last_step_boot_s=last_s, bases=bases,
         bases_generation=generation, oom_pids=(*now.oom_pids, *killed)[-OOM_PIDS_MAX:],
     )
 
 
-def broken_off(state: RunState, cause: Cause, by_cost: bool, boot_s: float) -> None:
+def broken_off(ctx: Context, state: RunState, cause: Cause, by_cost: bool) -> None:
     """A cause was found: what came after the last one is what this generation earned."""
-    now = state.progress
+    now, boot_s = state.progress, ctx.now.boot_s
+    # A script's steps begin anew: that one was finished at all is what can be known of them.
+    trainer = ctx.view.grade == TRAINER
+    moved = now.peak_step > now.base_step if trainer else now.seen_step > 0
+    quick = boot_s - now.began_boot_s < QUICK_S and not (moved and trainer)
     backoff, step = now.backoff, now.backoff_step
     if by_cost:
         # A slow step that was cut short would be slow again: the next wait there is longer.
@@ -54,7 +66,15 @@ def broken_off(state: RunState, cause: Cause, by_cost: bool, boot_s: float) -> N
     state.progress = replace(
         now, earned_steps=now.peak_step - now.base_step, base_step=now.peak_step,
         broken_boot_s=boot_s, backoff=backoff, backoff_step=step,
+        moved=moved, quick=now.quick + 1 if quick and cause.charged else 0,
+        trained_s=now.trained_s + max(0.0, now.last_step_boot_s - now.began_boot_s),
     )
+
+
+def pause_s(state: RunState) -> float:
+    """How long the next start waits, so that a loop of quick failures does not spin."""
+    more = state.progress.quick - QUICK_FREE
+    return min(QUICK_WAIT_MAX_S, QUICK_WAIT_S * 2.0 ** min(more - 1, 20)) if more > 0 else 0.0
 
 
 def goes_on(ctx: Context, state: RunState, ranks: tuple[RankView, ...]) -> bool:
@@ -82,4 +102,6 @@ def restarted(state: RunState, first_boot_s: float) -> None:
 def new_boot(state: RunState, boot_s: float) -> None:
     """Another boot's seconds mean nothing here."""
     now = state.progress
-    state.progress = replace(now, broken_boot_s=min(now.broken_boot_s, boot_s))
+    state.progress = replace(
+        now, broken_boot_s=min(now.broken_boot_s, boot_s), last_step_boot_s=0.0, began_boot_s=boot_s
+    )

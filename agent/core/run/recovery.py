@@ -104,7 +104,8 @@ class Recoveries:
         account = policy.Account(
             self.state.run, ctx.view.max_restarts, self._spent(ctx, plan),
             tuple(key for key in since if self._window_over(ctx, key, since[key])),
-            trained=self.state.progress.peak_step > 0,
+            trained=self.state.progress.peak_step > 0, grade=ctx.view.grade,
+            quick=self.state.progress.quick > 0,
         )
         beyond = partial(self._beyond, ctx, plan)
         return policy.grant(cause, account, ctx.runbooks, ctx.settings, beyond)
@@ -126,8 +127,8 @@ class Recoveries:
         own = [(c.generation, c.step) for c in ctx.view.commits if not c.bad]
         earned = self.state.progress.earned_steps
         if policy.made_progress(plan, earned, max(own, default=None)):
-            return policy.give_back(plan.spent, plan)
-        return plan.spent
+            return policy.cleared(policy.give_back(plan.spent, plan))
+        return policy.cleared(plan.spent) if self.state.progress.moved else plan.spent
 
     def _since(self, ctx: Context, plan: Plan) -> dict[str, float]:
         """When each budget's window began; one never seen here begins now."""
@@ -153,6 +154,18 @@ class Recoveries:
         if not self._gathered(ctx, recovery, ranks):
             ctx.reason = "waiting until the other ranks are parked or ended"
             return False
+        return not self._waits(ctx, recovery)
+
+    def _waits(self, ctx: Context, recovery: Recovery) -> bool:
+        """Whether quick failures in a row hold the next start back."""
+        now, pause_s = self.state.progress, progress.pause_s(self.state)
+        left_s = now.broken_boot_s + pause_s - ctx.now.boot_s
+        if not recovery.cause.charged or left_s <= 0:
+            return False
+        ctx.reason = (f"waiting {pause_s:.1f} s before the next start: {now.quick} generations in "
+                      f"a row broke within {progress.QUICK_S:g} s")
+        self.incidents.note(ctx, recovery.incident, ctx.reason)
+        ctx.wake(left_s)
         return True
 
     def _evidence_missing(self, ctx: Context, recovery: Recovery) -> bool:

@@ -61,9 +61,14 @@ class Progress(Value, frozen=True):
     """How far training came, and what of it the last cause broke off."""
 
     peak_step: int = 0  # highest step ever seen finished
-    peak_boot_s: float = 0.0  # when it was
+    last_step_boot_s: float = 0.0  # when a step was finished last, redone or new; 0 = never
+    seen_step: int = 0  # highest of this generation, by its own counter
+    began_boot_s: float = 0.0  # when this generation was first seen
     base_step: int = 0  # peak when the last cause was found
     earned_steps: int = 0  # new steps of the generation that the last cause ended
+    moved: bool = False  # that generation finished a step that counts as progress
+    quick: int = 0  # generations in a row that broke within moments
+    trained_s: float = 0.0  # of all generations that broke, each to its last finished step
     broken_boot_s: float = 0.0  # when the last cause was found
     backoff_step: int = -1
     backoff: float = 1.0
@@ -121,9 +126,10 @@ class OpenIncident(Entry):
     """An incident with what its cost will be measured from."""
 
     base_step: int = 0  # highest step finished before
-    last_step_boot_s: float = 0.0  # when that was
+    last_step_boot_s: float = 0.0  # when a step was finished last: its own cost begins there
     seen_boot_s: float = 0.0  # when the verdict fell
     suspicion: bool = False  # a warning that may still be taken back
+    trained_s: float = 0.0  # before it: more than this a script cannot have to redo
 
 
 class Incidents(msgspec.Struct, frozen=True):

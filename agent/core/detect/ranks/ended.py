@@ -58,7 +58,7 @@ class Cause(Value, frozen=True):
     user: bool = False  # the job's own doing: its exit code is the run's
     code: int = 1
     error: str = ""
-    step: int = 0
+    step: int = -1  # the trainer's true one, a script's own count; -1: unknown, which is no number
     boot_s: float = 0.0  # when it happened
     confidence: float = 1.0
     severity: str = FATAL
@@ -120,7 +120,7 @@ def cause_of(rank: RankView, cascades: int, oom_pids: tuple[int, ...]) -> Cause:
     who = f"rank {rank.rank} (pid {rank.pid}) on {rank.node}"
     base = Cause(
         fault="rank_exited", generation=rank.generation, reason="", rank=rank.rank, node=rank.node,
-        pid=rank.pid, code=ended.code or 1, error=ended.error, step=rank.step,
+        pid=rank.pid, code=ended.code or 1, error=ended.error, step=rank.step if rank.page else -1,
         boot_s=ended.boot_s, evidence=_evidence(rank, ended, cascades),
     )
     replace = msgspec.structs.replace
@@ -169,7 +169,7 @@ def oom_pids(events: tuple[Event, ...], pids: tuple[int, ...]) -> list[int]:
 
 
 def _evidence(rank: RankView, ended: Ended, cascades: int) -> tuple[tuple[str, str], ...]:
-    rows = [("exit", f"code {ended.code}, signal {ended.signal}"), ("step", str(rank.step))]
+    rows = [("exit", f"code {ended.code}, signal {ended.signal}"), ("step", str(rank.step) if rank.page else "unknown")]
     if ended.outcome:
         rows.append(("outcome", ended.outcome))
     if ended.error:
