@@ -52,7 +52,7 @@ class RunCase:
         """The newest document, before anything else: who may lead follows from it."""
         if self.document.read(ctx):
             self.recovery.forget()
-            self.ending.forget()
+            self.ending.forget(ctx)
             self.operator.drain("")
 
     def new_boot(self, boot_s: float) -> None:

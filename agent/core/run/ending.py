@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from ..effects import drafts
 from ..effects.in_flight import EffectResult
-from ..model import Plan
+from ..model import Plan, run_subject
 from . import policy
 from .incidents import RunIncidents
 from .log_questions import LogQuestions
@@ -41,8 +41,13 @@ class Endings:
         if done.effect.kind == "finish" and done.ok:
             self.state.ending = replace(self.state.ending or Ending(), left=True)
 
-    def forget(self) -> None:
-        """Another launcher came: it has heard of no end."""
+    def forget(self, ctx: Context) -> None:
+        """Another launcher came: it has heard of no end, and its predecessor's word is not its."""
+        subject = run_subject(self.state.run)
+        for effect in ctx.in_flight.of("finish", subject):
+            ctx.in_flight.came_true(effect.id)
+        ctx.settled[:] = [done for done in ctx.settled
+                          if (done.effect.kind, done.effect.subject) != ("finish", subject)]
         self.state.ending = None
 
     def new_boot(self) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from holdfast.agent.core.model import (
     Delete,
     Doc,
+    EffectOutcome,
     Ended,
     Plan,
     Request,
@@ -367,6 +369,27 @@ def test_another_launcher_under_the_same_name_starts_from_disk() -> None:
     lab.view = replace(lab.view, generation=0, state="idle", ranks=(), registered_boot_s=150.0)
     lab.settle()
     assert lab.plan().generation == 2 and lab.plan().resume.step == 5
+
+
+@pytest.mark.parametrize("same_step", [True, False])
+def test_a_late_yes_of_an_earlier_launcher_ends_no_later_one(same_step: bool) -> None:
+    lab = Lab(max_restarts=0)
+    lab.begin()
+    lab.hold = {"finish"}
+    lab.kill(1)
+    lab.settle()
+    late = next(e for e in lab.log if e.kind == "finish")
+    if same_step:
+        lab.outcomes.append(EffectOutcome(late.id, True))
+    lab.view = replace(lab.view, generation=0, state="idle", ranks=(), registered_boot_s=150.0)
+    lab.settle()
+    lab.outcomes.append(EffectOutcome(late.id, True))
+    lab.hold = set()
+    lab.settle()
+    lab.train(3)
+    lab.all(state="ended", ended=Ended(0, outcome="done"))
+    lab.settle()
+    assert lab.finishes() == [76, 0]
 
 
 def test_keep_n_deletes_once_and_never_while_the_journal_stalls() -> None:
