@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 
 import msgspec
 
-from ..core.model import Effect, EffectOutcome, NodeOrder, Start, StoreWrite, subject_of
+from ..core.model import Effect, EffectOutcome, NodeOrder, StoreWrite, subject_of
 from ..history.journal import (
     UNFINISHED_ERROR,
     Count,
@@ -72,6 +72,7 @@ class Performer:
         self._finished: OrderedDict[str, None] = OrderedDict()
         self._tasks: set[asyncio.Task[None]] = set()
         self._orphans: dict[str, Intent] = {}
+        self._lapsed: OrderedDict[str, Intent] = OrderedDict()  # orphans that ended without a word
         self.counters = dict(journal.seed.counters)
         # Least lately counted first.
         self._by_run = dict.fromkeys(key for key in self.counters if key[0] in BY_RUN)
@@ -105,7 +106,7 @@ class Performer:
         found = []
         for effect in effects:
             if effect.id in self._orphans:
-                del self._orphans[effect.id]
+                self._lapse(self._orphans.pop(effect.id))
                 self._end(effect.id, False, UNFINISHED_ERROR, "", effect)
             elif effect.id not in self._flights and effect.id not in self._finished:
                 found.append(effect)
@@ -217,6 +218,32 @@ class Performer:
         elif subject_of(self._orphan_subject(packet.id)).run == run:
             intent = self._orphans.pop(packet.id)
             self._end(packet.id, packet.ok, packet.error[:500], detail, None, intent)
+        elif packet.ok and packet.id in self._lapsed:
+            intent = self._lapsed[packet.id]
+            if subject_of(intent.subject).run == run:
+                self._lapsed.pop(packet.id)
+                late = self._restarted(intent.kind, run, intent.fault, packet.id)
+                self._journal.append(*late)
+                self.count(*late)
+
+    def _lapse(self, intent: Intent) -> None:
+        self._lapsed[intent.id] = intent
+        while len(self._lapsed) > OUTCOMES_MAX:
+            self._lapsed.popitem(last=False)
+
+    def _restarted(self, kind: str, run: str, fault: str, id: str) -> list[Count]:
+        """What a start that came true adds, once for each generation, whoever asked for it and
+        however often.  Without a fault it is the start of another launcher, which goes on from a
+        checkpoint."""
+        head = id.partition("/")[0]
+        if kind != "start" or not head.isdecimal():
+            return []
+        generation, mark = int(head), ("restarted_to", (run,))
+        more = generation - self.counters.get(mark, 0.0)
+        if more < 0 and fault or more == 0:
+            return []
+        counts = [Count(*mark, more)]
+        return [*counts, Count("restarts", (run, fault))] if fault else counts
 
     def _orphan_subject(self, id: str) -> str:
         """What an unfinished intent was about: a launcher speaks for its own run alone."""
@@ -230,7 +257,7 @@ class Performer:
 
     def _end_orphans(self) -> None:
         for intent in list(self._orphans.values()):
-            del self._orphans[intent.id]
+            self._lapse(self._orphans.pop(intent.id))
             self._end(intent.id, False, UNFINISHED_ERROR, "", None, intent)
 
     def _end(
@@ -247,9 +274,9 @@ class Performer:
         kind = effect.kind if effect is not None else intent.kind if intent is not None else ""
         fault = effect.fault if effect is not None else intent.fault if intent is not None else ""
         counts = [Count("actions", (kind, fault, "ok" if ok else "failed"))]
-        if effect is not None and isinstance(effect.body, Start) and ok and fault:
-            # Without a fault it is the start of another launcher, which goes on from a checkpoint.
-            counts.append(Count("restarts", (effect.body.run, fault)))
+        about = effect.subject if effect is not None else intent.subject if intent else ""
+        if ok:
+            counts += self._restarted(kind, subject_of(about).run, fault, id)
         self._journal.append(Finished(id, ok, error, time.time(), tuple(counts)))
         self.count(*counts)
         if effect is not None and effect.kind == "evidence" and ok:

@@ -17,7 +17,7 @@ INCIDENTS_MAX = 2000  # twice the history's bound, which open incidents may exce
 INTENTS_MAX = 20_000
 REFUSALS_MAX = 2000
 RUNS_MAX = 4096  # newest rows of each counter that counts by run
-BY_RUN = ("restarts", "lost_steps")
+BY_RUN = ("restarts", "lost_steps", "restarted_to")
 Record = TypeVar("Record")
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from msgspec import DecodeError
 from msgspec.structs import replace
 
-from holdfast.agent.core.model import Effect, Incident, Stop
+from holdfast.agent.core.model import Effect, Incident, Resume, Start, Stop
 from holdfast.agent.launchers import protocol
 
 STOP = Effect("1/run/demo/stop/1", "stop", "run/demo", "test", 5.0,
@@ -217,3 +217,32 @@ def test_no_packet_raises_anything_but_a_decode_error(packet):
         protocol.decode(packet)
     except DecodeError:
         pass
+
+
+def test_a_restart_is_counted_once_however_often_the_agent_dies(agent, tmp_path):
+    """Neither lost with the agent that asked for it, nor counted again by the one behind it."""
+    body = Start("demo", 2, (0, 1), (), 2, Resume("own"), "test")
+    start = Effect("2/run/demo/start/1", "start", "run/demo", "t", 5.0, body, fault="rank_killed")
+
+    def restarts(daemon):
+        return {key[1]: n for key, n in daemon.performer.counters.items() if key[0] == "restarts"}
+
+    async def scenario():
+        async with agent() as (_, node), joined(tmp_path, node, generation=1) as launcher:
+            node.todo = [start]
+            launcher.levels(generation=1, state="running", ranks=[])
+            assert (await launcher.receive("do"))["id"] == start.id
+        async with agent() as (daemon, node), joined(tmp_path, node, generation=2) as launcher:
+            assert restarts(daemon) == {}
+            launcher.send(t="outcome", id=start.id, ok=True)
+            await until(lambda: restarts(daemon) == {("demo", "rank_killed"): 1})
+            node.todo = [replace(start, id="2/run/demo/start/2")]
+            launcher.levels(generation=2, state="running", ranks=[])
+            await launcher.receive("do")
+            launcher.send(t="outcome", id="2/run/demo/start/2", ok=True)
+            await until(lambda: any(o.id.endswith("/2") for o in node.seen[-1].outcomes))
+            assert restarts(daemon) == {("demo", "rank_killed"): 1}
+        async with agent() as (daemon, node):
+            assert restarts(daemon) == {("demo", "rank_killed"): 1}
+
+    asyncio.run(scenario())
