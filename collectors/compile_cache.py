@@ -8,6 +8,7 @@ network mount.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 from itertools import islice
@@ -27,6 +28,7 @@ COMPILERS = (b"neuronx-cc", b"neuron-cc", b"walrus_driver")
 FIRST_S = 120.0  # a lock is made before its compiler is started, within this
 COMPILE_S = 7200.0  # another node's compiler, which cannot be seen from here, ends within this
 PROGRAM = ".neff"
+LOCKS_BYTES = 1 << 20  # of the kernel's list
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -97,7 +99,8 @@ class CompileCacheCollector:
             owned_s = max(owned_s, COMPILE_S)
         now_s = time.time()  # beside the file's own time, which is of the wall clock
         unowned = [(f"path={path},uid={uid}", now_s - made_s) for path, uid, made_s in sight.locks
-                   if now_s - made_s >= owned_s and not set(path) & set(",=\n")]
+                   if now_s - made_s >= owned_s and not set(path) & set(",=\n")
+                   and not _is_held(path, roots.proc)]
         return samples + [
             Sample("compile_cache_lock_age_seconds", subject, max(0.0, age_s), boot_s)
             for subject, age_s in unowned[:LOCKS_MAX]]
@@ -116,6 +119,32 @@ class CompileCacheCollector:
         except OSError:
             return found
         return found | {"hits_total": self._hits}
+
+
+def _is_held(path: str, proc: str) -> bool:
+    """Whether a living process holds the kernel's lock on this file, by the kernel's own word: its
+    list, and where that hides other namespaces, a try of a shared lock, let go at once."""
+    try:
+        number = os.lstat(path).st_ino
+        listed = read_text(f"{proc}/locks", LOCKS_BYTES)
+        if any(words[5].rpartition(":")[2] == str(number) for line in listed.splitlines()
+               if len(words := line.split()) > 7 and words[1] != "->"):
+            return True
+    except (OSError, NoData):
+        pass  # it is gone, or nobody lists locks here
+    try:
+        file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False  # another user's: the list alone can say
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(file)
+    return False
 
 
 def _is_shared(roots: Roots) -> bool:

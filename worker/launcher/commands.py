@@ -6,6 +6,7 @@ effect's id.  A command that makes no sense is refused with a reason and changes
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import signal
@@ -26,6 +27,7 @@ from .terminal import Terminal
 
 EVIDENCE_S = 5.0
 REMOVE_S = 10.0
+HOW = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a lock is opened
 LOCK_STALE_S = 120.0  # as the agent's: a compile's stages follow each other within seconds
 REFUSALS_MAX = 8  # different reasons that are said
 OUTCOME_LIMIT = 9_000  # characters; one may take six bytes in a packet
@@ -262,6 +264,16 @@ class Commands:
         self.outcome(command_id, True)
 
 
+def taken(descriptor: int) -> bool:
+    """Whether the kernel gives this file's locks, of both kinds, to us: nobody holds one."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # EAGAIN and EACCES: held; ENOLCK: this file system does not know
+        return False
+    return True
+
+
 def remove_stale(path: str) -> str:
     """Unlinks a plain old file of this user, at this very place.  Whoever may make folders in a
     shared cache can put a link in the place of one: the file behind it is somebody's work."""
@@ -277,7 +289,11 @@ def remove_stale(path: str) -> str:
         age_s = time.time() - found.st_mtime
         if age_s < LOCK_STALE_S:
             raise Refused("%s is %d s old: somebody may hold it" % (path, age_s))
-        os.unlink(name, dir_fd=opened)
+        with open(os.open(name, HOW, dir_fd=opened), "rb+") as file:
+            # Held until it is gone, so that nobody takes it in between.
+            if os.fstat(file.fileno()).st_ino != found.st_ino or not taken(file.fileno()):
+                raise Refused("%s is left: a living process holds it" % path)
+            os.unlink(name, dir_fd=opened)
     finally:
         os.close(opened)
     return "removed, %d s old" % age_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 
@@ -137,3 +138,15 @@ def test_compilers_are_counted_with_the_age_of_the_oldest(roots, tmp_path, stat,
     (tmp_path / "proc/11/stat").write_text(stat)
     found = values(CompileCacheCollector(), roots, 100.0)
     assert found["compilers"] == 1 and found["compiler_age_seconds"] == pytest.approx(age_s)
+
+
+def test_a_lock_that_a_process_holds_is_nobodys_leftover(roots, tmp_path):
+    path = tmp_path / "cache" / LOCK
+    assert verdicts(roots)
+    with open(path) as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert not verdicts(roots)
+    assert verdicts(roots)
+    (tmp_path / "proc/locks").write_text(
+        f"1: POSIX  ADVISORY  WRITE 11 fd:01:{path.stat().st_ino} 0 EOF\n")
+    assert not verdicts(roots)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import time
 from types import SimpleNamespace
@@ -11,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.worker.launcher import compiling
-from holdfast.worker.launcher.commands import Commands
+from holdfast.worker.launcher.commands import Commands, remove_stale
 
 
 class ChildTasks:
@@ -112,3 +114,24 @@ def test_nothing_is_removed_while_a_rank_compiles(commands, cache, tmp_path):
     finally:
         running.kill()
         running.wait()
+
+
+@pytest.mark.parametrize("how", [fcntl.flock, fcntl.lockf])
+def test_a_lock_that_a_living_process_holds_is_left(commands, cache, how):
+    path = lock(cache)
+    begun, ready = os.pipe()
+    child = os.fork()
+    if not child:
+        with open(path, "r+") as file:
+            how(file, fcntl.LOCK_EX)
+            os.utime(path, (1.0, 1.0))
+            os.write(ready, b"x")
+            time.sleep(60)
+    try:
+        os.read(begun, 1)
+        ok, text = remove(commands, path)
+        assert not ok and "a living process holds it" in text and path.exists()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert "removed" in remove_stale(str(path)) and not path.exists()
