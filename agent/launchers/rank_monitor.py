@@ -163,5 +163,6 @@ def bare_level(reported: RankLevel, node: str) -> RankView:
     """A rank without a page or process here: an ended one, or one whose page is on its way."""
     return RankView(
         rank=reported.rank, node=node, pid=reported.pid, generation=reported.generation,
-        state=reported.state, ended=reported.ended, parked=reported.parked, flight=reported.flight, page=False,
+        state=reported.state, ended=reported.ended, parked=reported.parked, flight=reported.flight,
+        page=False,
     )

@@ -46,5 +46,5 @@ def test_a_budget_of_none_ends_the_run_with_its_reason() -> None:
     book = Runbook("f", FATAL, "rank", (actions.RESTART_RANKS,), budget_count=0)
     over = policy.grant(cause, policy.Account("r", 3), {"f": book}, Settings())
     assert (over.action, over.fault, over.reason) == (
-        policy.FINISH, "budget_spent", "f of run/r used up its 0 restarts within 24 h, all that its "
-        "runbook allows (0 of the run's 3)")
+        policy.FINISH, "budget_spent", "f of run/r used up its 0 restarts within 24 h, all that "
+        "its runbook allows (0 of the run's 3)")

@@ -169,7 +169,8 @@ def oom_pids(events: tuple[Event, ...], pids: tuple[int, ...]) -> list[int]:
 
 
 def _evidence(rank: RankView, ended: Ended, cascades: int) -> tuple[tuple[str, str], ...]:
-    rows = [("exit", f"code {ended.code}, signal {ended.signal}"), ("step", str(rank.step) if rank.page else "unknown")]
+    step = str(rank.step) if rank.page else "unknown"
+    rows = [("exit", f"code {ended.code}, signal {ended.signal}"), ("step", step)]
     if ended.outcome:
         rows.append(("outcome", ended.outcome))
     if ended.error:
