@@ -45,6 +45,7 @@ class Families:
     def __init__(self, rows: tuple[Family, ...], gates: tuple[bytes, ...]) -> None:
         self.rows = rows
         self.gates = gates + tuple(_ungated(rows, gates))
+        self.notices = tuple(word for row in rows if row.noticed for word in row.words)
         self.lasting = tuple(row for row in rows if row.lasting)
         self._texts = tuple(row for row in rows if row.words and not row.lasting)
         self._classes = {name: row for row in rows for name in row.classes}

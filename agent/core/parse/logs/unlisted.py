@@ -110,6 +110,10 @@ class Reader:
         if TRACEBACK in read.text or _FRAME.match(read.text) and _in_frames(data, start):
             return None
         said = form(read.text)
+        if said.level == INFO and not any(
+            word in read.text.lower() for word in self.families.notices
+        ):
+            return None
         below = list(islice(_below(data, start, read.stream), BELOW))
         row = self._family(read.text, said, below)
         if row is None or row.role == HARMLESS or said.level == INFO and not row.noticed:
