@@ -116,11 +116,11 @@ def test_ranks_never_move_to_a_node_with_a_fatal_fault_even_while_the_breaker_is
 def test_an_excluded_node_gets_no_rank_until_released() -> None:
     cluster = Cluster("abc")
     leader = cluster.labs["a"]
-    leader.requests = (Request("q1", "exclude_node", "node/a", "noisy", "operator", by="ann"),)
+    leader.requests = (Request("q1", "exclude_node", "node/a", "noisy", by="ann"),)
     cluster.run(8)
     assert read_node(cluster.docs["node/a"]) == NodeDoc(True, "noisy", "ann")
     assert cluster.plan().ranks == ((0, "b"), (1, "c"))
-    leader.requests = (Request("q2", "release_node", "node/a", "fixed", "operator"),)
+    leader.requests = (Request("q2", "release_node", "node/a", "fixed"),)
     cluster.run(3)
     assert not read_node(cluster.docs["node/a"]).excluded
 
