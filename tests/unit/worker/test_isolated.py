@@ -32,6 +32,9 @@ TRAPS = sorted(sys.stdlib_module_names - {"sys", "builtins", "__future__"} - {
 # or one that the user named.
 STARTERS = {
     "agent/actions/root_helper.py": "",
+    "agent/checks/runner.py": "check",
+    "agent/checks/torch_entry.py": "check",
+    "agent/cli/check.py": "check",
     "agent/cli/child.py": "demo",
     "agent/cli/doctor.py": "doctor",
     "agent/cli/doctor_node.py": "",
@@ -136,6 +139,16 @@ def test_doctor(traps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setenv("PYTHONPATH", TYPES)  # the job's own path is the job's affair
     finding = job_interpreter(os.environ)
     assert not sprung(tmp_path) and "%d.%d" % sys.version_info[:2] in str(finding), finding
+
+
+def test_the_checks(traps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a prolog starts them; the Python with torch is entered by file."""
+    monkeypatch.setenv("PYTHONPATH", TYPES)
+    monkeypatch.setenv("HOLDFAST_STATE_DIR", str(tmp_path / "state"))
+    said = run([sys.executable, "-P", "-m", "holdfast.agent.cli", "check", "tensor",
+                "--python", sys.executable, "--json"], dict(os.environ))
+    assert not sprung(tmp_path), said
+    assert "tensor" in said, said
 
 
 def test_the_root_unit(traps: Path, tmp_path: Path) -> None:
