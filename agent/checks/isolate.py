@@ -70,7 +70,7 @@ def run_all(calls: Sequence[Call], at_once: int) -> Iterator[Event]:
     process must have one thread, since it forks."""
     # What a dead call started becomes a child of this process.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    before = _children()
+    before = set(_children_of(os.getpid()))
     waiting = list(calls)
     running: list[_Child] = []
     try:
@@ -203,7 +203,7 @@ class _Child:
                 problem = "it died of %s%s" % (name, self._last_words())
             elif not problem and os.WEXITSTATUS(status):
                 problem = "it ended with status %d%s" % (os.WEXITSTATUS(status), self._last_words())
-        self._left += _end_strays(known)
+        _end_strays(known)
         if self._left and not problem:
             problem = "it left %d process%s behind, which %s ended" % (
                 self._left, "es" if self._left > 1 else "", "were" if self._left > 1 else "was")
@@ -266,21 +266,38 @@ def _become(call: Call, answer: int, output: int, lock: int, parent: int) -> Non
 
 def descendants(pid: int) -> set[int]:
     """Processes below this one, those apart that have ended and wait to be reaped."""
-    parents: dict[int, list[int]] = {}
-    for name in os.listdir("/proc"):
-        if name.isdecimal():
-            # The name in brackets may hold anything: state and parent are the first behind it.
-            fields = _small("/proc/%s/stat" % name).rpartition(")")[2].split()
-            if len(fields) > 1 and fields[0] not in "ZX":
-                parents.setdefault(int(fields[1]), []).append(int(name))
     found: set[int] = set()
     todo = [pid]
     while todo:
-        for one in parents.get(todo.pop(), ()):
+        for one in _children_of(todo.pop()):
             if one not in found:
                 found.add(one)
                 todo.append(one)
+    return {one for one in found if _state_and_parent(one)[0] not in "ZX"}
+
+
+def _children_of(pid: int) -> list[int]:
+    """As the kernel lists them; where it was built without that, by a look at every process."""
+    found: list[int] = []
+    for task in _listed("/proc/%d/task" % pid):
+        found += map(int, _small("/proc/%d/task/%s/children" % (pid, task), 1 << 16).split())
+    if not found and not os.path.exists("/proc/self/task/%d/children" % os.getpid()):
+        found = [int(one) for one in _listed("/proc")
+                 if one.isdecimal() and _state_and_parent(int(one))[1] == pid]
     return found
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []  # it has ended
+
+
+def _state_and_parent(pid: int) -> tuple[str, int]:
+    # The name in brackets may hold anything: state and parent are the first behind it.
+    fields = _small("/proc/%d/stat" % pid).rpartition(")")[2].split()
+    return (fields[0], int(fields[1])) if len(fields) > 1 else ("X", 0)
 
 
 def end_tree(pid: int) -> bool:
@@ -296,8 +313,8 @@ def end_tree(pid: int) -> bool:
 
 
 def end_below() -> None:
-    """Ends what this process started."""
-    _end(descendants(os.getpid()))
+    """Ends what this process started, and is back when it is gone."""
+    _end(descendants(os.getpid()), keep=os.getpid())
 
 
 def _end(found: set[int], keep: int = 0) -> None:
@@ -311,23 +328,12 @@ def _end(found: set[int], keep: int = 0) -> None:
         time.sleep(0.002)
 
 
-def _end_strays(known: set[int]) -> int:
-    """Ends what became this process's child because its starter died; how many these were."""
-    count = 0
-    for one in _children() - known:
-        count += 1 + len(descendants(one))
-        end_tree(one)
-    return count
-
-
-def _children() -> set[int]:
-    own = os.getpid()
-    return {one for one in descendants(own) if _parent(one) == own}
-
-
-def _parent(pid: int) -> int:
-    fields = _small("/proc/%d/stat" % pid).rpartition(")")[2].split()
-    return int(fields[1]) if len(fields) > 1 else 0
+def _end_strays(known: set[int]) -> None:
+    """Ends what became this process's child because its starter died.  Whose it was is not told
+    any more, so that it is held against nobody: its starter crashed, which is said."""
+    for one in set(_children_of(os.getpid())) - known:
+        if _waited(one) is None:
+            end_tree(one)
 
 
 def _kill(pid: int) -> None:
@@ -346,9 +352,9 @@ def _waited(pid: int) -> int | None:
     return status if done else None
 
 
-def _small(path: str) -> str:
+def _small(path: str, most: int = 4096) -> str:
     try:
         with open(path, "rb") as file:
-            return file.read(4096).decode("utf-8", "replace")
+            return file.read(most).decode("utf-8", "replace")
     except OSError:
         return ""

@@ -27,6 +27,7 @@ from holdfast.agent.config import load
 from holdfast.agent.core.checks.verdict import (
     CRITICAL,
     OK,
+    PROFILE,
     SLURM_HEALTH,
     UNKNOWN,
     WARNING,
@@ -245,7 +246,7 @@ def row(verdict: CheckVerdict, now_s: float, tables: bool) -> list[Line]:
                 verdict.check.ljust(18), f"{value:>12}  ", Span(f"{limit:25}", FAINT),
                 Span(f"{took:>13}", FAINT))
     found = [head, *field("", Span(verdict.reason, "" if verdict.status != OK else FAINT), INDENT)]
-    if verdict.limit_source and verdict.status != OK:
+    if verdict.limit_from == PROFILE and verdict.status != OK:
         found += field("", Span(f"limit: {verdict.limit_source}", FAINT), INDENT)
     if verdict.todo:
         found += field("", f"do: {verdict.todo}", INDENT)

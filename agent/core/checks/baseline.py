@@ -45,7 +45,7 @@ def limit_of(measure: Measure, passes: Sequence[Samples]) -> Limit | None:
     least = least_similarity(passes)
     found = similarity(measure.samples or (measure.value,), healthy)
     return Limit(BASELINE, least * median(healthy), found >= least,
-                 f"{found:.2f} like {len(passes)} passes, {least:.2f} is enough")
+                 f"{found:.2f} like its {len(passes)} passes, and {least:.2f} is enough")
 
 
 def _quantile(samples: Samples, at: float) -> float:

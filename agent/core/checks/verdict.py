@@ -80,10 +80,12 @@ def judged(check: str, answer: Answer, limits: Mapping[Measure, Sequence[Limit]]
     for each in answer.measures:
         status, limit = held(limits.get(each, ()))
         if limit is not None and status in (CRITICAL, WARNING):
-            words = (f"{each.name}{f' of {each.subject}' if each.subject else ''} is "
-                     f"{amount(each.value, each.unit)}, below {amount(limit.value, each.unit)} "
-                     f"({limit.origin}{f': {limit.source}' if limit.source else ''})")
-            (critical if status == CRITICAL else warning).append(words)
+            words = f"below {amount(limit.value, each.unit)} ({limit.origin})"
+            if limit.origin == BASELINE:  # which compares distributions, so that its value only
+                words = limit.source      # says about where the limit is
+            which = f"{each.name} of {each.subject}" if each.subject else each.name
+            (critical if status == CRITICAL else warning).append(
+                f"{which} is {amount(each.value, each.unit)}, {words}")
         near = each.value / limit.value if limit is not None and limit.value > 0 else float("inf")
         if shown is None or (near, -each.value) < shown[:2]:
             shown = (near, -each.value, each, limit)

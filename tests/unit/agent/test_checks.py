@@ -185,7 +185,7 @@ def test_a_baseline_is_learned_from_what_passed_and_then_speaks(
     answers("clock", of(0.6e9))
     slow = made(wanted(tmp_path, "clock"))["clock"]
     assert slow.status == WARNING and slow.limit_from == "baseline"
-    assert "like 6 passes" in slow.limit_source
+    assert "like its 6 passes" in slow.limit_source
     (passes,) = results.load(tmp_path / "checks").baseline.values()
     assert len(passes) == 6  # what was slow taught nothing
     profile = profiles.named("hgx-h100")

@@ -1,0 +1,108 @@
+"""`holdfast check` from outside: how long a round takes, and its bandwidths beside a plain script's.
+
+Owns three cases.  `round`: the whole command, nothing cached, with what each check took.  `health`:
+the answer from the cache that Slurm's HealthCheckProgram gets.  `busbw`: three operations over two
+gloo ranks, by the command and by checks_script.py in turns, one pair a row.
+
+    python -m bench.checks [--runs 10] [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from . import common
+from .common import BENCH, Place, Results
+
+LIMIT_S = 120.0
+SIZE, RANKS, BLOCK_S = 1 << 20, 2, 0.005
+OPERATIONS = ("all_reduce", "all_gather", "broadcast")
+COMMAND = [sys.executable, "-m", "holdfast.agent.cli", "check"]
+HEALTH_MOST_S = 1.0
+# One thread is what a rank is measured with; without byte code every start compiles us anew.
+NOT_AN_OPERATORS = ("OMP_NUM_THREADS", "PYTHONDONTWRITEBYTECODE")
+
+
+def run(command: Sequence[str], where: Place) -> tuple[float, subprocess.CompletedProcess[str]]:
+    begin_s = time.monotonic()
+    environ = {key: value for key, value in where.environ.items() if key not in NOT_AN_OPERATORS}
+    done = subprocess.run(list(command), cwd=where.home, env=environ, capture_output=True,
+                          text=True, timeout=LIMIT_S, check=False)
+    return time.monotonic() - begin_s, done
+
+
+def whole_round(where: Place) -> dict[str, Any]:
+    took_s, done = run([*COMMAND, "--json", "--python", sys.executable], where)
+    if done.returncode not in (0, 1):
+        return {"ok": False, "why": (done.stdout + done.stderr)[-400:]}
+    checks = json.loads(done.stdout)["checks"]
+    return {"ok": True, "took_s": took_s,
+            "checks": {one["check"]: round(one["took_s"], 4) for one in checks}}
+
+
+def health(where: Place) -> dict[str, Any]:
+    """Of a cache that is young enough, so that nothing is made anew beside it."""
+    run([*COMMAND, "clock", "disk"], where)
+    took_s, done = run([*COMMAND, "--for", "slurm-health"], where)
+    return {"ok": done.returncode == 0 and took_s < HEALTH_MOST_S, "took_s": took_s,
+            "why": "" if done.returncode == 0 else done.stderr[-400:]}
+
+
+def busbw(where: Place) -> dict[str, Any]:
+    """Bytes a second of either, in turns."""
+    _, ours = run([*COMMAND, "collectives", "--json", "--sizes", str(SIZE), "--ranks", str(RANKS),
+                   "--python", sys.executable], where)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+    _, plain = run([sys.executable, str(BENCH / "checks_script.py"), str(RANKS), str(SIZE),
+                    str(BLOCK_S), str(port)], where)
+    if ours.returncode not in (0, 1) or plain.returncode:
+        return {"ok": False, "why": (ours.stdout + ours.stderr + plain.stderr)[-400:]}
+    (check,) = json.loads(ours.stdout)["checks"]
+    by_check = {one["name"]: one["value"] for one in check["measures"]}
+    factors = {"all_reduce": 2 * (RANKS - 1) / RANKS, "all_gather": (RANKS - 1) / RANKS,
+               "broadcast": 1.0}
+    by_script = {name: SIZE / took_s * factors[name]
+                 for line in plain.stdout.splitlines() for name, took_s in json.loads(line).items()}
+    return {"ok": True, "why": "", "bytes": SIZE,
+            "check_bytes_per_s": {name: round(by_check[name]) for name in OPERATIONS},
+            "script_bytes_per_s": {name: round(by_script[name]) for name in OPERATIONS}}
+
+
+CASES = {"round": whole_round, "health": health, "busbw": busbw}
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="bench.checks")
+    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--quick", action="store_true", help="one run of each")
+    parser.add_argument("--cases", nargs="*", choices=CASES, default=list(CASES))
+    parser.add_argument("--out", type=Path, default=BENCH / "results")
+    options = parser.parse_args(arguments)
+    results = Results("checks", options.out)
+    failed = 0
+    for _ in range(1 if options.quick else options.runs):
+        for name in options.cases:
+            with common.place(name) as where:
+                load = os.getloadavg()[0]
+                row = {"case": f"checks_{name}", "why": "", "load": load, **CASES[name](where)}
+            results.add(row)
+            failed += not row["ok"]
+            print(name, {key: value for key, value in row.items() if key not in ("case",)},
+                  flush=True)
+    print(f"rows: {results.path}")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
