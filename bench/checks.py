@@ -24,7 +24,7 @@ from . import common
 from .common import BENCH, Place, Results
 
 LIMIT_S = 120.0
-SIZE, RANKS, BLOCK_S = 1 << 20, 2, 0.005
+SIZE, RANKS, BLOCK_S = 16 << 20, 2, 0.005
 OPERATIONS = ("all_reduce", "all_gather", "broadcast")
 COMMAND = [sys.executable, "-m", "holdfast.agent.cli", "check"]
 HEALTH_MOST_S = 1.0
