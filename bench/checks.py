@@ -1,4 +1,4 @@
-"""`holdfast check` from outside: how long a round takes, and its bandwidths beside a plain script's.
+"""`holdfast check` from outside: how long a round takes, and bandwidths beside a plain script's.
 
 Owns three cases.  `round`: the whole command, nothing cached, with what each check took.  `health`:
 the answer from the cache that Slurm's HealthCheckProgram gets.  `busbw`: three operations over two

@@ -19,7 +19,7 @@ from .common import BENCH, percentile, read_rows
 
 Row = dict[str, Any]
 NAMES = ("recovery", "startup", "memory", "overhead", "false_acts", "telemetry",
-         "kernel_latency", "classify", "log_child")
+         "kernel_latency", "classify", "log_child", "checks")
 # case -> (what a person calls it, the torchrun case to compare with)
 RECOVERY = {
     "trainer_sigkill": ("trainer, SIGKILL", "torchrun_sigkill_prefix"),
@@ -242,13 +242,27 @@ def log_child(rows: list[Row]) -> str:
     ])
 
 
+def checks(rows: list[Row]) -> str:
+    mine = by_case(rows)
+    body = [[words, spread(values(mine.get(f"checks_{name}", []), "took_s"))] for name, words in (
+        ("round", "a round of `holdfast check`, nothing cached, s"),
+        ("health", "`--for slurm-health`, from the cache, s"))]
+    pairs = [row for row in mine.get("checks_busbw", []) if row["ok"]]
+    for name in pairs[0]["check_bytes_per_s"] if pairs else ():
+        ours, plain = ([row[f"{whose}_bytes_per_s"][name] / 1e9 for row in pairs]
+                       for whose in ("check", "script"))
+        body.append([f"busbw of {name}, {pairs[0]['bytes'] >> 20} MB, GB/s; a plain torch script",
+                     f"{spread(ours)}; {spread(plain)}"])
+    return table(["", "median (lowest to highest)"], body)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.report")
     parser.add_argument("--folder", type=Path, default=BENCH / "results")
     parser.add_argument("--invocation", default="", help="instead of the newest of each case")
     options = parser.parse_args(arguments)
     written = (recovery, startup, memory, overhead, false_acts, telemetry, kernel_latency,
-               classify, log_child)
+               classify, log_child, checks)
     writers = dict(zip(NAMES, written, strict=True))
     for name, write in writers.items():
         rows = load(options.folder, name, options.invocation)
