@@ -111,7 +111,8 @@ class Runner:
         """A verdict that needs no run: one young enough, or why there can be none."""
         wanted = self._wanted
         cached = self._results.fresh(check.name, wanted.boot_id, time.time(), wanted.max_age_s)
-        if cached is not None:
+        doubtful = cached is not None and cached.status == CRITICAL and not cached.confirmed
+        if cached is not None and not (wanted.confirm and doubtful):
             return cached
         if check.disturbs and wanted.busy and not wanted.force:
             return _unknown(check, f"not made: {', '.join(wanted.busy)} trains here, and would be "

@@ -169,6 +169,9 @@ def test_a_critical_counts_for_a_scheduler_when_it_comes_twice(
     assert found["clock"].status == WARNING and not found["clock"].confirmed
     assert found["clock"].reason == "critical once, and ok again: a bit flipped"
     assert found["disk"].status == CRITICAL and found["disk"].confirmed
+    made(wanted(tmp_path, "disk"))  # a person's, critical once, which no scheduler may take
+    again = made(wanted(tmp_path, "disk", confirm=True, max_age_s=60.0))["disk"]
+    assert again.status == CRITICAL and again.confirmed
     bad = CheckVerdict("clock", CRITICAL, "a")
     assert confirmed(bad, msgspec.structs.replace(bad, status=UNKNOWN)).status == WARNING
 
