@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -129,11 +130,17 @@ class Run:
         return dict(json.loads(line[line.index("{") :]))
 
     def kill_all(self) -> None:
-        for pid in processes_with(f"HOLDFAST_TEST_MARK={self.home}"):
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        """Until none is left: one that is killed may have started another just before."""
+        mark = f"HOLDFAST_TEST_MARK={self.home}"
+
+        def none_left() -> bool:
+            left = processes_with(mark)
+            for pid in left:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            return not left
+
+        wait_for(none_left, 10, "the end of every process of the test")
         self.process.wait(10)
 
 
