@@ -342,6 +342,12 @@ def heal(cluster: Cluster) -> None:
         edge.journal_stalled = False
         _thaw(cluster, edge)
     _repair(cluster, "fabric_down")
+    for job in cluster.jobs.values():
+        # All ranks stopped is a run suspended from outside: who did that lets it go on.
+        living = [rank for which, rank in cluster.ranks() if which is job]
+        if all(rank.stopped_at_s >= 0 for rank in living):
+            for rank in living:
+                _resume_rank(cluster, rank)
 
 
 FAULTS: dict[str, Fault] = {
