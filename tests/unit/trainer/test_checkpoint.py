@@ -142,9 +142,10 @@ def test_a_shard_whose_writer_failed_is_not_waited_for(tmp_path, monkeypatch):
     write, full = files.write_shard, [True]
 
     def no_room(directory, rank, *rest):
-        write(directory, rank, *rest)
-        if rank == 1 and full[0]:
+        if rank == 1 and full[0]:  # before its shard is whole: else rank 0 may take it
+            directory.mkdir(exist_ok=True)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(directory, rank, *rest)
 
     monkeypatch.setattr(files, "write_shard", no_room)
     options = load(None, ["checkpoint.wait_s=60", f"work_dir={tmp_path}"]).checkpoint
