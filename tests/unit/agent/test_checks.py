@@ -244,7 +244,8 @@ def test_the_next_python_is_taken_where_one_has_no_torch(
 def test_a_torch_that_breaks_costs_its_checks_alone(tmp_path: Path, answers: Set) -> None:
     folder = tmp_path / "site"
     folder.mkdir()
-    (folder / "torch.py").write_text("import os; print('illegal instruction', flush=True); os.abort()")
+    (folder / "torch.py").write_text(
+        "import os; print('illegal instruction', flush=True); os.abort()")
     file = tmp_path / "python"
     file.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
     file.chmod(0o755)
