@@ -28,8 +28,9 @@ from . import isolate
 RANKS_ON_CPU = 2
 RANK_S = 100.0
 SIZES_CPU, SIZES_CUDA = (1 << 20,), (1 << 20, 1 << 24, 1 << 28)
+TYPES_BYTES = 1 << 16  # every type is tried at this size, or at a smaller one that is asked for
 WARM_UP, BLOCKS = 2, 5
-BLOCK_S = 0.005  # a block of repeats takes at least this, so that one does not measure the clock
+BLOCK_S = 0.002  # a block of repeats takes at least this, so that one does not measure the clock
 REPEATS_MAX = 64
 # Each by what the operation does with it; sums stay below 256, which bfloat16 holds exactly.
 TYPES = (torch.float32, torch.int32, torch.int64, torch.float64, torch.bfloat16, torch.float16)
@@ -119,7 +120,7 @@ OPERATIONS = (
 
 
 def collectives(options: dict[str, Any]) -> dict[str, Any]:
-    """Every operation over every size, and over every type at the smallest."""
+    """Every operation over every size, and, small, over every type."""
     here = devices.kind()
     n = int(options.get("ranks") or (torch.cuda.device_count() if here == "cuda" else 0))
     if here == "cuda" and n < 2:
@@ -162,9 +163,9 @@ def _rank(rank: int, n: int, here: str, sizes: list[int], folder: str) -> list[d
     for operation in OPERATIONS:
         print("%s of rank %d" % (operation.name, rank), flush=True)
         for of in TYPES:
-            found.append(_row(operation, of, sizes[0], rank, n, device, timed=of == TYPES[0]))
-        for size in sizes[1:]:
-            found.append(_row(operation, TYPES[0], size, rank, n, device, timed=True))
+            found.append(_row(operation, of, min(sizes[0], TYPES_BYTES), rank, n, device, False))
+        for size in sizes:
+            found.append(_row(operation, TYPES[0], size, rank, n, device, True))
     dist.barrier()
     dist.destroy_process_group()
     return [one for one in found if one]

@@ -18,7 +18,8 @@ from typing import Any
 
 import torch
 
-REPEATS = 5
+REPEATS, REPEATS_MAX = 3, 9
+STEADY = 0.1  # repeats that differ by no more need no further ones
 MB = 1 << 20
 INTEGER_SIZE, FLOAT_SIZE = 256, 512
 # The command with this set (any number, the seed) flips one bit of a result, so that an operator
@@ -167,7 +168,7 @@ def gemm(options: dict[str, Any]) -> Answer:
 
 
 def _multiplied(device: str, of: torch.dtype) -> dict[str, Any]:
-    size = 768 if device == "cpu" else 8192
+    size = 512 if device == "cpu" else 8192
     a = torch.ones(size, size, dtype=of, device=device)
     b, out = torch.ones_like(a), torch.empty_like(a)
     rates = [2 * size**3 / took for took in _timed(device, lambda: torch.mm(a, b, out=out))]
@@ -184,7 +185,7 @@ def host_copy(options: dict[str, Any]) -> Answer:
 
 
 def _there_and_back(device: str) -> tuple[dict[str, Any], bool]:
-    size = (16 if device == "cpu" else 256) * MB
+    size = (8 if device == "cpu" else 256) * MB
     generator = torch.Generator().manual_seed(20261121)
     host = torch.randint(0, 256, (MB,), dtype=torch.uint8, generator=generator).repeat(size // MB)
     host = host if device == "cpu" else host.pin_memory()
@@ -197,16 +198,19 @@ def _there_and_back(device: str) -> tuple[dict[str, Any], bool]:
 
 
 def _timed(device: str, once: Callable[[], object]) -> list[float]:
-    """Seconds of each repeat, after two that are not counted."""
-    found = []
-    for number in range(2 + REPEATS):
+    """Seconds of each repeat, after one that is not counted; as many as it takes until the last
+    ones are alike."""
+    found: list[float] = []
+    while len(found) <= REPEATS_MAX:
         _wait(device)
         begin_s = time.perf_counter()
         once()
         _wait(device)
-        if number >= 2:
-            found.append(max(time.perf_counter() - begin_s, 1e-9))
-    return found
+        found.append(max(time.perf_counter() - begin_s, 1e-9))
+        last = found[-REPEATS:]
+        if len(found) > REPEATS and max(last) <= (1 + STEADY) * min(last):
+            return last
+    return found[1:]
 
 
 def _wait(device: str) -> None:

@@ -13,8 +13,8 @@ from pathlib import Path
 from ..core.checks.verdict import Answer, amount
 from ..core.detect.devices import accelerator, fabric
 from ..core.model import DEGRADED, FATAL, WARN, labels_of, subject_of
-from . import profiles
-from .facts import Facts, Reading, detected, read
+from .facts import Facts
+from .readings import Reading, detected, read
 
 VENDORS = ("nvidia", "neuron", "amd")
 NVIDIA_PCI, DISPLAY = "0x10de", ("0x0302", "0x0300")  # 3D controller, VGA
@@ -186,12 +186,3 @@ def _written_and_read(path: str) -> str:
         return error.strerror or str(error)
     finally:
         os.close(descriptor)
-
-
-def profile_of(facts: Facts) -> profiles.Profile | None:
-    """The machine's own profile, by its name."""
-    try:
-        product = Path(facts.roots.sys, "class/dmi/id/product_name").read_text().strip()
-    except OSError:
-        return None
-    return profiles.of_product(product)

@@ -17,7 +17,7 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 ANSWER_MAX_BYTES = 4 << 20
@@ -65,18 +65,21 @@ def write_line(descriptor: int, value: Any) -> None:
         text = text[os.write(descriptor, text):]
 
 
-def run_all(calls: Sequence[Call], at_once: int) -> Iterator[Event]:
-    """Runs the calls, `at_once` of them at a time; whoever stops listening ends them all.  This
-    process must have one thread, since it forks."""
+def run_all(calls: Iterable[Call], at_once: int) -> Iterator[Event]:
+    """Runs the calls, `at_once` of them at a time, each taken when there is a place for it; whoever
+    stops listening ends them all.  This process must have one thread, since it forks."""
     # What a dead call started becomes a child of this process.
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     before = set(_children_of(os.getpid()))
-    waiting = list(calls)
+    waiting: Iterator[Call] | None = iter(calls)
     running: list[_Child] = []
     try:
-        while waiting or running:
-            while waiting and len(running) < at_once:
-                call = waiting.pop(0)
+        while waiting is not None or running:
+            while waiting is not None and len(running) < at_once:
+                call = next(waiting, None)
+                if call is None:
+                    waiting = None
+                    break
                 child = _Child(call)
                 problem = child.start()
                 if problem:

@@ -125,12 +125,9 @@ class Runner:
         """The verdicts of checks that are run now."""
         beside_torch = [one for one in checks if TORCH in one.needs]
         gate = [one for one in checks if TORCH not in one.needs]
-        calls = [self._call(one) for one in gate]
-        if beside_torch:
-            calls.insert(0, self._torch_call(beside_torch))
         by_name = {one.name: one for one in checks}
         answers: dict[str, Any] = {}
-        for event in run_all(calls, AT_ONCE):
+        for event in run_all(self._calls(beside_torch, gate), AT_ONCE):
             if event.name == TORCH_CALL:
                 yield from self._torch_event(event, by_name)
             elif event.ended:
@@ -138,6 +135,13 @@ class Runner:
                                     event.took_s)
             else:
                 answers[event.name] = event.value
+
+    def _calls(self, beside_torch: Sequence[Check], gate: Sequence[Check]) -> Iterator[Call]:
+        """Torch first: it takes longest to be imported, and so do collectors and detectors here,
+        on another core meanwhile."""
+        if beside_torch:
+            yield self._torch_call(beside_torch)
+        yield from map(self._call, gate)
 
     def _call(self, check: Check) -> Call:
         module, function = check.place.split(":")

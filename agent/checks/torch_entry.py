@@ -9,6 +9,7 @@ library of Python 3.9 and torch: nothing else of Holdfast is here.
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import importlib.util
 import json
@@ -70,10 +71,13 @@ def _why_not() -> str:
     """Why torch is not to be had here; "" when it is imported."""
     if importlib.util.find_spec("torch") is None:
         return "no torch"
+    gc.disable()  # 0.12 of 1.0 s of the import; nothing of it is garbage
     try:
         importlib.import_module("torch.distributed")
     except Exception as error:  # border of somebody's installation: whatever it raises is said
         return "%s: %s" % (type(error).__name__, str(error)[:200])
+    gc.freeze()  # else the first collection in each child copies all of it
+    gc.enable()
     return ""
 
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast.agent.checks import gate, profiles, results, table
-from holdfast.agent.checks.facts import Facts
+from holdfast.agent.checks import profiles, results, table
+from holdfast.agent.checks.facts import Facts, profile_of
 from holdfast.agent.checks.runner import Runner, Wanted
 from holdfast.agent.config import load
 from holdfast.agent.core.checks.verdict import (
@@ -117,10 +117,8 @@ def wanted_of(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[
                   places.compile_cache, tools=places.tools, rocm=places.rocm, root=places.root,
                   shm=places.shm, systemd=places.systemd, systemctl=places.systemctl)
     node = loaded.agent.node or socket.gethostname()
-    facts = Facts(node, roots, statuses[0] if statuses else None, no_agent, profile,
-                  (*settings.paths, *options.path))
-    if profile is None:
-        facts = facts._replace(profile=gate.profile_of(facts))
+    facts = Facts(node, roots, statuses[0] if statuses else None, no_agent,
+                  profile or profile_of(roots), (*settings.paths, *options.path))
     wanted = Wanted(
         checks, facts, results.directory(environ), procfs.boot_id(), bool(options.name),
         pythons(options.python or settings.python, environ), _training(statuses), options.force,

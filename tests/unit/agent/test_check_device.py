@@ -31,6 +31,21 @@ def test_the_same_error_twice_is_caught_against_the_host(monkeypatch: pytest.Mon
     assert device.known_answers("cpu") == ["cpu: a product of integers is not the host's"]
 
 
+def test_as_many_repeats_as_it_takes_until_they_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    def took(*seconds: float) -> list[float]:
+        """What is counted when the repeats take these times, the first of which never is."""
+        ticks = [0.0]
+        for one in seconds:
+            ticks += [ticks[-1], ticks[-1] + one]
+        clock = iter(ticks[1:])
+        monkeypatch.setattr(device.time, "perf_counter", lambda: next(clock))
+        return [round(one, 3) for one in device._timed("cpu", lambda: None)]
+
+    assert took(9, 1, 1, 1.05) == [1, 1, 1.05]
+    assert took(9, 1, 2, 1, 1.02, 1.01, 5) == [1, 1.02, 1.01]
+    assert len(took(*range(1, 11))) == device.REPEATS_MAX  # never alike
+
+
 def test_zeros_of_both_signs_and_nan_are_told_apart() -> None:
     zero, nan = torch.tensor([0.0]), torch.tensor([float("nan")])
     assert not device._same(zero, -zero) and device._same(nan, nan.clone())

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +135,25 @@ def test_answers_come_as_they_are_made() -> None:
     events = list(run_all([call("a", answering(lambda: [1, {"b": None}]))], 1))
     assert [one.value for one in events if not one.ended] == [[1, {"b": None}]]
     assert events[-1].ended and not events[-1].problem and events[-1].took_s > 0
+
+
+def test_a_call_is_made_while_those_before_it_run(tmp_path: Path) -> None:
+    """What the second costs to prepare, torch's import in the first does not wait for."""
+    begun = tmp_path / "begun"
+
+    def first() -> Any:
+        begun.touch()
+        return {"said": "well"}
+
+    def calls() -> Iterator[Call]:
+        yield call("first", answering(first))
+        limit_s = time.monotonic() + 30
+        while not begun.exists() and time.monotonic() < limit_s:
+            time.sleep(0.005)
+        yield call("second", answering(lambda: begun.exists()))
+
+    events = list(run_all(calls(), 2))
+    assert [one.value for one in events if one.name == "second" and not one.ended] == [True]
 
 
 def test_a_call_may_become_another_program() -> None:
