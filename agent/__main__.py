@@ -20,6 +20,7 @@ from .config.runbooks import RunbookError
 from .daemon.daemon import Daemon, Node, Options
 from .launchers.admission import raise_open_files
 from .store.base import StoreError
+from .system.arguments import Parser
 
 GC_THRESHOLDS = 10_000, 10, 20  # one reading of the cores makes 1,500 tuples, and none is garbage
 DESCRIPTION = "Watch this node and the runs on it; a run without one starts a private agent."
@@ -32,7 +33,7 @@ EPILOG = f"""example:
 
 def options_of(arguments: Sequence[str]) -> Options:
     """The command line as options; argparse ends the process on a bad one."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="holdfast agent", description=DESCRIPTION, epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--config", type=Path, help=f"TOML file; a node agent's is {DEFAULT_FILE}")

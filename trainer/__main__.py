@@ -25,9 +25,9 @@ def main(arguments: list[str] | None = None) -> int:
 
     try:
         config = load(parsed.config, parsed.overrides)
+        elastic = _elastic()
         from .loop import train
 
-        elastic = _elastic()
         result = train(config, elastic)
     except ConfigError as error:
         for problem in error.problems:

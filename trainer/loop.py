@@ -119,7 +119,7 @@ def _device(config: Config) -> torch.device:
     if name == "cuda":
         import os
 
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))  # checked in standalone.py
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device(name)
 

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from .checkpoint import format
+from .config import ConfigError
+
+RANKS_MAX = 1 << 20
+PORT_MAX = 65535
 
 
 class Broken(RuntimeError):
@@ -40,23 +44,59 @@ class GenerationLost(RuntimeError):
     """The group broke, and nobody is there to plan the next one."""
 
 
+class Place(NamedTuple):
+    """Which rank of how many this process is."""
+
+    rank: int
+    local_rank: int
+    world: int
+
+
+def place(environ: Mapping[str, str]) -> Place:
+    """As the environment says, which anybody may have set.  Raises ConfigError."""
+    problems: list[str] = []
+
+    def number(name: str, default: int, least: int, most: int) -> int:
+        text = environ.get(name, str(default))
+        if not (text.isascii() and text.isdecimal() and len(text) < 12
+                and least <= int(text) <= most):
+            problems.append(f"${name} is {text[:40]!r}: set {least} to {most}, or unset it")
+            return default
+        return int(text)
+
+    world = number("WORLD_SIZE", 1, 1, RANKS_MAX)
+    rank = number("RANK", 0, 0, world - 1)
+    local_rank = number("LOCAL_RANK", 0, 0, world - 1)
+    if "MASTER_ADDR" in environ:
+        number("MASTER_PORT", 0, 1, PORT_MAX)
+    elif world > 1:
+        problems.append(f"$WORLD_SIZE is {world} and $MASTER_ADDR is not set: start the ranks with "
+                        "`holdfast train` or torchrun, or unset it")
+    if problems:
+        raise ConfigError(problems)
+    return Place(rank, local_rank, world)
+
+
 class Standalone:
-    """The same calls as the elastic module's, for one generation."""
+    """The same calls as the elastic module's, for one generation.  ConfigError where the
+    environment names no place in a world."""
 
     Broken = Broken
+
+    def __init__(self) -> None:
+        self.place = place(os.environ)
 
     def active(self) -> bool:
         return False
 
     def ready(self, checkpoint_dir: str = "", keep: int = 3, commits: Any = ()) -> Assignment:
         """Resumes from the newest checkpoint that proves; rank 0 finds it, once joined."""
-        number = {key: int(os.environ.get(key, "0")) for key in ("RANK", "LOCAL_RANK")}
         known = format.listing(checkpoint_dir) if checkpoint_dir else []
         return Assignment(
             generation=max((found.generation for found in known), default=0) + 1,
-            rank=number["RANK"],
-            local_rank=number["LOCAL_RANK"],
-            world=int(os.environ.get("WORLD_SIZE", "1")),
+            rank=self.place.rank,
+            local_rank=self.place.local_rank,
+            world=self.place.world,
             resume_kind="newest",
             resume_path=checkpoint_dir,
             run=os.environ.get("TORCHELASTIC_RUN_ID", "") or "alone",

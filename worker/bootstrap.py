@@ -62,16 +62,9 @@ def main() -> None:
 
         spawn_entry.main(int(sys.argv[2]))
         return
-    try:
-        from holdfast.worker.launcher import launcher
+    from holdfast.worker.launcher import launcher
 
-        launcher.main(sys.argv[1], sys.argv[2:])
-    except KeyboardInterrupt:  # the launcher takes its signals as soon as it is there
-        from holdfast.worker.exits import INTERRUPTED
-
-        sys.stderr.write("holdfast  ends with code %d: interrupted before anything was started\n"
-                         % INTERRUPTED)
-        sys.exit(INTERRUPTED)
+    launcher.main(sys.argv[1], sys.argv[2:])
 
 
 if __name__ == "__main__":

@@ -10,10 +10,7 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-from holdfast.worker import exits
-
-from .text import Failure, harmless
-
+INTERRUPTED = 130  # exits.INTERRUPTED, said where nothing could be imported yet
 # Commands that read their own arguments, and where they live.
 OWN_PARSERS = {"agent": "holdfast.agent.__main__", "simulate": "holdfast.agent.simulate.__main__"}
 
@@ -22,16 +19,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; never raises for a wrong input."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
+        return answered(arguments)
+    except BrokenPipeError:  # `holdfast incidents | head`
+        sys.stderr.close()
+        return 0
+    except KeyboardInterrupt:  # also while modules are imported
+        if arguments[:1] in (["run"], ["train"]):
+            print(f"holdfast  ends with code {INTERRUPTED}: interrupted before anything was "
+                  "started", file=sys.stderr)
+        return INTERRUPTED
+
+
+def answered(arguments: list[str]) -> int:
+    from .text import Failure, harmless
+
+    try:
         return dispatch(arguments)
     except Failure as failure:
         said = "\n".join(map(harmless, str(failure).split("\n")))
         print(f"holdfast: {said}", file=sys.stderr)
         return failure.code
-    except BrokenPipeError:  # `holdfast incidents | head`
-        sys.stderr.close()
-        return 0
-    except KeyboardInterrupt:
-        return exits.INTERRUPTED
 
 
 def dispatch(arguments: list[str]) -> int:

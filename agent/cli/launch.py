@@ -8,6 +8,7 @@ arguments are the launcher's to read (worker/bootstrap.py).
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
@@ -115,7 +116,13 @@ def launch(command: str, argv: Sequence[str]) -> NoReturn:
     environ = {**os.environ, "HOLDFAST_PYTHON": sys.executable}
     if sys.stdout is not None:  # started without one
         sys.stdout.flush()
+    entry = bootstrap()
+    # While one interpreter leaves and another begins nobody could answer a Ctrl-C: it waits until
+    # the launcher does (worker/launcher/ending.py).
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        os.execve(python, [python, bootstrap(), command, *argv], environ)
+        os.execve(python, [python, entry, command, *argv], environ)
     except OSError as error:
         raise Failure(f"cannot start {python}: {error.strerror}", CONFIGURATION) from error
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

@@ -6,18 +6,17 @@ Owns the public surface's words.  Nothing here runs a command.
 from __future__ import annotations
 
 import argparse
-import math
-import re
 import textwrap
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple
 
 from holdfast.worker import exits
 
+from ..system.arguments import PROG, Parser, number
+
 INJECTABLE = ("kill", "stop", "stall", "exception", "hold-gil", "skip-collective")
 CONVENTIONS = ("slurm-prolog", "slurm-health", "batch", "k8s")
-PROG = "holdfast"
 WIDTH = 80
 Configure = Callable[[argparse.ArgumentParser], None]
 
@@ -29,21 +28,6 @@ class Command(NamedTuple):
     place: str  # "module:function" inside this package; "" = handed over whole
     configure: Configure | None = None
     json: bool = True  # a program may read it
-
-
-def number(kind: Callable[[str], float], least: float, most: float) -> Callable[[str], float]:
-    """A converter for argparse: a finite number within its bounds, or what to give."""
-
-    def convert(text: str) -> float:
-        try:
-            value = kind(text)
-        except ValueError:
-            value = math.nan
-        if not least <= value <= most:
-            raise argparse.ArgumentTypeError(f"{text[:40]!r}: give {least} to {most}")
-        return value
-
-    return convert
 
 
 def _run(parser: argparse.ArgumentParser) -> None:
@@ -230,34 +214,6 @@ def render_exit_docs() -> str:
         lines += ["", f"## {title}", "", "| code | means |", "|---|---|"]
         lines += [f"| {one.code} | {one.meaning} |" for one in rows]
     return "\n".join(lines) + "\n"
-
-
-class Parser(argparse.ArgumentParser):
-    """One that knows what was meant."""
-
-    def error(self, message: str) -> NoReturn:
-        super().error(message + self._meant(message))
-
-    def parse_known_args(self, *given: Any, **named: Any) -> Any:
-        """An unknown flag is refused by the parser of the command, which knows its flags: argparse
-        leaves it to the topmost."""
-        found, rest = super().parse_known_args(*given, **named)
-        if rest and self.prog != PROG:
-            self.error(f"unrecognized arguments: {' '.join(rest)}")
-        return found, rest
-
-    def _meant(self, message: str) -> str:
-        import difflib  # needed for errors alone
-
-        wrong = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
-        if wrong:
-            given, known = [wrong[1]], re.findall(r"[\w-]+", wrong[2])
-        else:
-            _, _, rest = message.partition("unrecognized arguments: ")
-            given = [word.partition("=")[0] for word in rest.split() if word[0] == "-"]
-            known = list(self._option_string_actions)
-        near = [one for word in given for one in difflib.get_close_matches(word, known, 1)]
-        return f"; did you mean {' '.join(near)}?" if near else ""
 
 
 def build() -> argparse.ArgumentParser:

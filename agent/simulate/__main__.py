@@ -14,11 +14,13 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 
+from ..system.arguments import Parser, number
 from .run import Report, run_storm
 from .storms import STORMS
 
 FAILURES_SHOWN = 3
 CHUNK = 20
+SEED_MAX = 1 << 31
 EXAMPLES = """examples:
   holdfast simulate --seeds 0:200 --storm network
   holdfast simulate --seed 42 --trace
@@ -30,9 +32,13 @@ exit code 0 when every invariant held over every seed
 def _seeds(text: str) -> range:
     first, _, last = text.partition(":")
     try:
-        return range(int(first), int(last)) if last else range(int(first), int(first) + 1)
+        seeds = range(int(first), int(last)) if last else range(int(first), int(first) + 1)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r}: give FIRST:LAST, for example 0:200") from None
+        seeds = range(0)
+    if not 0 <= seeds.start < seeds.stop <= SEED_MAX:
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r}: give FIRST:LAST, for example 0:200, up to {SEED_MAX}")
+    return seeds
 
 
 def run_seeds(seeds: range, storm: str, processes: int = 1) -> list[Report]:
@@ -68,16 +74,16 @@ def summary(reports: list[Report], wall_s: float) -> dict[str, object]:
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit status 0 when every invariant held over every seed."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="holdfast simulate", formatter_class=argparse.RawDescriptionHelpFormatter,
         description="Run the real policy on a virtual cluster in a storm of faults.",
         epilog=EXAMPLES)
     parser.add_argument("--seeds", type=_seeds, default=range(100), help="first:last")
-    parser.add_argument("--seed", type=int, help="one seed")
+    parser.add_argument("--seed", type=number(int, 0, SEED_MAX), help="one seed")
     parser.add_argument("--trace", action="store_true", help="print every event of --seed")
     parser.add_argument("--storm", choices=sorted(STORMS), default="default", metavar="NAME",
                         help=", ".join(sorted(STORMS)))
-    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--processes", type=number(int, 1, 256), default=1)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     if options.seed is not None:

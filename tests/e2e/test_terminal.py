@@ -135,6 +135,28 @@ def test_ctrl_c_ends_the_imports_too(runs: Runs) -> None:
     assert "code 130" in run.output and "Traceback" not in run.output, run.output
 
 
+PRESSES = """
+import os, signal, sys
+class Presses:
+    def find_spec(self, name, path=None, target=None):
+        if name == os.environ.get("PRESS_AT"):
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Presses())
+"""
+
+
+@pytest.mark.parametrize("at", [
+    "holdfast.agent.cli.text", "holdfast.agent.cli.launch", "holdfast.worker.launcher",
+    "holdfast.worker.launcher.spec",
+])
+def test_ctrl_c_while_the_interpreters_start(runs: Runs, at: str) -> None:
+    (runs.home / "sitecustomize.py").write_text(PRESSES)
+    path = f"{runs.home}:{runs.environ['PYTHONPATH']}"
+    run = runs.script("talks_back.py", "slow", "600", PYTHONPATH=path, PRESS_AT=at)
+    assert run.wait(20) == 130, run.output
+    assert "Traceback" not in run.output and "code 130" in run.output, run.output
+
+
 def test_a_terminal_that_closes_ends_a_trainer_with_its_checkpoint(runs: Runs, work: Path) -> None:
     run = train(runs, work)
     run.at_step(13)
@@ -186,3 +208,17 @@ def test_stdout_holds_what_it_would_hold_under_torchrun(runs: Runs) -> None:
     assert ours.stdout == theirs.stdout, ours.stderr
     for said in ("live page http://", "logs in /", "on stderr caf\u00e9", "code 0"):
         assert ours.stderr.count(said) == 1, ours.stderr
+
+
+def test_a_terminal_that_stands_still_holds_nothing_up(runs: Runs) -> None:
+    """Ctrl-S, and a rank that dies meanwhile: it is replaced, and Ctrl-Q shows every line."""
+    run = on_terminal(runs, "run", str(SCRIPTS / "talks_back.py"), "slow", "600")
+    run.wait_output("line 3")
+    os.write(run.window, b"\x13")
+    first = run.ranks()[0]["pid"]
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: run.ranks().get(0, {}).get("pid", first) != first, 20, "another rank 0")
+    assert run.output.count("line 0") == 1, run.output
+    os.write(run.window, b"\x11")
+    run.wait_output("line 3\r\n", count=2)
+    assert run.output.count("planned generation 2") == 1, run.output

@@ -45,6 +45,8 @@ class Ending:
             if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self.on_signal)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        # Held back since `holdfast` itself began (agent/cli/launch.py): one of that time comes now.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
 
     def drop_signals(self) -> None:
         signal.set_wakeup_fd(-1)

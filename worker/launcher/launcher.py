@@ -100,6 +100,9 @@ class Launcher:
         if not forking.has_torch():
             names = [n for n in names if not n.startswith("torch")]
         self.ending.leave = self.leave
+        if self.state.shutdown:  # since before these lines
+            self.state.end(self.ending.code(), "")
+            self.leave()
         problems = forking.preload(names)
         self.ending.leave = None
         for problem in problems:
@@ -330,13 +333,13 @@ class Launcher:
         self.tasks.end_all()
         self.logs.end()
         self.end_orphans()
-        while self.terminal.follow(self.folders(), last=True):
-            pass
+        self.terminal.finish(self.folders())
         self.terminal.end_bar()
         self.log_limit.end()
         self.ending.say()
         self.send_levels()
         self.link.end(self.state.exit_code if self.state.exit_code is not None else 1)
+        self.terminal.err.finish()
 
 
 def main(command: str, argv: List[str]) -> None:

@@ -4,7 +4,8 @@ Owns standard output and error of the launcher.  The ranks' lines go where the r
 Holdfast's own go to standard error, so that a redirect holds what it would under torchrun.  Reads
 the ranks' files in bounded bites and only whole lines, so that two ranks never mix inside one;
 holds back nothing for longer than a beat.  A reader who has gone away, a full disk or a terminal
-that was closed never ends a job: what cannot be written is dropped here, and is in the files.
+that was closed never ends a job: what cannot be written is dropped here, and is in the files.  One
+that stands still (Ctrl-S, a pager) never holds the launcher up: the rest waits in the ranks' files.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import codecs
 import os
 import select
 import shutil
+import stat
 import sys
 import time
 from typing import Dict, List, Optional, TextIO, Tuple
@@ -23,31 +25,68 @@ from .spec import Shown
 BITE_BYTES = 1 << 18  # of one file a beat: 2.6 MB/s a rank; the file itself is always whole
 LINE_BYTES = 1 << 16  # a longer line is passed on in pieces
 PLAIN_EVERY_S = 10.0
-ROOM_WAIT_S = 1.0  # for a non-blocking terminal that is behind
+CHUNK_BYTES = 4096  # a pipe that has room at all has this much
+OWN_BYTES = 1 << 16  # of Holdfast's own lines, kept for a stream that stands still
+END_WAIT_S = 10.0  # at the end of a run, for such a stream to take anything
 COLOURS = {"info": "36", "good": "32", "warn": "33", "error": "31"}
 
 
 class Output:
-    """One standard stream of this process, unbuffered: it takes a text or a rank's own bytes."""
+    """One standard stream of this process: it takes a text or a rank's own bytes, and never waits
+    for whoever reads them."""
 
     def __init__(self, stream: TextIO) -> None:
-        self.fd = stream.fileno()
         self.encoding = codecs.lookup(stream.encoding or "utf-8").name
         self.tty = stream.isatty()
+        self.fd = never_waiting(stream.fileno())
+        self.room = select.poll()
+        self.room.register(self.fd, select.POLLOUT)
+        self.rest = bytearray()  # what there was no room for
+        self.dropped = 0  # texts, since there was no room for them either
+        self.given_up = False
 
     def write(self, said: "str | bytes") -> None:
         if isinstance(said, bytes) and self.encoding != "utf-8":
             said = said.decode("utf-8", "backslashreplace")
         data = said if isinstance(said, bytes) else said.encode(self.encoding, "backslashreplace")
-        rest = memoryview(data)
-        while rest:
+        if self.given_up or len(self.rest) > OWN_BYTES:
+            self.dropped += 1
+            return
+        self.rest += data
+        self.flush()
+
+    def flush(self) -> bool:
+        """Writes what there is room for now; whether that was all."""
+        while self.rest:
+            if not self.room.poll(0):
+                return False
             try:
-                rest = rest[os.write(self.fd, rest):]
+                del self.rest[:os.write(self.fd, bytes(self.rest[:CHUNK_BYTES]))]
             except BlockingIOError:
-                if not select.select([], [self.fd], [], ROOM_WAIT_S)[1]:
-                    return
+                return False
             except OSError:
-                return  # EPIPE, EIO, ENOSPC: nobody reads it there, and the run goes on
+                self.rest.clear()  # EPIPE, EIO, ENOSPC: nobody reads it there, and the run goes on
+        return True
+
+    def finish(self) -> None:
+        """At the end of a run: waits while anything is taken."""
+        while not self.given_up and not self.flush():
+            if not self.room.poll(END_WAIT_S * 1000.0):
+                self.given_up = True
+                self.rest.clear()
+
+
+def never_waiting(fd: int) -> int:
+    """The same terminal or pipe by an open file description of its own, whose writes do not wait:
+    the shell, and whatever else writes there, shares the other one."""
+    mode = os.fstat(fd).st_mode
+    if stat.S_ISCHR(mode) or stat.S_ISFIFO(mode):
+        try:
+            return os.open("/proc/self/fd/%d" % fd,
+                           os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        except OSError:
+            pass  # another user's, after su: then only the poll before each write keeps from waiting
+    return fd
 
 
 class Terminal:
@@ -74,6 +113,13 @@ class Terminal:
         self.err.write("%s  %s\n" % (mark, " ".join(plain.split())))
         self.draw()
 
+    def tell_dropped(self) -> None:
+        """Says what a stream that stood still has missed, now that it moves."""
+        count, self.err.dropped = self.err.dropped, 0
+        if count:
+            self.say("%d line%s of Holdfast's not shown here while this terminal stood still: "
+                     "`holdfast incidents` has what happened" % (count, "s"[count == 1:]), "warn")
+
     def clear(self) -> None:
         if self.bar:
             self.err.write("\r\x1b[K")
@@ -84,6 +130,8 @@ class Terminal:
 
     def progress(self, step: int, total: int, loss: float, rate: float) -> None:
         """The bar on a terminal; one line now and then elsewhere."""
+        if self.err.rest:
+            return
         if not self.tty:
             now = time.monotonic()
             if now - self.plain_s >= PLAIN_EVERY_S:
@@ -112,11 +160,17 @@ class Terminal:
         self.bar = ""
 
     def follow(self, folders: List[str], last: bool = False) -> bool:
-        """Passes on what the ranks wrote since the last call; True when there is more."""
+        """Passes on what the ranks wrote since the last call; True when there is more.  Nothing is
+        read for a stream that stands still: it stays in the files."""
         more = False
+        if self.err.flush():
+            self.tell_dropped()
         for folder in folders:
             for name, stream in (("stdout.log", self.out), ("stderr.log", self.err)):
                 key = (folder, name)
+                if not stream.flush():
+                    more = True
+                    continue
                 data, rest, self.offsets[key] = read_lines(
                     os.path.join(folder, name), self.offsets.get(key, 0), whole=not last)
                 more = more or rest
@@ -126,6 +180,12 @@ class Terminal:
                 stream.write(self.dress(folder, data))
                 self.draw()
         return more
+
+    def finish(self, folders: List[str]) -> None:
+        """Everything that is left in the files, for streams that take it."""
+        while self.follow(folders, last=True):
+            self.out.finish()
+            self.err.finish()
 
     def shows(self, folder: str, name: str) -> bool:
         rank = os.path.basename(folder).rpartition("-")[2]

@@ -301,9 +301,20 @@ def test_an_agent_without_a_place_for_sockets_says_what_to_set(tmp_path: Path) -
     assert done.returncode == 1 and said in done.stderr, done.stderr
 
 
+@pytest.mark.parametrize("argv", [
+    ["--seeds", "5:3"], ["--seeds", "0:99999999999999999999"], ["--seed", "-1"],
+    ["--processes", "0"], ["--processes", "99999999"],
+])
+def test_a_simulation_is_bounded(argv: list[str], capsys: Captured) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["simulate", *argv])
+    assert ended.value.code == 2 and "give " in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("argv", "meant"), [
     (["statsu"], "status"), (["status", "--jsn"], "--json"), (["config", "chek"], "check"),
-    (["dashboards", "render", "--too", "x"], "--to"),
+    (["dashboards", "render", "--too", "x"], "--to"), (["simulate", "--sed", "3"], "--seed"),
+    (["simulate", "--storm", "netwrk"], "network"), (["agent", "--privat0"], "--private"),
     (["zzzzz"], ""),
 ])
 def test_what_was_meant_is_named(argv: list[str], meant: str, capsys: Captured) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from holdfast.trainer.config import MOVED, Config, ConfigError, load, named_class, read_options
 from holdfast.trainer.example.data import CodeSearchOptions
+from holdfast.trainer.standalone import place
 
 
 def problems(path=None, overrides=()):
@@ -79,3 +80,19 @@ def test_a_class_is_found_under_the_name_it_had(name):
 def test_options_of_a_plugged_in_class():
     with pytest.raises(ConfigError, match="data_options.vocabulary = 3"):
         read_options(CodeSearchOptions, {"vocabulary": 3}, "data_options")
+
+
+@pytest.mark.parametrize("wrong, named", [
+    ({"RANK": "-1"}, "$RANK is '-1': set 0 to 1"), ({"RANK": "2"}, "$RANK is '2': set 0 to 1"),
+    ({"LOCAL_RANK": "x"}, "$LOCAL_RANK is 'x'"), ({"WORLD_SIZE": "9" * 5000}, "$WORLD_SIZE"),
+    ({"WORLD_SIZE": "0"}, "$WORLD_SIZE is '0': set 1 to"), ({"RANK": ""}, "$RANK is ''"),
+    ({"MASTER_PORT": "99999"}, "$MASTER_PORT is '99999': set 1 to 65535"),
+    ({"MASTER_ADDR": None}, "$MASTER_ADDR is not set"),
+])
+def test_a_place_that_is_none(wrong, named):
+    right = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "localhost",
+             "MASTER_PORT": "29500"}
+    assert place(right) == (1, 1, 2) and place({}) == (0, 0, 1)
+    with pytest.raises(ConfigError) as raised:
+        place({key: value for key, value in (right | wrong).items() if value is not None})
+    assert named in raised.value.problems[0] and len(str(raised.value)) < 300
