@@ -1,20 +1,25 @@
 """The operator's commands: pause, resume, close, inject.
 
-Owns the requests; the agent decides whether the caller may, and keeps the reason in its journal.
+Owns the requests and the wait for their answers; the agent decides whether the caller may, and
+keeps the reason in its journal.
 """
 
 from __future__ import annotations
 
 import argparse
 import getpass
+import time
 from typing import Any
 from urllib.parse import quote
 
 from holdfast.worker.exits import USAGE
 
 from . import live
-from .client import asking, choose, node_route, reach, run_route
+from .client import Agent, asking, choose, node_route, reach, run_route
 from .text import Failure, line, show
+
+ANSWER_S = 30.0  # a step takes milliseconds; an agent that is being restarted, seconds
+LOOK_S = 0.05
 
 
 @asking
@@ -38,10 +43,10 @@ def _hand(options: argparse.Namespace, verb: str, said: str) -> int:
             nodes = ", ".join(sorted(answer["node"] for _, answer in found))
             raise Failure(f"no node {options.node!r} here (there are: {nodes})")
         # a node agent and private ones may share the node: each is asked
-        answers = [agent.post(node_route(options.node, verb), body) for agent in agents]
-        return _done(options, answers, f"node {options.node}: {said}")
+        return _ask(options, agents, node_route(options.node, verb), body,
+                    f"node {options.node}", said)
     agent, _, run = choose(found, options.run)
-    return _done(options, [agent.post(run_route(run, verb), body)], f"run {run}: {said}")
+    return _ask(options, [agent], run_route(run, verb), body, f"run {run}", said)
 
 
 @asking
@@ -56,7 +61,7 @@ def close(options: argparse.Namespace) -> int:
         raise Failure(f"incident {one} is closed already")
     route = f"/api/v1/incidents/{quote(one, safe='')}/close"
     body = {"reason": options.reason, "by": _who()}
-    return _done(options, [agent.post(route, body) for agent in agents], f"{one}: closed")
+    return _ask(options, agents, route, body, one, "closed")
 
 
 @asking
@@ -78,6 +83,34 @@ def inject(options: argparse.Namespace) -> int:
 
 def answer_run(answer: dict[str, Any], run: str) -> dict[str, Any]:
     return next((one for one in answer["runs"] if one["run"] == run), {})
+
+
+def _ask(
+    options: argparse.Namespace, agents: list[Agent], route: str, body: dict[str, Any], what: str,
+    said: str,
+) -> int:
+    """Asks each of these agents, and waits until each has answered; Failure for a no."""
+    asked = [(agent, agent.post(route, body)) for agent in agents]
+    if options.no_wait:
+        return _done(options, [answer for _, answer in asked], f"{what}: asked")
+    limit_s = time.monotonic() + ANSWER_S
+    answers = [_answer(agent, answer, limit_s) for agent, answer in asked]
+    for answer in answers:
+        if answer["state"] == "refused":
+            raise Failure(f"{what}: refused: {answer['text']}")
+        if answer["state"] == "waiting":
+            raise Failure(f"{what}: asked, and not answered within {ANSWER_S:g} s; the agent still "
+                          "has it: see `holdfast status`")
+    return _done(options, answers, f"{what}: {said}")
+
+
+def _answer(agent: Agent, asked: dict[str, Any], limit_s: float) -> dict[str, Any]:
+    route = f"/api/v1/requests/{quote(asked['id'], safe='')}"
+    while True:
+        answer: dict[str, Any] = agent.get(route)
+        if answer["state"] != "waiting" or time.monotonic() > limit_s:
+            return {**asked, **answer}
+        time.sleep(LOOK_S)
 
 
 def _done(options: argparse.Namespace, answers: list[Any], said: str) -> int:

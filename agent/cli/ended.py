@@ -31,6 +31,8 @@ class EndedRun(NamedTuple):
     def get(self, route: str) -> Any:
         if route == "/api/v1/ledger":
             return self._ledger()
+        if route == "/api/v1/refusals":
+            return [one._asdict() for one in reversed(self.past.refused)]
         listed = [past_runs.as_json(one, self.past.attempts) for one in self.past.incidents]
         if not route.startswith(ONE):
             return listed

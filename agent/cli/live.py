@@ -72,6 +72,8 @@ def why(options: argparse.Namespace) -> int:
 @asking
 def incidents(options: argparse.Namespace) -> int:
     found = of_run(options.run)
+    if options.refused:
+        return _refused(options, found)
     if options.id:
         one = one_incident(found, options.id)
         print_json(one) if options.json else show(report.incident(one))
@@ -94,6 +96,14 @@ def incidents(options: argparse.Namespace) -> int:
         show(report.incidents(listed))
     if listed:
         show([(), line("one of them, whole: holdfast incidents ID")])
+    return 0
+
+
+def _refused(options: argparse.Namespace, found: Found) -> int:
+    """Of agents of before there is no such list."""
+    listed = [one for agent, _ in found for one in agent.get("/api/v1/refusals")]
+    listed.sort(key=lambda one: -one["wall_s"])
+    print_json(listed) if options.json else show(report.refused(listed))
     return 0
 
 

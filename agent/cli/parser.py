@@ -44,11 +44,18 @@ def _incidents(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--all", action="store_true", help="every closed one, not the newest alone")
     parser.add_argument("--would-have", action="store_true",
                         help="only those where acting was off: what would have been done")
+    parser.add_argument("--refused", action="store_true",
+                        help="who asked for what they may not, instead of incidents")
 
 
 def _close(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("id", metavar="ID", help="which (a prefix will do)")
     parser.add_argument("--reason", required=True, help="what was repaired: kept in the journal")
+    _no_wait(parser)
+
+
+def _no_wait(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--no-wait", action="store_true", help="do not wait for the answer")
 
 
 def _drift(parser: argparse.ArgumentParser) -> None:
@@ -115,6 +122,7 @@ def _hand(parser: argparse.ArgumentParser) -> None:
     _run(parser)
     parser.add_argument("--node", metavar="NAME", help="a whole node instead of a run")
     parser.add_argument("--reason", required=True, help="kept in the journal")
+    _no_wait(parser)
 
 
 def _doctor(parser: argparse.ArgumentParser) -> None:

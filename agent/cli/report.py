@@ -222,6 +222,19 @@ def incidents(found: Sequence[Json]) -> list[Line]:
     return [head, *(row for both in zip(first, second, strict=True) for row in both)]
 
 
+def refused(found: Sequence[Json]) -> list[Line]:
+    """Who asked for what they may not, two rows a kind, newest first."""
+    if not found:
+        return [line("nobody asked for what they may not")]
+    lines = []
+    for one in found:
+        who = f"uid {one['uid']}" if one["uid"] >= 0 else "somebody on the network"
+        lines += [
+            line(f"{clock(one['wall_s'])}  {who}, {count(one['times'], 'time')}: ", one["what"]),
+            *field("", f"{one['why']}; last for {one['example']}")]
+    return lines
+
+
 def incident(one: Json) -> list[Line]:
     """One incident, whole: culprit, evidence, timeline, cost."""
     state = one.get("state", "open")

@@ -137,7 +137,8 @@ class Daemon:
             directory,
             on_error=lambda why: self.loop.call_soon_threadsafe(self.on_error, "journal", why),
         )
-        state.audit = Audit(self.journal.append, functools.partial(self.on_error, "audit"))
+        state.audit = Audit(self.journal.append, functools.partial(self.on_error, "audit"),
+                            self.journal.seed.refused)
         self.runbooks = load_runbooks(Path(state.config.runbooks.directory))
         seed = self.journal.seed
         state.incident_log = self.incident_log = IncidentLog(

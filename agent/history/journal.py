@@ -31,6 +31,7 @@ RETRY_S = 0.2
 BATCHES_PER_COMMIT = 64
 PRUNE_EVERY = 1000  # records: a node that is never restarted must not grow without end
 FINISHED_READ = 256
+REFUSED_READ = 256
 UNFINISHED_ERROR = "the agent ended before it learned the outcome"
 
 SCHEMA = """
@@ -143,6 +144,7 @@ class Seed(NamedTuple):
     finished: tuple[Finished, ...]  # newest last, without counts
     incidents: tuple[Incident, ...]  # newest first
     owners: dict[str, int]  # incident id -> uid
+    refused: tuple[Refused, ...]  # newest last
 
 
 class _Batch(NamedTuple):
@@ -392,7 +394,19 @@ class Journal:
                   for id, ok, error, wall_s in reversed(finished)),
             tuple(incidents),
             dict(database.execute("SELECT id, uid FROM owners")),
+            refused_in(database),
         )
+
+
+def refused_in(database: sqlite3.Connection) -> tuple[Refused, ...]:
+    """What was refused, newest last; nothing in a journal of a release that kept none."""
+    try:
+        rows = database.execute(
+            "SELECT uid, what, why, example, last_wall_s, times FROM refusals "
+            "ORDER BY last_wall_s DESC LIMIT ?", (REFUSED_READ,)).fetchall()
+    except sqlite3.OperationalError:
+        return ()
+    return tuple(Refused(*row) for row in reversed(rows))
 
 
 def _resolve(done: asyncio.Future[None]) -> None:

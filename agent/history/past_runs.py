@@ -20,17 +20,19 @@ from ..core.model import Incident
 from ..store.base import StoreError
 from ..store.sqlite import APPLICATION_ID
 from ..system.regular import open_regular
+from .journal import Refused, refused_in
 from .retention import INCIDENTS_MAX
 
 WAIT_S = 2.0  # for an agent that is just writing
 
 
 class Past(NamedTuple):
-    """One name's incidents, newest first, its ledger, and when each attempt began."""
+    """One name's incidents, newest first, its ledger, when each attempt began, what was refused."""
 
     incidents: tuple[Incident, ...]
     ledger: Ledger
     attempts: tuple[float, ...]
+    refused: tuple[Refused, ...]  # newest last
 
 
 class _Memory(msgspec.Struct):
@@ -54,7 +56,8 @@ def read(directory: Path) -> Past:
     try:
         if database.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
             raise StoreError(f"{path}: is no journal of Holdfast's")
-        return Past(_incidents(database), _ledger(database), _attempts(database))
+        return Past(_incidents(database), _ledger(database), _attempts(database),
+                    refused_in(database))
     except sqlite3.Error as error:
         raise StoreError(f"{path}: {error}") from error
     finally:

@@ -12,8 +12,9 @@ from typing import Any
 
 import msgspec
 
+from holdfast.worker import redact
+
 from ..core.model import Commit, Ended, Parked, Seconds, SnapshotView, Whole
-from ..core.parse import secrets
 
 PROTOCOL = 1
 PACKET_MAX_BYTES = 65536
@@ -143,7 +144,7 @@ def decode(packet: bytes) -> Packet:
         read = _decoder.decode(packet)
     except RecursionError as error:
         raise msgspec.DecodeError("nested beyond reason") from error
-    if not secrets.may_hold(packet.decode("utf-8", "replace")):
+    if not redact.may_hold(packet.decode("utf-8", "replace")):
         return read
     plain = msgspec.to_builtins(read)
     return msgspec.convert(_told(plain), type(read))
@@ -154,7 +155,7 @@ def _told(value: Any, key: str = "") -> Any:
     if isinstance(value, dict):
         return {name: _told(one, name) for name, one in value.items()}
     if key == "argv":
-        return secrets.redacted_words(value)
+        return redact.redacted_words(value)
     if isinstance(value, (list, tuple)):
         return [_told(one, key) for one in value]
     if not isinstance(value, str) or key in NAMES:
@@ -163,8 +164,8 @@ def _told(value: Any, key: str = "") -> Any:
         try:
             return msgspec.json.encode(_told(msgspec.json.decode(value))).decode()
         except (msgspec.DecodeError, RecursionError, ValueError):
-            return secrets.redacted(value)
-    return secrets.redacted(value)
+            return redact.redacted(value)
+    return redact.redacted(value)
 
 
 def encode(fields: Mapping[str, object]) -> bytes:

@@ -12,8 +12,7 @@ import traceback
 from collections import OrderedDict
 
 from holdfast.collectors.contract import legible
-
-from ..core.parse.secrets import redacted
+from holdfast.worker.redact import redacted
 
 SAID_MAX = 500
 SAY_AGAIN_S = 3600.0

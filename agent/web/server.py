@@ -20,6 +20,8 @@ import msgspec
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
+from holdfast.worker.redact import redacted
+
 from ..config.load import ConfigError
 from ..config.tokens import is_loopback
 from ..core import actions
@@ -178,6 +180,7 @@ class WebServer:
                 ("GET", "/", self._index), ("GET", "/api/v1/status", self._status),
                 ("GET", "/api/v1/incidents", self._incidents),
                 ("GET", "/api/v1/incidents/{id:.+}", self._incident),
+                ("GET", "/api/v1/refusals", self._refusals),
                 ("GET", "/api/v1/ledger", self._ledger),
                 ("GET", "/api/v1/explain/{fault}", self._explain),
                 ("GET", "/api/v1/drift", self._drift),
@@ -264,6 +267,13 @@ class WebServer:
             return refuse(404, "no such incident", "an id that /api/v1/incidents lists")
         (one,) = visibility.incidents([msgspec.to_builtins(incident)], self._reader(request))
         return _json(msgspec.json.encode(one))
+
+    async def _refusals(self, request: web.Request) -> web.Response:
+        """Who asked for what they may not: all of it, or a reader's own."""
+        who = self._reader(request)
+        return web.json_response([
+            one._asdict() for one in self._state.audit.listed()
+            if who.everything or (who.uid is not None and who.uid == one.uid)])
 
     async def _answered(self, request: web.Request) -> web.Response:
         found = self._operators.answer(request.match_info["id"])
@@ -376,11 +386,13 @@ async def _body(request: web.Request) -> ActionBody | web.Response:
     """The body, checked; an answer of 400 that names what to set when it is bad."""
     try:
         raw = await request.read()
-        return msgspec.json.decode(raw or b"{}", type=ActionBody)
+        body = msgspec.json.decode(raw or b"{}", type=ActionBody)
     except web.HTTPException:
         raise
     except BAD_BODY as error:
         return refuse(400, f"body: {error}", 'JSON: {"reason": "...", "fault": "", "rank": 0}')
+    body.reason, body.by = redacted(body.reason), redacted(body.by)
+    return body
 
 
 def _json(body: bytes) -> web.Response:

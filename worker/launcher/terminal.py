@@ -19,6 +19,7 @@ import sys
 import time
 from typing import Dict, List, Optional, TextIO, Tuple
 
+from ..redact import redacted
 from .log_limit import HOLE, after_hole
 from .spec import Shown
 
@@ -85,7 +86,7 @@ def never_waiting(fd: int) -> int:
             return os.open("/proc/self/fd/%d" % fd,
                            os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         except OSError:
-            pass  # another user's, after su: then only the poll before each write keeps from waiting
+            pass  # another user's, after su: only the poll before each write keeps from waiting
     return fd
 
 
@@ -108,7 +109,7 @@ class Terminal:
         if self.colour:
             mark = "\x1b[%sm%s\x1b[0m" % (COLOURS.get(level, "36"), mark)
         # The text may hold a rank's own words: nothing in them may move a person's cursor.
-        plain = "".join(c if c.isprintable() else " " for c in text)
+        plain = "".join(c if c.isprintable() else " " for c in redacted(text))
         self.clear()
         self.err.write("%s  %s\n" % (mark, " ".join(plain.split())))
         self.draw()

@@ -84,6 +84,10 @@ def test_what_another_user_may_not_is_in_the_journal_with_the_uid(
                 assert b" 403 " in (await answered(path, post(b'{"reason":"yours"}')))[:20]
             await until(lambda: refusals(tmp_path))
             assert refusals(tmp_path)[0][4] == 1  # at once, and not 200 times
+            asks = f"GET /api/v1/refusals {HEAD}\r\n".encode()
+            assert b'"times": 200' in await answered(path, asks)
+            monkeypatch.setattr(auth, "peer", lambda sock: (1, 4712))
+            assert (await answered(path, asks)).endswith(b"[]")
             launcher.close()
 
     asyncio.run(run())
@@ -91,6 +95,28 @@ def test_what_another_user_may_not_is_in_the_journal_with_the_uid(
     assert (uid, times, example) == (4711, 200, "/api/v1/runs/demo/pause")
     assert what == "POST /api/v1/runs/{run}/{verb}" and "uid 4711 may change its own runs" in why
     assert capfd.readouterr().err.count("uid 4711: POST") == 1
+
+    async def again() -> None:
+        async with agent() as (daemon, _):
+            assert [one.times for one in daemon.state.audit.listed()] == [200]
+
+    asyncio.run(again())
+
+
+def test_what_an_operator_says_is_kept_without_its_secrets(agent, tmp_path) -> None:
+    async def run() -> None:
+        async with agent() as (daemon, node):
+            await until(lambda: daemon.launchers.address)
+            launcher = await with_run(node, tmp_path)
+            body = b'{"reason": "moved to s3://me:hunter2@host/x", "by": "token=abcdefgh"}'
+            assert b" 202 " in await answered(str(tmp_path / "run" / "api.sock"), post(body))
+            await until(lambda: any(seen.requests for seen in node.seen))
+            request = next(seen.requests[0] for seen in node.seen if seen.requests)
+            assert "hunter2" not in request.reason and "s3://***@host" in request.reason
+            assert "abcdefgh" not in request.by
+            launcher.close()
+
+    asyncio.run(run())
 
 
 def test_who_asks_in_a_thousand_ways_fills_nothing() -> None:

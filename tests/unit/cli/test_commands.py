@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.agent.cli import main
+from holdfast.agent.cli import control, main
 from holdfast.agent.cli.client import Agent, choose
 from holdfast.agent.cli.text import Failure
 
@@ -37,6 +37,11 @@ class StandIn(socketserver.UnixStreamServer):
             "/api/v1/explain/rank_killed": [
                 {"subject": f"run/{run}", "rung": "restart_ranks", "reason": "", "code": -1}],
             "/api/v1/ledger": json.loads((GOLDEN / "ledger.json").read_text()),
+            "/api/v1/requests/r-1": {"id": "r-1", "state": "done", "text": "taken"},
+            "/api/v1/refusals": [
+                {"uid": 4711, "what": "POST /api/v1/runs/{run}/{verb}", "times": 200, "wall_s": 1.0,
+                 "why": "uid 4711 may change its own runs only", "example": "/api/v1/runs/m5/pause"}
+            ],
         }
         self.posted: list[tuple[str, dict[str, Any]]] = []
         self.refuse = ""
@@ -101,6 +106,36 @@ def test_status_shows_every_run_and_answers_four_questions_first(
     assert main(["status", "--json"]) == 0
     runs = {one["runs"][0]["run"] for one in json.loads(capsys.readouterr().out)}
     assert runs == set(agents)
+
+
+def test_who_was_refused_is_told(agents: dict[str, StandIn], capsys: Captured) -> None:
+    assert main(["incidents", "--refused", "--run", "m5"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "uid 4711, 200 times: POST /api/v1/runs/{run}/{verb}" in said
+    assert "uid 4711 may change its own runs only; last for /api/v1/runs/m5/pause" in said
+    agents["m5"].answers["/api/v1/refusals"] = []
+    assert main(["incidents", "--refused", "--run", "m5"]) == 0
+    assert "nobody" in capsys.readouterr().out
+    assert main(["incidents", "--refused", "--json"]) == 0
+    assert [one["uid"] for one in json.loads(capsys.readouterr().out)] == [4711]
+
+
+def test_an_answer_is_waited_for(
+    agents: dict[str, StandIn], capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pause = ["pause", "--run", "m5", "--reason", "x"]
+    answers, place = agents["m5"].answers, "/api/v1/requests/r-1"
+    assert main(pause) == 0
+    assert capsys.readouterr().out == "run m5: Holdfast will watch and not act\n"
+    answers[place] = {"id": "r-1", "state": "refused", "text": "no launcher is connected"}
+    assert main(pause) == 1
+    assert "run m5: refused: no launcher is connected" in capsys.readouterr().err
+    answers[place] = {"id": "r-1", "state": "waiting", "text": ""}
+    assert main([*pause, "--no-wait"]) == 0
+    assert capsys.readouterr().out == "run m5: asked\n"
+    monkeypatch.setattr(control, "ANSWER_S", 0.1)
+    assert main(pause) == 1
+    assert "not answered within 0.1 s" in capsys.readouterr().err
 
 
 def test_two_runs_need_a_choice_and_an_unknown_one_is_refused(

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.agent.core.parse.secrets import redacted, redacted_words
 from holdfast.agent.launchers import protocol
+from holdfast.worker.redact import redacted, redacted_words
 
 SECRET = st.text("abcdefghijklmnopqrstuvwxyzABCDEFGHXYZ0123456789+/=_-.", min_size=8,
                  max_size=60).map(lambda text: f"k{text}7Z")
