@@ -10,7 +10,6 @@ import sys
 from collections.abc import Sequence
 from importlib import import_module
 
-INTERRUPTED = 130  # exits.INTERRUPTED, said where nothing could be imported yet
 # Commands that read their own arguments, and where they live.
 OWN_PARSERS = {"agent": "holdfast.agent.__main__", "simulate": "holdfast.agent.simulate.__main__"}
 
@@ -23,7 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `holdfast incidents | head`
         sys.stderr.close()
         return 0
-    except KeyboardInterrupt:  # also while modules are imported
+    except KeyboardInterrupt:  # also while modules are imported, so that only now this one is
+        from holdfast.worker.exits import INTERRUPTED
+
         if arguments[:1] in (["run"], ["train"]):
             print(f"holdfast  ends with code {INTERRUPTED}: interrupted before anything was "
                   "started", file=sys.stderr)
