@@ -1,7 +1,8 @@
 """Who asked for what they may not have: into the journal, however often they ask, and to people.
 
-Owns how often that is written, and the kinds that are shown.  Another user who asks in a loop fills
-neither the journal nor its queue, in which intents wait: the first of a kind is recorded at once, its repetitions together.
+Owns how often that is written, and the kinds that are shown. Another user who asks in a loop fills
+neither the journal nor its queue, in which intents wait: the first of a kind is recorded at once,
+its repetitions together.
 """
 
 from __future__ import annotations
