@@ -56,6 +56,7 @@ def _run(run: Json) -> list[Line]:
         training = Span(f"in doubt: {run['suspicion']}", CARE)
     restarts = f", {count(run['restarts'], 'restart')}" if run.get("restarts") else ""
     pace = f", {seconds(run['step_time_s'])} a step" if run.get("step_time_s") else ""
+    stage = f", stage {run['stage']}" if run.get("stage") else ""
     loss = f", loss {run['loss']:.4f}" if run.get("loss") is not None else ""
     need = run.get("need") or "nothing"
     return [
@@ -63,7 +64,7 @@ def _run(run: Json) -> list[Line]:
         *field("checkpoint", checkpoint(run)),
         *field("doing", run["doing"]),
         *field("you", need if need == "nothing" else Span(need, CARE)),
-        *field("run", f"{run['run']} ({run['grade']}): {run['state']}, generation "
+        *field("run", f"{run['run']} ({run['grade']}): {run['state']}{stage}, generation "
                f"{run['generation']}, step {run['step']}{pace}{loss}{restarts}"),
         *_logs(run),
         (),
