@@ -19,9 +19,9 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from .contract import SLOW, NoData, Roots, Sample
+from .contract import SLOW, NoData, Probed, Roots, Sample
 from .sources.accelerator import declared, plain
-from .sources.files import read_text
+from .sources.files import pids_in, text_of
 
 TOOL = "amd-smi"
 DEVICES_MAX = 64
@@ -138,7 +138,7 @@ class Call:
             raise Broken(f"{TOOL} ended with {code} and printed no JSON: {error}") from error
 
 
-class AmdCollector:
+class AmdCollector(Probed):
     """Samples `accelerator_*` of every AMD GPU; read in a child, since amd-smi hangs with its
     driver."""
 
@@ -165,10 +165,6 @@ class AmdCollector:
         if not os.access(f"{roots.rocm}/{TOOL}", os.X_OK):
             return f"no {TOOL} in {roots.rocm}"
         return ""
-
-    def environ(self, roots: Roots) -> dict[str, str]:
-        """Nothing."""
-        return {}
 
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
         """The newest document.  NoData without driver or tool; Broken when it is of no use."""
@@ -295,12 +291,9 @@ def rows(device: dict[str, Any]) -> Iterator[Row]:
 def _refuse_beside_a_stuck_one(roots: Roots) -> None:
     """Raises while the kernel holds an earlier tool: another one each reading would fill the
     machine with processes that nobody can kill."""
-    for pid in [one for one in os.listdir(roots.proc) if one.isdecimal()][:PROCESSES_MAX]:
-        try:
-            state = read_text(f"{roots.proc}/{pid}/stat", 512).rpartition(")")[2].split()[:1]
-            # Only those in state D are asked for more: it costs a walk through their memory.
-            words = read_text(f"{roots.proc}/{pid}/cmdline", 4096) if state == ["D"] else ""
-        except NoData:
-            continue  # it ended meanwhile
+    for pid in pids_in(roots.proc, PROCESSES_MAX):
+        state = text_of(f"{roots.proc}/{pid}/stat", 512).rpartition(")")[2].split()[:1]
+        # Only those in state D are asked for more: it costs a walk through their memory.
+        words = text_of(f"{roots.proc}/{pid}/cmdline", 4096) if state == ["D"] else ""
         if TOOL in (os.path.basename(one) for one in words.split("\0")[:3]):
             raise Broken(f"{TOOL} (pid {pid}) hangs in the kernel: none is started beside it")

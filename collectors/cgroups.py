@@ -14,11 +14,11 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from .contract import SLOW, Metric, NoData, Roots, Sample, legible
-from .sources.files import read_text
+from .sources.files import ODD, is_count, text_of
 
 DIRECTORIES_MAX = 5000  # of one walk
 DEPTH_MAX = 16
@@ -32,7 +32,6 @@ DYING_READS_MAX = 512
 NO_LIMIT = 1 << 60  # version 1 writes a huge number
 DIGIT = re.compile(r"\d")
 Key = tuple[str, int]  # path, inode
-ODD = str.maketrans(",=\n{}\"", "______")  # what a subject cannot hold
 
 
 class Tree(NamedTuple):
@@ -144,11 +143,10 @@ class CgroupsCollector:
         return samples + _limits(looks, boot_s)
 
     def _bear(self, born: Counter[str]) -> None:
-        self._births.update(born)
-        self._births = Counter(dict(self._births.most_common(BIRTHS_MAX)))
+        self._births = _most(self._births + born)
         for path, count in born.items():
             self._born[place_of(path)] += count
-        self._born = Counter(dict(self._born.most_common(BIRTHS_MAX)))
+        self._born = _most(self._born)
 
     def _count_kills(self, tree: Tree, found: dict[str, int], cut: bool, boot_s: float) -> None:
         """Adds the kills that are new to the count of their place, which outlives a job's own
@@ -183,15 +181,13 @@ class CgroupsCollector:
         while len(self._kills) > DIRECTORIES_MAX:
             del self._kills[next(iter(self._kills))]
         self._partial = cut or not whole
-        self._killed = Counter(dict(self._killed.most_common(BIRTHS_MAX)))
+        self._killed = _most(self._killed)
 
     def _descend(self, tree: Tree, found: dict[str, int]) -> tuple[dict[str, int], bool]:
         """(kills in the cgroups in or below which any are new, whether all of those were looked
         at).  Goes from the top: on a node of pods the cgroup with the kill may be the last of
         hundreds."""
-        below: dict[str, list[str]] = {}
-        for path in found:
-            below.setdefault(path.rpartition("/")[0], []).append(path)
+        below = _by_parent(found)
         self._below = {key: n for key, n in self._below.items() if found.get(key[0]) == key[1]}
         kills: dict[str, int] = {}
         folders, reads = [""], 0
@@ -207,6 +203,10 @@ class CgroupsCollector:
                     kills[path] = _stat(f"{folder}/{tree.kills}").get("oom_kill", 0)
                     folders.append(path)
         return kills, True
+
+
+def _most(counts: Counter[str]) -> Counter[str]:
+    return Counter(dict(counts.most_common(BIRTHS_MAX)))
 
 
 def walk(base: str) -> tuple[dict[str, int], bool]:
@@ -254,11 +254,16 @@ def births(before: dict[str, int], now: dict[str, int]) -> Counter[str]:
     return found
 
 
-def holder(base: str, paths: list[str], dying: int) -> tuple[str, int]:
-    """(innermost cgroup below which most of the removed ones are, how many)."""
+def _by_parent(paths: Iterable[str]) -> dict[str, list[str]]:
     below: dict[str, list[str]] = {}
     for path in paths:
         below.setdefault(path.rpartition("/")[0], []).append(path)
+    return below
+
+
+def holder(base: str, paths: list[str], dying: int) -> tuple[str, int]:
+    """(innermost cgroup below which most of the removed ones are, how many)."""
+    below = _by_parent(paths)
     place, held, reads = "", dying, 0
     while place in below and reads < DYING_READS_MAX:
         looked = below[place][: DYING_READS_MAX - reads]
@@ -282,12 +287,9 @@ def _counts_1(roots: Roots, tree: Tree, found: dict[str, int], cut: bool) -> dic
     """/proc/cgroups counts the whole machine's; a container sees fewer directories than that, and
     only the true root has release_agent."""
     in_use = len(found) + 1
-    try:
-        text = read_text(f"{roots.proc}/cgroups")
-    except NoData:
-        return {"in_use": in_use}
-    rows = [line.split() for line in text.splitlines() if line.startswith("memory")]
-    held = int(rows[0][2]) if rows and len(rows[0]) > 2 and _is_count(rows[0][2]) else 0
+    lines = text_of(f"{roots.proc}/cgroups").splitlines()
+    rows = [line.split() for line in lines if line.startswith("memory")]
+    held = int(rows[0][2]) if rows and len(rows[0]) > 2 and is_count(rows[0][2]) else 0
     if cut or held <= 0 or not os.path.exists(f"{tree.base}/release_agent"):
         return {"in_use": in_use}
     return {"in_use": in_use, "dying": max(0, held - in_use)}
@@ -295,12 +297,8 @@ def _counts_1(roots: Roots, tree: Tree, found: dict[str, int], cut: bool) -> dic
 
 def _stat(path: str) -> dict[str, int]:
     """Lines `key number`; {} when it cannot be read."""
-    try:
-        text = read_text(path, 1 << 16)
-    except NoData:
-        return {}
-    pairs = (line.split() for line in text.splitlines())
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and _is_count(pair[1])}
+    pairs = (line.split() for line in text_of(path, 1 << 16).splitlines())
+    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and is_count(pair[1])}
 
 
 def _dying(stat: dict[str, int]) -> int:
@@ -368,17 +366,9 @@ def _named(name: str, values: Mapping[str, float], boot_s: float) -> list[Sample
 
 def _number(path: str) -> int:
     """A limit or count; 0 for "max", for the huge number of version 1, and for unreadable text."""
-    try:
-        text = read_text(path, 64).strip()
-    except NoData:
-        return 0
-    number = int(text) if _is_count(text) else 0
+    text = text_of(path, 64).strip()
+    number = int(text) if is_count(text) else 0
     return number if number < NO_LIMIT else 0
-
-
-def _is_count(text: str) -> bool:
-    """A number of 64 bits; Python refuses to read one of 5,000 digits."""
-    return text.isdecimal() and len(text) <= 20
 
 
 def label(path: str) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from .contract import NODE_EXPORTER, SLOW, Metric, NoData, Roots, Sample
-from .nvme import word_of
+from .sources.files import word_of
 
 SOURCE = "devices/system/clocksource/clocksource0/current_clocksource"
 STA_UNSYNC, STA_NANO = 0x0040, 0x2000  # linux/timex.h

@@ -14,9 +14,9 @@ import time
 from itertools import islice
 from typing import NamedTuple
 
-from .contract import SLOW, Metric, NoData, Roots, Sample
+from .contract import SLOW, Metric, NoData, Probed, Roots, Sample
 from .neuron import without_driver
-from .sources.files import read_text
+from .sources.files import is_count, pids_in, text_of
 from .sources.inotify import Watcher
 from .sources.mountinfo import is_below, mounts
 
@@ -24,7 +24,7 @@ ENTRIES_MAX = 50_000  # of the cache, looked at in one reading
 DEPTH_MAX = 6
 LOCKS_MAX = 64  # named; beyond that only counted
 PROCESSES_MAX = 50_000
-COMPILERS = (b"neuronx-cc", b"neuron-cc", b"walrus_driver")
+COMPILERS = ("neuronx-cc", "neuron-cc", "walrus_driver")
 FIRST_S = 120.0  # a lock is made before its compiler is started, within this
 COMPILE_S = 7200.0  # another node's compiler, which cannot be seen from here, ends within this
 PROGRAM = ".neff"
@@ -40,7 +40,7 @@ class Sight(NamedTuple):
     folders: set[str]  # that hold one, or a lock: where programs are read and written
 
 
-class CompileCacheCollector:
+class CompileCacheCollector(Probed):
     """Samples `compile_cache_*` and one undeclared sample for each lock; read in a child.
 
     A program came in when a walk finds it and the walk before did not.  It was read when the kernel
@@ -75,10 +75,6 @@ class CompileCacheCollector:
         the agent calls this, and a network mount may not answer."""
         own = roots.compile_cache != Roots().compile_cache
         return "" if own else without_driver(roots)
-
-    def environ(self, roots: Roots) -> dict[str, str]:
-        """Nothing."""
-        return {}
 
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
         """One reading.  NoData without the cache."""
@@ -126,16 +122,13 @@ def _is_held(path: str, proc: str) -> bool:
     list, and where that hides other namespaces, a try of a shared lock, let go at once."""
     try:
         number = os.lstat(path).st_ino
-        listed = read_text(f"{proc}/locks", LOCKS_BYTES)
-        if any(words[5].rpartition(":")[2] == str(number) for line in listed.splitlines()
-               if len(words := line.split()) > 7 and words[1] != "->"):
+        rows = [line.split() for line in text_of(f"{proc}/locks", LOCKS_BYTES).splitlines()]
+        if any(words[5].rpartition(":")[2] == str(number) for words in rows
+               if len(words) > 7 and words[1] != "->"):
             return True
-    except (OSError, NoData):
-        pass  # it is gone, or nobody lists locks here
-    try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
-        return False  # another user's: the list alone can say
+        return False  # it is gone; or it is another user's, and the list alone can say
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -187,11 +180,8 @@ def _walk(root: str) -> Sight:
 def _compilers(proc: str, boot_s: float) -> list[float]:
     """Seconds that each compiler has run."""
     found = []
-    for pid in [one for one in os.listdir(proc) if one.isdecimal()][:PROCESSES_MAX]:
-        try:
-            words = read_text(f"{proc}/{pid}/cmdline", 4096).encode().split(b"\0")[:3]
-        except NoData:
-            continue  # it ended meanwhile
+    for pid in pids_in(proc, PROCESSES_MAX):
+        words = text_of(f"{proc}/{pid}/cmdline", 4096).split("\0")[:3]
         if any(os.path.basename(word) in COMPILERS for word in words):
             found.append(_age_s(f"{proc}/{pid}/stat", boot_s))
     return found
@@ -199,11 +189,7 @@ def _compilers(proc: str, boot_s: float) -> list[float]:
 
 def _age_s(path: str, boot_s: float) -> float:
     """Since the start that /proc/PID/stat tells; 0 where it tells none."""
-    try:
-        stat = read_text(path, 4096)
-    except NoData:
-        return 0.0
+    stat = text_of(path, 4096)
     fields = stat[stat.rfind(")") + 1 :].split()
     started = fields[19] if len(fields) > 19 else ""
-    is_number = started.isascii() and started.isdecimal() and len(started) < 19
-    return max(0.0, boot_s - int(started) / TICKS_PER_S) if is_number else 0.0
+    return max(0.0, boot_s - int(started) / TICKS_PER_S) if is_count(started) else 0.0

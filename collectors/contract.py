@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 
 class NoData(Exception):
@@ -134,12 +134,13 @@ class Collector(Protocol):
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]: ...
 
 
-@runtime_checkable
-class Probed(Protocol):
-    """A collector whose source may never answer, so that it is read in a child."""
+class Probed:
+    """Base of a collector whose source may never answer, so that it is read in a child."""
 
     def here(self, roots: Roots) -> str:
         """"" when the source may be here, else why not; cheap, and read by the agent itself."""
+        raise NotImplementedError
 
     def environ(self, roots: Roots) -> Mapping[str, str]:
         """Environment that its child needs beyond the agent's own."""
+        return {}

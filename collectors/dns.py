@@ -10,14 +10,13 @@ from __future__ import annotations
 import socket
 from functools import partial
 
-from .contract import SLOW, Metric, NoData, Roots, Sample
+from .contract import SLOW, Metric, NoData, Probed, Roots, Sample
 from .sources.questions import Questions
 
 NAMES_MAX = 16
-SETTLE_S = 0.5
 
 
-class DnsCollector:
+class DnsCollector(Probed):
     """Whether each configured name resolves, and how fast; read in a child."""
 
     name = "dns"
@@ -39,24 +38,17 @@ class DnsCollector:
         """"" when there are names to ask for."""
         return "" if roots.dns_names else "no name to resolve is configured (collectors.dns_names)"
 
-    def environ(self, roots: Roots) -> dict[str, str]:
-        """Nothing."""
-        return {}
-
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
         """One reading.  NoData without a name."""
         names = [name for name in roots.dns_names
                  if "," not in name and name.isprintable()][:NAMES_MAX]  # else no subject holds it
         if not names:
             raise NoData("no name to resolve is configured (collectors.dns_names)")
-        for name in names:
-            self._questions.ask(name, partial(_resolve, name), boot_s)
-        self._questions.settle(SETTLE_S)
+        calls = {name: partial(_resolve, name) for name in names}
         found: list[Sample] = []
-        for name in names:
-            subject, waited_s = f"name={name}", self._questions.waited_s(name)
+        for name, waited_s, answer in self._questions.round(calls, boot_s):
+            subject = f"name={name}"
             found.append(Sample("host_dns_waiting_seconds", subject, waited_s, boot_s))
-            answer = self._questions.answer(name) if waited_s == 0.0 else None
             if answer is None:
                 continue
             found.append(Sample("host_dns_lookup_seconds", subject, answer.took_s, answer.boot_s))

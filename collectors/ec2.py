@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from .contract import SLOW, Metric, NoData, Roots, Sample
+from .contract import SLOW, Metric, NoData, Probed, Roots, Sample
 from .sources.accelerator import plain
-from .sources.files import read_text
+from .sources.files import text_of
 from .sources.imds import ADDRESS, Metadata, Refused
 
 IDENTITY_EVERY_S = 600.0
@@ -35,7 +35,7 @@ PLACEMENT = {"zone_id": "meta-data/placement/availability-zone-id",
              "lifecycle": "meta-data/instance-life-cycle"}
 
 
-class Ec2Collector:
+class Ec2Collector(Probed):
     """Samples `ec2_*` of this instance; read in a child, absent off EC2."""
 
     name = "ec2"
@@ -64,13 +64,7 @@ class Ec2Collector:
     def here(self, roots: Roots) -> str:
         """"" where an address is configured, or on a machine that says that it is of EC2; two
         small files."""
-        if roots.ec2 or is_ec2(roots):
-            return ""
-        return "not an instance of EC2"
-
-    def environ(self, roots: Roots) -> dict[str, str]:
-        """Nothing."""
-        return {}
+        return "" if roots.ec2 or is_ec2(roots) else "not an instance of EC2"
 
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
         """One reading.  NoData off EC2, and where only the first version of the protocol is
@@ -132,15 +126,10 @@ class Ec2Collector:
 
 def is_ec2(roots: Roots) -> bool:
     """What the machine's own tables say; without them it is not of EC2."""
-    for path, beginning in (("class/dmi/id/sys_vendor", "amazon ec2"),
-                            ("class/dmi/id/board_vendor", "amazon ec2"),
-                            ("hypervisor/uuid", "ec2")):
-        try:
-            if read_text(f"{roots.sys}/{path}", 256).strip().lower().startswith(beginning):
-                return True
-        except NoData:
-            continue
-    return False
+    beginnings = {"class/dmi/id/sys_vendor": "amazon ec2",
+                  "class/dmi/id/board_vendor": "amazon ec2", "hypervisor/uuid": "ec2"}
+    return any(text_of(f"{roots.sys}/{path}", 256).strip().lower().startswith(beginning)
+               for path, beginning in beginnings.items())
 
 
 # ------------------------------------------------------------- what a document says

@@ -8,13 +8,11 @@ interrupts are counted instead.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from .contract import NODE_EXPORTER, SLOW, Metric, NoData, Roots, Sample, legible
-from .nvme import word_of
-from .sources.files import read_text
+from .sources.files import is_count, names_in, text_of, word_of
 
 CONTROLLERS_MAX = 64
 MODULES_MAX = 256
@@ -76,10 +74,7 @@ class HardwareErrorsCollector:
     def _look(self, folder: str, boot_s: float) -> None:
         """Asks every fourth device, and all of them the first time: the 700 files of a machine with
         eight GPUs would be most of what the slow set costs."""
-        try:
-            devices = sorted(os.listdir(folder))[:DEVICES_MAX]
-        except OSError:
-            devices = []
+        devices = names_in(folder)[:DEVICES_MAX]
         for place, device in enumerate(devices):
             if device not in self._pcie or place % TURNS == self._turn:
                 self._pcie[device] = Device(boot_s, _aer(f"{folder}/{device}"))
@@ -99,18 +94,17 @@ def _aer(folder: str) -> dict[str, dict[str, float]]:
 
 
 def _counts(path: str) -> dict[str, float] | None:
-    """Counts by error from lines `RxErr 3`.  The last line is their TOTAL, which is not kept."""
-    try:
-        text = read_text(path, 4096)
-    except NoData:
+    """Counts by error from lines `RxErr 3`; None without any.  The last line is their TOTAL, which
+    is not kept."""
+    lines = text_of(path, 4096).splitlines()
+    if not lines:
         return None
-    lines = text.splitlines()
-    if lines and lines[-1].startswith("TOTAL") and lines[-1].endswith(" 0"):
+    if lines[-1].startswith("TOTAL") and lines[-1].endswith(" 0"):
         return {}  # as nearly always
     found: dict[str, float] = {}
     for line in lines:
         error, _, count = line.strip().rpartition(" ")
-        if error and not error.startswith("TOTAL") and _is_count(count) and error.isascii():
+        if error and not error.startswith("TOTAL") and is_count(count) and error.isascii():
             found[error.replace(",", " ")] = float(count)
     return found
 
@@ -152,19 +146,16 @@ def _memory(roots: Roots) -> Iterator[Reading]:
 def _pair(prefix: str, suffix: str, controller: str, module: str) -> Iterator[Reading]:
     for key, error in (("ce", "corrected"), ("ue", "uncorrected")):
         text = word_of(f"{prefix}{key}{suffix}_count")
-        if _is_count(text):
+        if is_count(text):
             subject = f"controller={controller},module={module},error={error}"
             yield "host_memory_errors_total", subject, float(text)
 
 
 def _checks(roots: Roots) -> Iterator[Reading]:
     """Rows of /proc/interrupts, found from its end: the table may be of megabytes."""
-    try:
-        text = read_text(f"{roots.proc}/interrupts", INTERRUPTS_MAX_BYTES)
-    except NoData:
-        return
+    text = text_of(f"{roots.proc}/interrupts", INTERRUPTS_MAX_BYTES)
     for head, kind in CHECKS.items():
-        counts = [float(one) for one in _row(text, head).split() if _is_count(one)]
+        counts = [float(one) for one in _row(text, head).split() if is_count(one)]
         if counts:
             yield "host_machine_checks_total", f"kind={kind}", sum(counts)
 
@@ -184,14 +175,6 @@ def _row(text: str, head: str) -> str:
 
 def _listed(folder: str, prefix: str) -> list[str]:
     """Names of the form PREFIX and a number."""
-    try:
-        names = os.listdir(folder)
-    except OSError:
-        return []
-    return sorted(
-        (one for one in names if one.startswith(prefix) and one[len(prefix) :].isdecimal()),
-        key=lambda one: int(one[len(prefix) :]))
-
-
-def _is_count(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) <= 20
+    found = (one for one in names_in(folder)
+             if one.startswith(prefix) and one[len(prefix) :].isdecimal())
+    return sorted(found, key=lambda one: int(one[len(prefix) :]))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from .contract import FAST, NODE_EXPORTER, Metric, NoData, Roots, Sample
-from .sources.files import read_text
+from .sources.files import read_text, text_of
 
 MEMORY = {
     "MemTotal": "host_memory_total_bytes", "MemAvailable": "host_memory_available_bytes",
@@ -83,11 +83,7 @@ def _memory(roots: Roots) -> Iterator[Reading]:
 
 def _pressure(roots: Roots) -> Iterator[Reading]:
     for resource in ("cpu", "io", "irq", "memory"):
-        try:
-            text = read_text(f"{roots.proc}/pressure/{resource}")
-        except NoData:
-            continue
-        for line in text.splitlines():
+        for line in text_of(f"{roots.proc}/pressure/{resource}").splitlines():
             fields = line.split()
             total_us = int(fields[-1].partition("=")[2])
             subject = f"resource={resource},kind={fields[0]}"

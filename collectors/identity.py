@@ -14,15 +14,15 @@ import re
 import time
 from collections.abc import Callable, Iterator
 
-from .contract import SLOW, Metric, NoData, Roots, Sample
+from .contract import SLOW, Metric, Roots, Sample
 from .sources.accelerator import plain
-from .sources.files import read_text
+from .sources.files import names_in, read_text, text_of
 
 EVERY_S = 600.0  # a driver may be replaced on a running machine
 ENTRIES_MAX = 4096  # of one directory
 LIBRARIES_MAX = 4  # versions of one library beside each other
 DEVICES_MAX = 128
-SMALL_BYTES = 4096
+SMALL_BYTES, TEXT_BYTES = 4096, 1 << 16
 PACKAGES_MAX_BYTES = 32 << 20  # dpkg's list; a large machine has 5 MB
 
 # module of the kernel -> component
@@ -90,10 +90,7 @@ class IdentityCollector:
             _nvme_firmware)
         rows: dict[Row, None] = {}
         for part in parts:
-            try:
-                rows |= dict.fromkeys(part(roots))
-            except NoData:
-                continue  # not on this machine
+            rows |= dict.fromkeys(part(roots))
         for metric, component, version in sorted(rows):
             labels = f"component={plain(component)},version={plain(version)}"
             found.append(Sample(metric, labels, 1.0, boot_s))
@@ -116,17 +113,7 @@ class IdentityCollector:
 
 def _word(path: str) -> str:
     """A small file's first line; "" when there is no such file."""
-    try:
-        return read_text(path, SMALL_BYTES).partition("\n")[0].strip()
-    except NoData:
-        return ""
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))[:ENTRIES_MAX]
-    except OSError:
-        return []
+    return text_of(path, SMALL_BYTES).partition("\n")[0].strip()
 
 
 def _host(roots: Roots) -> dict[str, str]:
@@ -135,19 +122,12 @@ def _host(roots: Roots) -> dict[str, str]:
     dmi = f"{roots.sys}/class/dmi/id"
     system = ""
     for path in ("etc/os-release", "usr/lib/os-release"):
-        found = _assigned(_text(f"{roots.root}/{path}"), "PRETTY_NAME")
+        found = _assigned(text_of(f"{roots.root}/{path}", TEXT_BYTES), "PRETTY_NAME")
         system = system or found
     return {
         "vendor": _word(f"{dmi}/sys_vendor"), "product": _word(f"{dmi}/product_name"),
         "cpu": _of_processor(roots, "model name"), "arch": platform.machine(), "kernel": kernel,
         "os": system}
-
-
-def _text(path: str) -> str:
-    try:
-        return read_text(path, 1 << 16)
-    except NoData:
-        return ""
 
 
 def _assigned(text: str, key: str) -> str:
@@ -158,7 +138,7 @@ def _assigned(text: str, key: str) -> str:
 
 def _of_processor(roots: Roots, key: str) -> str:
     """What the first processor says of itself."""
-    for line in _text(f"{roots.proc}/cpuinfo").splitlines():
+    for line in text_of(f"{roots.proc}/cpuinfo", TEXT_BYTES).splitlines():
         name, _, value = line.partition(":")
         if name.strip() == key:
             return value.strip()
@@ -177,14 +157,15 @@ def _libraries(roots: Roots) -> Iterator[Row]:
         endings = {
             name.removeprefix(f"{library}.")
             for folder in folders
-            for name in _names(f"{roots.root}/{folder}") if name.startswith(f"{library}.")}
+            for name in names_in(f"{roots.root}/{folder}")[:ENTRIES_MAX] if name.startswith(f"{library}.")}
         for version in sorted(one for one in endings if NUMBERS.match(one))[:LIBRARIES_MAX]:
             yield "software_info", component, version
 
 
 def _toolkits(roots: Roots) -> Iterator[Row]:
     try:
-        said = json.loads(_text(f"{roots.root}/usr/local/cuda/version.json") or "null")
+        path = f"{roots.root}/usr/local/cuda/version.json"
+        said = json.loads(text_of(path, TEXT_BYTES) or "null")
     except (ValueError, RecursionError):
         said = None
     cuda = said.get("cuda") if isinstance(said, dict) else None
@@ -196,7 +177,7 @@ def _toolkits(roots: Roots) -> Iterator[Row]:
 
 
 def _efa(roots: Roots) -> Iterator[Row]:
-    text = read_text(f"{roots.root}/{EFA_LIST}", 1 << 16)
+    text = text_of(f"{roots.root}/{EFA_LIST}", TEXT_BYTES)
     for component, pattern in EFA_PATTERNS.items():
         if match := pattern.search(text):
             yield "software_info", component, match[1]
@@ -240,7 +221,7 @@ def _machine_firmware(roots: Roots) -> Iterator[Row]:
 def _nic_firmware(roots: Roots) -> Iterator[Row]:
     """Of EFA, InfiniBand and RoCE devices; equal ones are one row."""
     root = f"{roots.sys}/class/infiniband"
-    for device in _names(root)[:DEVICES_MAX]:
+    for device in names_in(root)[:DEVICES_MAX]:
         version = _word(f"{root}/{device}/fw_ver")
         if version:
             driver = os.path.basename(os.path.realpath(f"{root}/{device}/device/driver"))
@@ -250,7 +231,7 @@ def _nic_firmware(roots: Roots) -> Iterator[Row]:
 
 def _nvme_firmware(roots: Roots) -> Iterator[Row]:
     root = f"{roots.sys}/class/nvme"
-    for device in _names(root)[:DEVICES_MAX]:
+    for device in names_in(root)[:DEVICES_MAX]:
         version = _word(f"{root}/{device}/firmware_rev")
         if version:
             yield "firmware_info", f"nvme {_word(f'{root}/{device}/model')}".strip(), version

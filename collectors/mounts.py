@@ -10,18 +10,17 @@ import errno
 import os
 from functools import partial
 
-from .contract import SLOW, Metric, NoData, Roots, Sample
+from .contract import SLOW, Metric, NoData, Probed, Roots, Sample
 from .disk import SPACE, space_of
 from .sources.mountinfo import Mount, mounts, shown
 from .sources.questions import Questions
 
 MOUNTS_MAX = 32
-SETTLE_S = 0.5  # a reading waits this long; a later answer is in the next one, with its true time
 # The mount answered, though not to us (a FUSE mount without allow_other), or is gone by now.
 NO_FAULT = frozenset((errno.EACCES, errno.EPERM, errno.ENOENT))
 
 
-class MountsCollector:
+class MountsCollector(Probed):
     """Samples `host_mount_*` of network mounts; read in a child, as a server may never answer."""
 
     name = "mounts"
@@ -47,34 +46,26 @@ class MountsCollector:
         except NoData as reason:
             return str(reason)
 
-    def environ(self, roots: Roots) -> dict[str, str]:
-        """Nothing."""
-        return {}
-
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
         """One reading.  NoData without a network mount."""
-        table = _network(roots)
+        table = {mount.point: mount for mount in _network(roots)}
         if not table:
             raise NoData("no network mount")
-        for mount in table:
-            self._questions.ask(mount.point, partial(os.statvfs, mount.path), boot_s)
-        self._questions.settle(SETTLE_S)
-        self._questions.keep(mount.point for mount in table)
-        return [sample for mount in table for sample in self._samples(mount, boot_s)]
-
-    def _samples(self, mount: Mount, boot_s: float) -> list[Sample]:
-        subject = f"mount={mount.name},fstype={shown(mount.fstype)}"
-        waited_s = self._questions.waited_s(mount.point)
-        found = [Sample("host_mount_waiting_seconds", subject, waited_s, boot_s)]
-        answer = self._questions.answer(mount.point) if waited_s == 0.0 else None
-        if answer is None:
-            return found  # the answer from before it hung no longer holds
-        found.append(Sample("host_mount_response_seconds", subject, answer.took_s, answer.boot_s))
-        if answer.value is not None:
-            found += space_of(mount, answer.value, answer.boot_s)
-        elif answer.error is not None and answer.error.errno not in NO_FAULT:
-            code = errno.errorcode.get(answer.error.errno or 0, "EIO")
-            found.append(Sample("host_mount_failed", f"{subject},error={code}", 1.0, answer.boot_s))
+        calls = {point: partial(os.statvfs, mount.path) for point, mount in table.items()}
+        found: list[Sample] = []
+        for point, waited_s, answer in self._questions.round(calls, boot_s):
+            mount = table[point]
+            subject = f"mount={mount.name},fstype={shown(mount.fstype)}"
+            found.append(Sample("host_mount_waiting_seconds", subject, waited_s, boot_s))
+            if answer is None:
+                continue
+            at_s = answer.boot_s
+            found.append(Sample("host_mount_response_seconds", subject, answer.took_s, at_s))
+            if answer.value is not None:
+                found += space_of(mount, answer.value, at_s)
+            elif answer.error is not None and answer.error.errno not in NO_FAULT:
+                code = errno.errorcode.get(answer.error.errno or 0, "EIO")
+                found.append(Sample("host_mount_failed", f"{subject},error={code}", 1.0, at_s))
         return found
 
 

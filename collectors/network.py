@@ -16,12 +16,11 @@ from collections.abc import Iterator
 
 from .contract import NODE_EXPORTER, SLOW, Metric, NoData, Roots, Sample
 from .sources.accelerator import plain
-from .sources.files import read_text
+from .sources.files import is_count, names_in, text_of
 
 DEVICES_MAX = 64  # of each class; a p5 has 32 cards for EFA and as many interfaces
 QUEUES_MAX = 128  # of one interface
 FILE_MAX_BYTES = 64  # of a file that holds one number
-NUMBER_MAX = 1 << 64
 RDMA, NET = "class/infiniband", "class/net"
 PCI = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 EFA, INFINIBAND, ROCE, ETHERNET, IPOIB, OTHER = (
@@ -161,8 +160,8 @@ class Files:
     def number(self, path: str) -> int | None:
         """A whole number >= 0 of at most 64 bits; None, and counted, for anything else."""
         said = self.text(path)
-        if said.isdigit() and len(said) <= 20 and (value := int(said)) < NUMBER_MAX:
-            return value
+        if is_count(text := said.decode("utf-8", "replace")):
+            return int(text)
         # "N/A (no PMA)" is the kernel's own word for a counter that the card does not have
         self.unread["unsupported" if said.startswith(b"N/A") else "junk"] += bool(said)
         return None
@@ -191,11 +190,8 @@ class NetworkCollector:
         files = Files()
         found = [Sample(*one, boot_s) for one in _cards(roots, files)]
         for path, title in (("snmp", "Tcp:"), ("netstat", "TcpExt:")):
-            try:
-                text = read_text(f"{roots.proc}/net/{path}")
-            except NoData:
-                continue
-            found += [Sample(*one, boot_s) for one in _tcp(text, title)]
+            rows = _tcp(text_of(f"{roots.proc}/net/{path}"), title)
+            found += [Sample(*one, boot_s) for one in rows]
         if not found:
             raise NoData(f"no network card below {roots.sys}/{NET}, no TCP in {roots.proc}/net")
         return [*found, *files.samples(self.name, boot_s)]
@@ -204,11 +200,7 @@ class NetworkCollector:
 def names(folder: str, most: int = DEVICES_MAX) -> list[str]:
     """What a directory of /sys/class lists, in order; [] without it.  A name that could not stand
     in a subject is left out."""
-    try:
-        listed = sorted(os.listdir(folder))
-    except OSError:
-        return []
-    return [one for one in listed if plain(one) == one][:most]
+    return [one for one in names_in(folder) if plain(one) == one][:most]
 
 
 def interfaces(roots: Roots) -> list[str]:
@@ -290,5 +282,5 @@ def _tcp(text: str, title: str) -> Iterator[Reading]:
     if len(rows) < 2:
         return
     for name, value in zip(*rows[:2]):
-        if name in TCP and value.isdecimal() and value.isascii() and len(value) <= 20:
+        if name in TCP and is_count(value):
             yield *TCP[name], float(value)

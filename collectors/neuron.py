@@ -12,10 +12,10 @@ import os
 import subprocess
 from collections.abc import Iterator
 
-from .contract import SLOW, NoData, Roots, Sample
+from .contract import SLOW, NoData, Probed, Roots, Sample
 from .sources import neuron_monitor
 from .sources.accelerator import declared, plain
-from .sources.files import read_text
+from .sources.files import is_count, names_in, text_of
 from .sources.neuron_monitor import DEVICES_MAX, Broken, Monitor, Row, Totals, number, table
 
 DEVICES = "devices/virtual/neuron_device"
@@ -23,7 +23,6 @@ FIRST_WAIT_S = 8.0  # for the first report of a new child: more than one period 
 LIST_TIMEOUT_S = 5.0
 OUTPUT_MAX_BYTES = 1 << 20
 CORES_MAX = 16  # of one device
-COUNT_DIGITS_MAX = 20  # of a counter of 64 bits; more would become infinite
 HARDWARE = ("mem_ecc_uncorrected", "mem_ecc_repairable_uncorrected", "sram_ecc_uncorrected")
 STATUSES = (
     "success", "failure", "timeout", "hw_error", "exec_bad_input", "generic_error",
@@ -39,7 +38,7 @@ def without_driver(roots: Roots) -> str:
     return "" if here else "no Neuron driver on this machine"
 
 
-class NeuronCollector:
+class NeuronCollector(Probed):
     """Samples `accelerator_*` of every Neuron device; read in a child."""
 
     name = "neuron"
@@ -62,10 +61,6 @@ class NeuronCollector:
     def here(self, roots: Roots) -> str:
         """"" when Neuron devices may be on this machine, else why not."""
         return "" if _is_tool(roots, "neuron-monitor") else without_driver(roots)
-
-    def environ(self, roots: Roots) -> dict[str, str]:
-        """Nothing: the tools are found by their directory."""
-        return {}
 
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
         """One reading.  NoData without sysfs and tools; Broken when only the monitor could speak
@@ -148,25 +143,18 @@ def _device_of(subject: str) -> str:
 
 def _listed(roots: Roots) -> list[int]:
     """Numbers of the devices in sysfs."""
-    try:
-        names = os.listdir(f"{roots.sys}/{DEVICES}")
-    except OSError:
-        return []
-    numbers = (one.removeprefix("neuron") for one in names if one.startswith("neuron"))
+    numbers = (one.removeprefix("neuron") for one in names_in(f"{roots.sys}/{DEVICES}")
+               if one.startswith("neuron"))
     return sorted(int(one) for one in numbers if one.isdecimal())[:DEVICES_MAX]
 
 
 def _word(path: str) -> str:
-    """A small file's text; "" when it vanished or may not be read."""
-    try:
-        return read_text(path, 4096).strip()
-    except NoData:
-        return ""
+    return text_of(path, 4096).strip()
 
 
 def _count(path: str) -> float | None:
     text = _word(path)
-    return float(text) if text.isdecimal() and len(text) <= COUNT_DIGITS_MAX else None
+    return float(text) if is_count(text) else None
 
 
 def _sysfs(roots: Roots, device: int) -> Iterator[Row]:

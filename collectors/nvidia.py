@@ -13,7 +13,7 @@ from functools import partial
 from types import ModuleType
 from typing import Any
 
-from .contract import SLOW, NoData, Roots, Sample
+from .contract import SLOW, NoData, Probed, Roots, Sample
 from .sources.accelerator import declared, plain
 
 DEVICES_MAX = 64
@@ -44,9 +44,10 @@ RECOVERY = ("none", "gpu_reset", "node_reboot", "drain_p2p", "drain_and_reset",
             "recover_imex_domain", "bus_reset", "system_reboot")
 MEMORY_TEMPERATURE_FIELD = 82
 Row = tuple[str, str, float]  # name without `accelerator_`, more of the subject, value
+Topic = Callable[[Any, Any], list[Row]]  # of pynvml and a device's handle
 
 
-class NvidiaCollector:
+class NvidiaCollector(Probed):
     """Samples `accelerator_*` of every NVIDIA GPU; read in a child, since NVML may never return."""
 
     name = "nvidia"
@@ -182,21 +183,11 @@ def _memory(nvml: Any, handle: Any) -> list[Row]:
             for kind in ("total", "used", "free")]
 
 
-def _power(nvml: Any, handle: Any) -> list[Row]:
-    return [("power_watts", "", nvml.nvmlDeviceGetPowerUsage(handle) / 1e3)]
-
-
-def _power_limit(nvml: Any, handle: Any) -> list[Row]:
-    return [("power_limit_watts", "", nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1e3)]
-
-
-def _energy(nvml: Any, handle: Any) -> list[Row]:
-    used = nvml.nvmlDeviceGetTotalEnergyConsumption(handle)
-    return [("energy_joules_total", "", used / 1e3)]
-
-
-def _temperature(nvml: Any, handle: Any) -> list[Row]:
-    return [("temperature_celsius", "sensor=gpu", nvml.nvmlDeviceGetTemperature(handle, 0))]
+def _call(name: str, call: str, *more: Any, subject: str = "", divisor: float = 1.0) -> Topic:
+    """The topic that is one number of one call."""
+    def read(nvml: Any, handle: Any) -> list[Row]:
+        return [(name, subject, getattr(nvml, call)(handle, *more) / divisor)]
+    return read
 
 
 def _memory_temperature(nvml: Any, handle: Any) -> list[Row]:
@@ -327,10 +318,6 @@ def _pcie(nvml: Any, handle: Any) -> list[Row]:
     return _some(nvml, ((name, "", partial(call, handle)) for name, call in calls.items()))
 
 
-def _pcie_replays(nvml: Any, handle: Any) -> list[Row]:
-    return [("pcie_replays_total", "", nvml.nvmlDeviceGetPcieReplayCounter(handle))]
-
-
 def _fabric(nvml: Any, handle: Any) -> list[Row]:
     info = nvml.c_nvmlGpuFabricInfo_v2_t()
     nvml.nvmlDeviceGetGpuFabricInfoV(handle, nvml.byref(info))
@@ -383,8 +370,12 @@ def _value(answer: Any) -> float | None:
     return float(getattr(answer.value, names[answer.valueType]))
 
 
-READINGS: tuple[Callable[[Any, Any], list[Row]], ...] = (
-    _utilization, _memory, _power, _power_limit, _energy, _temperature, _memory_temperature,
-    _temperature_limits, _clocks, _throttle, _violations, _ecc, _remapped, _remap_banks, _retired,
-    _links, _links5, _pcie, _pcie_replays, _fabric, _recovery, _processes,
+READINGS: tuple[Topic, ...] = (
+    _utilization, _memory, _call("power_watts", "nvmlDeviceGetPowerUsage", divisor=1e3),
+    _call("power_limit_watts", "nvmlDeviceGetEnforcedPowerLimit", divisor=1e3),
+    _call("energy_joules_total", "nvmlDeviceGetTotalEnergyConsumption", divisor=1e3),
+    _call("temperature_celsius", "nvmlDeviceGetTemperature", 0, subject="sensor=gpu"),
+    _memory_temperature, _temperature_limits, _clocks, _throttle, _violations, _ecc, _remapped,
+    _remap_banks, _retired, _links, _links5, _pcie,
+    _call("pcie_replays_total", "nvmlDeviceGetPcieReplayCounter"), _fabric, _recovery, _processes,
 )

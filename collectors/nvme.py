@@ -7,17 +7,15 @@ does not answer.
 
 from __future__ import annotations
 
-import os
 from functools import partial
 
-from .contract import NODE_EXPORTER, SLOW, Metric, NoData, Roots, Sample
-from .sources.files import read_text
+from .contract import NODE_EXPORTER, SLOW, Metric, NoData, Probed, Roots, Sample
+from .sources.files import is_count, names_in, word_of
 from .sources.questions import Questions
 
 FOLDER = "class/nvme"
 DRIVES_MAX = 64
 SENSORS_MAX = 9  # the drive's own and eight more
-SETTLE_S = 0.5
 WAITING = Metric("host_nvme_waiting_seconds", "gauge",
                  "Age of a question that a drive has not answered; 0 when it answers.",
                  ("device", "question"), True)
@@ -25,7 +23,7 @@ LIMITS = {"crit": "critical", "max": "warning"}
 Reading = tuple[str, str, float]  # name, more of the subject, value
 
 
-class NvmeCollector:
+class NvmeCollector(Probed):
     """State and temperature of every NVMe drive; read in a child."""
 
     name = "nvme"
@@ -54,50 +52,32 @@ class NvmeCollector:
         """"" with an NVMe drive."""
         return "" if drives(roots) else "no NVMe drive on this machine"
 
-    def environ(self, roots: Roots) -> dict[str, str]:
-        """Nothing."""
-        return {}
-
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
         """One reading.  NoData without a drive."""
         names = drives(roots)
         if not names:
             raise NoData("no NVMe drive on this machine")
-        for name in names:
-            self._questions.ask(name, partial(_drive, f"{roots.sys}/{FOLDER}/{name}"), boot_s)
-        self._questions.settle(SETTLE_S)
-        self._questions.keep(names)
+        calls = {name: partial(_drive, f"{roots.sys}/{FOLDER}/{name}") for name in names}
         found: list[Sample] = []
-        for name in names:
-            subject, waited_s = f"device={name}", self._questions.waited_s(name)
-            found.append(Sample(WAITING.name, f"{subject},question=sysfs", waited_s, boot_s))
-            answer = self._questions.answer(name) if waited_s == 0.0 else None
-            if answer is None:
-                continue  # the answer from before it hung no longer holds
-            found += [
-                Sample(metric, f"{subject},{more}" if more else subject, value, answer.boot_s)
-                for metric, more, value in answer.value or ()]
+        for name, waited_s, answer in self._questions.round(calls, boot_s):
+            waiting = f"device={name},question=sysfs"
+            found.append(Sample(WAITING.name, waiting, waited_s, boot_s))
+            if answer is not None:
+                found += samples_of(name, answer.value or [], answer.boot_s)
         return found
+
+
+def samples_of(drive: str, readings: list[Reading], boot_s: float) -> list[Sample]:
+    """The readings of one drive under its name."""
+    return [Sample(metric, f"device={drive},{more}".rstrip(","), value, boot_s)
+            for metric, more, value in readings]
 
 
 def drives(roots: Roots) -> list[str]:
     """Names of the controllers, `nvme0`, in their order."""
-    try:
-        names = os.listdir(f"{roots.sys}/{FOLDER}")
-    except OSError:
-        return []
-    numbers = [int(name[4:]) for name in names if name[:4] == "nvme" and name[4:].isdecimal()]
+    numbers = [int(name[4:]) for name in names_in(f"{roots.sys}/{FOLDER}")
+               if name[:4] == "nvme" and name[4:].isdecimal()]
     return [f"nvme{number}" for number in sorted(numbers)[:DRIVES_MAX]]
-
-
-def word_of(path: str) -> str:
-    """The first line of a small file, fit for a subject; "" without it."""
-    try:
-        text = read_text(path, 256)
-    except NoData:
-        return ""
-    line = text.partition("\n")[0].strip().replace(",", " ")
-    return "".join(c if c.isprintable() else "?" for c in line)
 
 
 def _drive(folder: str) -> list[Reading]:
@@ -117,13 +97,9 @@ def _drive(folder: str) -> list[Reading]:
 def _hwmon(folder: str) -> list[str]:
     """Directly below the controller, or, before Linux 5.5's own driver, below its device."""
     for above in (folder, f"{folder}/device/hwmon"):
-        try:
-            names = sorted(one for one in os.listdir(above) if one.startswith("hwmon"))
-        except OSError:
-            continue
-        folders = [f"{above}/{one}" for one in names if one != "hwmon"]
-        if folders:
-            return folders[:1]
+        for one in names_in(above):
+            if one.startswith("hwmon") and one != "hwmon":
+                return [f"{above}/{one}"]
     return []
 
 
@@ -147,4 +123,4 @@ def _sensor(path: str) -> list[Reading]:
 def _number(path: str) -> float | None:
     """A whole number >= 0 that is the file's only content; None for anything else."""
     text = word_of(path)
-    return float(text) if text.isascii() and text.isdecimal() and len(text) < 16 else None
+    return float(text) if is_count(text) else None

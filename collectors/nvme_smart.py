@@ -17,13 +17,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from .contract import SLOW, Metric, NoData, Roots, Sample
-from .nvme import WAITING, drives
-from .sources.files import read_text
+from .contract import SLOW, Metric, NoData, Probed, Roots, Sample
+from .nvme import WAITING, Reading, drives, samples_of
+from .sources.files import text_of
 from .sources.questions import Questions
 
 EVERY_S = 300.0  # wear moves in months; each look costs a process and a command to the drive
-SETTLE_S = 0.5
 TOOL_S = 8.0
 OUTPUT_MAX_BYTES = 1 << 18
 FOLDERS = ("/usr/sbin", "/usr/bin", "/usr/local/sbin", "/usr/local/bin", "/sbin")
@@ -39,10 +38,9 @@ FIELDS = (
     ("host_nvme_error_log_entries_total", 1.0, "num_err_log_entries", "num_err_log_entries"),
     ("host_nvme_unsafe_shutdowns_total", 1.0, "unsafe_shutdowns", "unsafe_shutdowns"),
 )
-Reading = tuple[str, str, float]  # name, more of the subject, value
 
 
-class NvmeSmartCollector:
+class NvmeSmartCollector(Probed):
     """SMART values of every NVMe drive, at most every five minutes; read in a child."""
 
     name = "nvme_smart"
@@ -86,28 +84,17 @@ class NvmeSmartCollector:
         why_not = self.here(roots)
         if why_not:
             raise NoData(why_not)
-        names, tool = drives(roots), _tool(roots)
-        for name in names:
-            before = self._questions.answer(name)
-            if before is None or boot_s - before.boot_s >= EVERY_S:
-                call = partial(run_tool, command(tool, f"/dev/{name}"))
-                self._questions.ask(name, call, boot_s)
-        self._questions.settle(SETTLE_S)
-        self._questions.keep(names)
+        tool = _tool(roots)
+        calls = {name: partial(run_tool, command(tool, f"/dev/{name}")) for name in drives(roots)}
         found: list[Sample] = []
         errors: list[str] = []
-        for name in names:
-            waited_s = self._questions.waited_s(name)
-            subject = f"device={name}"
-            found.append(Sample(WAITING.name, f"{subject},question=smart", waited_s, boot_s))
-            answer = self._questions.answer(name) if waited_s == 0.0 else None
-            if answer is None:
-                continue
-            readings, error = parse(answer.value or b"")
-            errors.append(f"{name}: {answer.error or error}" if not readings else "")
-            found += [
-                Sample(metric, f"{subject},{more}" if more else subject, value, answer.boot_s)
-                for metric, more, value in readings]
+        for name, waited_s, answer in self._questions.round(calls, boot_s, EVERY_S):
+            waiting = f"device={name},question=smart"
+            found.append(Sample(WAITING.name, waiting, waited_s, boot_s))
+            if answer is not None:
+                readings, error = parse(answer.value or b"")
+                errors.append(f"{name}: {answer.error or error}" if not readings else "")
+                found += samples_of(name, readings, answer.boot_s)
         if errors and all(errors):
             raise NoData(f"{os.path.basename(tool)}: {errors[0]}")
         return found
@@ -202,9 +189,7 @@ def _tool(roots: Roots) -> str:
 
 
 def _holds(roots: Roots, capability: int) -> bool:
-    try:
-        text = read_text(f"{roots.proc}/self/status", 65536)
-        masks = [line.split()[1] for line in text.splitlines() if line.startswith("CapEff:")]
-        return bool(int(masks[0], 16) >> capability & 1)
-    except (NoData, ValueError, IndexError):
-        return False
+    for line in text_of(f"{roots.proc}/self/status", 65536).splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> capability & 1)
+    return False

@@ -11,6 +11,7 @@ import os
 import re
 
 from .contract import SLOW, Metric, NoData, Roots, Sample
+from .sources.files import names_in
 
 DEVICES_MAX = 1024
 DRIVERS_MAX = 512
@@ -34,10 +35,10 @@ class PciCollector:
         folder = f"{roots.sys}/bus/pci/drivers"
         found: list[str] = []
         switches = 0
-        for driver in _listed(folder)[:DRIVERS_MAX]:
+        for driver in names_in(folder)[:DRIVERS_MAX]:
             if driver == BRIDGES:
                 continue
-            bound = [one for one in _listed(f"{folder}/{driver}") if ADDRESS.fullmatch(one)]
+            bound = [one for one in names_in(f"{folder}/{driver}") if ADDRESS.fullmatch(one)]
             switches += len(bound) if driver == SWITCHES else 0
             found += [one for one in bound
                       if not os.path.lexists(f"{folder}/{driver}/{one}/physfn")]
@@ -48,10 +49,3 @@ class PciCollector:
             samples.append(Sample("host_pci_nvswitches", "", float(switches), boot_s))
         return samples + [Sample("pci_bound", f"pci={one}", 1.0, boot_s)
                           for one in found[:DEVICES_MAX]]
-
-
-def _listed(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []  # unloaded between list and read

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from .contract import SLOW, NoData, Roots, Sample
+from .contract import SLOW, NoData, Probed, Roots, Sample
 from .network import EFA, NET, OTHER, RDMA, Files, Reading, declared, interfaces, names, rdma_kind
 
 PORTS_MAX = 8  # of one device
@@ -70,7 +70,7 @@ COUNTERS: dict[str, Row] = {
 } | {one: ("congestion_total", f",event={one}", 1.0) for one in CONGESTION}
 
 
-class RdmaCollector:
+class RdmaCollector(Probed):
     """Counters of every RDMA port and the speed of every link; read in a child."""
 
     name = "rdma"
@@ -86,10 +86,6 @@ class RdmaCollector:
     def here(self, roots: Roots) -> str:
         """"" with a device of this class, else why not; one listing."""
         return "" if names(f"{roots.sys}/{RDMA}", 1) else "no InfiniBand, RoCE or EFA device"
-
-    def environ(self, roots: Roots) -> dict[str, str]:
-        """Nothing."""
-        return {}
 
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
         """One reading.  NoData without a device."""

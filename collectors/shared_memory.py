@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 
 from .contract import SLOW, Metric, NoData, Roots, Sample
-from .sources.files import read_text
+from .sources.files import ODD, is_count, pids_in, text_of
 
 ENTRIES_MAX = 20_000  # files and folders, looked at in one reading
 FOLDERS_MAX = 1_000  # of them, opened in one reading
@@ -17,7 +17,6 @@ DEPTH_MAX = 4
 NEAR = 0.7  # full: from here on it is worth asking who holds it
 PROCESSES_MAX = 5000
 NAMED_MAX = 4
-ODD = str.maketrans(",=\n{}\"\\", "_______")
 
 
 class SharedMemoryCollector:
@@ -95,16 +94,13 @@ def _named(path: str) -> tuple[int, int, bool]:
 def _holders(proc: str, boot_s: float) -> list[Sample]:
     """Processes with the most shared memory resident: the likely holders, not a proof."""
     found: list[tuple[int, int, str]] = []
-    for pid in [one for one in os.listdir(proc) if one.isdecimal()][:PROCESSES_MAX]:
-        try:
-            text = read_text(f"{proc}/{pid}/status", 4096)
-        except NoData:
-            continue
-        rows = dict(line.partition(":")[::2] for line in text.splitlines())
+    for pid in pids_in(proc, PROCESSES_MAX):
+        lines = text_of(f"{proc}/{pid}/status", 4096).splitlines()
+        rows = dict(line.partition(":")[::2] for line in lines)
         words = rows.get("RssShmem", "").split()
-        if words and words[0].isdecimal() and int(words[0]) > 0:
+        if words and is_count(words[0]) and int(words[0]) > 0:
             name = rows.get("Name", "?").strip().translate(ODD)
-            found.append((int(words[0]) * 1024, int(pid), name))
+            found.append((int(words[0]) * 1024, pid, name))
     found.sort(reverse=True)
     return [
         Sample("shm_resident_bytes", f"pid={pid},name={name}", float(size), boot_s)

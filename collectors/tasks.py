@@ -13,7 +13,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from .contract import Metric, NoData, Pace, Roots, Sample
-from .sources.files import read_text
+from .sources.files import ODD, is_count, names_in, text_of
 
 PROCESSES_MAX = 20_000  # of one pass; the rest is counted
 STAT_MAX_BYTES = 2048
@@ -27,7 +27,6 @@ FILES_NEAR = 0.7
 LISTED_MAX = 64  # processes whose open files are listed in one pass
 BUSY = 0.3  # of a core, in the kernel
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-ODD = str.maketrans(",=\n{}\"\\", "_______")  # what a subject cannot hold
 
 
 class Task(NamedTuple):
@@ -239,8 +238,6 @@ def _zombies(tasks: list[Task], boot_s: float) -> list[Sample]:
     return found
 
 
-
-
 def _share(proc: str, task: Task, count: int) -> float:
     """The part of its limit of open files that the process uses; 0 where it has few, or no
     limit."""
@@ -252,61 +249,44 @@ def _key(task: Task) -> tuple[int, int]:
     return task.pid, task.start_ticks
 
 
-def _size(proc: str, pid: int) -> int:
+def _size(proc: str, pid: int | str) -> int:
     try:
         return os.stat(f"{proc}/{pid}/fd").st_size
     except OSError:
         return 0
 
 
-def _listed(proc: str, pid: int) -> int:
-    try:
-        return len(os.listdir(f"{proc}/{pid}/fd"))
-    except OSError:
-        return 0
+def _listed(proc: str, pid: int | str) -> int:
+    return len(names_in(f"{proc}/{pid}/fd"))
 
 
 def _counts_files(proc: str) -> bool:
     """Whether the size of a directory of open files is their number, as since Linux 6.2."""
-    try:
-        size, listed = os.stat(f"{proc}/self/fd").st_size, len(os.listdir(f"{proc}/self/fd"))
-    except OSError:
-        return False
-    return 0 < size and abs(size - listed) <= 2
+    size = _size(proc, "self")
+    return 0 < size and abs(size - _listed(proc, "self")) <= 2
 
 
 def _file_limit(proc: str, pid: int) -> int:
     """0 when there is none, or it may not be read."""
-    try:
-        text = read_text(f"{proc}/{pid}/limits", 4096)
-    except NoData:
-        return 0
-    for line in text.splitlines():
+    for line in text_of(f"{proc}/{pid}/limits", 4096).splitlines():
         if line.startswith("Max open files"):
             words = line.split()
-            is_limit = len(words) > 3 and words[3].isdecimal() and len(words[3]) <= 20
-            return int(words[3]) if is_limit else 0
+            return int(words[3]) if len(words) > 3 and is_count(words[3]) else 0
     return 0
 
 
 def _switches(proc: str, pid: int) -> int:
     """How often the process was taken off a processor; -1 unknown.  Unchanged means that it has
     not run since."""
-    try:
-        text = read_text(f"{proc}/{pid}/status", 8192)
-    except NoData:
-        return -1
-    words = [line.split()[-1] for line in text.splitlines() if "ctxt_switches:" in line]
-    numbers = [int(word) for word in words if word.isdecimal() and len(word) <= 20]
+    lines = text_of(f"{proc}/{pid}/status", 8192).splitlines()
+    words = [line.split()[-1] for line in lines if "ctxt_switches:" in line]
+    numbers = [int(word) for word in words if is_count(word)]
     return sum(numbers) if numbers else -1
 
 
 def _wait(proc: str, pid: int) -> str:
     """The kernel function it waits in, where that may be read."""
-    try:
-        text = read_text(f"{proc}/{pid}/wchan", 128).strip().translate(ODD)
-    except NoData:
-        return "?"
+    text = text_of(f"{proc}/{pid}/wchan", 128).strip().translate(ODD)
     return text if text and text != "0" else "?"
 
 
@@ -317,10 +297,7 @@ def _limits(proc: str, boot_s: float) -> list[Sample]:
         ("host_threads_max", "sys/kernel/threads-max"),
         ("host_hung_tasks_total", "sys/kernel/hung_task_detect_count"),
     ):
-        try:
-            value = float(int(read_text(f"{proc}/{path}", 64)))
-        except (NoData, ValueError):
-            continue
-        if value >= 0.0:
-            found.append(Sample(name, "", value, boot_s))
+        text = text_of(f"{proc}/{path}", 64).strip()
+        if is_count(text):
+            found.append(Sample(name, "", float(text), boot_s))
     return found

@@ -10,17 +10,17 @@ import os
 import shutil
 import subprocess
 
-from .contract import SLOW, Metric, NoData, Roots, Sample
+from .contract import SLOW, Metric, NoData, Probed, Roots, Sample
+from .sources.files import ODD, is_count
 
 UNITS_MAX = 64  # named
 OUTPUT_MAX_BYTES = 4 << 20
 TIMEOUT_S = 10.0  # beneath this the agent's own deadline kills the child anyhow
 PROPERTIES = "--property=Id,LoadState,UnitFileState,NRestarts,ActiveState"
 NEEDED = frozenset(("nvidia-fabricmanager.service",))  # a node may have its hardware or not
-ODD = str.maketrans(",=\n{}\"", "______")  # what a subject cannot hold
 
 
-class UnitsCollector:
+class UnitsCollector(Probed):
     """Samples of systemd's restarting and failed units; read in a child."""
 
     name = "units"
@@ -81,7 +81,7 @@ def samples(units: list[dict[str, str]], boot_s: float) -> list[Sample]:
     needed: list[tuple[str, bool]] = []
     for unit in units:
         name, count = unit["Id"].translate(ODD), unit.get("NRestarts", "")
-        if count.isascii() and count.isdecimal() and len(count) < 16 and int(count) > 0:
+        if is_count(count) and int(count) > 0:
             restarts.append((int(count), name))
         state = unit.get("ActiveState", "")
         if state == "failed":

@@ -74,7 +74,6 @@ class JournalLog(KernelLog):
         if len(self._piece) > ENTRY_MAX_BYTES:
             self.broken += not self._skipping
             self._piece, self._skipping = b"", True
-        self._keep(taken, boot_s)
         return tuple(taken)
 
     def _line(self, entry: bytes, boot_s: float) -> LogLine | None:

@@ -1,7 +1,7 @@
 """The kernel's log, line by line with its sequence numbers.
 
 Owns /dev/kmsg (or a recorded file in its place).  Understands no line: rules are the catalogue's
-and the core's business.  Keeps the latest lines for a while, because the core observes levels.
+and the core's business.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from collections import deque
 
 from ..contract import LogLine, NoData
 
-LINES_MAX = 512
-KEPT_S = 60.0
 LINE_MAX_BYTES = 8192  # the kernel's own limit for one record
 LINES_PER_READ = 1000
 TEXT_MAX = 1000
@@ -28,7 +26,7 @@ USER = 1  # the facility that the kernel gives to lines of programs
 
 
 class KernelLog:
-    """The open log, and the latest of its lines.
+    """The open log.
 
     missed    lines that the kernel overwrote before they were read, by their sequence numbers
     overruns  how often it said so
@@ -48,7 +46,6 @@ class KernelLog:
         self._recorded: deque[bytes] | None = None
         self._behind = False  # lines from before the log was opened are still to be read
         self._slept_s = slept_s()
-        self._lines: deque[tuple[float, LogLine]] = deque(maxlen=LINES_MAX)  # when read
 
     @property
     def next(self) -> int:
@@ -103,11 +100,7 @@ class KernelLog:
                 self.broken += 1
                 continue
             taken.append(line)
-        self._keep(taken, boot_s)
         return tuple(taken)
-
-    def _keep(self, taken: list[LogLine], boot_s: float) -> None:
-        self._lines.extend((boot_s, line) for line in taken)
 
     def _record(self) -> bytes | None:
         """The next record; b"" for a lost one, None when there is no more."""
@@ -127,12 +120,6 @@ class KernelLog:
                 raise
             self.broken += 1  # longer than any record may be: the kernel has stepped over it
             return b""
-
-    def lines(self, boot_s: float) -> tuple[LogLine, ...]:
-        """The lines that were read in the last minute, oldest first."""
-        while self._lines and boot_s - self._lines[0][0] > KEPT_S:
-            self._lines.popleft()
-        return tuple(line for _, line in self._lines)
 
     def close(self) -> None:
         if self._fd >= 0:

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 WAITING_MAX = 64  # threads; beyond that nothing more is asked
+SETTLE_S = 0.5  # a round waits this long; a later answer is in the next one, with its true time
 
 
 class Answer(NamedTuple, Generic[T]):
@@ -34,6 +35,22 @@ class Questions(Generic[T]):
         self._since_s: dict[str, float] = {}  # key -> CLOCK_MONOTONIC of its open question
         self._answers: dict[str, Answer[T]] = {}
         self._untold: set[str] = set()
+
+    def round(
+        self, calls: Mapping[str, Callable[[], T]], boot_s: float, every_s: float = 0.0
+    ) -> Iterator[tuple[str, float, Answer[T] | None]]:
+        """Asks each question whose last answer is `every_s` old, waits a little, and forgets all
+        others.  Of each: its key, how long it has waited, and the last answer; none while it
+        waits, since the answer from before it hung no longer holds."""
+        for key, call in calls.items():
+            before = self._answers.get(key)
+            if before is None or boot_s - before.boot_s >= every_s:
+                self.ask(key, call, boot_s)
+        self.settle(SETTLE_S)
+        self.keep(calls)
+        for key in calls:
+            waited_s = self.waited_s(key)
+            yield key, waited_s, self.answer(key) if waited_s == 0.0 else None
 
     def ask(self, key: str, call: Callable[[], T], boot_s: float) -> None:
         """Asks, unless the key has an open question or an unread answer.  `call` may raise OSError
