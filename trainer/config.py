@@ -11,9 +11,9 @@ import dataclasses
 import difflib
 import importlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 try:
     import tomllib
@@ -38,43 +38,50 @@ class ConfigError(ValueError):
         super().__init__("\n".join(problems))
 
 
-def setting(default: Any, text: str) -> Any:
-    """A field with its default and what it is for."""
-    return dataclasses.field(default=default, metadata={"text": text})
+class Limit(NamedTuple):
+    """What a value has to be: in words that follow "set", and as a test."""
+
+    words: str
+    holds: Callable[[Any], bool]
+
+
+ABOVE_0 = Limit("a number above 0", lambda value: value > 0)
+FROM_0 = Limit("0 or more", lambda value: value >= 0)
+FROM_1 = Limit("at least 1", lambda value: value >= 1)
+BELOW_1 = Limit("0 up to below 1", lambda value: 0 <= value < 1)
+CLASS = Limit('"module:Class"', lambda value: all(value.partition(":")[::2]))
+DEVICE = Limit("auto, cpu or cuda", lambda value: value in ("auto", "cpu", "cuda"))
+DIGEST = Limit(f"one of {', '.join(ALGORITHMS)}", lambda value: value in ALGORITHMS)
+
+
+def setting(default: Any, text: str, limit: Limit | None = None) -> Any:
+    """A field with its default, what it is for, and what its value has to be."""
+    return dataclasses.field(default=default, metadata={"text": text, "limit": limit})
 
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """Base of a table of settings: fields with defaults, and a check across them."""
+    """Base of a table of settings: fields with defaults and limits."""
 
     def problems(self) -> list[str]:
         """What is wrong, one line each: "key = value: set ..."."""
-        return []
+        limits = {one.name: one.metadata.get("limit") for one in dataclasses.fields(self)}
+        return [f"{name} = {value!r}: set {limit.words}" for name, limit in limits.items()
+                if limit and not limit.holds(value := getattr(self, name))]
 
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerOptions(Options):
     """AdamW; the rate rises over `warmup_steps`, then falls as a cosine to a fraction of it."""
 
-    learning_rate: float = setting(5e-4, "the highest rate, reached after `warmup_steps`; above 0")
-    weight_decay: float = setting(0.01, "decoupled decay of the weights; 0 or more")
-    beta1: float = setting(0.9, "memory of the gradient's mean; 0 up to below 1")
-    beta2: float = setting(0.98, "memory of its square; 0 up to below 1")
-    warmup_steps: int = setting(20, "steps over which the rate rises; 0 or more")
-    final_fraction: float = setting(0.1, "of the highest rate, at the last step; 0 or more")
-    clip_norm: float = setting(1.0, "gradients are scaled down to this norm; 0 = never")
-
-    def problems(self) -> list[str]:
-        found = []
-        if self.learning_rate <= 0:
-            found.append(f"learning_rate = {self.learning_rate}: set a number above 0")
-        for key in ("weight_decay", "warmup_steps", "final_fraction", "clip_norm"):
-            if getattr(self, key) < 0:
-                found.append(f"{key} = {getattr(self, key)}: set 0 or more")
-        for key in ("beta1", "beta2"):
-            if not 0.0 <= getattr(self, key) < 1.0:
-                found.append(f"{key} = {getattr(self, key)}: set 0 up to below 1")
-        return found
+    learning_rate: float = setting(
+        5e-4, "the highest rate, reached after `warmup_steps`; above 0", ABOVE_0)
+    weight_decay: float = setting(0.01, "decoupled decay of the weights; 0 or more", FROM_0)
+    beta1: float = setting(0.9, "memory of the gradient's mean; 0 up to below 1", BELOW_1)
+    beta2: float = setting(0.98, "memory of its square; 0 up to below 1", BELOW_1)
+    warmup_steps: int = setting(20, "steps over which the rate rises; 0 or more", FROM_0)
+    final_fraction: float = setting(0.1, "of the highest rate, at the last step; 0 or more", FROM_0)
+    clip_norm: float = setting(1.0, "gradients are scaled down to this norm; 0 = never", FROM_0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,28 +89,16 @@ class CheckpointOptions(Options):
     """What is written to disk, in the background."""
 
     dir: str = setting("", "where; empty: `checkpoints` in `work_dir`")
-    every: int = setting(50, "steps between two; 0 = never")
-    keep: int = setting(3, "how many valid ones stay; at least 1")
-    digest: str = setting("xxh3_128", f"proves each file; one of {', '.join(ALGORITHMS)}")
-    wait_s: float = setting(60.0, "seconds that rank 0 waits for the others' shards; at most 3600")
-
+    every: int = setting(
+        50, "steps between two; 0 = never", Limit("0 (never) or more", FROM_0.holds))
+    keep: int = setting(3, "how many valid ones stay; at least 1", FROM_1)
+    digest: str = setting("xxh3_128", f"proves each file; one of {', '.join(ALGORITHMS)}", DIGEST)
+    wait_s: float = setting(
+        60.0, "seconds that rank 0 waits for the others' shards; at most 3600",
+        Limit("above 0 and at most 3600", lambda value: 0.0 < value <= 3600.0))
     read_back_mb_s: float = setting(
-        200.0, "pace, in MB/s, at which rank 0 reads each one back; verified only then"
-    )
-
-    def problems(self) -> list[str]:
-        found = []
-        if not 1.0 <= self.read_back_mb_s <= 1e6:
-            found.append(f"read_back_mb_s = {self.read_back_mb_s}: set 1 to 1000000")
-        if self.every < 0:
-            found.append(f"every = {self.every}: set 0 (never) or more")
-        if self.keep < 1:
-            found.append(f"keep = {self.keep}: set at least 1")
-        if self.digest not in ALGORITHMS:
-            found.append(f"digest = {self.digest!r}: set one of {', '.join(ALGORITHMS)}")
-        if not 0.0 < self.wait_s <= 3600.0:
-            found.append(f"wait_s = {self.wait_s}: set above 0 and at most 3600")
-        return found
+        200.0, "pace, in MB/s, at which rank 0 reads each one back; verified only then",
+        Limit("1 to 1000000", lambda value: 1.0 <= value <= 1e6))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,56 +106,34 @@ class SnapshotOptions(Options):
     """Copies of the state in the launcher's memory."""
 
     enabled: bool = setting(True, "whether they are taken, where they fit")
-    cost_percent: float = setting(0.25, "of step time, over the steps in between; above 0")
-    every: int = setting(0, "steps between two; 0 = chosen from the measured cost")
-
-    def problems(self) -> list[str]:
-        found = []
-        if self.cost_percent <= 0:
-            found.append(f"cost_percent = {self.cost_percent}: set a number above 0")
-        if self.every < 0:
-            found.append(f"every = {self.every}: set 0 (chosen by cost) or more")
-        return found
+    cost_percent: float = setting(0.25, "of step time, over the steps in between; above 0", ABOVE_0)
+    every: int = setting(0, "steps between two; 0 = chosen from the measured cost",
+                         Limit("0 (chosen by cost) or more", FROM_0.holds))
 
 
 @dataclasses.dataclass(frozen=True)
 class Config(Options):
     """Everything one run is told.  Steps are optimizer steps, batches are counted in pairs."""
 
-    model: str = setting("holdfast.trainer.example.model:Encoder", "module:Class of the model")
-    data: str = setting("holdfast.trainer.example.data:CodeSearch", "module:Class of the data")
-    seed: int = setting(0, "of weights and of the order of samples; 0 or more")
-    steps: int = setting(200, "how many; at least 1")
-    batch: int = setting(4, "samples in a micro-batch; at least 1")
-    micro_batches: int = setting(0, "in a step, over all ranks; 0 = one for each rank")
-    device: str = setting("auto", "auto, cpu or cuda")
+    model: str = setting(
+        "holdfast.trainer.example.model:Encoder", "module:Class of the model", CLASS)
+    data: str = setting(
+        "holdfast.trainer.example.data:CodeSearch", "module:Class of the data", CLASS)
+    seed: int = setting(0, "of weights and of the order of samples; 0 or more", FROM_0)
+    steps: int = setting(200, "how many; at least 1", FROM_1)
+    batch: int = setting(4, "samples in a micro-batch; at least 1", FROM_1)
+    micro_batches: int = setting(0, "in a step, over all ranks; 0 = one for each rank", FROM_0)
+    device: str = setting("auto", "auto, cpu or cuda", DEVICE)
     work_dir: str = setting("holdfast-work", "corpus, tokenizer and checkpoints lie here")
-    log_every: int = setting(10, "steps between two lines; at least 1")
-    eval_every: int = setting(0, "steps between two evaluations; 0 = at the end only")
+    log_every: int = setting(10, "steps between two lines; at least 1", FROM_1)
+    eval_every: int = setting(0, "steps between two evaluations; 0 = at the end only", FROM_0)
     optimizer: OptimizerOptions = OptimizerOptions()
     checkpoint: CheckpointOptions = CheckpointOptions()
     snapshot: SnapshotOptions = SnapshotOptions()
     model_options: dict[str, Any] = dataclasses.field(
-        default_factory=dict, metadata={"text": "what the model's class is given, whole"}
-    )
+        default_factory=dict, metadata={"text": "what the model's class is given, whole"})
     data_options: dict[str, Any] = dataclasses.field(
-        default_factory=dict, metadata={"text": "what the data's class is given, whole"}
-    )
-
-    def problems(self) -> list[str]:
-        found = []
-        for key in ("steps", "batch", "log_every"):
-            if getattr(self, key) < 1:
-                found.append(f"{key} = {getattr(self, key)}: set at least 1")
-        for key in ("seed", "micro_batches", "eval_every"):
-            if getattr(self, key) < 0:
-                found.append(f"{key} = {getattr(self, key)}: set 0 or more")
-        for key in ("model", "data"):
-            if not all(getattr(self, key).partition(":")[::2]):
-                found.append(f'{key} = {getattr(self, key)!r}: set "module:Class"')
-        if self.device not in ("auto", "cpu", "cuda"):
-            found.append(f"device = {self.device!r}: set auto, cpu or cuda")
-        return found
+        default_factory=dict, metadata={"text": "what the data's class is given, whole"})
 
     @property
     def checkpoint_dir(self) -> Path:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..config import Options, read_options, setting
+from ..config import FROM_0, FROM_1, Limit, Options, read_options, setting
 from ..protocol import Batch
 from . import corpus, tokenizer
 
@@ -24,19 +24,10 @@ from . import corpus, tokenizer
 class CodeSearchOptions(Options):
     """What the built-in data set reads; data of your own read their own."""
 
-    tokens: int = setting(64, "of a query or a document, cut there; at least 1")
-    vocabulary: int = setting(8192, "size of the tokenizer that is trained; 300 to 65536")
-    held_out: int = setting(512, "pairs at most that are kept for evaluation; 0 or more")
-
-    def problems(self) -> list[str]:
-        found = []
-        if not 300 <= self.vocabulary <= 65536:
-            found.append(f"vocabulary = {self.vocabulary}: set 300 to 65536")
-        if self.tokens < 1:
-            found.append(f"tokens = {self.tokens}: set at least 1")
-        if self.held_out < 0:
-            found.append(f"held_out = {self.held_out}: set 0 or more")
-        return found
+    tokens: int = setting(64, "of a query or a document, cut there; at least 1", FROM_1)
+    vocabulary: int = setting(8192, "size of the tokenizer that is trained; 300 to 65536",
+                              Limit("300 to 65536", lambda value: 300 <= value <= 65536))
+    held_out: int = setting(512, "pairs at most that are kept for evaluation; 0 or more", FROM_0)
 
 
 class CodeSearch:

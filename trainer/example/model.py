@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..config import Options, read_options, setting
+from ..config import ABOVE_0, BELOW_1, FROM_1, Options, read_options, setting
 from ..protocol import Batch
 
 
@@ -22,25 +22,20 @@ from ..protocol import Batch
 class EncoderOptions(Options):
     """What the built-in encoder reads; a model of your own reads its own."""
 
-    layers: int = setting(4, "of the encoder; at least 1")
-    width: int = setting(256, "of a layer; a multiple of `heads`")
-    heads: int = setting(4, "of attention; at least 1")
-    tokens: int = setting(64, "positions; at least `data_options.tokens`")
-    vocabulary: int = setting(8192, "tokens that the embedding knows; as in `data_options`")
-    head_width: int = setting(128, "length of an embedding; at least 1")
-    dropout: float = setting(0.0, "part of the activations that is dropped; 0 up to below 1")
-    temperature: float = setting(0.05, "of the contrastive loss; above 0")
+    layers: int = setting(4, "of the encoder; at least 1", FROM_1)
+    width: int = setting(256, "of a layer; a multiple of `heads`", FROM_1)
+    heads: int = setting(4, "of attention; at least 1", FROM_1)
+    tokens: int = setting(64, "positions; at least `data_options.tokens`", FROM_1)
+    vocabulary: int = setting(8192, "tokens that the embedding knows; as in `data_options`", FROM_1)
+    head_width: int = setting(128, "length of an embedding; at least 1", FROM_1)
+    dropout: float = setting(
+        0.0, "part of the activations that is dropped; 0 up to below 1", BELOW_1)
+    temperature: float = setting(0.05, "of the contrastive loss; above 0", ABOVE_0)
 
     def problems(self) -> list[str]:
-        found = [f"{key} = {getattr(self, key)}: set at least 1" for key in
-                 ("layers", "width", "heads", "tokens", "vocabulary", "head_width")
-                 if getattr(self, key) < 1]
-        if not found and self.width % self.heads:
+        found = super().problems()
+        if self.heads >= 1 and self.width % self.heads:
             found.append(f"width = {self.width}: set a multiple of heads = {self.heads}")
-        if not 0.0 <= self.dropout < 1.0:
-            found.append(f"dropout = {self.dropout}: set 0 up to below 1")
-        if self.temperature <= 0.0:
-            found.append(f"temperature = {self.temperature}: set a number above 0")
         return found
 
 
