@@ -168,7 +168,7 @@ def describe_before(run: Run, row: dict[str, Any]) -> None:
 
 
 def strike(run: Run, row: dict[str, Any]) -> int:
-    """Does it; returns when, just before."""
+    """Does to the victim what the case says; returns the time just before."""
     victim = run.at_fault_point()
     assert victim is not None
     if run.case.fault == "stall":

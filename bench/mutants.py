@@ -106,7 +106,7 @@ def mutants_of(module: str) -> list[Mutant]:
 
 
 def sample(modules: list[str], count: int, seed: int) -> list[Mutant]:
-    """`count` mutants, as many of each module as of every other where it has so many."""
+    """`count` mutants, spread evenly over the modules as far as each has so many."""
     rng = random.Random(seed)
     stacks = []
     for module in modules:

@@ -36,10 +36,10 @@ LIMIT_S = 60.0
 SCRAPE_S = 15.0
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 BYTES_MAX = 16 << 20
-AGAIN = 20  # scrapes of one and the same text, after the one that had it rendered
+AGAIN = 20  # scrapes of one text, after the scrape for which it was rendered
 ACCELERATORS = ("nvidia", "neuron", "amd", "compile_cache", "rdma")
 EXPORTERS = ("prometheus-node-exporter", "node_exporter")
-# What is promised, by name of a number in a row: not more than this.
+# The promises, by the name of a number in a row: at most this.
 GOALS = {
     "slow_set_cpu_ms": 60.0, "agent_core_percent": 1.0, "agent_rss_mb": 64.0,
     "rendered_p99_ms": 5.0, "render_p99_ms": 60.0,
@@ -220,8 +220,8 @@ def steady(where: Place, node: Node, size: Size) -> dict[str, Any]:
 
 
 def page(where: Place, node: Node, size: Size) -> dict[str, Any]:
-    """Each round waits for the next snapshot: its first scrape renders, those after it do not.
-    Which is which is told by the text."""
+    """Each round waits for the next snapshot: its first scrape has the page rendered, the others
+    get the same text, by which they are told apart."""
     render_s, rendered_s, last = [], [], b""
     with agent(where, node.settings()) as watched:
         for _ in range(size.renders):

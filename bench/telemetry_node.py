@@ -93,7 +93,7 @@ def config_file(path: Path, settings: dict[str, Any]) -> Path:
 
 
 def _standin(path: str) -> ModuleType:
-    """A module that lives beside the tests which it stands in for something in."""
+    """A stand-in from the tests, imported by its path."""
     spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / "tests" / path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -2,8 +2,8 @@
 
     python -m bench.telemetry_slow CONFIG ROUNDS      (a child of bench.telemetry)
 
-Owns the rounds: every slow collector whose turn it is is read once, as the agent's runner reads it,
-and then the core makes one step over what was found.  Prints one line of JSON.
+Owns the rounds.  Each reads every slow collector that is due, as the agent's runner does; then the
+core makes one step over the samples.  Prints one line of JSON.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from .contract import NODE_EXPORTER, SLOW, Metric, NoData, Roots, Sample, legible
-from .sources.files import is_count, names_in, text_of, word_of
+from .sources.files import is_count, names_in, read_text, text_of, word_of
 
 CONTROLLERS_MAX = 64
 MODULES_MAX = 256
@@ -94,12 +94,12 @@ def _aer(folder: str) -> dict[str, dict[str, float]]:
 
 
 def _counts(path: str) -> dict[str, float] | None:
-    """Counts by error from lines `RxErr 3`; None without any.  The last line is their TOTAL, which
-    is not kept."""
-    lines = text_of(path, 4096).splitlines()
-    if not lines:
+    """Counts by error from lines `RxErr 3`.  The last line is their TOTAL, which is not kept."""
+    try:
+        lines = read_text(path, 4096).splitlines()
+    except NoData:
         return None
-    if lines[-1].startswith("TOTAL") and lines[-1].endswith(" 0"):
+    if lines and lines[-1].startswith("TOTAL") and lines[-1].endswith(" 0"):
         return {}  # as nearly always
     found: dict[str, float] = {}
     for line in lines:

@@ -157,7 +157,8 @@ def _libraries(roots: Roots) -> Iterator[Row]:
         endings = {
             name.removeprefix(f"{library}.")
             for folder in folders
-            for name in names_in(f"{roots.root}/{folder}")[:ENTRIES_MAX] if name.startswith(f"{library}.")}
+            for name in names_in(f"{roots.root}/{folder}")[:ENTRIES_MAX]
+            if name.startswith(f"{library}.")}
         for version in sorted(one for one in endings if NUMBERS.match(one))[:LIBRARIES_MAX]:
             yield "software_info", component, version
 

@@ -24,6 +24,7 @@ from holdfast.agent.core.model import Observed
 from holdfast.agent.telemetry.collectors import Runner
 from holdfast.collectors import ALL, dns, mounts
 from holdfast.collectors.contract import Roots
+from holdfast.collectors.sources import questions
 from holdfast.collectors.sources.questions import WAITING_MAX, Questions
 
 # Of a reading, of which `mounts` itself waits half a second for an answer.
@@ -230,7 +231,7 @@ def test_names_that_resolve_do_not_and_hang(monkeypatch):
         return [1, 2]
 
     monkeypatch.setattr(dns.socket, "getaddrinfo", resolver)
-    monkeypatch.setattr(dns, "SETTLE_S", 0.05)
+    monkeypatch.setattr(questions, "SETTLE_S", 0.05)
     collector = dns.DnsCollector()
     names = ("good.example", "gone.example", "hangs.example")
     roots = Roots(dns_names=names)

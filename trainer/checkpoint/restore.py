@@ -76,7 +76,8 @@ def _differs(group: Group, mine: str, source: int, key: str) -> bool:
 
 
 def _from_survivor(group: Group, state: State, held: Held, step: int) -> None:
-    """The newest untorn step that any rank holds; who has it, hands it to who has not."""
+    """Resumes from the newest untorn step that any rank holds: the ranks that hold it send it to
+    the others."""
     group.store.set(f"held/{group.rank}", json.dumps(dataclasses.asdict(held)))
     keys = [f"held/{rank}" for rank in range(group.world)]
     ranks = [Held(**json.loads(value)) for value in group.store.multi_get(keys)]

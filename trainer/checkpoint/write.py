@@ -142,7 +142,8 @@ class Checkpoints:
                 self._idle.set()
 
     def _write(self, job: Job, directory: Path) -> bool:
-        """Whether it is durable; of another rank than 0, which commits: whether its shard is."""
+        """Whether the checkpoint is durable; on a rank other than 0, which alone commits, whether
+        this rank's shard is."""
         if (directory / files.COMMIT).exists():
             return True  # what is committed is never touched again
         if job.rank == 0:

@@ -248,7 +248,7 @@ class Commands:
             lambda ok, text: self.outcome(command_id, ok, text), "removing a lock")
 
     def inject(self, command_id: str, body: Dict[str, Any]) -> None:
-        """A fault on one's own run, by the front door."""
+        """Injects a fault into a rank of the caller's own run."""
         fault, number = str(body["fault"]), int(body["rank"])
         process = self.ranks.by_rank().get(number)
         if process is None or process.ended is not None:

@@ -1,10 +1,10 @@
 """What the ranks' logs may take on disk: beyond it the middle of a file is let go, and said.
 
 Owns the size of each rank's two files.  A rank writes its file by itself, as do its children and
-commands that know nothing of Holdfast: a file that were renamed would go on growing under its new
-name, and one that were cut would lose what is written meanwhile.  So the file stays what it is and
-where it is: a hole is punched between its first lines and its newest, which frees their blocks,
-moves no line, and waits for nobody.  Whoever follows a file jumps over the hole (`after_hole`).
+commands that know nothing of Holdfast: a renamed file would go on growing under its new name, and a
+cut file would lose the lines written meanwhile.  So the file keeps its name and its length: a hole
+is punched between its first lines and its newest, which frees blocks, moves no line, and waits for
+nobody.  Whoever follows a file jumps over the hole (`after_hole`).
 """
 
 from __future__ import annotations

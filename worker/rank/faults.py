@@ -1,7 +1,7 @@
 """Injected faults, carried out inside a rank, and the flight recorder's last entries.
 
-Owns what `holdfast inject` does from within, by the front door: only what a launcher has passed
-on from its own user arrives here.
+Owns what `holdfast inject` does inside a rank.  Only the rank's launcher can ask for it, and the
+launcher passes on what its own user asked for.
 """
 
 from __future__ import annotations

@@ -74,11 +74,11 @@ class Look(NamedTuple):
     """What one look at a run says."""
 
     cause: Cause | None = None  # the generation is replaced for it, and nobody else is asked
-    by_cost: bool = False  # ... which no proof asks for: waiting on would be dearer
+    by_cost: bool = False  # ... without proof, because waiting on would be dearer
     suspicion: Cause | None = None  # a warning, unless a later detector finds a cause
-    would_have: str = ""  # what is not done about that, because it is only observed
+    would_have: str = ""  # what acting on it would have done
     moves: bool = False  # no suspicion is left
-    verdicts: tuple[Verdict, ...] = ()  # what is said beside
+    verdicts: tuple[Verdict, ...] = ()  # said beside the above
     evidence: tuple[int, ...] = ()  # ranks whose evidence is wanted
     lonely: bool = False  # only consequences ended so far
     heard: bool = False  # the operator's request is answered

@@ -1,9 +1,9 @@
 """One run on this node, step by step: read, find causes, answer, act on the stage.
 
-Owns the order of things and RunState.upkeep.  Every question it asks is answered next door
-(detect/*, stage, policy, plan, reconcile, validity), and each record of RunState is written by the
-module that RECORDS in state.py names.  Driven by levels alone: a step looks at what is, and asks
-for the one thing that is missing.
+Owns the order of things and RunState.upkeep.  The detectors, stage, policy, plan, reconcile and
+validity answer its questions; RECORDS in state.py names the one module that writes each record of
+RunState.  Driven by levels alone: a step looks at the levels, and asks for the one thing that is
+missing.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class RunCase:
             part.new_boot()
 
     def step(self, ctx: Context) -> None:
-        """One step behind `read`."""
+        """One step, after `read`."""
         self._take_outcomes(ctx)
         self._levels_came_true(ctx)
         self.document.came_true(ctx)
@@ -199,7 +199,8 @@ class RunCase:
             self._keep_up(ctx, seen.plan)
 
     def _hold_start(self, ctx: Context) -> None:
-        """The node is not fit: wait for what may be over by itself, else leave, for elsewhere."""
+        """The node is not fit: waits for a fault that may be over by itself, else ends the run, so
+        that it can start elsewhere."""
         ctx.reason = ctx.start_hold
         waited_s = ctx.now.boot_s - max(ctx.view.registered_boot_s, ctx.since_boot_s)
         if ctx.start_waits and waited_s < START_HOLD_S:
@@ -253,7 +254,7 @@ class RunCase:
             self.state.upkeep = Upkeep((*deleted, *new)[-DELETED_MAX:])
 
     def _name_spares(self, ctx: Context, plan: Plan) -> None:
-        """A node that came (back) is named, for only who is named may follow a lost leader."""
+        """Names a node that came, or came back: only a named node may follow a lost leader."""
         if plan is not self.state.document.plan or plan.finished >= 0:
             return
         nodes = members.members(

@@ -75,14 +75,15 @@ class Causes:
         self.state.suspects = replace(self.state.suspects, where=kept)
 
     def suspended(self, ctx: Context, ranks: tuple[RankView, ...]) -> bool:
-        """Stopped from outside: shown, and nothing of it is a fault or teaches anything."""
+        """Whether the run was stopped from outside: that is shown, is no fault, and teaches
+        nothing."""
         why = known_causes.suspended(ctx.view, ranks)
         suspects = self.state.suspects
         if why:
             self.state.suspects = replace(suspects, suspended_boot_s=ctx.now.boot_s)
             self.seen.clear()
             ctx.reason = f"suspended: {why}; nothing is done until it goes on"
-        # For a moment behind it pages still show what stood still.
+        # For a moment after a suspension the pages still show ranks that stand still.
         ctx.frozen = ctx.frozen or ctx.now.boot_s - self.state.suspects.suspended_boot_s < THAW_S
         return bool(why)
 
@@ -129,7 +130,8 @@ class Causes:
             self.incidents.take_back(ctx, "it moves again")
 
     def _waited_out(self, ctx: Context, ranks: tuple[RankView, ...], look: Look) -> Look:
-        """Where a known cause explains a stillness, or did a moment ago, it is waited out."""
+        """The look without its cause where a known condition explains the stillness, or did a
+        moment ago: such a wait is waited out."""
         blamed = look.cause if look.by_cost else look.suspicion
         if blamed is None:
             return look
@@ -158,7 +160,8 @@ class Causes:
         return replace(rank, where=rank.where or where)
 
     def _ask_evidence(self, ctx: Context, ranks: tuple[RankView, ...], number: int) -> None:
-        """Once a suspicion and rank; only this node's own can be looked at from here."""
+        """Asks once for each suspicion and rank; only ranks of this node can be looked at from
+        here."""
         rank = next((r for r in ranks if r.rank == number and r.node == ctx.view.node), None)
         if rank is None or rank.state not in ("starting", "running"):
             return

@@ -42,7 +42,8 @@ class Endings:
             self.state.ending = replace(self.state.ending or Ending(), left=True)
 
     def forget(self, ctx: Context) -> None:
-        """Another launcher came: it has heard of no end, and its predecessor's word is not its."""
+        """Another launcher came: it has heard of no end, and what its predecessor answered does not
+        count."""
         subject = run_subject(self.state.run)
         for effect in ctx.in_flight.of("finish", subject):
             ctx.in_flight.came_true(effect.id)

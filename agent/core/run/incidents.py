@@ -40,8 +40,8 @@ class RunIncidents:
     # ------------------------------------------------------------ opening
 
     def open_cause(self, ctx: Context, cause: Cause) -> str:
-        """The cause becomes an incident, which is named: the open suspicion of the same, or a new
-        one."""
+        """Turns the open suspicion into an incident of this cause, or opens a new one; returns its
+        id."""
         self._count(ctx, cause.detector, "true")
         suspected = self._end_suspicion()
         subject = rank_subject(self.state.run, cause.rank)
@@ -70,7 +70,7 @@ class RunIncidents:
         self._write(stopped=Stopped(verdict, ctx.now.boot_s))
 
     def stopped(self, now: Now) -> tuple[Verdict, ...]:
-        """That the run was stopped, for as long as it stays on the page."""
+        """The verdict that the run was stopped for good, while the run stays on the page."""
         stopped = self.state.incidents.stopped
         if stopped is None:
             return ()
@@ -205,8 +205,9 @@ class RunIncidents:
         return incident.id
 
     def _last_step_s(self, ctx: Context, cause: Cause) -> float:
-        """The last finished step before: never later than the fault itself.  Where none was
-        finished since the fault before, or ever, it costs from itself on."""
+        """Since when the fault costs: the last finished step before it, and never later than the
+        fault itself.  Where no step was finished since the fault before, or ever, the fault itself.
+        """
         fault_s = cause.boot_s if cause.boot_s > 0 else ctx.now.boot_s
         last_s = self.state.progress.last_step_boot_s
         if last_s <= max([0.0, *(item.seen_boot_s for item in self._waiting())]):
@@ -226,7 +227,7 @@ class RunIncidents:
         self.state.incidents = msgspec.structs.replace(self.state.incidents, **changed)
 
     def _end_suspicion(self) -> OpenIncident | None:
-        """Nobody is suspected from here on; who was, where that is still open."""
+        """Suspects nobody from here on; returns the suspicion that was open."""
         item = self.book.open.get(self.state.incidents.suspicion)
         self._write(suspicion="")
         return item

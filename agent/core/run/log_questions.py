@@ -68,7 +68,8 @@ class LogQuestions:
     # ------------------------------------------------------------ within
 
     def _want(self, ctx: Context) -> None:
-        """A death goes before a suspicion, and is asked about even where that one was."""
+        """Asks about a death before a suspicion, also where the suspicion was asked about already.
+        """
         look, recovery, now_s = self.state.logs, self.state.recovery, ctx.now.boot_s
         cause, suspicion = self.state.cause, self.state.incidents.suspicion
         if recovery is not None and cause is not None and cause.detector != OPERATOR:

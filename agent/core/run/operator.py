@@ -58,7 +58,8 @@ class Operator:
         self.state.held = replace(self.state.held, drain=reason)
 
     def leave(self, view: RunView, reason: str) -> None:
-        """The node goes away: the run ends while something of it lives, or its start is awaited."""
+        """Ends the run because its node goes away; a run whose ranks have all ended needs no end.
+        """
         held, ranks = self.state.held, view.ranks
         lives = not ranks or any(rank.state != "ended" for rank in ranks)
         if lives and not held.paused and not held.drain:

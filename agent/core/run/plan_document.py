@@ -30,8 +30,8 @@ class Document:
         self.state, self.incidents = state, incidents
 
     def read(self, ctx: Context) -> bool:
-        """Take the launcher's levels and the store's document; whether this launcher is another
-        one under the same name, for which nothing holds that its predecessor was ordered."""
+        """Takes the launcher's levels and the store's document.  True where another launcher came
+        under the same name: no order to its predecessor holds for it."""
         state, view = self.state, ctx.view
         before = state.launcher
         changed = before.registered_boot_s != view.registered_boot_s or before.generation > 0
@@ -56,8 +56,8 @@ class Document:
         if read is None or (plan is not None and read.generation < plan.generation):
             return
         ended = plan is not None and plan.finished < 0 <= read.finished
-        # On one node a launcher that has started nothing is a new submission of a run whose last
-        # one ended: it goes on from there.
+        # On one node a launcher that has started nothing was submitted anew: where the run had
+        # ended before, it now goes on from its checkpoints.
         ended = ended and not (ctx.settings.single_node and view.generation == 0)
         mine = view.node in (*read.members, *read.spares)
         own = read.generation in (view.generation, known.wrote)

@@ -62,12 +62,12 @@ class Account(Value, frozen=True):
     quick: bool = True  # the generation broke within moments
 
 
-# (how often an action beyond the run was done within its window, whether it may be done)
+# cause, action beyond the run -> how often it was done within its window, whether it may be done
 Beyond = Callable[[Cause, str], tuple[int, ladder.Leave]]
 
 
 def nothing_beyond(cause: Cause, action: str) -> tuple[int, ladder.Leave]:
-    """Where nobody is there who does anything beyond the run."""
+    """For a node on which nobody performs actions beyond the run."""
     return 0, ladder.PASS
 
 
@@ -129,7 +129,8 @@ def grant(
 def _used_up(
     cause: Cause, book: Runbook, account: Account, spent_of: Callable[[str], int], out: bool
 ) -> tuple[str, str]:
-    """(why no restart answers it, the fault that this is)."""
+    """(why no restart answers the cause, the fault that this makes of it: crash_loop,
+    budget_spent)."""
     again = ladder.first(book, restarting())
     if not again:
         return f"the runbook of {cause.fault} has no restart", ""
@@ -159,10 +160,10 @@ def finish_code(cause: Cause) -> int:
 
 
 def signature(cause: Cause, account: Account) -> str:
-    """What makes two failures the same one; "" where nothing can show that they are.
+    """The key under which equal failures are counted; "" where nothing can show that two are equal.
 
-    The trainer's step is the true one.  A script counts anew in each generation, so an equal number
-    proves nothing, unless it is none; of a command nothing is known but that it hardly began.
+    The trainer's step is the true one.  A script counts its steps anew in each generation, so that
+    equal numbers prove nothing, but for 0.  A command shows no steps, only that it hardly began.
     """
     if account.grade == OPAQUE:
         where = "begin" if account.quick else ""

@@ -54,7 +54,7 @@ def learn(
 def broken_off(ctx: Context, state: RunState, cause: Cause, by_cost: bool) -> None:
     """A cause was found: what came after the last one is what this generation earned."""
     now, boot_s = state.progress, ctx.now.boot_s
-    # A script's steps begin anew: that one was finished at all is what can be known of them.
+    # A script's steps begin anew: whether one was finished is all that can be known.
     trainer = ctx.view.grade == TRAINER
     moved = now.peak_step > now.base_step if trainer else now.seen_step > 0
     quick = boot_s - now.began_boot_s < QUICK_S and not (moved and trainer)

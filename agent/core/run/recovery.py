@@ -188,7 +188,8 @@ class Recoveries:
             return True
         broken_s = self.state.progress.broken_boot_s
         park_over_s = broken_s + ctx.settings.park_wait_s - ctx.now.boot_s
-        # Where only consequences ended the others park by themselves, and hold what to resume from.
+        # Where only victims of a loss have ended, the other ranks park by themselves, and hold the
+        # state from which the run resumes.
         blind = cause.rank < 0 and cause.fault != "rank_exited"
         if view.grade != TRAINER or blind:
             unfit = [*mine, *parked] if view.grade != TRAINER else mine
@@ -209,7 +210,8 @@ class Recoveries:
         return min(FAULT_GRACE_S, ctx.settings.stop_grace_s)
 
     def _stop(self, ctx: Context, recovery: Recovery, ranks: tuple[int, ...]) -> float:
-        """Order these ranks to stop; when any was ordered to first."""
+        """Orders these ranks to stop; returns when ranks were first ordered to stop for the cause.
+        """
         cause, now_s = recovery.cause, ctx.now.boot_s
         grace_s, since_s = self._grace_s(ctx, cause), recovery.stop_boot_s
         again = ranks == recovery.stop_ranks and since_s > 0

@@ -186,7 +186,7 @@ class Accelerators(Detector):
                 key: left for key, there in (self._runs | computing).items()
                 if (left := tuple(one for one in there if one[0] in names))}
             devices = self._devices(own, known)
-            # Who lived on a device that is well and lists nobody may be told of no later fault.
+            # A device that is well and lists no process has no ranks: no later fault concerns them.
             idle = answering(own) - {*computing, *(key for key, _ in devices)}
             self._runs = {key: there for key, there in self._runs.items() if key not in idle}
             self._verdicts = list(devices.values())

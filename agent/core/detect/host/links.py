@@ -53,8 +53,8 @@ def busiest(rows: Rows) -> list[str]:
 
 
 def owner(cgroup: str) -> str:
-    """The unit that a cgroup belongs to, outermost, for whoever owns that one gives what is below
-    any name; else the cgroup itself."""
+    """The outermost unit that a cgroup belongs to, else the cgroup itself.  The names below a unit
+    are its owner's to choose, and say nothing about anybody else."""
     for part in cgroup.split("/"):
         if part.endswith(".service"):
             return f"unit/{part}"
@@ -62,8 +62,8 @@ def owner(cgroup: str) -> str:
 
 
 def where_of(loop: Loop, rows: Rows) -> str:
-    """The end of a verdict's subject: the unit, or the place of the cgroup, for a pod's own has
-    another name tomorrow."""
+    """The end of a verdict's subject: the unit, or the lasting part of the cgroup's path, since a
+    pod's own cgroup has another name tomorrow."""
     for labels, _ in rows.get("cgroup_births_total", ()):
         cgroup = labels.get("cgroup", "")
         if loop.name == f"cgroup{cgroup}":

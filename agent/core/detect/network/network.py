@@ -21,12 +21,12 @@ from .rules import RULES, Rule
 PREFIX = "network_"
 HOLD_S = 600.0  # a storm is shown this long after it was last seen
 FLAP_COUNT, WINDOW_S = 3, 12 * 3600.0  # strikes, and within which time; gpud's numbers
-STRIKE_S = 30.0  # what happens again within this time is one strike
-# Fewer cards than the instance type can have: whoever wants far fewer attached far fewer.
+STRIKE_S = 30.0  # changes within this time of each other are one strike
+# Below this share of the cards that the instance type can have, somebody attached fewer on purpose.
 EXPECTED_SHARE = 0.75
 STILL_S = 60.0  # a card without a sign of life for this long is dead ...
 STILL_GAPS = 3.0  # ... and for this many times the longest pause that ended well
-# The same for one that gave some before it was watched, and none since.
+# The same for a card that gave signs of life before it was watched, and none since.
 UNSEEN, UNSEEN_STILL_S = -1.0, 300.0
 SLOW_SHARE = 0.9  # of the speed that the link had in this boot
 STORM_READINGS = 2  # a rate must hold this long; one burst is no storm

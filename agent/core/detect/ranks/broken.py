@@ -1,7 +1,7 @@
 """What broke a generation: a member, an operator's wish, an end of ranks, or hardware under them.
 
-Owns these four detectors of a run: how long it is waited for the root behind consequences, and
-when a node may not or cannot carry its ranks any more.  Pure.
+Owns these four detectors of a run: how long to wait for the root of which only consequences are
+seen, and when a node may not or cannot carry its ranks any more.  Pure.
 """
 
 from __future__ import annotations

@@ -48,9 +48,9 @@ def learn_bases(ranks: tuple[RankView, ...]) -> Bases:
 
 
 def mismatch(ranks: tuple[RankView, ...], boot_s: float) -> Cause | None:
-    """Same sequence number, another operation or size.  The minority is to blame.  In a tie
-    nobody is: it is told who made one that it never made before, but that rank may be the one that
-    went on as it should, to an evaluation for example."""
+    """Same sequence number, another operation or size.  The minority is to blame; in a tie nobody
+    is.  A tie names as evidence the rank that made an operation for the first time, which may be
+    the rank that went on as it should, to an evaluation for example."""
     tables = {r.rank: {n: (op, size) for n, op, size in r.flight} for r in ranks if _settled(r)}
     for number in sorted({n for table in tables.values() for n in table}):
         same = [r for r in ranks if number in tables.get(r.rank, ())]
