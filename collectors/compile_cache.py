@@ -61,28 +61,35 @@ class CompileCacheCollector(Probed):
         Metric("compile_cache_compiler_age_seconds", "gauge",
                "How long the oldest of them has run."),
         Metric("compile_cache_lock_age_seconds", "gauge",
-               "Age of a lock that no compiler can own, as each here began later; uid: its owner.",
-               ("path", "uid"), True),
+               "Age of a lock that no compiler can own, as each here began later; uid: its owner; "
+               "dead: the process that held it and is gone, 0 where none was seen.",
+               ("path", "uid", "dead"), True),
     )
 
     def __init__(self) -> None:
         self._known: set[str] | None = None
         self._misses = self._hits = 0
+        self._holders: dict[str, int] = {}  # lock -> the process that held it, by the kernel's word
         self._watcher: Watcher | None = None
 
     def here(self, roots: Roots) -> str:
         """"" on a Neuron node or with a configured cache, else why not.  Never looks at the cache:
         the agent calls this, and a network mount may not answer."""
-        own = roots.compile_cache != Roots().compile_cache
+        own = roots.job_caches or roots.compile_cache != Roots().compile_cache
         return "" if own else without_driver(roots)
 
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
         """One reading.  NoData without the cache."""
-        if not os.path.isdir(roots.compile_cache):
-            raise NoData(f"no {roots.compile_cache}")
-        # By its true name, which the mount table and a launcher that removes a lock go by.
-        roots = roots._replace(compile_cache=os.path.realpath(roots.compile_cache))
-        sight = _walk(roots.compile_cache)
+        # By their true names, which the mount table and a launcher that removes a lock go by.
+        named = dict.fromkeys(map(os.path.realpath, (roots.compile_cache, *roots.job_caches)))
+        caches = [one for one in named if os.path.isdir(one)
+                  and not any(is_below(one, other) for other in named if other != one)]
+        if not caches:
+            raise NoData(f"no {', '.join(named)}")
+        sights = [_walk(one) for one in caches]
+        sight = Sight([lock for one in sights for lock in one.locks],
+                      set().union(*(one.programs for one in sights)),
+                      set().union(*(one.folders for one in sights)))
         ages_s = _compilers(roots.proc, boot_s)
         found = {"locks": len(sight.locks), "programs": len(sight.programs),
                  "compilers": len(ages_s)} | self._uses(sight)
@@ -90,13 +97,23 @@ class CompileCacheCollector(Probed):
             found["compiler_age_seconds"] = max(ages_s)
         samples = [Sample(f"compile_cache_{name}", "", float(value), boot_s)
                    for name, value in found.items()]
-        owned_s = max((age_s + FIRST_S for age_s in ages_s), default=0.0)
-        if _is_shared(roots):
-            owned_s = max(owned_s, COMPILE_S)
+        here_s = max((age_s + FIRST_S for age_s in ages_s), default=0.0)
+        shared = [one for one in caches if _is_shared(one, roots)]
         now_s = time.time()  # beside the file's own time, which is of the wall clock
-        unowned = [(f"path={path},uid={uid}", now_s - made_s) for path, uid, made_s in sight.locks
-                   if now_s - made_s >= owned_s and not set(path) & set(",=\n")
-                   and not _is_held(path, roots.proc)]
+        unowned = []
+        for path, uid, made_s in sight.locks:
+            elsewhere = any(is_below(path, one) for one in shared)
+            owned_s = max(here_s, COMPILE_S if elsewhere else 0.0)
+            if set(path) & set(",=\n") or _is_held(path, roots.proc):
+                self._holders[path] = _holder(path, roots.proc)
+                continue
+            dead = self._holders.get(path, 0)
+            if not dead or os.path.exists(f"{roots.proc}/{dead}"):
+                dead = 0
+            if dead or now_s - made_s >= owned_s:
+                unowned.append((f"path={path},uid={uid},dead={dead}", now_s - made_s))
+        self._holders = {path: pid for path, pid in self._holders.items()
+                         if path in {lock[0] for lock in sight.locks}}
         return samples + [
             Sample("compile_cache_lock_age_seconds", subject, max(0.0, age_s), boot_s)
             for subject, age_s in unowned[:LOCKS_MAX]]
@@ -117,15 +134,26 @@ class CompileCacheCollector(Probed):
         return found | {"hits_total": self._hits}
 
 
-def _is_held(path: str, proc: str) -> bool:
-    """Whether a living process holds the kernel's lock on this file, by the kernel's own word: its
-    list, and where that hides other namespaces, a try of a shared lock, let go at once."""
+def _holder(path: str, proc: str) -> int:
+    """The process that holds the kernel's lock on this file, by the kernel's list; 0 for none, or
+    one of another namespace."""
     try:
         number = os.lstat(path).st_ino
-        rows = [line.split() for line in text_of(f"{proc}/locks", LOCKS_BYTES).splitlines()]
-        if any(words[5].rpartition(":")[2] == str(number) for words in rows
-               if len(words) > 7 and words[1] != "->"):
-            return True
+        listed = text_of(f"{proc}/locks", LOCKS_BYTES)
+    except OSError:
+        return 0  # it is gone
+    for words in map(str.split, listed.splitlines()):
+        if len(words) > 7 and words[1] != "->" and words[5].rpartition(":")[2] == str(number):
+            return int(words[4]) if is_count(words[4]) else 0
+    return 0
+
+
+def _is_held(path: str, proc: str) -> bool:
+    """Whether a living process holds it: by that list, and where that hides other namespaces, by a
+    try of a shared lock, let go at once."""
+    if _holder(path, proc):
+        return True
+    try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False  # it is gone; or it is another user's, and the list alone can say
@@ -140,10 +168,10 @@ def _is_held(path: str, proc: str) -> bool:
     return False
 
 
-def _is_shared(roots: Roots) -> bool:
+def _is_shared(cache: str, roots: Roots) -> bool:
     """Whether other nodes may compile into this cache."""
     try:
-        above = [one for one in mounts(roots) if is_below(roots.compile_cache, one.point)]
+        above = [one for one in mounts(roots) if is_below(cache, one.point)]
     except NoData:
         return False
     return bool(above) and max(above, key=lambda one: len(one.point)).is_network

@@ -116,6 +116,7 @@ class Roots(NamedTuple):
     systemd: str = "/run/systemd/system"  # there exactly where systemd is the machine's init
     systemctl: str = ""  # the program; empty: the one on the PATH
     shm: str = "/dev/shm"
+    job_caches: Sequence[str] = ()  # compile caches that jobs here were given
     ec2: str = ""  # HOST:PORT of instance metadata; empty: EC2's own address, on EC2 alone
 
 

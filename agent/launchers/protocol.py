@@ -22,7 +22,7 @@ RANKS_MAX = 1024  # of one launcher; admission.py says how many of all
 NAME_MAX = 128
 # What is looked up, opened or compared by its exact text, and so is never redacted.
 NAMES = frozenset({"t", "run", "node", "user", "id", "path", "cwd", "log_dir", "checkpoint_dir",
-                   "python", "grade", "state", "signature", "outcome"})
+                   "python", "grade", "state", "signature", "outcome", "compile_caches"})
 
 
 class Hello(msgspec.Struct, tag_field="t", tag="hello"):
@@ -45,6 +45,7 @@ class Hello(msgspec.Struct, tag_field="t", tag="hello"):
     hang_limit_s: Seconds = 0.0
     generation: Whole = 0
     started_boot_s: Seconds = 0.0
+    compile_caches: tuple[str, ...] = ()  # where the job keeps what Neuron compiled
 
 
 class Page(msgspec.Struct, tag_field="t", tag="page"):

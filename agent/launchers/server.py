@@ -33,6 +33,7 @@ ACCEPTS_PER_WAKE = 64
 PACKETS_PER_WAKE = 4  # of one launcher: it cannot keep the loop for itself
 OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)  # of accept
 ACCEPT_AGAIN_S = 1.0
+CACHES_MAX = 16  # compile caches of all jobs here that are looked at
 LOST_KEPT_S = 60.0  # a run whose launcher is dead stays visible as lost this long
 
 
@@ -376,6 +377,12 @@ class LauncherServer:
 
     def sessions(self) -> tuple[RunSession, ...]:
         return tuple(self._runs.values())
+
+    def compile_caches(self) -> tuple[str, ...]:
+        """Where the jobs here keep what was compiled, as their environments say."""
+        named = (path for session in self.sessions() for path in session.hello.compile_caches)
+        caches = sorted({path for path in named if path.startswith("/") and "\0" not in path})
+        return tuple(caches[:CACHES_MAX])
 
     def runs(self) -> tuple[str, ...]:
         return tuple(self._runs)

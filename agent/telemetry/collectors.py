@@ -18,6 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from holdfast.collectors import ALL
+from holdfast.collectors.compile_cache import CompileCacheCollector
 from holdfast.collectors.contract import (
     Collector,
     Metric,
@@ -96,9 +97,11 @@ class Runner:
     """All enabled collectors of this node."""
 
     def __init__(
-        self, config: Config, on_error: Callable[[str, BaseException | str], None]
+        self, config: Config, on_error: Callable[[str, BaseException | str], None],
+        job_caches: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
         self._config = config
+        self._job_caches = job_caches
         self._on_error = on_error
         roots = config.collectors
         self._roots = Roots(roots.proc, roots.sys, roots.kmsg, roots.nvml, roots.neuron,
@@ -225,6 +228,11 @@ class Runner:
         """One reading in the collector's child.  A late child is killed, and the next reading
         starts another; a child that reports an error is ended as well, to load drivers anew."""
         name, begin_s = entry.collector.name, time.monotonic()
+        if name == CompileCacheCollector.name and self._roots.job_caches != self._job_caches():
+            self._roots = self._roots._replace(job_caches=self._job_caches())
+            if entry.helper is not None:  # it was told where to look when it began
+                await entry.helper.close()
+                entry.helper = None
         reply = Reply(absent=collector.here(self._roots))
         if not reply.absent:
             entry.asking = True

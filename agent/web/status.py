@@ -272,7 +272,9 @@ def _doing(view: RunView, running: list[RankView], phase: str, faulty: bool) -> 
         left = max((rank.step for rank in running), default=0)
         return f"recovering at step {left or _last_step(view)}"
     if view.compiling:
-        return f"compiling: {view.compiling}"
+        still_s = max((rank.still_s for rank in running), default=0.0)
+        others = "; the other ranks wait for it" * (len(running) > 1)
+        return f"compiling for {still_s:.0f} s: {view.compiling}{others}"
     step = min((rank.step for rank in running), default=0)
     if phase in DOING:
         return f"{DOING[phase]} at step {step}" if step else DOING[phase]

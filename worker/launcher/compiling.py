@@ -32,7 +32,21 @@ HELPERS = b"_inductor/compile_worker"
 CACHES = ("/torchinductor_", "/.triton/", "/torch_extensions/", "/neuron-compile-cache/",
           "/neuronxcc-", "/ComputeCache/")
 VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR",
-             "CUDA_CACHE_PATH", "NEURON_COMPILE_CACHE_URL")
+             "CUDA_CACHE_PATH")
+NEURON_URL, NEURON_FLAGS, NEURON_FLAG = (
+    "NEURON_COMPILE_CACHE_URL", "NEURON_CC_FLAGS", "--cache_dir")
+
+
+def neuron_caches(environ: "dict[str, str]") -> List[str]:
+    """Folders where this job keeps what Neuron compiled, as its environment says; a bucket is not
+    one of them."""
+    words = environ.get(NEURON_FLAGS, "").split()
+    named = [word.partition("=")[2] for word in words if word.startswith(NEURON_FLAG + "=")]
+    named += [after for word, after in zip(words, words[1:]) if word == NEURON_FLAG]
+    named.append(environ.get(NEURON_URL, ""))
+    paths = [one[7:] if one.startswith("file://") else one for one in named]
+    return list(dict.fromkeys(
+        path.rstrip("/") for path in paths if path.startswith("/") and path.strip("/")))
 
 
 class Watch:
@@ -40,7 +54,7 @@ class Watch:
 
     def __init__(self, environ: "dict[str, str]", proc: str = "/proc") -> None:
         self.proc = proc
-        own = (environ.get(name, "").rstrip("/") for name in VARIABLES)
+        own = [environ.get(name, "").rstrip("/") for name in VARIABLES] + neuron_caches(environ)
         places = {one for path in own if len(path) > 1 for one in (path, os.path.realpath(path))}
         self.caches = CACHES + tuple(sorted(places))
         self.found = ""

@@ -253,7 +253,7 @@ class Launcher:
         channel = self.link.channel
         assert channel is not None
         self.selector.register(channel.fileno(), selectors.EVENT_READ, "agent")
-        self.commands.tell(levels.hello_of(self.state, self.ranks.generation))
+        self.commands.tell(levels.hello_of(self.state, self.ranks.generation, self.link.environ))
         for process in self.ranks.living():
             if process.rank >= 0:
                 self.send_page(process)

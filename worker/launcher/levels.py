@@ -13,11 +13,12 @@ from typing import Any, Dict, Optional
 
 from ..elastic import COMMITS_SENT
 from ..wire import LIMIT_BYTES, PROTOCOL, Packet, cut, size_of
+from .compiling import neuron_caches
 from .rank_processes import RankProcesses
 from .run_state import RunState
 
 
-def hello_of(state: RunState, generation: int) -> Packet:
+def hello_of(state: RunState, generation: int, environ: Dict[str, str]) -> Packet:
     """Who runs what, as the first packet of each connection."""
     options, torch = state.spec, sys.modules.get("torch")
     opaque = options.program.kind == "command"
@@ -30,7 +31,7 @@ def hello_of(state: RunState, generation: int) -> Packet:
         "python": sys.executable, "torch": getattr(torch, "__version__", ""),
         "log_dir": state.log_dir, "checkpoint_dir": state.checkpoint_dir,
         "hang_limit_s": options.hang_limit_s, "generation": generation,
-        "started_boot_s": state.started_boot_s,
+        "started_boot_s": state.started_boot_s, "compile_caches": neuron_caches(environ)[:4],
     }
 
 

@@ -12,13 +12,13 @@ from collections.abc import Iterable
 
 from ..actions import ACTIONS, REMOVE_LOCK
 from ..detect.devices import compile_cache
+from ..detect.ranks.compiling import NAMED_MAX
 from ..ladder import first
 from ..model import Effect, RemoveLock, Verdict, run_subject
 from ..run.state import Context
 
 FAULT = "compile_lock_stale"
 KEPT_MAX = 64
-NAMED_MAX = 200  # characters of a path that a launcher waits for (worker/launcher/compiling.py)
 
 
 def step(ctx: Context, verdicts: Iterable[Verdict], asked: dict[str, float], paused: str) -> None:
@@ -36,6 +36,8 @@ def step(ctx: Context, verdicts: Iterable[Verdict], asked: dict[str, float], pau
         path, owner = evidence.get("path", ""), evidence.get("uid", "")
         if verdict.fault != FAULT or not path or _spent(ctx, asked, path, book.budget_window_h):
             continue
+        if float(evidence.get("age_s", "inf")) < compile_cache.STALE_S:
+            continue  # the launcher would refuse it, and the order be spent
         theirs = [view for view in views if str(view.uid) == owner]
         if not theirs:
             continue

@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 from ..detect import registry
 from ..detect.detector import Look, RanksView
+from ..detect.ranks import compiling, known_causes
 from ..detect.ranks import ended as ends
-from ..detect.ranks import known_causes
 from ..detect.ranks.ended import Cause
 from ..effects import drafts
 from ..effects.in_flight import EffectResult
@@ -123,6 +123,9 @@ class Causes:
                 return self._begin(ctx, look.cause, look.by_cost)
             if look.suspicion is not None or look.moves:
                 doubt = look
+        told = compiling.compiling(ctx.view, view.ranks, view.plan.resume.step, ctx.conditions)
+        if told is not None:
+            doubt = Look(suspicion=told[0], would_have=told[1])
         if doubt.suspicion is not None:
             ctx.verdicts.append(ends.verdict_of(doubt.suspicion, self.state.run, act=False))
             self.incidents.suspect(ctx, doubt.suspicion, doubt.would_have)
@@ -138,7 +141,8 @@ class Causes:
         suspects = self.state.suspects
         them = [rank for rank in ranks if blamed.rank in (-1, rank.rank)]
         waits = [suspects.waits.get(f"{r.generation}/{r.rank}/{r.step}", ("", "")) for r in them]
-        verdict = known_causes.explains(ctx.conditions, them, waits)
+        verdict = (compiling.lock_left(ctx.conditions, ctx.view.compiling)
+                   or known_causes.explains(ctx.conditions, them, waits))
         if verdict is not None:
             self.state.suspects = replace(suspects, explained_boot_s=ctx.now.boot_s)
         elif ctx.now.boot_s - suspects.explained_boot_s >= EXPLAINED_S:

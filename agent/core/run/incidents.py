@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 
 from ..detect.ranks import ended as ends
+from ..detect.ranks.compiling import DETECTOR as COMPILE
+from ..detect.ranks.compiling import RECOMPILED
 from ..detect.ranks.ended import Cause
 from ..effects.in_flight import EffectResult
 from ..incidents import values
@@ -94,8 +96,18 @@ class RunIncidents:
         item = self._end_suspicion()
         if item is None:
             return
+        if item.incident.fault == RECOMPILED:
+            return self._compiled(ctx, item)
         self._count(ctx, "hang", "false")
         self.book.close(ctx, item.incident.id, f"taken back: {why}", values.TAKEN_BACK)
+
+    def _compiled(self, ctx: Context, item: OpenIncident) -> None:
+        """No hang, and none that was suspected: a ticket, with what it cost."""
+        self._count(ctx, COMPILE, "true")
+        lost_s = max(0.0, ctx.now.boot_s - item.last_step_boot_s)
+        text = f"compiled: no step was finished for {lost_s:.1f} s"
+        closed = values.ended(item.incident, ctx.now, values.CLOSED, text)
+        self.book.end(ctx, item.incident.id, msgspec.structs.replace(closed, lost_s=lost_s))
 
     # ------------------------------------------------------------ noting
 

@@ -19,5 +19,6 @@ class Collectors:
 
     async def run(self) -> None:
         await asyncio.sleep(0)
-        self._state.runner = Runner(self._state.config, self._state.errors)
-        await self._state.runner.run()
+        state = self._state
+        state.runner = Runner(state.config, state.errors, state.launchers.compile_caches)
+        await state.runner.run()

@@ -87,6 +87,33 @@ def test_a_cache_behind_a_link_goes_by_its_true_name(roots, tmp_path):
     assert f"{roots.compile_cache}/{LOCK}" in verdict.reason
 
 
+def test_a_jobs_own_cache_is_looked_at_beside_the_nodes(roots, tmp_path):
+    own = tmp_path / "job" / LOCK
+    own.parent.mkdir(parents=True)
+    own.touch()
+    os.utime(own, (time.time() - 600, time.time() - 600))
+    caches = (str(tmp_path / "job"), str(tmp_path / "job/neuronxcc-2"), str(tmp_path / "none"))
+    assert len(verdicts(roots._replace(job_caches=caches))) == 2
+    (verdict,) = verdicts(roots._replace(job_caches=caches, compile_cache=str(tmp_path / "no")))
+    assert str(own) in verdict.reason
+    assert CompileCacheCollector().here(Roots(sys=str(tmp_path), job_caches=caches)) == ""
+
+
+def test_a_lock_whose_holder_is_seen_to_be_dead_is_named_at_once(roots, tmp_path):
+    path, listed = tmp_path / "cache" / LOCK, tmp_path / "proc/locks"
+    os.utime(path)
+    (tmp_path / "proc/99").mkdir()
+    listed.write_text(f"1: FLOCK  ADVISORY  WRITE 99 fd:01:{path.stat().st_ino} 0 EOF\n")
+    collector = CompileCacheCollector()
+    assert not of_node(tuple(collector.collect(roots, 1000.0)))
+    listed.write_text("")
+    assert not of_node(tuple(collector.collect(roots, 1000.0)))  # let go, by who still lives
+    (tmp_path / "proc/99").rmdir()
+    (verdict,) = of_node(tuple(collector.collect(roots, 1000.0)))
+    assert "0 s old and process 99, which held it, is dead" in verdict.reason
+    assert dict(verdict.evidence) == {"path": str(path), "uid": str(os.getuid()), "age_s": "0"}
+
+
 def test_without_locks_and_without_a_cache(roots, tmp_path):
     (tmp_path / "cache" / LOCK).unlink()
     assert values(CompileCacheCollector(), roots)["locks"] == 0.0

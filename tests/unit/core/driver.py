@@ -19,6 +19,7 @@ from holdfast.agent.core.model import (
     EffectOutcome,
     Ended,
     Event,
+    Incident,
     Lease,
     Now,
     Observed,
@@ -68,6 +69,7 @@ class Lab:
         self.hold: set[str] = set()  # kinds of effects that get no outcome
         self.log: list[Effect] = []
         self.decision = Decision()
+        self.incidents: dict[str, Incident] = {}  # each that there ever was, as it was last
         self.refuse_puts = 0
         self.next_pid = 1000
         self.seen = Observed()
@@ -91,6 +93,7 @@ class Lab:
         now = Now(boot_s=self.boot_s, wall_s=1e9 + self.boot_s, boot_id="b")
         self.seen = self.observed()
         self.decision = self.node.step(now, self.seen)
+        self.incidents |= {one.id: one for one in self.decision.incidents}
         assert not [one.reason for one in self.decision.verdicts if one.fault == "run_not_judged"]
         for case in self.node.cases.values():
             assert check_invariants(case.state) == ()

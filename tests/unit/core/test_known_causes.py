@@ -60,6 +60,52 @@ def test_a_cause_that_is_gone_explains_nothing_for_long() -> None:
     assert len(lab.starts()) > 1
 
 
+def test_a_compile_in_mid_training_is_a_ticket_and_never_a_hang() -> None:
+    lab = Lab(grade="script")
+    lab.begin()
+    lab.train(8)
+    lab.view = replace(lab.view, compiling="rank 1: neuronx-cc")
+    wait(lab, 90)
+    (said,) = [one for one in lab.decision.verdicts if one.run == "r"]
+    assert (said.fault, said.severity, said.act) == ("graph_recompiled", "warn", False)
+    assert "(neuronx-cc) at step 8, for 91 s: the other ranks wait for it" in said.reason
+    lab.view = replace(lab.view, compiling="")
+    lab.train(12)
+    (ticket,) = [one for one in lab.incidents.values() if one.run == "r"]
+    assert (ticket.fault, ticket.subject, ticket.state) == ("graph_recompiled", "run/r/rank/1",
+                                                            "closed")
+    assert 85 < ticket.lost_s < 95
+    assert "compiled: no step was finished for" in ticket.timeline[-1][1]
+    assert len(lab.starts()) == 1 and not dict(lab.plan().spent)
+    assert ("compile", "true", 1) in lab.decision.detector_counts
+    assert not [one for one in lab.decision.detector_counts if one[1] == "false"]
+
+
+def test_the_first_compile_of_a_start_is_no_ticket() -> None:
+    lab = Lab(grade="script")
+    lab.begin()
+    lab.view = replace(lab.view, compiling="rank 1: neuronx-cc")
+    wait(lab, 30)
+    assert not [one for one in lab.decision.verdicts if one.run == "r"]
+
+
+@pytest.mark.parametrize("steps", [0, 8])
+def test_a_lock_that_a_killed_compile_left_is_named_and_not_restarted_against(steps: int) -> None:
+    lab = Lab(grade="script", hang_limit_s=3.0)
+    lab.begin()
+    lab.train(steps)
+    path = "/cache/MODULE_1/model.pb.lock"
+    left = Verdict("compile_lock_stale", f"node/a/lock{path}", DEGRADED, 1.0,
+                   f"{path} is 3 min old", (("path", path), ("uid", "0")))
+    watch(lab, left)
+    lab.view = replace(lab.view, compiling=f"rank 1 holds or awaits {path}")
+    wait(lab, 3 * 3600)
+    (said,) = [one for one in lab.decision.verdicts if one.run == "r"]
+    assert "stands still for" in said.reason and f"before a lock: {path} is 3 min" in said.reason
+    (open_one,) = [one for one in lab.incidents.values() if one.run == "r" and one.state == "open"]
+    assert f"rm {path}" in open_one.would_have and len(lab.starts()) == 1
+
+
 @pytest.mark.parametrize("verdict", [MOUNT, FULL])
 def test_a_condition_that_the_rank_does_not_wait_for_excuses_nobody(verdict: Verdict) -> None:
     lab = trained()

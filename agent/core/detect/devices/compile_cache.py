@@ -1,8 +1,8 @@
 """Locks that a killed compile left in the compile cache.
 
 Owns when such a lock is a fault: no compiler can own it (collectors/compile_cache.py says which),
-and it is older than the gap between two stages of a compile.  Shown and counted; its removal is
-asked for in core/nodes/stale_locks.py.  Pure.
+and it is older than the gap between two stages of a compile, or who held it is seen to be dead.
+Shown and counted; its removal is asked for in core/nodes/stale_locks.py.  Pure.
 """
 
 from __future__ import annotations
@@ -27,14 +27,20 @@ class CompileCache(Detector):
     def look(self, view: NodeView) -> list[Verdict]:
         found = []
         for name, subject, age_s, _ in view.rows:
-            if name != AGE or age_s < STALE_S:
+            if name != AGE:
                 continue
-            path, _, uid = subject.removeprefix("path=").partition(",uid=")
+            path, _, tail = subject.removeprefix("path=").partition(",uid=")
+            uid, _, dead = tail.partition(",dead=")
+            if age_s < STALE_S and dead in ("", "0"):
+                continue
+            why = "no compiler can own it" if dead in ("", "0") else (
+                f"process {dead}, which held it, is dead")
+            old = f"{age_s / 60:.0f} min" if age_s >= STALE_S else f"{age_s:.0f} s"
             found.append(Verdict(
                 fault="compile_lock_stale", subject=node_subject(self._node, f"lock{path}"),
                 severity=DEGRADED, confidence=1.0, detector=self.name,
-                reason=f"{path} is {age_s / 60:.0f} min old and no compiler can own it: "
+                reason=f"{path} is {old} old and {why}: "
                 "whoever wants this program waits for it without end",
-                evidence=(("path", path), ("uid", uid)),
+                evidence=(("path", path), ("uid", uid), ("age_s", f"{age_s:.0f}")),
             ))
         return found

@@ -1,0 +1,61 @@
+"""A rank that compiles while others wait for it: told as what it is, and never as a hang.
+
+Owns what a launcher's word "rank 1: neuronx-cc" means: a graph that was compiled again in
+mid-training, which is kept as a ticket; or a lock that a killed compile left, for which the rank
+waits without end.  The first compile of a start is expected, and no ticket.  Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from ...model import WARN, RankView, RunView, Verdict
+from .ended import Cause
+
+DETECTOR = "compile"
+RECOMPILED = "graph_recompiled"
+LOCK_LEFT = "compile_lock_stale"
+NAMED_MAX = 200  # characters of a path that a launcher waits for (worker/launcher/compiling.py)
+RANK = re.compile(r"rank (\d{1,9})\b")
+
+
+def compiling(
+    view: RunView, ranks: Iterable[RankView], resumed_step: int, conditions: Iterable[Verdict]
+) -> tuple[Cause, str] | None:
+    """(what is said of a rank, what is done about it), None where no rank waits for a compiler."""
+    named = RANK.match(view.compiling)
+    if named is None:
+        return None
+    rank = next((one for one in ranks if one.rank == int(named[1])), None)
+    if rank is None:
+        return None
+    who = f"rank {rank.rank} (pid {rank.pid}) on {rank.node}"
+    left = lock_left(conditions, view.compiling)
+    if left is not None:
+        reason = f"{who} stands still for {rank.still_s:.0f} s before a lock: {left.reason}"
+        return _cause(rank, "rank_hung", "hang", reason, view.compiling), (
+            f"waits, and no restart is spent: rm {dict(left.evidence)['path']}, and the run goes "
+            "on by itself")
+    if rank.step <= resumed_step:
+        return None
+    what = view.compiling.partition(": ")[2] or view.compiling
+    reason = (f"{who} compiles in mid-training ({what}) at step {rank.step}, for "
+              f"{rank.still_s:.0f} s: the other ranks wait for it")
+    return _cause(rank, RECOMPILED, DETECTOR, reason, view.compiling), ""
+
+
+def lock_left(conditions: Iterable[Verdict], compiling: str) -> Verdict | None:
+    """The verdict on the lock for which a rank waits, where a killed compile left that."""
+    for verdict in conditions:
+        path = dict(verdict.evidence).get("path", "")
+        if verdict.fault == LOCK_LEFT and path and path[:NAMED_MAX] in compiling:
+            return verdict
+    return None
+
+
+def _cause(rank: RankView, fault: str, detector: str, reason: str, said: str) -> Cause:
+    return Cause(
+        fault=fault, generation=rank.generation, reason=reason, rank=rank.rank, node=rank.node,
+        pid=rank.pid, step=rank.step, detector=detector, severity=WARN, confidence=1.0,
+        evidence=(("step", str(rank.step)), ("compiles", said)))
