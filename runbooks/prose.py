@@ -2,6 +2,7 @@
 
 Owns where the files are and how they divide into sections.  The machine part is read, and checked
 against the configuration's shadows, by agent/config/runbooks.py; nothing here decides anything.
+The pages in fleet/ are prose alone: they belong to alerts that no single node can raise.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from importlib import resources
 
 SECTIONS = ("Meaning", "Impact", "Diagnosis", "Mitigation")
 FENCE = "+++"
+FLEET = "fleet"
 
 
 def names() -> tuple[str, ...]:
@@ -23,6 +25,16 @@ def text_of(fault: str) -> str:
     if fault not in names():
         raise FileNotFoundError(f"no runbook for {fault!r}")
     return resources.files(__package__).joinpath(f"{fault}.md").read_text(encoding="utf-8")
+
+
+def pages() -> dict[str, str]:
+    """Every page for a person by its name, "rank_hung" or "fleet/breaker_open": text without the
+    machine part."""
+    fleet = resources.files(__package__).joinpath(FLEET)
+    found = {name: text_of(name).split(FENCE, 2)[2].lstrip("\n") for name in names()}
+    for file in sorted(fleet.iterdir(), key=lambda one: one.name):
+        found[f"{FLEET}/{file.name.removesuffix('.md')}"] = file.read_text(encoding="utf-8")
+    return found
 
 
 def split(text: str) -> tuple[str, dict[str, str]]:

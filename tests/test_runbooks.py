@@ -1,22 +1,18 @@
-"""Closes the square: fault named in code -> runbook -> alert -> texts, and back again."""
+"""Fault named in code -> runbook, whole, and back again; its alert is tests/test_alerts.py's."""
 
 from __future__ import annotations
 
 import ast
-import json
 import re
-import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pages import promtool
 
 from holdfast.agent.cli.parser import INJECTABLE
 from holdfast.agent.core.actions import rungs
-from holdfast.agent.core.model import SEVERITIES, Runbook
-from holdfast.dashboards import rules
+from holdfast.agent.core.model import SEVERITIES
 from holdfast.runbooks import prose
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,20 +24,6 @@ CLEARS = {"reboot", "quiet_10m", "check", "operator"}
 
 def machine(text: str) -> dict[str, Any]:
     return tomllib.loads(prose.split(text)[0])
-
-
-def entry(fault: str, text: str) -> rules.Entry:
-    table, (_, sections) = machine(text), prose.split(text)
-    runbook = Runbook(
-        fault=fault, severity=table["severity"], scope=table["scope"],
-        ladder=tuple(table["ladder"]), alert=table["alert"],
-    )
-    texts = (prose.first_sentence(sections[one]) for one in ("Meaning", "Impact"))
-    return rules.Entry(runbook, *texts)
-
-
-def alert_file() -> str:
-    return rules.render([entry(name, prose.text_of(name)) for name in prose.names()], "runbooks")
 
 
 def wrong_with(fault: str, text: str) -> list[str]:
@@ -161,75 +143,6 @@ def test_every_runbook_is_of_a_fault_that_code_raises() -> None:
     }
     unraised = sorted(set(prose.names()) - raised - faults_of_the_catalogue())
     assert not unraised, ", ".join(unraised)
-
-
-def test_every_runbook_has_its_alert_with_its_address() -> None:
-    text = alert_file()
-    for name in prose.names():
-        assert f"alert: {machine(prose.text_of(name))['alert']}\n" in text
-        assert f'"runbooks/{name}.md"' in text
-
-
-def test_prometheus_takes_the_alert_rules(tmp_path: Path) -> None:
-    tool = promtool()
-    file = tmp_path / "alerts.yml"
-
-    def check(text: str) -> subprocess.CompletedProcess[str]:
-        file.write_text(text)
-        command = [tool, "check", "rules", str(file)]
-        return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
-
-    good = check(alert_file())
-    assert good.returncode == 0, good.stderr
-    assert f"{alert_file().count('- alert: ')} rules found" in good.stdout
-    assert check(alert_file().replace("max by", "maxi by")).returncode != 0
-
-
-# fault, severity of its verdict -> severity of the alert that a person gets
-NIGHT = (
-    ("cpu_machine_check", "warn", "warning"),  # one corrected memory error
-    ("cpu_machine_check", "fatal", "critical"),
-    ("host_disk_error", "degraded", "warning"),
-    ("gpu_needs_inspection", "warn", "warning"),
-    ("gpu_application_error", "fatal", "critical"),  # so often that the driver's rule says so
-    ("gpu_fell_off_bus", "fatal", "warning"),  # comes back by itself
-    ("collector_failed", "unknown", "warning"),
-    ("host_unknown", "unknown", "info"),
-)
-
-
-def test_who_gets_up_at_night(tmp_path: Path) -> None:
-    """What Prometheus makes of the rules: each verdict gives one alert, as loud as it is grave."""
-    tool = promtool()
-    (tmp_path / "alerts.yml").write_text(alert_file())
-    cases = []
-    for fault, severity, alert in NIGHT:
-        book = entry(fault, prose.text_of(fault)).runbook
-        labels = {"fault": fault, "subject": "node/a", "instance": "a"}
-        series = ",".join(f'{name}="{value}"' for name, value in labels.items())
-        cases.append({
-            "input_series": [{"series": f'holdfast_fault_active{{{series},severity="{severity}"}}',
-                              "values": "1 1"}],
-            "alert_rule_test": [{
-                "eval_time": "1m", "alertname": book.alert,
-                "exp_alerts": [{"exp_labels": labels | {"severity": alert, "scope": book.scope},
-                                "exp_annotations": annotations(book.alert)}],
-            }],
-        })
-    file = tmp_path / "test.yml"
-    file.write_text(json.dumps({"rule_files": ["alerts.yml"], "tests": cases}))
-    done = subprocess.run([tool, "test", "rules", str(file)], capture_output=True, text=True,
-                          timeout=60, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-def annotations(alert: str) -> dict[str, str]:
-    """The texts of an alert, as its rule has them, about node/a."""
-    rule = alert_file().partition(f"- alert: {alert}\n")[2].partition("- alert:")[0]
-    rows = rule.partition("annotations:\n")[2].splitlines()
-    found = dict(row.strip().split(": ", 1) for row in rows if row.strip())
-    return {name: json.loads(text).replace("{{ $labels.subject }}", "node/a")
-            for name, text in found.items()}
 
 
 @pytest.mark.parametrize(

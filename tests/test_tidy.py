@@ -80,6 +80,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "aiohttp": ("agent/web/", "agent/store/"),
     "prometheus_client": ("agent/metrics/families.py", "agent/metrics/exposition.py"),
     "rich": ("agent/cli/",),
+    "yaml": ("dashboards/rules/files.py",),
     "boto3": ("agent/store/",),
     "tokenizers": ("trainer/",),
     "pynvml": ("collectors/nvidia.py",),

@@ -1,6 +1,6 @@
-"""`holdfast dashboards render`: alert rules for Prometheus, made from the runbooks in force.
+"""`holdfast dashboards render`: what Prometheus and Alertmanager read, by the runbooks in force.
 
-Owns where they are written.  Their content is dashboards/rules.py's and the runbooks' own.
+Owns where it is written.  The content is dashboards/rules' and the runbooks' own.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from holdfast.dashboards import rules
+from holdfast.dashboards.rules import faults, files
 from holdfast.runbooks import prose
 
 from .policy import runbooks
@@ -20,23 +20,26 @@ FILE = "holdfast-alerts.yml"
 
 
 def render(options: argparse.Namespace) -> int:
-    """Writes the alert rules into --to, else to standard output."""
+    """Writes the rules and two samples into --to; the rules alone to standard output."""
     entries = []
     for name, book in runbooks().items():
         _, sections = prose.split(prose.text_of(name))
         texts = (prose.first_sentence(sections[one]) for one in ("Meaning", "Impact"))
-        entries.append(rules.Entry(book, *texts))
-    text = rules.render(entries, options.runbook_base)
+        entries.append(faults.Entry(book, *texts))
+    rules = files.rules(entries, options.runbook_base or files.SERVED)
     if options.to is None:
-        sys.stdout.write(text)
+        sys.stdout.write(rules)
         sys.stdout.flush()
         return 0
-    target = Path(options.to) / FILE
+    texts_by_name = {FILE: rules} | {f"holdfast-{one}": files.text(one) for one in files.SAMPLES}
+    folder = Path(options.to)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text, encoding="utf-8")
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts_by_name.items():
+            (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
-        raise Failure(f"{error.filename or target}: {error.strerror}") from error
-    rules_made = count(text.count("- alert:"), "alert rule")
-    show([line(f"{target}: {rules_made}, written {clock(time.time())}")])
+        raise Failure(f"{error.filename or folder}: {error.strerror}") from error
+    alerts = count(rules.count("- alert:"), "alert rule")
+    show([line(f"{folder / FILE}: {alerts}, written {clock(time.time())}"),
+          *(line(f"{folder}/holdfast-{one}: a sample to start from") for one in files.SAMPLES)])
     return 0

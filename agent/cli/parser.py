@@ -133,10 +133,11 @@ def _doctor(parser: argparse.ArgumentParser) -> None:
 def _dashboards(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=("render",))
     parser.add_argument("--to", metavar="DIR",
-                        help="write holdfast-alerts.yml there, and make DIR (default: to standard "
-                             "output)")
-    parser.add_argument("--runbook-base", metavar="URL", default="runbooks",
-                        help="address below which people read the runbooks")
+                        help="write holdfast-alerts.yml there, with samples for Prometheus and "
+                             "Alertmanager, and make DIR (default: rules to standard output)")
+    parser.add_argument("--runbook-base", metavar="URL",
+                        help="address below which people read the runbooks (default: the first "
+                             "agent that answers)")
 
 
 def _demo(parser: argparse.ArgumentParser) -> None:

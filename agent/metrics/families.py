@@ -180,7 +180,7 @@ class _Page:
         rows: dict[str, list[tuple[tuple[str, ...], float]]] = {
             "train_step": [], "train_loss": [], "train_step_seconds": [], "run_generation": [],
             "run_ranks": [], "rank_still_seconds": [], "checkpoint_verified_step": [],
-            "checkpoint_age_seconds": [],
+            "checkpoint_age_seconds": [], "checkpoint_interval_seconds": [], "run_leading": [],
         }
         for view in state.snapshot.observed.runs:
             label = (view.run,)
@@ -204,6 +204,10 @@ class _Page:
             if checkpoint is not None:
                 rows["checkpoint_verified_step"].append((label, checkpoint["step"]))
                 rows["checkpoint_age_seconds"].append((label, checkpoint["age_s"]))
+            interval_s = status.checkpoint_interval_s(state, view)
+            if interval_s is not None:
+                rows["checkpoint_interval_seconds"].append((label, interval_s))
+            rows["run_leading"].append((label, int(status.leads(state, view.run))))
         for name, values in rows.items():
             yield family(name, values)
 

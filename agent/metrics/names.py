@@ -49,7 +49,7 @@ NAMES: dict[str, Name] = {
     ),
     "lost_steps_total": Name("counter", "Steps that had to be done again.", ("run",)),
     "detector_verdicts_total": Name(
-        "counter", "Verdicts that turned out true or false.", ("detector", "outcome"), False
+        "counter", "Verdicts that turned out true or false.", ("detector", "outcome")
     ),
     "node_seconds_total": Name(
         "counter", "The ledger: each second of this node in one category, once settled.",
@@ -67,6 +67,11 @@ NAMES: dict[str, Name] = {
         "gauge", "Step of the newest checkpoint whose every byte was read back.", ("run",)
     ),
     "checkpoint_age_seconds": Name("gauge", "Age of that checkpoint.", ("run",)),
+    "checkpoint_interval_seconds": Name(
+        "gauge", "Median time between this run's verified checkpoints, of those that are kept.",
+        ("run",),
+    ),
+    "run_leading": Name("gauge", "1 when this agent leads the run: it alone plans.", ("run",)),
     "collector_up": Name("gauge", "1 when the collector's last reading went well.", ("collector",)),
     "collector_absent": Name(
         "gauge", "1 when the collector has nothing to read on this machine, which is no failure.",

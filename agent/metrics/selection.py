@@ -17,7 +17,12 @@ from ..core.run.incidents import FINISHED_S
 from . import names
 from .exposition import PREFIX
 
-ALERTED = ("fault_active",)  # every alert is made of it: without it a fault is seen by nobody
+ALERTED = (  # alerts and recording rules are made of these: hidden, nobody would see a fault
+    "agent_troubles_total", "breaker_open", "build_info", "checkpoint_age_seconds",
+    "checkpoint_interval_seconds", "config_reload_ok", "detector_verdicts_total", "fault_active",
+    "lost_steps_total", "node_seconds_total", "paused", "recovery_seconds", "restarts_total",
+    "run_leading", "run_ranks", "store_up", "train_step",
+)
 LOAD = "max by (instance, device) (holdfast_accelerator_utilization_ratio)"
 POWER = "max by (instance, device) (holdfast_accelerator_power_watts)"
 ON_DEVICE = " * on (instance, device) group_left () "
@@ -110,7 +115,7 @@ def wrong_with(hide: Iterable[str], known: Iterable[Metric]) -> list[str]:
         if word in EXPORTERS:
             continue
         if beginning and needed:
-            wrong.append(f"{word!r} would hide {needed[0]}, which every alert is made of: set a "
+            wrong.append(f"{word!r} would hide {needed[0]}, which alerts are made of: set a "
                          "longer beginning")
         elif not beginning or not any(name.startswith(beginning) for name in declared):
             wrong.append(f"{word!r} begins no family's name: set {' or '.join(EXPORTERS)}, or the "

@@ -23,6 +23,7 @@ from .visibility import Owner, Reader, peer_uid, reader
 NOBODY = ""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 ALWAYS_OPEN = ("/", "/healthz", "/readyz")  # the page itself holds no data
+RUNBOOKS = "/runbooks"  # no more do these, and who opens an alert's link brings no token
 
 
 class Tokens:
@@ -123,7 +124,8 @@ class Authorizer:
                     "api.tokens_file, or use the command line on the node")
         if changes and role != OPERATOR:
             return 401, "an operator's token is needed", "Authorization: Bearer TOKEN"
-        if not self._loopback_only and not role and request.path not in ALWAYS_OPEN:
+        is_open = request.path in ALWAYS_OPEN or request.path.startswith(RUNBOOKS)
+        if not self._loopback_only and not role and not is_open:
             return 401, "a token is needed", "Authorization: Bearer TOKEN"
         return None
 

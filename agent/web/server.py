@@ -20,6 +20,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
+from holdfast.runbooks import prose
 from holdfast.worker.redact import redacted
 
 from ..config.load import ConfigError
@@ -33,7 +34,7 @@ from ..daemon.state import AgentState
 from ..metrics.families import CONTENT_TYPE, Exposition
 from ..system.errors import say
 from . import drift, status, visibility
-from .auth import Authorizer, Tokens, peer_of, reader_of, refuse
+from .auth import RUNBOOKS, Authorizer, Tokens, peer_of, reader_of, refuse
 from .connection_limit import ConnectionLimit, LimitedConnection
 from .page import load_page
 
@@ -83,6 +84,7 @@ class WebServer:
         self._runners: list[web.AppRunner] = []
         self._listeners: list[asyncio.Server] = []
         self._tokens = Tokens(state.config.api.tokens_file)
+        self._runbook_pages = prose.pages()
         self._cached: tuple[int, float, visibility.Json] = (-1, 0.0, {})
         self._encoded: dict[str, bytes] = {}  # cached answers, by how much their reader may see
 
@@ -178,6 +180,7 @@ class WebServer:
         if full:
             routes += [
                 ("GET", "/", self._index), ("GET", "/api/v1/status", self._status),
+                ("GET", RUNBOOKS, self._runbooks), ("GET", RUNBOOKS + "/{page:.+}", self._runbook),
                 ("GET", "/api/v1/incidents", self._incidents),
                 ("GET", "/api/v1/incidents/{id:.+}", self._incident),
                 ("GET", "/api/v1/refusals", self._refusals),
@@ -224,6 +227,19 @@ class WebServer:
 
     async def _index(self, request: web.Request) -> web.Response:
         return web.Response(body=self._page, content_type="text/html", charset="utf-8")
+
+    async def _runbooks(self, request: web.Request) -> web.Response:
+        """The index: each page's name with the first sentence of what it means."""
+        rows = [f"{name + '.md':32} {prose.first_sentence(text.partition('## Meaning')[2].strip())}"
+                for name, text in self._runbook_pages.items()]
+        return web.Response(text="\n".join([*rows, ""]))
+
+    async def _runbook(self, request: web.Request) -> web.Response:
+        """A runbook as text: what an alert's runbook_url opens."""
+        text = self._runbook_pages.get(request.match_info["page"].removesuffix(".md"))
+        if text is None:
+            return refuse(404, "no such runbook", f"a page that {RUNBOOKS} lists")
+        return web.Response(text=text)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=self._exposition.text(), headers={"Content-Type": CONTENT_TYPE})

@@ -6,10 +6,12 @@ no waiting, no I/O.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
 import shlex
+import statistics
 import time
 from typing import Any
 
@@ -18,6 +20,7 @@ import msgspec
 from ..core.detect.ranks.hang import DETECTOR as HANG
 from ..core.detect.ranks.live_logs import FAULT as LOG_ROOT
 from ..core.model import Incident, RankView, RunView, Verdict, run_subject
+from ..core.run.plan import is_leader
 from ..daemon.state import AgentState
 from ..launchers import log_child
 from ..system import procfs
@@ -164,6 +167,21 @@ def checkpoint(state: AgentState, view: RunView) -> dict[str, Any] | None:
     newest, age_s = proven[-1], state.checkpoints.age_s(view.run, proven[-1])
     return {"step": newest.step, "age_s": round(age_s, 3), "path": newest.path,
             "unread_step": -1 if good[-1].verified else good[-1].step}
+
+
+def checkpoint_interval_s(state: AgentState, view: RunView) -> float | None:
+    """Median time between the verified checkpoints that are kept; None for fewer than two."""
+    ages_s = sorted(state.checkpoints.age_s(view.run, commit)
+                    for commit in view.commits if commit.verified and not commit.bad)
+    gaps_s = [later - sooner for sooner, later in itertools.pairwise(ages_s)]
+    return statistics.median(gaps_s) if gaps_s else None
+
+
+def leads(state: AgentState, run: str) -> bool:
+    """Whether this agent makes the run's plans; on one node nobody else could."""
+    leases = state.snapshot.observed.store.leases
+    alone = state.config.core_settings().single_node
+    return alone or is_leader(run, state.name, leases, state.snapshot.now)
 
 
 def _run(state: AgentState, view: RunView, verdicts: tuple[Verdict, ...]) -> dict[str, Any]:

@@ -176,7 +176,10 @@ def test_alert_rules_are_written(tmp_path: Path) -> None:
     base = ["dashboards", "render", "--runbook-base", "https://wiki/books"]
     assert main([*base, "--to", str(tmp_path)]) == 0
     text = (tmp_path / "holdfast-alerts.yml").read_text()
-    assert '"https://wiki/books/rank_killed.md"' in text
+    assert "runbook_url: https://wiki/books/rank_killed.md\n" in text
+    assert "runbook_url: https://wiki/books/fleet/breaker_open.md\n" in text
+    samples = {"holdfast-alertmanager.yml", "holdfast-prometheus.yml"}
+    assert {one.name for one in tmp_path.iterdir()} == {"holdfast-alerts.yml", *samples}
 
 
 def test_alert_rules_go_to_standard_output_unless_told_where(
@@ -185,11 +188,11 @@ def test_alert_rules_go_to_standard_output_unless_told_where(
     monkeypatch.chdir(tmp_path)
     assert main(["dashboards", "render", "--to", "."]) == 0
     written = (tmp_path / "holdfast-alerts.yml").read_text()
-    (tmp_path / "holdfast-alerts.yml").unlink()
+    before = sorted(tmp_path.iterdir())
     capsys.readouterr()
     assert main(["dashboards", "render"]) == 0
     assert capsys.readouterr().out == written
-    assert list(tmp_path.iterdir()) == []
+    assert sorted(tmp_path.iterdir()) == before
 
 
 # ------------------------------------------------------------------------------------------ help
