@@ -56,7 +56,7 @@ def place(environ: Mapping[str, str]) -> Place:
     """As the environment says, which anybody may have set.  Raises ConfigError."""
     problems: list[str] = []
 
-    def number(name: str, default: int, least: int, most: int) -> int:
+    def bounded(name: str, default: int, least: int, most: int) -> int:
         text = environ.get(name, str(default))
         if not (text.isascii() and text.isdecimal() and len(text) < 12
                 and least <= int(text) <= most):
@@ -64,11 +64,11 @@ def place(environ: Mapping[str, str]) -> Place:
             return default
         return int(text)
 
-    world = number("WORLD_SIZE", 1, 1, RANKS_MAX)
-    rank = number("RANK", 0, 0, world - 1)
-    local_rank = number("LOCAL_RANK", 0, 0, world - 1)
+    world = bounded("WORLD_SIZE", 1, 1, RANKS_MAX)
+    rank = bounded("RANK", 0, 0, world - 1)
+    local_rank = bounded("LOCAL_RANK", 0, 0, world - 1)
     if "MASTER_ADDR" in environ:
-        number("MASTER_PORT", 0, 1, PORT_MAX)
+        bounded("MASTER_PORT", 0, 1, PORT_MAX)
     elif world > 1:
         problems.append(f"$WORLD_SIZE is {world} and $MASTER_ADDR is not set: start the ranks with "
                         "`holdfast train` or torchrun, or unset it")
