@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any
 
 import msgspec
 
-from ..core.model import Effect, EffectOutcome, NodeOrder, StoreWrite, subject_of
+from ..core.model import Effect, EffectOutcome, NodeOrder, RunCheck, StoreWrite, subject_of
 from ..history.journal import (
     UNFINISHED_ERROR,
     Count,
@@ -64,7 +65,9 @@ class Performer:
         self, journal: Journal, store: Store, order: Callable[[str, dict[str, object]], str],
         wake: Callable[[str], None], on_error: Callable[[str, BaseException | str], None],
         launcher_of: Callable[[str], Launcher], node: Callable[[Effect, NodeOrder], Awaitable[str]],
+        check: Callable[[Effect, RunCheck], Awaitable[str]],
     ) -> None:
+        self._check = check
         self._journal, self._node, self._store, self._order = journal, node, store, order
         self._wake, self._on_error, self._launcher_of = wake, on_error, launcher_of
         self._flights: dict[str, EffectInFlight] = {}
@@ -119,9 +122,7 @@ class Performer:
         for effect in fresh:
             # Bound here, in the step that decided it: pids and ranks are those of this launcher.
             self._flights[effect.id] = EffectInFlight(effect, self._launcher_of(run_of(effect)))
-        task = asyncio.get_running_loop().create_task(self._begin(fresh, memory))
-        self._tasks.add(task)
-        task.add_done_callback(self._task_done)
+        self._start(self._begin(fresh, memory))
 
     @property
     def in_flight(self) -> int:
@@ -168,8 +169,19 @@ class Performer:
             elif isinstance(effect.body, NodeOrder):
                 error = await self._node(effect, effect.body)
                 self._end(effect.id, not error, error, "", effect)
+            elif isinstance(effect.body, RunCheck) and not effect.body.run:
+                self._start(self._checked(effect, effect.body))  # takes seconds
             else:
                 self._send(flight)
+
+    async def _checked(self, effect: Effect, body: RunCheck) -> None:
+        error = await self._check(effect, body)
+        self._end(effect.id, not error, error, "", effect)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._task_done)
 
     async def _put(self, effect: Effect, write: StoreWrite) -> None:
         try:

@@ -7,12 +7,15 @@ starts checks begins with the longest, torch's import, before a detector is need
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.collectors.contract import Roots
 
 from . import profiles
 from .profiles import Profile
+
+if TYPE_CHECKING:
+    from ..config.settings import Collectors
 
 
 class Facts(NamedTuple):
@@ -33,3 +36,10 @@ def profile_of(roots: Roots) -> Profile | None:
     except OSError:
         return None
     return profiles.of_product(product)
+
+
+def roots_of(places: Collectors) -> Roots:
+    """Where the configuration says that the machine is."""
+    return Roots(places.proc, places.sys, places.kmsg, places.nvml, places.neuron,
+                 places.compile_cache, tools=places.tools, rocm=places.rocm, root=places.root,
+                 shm=places.shm, systemd=places.systemd, systemctl=places.systemctl)

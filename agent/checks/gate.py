@@ -5,21 +5,20 @@ Owns the functions that the table's rows name, each called in a child with the F
 
 from __future__ import annotations
 
-import os
-import secrets
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from ..core.checks.verdict import Answer, amount
 from ..core.detect.devices import accelerator, fabric
 from ..core.model import DEGRADED, FATAL, WARN, labels_of, subject_of
 from .facts import Facts
+from .paths import written_and_read
 from .readings import Reading, detected, read
 
 VENDORS = ("nvidia", "neuron", "amd")
 NVIDIA_PCI, DISPLAY = "0x10de", ("0x0302", "0x0300")  # 3D controller, VGA
 MEMORY_LOW_SHARE = 0.05
-PATH_BYTES = 1 << 20
 
 
 def incidents(facts: Facts) -> Answer:
@@ -43,7 +42,8 @@ def incidents(facts: Facts) -> Answer:
 def devices(facts: Facts) -> Answer:
     """The vendors' drivers against the bus, and both against the profile."""
     reading = read(facts, VENDORS)
-    models = _models(reading)
+    lost = _lost(reading)
+    models = _models(reading, lost)
     broken = [f"the driver of {name} does not answer: {why}"
               for name, why in reading.failed.items()]
     on_bus, named = _nvidia_on_bus(facts.roots.sys), len(models.get("nvidia", ()))
@@ -61,14 +61,28 @@ def devices(facts: Facts) -> Answer:
     count = "; ".join(f"{len(names)} x {' and '.join(sorted(set(names)))}"
                       for names in models.values()) or "no accelerator"
     against = f", as {profile.name} has them" if profile is not None else ", no profile known"
-    return Answer(said=count + against, critical=tuple(broken))
+    broken += [f"the driver says that {vendor}/{device} is lost" for vendor, device in sorted(lost)
+               if profile is None or profile.vendor != vendor]
+    missing = profile.devices - len(models.get(profile.vendor, ())) if profile is not None else 0
+    one_by_one = len(broken) == len(lost) or len(broken) == 1 and len(lost) == missing
+    return Answer(said=count + against, critical=tuple(broken),
+                  devices=_of(lost) if one_by_one else ())
 
 
-def _models(reading: Reading) -> dict[str, list[str]]:
-    """Vendor -> names of its devices that are not lost."""
-    lost = {(labels["vendor"], labels.get("device", "")) for one in reading.samples
+def _lost(reading: Reading) -> set[tuple[str, str]]:
+    return {(labels["vendor"], labels.get("device", "")) for one in reading.samples
             if one.name == accelerator.LOST and one.value > 0
             for labels in (labels_of(one.subject),)}
+
+
+def _of(keys: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """These devices, as subjects name them."""
+    return tuple(f"{accelerator.SCOPE.get(vendor, 'gpu')}/{device}"
+                 for vendor, device in sorted(keys))
+
+
+def _models(reading: Reading, lost: set[tuple[str, str]]) -> dict[str, list[str]]:
+    """Vendor -> names of its devices that are not lost."""
     found: dict[str, list[str]] = {}
     for one in reading.samples:
         labels = labels_of(one.subject) if one.name == "accelerator_info" else {}
@@ -94,10 +108,10 @@ def _nvidia_on_bus(sys: str) -> int:
 def accelerators(facts: Facts) -> Answer:
     """What each device's driver says of it, and lanes of PCIe that it does not use."""
     reading = read(facts, VENDORS)
-    sights = accelerator.sights(reading.samples)
-    critical = tuple(f"{'/'.join(key)}: {sight.why}" for key, sight in sights.items()
+    found = accelerator.sights(reading.samples)
+    critical = tuple(f"{'/'.join(key)}: {sight.why}" for key, sight in found.items()
                      if sight.health == FATAL)
-    warning = [f"{'/'.join(key)}: {sight.why}" for key, sight in sights.items()
+    warning = [f"{'/'.join(key)}: {sight.why}" for key, sight in found.items()
                if sight.health in (DEGRADED, WARN)]
     width = {one.subject: one.value for one in reading.samples
              if one.name == "accelerator_pcie_width"}
@@ -107,9 +121,10 @@ def accelerators(facts: Facts) -> Answer:
             labels = labels_of(one.subject)
             warning.append(f"{labels.get('vendor')}/{labels.get('device')} uses {now:.0f} of "
                            f"{one.value:.0f} PCIe lanes")
-    return Answer(said=f"{len(sights)} devices are well" if sights else "no accelerator",
+    return Answer(said=f"{len(found)} devices are well" if found else "no accelerator",
                   critical=critical, warning=tuple(warning),
-                  unknown=tuple(f"{name}: {why}" for name, why in reading.failed.items()))
+                  unknown=tuple(f"{name}: {why}" for name, why in reading.failed.items()),
+                  devices=_of(key for key, sight in found.items() if sight.health == FATAL))
 
 
 def fabric_state(facts: Facts) -> Answer:
@@ -160,29 +175,7 @@ def paths(facts: Facts) -> Answer:
     for path in facts.paths:
         print(path, flush=True)
         begin_s = time.monotonic()
-        why = _written_and_read(path)
+        why = written_and_read(path)
         took.append(f"{path} in {time.monotonic() - begin_s:.2f} s")
         broken += [f"{path}: {why}"] if why else []
     return Answer(said=f"1 MB written and read back: {', '.join(took)}", critical=tuple(broken))
-
-
-def _written_and_read(path: str) -> str:
-    """Why what was written there is not read back; "" when it is."""
-    data, name = os.urandom(PATH_BYTES), os.path.join(path, f".holdfast-{secrets.token_hex(8)}")
-    try:
-        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        return f"nothing can be written: {error.strerror}"
-    try:
-        os.unlink(name)  # a check that is killed leaves nothing behind
-        if os.write(descriptor, data) != len(data):
-            return "it takes no 1 MB"
-        os.fsync(descriptor)
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)  # what is read comes from there
-        if os.pread(descriptor, len(data), 0) != data:
-            return "what is read back is not what was written"
-        return ""
-    except OSError as error:
-        return error.strerror or str(error)
-    finally:
-        os.close(descriptor)

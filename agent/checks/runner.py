@@ -32,10 +32,9 @@ from ..core.checks.verdict import (
 from . import profiles, results
 from .facts import Facts
 from .isolate import Call, Event, answering, run_all, write_line
-from .table import AGENT, PATHS, TORCH, Check
+from .table import AGENT, PATHS, TORCH, TORCH_START_S, Check
 
 ENTRY = Path(__file__).with_name("torch_entry.py")
-START_S = 120.0  # until torch is imported: a cold one reads 2 GB over a network
 AT_ONCE = 3
 TORCH_CALL = "torch"
 NO_TORCH = ("name one that has it: --python, or `python` below [checks] in the configuration")
@@ -176,7 +175,7 @@ class Runner:
                     tried.append([python, origin, str(error.strerror)])
             write_line(descriptor, {"no_torch": tried})
 
-        deadline_s = START_S + sum(one.deadline_s for one in checks)
+        deadline_s = TORCH_START_S + sum(one.deadline_s for one in checks)
         return Call(TORCH_CALL, become, deadline_s, lock=self._lock(TORCH_CALL))
 
     def _torch_event(self, event: Event, by_name: dict[str, Check]) -> Iterator[CheckVerdict]:

@@ -7,6 +7,7 @@ added stands in docs/checks.md.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 BEFORE, DURING, AFTER, ON_DEMAND = "before", "during", "after", "on demand"
@@ -99,6 +100,44 @@ CHECKS: tuple[Check, ...] = (
                     "sendrecv")),
 )
 BY_NAME = {one.name: one for one in CHECKS}
+
+
+PASSIVE, FULL = "passive", "full"  # words of checks.gate
+TORCH_START_S = 120.0  # until torch is imported: a cold one reads 2 GB over a network
+
+
+def of_gate(words: tuple[str, ...]) -> tuple[str, ...]:
+    """The names that checks.gate stands for, in the table's order."""
+    return tuple(one.name for one in CHECKS if one.name in words
+                 or BEFORE in one.when and (FULL in words or PASSIVE in words and not one.disturbs))
+
+
+def gate_words() -> tuple[str, ...]:
+    return (PASSIVE, FULL, *BY_NAME)
+
+
+def limit_s(words: tuple[str, ...]) -> float:
+    """How long a round of these may take, made twice where something fails."""
+    found = [BY_NAME[name] for name in of_gate(words)]
+    torch = [one.deadline_s for one in found if TORCH in one.needs]
+    slowest_s = max((one.deadline_s for one in found if TORCH not in one.needs), default=0.0)
+    return 2 * (slowest_s + sum(torch) + TORCH_START_S * bool(torch)) + 10.0
+
+
+def limits_of(rows: Iterable[str]) -> dict[str, float]:
+    """The rows of checks.limits.  Raises ValueError with what to write."""
+    known = [name for one in CHECKS for name in one.measures]
+    found = {}
+    for row in rows:
+        name, sign, value = (part.strip() for part in row.partition(">="))
+        try:
+            found[name] = float(value)
+        except ValueError:
+            sign = ""
+        if not sign or name not in known:
+            raise ValueError(f"checks.limits: {row!r}: write NAME >= NUMBER, in bytes or "
+                             f"operations a second; NAME is one of {', '.join(known)}")
+    return found
 
 
 def chosen(names: tuple[str, ...]) -> tuple[Check, ...]:

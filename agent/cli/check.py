@@ -21,7 +21,8 @@ from typing import Any
 import msgspec
 
 from holdfast.agent.checks import profiles, results, table
-from holdfast.agent.checks.facts import Facts, profile_of
+from holdfast.agent.checks.facts import Facts, profile_of, roots_of
+from holdfast.agent.checks.round import pythons as candidates
 from holdfast.agent.checks.runner import Runner, Wanted
 from holdfast.agent.config import load
 from holdfast.agent.core.checks.verdict import (
@@ -37,7 +38,6 @@ from holdfast.agent.core.checks.verdict import (
     worst,
 )
 from holdfast.agent.system import procfs
-from holdfast.collectors.contract import Roots
 from holdfast.worker.exits import NOT_KNOWN
 
 from .client import reach
@@ -108,15 +108,13 @@ def wanted_of(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[
     try:
         checks = table.chosen(tuple(options.name))
         profile = profiles.named(options.profile) if options.profile else None
-        limits = _limits(settings.limits)
+        limits = table.limits_of(settings.limits)
         sizes = [_size(word) for word in options.sizes.split(",")] if options.sizes else []
     except ValueError as error:
         raise Failure(str(error), NOT_KNOWN) from error
     statuses, no_agent = _agents()
-    roots = Roots(places.proc, places.sys, places.kmsg, places.nvml, places.neuron,
-                  places.compile_cache, tools=places.tools, rocm=places.rocm, root=places.root,
-                  shm=places.shm, systemd=places.systemd, systemctl=places.systemctl)
     node = loaded.agent.node or socket.gethostname()
+    roots = roots_of(places)
     facts = Facts(node, roots, statuses[0] if statuses else None, no_agent,
                   profile or profile_of(roots), (*settings.paths, *options.path))
     wanted = Wanted(
@@ -136,21 +134,6 @@ def _configuration(named: str | None) -> Any:
         return load.load(file).config
     except load.ConfigError as error:
         raise Failure("\n  ".join(error.errors), NOT_KNOWN) from error
-
-
-def _limits(rows: Iterable[str]) -> dict[str, float]:
-    known = [name for one in table.CHECKS for name in one.measures]
-    found = {}
-    for row in rows:
-        name, sign, value = (part.strip() for part in row.partition(">="))
-        try:
-            found[name] = float(value)
-        except ValueError:
-            sign = ""
-        if not sign or name not in known:
-            raise ValueError(f"checks.limits: {row!r}: write NAME >= NUMBER, in bytes or "
-                             f"operations a second; NAME is one of {', '.join(known)}")
-    return found
 
 
 def _size(word: str) -> int:
@@ -176,23 +159,11 @@ def _training(statuses: Iterable[Mapping[str, Any]]) -> list[str]:
             if run.get("state") not in ("done", "launcher lost")]
 
 
-def pythons(named: str, environ: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Interpreters that may have torch: the one that is named and no other, or the job's, this one
-    and the one on the PATH."""
-    if named:
-        return [(named, "named")]
-    found: dict[str, str] = {}
+def pythons(named: str, environ: Mapping[str, str]) -> Sequence[tuple[str, str]]:
     try:
-        found[job_python([], environ)] = "the job's"
-    except Failure:
-        pass  # an environment that is no more
-    found.setdefault(sys.executable, "Holdfast's own")
-    for folder in environ.get("PATH", "").split(":"):
-        path = os.path.join(folder, "python3")
-        if os.path.isabs(path) and os.access(path, os.X_OK):
-            found.setdefault(path, "on the PATH")
-            break
-    return list(found.items())
+        return candidates(named, [job_python([], environ)], environ)
+    except Failure:  # an environment that is no more
+        return candidates(named, [], environ)
 
 
 # ------------------------------------------------------------------------------- from the cache

@@ -11,7 +11,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
@@ -30,18 +30,22 @@ WITHOUT_VALUE = frozenset({
 })
 
 
-def python_flag(argv: Sequence[str]) -> str:
-    """The value of `--python` among the launcher's own flags; "" when it is not given."""
+def own_flags(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The launcher's own flags and their values, up to where script, module or key=value begins."""
     words = iter(argv)
     for word in words:
         if not word.startswith("-") or word == "--":
-            return ""  # here the script, the module or key=value begins
+            return
         flag, equals, value = word.partition("=")
-        if flag == "--python":
-            return value if equals else next(words, "")
-        if not equals and flag.replace("_", "-") not in WITHOUT_VALUE:
-            next(words, "")
-    return ""
+        flag = flag.replace("_", "-")
+        if not equals and flag not in WITHOUT_VALUE:
+            value = next(words, "")
+        yield flag, value
+
+
+def python_flag(argv: Sequence[str]) -> str:
+    """The value of `--python` among the launcher's own flags; "" when it is not given."""
+    return next((value for flag, value in own_flags(argv) if flag == "--python"), "")
 
 
 def job_python(argv: Sequence[str], environ: Mapping[str, str]) -> str:
@@ -95,6 +99,19 @@ def check_configuration(environ: Mapping[str, str]) -> None:
                       CONFIGURATION) from error
 
 
+def check_names(argv: Sequence[str]) -> None:
+    """Raises Failure (78) for an --ignore-check of a check that there is not."""
+    names = [value for flag, value in own_flags(argv) if flag == "--ignore-check"]
+    if not names:
+        return
+    from holdfast.agent.checks import table
+
+    try:
+        table.chosen(tuple(names))
+    except ValueError as error:
+        raise Failure(f"--ignore-check: {error}", CONFIGURATION) from error
+
+
 def _node_agent(environ: Mapping[str, str]) -> bool:
     """Whether the node has an agent that this run would go to."""
     from .client import NODE_RUNTIME
@@ -113,6 +130,7 @@ def launch(command: str, argv: Sequence[str]) -> NoReturn:
     """Replaces this process by the launcher.  Returns never; raises Failure before."""
     python = job_python(argv, os.environ)
     check_configuration(os.environ)
+    check_names(argv)
     environ = {**os.environ, "HOLDFAST_PYTHON": sys.executable}
     if sys.stdout is not None:  # started without one
         sys.stdout.flush()

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 
 import msgspec
 
+from ..checks import table
 from ..core import actions
 from ..system.regular import read_regular
 from ..system.time_limit import TooSlow, at_most
@@ -84,8 +85,13 @@ def load(
     config = _build(values)
     errors.extend(_check_lattice(config, values) + _check_hidden(config, values))
     errors.extend(_check_ports(config, values))
+    try:
+        table.limits_of(config.checks.limits)
+    except ValueError as error:
+        errors.append(f"{_origin('checks.limits', values)}: {error}")
     named = [("actions.allow", "action", config.actions.allow, actions.allowable()),
-             ("detect.act", "detector that may act", config.detect.act, Config().detect.act)]
+             ("detect.act", "detector that may act", config.detect.act, Config().detect.act),
+             ("checks.gate", "check", config.checks.gate, table.gate_words())]
     if config.collectors.disable:
         named.append(("collectors.disable", "collector", config.collectors.disable, collectors()))
     for key, what, words, known in named:
@@ -235,11 +241,11 @@ def _read(path: Path, errors: list[str]) -> list[tuple[str, Any]]:
         errors.append(f"{path}: no valid TOML: {error}")
         return []
     pairs: list[tuple[str, Any]] = []
-    for section, table in content.items():
-        if isinstance(table, dict) and section != "signature":
-            pairs.extend((f"{section}.{key}", value) for key, value in table.items())
+    for section, keys in content.items():
+        if isinstance(keys, dict) and section != "signature":
+            pairs.extend((f"{section}.{key}", value) for key, value in keys.items())
         else:
-            pairs.append((section, table))
+            pairs.append((section, keys))
     return pairs
 
 

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
+from ..checks import table
 from ..core import model
 from ..core.actions import ACTIONS, allowable
 
@@ -184,6 +185,31 @@ class Checks(msgspec.Struct, frozen=True):
         tuple[str, ...],
         Meta(max_length=16, description="where checkpoints go: written to and read back"),
     ] = ()
+    gate: Annotated[
+        tuple[str, ...],
+        Meta(max_length=32, description=(
+            "what a run's start needs: `passive` (every check that disturbs nobody), `full` (all "
+            "that are made before a job), or names of checks; empty: nothing"
+        )),
+    ] = ("passive",)
+    max_age_s: Annotated[
+        float,
+        Meta(ge=10, le=86400, description=(
+            "a verdict that is older is made anew for a start; the agent keeps those of the "
+            "passive checks younger"
+        )),
+    ] = 300.0
+    wait_s: Annotated[
+        float,
+        Meta(ge=0, le=86400, description=(
+            "how long a start that a failed check refuses waits for it to pass; 0: it leaves at "
+            "once with 75"
+        )),
+    ] = 0.0
+    after: Annotated[
+        bool,
+        Meta(description="make the checks of `gate` again when the last run of the node has ended"),
+    ] = False
     limits: Annotated[
         tuple[str, ...],
         Meta(max_length=64, description=(
@@ -191,6 +217,14 @@ class Checks(msgspec.Struct, frozen=True):
             "whatever profile and baseline say"
         )),
     ] = ()
+
+
+    def core_settings(self) -> model.GateSettings:
+        return model.GateSettings(
+            names=table.of_gate(self.gate), full=table.of_gate((table.FULL,)), paths=self.paths,
+            max_age_s=self.max_age_s, limit_s=table.limit_s(self.gate),
+            full_limit_s=table.limit_s((table.FULL,)), wait_s=self.wait_s,
+            disturbing=tuple(one.name for one in table.CHECKS if one.disturbs), after=self.after)
 
 
 class Actions(msgspec.Struct, frozen=True):
@@ -247,5 +281,6 @@ class Config(msgspec.Struct, frozen=True):
         """The part that the deterministic core needs."""
         values = {name: getattr(self.detect, name) for name in self.detect.__struct_fields__}
         return model.Settings(
-            allow=self.actions.allow, alone=self.actions.alone, single_node=single_node, **values
+            allow=self.actions.allow, alone=self.actions.alone, single_node=single_node,
+            gate=self.checks.core_settings(), **values
         )

@@ -38,9 +38,9 @@ from .model import (
     rank_subject,
     subject_of,
 )
-from .nodes import kernel_incidents, stale_locks
+from .nodes import check_reports, kernel_incidents, stale_locks
 from .nodes.condition_incidents import ConditionIncidents, ConditionMemory
-from .nodes.exclusions import Exclusions, start_hold
+from .nodes.exclusions import Exclusions
 from .nodes.identity import Identities
 from .nodes.kernel_incidents import KernelIncidents, KernelMemory
 from .nodes.repair import RepairMemory, Repairs
@@ -141,14 +141,16 @@ class Node:
         verdicts.extend(conditions)
         self.conditions.step(whole, conditions, self.kernel.addresses())
         self.identities.step(whole)
+        check_reports.step(whole, self.name)
         leaving = ec2.leaving(conditions, self.settings)
         verdicts[:] = ec2.acted(verdicts) if leaving else verdicts
+        opened = (*self.kernel.book.incidents().values(),
+                  *self.conditions.book.incidents().values())
         for view in sorted(observed.runs, key=lambda v: v.run):
             context = self._context(now, observed, view, settled, effects, verdicts, changed)
             context.conditions = tuple(conditions)
             context.causes, context.beyond = causes, partial(self.repairs.rung, whole)
-            if self.settings.single_node and kernel_incidents.DETECTOR in self.settings.act:
-                self._hold_start(context)
+            context.opened = opened
             doing[view.run] = self._judge(context, leaving)
             contexts.append(context)
         for _, case in sorted(self.cases.items()):
@@ -182,14 +184,6 @@ class Node:
             context.leader, context.reason, case.stage = False, failure.reason, Stage.UNKNOWN
             context.verdicts.append(failure)
             return "unknown"
-
-    def _hold_start(self, context: Context) -> None:
-        opened = (*self.kernel.book.incidents().values(),
-                  *self.conditions.book.incidents().values())
-        held = start_hold(context.view, opened, self.runbooks)
-        if held is not None:
-            context.start_hold, context.start_fault = held.reason, held.fault
-            context.start_waits = held.waits
 
     def _climb(self, whole: Context, context: Context) -> None:
         """What the ladder of a run came to beyond the run itself."""

@@ -45,7 +45,7 @@ from ..system.systemd import notify
 from . import own_faults
 from .operators import Operators
 from .parts import Part
-from .parts.check_results import CheckResults
+from .parts.checks import Checks
 from .parts.collectors import Collectors
 from .parts.kernel_log import KernelLogPart
 from .parts.node_order_gate import NodeOrderGate
@@ -145,10 +145,11 @@ class Daemon:
             seed.incidents, seed.owners, self._owner_of
         )
         self.evidence = EvidenceStore(state)
+        self.checks = Checks(state, self.wake)
         self.performer = Performer(
             self.journal, self.store, self._order, self.wake, self.on_error,
             lambda run: self.launchers.identity(run),
-            functools.partial(root_client.perform, state, self.evidence),
+            functools.partial(root_client.perform, state, self.evidence), self.checks.perform,
         )
         state.counters = self.performer.counters
         self.node = self._new_node(seed.memory)
@@ -181,7 +182,7 @@ class Daemon:
             self.node_order_gate,
             self.private_life,
             OldRuns(state),
-            CheckResults(state),
+            self.checks,
         )
 
     def _owner_of(self, run: str) -> int:
@@ -294,6 +295,7 @@ class Daemon:
             requests=self.operators.pending(state.snapshot.decision.answers),
             journal_stalled=bool(self._disk_problem()) or self.journal.stalled,
             gate=self.node_order_gate.gate,
+            checks=state.checks,
         )
         decision = self.node.step(now, observed)
         state.steps += 1

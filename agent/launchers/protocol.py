@@ -46,6 +46,10 @@ class Hello(msgspec.Struct, tag_field="t", tag="hello"):
     generation: Whole = 0
     started_boot_s: Seconds = 0.0
     compile_caches: tuple[str, ...] = ()  # where the job keeps what Neuron compiled
+    visible: tuple[tuple[str, str], ...] = ()  # (vendor, value) of CUDA_VISIBLE_DEVICES, its like
+    ignored_checks: tuple[str, ...] = ()
+    ignore_reason: str = ""
+    wants_checks: str = ""
 
 
 class Page(msgspec.Struct, tag_field="t", tag="page"):

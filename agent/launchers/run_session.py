@@ -70,7 +70,9 @@ class RunSession:
             startup_s=levels.startup_s, compiling=levels.compiling, keep=max(0, levels.keep),
             checkpoint_dir=levels.checkpoint_dir or hello.checkpoint_dir,
             logs=levels.logs is not None, registered_boot_s=self.registered_boot_s,
-            uid=self.uid, suspended=self._suspended(),
+            uid=self.uid, suspended=self._suspended(), visible=hello.visible,
+            ignored_checks=hello.ignored_checks, ignore_reason=hello.ignore_reason,
+            wants_checks=hello.wants_checks,
         )
 
     def _suspended(self) -> bool:

@@ -95,6 +95,9 @@ class Prober:
                 code = await child.wait()
         except TimeoutError:
             return await self.end(name, child, timeout_s, begin_s)
+        except asyncio.CancelledError:  # nobody waits for it any more: it is not left behind
+            await self.end(name, child, timeout_s, begin_s)
+            raise
         except ValueError as error:
             await self.end(name, child, timeout_s, begin_s)
             return Answer(False, b"", f"{name}: {error}", time.monotonic() - begin_s)

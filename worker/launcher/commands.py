@@ -27,6 +27,7 @@ from .terminal import Terminal
 
 EVIDENCE_S = 5.0
 REMOVE_S = 10.0
+PATHS_S, PATHS_MAX = 15.0, 32  # a mount that hangs is unknown, and refuses nothing
 HOW = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # a lock is opened
 LOCK_STALE_S = 120.0  # as the agent's: a compile's stages follow each other within seconds
 REFUSALS_MAX = 8  # different reasons that are said
@@ -116,7 +117,7 @@ class Commands:
         handlers: Dict[str, Callable[[str, Dict[str, Any]], None]] = {
             "start": self.start, "stop": self.stop, "finish": self.finish,
             "evidence": self.evidence, "delete": self.delete, "inject": self.inject,
-            "logs": self.logs, "remove_lock": self.remove_lock}
+            "logs": self.logs, "remove_lock": self.remove_lock, "run_check": self.run_check}
         try:
             if kind not in handlers:
                 raise Refused("this launcher knows no order %r" % kind)
@@ -246,6 +247,16 @@ class Commands:
         self.tasks.call(
             lambda: remove_stale(path), REMOVE_S,
             lambda ok, text: self.outcome(command_id, ok, text), "removing a lock")
+
+    def run_check(self, command_id: str, body: Dict[str, Any]) -> None:
+        """Has the job's own paths written to and read back, as the user who will write there."""
+        paths = [str(path) for path in body["paths"]][:PATHS_MAX]
+        # What the job itself has yet to make is asked for where it would be made.
+        new = ["--new", self.state.checkpoint_dir] if self.state.checkpoint_dir in paths else []
+        command, environ = own_module("holdfast.agent.checks.paths", self.link.environ)
+        self.tasks.command(
+            [*command, *new, *paths], environ, PATHS_S,
+            lambda ok, text: self.outcome(command_id, ok, text), "writing to %s" % " ".join(paths))
 
     def inject(self, command_id: str, body: Dict[str, Any]) -> None:
         """Injects a fault into a rank of the caller's own run."""

@@ -93,6 +93,9 @@ class Spec(NamedTuple):
     nproc_unset_threads: bool
     argv: List[str]
     shown: Shown = Shown()
+    ignored_checks: List[str] = []
+    ignore_reason: str = ""
+    wants_checks: str = ""
 
 
 class Parser(argparse.ArgumentParser):
@@ -189,6 +192,11 @@ def build(command: str) -> argparse.ArgumentParser:
          help="warm spares of the trainer (1 on CPU)")
     flag(ours, "--grace", type=number(float, 0, SECONDS_MAX), default=30.0,
          help="seconds to save after SIGTERM or Ctrl-C")
+    flag(ours, "--check", default="", choices=("full",),
+         help="full: also the checks that take the devices, before the start")
+    flag(ours, "--ignore-check", action="append", default=None, metavar="NAME",
+         help="start though this check failed; again for others; needs --reason")
+    flag(ours, "--reason", default="", help="why, for the journal")
     if command == "train":
         flag(ours, "--config", default="", help="the trainer's settings, a TOML file")
     # Wide: a training log comes nowhere near it, and a loop that prints takes no disk with it.
@@ -268,6 +276,9 @@ def parse(command: str, argv: List[str], environ: Dict[str, str]) -> Spec:
     if ignored:
         print("holdfast: accepted, and without effect here: %s" % ", ".join(ignored),
               file=sys.stderr)
+    if options.ignore_check and not options.reason.strip():
+        fail("--ignore-check %s: say why with --reason TEXT; it is written down"
+             % options.ignore_check[0])
     name = run_name(options.run, options.rdzv_id, program.target, environ)
     return Spec(
         run=name, program=program, nproc=nproc, max_restarts=options.max_restarts,
@@ -277,6 +288,8 @@ def parse(command: str, argv: List[str], environ: Dict[str, str]) -> Spec:
         standby=standby if program.trainer else 0, grace_s=options.grace,
         log_limit_bytes=options.log_limit << 20, hang_limit_s=options.hang_limit, argv=argv,
         nproc_unset_threads=nproc > 1 and "OMP_NUM_THREADS" not in environ, shown=shown(options),
+        ignored_checks=options.ignore_check or [], ignore_reason=options.reason,
+        wants_checks=options.check,
     )
 
 

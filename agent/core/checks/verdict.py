@@ -11,24 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from ..model import Value
+from ..model.checked import CRITICAL as CRITICAL
+from ..model.checked import NO_LIMIT as NO_LIMIT
+from ..model.checked import OK as OK
+from ..model.checked import STATUSES as STATUSES
+from ..model.checked import UNKNOWN as UNKNOWN
+from ..model.checked import WARNING as WARNING
+from ..model.checked import CheckVerdict as CheckVerdict
+from ..model.checked import Measure as Measure
+from ..model.time import Value
 
-OK, WARNING, CRITICAL, UNKNOWN = STATUSES = "ok", "warning", "critical", "unknown"
 CODES = {OK: 0, WARNING: 1, CRITICAL: 2, UNKNOWN: 3}  # Nagios; also holdfast_check_status
 WORST_FIRST = CRITICAL, WARNING, UNKNOWN, OK
-OPERATOR, BASELINE, PROFILE, NO_LIMIT = "operator", "baseline", "profile", ""
+OPERATOR, BASELINE, PROFILE = "operator", "baseline", "profile"
 SLURM_PROLOG, SLURM_HEALTH, BATCH, K8S = CONVENTIONS = (
     "slurm-prolog", "slurm-health", "batch", "k8s")
-
-
-class Measure(Value, frozen=True):
-    """One number that a check measured.  More is better for all of them."""
-
-    name: str  # "gemm_float32", as limits name it
-    value: float
-    unit: str  # "B/s" | "FLOP/s"
-    subject: str = ""  # "cpu", "cuda:3", "67108864 bytes"
-    samples: tuple[float, ...] = ()  # the single ones that `value` is the median of
 
 
 class Answer(Value, frozen=True):
@@ -40,6 +37,7 @@ class Answer(Value, frozen=True):
     unknown: tuple[str, ...] = ()
     measures: tuple[Measure, ...] = ()
     table: tuple[str, ...] = ()  # lines for people, as they are
+    devices: tuple[str, ...] = ()  # whom all of `critical` is about: "gpu/3"; () = the node
     todo: str = ""  # where it is another than the check's own
 
 
@@ -50,25 +48,6 @@ class Limit(Value, frozen=True):
     value: float
     met: bool
     source: str = ""  # "hgx-h100: Azure ..., 2026-11-20", "12 passes, similarity 0.97 of 0.95"
-
-
-class CheckVerdict(Value, frozen=True, omit_defaults=False):
-    """One check's verdict, as people, files and metrics see it."""
-
-    check: str
-    status: str
-    reason: str
-    value: float | None = None
-    unit: str = ""
-    limit: float | None = None
-    limit_from: str = NO_LIMIT
-    limit_source: str = ""
-    todo: str = ""
-    took_s: float = 0.0
-    wall_s: float = 0.0  # when it ended
-    confirmed: bool = False  # critical twice in a row
-    measures: tuple[Measure, ...] = ()
-    table: tuple[str, ...] = ()
 
 
 def judged(check: str, answer: Answer, limits: Mapping[Measure, Sequence[Limit]],
@@ -98,6 +77,7 @@ def judged(check: str, answer: Answer, limits: Mapping[Measure, Sequence[Limit]]
         limit.value if limit else None, limit.origin if limit else NO_LIMIT,
         limit.source if limit else "", "" if status == OK else answer.todo or todo,
         measures=answer.measures, table=answer.table,
+        devices=answer.devices if len(critical) == len(answer.critical) else (),
     )
 
 
@@ -127,7 +107,7 @@ def exit_code(verdicts: Sequence[CheckVerdict], convention: str = "",
     and not while the breaker says that many nodes have the same."""
     if not convention:
         return CODES[worst(one.status for one in verdicts)]
-    refused = any(one.status == CRITICAL and one.confirmed for one in verdicts)
+    refused = any(one.proven for one in verdicts)
     return int(refused and not breaker_open)
 
 

@@ -27,6 +27,7 @@ from .detector import Detector, NodeView, RunDetector
 from .devices.accelerator import Accelerators
 from .devices.compile_cache import CompileCache
 from .devices.fabric import Fabric
+from .host.checks import Checks
 from .host.clock import Clock
 from .host.hardware import Hardware
 from .host.host import Host
@@ -39,6 +40,7 @@ from .ranks.hang import Hang
 DETECTORS: tuple[type[Detector] | type[RunDetector], ...] = (
     Members, Requested, Ended, UnderRanks, Hang,  # of a run: the first cause holds
     Accelerators, CompileCache, Ec2, Host, Storage, Reach, Hardware, Clock, Fabric, Networks,
+    Checks,
 )
 NAMES_MAX = 4096  # names of readings whose readers are remembered
 Memories = dict[str, object]  # detector -> what it keeps

@@ -6,18 +6,20 @@ go; when it is wanted is decided where it is drafted.
 
 from __future__ import annotations
 
-from ..actions import ACTIONS, RESTART_RANKS, STOP_RUN, TAKE_EVIDENCE
+from ..actions import ACTIONS, RESTART_RANKS, RUN_CHECK, STOP_RUN, TAKE_EVIDENCE
 from ..model import (
     Delete,
     Effect,
     Finish,
     Plan,
     RankView,
+    RunCheck,
     RunView,
     Start,
     Stop,
     StoreWrite,
     TakeEvidence,
+    node_subject,
     rank_subject,
     run_subject,
 )
@@ -30,6 +32,7 @@ EVIDENCE_S = ACTIONS[TAKE_EVIDENCE].deadline_s
 DELETE_S = 60.0
 LOGS_S = 12.0  # the launcher gives its child less
 STOP_MARGIN_S = 5.0
+PATHS_S = 20.0  # the launcher gives its child less
 
 
 def start(view: RunView, body: Start) -> Effect:
@@ -82,6 +85,27 @@ def logs(view: RunView, generation: int, incident: str) -> Effect:
     return Effect(
         id="", kind="logs", subject=logs_subject(view.run), reason=reason, deadline_s=LOGS_S,
         body=body, request=incident)
+
+
+def checks_subject(run: str) -> str:
+    return run_subject(run, "checks")
+
+
+def check_paths(view: RunView, paths: tuple[str, ...]) -> Effect:
+    """Its launcher's part: the run's user may write there, the agent's perhaps not."""
+    return Effect(
+        id="", kind=RUN_CHECK, subject=checks_subject(view.run), deadline_s=PATHS_S,
+        reason=f"before run {view.run} starts",
+        body=RunCheck(view.node, ("paths",), run=view.run, paths=paths))
+
+
+def check_node(
+    node: str, checks: tuple[str, ...], max_age_s: float, reason: str, deadline_s: float,
+    fault: str = "",
+) -> Effect:
+    return Effect(
+        id="", kind=RUN_CHECK, subject=node_subject(node, "checks"), reason=reason,
+        deadline_s=deadline_s, fault=fault, body=RunCheck(node, checks, max_age_s))
 
 
 def delete(plan: Plan, view: RunView, paths: tuple[str, ...]) -> Effect:

@@ -23,6 +23,7 @@ class Effect(Value, frozen=True):
       delete    Delete             checkpoint directories that keep-N lets go
       drain_node, reboot_node, replace_node, reset_gpu: NodeOrder, a verb for the root unit
       remove_lock  RemoveLock      launcher: a lock in a compile cache that nobody holds
+      run_check    RunCheck        the agent: these checks; a launcher: paths, as the run's user
     """
 
     id: str
@@ -30,7 +31,8 @@ class Effect(Value, frozen=True):
     subject: str
     reason: str
     deadline_s: float
-    body: StoreWrite | Start | Stop | Finish | TakeEvidence | Delete | NodeOrder | RemoveLock
+    body: (StoreWrite | Start | Stop | Finish | TakeEvidence | Delete | NodeOrder | RemoveLock
+           | RunCheck)
     outlives_node: bool = False  # refused while the journal is stalled
     fault: str = ""
     request: str = ""
@@ -102,6 +104,17 @@ class RemoveLock(Value, frozen=True, tag="unlock"):
 
     run: str
     path: str
+
+
+class RunCheck(Value, frozen=True, tag="check"):
+    """Checks to be made anew where what is known of them is older than `max_age_s`.  With `run`
+    its launcher writes to `paths` and reads back; detail is JSON: [[path, why not or ""], ...]."""
+
+    node: str
+    checks: tuple[str, ...]
+    max_age_s: float = 0.0
+    run: str = ""
+    paths: tuple[str, ...] = ()
 
 
 class Decision(Value, frozen=True):

@@ -6,6 +6,7 @@ Owns the types that come in from launchers, store, collectors and people.
 from __future__ import annotations
 
 from .bounds import Seconds, Whole
+from .checked import CheckVerdict
 from .concluded import Request
 from .events import Event
 from .readings import Readings
@@ -107,6 +108,10 @@ class RunView(Value, frozen=True):
     compiling: str = ""  # a compiler child or compile-cache lock: what, else ""
     registered_boot_s: float = 0.0
     uid: int = -1  # the launcher's user, as the kernel says; -1 unknown
+    visible: tuple[tuple[str, str], ...] = ()  # (vendor, CUDA_VISIBLE_DEVICES or its like)
+    ignored_checks: tuple[str, ...] = ()  # --ignore-check: they stop no start of this run
+    ignore_reason: str = ""
+    wants_checks: str = ""  # --check: "passive" | "full"; "" = as the configuration says
 
 
 class Doc(Value, frozen=True):
@@ -177,3 +182,4 @@ class Observed(Value, frozen=True):
     requests: tuple[Request, ...] = ()
     journal_stalled: bool = False
     gate: Gate = Gate()
+    checks: tuple[CheckVerdict, ...] = ()  # what was checked last on this node, in this boot

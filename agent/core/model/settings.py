@@ -19,6 +19,21 @@ class Runbook(Value, frozen=True):
     path: str = ""  # the file that spoke
 
 
+class GateSettings(Value, frozen=True):
+    """What a run's start needs, by names of checks."""
+
+    names: tuple[str, ...] = ("incidents",)  # () = nothing
+    full: tuple[str, ...] = ()  # the same for a run with --check full
+    paths: tuple[str, ...] = ()  # beside the run's own checkpoint directory
+    max_age_s: float = 300.0  # a verdict is made anew when it is older
+    limit_s: float = 60.0  # how long a start waits for checks; then they are unknown
+    full_limit_s: float = 600.0
+    wait_s: float = 0.0  # how long it waits for a check that failed to pass
+    window_s: float = 1800.0  # failures of many nodes that begin within it have one cause
+    disturbing: tuple[str, ...] = ()  # checks that are not made while ranks run
+    after: bool = False  # made again when the node's last run has ended
+
+
 class Settings(Value, frozen=True):
     """What of the configuration the core needs."""
 
@@ -42,6 +57,7 @@ class Settings(Value, frozen=True):
     allow: tuple[str, ...] = ()  # reboot_node, replace_node, ...: off until turned on
     alone: bool = False  # reboot and replace also where no fleet is seen that opens the breaker
     single_node: bool = True
+    gate: GateSettings = GateSettings()
 
     @property
     def sees_fleet(self) -> bool:

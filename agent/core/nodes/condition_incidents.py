@@ -127,7 +127,8 @@ class ConditionIncidents:
             since_s = max(ctx.since_boot_s, min(silent_s, ctx.since_boot_s + UNSEEN_MAX_S))
             wait_s += detector.warm_s if detector is not None else 0.0
         if ctx.now.boot_s - since_s > wait_s:
-            seen = detector is None or ctx.observed.samples.under(*detector.reads, *detector.beside)
+            seen = detector is None or not detector.reads or ctx.observed.samples.under(
+                *detector.reads, *detector.beside)
             self.book.close(ctx, key, f"not so any more for {wait_s:.0f} s" if seen
                         else "nobody looks at it any more")
         elif earlier:

@@ -6,41 +6,16 @@ leads a run there; an operator's request by any member that was asked.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import NamedTuple
-
 import msgspec
 
 from ..actions import EXCLUDE_NODE
 from ..effects import drafts
 from ..incidents.book import Entry, IncidentBook
 from ..ladder import first
-from ..model import (
-    FATAL,
-    WARN,
-    Beat,
-    Incident,
-    Now,
-    Runbook,
-    RunView,
-    Verdict,
-    node_subject,
-    subject_of,
-)
+from ..model import WARN, Beat, Incident, Now, Verdict, node_subject, subject_of
 from ..run import members
 from ..run.state import Context
 from . import breaker
-
-OWN_SCOPES = ("node", "gpu", "neuron")  # faults that concern every run of a node
-
-
-class StartHold(NamedTuple):
-    """Why no run starts on this node now."""
-
-    incident: str
-    fault: str
-    reason: str
-    waits: bool  # it may be over by itself
 
 
 class Exclusions:
@@ -111,23 +86,6 @@ class Exclusions:
         body = msgspec.json.encode(wanted[node])
         draft = drafts.put(key, doc.version, body, wanted[node].reason)
         ctx.emit(doc.version, msgspec.structs.replace(draft, outlives_node=True))
-
-
-def start_hold(
-    view: RunView, incidents: Iterable[Incident], runbooks: Mapping[str, Runbook]
-) -> StartHold | None:
-    """The open incident of this node, or of a device that the run would use, with which no run
-    starts here; network cards concern runs over several nodes alone.  What is over by itself is
-    waited for; a boot or a person is not."""
-    for one in incidents:
-        book = runbooks.get(one.fault)
-        scopes = OWN_SCOPES if view.nnodes == 1 else (*OWN_SCOPES, "nic")
-        if one.severity != FATAL or (book is not None and book.scope not in scopes):
-            continue
-        waits = book is not None and book.clears == "check"
-        return StartHold(one.id, one.fault, f"no run starts on this node: {one.reason} ({one.id})",
-                         waits)
-    return None
 
 
 def faults_of(ctx: Context) -> dict[str, tuple[str, ...]]:

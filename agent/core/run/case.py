@@ -25,11 +25,11 @@ from .operator import Operator
 from .plan_document import Document
 from .recovery import LIVE, Recoveries
 from .stage import Stage, StageView, may_start, stage, wants_plan
+from .start_gate import StartGate
 from .state import Context, RunState, Upkeep
 
 STILL_S = 1.0  # a suspended run is idle; one whose launcher alone is stopped trains on
 START_ATTEMPTS = 3
-START_HOLD_S = 600.0  # a run waits this long for a node whose fault may be over by itself
 DELETED_MAX = 256
 
 
@@ -45,6 +45,7 @@ class RunCase:
         self.ending = Endings(state, self.document, self.incidents, self.logs)
         self.recovery = Recoveries(state, self.incidents, self.ending)
         self.causes = Causes(state, self.incidents, self.recovery, self.operator)
+        self.gate = StartGate(state, self.incidents, self.ending)
         self.stage = Stage.UNKNOWN
         self.suspended = False
 
@@ -80,6 +81,7 @@ class RunCase:
             self.recovery.answer(ctx, plan)
             self._see_end(ctx, plan, ranks)
         self._act(ctx, plan, ranks)
+        self.gate.shown(ctx)
         if ctx.view.connected and self.state.recovery is not None:
             ctx.wake(LOOK_AGAIN_S)
 
@@ -107,6 +109,7 @@ class RunCase:
                 self.logs.settled(ctx, done)
             else:
                 self.ending.settled(done)
+                self.gate.settled(done)
                 self.causes.settled(ctx, done)
                 self.incidents.settled(ctx, done)
 
@@ -191,24 +194,10 @@ class RunCase:
             self.incidents.note_all(ctx, f"generation {plan.generation} starts", effect.id)
 
     def _idle(self, ctx: Context, seen: StageView) -> None:
-        if ctx.start_hold and wants_plan(self.state, seen):
-            self._hold_start(ctx)
-        elif wants_plan(self.state, seen):
-            self.document.propose(ctx, seen.plan, (), "the launcher is idle")
-        else:
+        if not wants_plan(self.state, seen):
             self._keep_up(ctx, seen.plan)
-
-    def _hold_start(self, ctx: Context) -> None:
-        """The node is not fit: waits for a fault that may be over by itself, else ends the run, so
-        that it can start elsewhere."""
-        ctx.reason = ctx.start_hold
-        waited_s = ctx.now.boot_s - max(ctx.view.registered_boot_s, ctx.since_boot_s)
-        if ctx.start_waits and waited_s < START_HOLD_S:
-            ctx.reason += f"; waits until it is over, {START_HOLD_S:g} s at most"
-            return
-        remedy = "" if ctx.start_waits else (
-            ": start it elsewhere, or repair this node and reboot it, or say `holdfast close`")
-        self.ending.decide(policy.INFRASTRUCTURE, ctx.start_hold + remedy, ctx.start_fault)
+        elif not self.gate.holds(ctx):
+            self.document.propose(ctx, seen.plan, (), "the launcher is idle")
 
     def _recover(self, ctx: Context, plan: Plan | None, ranks: tuple[RankView, ...]) -> None:
         cause, grant = self.state.cause, self.state.grant

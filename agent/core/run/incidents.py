@@ -71,6 +71,20 @@ class RunIncidents:
         )
         self._write(stopped=Stopped(verdict, ctx.now.boot_s))
 
+    def open_note(self, ctx: Context, cause: Cause) -> str:
+        """What is to be known of this run, and nobody recovers from; its id."""
+        opened = self._open(ctx, cause, acted=False, suspicion=False)
+        item = self.book.open.get(opened)
+        if item is not None:
+            item.is_note = True
+            changed = msgspec.structs.replace(item.incident, culprit=cause.node)
+            self.book.change(ctx, item, changed)
+        return opened
+
+    def close_note(self, ctx: Context, incident_id: str, text: str) -> None:
+        if incident_id in self.book.open:
+            self.book.close(ctx, incident_id, text)
+
     def stopped(self, now: Now) -> tuple[Verdict, ...]:
         """The verdict that the run was stopped for good, while the run stays on the page."""
         stopped = self.state.incidents.stopped
@@ -227,7 +241,7 @@ class RunIncidents:
         return min(last_s, fault_s)
 
     def _waiting(self) -> list[OpenIncident]:
-        return [item for item in self.book.entries() if not item.suspicion]
+        return [item for item in self.book.entries() if not (item.suspicion or item.is_note)]
 
     def _would_have(self, ctx: Context, text: str) -> None:
         item = self.book.open.get(self.state.incidents.suspicion)

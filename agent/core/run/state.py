@@ -17,6 +17,7 @@ from ..detect.ranks.live_logs import LogLook
 from ..effects.in_flight import EffectResult, InFlight
 from ..incidents.book import Entry, IncidentBook
 from ..model import (
+    CheckVerdict,
     Effect,
     Incident,
     Now,
@@ -35,6 +36,7 @@ RECORDS = {  # field of RunState -> the module that writes it
     "launcher": "plan_document", "document": "plan_document", "progress": "progress",
     "suspects": "causes", "recovery": "recovery", "budgets": "recovery", "ending": "ending",
     "incidents": "incidents", "held": "operator", "logs": "log_questions", "upkeep": "case",
+    "gate": "start_gate",
 }
 
 
@@ -130,6 +132,7 @@ class OpenIncident(Entry):
     seen_boot_s: float = 0.0  # when the verdict fell
     suspicion: bool = False  # a warning that may still be taken back
     trained_s: float = 0.0  # before it: more than this a script cannot have to redo
+    is_note: bool = False  # stands until the run is over, and waits for nothing
 
 
 class Incidents(msgspec.Struct, frozen=True):
@@ -146,6 +149,19 @@ class Held(Value, frozen=True):
     paused: bool = False
     resumed: bool = False  # an operator's resume that the document does not show yet
     drain: str = ""  # reason of a drain
+
+
+class GateSeen(Value, frozen=True):
+    """What became of the checks before the first start of one launcher."""
+
+    launcher_boot_s: float = -1.0  # its registration
+    since_boot_s: float = 0.0  # when checks were first asked for
+    asked_boot_s: float = 0.0  # when the node's were asked for last; 0 = not yet
+    asked_paths_boot_s: float = 0.0
+    paths: CheckVerdict | None = None
+    held_boot_s: float = 0.0  # since when something refuses the start
+    incident: str = ""  # of that
+    ignored: bool = False  # that it started all the same is written down
 
 
 class Upkeep(Value, frozen=True):
@@ -170,6 +186,7 @@ class RunState(msgspec.Struct):
     held: Held = Held()
     logs: LogLook = LogLook()
     upkeep: Upkeep = Upkeep()
+    gate: GateSeen = GateSeen()
 
     @property
     def cause(self) -> Cause | None:
@@ -209,9 +226,7 @@ class Context(msgspec.Struct):
     causes: list[tuple[int, Cause]] = []  # (pid, cause) of what the kernel said of processes
     conditions: tuple[Verdict, ...] = ()  # what is so on this node
     beyond: Beyond = nothing_beyond  # what may be done beyond this run
-    start_hold: str = ""  # why no run starts on this node now ...
-    start_fault: str = ""
-    start_waits: bool = False  # ... and whether that may be over by itself
+    opened: tuple[Incident, ...] = ()  # of this node, of whatever run
     climbed: list[tuple[Cause, str, str]] = []  # what this run asks for there, and why
 
     def wake(self, seconds: float) -> None:

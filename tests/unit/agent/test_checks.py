@@ -30,7 +30,7 @@ from holdfast.agent.core.checks.verdict import (
     CheckVerdict,
     Measure,
 )
-from holdfast.agent.daemon.parts.check_results import CheckResults
+from holdfast.agent.daemon.parts.checks import Checks
 from holdfast.agent.daemon.state import AgentState
 from holdfast.agent.metrics.families import _Page
 
@@ -316,7 +316,7 @@ def test_open_incidents_of_this_node_decide() -> None:
 
 async def shown(state: AgentState) -> dict[str, float]:
     """What the page of metrics says of checks."""
-    await CheckResults(state).look()
+    await Checks(state, lambda why: None).look()
     page = (family for family in _Page(state, time.monotonic)._checks())
     return {f"{one.name}{sorted(one.labels.values())}": one.value
             for family in page for one in family.samples}

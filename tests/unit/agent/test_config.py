@@ -26,10 +26,12 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_defaults_are_valid_and_are_the_cores_defaults():
     loaded = load(None)
     assert loaded.config == Config()
-    assert loaded.config.core_settings() == Settings()
+    gate = loaded.config.checks.core_settings()
+    assert loaded.config.core_settings() == Settings(gate=gate)
+    assert {"devices", "paths"} < set(gate.names) < set(gate.full) >= {"tensor"}
     assert set(loaded.origins.values()) == {"default"}
     known = set(Settings.__struct_fields__)
-    assert set(Detect.__struct_fields__) == known - {"allow", "alone", "single_node"}
+    assert set(Detect.__struct_fields__) == known - {"allow", "alone", "single_node", "gate"}
 
 
 def test_conf_d_wins_in_order_and_origins_are_kept(tmp_path):

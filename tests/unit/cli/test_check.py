@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.agent.checks import gate, results
+from holdfast.agent.checks import gate, results, table
 from holdfast.agent.cli import check, main
 from holdfast.agent.cli.text import plain
 from holdfast.agent.core.checks.verdict import CRITICAL, OK, UNKNOWN, WARNING, Answer, CheckVerdict
@@ -78,7 +78,7 @@ def test_limits_of_the_configuration_are_read_or_named(tmp_path: Path, capsys: C
     file.write_text('[checks]\nlimits = ["gemm >= 1e9"]\n')
     assert main(["check", "clock", "--config", str(file)]) == 3
     assert "write NAME >= NUMBER" in capsys.readouterr().err
-    assert check._limits(["gemm_float32 >= 1e9", "all_reduce>=4.6e11"]) == {
+    assert table.limits_of(["gemm_float32 >= 1e9", "all_reduce>=4.6e11"]) == {
         "gemm_float32": 1e9, "all_reduce": 4.6e11}
 
 

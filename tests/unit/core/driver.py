@@ -6,12 +6,14 @@ state, and feeds the outcomes back.  Tests move the clock and change the launche
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import msgspec
 
 from holdfast.agent.core.model import (
     Beat,
+    CheckVerdict,
     Commit,
     Decision,
     Doc,
@@ -27,6 +29,7 @@ from holdfast.agent.core.model import (
     Plan,
     RankView,
     Request,
+    RunCheck,
     RunView,
     Settings,
     Start,
@@ -64,6 +67,9 @@ class Lab:
         self.events: tuple[Event, ...] = ()
         self.samples: tuple[tuple[str, str, float, float], ...] = ()
         self.silent: tuple[str, ...] = ()  # names of readings whose collector does not answer
+        self.checks: dict[str, CheckVerdict] = {}  # as made last
+        self.health: dict[str, CheckVerdict] = {}  # what a check would find; else it is well
+        self.unwritable: dict[str, str] = {}  # path -> why
         self.store_up = True
         self.journal_stalled = False
         self.hold: set[str] = set()  # kinds of effects that get no outcome
@@ -84,7 +90,7 @@ class Lab:
             ),
             outcomes=tuple(self.outcomes[-64:]), requests=self.requests, beats=self.beats,
             events=self.events, samples=readings_of(self.samples, self.silent),
-            journal_stalled=self.journal_stalled,
+            journal_stalled=self.journal_stalled, checks=tuple(self.checks.values()),
         )
 
     def step(self, seconds: float = 0.0) -> list[Effect]:
@@ -125,6 +131,12 @@ class Lab:
             self._start(body)
         elif isinstance(body, Stop):
             self._stop(body)
+        elif isinstance(body, RunCheck) and body.run:
+            detail = json.dumps([[one, self.unwritable.get(one, "")] for one in body.paths])
+        elif isinstance(body, RunCheck):
+            for name in body.checks:
+                found = self.health.get(name, CheckVerdict(name, "ok", "well"))
+                self.checks[name] = replace(found, wall_s=1e9 + self.boot_s)
         elif effect.kind == "evidence":
             detail = '{"where": "train.py:12 in step", "stack": [], "state": "S", "wchan": "x"}'
         self.outcomes.append(EffectOutcome(effect.id, ok, error, detail))

@@ -1,0 +1,28 @@
+"""Whether a check that fails here fails for a cause of its own, or everywhere at once.
+
+Owns the one question "may a node be refused for this check?".  A roll-out of a driver or a profile
+with a mistake makes every node fail in the same minutes, and no node is to blame.  Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..model.settings import Settings
+from ..nodes import breaker
+
+Failing = Mapping[str, Mapping[str, float]]  # check -> node -> wall_s since when it fails there
+
+
+def is_common(
+    failing: Failing, check: str, fleet: int, wall_s: float, settings: Settings
+) -> tuple[bool, str]:
+    """(True = no node is refused for it, why).  Only failures that began within the window count
+    together: what broke one by one over weeks is no roll-out."""
+    if fleet < settings.breaker_nodes:
+        return False, f"this node knows of {fleet}: whether {check} fails elsewhere is not known"
+    since = failing.get(check, {})
+    last_s = max(since.values(), default=wall_s)
+    nodes = tuple(node for node, at_s in since.items()
+                  if last_s - at_s <= settings.gate.window_s)
+    return breaker.is_open({check: nodes}, check, fleet, settings)

@@ -1,0 +1,279 @@
+"""The gate before a run's first start on this node: what is known first, then what is checked.
+
+Owns RunState.gate.  A start is refused for an open fatal incident of the node or of a device that
+the run may use, and for a check that failed twice in a row; what is unknown, or only a warning,
+refuses nothing.  A restart in place does not come here: it is answered by the ladder, from what is
+known.  Decides alone; checks are effects (run_check), and their verdicts come back as levels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import msgspec
+from msgspec.structs import replace
+
+from ..actions import RUN_CHECK
+from ..checks.common_cause import is_common
+from ..checks.verdict import CRITICAL, OK, UNKNOWN, CheckVerdict
+from ..detect.devices import accelerator
+from ..detect.ranks.ended import Cause
+from ..effects import drafts
+from ..effects.in_flight import EffectResult
+from ..model import FATAL, WARN, RunCheck, RunView, Verdict, labels_of, node_subject, subject_of
+from ..nodes import check_reports, exclusions, kernel_incidents
+from ..parse.kernel_line import pci_of
+from . import policy
+from .ending import Endings
+from .incidents import RunIncidents
+from .state import Context, GateSeen, RunState
+
+INCIDENTS, PATHS = "incidents", "paths"  # checks that are no child's of the agent
+FULL = "full"  # --check
+OWN_SCOPES = ("node", "gpu", "neuron")  # faults that concern every run of a node
+START_HOLD_S = 600.0  # a run waits this long for a node whose fault may be over by itself
+AGAIN_S = 10.0  # a check that failed is made again this often, while a start waits for it
+LOOK_S = 0.2
+REFUSED, IGNORED, DETECTOR = "start_refused", "check_ignored", "gate"
+PATHS_TODO = "mount it, or repair the storage: a job would train and keep nothing"
+
+
+class Refusal(NamedTuple):
+    """One reason why no run starts here now."""
+
+    check: str
+    text: str
+    remedy: str
+    wait_s: float  # how long the start waits for it to be over
+
+
+class StartGate:
+    """The gate of one run."""
+
+    def __init__(self, state: RunState, incidents: RunIncidents, ending: Endings) -> None:
+        self.state, self.incidents, self.ending = state, incidents, ending
+
+    def holds(self, ctx: Context) -> bool:
+        """Whether the run may not start in this step; asks for what must be known first."""
+        registered_s = ctx.view.registered_boot_s
+        if self.state.gate.launcher_boot_s != registered_s:
+            self.state.gate = GateSeen(registered_s)
+        names = self._names(ctx)
+        if self._asks(ctx, names):
+            return True
+        found = tuple(self._refusals(ctx, names))
+        ignored = ctx.view.ignored_checks
+        kept = [one for one in found if one.check not in ignored]
+        if kept:
+            self._hold(ctx, kept)
+            return True
+        self._pass(ctx, [one for one in found if one.check in ignored])
+        return False
+
+    def settled(self, done: EffectResult) -> None:
+        """The launcher's word on the run's own paths."""
+        body = done.effect.body
+        if isinstance(body, RunCheck) and body.run:
+            self.state.gate = replace(self.state.gate, paths=paths_verdict(done))
+
+    def shown(self, ctx: Context) -> None:
+        """What was refused or ignored, for as long as it stands."""
+        for item in self.incidents.book.entries():
+            one = item.incident
+            if item.is_note:
+                ctx.verdicts.append(Verdict(
+                    fault=one.fault, subject=one.subject, severity=one.severity, confidence=1.0,
+                    reason=one.reason, detector=DETECTOR, run=one.run, generation=one.generation))
+
+    # ------------------------------------------------------------ asking
+
+    def _names(self, ctx: Context) -> tuple[str, ...]:
+        full = ctx.view.wants_checks == FULL
+        return ctx.settings.gate.full if full else ctx.settings.gate.names
+
+    def _asks(self, ctx: Context, names: tuple[str, ...]) -> bool:
+        """Whether something is still being found out, for no longer than it may take."""
+        gate, view, now_s = self.state.gate, ctx.view, ctx.now.boot_s
+        settings = ctx.settings.gate
+        limit_s = settings.full_limit_s if view.wants_checks == FULL else settings.limit_s
+        again = gate.held_boot_s > 0 and now_s - max(
+            gate.asked_boot_s, gate.asked_paths_boot_s) >= AGAIN_S
+        if again:
+            gate = replace(gate, since_boot_s=now_s, asked_boot_s=0.0, asked_paths_boot_s=0.0)
+        stale = tuple(self._stale(ctx, names, again or not gate.asked_boot_s))
+        node, run = node_subject(view.node, "checks"), drafts.checks_subject(view.run)
+        gate = replace(gate, since_boot_s=gate.since_boot_s or now_s)
+        if stale and not gate.asked_boot_s and not ctx.in_flight.busy(node):
+            ctx.emit(int(ctx.now.wall_s), drafts.check_node(
+                view.node, stale, 0.0, f"before run {view.run} starts", limit_s))
+            gate = replace(gate, asked_boot_s=now_s)
+        paths = tuple(dict.fromkeys(one for one in (view.checkpoint_dir, *ctx.settings.gate.paths)
+                                    if one))
+        if paths and PATHS in names and not gate.asked_paths_boot_s:
+            ctx.emit(int(ctx.now.wall_s), drafts.check_paths(view, paths))
+            gate = replace(gate, asked_paths_boot_s=now_s)
+        self.state.gate = gate
+        waits = stale and ctx.in_flight.busy(node) or ctx.in_flight.busy(run, RUN_CHECK)
+        if not waits or gate.held_boot_s or now_s - gate.since_boot_s > limit_s:
+            return False
+        ctx.reason = "this node is checked before the start"
+        ctx.wake(LOOK_S)
+        return True
+
+    def _stale(self, ctx: Context, names: tuple[str, ...], first: bool) -> Iterator[str]:
+        """What the agent's child has to make anew: what is old, and at first what failed, for the
+        hurt may be gone since."""
+        known = {one.check: one for one in ctx.observed.checks}
+        for name in names:
+            if name not in (INCIDENTS, PATHS):
+                one = known.get(name)
+                if one is None or not _is_young(one, ctx) or first and one.proven:
+                    yield name
+
+    # ------------------------------------------------------------ judging
+
+    def _refusals(self, ctx: Context, names: tuple[str, ...]) -> Iterator[Refusal]:
+        if INCIDENTS in names:
+            yield from self._of_incidents(ctx)
+        paths = self.state.gate.paths
+        if PATHS in names and paths is not None and paths.status == CRITICAL:
+            yield _refusal(paths, ctx)
+        failing = check_reports.failing(ctx, ctx.view.node) if names else {}
+        fleet = len(exclusions.fleet_nodes(ctx.view.node, ctx))
+        for one in ctx.observed.checks:
+            lasts = one.check in ctx.settings.gate.disturbing  # nobody makes it again by himself
+            asked = one.check in names and _is_young(one, ctx) or bool(names) and lasts
+            if not asked or not one.proven or not uses_any(ctx, one.devices):
+                continue
+            common, why = is_common(failing, one.check, fleet, ctx.now.wall_s, ctx.settings)
+            if common:
+                ctx.reason = f"the breaker is open, no node is refused: {why}"
+                continue
+            yield _refusal(one, ctx)
+
+    def _of_incidents(self, ctx: Context) -> Iterator[Refusal]:
+        """The open incidents with which no run starts here; network cards concern runs over several
+        nodes alone.  What is over by itself is waited for; a boot or a person is not."""
+        if not ctx.settings.single_node or kernel_incidents.DETECTOR not in ctx.settings.act:
+            return
+        scopes = OWN_SCOPES if ctx.view.nnodes == 1 else (*OWN_SCOPES, "nic")
+        for one in ctx.opened:
+            book = ctx.runbooks.get(one.fault)
+            if one.severity != FATAL or (book is not None and book.scope not in scopes):
+                continue
+            if not uses(ctx.view, subject_of(one.subject).part, _names_of_devices(ctx)):
+                continue
+            waits = book is not None and book.clears == "check"
+            remedy = "" if waits else ("start it elsewhere, or repair this node and reboot it, or "
+                                       "say `holdfast close`")
+            yield Refusal(INCIDENTS, f"{one.reason} ({one.id})", remedy,
+                          START_HOLD_S if waits else 0.0)
+
+    # ------------------------------------------------------------ answering
+
+    def _hold(self, ctx: Context, found: list[Refusal]) -> None:
+        """Wait for what may be over by itself, else leave, for elsewhere."""
+        view, gate, now_s = ctx.view, self.state.gate, ctx.now.boot_s
+        why = f"{view.node} starts no run: " + "; ".join(one.text for one in found)
+        if not gate.held_boot_s:
+            since_s = now_s if gate.asked_boot_s or gate.asked_paths_boot_s else max(
+                view.registered_boot_s, ctx.since_boot_s)
+            cause = Cause(fault=REFUSED, generation=view.generation, reason=why, node=view.node,
+                          detector=DETECTOR)
+            gate = replace(gate, held_boot_s=since_s or now_s,
+                           incident=self.incidents.open_note(ctx, cause))
+            self.state.gate = gate
+        wait_s = min(one.wait_s for one in found)
+        ctx.reason = why
+        if now_s - gate.held_boot_s < wait_s:
+            ctx.reason += f"; waits until it is over, {wait_s:g} s at most"
+            return
+        remedies = dict.fromkeys(one.remedy for one in found if one.remedy)
+        flags = " ".join(f"--ignore-check {one}" for one in dict.fromkeys(x.check for x in found))
+        self.ending.decide(
+            policy.INFRASTRUCTURE,
+            f"{why}. Do: {'; '.join((*remedies, ''))}`{flags} --reason TEXT` starts all the same",
+            REFUSED)
+
+    def _pass(self, ctx: Context, ignored: list[Refusal]) -> None:
+        gate, view = self.state.gate, ctx.view
+        if gate.held_boot_s:
+            self.incidents.close_note(ctx, gate.incident, "what refused the start is over")
+            self.state.gate = gate = replace(gate, held_boot_s=0.0, incident="")
+        if ignored and not gate.ignored:
+            self.state.gate = replace(gate, ignored=True)
+            who = f"uid {view.uid}" if view.uid >= 0 else "its user"
+            said = "; ".join(one.text for one in ignored)
+            self.incidents.open_note(ctx, Cause(
+                fault=IGNORED, generation=view.generation, severity=WARN, node=view.node,
+                detector=DETECTOR, evidence=(("reason given", view.ignore_reason),),
+                reason=f"{view.node} starts it though {said}; {who} asked for that: "
+                       f"{view.ignore_reason}"))
+
+
+def _is_young(verdict: CheckVerdict, ctx: Context) -> bool:
+    # One of the future is of a clock that was set back: it is made anew.
+    return 0.0 <= ctx.now.wall_s - verdict.wall_s <= ctx.settings.gate.max_age_s
+
+
+def _refusal(verdict: CheckVerdict, ctx: Context) -> Refusal:
+    return Refusal(verdict.check, f"check {verdict.check}: {verdict.reason}", verdict.todo,
+                   ctx.settings.gate.wait_s)
+
+
+def paths_verdict(done: EffectResult) -> CheckVerdict:
+    """Of what the launcher's child wrote and read back; without an answer it is unknown."""
+    try:
+        rows = msgspec.json.decode(done.detail, type=list[tuple[str, str]]) if done.ok else []
+    except (msgspec.DecodeError, RecursionError):
+        rows = []
+    if not rows:
+        return CheckVerdict(PATHS, UNKNOWN, done.error or "no answer")
+    broken = [f"{path}: {why}" for path, why in rows if why]
+    if not broken:
+        return CheckVerdict(PATHS, OK, "written and read back")
+    return CheckVerdict(PATHS, CRITICAL, "; ".join(broken), todo=PATHS_TODO, confirmed=True)
+
+
+# ------------------------------------------------------------ which devices a run may use
+
+Names = dict[tuple[str, str], tuple[str, str]]  # (vendor, number) -> (address on PCI, uuid)
+
+
+def _names_of_devices(ctx: Context) -> Names:
+    found: Names = {}
+    for _, subject, _, _ in ctx.observed.samples.of(f"{accelerator.PREFIX}info"):
+        labels = labels_of(subject)
+        key = labels.get("vendor", ""), labels.get("device", "")
+        found[key] = pci_of(labels.get("pci", "")), labels.get("uuid", "")
+    return found
+
+
+def uses_any(ctx: Context, devices: tuple[str, ...]) -> bool:
+    """True for the node itself."""
+    names = _names_of_devices(ctx)
+    return not devices or any(uses(ctx.view, one, names) for one in devices)
+
+
+def uses(view: RunView, device: str, known: Names) -> bool:
+    """Whether a run may use the device of an incident: `gpu/3` or `gpu/0000:4e:00`.  Without a list
+    in its environment it may use all of them, and so it may where the list cannot be read."""
+    kind, _, name = device.partition("/")
+    if kind != "gpu" or not name:
+        return True
+    for vendor, text in view.visible:
+        mine = [(key, value) for key, value in known.items() if key[0] == vendor]
+        same = {number: (number, uuid) for (_, number), (address, uuid) in mine
+                if name in (number, address)}
+        if not same and not (name.isdecimal() and vendor == "nvidia"):
+            continue  # of another vendor, or not known: the next list may say it
+        names = {name, *(word for pair in same.values() for word in pair if word)}
+        listed = [word.strip() for word in text.split(",") if word.strip()]
+        if "-1" in listed:
+            listed = listed[: listed.index("-1")]
+        # A name that is no number may be short for a uuid, or a part of a GPU.
+        vague = [word for word in listed if not word.isdecimal()
+                 and not any(word == uuid for _, (_, uuid) in mine)]
+        return bool(vague) or any(word in names for word in listed)
+    return True
