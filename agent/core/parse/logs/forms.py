@@ -48,7 +48,7 @@ _QUOTED = re.compile(r"(?:[>|#*`-] ?|E {2,8}|\((?:raylet|gcs_server|autoscaler)\
 _WRAPPED = re.compile(r"(?:[A-Za-z_]\w*\.){0,8}\w{1,80}\((?P<inner>[A-Za-z_]\w{1,80})\): ")
 _PLAIN_WORD = re.compile(r"(?:Timeout|Exit|Warning|Killed|Expired|Interrupt|Error):")  # of any tool
 _RAISE = re.compile(
-    r"^(?:.{0,120}[\]|>:] )?(?:-+> )?(?:\d+ )? *"
+    r"^(?:.{0,120}[\]|>:] )?(?:-+> )?(?:\d+ |\[\d+\]\(\S{1,400}\) )? *"
     r"(?:raise (?P<name>(?:\w{1,80}\.){0,6}\w{1,80})|(?P<assert>assert) )"
 )
 _ENDS = re.compile(
@@ -126,6 +126,15 @@ def raised_name(text: str) -> str:
     if found := _WRAPPED.match(text):
         return found["inner"] if exception(f"{found['inner']}: ", False) else ""
     return "" if _PLAIN_WORD.match(text) else exception(text, False)
+
+
+_HEADED = re.compile(r"(?P<name>[A-Za-z_]\w{2,80}) {3,80}Traceback \(most recent call last\)")
+
+
+def headed(text: str) -> str:
+    """The class that a notebook writes above its traceback."""
+    found = _HEADED.match(text.strip())
+    return found["name"] if found else ""
 
 
 def cut_off(text: str) -> str:

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from .lines import NO_RANK, YEAR_S, around_new_year
-from .signatures import CARRIER, CASCADE, ROOT, SIGNAL, TEARDOWN, UNPLACED, Match
+from .signatures import CARRIER, CASCADE, PYTHON, ROOT, SIGNAL, TEARDOWN, UNPLACED, Match
 
 WEAK_YIELDS_S = 5.0  # a firm root this long after a weak one was only printed later
+SAID_BEFORE_LINES = 30
 BLAMES = {"infra": "node", "network": "link"}  # the rest is not this cluster's hardware
 ASKED = ("-15", "143", "signal 15", "Terminated")  # SIGTERM, as the ranks get it that did not fail
 RETRY_WORDS = {
@@ -82,9 +83,19 @@ def find_root(ordered: Sequence[Match]) -> Match | None:
     roots = [match for match in ordered if match.role == ROOT]
     telling = [match for match in roots if not (match.family and match.culprit == "unknown")]
     found = _earliest([match for match in telling if not (match.family and match.mention)])
+    if found is not None and found.signature == PYTHON.id:
+        found = _said_before(found, telling) or found
     if found is None or found.weak and found.culprit == "unknown":
         found = _earliest(telling)
     return found or _earliest(roots)
+
+
+def _said_before(found: Match, roots: Sequence[Match]) -> Match | None:
+    """The error that a library printed right before it raised an exception that says nothing."""
+    near = [one for one in roots if one.mention and one.family and one.culprit != "user"
+            and (one.file, one.stream) == (found.file, found.stream)
+            and 0 < found.number - one.number <= SAID_BEFORE_LINES]
+    return near[0] if near else None
 
 
 def _earliest(roots: list[Match]) -> Match | None:

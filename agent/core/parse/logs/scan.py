@@ -120,7 +120,8 @@ class Scanner:
 
     def sure(self) -> bool:
         """Whether a root was found that nothing else can outweigh."""
-        return any(one.role == ROOT and not one.weak and not one.mention for one in self.matches)
+        return any(one.role == ROOT and not one.weak and not one.mention
+                   and one.signature != PYTHON.id for one in self.matches)
 
     # ------------------------------------------------------------ lines
 

@@ -14,7 +14,7 @@ from itertools import islice
 from ..neuron_codes import Code, find
 from . import literals
 from .families import DIGITS, HARMLESS, TEXT_MAX, Families, Family
-from .forms import GOES_ON, INFO, LOUD, PLAIN, WARN, Form, bare, cut_off, form, level_of
+from .forms import GOES_ON, INFO, LOUD, PLAIN, WARN, Form, bare, cut_off, form, headed, level_of
 from .lines import NO_RANK, Clean, clean, line_at
 from .progress import Steps
 from .signatures import CASCADE, ROOT, UNPLACED, Catalogue, Match
@@ -36,11 +36,15 @@ _CLASS = re.compile(r"(?:[A-Za-z_]\w{0,60}\.){1,8}(?P<last>[A-Z]\w{1,60}): ")
 _LAST_ERROR = b"Last error:"
 _SOURCE = re.compile(rb'File "|[\^~]|(?:raise|return|assert|with|for|if|self\.)\b')
 _SOUNDS_BAD = re.compile(
-    r"(?i)\b(?:errors?|failed|failure|fatal|abort(?:ed|ing)?|exception|killed|crashed|cannot|"
-    r"could not|unable to|terminated|timed out|panic|corrupt(?:ed)?|"
-    r"denied|refused|not (?:found|enough)|no such|restricted|incompatib(?:le|ility))\b"
+    r"(?i)(?<![a-z])(?:errors?|fail(?:ed|ure|s)?|fatal|abort(?:ed|ing|s)?|exception|killed|crashed|"
+    r"cannot|could not|couldn.t|unable to|terminated|termination|timed out|panic|corrupt(?:ed)?|"
+    r"denied|refused|not (?:found|enough)|no such|restricted|incompatib(?:le|ility)|WTERMSIG|"
+    r"unexpected eof)(?![a-z])"
 )
 _COUNTED = re.compile(r"(?i)\b(?:errors?|failed|failures?|aborted|killed)\W{0,3}[=: ]\W{0,3}0\b")
+ADVICE = re.compile(  # what frameworks add to an error of any kind
+    r"Compile with .TORCH_|For debugging consider |(?:CUDA|HIP) kernel errors might|Search for ."
+)
 NRT = "neuron_code"
 UNKNOWN = Family("unknown_error", UNPLACED, "unplaced", "unknown", "depends", ())
 CUT = UNKNOWN._replace(id="traceback_cut")
@@ -111,7 +115,9 @@ class Reader:
 
     def _line(self, data: bytes, start: int) -> Match | None:
         read = clean(line_at(data, start))
-        if TRACEBACK in read.text or _FRAME.match(read.text) and _in_frames(data, start):
+        if TRACEBACK in read.text or ADVICE.match(read.text):
+            return None
+        if _FRAME.match(read.text) and _in_frames(data, start):
             return None
         if level_of(bare(read.text)) == INFO:  # most lines end here
             small = read.text.lower()
@@ -204,12 +210,13 @@ class Reader:
         for start in starts:
             read = clean(line_at(data, start))
             framed = framed or any(word in read.text for word in _FRAME_BEGINS)
-            if raised := cut_off(read.text):
+            if raised := cut_off(read.text) or headed(read.text):
                 name, at = raised, start
         if not framed:
             return []
         start = at if at >= 0 else starts[-1]
-        sounds = name and (exception(f"{name}: ", True) or self.roles.get(name))
+        listed = self.roles.get(name) or self.families.by_class(name)
+        sounds = name and (listed or exception(f"{name}: ", True))
         row = self._of_class(name) if sounds else CUT
         read = clean(line_at(data, start))
         match = self._match(row, read, Form(PLAIN, name, True, False))
@@ -218,7 +225,7 @@ class Reader:
 
 def _hit(data: bytes, gates: tuple[bytes, ...]) -> Iterator[int]:
     """Begins of the lines with a gate, or with glog's letter of an error.  Lines of a log differ in
-    numbers mostly: one of each kind is searched, and of many alike only the first and last count."""
+    numbers mostly: one of each kind is searched, and of many alike the first and last count."""
     kinds: dict[bytes, list[int]] = {}
     start = 0
     for line in data.lower().translate(None, DIGITS).split(b"\n"):
@@ -265,6 +272,8 @@ def message(below: Iterable[Clean]) -> Iterator[str]:
     for read in below:
         if not read.text.strip() or read.time_s is not None or TRACEBACK in read.text:
             return
+        if ADVICE.match(read.text):
+            continue
         said = form(read.text)
         if said.level != PLAIN or said.name:
             return
