@@ -1,0 +1,298 @@
+"""The launcher's own processes: real ones, real packets, real pages; only torch stays outside."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+from pathlib import Path
+
+import pytest
+from waiting import wait_for
+
+from holdfast.worker import exits
+from holdfast.worker import page as pages
+from holdfast.worker.launcher import forking, rank_processes, run_state, spec
+from holdfast.worker.launcher.process import StartCommand
+from holdfast.worker.wire import Channel
+
+
+def command(generation, ranks=(0, 1), keep=(), **resume):
+    return StartCommand(generation, tuple(ranks), tuple(keep), len(ranks),
+                        {"kind": "fresh", **resume}, [], 0)
+
+
+def gone(pid):
+    """No process of that number, or one that is dead and that init has not looked at yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] in "ZX"
+    except OSError:
+        return True
+
+
+def exists(pid):
+    return Path(f"/proc/{pid}").exists()
+
+
+class Launcher:
+    """The real processes of a launcher, and the ranks' ends of their channels."""
+
+    def __init__(self, folder, options):
+        self.said, self.peers = [], {}
+        self.state = run_state.RunState(options, str(folder))
+        self.ranks = rank_processes.RankProcesses(
+            self.state, dict(os.environ), lambda text, *_: self.said.append(text))
+
+    def fork(self, program, seat):
+        """What stands in for a fork of torch: another program in a session of its own."""
+        process = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        process.returncode = 0  # the launcher reaps it
+        peer = socket.socket(fileno=os.dup(seat.control_fd))
+        self.peers[process.pid] = Channel(peer)
+        return forking.Child(process.pid, -1)
+
+    def heard(self, process):
+        """The packets that a rank was sent, oldest first, without their descriptors."""
+        peer, found = self.peers[process.child.pid], []
+        while peer.readable():
+            packet, fds = peer.receive(16)
+            found.append({**packet, "fds": len(fds)})
+            for fd in fds:
+                os.close(fd)
+        return found
+
+    def all_ready(self):
+        for process in self.ranks.living():
+            self.ranks.on_packet(process, {"t": "ready"})
+
+    def lose(self, process, number=signal.SIGKILL):
+        """A rank dies; what the launcher notices of it."""
+        os.kill(process.child.pid, number)
+        return wait_for(self.ranks.reap)
+
+
+@pytest.fixture()
+def launchers(tmp_path, monkeypatch):
+    """Makes launchers; whatever they started is gone at the end."""
+    made = []
+    monkeypatch.setattr(forking, "has_torch", lambda: False)
+
+    def make(word, *argv):
+        one = Launcher(tmp_path, spec.parse(word, list(argv), {}))
+        monkeypatch.setattr(forking, "why_not_fork", lambda: "")
+        monkeypatch.setattr(forking, "fork_rank", one.fork)
+        made.append(one)
+        return one
+
+    yield make
+    for one in made:
+        one.ranks.end_all()
+        for channel in [*one.peers.values(), *(p.channel for p in one.ranks.processes)]:
+            channel.sock.close()
+    assert not [p for one in made for p in one.ranks.living()]
+
+
+@pytest.fixture()
+def trainer(launchers):
+    """Two ranks of a trainer in generation 1, and a standby that is ready."""
+    one = launchers("train", "--nproc-per-node", "2", "--standby", "1")
+    one.ranks.prepare()
+    one.all_ready()
+    one.ranks.begin(command(1))
+    for process in one.ranks.living():
+        one.heard(process)
+    return one
+
+
+def shell(launchers, text, ranks="1"):
+    return launchers("run", "--nproc-per-node", ranks, "--no-python", "sh", "-c", text)
+
+
+# ---------------------------------------------------------------- one at a time
+
+
+def test_a_new_rank_never_starts_before_the_old_one_is_gone(launchers):
+    one = shell(launchers, "exec sleep 600", ranks="2")
+    together = []
+
+    def look(process):
+        together.extend(p.child.pid for p in one.ranks.processes
+                        if p is not process and p.generation != process.generation
+                        and exists(p.child.pid))
+
+    one.ranks.on_fork = look
+    one.ranks.begin(command(1))
+    old = [p.child.pid for p in one.ranks.living()]
+    one.ranks.begin(command(2))
+    one.ranks.start_waiting()
+    assert (one.ranks.generation, one.ranks.launched) == (1, 2)
+    one.ranks.tend(one.ranks.waiting_s + rank_processes.GONE_WITHIN_S)
+    assert "killed, and still there" in one.said[-1] and str(old[0]) in one.said[-1]
+
+    def started():
+        one.ranks.reap()
+        one.ranks.start_waiting()
+        return one.ranks.generation == 2
+
+    wait_for(started)
+    assert not together and one.ranks.launched == 4 and not any(map(exists, old))
+    assert {p.generation for p in one.ranks.living()} == {2}
+
+
+def test_a_dead_ranks_children_do_not_live_on(launchers, tmp_path):
+    # The shell ends by itself; what it left in its session would hold its port and its device.
+    one = shell(launchers, f"sleep 600 & echo $! > {tmp_path}/child; exit 3")
+    one.ranks.begin(command(1, ranks=(0,)))
+    (process,) = wait_for(one.ranks.reap)
+    assert process.ended["code"] == 3 and not process.ended["by_us"]
+    wait_for(lambda: gone((tmp_path / "child").read_text().strip()))
+
+
+def test_a_grace_is_kept_and_then_ended(launchers, tmp_path):
+    one = shell(launchers, f"trap 'echo > {tmp_path}/asked' TERM; echo > {tmp_path}/up; "
+                           "while :; do sleep 0.01; done")
+    one.ranks.begin(command(1, ranks=(0,)))
+    wait_for((tmp_path / "up").exists)
+    (process,) = one.ranks.living()
+    one.ranks.kill(process, 5.0)
+    wait_for((tmp_path / "asked").exists)
+    one.ranks.tend(process.kill_at_s - 0.001)
+    assert not one.ranks.reap()
+    one.ranks.tend(process.kill_at_s)
+    wait_for(one.ranks.reap)
+    assert (process.ended["signal"], process.ended["by_us"]) == (signal.SIGKILL, True)
+
+
+def test_a_stopped_rank_is_woken_to_hear_its_end(launchers):
+    one = shell(launchers, "exec sleep 600")
+    one.ranks.begin(command(1, ranks=(0,)))
+    (process,) = one.ranks.living()
+    wait_for(lambda: "sleep" in Path(f"/proc/{process.child.pid}/comm").read_text())
+    os.kill(process.child.pid, signal.SIGSTOP)
+    one.ranks.kill(process, 600.0)
+    wait_for(one.ranks.reap)
+    assert process.ended["signal"] == signal.SIGTERM
+
+
+def test_the_end_of_all_leaves_none(trainer):
+    pids = [p.child.pid for p in trainer.ranks.living()]
+    trainer.ranks.end_all()
+    assert len(pids) == 3 and not any(map(exists, pids)) and not trainer.ranks.living()
+
+
+# ---------------------------------------------------------------- a trainer's generations
+
+
+def test_what_dies_ends_its_generation_for_the_others_alone(trainer):
+    first, second = (trainer.ranks.by_rank()[rank] for rank in (0, 1))
+    (standby,) = trainer.ranks.standbys()
+    assert trainer.lose(second) == [second]
+    assert trainer.heard(first) == [{"t": "leave", "generation": 1, "fds": 0}]
+    assert trainer.heard(standby) == [] and second.ended["signal"] == signal.SIGKILL
+    assert trainer.ranks.level() == "running"
+
+
+def test_what_ends_well_ends_nobody_elses(trainer):
+    first, second = (trainer.ranks.by_rank()[rank] for rank in (0, 1))
+    second.fields[pages.F_OUTCOME] = pages.OUTCOMES.index("done")
+    trainer.lose(second)
+    assert (second.ended["code"], second.ended["outcome"]) == (0, "done")  # its own word counts
+    assert trainer.heard(first) == []
+    first.fields[pages.F_OUTCOME] = pages.OUTCOMES.index("done")
+    trainer.lose(first)
+    assert trainer.ranks.level() == "done"
+
+
+def test_a_survivor_keeps_its_process_and_a_standby_takes_the_lost_ones_place(trainer):
+    first, second = (trainer.ranks.by_rank()[rank] for rank in (0, 1))
+    (standby,) = trainer.ranks.standbys()
+    trainer.lose(second)
+    trainer.ranks.on_packet(first, {"t": "parked", "generation": 0, "step": 3, "torn": False,
+                                    "reason": "of another generation"})
+    assert first.parked is None
+    trainer.ranks.on_packet(first, {"t": "parked", "generation": 1, "step": 4, "torn": False,
+                                    "reason": "peer lost"})
+    assert first.parked["step"] == 4 and first.state == "parked"
+    trainer.heard(first)
+    trainer.ranks.begin(command(2, keep=(0,), kind="survivor", step=4))
+    assert trainer.ranks.by_rank() == {0: first, 1: standby} and trainer.ranks.launched == 3
+    for rank, process in ((0, first), (1, standby)):
+        (packet,) = trainer.heard(process)
+        assert packet["t"] == "assign" and packet["resume"] == {"kind": "survivor", "step": 4}
+        assert (packet["rank"], packet["generation"], packet["world"]) == (rank, 2, 2)
+    assert first.parked is None and second not in trainer.ranks.processes
+
+
+@pytest.mark.parametrize("parked", [True, False])
+def test_only_who_parked_and_is_kept_stays(trainer, parked):
+    first, second = (trainer.ranks.by_rank()[rank] for rank in (0, 1))
+    for process in (first, second) if parked else ():
+        trainer.ranks.on_packet(process, {"t": "parked", "generation": 1, "step": 4,
+                                          "torn": False, "reason": "x"})
+    trainer.ranks.begin(command(2, keep=(0,)))
+    assert (first.by_us, second.by_us) == (not parked, True)
+    assert trainer.ranks.generation == 1  # until they are gone
+
+
+def test_a_standby_that_is_not_ready_is_assigned_when_it_is(launchers):
+    one = launchers("train", "--nproc-per-node", "1", "--standby", "1")
+    one.ranks.prepare()
+    slow, ready = one.ranks.living()
+    one.ranks.on_packet(ready, {"t": "ready"})
+    one.ranks.begin(command(1, ranks=(0,)))
+    assert one.ranks.by_rank() == {0: ready}  # the ready one first
+    one.lose(ready)
+    one.ranks.begin(command(2, ranks=(0,)))
+    assert one.ranks.by_rank() == {0: slow} and one.heard(slow) == [] and slow.state == "starting"
+    one.ranks.on_packet(slow, {"t": "ready"})
+    assert [p["generation"] for p in one.heard(slow)] == [2] and slow.state == "running"
+
+
+def test_snapshots_are_handed_to_whom_resumes_from_them(trainer):
+    first, second = (trainer.ranks.by_rank()[rank] for rank in (0, 1))
+    for process in (first, second, first):  # the same memory, asked for again
+        trainer.ranks.on_packet(process, {"t": "snapshot", "nbytes": 1000})
+    assert [p["fds"] for p in trainer.heard(first)] == [1, 1] and len(trainer.ranks.snapshots) == 2
+    trainer.ranks.on_packet(first, {"t": "snapshot", "nbytes": 1 << 50})
+    assert [p["fds"] for p in trainer.heard(first)] == [0] and "snapshots are off" in trainer.said[-1]
+    for kind, fds in (("disk", 0), ("snapshot", 2)):
+        trainer.ranks.started = command(2, kind=kind)
+        trainer.ranks.assign(second)
+        assert trainer.heard(second)[-1]["fds"] == fds
+
+
+def test_all_stop_behind_the_same_step(trainer):
+    first, second = (trainer.ranks.by_rank()[rank] for rank in (0, 1))
+    first.fields[pages.F_STEP], second.fields[pages.F_STEP] = 7, 8
+    trainer.ranks.stop_at_step()
+    second.fields[pages.F_STEP] = 9
+    trainer.ranks.stop_at_step()  # asked again, it is still that one
+    assert [p.fields[pages.F_STOP_AFTER] for p in (first, second)] == [10, 10]
+    (standby,) = trainer.ranks.standbys()
+    assert standby.fields[pages.F_STOP_AFTER] == 0
+
+
+def test_a_machine_that_refuses_processes_is_left_with_a_reason(launchers, monkeypatch):
+    one = shell(launchers, "true")
+
+    def refuse(*_):
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(forking, "spawn_command", refuse)
+    one.ranks.begin(command(1, ranks=(0,)))
+    assert one.state.exit_code == exits.RETRY and "temporarily unavailable" in one.state.end_reason
+
+
+def test_nothing_is_planned_before_a_trainer_has_listed_its_checkpoints(launchers):
+    one = launchers("train", "--nproc-per-node", "1")
+    assert one.ranks.level() == "preparing"
+    one.state.take_checkpoints({"checkpoint_dir": "c", "keep": 2, "commits": []})
+    assert one.ranks.level() == "idle"
+    assert shell(launchers, "true").ranks.level() == "idle"
+
+
+def test_a_permit_reaches_each_page(launchers):
+    one = shell(launchers, "exec sleep 600", ranks="2")
+    one.ranks.begin(command(1)._replace(permit_ns=77))
+    assert [p.fields[pages.F_PERMIT] for p in one.ranks.living()] == [77, 77]
