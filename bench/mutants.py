@@ -31,8 +31,9 @@ SEED = 20261122
 MUTANTS = 320
 LIMIT_S = 120.0  # of one mutant's tests: an endless loop is a mutant that was noticed
 WANTED = 0.9
-# `X | None` in an annotation is never evaluated, so these operators only make equal mutants.
-WITHOUT = ("ReplaceBinaryOperator_BitOr", "RemoveDecorator")
+# `X | None` in an annotation is never evaluated, and short texts and small numbers that are equal
+# are one object: these operators make equal mutants.
+WITHOUT = ("ReplaceBinaryOperator_BitOr", "RemoveDecorator", "Eq_Is", "NotEq_Is")
 # The cores' tests without those of logs, kernel lines, network and host, the quick ones first: the
 # first that fails ends a mutant.
 CORE = tuple(f"tests/unit/core/test_{name}.py" for name in (
@@ -73,10 +74,13 @@ MODULES: dict[str, tuple[str, ...]] = {
     "agent/web/auth.py": ("tests/unit/agent/test_web.py",),
     "trainer/checkpoint/format.py": ("tests/unit/trainer/test_checkpoint_format.py",),
     "trainer/checkpoint/restore.py": ("tests/unit/trainer",),
-    "worker/launcher/rank_processes.py": ("tests/unit/worker",),
-    "worker/launcher/commands.py": ("tests/unit/worker",),
-    "worker/rank/outcome.py": ("tests/unit/worker",),
-    "worker/elastic.py": ("tests/unit/worker", "tests/unit/trainer/test_recovery.py"),
+    "worker/launcher/rank_processes.py": ("tests/unit/worker/test_rank_processes.py",
+                                          "tests/unit/worker/test_launcher.py"),
+    "worker/launcher/commands.py": tuple(f"tests/unit/worker/test_{name}.py" for name in (
+        "deletion", "remove_lock", "launcher", "compiling", "logwatch")),
+    "worker/rank/outcome.py": ("tests/unit/worker/test_hooks.py",
+                               "tests/unit/worker/test_isolated.py"),
+    "worker/elastic.py": ("tests/unit/worker/test_elastic.py",),
 }
 
 
