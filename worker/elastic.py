@@ -99,21 +99,12 @@ class Worker:
 
     def on_assign(self, packet: Packet, fds: List[int]) -> None:
         resume = packet["resume"]
+        place = {name: packet[name] for name in (
+            "run", "generation", "rank", "local_rank", "world", "store_host", "store_port", "node")}
         assignment = Assignment(
-            run=packet["run"],
-            generation=packet["generation"],
-            rank=packet["rank"],
-            local_rank=packet["local_rank"],
-            world=packet["world"],
-            store_host=packet["store_host"],
-            store_port=packet["store_port"],
-            resume_kind=resume["kind"],
-            resume_step=resume.get("step", 0),
-            resume_generation=resume.get("generation", 0),
-            resume_path=resume.get("path", ""),
-            history=tuple((g, s) for g, s in packet.get("history", ())),
-            node=packet["node"],
-        )
+            **place, resume_kind=resume["kind"], resume_step=resume.get("step", 0),
+            resume_generation=resume.get("generation", 0), resume_path=resume.get("path", ""),
+            history=tuple((g, s) for g, s in packet.get("history", ())))
         with self.lock:
             self.snapshot_fds = fds
             self.assignment = assignment
@@ -146,12 +137,9 @@ class Worker:
         for at in range(pages.RING):
             fields[pages.F_RING + 2 * at] = 0  # another generation's numbers mean nothing now
         os.environ.update(
-            RANK=str(assignment.rank),
-            LOCAL_RANK=str(assignment.local_rank),
-            WORLD_SIZE=str(assignment.world),
-            MASTER_ADDR=assignment.store_host,
-            MASTER_PORT=str(assignment.store_port),
-        )
+            RANK=str(assignment.rank), LOCAL_RANK=str(assignment.local_rank),
+            WORLD_SIZE=str(assignment.world), MASTER_ADDR=assignment.store_host,
+            MASTER_PORT=str(assignment.store_port))
         for hook in self.assigned_hooks:
             hook(assignment)
         return assignment

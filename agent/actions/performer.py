@@ -110,7 +110,7 @@ class Performer:
         for effect in effects:
             if effect.id in self._orphans:
                 self._lapse(self._orphans.pop(effect.id))
-                self._end(effect.id, False, UNFINISHED_ERROR, "", effect)
+                self._end(effect, False, UNFINISHED_ERROR)
             elif effect.id not in self._flights and effect.id not in self._finished:
                 found.append(effect)
         return found
@@ -163,12 +163,12 @@ class Performer:
             if flight is None:
                 continue
             if stalled and (effect.outlives_node or needs_sync(effect)):
-                self._end(effect.id, False, "refused: the journal is stalled", "", effect)
+                self._end(effect, False, "refused: the journal is stalled")
             elif isinstance(effect.body, StoreWrite):
                 await self._put(effect, effect.body)
             elif isinstance(effect.body, NodeOrder):
                 error = await self._node(effect, effect.body)
-                self._end(effect.id, not error, error, "", effect)
+                self._end(effect, not error, error)
             elif isinstance(effect.body, RunCheck) and not effect.body.run:
                 self._start(self._checked(effect, effect.body))  # takes seconds
             else:
@@ -176,7 +176,7 @@ class Performer:
 
     async def _checked(self, effect: Effect, body: RunCheck) -> None:
         error = await self._check(effect, body)
-        self._end(effect.id, not error, error, "", effect)
+        self._end(effect, not error, error)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -187,16 +187,16 @@ class Performer:
         try:
             version = await asyncio.wait_for(self._store.put(write), effect.deadline_s or 5.0)
         except Conflict as error:
-            self._end(effect.id, False, f"conflict: {error}", "", effect)
+            self._end(effect, False, f"conflict: {error}")
         except (StoreError, TimeoutError) as error:
-            self._end(effect.id, False, f"store: {error or 'no answer'}", "", effect)
+            self._end(effect, False, f"store: {error or 'no answer'}")
         else:
-            self._end(effect.id, True, "", str(version), effect)
+            self._end(effect, True, detail=str(version))
 
     def _send(self, flight: EffectInFlight) -> None:
         effect = flight.effect
         if self._launcher_of(flight.run) != flight.launcher:
-            self._end(effect.id, False, OTHER_LAUNCHER, "", effect)
+            self._end(effect, False, OTHER_LAUNCHER)
             return
         loop = asyncio.get_running_loop()
         if flight.timer is None:
@@ -207,7 +207,7 @@ class Performer:
         try:
             why_not = self._order(flight.run, fields)
         except ValueError as error:  # text that no packet takes costs this effect, and no other
-            self._end(effect.id, False, f"cannot be sent: {error}", "", effect)
+            self._end(effect, False, f"cannot be sent: {error}")
             return
         flight.sent = not why_not  # else it goes out when the launcher comes back, or times out
 
@@ -226,74 +226,66 @@ class Performer:
         detail = packet.detail[:DETAIL_MAX]
         if flight is not None:
             if flight.run == run and self._launcher_of(run) == flight.launcher:
-                self._end(packet.id, packet.ok, packet.error[:500], detail, flight.effect)
-        elif subject_of(self._orphan_subject(packet.id)).run == run:
-            intent = self._orphans.pop(packet.id)
-            self._end(packet.id, packet.ok, packet.error[:500], detail, None, intent)
-        elif packet.ok and packet.id in self._lapsed:
-            intent = self._lapsed[packet.id]
-            if subject_of(intent.subject).run == run:
-                self._lapsed.pop(packet.id)
-                late = self._restarted(intent.kind, run, intent.fault, packet.id)
-                self._journal.append(*late)
-                self.count(*late)
+                self._end(flight.effect, packet.ok, packet.error[:500], detail)
+            return
+        # A launcher speaks for its own run alone.
+        intent = self._orphans.get(packet.id) or self._lapsed.get(packet.id)
+        if intent is None or subject_of(intent.subject).run != run:
+            return
+        if self._orphans.pop(packet.id, None):
+            self._end(intent, packet.ok, packet.error[:500], detail)
+        elif packet.ok:
+            del self._lapsed[packet.id]
+            late = self._restarted(intent)
+            self._journal.append(*late)
+            self.count(*late)
 
     def _lapse(self, intent: Intent) -> None:
         self._lapsed[intent.id] = intent
         while len(self._lapsed) > OUTCOMES_MAX:
             self._lapsed.popitem(last=False)
 
-    def _restarted(self, kind: str, run: str, fault: str, id: str) -> list[Count]:
+    def _restarted(self, of: Effect | Intent) -> list[Count]:
         """What a start that came true adds, once for each generation, whoever asked for it and
         however often.  Without a fault it is the start of another launcher, which goes on from a
         checkpoint."""
-        head = id.partition("/")[0]
-        if kind != "start" or not head.isdecimal():
+        head = of.id.partition("/")[0]
+        if of.kind != "start" or not head.isdecimal():
             return []
-        generation, mark = int(head), ("restarted_to", (run,))
-        more = generation - self.counters.get(mark, 0.0)
-        if more < 0 and fault or more == 0:
+        run = subject_of(of.subject).run
+        mark = "restarted_to", (run,)
+        more = int(head) - self.counters.get(mark, 0.0)
+        if more < 0 and of.fault or more == 0:
             return []
         counts = [Count(*mark, more)]
-        return [*counts, Count("restarts", (run, fault))] if fault else counts
-
-    def _orphan_subject(self, id: str) -> str:
-        """What an unfinished intent was about: a launcher speaks for its own run alone."""
-        intent = self._orphans.get(id)
-        return intent.subject if intent is not None else ""
+        return [*counts, Count("restarts", (run, of.fault))] if of.fault else counts
 
     def _too_late(self, effect: Effect) -> None:
         if effect.id in self._flights:
             error = f"no outcome within {effect.deadline_s:g} s"
-            self._end(effect.id, False, error, "", effect)
+            self._end(effect, False, error)
 
     def _end_orphans(self) -> None:
         for intent in list(self._orphans.values()):
             self._lapse(self._orphans.pop(intent.id))
-            self._end(intent.id, False, UNFINISHED_ERROR, "", None, intent)
+            self._end(intent, False, UNFINISHED_ERROR)
 
-    def _end(
-        self, id: str, ok: bool, error: str, detail: str,
-        effect: Effect | None, intent: Intent | None = None,
-    ) -> None:
-        flight = self._flights.pop(id, None)
+    def _end(self, of: Effect | Intent, ok: bool, error: str = "", detail: str = "") -> None:
+        """The outcome of an effect, or of what an earlier life of the agent meant to do."""
+        flight = self._flights.pop(of.id, None)
         if flight is not None and flight.timer is not None:
             flight.timer.cancel()
-        self._finished[id] = None
+        self._finished[of.id] = None
         while len(self._finished) > FINISHED_MAX:
             self._finished.popitem(last=False)
-        self._levels[id] = (EffectOutcome(id, ok, error, detail), time.monotonic())
-        kind = effect.kind if effect is not None else intent.kind if intent is not None else ""
-        fault = effect.fault if effect is not None else intent.fault if intent is not None else ""
-        counts = [Count("actions", (kind, fault, "ok" if ok else "failed"))]
-        about = effect.subject if effect is not None else intent.subject if intent else ""
-        if ok:
-            counts += self._restarted(kind, subject_of(about).run, fault, id)
-        self._journal.append(Finished(id, ok, error, time.time(), tuple(counts)))
+        self._levels[of.id] = (EffectOutcome(of.id, ok, error, detail), time.monotonic())
+        counts = [Count("actions", (of.kind, of.fault, "ok" if ok else "failed"))]
+        counts += self._restarted(of) if ok else []
+        self._journal.append(Finished(of.id, ok, error, time.time(), tuple(counts)))
         self.count(*counts)
-        if effect is not None and effect.kind == "evidence" and ok:
-            self._remember_where(effect, detail)
-        if not (ok and kind == "start"):
+        if isinstance(of, Effect) and of.kind == "evidence" and ok:
+            self._remember_where(of, detail)
+        if not (ok and of.kind == "start"):
             # After a start the launcher's levels follow at once and wake; a step before them would
             # see the old generation and ask again.
             self._wake("outcome")

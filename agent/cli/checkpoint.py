@@ -13,8 +13,7 @@ from typing import NamedTuple
 from holdfast.trainer.checkpoint import format
 from holdfast.worker import exits
 
-from .live import print_json
-from .text import BAD, GOOD, Failure, Line, Span, field, line, show
+from .text import BAD, GOOD, Failure, Line, Span, field, line, print_json, show
 
 
 class Verdict(NamedTuple):

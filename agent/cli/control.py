@@ -16,7 +16,7 @@ from holdfast.worker.exits import USAGE
 
 from . import live
 from .client import Agent, asking, choose, node_route, reach, run_route
-from .text import Failure, line, show
+from .text import Failure, line, print_json, show
 
 ANSWER_S = 30.0  # a step takes milliseconds; an agent that is being restarted, seconds
 LOOK_S = 0.05
@@ -115,7 +115,7 @@ def _answer(agent: Agent, asked: dict[str, Any], limit_s: float) -> dict[str, An
 
 def _done(options: argparse.Namespace, answers: list[Any], said: str) -> int:
     if options.json:
-        live.print_json(answers)
+        print_json(answers)
     else:
         show([line(said)])
     return 0

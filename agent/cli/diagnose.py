@@ -19,7 +19,21 @@ from holdfast.agent.logs import files
 from holdfast.worker import exits
 from holdfast.worker.exits import CONFIGURATION, USAGE
 
-from .text import BAD, CARE, FAINT, STRONG, Failure, Line, Span, count, field, line, size
+from .text import (
+    BAD,
+    CARE,
+    FAINT,
+    STRONG,
+    Failure,
+    Line,
+    Span,
+    count,
+    field,
+    line,
+    print_json,
+    show,
+    size,
+)
 
 # Of a folder's files: train.log, and train.log.1 or train.log.2.gz, which are older.
 LOG_NAME = re.compile(r"(?P<base>.*\.(?:log|out|err|txt))(?:\.(?P<turn>\d{1,6}))?(?:\.gz)?|.*\.gz")
@@ -51,15 +65,11 @@ def diagnose(options: argparse.Namespace) -> int:
     if report.unread == len(report.names):
         raise Failure("\n".join(report.problems[:PROBLEMS_MAX]), USAGE)
     if options.json:
-        from .live import print_json
-
         print_json({
             **logroot.as_json(report.diagnosis, report.names), "files": list(report.names),
             "bytes": report.nbytes, "handled": dict(report.handled),
             "lines_skipped": report.skipped, "problems": list(report.problems)})
     else:
-        from .text import show
-
         show(said(report))
     return exits.DONE if report.diagnosis.root else exits.FAILED
 

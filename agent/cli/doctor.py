@@ -20,8 +20,20 @@ from holdfast.collectors.contract import NoData, Roots
 
 from .doctor_node import HAVE, LACK, NEED, Finding, neuron, orders
 from .launch import job_python
-from .live import print_json
-from .text import BAD, CARE, GOOD, WIDTH, Failure, Line, Span, field, line, show, wrapped
+from .text import (
+    BAD,
+    CARE,
+    GOOD,
+    WIDTH,
+    Failure,
+    Line,
+    Span,
+    field,
+    line,
+    print_json,
+    show,
+    wrapped,
+)
 
 PROBE_TIMEOUT_S = 20.0  # a cold `import torch` reads 300 MB
 STYLES = {HAVE: GOOD, LACK: CARE, NEED: BAD}

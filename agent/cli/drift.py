@@ -16,7 +16,6 @@ from holdfast.worker import exits
 from holdfast.worker.exits import USAGE
 
 from .client import asking, choose, reach
-from .live import print_json
 from .text import (
     CARE,
     FAINT,
@@ -29,6 +28,7 @@ from .text import (
     count,
     field,
     line,
+    print_json,
     show,
     table,
 )

@@ -6,7 +6,6 @@ Owns which answers are asked for and combined; report.py owns how they read.
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
@@ -15,6 +14,7 @@ from . import report
 from .client import Answering, asking, choose, reach
 from .ended import ended_run
 from .text import Failure, line, show
+from .text import print_json as print_json
 
 Found = list[tuple[Answering, dict[str, Any]]]
 
@@ -32,10 +32,6 @@ def of_run(name: str | None) -> Found:
         if past is None:
             raise
         return [past]
-
-
-def print_json(value: Any) -> None:
-    print(json.dumps(value, indent=2, sort_keys=True))
 
 
 @asking

@@ -29,6 +29,7 @@ from .text import (
     field,
     line,
     paragraphs,
+    print_json,
     show,
     table,
 )
@@ -77,8 +78,6 @@ def explain(options: argparse.Namespace) -> int:
     _, sections = prose.split(prose.text_of(book.fault))
     now = _now(book)
     if options.json:
-        from .live import print_json
-
         print_json({**_as_json(book), "now": now, "text": sections})
         return 0
     show(explained(book, sections, now))
@@ -159,8 +158,6 @@ def _recent(incidents: list[dict[str, Any]], book: Runbook) -> int:
 
 def _list(books: dict[str, Runbook], as_json: bool) -> int:
     if as_json:
-        from .live import print_json
-
         print_json([_as_json(book) for _, book in sorted(books.items())])
         return 0
     rows: list[list[Cell]] = [
@@ -207,8 +204,6 @@ def config(options: argparse.Namespace) -> int:
     loaded = _load(options.config, serves=options.what == "check")
     values = {key: (value, loaded.origins[key]) for key, value in flatten(loaded.config)}
     if options.json:
-        from .live import print_json
-
         print_json({key: {"value": value, "origin": origin}
                     for key, (value, origin) in values.items()})
         return 0

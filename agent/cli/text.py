@@ -12,7 +12,7 @@ import sys
 import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from holdfast.worker.exits import FAILED
 
@@ -70,6 +70,13 @@ def show(lines: Iterable[Line]) -> None:
     console = Console(highlight=False, soft_wrap=True)
     for one in found:
         console.print(Text.assemble(*((harmless(span.text), span.style) for span in one)))
+
+
+def print_json(value: Any) -> None:
+    """The answer for a program."""
+    import json  # needed for --json alone
+
+    print(json.dumps(value, indent=2, sort_keys=True))
 
 
 def field(name: str, value: Cell, indent: int = 13) -> list[Line]:

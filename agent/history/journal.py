@@ -10,6 +10,7 @@ authority: plans live in the store.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import threading
 import time
@@ -23,6 +24,7 @@ import msgspec
 from ..core.actions import outlives_node
 from ..core.model import Effect, Incident
 from ..store.sqlite import open_database
+from ..system.side_thread import tell
 from .retention import INCIDENTS_MAX, mended, prune
 
 BATCHES_MAX = 2000  # waiting for the disk; the oldest is dropped and counted beyond that
@@ -253,7 +255,7 @@ class Journal:
                 self._taken_s = 0.0
             for batch in batches:
                 if batch.done is not None:
-                    _resolve(batch.done)
+                    tell(batch.done)
             self._hook("told")
 
     def _try_commit(self, batches: list[_Batch]) -> bool:
@@ -378,24 +380,27 @@ class Journal:
         counters = {
             (name, tuple(msgspec.json.decode(labels))): value
             for name, labels, value in database.execute("SELECT * FROM counters")}
-        incidents = []
-        for (body,) in database.execute(
-            "SELECT body FROM incidents ORDER BY opened_wall_s DESC LIMIT ?", (INCIDENTS_MAX,)
-        ):
-            try:
-                incidents.append(msgspec.json.decode(body, type=Incident))
-            except msgspec.DecodeError:
-                continue  # written by another release; it stays in the file for that one
         return Seed(
             bytes(memory[0]) if memory else b"",
             counters,
             tuple(Intent(*row) for row in unfinished),
             tuple(Finished(id, bool(ok), error, wall_s)
                   for id, ok, error, wall_s in reversed(finished)),
-            tuple(incidents),
+            incidents_in(database),
             dict(database.execute("SELECT id, uid FROM owners")),
             refused_in(database),
         )
+
+
+def incidents_in(database: sqlite3.Connection) -> tuple[Incident, ...]:
+    """The newest first, without those that another release wrote and this one cannot read."""
+    found = []
+    for (body,) in database.execute(
+        "SELECT body FROM incidents ORDER BY opened_wall_s DESC LIMIT ?", (INCIDENTS_MAX,)
+    ):
+        with contextlib.suppress(msgspec.DecodeError, RecursionError):
+            found.append(msgspec.json.decode(body, type=Incident))
+    return tuple(found)
 
 
 def refused_in(database: sqlite3.Connection) -> tuple[Refused, ...]:
@@ -407,16 +412,3 @@ def refused_in(database: sqlite3.Connection) -> tuple[Refused, ...]:
     except sqlite3.OperationalError:
         return ()
     return tuple(Refused(*row) for row in reversed(rows))
-
-
-def _resolve(done: asyncio.Future[None]) -> None:
-    """Ends a future of the event loop from the journal's thread."""
-
-    def end() -> None:
-        if not done.done():
-            done.set_result(None)
-
-    try:
-        done.get_loop().call_soon_threadsafe(end)
-    except RuntimeError:
-        pass  # the loop has ended; nobody waits any more

@@ -6,6 +6,7 @@ whose agent lives is never one of them, nor is a folder that an agent did not ma
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -49,22 +50,26 @@ def clean(runs: Path, own: Path, age_s: float, nbytes_max: int, now_s: float) ->
     return gone
 
 
-def _ended(runs: Path, own: Path) -> Iterator[Old]:
+def _others(base: Path, own: Path) -> Iterator[tuple[Path, float]]:
+    """This user's folders in `base` but `own`, and when each was changed last."""
     try:
-        with os.scandir(runs) as listing:
+        with os.scandir(base) as listing:
             names = [one.name for one in islice(listing, RUNS_MAX)]
     except OSError:
         return
-    for name in names:
-        path = runs / name
-        try:
+    for path in (base / name for name in names):
+        with contextlib.suppress(OSError):
             status = path.lstat()
             is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
-            if is_ours and path != own and all((path / one).is_file() for one in OURS):
-                touched_s, nbytes = _measured(path)
-                yield Old(touched_s, nbytes, path)
-        except OSError:
-            continue
+            if is_ours and path != own:
+                yield path, status.st_mtime
+
+
+def _ended(runs: Path, own: Path) -> Iterator[Old]:
+    for path, _ in _others(runs, own):
+        with contextlib.suppress(OSError):
+            if all((path / one).is_file() for one in OURS):
+                yield Old(*_measured(path), path)
 
 
 def _measured(path: Path) -> tuple[float, int]:
@@ -96,23 +101,12 @@ def _remove(path: Path) -> bool:
 
 def clean_runtime(base: Path, own: Path, now_s: float) -> None:
     """Takes away runtime folders that nobody serves any more: a killed agent's, and empty ones."""
-    try:
-        with os.scandir(base) as listing:
-            names = [one.name for one in islice(listing, RUNS_MAX)]
-    except OSError:
-        return
-    for name in names:
-        path = base / name
-        try:
-            status = path.lstat()
-            if path == own or not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
-                continue
+    for path, changed_s in _others(base, own):
+        with contextlib.suppress(OSError):
             held = set(os.listdir(path))
-            is_idle = base.name == PRIVATE_BASE and now_s - status.st_mtime > EMPTY_S
+            is_idle = base.name == PRIVATE_BASE and now_s - changed_s > EMPTY_S
             if held <= RUNTIME_FILES and (_is_dead(path / "agent.sock") if held else is_idle):
                 remove_runtime(path)
-        except OSError:
-            continue
 
 
 def remove_runtime(path: Path) -> None:

@@ -20,8 +20,7 @@ from ..core.model import Incident
 from ..store.base import StoreError
 from ..store.sqlite import APPLICATION_ID
 from ..system.regular import open_regular
-from .journal import Refused, refused_in
-from .retention import INCIDENTS_MAX
+from .journal import Refused, incidents_in, refused_in
 
 WAIT_S = 2.0  # for an agent that is just writing
 
@@ -56,7 +55,7 @@ def read(directory: Path) -> Past:
     try:
         if database.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
             raise StoreError(f"{path}: is no journal of Holdfast's")
-        return Past(_incidents(database), _ledger(database), _attempts(database),
+        return Past(incidents_in(database), _ledger(database), _attempts(database),
                     refused_in(database))
     except sqlite3.Error as error:
         raise StoreError(f"{path}: {error}") from error
@@ -73,18 +72,6 @@ def as_json(incident: Incident, attempts: Sequence[float]) -> dict[str, Any]:
     """As an agent tells it, with its attempt."""
     told: dict[str, Any] = msgspec.to_builtins(incident)
     return {**told, "attempt": attempt_of(incident.opened_wall_s, attempts)}
-
-
-def _incidents(database: sqlite3.Connection) -> tuple[Incident, ...]:
-    found = []
-    for (body,) in database.execute(
-        "SELECT body FROM incidents ORDER BY opened_wall_s DESC LIMIT ?", (INCIDENTS_MAX,)
-    ):
-        try:
-            found.append(msgspec.json.decode(body, type=Incident))
-        except (msgspec.DecodeError, RecursionError):
-            continue  # written by another release
-    return tuple(found)
 
 
 def _ledger(database: sqlite3.Connection) -> Ledger:

@@ -82,11 +82,11 @@ class SideThread:
                 error = failed
             finally:
                 self._begun_s = 0.0
-                _tell(done, error)
+                tell(done, error)
 
 
-def _tell(done: asyncio.Future[None], error: Exception | None) -> None:
-    """Ends a future of the event loop from the thread."""
+def tell(done: asyncio.Future[None], error: Exception | None = None) -> None:
+    """Ends a future of the event loop from another thread."""
 
     def end() -> None:
         if done.done():

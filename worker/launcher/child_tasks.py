@@ -14,7 +14,6 @@ import subprocess
 import time
 from typing import Any, Callable, Dict, List, Optional
 
-from ..rank import rank
 from . import forking
 from .forking import Child
 
@@ -78,13 +77,7 @@ class ChildTasks:
         launcher = os.getpid()
 
         def child() -> None:
-            forking.close_others([writer])
-            os.setsid()
-            rank.prctl(rank.PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != launcher:
-                os._exit(1)
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):
-                signal.signal(number, signal.SIG_DFL)
+            forking.become_child(launcher, writer, signal.SIG_DFL)
             with os.fdopen(writer, "w") as pipe:
                 try:
                     json.dump({"ok": body()}, pipe)

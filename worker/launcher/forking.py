@@ -147,6 +147,18 @@ def close_others(keep: List[int]) -> None:
                 continue  # the directory listing's own descriptor
 
 
+def become_child(launcher: int, keep: int, on_signal: signal.Handlers) -> None:
+    """A forked child of the launcher that is no rank: alone with one descriptor, in a session of
+    its own, dying with the launcher, which answers the caller's signals."""
+    close_others([keep])
+    os.setsid()
+    ranks.prctl(ranks.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != launcher:
+        os._exit(1)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):
+        signal.signal(number, on_signal)
+
+
 def fork_rank(program: Program, seat: Seat) -> Child:
     """A warm rank: everything preloaded is there, nothing has run."""
 
@@ -215,13 +227,7 @@ def start_store(port: int = 0) -> StoreChild:
     launcher = os.getpid()
 
     def body() -> None:
-        close_others([sock.fileno()])
-        os.setsid()
-        ranks.prctl(ranks.PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != launcher:
-            os._exit(1)
-        for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGCHLD):
-            signal.signal(ignored, signal.SIG_IGN)
+        become_child(launcher, sock.fileno(), signal.SIG_IGN)
         serve_store(sock.detach(), number)
 
     child = fork(body)

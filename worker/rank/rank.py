@@ -84,11 +84,13 @@ def make_home(home: str) -> None:
     os.makedirs(home, mode=mode, exist_ok=True)
 
 
-def open_log(path: str) -> int:
-    """A rank's file to be appended to, as open to others as its folder is."""
+def point(number: int, path: str) -> None:
+    """Makes the descriptor append to a rank's file, which is as open to others as its folder."""
     is_closed = not os.stat(os.path.dirname(path)).st_mode & 0o077
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-    return os.open(path, flags, 0o600 if is_closed else 0o644)
+    fd = os.open(path, flags, 0o600 if is_closed else 0o644)
+    os.dup2(fd, number)
+    os.close(fd)
 
 
 def redirect(stdout: str, stderr: str) -> None:
@@ -98,9 +100,7 @@ def redirect(stdout: str, stderr: str) -> None:
     os.close(null)
     for path, number in ((stdout, 1), (stderr, 2)):
         if path:
-            fd = open_log(path)
-            os.dup2(fd, number)
-            os.close(fd)
+            point(number, path)
     sys.stdin = open(0, closefd=False)
     for name, number in (("stdout", 1), ("stderr", 2)):
         raw = open(number, "wb", buffering=0, closefd=False)
@@ -166,9 +166,7 @@ def own_files(seat: Seat, assignment: elastic.Assignment, files: "tuple[str, str
     home = os.path.join(folder, "rank-%d" % assignment.rank)
     make_home(home)
     for number, name in ((1, "stdout.log"), (2, "stderr.log")):
-        fd = open_log(os.path.join(home, name))
-        os.dup2(fd, number)
-        os.close(fd)
+        point(number, os.path.join(home, name))
 
 
 def call(program: Program) -> Optional[BaseException]:

@@ -9,7 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol
 
-from ..model import Now, Observed, Plan, RankView, Rows, Runbook, RunView, Settings, Verdict
+from ..model import (
+    Now,
+    Observed,
+    Plan,
+    RankView,
+    Rows,
+    Runbook,
+    RunView,
+    Settings,
+    Verdict,
+    node_subject,
+)
 from ..run.operator import OperatorRequest
 from ..run.state import RunState
 from .ranks.ended import Cause
@@ -44,12 +55,23 @@ class Detector(Protocol):
     warm_s: ClassVar[float] = 0.0
     memory: ClassVar[Any] = None
     of_boot: ClassVar[bool] = True
+    _node: str
 
-    def __init__(self, node: str) -> None: ...
+    def __init__(self, node: str) -> None:
+        self._node = node
 
     def look(self, view: NodeView) -> list[Verdict]:
         """Faults now."""
         ...
+
+    def verdict(
+        self, fault: str, thing: str, severity: str, reason: str,
+        evidence: tuple[tuple[str, str], ...] = (),
+    ) -> Verdict:
+        """A verdict about a thing of this node (`mount/data`), or, with "", about the node."""
+        return Verdict(
+            fault=fault, subject=node_subject(self._node, thing), severity=severity, confidence=1.0,
+            reason=reason, evidence=evidence, detector=self.name)
 
 
 class RanksView(NamedTuple):

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 import msgspec
 
 from ...actions import DRAIN_NODE
-from ...model import DEGRADED, UNKNOWN, WARN, Settings, Verdict, labels_of, node_subject
+from ...model import DEGRADED, UNKNOWN, WARN, Settings, Verdict, labels_of
 from ..detector import Detector, NodeView
 
 SPOT_FAULT = "ec2_spot_interruption"
@@ -34,9 +34,6 @@ class Ec2(Detector):
     name = "ec2"
     reads = (PREFIX,)
 
-    def __init__(self, node: str) -> None:
-        self._node = node
-
     def look(self, view: NodeView) -> list[Verdict]:
         found = []
         for name, subject, unix_s, _ in view.rows:
@@ -46,19 +43,19 @@ class Ec2(Detector):
             if name == "ec2_spot_action_timestamp_seconds":
                 action = labels.get("action", "unknown")
                 severity = DEGRADED if action in TAKEN else UNKNOWN
-                found.append(_verdict(
-                    SPOT_FAULT, node_subject(self._node), severity,
+                found.append(self.verdict(
+                    SPOT_FAULT, "", severity,
                     f"EC2 takes this spot instance back ({action}) {at(unix_s)}; {NOTICE}",
                     (("action", action),)))
             elif name == "ec2_rebalance_recommended_timestamp_seconds":
-                found.append(_verdict(
-                    "ec2_rebalance_recommended", node_subject(self._node), WARN,
+                found.append(self.verdict(
+                    "ec2_rebalance_recommended", "", WARN,
                     f"EC2 says since {at(unix_s).removeprefix('at ')} that this spot instance is "
-                    "likelier than others to be taken back", ()))
+                    "likelier than others to be taken back"))
             elif name == "ec2_scheduled_event_timestamp_seconds":
                 code, event = labels.get("code", ""), labels.get("event", "")
-                found.append(_verdict(
-                    "ec2_scheduled_event", node_subject(self._node, f"event/{event}"),
+                found.append(self.verdict(
+                    "ec2_scheduled_event", f"event/{event}",
                     DEGRADED if code in LASTING else WARN,
                     f"EC2 {ENDS.get(code, f'has planned {code} for this instance')}, "
                     f"not before {at(unix_s).removeprefix('at ')}",
@@ -88,11 +85,3 @@ def at(unix_s: float) -> str:
     if not 0 < unix_s < 253402300800:  # the year 10000
         return "at a time that it does not say"
     return f"at {datetime.fromtimestamp(int(unix_s), UTC):%Y-%m-%d %H:%M:%S} UTC"
-
-
-def _verdict(
-    fault: str, subject: str, severity: str, reason: str, evidence: tuple[tuple[str, str], ...]
-) -> Verdict:
-    return Verdict(
-        fault=fault, subject=subject, severity=severity, confidence=1.0, reason=reason,
-        evidence=evidence, detector=Ec2.name)

@@ -12,18 +12,7 @@ from collections import defaultdict
 from functools import lru_cache
 from typing import NamedTuple
 
-from ...model import (
-    DEGRADED,
-    FATAL,
-    OK,
-    SEVERITIES,
-    WARN,
-    Rows,
-    RunView,
-    Verdict,
-    labels_of,
-    node_subject,
-)
+from ...model import DEGRADED, FATAL, OK, SEVERITIES, WARN, Rows, RunView, Verdict, labels_of
 from ..detector import Detector, NodeView
 from .absence import BOUND, KNOWN_MAX, Absence, Bus, address_of
 
@@ -165,7 +154,7 @@ class Accelerators(Detector):
     memory = dict[str, str]
 
     def __init__(self, node: str) -> None:
-        self._node = node
+        super().__init__(node)
         self._own: Rows = ()
         self._ranks: tuple[tuple[str, int, int], ...] = ()
         self._runs: Ranks = {}  # last known, for when a lost device lists no process any more
@@ -222,12 +211,9 @@ class Accelerators(Detector):
         ranks = ", ".join(f"rank {rank} of {run}" for run, rank in self._runs.get(key, ()))
         lived = f"; {ranks} computed there" if ranks else ""
         evidence = tuple((name, info[name]) for name in ("name", "uuid", "pci") if info.get(name))
-        return Verdict(
-            fault=fault, subject=node_subject(self._node, f"{SCOPE.get(vendor, 'gpu')}/{device}"),
-            severity=severity, confidence=1.0,
-            reason=f"{vendor} device {device}{where}: {why}{lived}",
-            evidence=evidence, detector=self.name,
-        )
+        return self.verdict(
+            fault, f"{SCOPE.get(vendor, 'gpu')}/{device}", severity,
+            f"{vendor} device {device}{where}: {why}{lived}", evidence)
 
     def _missing(
         self, samples: Rows, info: dict[Key, dict[str, str]], known: dict[str, str]

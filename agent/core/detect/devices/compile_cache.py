@@ -7,7 +7,7 @@ Shown and counted; its removal is asked for in core/nodes/stale_locks.py.  Pure.
 
 from __future__ import annotations
 
-from ...model import DEGRADED, Verdict, node_subject
+from ...model import DEGRADED, Verdict
 from ..detector import Detector, NodeView
 
 PREFIX = "compile_cache_"
@@ -21,9 +21,6 @@ class CompileCache(Detector):
     name = "compile_cache"
     reads = (PREFIX,)
 
-    def __init__(self, node: str) -> None:
-        self._node = node
-
     def look(self, view: NodeView) -> list[Verdict]:
         found = []
         for name, subject, age_s, _ in view.rows:
@@ -36,11 +33,8 @@ class CompileCache(Detector):
             why = "no compiler can own it" if dead in ("", "0") else (
                 f"process {dead}, which held it, is dead")
             old = f"{age_s / 60:.0f} min" if age_s >= STALE_S else f"{age_s:.0f} s"
-            found.append(Verdict(
-                fault="compile_lock_stale", subject=node_subject(self._node, f"lock{path}"),
-                severity=DEGRADED, confidence=1.0, detector=self.name,
-                reason=f"{path} is {old} old and {why}: "
-                "whoever wants this program waits for it without end",
-                evidence=(("path", path), ("uid", uid), ("age_s", f"{age_s:.0f}")),
-            ))
+            found.append(self.verdict(
+                "compile_lock_stale", f"lock{path}", DEGRADED,
+                f"{path} is {old} old and {why}: whoever wants this program waits for it without "
+                "end", (("path", path), ("uid", uid), ("age_s", f"{age_s:.0f}"))))
         return found

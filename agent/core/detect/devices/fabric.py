@@ -8,7 +8,7 @@ Shown, never acted on.  Pure.
 
 from __future__ import annotations
 
-from ...model import DEGRADED, WARN, Verdict, labels_of, node_subject
+from ...model import DEGRADED, WARN, Verdict, labels_of
 from ...series.streak import Streak
 from ..detector import Detector, NodeView
 
@@ -31,7 +31,7 @@ class Fabric(Detector):
     warm_s = JOIN_S
 
     def __init__(self, node: str) -> None:
-        self._node = node
+        super().__init__(node)
         self._streak = Streak(2)
 
     def look(self, view: NodeView) -> list[Verdict]:
@@ -68,7 +68,6 @@ class Fabric(Detector):
             whys.append(f"{UNIT} {'failed' if failed else 'does not run'}")
             evidence.append(("unit", UNIT))
         # GPUs that do not tell of their fabric (before H100) begin nothing without its manager.
-        return Verdict(
-            fault="fabric_manager_down", subject=node_subject(self._node, "fabric"),
-            severity=DEGRADED if outside or not able else WARN, confidence=1.0,
-            reason="; ".join(whys), evidence=tuple(evidence), detector=self.name)
+        return self.verdict(
+            "fabric_manager_down", "fabric", DEGRADED if outside or not able else WARN,
+            "; ".join(whys), tuple(evidence))

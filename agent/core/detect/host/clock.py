@@ -6,7 +6,7 @@ stores and the order of lines in several nodes' logs depend on it.  Shown, never
 
 from __future__ import annotations
 
-from ...model import WARN, Verdict, node_subject
+from ...model import WARN, Verdict
 from ...series.streak import Streak
 from ..detector import Detector, NodeView
 
@@ -30,7 +30,7 @@ class Clock(Detector):
     warm_s = UNKEPT_S
 
     def __init__(self, node: str) -> None:
-        self._node = node
+        super().__init__(node)
         self._streak = Streak(1)
 
     def look(self, view: NodeView) -> list[Verdict]:
@@ -42,13 +42,17 @@ class Clock(Detector):
                 continue
             if name == "host_clock_source_info":
                 source = subject.removeprefix("source=")
-                found += [self._source(source)] if source in SLOW_SOURCES else []
+                if source in SLOW_SOURCES:
+                    found.append(self.verdict(
+                        "clock_source_slow", "clock", WARN,
+                        f"the clock counts by {source}: every look at the time is a call into the "
+                        "kernel, some 20 times as slow"))
                 continue
             values[name[len(PREFIX) :]] = value
             read_s = boot_s
         why = self._why(values, read_s)
         if why:
-            found.append(self._verdict("clock_unsynchronised", f"the clock {why}"))
+            found.append(self.verdict("clock_unsynchronised", "clock", WARN, f"the clock {why}"))
         return found
 
     def _why(self, values: dict[str, float], read_s: float) -> str:
@@ -65,14 +69,3 @@ class Clock(Detector):
         if unkept_s < UNKEPT_S:
             return ""
         return f"is kept by nobody since {unkept_s / 60:.0f} min and off by up to {error_s:.1f} s"
-
-    def _source(self, source: str) -> Verdict:
-        return self._verdict(
-            "clock_source_slow",
-            f"the clock counts by {source}: every look at the time is a call into the kernel, "
-            "some 20 times as slow")
-
-    def _verdict(self, fault: str, reason: str) -> Verdict:
-        return Verdict(
-            fault=fault, subject=node_subject(self._node, "clock"), severity=WARN, confidence=1.0,
-            reason=reason, detector=self.name)

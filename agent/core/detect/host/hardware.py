@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 
-from ...model import DEGRADED, FATAL, SEVERITIES, WARN, Verdict, labels_of, node_subject
+from ...model import DEGRADED, FATAL, SEVERITIES, WARN, Verdict, labels_of
 from ...series.window import CounterWindow
 from ..detector import Detector, NodeView
 
@@ -43,7 +43,7 @@ class Hardware(Detector):
     warm_s = HOUR_S
 
     def __init__(self, node: str) -> None:
-        self._node = node
+        super().__init__(node)
         # From one to two hours: it moves on by whole hours.
         self._growth = CounterWindow(HOUR_S, HOUR_S, KEYS_MAX, slack=math.inf)
         self._pcie_s = -1.0  # when PCIe was read first
@@ -72,10 +72,8 @@ class Hardware(Detector):
 
     def _verdict(self, fault: str, thing: str, findings: list[tuple[str, str]]) -> Verdict:
         severity = max((one for one, _ in findings), key=SEVERITIES.index)
-        return Verdict(
-            fault=fault, subject=node_subject(self._node, thing), severity=severity, confidence=1.0,
-            reason=f"{thing.partition('/')[2]}: {'; '.join(why for _, why in findings)}",
-            detector=self.name)
+        whys = "; ".join(why for _, why in findings)
+        return self.verdict(fault, thing, severity, f"{thing.partition('/')[2]}: {whys}")
 
 
 def _look(name: str, labels: dict[str, str], value: float, grown: float) -> list[Finding]:

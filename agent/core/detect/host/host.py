@@ -60,7 +60,7 @@ class Host(Detector):
     warm_s = RECENT_S
 
     def __init__(self, node: str) -> None:
-        self._node = node
+        super().__init__(node)
         self._samples = readings.Readings()
         self._cores = Cores()
         self._pressure = CounterWindow(60.0, 5.0, SERIES_MAX)

@@ -6,7 +6,7 @@ the server's matter, and every node sees it.  Pure.
 
 from __future__ import annotations
 
-from ...model import DEGRADED, WARN, Reading, Verdict, labels_of, node_subject
+from ...model import DEGRADED, WARN, Reading, Verdict, labels_of
 from ...series.streak import Streak
 from ..detector import Detector, NodeView
 
@@ -34,7 +34,7 @@ class Reach(Detector):
     warm_s = 60.0
 
     def __init__(self, node: str) -> None:
-        self._node = node
+        super().__init__(node)
         self._streak = Streak(KEYS_MAX)
         self._last: dict[str, Verdict] = {}  # of what is bad in a row: stays while it waits again
 
@@ -70,32 +70,24 @@ class Reach(Detector):
         self._streak.keep(seen)
         self._last = {key: one for key, one in self._last.items() if self._streak.goes_on(key)}
 
-    def _verdict(
-        self, fault: str, thing: str, severity: str, reason: str,
-        evidence: tuple[tuple[str, str], ...] = (),
-    ) -> Verdict:
-        return Verdict(
-            fault=fault, subject=node_subject(self._node, thing), severity=severity, confidence=1.0,
-            reason=reason, evidence=evidence, detector=self.name)
-
     def _hung(self, name: str, labels: dict[str, str], waited_s: float) -> Verdict:
         since = f"for {waited_s:.0f} s"
         if name == "host_mount_waiting_seconds":
             mount, fstype = labels.get("mount", ""), labels.get("fstype", "")
-            return self._verdict(
+            return self.verdict(
                 "mount_hung", f"mount{mount}", DEGRADED,
                 f"{mount} ({fstype}) has not answered {since}: whoever touches it waits as well",
                 (("mount", mount), ("fstype", fstype)))
         if name == "host_nvme_waiting_seconds":
             device = labels.get("device", "")
-            return self._verdict(
+            return self.verdict(
                 "nvme_failing", f"drive/{device}", DEGRADED,
                 f"{device} has not answered {since} ({labels.get('question', '')})")
         return self._dns(labels.get("name", ""), waited_s, None)
 
     def _slow(self, labels: dict[str, str], took_s: float) -> Verdict:
         mount, fstype = labels.get("mount", ""), labels.get("fstype", "")
-        return self._verdict(
+        return self.verdict(
             "mount_slow", f"mount{mount}", WARN,
             f"{mount} ({fstype}) took {took_s:.1f} s to answer, and over {SLOW_S:g} s each of the "
             f"last {SLOW_COUNT} times",
@@ -105,7 +97,7 @@ class Reach(Detector):
     def _mount_failed(self, labels: dict[str, str]) -> Verdict:
         mount, error = labels.get("mount", ""), labels.get("error", "")
         meaning = f": {ERRORS[error]}" if error in ERRORS else ""
-        return self._verdict(
+        return self.verdict(
             "mount_failed", f"mount{mount}", DEGRADED,
             f"{mount} ({labels.get('fstype', '')}) answers with {error}{meaning}",
             (("mount", mount), ("error", error)))
@@ -115,5 +107,5 @@ class Reach(Detector):
         if failed is not None:
             error = failed[1].rpartition(",error=")[2]
             why = f"does not resolve: {ERRORS.get(error, error)} ({took_s:.1f} s)"
-        return self._verdict("dns_failed", f"name/{name}", DEGRADED, f"{name} {why}",
+        return self.verdict("dns_failed", f"name/{name}", DEGRADED, f"{name} {why}",
                              (("name", name),))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from ...model import DEGRADED, WARN, Verdict, node_subject
+from ...model import DEGRADED, WARN, Verdict
 from ...series.trend import EVERY_S, POINTS_MIN, Trend
 from ..detector import Detector, NodeView
 
@@ -37,7 +37,7 @@ class Storage(Detector):
     memory = list[str]
 
     def __init__(self, node: str) -> None:
-        self._node = node
+        super().__init__(node)
         self._trends: dict[tuple[str, str], Trend] = {}
         self._soon: set[tuple[str, str]] = set()
 
@@ -55,7 +55,10 @@ class Storage(Detector):
         for mount, of in values.items():
             if of.get("readonly", 0.0) > 0.0:
                 if mount in writable:
-                    found.append(self._readonly(mount))
+                    found.append(self.verdict(
+                        "filesystem_readonly", f"mount{mount}", DEGRADED,
+                        f"{mount} was writable in this boot and is read-only now",
+                        (("mount", mount),)))
                 continue  # what cannot be written cannot be filled
             if mount not in writable:
                 _remember(writable, mount, values)
@@ -66,14 +69,6 @@ class Storage(Detector):
         for key in [one for one in self._trends if one[0] not in seen]:
             del self._trends[key]
             self._soon.discard(key)
-
-    def _readonly(self, mount: str) -> Verdict:
-        return Verdict(
-            fault="filesystem_readonly", subject=node_subject(self._node, f"mount{mount}"),
-            severity=DEGRADED, confidence=1.0, detector=self.name,
-            reason=f"{mount} was writable in this boot and is read-only now",
-            evidence=(("mount", mount),),
-        )
 
     def _space(self, mount: str, of: dict[str, float], boot_s: float) -> list[Verdict]:
         """One verdict for everything that runs out on this mount; none when nothing does."""
@@ -92,14 +87,11 @@ class Storage(Detector):
         if not findings:
             return []
         severity = DEGRADED if any(one == DEGRADED for one, _ in findings) else WARN
-        return [Verdict(
-            fault="disk_space_low", subject=node_subject(self._node, f"mount{mount}"),
-            severity=severity,
-            confidence=1.0, detector=self.name,
-            reason=f"{mount}: {'; '.join(why for _, why in findings)}",
-            evidence=(("mount", mount), ("available_bytes", f"{left:.0f}"),
-                      ("free_inodes", f"{free:.0f}")),
-        )]
+        return [self.verdict(
+            "disk_space_low", f"mount{mount}", severity,
+            f"{mount}: {'; '.join(why for _, why in findings)}",
+            (("mount", mount), ("available_bytes", f"{left:.0f}"),
+             ("free_inodes", f"{free:.0f}")))]
 
     def _forecast(self, key: tuple[str, str], boot_s: float, left: float) -> list[Finding]:
         trend = self._trends.setdefault(key, Trend())

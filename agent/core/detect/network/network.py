@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from ...model import DEGRADED, FATAL, WARN, Rows, Verdict, labels_of, node_subject
+from ...model import DEGRADED, FATAL, WARN, Rows, Verdict, labels_of
 from ...series.counters import COUNTERS_MAX, Growth, Rate
 from ...series.streak import Streak, Times, recent, strike
 from ..detector import Detector, NodeView
@@ -86,7 +86,7 @@ class Networks(Detector):
     memory = NetworkMemory
 
     def __init__(self, node: str) -> None:
-        self._node = node
+        super().__init__(node)
         self._own: Rows = ()
         self._read_s = 0.0
         self._verdicts: list[Verdict] = []
@@ -351,15 +351,13 @@ class Networks(Detector):
     def _verdict(self, port: Port, found: Found) -> Verdict:
         device, number = port
         parts = [f"nic/{device}"] * bool(device) + [number] * (number not in ("", "1"))
-        subject = node_subject(self._node, "/".join(parts))
         info = self._info.get(device, {})
         where = f" at {info['pci']}" if info.get("pci") else ""
         what = f"{info.get('kind', 'card')} {device}{where}: " if device else ""
         evidence = tuple((name, info[name]) for name in ("kind", "pci", "driver", "firmware")
                          if info.get(name))
-        return Verdict(
-            fault=found.fault, subject=subject, severity=found.severity, confidence=1.0,
-            reason=what + found.why, evidence=evidence, detector=self.name)
+        return self.verdict(
+            found.fault, "/".join(parts), found.severity, what + found.why, evidence)
 
     def _kind(self, port: Port) -> str:
         return self._info.get(port[0], {}).get("kind", "")
