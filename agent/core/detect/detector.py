@@ -64,7 +64,7 @@ class Detector(Protocol):
         """Faults now."""
         ...
 
-    def verdict(
+    def node_verdict(
         self, fault: str, thing: str, severity: str, reason: str,
         evidence: tuple[tuple[str, str], ...] = (),
     ) -> Verdict:

@@ -43,18 +43,18 @@ class Ec2(Detector):
             if name == "ec2_spot_action_timestamp_seconds":
                 action = labels.get("action", "unknown")
                 severity = DEGRADED if action in TAKEN else UNKNOWN
-                found.append(self.verdict(
+                found.append(self.node_verdict(
                     SPOT_FAULT, "", severity,
                     f"EC2 takes this spot instance back ({action}) {at(unix_s)}; {NOTICE}",
                     (("action", action),)))
             elif name == "ec2_rebalance_recommended_timestamp_seconds":
-                found.append(self.verdict(
+                found.append(self.node_verdict(
                     "ec2_rebalance_recommended", "", WARN,
                     f"EC2 says since {at(unix_s).removeprefix('at ')} that this spot instance is "
                     "likelier than others to be taken back"))
             elif name == "ec2_scheduled_event_timestamp_seconds":
                 code, event = labels.get("code", ""), labels.get("event", "")
-                found.append(self.verdict(
+                found.append(self.node_verdict(
                     "ec2_scheduled_event", f"event/{event}",
                     DEGRADED if code in LASTING else WARN,
                     f"EC2 {ENDS.get(code, f'has planned {code} for this instance')}, "

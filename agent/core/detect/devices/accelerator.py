@@ -211,7 +211,7 @@ class Accelerators(Detector):
         ranks = ", ".join(f"rank {rank} of {run}" for run, rank in self._runs.get(key, ()))
         lived = f"; {ranks} computed there" if ranks else ""
         evidence = tuple((name, info[name]) for name in ("name", "uuid", "pci") if info.get(name))
-        return self.verdict(
+        return self.node_verdict(
             fault, f"{SCOPE.get(vendor, 'gpu')}/{device}", severity,
             f"{vendor} device {device}{where}: {why}{lived}", evidence)
 

@@ -33,7 +33,7 @@ class CompileCache(Detector):
             why = "no compiler can own it" if dead in ("", "0") else (
                 f"process {dead}, which held it, is dead")
             old = f"{age_s / 60:.0f} min" if age_s >= STALE_S else f"{age_s:.0f} s"
-            found.append(self.verdict(
+            found.append(self.node_verdict(
                 "compile_lock_stale", f"lock{path}", DEGRADED,
                 f"{path} is {old} old and {why}: whoever wants this program waits for it without "
                 "end", (("path", path), ("uid", uid), ("age_s", f"{age_s:.0f}"))))

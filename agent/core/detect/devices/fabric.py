@@ -68,6 +68,6 @@ class Fabric(Detector):
             whys.append(f"{UNIT} {'failed' if failed else 'does not run'}")
             evidence.append(("unit", UNIT))
         # GPUs that do not tell of their fabric (before H100) begin nothing without its manager.
-        return self.verdict(
+        return self.node_verdict(
             "fabric_manager_down", "fabric", DEGRADED if outside or not able else WARN,
             "; ".join(whys), tuple(evidence))

@@ -43,7 +43,7 @@ class Clock(Detector):
             if name == "host_clock_source_info":
                 source = subject.removeprefix("source=")
                 if source in SLOW_SOURCES:
-                    found.append(self.verdict(
+                    found.append(self.node_verdict(
                         "clock_source_slow", "clock", WARN,
                         f"the clock counts by {source}: every look at the time is a call into the "
                         "kernel, some 20 times as slow"))
@@ -52,7 +52,7 @@ class Clock(Detector):
             read_s = boot_s
         why = self._why(values, read_s)
         if why:
-            found.append(self.verdict("clock_unsynchronised", "clock", WARN, f"the clock {why}"))
+            found.append(self.node_verdict("clock_unsynchronised", "clock", WARN, f"the clock {why}"))
         return found
 
     def _why(self, values: dict[str, float], read_s: float) -> str:

@@ -73,7 +73,7 @@ class Hardware(Detector):
     def _verdict(self, fault: str, thing: str, findings: list[tuple[str, str]]) -> Verdict:
         severity = max((one for one, _ in findings), key=SEVERITIES.index)
         whys = "; ".join(why for _, why in findings)
-        return self.verdict(fault, thing, severity, f"{thing.partition('/')[2]}: {whys}")
+        return self.node_verdict(fault, thing, severity, f"{thing.partition('/')[2]}: {whys}")
 
 
 def _look(name: str, labels: dict[str, str], value: float, grown: float) -> list[Finding]:

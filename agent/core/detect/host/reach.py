@@ -74,20 +74,20 @@ class Reach(Detector):
         since = f"for {waited_s:.0f} s"
         if name == "host_mount_waiting_seconds":
             mount, fstype = labels.get("mount", ""), labels.get("fstype", "")
-            return self.verdict(
+            return self.node_verdict(
                 "mount_hung", f"mount{mount}", DEGRADED,
                 f"{mount} ({fstype}) has not answered {since}: whoever touches it waits as well",
                 (("mount", mount), ("fstype", fstype)))
         if name == "host_nvme_waiting_seconds":
             device = labels.get("device", "")
-            return self.verdict(
+            return self.node_verdict(
                 "nvme_failing", f"drive/{device}", DEGRADED,
                 f"{device} has not answered {since} ({labels.get('question', '')})")
         return self._dns(labels.get("name", ""), waited_s, None)
 
     def _slow(self, labels: dict[str, str], took_s: float) -> Verdict:
         mount, fstype = labels.get("mount", ""), labels.get("fstype", "")
-        return self.verdict(
+        return self.node_verdict(
             "mount_slow", f"mount{mount}", WARN,
             f"{mount} ({fstype}) took {took_s:.1f} s to answer, and over {SLOW_S:g} s each of the "
             f"last {SLOW_COUNT} times",
@@ -97,7 +97,7 @@ class Reach(Detector):
     def _mount_failed(self, labels: dict[str, str]) -> Verdict:
         mount, error = labels.get("mount", ""), labels.get("error", "")
         meaning = f": {ERRORS[error]}" if error in ERRORS else ""
-        return self.verdict(
+        return self.node_verdict(
             "mount_failed", f"mount{mount}", DEGRADED,
             f"{mount} ({labels.get('fstype', '')}) answers with {error}{meaning}",
             (("mount", mount), ("error", error)))
@@ -107,5 +107,5 @@ class Reach(Detector):
         if failed is not None:
             error = failed[1].rpartition(",error=")[2]
             why = f"does not resolve: {ERRORS.get(error, error)} ({took_s:.1f} s)"
-        return self.verdict("dns_failed", f"name/{name}", DEGRADED, f"{name} {why}",
+        return self.node_verdict("dns_failed", f"name/{name}", DEGRADED, f"{name} {why}",
                              (("name", name),))

@@ -55,7 +55,7 @@ class Storage(Detector):
         for mount, of in values.items():
             if of.get("readonly", 0.0) > 0.0:
                 if mount in writable:
-                    found.append(self.verdict(
+                    found.append(self.node_verdict(
                         "filesystem_readonly", f"mount{mount}", DEGRADED,
                         f"{mount} was writable in this boot and is read-only now",
                         (("mount", mount),)))
@@ -87,7 +87,7 @@ class Storage(Detector):
         if not findings:
             return []
         severity = DEGRADED if any(one == DEGRADED for one, _ in findings) else WARN
-        return [self.verdict(
+        return [self.node_verdict(
             "disk_space_low", f"mount{mount}", severity,
             f"{mount}: {'; '.join(why for _, why in findings)}",
             (("mount", mount), ("available_bytes", f"{left:.0f}"),

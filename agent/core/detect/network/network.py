@@ -356,7 +356,7 @@ class Networks(Detector):
         what = f"{info.get('kind', 'card')} {device}{where}: " if device else ""
         evidence = tuple((name, info[name]) for name in ("kind", "pci", "driver", "firmware")
                          if info.get(name))
-        return self.verdict(
+        return self.node_verdict(
             found.fault, "/".join(parts), found.severity, what + found.why, evidence)
 
     def _kind(self, port: Port) -> str:
