@@ -52,7 +52,8 @@ class Clock(Detector):
             read_s = boot_s
         why = self._why(values, read_s)
         if why:
-            found.append(self.node_verdict("clock_unsynchronised", "clock", WARN, f"the clock {why}"))
+            why = f"the clock {why}"
+            found.append(self.node_verdict("clock_unsynchronised", "clock", WARN, why))
         return found
 
     def _why(self, values: dict[str, float], read_s: float) -> str:
