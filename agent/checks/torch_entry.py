@@ -48,6 +48,9 @@ def main(descriptor: int, spec: dict[str, Any]) -> None:
                 "took_s": 0.0})
         return
     isolate.write_line(descriptor, here)
+    if spec.get("serve"):
+        importlib.import_module(PACKAGE + ".peer_tests").serve(descriptor)
+        return
     calls = []
     for one in spec["calls"]:
         module, function = one["place"].split(":")

@@ -26,12 +26,10 @@ from holdfast.agent.checks.round import pythons as candidates
 from holdfast.agent.checks.runner import Runner, Wanted
 from holdfast.agent.config import load
 from holdfast.agent.core.checks.verdict import (
-    CRITICAL,
     OK,
     PROFILE,
     SLURM_HEALTH,
     UNKNOWN,
-    WARNING,
     CheckVerdict,
     amount,
     exit_code,
@@ -43,9 +41,8 @@ from holdfast.worker.exits import NOT_KNOWN
 from .client import reach
 from .launch import job_python
 from .live import print_json
-from .text import BAD, CARE, FAINT, GOOD, Failure, Line, Span, count, field, line, seconds, show
+from .text import FAINT, STYLES, Failure, Line, Span, count, field, line, seconds, show
 
-STYLES = {OK: GOOD, WARNING: CARE, CRITICAL: BAD, UNKNOWN: CARE}
 INDENT = 9
 FRESH_S = 300.0  # what a scheduler asks for may be this old, and is made anew in the background
 STALE_S = 3600.0  # what is older is not known any more
@@ -57,6 +54,8 @@ SIZE_MAX = 1 << 38
 def check(options: argparse.Namespace) -> int:
     if options.list:
         return _list(options.json)
+    if options.peers or options.hostfile:
+        return _peers(options)
     try:
         return _health(options) if options.convention == SLURM_HEALTH else _round(options)
     except Failure as failure:
@@ -70,6 +69,17 @@ def check(options: argparse.Namespace) -> int:
             raise Failure(said, NOT_KNOWN) from error
         print(f"holdfast: unknown: {said}", file=sys.stderr)
         return 0
+
+
+def _peers(options: argparse.Namespace) -> int:
+    from . import check_peers  # half of the start of a check on this node alone
+
+    try:
+        sizes = [_size(word) for word in options.sizes.split(",")] if options.sizes else [0]
+    except ValueError as error:
+        raise Failure(str(error), NOT_KNOWN) from error
+    named = options.python or _configuration(options.config).checks.python
+    return check_peers.check_peers(options, pythons(named, os.environ), sizes[0])
 
 
 # ------------------------------------------------------------------------------------ a round

@@ -69,7 +69,28 @@ def _verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", metavar="DIR", help="one checkpoint, or a directory of them")
 
 
+def _peers(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("tests between nodes (docs/checks.md)")
+    group.add_argument("--peers", default="", metavar="LIST",
+                       help="start the same on each of these nodes: a,b,gpu[1-4], a=10.0.0.1, or "
+                            "`slurm` for the job's")
+    group.add_argument("--hostfile", default="", metavar="FILE", help="one node a line instead")
+    group.add_argument("--as", dest="own", default="", metavar="NAME",
+                       help="which of them this node is (default: by name or address)")
+    group.add_argument("--token-file", default="", metavar="FILE",
+                       help="what every node proves to know (or HOLDFAST_CHECK_TOKEN)")
+    group.add_argument("--port", type=number(int, 1, 65535), default=9857, metavar="PORT",
+                       help="where the first of them listens, at its own address (%(default)s)")
+    group.add_argument("--join-wait", type=number(float, 1, 3600), default=60.0,
+                       metavar="SECONDS", help="for the others to come (%(default)s)")
+    group.add_argument("--deadline", type=number(float, 0.5, 600), default=15.0,
+                       metavar="SECONDS", help="of one test between nodes (%(default)s)")
+    group.add_argument("--group-size", type=number(int, 2, 4096), default=0, metavar="N",
+                       help="measure within partition groups of N nodes, and across them")
+
+
 def _check(parser: argparse.ArgumentParser) -> None:
+    _peers(parser)
     parser.add_argument("name", nargs="*", metavar="NAME",
                         help="which checks (default: those that are made before a job)")
     parser.add_argument("--list", action="store_true", help="what can be checked, and how long")

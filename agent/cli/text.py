@@ -18,6 +18,8 @@ from holdfast.worker.exits import FAILED
 
 WIDTH = 80
 GOOD, BAD, CARE, FAINT, STRONG = "green", "bold red", "yellow", "dim", "bold"
+# Of a check's verdict.
+STYLES = {"ok": GOOD, "warning": CARE, "critical": BAD, "unknown": CARE}
 
 
 class Failure(Exception):

@@ -182,13 +182,14 @@ class Node:
 class Nodes:
     """`with Nodes(4) as nodes:` makes them, and removes whatever they were and started."""
 
-    def __init__(self, count: int, cable_mbit: float = CABLE_MBIT) -> None:
+    def __init__(self, count: int, cable_mbit: float = CABLE_MBIT, weight: int = 1) -> None:
+        """`weight`: how much more of a busy machine's processors a node gets than others do."""
         needed()
         sweep()
         self.owner = _owner()
         self.home = Path("/tmp") / self.owner
         self._switch = f"{self.owner}-sw"
-        self._cable_mbit = cable_mbit
+        self._cable_mbit, self._weight = cable_mbit, weight
         self._drops: dict[tuple[str, ...], str] = {}
         self._slow: dict[int, float] = {}  # node -> Mbit/s of its cable
         self._slow_to: dict[tuple[int, int], float] = {}
@@ -219,6 +220,8 @@ class Nodes:
         _tool("ip", "-n", self._switch, "link", "set", "br0", "up")
         for node in self.all:
             node.make(self._switch)
+            if self._weight > 1 and node.cgroups.cpu is not None:
+                (node.cgroups.cpu / "cpu.shares").write_text(str(1024 * self._weight))
             self._shape(node.number)
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from ..model import Value
 from . import pairing
 from .pairing import Pair, Round
+from .verdict import amount
 
 GOOD, SLOW, BROKEN, UNKNOWN = "good", "slow", "broken", "unknown"
 SLOW_SHARE = 0.85  # of the usual rate: pairs of a healthy fleet differ by a few per cent
@@ -57,33 +58,42 @@ class Judgement(Value, frozen=True):
         return tuple(node for node, found in self.nodes if found.state in (SLOW, BROKEN))
 
 
+def usual(rates: Iterable[float]) -> float:
+    """0 where there are too few to tell."""
+    found = sorted(rates)
+    return found[int(USUAL_QUANTILE * (len(found) - 1))] if len(found) >= USUAL_OF else 0.0
+
+
+def least(results: Sequence[Result], expected_rate: float = 0.0) -> float:
+    """The rate below which a pair is slow."""
+    best: dict[Pair, float] = {}
+    for each in results:
+        if each.ran and each.ok and each.rate > 0:
+            best[each.pair] = max(best.get(each.pair, 0.0), each.rate)
+    return SLOW_SHARE * max(usual(best.values()), expected_rate)
+
+
 def graded(results: Sequence[Result], expected_rate: float = 0.0) -> dict[Pair, str]:
     """good, slow, broken or unknown for each pair; the worst where a pair was tested twice.
 
     What is slow is measured against the usual rate of these results, and against `expected_rate`
     (a baseline; 0 = none) where that is higher: when all are slow they know nothing of it.
     """
-    best: dict[Pair, float] = {}
-    for each in results:
-        if each.ran and each.ok and each.rate > 0:
-            best[each.pair] = max(best.get(each.pair, 0.0), each.rate)
-    rates = sorted(best.values())
-    usual = rates[int(USUAL_QUANTILE * (len(rates) - 1))] if len(rates) >= USUAL_OF else 0.0
-    least = SLOW_SHARE * max(usual, expected_rate)
+    limit = least(results, expected_rate)
     order = (UNKNOWN, GOOD, SLOW, BROKEN)
     found: dict[Pair, str] = {}
     for each in results:
-        state = _grade(each, least)
+        state = _grade(each, limit)
         found[each.pair] = max(found.get(each.pair, UNKNOWN), state, key=order.index)
     return found
 
 
-def _grade(result: Result, least: float) -> str:
+def _grade(result: Result, limit: float) -> str:
     if not result.ran:
         return UNKNOWN
     if not result.ok:
         return BROKEN
-    return SLOW if 0 < result.rate < least else GOOD
+    return SLOW if 0 < result.rate < limit else GOOD
 
 
 def proven(grades: dict[Pair, str]) -> set[str]:
@@ -153,4 +163,4 @@ def _words(result: Result) -> str:
         return result.error or "did not run"
     if not result.ok:
         return result.error or "failed"
-    return f"{result.rate / 1e9:.3g} GB/s"
+    return amount(result.rate, "B/s")

@@ -1,0 +1,391 @@
+"""Which tests peers make with each other, in which order, and what all of them come to.
+
+Owns the pre-flight of several nodes: each computes, pairs exchange, suspects are tried again with
+nodes that proved good, and then groups and the whole.  It is one generator: it yields tests that
+run at once, is sent their outcomes, and returns a report.  Whoever carries tests to nodes and
+outcomes back drives it (agent/peers/coordinator.py); a simulation does it in a test.  Pure.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+
+from ..model import Value
+from . import judge, pairing
+from .judge import BROKEN, GOOD, SLOW, UNKNOWN, Finding, Result
+from .pairing import Pair, pair
+
+COMPUTE, PAIR, GROUP, REACH = "compute", "pair", "group", "reach"
+COMPUTE_SHARE = 0.75  # of the usual rate: clocks of equal processors differ by some per cent
+COMPUTE_S, AGAIN_S = 0.12, 0.4  # of computing; longer where a verdict hangs on it
+# Pairs on one machine mostly wait for their network, and may be more than its processors.
+NODES_A_PROCESSOR = {COMPUTE: 1, PAIR: 4}
+BROKEN_MOST = 2  # failures that are enough to suspect a node; round two tells whose they are
+WORST_FIRST = BROKEN, SLOW, UNKNOWN, GOOD
+
+
+class Member(Value, frozen=True):
+    """A node that came.  `machine`: what shares processors has the same (namespaces, one boot);
+    `model`: only equal ones are compared; `error`: why it can make no test."""
+
+    name: str
+    machine: str = ""
+    processors: int = 1
+    model: str = ""
+    error: str = ""
+
+
+class Trial(Value, frozen=True):
+    """One test.  REACH asks the first node whether the second answers at all."""
+
+    kind: str
+    nodes: tuple[str, ...]
+    label: str = ""  # of a group: "group 0", "across 1", "whole"
+    threads: int = 0  # to compute with; 0 = all
+    seconds: float = 0.0
+
+
+class Outcome(Value, frozen=True):
+    """What became of one.  `rate`: bytes or operations a second; `ran`: False where a side was not
+    there, so that nothing is known; `table`: a group's lines."""
+
+    test: Trial
+    ok: bool
+    rate: float = 0.0
+    error: str = ""
+    ran: bool = True
+    gone: str = ""  # the node that was not there
+    table: tuple[str, ...] = ()
+
+
+class Row(Value, frozen=True):
+    """One node's verdict.  `rate`: the median of its links; `limit`: what these must reach."""
+
+    node: str
+    state: str
+    reason: str
+    rate: float = 0.0
+    limit: float = 0.0
+    compute: float = 0.0
+    compute_limit: float = 0.0
+    partners: tuple[str, ...] = ()
+    evidence: tuple[tuple[str, str], ...] = ()
+    todo: str = ""
+
+
+class Link(Value, frozen=True):
+    nodes: Pair
+    state: str
+    reason: str
+    evidence: str
+    todo: str
+
+
+class Group(Value, frozen=True):
+    label: str
+    nodes: tuple[str, ...]
+    state: str
+    rate: float  # all-reduce's busbw
+    reason: str
+    table: tuple[str, ...] = ()
+
+
+class Report(Value, frozen=True, omit_defaults=False):
+    rows: tuple[Row, ...]
+    links: tuple[Link, ...]
+    groups: tuple[Group, ...]
+    common: str
+    rounds: int
+    tests: int
+
+
+Outcomes = Sequence[Outcome]
+Steps = Generator[tuple[Trial, ...], Outcomes, Report]
+
+
+def preflight(names: Sequence[str], members: Iterable[Member], absent: Mapping[str, str],
+              group_size: int = 0) -> Steps:
+    """`names`: all of them, in the job's order; `absent`: who did not come, and why."""
+    here = {one.name: one for one in members}
+    able = [name for name in names if name in here and not here[name].error]
+    state = _State(names, here, dict(absent))
+    yield from state.computed([(name,) for name in able], COMPUTE_S)
+    yield from state.paired(pairing.first_round(able), skip=True)
+    rounds = 1
+    suspects, again = state.slow_computers(), _again(state)
+    if suspects or again:
+        rounds = 2
+        yield from state.computed(state.beside(suspects), AGAIN_S)
+        yield from state.paired(again, skip=False)
+    found = judge.judge(able, state.results())
+    good = [node for node, finding in found.nodes if finding.state == GOOD]
+    yield from state.reached(good)
+    rows = {one.node: one for one in state.rows(found)}
+    usable = [name for name in names if rows[name].state == GOOD]
+    yield from state.grouped(usable, group_size, [
+        each for each, finding in found.links if finding.state == BROKEN])
+    links = tuple(Link(each, finding.state, finding.reason, dict(finding.evidence).get(
+        " - ".join(each), ""), LINK_TODO) for each, finding in found.links)
+    return Report(tuple(rows[name] for name in names), links, tuple(state.groups), found.common,
+                  rounds, state.tests)
+
+
+def _again(state: _State) -> pairing.Round:
+    """Round two: suspects with witnesses, and once more the links that were slow between others: a
+    moment's load is no fault of a link."""
+    results = state.results()
+    slots = [*judge.next_round(results)]
+    planned = {each for slot in slots for each in slot}
+    grades = judge.graded(results)
+    good = judge.proven(grades)
+    slow = [each for each, grade in sorted(grades.items())
+            if grade == SLOW and each not in planned and set(each) <= good]
+    return (*slots, *pairing.slots_of(slow))
+
+
+class _State:
+    """What is known so far."""
+
+    def __init__(self, names: Sequence[str], here: dict[str, Member],
+                 absent: dict[str, str]) -> None:
+        self.names, self.here, self.absent = names, here, absent
+        self.tests = 0
+        self.groups: list[Group] = []
+        self._pairs: dict[Pair, Result] = {}
+        self._compute: dict[str, float] = {}
+        self._wrong: dict[str, str] = {}
+        self._gone: dict[str, str] = {}
+        # suspect -> witness -> (its rate, the witness's), at the same moment
+        self._beside: dict[str, dict[str, tuple[float, float]]] = {}
+        self._sharing = Counter(one.machine for one in here.values())
+        self._processors = {one.machine: one.processors for one in here.values()}
+        self._unreached: dict[str, list[str]] = {}
+        self._answers: dict[str, str] = {}
+
+    def results(self) -> list[Result]:
+        return list(self._pairs.values())
+
+    def _run(self, tests: Iterable[Trial]) -> Generator[tuple[Trial, ...], Outcomes, list[Outcome]]:
+        """All of them, as many at once as their machines have room for."""
+        found: list[Outcome] = []
+        waiting = list(tests)
+        while waiting:
+            used: Counter[str] = Counter()
+            now: list[Trial] = []
+            later: list[Trial] = []
+            for test in waiting:
+                places = Counter(self.here[node].machine for node in test.nodes)
+                if all(not used[machine] or used[machine] + count <= self._room(machine, test)
+                       for machine, count in places.items()):
+                    now.append(test)
+                    used.update(places)
+                else:
+                    later.append(test)
+            found += yield tuple(now)
+            self.tests += len(now)
+            waiting = later
+        return found
+
+    def _room(self, machine: str, test: Trial) -> int:
+        """How many nodes of a machine may be at it at once."""
+        return NODES_A_PROCESSOR[test.kind] * self._processors[machine]
+
+    # ------------------------------------------------------------------------------ computing
+
+    def computed(self, together: Iterable[tuple[str, ...]],
+                 seconds: float) -> Generator[tuple[Trial, ...], Outcomes, None]:
+        """Each row of nodes at the same moment; single ones as their machines have room."""
+        rows = list(together)
+        if all(len(row) == 1 for row in rows):
+            self._compute_take((yield from self._run(self._compute_test(name, seconds)
+                                                     for row in rows for name in row)))
+            return
+        for row in rows:
+            outcomes = yield tuple(self._compute_test(name, seconds) for name in row)
+            self.tests += len(row)
+            self._compute_take(outcomes)
+            rate = {one.test.nodes[0]: one.rate for one in outcomes if one.ok}
+            if len(rate) == len(row):
+                suspect, witness = row
+                self._beside.setdefault(suspect, {})[witness] = rate[suspect], rate[witness]
+
+    def _compute_test(self, name: str, seconds: float) -> Trial:
+        mine = self.here[name]
+        sharing = self._sharing[mine.machine]
+        return Trial(COMPUTE, (name,), seconds=seconds,
+                    threads=max(1, mine.processors // sharing) if sharing > 1 else 0)
+
+    def _compute_take(self, outcomes: Outcomes) -> None:
+        for one in outcomes:
+            (name,) = one.test.nodes
+            if not one.ran:
+                self._gone.setdefault(name, one.error)
+            elif not one.ok:
+                self._wrong[name] = one.error
+            self._compute[name] = max(self._compute.get(name, 0.0), one.rate)
+
+    def _compute_limits(self) -> dict[str, float]:
+        """By model."""
+        return {model: COMPUTE_SHARE * judge.usual(
+                    rate for name, rate in self._compute.items()
+                    if rate and self.here[name].model == model)
+                for model in {one.model for one in self.here.values()}}
+
+    def slow_computers(self) -> list[str]:
+        limits = self._compute_limits()
+        return [name for name, rate in sorted(self._compute.items())
+                if 0 < rate < limits[self.here[name].model]]
+
+    def beside(self, suspects: Sequence[str]) -> list[tuple[str, str]]:
+        """Each suspect with two of its kind that were fast."""
+        rows = []
+        for name in suspects:
+            fast = [other for other, _ in sorted(self._compute.items(), key=lambda one: -one[1])
+                    if other not in suspects and self.here[other].model == self.here[name].model]
+            rows += [(name, other) for other in fast[:pairing.WITNESSES]]
+        return rows
+
+    def _computes(self, name: str) -> Finding | None:
+        """What is wrong with how a node computes; None when nothing is."""
+        if name in self._wrong:
+            return Finding(BROKEN, self._wrong[name], (("computing", self._wrong[name]),))
+        beside = self._beside.get(name, {})
+        slower = [other for other, (own, its) in beside.items() if own < COMPUTE_SHARE * its]
+        if len(slower) < pairing.WITNESSES:
+            return None
+        evidence = tuple((f"{name} beside {other}", f"{own / 1e9:.3g} of {its / 1e9:.3g} GFLOP/s")
+                         for other, (own, its) in beside.items())
+        own, its = min(beside.values(), key=lambda both: both[0] / both[1])
+        return Finding(SLOW, f"it computes at {own / its:.0%} of the rate that "
+                             f"{' and '.join(slower)} have at the same moment", evidence)
+
+    # ------------------------------------------------------------------------------ pairs
+
+    def paired(self, slots: pairing.Round,
+               skip: bool) -> Generator[tuple[Trial, ...], Outcomes, None]:
+        """`skip`: who failed often enough is asked no more in this round."""
+        for slot in slots:
+            failed = Counter(node for result in self._pairs.values() if result.ran
+                             and not result.ok for node in result.pair)
+            passed = {node for result in self._pairs.values() if result.ok for node in result.pair}
+            tired = {node for node, count in failed.items()
+                     if skip and count >= BROKEN_MOST and node not in passed}
+            tests = [Trial(PAIR, each) for each in slot if not tired & set(each)
+                     and not self._gone.keys() & set(each)]
+            for one in (yield from self._run(tests)):
+                self._take_pair(one)
+
+    def _take_pair(self, one: Outcome) -> None:
+        if one.gone:
+            self._gone.setdefault(one.gone, one.error)
+        a, b = one.test.nodes
+        result = Result(pair(a, b), one.ok, one.rate, one.error, one.ran)
+        old = self._pairs.get(result.pair)
+        # Load makes a test slow and never fast; what failed once has failed.
+        if old is None or not old.ran or old.ok and (not result.ok or result.rate > old.rate):
+            self._pairs[result.pair] = result
+
+    def reached(self, good: Sequence[str]) -> Generator[tuple[Trial, ...], Outcomes, None]:
+        """Whether who did not come, or went, answers anybody who is well."""
+        for witness in good[:pairing.WITNESSES]:
+            lost = [name for name in (*self.absent, *self._gone) if name != witness]
+            if not lost:
+                return
+            outcomes = yield tuple(Trial(REACH, (witness, name)) for name in lost)
+            self.tests += len(outcomes)
+            for one in outcomes:
+                name = one.test.nodes[1]
+                if one.ok:
+                    self._answers[name] = witness
+                elif one.ran:
+                    self._unreached.setdefault(name, []).append(witness)
+
+    # ------------------------------------------------------------------------------ groups
+
+    def grouped(self, usable: Sequence[str], size: int,
+                broken: Sequence[Pair]) -> Generator[tuple[Trial, ...], Outcomes, None]:
+        """Within groups, across them, and all together; each of them apart from the others.  What
+        has a broken link in it would only wait for its deadline."""
+        batches: list[list[Trial]] = []
+        if size > 1:
+            groups = [self.names[at : at + size] for at in range(0, len(self.names), size)]
+            whole = [(number, group) for number, group in enumerate(groups)
+                     if set(group) <= set(usable)]
+            batches.append([Trial(GROUP, tuple(group), f"group {number}")
+                            for number, group in whole])
+            if len(whole) > 1:
+                batches.append([Trial(GROUP, tuple(group[place] for _, group in whole),
+                                     f"across {place}") for place in range(size)])
+        if len(usable) > 1:
+            batches.append([Trial(GROUP, tuple(usable), "whole")])
+        for batch in batches:
+            tests = []
+            for test in batch:
+                cut = [each for each in broken if set(each) <= set(test.nodes)]
+                if cut:
+                    why = f"not made: the link {' - '.join(cut[0])} is broken"
+                    self.groups.append(Group(test.label, test.nodes, UNKNOWN, 0.0, why))
+                else:
+                    tests.append(test)
+            if not tests:
+                continue
+            outcomes = yield tuple(tests)
+            self.tests += len(tests)
+            for one in outcomes:
+                state = GOOD if one.ok else BROKEN if one.ran else UNKNOWN
+                self.groups.append(Group(one.test.label, one.test.nodes, state, one.rate, one.error,
+                                         one.table))
+
+    # ------------------------------------------------------------------------------ verdicts
+
+    def rows(self, found: judge.Judgement) -> Iterator[Row]:
+        limit, compute_limits = judge.least(self.results()), self._compute_limits()
+        findings = dict(found.nodes)
+        links: dict[str, list[Result]] = {name: [] for name in self.names}
+        for result in self._pairs.values():
+            for node in result.pair:
+                links[node].append(result)
+        for name in self.names:
+            finding = self._finding(name, findings)
+            rates = sorted(one.rate for one in links[name] if one.ok)
+            model = self.here[name].model if name in self.here else ""
+            partners = {node for one in links[name] for node in one.pair} - {name}
+            yield Row(
+                name, finding.state, finding.reason, rates[len(rates) // 2] if rates else 0.0,
+                limit, self._compute.get(name, 0.0), compute_limits.get(model, 0.0),
+                tuple(sorted(partners)), finding.evidence, self._todo(name, finding))
+
+    def _finding(self, name: str, found: Mapping[str, Finding]) -> Finding:
+        if name in self.absent or name in self._gone:
+            why = self.absent.get(name) or self._gone[name]
+            witnesses = self._unreached.get(name, [])
+            if len(witnesses) >= pairing.WITNESSES:
+                return Finding(BROKEN, f"{why}, and nothing answers {' or '.join(witnesses)} there",
+                               tuple((f"{one} - {name}", "no answer") for one in witnesses))
+            by = f"; the machine answers {self._answers[name]}" if name in self._answers else ""
+            return Finding(UNKNOWN, why + by)
+        if self.here[name].error:
+            return Finding(UNKNOWN, self.here[name].error)
+        computes, links = self._computes(name), found[name]
+        if computes is not None and WORST_FIRST.index(computes.state) <= WORST_FIRST.index(
+                links.state):
+            return computes
+        return links
+
+    def _todo(self, name: str, finding: Finding) -> str:
+        if finding.state == GOOD:
+            return ""
+        if name in self.absent:
+            return ("is it up, and in the network?" if finding.state == BROKEN else
+                    "start the same command there, with the same list and token")
+        if name in self._wrong:
+            return f"`holdfast check tensor` on {name}; a device that differs twice is replaced"
+        if name in self._beside and finding.state == SLOW and "computes" in finding.reason:
+            return f"another job on {name}? then `holdfast check gemm accelerators` there"
+        if finding.state == UNKNOWN:
+            return "make the test again, with more nodes that are well"
+        return f"leave {name} out, then `holdfast check network accelerators` there"
+
+
+LINK_TODO = "cables and switch ports between them; the nodes may be used, not as neighbours"

@@ -1,0 +1,123 @@
+"""Messages between peers over TCP, each side proving that it holds the same token.
+
+Owns the handshake, the signature of every message and its bounds.  Nothing is encrypted: what goes
+over it are names and measurements.  Whoever does not hold the token gets no further than one nonce.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import secrets
+from typing import Any
+
+VERSION = 1
+LINE_MAX = 4 << 20  # a report on 2,048 nodes
+HANDSHAKE_MAX, HANDSHAKE_S = 4096, 5.0
+MAC_HEX = 64
+
+
+class Refused(Exception):
+    """The other side holds another token, or speaks another version."""
+
+
+class Channel:
+    """One connection, once both sides are proven.  `peer` is the other side's name."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: bytes,
+                 peer: str, server: bool) -> None:
+        self._reader, self._writer, self._key = reader, writer, key
+        self.peer = peer
+        self._sends, self._takes = (b"s", b"c") if server else (b"c", b"s")
+        self._sent = self._taken = 0
+
+    async def send(self, message: dict[str, Any]) -> None:
+        text = json.dumps(message).encode()
+        mac = _mac(self._key, self._sends, str(self._sent).encode(), text)
+        self._sent += 1
+        self._writer.write(mac + b" " + text + b"\n")
+        await self._writer.drain()
+
+    async def take(self) -> dict[str, Any]:
+        """The next message.  Raises EOFError at the end, ValueError for what is none."""
+        try:
+            line = await self._reader.readuntil(b"\n")
+        except asyncio.IncompleteReadError as error:
+            raise EOFError("the connection ended") from error
+        except asyncio.LimitOverrunError as error:
+            raise ValueError(f"a message of more than {LINE_MAX} bytes") from error
+        mac, text = line[:MAC_HEX], line[MAC_HEX + 1 : -1]
+        wanted = _mac(self._key, self._takes, str(self._taken).encode(), text)
+        if not hmac.compare_digest(mac, wanted):
+            raise ValueError("a message with a wrong signature")
+        self._taken += 1
+        message = json.loads(text)
+        if not isinstance(message, dict):
+            raise ValueError("a message that is no object")
+        return message
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _mac(key: bytes, *parts: bytes) -> bytes:
+    return hmac.new(key, b"\0".join(parts), hashlib.sha256).hexdigest().encode()
+
+
+async def connect(host: str, port: int, token: bytes, name: str) -> Channel:
+    """Raises Refused, or OSError and TimeoutError where nobody is there yet."""
+    reader, writer = await asyncio.open_connection(host, port, limit=LINE_MAX)
+    try:
+        async with asyncio.timeout(HANDSHAKE_S):
+            first = await _line(reader)
+            if first.get("holdfast") != VERSION:
+                raise Refused(f"{host}:{port} is no holdfast check of version {VERSION}")
+            theirs, mine = str(first.get("nonce")), secrets.token_hex(16)
+            said = [one.encode() for one in (theirs, mine, name)]
+            await _say(writer, {"nonce": mine, "node": name,
+                                "mac": _mac(token, b"client", *said).decode()})
+            answer = await _line(reader)
+            if not hmac.compare_digest(str(answer.get("mac", "")).encode(),
+                                       _mac(token, b"server", *said)):
+                raise Refused(str(answer.get("refused") or "it holds another token"))
+    except (Refused, OSError, ValueError, asyncio.IncompleteReadError) as error:
+        writer.close()
+        if isinstance(error, (Refused, OSError)):
+            raise
+        raise ConnectionError(f"{host}:{port}: {error}") from error
+    return Channel(reader, writer, _mac(token, b"key", *said), host, False)
+
+
+async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
+                 token: bytes) -> Channel:
+    """The other half.  Raises Refused with whose token is wrong, OSError or ValueError."""
+    async with asyncio.timeout(HANDSHAKE_S):
+        mine = secrets.token_hex(16)
+        await _say(writer, {"holdfast": VERSION, "nonce": mine})
+        answer = await _line(reader)
+        name = str(answer.get("node", ""))[:256]
+        said = [one.encode("utf-8", "replace") for one in (mine, str(answer.get("nonce")), name)]
+        if not hmac.compare_digest(str(answer.get("mac", "")).encode("utf-8", "replace"),
+                                   _mac(token, b"client", *said)):
+            await _say(writer, {"refused": "it holds another token"})
+            raise Refused(f"somebody who calls itself {name!r} holds another token")
+        await _say(writer, {"mac": _mac(token, b"server", *said).decode()})
+    return Channel(reader, writer, _mac(token, b"key", *said), name, True)
+
+
+async def _line(reader: asyncio.StreamReader) -> dict[str, Any]:
+    """Before anything is proven: short."""
+    line = await reader.readuntil(b"\n")
+    if len(line) > HANDSHAKE_MAX:
+        raise ValueError("a greeting that is too long")
+    value = json.loads(line)
+    if not isinstance(value, dict):
+        raise ValueError("a greeting that is no object")
+    return value
+
+
+async def _say(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
+    writer.write(json.dumps(message).encode() + b"\n")
+    await writer.drain()

@@ -1,0 +1,235 @@
+"""A pre-flight in a simulated fleet: whose fault it is, by all that a transport can bring.
+
+A world is what its faults leave of each node and link; `flown` drives the generator as the
+coordinator does.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from itertools import combinations
+from typing import NamedTuple
+
+import pytest
+
+from holdfast.agent.core.checks import preflight
+from holdfast.agent.core.checks.judge import BROKEN, GOOD, SLOW, UNKNOWN
+from holdfast.agent.core.checks.pairing import Pair, pair
+from holdfast.agent.core.checks.preflight import (
+    COMPUTE,
+    GROUP,
+    PAIR,
+    REACH,
+    Member,
+    Outcome,
+    Report,
+    Trial,
+)
+
+Place = str | Pair
+
+
+class World(NamedTuple):
+    """`network`, `compute`: node or link -> share that is left, 0 = broken.  `dies`: node -> after
+    how many of its tests.  `load`: the chance that a test is disturbed and looks slow."""
+
+    network: dict[Place, float] = {}
+    compute: dict[str, float] = {}
+    wrong: tuple[str, ...] = ()
+    dies: dict[str, int] = {}
+    dark: tuple[str, ...] = ()  # nothing answers there
+    load: float = 0.0
+
+
+def names(count: int) -> list[str]:
+    return [f"n{number:03}" for number in range(count)]
+
+
+class Flight:
+    def __init__(self, count: int, world: World, seed: int = 0, size: int = 0,
+                 absent: dict[str, str] | None = None, machine: str = "", cores: int = 1) -> None:
+        self.world, self.noise = world, random.Random(seed)
+        self.done: Counter[str] = Counter()
+        self.batches: list[tuple[Trial, ...]] = []
+        absent = absent or {}
+        members = [Member(name, machine or name, cores, "cpu") for name in names(count)
+                   if name not in absent]
+        steps = preflight.preflight(names(count), members, absent, size)
+        outcomes = None
+        while True:
+            try:
+                batch = steps.send(outcomes)  # type: ignore[arg-type]
+            except StopIteration as ended:
+                self.report: Report = ended.value
+                break
+            self.batches.append(batch)
+            outcomes = [self._outcome(test) for test in batch]
+
+    def _outcome(self, test: Trial) -> Outcome:
+        world = self.world
+        for node in test.nodes if test.kind != REACH else test.nodes[:1]:
+            self.done[node] += 1
+            if self.done[node] > world.dies.get(node, 1 << 30):
+                return Outcome(test, False, error=f"{node} left", ran=False, gone=node)
+        if test.kind == REACH:
+            return Outcome(test, test.nodes[1] not in world.dark)
+        busy = 0.5 if self.noise.random() < world.load else 1.0
+        if test.kind == COMPUTE:
+            (node,) = test.nodes
+            if node in world.wrong:
+                return Outcome(test, False, 1e9, "cpu: a product of integers is not the host's")
+            rate = 50e9 * world.compute.get(node, 1.0) * busy * self.noise.uniform(0.95, 1.05)
+            return Outcome(test, True, rate)
+        links = [pair(a, b) for a, b in combinations(test.nodes, 2)]
+        left = min([1.0, *(world.network.get(one, 1.0) for one in (*test.nodes, *links))])
+        if not left:
+            return Outcome(test, False, error="no answer from the other side")
+        return Outcome(test, True, 1e9 * left * busy * self.noise.uniform(0.97, 1.03))
+
+    def named(self) -> dict[Place, str]:
+        found: dict[Place, str] = {one.nodes: one.state for one in self.report.links}
+        return found | {one.node: one.state for one in self.report.rows
+                        if one.state in (SLOW, BROKEN)}
+
+    def state(self, node: str) -> str:
+        return next(one.state for one in self.report.rows if one.node == node)
+
+    def reason(self, node: str) -> str:
+        return next(one.reason for one in self.report.rows if one.node == node)
+
+
+def test_all_well_is_one_round_and_every_node_passes() -> None:
+    flight = Flight(8, World(), size=4)
+    assert flight.report.rounds == 1 and flight.named() == {}
+    assert {one.state for one in flight.report.rows} == {GOOD}
+    assert [one.label for one in flight.report.groups] == [
+        "group 0", "group 1", "across 0", "across 1", "across 2", "across 3", "whole"]
+    assert flight.report.groups[2].nodes == ("n000", "n004")
+    within, across, whole = flight.batches[-3:]
+    assert {one.kind for one in (*within, *across, *whole)} == {GROUP}
+    assert not set(within) & set(across)  # measured apart from each other
+
+
+@pytest.mark.parametrize("left", [0.0, 0.5, 0.7])
+def test_every_single_network_fault_is_named_and_no_good_node_excluded(left: float) -> None:
+    for count in (4, 8, 11):
+        for place in (*names(count), *combinations(names(count), 2)):
+            flight = Flight(count, World({place: left}), seed=hash(place) & 0xFF)
+            assert flight.named() == {place: SLOW if left else BROKEN}, place
+
+
+def test_every_double_fault_of_eight_is_named_and_no_good_node_excluded() -> None:
+    places: list[Place] = [*names(8), *combinations(names(8), 2)]
+    for seed, (a, b) in enumerate(combinations(places, 2)):
+        lefts = {a: 0.0, b: 0.5 if seed % 2 else 0.0}
+        nodes = {one for one in lefts if isinstance(one, str)}
+        hidden = {one: left for one, left in lefts.items()
+                  if isinstance(one, str) or not nodes & set(one)}
+        flight = Flight(8, World(lefts), seed)
+        assert {one for one in flight.named() if isinstance(one, str)} <= nodes
+        # A link of its own may be slow and untried once its node has failed twice.
+        assert flight.named() == {one: SLOW if left else BROKEN for one, left in hidden.items()}
+
+
+def test_a_broken_node_is_not_waited_for_in_every_slot() -> None:
+    """Each of its tests lasts until the deadline."""
+    flight = Flight(12, World({"n003": 0.0}))
+    waited = sum(any("n003" in test.nodes and test.kind == PAIR for test in batch)
+                 for batch in flight.batches)
+    assert waited == 4 and flight.named() == {"n003": BROKEN}
+
+
+@pytest.mark.parametrize("left", [0.5, 0.65])
+def test_a_slow_processor_is_named_by_two_that_compute_beside_it(left: float) -> None:
+    for node in names(6):
+        flight = Flight(6, World(compute={node: left}))
+        assert flight.named() == {node: SLOW} and "at the same moment" in flight.reason(node)
+        beside = [batch for batch in flight.batches if len(batch) == 2 and {
+            one.kind for one in batch} == {COMPUTE} and batch[0].nodes == (node,)]
+        assert len(beside) == 2
+
+
+def test_a_wrong_result_is_broken_and_says_which() -> None:
+    flight = Flight(4, World(wrong=("n002",)))
+    assert flight.named() == {"n002": BROKEN} and "not the host's" in flight.reason("n002")
+    assert flight.report.groups[-1].nodes == ("n000", "n001", "n003")
+
+
+def test_a_moment_of_load_names_nobody() -> None:
+    """What was slow once is tried again."""
+    named = Counter[str]()
+    for seed in range(100):
+        flight = Flight(8, World(load=0.02), seed)
+        named.update(one for one in flight.named() if isinstance(one, str))
+    assert not named
+
+
+def test_who_did_not_come_is_unknown_where_its_machine_answers_and_broken_where_not() -> None:
+    absent = {"n001": "it did not come within 60 s", "n002": "it did not come within 60 s"}
+    flight = Flight(6, World(dark=("n002",)), absent=absent)
+    assert flight.named() == {"n002": BROKEN} and flight.state("n001") == UNKNOWN
+    assert "nothing answers n000 or n003" in flight.reason("n002")
+    assert "the machine answers" in flight.reason("n001")
+
+
+def test_who_dies_in_the_middle_is_named_and_holds_nobody_up() -> None:
+    for after in range(1, 8):
+        for dark in ((), ("n002",)):
+            flight = Flight(6, World(dies={"n002": after}, dark=dark))
+            if after < 6:
+                assert flight.state("n002") == (BROKEN if dark else UNKNOWN), after
+                assert "n002 left" in flight.reason("n002")
+            assert all(flight.state(one) == GOOD for one in names(6) if one != "n002")
+
+
+def test_nodes_on_one_machine_take_turns_with_its_processors() -> None:
+    flight = Flight(8, World(), machine="m", cores=2)
+    computing = [batch for batch in flight.batches if batch[0].kind == COMPUTE]
+    assert [len(batch) for batch in computing] == [2, 2, 2, 2]
+    assert {test.threads for batch in computing for test in batch} == {1}
+    alone = Flight(8, World())
+    assert len(alone.batches[0]) == 8 and alone.batches[0][0].threads == 0
+
+
+def test_other_models_are_not_compared_and_two_nodes_accuse_nobody() -> None:
+    steps = preflight.preflight(
+        ["a", "b"], [Member("a", "a", 1, "slow"), Member("b", "b", 1, "fast")], {})
+    outcomes = None
+    try:
+        while True:
+            batch = steps.send(outcomes)  # type: ignore[arg-type]
+            outcomes = [Outcome(test, True, 1e9 if test.nodes[0] == "a" else 9e9)
+                        for test in batch]
+    except StopIteration as ended:
+        assert {one.state for one in ended.value.rows} == {GOOD}
+
+
+def test_a_group_with_a_broken_link_is_not_waited_for_and_the_others_are_made() -> None:
+    flight = Flight(8, World({("n001", "n002"): 0.0}), size=4)
+    states = {one.label: one.state for one in flight.report.groups}
+    assert states["group 0"] == states["whole"] == UNKNOWN and states["group 1"] == GOOD
+    assert "n001 - n002 is broken" in flight.report.groups[0].reason
+
+
+def test_without_torch_a_node_is_unknown_and_the_others_go_on() -> None:
+    members = [Member(name, name, 1, "cpu", "no Python has torch" if name == "n003" else "")
+               for name in names(4)]
+    steps = preflight.preflight(names(4), members, {})
+    outcomes = None
+    try:
+        while True:
+            batch = steps.send(outcomes)  # type: ignore[arg-type]
+            assert all("n003" not in test.nodes for test in batch)
+            outcomes = [Outcome(test, True, 1e9) for test in batch]
+    except StopIteration as ended:
+        states = {one.node: one.state for one in ended.value.rows}
+    assert states == {"n000": GOOD, "n001": GOOD, "n002": GOOD, "n003": UNKNOWN}
+
+
+def test_a_thousand_nodes_take_a_few_slots() -> None:
+    rng = random.Random(1)
+    bad = rng.sample(names(1000), 20)
+    flight = Flight(1000, World(dict.fromkeys(bad, 0.5)))
+    assert flight.named() == dict.fromkeys(bad, SLOW)
+    assert sum(batch[0].kind == PAIR for batch in flight.batches) <= 10
