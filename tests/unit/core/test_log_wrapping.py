@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import time
 import tomllib
@@ -121,6 +122,45 @@ def test_the_order_of_the_files(text: str, order: list[int]) -> None:
     others = [TRACEBACKS[-2], "iteration 7 | loss 2.5\n", FRAMES + "BrokenPipeError: [Errno 32]\n"]
     logs = [text, *others]
     assert judged(*(logs[at] for at in order))[1] == told(text)[1]
+
+
+STRANGE = (
+    "trainer_1  | ", "worker-0: ", "[1,0]<stderr>:", "algo-1-abc12  | ", "7f00 [rank=3] || ",
+    "[ERROR] ", "stderr: ", "10:01:02 ", "[1700000000.123456] ", "[1827] ", "10.0.0.7: ", "E   ",
+    "2026-11-20 10:00:00.123 | ERROR    | app.train:run:12 - ", "Nov 20 10:00:00 gpu07 python[8]: ",
+)
+ENDS = (
+    ("ValueError: too many values to unpack", "user"),
+    ("OSError: [Errno 28] No space left on device", "storage"),
+    ("zipfile.BadZipFile: File is not a zip file", "data"),
+    ("BrokenPipeError: [Errno 32] Broken pipe", ""),
+)
+
+
+@pytest.mark.parametrize("prefix", STRANGE)
+def test_an_exceptions_last_line_behind_any_prefix(prefix: str) -> None:
+    for line, culprit in ENDS:
+        whole = "".join(f"{prefix}{one}\n" for one in (FRAMES + line).splitlines())
+        assert judged(whole)[1:] == (culprit, True)
+        assert judged(f"{prefix}{line}\n")[1:] == (culprit, True)
+
+
+@pytest.mark.parametrize(("line", "culprit"), ENDS)
+def test_a_traceback_that_a_logger_wrote_into_one_line(line: str, culprit: str) -> None:
+    row = json.dumps({"level": "error", "event": "it failed", "exception": FRAMES + line, "n": 7})
+    assert judged(row + "\n")[1:] == (culprit, True)
+    assert judged(f"ERROR main failed: {line}\n")[1:] == (culprit, True)
+
+
+@pytest.mark.parametrize("line", [
+    "removed 31 corrupted images from the training set", "12 samples with nan values: 12 dropped",
+    "export NCCL_IB_TIMEOUT=22 # avoid transport retry count exceeded",
+    "PASSED tests/test_oom.py::test_out_of_memory_is_reported", "[ RUN      ] Error.OutOfMemory",
+    'test "stale file handle recovers" [ OK ]', "ACPI Error: AE_NOT_FOUND, Could not resolve",
+    "Aggregate DRAM Uncorrectable : 0", "sh: warning: setlocale: LC_ALL: cannot change locale",
+])
+def test_more_healthy_lines(line: str) -> None:
+    assert judged(line + "\n")[1] == ""
 
 
 def test_steps_after_an_error_outweigh_its_words() -> None:

@@ -42,11 +42,21 @@ _SMALL = re.compile(
 _WORDS = {"trace": INFO, "debug": INFO, "info": INFO, "notice": INFO, "abort": LOUD, "warn": WARN,
           "warning": WARN, "error": LOUD, "fatal": LOUD, "critical": LOUD, "panic": LOUD}
 _WARNED = re.compile(r"\b[A-Za-z]{0,40}Warning: |warnings\.warn\(|^Warning[:,!] |^\W{0,3}NOTE: ")
-_EVENT = re.compile(r"\bNormal {2,}[A-Z][A-Za-z]")  # of Kubernetes: Warning is its only error
+# Of Kubernetes, where Warning is the only error; a test's own result; a setting of a shell script.
+_CALM = re.compile(
+    r"\bNormal {2,}[A-Z][A-Za-z]|\b(?:PASSED|SKIPPED|XFAIL)\b|\.\.\. ok$|\[ +(?:OK|RUN|PASSED) +\]"
+    r"|^ok \d+\b|^(?:export|setenv|set) \w+[= ]|^ACPI "
+)
 # `E   ` of pytest, `> ` and `- ` of quotations, Ray's daemons, and the class of what a task raised.
 _QUOTED = re.compile(r"(?:[>|#*`-] ?|E {2,8}|\((?:raylet|gcs_server|autoscaler)\) ){1,12}")
 _WRAPPED = re.compile(r"(?:[A-Za-z_]\w*\.){0,8}\w{1,80}\((?P<inner>[A-Za-z_]\w{1,80})\): ")
 _PLAIN_WORD = re.compile(r"(?:Timeout|Exit|Warning|Killed|Expired|Interrupt|Error):")  # of any tool
+_PREFIXED = re.compile(
+    r"(?P<before>\S.{0,80}?[\]|>:\d-])[ \t]{0,3}"
+    r"(?P<rest>(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}(?:Error|Exception|Interrupt|Exit|Expired)"
+    r"(?::(?: .{0,20}|$)|$))"
+)
+_NAMED = re.compile(r"\b(?P<name>[A-Z]\w{1,60}(?:Error|Exception))(?:: |\()")
 _RAISE = re.compile(
     r"^(?:.{0,120}[\]|>:] )?(?:-+> )?(?:\d+ |\[\d+\]\(\S{1,400}\) )? *"
     r"(?:raise (?P<name>(?:\w{1,80}\.){0,6}\w{1,80})|(?P<assert>assert) )"
@@ -60,7 +70,9 @@ GOES_ON = re.compile(
     r"fall(?:s)? ?back|fallback|ignor(?:ed|ing)|skipp(?:ed|ing)(?!:)|recovered|continuing|"
     r"using .{1,40} instead|using (?:the |a )?(?:default|slow|cpu)|not a failure|"
     r"not indicate an error|can (?:be )?(?:safely )?ignored?|defaulting to|starting from scratch|"
-    r"will be (?:disabled|ignored|skipped|retried)|reconnect(?:ed|ing))\b"
+    r"will be (?:disabled|ignored|skipped|retried)|reconnect(?:ed|ing)|\d+ dropped|"
+    r"(?:removed|dropp(?:ed|ing)|filter(?:ed|ing) out|exclud(?:ed|ing)|discard(?:ed|ing)) "
+    r"(?:\d+|samples?|images?|rows?|records?|shards?)|succeeded after)\b"
 )
 _GIVES_UP = re.compile(
     r"(?i)max(?:imum)? retries|retry (?:count |counter |timeout )?exceeded|retries exceeded|"
@@ -107,6 +119,8 @@ def bare(text: str) -> str:
 def level_of(text: str) -> int:
     """The level that the line itself gives, in any of the common ways to write one."""
     head = text[:HEAD]
+    if _CALM.search(head):
+        return INFO
     if found := _LETTER.match(head):
         return _LETTERS[next(group for group in found.groups() if group)]
     if found := _TRANSPORT.search(head):
@@ -118,14 +132,28 @@ def level_of(text: str) -> int:
     if found := _SMALL.search(head):
         word = next(group for group in found.groups() if group)
         return _WORDS.get(word.lower(), PLAIN)
-    return INFO if _EVENT.search(head) else PLAIN
+    return PLAIN
 
 
 def raised_name(text: str) -> str:
-    """The exception's class, also of one that another wraps: `RayTaskError(ValueError): `."""
+    """The exception's class, also of one that another wraps: `RayTaskError(ValueError): `, and
+    behind the prefix of a tool that nobody here knows: `trainer_1  | ValueError: `."""
     if found := _WRAPPED.match(text):
         return found["inner"] if exception(f"{found['inner']}: ", False) else ""
-    return "" if _PLAIN_WORD.match(text) else exception(text, False)
+    if _PLAIN_WORD.match(text):
+        return ""
+    if name := exception(text, False):
+        return name
+    found = _PREFIXED.match(text)
+    if found is None or sum(word.isalpha() for word in found["before"].split()) > 1:
+        return ""  # prose
+    return exception(found["rest"], False)
+
+
+def named(text: str) -> str:
+    """An exception's class anywhere in a line: `main failed: ValueError: `, `KeyError('x')`."""
+    found = _NAMED.search(text)
+    return found["name"] if found else ""
 
 
 _HEADED = re.compile(r"(?P<name>[A-Za-z_]\w{2,80}) {3,80}Traceback \(most recent call last\)")

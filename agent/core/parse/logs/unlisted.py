@@ -14,7 +14,20 @@ from itertools import islice
 from ..neuron_codes import Code, find
 from . import literals
 from .families import DIGITS, HARMLESS, TEXT_MAX, Families, Family
-from .forms import GOES_ON, INFO, LOUD, PLAIN, WARN, Form, bare, cut_off, form, headed, level_of
+from .forms import (
+    GOES_ON,
+    INFO,
+    LOUD,
+    PLAIN,
+    WARN,
+    Form,
+    bare,
+    cut_off,
+    form,
+    headed,
+    level_of,
+    named,
+)
 from .lines import NO_RANK, Clean, clean, line_at
 from .progress import Steps
 from .signatures import CASCADE, ROOT, UNPLACED, Catalogue, Match
@@ -45,6 +58,8 @@ _COUNTED = re.compile(r"(?i)\b(?:errors?|failed|failures?|aborted|killed)\W{0,3}
 ADVICE = re.compile(  # what frameworks add to an error of any kind
     r"Compile with .TORCH_|For debugging consider |(?:CUDA|HIP) kernel errors might|Search for ."
 )
+ESCAPED = "\\n  File \\\""
+ESCAPED_LAST = 1500  # bytes of such a line in which the exception stands
 NRT = "neuron_code"
 UNKNOWN = Family("unknown_error", UNPLACED, "unplaced", "unknown", "depends", ())
 CUT = UNKNOWN._replace(id="traceback_cut")
@@ -115,6 +130,8 @@ class Reader:
 
     def _line(self, data: bytes, start: int) -> Match | None:
         read = clean(line_at(data, start))
+        if TRACEBACK in read.text and ESCAPED in read.text:  # all of it is one line of JSON
+            read = read._replace(text=_last_of_escaped(data, start))
         if TRACEBACK in read.text or ADVICE.match(read.text):
             return None
         if _FRAME.match(read.text) and _in_frames(data, start):
@@ -152,8 +169,10 @@ class Reader:
             return row
         if said.name:
             return self._of_class(said.name)
-        if said.level == PLAIN and (named := _CLASS.match(text.strip())):
-            return families.by_class(named["last"])  # without a row it may be a logger's name
+        if said.level == PLAIN and (listed := _CLASS.match(text.strip())):
+            return families.by_class(listed["last"])  # without a row it may be a logger's name
+        if said.level == LOUD and (inner := named(text)):
+            return self._of_class(inner)
         if said.level == LOUD or said.level == PLAIN and _SOUNDS_BAD.search(text):
             return None if _COUNTED.search(text) else UNKNOWN
         return None
@@ -242,6 +261,16 @@ def _hit(data: bytes, gates: tuple[bytes, ...]) -> Iterator[int]:
     for starts in found.values():
         yield from starts[:ALIKE_MAX]
         yield from starts[max(ALIKE_MAX, len(starts) - ALIKE_MAX) :]
+
+
+def _last_of_escaped(data: bytes, start: int) -> str:
+    """The exception of a traceback in one line, whose line ends a logger has escaped."""
+    end = data.find(b"\n", start)
+    line = data[start : end if end >= 0 else len(data)][-ESCAPED_LAST:].decode("utf-8", "replace")
+    for part in reversed(line.split("\\n")):
+        if exception(part.split('"')[0].strip(), True):
+            return part.split('",')[0].rstrip('"}] \r')
+    return ""
 
 
 def _of_code(code: Code) -> Family:
