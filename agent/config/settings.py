@@ -88,7 +88,9 @@ class Detect(msgspec.Struct, frozen=True):
     stop_grace_s: Annotated[
         float, _seconds("between SIGTERM and SIGKILL", 3600.0)] = _SETTINGS.stop_grace_s
     crash_loop_count: Annotated[int, Meta(ge=2, le=100, description=(
-        "same failure at the same step this often is a crash loop"))] = _SETTINGS.crash_loop_count
+        "the same failure this often is a crash loop: of a trainer at the same true step, of a "
+        "script before its first step, of a command within moments of its start; progress in "
+        "between clears it"))] = _SETTINGS.crash_loop_count
     breaker_nodes: Annotated[int, Meta(ge=1, le=100000, description=(
         "the same fault on this many nodes and ..."))] = _SETTINGS.breaker_nodes
     breaker_fraction: Annotated[float, Meta(gt=0, le=1, description=(

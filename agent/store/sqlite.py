@@ -95,8 +95,10 @@ def open_database(path: Path) -> sqlite3.Connection:
                              "the agent then starts with an empty one")
     except sqlite3.Error as error:
         connection.close()
-        raise StoreError(f"{path}: {error}: move the file away, with its -wal file; the agent "
-                         "then starts with an empty one") from error
+        full = getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_FULL
+        remedy = "make room" if full else (
+            "move the file away, with its -wal file; the agent then starts with an empty one")
+        raise StoreError(f"{path}: {error}: {remedy}") from error
     except StoreError:
         connection.close()
         raise

@@ -67,6 +67,33 @@ def test_state_disk_full_in_mid_run(runs: Runs, small: Path) -> None:
     run.wait(30)
 
 
+def test_state_disk_full_and_the_agent_dies(runs: Runs, small: Path) -> None:
+    """What an agent planned in memory alone is lost with it: the ranks train on, what cannot be
+    done is said, and what the launcher runs is where the next plan begins."""
+    run = runs.script("plain.py", "100000", flags=("--nproc-per-node", "2", "--log-dir",
+                                                   str(runs.home / "logs")),
+                      HOLDFAST_STATE_DIR=str(small))
+    first = run.at_step(3)
+    filler = fill(small)
+    os.kill(first, signal.SIGKILL)
+    wait_for(lambda: run.ranks().get(1, {}).get("pid", first) != first, 30, run.output)
+    second = run.at_step(3)
+    agent = next(pid for pid, command in runs.left().items()
+                 if "holdfast.agent --private" in command)
+    os.kill(agent, signal.SIGKILL)
+    run.wait_output("no agent for", limit_s=30)
+    assert "database or disk is full: make room" in run.output, run.output
+    assert "the ranks train on unwatched, and none that ends is restarted" in run.output
+    assert os.path.exists(f"/proc/{second}"), run.output
+    filler.unlink()
+    run.wait_output("the agent answers again", limit_s=30)
+    third = run.at_step(6)
+    assert third == second and run.status()["generation"] == 2, run.output
+    os.kill(third, signal.SIGKILL)
+    wait_for(lambda: run.ranks().get(1, {}).get("pid", third) != third, 30, run.output)
+    assert run.status()["generation"] == 3, run.output
+
+
 def test_state_disk_full_before_the_start(runs: Runs, small: Path) -> None:
     (small / "runs").mkdir()
     fill(small)

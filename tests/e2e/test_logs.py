@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import sqlite3
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,3 +57,24 @@ def test_a_live_run_is_sampled_within_its_bound_and_what_was_skipped_is_counted(
     assert run.process.poll() is None and not run.incidents(), "a line alone ends nothing"
     run.process.terminate()
     run.wait()
+
+
+def test_a_rank_that_floods_its_log_fills_neither_disk_nor_memory(runs: Runs) -> None:
+    limit = 64 << 20
+    run = runs.script("floods.py", flags=("--nproc-per-node", "1", "--log-limit", "64"))
+    run.at_step(20, rank=0)
+    log = runs.home / "st/runs/t/logs/rank-0/stdout.log"
+    wait_for(lambda: log.stat().st_size > 2 * limit, what="a flood")
+    before = rss_bytes(run.process.pid)
+    wait_for(lambda: log.stat().st_size > 8 * limit, what="more of it")
+    step = run.ranks()[0]["step"]
+    assert log.stat().st_blocks * 512 < 2 * limit, run.output[-2000:]
+    assert rss_bytes(run.process.pid) - before < 16 << 20
+    run.at_step(step + 10, rank=0)
+    assert 1 <= run.output.count("is over --log-limit") <= 5  # said again when it has doubled
+    run.process.send_signal(signal.SIGINT)
+    run.wait()
+
+
+def rss_bytes(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
+import urllib.request
+from functools import partial
 
 import pytest
 from running import Run, Runs, wait_for
@@ -18,20 +21,65 @@ def agent_pid(runs: Runs) -> int:
 
 
 def test_ten_of_ten_restarts_train_on(runs: Runs) -> None:
-    """torchrun's in-place restart reuses its store and hangs or fails in a minority of tries."""
+    """torchrun's in-place restart reuses its store and hangs or fails in a minority of tries.  Each
+    dies at the same count of its own steps, which for a script is no crash loop."""
     run = runs.script("plain.py", "16", "die-often",
-                      flags=("--nproc-per-node", "2", "--max-restarts", "10"),
-                      HOLDFAST_CONFIG=config(runs, crash_loop_count=20))
+                      flags=("--nproc-per-node", "2", "--max-restarts", "10"))
     assert run.wait() == 0, run.output
     assert run.output.count("finished") == 2
     assert "restarts 10" in run.output
 
 
-def config(runs: Runs, **detect: float) -> str:
-    path = runs.home / "agent.toml"
-    lines = [f"{key} = {value}" for key, value in detect.items()]
-    path.write_text("[detect]\n" + "\n".join(lines) + "\n")
-    return str(path)
+def test_what_dies_before_its_first_step_is_a_crash_loop(runs: Runs) -> None:
+    run = runs.script("plain.py", "16", "die-first",
+                      flags=("--nproc-per-node", "2", "--max-restarts", "10"))
+    assert run.wait() == 76, run.output
+    assert "3 times before its first step" in run.output, run.output
+    assert "crash_loop" in {one["fault"] for one in run.incidents()}
+
+
+def generation_of(run: Run) -> int:
+    """0 while no agent answers, or none knows the run yet."""
+    answer = run.try_api("/api/v1/status")
+    return int(answer["runs"][0]["generation"]) if answer and answer["runs"] else 0
+
+
+def restarts_counted(run: Run) -> float:
+    """By the metric, over all faults."""
+    try:
+        address = (run.home / "rt" / run.name / "address").read_text().strip()
+        with urllib.request.urlopen(f"{address}/metrics", timeout=5) as answer:
+            text = answer.read().decode()
+    except OSError:  # the agent is being started
+        return -1.0
+    found = re.findall(rf'^holdfast_restarts_total{{[^}}]*run="{run.name}"[^}}]*}} (\S+)', text,
+                       re.MULTILINE)
+    return sum(map(float, found))
+
+
+def reached(run: Run, generation: int) -> bool:
+    return generation_of(run) >= generation
+
+
+def counted(run: Run, restarts: int) -> bool:
+    return restarts_counted(run) >= restarts
+
+
+def test_agents_killed_behind_their_ranks_lose_and_count_nothing_twice(runs: Runs) -> None:
+    """Whatever an agent had done of the restart when it was killed: the job lives, and each restart
+    is counted once.  The waits differ, so that the kill meets it in different places."""
+    run = runs.script("saving.py", "100000", str(runs.home / "state.pt"),
+                      flags=("--nproc-per-node", "2", "--max-restarts", "20"))
+    for restarts, wait_s in enumerate((0.0, 0.05, 0.1, 0.15, 0.3), 1):
+        rank, agent = run.at_step(3), agent_pid(runs)
+        os.kill(rank, signal.SIGKILL)
+        time.sleep(wait_s)  # what is tested is when the second kill comes
+        os.kill(agent, signal.SIGKILL)
+        wait_for(partial(reached, run, restarts + 1), 30, run.output)
+        run.at_step(3)
+        wait_for(partial(counted, run, restarts), 10, f"{restarts} restarts counted")
+        assert (generation_of(run), restarts_counted(run)) == (restarts + 1, restarts), run.output
+    assert run.process.poll() is None, run.output
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])

@@ -25,6 +25,7 @@ class WithoutAgent:
     ) -> None:
         self.state, self.ranks, self.link, self.terminal = state, ranks, link, terminal
         self.done_s = 0.0
+        self.told = False
 
     def watch(self, now_s: float) -> None:
         state, ranks, link = self.state, self.ranks, self.link
@@ -37,6 +38,7 @@ class WithoutAgent:
             self.done_s = self.done_s or now_s
             if without_s > 1.0 or now_s - self.done_s > DONE_WAIT_S:
                 state.end(0, "every rank is done")
+        self.tell(without_s)
         if without_s < WITHOUT_AGENT_S:
             return
         if ranks.generation == 0 and state.listed and not ranks.waiting:
@@ -51,6 +53,17 @@ class WithoutAgent:
             code = first.ended["code"] if first.ended else 1
             state.end(code, "rank %d failed, and no agent answers that could restart it"
                       % first.rank)
+
+    def tell(self, without_s: float) -> None:
+        """That nobody watches a run that trains, and that somebody does again."""
+        if self.told and not without_s:
+            self.told = False
+            self.terminal.say("the agent answers again", "good")
+        elif not self.told and without_s >= WITHOUT_AGENT_S and self.ranks.generation:
+            self.told = True
+            self.terminal.say("no agent for %.0f s (%s): the ranks train on unwatched, and none "
+                              "that ends is restarted until one answers" % (
+                                  without_s, self.link.problem or "none answers"), "error")
 
     def resume(self) -> Dict[str, Any]:
         """Where a run that nobody plans goes on: the newest checkpoint that proves, if any."""

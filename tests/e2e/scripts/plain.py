@@ -19,6 +19,8 @@ optimizer = torch.optim.AdamW(model.parameters())
 for step in range(STEPS):
     if FAULT == "slow-first" and rank == 1 and step == 0:
         time.sleep(float(sys.argv[3]))
+    if rank == 1 and FAULT == "die-first":
+        os.kill(os.getpid(), 9)
     if rank == 1 and step == AT:
         if FAULT == "die-often" and restarts < 10:
             os.kill(os.getpid(), 9)
