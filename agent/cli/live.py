@@ -36,10 +36,16 @@ def of_run(name: str | None) -> Found:
 
 @asking
 def status(options: argparse.Namespace) -> int:
-    found = reach()
-    if options.run:
-        agent, answer, _ = choose(found, options.run)
-        found = [(agent, answer)]
+    try:
+        found = reach()
+        if options.run:
+            agent, answer, _ = choose(found, options.run)
+            found = [(agent, answer)]
+    except Failure:
+        if options.run and ended_run(options.run) is not None:
+            raise Failure(f"run {options.run} has ended: `holdfast incidents --run {options.run}` "
+                          f"and `holdfast ledger --run {options.run}` say how it went") from None
+        raise
     if options.json:
         print_json([answer for _, answer in found])
         return 0

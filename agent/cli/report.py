@@ -90,7 +90,8 @@ def _logs(run: Json) -> list[Line]:
 def checkpoint(run: Json) -> str:
     """The last verified one, and the snapshot in memory."""
     found = run.get("checkpoint")
-    said = "none verified yet"
+    said = "none verified yet" if run.get("grade") == "trainer" else (
+        "the program's own, which is not seen from here")
     if found:
         said = f"step {found['step']}, verified {seconds(found['age_s'])} ago"
         if found.get("unread_step", -1) >= 0:
@@ -308,7 +309,7 @@ def ledger(answer: Json, run: str | None = None) -> list[Line]:
     ]
     lines = table(("category", "seconds".rjust(12), "share".rjust(7)), rows)
     gap = abs(total - wall)
-    sums = Span("sums to the wall time", GOOD) if gap <= 0.01 * wall + 1.0 else Span(
+    sums = Span("each of them in one category", GOOD) if gap <= 0.01 * wall + 1.0 else Span(
         f"{seconds(gap)} are not accounted for", BAD)
     training = categories.get("training", 0.0)
     share = 100 * training / total if total else 0.0

@@ -298,7 +298,7 @@ def _doing(view: RunView, running: list[RankView], phase: str, faulty: bool) -> 
         return f"{DOING[phase]} at step {step}" if step else DOING[phase]
     if phase == "unknown" and view.grade != "trainer" and not step:
         return "running"
-    return f"training step {step + 1} ({phase})"
+    return f"training step {step + 1}" + f" ({phase})" * (phase != "unknown")
 
 
 def _suspicion(state: AgentState, view: RunView, verdicts: tuple[Verdict, ...]) -> str:

@@ -216,7 +216,7 @@ def test_why_and_ledger(agents: dict[str, StandIn], capsys: Captured) -> None:
     assert main(["why", "node-z"]) == 1
     assert "there are: node-a" in capsys.readouterr().err
     assert main(["ledger"]) == 0
-    assert "sums to the wall time" in capsys.readouterr().out
+    assert "each of them in one category" in capsys.readouterr().out
 
 
 def test_drift_says_by_its_code_what_it_found(
