@@ -22,7 +22,7 @@ Where something goes ("new": the folder comes with the first of its kind):
 
 | what | where |
 |---|---|
-| a Slurm drain | `agent/actions/schedulers/` (new), and its row in `agent/core/actions.py` |
+| a Slurm drain | `agent/actions/schedulers/slurm.py`, and its row in `agent/core/actions.py` |
 | a straggler detector | `agent/core/detect/ranks/`, its entry in `agent/core/detect/registry.py` |
 | an etcd store | `agent/store/etcd.py`, which offers what `agent/store/base.py` asks for |
 | an S3 tier of checkpoints | `trainer/checkpoint/tiers/s3.py` (new) |

@@ -20,6 +20,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.agent.actions.schedulers import slurm
 from holdfast.agent.checks import profiles, results, table
 from holdfast.agent.checks.facts import Facts, profile_of, roots_of
 from holdfast.agent.checks.round import pythons as candidates
@@ -29,6 +30,7 @@ from holdfast.agent.core.checks.verdict import (
     OK,
     PROFILE,
     SLURM_HEALTH,
+    SLURM_PROLOG,
     UNKNOWN,
     CheckVerdict,
     amount,
@@ -46,6 +48,7 @@ from .text import FAINT, STYLES, Failure, Line, Span, count, field, line, second
 INDENT = 9
 FRESH_S = 300.0  # what a scheduler asks for may be this old, and is made anew in the background
 STALE_S = 3600.0  # what is older is not known any more
+PROLOG_WAIT_S = 3.0  # the Prologs of a job's nodes look at the same moment
 JITTER_S = 60.0  # HealthCheckProgram runs on all nodes at once
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 SIZE_MAX = 1 << 38
@@ -107,6 +110,8 @@ def _round(options: argparse.Namespace) -> int:
         print(in_a_line(verdicts))
     else:
         show(summary(verdicts, time.monotonic() - begun_s, notes))
+    if options.convention == SLURM_PROLOG and slurm.NODE in os.environ:
+        return _in_slurm(options, verdicts, breaker_open)
     return exit_code(verdicts, options.convention or "", breaker_open)
 
 
@@ -194,8 +199,29 @@ def _health(options: argparse.Namespace) -> int:
     else:
         print(in_a_line(here))
     statuses, _ = _agents()
-    return exit_code(here, options.convention,
-                     any(one.get("breaker_open") is True for one in statuses))
+    breaker_open = any(one.get("breaker_open") is True for one in statuses)
+    if slurm.NODE in os.environ:  # which takes no notice of the exit status
+        return _in_slurm(options, here, breaker_open)
+    return exit_code(here, options.convention, breaker_open)
+
+
+def _in_slurm(options: argparse.Namespace, verdicts: Sequence[CheckVerdict],
+              breaker_open: bool) -> int:
+    """Drains this node, or gives it back; 1 for a node that must get no job."""
+    if breaker_open:
+        print("holdfast: the breaker is open: no node is drained", file=sys.stderr)
+        return 0
+    config, prolog = _configuration(options.config), options.convention == SLURM_PROLOG
+    wait_s = config.checks.drain_after_s
+    node = slurm.Slurm(results.directory(os.environ), min(PROLOG_WAIT_S, wait_s) if prolog
+                       else wait_s, config.checks.drain_share, config.core_settings(), os.environ)
+    rows = list(table.BY_NAME)  # so that nodes with the same name the same one of several
+    ordered = sorted((one for one in verdicts if one.check in rows),
+                     key=lambda one: rows.index(one.check))
+    refused, said = node.settle(ordered, prolog)
+    if said:
+        print(f"holdfast: {said}", file=sys.stderr)
+    return int(refused)
 
 
 def _refresh(options: argparse.Namespace) -> None:

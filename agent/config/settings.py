@@ -219,6 +219,11 @@ class Checks(msgspec.Struct, frozen=True):
             "whatever profile and baseline say"
         )),
     ] = ()
+    drain_after_s: Annotated[float, _seconds(
+        "a node of Slurm with a critical is drained this long after it has said so to the others, "
+        "unless they have the same: `--for slurm-health`; a Prolog waits 3 s at most")] = 90.0
+    drain_share: Annotated[float, Meta(ge=0, le=1, description=(
+        "of a partition's nodes, and one at least, are drained for a check at a time"))] = 0.1
 
 
     def core_settings(self) -> model.GateSettings:
