@@ -98,6 +98,24 @@ CHECKS: tuple[Check, ...] = (
           needs=(TORCH,), when=(BEFORE, AFTER), disturbs=True, memory_bytes=16 * GB,
           measures=("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast",
                     "sendrecv")),
+    *(Check(f"dcgm_{level}", f"NVIDIA's own diagnostic finds nothing, level {level}",
+            f"vendor:dcgm_{level}", DEVICE, deadline_s, f"dcgmi diag -r {level} --json",
+            "what it names says `dcgmi diag`; `holdfast explain gpu_needs_inspection`", when=(ON_DEMAND,),
+            disturbs=True, memory_bytes=0)
+      for level, deadline_s in ((1, 180.0), (2, 900.0), (3, 3600.0), (4, 10800.0))),
+    Check("nccl_tests", "the GPUs exchange what they must, by NVIDIA's nccl-tests",
+          "vendor:nccl_tests", GROUP, 900.0, "all_reduce_perf and its like, as far as installed",
+          "the size at which it breaks says whether it is latency or a link; then the fabric",
+          when=(ON_DEMAND,), disturbs=True, memory_bytes=0,
+          measures=("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast",
+                    "sendrecv")),
+    Check("nccom_test", "the Neuron cores exchange what they must, by AWS' nccom-test",
+          "vendor:nccom_test", GROUP, 1800.0, "nccom-test allr, its JSON report",
+          "`neuron-ls` and `neuron-top` say which device is missing or held", when=(ON_DEMAND,),
+          disturbs=True, memory_bytes=0, measures=("all_reduce",)),
+    Check("rvs", "AMD's own stress test meets its targets", "vendor:rvs", DEVICE, 1800.0,
+          "rvs -c gst_single.conf", "`rvs -g` lists the GPUs; run it again on the one that failed",
+          when=(ON_DEMAND,), disturbs=True, memory_bytes=0),
 )
 BY_NAME = {one.name: one for one in CHECKS}
 

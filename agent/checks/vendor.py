@@ -1,0 +1,209 @@
+"""The vendors' own tests, run when installed: dcgmi diag, nccl-tests, nccom-test and rvs.
+
+Owns their command lines and what their output comes to.  Each is called in a check's child, which
+ends it at its deadline; one that is not installed is `unknown`.  The forms of the output are those
+of the tools' documentation: `dcgmi diag --json` of DCGM 3 and 4, nccl-tests' rows, nccom-test's
+JSON report, rvs' [RESULT] lines.  Standard library of Python 3.9 alone: the collective tests beside
+torch use nccl-tests as well.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from typing import Any
+
+Answer = dict[str, Any]  # the fields of agent/core/checks/verdict.py's Answer
+OUTPUT_MAX_BYTES = 8 << 20
+PLACES = ("/usr/local/bin", "/usr/bin", "/opt/nccl-tests/build", "/opt/aws/neuron/bin",
+          "/opt/rocm/bin")
+# Ours of each of nccl-tests' programs.
+NCCL_TESTS = {"all_reduce_perf": "all_reduce", "all_gather_perf": "all_gather",
+              "reduce_scatter_perf": "reduce_scatter", "alltoall_perf": "all_to_all",
+              "broadcast_perf": "broadcast", "sendrecv_perf": "sendrecv"}
+RVS_CONF = "/opt/rocm/share/rocm-validation-suite/conf"
+RVS_RESULT = re.compile(r"\[RESULT\].*?\b(?:met|pass)\s*:\s*(TRUE|FALSE)", re.I)
+
+
+def program(name: str) -> str | None:
+    return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), *PLACES]))
+
+
+def _said(*command: str) -> tuple[str, str]:
+    """What a tool prints, and why that is to be doubted: "" for nothing."""
+    found = program(command[0])
+    if found is None:
+        return "", "%s is not installed" % command[0]
+    print(" ".join(command), flush=True)  # the last words of a check that hangs
+    with subprocess.Popen([found, *command[1:]], stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as tool:
+        assert tool.stdout is not None
+        output = tool.stdout.read(OUTPUT_MAX_BYTES)
+        if tool.stdout.read(1):
+            tool.kill()
+        status = tool.wait()
+    text = output.decode("utf-8", "replace")
+    last = next((line.strip() for line in reversed(text.split("\n")) if line.strip()), "nothing")
+    return text, "%s ended with status %d: %s" % (command[0], status, last[:200]) if status else ""
+
+
+# -------------------------------------------------------------------------------- dcgmi diag
+
+
+def dcgm_1(_: object) -> Answer:
+    return dcgm(1)
+
+
+def dcgm_2(_: object) -> Answer:
+    return dcgm(2)
+
+
+def dcgm_3(_: object) -> Answer:
+    return dcgm(3)
+
+
+def dcgm_4(_: object) -> Answer:
+    return dcgm(4)
+
+
+def dcgm(level: int) -> Answer:
+    text, problem = _said("dcgmi", "diag", "-r", str(level), "--json")
+    found = dcgm_answer(text)
+    # Its status is not 0 for a failed test, which its report names; without one that is all.
+    return found if found is not None else {
+        "unknown": [problem or "dcgmi's output has no report of a diagnostic"]}
+
+
+def dcgm_answer(text: str) -> Answer | None:
+    """None where there is no report in it."""
+    try:
+        whole = json.loads(text[text.index("{"):text.rindex("}") + 1])
+        report = whole.get("DCGM Diagnostic") or whole["DCGM GPU Diagnostic"]
+        rows = [(str(test["name"]), result) for category in report["test_categories"]
+                for test in category["tests"] for result in test["results"]]
+        by: dict[str, list[str]] = {"pass": [], "fail": [], "warn": [], "skip": []}
+        for name, result in rows:
+            status = str(result["status"]).lower()
+            if status not in by:
+                return {"unknown": ["%s ended as %r" % (name, result["status"])]}
+            by[status].append(_dcgm_words(name, result))
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None
+    if not by["pass"] and not by["fail"] and not by["warn"]:
+        return {"unknown": ["no test was made: %s" % ("; ".join(by["skip"]) or "none is named")]}
+    return {"said": "%d passed, %d skipped" % (len(by["pass"]), len(by["skip"])),
+            "critical": by["fail"], "warning": by["warn"]}
+
+
+def _dcgm_words(name: str, result: dict[str, Any]) -> str:
+    of = result.get("entity_id", result.get("gpu_ids", result.get("gpu_id", "")))
+    who = "%s %s" % (result.get("entity_group", "GPU"), of) if of != "" else ""
+    raw = result.get("warnings") or result.get("info") or ""
+    said = raw if isinstance(raw, list) else [raw]
+    whys = [str(one.get("warning", one) if isinstance(one, dict) else one) for one in said if one]
+    return ": ".join(part for part in ("%s of %s" % (name, who) if who else name,
+                                       "; ".join(whys)[:300]) if part)
+
+
+# -------------------------------------------------------------------------------- nccl-tests
+
+
+def nccl_tests(_: object, wanted: tuple[str, ...] = tuple(NCCL_TESTS)) -> Answer:
+    """Those of nccl-tests that are installed, over all of this node's GPUs."""
+    devices = len(glob.glob("/dev/nvidia[0-9]*"))
+    named = [name for name in wanted if program(name)]
+    if not named:
+        return {"unknown": ["nccl-tests are not installed: no all_reduce_perf on the PATH"]}
+    whole: Answer = {"critical": [], "unknown": [], "measures": [], "table": []}
+    for name in named:
+        text, problem = _said(name, "-b", "1M", "-e", "1G", "-f", "4", "-g", str(devices or 1))
+        found = nccl_answer(NCCL_TESTS[name], text, problem)
+        for key, value in found.items():
+            whole[key] = whole.get(key, []) + value
+    whole["said"] = "%s over %d devices" % (", ".join(named), devices or 1)
+    return whole
+
+
+def nccl_answer(operation: str, text: str, problem: str = "") -> Answer:
+    """Rows: size, count, type, redop, root, then time, algbw, busbw and #wrong, out of place and
+    in place.  Bandwidths are those out of place, in 1e9 bytes a second."""
+    measures, wrong, lines = [], 0, []
+    for line in text.split("\n"):
+        words = line.split()
+        if line.startswith("#") or len(words) < 9 or not words[0].isdecimal():
+            continue
+        lines.append(line[:100])
+        tail = words[-8:] if len(words) >= 11 else words[-4:]
+        try:
+            busbw = float(tail[2])
+            wrong += sum(int(float(one)) for one in tail[3::4] if one != "N/A")
+        except ValueError:
+            return {"unknown": ["%s: a row cannot be read: %s" % (operation, line.strip()[:120])]}
+        measures.append({"name": operation, "value": busbw * 1e9, "unit": "B/s",
+                         "subject": "%s bytes" % words[0]})
+    failed = wrong or re.search(r"Out of bounds values\s*:\s*\d+\s+FAILED", text)
+    return {"measures": measures, "table": ["# %s" % operation, *lines],
+            "critical": ["%s: %d elements are wrong" % (operation, wrong)] if failed else [],
+            "unknown": [problem] if problem and not failed else [] if measures or failed else
+            ["%s: no row of results" % operation]}
+
+
+# -------------------------------------------------------------------------------- nccom-test
+
+
+def nccom_test(_: object) -> Answer:
+    """All-reduce over this node's Neuron cores.  It compiles its graph first, which takes minutes
+    when cold and is no part of the times that it reports."""
+    listed, problem = _said("neuron-ls", "--json-output")
+    try:
+        cores = sum(int(one["nc_count"]) for one in json.loads(listed))
+    except (ValueError, LookupError, TypeError):
+        return {"unknown": [problem or "neuron-ls lists no device"]}
+    with tempfile.TemporaryDirectory(prefix="holdfast-check-") as folder:
+        report = os.path.join(folder, "report.json")
+        text, problem = _said("nccom-test", "-r", str(cores), "-b", "1M", "-e", "1G", "-f", "4",
+                              "-d", "fp32", "--check", "random", "--report-to-json-file", report,
+                              "allr")
+        try:
+            with open(report, "rb") as file:
+                return nccom_answer(file.read(OUTPUT_MAX_BYTES).decode("utf-8", "replace"))
+        except OSError:
+            return {"unknown": [problem or "nccom-test wrote no report"]}
+
+
+def nccom_answer(text: str) -> Answer:
+    try:
+        rows = json.loads(text)["results"]
+        measures = [{"name": "all_reduce", "value": float(row["busbw(GB/s)"]) * 1e9, "unit": "B/s",
+                     "subject": "%d bytes" % int(row["size(B)"])} for row in rows]
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
+        return {"unknown": ["nccom-test's report cannot be read: %s" % error]}
+    if not measures:
+        return {"unknown": ["nccom-test's report has no result"]}
+    return {"said": "all-reduce over the node's Neuron cores", "measures": measures}
+
+
+# --------------------------------------------------------------------------------------- rvs
+
+
+def rvs(_: object) -> Answer:
+    """AMD's stress test of matrix products, by the configuration of this model where there is."""
+    models = sorted(glob.glob(os.path.join(RVS_CONF, "MI*", "gst_single.conf")))
+    chosen = os.environ.get("RVS_CONF") or (models[0] if len(models) == 1 else
+                                            os.path.join(RVS_CONF, "gst_single.conf"))
+    text, problem = _said("rvs", "-c", chosen)
+    return rvs_answer(text, problem)
+
+
+def rvs_answer(text: str, problem: str = "") -> Answer:
+    rows = [(found[1].upper(), line.strip()[:200]) for line in text.split("\n")
+            for found in (RVS_RESULT.search(line),) if found]
+    failed = [line for result, line in rows if result == "FALSE"]
+    if failed or (rows and not problem):
+        return {"said": "%d results are met" % len(rows), "critical": failed}
+    return {"unknown": [problem or "rvs named no result"]}
