@@ -27,6 +27,7 @@ from holdfast.agent.checks.round import pythons as candidates
 from holdfast.agent.checks.runner import Runner, Wanted
 from holdfast.agent.config import load
 from holdfast.agent.core.checks.verdict import (
+    BASELINE,
     OK,
     PROFILE,
     SLURM_HEALTH,
@@ -96,10 +97,15 @@ def _round(options: argparse.Namespace) -> int:
     if not quiet:
         show([line(Span(f"checks of {wanted.facts.node}", FAINT))])
     begun_s = time.monotonic()
+    progress = not quiet and sys.stdout.isatty()
+    _progress(progress, 0, len(wanted.checks))
     for verdict in runner.run():
         verdicts.append(verdict)
         if not quiet:
+            _progress(progress)
             show(row(verdict, time.time(), bool(options.name or options.table)))
+            _progress(progress, len(verdicts), len(wanted.checks))
+    _progress(progress)
     notes = [runner.torch] if runner.torch else []
     notes += [f"not kept: {runner.not_kept}"] if runner.not_kept else []
     if options.json:
@@ -113,6 +119,14 @@ def _round(options: argparse.Namespace) -> int:
     if options.convention == SLURM_PROLOG and slurm.NODE in os.environ:
         return _in_slurm(options, verdicts, breaker_open)
     return exit_code(verdicts, options.convention or "", breaker_open)
+
+
+def _progress(shown: bool, made: int = 0, of: int = 0) -> None:
+    """A line for a person that waits, which the next one takes the place of; with nothing to say,
+    it is taken away."""
+    if shown:
+        text = f"{made} of {of} checks made; torch, where they need it, takes a second or two"
+        print(f"\r{text if of else ''}\x1b[K\r", end="", flush=True)
 
 
 def wanted_of(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Wanted, bool]:
@@ -243,8 +257,9 @@ def row(verdict: CheckVerdict, now_s: float, tables: bool) -> list[Line]:
     value = amount(verdict.value, verdict.unit) if verdict.value is not None else ""
     limit = ""
     if verdict.value is not None:
-        limit = (f">= {amount(verdict.limit, verdict.unit)} {verdict.limit_from}"
-                 if verdict.limit is not None else "no limit known")
+        limit = ("no limit known" if verdict.limit is None
+                 else "like its passes baseline" if verdict.limit_from == BASELINE
+                 else f">= {amount(verdict.limit, verdict.unit)} {verdict.limit_from}")
     age_s = now_s - verdict.wall_s
     took = seconds(verdict.took_s) if age_s < 2.0 else f"{seconds(age_s)} ago"
     head = line(Span(verdict.status.ljust(INDENT), STYLES[verdict.status]),

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from .verdict import BASELINE, Limit, Measure
+from .verdict import BASELINE, Limit, Measure, amount
 
 PASSES_MIN = 5  # fewer say nothing of how far healthy nodes differ
 SIMILAR = 0.95  # SuperBench's; a fleet whose healthy nodes differ more gets what they differ by
@@ -43,9 +43,16 @@ def limit_of(measure: Measure, passes: Sequence[Samples]) -> Limit | None:
         return None
     healthy = [value for one in passes for value in one]
     least = least_similarity(passes)
-    found = similarity(measure.samples or (measure.value,), healthy)
+    samples = measure.samples or (measure.value,)
+    found = similarity(samples, healthy)
+    # Distributions are compared, so that a median above the limit's may still be too little.
     return Limit(BASELINE, least * median(healthy), found >= least,
-                 f"{found:.2f} like its {len(passes)} passes, and {least:.2f} is enough")
+                 f"samples of {_range(samples, measure.unit)} are {found:.2f} like those of "
+                 f"{len(passes)} passes ({_range(healthy, measure.unit)}); {least:.2f} is enough")
+
+
+def _range(samples: Samples, unit: str) -> str:
+    return f"{amount(min(samples), unit)} to {amount(max(samples), unit)}"
 
 
 def _quantile(samples: Samples, at: float) -> float:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import asyncio
 import os
+import re
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +35,7 @@ from holdfast.agent.core.checks.verdict import (
 from holdfast.agent.daemon.parts.checks import Checks
 from holdfast.agent.daemon.state import AgentState
 from holdfast.agent.metrics.families import _Page
+from holdfast.collectors.contract import Roots
 
 ROOT = Path(__file__).resolve().parents[3]
 FACTS = Facts("node-a")
@@ -82,6 +85,30 @@ def test_a_name_that_is_none_is_answered_with_the_nearest() -> None:
     with pytest.raises(ValueError, match="there are incidents, devices"):
         chosen(("xyzzy",))
     assert [one.name for one in chosen(("disk", "clock", "disk"))] == ["disk", "clock"]
+
+
+def test_a_check_is_added_as_the_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The example of docs/checks.md, word by word: its function in gate.py and its row."""
+    page = (ROOT / "docs/checks.md").read_text().partition("## How to add a check")[2]
+    blocks = [textwrap.dedent(one) for one in re.findall(r"(?:^    .*\n|^\n)+", page, re.M)
+              if one.strip()]
+    function, row = (one.strip() for one in blocks[:2])
+    assert len(function.split("\n")) + len(row.split("\n")) <= 15
+    monkeypatch.setattr(gate, "hugepages", None, raising=False)
+    exec(function, vars(gate))  # it knows what that module imports, and nothing else
+    (check,) = eval(f"({row})", vars(table))
+    folder = tmp_path / "sys/kernel/mm/transparent_hugepage"
+    folder.mkdir(parents=True)
+    facts = FACTS._replace(roots=Roots(sys=str(tmp_path / "sys")))
+    asked = Wanted((check,), facts, tmp_path / "checks", "boot-1", True)
+    for text, status in (("[always] madvise never", OK), ("always madvise [never]", WARNING)):
+        (folder / "enabled").write_text(text)
+        assert made(asked)["hugepages"].status == status
+    (folder / "enabled").unlink()
+    missing = made(asked)["hugepages"]
+    assert missing.status == UNKNOWN and "No such file" in missing.reason and missing.todo
 
 
 # -------------------------------------------------------------------------------- the runner
@@ -188,7 +215,7 @@ def test_a_baseline_is_learned_from_what_passed_and_then_speaks(
     answers("clock", of(0.6e9))
     slow = made(wanted(tmp_path, "clock"))["clock"]
     assert slow.status == WARNING and slow.limit_from == "baseline"
-    assert "like its 6 passes" in slow.limit_source
+    assert "like those of 6 passes" in slow.limit_source
     (passes,) = results.load(tmp_path / "checks").baseline.values()
     assert len(passes) == 6  # what was slow taught nothing
     profile = profiles.named("hgx-h100")

@@ -15,7 +15,17 @@ import pytest
 from holdfast.agent.checks import gate, results, table
 from holdfast.agent.cli import check, main
 from holdfast.agent.cli.text import plain
-from holdfast.agent.core.checks.verdict import CRITICAL, OK, UNKNOWN, WARNING, Answer, CheckVerdict
+from holdfast.agent.core.checks import baseline
+from holdfast.agent.core.checks.verdict import (
+    CRITICAL,
+    OK,
+    UNKNOWN,
+    WARNING,
+    Answer,
+    CheckVerdict,
+    Measure,
+    judged,
+)
 from holdfast.agent.system import procfs
 
 Captured = pytest.CaptureFixture[str]
@@ -140,6 +150,33 @@ def test_a_row_says_value_limit_and_whose_it_is() -> None:
     ]
     old = plain(check.row(verdict, 1200.0, False)).splitlines()[0]
     assert old.endswith("3 min 20 s ago") and len(old) <= 80
+
+
+def test_a_row_whose_baseline_warns_above_its_limit_explains_itself() -> None:
+    """Distributions are compared: the median may be above, and the low samples count."""
+    passes = [[10e9, 10e9, 10e9] for _ in range(6)]
+    slow = Measure("host_copy", 8e9, "B/s", "cpu", (1e9, 8e9, 10e9))
+    limit = baseline.limit_of(slow, passes)
+    assert limit is not None and not limit.met
+    verdict = judged("host_copy", Answer(measures=(slow,)), {slow: [limit]}, "look")
+    shown = plain(check.row(verdict, 0.0, False)).splitlines()
+    assert "8 GB/s" in shown[0] and "like its passes baseline" in shown[0] and ">=" not in shown[0]
+    assert max(map(len, shown)) <= 80
+    assert " ".join(one.strip() for one in shown[1:-1]) == (
+        "host_copy of cpu is 8 GB/s, samples of 1 GB/s to 10 GB/s are 0.64 like those of 6 passes "
+        "(10 GB/s to 10 GB/s); 0.95 is enough")
+
+
+def test_a_terminal_sees_how_far_it_is_and_a_pipe_does_not(
+    monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    answer(monkeypatch, said="kept")
+    assert main(["check", "clock"]) == 0 and "\r" not in capsys.readouterr().out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["check", "clock"]) == 0
+    text = capsys.readouterr().out
+    assert "0 of 1 checks made" in text and "1 of 1 checks made" in text
+    assert text.rindex("\x1b[K") < text.rindex(": 1 ok, in ")
 
 
 def test_the_whole_command_over_a_flipped_bit(tmp_path: Path) -> None:
