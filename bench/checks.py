@@ -1,8 +1,10 @@
 """`holdfast check` from outside: how long a round takes, and bandwidths beside a plain script's.
 
-Owns three cases.  `round`: the whole command, nothing cached, with what each check took.  `health`:
-the answer from the cache that Slurm's HealthCheckProgram gets.  `busbw`: three operations over two
-gloo ranks, by the command and by checks_script.py in turns, one pair a row.
+Owns three cases.  `round`: the whole command, nothing cached, with what each check took, and a bare
+import of torch right behind it.  `health`: the answer from the cache that Slurm's
+HealthCheckProgram gets.  `busbw`: six operations over two gloo ranks, by the command and by
+checks_script.py in turns, one pair a row; of either the median and the best of its five blocks,
+since on a busy machine the others measure who else ran.
 
     python -m bench.checks [--runs 10] [--quick]
 """
@@ -12,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -24,8 +27,8 @@ from . import common
 from .common import BENCH, Place, Results
 
 LIMIT_S = 120.0
-SIZE, RANKS, BLOCK_S = 16 << 20, 2, 0.005
-OPERATIONS = ("all_reduce", "all_gather", "broadcast")
+SIZE, RANKS, BLOCK_S = 16 << 20, 2, 0.002
+OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "sendrecv")
 COMMAND = [sys.executable, "-m", "holdfast.agent.cli", "check"]
 HEALTH_MOST_S = 1.0
 # One thread is what a rank is measured with; without byte code every start compiles us anew.
@@ -40,12 +43,23 @@ def run(command: Sequence[str], where: Place) -> tuple[float, subprocess.Complet
     return time.monotonic() - begin_s, done
 
 
+def _children_cpu_s() -> float:
+    """Which a busy machine changes less than the time that passes."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
 def whole_round(where: Place) -> dict[str, Any]:
+    begin_s = _children_cpu_s()
     took_s, done = run([*COMMAND, "--json", "--python", sys.executable], where)
+    cpu_s = _children_cpu_s() - begin_s
     if done.returncode not in (0, 1):
         return {"ok": False, "why": (done.stdout + done.stderr)[-400:]}
     checks = json.loads(done.stdout)["checks"]
-    return {"ok": True, "took_s": took_s,
+    begin_s = _children_cpu_s()
+    import_s, _ = run([sys.executable, "-c", "import torch"], where)
+    return {"ok": True, "took_s": took_s, "import_torch_s": import_s, "cpu_s": cpu_s,
+            "import_torch_cpu_s": _children_cpu_s() - begin_s,
             "checks": {one["check"]: round(one["took_s"], 4) for one in checks}}
 
 
@@ -69,14 +83,16 @@ def busbw(where: Place) -> dict[str, Any]:
     if ours.returncode not in (0, 1) or plain.returncode:
         return {"ok": False, "why": (ours.stdout + ours.stderr + plain.stderr)[-400:]}
     (check,) = json.loads(ours.stdout)["checks"]
-    by_check = {one["name"]: one["value"] for one in check["measures"]}
-    factors = {"all_reduce": 2 * (RANKS - 1) / RANKS, "all_gather": (RANKS - 1) / RANKS,
-               "broadcast": 1.0}
-    by_script = {name: SIZE / took_s * factors[name]
-                 for line in plain.stdout.splitlines() for name, took_s in json.loads(line).items()}
+    by_check = {one["name"]: (one["value"], max(one["samples"])) for one in check["measures"]}
+    half, whole = (RANKS - 1) / RANKS, 1.0
+    factors = dict(zip(OPERATIONS, (2 * half, half, half, half, whole, whole)))
+    by_script = {name: tuple(SIZE / took_s * factors[name] for took_s in took)
+                 for line in plain.stdout.splitlines() for name, took in json.loads(line).items()}
     return {"ok": True, "why": "", "bytes": SIZE,
-            "check_bytes_per_s": {name: round(by_check[name]) for name in OPERATIONS},
-            "script_bytes_per_s": {name: round(by_script[name]) for name in OPERATIONS}}
+            "check_bytes_per_s": {name: [round(one) for one in by_check[name]]
+                                  for name in OPERATIONS},
+            "script_bytes_per_s": {name: [round(one) for one in by_script[name]]
+                                   for name in OPERATIONS}}
 
 
 CASES = {"round": whole_round, "health": health, "busbw": busbw}

@@ -2,7 +2,8 @@
 
     python checks_script.py RANKS BYTES SECONDS
 
-One line of JSON: operation -> seconds of one, the median of five blocks, the mean over the ranks.
+One line of JSON an operation: its name -> seconds of one, median and best of five blocks, the mean
+over the ranks.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ import torch.multiprocessing as mp
 BLOCKS, WARM_UP = 5, 2
 
 
-def timed(once: Any, block_s: float) -> float:
-    """Seconds of one operation, as this rank sees it."""
+def timed(once: Any, block_s: float) -> tuple[float, float]:
+    """Seconds of one operation, as this rank sees it: median and best."""
     for _ in range(WARM_UP):
         once()
     dist.barrier()
@@ -38,7 +39,7 @@ def timed(once: Any, block_s: float) -> float:
         for _ in range(int(repeats)):
             once()
         blocks.append((time.perf_counter() - begin_s) / int(repeats))
-    return statistics.median(blocks)
+    return statistics.median(blocks), min(blocks)
 
 
 def rank_main(rank: int, ranks: int, size: int, block_s: float, port: int) -> None:
@@ -47,16 +48,27 @@ def rank_main(rank: int, ranks: int, size: int, block_s: float, port: int) -> No
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank,
                             world_size=ranks, timeout=timedelta(seconds=60))
     whole, part = torch.ones(size // 4), torch.ones(size // 4 // ranks)
+    other = torch.empty_like(whole)
+
+    def sendrecv() -> None:
+        both = [dist.P2POp(dist.isend, whole, (rank + 1) % ranks),
+                dist.P2POp(dist.irecv, other, (rank - 1) % ranks)]
+        for one in dist.batch_isend_irecv(both):
+            one.wait()
+
     operations = {
         "all_reduce": lambda: dist.all_reduce(whole),
         "all_gather": lambda: dist.all_gather_into_tensor(whole, part),
+        "reduce_scatter": lambda: dist.reduce_scatter_tensor(part, whole),
+        "all_to_all": lambda: dist.all_to_all_single(other, whole),
         "broadcast": lambda: dist.broadcast(whole, 0),
+        "sendrecv": sendrecv,
     }
     for name, once in operations.items():
-        took = torch.tensor([timed(once, block_s)], dtype=torch.float64)
+        took = torch.tensor(timed(once, block_s), dtype=torch.float64)
         dist.all_reduce(took)
         if rank == 0:
-            print(json.dumps({name: float(took) / ranks}), flush=True)
+            print(json.dumps({name: (took / ranks).tolist()}), flush=True)
     dist.destroy_process_group()
 
 
