@@ -100,8 +100,8 @@ CHECKS: tuple[Check, ...] = (
                     "sendrecv")),
     *(Check(f"dcgm_{level}", f"NVIDIA's own diagnostic finds nothing, level {level}",
             f"vendor:dcgm_{level}", DEVICE, deadline_s, f"dcgmi diag -r {level} --json",
-            "what it names says `dcgmi diag`; `holdfast explain gpu_needs_inspection`", when=(ON_DEMAND,),
-            disturbs=True, memory_bytes=0)
+            "what it names says `dcgmi diag`; `holdfast explain gpu_needs_inspection`",
+            when=(ON_DEMAND,), disturbs=True, memory_bytes=0)
       for level, deadline_s in ((1, 180.0), (2, 900.0), (3, 3600.0), (4, 10800.0))),
     Check("nccl_tests", "the GPUs exchange what they must, by NVIDIA's nccl-tests",
           "vendor:nccl_tests", GROUP, 900.0, "all_reduce_perf and its like, as far as installed",

@@ -56,7 +56,8 @@ class Machines:
             f'HOLDFAST_FAKE_NVML={self.folder}/$SLURMD_NODENAME/gpus\n'
             f'[ {name} != health ] || [ ! -e {self.folder}/quiet ] || exit 0\n'
             f'exec {sys.executable} -P -m holdfast.agent.cli check {words} '
-            f'--config {self.folder}/agent.toml >> {self.folder}/$SLURMD_NODENAME/{name}.log 2>&1\n')
+            f'--config {self.folder}/agent.toml '
+            f'>> {self.folder}/$SLURMD_NODENAME/{name}.log 2>&1\n')
         file.chmod(0o755)
         return file
 

@@ -66,7 +66,8 @@ def decide(name: str, check: str, why: str, nodes: Sequence[FleetNode], now_s: f
         return Decision(ANNOUNCE, f"{check} is critical")
     age_s = now_s - float(announced[2] or 0)
     if age_s < wait_s:
-        return Decision(WAIT, f"drained in {wait_s - age_s:.0f} s, unless other nodes have the same")
+        left_s = wait_s - age_s
+        return Decision(WAIT, f"drained in {left_s:.0f} s, unless other nodes have the same")
     same = [one for one in nodes if check in (
         check_of(one.comment), check_of(one.reason) if one.drained else "")]
     common, counted = is_open({check: tuple(one.name for one in same)}, check, len(nodes), settings)

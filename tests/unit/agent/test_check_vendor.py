@@ -19,8 +19,8 @@ Install = Callable[[str, str], None]
 NCCL = """# nThread 1 nGpus 2 minBytes 1048576 maxBytes 4194304
 #       size         count      type   redop    root     time   algbw   busbw #wrong     time
 #        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)
-     1048576        262144     float     sum      -1    20.00   52.43   52.43      0    21.00   49.93   49.93      0
-     4194304       1048576     float     sum      -1    40.00  104.86  104.86   {wrong}    40.00  104.86  104.86    N/A
+     1048576  262144  float  sum  -1  20.00   52.43   52.43        0  21.00   49.93   49.93    0
+     4194304 1048576  float  sum  -1  40.00  104.86  104.86  {wrong}  40.00  104.86  104.86  N/A
 # Out of bounds values : {bounds}
 """
 RVS = ("[RESULT] [ 497544.637462] [action_1] gst 50599 Gflops 19600.5 Target stress: 19000 "
@@ -65,7 +65,10 @@ def made(tmp_path: Path, name: str, deadline_s: float = 30.0) -> CheckVerdict:
 
 REPORT = json.dumps({"results": [{"size(B)": 1048576, "busbw(GB/s)": 19.9},
                                  {"size(B)": 1073741824, "busbw(GB/s)": 121.8}]})
-NCCOM = """for word; do [ "$last" = --report-to-json-file ] && echo '{}' > "$word"; last=$word; done"""
+NCCOM = """for word; do
+    [ "$last" = --report-to-json-file ] && echo '{}' > "$word"
+    last=$word
+done"""
 GOOD = {
     "dcgm_1": ("dcgmi", says(dcgm())), "nccl_tests": ("all_reduce_perf", says(
         NCCL.format(wrong=0, bounds="0 OK"))),
