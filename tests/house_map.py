@@ -24,18 +24,18 @@ Where something goes ("new": the folder comes with the first of its kind):
 |---|---|
 | a Slurm drain | `agent/actions/schedulers/slurm.py`, and its row in `agent/core/actions.py` |
 | a straggler detector | `agent/core/detect/ranks/`, its entry in `agent/core/detect/registry.py` |
-| an etcd store | `agent/store/etcd.py`, which offers what `agent/store/base.py` asks for |
+| an etcd store | `agent/store/etcd.py` (new), with what `agent/store/base.py` asks for |
 | an S3 tier of checkpoints | `trainer/checkpoint/tiers/s3.py` (new) |
 | a check | its row in `agent/checks/table.py`, its function in the module that the row names |
-| a webhook | `agent/web/alerts.py`, its route in `agent/web/server.py` |
+| a webhook | `agent/web/alerts.py` (new), its route in `agent/web/server.py` |
 | a new column of the page | its value in `agent/web/status.py`, its cell in `agent/web/page.html` |
-| an engine of the trainer | `trainer/engines/`, chosen in `trainer/config.py` |
-| a metric | of a device or the host: its collector; of the agent: `agent/metrics/families.py` |
+| an engine of the trainer | `trainer/engines/`, beside `ddp.py`; `trainer/loop.py` calls it |
+| a metric | of host or device: its collector; else `agent/metrics/names.py`, `families.py` |
 | a setting | `agent/config/settings.py`; of the trainer: `trainer/config.py` |
 | a command | its row in `agent/cli/parser.py`, its function in `agent/cli/` |
 | a fault | `runbooks/FAULT.md`, and the detector or the rule that says it |
 | a line of the kernel's | `agent/catalog/kernel.toml` |
-| a line of a training log | `agent/catalog/log_signatures.toml` |
+| a line of a training log | `agent/catalog/log_signatures.toml`; a kind: `log_families.toml` |
 """
 
 
