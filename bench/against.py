@@ -1,4 +1,4 @@
-"""The same measurements on another checkout and on this one, in turns: is the new one dearer?
+"""The same measurements on another checkout and on this one, in turns: whether the new is dearer.
 
 Owns the turns and the ratios, never a measurement: each turn is the other benches' own command, run
 in its checkout by that checkout's interpreter.  A pair is one turn of each, and every other pair
