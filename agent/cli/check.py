@@ -83,7 +83,9 @@ def _peers(options: argparse.Namespace) -> int:
     except ValueError as error:
         raise Failure(str(error), NOT_KNOWN) from error
     named = options.python or _configuration(options.config).checks.python
-    return check_peers.check_peers(options, pythons(named, os.environ), sizes[0])
+    busy = [] if options.force else _training(_agents()[0])
+    why = f"{', '.join(busy)} trains here, and would be disturbed: --force" if busy else ""
+    return check_peers.check_peers(options, pythons(named, os.environ), sizes[0], why)
 
 
 # ------------------------------------------------------------------------------------ a round

@@ -37,8 +37,9 @@ INDENT = 9
 
 
 def check_peers(options: argparse.Namespace, pythons: Sequence[tuple[str, str]],
-                size: int) -> int:
-    """`pythons`: that may have torch; `size`: of a test in bytes, 0 for the usual one."""
+                size: int, why_not: str = "") -> int:
+    """`pythons`: that may have torch; `size`: of a test in bytes, 0 for the usual one; `why_not`:
+    this node comes, and says why it makes no test."""
     if options.name or options.convention:
         raise Failure("--peers makes the tests between nodes alone: name no check, and no --for",
                       NOT_KNOWN)
@@ -53,7 +54,7 @@ def check_peers(options: argparse.Namespace, pythons: Sequence[tuple[str, str]],
     except ValueError as error:
         raise Failure(str(error), NOT_KNOWN) from error
     name = peers[own].name
-    itself = Member(name, procfs.boot_id(), len(os.sched_getaffinity(0)))
+    itself = Member(name, procfs.boot_id(), len(os.sched_getaffinity(0)), error=why_not)
     tell = (lambda words: None) if options.json else _tell
     try:
         heard = asyncio.run(attend(plan, own, itself, pythons, tell))
@@ -77,10 +78,10 @@ def token(file: str, environ: Mapping[str, str]) -> bytes:
         try:
             with open(open_regular(file), "rb") as handle:
                 if stat.S_IMODE(os.fstat(handle.fileno()).st_mode) & 0o077:
-                    raise ValueError(f"--token-file {file}: others may read it: chmod 600 {file}")
+                    raise ValueError(f"others may read it: chmod 600 {file}")
                 found = handle.read(TOKEN_MOST + 1).strip()
-        except OSError as error:
-            raise ValueError(f"--token-file {file}: {error.strerror or error}") from error
+        except (OSError, ValueError) as error:
+            raise ValueError(f"--token-file {file}: {error}") from error
     else:
         found = environ.get(TOKEN_VARIABLE, "").encode("utf-8", "surrogateescape").strip()
     if not TOKEN_LEAST <= len(found) <= TOKEN_MOST:

@@ -52,8 +52,7 @@ def expand(text: str) -> list[str]:
     """Names of a list as Slurm writes them: `gpu[1-3,07],login` is gpu1, gpu2, gpu3, gpu07, login.
     One pair of brackets a name."""
     names: list[str] = []
-    for part in re.split(r",(?![^\[]*\])", text):
-        part = part.strip()
+    for part in _parts(text):
         match = BRACKETS.fullmatch(part)
         if not match:
             raise ValueError(f"{part!r} in {text[:60]!r} is no name: write a,b or gpu[1-4,7]")
@@ -75,11 +74,23 @@ def expand(text: str) -> list[str]:
     return names
 
 
+def _parts(text: str) -> list[str]:
+    """What stands between commas that are not in brackets."""
+    found, inside = [""], False
+    for piece in re.split(r"([\[\],])", text):
+        if piece == "," and not inside:
+            found.append("")
+        else:
+            inside = piece == "[" or inside and piece != "]"
+            found[-1] += piece
+    return [one.strip() for one in found]
+
+
 def _of_file(path: Path) -> list[str]:
     """One node a line; what stands behind its name (`slots=8`) is for others."""
     try:
         text = read_regular(path, HOSTFILE_MAX_BYTES).decode()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ValueError(f"--hostfile {path}: {error}") from error
     lines = (line.partition("#")[0].split() for line in text.splitlines())
     return [line[0] for line in lines if line]

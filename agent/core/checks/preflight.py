@@ -118,6 +118,7 @@ def preflight(names: Sequence[str], members: Iterable[Member], absent: Mapping[s
         rounds = 2
         yield from state.computed(state.beside(suspects), AGAIN_S)
         yield from state.paired(again, skip=False)
+        yield from state.paired(pairing.slots_of(_slow_links(state)), skip=False)
     found = judge.judge(able, state.results())
     good = [node for node, finding in found.nodes if finding.state == GOOD]
     yield from state.reached(good)
@@ -133,15 +134,16 @@ def preflight(names: Sequence[str], members: Iterable[Member], absent: Mapping[s
 
 def _again(state: _State) -> pairing.Round:
     """Round two: suspects with witnesses, and once more the links that were slow between others: a
-    moment's load is no fault of a link."""
-    results = state.results()
-    slots = [*judge.next_round(results)]
+    moment's load is no fault of a link.  What is slow then is tried a third time."""
+    slots = judge.next_round(state.results())
     planned = {each for slot in slots for each in slot}
-    grades = judge.graded(results)
+    return (*slots, *pairing.slots_of(each for each in _slow_links(state) if each not in planned))
+
+
+def _slow_links(state: _State) -> list[Pair]:
+    grades = judge.graded(state.results())
     good = judge.proven(grades)
-    slow = [each for each, grade in sorted(grades.items())
-            if grade == SLOW and each not in planned and set(each) <= good]
-    return (*slots, *pairing.slots_of(slow))
+    return [each for each, grade in sorted(grades.items()) if grade == SLOW and set(each) <= good]
 
 
 class _State:

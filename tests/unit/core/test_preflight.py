@@ -1,102 +1,17 @@
-"""A pre-flight in a simulated fleet: whose fault it is, by all that a transport can bring.
-
-A world is what its faults leave of each node and link; `flown` drives the generator as the
-coordinator does.
-"""
+"""A pre-flight in a simulated fleet: whose fault it is, by all that a transport can bring."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
 from itertools import combinations
-from typing import NamedTuple
 
 import pytest
+from fleet import Flight, Place, World, names
 
 from holdfast.agent.core.checks import preflight
 from holdfast.agent.core.checks.judge import BROKEN, GOOD, SLOW, UNKNOWN
-from holdfast.agent.core.checks.pairing import Pair, pair
-from holdfast.agent.core.checks.preflight import (
-    COMPUTE,
-    GROUP,
-    PAIR,
-    REACH,
-    Member,
-    Outcome,
-    Report,
-    Trial,
-)
-
-Place = str | Pair
-
-
-class World(NamedTuple):
-    """`network`, `compute`: node or link -> share that is left, 0 = broken.  `dies`: node -> after
-    how many of its tests.  `load`: the chance that a test is disturbed and looks slow."""
-
-    network: dict[Place, float] = {}
-    compute: dict[str, float] = {}
-    wrong: tuple[str, ...] = ()
-    dies: dict[str, int] = {}
-    dark: tuple[str, ...] = ()  # nothing answers there
-    load: float = 0.0
-
-
-def names(count: int) -> list[str]:
-    return [f"n{number:03}" for number in range(count)]
-
-
-class Flight:
-    def __init__(self, count: int, world: World, seed: int = 0, size: int = 0,
-                 absent: dict[str, str] | None = None, machine: str = "", cores: int = 1) -> None:
-        self.world, self.noise = world, random.Random(seed)
-        self.done: Counter[str] = Counter()
-        self.batches: list[tuple[Trial, ...]] = []
-        absent = absent or {}
-        members = [Member(name, machine or name, cores, "cpu") for name in names(count)
-                   if name not in absent]
-        steps = preflight.preflight(names(count), members, absent, size)
-        outcomes = None
-        while True:
-            try:
-                batch = steps.send(outcomes)  # type: ignore[arg-type]
-            except StopIteration as ended:
-                self.report: Report = ended.value
-                break
-            self.batches.append(batch)
-            outcomes = [self._outcome(test) for test in batch]
-
-    def _outcome(self, test: Trial) -> Outcome:
-        world = self.world
-        for node in test.nodes if test.kind != REACH else test.nodes[:1]:
-            self.done[node] += 1
-            if self.done[node] > world.dies.get(node, 1 << 30):
-                return Outcome(test, False, error=f"{node} left", ran=False, gone=node)
-        if test.kind == REACH:
-            return Outcome(test, test.nodes[1] not in world.dark)
-        busy = 0.5 if self.noise.random() < world.load else 1.0
-        if test.kind == COMPUTE:
-            (node,) = test.nodes
-            if node in world.wrong:
-                return Outcome(test, False, 1e9, "cpu: a product of integers is not the host's")
-            rate = 50e9 * world.compute.get(node, 1.0) * busy * self.noise.uniform(0.95, 1.05)
-            return Outcome(test, True, rate)
-        links = [pair(a, b) for a, b in combinations(test.nodes, 2)]
-        left = min([1.0, *(world.network.get(one, 1.0) for one in (*test.nodes, *links))])
-        if not left:
-            return Outcome(test, False, error="no answer from the other side")
-        return Outcome(test, True, 1e9 * left * busy * self.noise.uniform(0.97, 1.03))
-
-    def named(self) -> dict[Place, str]:
-        found: dict[Place, str] = {one.nodes: one.state for one in self.report.links}
-        return found | {one.node: one.state for one in self.report.rows
-                        if one.state in (SLOW, BROKEN)}
-
-    def state(self, node: str) -> str:
-        return next(one.state for one in self.report.rows if one.node == node)
-
-    def reason(self, node: str) -> str:
-        return next(one.reason for one in self.report.rows if one.node == node)
+from holdfast.agent.core.checks.preflight import COMPUTE, GROUP, PAIR, Member, Outcome
 
 
 def test_all_well_is_one_round_and_every_node_passes() -> None:
