@@ -19,7 +19,7 @@ from .common import BENCH, percentile, read_rows
 
 Row = dict[str, Any]
 NAMES = ("recovery", "startup", "memory", "overhead", "false_acts", "telemetry",
-         "kernel_latency", "classify", "log_child", "checks")
+         "kernel_latency", "classify", "log_child", "checks", "peers")
 # case -> (what a person calls it, the torchrun case to compare with)
 RECOVERY = {
     "trainer_sigkill": ("trainer, SIGKILL", "torchrun_sigkill_prefix"),
@@ -256,13 +256,24 @@ def checks(rows: list[Row]) -> str:
     return table(["", "median (lowest to highest)"], body)
 
 
+def peers(rows: list[Row]) -> str:
+    head = ["", "as they must be", "good nodes excluded", "s, median (lowest to highest)"]
+    body = []
+    for name, mine in sorted(by_case(rows).items()):
+        body.append([name.removeprefix("peers_"),
+                     f"{sum(row['ok'] for row in mine)} of {len(mine)}",
+                     str(sum(row["good_excluded"] for row in mine)),
+                     spread(values(mine, "took_s")) if "took_s" in mine[0] else "-"])
+    return table(head, body)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.report")
     parser.add_argument("--folder", type=Path, default=BENCH / "results")
     parser.add_argument("--invocation", default="", help="instead of the newest of each case")
     options = parser.parse_args(arguments)
     written = (recovery, startup, memory, overhead, false_acts, telemetry, kernel_latency,
-               classify, log_child, checks)
+               classify, log_child, checks, peers)
     writers = dict(zip(NAMES, written, strict=True))
     for name, write in writers.items():
         rows = load(options.folder, name, options.invocation)

@@ -61,7 +61,8 @@ class Flight:
             if self.done[node] > world.dies.get(node, 1 << 30):
                 return Outcome(test, False, error=f"{node} left", ran=False, gone=node)
         if test.kind == REACH:
-            return Outcome(test, test.nodes[1] not in world.dark)
+            cut = world.network.get(pair(*test.nodes), 1.0) == 0.0  # type: ignore[arg-type]
+            return Outcome(test, test.nodes[1] not in world.dark and not cut)
         busy = 0.5 if self.noise.random() < world.load else 1.0
         if test.kind == COMPUTE:
             (node,) = test.nodes

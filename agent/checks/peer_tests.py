@@ -26,7 +26,7 @@ from . import collectives, isolate
 from . import device as devices
 
 EXACT_BYTES = 64 << 10  # every operation is compared at this size
-PAIR_BYTES = {"cpu": 512 << 10, "cuda": 64 << 20}
+PAIR_BYTES = {"cpu": 1 << 20, "cuda": 64 << 20}
 GROUP_BYTES = {"cpu": 256 << 10, "cuda": 64 << 20}
 PAIRED = ("all_reduce", "sendrecv")  # the rest of them is made by all together
 TIMED = ("all_reduce", "all_gather", "reduce_scatter")  # of a group; of a pair only the first

@@ -101,7 +101,7 @@ class Coordinator:
     async def run(self) -> Report:
         """Raises OSError where it cannot listen at this node's address."""
         server = await asyncio.start_server(
-            self._take, self._address, self._plan.port, limit=transport.LINE_MAX)
+            self._take, self._address, self._plan.port, limit=transport.PART_MAX)
         try:
             await self._gather()
             begin_s = time.monotonic()
@@ -145,7 +145,10 @@ class Coordinator:
             return
         finally:
             self._pending -= 1
-        await self._seated(channel)
+        try:
+            await self._seated(channel)
+        except OSError:
+            channel.close()  # gone before it heard that it is refused
 
     async def _seated(self, channel: Channel) -> None:
         name = channel.peer

@@ -15,7 +15,7 @@ from typing import Any
 
 VERSION = 1
 LINE_MAX = 4 << 20  # a report on 2,048 nodes
-HANDSHAKE_MAX, HANDSHAKE_S = 4096, 5.0
+PART_MAX, HANDSHAKE_S = 4096, 5.0  # what is kept of somebody who has proven nothing
 MAC_HEX = 64
 
 
@@ -42,12 +42,7 @@ class Channel:
 
     async def take(self) -> dict[str, Any]:
         """The next message.  Raises EOFError at the end, ValueError for what is none."""
-        try:
-            line = await self._reader.readuntil(b"\n")
-        except asyncio.IncompleteReadError as error:
-            raise EOFError("the connection ended") from error
-        except asyncio.LimitOverrunError as error:
-            raise ValueError(f"a message of more than {LINE_MAX} bytes") from error
+        line = await self._line()
         mac, text = line[:MAC_HEX], line[MAC_HEX + 1 : -1]
         wanted = _mac(self._key, self._takes, str(self._taken).encode(), text)
         if not hmac.compare_digest(mac, wanted):
@@ -57,6 +52,20 @@ class Channel:
         if not isinstance(message, dict):
             raise ValueError("a message that is no object")
         return message
+
+    async def _line(self) -> bytes:
+        """Read in parts, since the reader holds no more than one."""
+        line = b""
+        while not line.endswith(b"\n"):
+            try:
+                line += await self._reader.readuntil(b"\n")
+            except asyncio.LimitOverrunError as over:
+                line += await self._reader.readexactly(over.consumed)
+            except asyncio.IncompleteReadError as error:
+                raise EOFError("the connection ended") from error
+            if len(line) > LINE_MAX:
+                raise ValueError(f"a message of more than {LINE_MAX} bytes")
+        return line
 
     def close(self) -> None:
         self._writer.close()
@@ -68,7 +77,7 @@ def _mac(key: bytes, *parts: bytes) -> bytes:
 
 async def connect(host: str, port: int, token: bytes, name: str) -> Channel:
     """Raises Refused, or OSError and TimeoutError where nobody is there yet."""
-    reader, writer = await asyncio.open_connection(host, port, limit=LINE_MAX)
+    reader, writer = await asyncio.open_connection(host, port, limit=PART_MAX)
     try:
         async with asyncio.timeout(HANDSHAKE_S):
             first = await _line(reader)
@@ -82,7 +91,7 @@ async def connect(host: str, port: int, token: bytes, name: str) -> Channel:
             if not hmac.compare_digest(str(answer.get("mac", "")).encode(),
                                        _mac(token, b"server", *said)):
                 raise Refused(str(answer.get("refused") or "it holds another token"))
-    except (Refused, OSError, ValueError, asyncio.IncompleteReadError) as error:
+    except (Refused, OSError, ValueError, EOFError, asyncio.LimitOverrunError) as error:
         writer.close()
         if isinstance(error, (Refused, OSError)):
             raise
@@ -108,11 +117,8 @@ async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
 
 
 async def _line(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """Before anything is proven: short."""
-    line = await reader.readuntil(b"\n")
-    if len(line) > HANDSHAKE_MAX:
-        raise ValueError("a greeting that is too long")
-    value = json.loads(line)
+    """Before anything is proven: no longer than a part."""
+    value = json.loads(await reader.readuntil(b"\n"))
     if not isinstance(value, dict):
         raise ValueError("a greeting that is no object")
     return value

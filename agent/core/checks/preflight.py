@@ -128,6 +128,7 @@ def preflight(names: Sequence[str], members: Iterable[Member], absent: Mapping[s
         each for each, finding in found.links if finding.state == BROKEN])
     links = tuple(Link(each, finding.state, finding.reason, dict(finding.evidence).get(
         " - ".join(each), ""), LINK_TODO) for each, finding in found.links)
+    links += tuple(state.cut_ways())
     return Report(tuple(rows[name] for name in names), links, tuple(state.groups), found.common,
                   rounds, state.tests)
 
@@ -299,9 +300,17 @@ class _State:
             for one in outcomes:
                 name = one.test.nodes[1]
                 if one.ok:
-                    self._answers[name] = witness
+                    self._answers.setdefault(name, witness)
                 elif one.ran:
                     self._unreached.setdefault(name, []).append(witness)
+
+    def cut_ways(self) -> Iterator[Link]:
+        """Whoever answers one good node and not another, as when its link to the coordinator is
+        cut: it could not come, and the link is bad."""
+        for name, witness in self._answers.items():
+            for other in self._unreached.get(name, ()):
+                yield Link(pair(name, other), BROKEN, f"{name} answers {witness}, who is well, and "
+                           f"not {other}, who is well too", "no answer", LINK_TODO)
 
     # ------------------------------------------------------------------------------ groups
 

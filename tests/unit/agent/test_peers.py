@@ -165,7 +165,7 @@ def test_junk_from_anybody_costs_its_connection_alone(port: int) -> None:
                     await asyncio.sleep(0.01)
 
         for words in (b"\0" * 100 + b"\n", b"[]\n", b"{}\n", b"[" * 9000 + b"\n", b"GET / HTTP/1\n",
-                      json.dumps({"node": 1, "mac": "\udcff", "nonce": None}).encode() + b"\n"):
+                      b"x" * 9000 + b"\n", json.dumps({"node": 1, "mac": "\udcff", "nonce": None}).encode() + b"\n"):
             await poured(words)
         return list(await asyncio.gather(*going, coming(given, 2)))
 
@@ -184,8 +184,9 @@ def test_a_changed_or_repeated_message_is_refused(port: int) -> None:
             client = await transport.connect("127.0.0.1", port, TOKEN, "n1")
             there = await taken.get()
             assert there.peer == "n1"
-            await client.send({"a": 1})
-            assert await there.take() == {"a": 1}
+            large = {"a": "x" * 300_000}
+            await client.send(large)
+            assert await there.take() == large
             client._sent = 0  # the first one again
             await client.send({"a": 1})
             with pytest.raises(ValueError, match="wrong signature"):

@@ -88,6 +88,12 @@ def test_who_did_not_come_is_unknown_where_its_machine_answers_and_broken_where_
     assert "the machine answers" in flight.reason("n001")
 
 
+def test_a_link_to_the_coordinator_that_is_cut_is_named_although_its_end_cannot_come() -> None:
+    flight = Flight(4, World({("n000", "n001"): 0.0}), absent={"n001": "it did not come"})
+    assert flight.named() == {("n000", "n001"): BROKEN} and flight.state("n001") == UNKNOWN
+    assert flight.report.links[0].reason.startswith("n001 answers n002")
+
+
 def test_who_dies_in_the_middle_is_named_and_holds_nobody_up() -> None:
     for after in range(1, 8):
         for dark in ((), ("n002",)):
