@@ -1,6 +1,6 @@
 """Pre-flights of several nodes: whom they name, how many of the good, and how long they take.
 
-Owns four cases.  `single` and `double`: seeded faults in a simulated fleet, judged by the same core.
+Owns four cases.  `single` and `double`: seeded faults in a simulated fleet, for the same core.
 `real`: seeded single faults made on network namespaces, found by `holdfast check --peers` itself.
 `preflight`: eight healthy namespaces, from when the last peer is ready to the report, and the whole
 command.  The real ones need root, iproute2 and nftables.
@@ -69,7 +69,8 @@ def simulated(count: int, seed: int) -> dict[str, Any]:
         "nodes": len(nodes), "rounds": flight.report.rounds, "tests": flight.report.tests})
 
 
-def judged(named: dict[Place, str], truth: dict[Place, str], more: dict[str, Any]) -> dict[str, Any]:
+def judged(named: dict[Place, str], truth: dict[Place, str],
+           more: dict[str, Any]) -> dict[str, Any]:
     excluded = [one for one in named if isinstance(one, str) and one not in truth]
     return {"ok": named == truth and not excluded, "good_excluded": len(excluded),
             "truth": _words(truth), "named": _words(named),
@@ -163,7 +164,8 @@ def main(arguments: list[str] | None = None) -> int:
         for seed in range(options.first, options.first + (2 if options.quick else number)):
             found = (whole_preflight() if case == "preflight" else real(seed) if case == "real"
                      else simulated(1 if case == "single" else 2, seed))
-            results.add({"case": f"peers_{case}", "seed": seed, "load": os.getloadavg()[0], **found})
+            results.add({"case": f"peers_{case}", "seed": seed, "load": os.getloadavg()[0],
+                         **found})
             good, excluded = good + found["ok"], excluded + found["good_excluded"]
             if case in ("real", "preflight") or not found["ok"]:
                 print(case, seed, found, flush=True)

@@ -101,7 +101,8 @@ async def _serve(channel: Channel, coordinator: str, itself: Member, tester: Tes
     models = [str(one) for one in tester.here.get("models", ())]
     torch = f"torch {tester.here['torch']} of {tester.here['python']}" if tester.here else ""
     ready = msgspec.structs.replace(
-        itself, model=f"{len(models)} x {models[0]}" if models else "", error=itself.error or tester.problem)
+        itself, model=f"{len(models)} x {models[0]}" if models else "",
+        error=itself.error or tester.problem)
     try:
         await channel.send({"member": msgspec.to_builtins(ready)})
         while True:

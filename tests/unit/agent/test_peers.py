@@ -1,6 +1,7 @@
 """Peers and their coordinator over loopback: tokens, junk, and who is late, double or gone.
 
-What stands beside torch is a stand-in that answers at once: these tests are about who talks to whom.
+What stands beside torch is a stand-in that answers at once: these tests are about who talks to
+whom.
 """
 
 from __future__ import annotations
@@ -165,7 +166,8 @@ def test_junk_from_anybody_costs_its_connection_alone(port: int) -> None:
                     await asyncio.sleep(0.01)
 
         for words in (b"\0" * 100 + b"\n", b"[]\n", b"{}\n", b"[" * 9000 + b"\n", b"GET / HTTP/1\n",
-                      b"x" * 9000 + b"\n", json.dumps({"node": 1, "mac": "\udcff", "nonce": None}).encode() + b"\n"):
+                      b"x" * 9000 + b"\n",
+                      json.dumps({"node": 1, "mac": "\udcff", "nonce": None}).encode() + b"\n"):
             await poured(words)
         return list(await asyncio.gather(*going, coming(given, 2)))
 
