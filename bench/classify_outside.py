@@ -1,9 +1,9 @@
 """Excerpts of public threads, labelled before any rule was looked at: how many come right.
 
 Owns the scoring.  The texts belong to those who wrote them and are not in this repository; an index
-of those that rules were written against (`half`: seen or opened), without text, is
-bench/outside_index.jsonl.  A case is a line of JSON: id, source, project, text, culprit, role
-(root, cascade or harmless), retryable, family.
+of those that were scored, without text, is bench/outside_index.jsonl.  Its `half`: rules were
+written against seen, opened and dev; of sealed and measured only the score is known.  A case is a
+line of JSON: id, source, project, text, culprit, role (root, cascade or harmless), retryable, family.
 """
 
 from __future__ import annotations
