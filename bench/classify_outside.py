@@ -2,8 +2,9 @@
 
 Owns the scoring.  The texts belong to those who wrote them and are not in this repository; an index
 of those that were scored, without text, is bench/outside_index.jsonl.  Its `half`: rules were
-written against seen, opened and dev; of sealed and measured only the score is known.  A case is a
-line of JSON: id, source, project, text, culprit, role (root, cascade or harmless), retryable, family.
+written against seen, opened and dev; sealed stayed closed; measured was opened after its score.  A
+case is a line of JSON: id, source, project, text, culprit, role (root, cascade, harmless),
+retryable, family.
 """
 
 from __future__ import annotations

@@ -157,10 +157,16 @@ def test_a_traceback_that_a_logger_wrote_into_one_line(line: str, culprit: str) 
     "export NCCL_IB_TIMEOUT=22 # avoid transport retry count exceeded",
     "PASSED tests/test_oom.py::test_out_of_memory_is_reported", "[ RUN      ] Error.OutOfMemory",
     'test "stale file handle recovers" [ OK ]', "ACPI Error: AE_NOT_FOUND, Could not resolve",
-    "Aggregate DRAM Uncorrectable : 0", "sh: warning: setlocale: LC_ALL: cannot change locale",
+    "Aggregate DRAM Uncorrectable : 0", "# Out of bounds values : 0 OK",
+    "sh: warning: setlocale: LC_ALL: cannot change locale",
 ])
 def test_more_healthy_lines(line: str) -> None:
     assert judged(line + "\n")[1] == ""
+
+
+def test_what_fails_in_an_exit_function_ended_nothing() -> None:
+    text = "Error in atexit._run_exitfuncs:\n" + FRAMES + "XlaRuntimeError: DEADLINE_EXCEEDED\n"
+    assert judged(text)[1] == ""
 
 
 def test_steps_after_an_error_outweigh_its_words() -> None:

@@ -12,7 +12,8 @@ from .lines import NO_RANK
 
 TRACEBACK = "Traceback (most recent call last)"
 IGNORED = "Exception ignored "  # in a finalizer or a callback: the process goes on
-LET_GO = ("--- Logging error ---", "COMET ERROR")  # above one that ends nothing
+# Above a traceback that ends nothing.
+LET_GO = ("--- Logging error ---", "COMET ERROR", "Error in atexit._run_exitfuncs")
 ORIGINAL = "Original " + TRACEBACK  # that of a loader's worker, in its parent's
 PREFIX_MAX = 200
 _LINK = re.compile(r"(?:During handling of the|The) above exception")
