@@ -14,10 +14,10 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -q -c co
 
 export PIP_PROGRESS_BAR := off
 
-.PHONY: help demo check types test sim e2e golden bench telemetry mutants docs packages clean
+.PHONY: help demo check types test sim e2e golden bench telemetry mutants mutants-sim docs packages clean
 
 help:  ## this list
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
 
 demo: $(VENV)/.demo  ## train, lose ranks three ways, come back, print what it cost (a minute)
 	@$(BIN)/holdfast demo
@@ -58,6 +58,9 @@ PAGES := config=holdfast.agent.config.load:render_config_docs \
 
 mutants: $(VENV)/.test  ## does a test notice? 320 seeded mutants of what decides (40 minutes)
 	$(BIN)/python -m bench.mutants
+
+mutants-sim: $(VENV)/.test  ## each guard of the core taken out: does a storm notice? (minutes)
+	$(BIN)/python tests/sim/mutants.py
 
 docs: $(VENV)/.demo  ## write the generated pages of docs anew
 	@PYTHONPATH=tests $(BIN)/python -c 'import pathlib, pkgutil, sys; \

@@ -73,7 +73,8 @@ class NodeMemory(msgspec.Struct):
     repairs: RepairMemory = msgspec.field(default_factory=RepairMemory)
     boot_id: str = ""
     detectors: registry.Memories = {}
-    unlocked: dict[str, float] = {}  # lock file -> wall_s of the order to remove it
+    unlocked: dict[str, list[float]] = msgspec.field(  # lock file -> wall_s of the orders
+        name="removals", default_factory=dict)
     conditions: ConditionMemory = msgspec.field(default_factory=ConditionMemory)
     paused: str = ""  # why an operator paused this node, whatever runs here; "" = not paused
 
@@ -270,7 +271,7 @@ class Node:
         return tuple(found)
 
     def _request(self, request: Request) -> None:
-        node = request.subject.removeprefix("node/") if request.subject.startswith("node/") else ""
+        node = subject_of(request.subject).node
         reason = request.reason or "asked for by an operator"
         if node and request.action in (actions.EXCLUDE_NODE, actions.RELEASE_NODE, actions.DRAIN):
             self.kept.exclusions[node] = members.NodeDoc(
@@ -346,7 +347,7 @@ class Node:
         self, now: Now, contexts: list[Context], effects: list[Effect],
         verdicts: list[Verdict], changed: dict[str, Incident], answers: tuple[Answer, ...],
     ) -> Decision:
-        shown = {fault: item.incident for fault, item in self.kept.fleet.open.items()}
+        shown = {one.id: one for one in self.kept.fleet.incidents().values()}
         shown |= self.kernel.book.incidents() | self.conditions.book.incidents()
         for run in sorted(self.cases):
             shown |= self.kept.runs[run].incidents.book.incidents()

@@ -62,6 +62,11 @@ class Cluster:
         found = (edge.launchers.get(run) for edge in self.edges.values())
         return [each for each in found if each is not None and each.alive]
 
+    def restarts(self, run: str) -> int:
+        """What the caller of `run` allows."""
+        return max((each.max_restarts for edge in self.edges.values()
+                    for name, each in edge.launchers.items() if name == run), default=0)
+
     def ranks(self) -> list[tuple[Job, Rank]]:
         """Every living rank, in a fixed order."""
         return [(launcher.job, rank) for name in self.jobs for launcher in self.launchers(name)
@@ -176,6 +181,8 @@ def _register(cluster: Cluster, run: str, names: list[str], shape: Shape) -> Non
     members = tuple(names[:shape.members])
     ranks = tuple((number, members[number // shape.nproc])
                   for number in range(shape.members * shape.nproc))
+    # Spares come along later as often as not, and must be named before they may lead.
+    spares = tuple(names[shape.members:]) if cluster.rng.random() < 0.5 else ()
     plan = Plan(run=run, generation=0, members=members, ranks=ranks, resume=Resume("fresh"),
-                reason="registered", spares=tuple(names[shape.members:]))
+                reason="registered", spares=spares)
     cluster.store.seed(run_subject(run), msgspec.json.encode(plan))

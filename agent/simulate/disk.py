@@ -15,10 +15,11 @@ Origin = tuple[int, int]  # (generation, step) of a state
 
 
 class Disk:
-    """One run's durable state."""
+    """The durable state in one folder."""
 
-    def __init__(self, run: str) -> None:
-        self.run = run
+    def __init__(self, folder: str, marks: bool = True) -> None:
+        self.folder = folder
+        self.marks = marks  # what is found to be bad can be renamed, so that all see it
         self.commits: dict[str, Commit] = {}
         self.rotten: set[str] = set()  # bytes are wrong; nobody knows before reading them
         self.lineage: dict[int, Origin] = {}  # generation -> the state it began from
@@ -27,7 +28,7 @@ class Disk:
 
     def create(self, generation: int, step: int, world: int) -> Commit | None:
         """The exclusive create of a commit marker; None when it exists."""
-        path = f"/ckpt/{self.run}/step-{step:09d}.gen-{generation}"
+        path = f"{self.folder}/step-{step:09d}.gen-{generation}"
         if path in self.commits:
             return None
         self._listing = None

@@ -25,12 +25,14 @@ from ..core.model import (
     Now,
     Observed,
     Plan,
+    Readings,
     Request,
     Runbook,
     RunView,
     Settings,
     StoreView,
     StoreWrite,
+    readings_of,
 )
 from ..core.model.subject import LEASE, run_subject, subject_of
 from ..core.node import Node
@@ -89,7 +91,10 @@ class Edge:
         self.peers: list[Edge] = []
         self.journal = b""
         self.journal_stalled = False
+        self.mount_dead_s = -1.0  # since when a mount of this node does not answer; -1 = it does
         self.requests: tuple[Request, ...] = ()
+        self.asked_s: dict[str, float] = {}  # request without an answer -> when it came
+        self.born_s = 0.0  # of this life of the agent
         self.life = 0
         self.node: Node | None = None
         self.decision = Decision()
@@ -119,6 +124,7 @@ class Edge:
         if self.node is not None or not self.machine.up:
             return
         self.life += 1
+        self.born_s = self.loop.now_s
         self._forget()
         self.node = Node(self.machine.name, self.settings, self.runbooks, self.journal)
         for launcher in self.launchers.values():
@@ -178,7 +184,7 @@ class Edge:
 
     def observe(self) -> Observed:
         """All levels, as this node sees them now."""
-        runs = tuple(each.view() for each in self.launchers.values() if each.alive)
+        runs = tuple(each.view(self.born_s) for each in self.launchers.values() if each.alive)
         now_boot_s = self.machine.boot_s()
         beats = self.raw_beats = dict(self.beats)
         if self.peers:
@@ -193,8 +199,21 @@ class Edge:
             runs=runs, beats=tuple(beats.values()),
             store=StoreView(self.store_up, self.docs, leases),
             outcomes=tuple(self.outcomes.values()), requests=self.requests,
-            journal_stalled=self.journal_stalled,
+            journal_stalled=self.journal_stalled, samples=self._samples(),
         )
+
+    def _samples(self) -> Readings:
+        if self.mount_dead_s < 0:
+            return Readings()
+        waits_s = self.loop.now_s - self.mount_dead_s
+        return readings_of((("host_mount_waiting_seconds", "mount=/data,fstype=nfs4", waits_s,
+                             self.machine.boot_s()),))
+
+    def ask(self, request: Request) -> None:
+        """A person asks this agent for something; it stays a level until it is answered."""
+        self.requests = (*self.requests, request)
+        self.asked_s[request.id] = self.loop.now_s
+        self.wake()
 
     def truth_beats(self) -> list[Beat]:
         """The beats of the latest observation, as they came."""
@@ -212,6 +231,10 @@ class Edge:
             if verdict.fault == "run_not_judged":
                 raise RuntimeError(verdict.reason)  # a simulation is there to find these
         self.steps += 1
+        settled = {answer.id for answer in decision.answers}
+        self.requests = tuple(each for each in self.requests if each.id not in settled)
+        for each in settled:
+            self.asked_s.pop(each, None)
         self.on_step(self, now, observed, decision)
         doomed = bool(decision.effects) and self.rng.random() < self.weather.kill_mid_effect
         point = self.rng.randrange(3) if doomed else 3

@@ -11,13 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from ..core.actions import RESTART_RANKS
-from ..core.model import Ended, Request, run_subject
+from ..core.actions import PAUSE, RESTART_RANKS, RESUME
+from ..core.model import TRAINER, Ended, Request, run_subject
 from .cluster import Cluster
 from .edge import Edge
 from .job import RUN, Job, Rank
+from .launcher import Launcher
 
 Fault = Callable[[Cluster, float, float], None]
+# Of the shipped runbooks: the first takes its node out of service, the second ends in a person.
+FATAL_FAULTS = ("host_disk_error", "gpu_fell_off_bus")
+COMMON_FAULT = "cpu_machine_check"
 
 
 def pick_rank(cluster: Cluster, u: float) -> Rank | None:
@@ -40,6 +44,17 @@ def _wake(cluster: Cluster, rank: Rank) -> None:
     cluster.edges[rank.machine.name].wake()
 
 
+def _harm(cluster: Cluster, rank: Rank) -> None:
+    for job, each in cluster.ranks():
+        if each is rank:
+            job.harm(rank.generation, rank.pid)
+
+
+def _disturb(cluster: Cluster, for_s: float = 0.0) -> None:
+    """Nodes, network or launchers are not as they should be: what is done meanwhile has a cause."""
+    cluster.monitor.disturbed_s = max(cluster.monitor.disturbed_s, cluster.loop.now_s + for_s)
+
+
 def _end(cluster: Cluster, rank: Rank, how: Ended) -> None:
     cluster.struck += 1
     for job, each in cluster.ranks():
@@ -47,12 +62,22 @@ def _end(cluster: Cluster, rank: Rank, how: Ended) -> None:
             job.end(rank, how)
 
 
-def rank_killed(cluster: Cluster, u: float, _v: float) -> None:
-    """SIGKILL from outside."""
+def rank_killed(cluster: Cluster, u: float, v: float) -> None:
+    """SIGKILL from outside.  A large process takes its time to go: peers may fail before it."""
     rank = pick_rank(cluster, u)
-    if rank is not None:
-        _say(cluster, rank.machine.name, "SIGKILL rank %d", rank.rank)
+    if rank is None:
+        return
+    _say(cluster, rank.machine.name, "SIGKILL rank %d", rank.rank)
+    if v < 0.7 or not cluster.single or rank.gang is None or not rank.moves():
         _end(cluster, rank, Ended(137, 9))
+        return
+    cluster.struck += 1
+    rank.hung = True
+    for job, each in cluster.ranks():
+        if each is rank:
+            job.harm(rank.generation, rank.pid)
+            job.break_gang(rank.gang, None, "Connection closed by peer")
+            rank.machine.after(0.5, partial(job.end, rank, Ended(137, 9)))
 
 
 def rank_exited(cluster: Cluster, u: float, v: float) -> None:
@@ -69,6 +94,7 @@ def rank_hung(cluster: Cluster, u: float, v: float) -> None:
     if rank is None:
         return
     rank.hung, rank.holds_gil = True, v < 0.33
+    _harm(cluster, rank)
     _say(cluster, rank.machine.name, "rank %d hangs%s", rank.rank, ", GIL" if v < 0.33 else "")
     if v > 0.8:
         cluster.loop.after(4.0, lambda: _resume_rank(cluster, rank))
@@ -86,14 +112,88 @@ def rank_stopped(cluster: Cluster, u: float, v: float) -> None:
     if rank is None:
         return
     rank.stopped_at_s = cluster.loop.now_s
+    _harm(cluster, rank)
     _say(cluster, rank.machine.name, "SIGSTOP rank %d", rank.rank)
     if v > 0.5:
         cluster.loop.after(6.0 * v, lambda: _resume_rank(cluster, rank))
 
 
+def suspended(cluster: Cluster, u: float, v: float) -> None:
+    """A whole run is stopped from outside and goes on later: a scheduler, a freezer, Ctrl-Z."""
+    job = _job(cluster, u)
+    ranks = [rank for which, rank in cluster.ranks() if which is job]
+    if not ranks or any(rank.stopped_at_s >= 0 for rank in ranks):
+        return
+    launchers = cluster.launchers(job.name) if v < 0.5 else []
+    for rank in ranks:
+        rank.stopped_at_s = cluster.loop.now_s
+    for launcher in launchers:
+        launcher.suspended = True
+    _say(cluster, job.name, "is suspended%s", " with its launcher" if launchers else "")
+    cluster.loop.after(2.0 + 20.0 * v, partial(_let_go, cluster, ranks, launchers))
+
+
+def _let_go(cluster: Cluster, ranks: list[Rank], launchers: list[Launcher]) -> None:
+    for rank in ranks:
+        rank.stopped_at_s = -1.0
+    for launcher in launchers:
+        launcher.suspended = False
+    _say(cluster, "outside", "lets the run go on")
+
+
+def mount_hung(cluster: Cluster, u: float, v: float) -> None:
+    """The server of a mount stops: a rank that reads from it waits in the kernel until it is back,
+    and no restart would help."""
+    rank = pick_rank(cluster, u)
+    if rank is None or not rank.moves():
+        return
+    edge = cluster.edges[rank.machine.name]
+    rank.waits_for, edge.mount_dead_s = "/data/shard-7", cluster.loop.now_s
+    _say(cluster, rank.machine.name, "the server of /data stops under rank %d", rank.rank)
+
+    def back() -> None:
+        rank.waits_for, edge.mount_dead_s = "", -1.0
+        _say(cluster, rank.machine.name, "the server of /data is back")
+
+    cluster.loop.after(8.0 + 40.0 * v, back)
+
+
+def collective_left_out(cluster: Cluster, u: float, _v: float) -> None:
+    """A rank leaves a collective out: what is computed from this step on is wrong on every rank,
+    and what is written of it reads back well."""
+    rank = pick_rank(cluster, u)
+    if rank is None or rank.gang is None or len(rank.gang.ranks) < 2 or not rank.moves():
+        return
+    for job, each in cluster.ranks():
+        if each is rank and job.grade == TRAINER and rank.generation not in job.wrong:
+            rank.skipped_at = job.wrong[rank.generation] = rank.step + 1
+            job.harm(rank.generation, rank.pid)
+            _say(cluster, job.name, "rank %d leaves one out in step %d", rank.rank, rank.step + 1)
+
+
+def folder_moved(cluster: Cluster, u: float, v: float) -> None:
+    """The caller ends the launcher and starts the run again with another checkpoint folder, or
+    with the one before."""
+    job = _job(cluster, u)
+    launchers = cluster.launchers(job.name)
+    if not cluster.single or not launchers or not launchers[0].ranks:
+        return
+    edge = cluster.edges[launchers[0].machine.name]
+    _disturb(cluster, 10.0)
+    launchers[0].alive = False
+    launchers[0].drop_ranks()
+    job.move(f"/ckpt/{job.name}" + "-b" * (not job.folder.endswith("-b")))
+    _say(cluster, job.name, "is started again with %s", job.folder)
+    edge.machine.after(1.0 + 3.0 * v, partial(_relaunch, cluster, job, edge))
+
+
+def _job(cluster: Cluster, u: float) -> Job:
+    return list(cluster.jobs.values())[int(u * len(cluster.jobs))]
+
+
 def generation_killed(cluster: Cluster, u: float, _v: float) -> None:
     """Every rank of a run at once: the kernel's out-of-memory killer, or a user's kill."""
-    job = list(cluster.jobs.values())[int(u * len(cluster.jobs))]
+    job = _job(cluster, u)
     for launcher in cluster.launchers(job.name):
         for rank in launcher.ranks.values():
             job.end(rank, Ended(137, 9))
@@ -102,7 +202,7 @@ def generation_killed(cluster: Cluster, u: float, _v: float) -> None:
 
 def user_bug(cluster: Cluster, u: float, v: float) -> None:
     """From now on every generation of one run dies at the same step."""
-    job = list(cluster.jobs.values())[int(u * len(cluster.jobs))]
+    job = _job(cluster, u)
     if job.bug_step < 0:
         job.bug_step = job.best + 1 + int(v * 6)
         _say(cluster, job.name, "a bug waits at step %d", job.bug_step)
@@ -110,7 +210,7 @@ def user_bug(cluster: Cluster, u: float, v: float) -> None:
 
 def commit_spoilt(cluster: Cluster, u: float, _v: float) -> None:
     """A flipped byte in the newest checkpoint, which nobody has read yet."""
-    job = list(cluster.jobs.values())[int(u * len(cluster.jobs))]
+    job = _job(cluster, u)
     paths = [each.path for each in job.disk.listing() if not each.bad]
     if paths:
         job.disk.rot(paths[-1])
@@ -126,12 +226,16 @@ def slow_commits(cluster: Cluster, u: float, v: float) -> None:
 
 def agent_killed(cluster: Cluster, u: float, _v: float) -> None:
     """kill -9 of the agent; systemd or the launcher brings it back."""
+    if not cluster.single:  # its peers may miss it for longer than a lease
+        _disturb(cluster, 5.0)
     pick_edge(cluster, u).kill("SIGKILL")
 
 
 def kill_mid_effect(cluster: Cluster, u: float, v: float) -> None:
     """For a while agents die between intent, effect and outcome."""
     cluster.weather.kill_mid_effect = 0.2 + 0.5 * u
+    if not cluster.single:
+        _disturb(cluster, 15.0)
     cluster.loop.after(3.0 + 6.0 * v, lambda: setattr(cluster.weather, "kill_mid_effect", 0.0))
     _say(cluster, "agents", "die in mid effect with chance %.2f", cluster.weather.kill_mid_effect)
 
@@ -142,6 +246,7 @@ def launcher_killed(cluster: Cluster, u: float, v: float) -> None:
     for name, launcher in edge.launchers.items():
         if launcher.alive and launcher.ranks:
             _say(cluster, edge.machine.name, "launcher of %s dies", name)
+            _disturb(cluster, 10.0)
             launcher.alive = False
             launcher.drop_ranks()
             edge.machine.after(2.0 + 6.0 * v, partial(_relaunch, cluster, launcher.job, edge))
@@ -159,6 +264,7 @@ def node_crashed(cluster: Cluster, u: float, v: float) -> None:
     if not machine.up:
         return
     _say(cluster, machine.name, "loses power")
+    _disturb(cluster, 15.0)
     edge.kill("power")
     dead = [each for each in edge.launchers.values() if each.alive]
     for launcher in dead:
@@ -195,6 +301,7 @@ def node_gone(cluster: Cluster, u: float, _v: float) -> None:
 def frozen_at_put(cluster: Cluster, u: float, v: float) -> None:
     """The next plan arrives late, by a slow network or with its writer frozen meanwhile."""
     cluster.weather.freeze_at_put_s = 1.0 + 16.0 * v * v
+    _disturb(cluster, 150.0)  # whenever that plan comes
 
 
 def node_frozen(cluster: Cluster, u: float, v: float) -> None:
@@ -204,6 +311,7 @@ def node_frozen(cluster: Cluster, u: float, v: float) -> None:
     if edge.machine.frozen or not edge.machine.up:
         return
     _say(cluster, edge.machine.name, "freezes%s", " with its clock" if v < 0.4 else "")
+    _disturb(cluster, 13.0)
     edge.machine.freeze(v < 0.4 and not cluster.scripts_over_nodes())
     cluster.loop.after(1.0 + 12.0 * v, lambda: _thaw(cluster, edge))
 
@@ -220,7 +328,7 @@ def node_fatal(cluster: Cluster, u: float, v: float) -> None:
     sick = [each for each in cluster.machines.values() if each.fatal or each.gone]
     if len(sick) >= cluster.shape.spares:
         return
-    _break_node(cluster, edge, "gpu_lost", v)
+    _break_node(cluster, edge, FATAL_FAULTS[int(v * len(FATAL_FAULTS))], v)
 
 
 def common_cause(cluster: Cluster, u: float, v: float) -> None:
@@ -228,11 +336,12 @@ def common_cause(cluster: Cluster, u: float, v: float) -> None:
     if len(cluster.machines) < 5 or u < 0.3:
         return
     for edge in list(cluster.edges.values())[:3 + int(v * 2)]:
-        _break_node(cluster, edge, "fabric_down", v)
-    cluster.loop.after(6.0 + 8.0 * v, lambda: _repair(cluster, "fabric_down"))
+        _break_node(cluster, edge, COMMON_FAULT, v)
+    cluster.loop.after(6.0 + 8.0 * v, lambda: _repair(cluster, COMMON_FAULT))
 
 
 def _break_node(cluster: Cluster, edge: Edge, fault: str, v: float) -> None:
+    _disturb(cluster, 20.0)
     edge.machine.fatal = fault
     _say(cluster, edge.machine.name, "fatal fault %s", fault)
     edge.wake()
@@ -279,6 +388,7 @@ def isolate(cluster: Cluster, u: float, v: float) -> None:
 
 def _cut(cluster: Cluster, ways: set[tuple[str, str]], for_s: float) -> None:
     _say(cluster, "network", "cut %s", sorted(ways)[:4])
+    _disturb(cluster, for_s)
     cluster.network.cut |= ways
     cluster.loop.after(for_s, lambda: cluster.network.cut.difference_update(ways))
 
@@ -287,6 +397,7 @@ def weather(name: str, value: float) -> Fault:
     """A spell of bad weather: `Weather.name` at up to `value` for some seconds."""
 
     def spell(cluster: Cluster, u: float, v: float) -> None:
+        _disturb(cluster, 14.0)
         setattr(cluster.weather, name, value * u)
         _say(cluster, "weather", "%s %.2f", name, value * u)
         cluster.loop.after(4.0 + 10.0 * v, lambda: setattr(cluster.weather, name, 0.0))
@@ -325,9 +436,29 @@ def operator(cluster: Cluster, u: float, v: float) -> None:
     request = Request(id=f"operator-{cluster.loop.now_s:.3f}", action=RESTART_RANKS,
                       subject=run_subject(run), reason="by hand", run=run,
                       by="storm")
-    edge.requests = (*edge.requests[-3:], request)
     _say(cluster, edge.machine.name, "operator restarts %s", run)
-    edge.wake()
+    edge.ask(request)
+
+
+def paused(cluster: Cluster, u: float, v: float) -> None:
+    """An operator pauses a run of a single node for a while: nothing is answered meanwhile."""
+    job, edge = _job(cluster, u), pick_edge(cluster, u)
+    if not cluster.single or job.name in cluster.monitor.paused_s:
+        return
+    cluster.monitor.paused_s[job.name] = cluster.loop.now_s
+    _say(cluster, job.name, "is paused by an operator")
+
+    def ask(action: str) -> None:
+        name = f"{action}-{job.name}-{cluster.loop.now_s:.3f}"
+        edge.ask(Request(id=name, action=action, subject=run_subject(job.name),
+                         reason="by hand", run=job.name, by="storm"))
+
+    def resume() -> None:
+        cluster.monitor.paused_s.pop(job.name)
+        ask(RESUME)
+
+    ask(PAUSE)
+    cluster.loop.after(3.0 + 15.0 * v, resume)
 
 
 def heal(cluster: Cluster) -> None:
@@ -341,7 +472,7 @@ def heal(cluster: Cluster) -> None:
     for edge in cluster.edges.values():
         edge.journal_stalled = False
         _thaw(cluster, edge)
-    _repair(cluster, "fabric_down")
+    _repair(cluster, COMMON_FAULT)
     for job in cluster.jobs.values():
         # All ranks stopped is a run suspended from outside: who did that lets it go on.
         living = [rank for which, rank in cluster.ranks() if which is job]
@@ -356,11 +487,13 @@ FAULTS: dict[str, Fault] = {
     "slow_commits": slow_commits, "agent_killed": agent_killed,
     "kill_mid_effect": kill_mid_effect, "launcher_killed": launcher_killed,
     "node_crashed": node_crashed, "node_gone": node_gone, "frozen_at_put": frozen_at_put,
-    "generation_killed": generation_killed, "node_frozen": node_frozen, "node_fatal": node_fatal,
+    "suspended": suspended, "mount_hung": mount_hung, "folder_moved": folder_moved,
+    "collective_left_out": collective_left_out, "generation_killed": generation_killed,
+    "node_frozen": node_frozen, "node_fatal": node_fatal,
     "common_cause": common_cause, "store_down": store_down, "cut_from_store": cut_from_store,
     "isolate": isolate, "lost_ack": weather("lost_ack", 0.6),
     "lost_request": weather("lost_request", 0.4), "slow": weather("slow_s", 1.5),
     "stale_reads": weather("stale_s", 4.0), "twice": weather("twice", 1.0),
     "wall_jump": wall_jump, "journal_stall": journal_stall, "preempted": preempted,
-    "operator": operator,
+    "operator": operator, "paused": paused,
 }

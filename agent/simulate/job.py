@@ -16,6 +16,7 @@ from .disk import Disk, Origin
 from .loop import Loop
 from .machine import Machine
 
+ECHOES = ("RuntimeError: Connection closed by peer", "PeerGone")  # of a peer's end
 START, RUN, PARK, END = "starting", "running", "parked", "ended"
 
 
@@ -34,14 +35,17 @@ class Rank:
     hung: bool = False
     holds_gil: bool = False
     stopped_at_s: float = -1.0
+    waits_for: str = ""  # a path below a mount whose server is gone
+    skipped_at: int = 0  # first step at whose end it had left a collective out; 0 = none
     ended: Ended | None = None
+    ended_s: float = 0.0
     parked: Parked | None = None
     held: Origin = (0, 0)  # the state in memory, by lineage
     gang: Gang | None = None
 
     def moves(self) -> bool:
         """Can this rank's main thread make progress now?"""
-        live = self.state == RUN and not self.hung and self.stopped_at_s < 0
+        live = self.state == RUN and not self.hung and self.stopped_at_s < 0 and not self.waits_for
         return live and self.machine.up and not self.machine.frozen
 
 
@@ -54,6 +58,9 @@ class Gang:
     resume: Resume
     ranks: dict[int, Rank] = field(default_factory=dict)
     step: int = 0
+    best_before: int = 0  # the run's highest step when it began
+    began_at: int = 0
+    peak: int = 0  # its own highest
     formed: bool = False
     broken: bool = False
     torn: bool = False  # broke inside optimizer.step: survivors' state may be torn
@@ -67,14 +74,23 @@ class Job:
         self.rng = rng
         self.name = name
         self.grade = grade
-        self.disk = Disk(name)
+        self.disks = {f"/ckpt/{name}": Disk(f"/ckpt/{name}", rng.random() < 0.7)}
+        self.folder = f"/ckpt/{name}"
         self.gangs: dict[int, Gang] = {}
         self.step_s = rng.choice((0.5, 0.8, 1.2))
-        self.target = 10**6
+        self.target = rng.choice((10**6, 10**6, 10**6, 60))
         self.commit_every = rng.choice((3, 5, 8))
         self.snapshot_every = rng.choice((0, 2, 4))
         self.torn_share = rng.choice((0.1, 0.1, 0.6))  # breaks that fall into optimizer.step
         self.bug_step = -1  # every generation dies here: a user's bug
+        self.culprits: set[int] = set()  # processes that something was done to
+        self.refused: set[str] = set()  # checkpoints that were read and did not prove
+        self.bug_hits: list[int] = []  # generations that died of it
+        self.hurt: dict[int, float] = {}  # generation -> since when a fault holds it up
+        self.ends: dict[int, set[str]] = {}  # generation -> raised | echo | killed
+        self.committed: dict[int, float] = {}  # generation -> when its first checkpoint was whole
+        self.made_s: dict[str, float] = {}  # checkpoint -> when it was whole
+        self.wrong: dict[int, int] = {}  # generation -> first step whose result is wrong
         self.slow_commit_s = 0.0
         self.best = 0  # highest step ever finished
         self.useful_s = 0.0
@@ -90,10 +106,42 @@ class Job:
         self.on_resume: Callable[[Job, Gang, Origin], None] = lambda *_: None
         self.on_level: Callable[[Job], None] = lambda _: None
 
+    @property
+    def disk(self) -> Disk:
+        """The checkpoint folder that the caller named last."""
+        return self.disks[self.folder]
+
+    def move(self, folder: str) -> None:
+        """The caller starts the run again with another folder: what stands there is its state."""
+        disk = self.disks.setdefault(folder, Disk(folder, self.disk.marks))
+        self.folder = folder
+        disk.lineage = self.disks[f"/ckpt/{self.name}"].lineage
+        self.best = max((each.step for each in disk.listing() if not each.bad), default=0)
+
+    def folder_of(self, path: str) -> str:
+        """The folder of this run in which that checkpoint lies; "" for none of them."""
+        return next((one for one in self.disks if path.startswith(f"{one}/")), "")
+
+    def harm(self, generation: int, culprit: int = 0) -> None:
+        """A fault holds this generation up: from now on replacing it has a cause; `culprit` is the
+        process that it came over."""
+        self.hurt.setdefault(generation, self.loop.now_s)
+        self.culprits.add(culprit)
+
+    def is_wrong(self, state: Origin) -> bool:
+        """Was this state computed behind a collective that a rank left out?"""
+        generation, step = state
+        while generation:
+            if 0 < self.wrong.get(generation, 0) <= step:
+                return True
+            generation, step = self.disk.lineage.get(generation, (0, 0))
+        return False
+
     def join(self, rank: Rank, generation: int, world: int, resume: Resume) -> None:
         """`rank` stands ready in `generation`; the last one to come lets it begin."""
         gang = self.gangs.get(generation)
-        if gang is None:
+        again = gang is not None and rank.rank in gang.ranks
+        if gang is None or (gang.broken and again):  # another launcher begins it once more
             gang = self.gangs[generation] = Gang(generation, world, resume)
         if gang.broken:
             self.loop.after(0.2, lambda: self.on_break(gang, None, "peer gone at rendezvous"))
@@ -118,9 +166,11 @@ class Job:
             self.on_resume(self, gang, origin)
         self.disk.begin(gang.generation, origin)
         gang.step, gang.formed = origin[1], True
+        gang.began_at, gang.peak, gang.best_before = origin[1], origin[1], self.best
         for rank in gang.ranks.values():
             rank.state, rank.parked, rank.step = RUN, None, gang.step
             rank.moved_s, rank.held = self.loop.now_s, (gang.generation, gang.step)
+            rank.skipped_at = 0
         self.loop.note(self.name, "gen %d begins at step %d from %s (state of gen %d)",
                        gang.generation, gang.step, gang.resume.kind, origin[0])
         self.on_level(self)
@@ -143,14 +193,15 @@ class Job:
         if resume.kind == "fresh":
             return (0, 0), ""
         if resume.kind == "disk":
-            for path, commit in self.disk.commits.items():
-                if (commit.generation, commit.step) != (resume.generation, resume.step):
-                    continue
-                if path in self.disk.rotten or commit.bad:
+            path, commit = resume.path, self.disk.commits.get(resume.path)
+            if commit is None:
+                return None, f"no checkpoint gen {resume.generation} step {resume.step}"
+            if path in self.disk.rotten or commit.bad:
+                self.refused.add(path)
+                if self.disk.marks:
                     self.disk.spoil(path, "digest mismatch")
-                    return None, f"bad checkpoint {path}"
-                return (commit.generation, commit.step), ""
-            return None, f"no checkpoint gen {resume.generation} step {resume.step}"
+                return None, f"bad checkpoint {path}"
+            return (commit.generation, commit.step), ""
         if resume.kind == "snapshot":
             if self.load_snapshot(gang):
                 return (resume.generation, resume.step), ""
@@ -176,12 +227,17 @@ class Job:
             return
         ranks = list(gang.ranks.values())
         if not all(rank.moves() for rank in ranks) or not self._connected(ranks):
+            # Suspended from outside, or waiting for a server of files: nobody's fault.
+            if not any(r.waits_for for r in ranks) and any(r.stopped_at_s < 0 for r in ranks):
+                self.harm(gang.generation)
             self._beat(gang, self.step_s)
             return
         if gang.step + 1 == self.bug_step:
+            self.bug_hits.append(gang.generation)
             self.end(ranks[0], Ended(1, outcome="exception", error="ValueError: bad sample"))
             return
         gang.step += 1
+        gang.peak = max(gang.peak, gang.step)
         now = self.loop.now_s
         for rank in ranks:
             rank.step, rank.moved_s, rank.held = gang.step, now, (gang.generation, gang.step)
@@ -227,6 +283,8 @@ class Job:
         made = self.disk.create(gang.generation, step, gang.world)
         if made is None:
             return
+        self.committed.setdefault(gang.generation, self.loop.now_s)
+        self.made_s[made.path] = self.loop.now_s
         if self.rng.random() < 0.03:
             self.disk.rot(made.path)
         self.loop.note(self.name, "commit gen %d step %d", gang.generation, step)
@@ -238,10 +296,15 @@ class Job:
         if rank.state == END:
             return
         was = rank.state
-        rank.state = END
+        rank.state, rank.ended_s = END, self.loop.now_s
         rank.ended = Ended(how.code, how.signal, how.outcome, how.error, how.by_us,
                            rank.machine.boot_s(), rank.machine.now().wall_s)
         rank.parked = None
+        if not how.by_us and how.outcome != "done":
+            self.harm(rank.generation, 0 if how.error.startswith(ECHOES) else rank.pid)
+            kind = "killed" if how.outcome != "exception" else \
+                "echo" if how.error.startswith(ECHOES) else "raised"
+            self.ends.setdefault(rank.generation, set()).add(kind)
         if not how.by_us:
             self.loop.note(self.name, "rank %d gen %d ended (%s): code %d %s", rank.rank,
                            rank.generation, was, how.code, how.error)
@@ -255,6 +318,7 @@ class Job:
         if gang.broken:
             return
         gang.broken = True
+        self.harm(gang.generation)
         gang.torn = gang.formed and self.rng.random() < self.torn_share
         self.on_break(gang, culprit, why)
 

@@ -17,6 +17,7 @@ from .job import END, PARK, RUN, START, Gang, Job, Rank
 from .machine import Machine
 
 OUTCOMES_KEPT = 64
+STEPS_SHOWN = 4  # whose ends a page remembers
 Reply = Callable[[EffectOutcome], None]
 
 
@@ -34,6 +35,7 @@ class Launcher:
         self.max_restarts = 3
         self.hang_limit_s = 0.0
         self.shutdown = ""
+        self.suspended = False  # stopped from outside, with its ranks
         self.ranks: dict[int, Rank] = {}
         self.snapshot: tuple[int, int] | None = None
         self.outcomes: dict[str, EffectOutcome] = {}
@@ -48,8 +50,9 @@ class Launcher:
 
     # ------------------------------------------------------------ levels
 
-    def view(self, connected: bool = True) -> RunView:
-        """The levels of this run on this machine."""
+    def view(self, since_s: float = 0.0) -> RunView:
+        """The levels of this run on this machine.  The page of a rank that ended before `since_s`
+        is not to be read any more by an agent that began then."""
         snapshot = None
         if self.snapshot is not None:
             snapshot = model.SnapshotView(self.snapshot[0], self.snapshot[1], self.nproc)
@@ -63,17 +66,26 @@ class Launcher:
             run=self.job.name, node=self.machine.name, grade=self.job.grade, nproc=self.nproc,
             nnodes=self.nnodes, generation=self.generation, state=state,
             max_restarts=self.max_restarts, hang_limit_s=self.hang_limit_s,
-            ranks=tuple(self._rank_view(rank) for _, rank in sorted(self.ranks.items())),
+            ranks=tuple(self._rank_view(rank, since_s) for _, rank in sorted(self.ranks.items())),
             commits=self.job.disk.listing() if trainer else (),
-            snapshot=snapshot, shutdown=self.shutdown, connected=connected,
+            checkpoint_dir=self.job.folder if trainer else "",
+            snapshot=snapshot, shutdown=self.shutdown,
+            suspended=self.suspended,
             startup_s=self.startup_s, registered_boot_s=self.registered_boot_s,
         )
 
-    def _rank_view(self, rank: Rank) -> RankView:
+    def _rank_view(self, rank: Rank, since_s: float) -> RankView:
         now_s = self.job.loop.now_s
+        if rank.state == END and rank.ended_s < since_s:
+            return RankView(
+                rank=rank.rank, node=self.machine.name, pid=rank.pid, generation=rank.generation,
+                state=rank.state, page=False, proc_state="Z", ended=rank.ended)
         stopped = rank.stopped_at_s >= 0
-        waits = rank.state == RUN and not rank.hung
-        behind = 1 if rank.hung else 0
+        waits = rank.state == RUN and not rank.hung and not rank.waits_for
+        behind = int(rank.hung) + int(bool(rank.skipped_at))
+        ends = tuple((step, 8 * step - int(0 < rank.skipped_at <= step))
+                     for step in range(max(1, rank.step - STEPS_SHOWN + 1), rank.step + 1)
+                     if rank.gang is not None and step > rank.gang.began_at)
         known = self.job.grade == TRAINER
         still_s = max(0.0, now_s - rank.moved_s)
         blocked = waits and still_s > self.job.step_s * 1.5
@@ -89,10 +101,10 @@ class Launcher:
             rank=rank.rank, node=self.machine.name, pid=rank.pid, generation=rank.generation,
             state=rank.state, step=rank.step, phase="startup" if rank.state == START else phase,
             still_s=still_s, beat_age_s=beat_age_s,
-            proc_state="T" if stopped else ("Z" if rank.state == END else "S"),
+            proc_state=_proc_state(rank),
             stopped_s=now_s - rank.stopped_at_s if stopped else 0.0,
-            active=not rank.hung and not blocked and rank.state == RUN and not stopped,
-            seq=((0, 8 * rank.step + 4 - behind),), step_seq=((rank.step, 8 * rank.step),),
+            active=rank.moves() and not blocked,
+            seq=((0, 8 * rank.step + 4 - behind),), step_seq=ends,
             step_time_s=self.job.step_s if rank.step else 0.0, ended=rank.ended, parked=rank.parked,
         )
 
@@ -126,7 +138,9 @@ class Launcher:
             if rank is None or rank.state == END:
                 return "no such rank", ""
             where = "loader.py:41 in fetch" if rank.hung else "train.py:12 in step"
-            return "", f'{{"where":"{where}","stack":[],"state":"S","wchan":""}}'
+            wchan = "rpc_wait_bit_killable" if rank.waits_for else ""
+            return "", (f'{{"where":"{where}","stack":[],"state":"{_proc_state(rank)}",'
+                        f'"wchan":"{wchan}","path":"{rank.waits_for}"}}')
         if isinstance(body, model.Delete):
             return self._delete(body), ""
         return f"unknown order {effect.kind}", ""
@@ -262,6 +276,15 @@ class Launcher:
         """A permit that ran out ends the ranks, whoever else is there or not."""
         if self.permit_s and self.machine.boot_s() > self.permit_end_boot_s:
             for rank in self.ranks.values():
+                self.job.harm(rank.generation, rank.pid)
                 self.job.end(rank, Ended(137, 9, by_us=True))
             self.permit_s = 0.0
             self.wake()
+
+
+def _proc_state(rank: Rank) -> str:
+    if rank.state == END:
+        return "Z"
+    if rank.stopped_at_s >= 0:
+        return "T"
+    return "D" if rank.waits_for else "S"

@@ -6,6 +6,8 @@ and must not change anything.  Each property has a name; a broken one raises Inv
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from ..core import model
@@ -14,6 +16,7 @@ from ..core.model.subject import NODE, RUN, subject_of
 from ..core.run import validity
 from ..core.run.stage import check_invariants
 from ..core.run.state import RunState
+from . import account
 from .disk import Origin, void_by
 from .edge import Edge
 from .job import Gang, Job
@@ -22,7 +25,11 @@ from .loop import InvariantBroken, Loop
 from .store import MemoryStore
 
 decode_plan = msgspec.json.Decoder(Plan).decode
+CALM_S = 20.0  # after a disturbance, until every false step that it excuses is taken
 LEDGER_SLACK_S = 1.5  # the ledger may settle one tick late
+LATE_S = 20.0  # a plan may arrive this long after it was made
+HEARD_S = 3.0  # until an agent that is there has heard what an operator asks
+NAMED = re.compile(r"rank (\d+) \(pid (\d+)\)")
 IDEMPOTENT_EVERY = 7  # every 7th step is made twice: enough to catch, cheap enough to keep
 
 
@@ -31,10 +38,9 @@ class RunTruth:
 
     def __init__(self) -> None:
         self.plans: dict[int, Plan] = {}
-        self.resumes: list[tuple[int, int]] = []  # of durable kinds, by accepted plan
+        self.resumes: dict[str, list[tuple[int, int]]] = {}  # folder -> (generation, step)
         self.fruitless = 0  # generations in a row without a new step
         self.best_at_plan = 0
-        self.started: dict[str, int] = {}  # launcher -> highest generation
 
 
 class Monitor:
@@ -47,7 +53,8 @@ class Monitor:
         self.edges: dict[str, Edge] = {}
         self.excluded_by: dict[str, list[tuple[float, str]]] = {}  # fault -> (time, node)
         self.restarts: dict[str, int] = {}
-        self.incidents = 0
+        self.paused_s: dict[str, float] = {}  # run -> since when an operator has it paused
+        self.disturbed_s = -1e9  # when nodes, network or launchers were last not as they should
         self.states: dict[tuple[str, str], tuple[int, RunState]] = {}  # (node, run) -> life, last
         self._first: dict[tuple[str, int, str], float] = {}
         self._base: dict[tuple[str, int, str], float] = {}
@@ -100,17 +107,20 @@ class Monitor:
         job = self.jobs[run]
         resume = plan.resume
         if resume.kind == "disk":
-            commit = next((each for each in job.disk.commits.values()
-                           if (each.generation, each.step) == (resume.generation, resume.step)),
-                          None)
-            voided = commit and void_by(commit, truth.resumes)
+            commit = job.disk.commits.get(resume.path)
+            voided = commit and void_by(commit, truth.resumes.get(plan.checkpoint_dir, []))
             if voided:
                 self.fail("void_never_resumed", f"{run}: gen {plan.generation} resumes from gen "
                           f"{resume.generation} step {resume.step}, void since gen {voided[0]} "
                           f"resumed at {voided[1]}")
+        self._bad_left_out(job, plan)
+        self._thrown_away(job, plan)
+        if truth.plans:
+            self._paid(job, truth.plans[max(truth.plans)], plan)
         truth.plans[plan.generation] = plan
         if job.grade == TRAINER:
-            truth.resumes.append((plan.generation, resume.step))
+            told = truth.resumes.setdefault(plan.checkpoint_dir, [])
+            told.append((plan.generation, resume.step))
         if job.best > truth.best_at_plan:
             truth.fruitless = 0
         truth.best_at_plan = job.best
@@ -118,6 +128,83 @@ class Monitor:
         self.restarts[run] = self.restarts.get(run, 0) + 1
         self.budget(run, truth, plan)
         self.chain(job, plan)
+
+    def _bad_left_out(self, job: Job, plan: Plan) -> None:
+        """Nothing that is known to be bad is resumed from: not a checkpoint that was refused, by
+        this run or by a look at its bytes, nor state behind a collective that was left out."""
+        known = self.runs[job.name].plans
+        path = plan.resume.path
+        marked = {one for each in known.values() for one in each.quarantined} | job.refused
+        if path and path in marked:
+            self.fail("bad_never_resumed", f"{job.name}: gen {plan.generation} takes {path}, which "
+                      "was refused or set aside before")
+        if path and job.folder_of(path) != plan.checkpoint_dir:
+            self.fail("own_folder", f"{job.name}: gen {plan.generation} takes {path} out of "
+                      f"another folder than {plan.checkpoint_dir}")
+        others = [one for one in plan.quarantined if not job.folder_of(one)]
+        if others:
+            self.fail("own_folder", f"{job.name} sets aside what is another run's: {others}")
+        state = (plan.resume.generation, plan.resume.step)
+        skipped = "a collective was left out" in plan.reason
+        if skipped and plan.resume.kind != "own" and job.is_wrong(state):
+            self.fail("wrong_never_resumed", f"{job.name}: gen {plan.generation} takes {state}: "
+                      f"wrong from step {job.wrong} on")
+
+    def _thrown_away(self, job: Job, plan: Plan) -> None:
+        """No state that stands is left out for an older one: neither a checkpoint in the run's
+        folder nor what a survivor holds."""
+        truth, resume, now_s = self.runs[job.name], plan.resume, self.loop.now_s
+        if job.grade != TRAINER or "a collective was left out" in plan.reason:
+            return
+        told = truth.resumes.get(plan.checkpoint_dir, [])
+        for commit in job.disk.commits.values() if resume.kind in ("disk", "fresh") else ():
+            stands = not commit.bad and commit.path not in (*plan.quarantined, *job.refused) \
+                and void_by(commit, told) is None
+            if stands and commit.step > resume.step and job.made_s[commit.path] + LATE_S < now_s:
+                self.fail("nothing_thrown_away", f"{job.name}: gen {plan.generation} begins at "
+                          f"step {resume.step}, and {commit.path} stands")
+        gang = job.gangs.get(max(truth.plans, default=0))
+        calm = now_s - self.disturbed_s > CALM_S and self.single
+        if calm and gang is not None and gang.formed and not gang.torn and NAMED.match(plan.reason):
+            well = [rank.rank for rank in gang.ranks.values()
+                    if rank.state in ("running", "parked") and not rank.hung
+                    and rank.stopped_at_s < 0 and not rank.waits_for]
+            if well and resume.kind != "survivor" and gang.broken:
+                self.fail("nothing_thrown_away", f"{job.name}: gen {plan.generation} begins from "
+                          f"{resume.kind}, and ranks {well} hold step {gang.step}")
+
+    def _paid(self, job: Job, before: Plan, plan: Plan) -> None:
+        """Budgets equal acts, and a charged act has a cause."""
+        unbroken = all(edge.life <= 1 for edge in self.edges.values())  # no agent was killed
+        all_seen = self.single and self.disturbed_s < 0.0 and unbroken
+        wrong = account.wrong(job, before, plan, all_seen)
+        if wrong:
+            self.fail("budgets_true", f"{job.name}: gen {plan.generation}: {wrong}")
+        gang = job.gangs.get(before.generation)
+        calm = self.loop.now_s - self.disturbed_s > CALM_S
+        trains = gang is not None and gang.formed and before.generation not in job.hurt
+        since_s = self.paused_s.get(job.name, self.loop.now_s)
+        if calm and self.loop.now_s - since_s > HEARD_S and plan.reason != account.ANEW:
+            self.fail("pause_holds", f"{job.name}: gen {plan.generation} was planned "
+                      f"{self.loop.now_s - since_s:.1f} s into a pause: {plan.reason}")
+        again = [one for one in plan.granted if not one.startswith(account.BOUGHT)
+                 and any(one in old.granted for old in self.runs[job.name].plans.values())]
+        if again:
+            self.fail("request_once", f"{job.name}: gen {plan.generation} answers {again} again")
+        loops = self.edges and next(iter(self.edges.values())).settings.crash_loop_count or 3
+        died = job.bug_hits[-loops:]
+        if unbroken and job.grade == TRAINER and len(died) == loops and died[-1] == before.generation and all(
+                one in self.runs[job.name].plans for one in died) and account.bought(plan) and (
+                died == sorted(self.runs[job.name].plans)[-loops:]):
+            self.fail("loop_seen", f"{job.name}: gens {died} died of one bug at one step, and gen "
+                      f"{plan.generation} was planned")
+        named = NAMED.match(plan.reason)
+        if named and calm and int(named[2]) not in job.culprits:
+            self.fail("culprit_true", f"{job.name}: nothing was done to pid {named[2]}: "
+                      f"{plan.reason}")
+        if calm and trains and account.bought(plan):
+            self.fail("acts_have_cause", f"{job.name}: gen {before.generation} was replaced, and "
+                      f"nothing held it up: {plan.reason}")
 
     def budget(self, run: str, truth: RunTruth, plan: Plan) -> None:
         """Generations in a row that made no new step are bounded (crash loop, max_restarts)."""
@@ -152,7 +239,8 @@ class Monitor:
         if truth is None or not truth.plans:
             return
         newest = plan or truth.plans[max(truth.plans)]
-        valid = validity.valid_commits(job.disk.listing(), newest.history)
+        history = validity.history_of(newest, job.folder)
+        valid = validity.valid_commits(job.disk.listing(), history)
         ordered = sorted(valid, key=lambda each: (each.generation, each.step))
         before: Origin | None = None
         for commit in ordered:
@@ -169,7 +257,7 @@ class Monitor:
             self.fail("started_by_plan", f"{job.name}: gen {gang.generation} without a plan")
         elif plan.resume != gang.resume:
             self.fail("started_by_plan", f"{job.name}: gen {gang.generation} not as planned")
-        for generation, step in truth.resumes:
+        for generation, step in truth.resumes.get(job.folder, []):
             if origin[0] < generation < gang.generation and step < origin[1]:
                 self.fail("void_never_resumed", f"{job.name}: gen {gang.generation} holds state "
                           f"{origin}, void since gen {generation} resumed at {step}")
@@ -178,10 +266,15 @@ class Monitor:
         """A checkpoint is about to be removed."""
         job = launcher.job
         truth = self.runs.get(job.name, RunTruth())
+        told = truth.resumes.get(job.folder, [])
         left = [each for each in job.disk.commits.values()
-                if not each.bad and void_by(each, truth.resumes) is None and each.path != path]
+                if not each.bad and void_by(each, told) is None and each.path != path]
         gone = job.disk.commits.get(path)
-        if gone is not None and not gone.bad and void_by(gone, truth.resumes) is None:
+        good = [each for each in left if each.path not in job.disk.rotten]
+        was = gone is not None and path not in job.disk.rotten and not gone.bad
+        if was and gone is not None and void_by(gone, told) is None and not good:
+            self.fail("good_one_kept", f"{job.name}: {path} was deleted, the last whole one")
+        if gone is not None and not gone.bad and void_by(gone, told) is None:
             newer = [each for each in left if each.step > gone.step]
             if not newer:
                 self.fail("newest_deletes", f"{job.name}: the newest valid {path} was deleted")
@@ -239,6 +332,9 @@ class Monitor:
             opened = {each.id for each in again.incidents} - {e.id for e in decision.incidents}
             if opened:
                 self.fail("stepping_twice", f"{edge.machine.name}: incident {opened}")
+        shown = [each.id for each in decision.incidents]
+        if len(shown) != len(set(shown)):
+            self.fail("incident_once", f"{edge.machine.name}: {sorted(shown)}")
         if decision.effects:
             self._effects(edge, now, observed, decision)
         self._ledger(edge, now, decision)
@@ -260,7 +356,9 @@ class Monitor:
             if effect.id in seen or effect.id in edge.performed:
                 self.fail("effect_once", f"{edge.machine.name}: {effect.id} asked for again")
             seen.add(effect.id)
-            if effect.outlives_node and observed.journal_stalled:
+            write = effect.body if isinstance(effect.body, StoreWrite) else None
+            lasts = write is not None and subject_of(write.key).kind == NODE
+            if (effect.outlives_node or lasts) and observed.journal_stalled:
                 self.fail("stalled_journal", f"{edge.machine.name}: {effect.id}")
             body = effect.body
             if isinstance(body, StoreWrite) and subject_of(body.key).run:

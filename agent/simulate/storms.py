@@ -1,7 +1,7 @@
 """Storms as data: which faults, how many, how long, and in which worlds.
 
 Owns the tables.  The settings are the real ones with shorter times, so that a world needs tens of
-virtual seconds where a cluster needs minutes.
+virtual seconds where a cluster needs minutes.  The runbooks are the shipped ones, word by word.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 
-from ..core.actions import EXCLUDE_NODE, RESTART_RANKS, RESUME_OLDER, STOP_RUN, TAKE_EVIDENCE
-from ..core.model import DEGRADED, FATAL, UNKNOWN, WARN, Runbook, Settings
+from ..config.runbooks import load_runbooks
+from ..core.model import Runbook, Settings
 from .cluster import Shape
 
 SINGLE = Settings(
@@ -61,7 +62,8 @@ STORE = {"store_down": 1.0, "cut_from_store": 1.5, "isolate": 1.5, "lost_ack": 1
          "lost_request": 0.7, "stale_reads": 0.7, "frozen_at_put": 1.0}
 NODES = {"node_crashed": 1.5, "node_gone": 0.7, "node_frozen": 2.0, "node_fatal": 1.0,
          "common_cause": 0.7, "launcher_killed": 0.7}
-PEOPLE = {"user_bug": 0.4, "operator": 0.7, "preempted": 0.3}
+OUTSIDE = {"suspended": 1.5, "mount_hung": 1.5}  # nobody's fault, and no restart would help
+PEOPLE = {"user_bug": 0.4, "operator": 0.7, "paused": 0.4, "preempted": 0.3}
 
 STORMS: dict[str, Storm] = {
     "default": Storm("default", RANKS | AGENTS | DISK | STORE | NODES | PEOPLE),
@@ -79,6 +81,10 @@ STORMS: dict[str, Storm] = {
         "frozen_at_put": 6.0, "rank_killed": 6.0, "generation_killed": 2.0, "node_frozen": 2.0},
         faults=(6, 12), single_share=0.0),
     "ranks": Storm("ranks", RANKS | DISK, faults=(4, 12)),
+    "outside": Storm("outside", OUTSIDE | {"agent_killed": 1.0}, faults=(1, 3)),
+    "folders": Storm("folders", {"folder_moved": 3.0, "rank_killed": 3.0, "commit_spoilt": 2.0,
+                                 "collective_left_out": 2.0, "slow_commits": 1.0, "operator": 1.0},
+                     faults=(3, 8), single_share=0.8),
     "network": Storm("network", STORE | DISK | {"rank_killed": 2.0, "node_frozen": 2.0},
                      single_share=0.0),
     "nodes": Storm("nodes", NODES | DISK | {"rank_killed": 1.0}, single_share=0.0),
@@ -87,29 +93,8 @@ STORMS: dict[str, Storm] = {
     "agents": Storm("agents", AGENTS | {"rank_killed": 4.0}, faults=(4, 10)),
 }
 
-_RESTART = (TAKE_EVIDENCE, RESTART_RANKS, STOP_RUN)
 
-
-def _runbook(fault: str, severity: str, scope: str, ladder: tuple[str, ...]) -> Runbook:
-    return Runbook(fault=fault, severity=severity, scope=scope, ladder=ladder, budget_count=4,
-                   budget_window_h=1.0, path=f"runbooks/{fault}.md")
-
-
-RUNBOOKS: dict[str, Runbook] = {each.fault: each for each in (
-    *(_runbook(fault, FATAL, "rank", _RESTART) for fault in (
-        "rank_exited", "rank_killed", "rank_oom_killed", "rank_stopped", "rank_hung",
-        "rank_gil_held", "collective_mismatch", "collective_skipped")),
-    _runbook("checkpoint_bad", DEGRADED, "run", (RESUME_OLDER, RESTART_RANKS, STOP_RUN)),
-    _runbook("checkpoint_failed", DEGRADED, "run", ()),
-    _runbook("snapshot_off", WARN, "run", ()),
-    _runbook("crash_loop", FATAL, "run", (STOP_RUN,)),
-    _runbook("budget_spent", FATAL, "run", (STOP_RUN,)),
-    _runbook("journal_stalled", WARN, "node", ()),
-    _runbook("store_lost", WARN, "store", ()),
-    _runbook("agent_config_bad", WARN, "node", ()),
-    _runbook("launcher_lost", FATAL, "run", (RESTART_RANKS,)),
-    _runbook("collector_failed", WARN, "node", ()),
-    _runbook("host_unknown", UNKNOWN, "node", (RESTART_RANKS,)),
-    *(_runbook(fault, FATAL, "gpu", (EXCLUDE_NODE, RESTART_RANKS))
-      for fault in ("gpu_lost", "fabric_down")),
-)}
+@cache
+def shipped() -> dict[str, Runbook]:
+    """The runbooks as the product loads them: budgets, windows and ladders are not shortened."""
+    return load_runbooks()

@@ -17,7 +17,7 @@ from holdfast.agent.simulate.loop import InvariantBroken, Loop, Trace
 from holdfast.agent.simulate.machine import Machine
 from holdfast.agent.simulate.monitor import Monitor
 from holdfast.agent.simulate.store import MemoryStore
-from holdfast.agent.simulate.storms import MANY, RUNBOOKS, SINGLE, STORMS
+from holdfast.agent.simulate.storms import MANY, SINGLE, STORMS, shipped
 
 
 def new_store(rate: float = 1.0) -> tuple[Loop, MemoryStore]:
@@ -174,7 +174,7 @@ def test_clocks_drift_stop_in_a_paused_guest_and_start_anew_at_boot() -> None:
 def world() -> Cluster:
     """One machine, one trainer of two ranks; its agent has not started."""
     for seed in range(99):
-        cluster = build(seed, Shape(1, 0, 1, 2), SINGLE, RUNBOOKS)
+        cluster = build(seed, Shape(1, 0, 1, 2), SINGLE, shipped())
         if cluster.jobs["run-0"].grade == "trainer":
             cluster.monitor.starting = lambda *_: None
             cluster.loop._heap.clear()
@@ -310,6 +310,6 @@ def test_every_fault_of_every_storm_exists() -> None:
 
 
 def test_worlds_of_many_nodes_have_a_first_document_and_single_ones_none() -> None:
-    assert build(1, Shape(1, 0, 1, 2), SINGLE, RUNBOOKS).store.docs == {}
-    many = build(1, Shape(2, 1, 2, 1), MANY, RUNBOOKS)
+    assert build(1, Shape(1, 0, 1, 2), SINGLE, shipped()).store.docs == {}
+    many = build(1, Shape(2, 1, 2, 1), MANY, shipped())
     assert list(many.store.docs) == ["run/run-0", "run/run-1"]

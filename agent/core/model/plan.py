@@ -32,4 +32,5 @@ class Plan(Value, frozen=True):
     other_histories: tuple[tuple[str, tuple[tuple[int, int], ...]], ...] = ()  # of other folders
     finished: int = -1  # exit code once the run is over, -1 = goes on
     paused: bool = False
+    peak: int = 0  # highest step finished when it was made: what is beyond is its own progress
     quarantined: tuple[str, ...] = ()  # checkpoint paths that must not be used

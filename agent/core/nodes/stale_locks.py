@@ -8,21 +8,24 @@ anything.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ..actions import ACTIONS, REMOVE_LOCK
 from ..detect.devices import compile_cache
 from ..detect.ranks.compiling import NAMED_MAX
 from ..ladder import first
-from ..model import Effect, RemoveLock, Verdict, run_subject
+from ..model import Effect, RemoveLock, Runbook, Verdict, run_subject
 from ..run.state import Context
 
 FAULT = "compile_lock_stale"
 KEPT_MAX = 64
+AGAIN_S = 60.0  # behind an order, until what was read before it is old
 
 
-def step(ctx: Context, verdicts: Iterable[Verdict], asked: dict[str, float], paused: str) -> None:
-    """At most one order a step.  `asked`: path -> wall_s of the last order, kept by the node."""
+def step(
+    ctx: Context, verdicts: Iterable[Verdict], asked: dict[str, list[float]], paused: str
+) -> None:
+    """At most one order a step.  `asked`: path -> wall_s of the orders, kept by the node."""
     if REMOVE_LOCK not in ctx.settings.allow or paused or ctx.observed.journal_stalled:
         return
     views = [v for v in ctx.observed.runs if v.connected and v.state == "running"]
@@ -34,7 +37,7 @@ def step(ctx: Context, verdicts: Iterable[Verdict], asked: dict[str, float], pau
     for verdict in verdicts:
         evidence = dict(verdict.evidence)
         path, owner = evidence.get("path", ""), evidence.get("uid", "")
-        if verdict.fault != FAULT or not path or _spent(ctx, asked, path, book.budget_window_h):
+        if verdict.fault != FAULT or not path or _spent(ctx, asked.get(path, ()), book):
             continue
         if float(evidence.get("age_s", "inf")) < compile_cache.STALE_S:
             continue  # the launcher would refuse it, and the order be spent
@@ -47,12 +50,15 @@ def step(ctx: Context, verdicts: Iterable[Verdict], asked: dict[str, float], pau
             deadline_s=ACTIONS[REMOVE_LOCK].deadline_s, fault=FAULT,
             body=RemoveLock(view.run, path))
         if ctx.emit(view.generation, draft) is not None:
-            asked[path] = ctx.now.wall_s
+            asked[path] = [*asked.pop(path, ()), ctx.now.wall_s][-book.budget_count:]
             for old in list(asked)[:-KEPT_MAX]:
                 del asked[old]
         return
 
 
-def _spent(ctx: Context, asked: dict[str, float], path: str, window_h: float) -> bool:
-    """One order a file and window; a clock that was set back does not give another."""
-    return path in asked and asked[path] > ctx.now.wall_s - window_h * 3600.0
+def _spent(ctx: Context, times: Sequence[float], book: Runbook) -> bool:
+    """As many orders a file as the runbook gives a window; a clock that was set back gives none."""
+    if times and abs(ctx.now.wall_s - times[-1]) < AGAIN_S:
+        return True
+    since_s = ctx.now.wall_s - book.budget_window_h * 3600.0
+    return len([one for one in times if one > since_s]) >= book.budget_count

@@ -211,7 +211,7 @@ class RunCase:
                 self.ending.decide(policy.finish_code(cause), grant.reason, cause.fault)
                 self.ending.finish(ctx, plan)
         elif self.recovery.ready(ctx, ranks):
-            self.document.propose(ctx, plan, ranks, cause.reason)
+            self.document.propose(ctx, plan, ranks, cause.reason, cause)
 
     # ------------------------------------------------------------ while it trains
 

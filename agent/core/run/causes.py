@@ -95,6 +95,8 @@ class Causes:
         if cause is not None:
             ctx.verdicts.append(ends.verdict_of(cause, state.run))
             return
+        if not ctx.leader:
+            self.operator.restart = None  # now or never, and who leads was not asked
         if plan is None or plan.finished >= 0 or over or not ctx.leader:
             return
         view = RanksView(

@@ -48,8 +48,8 @@ class Operator:
                 request, False, "the run ended before it")
         if shown and self.restart is not None and self.restart.id == request:
             return None if self.state.finish_code < 0 else Answer(request, False, "the run is over")
-        return Answer(request, False, "another request or a fault was answered instead, or no rank "
-                      "runs here")
+        return Answer(request, False, "another request or a fault was answered instead, another "
+                      "node leads the run, or no rank runs here")
 
     def pause(self, paused: bool) -> None:
         self.state.held = replace(self.state.held, paused=paused)

@@ -41,6 +41,7 @@ class PlanView(Value, frozen=True):
     spent: tuple[tuple[str, int], ...] = ()
     granted: tuple[str, ...] = ()
     paused: bool = False
+    peak: int = 0
 
 
 def plan_run(view: PlanView) -> tuple[Plan | None, str]:
@@ -64,7 +65,7 @@ def plan_run(view: PlanView) -> tuple[Plan | None, str]:
     return Plan(
         run=view.run, generation=generation, members=nodes, ranks=ranks, resume=resume,
         reason=view.reason, keep=keep, spares=tuple(n for n in named if n not in nodes),
-        granted=view.granted, spent=view.spent, quarantined=view.quarantined,
+        granted=view.granted, spent=view.spent, quarantined=view.quarantined, peak=view.peak,
         history=validity.extend_history(history, generation, resume.step),
         checkpoint_dir=view.checkpoint_dir,
         other_histories=validity.other_histories(view.current, view.checkpoint_dir),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 from msgspec.structs import replace
 
+from ..detect.ranks.ended import Cause
 from ..effects import drafts
 from ..effects.in_flight import EffectResult
 from ..model import Doc, Effect, Plan, RankView
@@ -151,17 +152,20 @@ class Document:
         return effect
 
     def propose(
-        self, ctx: Context, plan: Plan | None, ranks: tuple[RankView, ...], reason: str
+        self, ctx: Context, plan: Plan | None, ranks: tuple[RankView, ...], reason: str,
+        cause: Cause | None = None,
     ) -> None:
-        """Plan the next generation, from the state that `ranks` hold, and write it."""
-        state, view, cause = self.state, ctx.view, self.state.cause
+        """Plan the next generation, from the state that `ranks` hold, and write it.  With a cause
+        it goes on with the budgets of `plan`, also where nothing is seen of its ranks any more;
+        without one it is another submission."""
+        state, view = self.state, ctx.view
         nodes = members.members(
             view, plan, ctx.observed.beats, ctx.observed.store, ctx.now, ctx.settings,
             ctx.since_boot_s)
         # A source that was read and did not prove is not read again: the next one follows.
         distrust = bool(cause and cause.error.startswith(RESTORE_FAILED))
         sources = tuple(replace(r, parked=None) for r in ranks) if distrust else ranks
-        grant = state.grant if ranks else None
+        grant = state.grant if cause else None
         highest = members.highest_generation(view, state.document.plan, ctx.observed.beats)
         made, ctx.reason = planning.plan_run(planning.PlanView(
             run=state.run, grade=view.grade, leader=ctx.leader, reason=reason, members=nodes,
@@ -169,19 +173,21 @@ class Document:
             nproc=view.nproc, nnodes=view.nnodes, current=plan, ranks=sources,
             commits=view.commits, checkpoint_dir=view.checkpoint_dir,
             snapshot=view.snapshot if ranks and not distrust else None,
-            bad_from=cause.bad_from if cause and ranks else 0,
-            quarantined=self._quarantined(ctx, plan),
+            bad_from=cause.bad_from if cause else 0,
+            quarantined=self._quarantined(ctx, plan, cause),
             spent=grant.spent if grant else (),
             granted=(*(f"charged:{key}" for key in grant.charged),
                      *((cause.request,) if cause and cause.request else ())) if grant else (),
-            paused=state.held.paused and bool(ranks),
+            paused=state.held.paused and cause is not None,
+            peak=max(state.progress.peak_step, plan.peak if plan and cause else 0),
         ))
         if made is not None:
             self.put(ctx, made, ctx.reason)
 
-    def _quarantined(self, ctx: Context, plan: Plan | None) -> tuple[str, ...]:
+    def _quarantined(
+        self, ctx: Context, plan: Plan | None, cause: Cause | None
+    ) -> tuple[str, ...]:
         """Paths that must not be used: known before, found bad since, or just refused."""
-        cause = self.state.cause
         paths = list(plan.quarantined) if plan else []
         paths += [c.path for c in ctx.view.commits if c.bad]
         if cause and plan and cause.fault == "checkpoint_bad" and plan.resume.path:

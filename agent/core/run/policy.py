@@ -25,7 +25,17 @@ from ..actions import (
     restarting,
 )
 from ..detect.ranks.ended import Cause
-from ..model import FATAL, OPAQUE, TRAINER, Plan, Runbook, Settings, Value, rank_subject
+from ..model import (
+    FATAL,
+    OPAQUE,
+    TRAINER,
+    Plan,
+    Runbook,
+    Settings,
+    Value,
+    node_subject,
+    rank_subject,
+)
 
 RESTART, FINISH, OBSERVE = "restart", "finish", "observe"
 RESTARTS = "restarts"  # budget key of the run's own --max-restarts
@@ -94,7 +104,7 @@ def grant(
         why = f"the same failure {spent[sign]} times {where}: {cause.reason}"
         return _finish(cause, why, "crash_loop", spent)
     book = runbooks.get(cause.fault, UNKNOWN_BOOK)
-    subject = rank_subject(account.run, cause.rank)
+    subject = subject_of(cause, account)
     # A bad checkpoint is left out and the next older one tried: that costs the job no restart.
     free = cause.fault == "checkpoint_bad"
     out = not free and spent.get(RESTARTS, 0) >= account.max_restarts
@@ -126,6 +136,17 @@ def grant(
     return msgspec.structs.replace(over, rung=rung or "")
 
 
+def unexcluded(granted: Grant, why: str) -> Grant:
+    """The same while the breaker is open: no node is taken out, and none is paid for.  The run is
+    not ended for what many nodes have: it waits for nodes that are fit."""
+    out = [key for key in granted.charged if key != RESTARTS]
+    spent = {key: n - (key in out) for key, n in granted.spent}
+    return msgspec.structs.replace(
+        granted, rung="", reason=f"{granted.reason}; no node is excluded: the breaker is open: "
+        f"{why}", charged=tuple(key for key in granted.charged if key == RESTARTS),
+        spent=bounded({key: n for key, n in spent.items() if n}))
+
+
 def _used_up(
     cause: Cause, book: Runbook, account: Account, spent_of: Callable[[str], int], out: bool
 ) -> tuple[str, str]:
@@ -136,12 +157,19 @@ def _used_up(
         return f"the runbook of {cause.fault} has no restart", ""
     if spent_of(again) >= book.budget_count or not out:
         total = dict(account.spent).get(RESTARTS, 0)
-        return (f"{cause.fault} of {rank_subject(account.run, cause.rank)} used up its "
+        return (f"{cause.fault} of {subject_of(cause, account)} used up its "
                 f"{spent_of(again)} restarts within {book.budget_window_h:g} h, all that its "
                 f"runbook allows ({total} of the run's {account.max_restarts})"), "budget_spent"
     if account.max_restarts:
         return f"all {account.max_restarts} restarts are used up", "budget_spent"
     return "no restart is allowed (--max-restarts 0)", "budget_spent"
+
+
+def subject_of(cause: Cause, account: Account) -> str:
+    """Whose budget pays: the rank's, else the node's where one is named, else the run's."""
+    if cause.rank < 0 and cause.node:
+        return node_subject(cause.node)
+    return rank_subject(account.run, cause.rank)
 
 
 def wants_evidence(runbooks: Mapping[str, Runbook], fault: str) -> bool:

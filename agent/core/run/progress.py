@@ -53,7 +53,10 @@ def learn(
 
 def broken_off(ctx: Context, state: RunState, cause: Cause, by_cost: bool) -> None:
     """A cause was found: what came after the last one is what this generation earned."""
-    now, boot_s = state.progress, ctx.now.boot_s
+    now, boot_s, plan = state.progress, ctx.now.boot_s, state.document.plan
+    if plan is not None and plan.generation == cause.generation:
+        # Who leads since then, or forgot, never saw what an earlier cause broke off.
+        now = replace(now, base_step=max(now.base_step, min(plan.peak, now.peak_step)))
     # A script's steps begin anew: whether one was finished is all that can be known.
     trainer = ctx.view.grade == TRAINER
     moved = now.peak_step > now.base_step if trainer else now.seen_step > 0

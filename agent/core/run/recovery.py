@@ -108,19 +108,26 @@ class Recoveries:
             quick=self.state.progress.quick > 0,
         )
         beyond = partial(self._beyond, ctx, plan)
-        return policy.grant(cause, account, ctx.runbooks, ctx.settings, beyond)
+        grant = policy.grant(cause, account, ctx.runbooks, ctx.settings, beyond)
+        if grant.rung == EXCLUDE_NODE and not ctx.settings.single_node:
+            is_open, why = self._breaker(ctx, cause)
+            return policy.unexcluded(grant, why) if is_open else grant
+        return grant
 
     def _beyond(self, ctx: Context, plan: Plan, cause: Cause, action: str) -> tuple[int, Leave]:
-        """What the node may do; a leader excludes a node of its run while the breaker is closed."""
+        """What the node may do; a leader may exclude a node of its run."""
         if action != EXCLUDE_NODE or ctx.settings.single_node:
             return ctx.beyond(cause, action)
         if cause.node not in {node for _, node in plan.ranks}:
             return 0, Leave(False, reason=f"{action}: no node is named")
+        return 0, MAY
+
+    def _breaker(self, ctx: Context, cause: Cause) -> tuple[bool, str]:
+        """Whether as many nodes have this fault as no single node's fault reaches."""
         faults = exclusions.faults_of(ctx)
         faults[cause.fault] = (*faults.get(cause.fault, ()), cause.node)
         count = len(exclusions.fleet_nodes(ctx.view.node, ctx))
-        is_open, why = breaker.is_open(faults, cause.fault, count, ctx.settings)
-        return 0, Leave(False, reason=f"{action}: the breaker is open: {why}") if is_open else MAY
+        return breaker.is_open(faults, cause.fault, count, ctx.settings)
 
     def _spent(self, ctx: Context, plan: Plan) -> tuple[tuple[str, int], ...]:
         """Budgets, less what this generation earned back by making progress."""

@@ -172,3 +172,34 @@ def test_a_node_that_came_late_is_named_and_may_follow_a_lost_leader() -> None:
 def test_scripts_hold_a_permit_of_one_lease() -> None:
     cluster = started(grade="script")
     assert cluster.labs["a"].starts()[0].permit_s == Settings().lease_s
+
+
+def test_a_device_of_a_node_is_not_the_nodes_name() -> None:
+    cluster = Cluster("abc")
+    leader = cluster.labs["a"]
+    leader.requests = (Request("q1", "exclude_node", "node/b/gpu/0", "noisy", by="ann"),)
+    cluster.run(8)
+    assert [key for key in cluster.docs if key.startswith("node/")] == ["node/b"]
+
+
+def test_a_lost_node_with_every_rank_keeps_the_runs_budgets() -> None:
+    """The spare that follows sees no rank of it, and its own memory holds no step."""
+    cluster = Cluster("ab", nnodes=1)
+    cluster.run(4)
+    cluster.labs["a"].kill(0)
+    cluster.run(6)
+    assert dict(cluster.plan().spent)["restarts"] == 1
+    cluster.dead.add("a")
+    cluster.run(40)
+    assert cluster.plan().ranks == ((0, "b"),)
+    assert dict(cluster.plan().spent)["restarts"] == 2
+
+
+def test_a_request_to_who_does_not_lead_is_refused() -> None:
+    cluster = started()
+    other = next(name for name in "abc" if name != cluster.leader())
+    lab = cluster.labs[other]
+    lab.requests = (Request("q1", "restart_ranks", "run/r", "slow", run="r", by="ann"),)
+    cluster.run(2)
+    assert [answer.ok for answer in lab.decision.answers] == [False]
+    assert cluster.plan().generation == 1

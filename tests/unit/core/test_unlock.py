@@ -39,6 +39,15 @@ def test_it_is_asked_for_once_a_day_and_again_by_the_next_day() -> None:
     assert orders(made) == [RemoveLock("r", PATH)]
 
 
+def test_the_runbook_says_how_often_a_day() -> None:
+    made = lab("remove_lock")
+    books = load_runbooks()
+    books["compile_lock_stale"] = replace(books["compile_lock_stale"], budget_count=2)
+    made.node = Node("a", made.settings, books)
+    assert orders(made) == [RemoveLock("r", PATH)]  # what was read before it is no second one
+    assert orders(made, 9, 600.0) == [RemoveLock("r", PATH)]
+
+
 @pytest.mark.parametrize("why", ["not allowed", "no run", "paused", "journal", "young"])
 def test_what_leaves_the_lock_where_it_is(why: str) -> None:
     made = lab(*([] if why == "not allowed" else ["remove_lock"]))

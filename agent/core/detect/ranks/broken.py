@@ -65,7 +65,7 @@ class Members(RunDetector):
         if member.excluded:
             return OPERATOR, "excluded from runs"
         if member.lost:
-            return "host_unknown", "not heard of for longer than the lease and its margin"
+            return "node_lost", "not heard of for longer than the lease and its margin"
         if member.node == view.run.node:
             absent = view.run.generation < plan.generation <= view.state.launcher.top
         else:

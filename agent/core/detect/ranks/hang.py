@@ -20,6 +20,7 @@ STALE_BEAT_S = 1.5  # the ticker beats at 10 Hz: fifteen beats missing
 EARLY_STOP_S = 0.2  # a T state this old is worth evidence before it is proof
 BEAT_STEP_S = 0.05  # a beat is on average this old when the process stops
 SAME_STILL_S = 0.1  # ranks that stopped moving closer together than this are not told apart
+FAR_S = 2.0  # ... and what another node said of its ranks is older than what this one sees
 NOT_LIVE = ("T", "t", "Z", "X", "x")
 
 
@@ -166,6 +167,8 @@ def name_culprits(
         return left, f"it is in {left[0].phase} while the others wait"
     longest = sorted(left, key=lambda r: (-r.still_s, r.rank))
     margin_s = max(SAME_STILL_S, 0.25 * history.step_s)
+    if len({rank.node for rank in left}) > 1:
+        margin_s += FAR_S
     if longest[0].still_s - longest[1].still_s > margin_s:
         return (longest[0],), "it has stood still the longest"
     return left, "nothing tells these ranks apart"

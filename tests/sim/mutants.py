@@ -1,0 +1,327 @@
+"""Each guard of the core taken out of the real code, one at a time: does a storm notice?
+
+A mutant replaces one function of the core, or one check of the store, by one that does not care.
+A guard without which every storm stays calm is either of no use, or the storms are too weak.
+
+    python tests/sim/mutants.py [NAME ...]      # all of them, from seed 0 on; `make mutants-sim`
+
+Owns the table and the search.  `seed` is where the last search found it; only a hint.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.agent.core import node
+from holdfast.agent.core.detect.ranks import broken, ended, hang, known_causes, limits
+from holdfast.agent.core.effects import in_flight
+from holdfast.agent.core.incidents import book
+from holdfast.agent.core.model import Observed
+from holdfast.agent.core.nodes import breaker
+from holdfast.agent.core.run import (
+    case,
+    causes,
+    ending,
+    members,
+    operator,
+    plan,
+    plan_document,
+    policy,
+    progress,
+    reconcile,
+    recovery,
+    state,
+    validity,
+)
+from holdfast.agent.simulate import run_storm
+from holdfast.agent.simulate.cluster import Cluster, Shape
+from holdfast.agent.simulate.edge import Edge
+from holdfast.agent.simulate.storms import Storm
+
+SEEDS = 100
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One rule taken out, the storm that needs it, and the invariants that may notice."""
+
+    name: str
+    storm: str | Storm
+    notices: tuple[str, ...]
+    patch: Patch = lambda _: None
+    hook: Callable[[Cluster], None] | None = None
+    seed: int = 0
+
+
+def put(target: object, name: str, to: object) -> Patch:
+    """A mutant that sets one name."""
+    return lambda patch: patch.setattr(target, name, to)
+
+
+# ---------------------------------------------------------------- the store
+
+
+def no_compare(cluster: Cluster) -> None:
+    """The store sets without comparing versions."""
+    cluster.store.compare = False
+
+
+def no_lease_check(cluster: Cluster) -> None:
+    """The store takes a plan from anybody, whoever holds the lease."""
+    cluster.store.check_lease = False
+
+
+# ---------------------------------------------------------------- nodes
+
+
+def fatal_ignored(cluster: Cluster) -> None:
+    """No core ever hears of a fatal fault."""
+
+    def deaf(_: Edge, observed: Observed) -> Observed:
+        return replace(observed, beats=tuple(replace(one, fatal="") for one in observed.beats))
+
+    for edge in cluster.edges.values():
+        edge.filter = deaf
+
+
+def stale_is_live(patch: pytest.MonkeyPatch) -> None:
+    """However old a beat is, its node counts as heard of."""
+    patch.setattr(members, "is_fresh", lambda *_: True)
+    patch.setattr(members, "is_lost", lambda *_: False)
+
+
+def breaker_ends(patch: pytest.MonkeyPatch) -> None:
+    """While the breaker is open the run is ended for what many nodes have."""
+    patch.setattr(policy, "unexcluded", lambda granted, why: replace(
+        granted, action=policy.FINISH, code=76, rung="", reason=why))
+
+
+# ---------------------------------------------------------------- recovery
+
+
+def ends_at_the_first_fault(patch: pytest.MonkeyPatch) -> None:
+    """Whatever happens, the run is over."""
+    patch.setattr(policy, "grant", lambda cause, *_: policy.Grant(
+        policy.FINISH, "all 3 restarts are used up", code=policy.finish_code(cause)))
+
+
+def torn_is_whole(patch: pytest.MonkeyPatch) -> None:
+    """A survivor's word that its state is torn is not listened to."""
+    real = plan.survivor_resume
+
+    def deaf(view: plan.PlanView, places: dict[int, str]) -> object:
+        ranks = tuple(replace(r, parked=replace(r.parked, torn=False)) if r.parked else r
+                      for r in view.ranks)
+        return real(replace(view, ranks=ranks), places)
+
+    patch.setattr(plan, "survivor_resume", deaf)
+
+
+def deaf_to_pauses(patch: pytest.MonkeyPatch) -> None:
+    """A pause is shown and not kept."""
+    patch.setattr(operator.Operator, "pause", lambda *_: None)
+
+
+def unknown_is_nought(patch: pytest.MonkeyPatch) -> None:
+    """A rank whose page cannot be read ended before its first step."""
+    real = ended.cause_of
+
+    def guess(rank, *rest):  # type: ignore[no-untyped-def]
+        return replace(real(rank, *rest), step=rank.step)
+
+    patch.setattr(ended, "cause_of", guess)
+
+
+# ---------------------------------------------------------------- budgets
+
+
+def charged_twice(patch: pytest.MonkeyPatch) -> None:
+    """A restart costs two."""
+    real = policy.grant
+
+    def dear(*rest, **more):  # type: ignore[no-untyped-def]
+        made = real(*rest, **more)
+        again = {key: n + (key in made.charged) for key, n in made.spent}
+        return replace(made, spent=tuple(again.items()))
+
+    patch.setattr(policy, "grant", dear)
+
+
+def free_restarts(patch: pytest.MonkeyPatch) -> None:
+    """Nothing is ever used up."""
+    real = policy.grant
+
+    def free(cause, account, *rest, **more):  # type: ignore[no-untyped-def]
+        return real(cause, replace(account, max_restarts=99, spent=()), *rest, **more)
+
+    patch.setattr(policy, "grant", free)
+
+
+def leaders_memory(patch: pytest.MonkeyPatch) -> None:
+    """What a generation earned is counted from what its leader remembers, not from the plan."""
+    real = plan.plan_run
+    patch.setattr(plan, "plan_run", lambda view: real(replace(view, peak=0)))
+
+
+def any_checkpoint(patch: pytest.MonkeyPatch) -> None:
+    """An old checkpoint gives all restarts back."""
+    patch.setattr(policy, "made_progress",
+                  lambda _plan, new, commit: new >= policy.PROGRESS_STEPS or commit is not None)
+
+
+# ---------------------------------------------------------------- effects and requests
+
+
+def stall_ignored(patch: pytest.MonkeyPatch) -> None:
+    """What outlives the node is done though the journal takes no writes."""
+    real = state.Context.emit
+    patch.setattr(state.Context, "emit", lambda self, generation, draft: real(
+        self, generation, replace(draft, outlives_node=False)))
+
+
+def unverified_count(patch: pytest.MonkeyPatch) -> None:
+    """Checkpoints that nobody read back count among those that are kept."""
+    real = reconcile.deletable
+    patch.setattr(reconcile, "deletable", lambda commits, *rest: real(
+        tuple(replace(one, verified=True) for one in commits), *rest))
+
+
+ROT = Storm("rot", {"commit_spoilt": 1.0}, faults=(25, 35))
+STALLED = Storm("stalled", {"journal_stall": 2.0, "node_fatal": 2.0}, faults=(8, 12),
+                single_share=0.0, shapes=(Shape(2, 2, 1, 1),))
+BUGS = Storm("bugs", {"user_bug": 1.0, "agent_killed": 0.5}, faults=(1, 3))
+BLIND = Storm("blind", {"rank_killed": 4.0, "agent_killed": 4.0, "kill_mid_effect": 3.0},
+              faults=(8, 14))
+PAUSES = Storm("pauses", {"paused": 2.0, "rank_killed": 3.0}, faults=(4, 8), single_share=1.0)
+
+MUTANTS = (
+    Mutant("no compare-and-set", "writes", ("compare_and_set", "one_plan_per_generation",
+                                            "generations_grow"), hook=no_compare),
+    Mutant("no lease check", "leases", ("only_the_leader_plans",), hook=no_lease_check),
+    Mutant("fatal verdict ignored", "nodes", ("no_rank_on_unfit",), hook=fatal_ignored),
+    Mutant("stale beat ignored", "nodes", ("all_goes_on",), stale_is_live),
+    Mutant("exclusion forgotten", "nodes", ("no_rank_on_unfit", "stepping_twice"),
+           put(members, "read_node", lambda _: members.NodeDoc())),
+    Mutant("spares never named", "nodes", ("all_goes_on",),
+           put(case.RunCase, "_name_spares", lambda *_: None)),
+    Mutant("breaker blind", "fleet", ("breaker_holds",),
+           put(breaker, "is_open", lambda *_: (False, "mutant"))),
+    Mutant("a common cause ends runs", "fleet", ("ends_deserved",), breaker_ends),
+    Mutant("validity rule off", "commits", ("void_never_resumed", "one_chain"),
+           put(validity, "is_valid", lambda *_: True)),
+    Mutant("delete by an old generation", "commits", ("newest_deletes",),
+           put(reconcile, "may_delete", lambda *_: True)),
+    Mutant("damaged checkpoints kept for good ones", ROT, ("good_one_kept",), unverified_count),
+    Mutant("bad checkpoints forgotten", "folders", ("bad_never_resumed",),
+           put(plan_document.Document, "_quarantined", lambda *_: ())),
+    Mutant("histories of all folders are one", "folders", ("nothing_thrown_away",),
+           put(validity, "history_of", lambda plan, _: plan.history if plan else ())),
+    Mutant("state behind a left-out collective", "folders", ("wrong_never_resumed",),
+           put(plan, "within", lambda *_: True)),
+    Mutant("left-out collectives unseen", "folders", ("wrong_found",),
+           lambda patch: [patch.setattr(module, "proofs", lambda *_: None)
+                          for module in (hang, broken)]),
+    Mutant("torn state taken", "default", ("torn_never_used",), torn_is_whole),
+    Mutant("never restarts", "ranks", ("all_goes_on",),
+           put(recovery.Recoveries, "answer", lambda *_: None)),
+    Mutant("ends at the first fault", "ranks", ("ends_deserved",), ends_at_the_first_fault),
+    Mutant("starts before the survivors parked", "ranks", ("nothing_thrown_away",),
+           put(recovery.Recoveries, "_gathered", lambda *_: True)),
+    Mutant("scripts without a permit", "network", ("one_generation_computes",),
+           lambda patch: patch.setattr(case.reconcile, "start", without_permit)),
+    Mutant("hangs unseen", "ranks", ("all_goes_on",),
+           put(hang.Hang, "look", lambda *_: broken.Look())),
+    Mutant("acts at the first stillness", "ranks", ("acts_have_cause", "ends_deserved"),
+           lambda patch: [patch.setattr(limits, name, lambda *_: 0.0)
+                          for name in ("act_s", "suspect_s")]),
+    Mutant("a consequence is the culprit", "ranks", ("culprit_true",),
+           put(ended, "is_consequence", lambda _: False)),
+    Mutant("suspended is a fault", "outside", ("acts_have_cause", "culprit_true"),
+           put(known_causes, "suspended", lambda *_: "")),
+    Mutant("restarts against a known cause", "outside", ("acts_have_cause", "culprit_true"),
+           put(causes.known_causes, "explains", lambda *_: None)),
+    Mutant("an old checkpoint gives restarts back", "ranks", ("budgets_true",), any_checkpoint),
+    Mutant("any generation gives restarts back", "ranks", ("budgets_true",),
+           put(policy, "made_progress", lambda *_: True)),
+    Mutant("nothing gives restarts back", "ranks", ("budgets_true",),
+           put(policy, "give_back", lambda spent, _: spent)),
+    Mutant("progress counts from a leader's memory", "commits", ("budgets_true",),
+           leaders_memory),
+    Mutant("windows are over at once", "ranks", ("budgets_true",),
+           put(recovery.Recoveries, "_window_over", lambda *_: True)),
+    Mutant("charged twice", "ranks", ("budgets_true",), charged_twice),
+    Mutant("restarts without end", "ranks", ("budgets_true", "budgets_hold"), free_restarts),
+    Mutant("crash loops unseen", BUGS, ("loop_seen",), put(policy, "signature", lambda *_: "")),
+    Mutant("an unknown step is step 0", BLIND, ("ends_deserved",), unknown_is_nought),
+    Mutant("pauses unheard", PAUSES, ("pause_holds",), deaf_to_pauses),
+    Mutant("requests never settled", "writes", ("requests_settled",),
+           put(node.Node, "_answers", lambda *_: ())),
+    Mutant("asked to end, and trains on", "default", ("asked_to_end", "all_goes_on"),
+           put(ending.Endings, "shut_down", lambda *_: None)),
+    Mutant("ends are not recorded", "default", ("all_goes_on", "ends_deserved"),
+           put(ending.Endings, "record", lambda *_: False)),
+    Mutant("effect outcome ignored", "agents", ("all_goes_on",),
+           put(in_flight.InFlight, "settle", lambda *_: [])),
+    Mutant("a subject is never busy", "default", ("stepping_twice", "effect_once"),
+           put(in_flight.InFlight, "busy", lambda *_, **__: False)),
+    Mutant("lasting effects beside a stalled journal", STALLED, ("stalled_journal",),
+           stall_ignored),
+    Mutant("an incident twice", "fleet", ("incident_once",),
+           put(book.IncidentBook, "incidents", lambda self: {
+               f"{one.incident.id}/": one.incident for one in self.entries()})),
+    Mutant("a new cause keeps the old progress", "ranks", ("budgets_true", "ends_deserved"),
+           put(progress, "broken_off", lambda *_: None)),
+)
+
+
+def without_permit(made, view, _permit_s):  # type: ignore[no-untyped-def]
+    """A start whose ranks may run for ever."""
+    return REAL_START(made, view, 0.0)
+
+
+REAL_START = reconcile.start
+
+
+def first_caught(mutant: Mutant, begin: int = 0) -> tuple[int, str]:
+    """(seed, invariant) of the first seed that notices, `begin` before all others; (-1, "") when
+    none of SEEDS does."""
+    with pytest.MonkeyPatch.context() as patch:
+        mutant.patch(patch)
+        for seed in dict.fromkeys((begin, *range(SEEDS))):
+            try:
+                report = run_storm(seed, mutant.storm, hook=mutant.hook)
+            except Exception as error:  # a mutant may as well crash what it is part of
+                return seed, f"crash: {type(error).__name__}: {error}"
+            if not report.ok:
+                return seed, report.invariant
+    return -1, ""
+
+
+def main(names: list[str]) -> int:
+    chosen = [one for one in MUTANTS if not names or one.name in names]
+    missed = 0
+    with ProcessPoolExecutor(2) as pool:
+        for mutant, (seed, invariant) in zip(chosen, pool.map(_searched, range(len(chosen)),
+                                                              [names] * len(chosen)), strict=True):
+            good = invariant in mutant.notices
+            missed += not good
+            print(f"{seed:4d}  {mutant.name}: {invariant or 'NOT NOTICED'}"
+                  f"{'' if good or not invariant else ' (not by what should notice)'}", flush=True)
+    print(f"{len(chosen) - missed} of {len(chosen)} noticed")
+    return 1 if missed else 0
+
+
+def _searched(number: int, names: list[str]) -> tuple[int, str]:
+    return first_caught([one for one in MUTANTS if not names or one.name in names][number])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
