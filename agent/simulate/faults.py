@@ -122,7 +122,7 @@ def suspended(cluster: Cluster, u: float, v: float) -> None:
     """A whole run is stopped from outside and goes on later: a scheduler, a freezer, Ctrl-Z."""
     job = _job(cluster, u)
     ranks = [rank for which, rank in cluster.ranks() if which is job]
-    if not ranks or any(rank.stopped_at_s >= 0 for rank in ranks):
+    if not cluster.single or len(ranks) < 2 or any(rank.stopped_at_s >= 0 for rank in ranks):
         return
     launchers = cluster.launchers(job.name) if v < 0.5 else []
     for rank in ranks:
@@ -145,10 +145,12 @@ def mount_hung(cluster: Cluster, u: float, v: float) -> None:
     """The server of a mount stops: a rank that reads from it waits in the kernel until it is back,
     and no restart would help."""
     rank = pick_rank(cluster, u)
-    if rank is None or not rank.moves():
+    # Of several nodes the leader knows its own mounts alone.
+    if rank is None or not rank.moves() or not cluster.single:
         return
     edge = cluster.edges[rank.machine.name]
-    rank.waits_for, edge.mount_dead_s = "/data/shard-7", cluster.loop.now_s
+    # The agent's own probe was there before the rank was.
+    rank.waits_for, edge.mount_dead_s = "/data/shard-7", max(0.0, cluster.loop.now_s - 30.0)
     _say(cluster, rank.machine.name, "the server of /data stops under rank %d", rank.rank)
 
     def back() -> None:

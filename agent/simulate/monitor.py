@@ -165,7 +165,8 @@ class Monitor:
                           f"step {resume.step}, and {commit.path} stands")
         gang = job.gangs.get(max(truth.plans, default=0))
         calm = now_s - self.disturbed_s > CALM_S and self.single
-        if calm and gang is not None and gang.formed and not gang.torn and NAMED.match(plan.reason):
+        whole = gang is not None and gang.formed and not gang.torn
+        if calm and gang is not None and whole and NAMED.match(plan.reason):
             well = [rank.rank for rank in gang.ranks.values()
                     if rank.state in ("running", "parked") and not rank.hung
                     and rank.stopped_at_s < 0 and not rank.waits_for]
@@ -193,9 +194,9 @@ class Monitor:
             self.fail("request_once", f"{job.name}: gen {plan.generation} answers {again} again")
         loops = self.edges and next(iter(self.edges.values())).settings.crash_loop_count or 3
         died = job.bug_hits[-loops:]
-        if unbroken and job.grade == TRAINER and len(died) == loops and died[-1] == before.generation and all(
-                one in self.runs[job.name].plans for one in died) and account.bought(plan) and (
-                died == sorted(self.runs[job.name].plans)[-loops:]):
+        planned = sorted(self.runs[job.name].plans)
+        in_a_row = len(died) == loops and died == planned[-loops:]
+        if unbroken and job.grade == TRAINER and in_a_row and account.bought(plan):
             self.fail("loop_seen", f"{job.name}: gens {died} died of one bug at one step, and gen "
                       f"{plan.generation} was planned")
         named = NAMED.match(plan.reason)

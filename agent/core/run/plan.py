@@ -65,7 +65,8 @@ def plan_run(view: PlanView) -> tuple[Plan | None, str]:
     return Plan(
         run=view.run, generation=generation, members=nodes, ranks=ranks, resume=resume,
         reason=view.reason, keep=keep, spares=tuple(n for n in named if n not in nodes),
-        granted=view.granted, spent=view.spent, quarantined=view.quarantined, peak=view.peak,
+        granted=view.granted, spent=view.spent, quarantined=view.quarantined,
+        peak=max(view.peak, resume.step),
         history=validity.extend_history(history, generation, resume.step),
         checkpoint_dir=view.checkpoint_dir,
         other_histories=validity.other_histories(view.current, view.checkpoint_dir),
