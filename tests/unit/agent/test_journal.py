@@ -147,7 +147,8 @@ def check(directory, seed: int, life: int) -> None:
     assert counters.get("closed", 0) == closed, where
     assert len([ok for ok in intents.values() if ok is None]) <= EFFECTS_PER_LIFE, where
     latest = max(int(effect.split("/")[0]) for effect in intents)
-    assert memory[0] == b"attempts:%d" % (latest // EFFECTS_PER_LIFE), f"{where}: memory is not that of the last intent"
+    assert memory[0] == b"attempts:%d" % (latest // EFFECTS_PER_LIFE), (
+        f"{where}: memory is not that of the last intent")
 
 
 def test_what_was_written_is_the_seed_of_the_next_life(tmp_path):

@@ -178,7 +178,54 @@ def test_flags_that_nobody_does_here_are_said(capsys, monkeypatch):
                     "--signals-to-handle, --virtual-local-rank\n")
 
 
+# Each flag of torchrun's: what it does here, or that it changes nothing on one node, or is said.
+NOTHING, SAID = "nothing", "said"
+TORCHRUN = {
+    "--nnodes": (("1:1",), NOTHING), "--standalone": ((), NOTHING),
+    "--rdzv-backend": (("c10d",), NOTHING),
+    "--rdzv-endpoint": (("localhost:0",), NOTHING), "--rdzv-conf": (("a=1",), NOTHING),
+    "--monitor-interval": (("5",), NOTHING), "--node-rank": (("0",), NOTHING),
+    "--master-addr": (("localhost",), NOTHING), "--local-addr": (("localhost",), NOTHING),
+    "--run-path": ((), NOTHING),  # every script is run that way
+    "--event-log-handler": (("null",), SAID), "--logs-specs": (("default",), SAID),
+    "--numa-binding": (("node",), SAID), "--signals-to-handle": (("SIGTERM",), SAID),
+    "--shutdown-timeout": (("30",), SAID), "--virtual-local-rank": ((), SAID),
+    "--duplicate-stdout-filters": (("x",), SAID), "--duplicate-stderr-filters": (("x",), SAID),
+    "--nproc-per-node": (("3",), lambda s: s.nproc == 3),
+    "--rdzv-id": (("job",), lambda s: s.run_id == "job" and s.run == "job"),
+    "--max-restarts": (("9",), lambda s: s.max_restarts == 9),
+    "--start-method": (("spawn",), lambda s: s.start_method == "spawn"),
+    "--role": (("reader",), lambda s: s.role == "reader"),
+    "--module": ((), lambda s: s.program.kind == "module"),
+    "--no-python": ((), lambda s: s.program.kind == "command"),
+    "--log-dir": (("/l",), lambda s: s.log_dir == "/l"),
+    "--redirects": (("3",), lambda s: not s.shown.shows(0, 1)),
+    "--tee": (("3",), lambda s: s.tee),
+    "--local-ranks-filter": (("1",), lambda s: not s.shown.shows(0, 1) and s.shown.shows(1, 1)),
+    "--master-port": (("4711",), lambda s: s.master_port == 4711),
+}
+
+
+@pytest.mark.parametrize("flag", TORCHRUN)
+def test_a_flag_of_torchrun_is_done_or_said_or_changes_nothing(flag, script, capsys):
+    values, does = TORCHRUN[flag]
+    for spelling in {flag, "--" + flag[2:].replace("-", "_")}:
+        plain, given = parse("--run", "r", script), parse(spelling, *values, "--run", "r", script)
+        if flag == "--rdzv-id":
+            given = parse(spelling, *values, script)
+        said = capsys.readouterr().err
+        assert said == (f"holdfast: accepted, and without effect here: {flag}\n"
+                        if does is SAID else "")
+        if does in (NOTHING, SAID):
+            assert given._replace(argv=plain.argv) == plain
+        else:
+            assert does(given) and not does(plain)
+
+
 def test_every_flag_of_the_installed_torchrun_is_known():
     run = pytest.importorskip("torch.distributed.run")
-    flags = {flag for action in run.get_args_parser()._actions for flag in action.option_strings}
+    actions = [one for one in run.get_args_parser()._actions if one.option_strings]
+    flags = {flag for action in actions for flag in action.option_strings}
     assert flags <= set(spec.build("run")._option_string_actions)
+    judged = {flag for one in actions for flag in one.option_strings if flag in TORCHRUN}
+    assert len(judged) == len(actions) - 1, "all but --help stand in TORCHRUN"
