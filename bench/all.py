@@ -44,7 +44,7 @@ def sizes(quick: bool, full: bool) -> list[tuple[str, Main, list[str]]]:
         ("memory", memory.main, ["--runs", "5"]),
         ("recovery", recovery.main, ["--runs", "10"]),
         ("overhead", overhead.main, ["--full"] if full else []),
-        ("false acts", false_acts.main, ["--minutes", "30" if full else "5"]),
+        ("false acts", false_acts.main, ["--full"] if full else []),
         ("telemetry", telemetry.main, []),
         ("kernel latency", kernel_line, []),
         ("classify", classify.main, []),

@@ -3,7 +3,11 @@
 Owns the counting, from outside: a generation after the first, or a rank with another pid, is an
 act.  The agent's own count of suspicions, and how many it took back, is stated beside.
 
-    python -m bench.false_acts [--minutes 30] [--grade script|trainer]
+A run whose longest pause is within what a script is always given proves nothing about acts by cost:
+it is told as such, and is not good.
+
+    python -m bench.false_acts             # ten minutes of each grade
+    python -m bench.false_acts --full      # thirty
 """
 
 from __future__ import annotations
@@ -24,6 +28,7 @@ RANKS = 2
 POLL_S = 0.02
 ASK_S = 5.0
 START_LIMIT_S = 120.0
+FLOOR_S = 60.0  # a script is given so long whatever a restart costs
 SETTLE_S = 120.0  # for the suspicions that are open at the end to be taken back
 
 
@@ -87,10 +92,18 @@ def judge(incidents: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def verdict(row: dict[str, Any]) -> str:
+    """What the run shows: none of its healthy pauses was acted on, some were, or nothing at all."""
+    if row["acts"] or row["acted_by_agent"]:
+        return "ACTED on a healthy run"
+    if row["api"] or row["taken_back"] != row["suspicions"]:
+        return "UNKNOWN: not every suspicion was seen taken back"
+    return "none" if row["step_max_s"] > FLOOR_S else f"NOTHING SHOWN: no pause above {FLOOR_S:g} s"
+
+
 def is_good(row: dict[str, Any]) -> bool:
-    """Nothing acted, and each suspicion was taken back."""
-    return (row["acts"] == 0 and not row["acted_by_agent"] and not row["api"]
-            and row["taken_back"] == row["suspicions"])
+    """Nothing acted, each suspicion was taken back, and something could have acted by cost."""
+    return verdict(row) == "none"
 
 
 def spread(pages: PageWatch) -> dict[str, Any]:
@@ -114,6 +127,7 @@ def measure(grade: str, minutes: float) -> dict[str, Any]:
         with common.running(command, where) as process:
             try:
                 row.update(watch(where, process, minutes))
+                row["verdict"] = verdict(row)
                 row["ok"] = is_good(row)
                 if not row["ok"]:
                     row["log"] = common.log_tail(where)
@@ -125,20 +139,25 @@ def measure(grade: str, minutes: float) -> dict[str, Any]:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="bench.false_acts")
-    parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--quick", action="store_true", help="one minute")
-    parser.add_argument("--grade", choices=("script", "trainer"), default="script")
+    parser.add_argument("--minutes", type=float, default=10.0, help="of each grade")
+    parser.add_argument("--full", action="store_true", help="thirty minutes of each grade")
+    parser.add_argument("--quick", action="store_true", help="one minute, which shows nothing")
+    parser.add_argument("--grades", default="script,trainer")
     parser.add_argument("--out", type=Path, default=BENCH / "results")
     options = parser.parse_args(arguments)
-    results = Results("false_acts", options.out)
-    row = measure(options.grade, 1.0 if options.quick else options.minutes)
-    results.add(row)
-    keys = ("acts", "acted_by_agent", "suspicions", "taken_back", "still_open", "steps", "fold",
-            "step_max_s", "why", "api")
-    print(f"{row['case']}: {'ok' if row['ok'] else 'FAIL'}  " + "  ".join(
-        f"{key} {row[key]}" for key in keys if row.get(key) not in (None, "")))
+    minutes = 1.0 if options.quick else 30.0 if options.full else options.minutes
+    results, good = Results("false_acts", options.out), True
+    for grade in options.grades.split(","):
+        row = measure(grade, minutes)
+        results.add(row)
+        keys = ("verdict", "acts", "acted_by_agent", "suspicions", "taken_back", "still_open",
+                "steps", "fold", "step_max_s", "why", "api")
+        print(f"{row['case']}: {'ok' if row['ok'] else 'FAIL'}  " + "  ".join(
+            f"{key} {row[key]}" for key in keys if row.get(key) not in (None, "")), flush=True)
+        nothing_wrong = row.get("verdict", "").startswith(("none", "NOTHING"))
+        good = good and (nothing_wrong if options.quick else row["ok"])
     print(f"rows: {results.path}")
-    return 0 if row["ok"] else 1
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Owns the order: the cases take turns within one invocation, so that the machine's noise is shared,
 and every run is one row.  Before them, one run without a fault for each world size gives the
-digest that the others' final weights must have.
+digest that the others' final weights must have.  Exit code 1 when a goal was missed.
 
     python -m bench.recovery                       # 10 runs each, the trainer's kill 20
     python -m bench.recovery --quick               # 1 run of each
@@ -18,8 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from . import report
 from .cases import BY_NAME, CASES, Case, measure
-from .common import BENCH, Results
+from .common import BENCH, Results, read_rows
 
 
 def rounds(cases: list[Case], runs: int) -> Iterator[Case]:
@@ -83,8 +84,14 @@ def main(arguments: list[str] | None = None) -> int:
                 row["digest_equal"] = row["digest"] == wanted
             results.add(row)
             show(row)
+    found = [row for row in read_rows(results.path)
+             if row["invocation"] == results.common["invocation"]]
+    print(report.recovery(found), *report.sources("recovery", found), sep="\n\n")
     print(f"rows: {results.path}")
-    return 0
+    missed = any("MISSED" in report.goals(case.name, [row for row in found
+                                                      if row["case"] == case.name])
+                 for case in cases)
+    return 1 if missed and not options.quick else 0
 
 
 if __name__ == "__main__":

@@ -13,6 +13,9 @@ import time
 
 BASE_S = 0.1
 SLOW_FIRST_STEPS = 3
+# Longer than what a script is always given (60 s): without them no act by cost could happen.
+LONG_EVERY = 900  # steps
+LONG = {150: ("evaluation", 150.0), 300: ("slow_read", 75.0), 450: ("compile", 120.0)}
 BURN = "import time\nend = time.time() + %f\nwhile time.time() < end: pass"
 
 
@@ -20,6 +23,9 @@ def pause_of(step: int, rank: int) -> tuple[str, float]:
     """(kind, seconds) of what this rank does before `step`, which counts from 1."""
     if step <= SLOW_FIRST_STEPS:
         return "first_step", 5.0 if rank == 0 else 4.0
+    if step % LONG_EVERY in LONG:
+        kind, seconds = LONG[step % LONG_EVERY]
+        return kind, seconds if rank == 0 else 0.0
     if step == 12 or step % 1500 == 0:
         return "compile", 20.0 if rank == 0 else 0.0
     if step % 100 == 0:

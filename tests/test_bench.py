@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from bench import common, false_acts, report
+from bench import common, false_acts, report, uneven
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -58,8 +58,8 @@ def test_the_table_takes_of_each_case_the_newest_that_is_not_quick(tmp_path: Pat
         ("3", "trainer_stall"),
     ]
     lines = {line.split(" | ")[0]: line for line in report.recovery(found).splitlines()}
-    assert lines["| script, SIGKILL"].endswith(" 2.0 x |")
-    assert lines["| trainer, SIGKILL"].endswith(" - |"), "a ratio of two invocations"
+    assert lines["| script, SIGKILL"].endswith(" 2.0 x | MISSED (recovery p50 2.00 of 1) |")
+    assert " | - | met (" in lines["| trainer, SIGKILL"], "a ratio of two invocations"
     first, *_ = report.sources("recovery", found)
     assert "invocation 1 (torchrun_sigkill_prefix, script_sigkill), revision 1234567" in first
     assert [row["recovery_s"] for row in report.load(tmp_path, "recovery", "1")] == [0.4, 4.0, 2.0]
@@ -96,6 +96,7 @@ def test_a_suspicion_is_waited_for_and_must_be_taken_back(
         return [asked[-1], later] if len(asked) > 1 else [asked[-1]]
 
     pages = SimpleNamespace(steps=steps, poll=lambda: steps)
+    monkeypatch.setattr(false_acts, "spread", lambda pages: {"step_max_s": 61.0})
     monkeypatch.setattr(false_acts, "PageWatch", lambda pid: pages)
     monkeypatch.setattr(common, "incidents", incidents)
     monkeypatch.setattr(false_acts, "ASK_S", 0.0)
@@ -104,3 +105,30 @@ def test_a_suspicion_is_waited_for_and_must_be_taken_back(
     row = false_acts.watch(common.Place(tmp_path, {}), process, 0.0001)
     assert row["suspicions"] == 1 and row["acts"] == 0
     assert row["still_open"] == int(not good) and false_acts.is_good(row) == good
+
+
+def test_a_run_without_a_long_pause_shows_nothing_about_acts_by_cost() -> None:
+    quiet = {"acts": 0, "acted_by_agent": 0, "api": "", "taken_back": 4, "suspicions": 4}
+    for longest_s, good in ((20.0, False), (60.0, False), (75.0, True)):
+        row = {**quiet, "step_max_s": longest_s}
+        assert false_acts.is_good(row) == good
+        assert false_acts.verdict(row).startswith("none" if good else "NOTHING SHOWN")
+    assert false_acts.verdict({**quiet, "acts": 1, "step_max_s": 20.0}).startswith("ACTED")
+    # Within ten minutes a healthy run makes several that are longer than any floor.
+    took_s, long = 0.0, []
+    for step in range(1, 2000):
+        pause_s = max(uneven.pause_of(step, rank)[1] for rank in (0, 1))
+        took_s += pause_s + 2 * uneven.BASE_S
+        long += [pause_s] if pause_s > false_acts.FLOOR_S and took_s < 600 else []
+    assert len(long) >= 3
+
+
+def test_a_missed_goal_is_told_as_missed_and_a_lost_run_misses() -> None:
+    def rows(*times: float, lost: int = 0) -> list[dict[str, Any]]:
+        return [{"ok": True, "recovery_s": each} for each in times] + [{"ok": False}] * lost
+
+    assert report.goals("trainer_sigkill", rows(*[0.3] * 19, 0.79)).count("met") == 2
+    slow = report.goals("trainer_sigkill", rows(*[0.3] * 18, 0.9, 0.9))
+    assert slow.startswith("met (recovery p50 0.30 of 0.5)") and "MISSED (recovery p95 0.90" in slow
+    assert "MISSED" in report.goals("script_sigkill", rows(0.5, 0.5, lost=3))
+    assert report.goals("torchrun_sigkill", rows(9.0)) == "-"
