@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from waiting import until
 
 from holdfast.agent.config.load import (
     LATTICE,
@@ -150,9 +151,8 @@ def test_reload_keeps_the_old_configuration_when_the_new_is_bad(agent, tmp_path)
             file.write_text("[detect]\nstopped_s = -2.0\n")
             await daemon.reload()
             assert not daemon.state.reload_ok and daemon.state.config.detect.stopped_s == 2.0
-            await asyncio.sleep(0.05)
-            faults = [verdict.fault for verdict in daemon.state.snapshot.decision.verdicts]
-            assert faults == ["agent_config_bad"]
+            await until(lambda: [one.fault for one in daemon.state.snapshot.decision.verdicts]
+                        == ["agent_config_bad"])
             file.write_text("[detect]\nstopped_s = 3.0\n")
             await daemon.reload()
             assert daemon.state.reload_ok and daemon.state.config.detect.stopped_s == 3.0

@@ -219,9 +219,10 @@ def test_an_unanswered_intent_is_reported_once_and_never_replayed(agent, tmp_pat
             launcher.send(t="outcome", id=start_effect().id, ok=True)  # resent after hello
             await until(lambda: node.seen and node.seen[-1].outcomes)
             assert node.seen[-1].outcomes[0].ok
-            node.todo = [start_effect()]
+            later = replace(start_effect(), id="3/run/demo/start/1")
+            node.todo = [start_effect(), later]
             daemon.wake("test")
-            await asyncio.sleep(0.1)
+            assert (await launcher.receive("do"))["id"] == later.id  # and no other before it
             assert not any(packet["t"] == "do" for packet in launcher.mail)
             launcher.close()
 

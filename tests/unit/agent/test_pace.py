@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -93,7 +92,10 @@ def test_a_collector_without_a_thread_and_one_that_hangs_cost_no_other_its_readi
                 raise RuntimeError("can't start new thread")
             return super().submit(*given, **more)
 
+    hung: list[float] = []
+
     def hang(roots: Roots, boot_s: float) -> list[Sample]:
+        hung.append(boot_s)
         let_go.wait(30.0)
         return []
 
@@ -115,9 +117,9 @@ def test_a_collector_without_a_thread_and_one_that_hangs_cost_no_other_its_readi
         await until(lambda: runner.samples().of("good"))
         first_s = runner.samples().of("good")[0].boot_s
         await until(lambda: runner.samples().of("good")[0].boot_s > first_s)
-        began_s, first_s = time.monotonic(), runner.samples().of("good")[0].boot_s
+        first_s = runner.samples().of("good")[0].boot_s
         await until(lambda: runner.samples().of("good")[0].boot_s - first_s > 1.0)
-        assert time.monotonic() - began_s < 2.0, "what hangs is waited for once"
+        assert len(hung) == 3, "what hangs is waited for once"
         errors = {one.name: one.error for one in runner.health()}
         assert errors["good"] == "" and errors["none"] == "RuntimeError: can't start new thread"
         assert {errors[f"hangs{number}"] for number in range(3)} == {"still hanging"}

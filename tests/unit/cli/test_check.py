@@ -128,10 +128,8 @@ def test_a_health_program_is_answered_from_the_cache(
     for status, age_s, code in ((OK, 10, 0), (WARNING, 10, 0), (CRITICAL, 10, 1),
                                 (UNKNOWN, 10, 0)):
         kept(tmp_path, status, age_s)
-        begun_s = time.monotonic()
         assert main(ask) == code
-        assert time.monotonic() - begun_s < 1.0
-        assert len(asked) == 1
+        assert len(asked) == 1  # answered without a check
     kept(tmp_path, CRITICAL, check.FRESH_S + 10)
     assert main(ask) == 1 and len(asked) == 2  # known still, and made anew
     kept(tmp_path, CRITICAL, check.STALE_S + 10)

@@ -38,6 +38,7 @@ class Said(Standalone):
     """Alone, with an ear for what is said."""
 
     def __init__(self):
+        super().__init__()
         self.reports, self.commits = [], []
 
     def report(self, fault, text):
@@ -90,10 +91,11 @@ def test_manifest_says_what_the_run_was(tmp_path):
     assert manifest["step"] == 12 and manifest["world"] == 1
 
 
-def test_keep_counts_valid_ones(tmp_path):
+def test_the_newest_whole_ones_are_kept(tmp_path):
     _, said = run(tmp_path, "checkpoint.every=2", "checkpoint.keep=2")
-    assert len(files.listing(tmp_path / "checkpoints")) <= 2
-    assert said.commits[-1] == 12
+    kept = files.listing(tmp_path / "checkpoints")
+    assert [one.step for one in kept] == said.commits[:-3:-1] and said.commits[-1] == 12
+    assert not any(files.verify(one.path) for one in kept)
 
 
 def test_bad_newest_is_put_aside_and_the_older_used(tmp_path):

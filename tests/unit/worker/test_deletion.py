@@ -87,9 +87,8 @@ def test_a_child_that_does_not_die_is_left_and_reaped_when_it_goes(monkeypatch):
     assert task is not None
     reap = forking.reap
     monkeypatch.setattr(forking, "reap", lambda pid: None)  # as in state D: killed and still there
-    begin_s = time.monotonic()
-    tasks.tend(task.deadline_s)
-    assert time.monotonic() - begin_s < 0.5 and tasks.left == [task.child.pid]
+    tasks.tend(task.deadline_s)  # returns, although the child is never gone
+    assert tasks.left == [task.child.pid]
     assert told == ["sleeper took too long and was ended"]
     monkeypatch.setattr(forking, "reap", reap)
     os.waitid(os.P_PID, task.child.pid, os.WEXITED | os.WNOWAIT)
