@@ -6,6 +6,7 @@ makes the mutants; each is tried in a copy of the tree, so that the tree itself 
     python -m bench.mutants                     # the whole campaign: 320 mutants, about 40 minutes
     python -m bench.mutants --mutants 12        # a short form
     python -m bench.mutants --only run/policy --mutants 40 --show
+    python -m bench.mutants --again bench/results/mutants-DATE.jsonl --show
 
 The digests of tests/sim are left out on purpose: they notice every change, and prove no promise.
 """
@@ -25,7 +26,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .common import BENCH, ROOT, Results
+from .common import BENCH, ROOT, Results, read_rows
 
 SEED = 20261122
 MUTANTS = 320
@@ -38,7 +39,7 @@ WITHOUT = ("ReplaceBinaryOperator_BitOr", "RemoveDecorator", "Eq_Is", "NotEq_Is"
 # first that fails ends a mutant.
 CORE = tuple(f"tests/unit/core/test_{name}.py" for name in (
     "recovery", "stage", "ladder", "rungs", "patience", "victims", "places", "cost", "stopped",
-    "resets", "repair", "unlock", "standing", "silence", "known_causes", "cluster", "small_parts",
+    "rules", "resets", "repair", "unlock", "standing", "silence", "known_causes", "cluster", "small_parts",
     "loops", "hang", "climb"))
 # A mutant in a module of this table must be noticed by the tests behind it.
 MODULES: dict[str, tuple[str, ...]] = {
@@ -73,13 +74,13 @@ MODULES: dict[str, tuple[str, ...]] = {
     "agent/history/journal.py": ("tests/unit/agent/test_journal.py",),
     "agent/web/auth.py": ("tests/unit/agent/test_web.py",),
     "trainer/checkpoint/format.py": ("tests/unit/trainer/test_checkpoint_format.py",),
-    "trainer/checkpoint/restore.py": ("tests/unit/trainer",),
+    "trainer/checkpoint/restore.py": ("tests/unit/trainer/test_restore_digests.py",
+                                      "tests/unit/trainer/test_recovery.py"),
     "worker/launcher/rank_processes.py": ("tests/unit/worker/test_rank_processes.py",
                                           "tests/unit/worker/test_launcher.py"),
     "worker/launcher/commands.py": tuple(f"tests/unit/worker/test_{name}.py" for name in (
         "deletion", "remove_lock", "launcher", "compiling", "logwatch")),
-    "worker/rank/outcome.py": ("tests/unit/worker/test_hooks.py",
-                               "tests/unit/worker/test_isolated.py"),
+    "worker/rank/outcome.py": ("tests/unit/worker/test_outcome.py",),
     "worker/elastic.py": ("tests/unit/worker/test_elastic.py",),
 }
 
@@ -127,6 +128,14 @@ def sample(modules: list[str], count: int, seed: int) -> list[Mutant]:
             if stack and len(chosen) < count:
                 chosen.append(stack.pop())
     return chosen
+
+
+def survivors(rows: Path, modules: list[str]) -> list[Mutant]:
+    """Those that lived in an earlier campaign, to be tried with the tests of today."""
+    lived = {(row["module"], row["operator"], row["occurrence"], row["line"])
+             for row in read_rows(rows) if not row["ok"]}
+    return [one for module in modules for one in mutants_of(module)
+            if (module, one.operator, one.occurrence, one.line) in lived]
 
 
 def copy_of_the_tree(folder: Path) -> Path:
@@ -183,13 +192,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--mutants", type=int, default=MUTANTS, help="how many (320)")
     parser.add_argument("--seed", type=int, default=SEED, help="of the sample")
     parser.add_argument("--only", default="", help="modules whose path holds this")
+    parser.add_argument("--again", type=Path, help="the survivors among these rows, once more")
     parser.add_argument("--show", action="store_true", help="the change of each survivor")
     parser.add_argument("--out", type=Path, default=BENCH / "results")
     options = parser.parse_args(arguments)
     modules = [module for module in MODULES if options.only in module]
     if not modules:
         parser.error(f"--only {options.only}: no module of the table has this in its path")
-    chosen = sample(modules, options.mutants, options.seed)
+    chosen = (survivors(options.again, modules) if options.again
+              else sample(modules, options.mutants, options.seed))
     results, tally = Results("mutants", options.out), Counter[tuple[str, bool]]()
     with tempfile.TemporaryDirectory(prefix="holdfast-mutants-") as folder, \
             contextlib.ExitStack() as stack:

@@ -16,6 +16,7 @@ from holdfast.agent.core.model import (
     Commit,
     Effect,
     Ended,
+    Lease,
     Now,
     Plan,
     RankView,
@@ -25,6 +26,7 @@ from holdfast.agent.core.model import (
 )
 from holdfast.agent.core.nodes import breaker
 from holdfast.agent.core.run import members, policy, reconcile, validity
+from holdfast.agent.core.run import plan as plans
 from holdfast.agent.core.series.wait_history import History
 
 replace = msgspec.structs.replace
@@ -146,6 +148,18 @@ def test_a_ranks_own_node_is_believed_before_a_beat() -> None:
              beat("d", 4, run="other"))
     found = members.ranks_of(view(ranks=(mine, rank(5, generation=9))), 1, beats, now, settings)
     assert [(r.rank, r.node, r.step) for r in found] == [(0, "a", 5), (1, "b", 7), (2, "z", 7)]
+
+
+@given(st.floats(0, 1e4))
+def test_a_member_is_lost_after_two_leases_and_a_leader_until_its_own_ends(silent_s: float) -> None:
+    now, settings = Now(2e4, 1000.0, "b"), Settings()
+    lost = silent_s > members.LOST_LEASES * settings.lease_s
+    assert members.is_lost(now.boot_s - silent_s, now, settings) == lost
+    ended_s = now.boot_s - silent_s
+    for holder, until_s, leads in (("a", now.boot_s + 0.1, True), ("b", now.boot_s + 0.1, False),
+                                   ("a", ended_s, False)):
+        assert plans.is_leader("r", "a", (Lease("r", holder, until_s),), now) == leads
+    assert not plans.is_leader("r", "a", (Lease("other", "a", now.boot_s + 9),), now)
 
 
 # ------------------------------------------------------------------------------ ends

@@ -7,13 +7,14 @@ import signal
 import socket
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from waiting import wait_for
 
 from holdfast.worker import exits
 from holdfast.worker import page as pages
-from holdfast.worker.launcher import forking, rank_processes, run_state, spec
+from holdfast.worker.launcher import commands, forking, rank_processes, run_state, spec
 from holdfast.worker.launcher.process import StartCommand
 from holdfast.worker.wire import Channel
 
@@ -297,3 +298,17 @@ def test_a_permit_reaches_each_page(launchers):
     one = shell(launchers, "exec sleep 600", ranks="2")
     one.ranks.begin(command(1)._replace(permit_ns=77))
     assert [p.fields[pages.F_PERMIT] for p in one.ranks.living()] == [77, 77]
+
+
+def test_an_order_to_stop_ends_whom_it_names_of_its_generation(launchers):
+    one = shell(launchers, "exec sleep 600", ranks="3")
+    one.ranks.begin(command(2, ranks=(0, 1, 2)))
+    told = commands.Commands(one.state, one.ranks, None, SimpleNamespace(channel=None), None, None,
+                             None)
+    told.stop("old", {"generation": 1, "ranks": []})
+    assert not any(p.by_us for p in one.ranks.living())
+    told.stop("one", {"generation": 2, "ranks": [1]})
+    assert [p.rank for p in one.ranks.living() if p.by_us] == [1]
+    told.stop("all", {"generation": 2, "ranks": []})
+    wait_for(lambda: one.ranks.reap() and not one.ranks.living() or not one.ranks.living())
+    assert all(p.ended["signal"] == signal.SIGKILL for p in one.ranks.processes)
