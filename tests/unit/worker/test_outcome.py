@@ -56,7 +56,8 @@ outcome.leave(fields, "done" if code == 0 else "exit", code)
 @pytest.mark.parametrize(("error", "said"), [
     (SystemExit(), ("done", 0)), (SystemExit(0), ("done", 0)), (SystemExit(False), ("done", 0)),
     (SystemExit(3), ("exit", 3)), (SystemExit(256 + 5), ("exit", 5)),
-    (SystemExit(-1), ("exit", 255)), (SystemExit("a message"), ("exit", 1)), (KeyboardInterrupt(), ("exit", exits.INTERRUPTED)),
+    (SystemExit(-1), ("exit", 255)), (SystemExit("a message"), ("exit", 1)),
+    (KeyboardInterrupt(), ("exit", exits.INTERRUPTED)),
     (ValueError("x"), ("exception", 1)), (MemoryError(), ("exception", 1))], ids=repr)
 def test_what_leaves_a_script_is_its_outcome(error, said):
     assert outcome.of_exception(error) == said
