@@ -189,7 +189,7 @@ class Performer:
         except Conflict as error:
             self._end(effect, False, f"conflict: {error}")
         except (StoreError, TimeoutError) as error:
-            self._end(effect, False, f"store: {error or 'no answer'}")
+            self._end(effect, False, f"store: {str(error) or 'no answer'}")
         else:
             self._end(effect, True, detail=str(version))
 

@@ -152,7 +152,7 @@ class SqliteStore:
         except (sqlite3.Error, TimeoutError) as error:
             if not self._in_memory(write, error):
                 self._view = self._make_view(up=False)
-                raise StoreError(f"{self._path}: {error or 'no answer'}") from error
+                raise StoreError(f"{self._path}: {str(error) or 'no answer'}") from error
             version = write.expect_version + 1
         else:
             self._unsaved.pop(write.key, None)
@@ -186,7 +186,7 @@ class SqliteStore:
                 await asyncio.wait_for(
                     loop.run_in_executor(self._thread, self._save, write), WRITE_LIMIT_S)
             except (sqlite3.Error, TimeoutError) as error:
-                self.problem = f"{self._path}: {error or 'no answer'}"
+                self.problem = f"{self._path}: {str(error) or 'no answer'}"
                 return False
             if self._unsaved.get(key) is write:  # else a newer one came meanwhile
                 del self._unsaved[key]

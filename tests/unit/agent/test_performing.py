@@ -1,0 +1,102 @@
+"""The performer by itself, with a real journal: each effect ends once, whatever its store says."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from fakes import until
+
+from holdfast.agent.actions import performer as performing
+from holdfast.agent.core.model import Effect, Resume, Start, StoreView, StoreWrite, TakeEvidence
+from holdfast.agent.history.journal import Intent, Journal
+from holdfast.agent.launchers import protocol
+from holdfast.agent.store.base import Conflict, StoreError
+
+
+class OneAnswer:
+    """A store that gives one answer."""
+
+    def __init__(self, answer):
+        self.answer = answer
+
+    def view(self):
+        return StoreView()
+
+    async def put(self, write):
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+def made(folder, store=None, orders=None):
+    async def nobody(effect, body):
+        raise AssertionError("not asked for")
+
+    def order(run, fields):
+        (orders if orders is not None else []).append(fields["id"])
+        return ""
+
+    said = []
+    one = performing.Performer(
+        Journal(folder), store or OneAnswer(1), order, lambda why: None,
+        lambda part, error: said.append((part, error)), lambda run: (1, 1.0), nobody, nobody)
+    return one, said
+
+
+PUT = Effect("1/run/r/put/1", "put", "run/r", "x", 5.0, StoreWrite("run/r", 0, b"{}"))
+
+
+@pytest.mark.parametrize(("answer", "ok", "says"), [
+    (7, True, ""), (Conflict("run/r is at version 2"), False, "conflict: run/r is at version 2"),
+    (StoreError("no space"), False, "store: no space"),
+    (TimeoutError(), False, "store: no answer")])
+def test_whatever_the_store_answers_is_an_outcome(answer, ok, says, tmp_path):
+    async def scenario():
+        one, said = made(tmp_path, OneAnswer(answer))
+        one.perform(one.fresh([PUT]), None)
+        (outcome,) = await until(lambda: one.outcomes([PUT.id], 0.0))
+        assert (outcome.ok, outcome.error, outcome.detail) == (ok, says, "7" if ok else "")
+        assert one.fresh([PUT]) == [] and not one.in_flight and said == []
+        await one.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_an_earlier_life_left_is_told_as_failed_when_nobody_answers(tmp_path, monkeypatch):
+    monkeypatch.setattr(performing, "GRACE_FOR_RESEND_S", 0.0)
+
+    async def scenario():
+        journal = Journal(tmp_path)
+        left = Intent("2/run/r/start/1", "start", "run/r", "rank_killed", "", "x", 1.0)
+        await journal.append(left, wait=True)
+        journal.close()
+        one, _ = made(tmp_path)
+        (outcome,) = await until(lambda: one.outcomes([left.id], 0.0))
+        assert not outcome.ok and "before it learned the outcome" in outcome.error
+        body = Start("r", 2, (0,), (), 1, Resume("own"), "x")
+        assert one.fresh([Effect(left.id, "start", "run/r", "x", 5.0, body)]) == []
+        # The launcher's word comes late: the restart counts, and once.
+        for _ in range(2):
+            one.launcher_outcome("r", protocol.Outcome(id=left.id, ok=True))
+        assert one.counters["restarts", ("r", "rank_killed")] == 1.0
+        await one.close()
+
+    asyncio.run(scenario())
+
+
+def test_only_evidence_says_where_a_rank_stands(tmp_path):
+    async def scenario():
+        orders = []
+        one, _ = made(tmp_path, orders=orders)
+        body = TakeEvidence("r", 3, 1, 9, "x")
+        for kind in ("evidence", "finish", "stop"):
+            effect = Effect(f"3/run/r/{kind}/1", kind, "run/r", "x", 5.0, body)
+            one.perform(one.fresh([effect]), None)
+            await until(lambda id=effect.id: id in orders)
+            one.launcher_outcome("r", protocol.Outcome(
+                id=effect.id, ok=True, detail='{"where": "%s.py:5"}' % kind))
+        assert one.where == {("r", 3, 1): "evidence.py:5"}
+        await one.close()
+
+    asyncio.run(scenario())
