@@ -110,10 +110,12 @@ FLEET: dict[str, tuple[list[Case], list[Case]]] = {
     ),
     "HoldfastRunNodeLost": (
         [Case({RANKS: "8x50", 'up{job="holdfast",instance="n0"}': "1x50 0x70"}, "55m")],
-        # The agent is back; the node had no run; its run had ended.
+        # The agent is back; the node had no run; its run had ended; it trains elsewhere.
         [Case({RANKS: "8x120", 'up{job="holdfast",instance="n0"}': "1x120"}),
          Case({'up{job="holdfast",instance="n0"}': "1x50 0x70"}, "55m"),
-         Case({RANKS: "8x30 0x15", 'up{job="holdfast",instance="n0"}': "1x50 0x70"}, "55m")],
+         Case({RANKS: "8x30 0x15", 'up{job="holdfast",instance="n0"}': "1x50 0x70"}, "55m"),
+         Case({RANKS: "8x50", 'up{job="holdfast",instance="n0"}': "1x50 0x70",
+               'holdfast_train_step{run="m5",instance="n1"}': "0+9x120"}, "55m")],
     ),
     "HoldfastStoreDown": (
         [Case({'holdfast_store_up{instance="n0"}': "0x120"})],

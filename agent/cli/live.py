@@ -76,6 +76,8 @@ def incidents(options: argparse.Namespace) -> int:
     found = of_run(options.run)
     if options.refused:
         return _refused(options, found)
+    if options.alerts:
+        return _alerts(options, found)
     if options.id:
         one = one_incident(found, options.id)
         print_json(one) if options.json else show(report.incident(one))
@@ -106,6 +108,13 @@ def _refused(options: argparse.Namespace, found: Found) -> int:
     listed = [one for agent, _ in found for one in agent.get("/api/v1/refusals")]
     listed.sort(key=lambda one: -one["wall_s"])
     print_json(listed) if options.json else show(report.refused(listed))
+    return 0
+
+
+def _alerts(options: argparse.Namespace, found: Found) -> int:
+    listed = [one for agent, _ in found for one in agent.get("/api/v1/alerts")]
+    listed.sort(key=lambda one: -one["taken_wall_s"])
+    print_json(listed) if options.json else show(report.alerts(listed))
     return 0
 
 

@@ -46,6 +46,8 @@ def _incidents(parser: argparse.ArgumentParser) -> None:
                         help="only those where acting was off: what would have been done")
     parser.add_argument("--refused", action="store_true",
                         help="who asked for what they may not, instead of incidents")
+    parser.add_argument("--alerts", action="store_true",
+                        help="alerts that were sent here and what became of them, instead")
 
 
 def _close(parser: argparse.ArgumentParser) -> None:

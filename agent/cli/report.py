@@ -237,6 +237,20 @@ def refused(found: Sequence[Json]) -> list[Line]:
     return lines
 
 
+def alerts(found: Sequence[Json]) -> list[Line]:
+    """Alerts from outside and what became of each, two rows an alert, newest first."""
+    if not found:
+        return [line("no alert was sent here (docs/alerts.md)")]
+    lines = []
+    for one in found:
+        state = "firing" if one["firing"] else "resolved"
+        lines += [
+            line(f"{clock(one['taken_wall_s'])}  ", Span(one["name"] or "(no name)", STRONG),
+                 f", run {one['run'] or '(none)'}, {state}"),
+            *field("", one["outcome"] or "waits to be settled")]
+    return lines
+
+
 def incident(one: Json) -> list[Line]:
     """One incident, whole: culprit, evidence, timeline, cost."""
     state = one.get("state", "open")

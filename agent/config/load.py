@@ -18,6 +18,7 @@ import msgspec
 
 from ..checks import table
 from ..core import actions
+from ..core.model import MAY_ACT
 from ..system.regular import read_regular
 from ..system.time_limit import TooSlow, at_most
 from .settings import Config
@@ -90,7 +91,7 @@ def load(
     except ValueError as error:
         errors.append(f"{_origin('checks.limits', values)}: {error}")
     named = [("actions.allow", "action", config.actions.allow, actions.allowable()),
-             ("detect.act", "detector that may act", config.detect.act, Config().detect.act),
+             ("detect.act", "detector that may act", config.detect.act, MAY_ACT),
              ("checks.gate", "check", config.checks.gate, table.gate_words())]
     if config.collectors.disable:
         named.append(("collectors.disable", "collector", config.collectors.disable, collectors()))

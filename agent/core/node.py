@@ -55,6 +55,7 @@ FROZEN_S = 3.0  # between two steps: this agent stood still itself
 THAW_S = 1.5  # after that, until pages prove anything again
 RUNS_MAX = 32
 HANDLED_MAX = 256
+ALERT_WAITS_S = 60.0  # for the launcher of its run, which may be coming back to a new agent
 PAUSED = "paused by an operator: shown, and nothing done"
 
 
@@ -164,7 +165,8 @@ class Node:
         stale_locks.step(whole, conditions, self.kept.unlocked, self.kept.paused)
         self.kept.ledger.settle(now.boot_s, now.boot_id, doing)
         self._forget({v.run for v in observed.runs})
-        return self._decision(now, contexts, effects, verdicts, changed, self._answers(observed))
+        answers = self._answers(now, observed, contexts)
+        return self._decision(now, contexts, effects, verdicts, changed, answers)
 
     def _judge(self, context: Context, leaving: str) -> str:
         """One run's step, and what the run does now.
@@ -253,8 +255,10 @@ class Node:
             self.kept.handled = [*self.kept.handled[-(HANDLED_MAX - 1) :], request.id]
             self._request(request)
 
-    def _answers(self, observed: Observed) -> tuple[Answer, ...]:
-        """To the requests that are settled.  A restart is one when a plan names it, or something
+    def _answers(
+        self, now: Now, observed: Observed, contexts: list[Context]
+    ) -> tuple[Answer, ...]:
+        """To the requests and alerts that are settled.  A restart is one when a plan names it, or something
         else happened; all others are done or refused in the step that sees them."""
         shown = {view.run for view in observed.runs if view.connected}
         found: list[Answer] = []
@@ -268,6 +272,11 @@ class Node:
                 found += [answer] if answer is not None else []
             else:
                 found.append(Answer(request.id, True, f"{request.action}: taken"))
+        found += [answer for context in contexts for answer in context.answers]
+        known = {view.run for view in observed.runs}
+        found += [Answer(alert.id, False, f"no launcher of run {alert.run!r} came")
+                  for alert in observed.alerts if alert.run not in known
+                  and now.wall_s - alert.taken_wall_s > ALERT_WAITS_S]
         return tuple(found)
 
     def _request(self, request: Request) -> None:

@@ -43,6 +43,7 @@ from ..system.errors import say
 from ..system.side_thread import SideThread
 from ..system.systemd import notify
 from . import own_faults
+from .alerts import Alerts
 from .operators import Operators
 from .parts import Part
 from .parts.checks import Checks
@@ -159,7 +160,8 @@ class Daemon:
         state.launchers = self.launchers
         self.launchers.highest_generation = self._highest_generation
         self.store.living = self.launchers.runs
-        self.operators = Operators(self._order, self._requested)
+        alerts = Alerts(self.store, lambda: state.snapshot.decision.plans, self.wake, self.on_error)
+        self.operators = Operators(self._order, self._requested, alerts)
         self.reports = TrainerReports(self.journal, self.performer)
         self.node_order_gate = NodeOrderGate(state, self.evidence)
         self.private_life = PrivateLife(state, self.launchers, self.stop)
@@ -293,6 +295,7 @@ class Daemon:
             store=self.store.view(),
             outcomes=self.performer.outcomes(listed, now_s),
             requests=self.operators.pending(state.snapshot.decision.answers),
+            alerts=self.operators.alerts.pending(state.snapshot.decision.answers),
             journal_stalled=bool(self._disk_problem()) or self.journal.stalled,
             gate=self.node_order_gate.gate,
             checks=state.checks,

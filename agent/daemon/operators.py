@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 
 from ..core.model import Answer, Request
 from ..launchers import protocol
+from .alerts import Alerts
 
 ANSWERS_MAX = 256
 REQUESTS_MAX = 64
@@ -18,12 +19,13 @@ REQUESTS_MAX = 64
 
 class Operators:
     """`order` sends a packet to a run's launcher, and says why it could not; `on_request` is called
-    for each request that was taken."""
+    for each request that was taken; `alerts` are what others' software asks for."""
 
     def __init__(
-        self, order: Callable[[str, dict[str, object]], str], on_request: Callable[[], None]
+        self, order: Callable[[str, dict[str, object]], str], on_request: Callable[[], None],
+        alerts: Alerts,
     ) -> None:
-        self._order, self._on_request = order, on_request
+        self._order, self._on_request, self.alerts = order, on_request, alerts
         self._requests: dict[str, Request] = {}
         self._answers: dict[str, Answer] = {}  # newest last
         self._orders: dict[str, asyncio.Future[protocol.Outcome]] = {}

@@ -29,11 +29,13 @@ from ..core import actions
 from ..core.model import Request, Subject, node_subject, rank_subject
 from ..core.model.subject import INCIDENT
 from ..core.nodes.kernel_incidents import DETECTOR
+from ..daemon.alerts import Full
 from ..daemon.operators import Operators
 from ..daemon.state import AgentState
 from ..metrics.families import CONTENT_TYPE, Exposition
+from ..store.base import Conflict, StoreError
 from ..system.errors import say
-from . import drift, status, visibility
+from . import alerts, drift, status, visibility
 from .auth import RUNBOOKS, Authorizer, Tokens, peer_of, reader_of, refuse
 from .connection_limit import ConnectionLimit, LimitedConnection
 from .page import load_page
@@ -188,6 +190,8 @@ class WebServer:
                 ("GET", "/api/v1/explain/{fault}", self._explain),
                 ("GET", "/api/v1/drift", self._drift),
                 ("GET", "/api/v1/requests/{id}", self._answered),
+                ("GET", "/api/v1/alerts", self._alerts_kept),
+                ("POST", "/api/v1/alerts", self._alerts_sent),
                 ("POST", "/api/v1/runs/{run}/{verb}", self._ask_run),
                 ("POST", "/api/v1/nodes/{node}/{verb}", self._ask_node),
                 ("POST", "/api/v1/incidents/{id:.+}/close", self._close),
@@ -310,7 +314,27 @@ class WebServer:
             return refuse(404, f"no run {run!r} on this node", "a run that /api/v1/status lists")
         return _json(msgspec.json.encode(drift.drift(self._state, run)))
 
+    async def _alerts_kept(self, request: web.Request) -> web.Response:
+        """Alerts that were sent here, with what became of each; others' runs are left out."""
+        who = self._reader(request)
+        found = [one for one in self._operators.alerts.kept() if who.may(one.run)]
+        return _json(msgspec.json.encode(found))
+
     # ------------------------------------------------------------- asking
+
+    async def _alerts_sent(self, request: web.Request) -> web.Response:
+        """The webhook of Alertmanager and Grafana.  What cannot be kept is sent again by them."""
+        try:
+            whole = request.clone(client_max_size=alerts.BODY_MAX_BYTES)
+            delivered = alerts.read(await whole.read(), time.time())
+            new = await self._operators.alerts.take(delivered)
+        except web.HTTPException:
+            raise
+        except BAD_BODY as error:
+            return refuse(400, str(error), "Alertmanager's webhook, version 4, or Grafana's")
+        except (Full, StoreError, Conflict, TimeoutError) as error:
+            return refuse(503, str(error), "send it again")
+        return web.json_response({"alerts": len(delivered), "new": new})
 
     async def _ask_run(self, request: web.Request) -> web.Response:
         run, verb = request.match_info["run"], request.match_info["verb"]

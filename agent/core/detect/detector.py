@@ -90,6 +90,7 @@ class RanksView(NamedTuple):
     frozen: bool  # this agent stood still a moment ago: still pages prove nothing
     of_kernel: list[tuple[int, Cause]]  # (pid, cause) of what the kernel said of processes
     request: OperatorRequest | None
+    alerts: tuple[Cause, ...]  # what alerts from outside ask for
 
 
 class Look(NamedTuple):

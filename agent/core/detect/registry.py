@@ -34,11 +34,12 @@ from .host.host import Host
 from .host.reach import Reach
 from .host.storage import Storage
 from .network.network import Networks
+from .ranks.alerted import Alerted
 from .ranks.broken import Ended, Members, Requested, UnderRanks
 from .ranks.hang import Hang
 
 DETECTORS: tuple[type[Detector] | type[RunDetector], ...] = (
-    Members, Requested, Ended, UnderRanks, Hang,  # of a run: the first cause holds
+    Members, Requested, Ended, UnderRanks, Alerted, Hang,  # of a run: the first cause holds
     Accelerators, CompileCache, Ec2, Host, Storage, Reach, Hardware, Clock, Fabric, Networks,
     Checks,
 )

@@ -6,6 +6,7 @@ clock but `Now`, no randomness.  Import them from here.
 
 from __future__ import annotations
 
+from .alert import Alert
 from .bounds import Seconds, Whole
 from .checked import CheckVerdict
 from .concluded import (
@@ -54,17 +55,17 @@ from .observed import (
 )
 from .plan import Plan, Resume
 from .readings import Named, Reading, Readings, Rows, Selection, by_name, labels_of, readings_of
-from .settings import GateSettings, Runbook, Settings
+from .settings import MAY_ACT, GateSettings, Runbook, Settings
 from .subject import STORE, Subject, node_subject, rank_subject, run_subject, subject_of
 from .time import Now, Value
 
 __all__ = [
-    "Answer", "Beat", "CheckVerdict", "Commit", "DEGRADED", "Decision", "Delete", "Doc", "Effect",
-    "EffectOutcome", "Ended", "Escalation", "Event", "FATAL", "Finish", "Gate", "GateSettings",
-    "Incident", "Lease", "Named", "NodeOrder", "Now", "OK", "OPAQUE", "Observed", "Parked", "Plan",
-    "RankView", "Reading", "Readings", "RemoveLock", "Request", "Resume", "Rows", "RunCheck",
-    "RunView", "Runbook", "SCRIPT", "SEVERITIES", "STORE", "Seconds", "Selection", "Settings",
-    "SnapshotView", "Start", "Stop", "StoreView", "StoreWrite", "Subject", "TRAINER",
-    "TakeEvidence", "UNKNOWN", "Value", "Verdict", "WARN", "Whole", "by_name", "labels_of",
-    "node_subject", "rank_subject", "readings_of", "run_subject", "subject_of",
+    "Alert", "Answer", "Beat", "CheckVerdict", "Commit", "DEGRADED", "Decision", "Delete", "Doc",
+    "Effect", "EffectOutcome", "Ended", "Escalation", "Event", "FATAL", "Finish", "Gate",
+    "GateSettings", "Incident", "Lease", "MAY_ACT", "Named", "NodeOrder", "Now", "OK", "OPAQUE",
+    "Observed", "Parked", "Plan", "RankView", "Reading", "Readings", "RemoveLock", "Request",
+    "Resume", "Rows", "RunCheck", "RunView", "Runbook", "SCRIPT", "SEVERITIES", "STORE", "Seconds",
+    "Selection", "Settings", "SnapshotView", "Start", "Stop", "StoreView", "StoreWrite", "Subject",
+    "TRAINER", "TakeEvidence", "UNKNOWN", "Value", "Verdict", "WARN", "Whole", "by_name",
+    "labels_of", "node_subject", "rank_subject", "readings_of", "run_subject", "subject_of",
 ]

@@ -5,6 +5,7 @@ Owns the types that come in from launchers, store, collectors and people.
 
 from __future__ import annotations
 
+from .alert import Alert
 from .bounds import Seconds, Whole
 from .checked import CheckVerdict
 from .concluded import Request
@@ -182,4 +183,5 @@ class Observed(Value, frozen=True):
     requests: tuple[Request, ...] = ()
     journal_stalled: bool = False
     gate: Gate = Gate()
+    alerts: tuple[Alert, ...] = ()  # from outside, firing, and not settled yet
     checks: tuple[CheckVerdict, ...] = ()  # what was checked last on this node, in this boot

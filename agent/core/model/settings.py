@@ -34,6 +34,9 @@ class GateSettings(Value, frozen=True):
     after: bool = False  # made again when the node's last run has ended
 
 
+MAY_ACT = ("ended", "hang", "kernel", "alerts")  # what `detect.act` may name
+
+
 class Settings(Value, frozen=True):
     """What of the configuration the core needs."""
 
@@ -53,7 +56,7 @@ class Settings(Value, frozen=True):
     breaker_fraction: float = 0.05
     keep_checkpoints: int = 3
     lease_s: float = 10.0
-    act: tuple[str, ...] = ("ended", "hang", "kernel")
+    act: tuple[str, ...] = MAY_ACT[:3]  # alerts act where an operator says so
     allow: tuple[str, ...] = ()  # reboot_node, replace_node, ...: off until turned on
     alone: bool = False  # reboot and replace also where no fleet is seen that opens the breaker
     single_node: bool = True

@@ -6,6 +6,8 @@ orders nothing but evidence: what a cause is answered with is decided in recover
 
 from __future__ import annotations
 
+from functools import partial
+
 from msgspec.structs import replace
 
 from ..detect import registry
@@ -17,7 +19,7 @@ from ..effects import drafts
 from ..effects.in_flight import EffectResult
 from ..model import WARN, Plan, RankView, TakeEvidence
 from ..series.wait_history import Seen
-from . import policy, progress
+from . import alerts, policy, progress
 from .incidents import RunIncidents, Where, read_where
 from .operator import Operator
 from .recovery import Recoveries
@@ -91,6 +93,7 @@ class Causes:
 
     def detect(self, ctx: Context, plan: Plan | None, ranks: tuple[RankView, ...]) -> None:
         state, cause = self.state, self.state.cause
+        asked = alerts.pending(ctx, state, plan, partial(self.recovery.outlook, ctx, plan))
         over = state.finish_code >= 0 or bool(ctx.view.shutdown) or bool(state.held.drain)
         if cause is not None:
             ctx.verdicts.append(ends.verdict_of(cause, state.run))
@@ -102,7 +105,7 @@ class Causes:
         view = RanksView(
             state, ctx.view, plan, self.plan_since[1],
             tuple(self._with_where(rank) for rank in ranks), ctx.now, ctx.observed, ctx.settings,
-            ctx.runbooks, ctx.since_boot_s, ctx.frozen, ctx.causes, self.operator.restart,
+            ctx.runbooks, ctx.since_boot_s, ctx.frozen, ctx.causes, self.operator.restart, asked,
         )
         self._ask(ctx, view)
 

@@ -17,6 +17,7 @@ from ..detect.ranks.live_logs import LogLook
 from ..effects.in_flight import EffectResult, InFlight
 from ..incidents.book import Entry, IncidentBook
 from ..model import (
+    Answer,
     CheckVerdict,
     Effect,
     Incident,
@@ -228,6 +229,7 @@ class Context(msgspec.Struct):
     beyond: Beyond = nothing_beyond  # what may be done beyond this run
     opened: tuple[Incident, ...] = ()  # of this node, of whatever run
     climbed: list[tuple[Cause, str, str]] = []  # what this run asks for there, and why
+    answers: list[Answer] = []  # to the alerts about this run
 
     def wake(self, seconds: float) -> None:
         """Step again no later than this."""

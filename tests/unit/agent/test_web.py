@@ -189,6 +189,80 @@ def test_bad_requests_say_what_to_set(agent, tmp_path):
     browse(scenario, agent, tmp_path)
 
 
+def delivery(*numbers, status="firing", **labels):
+    """What Alertmanager sends, version 4; newer fields and Grafana's are passed over."""
+    base = {"alertname": "FabricStorm", "holdfast_runbook": "fabric_storm", "run": "demo"}
+    return json.dumps({
+        "version": "4", "groupKey": "{}", "status": status, "receiver": "holdfast", "orgId": 1,
+        "externalURL": "http://alertmanager:9093", "truncatedAlerts": 0,
+        "alerts": [{
+            "status": status, "labels": base | labels, "fingerprint": f"{number:016x}",
+            "annotations": {"summary": "rank 3 token=s3cr3tvalue0123456789 waits"},
+            "startsAt": "2026-11-22T10:00:00Z", "endsAt": "0001-01-01T00:00:00Z",
+            "generatorURL": "http://prometheus/graph", "silenceURL": "",
+        } for number in numbers],
+    }).encode()
+
+
+def test_alerts_are_taken_once_and_settled(agent, tmp_path):
+    async def scenario(daemon, node, launcher, tcp, unix):
+        async def send(body, status=200):
+            async with unix.post("/api/v1/alerts", data=body) as answer:
+                assert answer.status == status, await answer.text()
+                return await answer.json()
+
+        async def kept():
+            async with unix.get("/api/v1/alerts") as answer:
+                return {one["id"].split("/")[0][-2:]: one for one in await answer.json()}
+
+        plan = Plan("demo", 3, ("node-a",), ((0, "node-a"),), Resume("fresh"), "r")
+        node.extra = {"plans": (plan,)}
+        await until(lambda: daemon.state.snapshot.decision.plans)
+        assert await send(delivery(1, 2)) == {"alerts": 2, "new": 2}
+        assert await send(delivery(2, 1)) == {"alerts": 2, "new": 0}  # another Alertmanager
+        await until(lambda: len(node.seen[-1].alerts) == 2)
+        seen = node.seen[-1].alerts[0]
+        assert (seen.run, seen.runbook, seen.generation) == ("demo", "fabric_storm", 3)
+        assert "s3cr3t" not in seen.summary
+        # The end comes before the beginning: it never begins.
+        assert await send(delivery(3, status="resolved")) == {"alerts": 1, "new": 1}
+        assert await send(delivery(3)) == {"alerts": 1, "new": 0}
+        node.extra = {"answers": (Answer(seen.id, True, "generation 4 was started for it"),)}
+        await until(lambda: [one.id for one in node.seen[-1].alerts] != [seen.id]
+                    and len(node.seen[-1].alerts) == 1)
+        while not (await kept())["01"]["outcome"]:
+            await asyncio.sleep(0.01)
+        assert (await kept())["01"]["outcome"] == "generation 4 was started for it"
+        await send(delivery(2, status="resolved"))
+        await until(lambda: not node.seen[-1].alerts)
+        assert (await kept())["02"]["outcome"].startswith("resolved before")
+        async with tcp.post("/api/v1/alerts", data=delivery(4)) as answer:
+            assert answer.status == 403  # no token, no word
+        for bad in (b"{", b"[]", b'{"alerts": [{}]}', b'{"alerts": [1]}', b"\xff",
+                    delivery(1, status="pending"), delivery(*range(1001))):
+            assert (await send(bad, 400))["set"]
+        assert len(await kept()) == 3
+
+    browse(scenario, agent, tmp_path)
+
+
+def test_more_alerts_than_are_kept_are_sent_again(agent, tmp_path):
+    async def scenario(daemon, node, launcher, tcp, unix):
+        for start in range(0, 256, 64):
+            async with unix.post("/api/v1/alerts", data=delivery(*range(start, start + 64))) as one:
+                assert one.status == 200
+        async with unix.post("/api/v1/alerts", data=delivery(900)) as answer:
+            assert answer.status == 503
+        async with unix.post("/api/v1/alerts", data=delivery(0, status="resolved")) as answer:
+            assert answer.status == 200
+        async with unix.post("/api/v1/alerts", data=delivery(900)) as answer:
+            assert answer.status == 200
+        async with unix.get("/api/v1/alerts") as answer:
+            assert len(await answer.json()) == 256
+
+    browse(scenario, agent, tmp_path)
+
+
 def test_a_fault_on_purpose_goes_to_the_launcher(agent, tmp_path):
     async def scenario(daemon, node, launcher, tcp, unix):
         body = {"fault": "stop", "rank": 1, "args": {"seconds": 2}}

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from holdfast.agent.core.model import (
+    Alert,
     Beat,
     CheckVerdict,
     Commit,
@@ -63,6 +64,7 @@ class Lab:
         self.leases: dict[str, tuple[str, float]] = {}  # run -> holder, end; as the store keeps it
         self.outcomes: list[EffectOutcome] = []
         self.requests: tuple[Request, ...] = ()
+        self.alerts: tuple[Alert, ...] = ()  # those that have an answer are settled by the edge
         self.beats: tuple[Beat, ...] = ()
         self.events: tuple[Event, ...] = ()
         self.samples: tuple[tuple[str, str, float, float], ...] = ()
@@ -89,6 +91,7 @@ class Lab:
                 up=self.store_up, docs=tuple(self.docs.values()), leases=self._lease_views()
             ),
             outcomes=tuple(self.outcomes[-64:]), requests=self.requests, beats=self.beats,
+            alerts=self.alerts,
             events=self.events, samples=readings_of(self.samples, self.silent),
             journal_stalled=self.journal_stalled, checks=tuple(self.checks.values()),
         )

@@ -1,0 +1,128 @@
+"""Alerts that Alertmanager or Grafana sent: taken once, kept in the store, settled by the core.
+
+Owns the store's document `alerts`, so that any agent may receive an alert, and a second delivery of
+it changes nothing, whoever makes it.  What is done about an alert the core decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+import msgspec
+from msgspec.structs import replace
+
+from ..core.model import Alert, Answer, Doc, Plan, StoreWrite
+from ..store.base import Conflict, Store
+
+KEY = "alerts"
+KEPT_MAX = 256  # of all; settled ones go first
+TRIES = 8  # of a compare-and-set, against other agents
+RESOLVED = "resolved before anything was done"
+
+
+class Full(Exception):
+    """More alerts wait to be settled than are kept; whoever sent one sends it again."""
+
+
+class Alerts:
+    """`plans` are the runs' plans as the core knows them now; `wake` asks for a step."""
+
+    def __init__(
+        self, store: Store, plans: Callable[[], Iterable[Plan]], wake: Callable[[str], None],
+        on_error: Callable[[str, BaseException | str], None],
+    ) -> None:
+        self._store, self._plans, self._wake, self._on_error = store, plans, wake, on_error
+        self._lock = asyncio.Lock()
+        self._read: tuple[int, tuple[Alert, ...]] = (0, ())
+        self._settling: set[asyncio.Task[None]] = set()
+
+    def kept(self) -> tuple[Alert, ...]:
+        """Every alert that the store holds, oldest first."""
+        doc = next((one for one in self._store.view().docs if one.key == KEY), Doc(KEY, 0))
+        if doc.version != self._read[0]:
+            try:
+                found = msgspec.json.decode(doc.body, type=tuple[Alert, ...])
+            except (msgspec.DecodeError, RecursionError) as error:
+                self._on_error("alerts", f"the store's document {KEY!r} is not readable: {error}")
+                found = ()
+            self._read = doc.version, found
+        return self._read[1]
+
+    async def take(self, delivered: Iterable[Alert]) -> int:
+        """Keeps what is new of a delivery and returns how many that were.  Durable on return.
+
+        Raises Full, StoreError, and Conflict where other agents were always faster.
+        """
+        generations = {plan.run: plan.generation for plan in self._plans()}
+        batch = [replace(one, generation=generations.get(one.run, 0)) for one in delivered]
+        new = 0
+
+        def merged(kept: dict[str, Alert]) -> None:
+            nonlocal new
+            new = 0
+            for one in batch:
+                before = kept.get(one.id)
+                if before is None:
+                    kept[one.id] = one if one.firing else replace(one, outcome=RESOLVED)
+                    new += 1
+                elif before.firing and not one.firing:  # what has ended never begins again
+                    kept[one.id] = replace(
+                        before, firing=False, outcome=before.outcome or RESOLVED)
+
+        await self._change(merged)
+        if new:
+            self._wake("an alert came")
+        return new
+
+    def pending(self, answers: Iterable[Answer]) -> tuple[Alert, ...]:
+        """What fires and is not settled, by the core's last answers, which are kept as well."""
+        waiting = {one.id: one for one in self.kept() if one.firing and not one.outcome}
+        done = {answer.id: answer.text for answer in answers if answer.id in waiting}
+        if done and not self._settling:
+            task = asyncio.get_running_loop().create_task(self._settle(done))
+            self._settling.add(task)
+            task.add_done_callback(self._settling.discard)
+        return tuple(one for one in waiting.values() if one.id not in done)
+
+    async def _settle(self, done: dict[str, str]) -> None:
+        def merged(kept: dict[str, Alert]) -> None:
+            for id, text in done.items():
+                if id in kept and not kept[id].outcome:
+                    kept[id] = replace(kept[id], outcome=text)
+
+        try:
+            await self._change(merged)
+        except Exception as error:  # border: asked again in the next step
+            self._on_error("alerts", error)
+
+    async def _change(self, merge: Callable[[dict[str, Alert]], None]) -> None:
+        """Changes the document by compare-and-set; writes nothing where nothing changes."""
+        async with self._lock:
+            for attempt in range(TRIES):
+                before = self.kept()
+                kept = {one.id: one for one in before}
+                merge(kept)
+                after = _bounded(tuple(kept.values()))
+                if after == before:
+                    return
+                write = StoreWrite(KEY, self._read[0], msgspec.json.encode(after))
+                try:
+                    await self._store.put(write)
+                    return
+                except Conflict:
+                    if attempt == TRIES - 1:
+                        raise
+                    await self._store.refresh()
+
+
+def _bounded(alerts: tuple[Alert, ...]) -> tuple[Alert, ...]:
+    """The newest; of those that go, none waits to be settled."""
+    excess = len(alerts) - KEPT_MAX
+    if excess <= 0:
+        return alerts
+    settled = [one.id for one in alerts if one.outcome or not one.firing]
+    if len(settled) < excess:
+        raise Full(f"{len(alerts)} alerts wait, and {KEPT_MAX} are kept")
+    gone = set(settled[:excess])
+    return tuple(one for one in alerts if one.id not in gone)

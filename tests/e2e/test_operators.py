@@ -1,0 +1,218 @@
+"""Alerts through a real Prometheus and real Alertmanagers: a restart that no detector here could
+ask for, and one page for one dead node."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+import urllib.request
+from pathlib import Path
+
+import yaml
+from monitoring import Server, alertmanager, get, prometheus, servers
+from running import Run, Runs, wait_for
+
+from holdfast.agent.cli import main
+from holdfast.dashboards.rules import files
+
+TOKEN = "operator-token-of-this-test"
+BOOK = """+++
+severity = "degraded"
+scope    = "run"
+ladder   = ["restart_ranks"]
+budget   = { count = 2, window_h = 24 }
++++
+"""
+
+
+def acting(runs: Runs) -> None:
+    """A configuration that lets alerts act, with a runbook of the operator's own."""
+    home = runs.home
+    (home / "books").mkdir()
+    (home / "books/fabric_storm.md").write_text(BOOK)
+    (home / "tokens").write_text(f'"{TOKEN}" = "operator"\n')
+    (home / "tokens").chmod(0o600)
+    config = home / "agent.toml"
+    config.write_text(
+        f'[api]\ntokens_file = "{home}/tokens"\n[runbooks]\ndirectory = "{home}/books"\n'
+        '[detect]\nact = ["ended", "hang", "kernel", "alerts"]\n')
+    runs.environ["HOLDFAST_CONFIG"] = str(config)
+
+
+def agent_address(run: Run) -> str:
+    return (run.home / "rt" / run.name / "address").read_text().strip()
+
+
+def receivers(url: str) -> dict[str, object]:
+    """Alertmanager's configuration: everything to that agent, at once."""
+    webhook = {"url": f"{url}/api/v1/alerts", "send_resolved": True,
+               "http_config": {"authorization": {"credentials": TOKEN}}}
+    return {
+        "route": {"receiver": "holdfast", "group_by": ["alertname"], "group_wait": "0s",
+                  "group_interval": "1s", "repeat_interval": "1s"},
+        "receivers": [{"name": "holdfast", "webhook_configs": [webhook]}],
+    }
+
+
+def storm(*discards: int) -> list[str]:
+    """What two switches count."""
+    return [f'fabric_discards{{port="{number}"}} {value}\n'
+            for number, value in enumerate(discards)]
+
+
+RULES = yaml.safe_dump({"groups": [{"name": "fabric", "rules": [{
+    # Neither switch alone is bad: no agent of one node could say so.
+    "alert": "FabricStorm", "expr": "sum(last_over_time(fabric_discards[1m])) > 10",
+    "labels": {"run": "t", "holdfast_runbook": "fabric_storm"},
+    "annotations": {"summary": "two switches drop packets"},
+}]}]})
+
+
+def test_an_alert_over_two_nodes_restarts_the_run_once(runs: Runs) -> None:
+    acting(runs)
+    run = runs.script("plain.py", "100000")
+    run.at_step(5)
+    home = runs.home
+    with contextlib.ExitStack() as stack:
+        switches = stack.enter_context(servers(2))
+        for switch, page in zip(switches, storm(4, 4), strict=True):
+            switch.pages["/metrics"] = page
+        config = receivers(agent_address(run))
+        managers = [stack.enter_context(alertmanager(home / name, config)) for name in "ab"]
+        asked = stack.enter_context(
+            prometheus(home / "p", RULES, [one.address for one in switches], managers))
+        wait_for(lambda: get(f"http://{asked}/api/v1/query?query=sum(fabric_discards)")
+                 ["data"]["result"], 20, "both switches are scraped")
+        assert run.status()["generation"] == 1
+
+        begin_s = time.monotonic()
+        switches[1].pages["/metrics"] = storm(4, 9)[1]
+        wait_for(lambda: run.status()["generation"] == 2, 30, "a restart for the alert")
+        took_s = time.monotonic() - begin_s
+        # Both Alertmanagers deliver it, again and again, each second.
+        run.at_step(30)
+        (alert,) = run.api("/api/v1/alerts")
+        assert alert["outcome"] == "generation 2 was started for it"
+        assert run.status()["generation"] == 2
+        (incident,) = [one for one in run.incidents() if one["fault"] == "fabric_storm"]
+        assert "two switches drop packets" in incident["reason"]
+
+        switches[1].pages["/metrics"] = storm(4, 4)[1]
+        wait_for(lambda: not run.api("/api/v1/alerts")[0]["firing"], 30, "the alert ends")
+    # At most 0.5 s to be scraped and 0.5 to be evaluated, then Alertmanager, agent and launcher.
+    print(f"metric to restart: {took_s:.2f} s")
+    assert took_s < 15
+
+
+def faster(text: str) -> str:
+    """Each minute of a rule as a second, each hour as twenty, and nothing else changed."""
+    def seconds(found: re.Match[str]) -> str:
+        count, unit = int(found[1]), found[2]
+        return f"{count * {'m': 1, 'h': 20, 'd': 60}[unit]}s"
+
+    return re.sub(r"(?<![\w.])(\d+)([mhd])(?=[\])\s'\\]|$)", seconds, text, flags=re.M)
+
+
+NODE = """holdfast_build_info{{version="1",python="3"}} 1
+holdfast_store_up 1
+holdfast_config_reload_ok 1
+holdfast_breaker_open 0
+holdfast_paused{{scope="node/{node}"}} 0
+holdfast_run_ranks{{run="m5",state="running"}} 8
+holdfast_run_leading{{run="m5"}} {leads}
+holdfast_train_step{{run="m5"}} {step}
+holdfast_checkpoint_age_seconds{{run="m5"}} 60
+holdfast_checkpoint_interval_seconds{{run="m5"}} 600
+holdfast_node_seconds_total{{category="training"}} {training}
+holdfast_node_seconds_total{{category="detection"}} {lost}
+"""
+
+
+class Fleet:
+    """Four agents' pages; a run over all of them stands when one is gone."""
+
+    def __init__(self, nodes: list[Server]) -> None:
+        self.nodes, self.living = nodes, list(range(len(nodes)))
+        self.step, self.training, self.lost = 100, 1000.0, 0.0
+
+    def second(self) -> None:
+        if len(self.living) == len(self.nodes):
+            self.step, self.training = self.step + 1, self.training + 1
+        else:
+            self.lost += 1
+        for number, node in enumerate(self.nodes):
+            node.pages = {}
+            if number in self.living:
+                node.pages["/metrics"] = NODE.format(
+                    node=number, leads=int(number == 0), step=self.step, training=self.training,
+                    lost=self.lost)
+
+
+def told(server: Server, path: str) -> set[tuple[str, str]]:
+    return {(one["labels"]["alertname"], one["labels"].get("instance", ""))
+            for one in server.alerts(path)}
+
+
+def shipped(folder: Path, people: Server) -> tuple[str, dict[str, object]]:
+    """The rules and Alertmanager's sample as they are rendered, faster, with other receivers."""
+    assert main(["dashboards", "render", "--to", str(folder)]) == 0
+    rules = faster((folder / "holdfast-alerts.yml").read_text())
+    sample = (folder / "holdfast-alertmanager.yml").read_text()
+    config = yaml.safe_load(re.sub(r"http://localhost:\d+", f"http://{people.address}", sample))
+    config["route"] |= {"group_wait": "1s", "group_interval": "1s"}
+    return rules, config
+
+
+def test_one_dead_node_is_one_page(tmp_path: Path) -> None:
+    with contextlib.ExitStack() as stack:
+        people, *nodes = stack.enter_context(servers(5))
+        fleet = Fleet(nodes)
+        fleet.second()
+        rules, config = shipped(tmp_path / "rendered", people)
+        manager = stack.enter_context(alertmanager(tmp_path / "a", config))
+        asked = stack.enter_context(prometheus(
+            tmp_path / "p", rules, [one.address for one in nodes], [manager], "1s"))
+
+        def firing() -> dict[str, dict[str, str]]:
+            found = get(f"http://{asked}/api/v1/alerts")["data"]["alerts"]
+            return {one["labels"]["alertname"]: one["annotations"] for one in found
+                    if one["state"] == "firing"}
+
+        def pass_by(seconds: int, until: str = "") -> None:
+            for _ in range(seconds):
+                fleet.second()
+                time.sleep(1.0)
+                if until and until in firing():
+                    return
+            assert not until, f"{until} did not fire within {seconds} s"
+
+        pass_by(8)
+        assert told(people, "/page") == set(), "a healthy fleet wakes nobody"
+        assert ("HoldfastWatchdog", "") in told(people, "/watchdog")
+        fleet.living.remove(2)
+        pass_by(150, until="HoldfastRunNotTraining")  # of half an hour: thirty seconds here
+        pass_by(5)
+        dead = nodes[2].address
+        assert told(people, "/page") == {("HoldfastRunNodeLost", dead)}
+        assert len({json.dumps(body["groupLabels"]) for path, body in people.posted
+                    if path == "/page"}) == 1
+        broken = {name for name, texts in firing().items() if "error" in json.dumps(texts)}
+        assert not broken, "a text that Prometheus could not expand"
+        (url,) = {one["annotations"]["runbook_url"] for one in people.alerts("/page")}
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/runbooks/fleet/run_node_lost\.md", url)
+
+
+def test_the_agent_serves_what_an_alert_links_to(runs: Runs) -> None:
+    acting(runs)
+    run = runs.script("plain.py", "100000", flags=("--nproc-per-node", "1"))
+    run.at_step(2, rank=0)
+    groups = yaml.safe_load(files.rules([], "RUNBOOKS"))["groups"]
+    names = {rule["annotations"]["runbook_url"] for group in groups for rule in group["rules"]
+             if "alert" in rule and "{{" not in rule["annotations"]["runbook_url"]}
+    assert "RUNBOOKS/fleet/watchdog.md" in names
+    for name in names:
+        url = name.replace("RUNBOOKS", f"{agent_address(run)}/runbooks")
+        with urllib.request.urlopen(url, timeout=10) as page:
+            assert "## Mitigation" in page.read().decode()
