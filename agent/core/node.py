@@ -258,8 +258,8 @@ class Node:
     def _answers(
         self, now: Now, observed: Observed, contexts: list[Context]
     ) -> tuple[Answer, ...]:
-        """To the requests and alerts that are settled.  A restart is one when a plan names it, or something
-        else happened; all others are done or refused in the step that sees them."""
+        """To the requests and alerts that are settled.  A restart is one when a plan names it, or
+        something else happened; all others are done or refused in the step that sees them."""
         shown = {view.run for view in observed.runs if view.connected}
         found: list[Answer] = []
         for request in sorted(observed.requests, key=lambda r: r.id):

@@ -13,7 +13,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ..core.model import Alert, Answer, Doc, Plan, StoreWrite
-from ..store.base import Conflict, Store
+from ..store.base import Conflict, Store, StoreError
 
 KEY = "alerts"
 KEPT_MAX = 256  # of all; settled ones go first
@@ -93,7 +93,7 @@ class Alerts:
 
         try:
             await self._change(merged)
-        except Exception as error:  # border: asked again in the next step
+        except (Full, StoreError, Conflict, TimeoutError) as error:  # the core answers again
             self._on_error("alerts", error)
 
     async def _change(self, merge: Callable[[dict[str, Alert]], None]) -> None:
