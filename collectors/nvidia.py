@@ -7,8 +7,10 @@ GPU does not offer costs its own readings; a GPU that is lost costs its own.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -16,6 +18,7 @@ from typing import Any
 from .contract import SLOW, NoData, Probed, Roots, Sample
 from .sources.accelerator import declared, plain
 
+LIBRARY = "libnvidia-ml.so.1"
 DEVICES_MAX = 64
 LINKS_MAX = 36  # NVML_NVLINK_MAX_LINKS
 PROCESSES_MAX = 64  # of one device
@@ -77,13 +80,9 @@ class NvidiaCollector(Probed):
             return ""
         return "no NVIDIA driver on this machine"
 
-    def environ(self, roots: Roots) -> dict[str, str]:
-        """What the probe child needs: the loader looks for libnvidia-ml.so.1 there."""
-        return {"LD_LIBRARY_PATH": roots.nvml} if roots.nvml else {}
-
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
         """One reading.  NoData without library or driver; OSError when NVML itself fails."""
-        nvml = self._load()
+        nvml = self._load(roots)
         try:
             count = min(nvml.nvmlDeviceGetCount(), DEVICES_MAX)
         except nvml.NVMLError as error:
@@ -102,9 +101,12 @@ class NvidiaCollector(Probed):
         found.append(Sample("accelerator_devices", "vendor=nvidia", float(answering), boot_s))
         return found
 
-    def _load(self) -> ModuleType:
+    def _load(self, roots: Roots) -> ModuleType:
         if self._nvml is not None:
             return self._nvml
+        if roots.nvml:  # pynvml asks by name alone, and is given what is loaded under that name
+            with suppress(OSError):
+                ctypes.CDLL(os.path.join(roots.nvml, LIBRARY))
         try:
             import pynvml as nvml
         except ImportError as error:

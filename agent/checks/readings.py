@@ -6,12 +6,13 @@ agent's stands in one place.  Runs in a check's own child.
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 from holdfast.collectors import ALL
-from holdfast.collectors.contract import NoData, Sample, sound
+from holdfast.collectors.contract import NoData, Probed, Sample, sound
 
 from ..core.checks.verdict import Answer
 from ..core.detect.registry import NodeWatch
@@ -38,6 +39,8 @@ def read(facts: Facts, names: Sequence[str]) -> Reading:
             continue
         try:
             collector = kind()
+            if isinstance(collector, Probed):
+                os.environ.update(collector.environ(facts.roots))
             found = collector.collect(facts.roots, time.clock_gettime(time.CLOCK_BOOTTIME))
             samples += sound(found, collector.metrics)
         except NoData as reason:

@@ -25,6 +25,7 @@ def compile_library(folder: Path, *flags: str) -> Path:
         raise Missing("C headers are missing (Debian package libc6-dev): no stand-in for NVML")
     subprocess.run(
         [gcc, "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", *flags,
+         "-Wl,-soname,libnvidia-ml.so.1",  # as NVIDIA's: the name under which it counts as loaded
          "-o", str(folder / "libnvidia-ml.so.1"), str(HERE / "nvml.c")], check=True, timeout=60,
     )
     return folder

@@ -18,6 +18,7 @@ import pytest
 
 from holdfast.agent.checks import gate, profiles, results, table
 from holdfast.agent.checks.facts import Facts
+from holdfast.agent.checks.readings import read
 from holdfast.agent.checks.runner import Runner, Wanted, confirmed
 from holdfast.agent.checks.table import BY_NAME, CHECKS, PATHS, TORCH, chosen
 from holdfast.agent.config.load import load
@@ -36,6 +37,7 @@ from holdfast.agent.daemon.parts.checks import Checks
 from holdfast.agent.daemon.state import AgentState
 from holdfast.agent.metrics.families import _Page
 from holdfast.collectors.contract import Roots
+from holdfast.collectors.nvme_smart import NvmeSmartCollector
 
 ROOT = Path(__file__).resolve().parents[3]
 FACTS = Facts("node-a")
@@ -336,6 +338,18 @@ def test_open_incidents_of_this_node_decide() -> None:
     assert found.critical == ("gpu_fell_off_bus: gpu_fell_off_bus was seen",)
     assert found.warning == ("clock_unsynchronised: clock_unsynchronised was seen",)
     assert "`holdfast explain gpu_fell_off_bus`" in found.todo
+
+
+def test_a_collector_is_read_in_the_environment_that_it_asks_for(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """nvme writes its numbers in the language of LC_ALL."""
+    seen: list[str | None] = []
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    monkeypatch.setattr(NvmeSmartCollector, "collect", lambda *_: seen.append(
+        os.environ.get("LC_ALL")) or [])
+    read(FACTS, ("nvme_smart",))
+    assert seen == ["C"]
 
 
 # ----------------------------------------------------------------------------------- metrics
