@@ -120,6 +120,7 @@ CHECKS: tuple[Check, ...] = (
 BY_NAME = {one.name: one for one in CHECKS}
 
 
+NOT_A_ROUND = ("incidents", "paths")  # of a gate: the core's own, and the launcher's
 PASSIVE, FULL = "passive", "full"  # words of checks.gate
 TORCH_START_S = 120.0  # until torch is imported: a cold one reads 2 GB over a network
 

@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..checks.table import BY_NAME, NOT_A_ROUND
 from ..core.actions import ACTIONS, rungs
 from ..core.model import SEVERITIES, Runbook
 from ..system.regular import read_regular
@@ -24,7 +25,7 @@ PARSE_S = 2.0
 LADDER_MAX = 12
 SCOPES = ("gpu", "neuron", "nic", "rank", "node", "run", "store")
 CLEARS = ("reboot", "quiet_10m", "check", "operator")
-KEYS = ("severity", "scope", "ladder", "budget", "clears", "alert")
+KEYS = ("severity", "scope", "ladder", "budget", "clears", "alert", "checks")
 
 
 class RunbookError(ValueError):
@@ -89,7 +90,7 @@ def parse(fault: str, text: str, place: str) -> Document:
         fault=fault, severity=table["severity"], scope=table["scope"],
         ladder=tuple(table.get("ladder", ())), budget_count=budget.get("count", 3),
         budget_window_h=float(budget.get("window_h", 24.0)), clears=table.get("clears", "check"),
-        alert=table.get("alert", ""), path=place,
+        alert=table.get("alert", ""), path=place, checks=tuple(table.get("checks", ())),
     )
     return Document(runbook, "\n".join(lines[last + 1 :]).strip() + "\n")
 
@@ -106,6 +107,10 @@ def _check(table: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield key, f"{table[key]!r}: set one of {', '.join(known)}"
     if table.get("clears", "check") not in CLEARS:
         yield "clears", f"{table['clears']!r}: set one of {', '.join(CLEARS)}"
+    checks = table.get("checks", [])
+    makes = [one for one in BY_NAME if one not in NOT_A_ROUND]
+    if not isinstance(checks, list) or any(one not in makes for one in checks):
+        yield "checks", f"{checks!r}: set a list of {', '.join(makes)}"
     ladder = table.get("ladder", [])
     if not isinstance(ladder, list) or len(ladder) > LADDER_MAX:
         yield "ladder", f"set a list of at most {LADDER_MAX} rungs"

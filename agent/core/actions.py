@@ -78,7 +78,7 @@ class Action(Value, frozen=True):
             return f"{self.name}: a person's part"
         if self.granted_by == NODE_DOCUMENT:
             return f"{self.name}: no run starts on this node while the incident is open"
-        if self.name not in allow:
+        if self.off_by_default and self.name not in allow:
             return f"{self.name}: not done, because actions.allow does not name it"
         if self.needs_breaker and not sees_fleet:
             return (f"{self.name}: not done, because this node sees no fleet, so that the breaker "
@@ -113,7 +113,9 @@ ACTIONS: dict[str, Action] = {one.name: one for one in (
     # A cache often lies on a network mount.
     Action(REMOVE_LOCK, RUN, HERE, LAUNCHER, "the run's launcher removes the file", 15.0,
            off_by_default=True),
-    Action(RUN_CHECK, NODE, PERSON, NOBODY),
+    Action(RUN_CHECK, NODE, HERE, AGENT,
+           "makes checks of this node, those that take its devices when no run goes on",
+           node_word="check"),
     Action(STOP_RUN, RUN, PLAN, LAUNCHER,
            "ends the run with the exit code that says whose fault it was", 30.0),
     Action(ASK_PERSON, PERSON, PERSON, NOBODY),

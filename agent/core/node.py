@@ -39,6 +39,7 @@ from .model import (
     subject_of,
 )
 from .nodes import check_reports, kernel_incidents, stale_locks
+from .nodes.check_runs import CheckMemory, CheckRuns
 from .nodes.condition_incidents import ConditionIncidents, ConditionMemory
 from .nodes.exclusions import Exclusions
 from .nodes.identity import Identities
@@ -71,6 +72,7 @@ class NodeMemory(msgspec.Struct):
         name="wishes", default_factory=dict)
     fleet: IncidentBook[Entry] = msgspec.field(default_factory=IncidentBook)  # fault ->
     kernel: KernelMemory = msgspec.field(default_factory=KernelMemory)
+    checks: CheckMemory = msgspec.field(default_factory=CheckMemory)
     repairs: RepairMemory = msgspec.field(default_factory=RepairMemory)
     boot_id: str = ""
     detectors: registry.Memories = {}
@@ -106,8 +108,9 @@ class Node:
         self.cases = {run: RunCase(state) for run, state in sorted(self.kept.runs.items())}
         self.exclusions = Exclusions(name)
         self.kernel = KernelIncidents(name, self.kept.kernel)
-        self.repairs = Repairs(name, self.kept.repairs, self.kernel)
         self.conditions = ConditionIncidents(name, self.kept.conditions)
+        self.checks = CheckRuns(name, self.kept.checks, self.kernel, self.conditions)
+        self.repairs = Repairs(name, self.kept.repairs, self.kernel, self.checks)
         self.identities = Identities(name)
         self.since_boot_s = -1.0
         self.last_boot_s = -1.0
@@ -161,6 +164,7 @@ class Node:
             self._climb(whole, context)
         led = [c for c in contexts if c.leader]
         self.exclusions.step(self.kept.exclusions, self.kept.fleet, led, whole)
+        self.checks.step(whole, self.kept.paused)
         self.repairs.step(whole, self.cases, self.kept.paused)
         stale_locks.step(whole, conditions, self.kept.unlocked, self.kept.paused)
         self.kept.ledger.settle(now.boot_s, now.boot_id, doing)
@@ -227,6 +231,8 @@ class Node:
             rung, why = self.repairs.outlook(whole, cause)
             if actions.REMOVE_LOCK in book.ladder and actions.REMOVE_LOCK in self.settings.allow:
                 rung, why = actions.REMOVE_LOCK, ""
+            if not rung and actions.RUN_CHECK in book.ladder:
+                rung, why = actions.RUN_CHECK, ""
             if self.kept.paused:
                 rung, why = "", PAUSED
             found.append(Outlook(node_subject(self.name), rung, why))
@@ -267,6 +273,9 @@ class Node:
             case = self.cases.get(run)
             if run and (case is None or run not in shown):
                 found.append(Answer(request.id, False, f"no launcher of {run} is connected here"))
+            elif request.action == actions.RUN_CHECK:
+                made = self.checks.answers.get(request.id)
+                found += [made] if made is not None else []
             elif case is not None and request.action in (actions.RESTART_RANKS, "restart"):
                 answer = case.operator.answer(request.id, run in shown)
                 found += [answer] if answer is not None else []
@@ -289,6 +298,8 @@ class Node:
         run = request.run or subject_of(request.subject).run
         mine = [run] if run else sorted(self.cases) if node in ("", self.name) else []
         whole = not run and node in ("", self.name)
+        if whole and request.action == actions.RUN_CHECK:
+            return self.checks.ask(request)
         if whole and request.action in (actions.PAUSE, actions.RESUME):
             self.kept.paused = reason if request.action == actions.PAUSE else ""
         for name in mine:

@@ -189,6 +189,7 @@ class WebServer:
                 ("GET", "/api/v1/ledger", self._ledger),
                 ("GET", "/api/v1/explain/{fault}", self._explain),
                 ("GET", "/api/v1/drift", self._drift),
+                ("GET", "/api/v1/checks", self._checks),
                 ("GET", "/api/v1/requests/{id}", self._answered),
                 ("GET", "/api/v1/alerts", self._alerts_kept),
                 ("POST", "/api/v1/alerts", self._alerts_sent),
@@ -320,6 +321,12 @@ class WebServer:
         found = [one for one in self._operators.alerts.kept() if who.may(one.run)]
         return _json(msgspec.json.encode(found))
 
+    async def _checks(self, request: web.Request) -> web.Response:
+        """What was checked last in this boot.  A reason may name a path, or a user's process."""
+        who = self._reader(request)
+        found = status.checks(self._state)
+        return _json(msgspec.json.encode(found if who.everything else visibility.checks(found)))
+
     # ------------------------------------------------------------- asking
 
     async def _alerts_sent(self, request: web.Request) -> web.Response:
@@ -362,7 +369,13 @@ class WebServer:
         body = await _body(request)
         if isinstance(body, web.Response):
             return body
-        return self._ask(request, known[verb], node_subject(node), "", body)
+        names: tuple[str, ...] = ()
+        if known[verb] == actions.RUN_CHECK:
+            try:
+                names = status.checks_named(self._state, body.args.get("checks", []))
+            except ValueError as error:
+                return refuse(400, str(error), '"args": {"checks": ["devices", "tensor"]}')
+        return self._ask(request, known[verb], node_subject(node), "", body, names)
 
     async def _close(self, request: web.Request) -> web.Response:
         incident = self._state.incident_log.incidents.get(request.match_info["id"])
@@ -381,13 +394,15 @@ class WebServer:
         return self._ask(request, actions.CLOSE_INCIDENT, subject, "", body)
 
     def _ask(
-        self, request: web.Request, action: str, subject: str, run: str, body: ActionBody
+        self, request: web.Request, action: str, subject: str, run: str, body: ActionBody,
+        checks: tuple[str, ...] = (),
     ) -> web.Response:
         if not body.reason.strip():
             return refuse(400, "no reason given", '"reason": why, for the journal')
         made = Request(
             id=f"op-{uuid.uuid4().hex[:12]}", action=action, subject=subject,
-            reason=body.reason[:REASON_MAX], run=run, by=_by(request, body))
+            reason=body.reason[:REASON_MAX], run=run, by=_by(request, body),
+            checks=checks)
         if not self._operators.request(made):
             return refuse(429, "too many requests wait already", "try again in a minute")
         return web.json_response({"id": made.id, "kind": action, "subject": subject}, status=202)

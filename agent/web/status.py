@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from ..checks import table
 from ..core.detect.ranks.hang import DETECTOR as HANG
 from ..core.detect.ranks.live_logs import FAULT as LOG_ROOT
 from ..core.model import Incident, RankView, RunView, Verdict, run_subject
@@ -82,6 +83,26 @@ def incidents(state: AgentState, everything: bool) -> list[dict[str, Any]]:
         newest_first = [incident for place, incident in enumerate(newest_first)
                         if place < INCIDENTS_SHOWN or incident.state in OPEN]
     return [msgspec.to_builtins(incident) for incident in newest_first]
+
+
+def checks(state: AgentState) -> dict[str, Any]:
+    """GET /api/v1/checks: each check's verdict of this boot, made last."""
+    rows = [msgspec.to_builtins(one) for one in state.checks]
+    return {"node": state.name, "checks": sorted(rows, key=lambda one: str(one["check"]))}
+
+
+def checks_named(state: AgentState, names: object) -> tuple[str, ...]:
+    """Checks that a round may be asked for; without names those of the gate.  Raises ValueError."""
+    if not isinstance(names, list) or not all(isinstance(one, str) for one in names):
+        raise ValueError("args.checks is a list of names")
+    if not names:
+        names = list(state.config.checks.core_settings().names)
+        return tuple(one for one in names if one not in table.NOT_A_ROUND)
+    chosen = tuple(one.name for one in table.chosen(tuple(names)))
+    if wrong := [one for one in chosen if one in table.NOT_A_ROUND]:
+        raise ValueError(f"{wrong[0]} is no check that an agent makes: "
+                         f"give others of {', '.join(table.BY_NAME)}")
+    return chosen
 
 
 def ledger(state: AgentState) -> dict[str, Any]:

@@ -76,6 +76,13 @@ def incidents(found: Iterable[Json], who: Reader) -> list[Json]:
     return [incident if who.may_read(incident) else _without_words(incident) for incident in found]
 
 
+def checks(found: Json) -> Json:
+    """For anybody: how each check ended.  Its reason and table may name paths and processes."""
+    shown = ("check", "status", "wall_s", "took_s", "confirmed")
+    rows = [{key: one[key] for key in shown} for one in found["checks"]]
+    return found | {"checks": rows}
+
+
 def _public_run(one: Json) -> Json:
     """A run of somebody else's: that it is here and how it goes, and nothing that it said."""
     saved = one["checkpoint"]

@@ -24,6 +24,8 @@ import pytest
 from running import Run, Runs
 from waiting import wait_for
 
+from holdfast.agent.cli.client import Agent as Door
+
 SWITCH = Path("/proc/sys/kernel/printk_devkmsg")
 XID = "<3>NVRM: Xid (PCI:0000:4e:00): %d, pid='<unknown>', name=<unknown>, GPU has fallen off."
 ACTED = 'holdfast_actions_total{action="stop",fault="gpu_memory_error",outcome="ok"} 1'
@@ -54,10 +56,10 @@ def kernel() -> Iterator[Callable[[str], None]]:
 class Agent:
     """The agent as a process."""
 
-    def __init__(self, folder: Path, users: bool) -> None:
+    def __init__(self, folder: Path, users: bool, more: str = "") -> None:
         self.state, runtime = folder / "state", folder / "run"
         config = folder / "agent.toml"
-        config.write_text(f"[collectors]\nkmsg_users = {str(users).lower()}\n")
+        config.write_text(f"[collectors]\nkmsg_users = {str(users).lower()}\n{more}")
         (runtime / "address").unlink(missing_ok=True)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "holdfast.agent", "--config", str(config), "--state",
@@ -96,6 +98,45 @@ class Agent:
     def kill(self) -> None:
         self.process.kill()
         self.process.wait(10)
+
+
+CHECKED = """+++
+severity = "fatal"
+scope    = "gpu"
+ladder   = ["run_check"]
+budget   = { count = 1, window_h = 24 }
+clears   = "check"
+checks   = ["devices", "clock"]
+alert    = "HoldfastGpuFellOffBus"
++++
+"""
+
+
+def test_a_check_that_a_runbook_asks_for_clears_its_incident(tmp_path, kernel) -> None:
+    books = tmp_path / "runbooks"
+    books.mkdir()
+    (books / "gpu_fell_off_bus.md").write_text(CHECKED)
+    agent = Agent(tmp_path, True, f'[runbooks]\ndirectory = "{books}"\n[checks]\ngate = []\n')
+    try:
+        wait_for(lambda: agent.count() == 0.0)
+        kernel(XID % 79)
+        wait_for(lambda: [one for one in agent.incidents() if one["state"] == "closed"])
+        (incident,) = agent.incidents()
+        told = [text for _, text in incident["timeline"]]
+        assert "run_check: devices, clock" in told and told[-1].startswith("checked, and well")
+        made = {one["check"] for one in json.loads(agent.get("/api/v1/checks"))["checks"]}
+        assert made == {"devices", "clock"}
+
+        door = Door(tmp_path / "run" / "api.sock")
+        node = door.get("/api/v1/status")["node"]
+        asked = door.post(f"/api/v1/nodes/{node}/check",
+                          {"reason": "a look", "args": {"checks": ["memory"]}})
+        wait_for(lambda: door.get(f"/api/v1/requests/{asked['id']}")["state"] != "waiting")
+        answer = door.get(f"/api/v1/requests/{asked['id']}")
+        assert answer["state"] == "done" and answer["text"].startswith("memory ")
+        assert 'holdfast_check_status{check="memory"} 0' in agent.get("/metrics")
+    finally:
+        agent.kill()
 
 
 def test_equal_xids_are_one_incident_and_each_is_counted_across_a_kill(tmp_path, kernel) -> None:

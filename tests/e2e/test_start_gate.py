@@ -78,7 +78,7 @@ def test_a_lost_gpu_refuses_the_start_and_lets_it_go_when_it_is_back(node: Node)
 
     node.becomes("healthy")
     well = node.run()
-    assert well.process.returncode == 0 and SAID in well.output
+    assert well.process.returncode == 0 and SAID in well.output, well.output
 
 
 def test_a_checkpoint_path_on_a_full_disk_refuses_and_a_reason_is_asked_for(runs: Runs) -> None:

@@ -1,6 +1,6 @@
-"""Whether a check that fails here fails for a cause of its own, or everywhere at once.
+"""What a fault puts in question, and whether a check that fails here fails everywhere at once.
 
-Owns the one question "may a node be refused for this check?".  A roll-out of a driver or a profile
+Owns the checks of each scope of faults, and the question "may a node be refused for this check?".  A roll-out of a driver or a profile
 with a mistake makes every node fail in the same minutes, and no node is to blame.  Pure.
 """
 
@@ -11,6 +11,10 @@ from collections.abc import Mapping
 from ..model.settings import Settings
 from ..nodes import breaker
 
+OF_SCOPE = {  # scope of a fault's runbook -> the checks that the fault puts in question
+    "gpu": ("devices", "accelerators", "tensor"), "neuron": ("devices", "accelerators"),
+    "nic": ("network",), "node": ("hardware", "memory", "disk", "clock"),
+}
 Failing = Mapping[str, Mapping[str, float]]  # check -> node -> wall_s since when it fails there
 
 

@@ -60,6 +60,7 @@ class Request(Value, frozen=True):
     run: str = ""
     fault: str = ""
     by: str = ""  # who, for people
+    checks: tuple[str, ...] = ()  # of run_check
 
 
 class Answer(Value, frozen=True):

@@ -115,6 +115,7 @@ class RunCheck(Value, frozen=True, tag="check"):
     max_age_s: float = 0.0
     run: str = ""
     paths: tuple[str, ...] = ()
+    incident: str = ""  # that it is made for
 
 
 class Decision(Value, frozen=True):

@@ -16,6 +16,7 @@ class Runbook(Value, frozen=True):
     budget_window_h: float = 24.0
     clears: str = "check"  # reboot | quiet_10m | check | operator
     alert: str = ""
+    checks: tuple[str, ...] = ()  # that run_check makes and that clear it; () = those of its scope
     path: str = ""  # the file that spoke
 
 

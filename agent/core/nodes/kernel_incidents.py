@@ -312,6 +312,8 @@ class KernelIncidents:
             return f"{wanted}: a person's part: the fault is not fatal"
         if wanted in actions.root_verbs():
             return f"{wanted}: allowed, and ordered when nothing speaks against it"
+        if wanted == actions.RUN_CHECK:
+            return f"{wanted}: asked for"
         return f"{wanted}: allowed, and left to a person by this release"
 
     def _reason(self, event: Event) -> str:

@@ -15,7 +15,16 @@ from typing import Any
 import msgspec
 
 from .. import ladder
-from ..actions import ACTIONS, DRAIN_NODE, REBOOT_NODE, REPLACE_NODE, RESET_GPU, persons, root_verbs
+from ..actions import (
+    ACTIONS,
+    DRAIN_NODE,
+    REBOOT_NODE,
+    REPLACE_NODE,
+    RESET_GPU,
+    RUN_CHECK,
+    persons,
+    root_verbs,
+)
 from ..detect.devices import accelerator
 from ..detect.ranks.ended import Cause
 from ..effects.in_flight import EffectResult
@@ -35,6 +44,7 @@ from ..model import (
 from ..run.case import RunCase
 from ..run.state import Context
 from . import breaker, exclusions
+from .check_runs import CheckRuns
 from .kernel_incidents import KernelIncidents, Watched
 
 GPU = re.compile(r"gpu/([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2})")  # of a line's subject
@@ -74,8 +84,10 @@ class RepairMemory(msgspec.Struct):
 class Repairs:
     """Decides, step by step, on one order for the whole node, and says why there is none."""
 
-    def __init__(self, name: str, memory: RepairMemory, kernel: KernelIncidents) -> None:
-        self.name, self.memory, self.kernel = name, memory, kernel
+    def __init__(
+        self, name: str, memory: RepairMemory, kernel: KernelIncidents, checks: CheckRuns
+    ) -> None:
+        self.name, self.memory, self.kernel, self.checks = name, memory, kernel, checks
 
     def step(self, ctx: Context, cases: Mapping[str, RunCase], paused: str) -> None:
         """At most one order a step, and none while this node is `paused`, for that reason."""
@@ -124,6 +136,9 @@ class Repairs:
             action == REPLACE_NODE and self._unreset(ctx, item, book, was_reset)
         ):
             return ladder.STOP
+        if action == RUN_CHECK:
+            first = self.checks.comes_first(ctx, item.incident.fault, item.incident.subject)
+            return ladder.STOP if first else ladder.PASS
         if action == RESET_GPU and allowed and not was_reset and not _address(item):
             return ladder.Leave(False, reason=f"{RESET_GPU}: {NOWHERE}")
         if action not in root_verbs() or (action == RESET_GPU and (was_reset or not allowed)):

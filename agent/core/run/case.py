@@ -210,7 +210,7 @@ class RunCase:
             if not any(r.state in LIVE for r in ranks):
                 self.ending.decide(policy.finish_code(cause), grant.reason, cause.fault)
                 self.ending.finish(ctx, plan)
-        elif self.recovery.ready(ctx, ranks):
+        elif self.recovery.ready(ctx, ranks) and not self.gate.holds_restart(ctx, cause):
             self.document.propose(ctx, plan, ranks, cause.reason, cause)
 
     # ------------------------------------------------------------ while it trains

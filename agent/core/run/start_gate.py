@@ -2,8 +2,7 @@
 
 Owns RunState.gate.  A start is refused for an open fatal incident of the node or of a device that
 the run may use, and for a check that failed twice in a row; what is unknown, or only a warning,
-refuses nothing.  A restart in place does not come here: it is answered by the ladder, from what is
-known.  Decides alone; checks are effects (run_check), and their verdicts come back as levels.
+refuses nothing.  A restart in place is refused by what is known alone.  Decides alone; checks are effects (run_check), and their verdicts come back as levels.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ..actions import RUN_CHECK
-from ..checks.common_cause import is_common
+from ..checks.common_cause import OF_SCOPE, is_common
 from ..checks.verdict import CRITICAL, OK, UNKNOWN, CheckVerdict
 from ..detect.devices import accelerator
 from ..detect.ranks.ended import Cause
@@ -33,6 +32,7 @@ INCIDENTS, PATHS = "incidents", "paths"  # checks that are no child's of the age
 FULL = "full"  # --check
 OWN_SCOPES = ("node", "gpu", "neuron")  # faults that concern every run of a node
 START_HOLD_S = 600.0  # a run waits this long for a node whose fault may be over by itself
+RECHECK_S, RECHECK_LEAST_S = 5.0, 1.0  # before a restart in place
 AGAIN_S = 10.0  # a check that failed is made again this often, while a start waits for it
 LOOK_S = 0.2
 REFUSED, IGNORED, DETECTOR = "start_refused", "check_ignored", "gate"
@@ -70,6 +70,32 @@ class StartGate:
             return True
         self._pass(ctx, [one for one in found if one.check in ignored])
         return False
+
+    def holds_restart(self, ctx: Context, cause: Cause) -> bool:
+        """Whether no generation follows on this node.  What is known decides, and nothing is run;
+        but what a hardware fault puts under suspicion is checked first, for no longer than the
+        restart itself takes that it may save."""
+        names = self._names(ctx)
+        since_s, now_s = self.state.progress.broken_boot_s, ctx.now.boot_s
+        book = ctx.runbooks.get(cause.fault)
+        suspects = tuple(one for one in OF_SCOPE.get(book.scope if book else "", ())
+                         if one in names and one not in ctx.settings.gate.disturbing)
+        limit_s = min(RECHECK_S, max(RECHECK_LEAST_S, ctx.view.startup_s))
+        node = node_subject(ctx.view.node, "checks")
+        if suspects and ctx.settings.single_node and now_s - since_s <= limit_s:
+            if self.state.gate.rechecked_boot_s != since_s:
+                ctx.emit(int(ctx.now.wall_s), drafts.check_node(
+                    ctx.view.node, suspects, 0.0, f"after {cause.fault}", limit_s, cause.fault))
+                self.state.gate = replace(self.state.gate, rechecked_boot_s=since_s)
+            if ctx.in_flight.busy(node):
+                ctx.reason = f"checking {', '.join(suspects)} before the next start"
+                ctx.wake(LOOK_S)
+                return True
+        found = [one for one in self._of_checks(ctx, names)
+                 if one.check not in ctx.view.ignored_checks]
+        if found:
+            self._hold(ctx, found)
+        return bool(found)
 
     def settled(self, done: EffectResult) -> None:
         """The launcher's word on the run's own paths."""
@@ -114,7 +140,8 @@ class StartGate:
             ctx.emit(int(ctx.now.wall_s), drafts.check_paths(view, paths))
             gate = replace(gate, asked_paths_boot_s=now_s)
         self.state.gate = gate
-        waits = stale and ctx.in_flight.busy(node) or ctx.in_flight.busy(run, RUN_CHECK)
+        node_waits = (stale or gate.asked_boot_s) and ctx.in_flight.busy(node)
+        waits = node_waits or ctx.in_flight.busy(run, RUN_CHECK)
         if not waits or gate.held_boot_s or now_s - gate.since_boot_s > limit_s:
             return False
         ctx.reason = "this node is checked before the start"
@@ -139,6 +166,10 @@ class StartGate:
         paths = self.state.gate.paths
         if PATHS in names and paths is not None and paths.status == CRITICAL:
             yield _refusal(paths, ctx)
+        yield from self._of_checks(ctx, names)
+
+    def _of_checks(self, ctx: Context, names: tuple[str, ...]) -> Iterator[Refusal]:
+        """What the node's checks say, as they are known."""
         failing = check_reports.failing(ctx, ctx.view.node) if names else {}
         fleet = len(exclusions.fleet_nodes(ctx.view.node, ctx))
         for one in ctx.observed.checks:

@@ -162,6 +162,7 @@ class GateSeen(Value, frozen=True):
     paths: CheckVerdict | None = None
     held_boot_s: float = 0.0  # since when something refuses the start
     incident: str = ""  # of that
+    rechecked_boot_s: float = 0.0  # when what was checked again before a restart had broken
     ignored: bool = False  # that it started all the same is written down
 
 
