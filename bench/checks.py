@@ -1,7 +1,7 @@
 """`holdfast check` from outside: how long a round takes, and bandwidths beside a plain script's.
 
-Owns three cases.  `round`: the whole command, nothing cached, with what each check took, and a bare
-import of torch right behind it.  `health`: the answer from the cache that Slurm's
+Owns four cases.  `gate`: a run's start with and without the gate, in turns.  `round`: the whole
+command, nothing cached, with what each check took, and a bare import of torch right behind it.  `health`: the answer from the cache that Slurm's
 HealthCheckProgram gets.  `busbw`: six operations over two gloo ranks, by the command and by
 checks_script.py in turns, one pair a row; of either the median and the best of its five blocks,
 since on a busy machine the others measure who else ran.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import resource
 import socket
 import subprocess
@@ -95,7 +96,25 @@ def busbw(where: Place) -> dict[str, Any]:
                                    for name in OPERATIONS}}
 
 
-CASES = {"round": whole_round, "health": health, "busbw": busbw}
+def gate(where: Place) -> dict[str, Any]:
+    """A run of nothing, its start gated or not, in turns; the node's verdicts are fresh for both,
+    which the first run sees to.  Without torch in it: nothing hides what the gate adds."""
+    took_s: dict[str, float] = {}
+    pair = [("off", "[]"), ("on", '["passive"]')]
+    random.shuffle(pair)
+    for turn, (name, words) in enumerate((("warm", '["passive"]'), *pair)):
+        config = where.home / f"{name}.toml"
+        config.write_text(f'[checks]\ngate = {words}\npaths = ["{where.home}"]\n')
+        where.environ["HOLDFAST_CONFIG"] = str(config)
+        took_s[name], done = run([*COMMAND[:-1], "run", "--run", f"g{turn}", "--no-python",
+                                  "/bin/true"], where)
+        if done.returncode:
+            return {"ok": False, "why": (done.stdout + done.stderr)[-400:]}
+    return {"ok": True, "off_s": took_s["off"], "on_s": took_s["on"],
+            "added_s": round(took_s["on"] - took_s["off"], 4)}
+
+
+CASES = {"gate": gate, "round": whole_round, "health": health, "busbw": busbw}
 
 
 def main(arguments: list[str] | None = None) -> int:

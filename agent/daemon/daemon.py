@@ -147,6 +147,7 @@ class Daemon:
         )
         self.evidence = EvidenceStore(state)
         self.checks = Checks(state, self.wake)
+        self.checks.begin()
         self.performer = Performer(
             self.journal, self.store, self._order, self.wake, self.on_error,
             lambda run: self.launchers.identity(run),

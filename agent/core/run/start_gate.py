@@ -131,8 +131,10 @@ class StartGate:
         node, run = node_subject(view.node, "checks"), drafts.checks_subject(view.run)
         gate = replace(gate, since_boot_s=gate.since_boot_s or now_s)
         if stale and not gate.asked_boot_s and not ctx.in_flight.busy(node):
+            failed = any(one.proven and one.check in stale for one in ctx.observed.checks)
+            max_age_s = 0.0 if failed or again else settings.max_age_s
             ctx.emit(int(ctx.now.wall_s), drafts.check_node(
-                view.node, stale, 0.0, f"before run {view.run} starts", limit_s))
+                view.node, stale, max_age_s, f"before run {view.run} starts", limit_s))
             gate = replace(gate, asked_boot_s=now_s)
         paths = tuple(dict.fromkeys(one for one in (view.checkpoint_dir, *ctx.settings.gate.paths)
                                     if one))

@@ -11,7 +11,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 import msgspec
@@ -43,6 +43,12 @@ class Checks:
         self._seen: tuple[int, int, int] | None = None
         self._prober = Prober()
         self._one = asyncio.Lock()  # one round at a time: the next one finds what it made
+
+    def begin(self) -> None:
+        """Before launchers come: a start that finds no verdict would have all of them made anew."""
+        found = self._changed()
+        if found is not None and found.boot_id == self._state.boot_id:
+            self._state.checks = known(found.verdicts.values())
 
     async def run(self) -> None:
         while True:
@@ -119,7 +125,7 @@ class Checks:
             busy=tuple(training), limits=checks.limits, max_age_s=max_age_s)
 
     def _show(self, verdicts: Collection[CheckVerdict]) -> None:
-        found = tuple(one for one in verdicts if one.check in table.BY_NAME)
+        found = known(verdicts)
         if found != self._state.checks:
             self._state.checks = found
             self._wake("checks")
@@ -135,3 +141,8 @@ class Checks:
             return None
         self._seen = seen
         return results.load(self._folder)
+
+
+def known(verdicts: Iterable[CheckVerdict]) -> tuple[CheckVerdict, ...]:
+    """Those that the table knows: the file is whoever's may write into the folder."""
+    return tuple(one for one in verdicts if one.check in table.BY_NAME)
