@@ -1,7 +1,8 @@
 """What a fault puts in question, and whether a check that fails here fails everywhere at once.
 
-Owns the checks of each scope of faults, and the question "may a node be refused for this check?".  A roll-out of a driver or a profile
-with a mistake makes every node fail in the same minutes, and no node is to blame.  Pure.
+Owns the checks of each scope of faults, and the question "may a node be refused for this check?".
+A roll-out of a driver or a profile with a mistake makes every node fail in the same minutes, and no
+node is to blame.  Pure.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Owns RunState.gate.  A start is refused for an open fatal incident of the node or of a device that
 the run may use, and for a check that failed twice in a row; what is unknown, or only a warning,
-refuses nothing.  A restart in place is refused by what is known alone.  Decides alone; checks are effects (run_check), and their verdicts come back as levels.
+refuses nothing.  A restart in place is refused by what is known alone.  Checks
+are effects (run_check), and their verdicts come back as levels.
 """
 
 from __future__ import annotations
