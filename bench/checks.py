@@ -2,9 +2,9 @@
 
 Owns four cases.  `gate`: a run's start with and without the gate, in turns.  `round`: the whole
 command, nothing cached, with what each check took, and a bare import of torch right behind it.
-`health`: the answer from the cache that Slurm's HealthCheckProgram gets.  `busbw`: six operations over two gloo ranks, by the command and by
-checks_script.py in turns, one pair a row; of either the median and the best of its five blocks,
-since on a busy machine the others measure who else ran.
+`health`: the answer from the cache that Slurm's HealthCheckProgram gets.  `busbw`: six operations
+over two gloo ranks, by the command and by checks_script.py in turns, one pair a row; of either the
+median and the best of its five blocks, since on a busy machine the others measure who else ran.
 
     python -m bench.checks [--runs 10] [--quick]
 """
