@@ -18,7 +18,7 @@ from .contract import SLOW, Metric, NoData, Probed, Roots, Sample
 from .neuron import without_driver
 from .sources.files import is_count, pids_in, text_of
 from .sources.inotify import Watcher
-from .sources.mountinfo import is_below, mounts
+from .sources.mountinfo import Mount, is_below, mounts
 
 ENTRIES_MAX = 50_000  # of the cache, looked at in one reading
 DEPTH_MAX = 6
@@ -104,8 +104,8 @@ class CompileCacheCollector(Probed):
         for path, uid, made_s in sight.locks:
             elsewhere = any(is_below(path, one) for one in shared)
             owned_s = max(here_s, COMPILE_S if elsewhere else 0.0)
-            if set(path) & set(",=\n") or _is_held(path, roots.proc):
-                self._holders[path] = _holder(path, roots.proc)
+            if set(path) & set(",=\n") or _is_held(path, roots):
+                self._holders[path] = _holder(path, roots)
                 continue
             dead = self._holders.get(path, 0)
             if not dead or os.path.exists(f"{roots.proc}/{dead}"):
@@ -134,24 +134,39 @@ class CompileCacheCollector(Probed):
         return found | {"hits_total": self._hits}
 
 
-def _holder(path: str, proc: str) -> int:
+def _holder(path: str, roots: Roots) -> int:
     """The process that holds the kernel's lock on this file, by the kernel's list; 0 for none, or
-    one of another namespace."""
+    one of another namespace.  Inodes are numbered anew on each device."""
     try:
-        number = os.lstat(path).st_ino
-        listed = text_of(f"{proc}/locks", LOCKS_BYTES)
+        found = os.lstat(path)
+        listed = text_of(f"{roots.proc}/locks", LOCKS_BYTES)
     except OSError:
         return 0  # it is gone
     for words in map(str.split, listed.splitlines()):
-        if len(words) > 7 and words[1] != "->" and words[5].rpartition(":")[2] == str(number):
-            return int(words[4]) if is_count(words[4]) else 0
+        if len(words) > 7 and words[1] != "->":
+            device, _, number = words[5].rpartition(":")
+            if number == str(found.st_ino) and _is_on(device, path, found.st_dev, roots):
+                return int(words[4]) if is_count(words[4]) else 0
     return 0
 
 
-def _is_held(path: str, proc: str) -> bool:
+def _is_on(listed: str, path: str, own: int, roots: Roots) -> bool:
+    """Whether that device of the kernel's list, in hex, is this file's.  A subvolume of btrfs shows
+    its files under a device of its own; the list, like the mount table, has the file system's."""
+    try:
+        major, minor = (int(part, 16) for part in listed.split(":"))
+    except ValueError:
+        return False
+    if (major, minor) == (os.major(own), os.minor(own)):
+        return True
+    above = _mount_of(path, roots)
+    return above is not None and above.device == f"{major}:{minor}"
+
+
+def _is_held(path: str, roots: Roots) -> bool:
     """Whether a living process holds it: by that list, and where that hides other namespaces, by a
     try of a shared lock, let go at once."""
-    if _holder(path, proc):
+    if _holder(path, roots):
         return True
     try:
         file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -170,11 +185,17 @@ def _is_held(path: str, proc: str) -> bool:
 
 def _is_shared(cache: str, roots: Roots) -> bool:
     """Whether other nodes may compile into this cache."""
+    above = _mount_of(cache, roots)
+    return above is not None and above.is_network
+
+
+def _mount_of(path: str, roots: Roots) -> Mount | None:
+    """Where the path lies, by the mount table; None without one."""
     try:
-        above = [one for one in mounts(roots) if is_below(cache, one.point)]
+        above = [one for one in mounts(roots) if is_below(path, one.point)]
     except NoData:
-        return False
-    return bool(above) and max(above, key=lambda one: len(one.point)).is_network
+        return None
+    return max(above, key=lambda one: len(one.point), default=None)
 
 
 def _walk(root: str) -> Sight:

@@ -9,6 +9,7 @@ import time
 import pytest
 from detectors import of_node
 
+from holdfast.collectors import compile_cache
 from holdfast.collectors.compile_cache import CompileCacheCollector
 from holdfast.collectors.contract import NoData, Roots
 
@@ -37,6 +38,12 @@ def compiler_is_old(tmp_path, age_s):
     started = int((1000.0 - age_s) * os.sysconf("SC_CLK_TCK"))
     stat = f"11 (neuronx-cc) {'S ' + '0 ' * 18}{started} 0\n"
     (tmp_path / "proc/11/stat").write_text(stat)
+
+
+def listed_as(path):
+    """A file as the kernel's list of locks names it."""
+    found = path.stat()
+    return f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
 
 
 def verdicts(roots):
@@ -103,7 +110,7 @@ def test_a_lock_whose_holder_is_seen_to_be_dead_is_named_at_once(roots, tmp_path
     path, listed = tmp_path / "cache" / LOCK, tmp_path / "proc/locks"
     os.utime(path)
     (tmp_path / "proc/99").mkdir()
-    listed.write_text(f"1: FLOCK  ADVISORY  WRITE 99 fd:01:{path.stat().st_ino} 0 EOF\n")
+    listed.write_text(f"1: FLOCK  ADVISORY  WRITE 99 {listed_as(path)} 0 EOF\n")
     collector = CompileCacheCollector()
     assert not of_node(tuple(collector.collect(roots, 1000.0)))
     listed.write_text("")
@@ -174,6 +181,31 @@ def test_a_lock_that_a_process_holds_is_nobodys_leftover(roots, tmp_path):
         fcntl.flock(file, fcntl.LOCK_EX)
         assert not verdicts(roots)
     assert verdicts(roots)
-    (tmp_path / "proc/locks").write_text(
-        f"1: POSIX  ADVISORY  WRITE 11 fd:01:{path.stat().st_ino} 0 EOF\n")
+    (tmp_path / "proc/locks").write_text(f"1: POSIX  ADVISORY  WRITE 11 {listed_as(path)} 0 EOF\n")
     assert not verdicts(roots)
+
+
+def test_a_lock_on_another_device_with_the_same_inode_is_another_files(roots, tmp_path):
+    path, listed = tmp_path / "cache" / LOCK, tmp_path / "proc/locks"
+    row = f"1: POSIX  ADVISORY  WRITE 11 {{}}:{path.stat().st_ino} 0 EOF\n"
+    listed.write_text(row.format("07:2b"))
+    assert verdicts(roots)
+    listed.write_text(row.format("junk"))
+    assert verdicts(roots)
+    # A subvolume: stat tells a device of its own, the kernel's list that of the whole file system.
+    (tmp_path / "proc/self").mkdir()
+    (tmp_path / "proc/self/mountinfo").write_text(
+        f"1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 7:43 /sub {tmp_path} rw - btrfs /dev/sdb rw\n")
+    listed.write_text(row.format("07:2b"))
+    assert not verdicts(roots)
+    listed.write_text(row.format("08:01"))
+    assert verdicts(roots)
+
+
+def test_the_kernels_own_list_names_the_holder(roots, tmp_path):
+    """As this kernel writes it, of a lock that is truly held."""
+    path = str(tmp_path / "cache" / LOCK)
+    with open(path, "r+") as file:
+        fcntl.lockf(file, fcntl.LOCK_EX)
+        assert compile_cache._holder(path, roots._replace(proc="/proc")) == os.getpid()
+    assert compile_cache._holder(path, roots._replace(proc="/proc")) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import pytest
 
 from holdfast.agent.cli import demo
 from holdfast.agent.cli.doctor import job_interpreter
+from holdfast.agent.peers import tester as peers_tester
 from holdfast.agent.system import die_with_parent
 from holdfast.collectors import PROBED
 from holdfast.collectors.contract import Roots
@@ -32,14 +34,17 @@ TRAPS = sorted(sys.stdlib_module_names - {"sys", "builtins", "__future__"} - {
 # or one that the user named.
 STARTERS = {
     "agent/actions/root_helper.py": "",
+    "agent/actions/schedulers/slurm.py": "",
     "agent/checks/runner.py": "check",
     "agent/checks/torch_entry.py": "check",
+    "agent/checks/vendor.py": "",
     "agent/cli/check.py": "check",
     "agent/cli/child.py": "demo",
     "agent/cli/doctor.py": "doctor",
     "agent/cli/doctor_node.py": "",
     "agent/cli/launch.py": "launcher",
     "agent/evidence/__main__.py": "",
+    "agent/peers/tester.py": "peers",
     "agent/system/child_probe.py": "collectors",
     "agent/system/die_with_parent.py": "",
     "agent/telemetry/journalctl.py": "journalctl",
@@ -149,6 +154,25 @@ def test_the_checks(traps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                 "--python", sys.executable, "--json"], dict(os.environ))
     assert not sprung(tmp_path), said
     assert "tensor" in said, said
+
+
+def test_the_process_of_peers_beside_torch(
+    traps: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is entered by file into the Python that the job would have."""
+    monkeypatch.setenv("PYTHONPATH", TYPES)
+
+    async def found() -> peers_tester.Tester:
+        tester = peers_tester.Tester([(sys.executable, "this one")])
+        try:
+            await tester.start()
+        finally:
+            await tester.close()
+        return tester
+
+    tester = asyncio.run(found())
+    assert not sprung(tmp_path), sprung(tmp_path)
+    assert tester.here or "no torch" in tester.problem, tester.problem
 
 
 def test_the_root_unit(traps: Path, tmp_path: Path) -> None:
