@@ -57,6 +57,7 @@ THAW_S = 1.5  # after that, until pages prove anything again
 RUNS_MAX = 32
 HANDLED_MAX = 256
 ALERT_WAITS_S = 60.0  # for the launcher of its run, which may be coming back to a new agent
+NOBODY_NAMED = "shown: where the kernel's line names no rank's process, nobody is looked at"
 PAUSED = "paused by an operator: shown, and nothing done"
 
 
@@ -141,7 +142,7 @@ class Node:
         contexts: list[Context] = []
         doing: dict[str, str] = {}
         whole = self._any(now, observed, settled, effects, verdicts, changed)
-        causes = self.kernel.step(whole)
+        causes = self.kernel.step(whole, self.kept.paused)
         conditions = self.watch.look(observed)
         verdicts.extend(conditions)
         self.conditions.step(whole, conditions, self.kernel.addresses())
@@ -216,6 +217,9 @@ class Node:
             case = self.cases.get(view.run)
             context = self._context(now, observed, view, [], [], [], {})
             context.beyond = partial(self.repairs.rung, whole)
+            if book is not None and of_node and not kernel_incidents.ends_ranks(book):
+                found += self._looks(book, view)
+                continue  # no cause of a run comes of it
             for rank in (-1, *(r.rank for r in view.ranks)):
                 cause = ends.Cause(fault=fault, generation=view.generation, reason=fault, rank=rank,
                                    node=self.name, step=-1, detector=detector)
@@ -233,10 +237,20 @@ class Node:
                 rung, why = actions.REMOVE_LOCK, ""
             if not rung and actions.RUN_CHECK in book.ladder:
                 rung, why = actions.RUN_CHECK, ""
+            if not rung and kernel_incidents.looks_at(book):
+                why = NOBODY_NAMED
             if self.kept.paused:
                 rung, why = "", PAUSED
             found.append(Outlook(node_subject(self.name), rung, why))
         return tuple(found)
+
+    def _looks(self, book: Runbook, view: RunView) -> list[Outlook]:
+        """The ranks that would be looked at if the kernel named them."""
+        living = [r for r in view.ranks if r.state in kernel_incidents.LIVING]
+        if not kernel_incidents.looks_at(book) or self.kept.paused:
+            return []
+        return [Outlook(rank_subject(view.run, rank.rank), actions.TAKE_EVIDENCE, "")
+                for rank in living if rank.node == self.name]
 
     # ------------------------------------------------------------ inputs
 

@@ -204,7 +204,9 @@ def build(command: str) -> argparse.ArgumentParser:
          help="MB of disk for each rank's stdout.log and stderr.log; beyond it their middle is "
          "dropped (4096; 0 = no limit)")
     flag(ours, "--hang-limit", type=number(float, 0, SECONDS_MAX), default=0.0,
-         help="seconds without progress = hung")
+         help="seconds without progress after which a rank is ended: in place of every limit of "
+         "Holdfast's own, sooner and later, in mid-compile, evaluation and checkpoint too; not "
+         "before a first step (0 = Holdfast's own limits)")
     flag(parser, "-r", "--redirects", default="",
          help="keep streams from the terminal: 1 out, 2 err, 3 both, or RANK:N,...")
     flag(parser, "--local-ranks-filter", default="", help="show these ranks' lines alone: 0,3")

@@ -1,9 +1,10 @@
 """The node's own faults, from what its kernel said.
 
 Owns the open incidents of the node's devices, the windows in which repeats are counted, and the
-choice of an action.  Reads no line: events come understood.  Orders nothing: a rank that a fatal
-event names becomes a cause of its run (agent/core/run/causes.py); what concerns the node beyond a
-run is said here, and done by agent/core/nodes/repair.py where the operator allows it.
+choice of an action.  Reads no line: events come understood.  Orders nothing but evidence of a rank
+that a line names: one that a fatal event names becomes a cause of its run
+(agent/core/run/causes.py); what concerns the node beyond a run is said here, and done by
+agent/core/nodes/repair.py where the operator allows it.
 """
 
 from __future__ import annotations
@@ -15,11 +16,24 @@ import msgspec
 
 from .. import actions, ladder
 from ..detect.ranks.ended import Cause
+from ..effects import drafts
 from ..incidents import values
 from ..incidents.book import Entry, IncidentBook, plain, worse
-from ..model import FATAL, OK, SEVERITIES, Event, Incident, RankView, Verdict, node_subject
+from ..model import (
+    FATAL,
+    OK,
+    SEVERITIES,
+    Event,
+    Incident,
+    RankView,
+    Runbook,
+    TakeEvidence,
+    Verdict,
+    node_subject,
+)
 from ..model.subject import INCIDENT, Subject
 from ..parse.kernel_line import pci_of
+from ..run.incidents import evidence_rows
 from ..run.state import Context
 from ..series.streak import strike
 from . import escalations
@@ -37,6 +51,7 @@ ACCELERATORS = ("xid", "sxid", "nvidia", "amd", "neuron")
 LIVED_MAX = 8  # ranks that one line names
 MORE = "kernel line, continued"
 MORE_MAX = 12  # of them in one incident, so that a flood leaves room for what a person needs
+LIVING = ("starting", "running")
 CULPRIT_MAX = 300  # characters: no further ranks join an incident
 
 
@@ -49,6 +64,8 @@ class Watched(Entry):
     said: int = 1  # how many of them the incident tells
     action: str = msgspec.field(default="", name="rung")  # instructed by the driver, or by repeats
     patient: bool = False  # ... for when nothing works there any more
+    # "RUN/RANK/PID" that its lines name -> whether what was seen of it is still to come
+    looks: dict[str, bool] = {}
 
 
 class KernelMemory(msgspec.Struct):
@@ -70,9 +87,11 @@ class KernelIncidents:
         self.book = memory.book
         self.places = Places(memory.places)
 
-    def step(self, ctx: Context) -> list[tuple[int, Cause]]:
-        """Takes the new events; (pid, cause) of each process under a fatal one."""
+    def step(self, ctx: Context, paused: str = "") -> list[tuple[int, Cause]]:
+        """Takes the new events; (pid, cause) of each process under a fatal one.  Nobody is looked
+        at while this node is `paused`."""
         self._reboot(ctx)
+        self._looked(ctx)
         if self.places.look(ctx.observed):
             self._name(ctx)
         found: list[tuple[int, Cause]] = []
@@ -80,6 +99,8 @@ class KernelIncidents:
             if event.cursor > self.memory.cursor:
                 self.memory.cursor = event.cursor
                 found += self._take(ctx, event)
+                if not paused:
+                    self._look_at(ctx, event)
             if event.more:
                 self._more(ctx, event)
         self._quiet(ctx)
@@ -150,10 +171,55 @@ class KernelIncidents:
             return [event.pid]
         return sorted({rank.pid for _, rank in self.places.ranks(event, ctx.observed)})
 
+    # ------------------------------------------------------------ evidence
+
+    def _look_at(self, ctx: Context, event: Event) -> None:
+        """Has the rank that the line names looked at: once a process, and no more of them in one
+        incident than its runbook's budget.  A line that names no living rank of ours asks for
+        nothing."""
+        item = self.book.open.get(f"{event.fault}|{event.subject}")
+        book, named = ctx.runbooks.get(event.fault), rank_of(event, ctx.observed)
+        if item is None or book is None or named is None or not looks_at(book):
+            return
+        run, rank = named
+        who = f"{run}/{rank.rank}/{rank.pid}"
+        here = rank.node == self.name and rank.state in LIVING
+        if not here or who in item.looks or len(item.looks) >= book.budget_count:
+            return
+        view = next(view for view in ctx.observed.runs if view.run == run)
+        draft = drafts.evidence(view, rank, "the kernel names its process")
+        effect = ctx.emit(rank.generation, draft)
+        # What somebody else has asked for of this rank serves here as well.
+        if effect is None and not ctx.in_flight.busy(draft.subject, draft.kind):
+            return
+        item.looks = {**item.looks, who: True}
+        noted = values.noted(item.incident, ctx.now, f"{actions.TAKE_EVIDENCE}: rank {rank.rank} "
+                             f"of run {run} is looked at: {draft.reason}")
+        self.book.change(ctx, item, values.with_action(noted, effect.id) if effect else noted)
+
+    def _looked(self, ctx: Context) -> None:
+        """What was seen of a rank joins the incidents whose lines name it; a failure is a line."""
+        for done in ctx.settled:
+            body = done.effect.body
+            if done.effect.kind != "evidence" or not isinstance(body, TakeEvidence):
+                continue
+            who = f"{body.run}/{body.rank}/{body.pid}"
+            for item in self.book.entries():
+                if not item.looks.get(who):
+                    continue
+                item.looks = {**item.looks, who: False}
+                rows = tuple((f"rank {body.rank} {what}", value)
+                             for what, value in evidence_rows(done))
+                text = f"rank {body.rank} of run {body.run} was looked at" if done.ok else (
+                    f"{actions.TAKE_EVIDENCE} of rank {body.rank} failed: {done.error}")
+                noted = values.noted(item.incident, ctx.now, text)
+                self.book.change(ctx, item, values.with_evidence(noted, rows))
+
+    # ------------------------------------------------------------ events, within
+
     def _restarts(self, ctx: Context, fault: str) -> bool:
         """Whether the runbook answers this with a restart: a run is not ended for want of one."""
-        book = ctx.runbooks.get(fault)
-        return book is None or bool(ladder.first(book, actions.restarting()))
+        return restarts(ctx.runbooks.get(fault))
 
     def _open(self, ctx: Context, event: Event, severity: str) -> Watched:
         m, now = self.memory, ctx.now
@@ -364,6 +430,20 @@ class KernelIncidents:
         return Verdict(
             fault=one.fault, subject=one.subject, severity=one.severity, confidence=1.0,
             reason=one.reason, evidence=one.evidence[:2], detector=DETECTOR)
+
+
+def restarts(book: Runbook | None) -> bool:
+    return book is None or bool(ladder.first(book, actions.restarting()))
+
+
+def ends_ranks(book: Runbook) -> bool:
+    """Whether a run's ranks are ended for such a fault."""
+    return book.severity == FATAL and restarts(book)
+
+
+def looks_at(book: Runbook) -> bool:
+    """Whether it has the rank looked at that a line names."""
+    return bool(ladder.first(book, (actions.TAKE_EVIDENCE,)))
 
 
 def cause_of(

@@ -60,6 +60,8 @@ class Causes:
         step = next((r.step for r in ctx.view.ranks if r.rank == body.rank), 0)
         found = read_where(done.detail) if done.ok else Where()
         key = f"{body.generation}/{body.rank}/{step}"
+        if key not in self.state.suspects.where:
+            return  # it was looked at while it moved, or for somebody else: not where it stands
         self._stands(key, found.where)
         waits = {**self.state.suspects.waits, key: (found.wchan, found.path)}
         self.state.suspects = replace(

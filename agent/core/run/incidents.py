@@ -164,11 +164,7 @@ class RunIncidents:
             return
         if not isinstance(body, TakeEvidence):
             return
-        found = read_where(done.detail) if done.ok else Where()
-        rows = tuple((k, v) for k, v in (
-            ("where", found.where), ("kernel state", found.state), ("wait channel", found.wchan),
-            ("waits for", found.path),
-        ) if v)
+        rows = evidence_rows(done)
         run, generation = self.state.run, body.generation
         subjects = (rank_subject(run, body.rank), rank_subject(run, -1))
         for item in self.book.open.values():
@@ -261,6 +257,15 @@ class RunIncidents:
     def _count(self, ctx: Context, detector: str, outcome: str) -> None:
         key = f"{detector}/{outcome}"
         ctx.counts[key] = ctx.counts.get(key, 0) + 1
+
+
+def evidence_rows(done: EffectResult) -> tuple[tuple[str, str], ...]:
+    """What the evidence child saw of a rank, as an incident tells it; nothing where it failed."""
+    found = read_where(done.detail) if done.ok else Where()
+    return tuple((what, value) for what, value in (
+        ("where", found.where), ("kernel state", found.state), ("wait channel", found.wchan),
+        ("waits for", found.path),
+    ) if value)
 
 
 def read_where(detail: str) -> Where:

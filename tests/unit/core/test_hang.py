@@ -198,6 +198,9 @@ def test_a_users_limit_overrides_both_ways_but_not_start_up() -> None:
     patient = trained(hang_limit_s=500.0)
     stall(patient, 1)
     assert "stop" not in stand(patient, 499.0, 2.5)
+    compiles = trained(hang_limit_s=10.0, compiling="rank 1: neuronx-cc")
+    stall(compiles, 1, phase="compile")
+    assert "stop" not in stand(compiles, 9.5) and "stop" in stand(compiles, 1.0)
     uploading = trained(grade="script", hang_limit_s=2.0)
     stall(uploading, 1, phase="exit", beat_age_s=60.0)
     assert stand(uploading, 60.0, 1.0) == []
