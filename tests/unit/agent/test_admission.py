@@ -15,6 +15,7 @@ from holdfast.agent.core.model import Verdict
 from holdfast.agent.system import procfs
 from holdfast.worker import page as layout
 
+NO_ROOM = 3  # descriptors: whichever another thread closes meanwhile, none can be opened
 AGAIN_S = 0.3
 
 
@@ -120,9 +121,7 @@ def test_without_a_file_to_open_the_agent_waits_and_does_not_spin(agent, tmp_pat
     async def scenario(daemon, node, launch):
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         launcher = launch()  # connected; nothing is accepted before the loop runs
-        free = os.dup(0)
-        os.close(free)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (NO_ROOM, limits[1]))
         try:
             refusals = lambda: daemon.state.errors.counts.get("sessions", 0)  # noqa: E731
             began_s = time.monotonic()
@@ -147,9 +146,7 @@ def test_a_page_whose_descriptors_found_no_room_is_refused_for_that(agent, tmp_p
         page_fd, pidfd = layout.create(), os.pidfd_open(os.getpid())
         good = layout.readonly(page_fd)
         launcher.send([good, pidfd], t="page", rank=0, generation=1, pid=os.getpid())
-        free = os.dup(0)
-        os.close(free)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (free, limits[1]))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (NO_ROOM, limits[1]))
         try:
             said = (await launcher.receive("error"))["error"]
         finally:

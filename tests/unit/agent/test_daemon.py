@@ -78,10 +78,10 @@ def test_pages_and_processes_become_levels(agent, tmp_path):
                 rank = node.seen[-1].runs[0].ranks[0]
                 assert rank.phase == "collective" and rank.proc_state == "S"
                 os.kill(child.pid, signal.SIGSTOP)
-                await until(lambda: node.seen[-1].runs[0].ranks[0].proc_state == "T", 1.0)
-                await until(lambda: node.seen[-1].runs[0].ranks[0].stopped_s > 0.5, 3.0)
+                await until(lambda: node.seen[-1].runs[0].ranks[0].proc_state == "T")
+                await until(lambda: node.seen[-1].runs[0].ranks[0].stopped_s > 0.5)
                 os.kill(child.pid, signal.SIGCONT)
-                await until(lambda: node.seen[-1].runs[0].ranks[0].stopped_s == 0.0, 1.0)
+                await until(lambda: node.seen[-1].runs[0].ranks[0].stopped_s == 0.0)
                 before = node.steps
                 child.kill()
                 await until(lambda: node.steps > before, 0.3)  # the pidfd woke it
