@@ -14,7 +14,7 @@ from holdfast.agent.core.model import Ended, Now, Observed, RunView, StoreView, 
 from holdfast.agent.core.node import RUNS_MAX
 from holdfast.agent.core.run.incidents import FINISHED_S
 from holdfast.agent.web import status
-from holdfast.dashboards import rules
+from holdfast.dashboards.rules import faults, files
 
 from .driver import Lab, replace
 
@@ -53,10 +53,7 @@ def test_the_alert_fires_after_the_run_has_gone_and_resolves(fault: str, tmp_pat
     series = ",".join(f'{name}="{value}"' for name, value in labels.items())
     severities = {one.severity for one in found if one}
     (tmp_path / "alerts.yml").write_text(
-        rules.render([rules.Entry(BOOKS[fault], "what", "and then")], "runbooks"))
-    alert = {"exp_labels": labels | {"severity": "critical", "scope": "run"},
-             "exp_annotations": {"summary": "what", "description": "run/r/rank/1: and then",
-                                 "runbook_url": f"runbooks/{fault}.md"}}
+        files.rules([faults.Entry(BOOKS[fault], "what", "and then")], "runbooks"))
     test = {
         "interval": f"{SCRAPE_S}s",
         "input_series": [{
@@ -64,9 +61,11 @@ def test_the_alert_fires_after_the_run_has_gone_and_resolves(fault: str, tmp_pat
             # As the page has it: 1 or no such series, which is stale in the next scrape.
             "values": " ".join("1" if one else "stale" for one in found),
         } for severity in severities],
-        "alert_rule_test": [
-            {"eval_time": at, "alertname": BOOKS[fault].alert, "exp_alerts": alerts}
-            for at, alerts in (("1m", [alert]), ("9m", [alert]), ("11m", []))
+        "promql_expr_test": [
+            {"eval_time": at, "expr": f'count(ALERTS{{alertname="{name}",alertstate="firing"}})',
+             "exp_samples": [{"labels": "{}", "value": 1}] * fires}
+            for name in ("HoldfastRunStopped", BOOKS[fault].alert)  # the page, and the ticket
+            for at, fires in (("3m", 1), ("9m", 1), ("11m", 0))
         ],
     }
     file = tmp_path / "test.yml"
