@@ -22,6 +22,7 @@ TRAINER = (
     "model_options.heads=2", "data_options.vocabulary=512", "checkpoint.every=10000",
 )
 SHORT = (*TRAINER, "steps=30")
+ENDLESS = (*TRAINER, "steps=100000")  # never at its end before it is told, however busy the machine
 
 
 class OnTerminal(Run):
@@ -158,7 +159,7 @@ def test_ctrl_c_while_the_interpreters_start(runs: Runs, at: str) -> None:
 
 
 def test_a_terminal_that_closes_ends_a_trainer_with_its_checkpoint(runs: Runs, work: Path) -> None:
-    run = train(runs, work)
+    run = train(runs, work, settings=ENDLESS)
     run.at_step(13)
     run.close()
     assert run.wait(40) == 75, run.output
