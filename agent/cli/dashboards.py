@@ -1,6 +1,6 @@
-"""`holdfast dashboards render`: what Prometheus and Alertmanager read, by the runbooks in force.
+"""`holdfast dashboards render`: what Prometheus, Alertmanager and Grafana read.
 
-Owns where it is written.  The content is dashboards/rules' and the runbooks' own.
+Owns where it is written.  The content is that of dashboards/ and of the runbooks in force.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+from holdfast.dashboards.grafana import boards
 from holdfast.dashboards.rules import faults, files
 from holdfast.runbooks import prose
 
@@ -32,14 +33,16 @@ def render(options: argparse.Namespace) -> int:
         sys.stdout.flush()
         return 0
     texts_by_name = {FILE: rules} | {f"holdfast-{one}": files.text(one) for one in files.SAMPLES}
+    dashboards = boards.files()
     folder = Path(options.to)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in texts_by_name.items():
+        for name, text in (texts_by_name | dashboards).items():
             (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise Failure(f"{error.filename or folder}: {error.strerror}") from error
     alerts = count(rules.count("- alert:"), "alert rule")
     show([line(f"{folder / FILE}: {alerts}, written {clock(time.time())}"),
-          *(line(f"{folder}/holdfast-{one}: a sample to start from") for one in files.SAMPLES)])
+          *(line(f"{folder}/holdfast-{one}: a sample to start from") for one in files.SAMPLES),
+          *(line(f"{folder / one}: a dashboard for Grafana") for one in dashboards)])
     return 0

@@ -1,0 +1,140 @@
+"""The dashboards: what a fleet, a run, a node and its recoveries show.
+
+Owns titles, queries and their words; panels.py makes Grafana's JSON of them.
+"""
+
+from __future__ import annotations
+
+from .panels import Board, Link, Panel, render
+
+RED_ABOVE_0 = ((None, "green"), (1.0, "red"))
+RUNBOOK = Link("Runbook", "http://${__data.fields.instance}/runbooks/${__data.fields.fault}.md")
+RUN, NODE = 'run="$run"', 'instance="$node"'
+_TO_RUN = Link("Run", "/d/holdfast-run?var-run=${__data.fields.run}&${__url_time_range}")
+_TO_NODE = Link("Node", "/d/holdfast-node?var-node=${__data.fields.instance}&${__url_time_range}")
+
+
+def began(series: str) -> str:
+    """Where a counter grew; its first appearance counts, which increase() does not see."""
+    return (f"(increase({series}[$__rate_interval]) > 0 "
+            f"or ({series} unless {series} offset $__rate_interval))")
+
+
+def gained(series: str) -> str:
+    """What a counter that appears at its first event gained in the time that is looked at."""
+    last = f"max_over_time({series}[$__range])"
+    return f"clamp_min({last} - ({series} offset $__range or {last} * 0), 0)"
+
+
+def ledger(where: str = "") -> str:
+    rate = f"rate(holdfast_node_seconds_total[$__rate_interval]){where}"
+    return f"sum by (category) ({rate}) / on () group_left () sum({rate})"
+
+
+def mean_recovery(phase: str) -> str:
+    series = f'{{phase="{phase}"}}[$__range])'
+    return (f"sum(increase(holdfast_recovery_seconds_sum{series}) / "
+            f"(sum(increase(holdfast_recovery_seconds_count{series}) > 0)")
+
+
+ACTIVE = "holdfast_fault_active > 0"
+SINCE = (f"1000 * min by (instance, fault, subject, severity) ((min_over_time(timestamp({ACTIVE})"
+         f"[$__range:1m]) or timestamp({ACTIVE})) and {ACTIVE})")
+FAULTS = Panel("Faults that stand", "Which node has what, and since when in the time shown.",
+               "dateTimeFromNow", ((SINCE, ""),), "table", 24, quiet="no fault",
+               links=(RUNBOOK, _TO_NODE))
+FLEET = Board("fleet", "Holdfast: fleet", "Which nodes and runs are sick, why, since when.", (
+    Panel("Agents that answer", "Share of the agents that Prometheus reaches.", "percentunit",
+          (('sum(up{job="holdfast"}) / count(up{job="holdfast"})', ""),), "stat", 6,
+          ((None, "red"), (0.95, "green"))),
+    Panel("Nodes with a fatal fault", "They cannot train until it is gone.", "none", (
+        ('count(max by (instance) (holdfast_fault_active{severity="fatal"}) > 0) or vector(0)',
+         ""),), "stat", 6, RED_ABOVE_0),
+    Panel("Breaker open", "1: one fault is on so many nodes that nothing is done to nodes.",
+          "none", (("max(holdfast_breaker_open)", ""),), "stat", 6, RED_ABOVE_0),
+    Panel("Paused", "Scopes in which an operator told Holdfast not to act.", "none",
+          (("sum(holdfast_paused)", ""),), "stat", 6, ((None, "green"), (1.0, "yellow"))),
+    FAULTS,
+    Panel("Runs", "Ranks that run now; follow the link for why.", "none", (
+        ('sum by (run) (holdfast_run_ranks{state="running"})', ""),), "table",
+        links=(_TO_RUN,), quiet="no run"),
+    Panel("Ledger of the fleet", "Where the nodes' time goes; training is what counts.",
+          "percentunit", ((ledger(), "{{category}}"),), stacked=True),
+))
+_OF_RUN = f" and on (instance) holdfast_run_generation{{{RUN}}}"
+ONE_RUN = Board("run", "Holdfast: run", "Is it training, and where does its time go.", (
+    Panel("Steps in two minutes", "0: it does not train.", "none", (
+        (f"max(max_over_time(holdfast_train_step{{{RUN}}}[2m]) "
+         f"- min_over_time(holdfast_train_step{{{RUN}}}[2m]))", ""),),
+        "stat", 6, ((None, "red"), (1.0, "green"))),
+    Panel("Ranks that run", "Ranks of the newest generation.", "none", (
+        (f'sum(holdfast_run_ranks{{{RUN},state="running"}})', ""),), "stat", 6),
+    Panel("Verified checkpoint's age", "What a fault now would cost at most.", "s", (
+        (f"min(holdfast_checkpoint_age_seconds{{{RUN}}})", ""),), "stat", 6),
+    Panel("Generation", "Grows by one with each restart.", "none", (
+        (f"max(holdfast_run_generation{{{RUN}}})", ""),), "stat", 6),
+    Panel("Step time", "Median of the latest steps.", "s", (
+        (f"max(holdfast_train_step_seconds{{{RUN}}})", "step"),)),
+    Panel("Loss", "As the run reported it last.", "short", (
+        (f"max(holdfast_train_loss{{{RUN}}})", "loss"),)),
+    Panel("Ledger", "Time of the nodes that this run is on.", "percentunit", (
+        (ledger(_OF_RUN), "{{category}}"),), stacked=True),
+    Panel("Stragglers", "A row a rank: how long its progress has stood still.", "s", (
+        (f"max by (rank) (holdfast_rank_still_seconds{{{RUN}}})", "{{rank}}"),), "heatmap"),
+), (("run", "label_values(holdfast_run_generation, run)"),), (
+    ("Restarts", began(f"holdfast_restarts_total{{{RUN}}}"), "restart: {{fault}}"),
+    ("Incidents", began("holdfast_incidents_total") + _OF_RUN, "{{fault}} on {{instance}}"),
+))
+
+
+def _node(title: str, text: str, unit: str, expr: str, legend: str, quiet: str = "") -> Panel:
+    return Panel(title, text, unit, ((expr, legend),), quiet=quiet)
+
+
+_ACC, _NET, _HOST = "holdfast_accelerator_", "holdfast_network_", "holdfast_host_"
+ONE_NODE = Board("node", "Holdfast: node", "Devices, links, host and kernel on one time line.", (
+    _node("Kernel events", "What the kernel told, each once.", "none",
+          "sum by (source, code) (" + began(f"holdfast_events_total{{{NODE}}}") + ")",
+          "{{source}} {{code}}", "no event"),
+    _node("Devices busy", "Share of time in which a kernel ran.", "percentunit",
+          f"{_ACC}utilization_ratio{{{NODE}}}", "{{device}}", "no device"),
+    _node("Power", "Of each device.", "watt", f"{_ACC}power_watts{{{NODE}}}", "{{device}}",
+          "no device"),
+    _node("Temperature", "Of each device, by sensor.", "celsius",
+          f"{_ACC}temperature_celsius{{{NODE}}}", "{{device}} {{sensor}}", "no device"),
+    _node("Links up", "1 when the link is up.", "none", f"{_NET}link_up{{{NODE}}}",
+          "{{device}} {{port}}", "no link"),
+    _node("Received", "Bytes a second by card.", "Bps",
+          f"rate({_NET}receive_bytes_total{{{NODE}}}[$__rate_interval])", "{{device}}"),
+    _node("Memory available", "What programs can have without swapping.", "bytes",
+          f"{_HOST}memory_available_bytes{{{NODE}}}", "available"),
+    _node("Pressure", "Share of time in which some task waited.", "percentunit",
+          f'rate({_HOST}pressure_seconds_total{{{NODE},kind="some"}}[$__rate_interval])',
+          "{{resource}}"),
+), (("node", "label_values(holdfast_build_info, instance)"),), (
+    ("Kernel events", began(f"holdfast_events_total{{{NODE}}}"), "{{source}} {{code}}"),))
+RECOVERY = Board("recovery", "Holdfast: recovery", "How fast faults are found and cured.", (
+    Panel("MTTD", "From the last step to the verdict.", "s", (
+        (f'{mean_recovery("total")} - {mean_recovery("after_verdict")}', ""),), "stat", 6,
+        quiet="no recovery"),
+    Panel("MTTR by phase", "From the last step, and from the verdict, to the first new step.",
+          "s", ((mean_recovery("total"), "total"),
+                (mean_recovery("after_verdict"), "after the verdict")), "stat", 6,
+          quiet="no recovery"),
+    Panel("Lost steps", "Steps that had to be done again.", "none", (
+        ("sum by (run) (" + gained("holdfast_lost_steps_total") + ")", "{{run}}"),), "stat",
+        quiet="none"),
+    Panel("Restarts by fault", "Generations that a fault made necessary.", "none", (
+        ("sum by (fault) (" + gained("holdfast_restarts_total") + ")", ""),), "table",
+        quiet="none"),
+    Panel("Detector precision", "Verdicts that turned out true.", "percentunit", (
+        ("sum by (detector) (" + gained('holdfast_detector_verdicts_total{outcome="true"}')
+         + ") / (sum by (detector) (" + gained("holdfast_detector_verdicts_total") + ") > 0)",
+         ""),), "table", quiet="no verdict yet"),
+))
+BOARDS = (FLEET, ONE_RUN, ONE_NODE, RECOVERY)
+
+
+def files() -> dict[str, str]:
+    """Each dashboard's file by its name."""
+    return {f"holdfast-{one.name}.json": render(one, BOARDS) for one in BOARDS}

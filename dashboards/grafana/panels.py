@@ -1,0 +1,102 @@
+"""Panels and dashboards as values, and the JSON that Grafana reads.
+
+Owns the form: layout, data source, null handling, and what every panel must say.  Knows no query.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+COLUMNS = 24
+UNITS = {"none", "short", "s", "percentunit", "bytes", "Bps", "watt", "celsius", "dateTimeFromNow"}
+KINDS = {"stat": 4, "timeseries": 8, "heatmap": 8, "table": 8}  # and how high each is
+SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+
+
+class Link(NamedTuple):
+    title: str
+    url: str
+
+
+class Panel(NamedTuple):
+    title: str
+    text: str  # what a reader should make of it
+    unit: str
+    queries: tuple[tuple[str, str], ...]  # (PromQL, legend)
+    kind: str = "timeseries"
+    width: int = 12
+    steps: tuple[tuple[float | None, str], ...] = ((None, "green"),)  # from here on, this colour
+    stacked: bool = False
+    quiet: str = ""  # shown where there is nothing, which a healthy fleet may have
+    links: tuple[Link, ...] = ()
+
+
+class Board(NamedTuple):
+    name: str
+    title: str
+    text: str
+    panels: tuple[Panel, ...]
+    variables: tuple[tuple[str, str], ...] = ()  # (name, query of label_values)
+    annotations: tuple[tuple[str, str, str], ...] = ()  # (name, PromQL, title)
+
+
+def check(panel: Panel) -> None:
+    """Grafana shows a wrong unit or an empty description without a word."""
+    if panel.unit not in UNITS or panel.kind not in KINDS:
+        raise ValueError(f"{panel.title}: no such unit or kind: {panel.unit}, {panel.kind}")
+    if not (panel.title and panel.text.endswith(".") and panel.queries and panel.steps):
+        raise ValueError(f"{panel.title}: title, sentence, query and a first colour are needed")
+
+
+def _panel(panel: Panel, number: int, x: int, y: int) -> dict[str, Any]:
+    check(panel)
+    table = panel.kind == "table"
+    # A gap is drawn as a gap: an agent that is away has no value.
+    custom: dict[str, Any] = {"spanNulls": False} if panel.kind == "timeseries" else {}
+    if panel.stacked:
+        custom |= {"stacking": {"mode": "normal", "group": "A"}, "fillOpacity": 60}
+    instant = panel.kind in ("stat", "table")
+    return {
+        "id": number, "type": panel.kind, "title": panel.title, "description": panel.text,
+        "datasource": SOURCE,
+        "gridPos": {"h": KINDS[panel.kind], "w": panel.width, "x": x, "y": y},
+        "fieldConfig": {"overrides": [], "defaults": {
+            "unit": panel.unit, "noValue": panel.quiet or "no data", "custom": custom,
+            "thresholds": {"mode": "absolute", "steps": [
+                {"value": value, "color": colour} for value, colour in panel.steps]},
+            "links": [{"title": one.title, "url": one.url} for one in panel.links],
+        }},
+        "options": {"calculate": False} if panel.kind == "heatmap" else {},
+        "targets": [
+            {"refId": chr(ord("A") + i), "datasource": SOURCE, "expr": expr,
+             "legendFormat": legend, "instant": instant, "range": not instant,
+             "format": "table" if table else "time_series"}
+            for i, (expr, legend) in enumerate(panel.queries)],
+    }
+
+
+def render(board: Board, others: tuple[Board, ...]) -> str:
+    """The dashboard's file.  `others` are linked, with the time that is looked at."""
+    panels, x, y, high = [], 0, 0, 0
+    for number, panel in enumerate(board.panels, 1):
+        if x + panel.width > COLUMNS:
+            x, y, high = 0, y + high, 0
+        panels.append(_panel(panel, number, x, y))
+        x, high = x + panel.width, max(high, KINDS[panel.kind])
+    variables: list[dict[str, Any]] = [
+        {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus"}]
+    variables += [{"name": name, "type": "query", "datasource": SOURCE, "refresh": 2, "sort": 1,
+                   "query": {"query": query, "refId": name}} for name, query in board.variables]
+    return json.dumps({
+        "uid": f"holdfast-{board.name}", "title": board.title, "description": board.text,
+        "tags": ["holdfast"], "schemaVersion": 39, "editable": True, "graphTooltip": 1,
+        "refresh": "30s", "time": {"from": "now-6h", "to": "now"}, "timezone": "browser",
+        "templating": {"list": variables},
+        "annotations": {"list": [
+            {"name": name, "datasource": SOURCE, "enable": True, "expr": expr,
+             "titleFormat": title, "iconColor": "red"} for name, expr, title in board.annotations]},
+        "links": [{"type": "link", "title": one.title, "url": f"/d/holdfast-{one.name}",
+                   "keepTime": True} for one in others if one.name != board.name],
+        "panels": panels,
+    }, indent=1, sort_keys=True) + "\n"

@@ -1,0 +1,84 @@
+"""Dashboards: each panel says what a person needs, and each query finds the series that an agent
+with faults serves.  promtool's own engine evaluates them; no Grafana server has loaded them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from pages import promtool
+
+from holdfast.agent.metrics.names import known
+from holdfast.dashboards.grafana import boards, panels
+
+LABELS = {"run": "m5", "severity": "fatal", "fault": "rank_hung", "state": "running",
+          "category": "training", "kind": "some"}
+VALUES = {"$run": "m5", "$node": "n0", "$__rate_interval": "5m", "$__range": "1h"}
+
+
+def queries() -> list[str]:
+    found = [expr for board in boards.BOARDS for one in board.panels for expr, _ in one.queries]
+    return found + [expr for board in boards.BOARDS for _, expr, _ in board.annotations]
+
+
+def served() -> dict[str, str]:
+    """Every family once for node n0; counters grow, and there were recoveries and verdicts."""
+    found = {'up{job="holdfast",instance="n0"}': "1x120"}
+    for one in known():
+        names = [f"holdfast_{one.name}"]
+        extra = [""]
+        if one.kind == "histogram":
+            names = [names[0] + end for end in ("_sum", "_count")]
+            extra = [f',phase="{phase}"' for phase in ("total", "after_verdict")]
+        elif one.name == "detector_verdicts_total":
+            extra = [f',detector="hang",outcome="{word}"' for word in ("true", "false")]
+        else:
+            extra = ["".join(f',{name}="{LABELS.get(name, "0")}"' for name in one.labels)]
+        values = "1x120" if one.kind == "gauge" else "0+1x120"
+        found |= {f'{name}{{instance="n0"{more}}}': values for name in names for more in extra}
+    return found
+
+
+def judged(series: dict[str, str], folder: Path) -> str:
+    tests = []
+    for query in queries():
+        for name, value in VALUES.items():
+            query = query.replace(name, value)
+        tests.append({"expr": f"count({query}) > bool 0", "eval_time": "2h",
+                      "exp_samples": [{"labels": "{}", "value": 1}]})
+    file = folder / "test.yml"
+    file.write_text(json.dumps({"evaluation_interval": "1m", "tests": [{
+        "interval": "1m", "promql_expr_test": tests,
+        "input_series": [{"series": one, "values": values} for one, values in series.items()]}]}))
+    done = subprocess.run([promtool(), "test", "rules", str(file)], capture_output=True, text=True,
+                          timeout=120, check=False)
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def test_every_query_finds_what_an_agent_serves(tmp_path: Path) -> None:
+    series = served()
+    assert judged(series, tmp_path) == ""
+    kept = {one: values for one, values in series.items() if "train_loss" not in one}
+    assert "train_loss" in judged(kept, tmp_path)
+
+
+def test_every_family_that_a_panel_asks_for_is_served() -> None:
+    names = {re.sub(r"_(sum|count)$", "", one)
+             for query in queries() for one in re.findall(r"holdfast_[a-z0-9_]+", query)}
+    assert len(names) > 20
+    assert names <= {f"holdfast_{one.name}" for one in known()}
+
+
+def test_the_files_are_what_grafana_reads() -> None:
+    for text in boards.files().values():
+        board = json.loads(text)
+        cells = [(one["gridPos"]["y"], x) for one in board["panels"]
+                 for x in range(one["gridPos"]["x"], one["gridPos"]["x"] + one["gridPos"]["w"])]
+        assert len(cells) == len(set(cells)), "panels lie on each other"
+        assert max(x for _, x in cells) < panels.COLUMNS
+        assert len(board["links"]) == 3
+    with pytest.raises(ValueError, match="no such unit"):
+        panels.check(boards.FAULTS._replace(unit="parsec"))
