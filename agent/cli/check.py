@@ -16,15 +16,12 @@ import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from holdfast.agent.actions.schedulers import slurm
-from holdfast.agent.checks import profiles, results, table
-from holdfast.agent.checks.facts import Facts, profile_of, roots_of
-from holdfast.agent.checks.round import pythons as candidates
-from holdfast.agent.checks.runner import Runner, Wanted
+from holdfast.agent.checks import results, table
 from holdfast.agent.config import load
 from holdfast.agent.core.checks.verdict import (
     BASELINE,
@@ -43,8 +40,10 @@ from holdfast.worker.exits import NOT_KNOWN
 
 from .client import reach
 from .launch import job_python
-from .live import print_json
 from .text import FAINT, STYLES, Failure, Line, Span, count, field, line, seconds, show
+
+if TYPE_CHECKING:
+    from holdfast.agent.checks.runner import Wanted
 
 INDENT = 9
 FRESH_S = 300.0  # what a scheduler asks for may be this old, and is made anew in the background
@@ -91,7 +90,16 @@ def _peers(options: argparse.Namespace) -> int:
 # ------------------------------------------------------------------------------------ a round
 
 
+def _print_json(value: Any) -> None:
+    from .live import print_json  # with the incidents' history, which a check reads nothing of
+
+    print_json(value)
+
+
 def _round(options: argparse.Namespace) -> int:
+    # Collectors and all: a third of the start of who is answered from the cache.
+    from holdfast.agent.checks.runner import Runner
+
     wanted, breaker_open = wanted_of(options, os.environ)
     runner = Runner(wanted)
     verdicts: list[CheckVerdict] = []
@@ -111,9 +119,9 @@ def _round(options: argparse.Namespace) -> int:
     notes = [runner.torch] if runner.torch else []
     notes += [f"not kept: {runner.not_kept}"] if runner.not_kept else []
     if options.json:
-        print_json({"node": wanted.facts.node, "status": worst(one.status for one in verdicts),
-                    "torch": runner.torch, "breaker_open": breaker_open,
-                    "checks": [msgspec.to_builtins(one) for one in verdicts]})
+        _print_json({"node": wanted.facts.node, "status": worst(one.status for one in verdicts),
+                     "torch": runner.torch, "breaker_open": breaker_open,
+                     "checks": [msgspec.to_builtins(one) for one in verdicts]})
     elif options.convention:
         print(in_a_line(verdicts))
     else:
@@ -134,6 +142,10 @@ def _progress(shown: bool, made: int = 0, of: int = 0) -> None:
 def wanted_of(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Wanted, bool]:
     """What the command line, the configuration and the agents ask for, and whether a breaker is
     open.  Raises Failure with what to give instead."""
+    from holdfast.agent.checks import profiles
+    from holdfast.agent.checks.facts import Facts, profile_of, roots_of
+    from holdfast.agent.checks.runner import Wanted
+
     loaded = _configuration(options.config)
     settings, places = loaded.checks, loaded.collectors
     try:
@@ -191,6 +203,8 @@ def _training(statuses: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def pythons(named: str, environ: Mapping[str, str]) -> Sequence[tuple[str, str]]:
+    from holdfast.agent.checks.round import pythons as candidates
+
     try:
         return candidates(named, [job_python([], environ)], environ)
     except Failure:  # an environment that is no more
@@ -210,8 +224,8 @@ def _health(options: argparse.Namespace) -> int:
     if not here or max(now_s - one.wall_s for one in here) > FRESH_S:
         _refresh(options)
     if options.json:
-        print_json({"status": worst(one.status for one in here) if here else UNKNOWN,
-                    "checks": [msgspec.to_builtins(one) for one in here]})
+        _print_json({"status": worst(one.status for one in here) if here else UNKNOWN,
+                     "checks": [msgspec.to_builtins(one) for one in here]})
     else:
         print(in_a_line(here))
     statuses, _ = _agents()
@@ -298,7 +312,7 @@ def in_a_line(verdicts: Sequence[CheckVerdict]) -> str:
 def _list(json: bool) -> int:
     rows = [one._asdict() for one in table.CHECKS]
     if json:
-        print_json(rows)
+        _print_json(rows)
         return 0
     for one in table.CHECKS:
         when = ", ".join(one.when) + ("; disturbs training" if one.disturbs else "")

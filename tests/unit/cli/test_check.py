@@ -136,6 +136,16 @@ def test_a_health_program_is_answered_from_the_cache(
     assert main(ask) == 0 and len(asked) == 3
 
 
+def test_an_answer_from_the_cache_loads_no_collector(tmp_path: Path) -> None:
+    kept(tmp_path, OK, 10)
+    words = ("import sys; from holdfast.agent.cli import main; "
+             "main(['check', '--for', 'slurm-health']); "
+             "print('holdfast.collectors' in sys.modules)")
+    done = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True,
+                          timeout=60, check=True)
+    assert done.stdout == "holdfast: ok: 1 check passed\nFalse\n"
+
+
 def test_a_row_says_value_limit_and_whose_it_is() -> None:
     verdict = CheckVerdict(
         "host_copy", WARNING, "host_copy of cuda:0 is 12 GB/s, below 48 GB/s", 12e9, "B/s", 48e9,
