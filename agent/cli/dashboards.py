@@ -21,7 +21,7 @@ FILE = "holdfast-alerts.yml"
 
 
 def render(options: argparse.Namespace) -> int:
-    """Writes the rules and two samples into --to; the rules alone to standard output."""
+    """Writes rules, samples and dashboards into --to; the rules alone to standard output."""
     entries = []
     for name, book in runbooks().items():
         _, sections = prose.split(prose.text_of(name))
@@ -33,7 +33,7 @@ def render(options: argparse.Namespace) -> int:
         sys.stdout.flush()
         return 0
     texts_by_name = {FILE: rules} | {f"holdfast-{one}": files.text(one) for one in files.SAMPLES}
-    dashboards = boards.files()
+    dashboards = boards.files(options.runbook_base or boards.SERVED)
     folder = Path(options.to)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -156,8 +156,9 @@ def _doctor(parser: argparse.ArgumentParser) -> None:
 def _dashboards(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", choices=("render",))
     parser.add_argument("--to", metavar="DIR",
-                        help="write holdfast-alerts.yml there, with samples for Prometheus and "
-                             "Alertmanager, and make DIR (default: rules to standard output)")
+                        help="write holdfast-alerts.yml there, samples for Prometheus and "
+                             "Alertmanager, and Grafana's dashboards, and make DIR (default: rules "
+                             "to standard output)")
     parser.add_argument("--runbook-base", metavar="URL",
                         help="address below which people read the runbooks (default: the first "
                              "agent that answers)")
@@ -209,7 +210,7 @@ COMMANDS = (
             "control:resume", _hand),
     Command("close", "say that what the kernel told of is repaired",
             "holdfast close node-a-nic_error --reason 'cable changed'", "control:close", _close),
-    Command("dashboards", "write the alert rules that follow from the runbooks",
+    Command("dashboards", "write alert rules for Prometheus, and dashboards for Grafana",
             "holdfast dashboards render --to /etc/prometheus", "dashboards:render", _dashboards,
             json=False),
     Command("simulate", "the real policy on a virtual cluster", "holdfast simulate --help", "",

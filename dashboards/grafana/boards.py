@@ -5,10 +5,13 @@ Owns titles, queries and their words; panels.py makes Grafana's JSON of them.
 
 from __future__ import annotations
 
+import json
+
 from .panels import Board, Link, Panel, render
 
 RED_ABOVE_0 = ((None, "green"), (1.0, "red"))
-RUNBOOK = Link("Runbook", "http://${__data.fields.instance}/runbooks/${__data.fields.fault}.md")
+SERVED = "http://${__data.fields.instance}/runbooks"  # by the agent that shows the fault
+RUNBOOK = Link("Runbook", f"{SERVED}/${{__data.fields.fault}}.md")
 RUN, NODE = 'run="$run"', 'instance="$node"'
 _TO_RUN = Link("Run", "/d/holdfast-run?var-run=${__data.fields.run}&${__url_time_range}")
 _TO_NODE = Link("Node", "/d/holdfast-node?var-node=${__data.fields.instance}&${__url_time_range}")
@@ -135,6 +138,8 @@ RECOVERY = Board("recovery", "Holdfast: recovery", "How fast faults are found an
 BOARDS = (FLEET, ONE_RUN, ONE_NODE, RECOVERY)
 
 
-def files() -> dict[str, str]:
-    """Each dashboard's file by its name."""
-    return {f"holdfast-{one.name}.json": render(one, BOARDS) for one in BOARDS}
+def files(runbook_base: str = SERVED) -> dict[str, str]:
+    """Each dashboard's file by its name, with links to the runbooks below `runbook_base`."""
+    base = json.dumps(runbook_base.rstrip("/"))[1:-1]
+    return {f"holdfast-{one.name}.json": render(one, BOARDS).replace(SERVED, base)
+            for one in BOARDS}

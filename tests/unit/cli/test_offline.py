@@ -179,7 +179,10 @@ def test_alert_rules_are_written(tmp_path: Path) -> None:
     assert "runbook_url: https://wiki/books/rank_killed.md\n" in text
     assert "runbook_url: https://wiki/books/fleet/breaker_open.md\n" in text
     samples = {"holdfast-alertmanager.yml", "holdfast-prometheus.yml"}
-    assert {one.name for one in tmp_path.iterdir()} == {"holdfast-alerts.yml", *samples}
+    boards = {f"holdfast-{one}.json" for one in ("fleet", "run", "node", "recovery")}
+    assert {one.name for one in tmp_path.iterdir()} == {"holdfast-alerts.yml", *samples, *boards}
+    fleet = (tmp_path / "holdfast-fleet.json").read_text()
+    assert "https://wiki/books/${__data.fields.fault}.md" in fleet and "}/runbooks" not in fleet
 
 
 def test_alert_rules_go_to_standard_output_unless_told_where(
