@@ -91,7 +91,7 @@ class Edge:
         self.peers: list[Edge] = []
         self.journal = b""
         self.journal_stalled = False
-        self.mount_dead_s = -1.0  # since when a mount of this node does not answer; -1 = it does
+        self.mount_dead_s: float | None = None  # since when a mount does not answer; None: it does
         self.requests: tuple[Request, ...] = ()
         self.asked_s: dict[str, float] = {}  # request without an answer -> when it came
         self.born_s = 0.0  # of this life of the agent
@@ -203,7 +203,7 @@ class Edge:
         )
 
     def _samples(self) -> Readings:
-        if self.mount_dead_s < 0:
+        if self.mount_dead_s is None:
             return Readings()
         waits_s = self.loop.now_s - self.mount_dead_s
         return readings_of((("host_mount_waiting_seconds", "mount=/data,fstype=nfs4", waits_s,
@@ -231,18 +231,19 @@ class Edge:
             if verdict.fault == "run_not_judged":
                 raise RuntimeError(verdict.reason)  # a simulation is there to find these
         self.steps += 1
-        settled = {answer.id for answer in decision.answers}
-        self.requests = tuple(each for each in self.requests if each.id not in settled)
-        for each in settled:
-            self.asked_s.pop(each, None)
         self.on_step(self, now, observed, decision)
         doomed = bool(decision.effects) and self.rng.random() < self.weather.kill_mid_effect
         point = self.rng.randrange(3) if doomed else 3
         if point == 0:
             self.kill("before the intent was journalled")
             return
-        if decision.effects and not self.journal_stalled:
+        settled = {answer.id for answer in decision.answers}
+        # As the daemon does: whoever asked is told that it is taken once no restart forgets it.
+        if (decision.effects or settled) and not self.journal_stalled:
             self.journal = self.node.memory()
+        self.requests = tuple(each for each in self.requests if each.id not in settled)
+        for each in settled:
+            self.asked_s.pop(each, None)
         if point == 1:
             self.kill("after the intent, before the effect")
             return

@@ -150,11 +150,11 @@ def mount_hung(cluster: Cluster, u: float, v: float) -> None:
         return
     edge = cluster.edges[rank.machine.name]
     # The agent's own probe was there before the rank was.
-    rank.waits_for, edge.mount_dead_s = "/data/shard-7", max(0.0, cluster.loop.now_s - 30.0)
+    rank.waits_for, edge.mount_dead_s = "/data/shard-7", cluster.loop.now_s - 30.0
     _say(cluster, rank.machine.name, "the server of /data stops under rank %d", rank.rank)
 
     def back() -> None:
-        rank.waits_for, edge.mount_dead_s = "", -1.0
+        rank.waits_for, edge.mount_dead_s = "", None
         _say(cluster, rank.machine.name, "the server of /data is back")
 
     cluster.loop.after(8.0 + 40.0 * v, back)

@@ -13,7 +13,7 @@ import msgspec
 from ..core import model
 from ..core.model import TRAINER, Decision, Doc, Effect, Now, Observed, Plan, StoreWrite
 from ..core.model.subject import NODE, RUN, subject_of
-from ..core.run import validity
+from ..core.run import policy, validity
 from ..core.run.stage import check_invariants
 from ..core.run.state import RunState
 from . import account
@@ -195,8 +195,14 @@ class Monitor:
         loops = self.edges and next(iter(self.edges.values())).settings.crash_loop_count or 3
         died = job.bug_hits[-loops:]
         planned = sorted(self.runs[job.name].plans)
-        in_a_row = len(died) == loops and died == planned[-loops:]
-        if unbroken and job.grade == TRAINER and in_a_row and account.bought(plan):
+        # A checkpoint between two deaths is progress, and clears what was counted before it.
+        in_a_row = len(died) == loops and died == planned[-loops:] \
+            and job.committed.keys().isdisjoint(died[1:])
+        # A new leader may have lost the node before it heard of the last death there: it answers
+        # that loss, and its plan still carries the deaths that were charged before.
+        own = any(not one.startswith("node_lost/") for one in account.bought(plan)
+                  if one != policy.RESTARTS)
+        if unbroken and job.grade == TRAINER and in_a_row and own:
             self.fail("loop_seen", f"{job.name}: gens {died} died of one bug at one step, and gen "
                       f"{plan.generation} was planned")
         named = NAMED.match(plan.reason)

@@ -37,6 +37,8 @@ class Exclusions:
         self, wanted: dict[str, members.NodeDoc], incidents: IncidentBook[Entry],
         led: list[Context], ctx: Context,
     ) -> None:
+        if ctx.now.boot_s - ctx.since_boot_s < members.STALE_LEASES * ctx.settings.lease_s:
+            return  # who just began has not heard how many have the fault
         runs = {c.view.run for c in led}
         faults = faults_of(ctx)
         fleet = len(fleet_nodes(self.name, ctx))

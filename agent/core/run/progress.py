@@ -54,12 +54,16 @@ def learn(
 def broken_off(ctx: Context, state: RunState, cause: Cause, by_cost: bool) -> None:
     """A cause was found: what came after the last one is what this generation earned."""
     now, boot_s, plan = state.progress, ctx.now.boot_s, state.document.plan
+    base = now.base_step
     if plan is not None and plan.generation == cause.generation:
         # Who leads since then, or forgot, never saw what an earlier cause broke off.
-        now = replace(now, base_step=max(now.base_step, min(plan.peak, now.peak_step)))
+        base = max(base, plan.peak)
+    # Only this generation's own steps count: an older one that trained on unseen, cut off from the
+    # leader, may have made the peak.
+    earned = max(0, now.seen_step - base)
     # A script's steps begin anew: whether one was finished is all that can be known.
     trainer = ctx.view.grade == TRAINER
-    moved = now.peak_step > now.base_step if trainer else now.seen_step > 0
+    moved = earned > 0 if trainer else now.seen_step > 0
     quick = boot_s - now.began_boot_s < QUICK_S and not (moved and trainer)
     backoff, step = now.backoff, now.backoff_step
     if by_cost:
@@ -67,7 +71,7 @@ def broken_off(ctx: Context, state: RunState, cause: Cause, by_cost: bool) -> No
         backoff = min(BACKOFF_MAX, backoff * 2) if step == cause.step else 2.0
         step = cause.step
     state.progress = replace(
-        now, earned_steps=now.peak_step - now.base_step, base_step=now.peak_step,
+        now, earned_steps=earned, base_step=now.peak_step,
         broken_boot_s=boot_s, backoff=backoff, backoff_step=step,
         moved=moved, quick=now.quick + 1 if quick and cause.charged else 0,
         trained_s=now.trained_s + max(0.0, now.last_step_boot_s - now.began_boot_s),

@@ -50,6 +50,7 @@ class Recoveries:
         self.state.recovery = None
 
     def new_boot(self) -> None:
+        self.state.budgets = Budgets()  # a window whose age is unknown begins anew
         if self.state.recovery is not None:
             self.state.recovery = replace(self.state.recovery, stop_boot_s=0.0)
 
@@ -146,7 +147,7 @@ class Recoveries:
     def _window_over(self, ctx: Context, key: str, since_s: float) -> bool:
         book = ctx.runbooks.get(key.split("/")[1 if key.startswith("signature/") else 0])
         window_s = (book.budget_window_h if book else 24.0) * 3600.0
-        return ctx.now.boot_s - since_s > window_s or since_s > ctx.now.boot_s
+        return ctx.now.boot_s - since_s > window_s
 
     # ------------------------------------------------------------ before the next plan
 

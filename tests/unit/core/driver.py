@@ -59,7 +59,7 @@ class Lab:
         view.setdefault("max_restarts", 3)
         view.setdefault("startup_s", 2.0)
         self.view = RunView(run="r", node=name, grade=grade, nproc=nproc, **view)
-        self.boot_s = 100.0
+        self.boot_s, self.boot_id = 100.0, "b"
         self.docs: dict[str, Doc] = {}
         self.leases: dict[str, tuple[str, float]] = {}  # run -> holder, end; as the store keeps it
         self.outcomes: list[EffectOutcome] = []
@@ -99,7 +99,7 @@ class Lab:
     def step(self, seconds: float = 0.0) -> list[Effect]:
         """One step after so many seconds; its effects are performed before the next."""
         self.boot_s += seconds
-        now = Now(boot_s=self.boot_s, wall_s=1e9 + self.boot_s, boot_id="b")
+        now = Now(boot_s=self.boot_s, wall_s=1e9 + self.boot_s, boot_id=self.boot_id)
         self.seen = self.observed()
         self.decision = self.node.step(now, self.seen)
         self.incidents |= {one.id: one for one in self.decision.incidents}

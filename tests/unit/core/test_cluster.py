@@ -103,6 +103,17 @@ def test_the_breaker_stops_excluding_and_tells_once() -> None:
     assert [i.id for i in leader.decision.incidents] == ["fleet-gpu_lost-breaker"]
 
 
+def test_who_just_began_excludes_nobody_before_the_fleet_is_heard_of() -> None:
+    cluster = started("abcde", nnodes=2)
+    for name in "cde":
+        cluster.fatal[name] = "gpu_lost"
+    cluster.run(3)
+    cluster.labs["a"].restart_agent()
+    cluster.heard = {"c": cluster.heard["c"]}
+    cluster.run(10)
+    assert cluster.leader() == "a" and not any(key.startswith("node/") for key in cluster.docs)
+
+
 def test_ranks_never_move_to_a_node_with_a_fatal_fault_even_while_the_breaker_is_open() -> None:
     cluster = started("abcde", nnodes=2)
     for name in "cde":

@@ -225,6 +225,40 @@ def test_a_generation_that_makes_progress_gives_its_restart_back() -> None:
     assert lab.finishes() == [76]
 
 
+def test_a_reboot_forgets_no_restart() -> None:
+    lab = Lab(max_restarts=99)
+    lab.runbooks["rank_killed"] = Runbook(
+        "rank_killed", "degraded", "rank", ("restart_ranks",), budget_count=2
+    )
+    lab.begin()
+    for boot_s, boot_id in ((100.0, "b"), (101.0, "b"), (5.0, "c")):
+        lab.boot_s, lab.boot_id = boot_s, boot_id
+        lab.kill(1)
+        lab.step()
+        lab.park(0, 3)
+        lab.settle()
+    assert lab.view.generation == 3 and lab.finishes() == [76]
+
+
+def test_steps_of_an_older_generation_give_no_restart_back() -> None:
+    """It trained on here, cut off, while another leader had planned the next one."""
+    lab = Lab()
+    lab.begin()
+    lab.train(20)
+    spent = (("node_lost/restart_ranks/node/a", 1), ("restarts", 1))
+    charged = tuple(f"charged:{key}" for key, _ in spent)
+    plan = replace(lab.plan(), generation=2, peak=5, spent=spent, granted=charged)
+    lab.docs["run/r"] = Doc("run/r", lab.docs["run/r"].version + 1, msgspec.json.encode(plan))
+    ranks = tuple(replace(rank, generation=2, step=0) for rank in lab.view.ranks)
+    lab.view = replace(lab.view, generation=2, ranks=ranks)
+    lab.train(2)
+    lab.kill(1)
+    lab.step()
+    lab.park(0, 2)
+    lab.settle()
+    assert lab.plan().generation == 3 and dict(lab.plan().spent)["restarts"] == 2
+
+
 def test_a_runbooks_own_budget_stops_before_max_restarts() -> None:
     lab = Lab(grade="script", max_restarts=99)
     lab.runbooks["rank_killed"] = Runbook(
