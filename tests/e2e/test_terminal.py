@@ -36,8 +36,8 @@ class OnTerminal(Run):
 
         def enter() -> None:
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-            if nohup:
-                signal.signal(signal.SIGHUP, signal.SIG_IGN)
+            # Tests that were started under nohup hand their SIG_IGN down.
+            signal.signal(signal.SIGHUP, signal.SIG_IGN if nohup else signal.SIG_DFL)
 
         self.process = subprocess.Popen(
             command, stdin=theirs, stdout=theirs, stderr=theirs, env=environ, cwd=home,
