@@ -73,11 +73,13 @@ class Worker:
 
     def each_beat(self) -> None:
         """Cuts again while a broken generation is not left: its group may be younger than the
-        order to leave, and a collective entered after the first cut would block anew."""
-        if self.fields[pages.F_BROKEN] >= self.generation > 0:
-            with self.lock:
-                if self.cut is not None:
-                    self.cut()
+        order to leave, and a collective entered after the first cut would block anew.
+
+        Asked under the lock: between the question and the cut the main thread may have got its
+        next place and begun to form a group there, whose connections would be cut instead."""
+        with self.lock:
+            if self.fields[pages.F_BROKEN] >= self.generation > 0 and self.cut is not None:
+                self.cut()
 
     def on_packet(self, packet: Packet, fds: List[int]) -> None:
         """Takes one packet from the launcher; runs on the ticker's thread."""

@@ -137,6 +137,40 @@ def test_whoever_is_told_to_leave_leaves_before_it_changes_a_weight(placed):
     assert cuts == [1, 1]
 
 
+class Late:
+    """A lock that its next holder gets only when `first` is done: the kernel let another run."""
+
+    def __init__(self, lock, first):
+        self.lock, self.first = lock, first
+
+    def __enter__(self):
+        first, self.first = self.first, None
+        if first is not None:
+            first()
+        return self.lock.__enter__()
+
+    def __exit__(self, *error):
+        return self.lock.__exit__(*error)
+
+    def __getattr__(self, name):
+        return getattr(self.lock, name)
+
+
+def test_a_beat_never_cuts_the_group_of_the_next_generation(placed):
+    cuts = []
+    elastic.register_group("group", lambda: cuts.append("old"))
+    placed.worker.on_packet({"t": "leave", "generation": 2}, [])
+    placed.assign(3)
+
+    def main_thread_goes_on():
+        placed.worker.wait_assignment()
+        elastic.register_group(None, lambda: cuts.append("new"))
+
+    placed.worker.lock = Late(placed.worker.lock, main_thread_goes_on)
+    placed.worker.each_beat()  # begun while generation 2 was the rank's last
+    assert cuts == ["old"]
+
+
 def test_an_order_to_leave_that_came_while_joining_cuts_the_new_group(placed):
     placed.worker.on_packet({"t": "leave", "generation": 2}, [])
     cuts = []
