@@ -125,17 +125,26 @@ class _Child:
     def start(self) -> str:
         """Why it cannot be started; "" when it was."""
         if self.call.lock:
-            self._lock = os.open(self.call.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._lock = _locked(self.call.lock)
             except BlockingIOError:
-                os.close(self._lock)
                 return "another one of it runs already, or hangs (%s)" % self.call.lock
-        self._answer, answer = os.pipe()
-        self._output, output = os.pipe()
-        self._begin_s = time.monotonic()
+            except OSError as error:
+                return "whether another one of it runs cannot be told: %s: %s" % (
+                    self.call.lock, error.strerror)
+        answer = output = -1
         parent = os.getpid()
-        self.pid = os.fork()
+        self._begin_s = time.monotonic()
+        try:
+            self._answer, answer = os.pipe()
+            self._output, output = os.pipe()
+            self.pid = os.fork()
+        except OSError as error:
+            for descriptor in (answer, output):
+                if descriptor >= 0:
+                    os.close(descriptor)
+            self.close()
+            return "it cannot be started: %s" % error.strerror
         if self.pid == 0:
             try:
                 _become(self.call, answer, output, self._lock, parent)
@@ -223,6 +232,22 @@ class _Child:
             if descriptor >= 0:
                 os.close(descriptor)
         self._answer = self._output = self._lock = -1
+
+
+def _locked(path: str) -> int:
+    """The file, held.  Raises BlockingIOError where somebody holds it, OSError where nobody can
+    tell.  Another user's file is held as well as one's own, where it may be read."""
+    flags = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o644)
+    except PermissionError:
+        descriptor = os.open(path, os.O_RDONLY | flags)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _become(call: Call, answer: int, output: int, lock: int, parent: int) -> None:

@@ -11,6 +11,9 @@ from types import ModuleType
 import pytest
 from running import ROOT, Run, Runs
 
+from holdfast.agent.checks import results
+from holdfast.collectors import clock
+
 STATES = ROOT / "tests/nvml/states"
 SAID = "it started"
 
@@ -105,3 +108,19 @@ def test_a_checkpoint_path_on_a_full_disk_refuses_and_a_reason_is_asked_for(runs
     finally:
         subprocess.run(["umount", str(place)], check=True)
         assert not os.path.ismount(place)
+
+
+def test_a_check_that_hangs_is_unknown_and_holds_a_start_up_no_longer_than_its_deadline(
+    runs: Runs,
+) -> None:
+    source = runs.home / "sys" / clock.SOURCE
+    source.parent.mkdir(parents=True)
+    os.mkfifo(source)  # whoever opens it waits for ever
+    config = runs.home / "agent.toml"
+    config.write_text(f'[collectors]\nsys = "{runs.home}/sys"\n'
+                      'disable = ["clock"]\n[checks]\ngate = ["clock"]\n')
+    runs.environ["HOLDFAST_CONFIG"] = str(config)
+    run = runs.start("run", "--no-python", "/bin/echo", SAID)
+    assert run.wait(60) == 0 and SAID in run.output, run.output
+    kept = results.load(runs.home / "st" / "checks").verdicts["clock"]
+    assert kept.status == "unknown" and "no answer within 5 s" in kept.reason

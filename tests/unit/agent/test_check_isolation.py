@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from holdfast.agent.checks import isolate
 from holdfast.agent.checks.isolate import Call, Event, answering, run_all
 
 MARK = "HOLDFAST_TEST_LEFT_BEHIND"
+NOBODY = 65534
 
 
 def hang() -> Any:
@@ -174,6 +176,51 @@ def test_two_of_one_kind_do_not_run_at_once(tmp_path: Path) -> None:
     assert "another one of it runs already" in ended["second"].problem
     assert not ended["slow"].problem
     assert not run([call("third", answering(well), lock=lock)])["third"].problem
+
+
+@pytest.mark.parametrize(("mode", "problem"), [
+    (0o600, "cannot be told: "), (0o644, "")], ids=["not to be read", "to be read"])
+def test_another_user_s_lock_costs_its_own_check_alone(mode: int, problem: str) -> None:
+    if os.getuid() != 0:
+        pytest.skip("files of another user need root")
+    with tempfile.TemporaryDirectory() as folder:  # pytest's own folders are nobody else's to enter
+        foreign = Path(folder, "gemm.lock")
+        foreign.touch()
+        foreign.chmod(mode)
+        os.chmod(folder, 0o755)
+        calls = [call("gemm", answering(well), lock=str(foreign)), call("last", answering(well))]
+        os.seteuid(NOBODY)
+        try:
+            ended = run(calls)
+        finally:
+            os.seteuid(0)
+    assert problem in ended["gemm"].problem and bool(problem) == bool(ended["gemm"].problem)
+    assert not problem or f"{foreign}: Permission denied" in ended["gemm"].problem
+    assert not ended["last"].problem
+
+
+def test_a_lock_that_leads_elsewhere_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "gemm.lock").symlink_to(tmp_path / "target")
+    ended = run([call("gemm", answering(well), lock=str(tmp_path / "gemm.lock"))])
+    assert "gemm.lock" in ended["gemm"].problem and not (tmp_path / "target").exists()
+
+
+def test_where_no_process_can_be_made_each_check_says_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def full() -> int:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    fork = os.fork
+    monkeypatch.setattr(isolate.os, "fork", full)
+    lock = str(tmp_path / "gemm.lock")
+    events = run_all([call("gemm", answering(well), lock=lock), call("b", answering(well))], 2)
+    first = next(events)
+    assert first.ended and first.problem == (
+        "it cannot be started: Resource temporarily unavailable")
+    monkeypatch.setattr(isolate.os, "fork", fork)
+    assert [one.problem for one in events if one.ended] == [""]
+    assert not run([call("gemm", answering(well), lock=lock)])["gemm"].problem  # it was let go
 
 
 def test_whoever_stops_listening_ends_them_all() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_for
 
 from holdfast.agent.checks import gate, results, table
 from holdfast.agent.cli import check, main
@@ -197,3 +199,51 @@ def test_the_whole_command_over_a_flipped_bit(tmp_path: Path) -> None:
         env=environ, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1, done
     assert "tensor critical: cpu: the same product of integers twice" in done.stdout
+
+
+def test_two_whole_commands_at_once(tmp_path: Path) -> None:
+    """The second one says what it could not make, makes the rest, and both are kept."""
+    pytest.importorskip("torch")
+    environ = {**os.environ, "HOLDFAST_STATE_DIR": str(tmp_path)}
+    command = [sys.executable, "-m", "holdfast.agent.cli", "check", "tensor", "clock", "--json",
+               "--python", sys.executable]
+    with subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True) as first:
+        wait_for(lambda: _held(tmp_path / "checks/torch.lock") or first.poll() is not None)
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120,
+                              check=False)
+        output = first.communicate(timeout=120)[0]
+    by = {one["check"]: one for one in json.loads(done.stdout)["checks"]}
+    assert "another one of it runs already" in by["tensor"]["reason"], by
+    assert done.returncode == 3 and by["tensor"]["status"] == "unknown"
+    assert by["clock"]["status"] != "critical"
+    assert {one["check"]: one["status"] for one in json.loads(output)["checks"]}["tensor"] == "ok"
+    assert results.load(tmp_path / "checks").verdicts.keys() == {"tensor", "clock"}
+
+
+def _held(lock: Path) -> bool:
+    """By the kernel's list: who tries it by locking holds it meanwhile."""
+    try:
+        inode = lock.stat().st_ino
+    except FileNotFoundError:
+        return False
+    return f":{inode} " in Path("/proc/locks").read_text()
+
+
+def test_who_may_keep_nothing_is_answered_all_the_same(tmp_path: Path) -> None:
+    """As root without the right to pass over permissions, in another user's folder: that user
+    could not read this interpreter."""
+    if os.geteuid() != 0 or shutil.which("setpriv") is None:
+        pytest.skip("another user's folder needs root and setpriv (Debian package util-linux)")
+    state = tmp_path / "foreign"
+    state.mkdir()
+    os.chown(state, 65534, 65534)
+    done = subprocess.run(
+        ["setpriv", "--bounding-set=-dac_override,-dac_read_search", sys.executable, "-m",
+         "holdfast.agent.cli", "check", "clock", "memory", "devices"],
+        env={**os.environ, "HOLDFAST_STATE_DIR": str(state)}, capture_output=True, text=True,
+        timeout=60, check=False)
+    text = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode in (0, 1) and "Traceback" not in text, text
+    assert f"not kept: {state}/checks: Permission denied" in text
+    assert all(f" {name} " in text for name in ("clock", "memory", "devices"))
+    assert not list(state.iterdir())
