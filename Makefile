@@ -67,6 +67,9 @@ docs: $(VENV)/.demo  ## write the generated pages of docs anew
 	  made = [(name, pkgutil.resolve_name(function)()) \
 	          for name, function in (one.split("=") for one in sys.argv[1:])]; \
 	  [pathlib.Path("docs", f"{name}.md").write_text(text) for name, text in made]' $(PAGES)
+	@$(BIN)/python -c 'import pathlib; from holdfast.dashboards.grafana import boards; \
+	  [pathlib.Path("dashboards/grafana/rendered", name).write_text(text) \
+	   for name, text in boards.files().items()]'
 
 packages:  # Debian packages that tests use; installs only as root, else names what will be skipped
 	@tests/debian-packages

@@ -9,10 +9,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 from pages import promtool
 
 from holdfast.agent.metrics.names import known
 from holdfast.dashboards.grafana import boards, panels
+from holdfast.dashboards.rules import files
 
 LABELS = {"run": "m5", "severity": "fatal", "fault": "rank_hung", "state": "running",
           "category": "training", "kind": "some"}
@@ -82,3 +84,19 @@ def test_the_files_are_what_grafana_reads() -> None:
         assert len(board["links"]) == 3
     with pytest.raises(ValueError, match="no such unit"):
         panels.check(boards.FAULTS._replace(unit="parsec"))
+
+
+def test_the_committed_dashboards_are_current() -> None:
+    folder = Path(boards.__file__).parent / "rendered"
+    assert {path.name: path.read_text() for path in folder.iterdir()} == boards.files(), (
+        "run `make docs`")
+
+
+def test_the_provisioning_files_name_the_folder_and_the_data_source() -> None:
+    made = boards.provisioning("/srv/a \"b\"")
+    providers = yaml.safe_load(made["holdfast-grafana-dashboards.yml"])["providers"]
+    assert providers[0]["options"]["path"] == '/srv/a "b"'
+    (source,) = yaml.safe_load(made["holdfast-grafana-datasource.yml"])["datasources"]
+    assert source["type"] == panels.SOURCE["type"]
+    scraped = yaml.safe_load(files.text("prometheus.yml"))["global"]["scrape_interval"]
+    assert source["jsonData"]["timeInterval"] == scraped, "$__rate_interval is made of it"

@@ -82,6 +82,8 @@ HOMES: dict[str, tuple[str, ...]] = {
     "prometheus_client": ("agent/metrics/families.py", "agent/metrics/exposition.py"),
     "rich": ("agent/cli/",),
     "yaml": ("dashboards/rules/files.py",),
+    "grafana_api": ("dashboards/grafana/push.py",),
+    "requests": (),  # comes with grafana_api
     "boto3": ("agent/store/",),
     "tokenizers": ("trainer/",),
     "pynvml": ("collectors/nvidia.py",),

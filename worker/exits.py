@@ -106,7 +106,8 @@ EXITS: Dict[str, Tuple[Row, ...]] = {
     ),
     "config": (row(DONE, "good"), row(CONFIGURATION, "bad: every error is told")),
     "dashboards": (
-        row(DONE, "written"), row(FAILED, "it cannot be written there"),
+        row(DONE, "written, or nothing differs"),
+        row(FAILED, "it cannot be written there, or Grafana does not take it"),
         row(CONFIGURATION, "configuration or a runbook is bad"),
     ),
     "simulate": (row(DONE, "every invariant held over every seed"), row(FAILED, "one did not")),

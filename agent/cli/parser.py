@@ -154,14 +154,26 @@ def _doctor(parser: argparse.ArgumentParser) -> None:
 
 
 def _dashboards(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("what", choices=("render",))
+    parser.add_argument("what", choices=("render", "push"))
     parser.add_argument("--to", metavar="DIR",
-                        help="write holdfast-alerts.yml there, samples for Prometheus and "
-                             "Alertmanager, and Grafana's dashboards, and make DIR (default: rules "
-                             "to standard output)")
+                        help="render: write holdfast-alerts.yml there, samples for Prometheus, "
+                             "Alertmanager and Grafana, and the dashboards, and make DIR (default: "
+                             "rules to standard output)")
     parser.add_argument("--runbook-base", metavar="URL",
                         help="address below which people read the runbooks (default: the first "
                              "agent that answers)")
+    group = parser.add_argument_group("push (docs/dashboards.md)")
+    group.add_argument("--url", metavar="URL", help="Grafana's address")
+    group.add_argument("--token-file", metavar="FILE",
+                       help="a service account's token, in a file that others may not read")
+    group.add_argument("--folder", default="", metavar="NAME",
+                       help="its title or uid; made where there is none (default: where a "
+                            "dashboard is, else Holdfast)")
+    group.add_argument("--datasource", default="", metavar="NAME=UID",
+                       help="which of Grafana's data sources is `prometheus` (default: the only "
+                            "one of that type, or the default one)")
+    group.add_argument("--dry-run", action="store_true", help="say what would change, and end")
+    group.add_argument("--diff", action="store_true", help="show what differs, line by line")
 
 
 def _demo(parser: argparse.ArgumentParser) -> None:
@@ -211,8 +223,9 @@ COMMANDS = (
     Command("close", "say that what the kernel told of is repaired",
             "holdfast close node-a-nic_error --reason 'cable changed'", "control:close", _close),
     Command("dashboards", "write alert rules for Prometheus, and dashboards for Grafana",
-            "holdfast dashboards render --to /etc/prometheus", "dashboards:render", _dashboards,
-            json=False),
+            "holdfast dashboards render --to /etc/prometheus\n"
+            "         holdfast dashboards push --url http://grafana:3000 --token-file FILE",
+            "dashboards:dashboards", _dashboards, json=False),
     Command("simulate", "the real policy on a virtual cluster", "holdfast simulate --help", "",
             json=False),
     Command("demo", "train, lose ranks three ways, come back, show the bill (1 min)",

@@ -6,6 +6,7 @@ Owns titles, queries and their words; panels.py makes Grafana's JSON of them.
 from __future__ import annotations
 
 import json
+from importlib import resources
 
 from .panels import Board, Link, Panel, render
 
@@ -136,6 +137,8 @@ RECOVERY = Board("recovery", "Holdfast: recovery", "How fast faults are found an
          ""),), "table", quiet="no verdict yet"),
 ))
 BOARDS = (FLEET, ONE_RUN, ONE_NODE, RECOVERY)
+PROVISIONING = ("dashboards.yml", "datasource.yml")
+FOLDER = "/var/lib/grafana/dashboards/holdfast"  # as the samples have it
 
 
 def files(runbook_base: str = SERVED) -> dict[str, str]:
@@ -143,3 +146,14 @@ def files(runbook_base: str = SERVED) -> dict[str, str]:
     base = json.dumps(runbook_base.rstrip("/"))[1:-1]
     return {f"holdfast-{one.name}.json": render(one, BOARDS).replace(SERVED, base)
             for one in BOARDS}
+
+
+def text(name: str) -> str:
+    """A file of this folder's provisioning/."""
+    return resources.files(__package__).joinpath("provisioning", name).read_text(encoding="utf-8")
+
+
+def provisioning(folder: str) -> dict[str, str]:
+    """The samples for Grafana's provisioning by their names; dashboards are read from `folder`."""
+    return {f"holdfast-grafana-{name}": text(name).replace(FOLDER, json.dumps(folder))
+            for name in PROVISIONING}

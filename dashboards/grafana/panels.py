@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 COLUMNS = 24
 UNITS = {"none", "short", "s", "percentunit", "bytes", "Bps", "watt", "celsius", "dateTimeFromNow"}
 KINDS = {"stat": 4, "timeseries": 8, "heatmap": 8, "table": 8}  # and how high each is
-SOURCE = {"type": "prometheus", "uid": "${datasource}"}
+SOURCE_VARIABLE = "datasource"
+SOURCE = {"type": "prometheus", "uid": f"${{{SOURCE_VARIABLE}}}"}
 
 
 class Link(NamedTuple):
@@ -30,6 +31,7 @@ class Panel(NamedTuple):
     stacked: bool = False
     quiet: str = ""  # shown where there is nothing, which a healthy fleet may have
     links: tuple[Link, ...] = ()
+    colours: tuple[tuple[str, str], ...] = ()  # of series, by name
 
 
 class Board(NamedTuple):
@@ -49,31 +51,67 @@ def check(panel: Panel) -> None:
         raise ValueError(f"{panel.title}: title, sentence, query and a first colour are needed")
 
 
+# What each kind of panel shows and how: Grafana fills in what is missing by its release, so that a
+# panel would look otherwise in the next one.
+_QUIET_LEGEND = {"calcs": [], "displayMode": "list", "placement": "bottom", "showLegend": True}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "stat": {
+        "colorMode": "value", "graphMode": "none", "justifyMode": "auto", "orientation": "auto",
+        "percentChangeColorMode": "standard", "showPercentChange": False, "textMode": "auto",
+        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
+        "wideLayout": True},
+    "timeseries": {"legend": _QUIET_LEGEND,
+                   "tooltip": {"hideZeros": True, "mode": "multi", "sort": "desc"}},
+    "heatmap": {
+        "calculate": False, "cellGap": 1, "exemplars": {"color": "rgba(255,0,255,0.7)"},
+        "color": {"exponent": 0.5, "fill": "dark-orange", "mode": "scheme", "reverse": False,
+                  "scale": "exponential", "scheme": "Oranges", "steps": 32},
+        "legend": {"show": True}, "rowsFrame": {"layout": "auto"}, "showValue": "never",
+        "tooltip": {"mode": "single", "showColorScale": True, "yHistogram": False},
+        "yAxis": {"axisPlacement": "left"}},
+    "table": {"cellHeight": "sm", "frameIndex": 0, "showHeader": True},
+}
+# A gap is drawn as a gap: an agent that is away has no value.
+CUSTOM: dict[str, dict[str, Any]] = {
+    "timeseries": {"axisSoftMin": 0, "drawStyle": "line", "fillOpacity": 0, "lineWidth": 1,
+                   "showPoints": "auto", "spanNulls": False},
+    "table": {"align": "auto", "inspect": False},
+}
+HIDDEN = ("Time", "__name__", "job")  # columns that say nothing
+
+
 def _panel(panel: Panel, number: int, x: int, y: int) -> dict[str, Any]:
     check(panel)
     table = panel.kind == "table"
-    # A gap is drawn as a gap: an agent that is away has no value.
-    custom: dict[str, Any] = {"spanNulls": False} if panel.kind == "timeseries" else {}
+    custom = dict(CUSTOM.get(panel.kind, {}))
     if panel.stacked:
         custom |= {"stacking": {"mode": "normal", "group": "A"}, "fillOpacity": 60}
     instant = panel.kind in ("stat", "table")
     return {
         "id": number, "type": panel.kind, "title": panel.title, "description": panel.text,
-        "datasource": SOURCE,
+        "datasource": SOURCE, "options": OPTIONS[panel.kind],
         "gridPos": {"h": KINDS[panel.kind], "w": panel.width, "x": x, "y": y},
-        "fieldConfig": {"overrides": [], "defaults": {
+        "fieldConfig": {"overrides": [_coloured(*one) for one in panel.colours], "defaults": {
             "unit": panel.unit, "noValue": panel.quiet or "no data", "custom": custom,
+            "color": {"mode": "palette-classic" if panel.kind == "timeseries" else "thresholds"},
             "thresholds": {"mode": "absolute", "steps": [
                 {"value": value, "color": colour} for value, colour in panel.steps]},
             "links": [{"title": one.title, "url": one.url} for one in panel.links],
         }},
-        "options": {"calculate": False} if panel.kind == "heatmap" else {},
+        "transformations": [{"id": "organize", "options": {
+            "excludeByName": dict.fromkeys(HIDDEN, True),
+            "renameByName": {"Value": panel.title}}}] if table else [],
         "targets": [
             {"refId": chr(ord("A") + i), "datasource": SOURCE, "expr": expr,
              "legendFormat": legend, "instant": instant, "range": not instant,
              "format": "table" if table else "time_series"}
             for i, (expr, legend) in enumerate(panel.queries)],
     }
+
+
+def _coloured(name: str, colour: str) -> dict[str, Any]:
+    return {"matcher": {"id": "byName", "options": name}, "properties": [
+        {"id": "color", "value": {"mode": "fixed", "fixedColor": colour}}]}
 
 
 def render(board: Board, others: tuple[Board, ...]) -> str:
@@ -85,7 +123,8 @@ def render(board: Board, others: tuple[Board, ...]) -> str:
         panels.append(_panel(panel, number, x, y))
         x, high = x + panel.width, max(high, KINDS[panel.kind])
     variables: list[dict[str, Any]] = [
-        {"name": "datasource", "label": "Prometheus", "type": "datasource", "query": "prometheus"}]
+        {"name": SOURCE_VARIABLE, "label": "Prometheus", "type": "datasource",
+         "query": "prometheus"}]
     variables += [{"name": name, "type": "query", "datasource": SOURCE, "refresh": 2, "sort": 1,
                    "query": {"query": query, "refId": name}} for name, query in board.variables]
     return json.dumps({
@@ -97,6 +136,8 @@ def render(board: Board, others: tuple[Board, ...]) -> str:
             {"name": name, "datasource": SOURCE, "enable": True, "expr": expr,
              "titleFormat": title, "iconColor": "red"} for name, expr, title in board.annotations]},
         "links": [{"type": "link", "title": one.title, "url": f"/d/holdfast-{one.name}",
-                   "keepTime": True} for one in others if one.name != board.name],
+                   "tooltip": one.text, "icon": "dashboard", "tags": [], "asDropdown": False,
+                   "includeVars": False, "keepTime": True, "targetBlank": False}
+                  for one in others if one.name != board.name],
         "panels": panels,
     }, indent=1, sort_keys=True) + "\n"

@@ -178,7 +178,8 @@ def test_alert_rules_are_written(tmp_path: Path) -> None:
     text = (tmp_path / "holdfast-alerts.yml").read_text()
     assert "runbook_url: https://wiki/books/rank_killed.md\n" in text
     assert "runbook_url: https://wiki/books/fleet/breaker_open.md\n" in text
-    samples = {"holdfast-alertmanager.yml", "holdfast-prometheus.yml"}
+    samples = {"holdfast-alertmanager.yml", "holdfast-prometheus.yml",
+               "holdfast-grafana-dashboards.yml", "holdfast-grafana-datasource.yml"}
     boards = {f"holdfast-{one}.json" for one in ("fleet", "run", "node", "recovery")}
     assert {one.name for one in tmp_path.iterdir()} == {"holdfast-alerts.yml", *samples, *boards}
     fleet = (tmp_path / "holdfast-fleet.json").read_text()
