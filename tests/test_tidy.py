@@ -67,7 +67,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "agent": {"agent", "core", "collectors", "runbooks", "dashboards", "worker.page",
               "worker.exits", "worker.redact"},
     "cli": {"cli", "agent", "core", "collectors", "runbooks", "dashboards", "worker.page",
-            "worker.exits", "worker.peers", "trainer.checkpoint"},
+            "worker.exits", "worker.peers", "trainer.checkpoint", "trainer.quality"},
     "dashboards": {"dashboards", "runbooks", "core"},
     "runbooks": {"runbooks"},
     "trainer": {"trainer", "worker"},

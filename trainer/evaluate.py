@@ -7,23 +7,38 @@ Must not change the weights or any generator's state.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from .checkpoint import format as files
 from .group import Group
+from .quality import kept
 
 ROWS = 32  # encoded at a time
 CUTOFF = 10
+TASK = "text"  # of data that has but one
 
 
-def retrieval(queries: Tensor, documents: Tensor) -> dict[str, float]:
-    """Row i of `documents` is the right answer to row i of `queries`; rows have length 1."""
+class Evaluated(NamedTuple):
+    """The printed figures, and what they were made of."""
+
+    figures: dict[str, float]
+    tasks: dict[str, kept.Task]
+
+
+def places_of(queries: Tensor, documents: Tensor) -> Tensor:
+    """Where each query's right answer stands among all documents, from 1 on.
+
+    Row i of `documents` is the right answer to row i of `queries`; rows have length 1."""
     scores = queries @ documents.T
     right = scores.diagonal().unsqueeze(1)
     # Ties count against us: a model that maps all to one point must not look good.
-    places = (scores >= right).sum(dim=1).clamp(min=1)
+    return (scores >= right).sum(dim=1).clamp(min=1)
+
+
+def retrieval(places: Tensor) -> dict[str, float]:
     hit = places <= CUTOFF
     reciprocal = torch.where(hit, 1.0 / places, torch.zeros_like(places, dtype=torch.float32))
     return {
@@ -31,7 +46,7 @@ def retrieval(queries: Tensor, documents: Tensor) -> dict[str, float]:
         "recall_at_10": round(float(hit.float().mean()), 6)}
 
 
-def evaluate(model: Any, held_out: tuple[Tensor, Tensor], group: Group) -> dict[str, float]:
+def evaluate(model: Any, held_out: tuple[Tensor, Tensor], group: Group) -> Evaluated:
     """All ranks call it, and get the same numbers."""
     training = model.training
     model.eval()
@@ -40,7 +55,10 @@ def evaluate(model: Any, held_out: tuple[Tensor, Tensor], group: Group) -> dict[
             encoded = [_encode(model.embed, tokens, group) for tokens in held_out]
     finally:
         model.train(training)
-    return retrieval(encoded[0], encoded[1])
+    places = places_of(encoded[0], encoded[1])
+    digest = files.digest(b"".join(tokens.contiguous().numpy().tobytes() for tokens in held_out))
+    task = kept.Task(len(places), digest, places[: kept.PAIRS_MAX].tolist())
+    return Evaluated(retrieval(places), {TASK: task})
 
 
 def _encode(embed: Callable[[Tensor], Tensor], tokens: Tensor, group: Group) -> Tensor:

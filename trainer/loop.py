@@ -25,8 +25,9 @@ from .checkpoint.write import Checkpoints
 from .config import Config, named_class
 from .data import Sampler, seed_for
 from .engines import ddp
-from .evaluate import evaluate
+from .evaluate import Evaluated, evaluate
 from .group import BadCheckpoint, Group, RestoreFailed, is_broken_group
+from .quality import kept
 from .state import State
 
 STEP_TIMES = 64  # the latest, for the snapshots' cadence
@@ -178,7 +179,7 @@ class Generation:
 
     def join(self, assignment: Any) -> None:
         """The group, then proven state on every rank, then DDP around it."""
-        job, elastic = self.job, self.elastic
+        job, elastic, self.assignment = self.job, self.elastic, assignment
         self.group = group = Group(assignment, job.device, elastic)
         restore(assignment, group, job.state, self.held, elastic, lambda: initialise(job))
         self.wrapped = ddp.wrap(job.model, job.device)
@@ -284,7 +285,21 @@ class Generation:
             return {}
         assert self.group is not None
         self.elastic.phase("eval")
-        return evaluate(job.model, job.data.heldout(), self.group)
+        found = evaluate(job.model, job.data.heldout(), self.group)
+        if self.group.rank == 0:
+            self.keep(found)
+        return found.figures
+
+    def keep(self, found: Evaluated) -> None:
+        """With the run, for `holdfast parity`.  A full disk does not end a training."""
+        job, place = self.job, self.assignment
+        try:
+            kept.save(job.config.checkpoint_dir, kept.Evaluation(
+                place.run, place.generation, self.held.step, job.data.digest,
+                job.state.weights_digest(), found.tasks))
+        except OSError as error:
+            self.elastic.report("", f"evaluation of step {self.held.step} is not kept: "
+                                f"{error.strerror or error}")
 
     def finish(self) -> Result:
         """After the last step: quality, the proof line's digest, and the last checkpoint."""

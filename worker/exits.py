@@ -77,6 +77,11 @@ EXITS: Dict[str, Tuple[Row, ...]] = {
         row(DONE, "every byte is proven"), row(FAILED, "there is no checkpoint"),
         row(BAD_CHECKPOINT, "a checkpoint is bad"),
     ),
+    "parity": (
+        row(DONE, "within the margin"), row(FAILED, "outside of it"),
+        row(USAGE, "there is no evaluation, or not of the same pairs"),
+        row(NOT_KNOWN, "too few pairs to tell"),
+    ),
     "check": (
         row(DONE, "every check passed"),
         row(FAILED, "a warning; with --for: a critical that came twice in a row, while no breaker "

@@ -71,6 +71,23 @@ def _verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", metavar="DIR", help="one checkpoint, or a directory of them")
 
 
+def _parity(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("first", metavar="RUN_A", help="what is compared with: the run's "
+                        "checkpoint.dir, its work_dir, or one file of its evaluations")
+    parser.add_argument("second", metavar="RUN_B", help="what is judged")
+    parser.add_argument("--metric", action="append", metavar="NAME",
+                        help="mrr@K or recall@K (default mrr@10); may be given again")
+    parser.add_argument("--within", default="0.1%", metavar="MARGIN",
+                        help="a part of RUN_A's value as 0.1%%, or a difference as 0.001 "
+                             "(default 0.1%%)")
+    parser.add_argument("--task", default="", metavar="NAME",
+                        help="whose pairs, where data has several tasks (default: the first)")
+    parser.add_argument("--step", type=number(int, 0, 10**18), metavar="N",
+                        help="the evaluation of that step (default: the newest)")
+    parser.add_argument("--seed", type=number(int, 0, 2**63), default=0,
+                        help="of what is drawn (default 0): the same gives the same")
+
+
 def _peers(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("tests between nodes (docs/checks.md)")
     group.add_argument("--peers", default="", metavar="LIST",
@@ -203,6 +220,9 @@ COMMANDS = (
             "drift:drift", _drift),
     Command("verify", "prove a checkpoint by its digests", "holdfast verify runs/m5/checkpoints",
             "checkpoint:verify", _verify),
+    Command("parity", "are two runs equally good on their held-out pairs?",
+            "holdfast parity runs/a runs/b --metric mrr@10 --within 0.1%", "parity:parity",
+            _parity),
     Command("check", "prove this node before training: devices, memory, collectives",
             "holdfast check --path /checkpoints\n"
             "         holdfast check collectives --sizes 64K,1M,64M", "check:check", _check),

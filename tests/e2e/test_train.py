@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from running import Run, Runs, wait_for
 
+from holdfast.agent.cli import main
+
 pytest.importorskip("torch", reason="the trainer's extra is not installed")
 
 SMALL = (
@@ -40,6 +42,8 @@ def test_a_killed_rank_leaves_no_trace_in_the_weights(runs: Runs, work: Path, np
     os.kill(run.at_step(15, rank=0), signal.SIGKILL)
     assert run.wait() == 0, run.output
     assert run.result()["digest"] == clean.result()["digest"]
+    runs_of = [str(runs.home / name / "ckpt") for name in ("clean", "faulty")]
+    assert main(["parity", *runs_of, "--metric", "mrr@10", "--within", "0.1%"]) == 0
     # The rank that dies may have finished the step that the others are still in.
     lost = [int(steps) for steps in re.findall(r"(\d+) steps? lost", run.output)]
     assert len(lost) == 2 and max(lost) <= 1, run.output

@@ -24,6 +24,7 @@ FORMAT = 1
 MANIFEST, COMMIT, QUARANTINE = "manifest.json", "COMMIT", "quarantine"
 FAILED = ".failed"  # an empty file: even a full disk takes its name
 ALGORITHMS = ("xxh3_128", "sha256")
+WEIGHTS = "model."  # how the names of parameters and buffers begin
 ALIGN_BYTES = 64
 JSON_BYTES_MAX = 64 << 20  # a shard's table of tensors; more is not ours
 READ_BYTES = 4 << 20
@@ -112,6 +113,17 @@ def digest(data: Buffer, algorithm: str = "xxh3_128") -> str:
     if algorithm == "sha256":
         return "sha256:" + hashlib.sha256(data).hexdigest()
     raise CheckpointError(f"digest {algorithm!r} is not known: one of {', '.join(ALGORITHMS)}")
+
+
+def weights_digest(tensors: Iterable[tuple[str, Buffer]]) -> str:
+    """Of the model's tensors among these, in the order of their names: the same weights give the
+    same digest whatever the world, and whatever the optimizer holds."""
+    hasher = xxhash.xxh3_128()
+    for name, data in tensors:
+        if name.startswith(WEIGHTS):
+            hasher.update(f"{name} {memoryview(data).nbytes}\n".encode())
+            hasher.update(data)
+    return f"xxh3_128:{hasher.hexdigest()}"
 
 
 def _open(path: Path) -> BinaryIO:

@@ -11,7 +11,7 @@ import torch
 
 from holdfast.trainer.config import ConfigError, OptimizerOptions
 from holdfast.trainer.data import Sampler, seed_for
-from holdfast.trainer.evaluate import retrieval
+from holdfast.trainer.evaluate import places_of, retrieval
 from holdfast.trainer.example import corpus, tokenizer
 from holdfast.trainer.example.model import Encoder
 from holdfast.trainer.optimizer import learning_rate
@@ -134,12 +134,15 @@ def test_bad_model_options():
 
 
 def test_retrieval_by_value():
+    def found(queries, documents):
+        return retrieval(places_of(queries, documents))
+
     documents = torch.eye(12)
-    assert retrieval(documents, documents) == {"mrr_at_10": 1.0, "recall_at_10": 1.0}
+    assert found(documents, documents) == {"mrr_at_10": 1.0, "recall_at_10": 1.0}
     second = torch.eye(12) * 0.5 + torch.roll(torch.eye(12), 1, dims=1)
-    assert retrieval(second, documents) == {"mrr_at_10": 0.5, "recall_at_10": 1.0}
+    assert found(second, documents) == {"mrr_at_10": 0.5, "recall_at_10": 1.0}
     same = torch.ones(12, 12)
-    assert retrieval(same, same) == {"mrr_at_10": 0.0, "recall_at_10": 0.0}
+    assert found(same, same) == {"mrr_at_10": 0.0, "recall_at_10": 0.0}
 
 
 def test_learning_rate_rises_then_falls():
