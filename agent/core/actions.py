@@ -148,9 +148,15 @@ def beyond_run() -> tuple[str, ...]:
     return tuple(one.name for one in ACTIONS.values() if one.is_rung and one.scope != RUN)
 
 
-def persons() -> tuple[str, ...]:
-    """Rungs at which a person takes over."""
-    return tuple(one.name for one in ACTIONS.values() if one.in_ladder and one.granted_by == PERSON)
+def is_persons(name: str) -> bool:
+    """Asked of every open incident's ladder in every step: a look at one row."""
+    row = ACTIONS.get(name)
+    return row is not None and row.in_ladder and row.granted_by == PERSON
+
+
+def is_root_verb(name: str) -> bool:
+    row = ACTIONS.get(name)
+    return row is not None and row.performed_by == ROOT_HELPER
 
 
 def allowable() -> tuple[str, ...]:

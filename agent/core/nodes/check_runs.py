@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from .. import ladder
-from ..actions import RUN_CHECK, root_verbs
+from ..actions import RUN_CHECK, is_root_verb
 from ..checks.common_cause import OF_SCOPE
 from ..effects import drafts
 from ..effects.in_flight import EffectResult
@@ -73,11 +73,13 @@ class CheckRuns:
     def _ask(self, ctx: Context, item: Watched | Stood, book: Runbook) -> None:
         one, names = item.incident, checks_of(book)
         instructed = item.action if isinstance(item, Watched) else ""
+        if not names or RUN_CHECK not in ((instructed,) if instructed else book.ladder):
+            return
         wanted = replace(book, ladder=(instructed,)) if instructed else book
         action, _ = ladder.next_rung(
             wanted, lambda action: self._spent(ctx, one.fault, one.subject, book),
             lambda action: _leave(action, ctx))
-        if action != RUN_CHECK or not names:
+        if action != RUN_CHECK:
             return
         going = [view.run for view in ctx.observed.runs if view.generation and view.state != "done"]
         if going and set(names) & set(ctx.settings.gate.disturbing):
@@ -173,4 +175,4 @@ def _leave(action: str, ctx: Context) -> ladder.Leave:
     """An order that may be given goes before a check that stands behind it."""
     if action == RUN_CHECK:
         return ladder.MAY
-    return ladder.STOP if action in root_verbs() and action in ctx.settings.allow else ladder.PASS
+    return ladder.STOP if is_root_verb(action) and action in ctx.settings.allow else ladder.PASS

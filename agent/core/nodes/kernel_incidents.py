@@ -374,9 +374,9 @@ class KernelIncidents:
         withheld = actions.ACTIONS[wanted].withheld(ctx.settings.allow, ctx.settings.sees_fleet)
         if withheld:
             return withheld
-        if wanted in actions.root_verbs() and severity != FATAL:
+        if actions.is_root_verb(wanted) and severity != FATAL:
             return f"{wanted}: a person's part: the fault is not fatal"
-        if wanted in actions.root_verbs():
+        if actions.is_root_verb(wanted):
             return f"{wanted}: allowed, and ordered when nothing speaks against it"
         if wanted == actions.RUN_CHECK:
             return f"{wanted}: asked for"

@@ -22,8 +22,8 @@ from ..actions import (
     REPLACE_NODE,
     RESET_GPU,
     RUN_CHECK,
-    persons,
-    root_verbs,
+    is_persons,
+    is_root_verb,
 )
 from ..detect.devices import accelerator
 from ..detect.ranks.ended import Cause
@@ -131,8 +131,10 @@ class Repairs:
 
     def _leave(self, ctx: Context, item: Watched, action: str, book: Runbook) -> ladder.Leave:
         """Whether the unit may be asked for this one, and for what stands behind it."""
+        if not (is_root_verb(action) or is_persons(action) or action == RUN_CHECK):
+            return ladder.PASS
         allowed, was_reset = action in ctx.settings.allow, self._was_reset(ctx, item)
-        if action in persons() or (
+        if is_persons(action) or (
             action == REPLACE_NODE and self._unreset(ctx, item, book, was_reset)
         ):
             return ladder.STOP
@@ -141,7 +143,7 @@ class Repairs:
             return ladder.STOP if first else ladder.PASS
         if action == RESET_GPU and allowed and not was_reset and not _address(item):
             return ladder.Leave(False, reason=f"{RESET_GPU}: {NOWHERE}")
-        if action not in root_verbs() or (action == RESET_GPU and (was_reset or not allowed)):
+        if action == RESET_GPU and (was_reset or not allowed):
             return ladder.PASS
         why = ACTIONS[action].withheld(ctx.settings.allow, ctx.settings.sees_fleet)
         if why:
@@ -184,16 +186,16 @@ class Repairs:
         book = ctx.runbooks.get(cause.fault, UNKNOWN_BOOK)
         item = self.kernel.of_cause(ctx, cause)
         leave = ladder.PASS
-        if action in root_verbs() and not ctx.settings.single_node:
+        if is_root_verb(action) and not ctx.settings.single_node:
             leave = ladder.Leave(False, reason=f"{action}: {NO_LEADER}")
         elif action == RESET_GPU and action not in ctx.settings.allow:
             leave = ladder.Leave(False, reason=ACTIONS[action].withheld(ctx.settings.allow))
-        elif action in root_verbs():
+        elif is_root_verb(action):
             leave = self._leave(ctx, item, action, book)
             if not leave.may and not leave.reason:
                 why = ACTIONS[action].withheld(ctx.settings.allow, ctx.settings.sees_fleet)
                 leave = leave._replace(reason=why)
-        elif action in persons():
+        elif is_persons(action):
             leave = ladder.Leave(False, stops=True, reason=ACTIONS[action].withheld(()))
         return self._spent(ctx, item, action, book), leave
 
