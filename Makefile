@@ -14,7 +14,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -q -c co
 
 export PIP_PROGRESS_BAR := off
 
-.PHONY: help demo check types test sim e2e golden bench telemetry mutants mutants-sim docs packages clean
+.PHONY: help demo check types test sim e2e golden bench telemetry mutants mutants-sim docs dist packages clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -23,7 +23,7 @@ demo: $(VENV)/.demo  ## train, lose ranks three ways, come back, print what it c
 	@$(BIN)/holdfast demo
 
 check: $(VENV)/.test  ## ruff, and the rules of the house: imports, homes, sizes, words
-	$(BIN)/ruff check $(SOURCES) tests $(wildcard bench)
+	$(BIN)/ruff check $(SOURCES) tests deploy $(wildcard bench)
 	$(PYTEST) -q tests/test_tidy.py
 
 types: $(VENV)/.test  ## mypy --strict over every package
@@ -70,6 +70,9 @@ docs: $(VENV)/.demo  ## write the generated pages of docs anew
 	@$(BIN)/python -c 'import pathlib; from holdfast.dashboards.grafana import boards; \
 	  [pathlib.Path("dashboards/grafana/rendered", name).write_text(text) \
 	   for name, text in boards.files().items()]'
+
+dist: $(VENV)/.test  ## wheel, sdist, Debian package and tarball, into dist/
+	$(BIN)/python deploy/build.py deb tarball
 
 packages:  # Debian packages that tests use; installs only as root, else names what will be skipped
 	@tests/debian-packages

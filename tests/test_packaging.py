@@ -8,6 +8,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import packages
+
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("agent", "collectors", "dashboards", "runbooks", "trainer", "worker")
 
@@ -80,3 +82,17 @@ def test_every_dependency_is_pinned() -> None:
 
 def test_the_base_install_needs_no_torch() -> None:
     assert not any(one.startswith("torch") for one in project()["project"]["dependencies"])
+
+
+def test_the_recipe_of_the_image_names_files_that_are_there() -> None:
+    """It was never built: at least nothing that it copies may be gone."""
+    recipe = (ROOT / "deploy/container/Containerfile").read_text()
+    copied = [word for line in recipe.splitlines() for word in line.split()[1:-1]
+              if line.startswith("COPY ") and "--from" not in line]
+    assert copied and all("*" in one or (ROOT / one).exists() for one in copied), copied
+    assert '"/opt/holdfast/bin/holdfast"' in recipe and "USER holdfast" in recipe
+
+
+def test_the_packages_are_for_pythons_that_the_project_runs_on() -> None:
+    lowest = project()["project"]["requires-python"].removeprefix(">=")
+    assert packages.builder().PYTHONS[0] == lowest

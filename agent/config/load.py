@@ -22,7 +22,7 @@ from ..core.model import MAY_ACT
 from ..system.regular import read_regular
 from ..system.time_limit import TooSlow, at_most
 from .settings import Config
-from .tokens import check_listening
+from .tokens import check_listening, usual_file
 
 FILE_MAX_BYTES = 1 << 20
 CONF_D_MAX = 100
@@ -83,6 +83,8 @@ def load(
     for key, (value, origin) in (overrides or {}).items():
         if _is_known(key, value, origin, errors):
             values[key] = (value, origin)
+    if "api.tokens_file" not in values and (tokens := usual_file(file, os.environ)):
+        values["api.tokens_file"] = tokens, tokens
     config = _build(values)
     errors.extend(_check_lattice(config, values) + _check_hidden(config, values))
     errors.extend(_check_ports(config, values))

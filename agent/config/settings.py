@@ -150,7 +150,8 @@ class Api(msgspec.Struct, frozen=True):
 
     tokens_file: Annotated[Path, Meta(description=(
         'TOML file, mode 0600, of `"token" = "operator"` or `"read"` lines; without it nothing is '
-        'changed over TCP'))] = ""
+        'changed over TCP. Empty: what systemd hands over as the credential `tokens`, else the '
+        'file `tokens` beside this one, if it may be read'))] = ""
     max_body_bytes: Annotated[
         int, Meta(ge=1024, le=1 << 24, description="longest body a request may have")] = 65536
 

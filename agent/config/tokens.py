@@ -9,17 +9,36 @@ from __future__ import annotations
 import os
 import stat
 import tomllib
+from collections.abc import Mapping
 from ipaddress import ip_address
 from pathlib import Path
 
 from ..system.regular import open_regular
 from ..system.time_limit import at_most
 
+CREDENTIALS = "CREDENTIALS_DIRECTORY"  # systemd.exec(5)
 OPERATOR, READ = "operator", "read"
 TOKENS_MAX = 1000
 TOKEN_MIN = 16
 FILE_MAX_BYTES = 1 << 20
 PARSE_S = 2.0
+NAME = "tokens"  # of the credential in the unit, and of the file beside the configuration
+
+
+def usual_file(config: Path | None, environ: Mapping[str, str]) -> str:
+    """The tokens of an agent whose configuration names none: what systemd hands over
+    (LoadCredential=), else the file `tokens` beside the configuration, where this process may read
+    it: under systemd that file is root's alone.  "" when there is neither."""
+    handed = environ.get(CREDENTIALS)
+    places = [Path(handed)] if handed else [config.parent] if config is not None else []
+    return next((str(one / NAME) for one in places if os.access(one / NAME, os.R_OK)), "")
+
+
+def _handed_over(path: Path) -> bool:
+    """Whether systemd made this file for us.  It guards the folder, and shows the entry by which
+    our user may read as a right of the group (an access control list's mask)."""
+    handed = os.environ.get(CREDENTIALS)
+    return bool(handed) and path.parent == Path(str(handed))
 
 
 def read_tokens(file: str, errors: list[str]) -> list[tuple[bytes, str]]:
@@ -29,7 +48,8 @@ def read_tokens(file: str, errors: list[str]) -> list[tuple[bytes, str]]:
     path = Path(file)
     try:
         with open(open_regular(path), "rb") as handle:
-            if stat.S_IMODE(os.fstat(handle.fileno()).st_mode) & 0o077:
+            mode = stat.S_IMODE(os.fstat(handle.fileno()).st_mode)
+            if mode & 0o077 and not _handed_over(path):
                 errors.append(f"{path}: others may read it: chmod 600 {path}")
                 return []
             text = handle.read(FILE_MAX_BYTES + 1)

@@ -126,10 +126,6 @@ class OwnSystemd:
             program.parent.mkdir(mode=0o755, exist_ok=True)
             program.write_text(text)
             program.chmod(0o755)
-        try:
-            self.cgroup.mkdir()
-        except OSError as error:
-            raise Cannot(f"no cgroup of its own: {error}") from error
         environ = {
             "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHON": sys.base_prefix,
             "SITE": sysconfig.get_path("purelib"), "STAGE": str(stage), "SHARED": str(self.shared),
@@ -137,11 +133,18 @@ class OwnSystemd:
             "VERSION": f"python{sys.version_info[0]}.{sys.version_info[1]}", "SHUTDOWN": SHUTDOWN,
             "TAKEN": ",".join(f"-{one}" for one in TAKEN),
         }
+        self.begin(SETUP, str(root), environ)
+
+    def begin(self, setup: str, root: str, environ: dict[str, str]) -> None:
+        """Starts the script that makes its root and becomes its systemd."""
+        try:
+            self.cgroup.mkdir()
+        except OSError as error:
+            raise Cannot(f"no cgroup of its own: {error}") from error
         command = 'echo $$ > "$1/cgroup.procs"; shift; exec setpriv --pdeathsig KILL "$@"'
         self.process = subprocess.Popen(
             ["sh", "-c", command, "sh", str(self.cgroup), "unshare", "--mount", "--pid", "--fork",
-             "--uts", "--ipc", "--net", "--cgroup", "--kill-child", "sh", "-c", SETUP, "sh",
-             str(root)],
+             "--uts", "--ipc", "--net", "--cgroup", "--kill-child", "sh", "-c", setup, "sh", root],
             env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE, text=True, start_new_session=True,
         )
@@ -165,11 +168,14 @@ class OwnSystemd:
 
     def inside(self, *command: str) -> str:
         """What a command prints that runs in its namespaces."""
-        enter = ["nsenter", "--target", str(self.first()), "--mount", "--pid", "--uts", "--ipc",
-                 "--net", "--cgroup", "--root", "--"]
-        done = subprocess.run([*enter, *command], capture_output=True, text=True, timeout=30,
-                              check=False)
+        done = subprocess.run([*self.enter(), *command], capture_output=True, text=True,
+                              timeout=30, check=False)
         return done.stdout + done.stderr
+
+    def enter(self) -> list[str]:
+        """The words before a command that is to run inside."""
+        return ["nsenter", "--target", str(self.first()), "--mount", "--pid", "--uts", "--ipc",
+                "--net", "--cgroup", "--root", "--"]
 
     def wait(self, condition: Callable[[], object], timeout_s: float, what: str) -> None:
         """Until it is so; ends the test, with what the units said, when it never is."""

@@ -86,6 +86,29 @@ def test_a_bad_tokens_file_is_told(
     load(file)  # whoever only asks what a fault means need not read it
 
 
+def test_tokens_come_from_systemd_or_lie_beside_the_configuration(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
+    assert load(file, serves=True).config.api.tokens_file == ""
+    beside = file.parent / "tokens"
+    beside.write_text(TOKEN)
+    beside.chmod(0o600)
+    assert load(file, serves=True).config.api.tokens_file == str(beside)
+    handed = tmp_path / "handed"
+    handed.mkdir()
+    (handed / "tokens").write_text(TOKEN)
+    (handed / "tokens").chmod(0o440)  # as systemd shows what one user alone may read
+    with pytest.raises(ConfigError, match="chmod 600"):
+        add(file, f'[api]\ntokens_file = "{handed}/tokens"\n')
+        load(file, serves=True)
+    file.write_text("")
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(handed))
+    assert load(file, serves=True).config.api.tokens_file == str(handed / "tokens")
+    (handed / "tokens").unlink()  # never what lies elsewhere, once systemd hands something over
+    assert load(file, serves=True).config.api.tokens_file == ""
+
+
 def test_a_fifo_of_tokens_holds_nobody_up(file: Path, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "tokens.toml")
     add(file, f'[api]\ntokens_file = "{tmp_path}/tokens.toml"\n')

@@ -1,0 +1,128 @@
+#!/bin/sh
+# Installs Holdfast from this folder, without a network: the programs below --prefix, and as root the
+# units of systemd, the agent's user and a token that root alone may read.  Starts nothing that was
+# not running.  The same command upgrades and goes back; --uninstall takes it away again.
+set -eu
+here=$(dirname "$(readlink -f "$0")")
+prefix=/opt/holdfast python= units=yes verb=install
+usage() {
+    echo "usage: $0 [--prefix DIR] [--python FILE] [--no-units] [--uninstall [--purge]]"
+}
+die() {
+    echo "install.sh: $1" >&2
+    exit "${2:-1}"
+}
+while [ $# -gt 0 ]; do
+    case "$1" in
+    --prefix | --python)
+        [ $# -ge 2 ] || die "$1 needs a value" 2
+        [ "$1" = --prefix ] && prefix=$2 || python=$2
+        shift
+        ;;
+    --no-units) units=no ;;
+    --uninstall) [ $verb = purge ] || verb=uninstall ;;
+    --purge) verb=purge ;;
+    -h | --help) usage; exit 0 ;;
+    *) usage >&2; exit 2 ;;
+    esac
+    shift
+done
+case "$prefix" in /*) ;; *) prefix=$PWD/$prefix ;; esac
+[ "$(id -u)" = 0 ] || units=no
+marker=.from-tarball
+live() { [ -d /run/systemd/system ]; }
+# Never another's folder: only one that this script made.
+ours() { [ -f "$1/$marker" ]; }
+
+if [ "$verb" != install ]; then
+    ours "$prefix" || die "$prefix was not installed by this script: nothing is removed"
+    if [ $units = yes ]; then
+        if live; then systemctl disable --now holdfast.service holdfast-node.socket || true; fi
+        for unit in holdfast.service holdfast-node.socket holdfast-node@.service; do
+            rm -f "/etc/systemd/system/$unit"
+        done
+        rm -f /etc/sysusers.d/holdfast.conf /etc/tmpfiles.d/holdfast.conf
+        [ "$(readlink /usr/local/bin/holdfast)" != "$prefix/bin/holdfast" ] ||
+            rm -f /usr/local/bin/holdfast
+        if live; then systemctl daemon-reload; fi
+    fi
+    rm -rf "$prefix"
+    if [ $verb = purge ] && [ $units = yes ]; then
+        rm -rf /etc/holdfast /var/lib/holdfast /var/lib/holdfast-node /run/holdfast
+        userdel holdfast 2>/dev/null || true
+        groupdel holdfast 2>/dev/null || true
+    fi
+    echo "removed $prefix"
+    exit 0
+fi
+
+serves() { # whether a Python is there and this tarball has packages for it
+    version=$("$1" -I -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || return 1
+    [ -d "$here/tree/lib/python$version" ]
+}
+if [ -n "$python" ]; then
+    serves "$python" || die "$python does not run, or is none of: $(ls "$here/tree/lib")"
+elif [ -x "$here/tree/python/bin/python3" ]; then
+    python=taken
+    serves "$here/tree/python/bin/python3" ||
+        die "the interpreter that came along does not run on this machine: name one with --python"
+else
+    for name in python3.13 python3.12 python3.11 python3; do
+        found=$(command -v $name) || continue
+        if serves "$found"; then python=$found; break; fi
+    done
+    [ -n "$python" ] || die "no Python of $(ls "$here/tree/lib" | tr '\n' ' ')here: install one, or \
+name it with --python (Ubuntu 24.04 and Debian have one; Amazon Linux 2023: dnf install python3.11)"
+fi
+[ ! -e "$prefix" ] || ours "$prefix" || die "$prefix is there and not ours: choose another --prefix"
+
+# Whole beside the old one, then two renames: whoever runs the old one keeps its open files.
+new=$prefix.new-$$ old=$prefix.old-$$
+trap 'rm -rf "$new"' EXIT
+mkdir -p "$(dirname "$prefix")"
+cp -R "$here/tree" "$new"
+cp "$here/VERSION" "$new/$marker"
+if [ "$python" = taken ]; then
+    # Not relative: a venv's python names its home by an absolute path.
+    ln -s ../python/bin/python3 "$new/bin/python"
+    home=$prefix/python/bin
+else
+    python=$("$python" -I -c 'import os, sys; print(os.path.realpath(sys.executable))')
+    ln -s "$python" "$new/bin/python"
+    home=$(dirname "$python")
+fi
+printf 'home = %s\ninclude-system-site-packages = false\n' "$home" > "$new/pyvenv.cfg"
+if [ -e "$prefix" ]; then mv "$prefix" "$old"; fi
+mv "$new" "$prefix"
+rm -rf "$old"
+"$prefix/bin/python" -I -m compileall -q "$prefix/lib/python$version" || true
+if command -v restorecon >/dev/null; then restorecon -R "$prefix" || true; fi
+
+if [ $units = yes ]; then
+    mkdir -p /etc/systemd/system /etc/sysusers.d /etc/tmpfiles.d /etc/holdfast /usr/local/bin
+    for unit in holdfast.service holdfast-node.socket holdfast-node@.service; do
+        sed "s#/opt/holdfast/#$prefix/#g" "$here/systemd/$unit" > "/etc/systemd/system/$unit.new"
+        mv "/etc/systemd/system/$unit.new" "/etc/systemd/system/$unit"
+    done
+    cp "$here/systemd/holdfast.sysusers" /etc/sysusers.d/holdfast.conf
+    cp "$here/systemd/holdfast.tmpfiles" /etc/tmpfiles.d/holdfast.conf
+    [ -e /etc/holdfast/agent.toml ] || cp "$here/agent.toml" /etc/holdfast/agent.toml
+    if command -v systemd-sysusers >/dev/null; then systemd-sysusers holdfast.conf; fi
+    if [ ! -e /etc/holdfast/tokens ]; then
+        umask 077
+        token=$(head -c 24 /dev/urandom | base64 | tr '+/' '-_')
+        printf '"%s" = "operator"\n' "$token" > /etc/holdfast/tokens.new
+        mv /etc/holdfast/tokens.new /etc/holdfast/tokens
+        umask 022
+    fi
+    if command -v systemd-tmpfiles >/dev/null; then systemd-tmpfiles --create holdfast.conf || true; fi
+    ln -sfn "$prefix/bin/holdfast" /usr/local/bin/holdfast
+    if live; then
+        systemctl daemon-reload
+        systemctl try-restart holdfast.service || true
+    fi
+    echo "installed $("$prefix/bin/holdfast" --version) in $prefix; start it with:" \
+        "systemctl enable --now holdfast"
+else
+    echo "installed $("$prefix/bin/holdfast" --version) in $prefix"
+fi

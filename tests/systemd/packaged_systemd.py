@@ -1,0 +1,105 @@
+"""A machine's root with a systemd of its own over it, on which Debian packages are installed.
+
+Owns an overlay over the machine's whole root, so that dpkg works there as on the machine and what
+it does is seen in one folder; that folder outlives the systemd, which can be ended as by a power
+cut and started again.  What is taken from it is own_systemd.py's; the kernel's log is not shown.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from own_systemd import SHUTDOWN, TAKEN, Cannot, OwnSystemd, cgroups
+
+SETUP = r"""
+set -e
+top=$1
+mkdir -p "$top/upper" "$top/work" "$top/root"
+mount -t overlay own "$top/root" -o "lowerdir=/,upperdir=$top/upper,workdir=$top/work"
+cd "$top/root"
+mkdir -p shared old
+mount --bind "$SHARED" shared
+mount --bind "$DEBS" mnt
+for place in run tmp dev; do mount -t tmpfs -o mode=755 own $place; done
+chmod 1777 tmp
+mkdir -p run/host dev/shm dev/pts
+echo holdfast-test > run/host/container-manager
+for node in null zero full random urandom tty; do
+    touch dev/$node; mount --bind /dev/$node dev/$node
+done
+mount -t proc proc proc
+mount --bind proc/sys proc/sys; mount -o remount,bind,ro proc/sys
+mount -t sysfs -o ro sys sys
+mount -t cgroup2 cgroup sys/fs/cgroup
+if [ ! -e etc/own ]; then
+    touch etc/own
+    echo 00000000000000000000000000000002 > etc/machine-id
+    echo holdfast-test > etc/hostname
+    rm -rf etc/systemd/system/*.wants usr/lib/systemd/system/*.wants usr/sbin/policy-rc.d
+    mkdir -p usr/lib/systemd/system/sysinit.target.wants var/log/journal
+    ln -s ../systemd-journald.service usr/lib/systemd/system/sysinit.target.wants
+    mkdir -p etc/systemd/system/mount.d
+    printf '[Unit]\nDefaultDependencies=no\n' > etc/systemd/system/mount.d/keep.conf
+fi
+chmod 755 shared/ended
+mount --bind shared/ended "usr/${SHUTDOWN#/usr/}"
+hostname holdfast-test
+ip link set lo up
+pivot_root . old
+cd /
+umount -l old
+mount --make-rshared /  # a credential is mounted elsewhere and comes by propagation
+exec setpriv --bounding-set "$TAKEN" --inh-caps "$TAKEN" -- \
+    env -i container=holdfast-test PATH=/usr/sbin:/usr/bin \
+    SYSTEMD_UNIT_PATH=/etc/systemd/system:/run/systemd/system:/usr/lib/systemd/system \
+    SYSTEMD_GENERATOR_PATH=/none SYSTEMD_ENVIRONMENT_GENERATOR_PATH=/none \
+    /usr/lib/systemd/systemd --system --unit=multi-user.target --log-target=null --show-status=no
+"""
+ENDED = "#!/bin/sh\necho \"$1\" > /shared/verb\n"
+
+
+class PackagedSystemd(OwnSystemd):
+    """See the module.  `debs` is shown as /mnt."""
+
+    def __init__(self, folder: Path, debs: Path) -> None:
+        if shutil.which("dpkg") is None or shutil.which("ip") is None:
+            raise Cannot("dpkg or ip is missing (Debian packages dpkg, iproute2)")
+        self.shared, self.top, self.debs = folder / "shared", folder / "top", debs
+        self.shared.mkdir()
+        self.shared.chmod(0o777)
+        self.top.mkdir()
+        (self.shared / "ended").write_text(ENDED)
+        self.cgroup = cgroups() / f"holdfast-package-{os.getpid()}"
+        self.boot()
+
+    def boot(self) -> None:
+        """Begins, over what the last one left."""
+        environ = {
+            "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "SHARED": str(self.shared),
+            "DEBS": str(self.debs), "SHUTDOWN": SHUTDOWN,
+            "TAKEN": ",".join(f"-{one}" for one in TAKEN)}
+        self.begin(SETUP, str(self.top), environ)
+
+    def cut(self) -> None:
+        """As when its power is cut: the first process is killed, and all others with it."""
+        self.close()
+
+    def upper(self, *names: str) -> list[str]:
+        """Paths in its root that hold one of these words and are not the machine's own."""
+        found = []
+        for folder, folders, files in os.walk(self.top / "upper"):
+            for name in folders + files:
+                path = Path(folder, name)
+                if any(one in name for one in names) and not path.is_char_device():
+                    found.append("/" + str(path.relative_to(self.top / "upper")))
+        return sorted(found)
+
+    def must(self, *command: str) -> str:
+        """What a command prints that must succeed."""
+        done = subprocess.run([*self.enter(), *command], capture_output=True, text=True,
+                              timeout=120, check=False)
+        assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stdout
