@@ -23,6 +23,7 @@ from .model import (
     STORE,
     WARN,
     Answer,
+    Beat,
     Decision,
     Effect,
     Incident,
@@ -45,7 +46,7 @@ from .nodes.exclusions import Exclusions
 from .nodes.identity import Identities
 from .nodes.kernel_incidents import KernelIncidents, KernelMemory
 from .nodes.repair import RepairMemory, Repairs
-from .run import members, plan
+from .run import members, outgoing, plan, start_gate
 from .run.case import RunCase
 from .run.operator import born
 from .run.stage import Stage
@@ -152,6 +153,8 @@ class Node:
         verdicts[:] = ec2.acted(verdicts) if leaving else verdicts
         opened = (*self.kernel.book.incidents().values(),
                   *self.conditions.book.incidents().values())
+        sent = self._beats(whole, opened)
+        observed = whole.observed
         for view in sorted(observed.runs, key=lambda v: v.run):
             context = self._context(now, observed, view, settled, effects, verdicts, changed)
             context.conditions = tuple(conditions)
@@ -171,7 +174,18 @@ class Node:
         self.kept.ledger.settle(now.boot_s, now.boot_id, doing)
         self._forget({v.run for v in observed.runs})
         answers = self._answers(now, observed, contexts)
-        return self._decision(now, contexts, effects, verdicts, changed, answers)
+        decision = self._decision(now, contexts, effects, verdicts, changed, answers)
+        return msgspec.structs.replace(decision, beats=sent)
+
+    def _beats(self, whole: Context, opened: tuple[Incident, ...]) -> tuple[Beat, ...]:
+        """What is sent to the others; this node hears itself at once, and from nobody else."""
+        if self.settings.single_node:
+            return ()
+        sent = outgoing.beats(whole, self.name, opened, start_gate.names_of_devices(whole))
+        own = [msgspec.structs.replace(one, boot_s=whole.now.boot_s) for one in sent]
+        others = [one for one in whole.observed.beats if one.node != self.name]
+        whole.observed = msgspec.structs.replace(whole.observed, beats=(*own, *others))
+        return sent
 
     def _judge(self, context: Context, leaving: str) -> str:
         """One run's step, and what the run does now.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import msgspec
 from msgspec.structs import replace
 
-from ..core.model import Alert, Answer, Doc, Plan, StoreWrite
+from ..core.model import Alert, Answer, Plan, StoreWrite
 from ..store.base import Conflict, Store, StoreError
 
 KEY = "alerts"
@@ -39,7 +39,7 @@ class Alerts:
 
     def kept(self) -> tuple[Alert, ...]:
         """Every alert that the store holds, oldest first."""
-        doc = next((one for one in self._store.view().docs if one.key == KEY), Doc(KEY, 0))
+        doc = self._store.view().docs.get(KEY)
         if doc.version != self._read[0]:
             try:
                 found = msgspec.json.decode(doc.body, type=tuple[Alert, ...])

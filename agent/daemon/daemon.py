@@ -429,11 +429,7 @@ class Daemon:
         self.private_life.launcher_went(said_bye)
 
     def _highest_generation(self, run: str) -> int:
-        key = run_subject(run)
-        for doc in self.store.view().docs:
-            if doc.key == key:
-                return generation_of(doc.body)
-        return 0
+        return generation_of(self.store.view().docs.get(run_subject(run)).body)
 
 
 def generation_of(body: bytes) -> int:

@@ -23,6 +23,8 @@ from .machine import Machine
 from .monitor import Monitor
 from .store import MemoryStore
 
+UP_DAYS_MAX = 30.0  # machines were booted at any time within this
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -139,7 +141,8 @@ def build(seed: int, shape: Shape, settings: Settings, runbooks: dict[str, Runbo
                       settings, Weather(), rng)
     names = [f"node-{number}" for number in range(shape.members + shape.spares)]
     for name in names:
-        machine = Machine(loop, name, rng.uniform(-0.005, 0.005), rng.uniform(-30, 30))
+        machine = Machine(loop, name, rng.uniform(-0.005, 0.005), rng.uniform(-30, 30),
+                          rng.uniform(60.0, UP_DAYS_MAX * 86400.0))
         edge = Edge(loop, machine, store, cluster.network, settings, runbooks, rng.getrandbits(40))
         edge.weather = cluster.weather
         edge.on_step = cluster.monitor.decided

@@ -13,13 +13,17 @@ from dataclasses import dataclass
 from functools import partial
 
 import msgspec
+from msgspec.structs import replace
 
+from ..core.actions import CLOSE_INCIDENT
 from ..core.model import (
+    FATAL,
     Beat,
     Decision,
-    Doc,
+    Documents,
     Effect,
     EffectOutcome,
+    Event,
     Lease,
     NodeOrder,
     Now,
@@ -28,13 +32,12 @@ from ..core.model import (
     Readings,
     Request,
     Runbook,
-    RunView,
     Settings,
     StoreView,
     StoreWrite,
     readings_of,
 )
-from ..core.model.subject import LEASE, run_subject, subject_of
+from ..core.model.subject import INCIDENT, LEASE, Subject, run_subject, subject_of
 from ..core.node import Node
 from .launcher import Launcher
 from .loop import Loop
@@ -110,7 +113,7 @@ class Edge:
         self.outcomes: dict[str, EffectOutcome] = {}
         self.performed: set[str] = set()
         self.raw_beats: dict[tuple[str, str], Beat] = {}
-        self.docs: tuple[Doc, ...] = ()
+        self.docs = Documents()
         self.holders: tuple[tuple[str, str], ...] = ()
         self.own_leases: dict[str, float] = {}
         self.store_up = False
@@ -185,18 +188,12 @@ class Edge:
     def observe(self) -> Observed:
         """All levels, as this node sees them now."""
         runs = tuple(each.view(self.born_s) for each in self.launchers.values() if each.alive)
-        now_boot_s = self.machine.boot_s()
-        beats = self.raw_beats = dict(self.beats)
-        if self.peers:
-            for view in runs:
-                key = (self.machine.name, view.run)
-                beats[key] = Beat(self.machine.name, view.run, view.generation, now_boot_s,
-                                  view.ranks, self.machine.fatal)
+        self.raw_beats = dict(self.beats)
         leases = tuple(
             Lease(run, who, self.own_leases.get(run, 0.0) if who == self.machine.name else 0.0)
             for run, who in self.holders)
         return Observed(
-            runs=runs, beats=tuple(beats.values()),
+            runs=runs, beats=tuple(self.beats.values()), events=self._kernel_log(),
             store=StoreView(self.store_up, self.docs, leases),
             outcomes=tuple(self.outcomes.values()), requests=self.requests,
             journal_stalled=self.journal_stalled, samples=self._samples(),
@@ -208,6 +205,22 @@ class Edge:
         waits_s = self.loop.now_s - self.mount_dead_s
         return readings_of((("host_mount_waiting_seconds", "mount=/data,fstype=nfs4", waits_s,
                              self.machine.boot_s()),))
+
+    def _kernel_log(self) -> tuple[Event, ...]:
+        """What the kernel of a machine with broken hardware says; again after each boot."""
+        fatal, cursor = self.machine.fatal, self.machine.fatal_cursor
+        if not fatal:
+            return ()
+        return (Event(source="host", code=fatal, class_="hardware", bucket="watch",
+                      severity=FATAL, text=f"virtual: {fatal}", fault=fatal, cursor=cursor),)
+
+    def close_incidents(self, why: str) -> None:
+        """A person who repaired the hardware says so."""
+        for one in self.decision.incidents:
+            if one.fault == self.machine.was_fatal and one.state in ("open", "acted"):
+                name = f"close-{one.id}-{self.loop.now_s:.3f}"
+                self.ask(Request(id=name, action=CLOSE_INCIDENT, reason=why, by="storm",
+                                 subject=str(Subject(INCIDENT, one.id))))
 
     def ask(self, request: Request) -> None:
         """A person asks this agent for something; it stays a level until it is answered."""
@@ -364,11 +377,8 @@ class Edge:
                 launcher.renew_permit(sent_boot_s)
 
     def _stands(self, launcher: Launcher) -> bool:
-        key = run_subject(launcher.job.name)
-        for doc in self.docs:
-            if doc.key == key:
-                return decode_plan(doc.body).generation == launcher.generation
-        return False
+        doc = self.docs.get(run_subject(launcher.job.name))
+        return bool(doc.body) and decode_plan(doc.body).generation == launcher.generation
 
     def changed(self) -> None:
         """The store's watch: something was written."""
@@ -384,33 +394,27 @@ class Edge:
     def _tell_peers(self, only_news: bool) -> None:
         if not self.peers or self.node is None:
             return
-        for launcher in self.launchers.values():
-            if not launcher.alive:
+        for beat in self.decision.beats:
+            news = (beat.generation, beat.fatal, *((rank.rank, rank.state) for rank in beat.ranks))
+            if only_news and self._said.get(beat.run) == news:
                 continue
-            view = launcher.view()
-            news = (view.generation, self.machine.fatal,
-                    *((rank.rank, rank.state) for rank in view.ranks))
-            if only_news and self._said.get(view.run) == news:
-                continue
-            urgent = self._said.get(view.run) != news
-            self._said[view.run] = news
-            send = partial(self._send, view, self.machine.fatal, urgent)
-            self.loop.after(self._delay_s(0.001), send)
+            urgent = self._said.get(beat.run) != news
+            self._said[beat.run] = news
+            self.loop.after(self._delay_s(0.001), partial(self._send, beat, urgent))
 
-    def _send(self, view: RunView, fatal: str, urgent: bool) -> None:
+    def _send(self, beat: Beat, urgent: bool) -> None:
         name = self.machine.name
         for peer in self.peers:
-            if peer.node is None or not peer.machine.up or view.run not in peer.launchers:
+            if peer.node is None or not peer.machine.up:
                 continue
             if not self.network.open(name, peer.machine.name):
                 continue
-            peer.machine.after(0.0, partial(peer.hear, name, view, fatal, urgent))
+            peer.machine.after(0.0, partial(peer.hear, beat, urgent))
 
-    def hear(self, name: str, view: RunView, fatal: str, urgent: bool) -> None:
+    def hear(self, beat: Beat, urgent: bool) -> None:
         """A peer's beat arrives."""
         if self.node is None:
             return
-        self.beats[name, view.run] = Beat(name, view.run, view.generation, self.machine.boot_s(),
-                                          view.ranks, fatal)
+        self.beats[beat.node, beat.run] = replace(beat, boot_s=self.machine.boot_s())
         if urgent:
             self.wake()

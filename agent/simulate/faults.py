@@ -149,6 +149,8 @@ def mount_hung(cluster: Cluster, u: float, v: float) -> None:
     if rank is None or not rank.moves() or not cluster.single:
         return
     edge = cluster.edges[rank.machine.name]
+    if edge.mount_dead_s is not None:
+        return  # the same server is not there already
     # The agent's own probe was there before the rank was.
     rank.waits_for, edge.mount_dead_s = "/data/shard-7", cluster.loop.now_s - 30.0
     _say(cluster, rank.machine.name, "the server of /data stops under rank %d", rank.rank)
@@ -344,7 +346,7 @@ def common_cause(cluster: Cluster, u: float, v: float) -> None:
 
 def _break_node(cluster: Cluster, edge: Edge, fault: str, v: float) -> None:
     _disturb(cluster, 20.0)
-    edge.machine.fatal = fault
+    edge.machine.break_down(fault)
     _say(cluster, edge.machine.name, "fatal fault %s", fault)
     edge.wake()
     if v < 0.7:
@@ -354,10 +356,11 @@ def _break_node(cluster: Cluster, edge: Edge, fault: str, v: float) -> None:
 
 
 def _repair(cluster: Cluster, fault: str) -> None:
-    for machine in cluster.machines.values():
-        if machine.fatal == fault:
-            machine.fatal = ""
-            _say(cluster, machine.name, "%s is over", fault)
+    for edge in cluster.edges.values():
+        if edge.machine.fatal == fault:
+            edge.machine.fatal = ""
+            edge.close_incidents("repaired")
+            _say(cluster, edge.machine.name, "%s is over", fault)
 
 
 def store_down(cluster: Cluster, _u: float, v: float) -> None:

@@ -64,7 +64,7 @@ class Launcher:
         trainer = self.job.grade == TRAINER
         return RunView(
             run=self.job.name, node=self.machine.name, grade=self.job.grade, nproc=self.nproc,
-            nnodes=self.nnodes, generation=self.generation, state=state,
+            nnodes_min=self.nnodes, nnodes_max=self.nnodes, generation=self.generation, state=state,
             max_restarts=self.max_restarts, hang_limit_s=self.hang_limit_s,
             ranks=tuple(self._rank_view(rank, since_s) for _, rank in sorted(self.ranks.items())),
             commits=self.job.disk.listing() if trainer else (),

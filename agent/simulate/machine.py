@@ -14,18 +14,22 @@ from .loop import Action, Loop
 class Machine:
     """One node's hardware and kernel."""
 
-    def __init__(self, loop: Loop, name: str, drift: float, wall_ahead_s: float) -> None:
+    def __init__(self, loop: Loop, name: str, drift: float, wall_ahead_s: float,
+                 booted_s: float = 1000.0) -> None:
         self.loop = loop
         self.name = name
         self.up = True
         self.frozen = False
         self.fatal = ""  # the truth: name of the fatal fault of this hardware, "" = fit
+        self.fatal_cursor = 0  # of the line in which its kernel said so
+        self.fatal_s = 0.0  # since when
+        self.was_fatal = ""
         self.was_paused = False  # with its clock, ever
         self.gone = False  # dead for good
         self.boots = 1
         self.rate = 1.0 + drift
         self.wall_ahead_s = wall_ahead_s  # a jump of the wall clock changes this and no more
-        self._zero_s = -1000.0 * (len(name) + drift)  # booted long ago, each at another time
+        self._zero_s = -booted_s  # since when it is up, each for another time
         self._frozen_at_s = 0.0
         self._clock_stops = False
         self._waiting: list[Action] = []
@@ -71,6 +75,12 @@ class Machine:
         waiting, self._waiting = self._waiting, []
         for action in waiting:
             action()
+
+    def break_down(self, fault: str) -> None:
+        """Its hardware breaks for good."""
+        self.fatal = self.was_fatal = fault
+        self.fatal_cursor += 1
+        self.fatal_s = self.loop.now_s
 
     def crash(self) -> None:
         """Power off: nothing that was scheduled here ever runs."""

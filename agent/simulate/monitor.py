@@ -379,10 +379,9 @@ class Monitor:
                                      each.ranks == plan.ranks
                                      for each in self._plans_in(observed)):
             return
-        unfit = {node for doc in observed.store.docs
-                 if (node := subject_of(doc.key).node) and excluded(doc.body)}
+        unfit = {node for node, doc in observed.store.docs.of(NODE) if excluded(doc.body)}
         if not self.breaker_open(edge, now):
-            unfit |= {beat.node for beat in edge.truth_beats() if beat.fatal
+            unfit |= {beat.node for beat in edge.truth_beats() if self._sick(beat.node)
                       and now.boot_s - beat.boot_s < edge.settings.lease_s / 2}
         placed = {node for _, node in plan.ranks}
         if placed & unfit:
@@ -403,7 +402,12 @@ class Monitor:
                       f"{plan.run} takes step {plan.resume.step}, which no untorn survivor holds")
 
     def _plans_in(self, observed: Observed) -> list[Plan]:
-        return [decode_plan(doc.body) for doc in observed.store.docs if subject_of(doc.key).run]
+        return [decode_plan(doc.body) for _, doc in observed.store.docs.of(RUN)]
+
+    def _sick(self, node: str) -> bool:
+        """Its hardware is broken, for so long that whoever hears it has heard that too."""
+        machine = self.edges[node].machine
+        return bool(machine.fatal) and self.loop.now_s - machine.fatal_s > HEARD_S
 
     def breaker_open(self, edge: Edge, now: Now) -> bool:
         """Would the same fault on that many nodes be a common cause?"""

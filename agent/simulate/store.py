@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from ..core.model import Doc, StoreWrite
+from ..core.model import Doc, Documents, StoreWrite
 from ..core.model.subject import LEASE, subject_of
 from .loop import Loop
 
@@ -40,9 +40,9 @@ class MemoryStore:
         self.leases: dict[str, tuple[str, float]] = {}  # run -> (holder, end on the store's clock)
         self.on_accept: Callable[[str, StoreWrite, Doc | None], None] = lambda *_: None
         self.on_change: Callable[[], None] = lambda: None
-        self._past: deque[tuple[float, tuple[Doc, ...], tuple[tuple[str, str], ...]]] = deque(
+        self._past: deque[tuple[float, Documents, tuple[tuple[str, str], ...]]] = deque(
             maxlen=HISTORY)
-        self._listing: tuple[Doc, ...] = ()
+        self._listing = Documents()
 
     def clock_s(self) -> float:
         """The store's own clock: nobody else's, and not exactly true."""
@@ -89,7 +89,7 @@ class MemoryStore:
         return Answer(True)
 
     def _remember(self) -> None:
-        self._listing = tuple(self.docs.values())
+        self._listing = Documents(self.docs.values())
         self._past.append((self.loop.now_s, self._listing, self._holders()))
         self.on_change()
 
@@ -97,7 +97,7 @@ class MemoryStore:
         now = self.clock_s()
         return tuple((run, who) for run, (who, end) in self.leases.items() if end > now)
 
-    def read(self, behind_s: float = 0.0) -> tuple[tuple[Doc, ...], tuple[tuple[str, str], ...]]:
+    def read(self, behind_s: float = 0.0) -> tuple[Documents, tuple[tuple[str, str], ...]]:
         """Documents and lease holders; `behind_s` > 0 is a serializable read from a member that
         far behind (never newer than asked for, never a mix of two moments)."""
         if behind_s <= 0.0:
@@ -106,4 +106,4 @@ class MemoryStore:
         for time_s, docs, holders in reversed(self._past):
             if time_s <= then:
                 return docs, holders
-        return (), ()
+        return Documents(), ()

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
-from ..core.model import Doc, StoreView, StoreWrite, run_subject, subject_of
+from ..core.model import Doc, Documents, StoreView, StoreWrite, run_subject, subject_of
 from .base import Conflict, StoreError
 
 APPLICATION_ID = 0x484F4C44  # "HOLD" in the header of every database of ours
@@ -230,7 +230,7 @@ class SqliteStore:
 
     def _make_view(self, up: bool) -> StoreView:
         documents = sorted(self._documents.values(), key=lambda doc: doc.key)
-        return StoreView(up=up, docs=tuple(documents))
+        return StoreView(up=up, docs=Documents(documents))
 
     def _read(self) -> list[tuple[str, int, bytes]]:
         """Oldest first, which is the order in which they are let go."""

@@ -86,7 +86,8 @@ def fatal_ignored(cluster: Cluster) -> None:
     """No core ever hears of a fatal fault."""
 
     def deaf(_: Edge, observed: Observed) -> Observed:
-        return replace(observed, beats=tuple(replace(one, fatal="") for one in observed.beats))
+        beats = tuple(replace(one, fatal="") for one in observed.beats)
+        return replace(observed, beats=beats, events=())
 
     for edge in cluster.edges.values():
         edge.filter = deaf

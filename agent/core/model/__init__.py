@@ -21,6 +21,7 @@ from .concluded import (
     Request,
     Verdict,
 )
+from .documents import Doc, Documents
 from .effects import (
     Decision,
     Delete,
@@ -36,15 +37,17 @@ from .effects import (
 )
 from .events import Escalation, Event
 from .observed import (
+    LEVELS,
+    MODEL,
     OPAQUE,
     SCRIPT,
     TRAINER,
     Beat,
     Commit,
-    Doc,
     EffectOutcome,
     Ended,
     Gate,
+    Labels,
     Lease,
     Observed,
     Parked,
@@ -61,11 +64,12 @@ from .time import Now, Value
 
 __all__ = [
     "Alert", "Answer", "Beat", "CheckVerdict", "Commit", "DEGRADED", "Decision", "Delete", "Doc",
-    "Effect", "EffectOutcome", "Ended", "Escalation", "Event", "FATAL", "Finish", "Gate",
-    "GateSettings", "Incident", "Lease", "MAY_ACT", "Named", "NodeOrder", "Now", "OK", "OPAQUE",
-    "Observed", "Parked", "Plan", "RankView", "Reading", "Readings", "RemoveLock", "Request",
-    "Resume", "Rows", "RunCheck", "RunView", "Runbook", "SCRIPT", "SEVERITIES", "STORE", "Seconds",
-    "Selection", "Settings", "SnapshotView", "Start", "Stop", "StoreView", "StoreWrite", "Subject",
-    "TRAINER", "TakeEvidence", "UNKNOWN", "Value", "Verdict", "WARN", "Whole", "by_name",
-    "labels_of", "node_subject", "rank_subject", "readings_of", "run_subject", "subject_of",
+    "Documents", "Effect", "EffectOutcome", "Ended", "Escalation", "Event", "FATAL", "Finish",
+    "Gate", "GateSettings", "Incident", "LEVELS", "Labels", "Lease", "MAY_ACT", "MODEL", "Named",
+    "NodeOrder", "Now", "OK", "OPAQUE", "Observed", "Parked", "Plan", "RankView", "Reading",
+    "Readings", "RemoveLock", "Request", "Resume", "Rows", "RunCheck", "RunView", "Runbook",
+    "SCRIPT", "SEVERITIES", "STORE", "Seconds", "Selection", "Settings", "SnapshotView", "Start",
+    "Stop", "StoreView", "StoreWrite", "Subject", "TRAINER", "TakeEvidence", "UNKNOWN", "Value",
+    "Verdict", "WARN", "Whole", "by_name", "labels_of", "node_subject", "rank_subject",
+    "readings_of", "run_subject", "subject_of",
 ]

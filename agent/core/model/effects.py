@@ -6,6 +6,7 @@ Owns the types that go out to launchers, the store and the node's root unit.
 from __future__ import annotations
 
 from .concluded import Answer, Incident, Verdict
+from .observed import Beat
 from .plan import Plan, Resume
 from .time import Value
 
@@ -64,6 +65,7 @@ class Stop(Value, frozen=True, tag="stop"):
     grace_s: float
     reason: str
     leave: bool = False  # the launcher ends as if its caller had asked: checkpoint, its own grace
+    park: bool = False  # a trainer's ranks park at the end of their step, with their state
 
 
 class Finish(Value, frozen=True, tag="finish"):
@@ -133,3 +135,4 @@ class Decision(Value, frozen=True):
     next_step_s: float = 1.0  # step again no later than this
     answers: tuple[Answer, ...] = ()  # to the requests that were looked at and are settled
     paused: str = ""  # why an operator paused this node; "" = not paused
+    beats: tuple[Beat, ...] = ()  # to be sent to the other nodes; none on a single one

@@ -5,15 +5,26 @@ Owns the types that come in from launchers, store, collectors and people.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import cast
+
+import msgspec
+
 from .alert import Alert
 from .bounds import Seconds, Whole
 from .checked import CheckVerdict
 from .concluded import Request
+from .documents import Doc as Doc
+from .documents import Documents
 from .events import Event
 from .readings import Readings
 from .time import Value
 
 TRAINER, SCRIPT, OPAQUE = "trainer", "script", "opaque"
+
+Labels = tuple[tuple[str, str], ...]
+LEVELS = ("efa_group", "rack", "rail", "nvlink_domain")  # of the network, the widest first
+MODEL = "model"  # label: what accelerators the node has
 
 
 class Ended(Value, frozen=True):
@@ -94,7 +105,11 @@ class RunView(Value, frozen=True):
     generation: int = 0  # highest that this launcher has started; 0 = none
     state: str = "idle"  # idle | running | done
     max_restarts: int = 0
-    nnodes: int = 1  # how many nodes the run asks for; ranks a node = nproc
+    nnodes_min: int = 1  # with how many nodes it may go on
+    nnodes_max: int = 1  # how many it asks for; ranks a node = nproc
+    unit: int = 1  # so many nodes live and move together: a world is a multiple of it
+    mixed: bool = False  # nodes with different models of accelerators may be one world
+    gang_limit_s: float = 0.0  # how long it waits for its nodes; 0 = as the configuration says
     hang_limit_s: float = 0.0  # a user's own limit; 0 = none
     ranks: tuple[RankView, ...] = ()
     commits: tuple[Commit, ...] = ()
@@ -115,14 +130,6 @@ class RunView(Value, frozen=True):
     wants_checks: str = ""  # --check: "passive" | "full"; "" = as the configuration says
 
 
-class Doc(Value, frozen=True):
-    """A document of the store with its version (0 = absent)."""
-
-    key: str
-    version: int
-    body: bytes = b""
-
-
 class Lease(Value, frozen=True):
     """Who may lead a run.  `until_boot_s` is this node's clock, counted from before the renewal was
     sent (so it ends here before it ends in the store); 0 for another node's lease."""
@@ -132,12 +139,18 @@ class Lease(Value, frozen=True):
     until_boot_s: float = 0.0
 
 
-class StoreView(Value, frozen=True):
-    """What the store said last, and whether it answers."""
+class StoreView(msgspec.Struct, frozen=True):
+    """What the store said last, and whether it answers.  A store that changes seldom hands out the
+    same Documents again; any other sequence of documents is made one here."""
 
     up: bool
-    docs: tuple[Doc, ...] = ()
+    docs: Documents = Documents()
     leases: tuple[Lease, ...] = ()
+
+    def __post_init__(self) -> None:
+        docs = cast("Iterable[Doc]", self.docs)
+        if not isinstance(docs, Documents):
+            msgspec.structs.force_setattr(self, "docs", Documents(docs))
 
 
 class EffectOutcome(Value, frozen=True):
@@ -150,14 +163,26 @@ class EffectOutcome(Value, frozen=True):
 
 
 class Beat(Value, frozen=True):
-    """What another member of a run says of itself, through the store or directly."""
+    """What another node says of itself and of one run, through the store or directly.  With run ""
+    it speaks of the node alone: each agent sends one such, whether it has runs or not."""
 
     node: str
     run: str
     generation: int
-    boot_s: float  # receiver's clock at arrival
+    boot_s: float  # receiver's clock at arrival; 0 where it is sent
     ranks: tuple[RankView, ...] = ()
     fatal: str = ""  # name of a fatal fault on that node
+    sent_boot_s: float = 0.0  # sender's clock: what its ranks' times are measured from; 0 = ours
+    labels: Labels = ()  # of the node
+    grade: str = ""  # from here on what its launcher says, as in RunView
+    nproc: int = 0
+    nnodes_min: int = 0
+    nnodes_max: int = 0
+    uid: int = -1
+    commits: tuple[Commit, ...] = ()
+    snapshot: SnapshotView | None = None
+    checkpoint_dir: str = ""
+    shutdown: str = ""
 
 
 class Gate(Value, frozen=True):
@@ -185,3 +210,4 @@ class Observed(Value, frozen=True):
     gate: Gate = Gate()
     alerts: tuple[Alert, ...] = ()  # from outside, firing, and not settled yet
     checks: tuple[CheckVerdict, ...] = ()  # what was checked last on this node, in this boot
+    labels: Labels = ()  # of this node: LEVELS of the network, MODEL, and any of the operator's

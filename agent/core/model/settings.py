@@ -57,6 +57,7 @@ class Settings(Value, frozen=True):
     breaker_fraction: float = 0.05
     keep_checkpoints: int = 3
     lease_s: float = 10.0
+    gang_limit_s: float = 600.0  # how long a run waits for as many nodes as it needs
     act: tuple[str, ...] = MAY_ACT[:3]  # alerts act where an operator says so
     allow: tuple[str, ...] = ()  # reboot_node, replace_node, ...: off until turned on
     alone: bool = False  # reboot and replace also where no fleet is seen that opens the breaker

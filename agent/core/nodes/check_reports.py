@@ -13,7 +13,8 @@ from ..model import Doc
 from ..run import members
 from ..run.state import Context
 
-PREFIX = "checks/"
+KIND = "checks"
+PREFIX = f"{KIND}/"
 CHECKS_MAX = 64
 Report = dict[str, float]  # check -> wall_s since when it fails
 
@@ -30,10 +31,11 @@ def read(doc: Doc) -> Report:
 def failing(ctx: Context, node: str) -> dict[str, dict[str, float]]:
     """Check -> node -> since when, by the store's documents and this node's own checks."""
     found: dict[str, dict[str, float]] = {}
-    for doc in ctx.observed.store.docs:
-        if doc.key.startswith(PREFIX) and doc.key != PREFIX + node:
-            for check, since_s in read(doc).items():
-                found.setdefault(check, {})[doc.key.removeprefix(PREFIX)] = since_s
+    docs = ctx.observed.store.docs
+    for other, doc in docs.of(KIND):
+        if other != node:
+            for check, since_s in docs.decoded(doc.key, read).items():
+                found.setdefault(check, {})[other] = since_s
     for check, since_s in _own(ctx, node).items():
         found.setdefault(check, {})[node] = since_s
     return found

@@ -12,7 +12,8 @@ from ..actions import EXCLUDE_NODE
 from ..effects import drafts
 from ..incidents.book import Entry, IncidentBook
 from ..ladder import first
-from ..model import WARN, Beat, Incident, Now, Verdict, node_subject, subject_of
+from ..model import WARN, Beat, Incident, Now, Verdict, node_subject
+from ..model.subject import NODE
 from ..run import members
 from ..run.state import Context
 from . import breaker
@@ -65,7 +66,7 @@ class Exclusions:
     def _should_exclude(self, beat: Beat, ctx: Context) -> bool:
         if not beat.fatal or not members.is_fresh(beat, ctx.now, ctx.settings):
             return False
-        doc = members.read_node(members.doc_of(ctx.observed.store, node_subject(beat.node)))
+        doc = ctx.observed.store.docs.decoded(node_subject(beat.node), members.read_node)
         book = ctx.runbooks.get(beat.fatal)
         return not doc.excluded and (book is None or bool(first(book, (EXCLUDE_NODE,))))
 
@@ -96,9 +97,9 @@ def faults_of(ctx: Context) -> dict[str, tuple[str, ...]]:
     for beat in ctx.observed.beats:
         if beat.fatal and members.is_fresh(beat, ctx.now, ctx.settings):
             found.setdefault(beat.fatal, set()).add(beat.node)
-    for doc in ctx.observed.store.docs:
-        node = subject_of(doc.key).node
-        read = members.read_node(doc) if node else members.NodeDoc()
+    docs = ctx.observed.store.docs
+    for node, doc in docs.of(NODE):
+        read = docs.decoded(doc.key, members.read_node)
         if read.excluded and read.fault:
             found.setdefault(read.fault, set()).add(node)
     return {fault: tuple(sorted(nodes)) for fault, nodes in sorted(found.items())}
@@ -106,7 +107,7 @@ def faults_of(ctx: Context) -> dict[str, tuple[str, ...]]:
 
 def fleet_nodes(name: str, ctx: Context) -> tuple[str, ...]:
     nodes = {name, *(b.node for b in ctx.observed.beats)}
-    nodes |= {subject_of(doc.key).node for doc in ctx.observed.store.docs} - {""}
+    nodes |= {node for node, _ in ctx.observed.store.docs.of(NODE)}
     return tuple(sorted(nodes))
 
 

@@ -7,6 +7,7 @@ generation that runs.  Pure; a stale beat is unknown, never evidence.
 from __future__ import annotations
 
 import msgspec
+from msgspec.structs import replace
 
 from ..model import (
     Beat,
@@ -37,7 +38,7 @@ class NodeDoc(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def doc_of(store: StoreView, key: str) -> Doc:
     """The document, or one of version 0 where the store has none."""
-    return next((d for d in store.docs if d.key == key), Doc(key=key, version=0))
+    return store.docs.get(key)
 
 
 def read_plan(doc: Doc) -> Plan | None:
@@ -74,6 +75,7 @@ def members(
     since_boot_s: when this node began to listen; a member never heard of counts from then.
     """
     heard = {b.node: b for b in beats if b.run == view.run}
+    docs = store.docs
     planned = {*plan.members, *plan.spares} if plan else set()
     if settings.single_node:
         heard, planned = {n: b for n, b in heard.items() if n == view.node}, set()
@@ -87,7 +89,7 @@ def members(
                 node=node,
                 fresh=view.connected if mine else bool(beat and is_fresh(beat, now, settings)),
                 lost=not mine and is_lost(last_s, now, settings), fatal=beat.fatal if beat else "",
-                excluded=read_node(doc_of(store, node_subject(node))).excluded,
+                excluded=docs.decoded(node_subject(node), read_node).excluded,
             )
         )
     return tuple(rows)
@@ -103,8 +105,21 @@ def ranks_of(
             continue
         for rank in beat.ranks:
             if rank.generation == generation:
-                found.setdefault(rank.rank, rank)
+                found.setdefault(rank.rank, here(rank, beat))
     return tuple(found[n] for n in sorted(found))
+
+
+def here(rank: RankView, beat: Beat) -> RankView:
+    """Another machine's rank in this one's time.  What its clock shows means nothing here, and
+    machines boot days apart: only how long ago a thing was, when the beat was sent, does."""
+    ended = rank.ended
+    if not beat.sent_boot_s or ended is None and not rank.start_boot_s:
+        return rank
+    ahead_s = beat.sent_boot_s - beat.boot_s
+    if ended is not None:
+        ended = replace(ended, boot_s=ended.boot_s - ahead_s)
+    start_s = rank.start_boot_s - ahead_s if rank.start_boot_s else 0.0
+    return replace(rank, ended=ended, start_boot_s=start_s)
 
 
 def highest_generation(view: RunView, plan: Plan | None, beats: tuple[Beat, ...]) -> int:

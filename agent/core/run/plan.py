@@ -30,7 +30,8 @@ class PlanView(Value, frozen=True):
     nproc: int
     reason: str
     members: tuple[Member, ...]
-    nnodes: int = 1
+    nnodes_min: int = 1
+    nnodes_max: int = 1
     current: Plan | None = None
     ranks: tuple[RankView, ...] = ()  # of the broken generation; () when the run starts
     commits: tuple[Commit, ...] = ()
@@ -97,11 +98,11 @@ def layout(view: PlanView) -> tuple[tuple[str, ...], str]:
     if unknown and view.ranks:
         return (), f"waiting until {', '.join(unknown)} is heard of again or lost"
     fit = sorted(m.node for m in view.members if is_fit(m))
-    stay = [n if n in fit else "" for n in before][: view.nnodes]
-    stay += [""] * (view.nnodes - len(stay))
+    stay = [n if n in fit else "" for n in before][: view.nnodes_max]
+    stay += [""] * (view.nnodes_max - len(stay))
     free = [n for n in fit if n not in stay]
     if len(free) < stay.count(""):
-        return (), f"waiting for nodes: {len(fit)} of {view.nnodes} can take ranks"
+        return (), f"waiting for nodes: {len(fit)} of {view.nnodes_max} can take ranks"
     return tuple(node or free.pop(0) for node in stay), "every slot has a node"
 
 
@@ -161,7 +162,7 @@ def _snapshot_usable(view: PlanView, snapshot: SnapshotView, commit: Commit | No
     history = validity.history_of(view.current, view.checkpoint_dir)
     newer = commit is None or snapshot.step > commit.step
     valid = validity.is_valid(snapshot.generation, snapshot.step, history)
-    one_node = view.nnodes == 1  # shards of other nodes cannot be seen from here
+    one_node = view.nnodes_max == 1  # shards of other nodes cannot be seen from here
     return newer and valid and one_node and within(snapshot.step, view.bad_from)
 
 

@@ -170,7 +170,8 @@ class Document:
         made, ctx.reason = planning.plan_run(planning.PlanView(
             run=state.run, grade=view.grade, leader=ctx.leader, reason=reason, members=nodes,
             highest=max(highest, state.launcher.top),
-            nproc=view.nproc, nnodes=view.nnodes, current=plan, ranks=sources,
+            nproc=view.nproc, nnodes_min=view.nnodes_min, nnodes_max=view.nnodes_max,
+            current=plan, ranks=sources,
             commits=view.commits, checkpoint_dir=view.checkpoint_dir,
             snapshot=view.snapshot if ranks and not distrust else None,
             bad_from=cause.bad_from if cause else 0,

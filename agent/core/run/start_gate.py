@@ -191,12 +191,12 @@ class StartGate:
         nodes alone.  What is over by itself is waited for; a boot or a person is not."""
         if not ctx.settings.single_node or kernel_incidents.DETECTOR not in ctx.settings.act:
             return
-        scopes = OWN_SCOPES if ctx.view.nnodes == 1 else (*OWN_SCOPES, "nic")
+        scopes = OWN_SCOPES if ctx.view.nnodes_max == 1 else (*OWN_SCOPES, "nic")
         for one in ctx.opened:
             book = ctx.runbooks.get(one.fault)
             if one.severity != FATAL or (book is not None and book.scope not in scopes):
                 continue
-            if not uses(ctx.view, subject_of(one.subject).part, _names_of_devices(ctx)):
+            if not uses(ctx.view, subject_of(one.subject).part, names_of_devices(ctx)):
                 continue
             waits = book is not None and book.clears == "check"
             remedy = "" if waits else ("start it elsewhere, or repair this node and reboot it, or "
@@ -275,7 +275,7 @@ def paths_verdict(done: EffectResult) -> CheckVerdict:
 Names = dict[tuple[str, str], tuple[str, str]]  # (vendor, number) -> (address on PCI, uuid)
 
 
-def _names_of_devices(ctx: Context) -> Names:
+def names_of_devices(ctx: Context) -> Names:
     found: Names = {}
     for _, subject, _, _ in ctx.observed.samples.of(f"{accelerator.PREFIX}info"):
         labels = labels_of(subject)
@@ -286,7 +286,7 @@ def _names_of_devices(ctx: Context) -> Names:
 
 def uses_any(ctx: Context, devices: tuple[str, ...]) -> bool:
     """True for the node itself."""
-    names = _names_of_devices(ctx)
+    names = names_of_devices(ctx)
     return not devices or any(uses(ctx.view, one, names) for one in devices)
 
 

@@ -60,6 +60,7 @@ class Lab:
         view.setdefault("startup_s", 2.0)
         self.view = RunView(run="r", node=name, grade=grade, nproc=nproc, **view)
         self.boot_s, self.boot_id = 100.0, "b"
+        self.ahead_s = 0.0  # of this machine's clock before the store's
         self.docs: dict[str, Doc] = {}
         self.leases: dict[str, tuple[str, float]] = {}  # run -> holder, end; as the store keeps it
         self.outcomes: list[EffectOutcome] = []
@@ -145,19 +146,21 @@ class Lab:
         self.outcomes.append(EffectOutcome(effect.id, ok, error, detail))
 
     def _lease_views(self) -> tuple[Lease, ...]:
-        held = [(r, h, end) for r, (h, end) in self.leases.items() if end > self.boot_s]
+        ends = [(r, h, end + self.ahead_s) for r, (h, end) in self.leases.items()]
+        held = [(r, h, end) for r, h, end in ends if end > self.boot_s]
         return tuple(Lease(r, h, end if h == self.name else 0.0) for r, h, end in held)
 
     def _put(self, body: StoreWrite) -> bool:
         if not self.store_up:
             return False
         holder, end = self.leases.get(body.lease, ("", 0.0))
-        free = end <= self.boot_s or holder == self.name
+        store_s = self.boot_s - self.ahead_s
+        free = end <= store_s or holder == self.name
         if body.key.startswith("lease/"):
             if free:
-                self.leases[body.lease] = (self.name, self.boot_s + self.settings.lease_s)
+                self.leases[body.lease] = (self.name, store_s + self.settings.lease_s)
             return free
-        if body.lease and (holder != self.name or end <= self.boot_s):
+        if body.lease and (holder != self.name or end <= store_s):
             return False
         now = self.docs[body.key].version if body.key in self.docs else 0
         if not self.store_up or now != body.expect_version or self.refuse_puts > 0:
@@ -252,10 +255,14 @@ class Lab:
 class Cluster:
     """Several nodes of one run around one store, as values; beats travel each step."""
 
-    def __init__(self, names: str = "abc", nnodes: int = 2, grade: str = "trainer") -> None:
-        settings = Settings(single_node=False)
+    def __init__(
+        self, names: str = "abc", nnodes: int = 2, grade: str = "trainer", least: int = 0,
+        settings: Settings | None = None, **view: Any,
+    ) -> None:
+        settings = settings or Settings(single_node=False)
         self.labs = {
-            n: Lab(grade=grade, nproc=1, settings=settings, name=n, nnodes=nnodes) for n in names
+            n: Lab(grade=grade, nproc=1, settings=settings, name=n,
+                   nnodes_min=least or nnodes, nnodes_max=nnodes, **view) for n in names
         }
         self.docs: dict[str, Doc] = {}
         self.leases: dict[str, tuple[str, float]] = {}
@@ -263,19 +270,33 @@ class Cluster:
             lab.docs, lab.leases = self.docs, self.leases
         self.dead: set[str] = set()
         self.fatal: dict[str, str] = {}
-        self.heard: dict[str, Beat] = {}
+        self.heard: dict[tuple[str, str], Beat] = {}  # as they were sent
+        self.at_s: dict[tuple[str, str], float] = {}  # when, by the store's clock
+
+    def apart(self, **days: float) -> None:
+        """The machines were booted that long before the store's clock began."""
+        for name, more in days.items():
+            lab = self.labs[name]
+            lab.ahead_s += more * 86400.0
+            lab.boot_s += more * 86400.0
 
     def step(self, seconds: float = 1.0) -> None:
         for name, lab in self.labs.items():
             if name in self.dead:
                 lab.boot_s += seconds
                 continue
-            lab.beats = tuple(self.heard.values())
+            lab.beats = tuple(replace(beat, boot_s=self.at_s[key] + lab.ahead_s)
+                              for key, beat in self.heard.items())
+            lab.events = self._kernel_log(name)
             lab.step(seconds)
-            self.heard[name] = Beat(
-                name, "r", lab.view.generation, lab.boot_s, lab.view.ranks,
-                self.fatal.get(name, ""),
-            )
+            for beat in lab.decision.beats:
+                self.heard[name, beat.run] = beat
+                self.at_s[name, beat.run] = lab.boot_s - lab.ahead_s
+
+    def _kernel_log(self, name: str) -> tuple[Event, ...]:
+        fault = self.fatal.get(name, "")
+        return (Event("host", fault, "hardware", "watch", "fatal", fault, fault=fault,
+                      cursor=1),) if fault else ()
 
     def run(self, seconds: float) -> None:
         for _ in range(int(seconds)):

@@ -46,7 +46,8 @@ class Members(RunDetector):
                 continue
             wanted = planning.PlanView(
                 run=run.run, grade=run.grade, leader=True, highest=plan.generation,
-                nproc=run.nproc, nnodes=run.nnodes, reason="", members=nodes, current=plan)
+                nproc=run.nproc, nnodes_min=run.nnodes_min, nnodes_max=run.nnodes_max,
+                reason="", members=nodes, current=plan)
             if member.lost and not planning.layout(wanted)[0]:
                 reason = f"{member.node} is lost and no spare can take its ranks"
                 continue

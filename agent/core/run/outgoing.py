@@ -1,0 +1,53 @@
+"""What this node tells the others: itself, and each of its runs, as beats.
+
+Owns the choice of what other nodes need for their plans and verdicts.  A pure view of one step's
+levels: times are this node's own clock, with the moment of sending beside them, for a receiver
+knows ages alone.  Whom they are sent to, and when, is the edge's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ..model import FATAL, TRAINER, Beat, Incident, Now, Observed, RunView, subject_of
+from ..nodes import kernel_incidents
+from .start_gate import OWN_SCOPES, Names, uses
+from .state import Context
+
+COMMITS_MAX = 16  # of one run's folder, the newest
+
+
+def beats(ctx: Context, name: str, opened: Iterable[Incident], names: Names) -> tuple[Beat, ...]:
+    """One of the node alone, and one of each run whose launcher is here."""
+    bad = tuple(_breaking(ctx, opened))
+    own = Beat(node=name, run="", generation=0, boot_s=0.0, sent_boot_s=ctx.now.boot_s,
+               fatal=bad[0].fault if bad else "", labels=ctx.observed.labels)
+    return (own, *(of_run(view, ctx.now, ctx.observed, _fatal(view, bad, names))
+                   for view in ctx.observed.runs if view.connected))
+
+
+def of_run(view: RunView, now: Now, observed: Observed, fatal: str) -> Beat:
+    """One run, as its launcher here shows it."""
+    commits = sorted(view.commits, key=lambda one: (one.step, one.generation))
+    return Beat(
+        node=view.node, run=view.run, generation=view.generation, boot_s=0.0, ranks=view.ranks,
+        fatal=fatal, sent_boot_s=now.boot_s, labels=observed.labels, grade=view.grade,
+        nproc=view.nproc, nnodes_min=view.nnodes_min, nnodes_max=view.nnodes_max, uid=view.uid,
+        commits=tuple(commits[-COMMITS_MAX:]) if view.grade == TRAINER else (),
+        snapshot=view.snapshot, checkpoint_dir=view.checkpoint_dir, shutdown=view.shutdown,
+    )
+
+
+def _breaking(ctx: Context, opened: Iterable[Incident]) -> Iterable[Incident]:
+    """The open incidents with which this node may carry no ranks; observed ones stop nobody."""
+    if kernel_incidents.DETECTOR not in ctx.settings.act:
+        return
+    for one in sorted(opened, key=lambda one: (one.opened_wall_s, one.id)):
+        book = ctx.runbooks.get(one.fault)
+        if one.severity == FATAL and (book is None or book.scope in OWN_SCOPES):
+            yield one
+
+
+def _fatal(view: RunView, bad: tuple[Incident, ...], names: Names) -> str:
+    """The first of them under a device that the run may use."""
+    return next((one.fault for one in bad if uses(view, subject_of(one.subject).part, names)), "")
