@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import holdfast.trainer.snapshot as snapshots
+import holdfast.trainer.checkpoint.snapshot as snapshots
 from holdfast.trainer.example.data import CodeSearch
 from holdfast.worker import elastic
 

@@ -29,7 +29,7 @@ Where something goes ("new": the folder comes with the first of its kind):
 | a check | its row in `agent/checks/table.py`, its function in the module that the row names |
 | a webhook | `agent/web/alerts.py` (new), its route in `agent/web/server.py` |
 | a new column of the page | its value in `agent/web/status.py`, its cell in `agent/web/page.html` |
-| an engine of the trainer | `trainer/engines/`, beside `ddp.py`; `trainer/loop.py` calls it |
+| an engine of the trainer | `trainer/engines/`, beside `ddp.py`; docs/engines.md has the contract |
 | a metric | of host or device: its collector; else `agent/metrics/names.py`, `families.py` |
 | a setting | `agent/config/settings.py`; of the trainer: `trainer/config.py` |
 | a command | its row in `agent/cli/parser.py`, its function in `agent/cli/` |

@@ -50,6 +50,9 @@ FROM_0 = Limit("0 or more", lambda value: value >= 0)
 FROM_1 = Limit("at least 1", lambda value: value >= 1)
 BELOW_1 = Limit("0 up to below 1", lambda value: 0 <= value < 1)
 CLASS = Limit('"module:Class"', lambda value: all(value.partition(":")[::2]))
+STRATEGIES = ("ddp",)
+STRATEGY = Limit(f'one of {", ".join(STRATEGIES)}, or "module:Class"',
+                 lambda value: value in STRATEGIES or CLASS.holds(value))
 DEVICE = Limit("auto, cpu or cuda", lambda value: value in ("auto", "cpu", "cuda"))
 DIGEST = Limit(f"one of {', '.join(ALGORITHMS)}", lambda value: value in ALGORITHMS)
 
@@ -119,6 +122,8 @@ class Config(Options):
         "holdfast.trainer.example.model:Encoder", "module:Class of the model", CLASS)
     data: str = setting(
         "holdfast.trainer.example.data:CodeSearch", "module:Class of the data", CLASS)
+    strategy: str = setting(
+        "ddp", "how ranks share a step (docs/engines.md), or module:Class of your own", STRATEGY)
     seed: int = setting(0, "of weights and of the order of samples; 0 or more", FROM_0)
     steps: int = setting(200, "how many; at least 1", FROM_1)
     batch: int = setting(4, "samples in a micro-batch; at least 1", FROM_1)
@@ -134,6 +139,8 @@ class Config(Options):
         default_factory=dict, metadata={"text": "what the model's class is given, whole"})
     data_options: dict[str, Any] = dataclasses.field(
         default_factory=dict, metadata={"text": "what the data's class is given, whole"})
+    strategy_options: dict[str, Any] = dataclasses.field(
+        default_factory=dict, metadata={"text": "for a strategy of your own: in `setup.config`"})
 
     @property
     def checkpoint_dir(self) -> Path:
@@ -213,6 +220,9 @@ def load(path: str | None, overrides: Sequence[str] = ()) -> Config:
             problems.append(f"{key}: {'.'.join(parents)} is not a table")
             continue
         table[last] = _value(text)
+    if isinstance(chosen := values.get("strategy"), dict):  # [strategy] name = "..."
+        values.update({key: value for key, value in chosen.items() if key != "name"})
+        values["strategy"] = chosen.get("name", Config.strategy)
     config = _table(Config, values, "", problems)
     if problems:
         raise ConfigError([f"{path}: {p}" if path else p for p in problems])

@@ -7,7 +7,7 @@ Must not change the weights or any generator's state.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,15 +46,11 @@ def retrieval(places: Tensor) -> dict[str, float]:
         "recall_at_10": round(float(hit.float().mean()), 6)}
 
 
-def evaluate(model: Any, held_out: tuple[Tensor, Tensor], group: Group) -> Evaluated:
+def evaluate(
+    embed: Callable[[Tensor], Tensor], held_out: tuple[Tensor, Tensor], group: Group
+) -> Evaluated:
     """All ranks call it, and get the same numbers."""
-    training = model.training
-    model.eval()
-    try:
-        with torch.inference_mode():
-            encoded = [_encode(model.embed, tokens, group) for tokens in held_out]
-    finally:
-        model.train(training)
+    encoded = [_encode(embed, tokens, group) for tokens in held_out]
     places = places_of(encoded[0], encoded[1])
     digest = files.digest(b"".join(tokens.contiguous().numpy().tobytes() for tokens in held_out))
     task = kept.Task(len(places), digest, places[: kept.PAIRS_MAX].tolist())

@@ -11,11 +11,13 @@ import contextlib
 import os
 import socket
 import threading
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import xxhash
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
@@ -47,11 +49,18 @@ def is_broken_group(error: BaseException, generation_over: bool) -> bool:
 
 
 class Group:
-    """Ranks of one generation.  Collectives raise RuntimeError once a peer is gone."""
+    """Ranks of one generation.  Collectives raise RuntimeError once a peer is gone.
 
-    def __init__(self, assignment: Any, device: torch.device, elastic: Any) -> None:
+    `lay_out(labels)` says who does what (engines/strategy.py); `parts` are the process groups that
+    it asks for, by name, each with this rank in it.
+    """
+
+    def __init__(
+        self, assignment: Any, device: torch.device, elastic: Any,
+        lay_out: Callable[[Sequence[str]], Any],
+    ) -> None:
         self.rank, self.world = assignment.rank, assignment.world
-        self.device = device
+        self.device, self.parts = device, dict[str, Any]()
         self._lock, self._sockets = threading.Lock(), list[socket.socket]()
         self._joining, self._before = True, _open_sockets()
         # From here on: a peer may be lost while we wait for its address in the store.
@@ -81,12 +90,30 @@ class Group:
             world_size=self.world, timeout=timeout)
         group: Any = dist.group.WORLD
         self.process_group = group
+        self.layout = lay_out(self._labels(assignment.node))
+        self.shard = self.layout.places[self.rank].shard
+        self.copies = self.layout.holders(self.shard)  # ranks that hold what this one holds
+        for name, groups in self.layout.groups.items():
+            ranks = next(ranks for ranks in groups if self.rank in ranks)
+            whole = len(ranks) == self.world
+            self.parts[name] = group if whole else dist.new_group(
+                ranks, timeout=timeout, use_local_synchronization=True)
         with self._lock:
             self._joining, self._sockets = False, self._opened()
         # A step may be slow for reasons of the user's own: how long is too long, the agent judges.
-        backend = group._get_backend(device)
-        backend._set_default_timeout(timedelta(seconds=COLLECTIVE_TIMEOUT_S))
+        for backend in self._backends():
+            backend._set_default_timeout(timedelta(seconds=COLLECTIVE_TIMEOUT_S))
         elastic.register_group(self.process_group, self.cut)
+
+    def _labels(self, mine: str) -> list[str]:
+        """Every rank's node, in rank order."""
+        self.store.set(f"node/{self.rank}", mine)
+        return [found.decode() for found in
+                self.store.multi_get([f"node/{rank}" for rank in range(self.world)])]
+
+    def _backends(self) -> list[Any]:
+        groups = {id(one): one for one in (self.process_group, *self.parts.values())}
+        return [one._get_backend(self.device) for one in groups.values()]
 
     def _opened(self) -> list[socket.socket]:
         """The store's and gloo's connections, by descriptors of our own."""
@@ -107,6 +134,16 @@ class Group:
         dist.all_gather(gathered, tensor)
         return gathered
 
+    def digest(self, state: Any) -> str:
+        """Of the whole state, equal on all ranks: that of its one shard, or of all digests."""
+        mine = state.digest()
+        if self.layout.shards == 1:
+            return str(mine)
+        self.store.set(f"final/{self.rank}", mine)
+        ranks = (self.layout.holders(shard)[0] for shard in range(self.layout.shards))
+        found = self.store.multi_get([f"final/{rank}" for rank in ranks])
+        return str(xxhash.xxh3_128_hexdigest(b" ".join(found)))
+
     def cut(self) -> None:
         """Wakes whoever waits in a collective.  From any thread, any number of times."""
         with self._lock:
@@ -118,7 +155,8 @@ class Group:
                 if self._joining:
                     connection.close()
         if self.device.type == "cuda" and not self._joining:
-            self.process_group._get_backend(self.device).abort()
+            for backend in self._backends():
+                backend.abort()
 
     def leave(self) -> None:
         """Frees the group; its peers see closed connections."""

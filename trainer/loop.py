@@ -6,9 +6,9 @@ is in it: the agent plans, the launcher hands out assignments, `elastic` carries
 
 from __future__ import annotations
 
-import functools
 import gc
 import math
+import os
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from .checkpoint.snapshot import Snapshots
 from .checkpoint.write import Checkpoints
 from .config import Config, named_class
 from .data import Sampler, seed_for
-from .engines import ddp
+from .engines.strategy import MicroBatch, Setup, Strategy, build, told
 from .evaluate import Evaluated, evaluate
 from .group import BadCheckpoint, Group, RestoreFailed, is_broken_group
 from .quality import kept
@@ -37,12 +37,11 @@ class Job(NamedTuple):
     """What a process builds once and keeps through all its generations."""
 
     config: Config
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-    state: State
+    strategy: Strategy
     data: Any
     device: torch.device
-    initial: Tensor  # bytes of the seeded, untrained state
+    said: list[str]  # what the strategy chose last
+    buffers_after: list[Tensor]  # of a step whose gradients are whole, and that was not entered
 
 
 class Result(NamedTuple):
@@ -61,7 +60,7 @@ def train(config: Config, elastic: Any) -> Result:
     """
     job = prepare(config)
     checkpoints = Checkpoints(
-        config.checkpoint, config.checkpoint_dir, job.state, elastic,
+        config.checkpoint, config.checkpoint_dir, elastic,
         lambda: run_manifest(config, job.data.digest))
     held = Held()
     root = str(config.checkpoint_dir) if config.checkpoint.every else ""
@@ -98,19 +97,23 @@ def _reason(error: BaseException) -> str:
 
 
 def prepare(config: Config) -> Job:
-    """Model, data and optimizer, warm: a rank that waits here joins at once and steps at once."""
+    """Model, data and strategy, warm: a rank that waits here joins at once and steps at once."""
     device = _device(config)
     model_class, data_class = (named_class(config.model, "model"), named_class(config.data, "data"))
     data = data_class(config.data_options, Path(config.work_dir))
-    torch.manual_seed(seed_for(config.seed, 0, -1))
-    model: nn.Module = model_class(config.model_options).to(device)
-    optimizer = adamw.build(model, config.optimizer)
-    state = State(model, optimizer)
-    job = Job(config, model, optimizer, state, data, device, state.data.clone())
-    _warm_up(job)
+
+    def build_model() -> nn.Module:
+        torch.manual_seed(seed_for(config.seed, 0, -1))
+        model: nn.Module = model_class(config.model_options)
+        return model
+
+    strategy = build(Setup(config, build_model, device))
+    batch = data.batch(range(min(config.batch, len(data))))
+    with told(config.strategy):
+        strategy.warm_up({key: value.to(device) for key, value in batch.items()})
     # What lives now lives to the end: a collection in a recovery need not look at it (240 ms).
     gc.freeze()
-    return job
+    return Job(config, strategy, data, device, [""], [])
 
 
 def _device(config: Config) -> torch.device:
@@ -118,32 +121,9 @@ def _device(config: Config) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name == "cuda":
-        import os
-
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))  # checked in standalone.py
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device(name)
-
-
-def _warm_up(job: Job) -> None:
-    """One step on values that are thrown away: allocator, kernels, lazy imports."""
-    batch = job.data.batch(range(min(job.config.batch, len(job.data))))
-    job.model({key: value.to(job.device) for key, value in batch.items()}).backward()
-    _clip(job)
-    job.optimizer.step()
-    job.optimizer.zero_grad(set_to_none=True)
-    job.state.digest()
-    initialise(job)
-
-
-def initialise(job: Job) -> None:
-    """The seeded, untrained state."""
-    job.state.data.copy_(job.initial)
-
-
-def _clip(job: Job) -> float:
-    limit = job.config.optimizer.clip_norm or math.inf
-    return float(torch.nn.utils.clip_grad_norm_(job.model.parameters(), limit))
 
 
 # ------------------------------------------------------------------------------------ generation
@@ -152,14 +132,14 @@ def _clip(job: Job) -> float:
 class Generation:
     """This process's part in one generation, from joining to its end or its last step."""
 
+    state: State
+
     def __init__(self, job: Job, held: Held, checkpoints: Checkpoints, elastic: Any) -> None:
         self.job, self.held, self.checkpoints = job, held, checkpoints
-        self.elastic = elastic
+        self.elastic, self.strategy = elastic, job.strategy
         self.group: Group | None = None
-        self.wrapped: ddp.Wrapped | None = None
+        self.buffers, self.buffers_before = list[Tensor](), list[Tensor]()
         self.loss, self.step_times_s = math.nan, list[float]()
-        self.buffers_before: list[Tensor] = []
-        self.hooks: list[Any] = []
 
     def run(self, assignment: Any) -> Result:
         self.join(assignment)
@@ -178,67 +158,80 @@ class Generation:
         return self.finish()
 
     def join(self, assignment: Any) -> None:
-        """The group, then proven state on every rank, then DDP around it."""
-        job, elastic, self.assignment = self.job, self.elastic, assignment
-        self.group = group = Group(assignment, job.device, elastic)
-        restore(assignment, group, job.state, self.held, elastic, lambda: initialise(job))
-        self.wrapped = ddp.wrap(job.model, job.device)
-        self.hooks = [
-            parameter.register_post_accumulate_grad_hook(self.check)
-            for parameter in job.model.parameters()
-            if parameter.requires_grad]
-        micro_batches = job.config.micro_batches or group.world
+        """The group, then proven state on every rank, then the strategy around it."""
+        job, elastic, strategy = self.job, self.elastic, self.strategy
+        self.assignment = assignment
+        with told(job.config.strategy):
+            self.group = group = Group(assignment, job.device, elastic, strategy.lay_out)
+            layout = group.layout
+            self.state = state = strategy.hold(layout, group.rank)
+            restore(assignment, group, state, self.held, elastic, strategy.initialise,
+                    self.end_step)
+            strategy.forget()
+            job.buffers_after.clear()
+            strategy.wrap(group, self.check)
+        if layout.words not in job.said:
+            job.said[:] = ["", layout.words]
+            if group.rank == 0:
+                elastic.report("", layout.words)
+        self.buffers = state.buffers
+        micro_batches = job.config.micro_batches or layout.data
         self.sampler = Sampler(len(job.data), job.config.seed, job.config.batch, micro_batches)
-        self.mine = self.sampler.mine(group.rank, group.world)
-        self.checkpoints.join(assignment, group)
-        self.snapshots = Snapshots(job.config.snapshot, job.state, group, self.held, elastic)
+        self.mine = self.sampler.mine(layout.places[group.rank].data, layout.data)
+        self.checkpoints.join(assignment, group, state)
+        self.snapshots = Snapshots(job.config.snapshot, state, group, self.held, elastic)
 
     def step(self) -> int:
         """One optimizer step over all micro-batches; returns the tokens of the whole step."""
-        job, held, elastic = self.job, self.held, self.elastic
+        job, held, elastic, strategy = self.job, self.held, self.elastic, self.strategy
         elastic.phase("data")
         batches = [
             {key: value.to(job.device) for key, value in
              job.data.batch(self.sampler.indices(held.step, number)).items()}
             for number in self.mine]
         elastic.phase("forward_backward")
-        self.buffers_before = [buffer.clone() for buffer in job.state.buffers]
-        self.forward_backward(batches)
-        norm = _clip(job)
+        self.buffers_before = [buffer.clone() for buffer in self.buffers]
+        with told(job.config.strategy):
+            self.forward_backward(batches)
+            # From here on a shard of the next step is here, though not every rank may get its norm.
+            held.ready = self.group is not None and self.group.layout.shards > 1
+            norm = strategy.norm()
         if not math.isfinite(norm):
             # On every rank alike, and before the weights are touched.
             raise FloatingPointError(
                 f"gradient norm is {norm} at step {held.step}: set a lower learning_rate")
-        for group in job.optimizer.param_groups:
-            group["lr"] = adamw.learning_rate(job.config.optimizer, held.step, job.config.steps)
         elastic.phase("optimizer")
         elastic.step_begin()
         held.torn = True
-        job.optimizer.step()
-        held.step, held.torn = held.step + 1, False
+        self.update(held.step, norm)
+        held.step, held.torn, held.ready, held.norm = held.step + 1, False, False, norm
         elastic.step_end(held.step, self.loss)
         self.buffers_before = []
-        job.optimizer.zero_grad(set_to_none=True)
+        strategy.forget()
         tokens: int = sum(value.numel() for value in batches[0].values())
         return tokens * self.sampler.micro_batches
 
     def forward_backward(self, batches: list[dict[str, Tensor]]) -> None:
-        """Gradients of the mean over all micro-batches of all ranks.
-
-        DDP divides by the world, so each loss is weighted with world / micro-batches: the
-        objective does not depend on how many ranks share the work.
-        """
-        assert self.wrapped is not None and self.group is not None
-        step, total = self.held.step, 0.0
-        weight = self.group.world / self.sampler.micro_batches
-        for number, batch in zip(self.mine, batches):
-            torch.manual_seed(seed_for(self.job.config.seed, step, number))
-            summing = number == self.mine[-1] and not self.elastic.skip_collective()
-            look = functools.partial(self.look, number)
-            total += ddp.forward_backward(self.wrapped, batch, weight, summing, look)
-        self.loss = total / len(batches)
-        for buffer in self.job.state.buffers:
+        """Gradients of the mean over all micro-batches of all ranks; the buffers as rank 0's."""
+        config, step, of = self.job.config, self.held.step, self.sampler.micro_batches
+        assert self.group is not None
+        self.loss = self.strategy.run(
+            [MicroBatch(number, seed_for(config.seed, step, number), batch, of)
+             for number, batch in zip(self.mine, batches)],
+            self.look, self.elastic.skip_collective)
+        for buffer in self.buffers:
             self.group.broadcast(buffer)
+
+    def update(self, step: int, norm: float) -> None:
+        config = self.job.config
+        with told(config.strategy):
+            self.strategy.update(adamw.learning_rate(config.optimizer, step, config.steps), norm)
+
+    def end_step(self, step: int, norm: float) -> None:
+        """Enters the optimizer with what the generation before has kept."""
+        for buffer, after in zip(self.state.buffers, self.job.buffers_after):
+            buffer.copy_(after)
+        self.update(step, norm)
 
     def look(self, number: int, loss: float) -> None:
         if not math.isfinite(loss):
@@ -248,10 +241,7 @@ class Generation:
         self.check()
 
     def check(self, _parameter: Tensor | None = None) -> None:
-        """Leaves a generation that is over at once, and not only at the end of a backward pass.
-
-        As a hook on every parameter's gradient it is called some 50 times a step, 0.2 us each.
-        """
+        """Leaves a generation that is over at once, and not only at the end of a backward pass."""
         if self.elastic.broken():
             raise self.elastic.Broken("generation is over")
 
@@ -280,12 +270,14 @@ class Generation:
                   flush=True)
 
     def evaluate(self) -> dict[str, float]:
-        job = self.job
-        if not (hasattr(job.data, "heldout") and hasattr(job.model, "embed")):
+        if not hasattr(self.job.data, "heldout"):
             return {}
         assert self.group is not None
-        self.elastic.phase("eval")
-        found = evaluate(job.model, job.data.heldout(), self.group)
+        with self.strategy.encoder() as embed:
+            if embed is None:
+                return {}
+            self.elastic.phase("eval")
+            found = evaluate(embed, self.job.data.heldout(), self.group)
         if self.group.rank == 0:
             self.keep(found)
         return found.figures
@@ -296,7 +288,7 @@ class Generation:
         try:
             kept.save(job.config.checkpoint_dir, kept.Evaluation(
                 place.run, place.generation, self.held.step, job.data.digest,
-                job.state.weights_digest(), found.tasks))
+                self.state.weights_digest(), found.tasks))
         except OSError as error:
             self.elastic.report("", f"evaluation of step {self.held.step} is not kept: "
                                 f"{error.strerror or error}")
@@ -311,7 +303,7 @@ class Generation:
         if self.group.rank == 0 and (summary := self.checkpoints.summary()):
             self.elastic.report("", summary)
         result = Result(
-            self.group.rank, self.held.step, self.loss, self.job.state.digest(), evaluation)
+            self.group.rank, self.held.step, self.loss, self.group.digest(self.state), evaluation)
         # Nobody leaves while another may still need a peer.
         self.group.any(False)
         return result
@@ -327,16 +319,18 @@ class Generation:
             self.checkpoints.wait()
 
     def leave(self) -> None:
-        """Drops the half step and frees the group.  The optimizer was not entered for it."""
+        """Drops the half step and frees the group.  The optimizer was not entered for it; gradients
+        that are whole are kept while another rank may have stepped with theirs."""
         self.elastic.register_group(None, None)
         if self.group is not None:
             self.group.cut()
-        for buffer, before in zip(self.job.state.buffers, self.buffers_before):
+        if not self.held.ready:
+            self.strategy.forget()
+        elif self.buffers_before:
+            self.job.buffers_after[:] = [buffer.clone() for buffer in self.buffers]
+        for buffer, before in zip(self.buffers, self.buffers_before):
             buffer.copy_(before)
-        for hook in self.hooks:
-            hook.remove()
-        self.hooks, self.wrapped = [], None
-        self.job.optimizer.zero_grad(set_to_none=True)
+        self.strategy.leave()
         gc.collect()  # DDP is in cycles, and its hooks sit on the parameters until it is gone
         if self.group is not None:
             self.group.leave()

@@ -6,6 +6,7 @@ Owns both.  The rate is a function of the step's number, so there is no schedule
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import nn
@@ -13,9 +14,11 @@ from torch import nn
 from .config import OptimizerOptions
 
 
-def build(model: nn.Module, options: OptimizerOptions) -> torch.optim.Optimizer:
+def build(
+    parameters: Iterable[nn.Parameter], options: OptimizerOptions
+) -> torch.optim.Optimizer:
     """AdamW; weight decay on matrices only.  Fused: one pass over the state per step."""
-    named = [p for p in model.parameters() if p.requires_grad]
+    named = [p for p in parameters if p.requires_grad]
     groups = [
         {"params": [p for p in named if p.ndim >= 2], "weight_decay": options.weight_decay},
         {"params": [p for p in named if p.ndim < 2], "weight_decay": 0.0}]

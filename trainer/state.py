@@ -2,15 +2,18 @@
 
 Owns the layout: every tensor (parameters, buffers, AdamW's moments and step counts), sorted by
 name, 64-byte aligned, is a view into one uint8 buffer.  So a survivor hands its state over in one
-broadcast, a snapshot is one memcpy, a checkpoint shard is one slice, and a digest covers all.
-Must not know of files, groups or processes.
+broadcast, a snapshot is one memcpy, a checkpoint's share is one slice, and a digest covers all.
+A sharded strategy holds a piece of each tensor: some of its rows, which are one run of its bytes.
+Names and shapes are those of the whole model, whoever holds what.  Must not know of files, groups
+or processes.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Any
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import xxhash
@@ -19,48 +22,83 @@ from torch import Tensor, nn
 from .checkpoint.format import Entry, align, shard_ranges, weights_digest
 
 
-class State:
-    """Model and AdamW state in one buffer.  `data` is uint8, `entries` say what lies where."""
+class Spec(NamedTuple):
+    """One tensor of the whole state."""
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        tensors = _model_tensors(model)
-        moments = _optimizer_tensors(model)
-        sizes = {name: (t.dtype, tuple(t.shape)) for name, t in {**tensors, **moments}.items()}
-        self.entries, offset = [], 0
-        for name in sorted(sizes):
-            dtype, shape = sizes[name]
-            nbytes = torch.Size(shape).numel() * dtype.itemsize
-            self.entries.append(
-                Entry(name, str(dtype).removeprefix("torch."), shape, offset, nbytes))
-            offset += align(nbytes)
-        device = next(model.parameters()).device
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+class Rows(NamedTuple):
+    """Which rows of a tensor are held, and for how many there is room."""
+
+    first: int
+    number: int
+    room: int
+
+
+Specs = Mapping[str, Spec]
+Covered = dict[str, list[tuple[int, int]]]  # by tensor: first and end bytes
+Cut = Callable[[str, Spec], "Rows | None"]
+
+
+def specs_of(model: nn.Module) -> dict[str, Spec]:
+    """Every tensor of the whole state, by its canonical name."""
+    tensors = {**model_tensors(model), **_optimizer_tensors(model)}
+    return {name: Spec(t.dtype, tuple(t.shape)) for name, t in sorted(tensors.items())}
+
+
+class State:
+    """Model and AdamW state in one buffer.  `data` is uint8, `entries` say what lies where.
+
+    `cut(name, spec)` says which rows are held, None for the whole tensor; a tensor that is not in
+    `names` is not held at all.
+    """
+
+    def __init__(
+        self, specs: Specs, device: torch.device, model_class: str = "",
+        cut: Cut = lambda _name, _spec: None, names: Sequence[str] | None = None,
+    ) -> None:
+        self.specs, self.model_class = specs, model_class
+        self.entries, self.shapes = [], dict[str, tuple[int, ...]]()
+        offset = 0
+        for name in sorted(specs if names is None else names):
+            dtype, shape = spec = specs[name]
+            row = dtype.itemsize * math.prod(shape[1:])
+            rows = cut(name, spec) if shape else None
+            whole = dtype.itemsize * math.prod(shape)
+            nbytes, room, begin = whole, whole, 0
+            if rows is not None:
+                nbytes, room, begin = rows.number * row, rows.room * row, rows.first * row
+            self.shapes[name] = shape if rows is None else (rows.number, *shape[1:])
+            kind = str(dtype).removeprefix("torch.")
+            self.entries.append(Entry(name, kind, shape, offset, nbytes, begin))
+            offset += align(room)
+        self._places = {entry.name: entry for entry in self.entries}
         # Zeros, padding included: equal states must have equal digests.
         self.data = torch.zeros(offset, dtype=torch.uint8, device=device)
-        self.views = {e.name: self._view(e, self.data) for e in self.entries}
-        for name, tensor in tensors.items():
-            self.views[name].copy_(tensor.detach())
-            tensor.data = self.views[name]
-        for name, parameter in model.named_parameters():
-            optimizer.state[parameter] = {
-                "step": self.views[f"adamw.step.{name}"],
-                "exp_avg": self.views[f"adamw.exp_avg.{name}"],
-                "exp_avg_sq": self.views[f"adamw.exp_avg_sq.{name}"]}
-        self.buffers = [self.views[f"model.{name}"] for name in _persistent_buffers(model)]
+        self.views = {entry.name: self.room(entry, entry.nbytes).view(self.shapes[entry.name])
+                      for entry in self.entries}
         self.host = self.data if device.type == "cpu" else torch.empty(offset, dtype=torch.uint8)
         self.memory = memoryview(self.host.numpy())  # type: ignore[arg-type]
-        self.model_class = f"{type(model).__module__}:{type(model).__qualname__}"
-        self.parameters = sum(p.numel() for p in model.parameters())
-        table = [(e.name, e.dtype, e.shape) for e in self.entries]
+        table = [(name, str(spec.dtype).removeprefix("torch."), spec.shape)
+                 for name, spec in sorted(specs.items())]
         self.fingerprint = xxhash.xxh3_128_hexdigest(json.dumps(table).encode())
+        self.buffers = list[Tensor]()  # of the model, which the loop keeps equal
 
-    @staticmethod
-    def _view(entry: Entry, data: Tensor) -> Tensor:
-        dtype = getattr(torch, entry.dtype)
-        return data[entry.offset : entry.offset + entry.nbytes].view(dtype).view(entry.shape)
+    def room(self, entry: Entry, nbytes: int) -> Tensor:
+        """The first `nbytes` of an entry's place, flat, in its own type."""
+        return self.data[entry.offset : entry.offset + nbytes].view(getattr(torch, entry.dtype))
 
     @property
     def nbytes(self) -> int:
         return self.data.numel()
+
+    @property
+    def parameters(self) -> int:
+        """Numbers in the whole model."""
+        moments = (spec for name, spec in self.specs.items() if name.startswith("adamw.exp_avg."))
+        return sum(math.prod(spec.shape) for spec in moments)
 
     def bytes(self, first: int = 0, end: int | None = None) -> memoryview:
         """The bytes in host memory; on an accelerator copied there first."""
@@ -90,14 +128,50 @@ class State:
             begin += chunk.numel()
         return str(hasher.hexdigest())
 
-    def shard(self, rank: int, world: int) -> tuple[list[Entry], int, int]:
-        """This rank's entries, and the first and end byte of its slice of `data`."""
-        first, end = shard_ranges(self.entries, world)[rank]
-        mine = self.entries[first:end]
+    def share(self, number: int, of: int) -> tuple[list[Entry], int, int]:
+        """What one of `of` ranks that hold the same state saves of it: the first and end byte of
+        its slice of `data`, and the entries in it, whose offsets count from there."""
+        first, last = shard_ranges(self.entries, of)[number]
+        mine = self.entries[first:last]
         if not mine:
             return [], 0, 0
-        begin = mine[0].offset
-        return mine, begin, mine[-1].offset + align(mine[-1].nbytes)
+        begin, end = mine[0].offset, mine[-1].offset + align(mine[-1].nbytes)
+        return [entry._replace(offset=entry.offset - begin) for entry in mine], begin, end
+
+    def fill(self, entries: Sequence[Entry], data: memoryview, covered: Covered) -> None:
+        """Takes from `data` what is held here, and says in `covered` which bytes these were.
+        Raises ValueError for a tensor that this state does not know."""
+        for found in entries:
+            spec = self.specs.get(found.name)
+            if spec is None or (str(spec.dtype).removeprefix("torch."), spec.shape) != (
+                    found.dtype, found.shape):
+                raise ValueError(f"unexpected tensor {found.name!r}")
+            mine = self._places.get(found.name)
+            if mine is None:
+                continue
+            first = max(found.begin, mine.begin)
+            end = min(found.begin + found.nbytes, mine.begin + mine.nbytes)
+            if first < end:
+                source, target = (e.offset + first - e.begin for e in (found, mine))
+                self.memory[target : target + end - first] = data[source : source + end - first]
+                covered.setdefault(found.name, []).append((first, end))
+
+    def wants(self, entries: Sequence[Entry]) -> bool:
+        """Whether some of these bytes are held here."""
+        mine = (self._places.get(e.name, e._replace(nbytes=0)) for e in entries)
+        return any(max(e.begin, m.begin) < min(e.begin + e.nbytes, m.begin + m.nbytes)
+                   for e, m in zip(entries, mine))
+
+    def missing(self, covered: Covered) -> str:
+        """The first tensor of which not every byte was covered, "" if there is none."""
+        for entry in self.entries:
+            reached = entry.begin
+            for first, end in sorted(covered.get(entry.name, ())):
+                if first <= reached:
+                    reached = max(reached, end)
+            if reached < entry.begin + entry.nbytes:
+                return entry.name
+        return ""
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -105,13 +179,36 @@ class State:
             "fingerprint": self.fingerprint}
 
 
-def _persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
+def whole_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
+    """The state of a model that every rank holds whole; both live in it from now on."""
+    device = next(model.parameters()).device
+    state = State(specs_of(model), device, class_of(model))
+    for name, tensor in model_tensors(model).items():
+        state.views[name].copy_(tensor.detach())
+        tensor.data = state.views[name]
+    for name, parameter in model.named_parameters():
+        optimizer.state[parameter] = moments_in(state, name)
+    state.buffers = [state.views[f"model.{name}"] for name in persistent_buffers(model)]
+    return state
+
+
+def moments_in(state: State, parameter: str) -> dict[str, Tensor]:
+    """AdamW's state of one parameter, as views."""
+    return {key: state.views[f"adamw.{key}.{parameter}"]
+            for key in ("step", "exp_avg", "exp_avg_sq")}
+
+
+def class_of(model: nn.Module) -> str:
+    return f"{type(model).__module__}:{type(model).__qualname__}"
+
+
+def persistent_buffers(model: nn.Module) -> dict[str, Tensor]:
     keys = model.state_dict().keys()
     return {name: buffer for name, buffer in model.named_buffers() if name in keys}
 
 
-def _model_tensors(model: nn.Module) -> dict[str, Tensor]:
-    tensors = dict(model.named_parameters()) | _persistent_buffers(model)
+def model_tensors(model: nn.Module) -> dict[str, Tensor]:
+    tensors = dict(model.named_parameters()) | persistent_buffers(model)
     return {f"model.{name}": tensor for name, tensor in tensors.items()}
 
 

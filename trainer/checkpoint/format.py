@@ -28,6 +28,7 @@ WEIGHTS = "model."  # how the names of parameters and buffers begin
 ALIGN_BYTES = 64
 JSON_BYTES_MAX = 64 << 20  # a shard's table of tensors; more is not ours
 READ_BYTES = 4 << 20
+TRAILER_BYTES = 8  # the length of a snapshot's table
 LISTING_MAX = 10_000
 _NAME = re.compile(r"step-(\d{9,18})\.gen-(\d{1,18})\Z")
 
@@ -40,13 +41,30 @@ class CheckpointError(Exception):
 
 
 class Entry(NamedTuple):
-    """One tensor: `offset` counts from the start of the file (or buffer) that holds it."""
+    """`nbytes` bytes of one tensor, from its byte `begin` on; `shape` is the whole tensor's, and
+    `offset` counts from the start of the file (or buffer) that holds them."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     offset: int
     nbytes: int
+    begin: int = 0
+
+    def as_table(self) -> dict[str, Any]:
+        """`begin` is written only where it says something: most files hold whole tensors."""
+        fields = self._asdict()
+        return fields if self.begin else {k: v for k, v in fields.items() if k != "begin"}
+
+
+def read_entries(table: dict[str, Any], file: str) -> list[Entry]:
+    """The tensors of a shard's table.  Raises CheckpointError."""
+    try:
+        return [Entry(str(raw["name"]), str(raw["dtype"]), tuple(map(int, raw["shape"])),
+                      int(raw["offset"]), int(raw["nbytes"]), int(raw.get("begin", 0)))
+                for raw in table["tensors"]]
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise CheckpointError(f"{file}: not a table of tensors") from None
 
 
 class Found(NamedTuple):
@@ -209,11 +227,30 @@ def write_shard(
     take_back_shards(directory, (rank,), world)
     write_file(directory / f"{name}.bin", data)
     table = {
-        "tensors": [entry._asdict() for entry in entries],
+        "tensors": [entry.as_table() for entry in entries],
         "digest": digest(data, algorithm),
         "nbytes": memoryview(data).nbytes,
     }
     write_file(directory / f"{name}.json", to_json(table))
+
+
+def to_trailer(entries: Iterable[Entry]) -> bytes:
+    """The table at the end of a snapshot, so that its bytes describe themselves."""
+    table = to_json({"tensors": [entry.as_table() for entry in entries]})
+    return table + len(table).to_bytes(TRAILER_BYTES, "little")
+
+
+def read_trailer(data: memoryview) -> tuple[list[Entry], memoryview]:
+    """A snapshot's table and its tensors' bytes.  Raises CheckpointError."""
+    end = data.nbytes - TRAILER_BYTES
+    first = end - int.from_bytes(data[max(0, end) :], "little")
+    if not 0 <= first <= end:
+        raise CheckpointError("snapshot: no table at its end")
+    try:
+        table = json.loads(bytes(data[first:end]))
+    except (ValueError, RecursionError):
+        raise CheckpointError("snapshot: no table at its end") from None
+    return read_entries(table, "snapshot"), data[:first]
 
 
 def give_up_shard(directory: Path, rank: int, world: int) -> None:

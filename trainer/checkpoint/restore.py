@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from ..config import ConfigError
 from ..group import BadCheckpoint, Group, RestoreFailed
-from ..state import State
+from ..state import Covered, State
 from . import format as files
 
 CHUNKS = 8  # of the state, so that one is digested while the next ones travel
@@ -31,13 +31,18 @@ class Held:
     step: int = 0
     torn: bool = True  # nothing yet
     snapshot_every: int = 0  # 0 = not chosen yet
+    shard: int = 0
+    shards: int = 1
+    ready: bool = False  # and all gradients of the next step: another's norm is enough to end it
+    norm: float = 0.0  # of the gradients of the last step
 
 
 def restore(
     assignment: Any, group: Group, state: State, held: Held, elastic: Any,
-    initialise: Callable[[], None],
+    initialise: Callable[[], None], finish: Callable[[int, float], None],
 ) -> None:
-    """Brings `state` and `held` to where the generation starts.
+    """Brings `state` and `held` to where the generation starts.  `finish(step, norm)` ends step
+    number `step` with the gradients that this rank has kept.
 
     Raises RestoreFailed (BadCheckpoint) on every rank alike, ConfigError if the state on disk
     belongs to another model, RuntimeError when a peer is lost.
@@ -46,9 +51,9 @@ def restore(
     if kind == "newest":
         kind, step, path = _newest(group, Path(path) if path else None, elastic)
     if kind == "survivor":
-        _from_survivor(group, state, held, step)
+        _from_survivor(group, state, held, step, finish)
         return
-    held.torn = True
+    held.torn, held.ready = True, False
     if kind == "fresh":
         initialise()
         step = 0
@@ -60,48 +65,77 @@ def restore(
         step = _from_disk(Path(path), group, state, elastic)
     else:
         raise RestoreFailed(f"resume_kind {kind!r} is not known to this trainer")
-    if _differs(group, state.digest(), 0, "state"):
+    if _differs(group, state.digest(), group.copies[0], "state"):
         raise RestoreFailed("ranks hold different bytes after the restore: same code and torch?")
     held.step, held.torn = step, False
+    held.shard, held.shards = group.shard, group.layout.shards
 
 
 def _differs(group: Group, mine: str, source: int, key: str) -> bool:
-    """Compares the digests of all bytes through the store, which did not carry the bytes."""
+    """Compares the digests of all bytes that several ranks hold, through the store, which did not
+    carry the bytes.  `source` is the one of them that is believed."""
+    key = f"digest/{key}/{group.shard}"
     if group.rank == source:
-        group.store.set(f"digest/{key}", mine)
-    return group.any(group.store.get(f"digest/{key}").decode() != mine)
+        group.store.set(key, mine)
+    return group.any(group.store.get(key).decode() != mine)
 
 
 # ------------------------------------------------------------------------------------ survivor
 
 
-def _from_survivor(group: Group, state: State, held: Held, step: int) -> None:
-    """Resumes from the newest untorn step that any rank holds: the ranks that hold it send it to
-    the others."""
+def _from_survivor(
+    group: Group, state: State, held: Held, step: int, finish: Callable[[int, float], None]
+) -> None:
+    """Resumes from the newest step of which every shard is held untorn: the ranks that hold it
+    send it to those that hold the same shard in this generation."""
     group.store.set(f"held/{group.rank}", json.dumps(dataclasses.asdict(held)))
     keys = [f"held/{rank}" for rank in range(group.world)]
     ranks = [Held(**json.loads(value)) for value in group.store.multi_get(keys)]
-    steps = [other.step for other in ranks if not other.torn]
-    if not steps:
-        raise RestoreFailed("no rank holds untorn state")
-    agreed = max(steps)
+    agreed = agreed_step(ranks, group.layout)
+    if agreed is None:
+        raise RestoreFailed("no step is held untorn by ranks that have all of it")
     if step >= 0 and agreed != step:
         raise RestoreFailed(f"survivors hold step {agreed}, the plan resumes from step {step}")
-    holders = [r for r, other in enumerate(ranks) if not other.torn and other.step == agreed]
-    needy = [r for r in range(group.world) if r not in holders]
-    held.snapshot_every = max(ranks[r].snapshot_every for r in holders)
+    places = group.layout.places
+    holders = [r for r in group.copies if holds(ranks[r], agreed, places[r].shard, group.layout)]
+    if group.rank in holders and held.step < agreed:
+        norm = next(r.norm for r in ranks if not r.torn and r.step == agreed)
+        held.torn = True
+        finish(held.step, norm)
+        held.step, held.torn, held.norm = agreed, False, norm
+    held.ready = False
+    needy = [r for r in group.copies if r not in holders]
+    held.snapshot_every = max(r.snapshot_every for r in ranks if not r.torn)
     if group.rank in needy:
         held.torn = True  # until the last byte is proven
     for attempt in range(TRANSFERS):
         digest = _transfer(group, state, holders, needy)
         if not _differs(group, digest, holders[0], f"{agreed}/{attempt}"):
             held.step, held.torn = agreed, False
+            held.shard, held.shards = group.shard, group.layout.shards
             return
     raise RestoreFailed(f"state of step {agreed} arrived damaged {TRANSFERS} times")
 
 
+def agreed_step(ranks: Sequence[Held], layout: Any) -> int | None:
+    """The newest step of which every shard is held, by a rank that keeps this shard."""
+    for step in sorted({r.step for r in ranks if not r.torn}, reverse=True):
+        held = {place.shard for r, place in zip(ranks, layout.places)
+                if holds(r, step, place.shard, layout)}
+        if len(held) == layout.shards:
+            return step
+    return None
+
+
+def holds(rank: Held, step: int, shard: int, layout: Any) -> bool:
+    """Whether this rank has that shard after `step` steps, or can make it: it has the gradients,
+    and whoever ended that step has told their norm."""
+    same = not rank.torn and (rank.shard, rank.shards) == (shard, layout.shards)
+    return same and (rank.step == step or rank.ready and rank.step == step - 1)
+
+
 def _transfer(group: Group, state: State, holders: list[int], needy: list[int]) -> str:
-    """One flat buffer, point to point: several holders serve several newcomers at once.
+    """One flat buffer a shard, point to point: several holders serve several newcomers at once.
 
     Returns the digest of this rank's bytes, taken while they travel: 9 ms of 50 for 64 MB.
     """
@@ -132,18 +166,20 @@ def _from_snapshot(assignment: Any, state: State, elastic: Any) -> str:
     name = f"snapshot of step {wanted[0]} (generation {wanted[1]})"
     if len(worlds) != 1:
         return f"{name}: no shards" if not worlds else f"{name}: shards of several worlds"
-    world = worlds.pop()
-    for rank in range(world):
-        _, begin, end = state.shard(rank, world)
+    covered: Covered = {}
+    for rank in range(worlds.pop()):
         shard = shards.get(rank)
         if shard is None:
             return f"{name}: shard of rank {rank} is missing"
-        if shard.data.nbytes != end - begin:
-            return f"{name}: shard of rank {rank} has {shard.data.nbytes} bytes, not {end - begin}"
-        target = state.memory[begin:end]
-        target[:] = shard.data
-        if files.digest(target) != shard.digest:  # of the copy: what was proven is what is used
+        content = memoryview(bytes(shard.data))  # what was proven is what is used
+        if files.digest(content) != shard.digest:
             return f"{name}: shard of rank {rank} differs from what was written"
+        try:
+            state.fill(*files.read_trailer(content), covered)
+        except (files.CheckpointError, ValueError) as error:
+            return f"{name}: shard of rank {rank}: {error}"
+    if missing := state.missing(covered):
+        return f"{name}: tensor {missing!r} is in no shard"
     state.written()
     return ""
 
@@ -196,33 +232,35 @@ def read_into(path: Path, state: State) -> int:
     if not isinstance(model, dict) or model.get("fingerprint") != state.fingerprint:
         raise ConfigError([_other_model(path, model if isinstance(model, dict) else {}, state)])
     listed = {item["file"]: item for item in manifest["shards"]}
-    target, seen = state.memory, set[str]()
-    places = {entry.name: entry for entry in state.entries}
+    covered: Covered = {}
     for rank in range(manifest["world"]):
         name = files.shard_name(rank, manifest["world"])
-        content = {}
-        for file in (f"{name}.json", f"{name}.bin"):
-            if file not in listed:
-                raise files.CheckpointError(f"{files.MANIFEST}: does not list {file}")
-            try:
-                content[file] = (path / file).read_bytes()
-            except FileNotFoundError:
-                raise files.CheckpointError(f"{file}: missing") from None
-            except OSError as error:
-                raise files.CheckpointError(f"{file}: cannot be read: {error.strerror}") from None
-            files.check_file(path, listed[file], content[file])
-        data = memoryview(content[f"{name}.bin"])
-        for raw in json.loads(content[f"{name}.json"])["tensors"]:
-            place = places.get(raw["name"])
-            if place is None or raw["nbytes"] != place.nbytes:
-                raise files.CheckpointError(f"{name}.json: unexpected tensor {raw['name']!r}")
-            part = data[raw["offset"] : raw["offset"] + raw["nbytes"]]
-            target[place.offset : place.offset + place.nbytes] = part
-            seen.add(place.name)
-    if missing := sorted(places.keys() - seen):
-        raise files.CheckpointError(f"{files.MANIFEST}: tensor {missing[0]!r} is in no shard")
+        table = json.loads(_proven(path, f"{name}.json", listed))
+        entries = files.read_entries(table, f"{name}.json")
+        if not state.wants(entries):
+            continue
+        try:
+            content = memoryview(_proven(path, f"{name}.bin", listed))
+            state.fill(entries, content, covered)
+        except ValueError as error:
+            raise files.CheckpointError(f"{name}.json: {error}") from None
+    if missing := state.missing(covered):
+        raise files.CheckpointError(f"{files.MANIFEST}: tensor {missing!r} is in no shard")
     state.written()
     return int(manifest["step"])
+
+
+def _proven(path: Path, file: str, listed: dict[str, Any]) -> bytes:
+    if file not in listed:
+        raise files.CheckpointError(f"{files.MANIFEST}: does not list {file}")
+    try:
+        content = (path / file).read_bytes()
+    except FileNotFoundError:
+        raise files.CheckpointError(f"{file}: missing") from None
+    except OSError as error:
+        raise files.CheckpointError(f"{file}: cannot be read: {error.strerror}") from None
+    files.check_file(path, listed[file], content)
+    return content
 
 
 def _other_model(path: Path, model: dict[str, Any], state: State) -> str:

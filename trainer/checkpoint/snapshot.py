@@ -14,7 +14,7 @@ from typing import Any
 from ..config import SnapshotOptions
 from ..group import Group
 from ..state import State
-from . import format
+from . import format as files
 from .restore import Held
 
 TRIALS = 3  # the first one faults the pages in; the cost is the median
@@ -28,7 +28,9 @@ class Snapshots:
     ) -> None:
         self.options, self.state, self.elastic = options, state, elastic
         self.group, self.held = group, held
-        _, self.begin, self.end = state.shard(group.rank, group.world)
+        number, of = group.copies.index(group.rank), len(group.copies)
+        entries, self.begin, self.end = state.share(number, of)
+        self.table = files.to_trailer(entries)
         self.on = options.enabled and elastic.active() and held.snapshot_every >= 0
         if options.every:
             held.snapshot_every = options.every
@@ -48,15 +50,17 @@ class Snapshots:
     def _take(self, step: int) -> float:
         """Seconds it took; 0 when snapshots are off."""
         begin = time.monotonic()
-        buffer = self.elastic.snapshot_buffer(self.end - self.begin)
+        nbytes = self.end - self.begin
+        buffer = self.elastic.snapshot_buffer(nbytes + len(self.table))
         if buffer is None:
             self.on = False
             if self.group.rank == 0:
                 self._say_off()
             return 0.0
-        buffer[:] = self.state.bytes(self.begin, self.end)
+        buffer[:nbytes] = self.state.bytes(self.begin, self.end)
+        buffer[nbytes:] = self.table
         # Of the copy, and before the header: a header never vouches for bytes that changed.
-        self.elastic.snapshot_commit(step, format.digest(buffer))
+        self.elastic.snapshot_commit(step, files.digest(buffer))
         return time.monotonic() - begin
 
     def _say_off(self) -> None:

@@ -35,6 +35,7 @@ class Job(NamedTuple):
     run: str
     entries: list[files.Entry]
     data: memoryview
+    model: dict[str, Any]
     over: threading.Event  # set when the generation is: shards of lost ranks will not come
 
 
@@ -42,10 +43,10 @@ class Checkpoints:
     """One process's checkpoints, through all its generations."""
 
     def __init__(
-        self, options: CheckpointOptions, root: Path, state: State, elastic: Any,
+        self, options: CheckpointOptions, root: Path, elastic: Any,
         run_manifest: Callable[[], dict[str, Any]],
     ) -> None:
-        self.options, self.root, self.state, self.elastic = options, root, state, elastic
+        self.options, self.root, self.elastic = options, root, elastic
         self.read_back = ReadBack(elastic, options.read_back_mb_s)
         self.stalls_s: list[float] = []
         self.writes_s: list[float] = []  # of those that were committed
@@ -57,10 +58,11 @@ class Checkpoints:
         self._thread: threading.Thread | None = None
         self._place: Any = None
 
-    def join(self, assignment: Any, group: Group) -> None:
-        """A new generation: where this rank's shard lies in it."""
-        self._place, self._over = assignment, threading.Event()
-        self._entries, self._begin, self._end = self.state.shard(group.rank, group.world)
+    def join(self, assignment: Any, group: Group, state: State) -> None:
+        """A new generation: where this rank's share lies in it."""
+        self._place, self._over, self._state = assignment, threading.Event(), state
+        number, of = group.copies.index(group.rank), len(group.copies)
+        self._entries, self._begin, self._end = state.share(number, of)
         if group.rank == 0 and self.options.every:
             # A rank 0 before this one may have ended with some of them unread.
             for found in reversed(files.listing(self.root)[: self.options.keep]):
@@ -86,17 +88,15 @@ class Checkpoints:
         if len(self._copy) < nbytes:
             self._copy = bytearray(nbytes)
         copy = memoryview(self._copy)[:nbytes]
-        copy[:] = self.state.bytes(self._begin, self._end)
-        first = self._entries[0].offset if self._entries else 0
-        entries = [entry._replace(offset=entry.offset - first) for entry in self._entries]
+        copy[:] = self._state.bytes(self._begin, self._end)
         place = self._place
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="checkpoint", daemon=True)
             self._thread.start()
         self._idle.clear()
         self._jobs.put(
-            Job(place.generation, step, place.rank, place.world, place.run, entries, copy,
-                self._over)
+            Job(place.generation, step, place.rank, place.world, place.run, self._entries, copy,
+                self._state.describe(), self._over)
         )
         self.stalls_s.append(time.monotonic() - begin)
 
@@ -176,7 +176,7 @@ class Checkpoints:
             "generation": job.generation,
             "step": job.step,
             "world": job.world,
-            "model": self.state.describe(),
+            "model": job.model,
             "run_manifest": self._manifest,
         }
         files.commit(directory, manifest, self.options.digest)

@@ -1,4 +1,4 @@
-"""Data parallel training: torch's DDP around the model, and one micro-batch through it.
+"""Data parallel training: torch's DDP around a model that every rank holds whole.
 
 Owns how gradients are summed.  Must not know of steps, data or generations.
 """
@@ -7,13 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-Wrapped = DistributedDataParallel
+from .. import optimizer as adamw
+from ..state import State, whole_state
+from .strategy import Layout, MicroBatch, Place, Setup
+
 # torch 2.13 renamed it.
 _SYNC_BUFFERS = (
     "forward_sync_buffers"
@@ -22,33 +27,101 @@ _SYNC_BUFFERS = (
 )
 
 
-def wrap(model: nn.Module, device: torch.device) -> Wrapped:
-    """DDP whose gradients sum in the same order in every step of every generation."""
-    return DistributedDataParallel(
-        model,
-        device_ids=[device.index] if device.type == "cuda" else None,
-        # DDP rebuilds its buckets after its first backward, so the first steps after a
-        # restart would sum in another order: with 3 and more ranks the weights would differ
-        # in the last bit from a run that never failed.  This turns the rebuilding off.
-        find_unused_parameters=True,
-        gradient_as_bucket_view=True,
-        init_sync=False,  # restore has proven that all ranks hold the same bytes
-        # Buffers: broadcast by the loop, in the step that they belong to.
-        **{_SYNC_BUFFERS: False},  # type: ignore[arg-type]
-    )
+class DataParallel:
+    """As engines/strategy.py's Strategy.  The model lives through all generations, DDP in one."""
 
+    def __init__(self, setup: Setup) -> None:
+        self.options, self.device = setup.config.optimizer, setup.device
+        self.model = setup.build().to(setup.device)
+        self.parameters = list(self.model.parameters())
+        self.optimizer = adamw.build(self.parameters, self.options)
+        self.state = whole_state(self.model, self.optimizer)
+        self.initial = self.state.data.clone()  # bytes of the seeded, untrained state
+        self.wrapped: DistributedDataParallel | None = None
+        self.hooks, self.world = list[Any](), 1
+        self.total_norm = torch.zeros(())
 
-def forward_backward(
-    wrapped: Wrapped, batch: Mapping[str, Tensor], weight: float, summing: bool,
-    look: Callable[[float], None],
-) -> float:
-    """Adds the gradients of one micro-batch, and sums them over all ranks when `summing`.
+    def warm_up(self, batch: dict[str, Tensor]) -> None:
+        self.model(batch).backward()
+        self.update(self.options.learning_rate, self.norm())
+        self.forget()
+        self.state.digest()
+        self.initialise()
 
-    Returns the loss; `look(loss)` is called before the backward pass and may raise.
-    """
-    with contextlib.nullcontext() if summing else wrapped.no_sync():
-        loss = wrapped(batch)
-        value = float(loss.detach())
-        look(value)
-        (loss * weight).backward()
-    return value
+    def lay_out(self, labels: Sequence[str]) -> Layout:
+        world = len(labels)
+        return Layout(tuple(Place(data=rank) for rank in range(world)), data=world)
+
+    def hold(self, _layout: Layout, _rank: int) -> State:
+        return self.state
+
+    def initialise(self) -> None:
+        self.state.data.copy_(self.initial)
+
+    def wrap(self, group: Any, check: Callable[..., None]) -> None:
+        """DDP whose gradients sum in the same order in every step of every generation."""
+        self.world = group.world
+        self.wrapped = DistributedDataParallel(
+            self.model,
+            device_ids=[self.device.index] if self.device.type == "cuda" else None,
+            # DDP rebuilds its buckets after its first backward, so the first steps after a
+            # restart would sum in another order: with 3 and more ranks the weights would differ
+            # in the last bit from a run that never failed.  This turns the rebuilding off.
+            find_unused_parameters=True,
+            gradient_as_bucket_view=True,
+            init_sync=False,  # restore has proven that all ranks hold the same bytes
+            # Buffers: broadcast by the loop, in the step that they belong to.
+            **{_SYNC_BUFFERS: False},  # type: ignore[arg-type]
+        )
+        # Some 50 times a step, so that a lost peer ends the backward pass and not only the step.
+        self.hooks = [parameter.register_post_accumulate_grad_hook(check)
+                      for parameter in self.parameters if parameter.requires_grad]
+
+    def run(
+        self, micro_batches: Sequence[MicroBatch], look: Callable[[int, float], None],
+        skip: Callable[[], bool],
+    ) -> float:
+        assert self.wrapped is not None
+        total, last = 0.0, micro_batches[-1].number
+        for number, seed, batch, of in micro_batches:
+            torch.manual_seed(seed)
+            summing = number == last and not skip()
+            with contextlib.nullcontext() if summing else self.wrapped.no_sync():
+                loss = self.wrapped(batch)
+                value = float(loss.detach())
+                look(number, value)
+                # DDP divides by the world; the objective is the mean over all micro-batches, and so
+                # does not depend on how many ranks share the work.
+                (loss * (self.world / of)).backward()
+            total += value
+        return total / len(micro_batches)
+
+    def norm(self) -> float:
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        self.total_norm = torch.nn.utils.get_total_norm(gradients)
+        return float(self.total_norm)
+
+    def update(self, rate: float, _norm: float) -> None:
+        limit = self.options.clip_norm or math.inf
+        torch.nn.utils.clip_grads_with_norm_(self.parameters, limit, self.total_norm)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+
+    def forget(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def leave(self) -> None:
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks, self.wrapped = [], None
+
+    @contextlib.contextmanager
+    def encoder(self) -> Iterator[Callable[[Tensor], Tensor] | None]:
+        training = self.model.training
+        self.model.eval()
+        try:
+            with torch.inference_mode():
+                yield getattr(self.model, "embed", None)
+        finally:
+            self.model.train(training)

@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 class State:
     """As much of a model's state as a checkpoint asks for."""
 
-    def shard(self, rank, world):
+    def share(self, number, of):
         return [], 0, 8
 
     def bytes(self, begin, end):
@@ -153,9 +153,9 @@ def test_a_shard_whose_writer_failed_is_not_waited_for(tmp_path, monkeypatch):
     options = load(None, ["checkpoint.wait_s=60", f"work_dir={tmp_path}"]).checkpoint
     ranks = []
     for rank in range(2):
-        one = Checkpoints(options, tmp_path, State(), Said(), dict)
+        one = Checkpoints(options, tmp_path, Said(), dict)
         one.join(SimpleNamespace(generation=1, rank=rank, world=2, run="x"),
-                 SimpleNamespace(rank=rank, world=2))
+                 SimpleNamespace(rank=rank, world=2, copies=(0, 1)), State())
         ranks.append(one)
     for step, durable in ((4, False), (4, True), (8, True)):
         begin_s = time.monotonic()

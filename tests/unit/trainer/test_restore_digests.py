@@ -8,10 +8,12 @@ from types import SimpleNamespace
 import pytest
 
 from holdfast.trainer.checkpoint import restore as restoring
+from holdfast.trainer.engines.strategy import Layout, Place
 from holdfast.trainer.group import RestoreFailed
 from holdfast.trainer.standalone import Assignment
 
 WORLD, LIMIT_S = 2, 30.0
+LAYOUT = Layout((Place(), Place(data=1)), data=2)
 
 
 class Store(dict):
@@ -49,7 +51,9 @@ def on_all(body):
             return said
 
         try:
-            body(rank, SimpleNamespace(rank=rank, world=WORLD, store=store, any=any_of))
+            body(rank, SimpleNamespace(
+                rank=rank, world=WORLD, store=store, any=any_of, layout=LAYOUT, shard=0,
+                copies=(0, 1)))
         except RestoreFailed as error:
             found[rank] = str(error)
 
@@ -74,7 +78,8 @@ def test_ranks_that_hold_different_bytes_after_a_restore_do_not_train(kind, equa
 
     def body(rank, group):
         state = SimpleNamespace(digest=lambda: "same" if equal else f"of rank {rank}")
-        restoring.restore(assignment(rank, kind, 8), group, state, held[rank], None, lambda: None)
+        restoring.restore(assignment(rank, kind, 8), group, state, held[rank], None, lambda: None,
+                           None)
 
     said = on_all(body)
     assert all((one is None) == equal for one in said), said
@@ -100,7 +105,8 @@ def test_what_arrived_differently_is_sent_again_once_and_never_used(
     monkeypatch.setattr(restoring, "_transfer", transfer)
 
     def body(rank, group):
-        restoring.restore(assignment(rank, "survivor", 7), group, None, held[rank], None, None)
+        restoring.restore(assignment(rank, "survivor", 7), group, None, held[rank], None, None,
+                          None)
 
     said = on_all(body)
     assert sent == [min(damaged + 1, restoring.TRANSFERS)] * 2
@@ -118,7 +124,7 @@ def test_survivors_that_hold_another_step_than_was_planned_are_refused(planned, 
 
     def body(rank, group):
         restoring.restore(assignment(rank, "survivor", planned), group, None, held[rank], None,
-                          None)
+                          None, None)
 
     said = on_all(body)
     assert all((one is None) == (planned == 7) for one in said), said

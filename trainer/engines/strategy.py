@@ -1,0 +1,164 @@
+"""The seam between the training loop and a way of training in parallel.
+
+Owns what a strategy must offer, and the choice of one.  A strategy says how a step is done and who
+holds which part of the state; when a step is taken, saved or restored is the loop's.  The contract
+is docs/engines.md.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ..config import Config, ConfigError, named_class
+from ..state import State
+
+BUILT_IN = {"ddp": "holdfast.trainer.engines.ddp:DataParallel"}
+Ranks = tuple[int, ...]
+
+
+class Setup(NamedTuple):
+    """What a strategy is built from, once in a process."""
+
+    config: Config
+    build: Callable[[], nn.Module]  # the seeded, untrained model on the CPU, anew each time
+    device: torch.device
+
+
+class Place(NamedTuple):
+    """One rank's part: which of the state's shards it holds, and whose data it computes."""
+
+    shard: int = 0
+    data: int = 0  # ranks of the same number are given the same micro-batches
+    words: str = ""  # for people: "partition group 1, shard 0"
+
+
+class Layout(NamedTuple):
+    """Who does what in one generation: the same on every rank."""
+
+    places: tuple[Place, ...]  # by rank
+    shards: int = 1  # pieces that the state is cut into; each rank holds one
+    data: int = 1  # how many ranks (or groups of them) share the micro-batches
+    groups: Mapping[str, Sequence[Ranks]] = {}  # process groups to be made: every rank in one each
+    words: str = ""  # what was chosen and why, said once at the start
+
+    def holders(self, shard: int) -> Ranks:
+        """The ranks that hold this shard: copies of one another."""
+        return tuple(rank for rank, place in enumerate(self.places) if place.shard == shard)
+
+
+class MicroBatch(NamedTuple):
+    """One forward and backward pass."""
+
+    number: int  # of the step's micro-batches, over all ranks
+    seed: int  # for torch.manual_seed, so that it is the same wherever it is computed
+    batch: dict[str, Tensor]
+    of: int  # how many the step has: the objective is the mean over them
+
+
+class Strategy(Protocol):
+    """A way of training in parallel, built once in a process as `Class(setup)`.
+
+    A generation calls lay_out, hold, [initialise], wrap, then for every step run, norm, update and
+    forget; leave ends it.  A process lives through many generations; what it holds stays, unless
+    its next place is another one.  What raises ConfigError ends the run, and no restart follows.
+    """
+
+    def __init__(self, setup: Setup) -> None: ...
+
+    def warm_up(self, batch: dict[str, Tensor]) -> None:
+        """Whatever makes a first step slow, on values that are thrown away.  No group is there."""
+        ...
+
+    def lay_out(self, labels: Sequence[str]) -> Layout:
+        """Who does what in a world of len(labels) ranks; a label says which node a rank is on."""
+        ...
+
+    def hold(self, layout: Layout, rank: int) -> State:
+        """The state of this place: as it was where this process held it before, else zeros."""
+        ...
+
+    def initialise(self) -> None:
+        """Writes the seeded, untrained model into the state."""
+        ...
+
+    def wrap(self, group: Any, check: Callable[..., None]) -> None:
+        """Makes ready to step in this group.  `check()` raises when the generation is over; it is
+        cheap (0.2 us) and is to be called often."""
+        ...
+
+    def run(
+        self, micro_batches: Sequence[MicroBatch], look: Callable[[int, float], None],
+        skip: Callable[[], bool],
+    ) -> float:
+        """All micro-batches of this rank, forward and backward; leaves the sums of their gradients
+        over all ranks, and returns the mean loss of this rank's.
+
+        `look(number, loss)` comes before each backward pass and may raise.  `skip()` is asked
+        where gradients are about to be summed: True means to leave that out, as a fault.
+        """
+        ...
+
+    def norm(self) -> float:
+        """Of all gradients.  Returns on no rank before every rank has the sums of its own."""
+        ...
+
+    def update(self, rate: float, norm: float) -> None:
+        """Clips to optimizer.clip_norm and steps.  Talks to nobody."""
+        ...
+
+    def forget(self) -> None:
+        """Drops the gradients."""
+        ...
+
+    def leave(self) -> None:
+        """The group is over; state and gradients stay."""
+        ...
+
+    def encoder(self) -> AbstractContextManager[Callable[[Tensor], Tensor] | None]:
+        """The model's `embed` in evaluation, or None; all ranks call it equally often."""
+        ...
+
+
+def build(setup: Setup) -> Strategy:
+    """The strategy that the settings name.  Raises ConfigError."""
+    name = setup.config.strategy
+    with told(name):
+        strategy: Strategy = named_class(BUILT_IN.get(name, name), "strategy")(setup)
+    return strategy
+
+
+@contextmanager
+def told(name: str) -> Iterator[None]:
+    """What a strategy of the user's raises is a setting of theirs: a sentence and no restart.
+
+    Only what its own file raises: the model's errors, and a lost peer, are what they are.
+    """
+    try:
+        yield
+    except (ConfigError, FloatingPointError):
+        raise
+    except Exception as error:
+        file = _file_of(name)
+        frames = traceback.extract_tb(error.__traceback__)
+        if name in BUILT_IN or not frames or not file or Path(frames[-1].filename) != file:
+            raise
+        line = " ".join(str(error).split())[:300]
+        raise ConfigError([
+            f"strategy = {name!r} raised {type(error).__name__}: {line} "
+            f"({file.name}, line {frames[-1].lineno}): mend it, or set strategy to one of "
+            f"{', '.join(BUILT_IN)}"]) from error
+
+
+def _file_of(name: str) -> Path | None:
+    import sys
+
+    module = sys.modules.get(name.partition(":")[0])
+    file = getattr(module, "__file__", None)
+    return Path(file) if file else None
