@@ -1,11 +1,13 @@
 """Pre-flights of several nodes: whom they name, how many of the good, and how long they take.
 
-Owns four cases.  `single` and `double`: seeded faults in a simulated fleet, for the same core.
-`real`: seeded single faults made on network namespaces, found by `holdfast check --peers` itself.
-`preflight`: eight healthy namespaces, from when the last peer is ready to the report, and the whole
-command.  The real ones need root, iproute2 and nftables.
+Owns five cases.  `single` and `double`: seeded faults in a simulated fleet, for the same core.
+`real` and `real_double`: seeded faults made on network namespaces, one on four or two on six of
+them, found by `holdfast check --peers` itself.  `preflight`: eight healthy namespaces, from when
+the last peer is ready to the report, and the whole command.  The real ones need root, iproute2 and
+nftables.
 
-    python -m bench.peers [--cases single double real preflight] [--runs 100] [--preflights 10]
+    python -m bench.peers [--cases single double real real_double preflight] [--runs 100]
+                          [--preflights 10]
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import json
 import os
 import random
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -26,7 +29,8 @@ from .common import BENCH, ROOT, Results
 sys.path.insert(0, str(ROOT / "tests"))
 
 from fleet import Flight, Place, World, names
-from nodes.harness import Nodes
+from nodes.harness import Node, Nodes
+from waiting import wait_for
 
 from holdfast.agent.core.checks.judge import BROKEN, SLOW
 
@@ -34,8 +38,9 @@ TOKEN = {"HOLDFAST_CHECK_TOKEN": "a token of this measurement"}
 CABLE_MBIT, LIMIT_S, LOAD = 400, 180.0, 0.01
 # A node's weight on a busy machine: what is measured is the pre-flight, not who else is here.
 WEIGHT = 32
-REAL_NODES, PREFLIGHT_NODES = 4, 8
-KINDS = ("slow cable", "slow link", "half a processor", "dark node", "cut link", "one-way link")
+REAL_NODES, DOUBLE_NODES, PREFLIGHT_NODES = 4, 6, 8
+KINDS = ("slow cable", "slow link", "half a processor", "dark node", "cut link", "one-way link",
+         "frozen node")
 
 
 def drawn(draw: random.Random, nodes: Sequence[str], count: int) -> tuple[World, dict[Place, str]]:
@@ -83,42 +88,62 @@ def _words(found: dict[Place, str]) -> dict[str, str]:
 
 def real(seed: int) -> dict[str, Any]:
     """One fault on four namespaces."""
+    return _hurt(random.Random(seed), REAL_NODES, (KINDS[seed % len(KINDS)],))
+
+
+def real_double(seed: int) -> dict[str, Any]:
+    """Two faults on six namespaces, at no node in common."""
     draw = random.Random(seed)
-    kind = KINDS[seed % len(KINDS)]
-    a, b = draw.sample(range(REAL_NODES), 2)
-    link: Place = tuple(f"n{one}" for one in sorted((a, b)))  # type: ignore[assignment]
-    with Nodes(REAL_NODES, CABLE_MBIT, WEIGHT) as nodes:
-        if kind == "slow cable":
-            nodes.rate(a, 0.7 * CABLE_MBIT)
-        elif kind == "slow link":
-            nodes.link_rate(a, b, 0.7 * CABLE_MBIT)
-        elif kind == "half a processor":
-            nodes.cpu(a, 0.5)
-        elif kind == "dark node":
-            nodes.blackhole(a)
-        else:
-            nodes.partition(a, b, one_way=kind == "one-way link")
-        on_link = kind.endswith("link")
-        truth: dict[Place, str] = {link if on_link else f"n{a}":
-                                   SLOW if kind[:4] in ("slow", "half") else BROKEN}
-        found = flown(nodes, "--join-wait", "4", "--deadline", "3")
+    return _hurt(draw, DOUBLE_NODES, tuple(draw.choices(KINDS, k=2)))
+
+
+def _hurt(draw: random.Random, count: int, kinds: Sequence[str]) -> dict[str, Any]:
+    places = draw.sample(range(count), 2 * len(kinds))
+    truth: dict[Place, str] = {}
+    frozen: list[int] = []
+    with Nodes(count, CABLE_MBIT, WEIGHT) as nodes:
+        for kind, a, b in zip(kinds, places[::2], places[1::2]):
+            link: Place = tuple(f"n{one}" for one in sorted((a, b)))  # type: ignore[assignment]
+            if kind == "slow cable":
+                nodes.rate(a, 0.7 * CABLE_MBIT)
+            elif kind == "slow link":
+                nodes.link_rate(a, b, 0.7 * CABLE_MBIT)
+            elif kind == "half a processor":
+                nodes.cpu(a, 0.5)
+            elif kind == "dark node":
+                nodes.blackhole(a)
+            elif kind == "frozen node":
+                a = a or b  # whoever coordinates is missed by all, and nobody is left to report
+                frozen.append(a)
+            else:
+                nodes.partition(a, b, one_way=kind == "one-way link")
+            truth[link if kind.endswith("link") else f"n{a}"] = (
+                SLOW if kind[:4] in ("slow", "half") else BROKEN)
+        found = flown(nodes, "--join-wait", "4", "--deadline", "3", frozen=frozen)
     if "rows" not in found:
-        return {"ok": False, "why": json.dumps(found)[:400], "kind": kind, "good_excluded": 0}
+        return {"ok": False, "why": json.dumps(found)[:400], "kind": ", ".join(kinds),
+                "good_excluded": 0}
     named: dict[Place, str] = {row["node"]: row["state"] for row in found["rows"]
                                if row["state"] in (SLOW, BROKEN)}
     named |= {tuple(one["nodes"]): one["state"] for one in found["links"]}
-    return judged(named, truth, {"kind": kind, "nodes": REAL_NODES, "rounds": found["rounds"],
-                                 "took_s": found["took_s"], "wall_s": found["wall_s"]})
+    return judged(named, truth, {
+        "kind": ", ".join(kinds), "nodes": count, "rounds": found["rounds"],
+        "took_s": found["took_s"], "wall_s": found["wall_s"]})
 
 
-def flown(nodes: Nodes, *more: str) -> dict[str, Any]:
-    """The report of whoever coordinated, and the seconds of the whole command."""
+def flown(nodes: Nodes, *more: str, frozen: Sequence[int] = ()) -> dict[str, Any]:
+    """The report of whoever coordinated, and the seconds of the whole command.  `frozen`: nodes
+    that stand still in the middle of a test."""
     words = [sys.executable, "-P", "-m", "holdfast.agent.cli", "check", "--peers", nodes.peers,
              "--json", "--python", sys.executable, *more]
     begin_s = time.monotonic()
     processes = [node.start(words, TOKEN, output="check.out") for node in nodes]
-    for process in processes:
-        process.wait(LIMIT_S)
+    for one in frozen:
+        _in_a_test(nodes[one], processes[one])
+        nodes.freeze(one)
+    for number, process in enumerate(processes):
+        if number not in frozen:
+            process.wait(LIMIT_S)
     wall_s = time.monotonic() - begin_s
     said: dict[str, Any] = {}
     for node in nodes:
@@ -134,6 +159,11 @@ def flown(nodes: Nodes, *more: str) -> dict[str, Any]:
     return said
 
 
+def _in_a_test(node: Node, process: subprocess.Popen[bytes]) -> None:
+    """The command, what stands beside torch, and a test's child."""
+    wait_for(lambda: len(node.pids()) > 2 or process.poll() is not None)
+
+
 def whole_preflight() -> dict[str, Any]:
     with Nodes(PREFLIGHT_NODES, CABLE_MBIT, WEIGHT) as nodes:
         found = flown(nodes)
@@ -145,7 +175,9 @@ def whole_preflight() -> dict[str, Any]:
             "took_s": found.get("took_s"), "wall_s": found.get("wall_s")}
 
 
-CASES = ("single", "double", "real", "preflight")
+RUN = {"single": lambda seed: simulated(1, seed), "double": lambda seed: simulated(2, seed),
+       "real": real, "real_double": real_double, "preflight": lambda seed: whole_preflight()}
+CASES = tuple(RUN)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -162,12 +194,11 @@ def main(arguments: list[str] | None = None) -> int:
         number = options.preflights if case == "preflight" else options.runs
         good = excluded = 0
         for seed in range(options.first, options.first + (2 if options.quick else number)):
-            found = (whole_preflight() if case == "preflight" else real(seed) if case == "real"
-                     else simulated(1 if case == "single" else 2, seed))
+            found = RUN[case](seed)
             results.add({"case": f"peers_{case}", "seed": seed, "load": os.getloadavg()[0],
                          **found})
             good, excluded = good + found["ok"], excluded + found["good_excluded"]
-            if case in ("real", "preflight") or not found["ok"]:
+            if case not in ("single", "double") or not found["ok"]:
                 print(case, seed, found, flush=True)
         print(f"{case}: {good} as they must be, {excluded} good nodes excluded", flush=True)
     print(f"rows: {results.path}")

@@ -27,6 +27,7 @@ class World(NamedTuple):
     wrong: tuple[str, ...] = ()
     dies: dict[str, int] = {}
     dark: tuple[str, ...] = ()  # nothing answers there
+    frozen: tuple[str, ...] = ()  # who dies stands still: its machine answers
     load: float = 0.0
 
 
@@ -43,7 +44,7 @@ class Flight:
         absent = absent or {}
         members = [Member(name, machine or name, cores, "cpu") for name in names(count)
                    if name not in absent]
-        steps = preflight.preflight(names(count), members, absent, size)
+        steps = preflight.preflight(names(count), members, absent, size, names(count)[0])
         outcomes = None
         while True:
             try:
@@ -59,7 +60,8 @@ class Flight:
         for node in test.nodes if test.kind != REACH else test.nodes[:1]:
             self.done[node] += 1
             if self.done[node] > world.dies.get(node, 1 << 30):
-                return Outcome(test, False, error=f"{node} left", ran=False, gone=node)
+                return Outcome(test, False, error=f"{node} left", ran=False, gone=node,
+                               still=node in world.frozen)
         if test.kind == REACH:
             cut = world.network.get(pair(*test.nodes), 1.0) == 0.0  # type: ignore[arg-type]
             return Outcome(test, test.nodes[1] not in world.dark and not cut)

@@ -20,7 +20,7 @@ from ..core.checks.preflight import COMPUTE, PAIR, REACH, Member, Outcome, Repor
 from . import transport
 from .hosts import Peer
 from .tester import GRACE_S, START_S
-from .transport import Channel, Refused
+from .transport import Channel, Refused, Still
 
 PENDING_MAX = 256  # connections that have proven nothing yet
 COMPUTE_DEADLINE_S = 60.0
@@ -48,10 +48,12 @@ class Seat:
         self.member: Member | None = None
         self.ready = asyncio.Event()
         self.gone = ""
+        self.still = False  # it is gone because it says nothing, while its connection stands
         self._answers: dict[int, asyncio.Queue[dict[str, Any]]] = {}
 
     async def listen(self, name: str) -> None:
         """Until it goes away."""
+        beating = asyncio.create_task(self.channel.beat())
         try:
             while True:
                 message = await self.channel.take()
@@ -61,17 +63,23 @@ class Seat:
                     self.ready.set()
                 elif (answers := self._answers.get(message.get("test", 0))) is not None:
                     answers.put_nowait(message)
+        except Still as error:
+            self.gone, self.still = f"{name} came, and stands still: {error}", True
         except (EOFError, OSError, ValueError, msgspec.ValidationError) as error:
             self.gone = f"{name} left in the middle: {error}"
         finally:
+            beating.cancel()
             self.ready.set()
             for answers in self._answers.values():
-                answers.put_nowait({"gone": self.gone})
+                answers.put_nowait(self.loss())
+
+    def loss(self) -> dict[str, Any]:
+        return {"gone": self.gone, "still": self.still}
 
     async def ask(self, number: int, command: dict[str, Any]) -> None:
         self._answers[number] = asyncio.Queue()
         if self.gone:
-            self._answers[number].put_nowait({"gone": self.gone})
+            self._answers[number].put_nowait(self.loss())
             return
         try:
             await self.channel.send({"test": number, **command})
@@ -195,6 +203,7 @@ class Coordinator:
     async def _drive(self) -> Report:
         names = [one.name for one in self._plan.peers]
         members, absent = [], {}
+        still: set[str] = set()
         for name in names:
             seat = self._seats.get(name)
             if seat is not None and seat.member is not None and not seat.gone:
@@ -205,7 +214,10 @@ class Coordinator:
                 absent[name] = f"it did not come within {self._plan.join_s:g} s"
             else:
                 absent[name] = seat.gone or "it came, and was not ready in time"
-        steps = preflight.preflight(names, members, absent, self._plan.group_size)
+                still.update({name} if seat.still else ())
+        coordinator = next(one.name for one in self._plan.peers if one.address == self._address)
+        steps = preflight.preflight(names, members, absent, self._plan.group_size, coordinator,
+                                    still)
         outcomes: list[Outcome] | None = None
         while True:
             try:
@@ -223,7 +235,7 @@ class Coordinator:
         nodes = test.nodes[:1] if test.kind == REACH else test.nodes
         for name in nodes:
             if self._seats[name].gone:
-                return Outcome(test, False, error=self._seats[name].gone, ran=False, gone=name)
+                return _not_run(test, name, self._seats[name].loss())
         try:
             if test.kind == REACH:
                 return await self._reach(test, number)
@@ -317,4 +329,5 @@ def shortened(problem: str, wait_s: float) -> str:
 
 def _not_run(test: Trial, name: str, answer: dict[str, Any]) -> Outcome:
     why = answer.get("gone") or f"{name}: {answer.get('problem') or 'no answer'}"
-    return Outcome(test, False, error=why, ran=False, gone=name if answer.get("gone") else "")
+    return Outcome(test, False, error=why, ran=False, gone=name if answer.get("gone") else "",
+                   still=bool(answer.get("still")))

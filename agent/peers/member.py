@@ -22,7 +22,6 @@ from .transport import Channel
 
 CANDIDATES = 2
 RETRY_S = 0.1
-SILENCE_S = 600.0  # a coordinator that is frozen says nothing, and its connection stays
 
 
 class Heard(NamedTuple):
@@ -97,6 +96,16 @@ async def _reached(plan: Plan, at: int, name: str) -> Channel:
 async def _serve(channel: Channel, coordinator: str, itself: Member, tester: Tester,
                  starting: asyncio.Task[None]) -> Heard:
     """Makes test after test until the report comes."""
+    beating = asyncio.create_task(channel.beat())
+    try:
+        return await _served(channel, coordinator, itself, tester, starting)
+    finally:
+        beating.cancel()
+        channel.close()
+
+
+async def _served(channel: Channel, coordinator: str, itself: Member, tester: Tester,
+                  starting: asyncio.Task[None]) -> Heard:
     await starting
     models = [str(one) for one in tester.here.get("models", ())]
     torch = f"torch {tester.here['torch']} of {tester.here['python']}" if tester.here else ""
@@ -106,7 +115,7 @@ async def _serve(channel: Channel, coordinator: str, itself: Member, tester: Tes
     try:
         await channel.send({"member": msgspec.to_builtins(ready)})
         while True:
-            message = await asyncio.wait_for(channel.take(), SILENCE_S)
+            message = await channel.take()
             if "report" in message:
                 return Heard(msgspec.convert(message["report"], Report), coordinator,
                              message["took_s"], torch=torch)
@@ -114,11 +123,9 @@ async def _serve(channel: Channel, coordinator: str, itself: Member, tester: Tes
                 return Heard(None, coordinator, problem=f"{coordinator}: {message['refused']}",
                              torch=torch)
             await _make(message, channel, tester)
-    except (EOFError, OSError, ValueError, TimeoutError, msgspec.ValidationError) as error:
+    except (EOFError, OSError, ValueError, msgspec.ValidationError) as error:
         return Heard(None, coordinator, torch=torch, problem=f"{coordinator}, which coordinates, "
-                     f"went away in the middle: {str(error) or 'it says nothing'}")
-    finally:
-        channel.close()
+                     f"went away in the middle: {error}")
 
 
 async def _make(message: dict[str, Any], channel: Channel, tester: Tester) -> None:

@@ -13,10 +13,17 @@ import json
 import secrets
 from typing import Any
 
-VERSION = 1
+VERSION = 2
 LINE_MAX = 4 << 20  # a report on 2,048 nodes
 PART_MAX, HANDSHAKE_S = 4096, 5.0  # what is kept of somebody who has proven nothing
 MAC_HEX = 64
+# A side that stands still keeps its connection: its kernel goes on answering.  So each side says
+# that it lives, from its event loop, in which no test runs.
+BEAT_S, STILL_S = 1.0, 12.0
+
+
+class Still(EOFError):
+    """The other side keeps the connection and says nothing more."""
 
 
 class Refused(Exception):
@@ -41,7 +48,19 @@ class Channel:
         await self._writer.drain()
 
     async def take(self) -> dict[str, Any]:
-        """The next message.  Raises EOFError at the end, ValueError for what is none."""
+        """The next message that says something.  Raises EOFError at the end, Still where the other
+        side is silent for too long, ValueError for what is no message."""
+        while True:
+            try:
+                async with asyncio.timeout(STILL_S):
+                    message = await self._message()
+            except TimeoutError:
+                raise Still(f"it says nothing for {STILL_S:g} s, and keeps its connection: frozen, "
+                            "or without a processor") from None
+            if message:
+                return message
+
+    async def _message(self) -> dict[str, Any]:
         line = await self._line()
         mac, text = line[:MAC_HEX], line[MAC_HEX + 1 : -1]
         wanted = _mac(self._key, self._takes, str(self._taken).encode(), text)
@@ -52,6 +71,15 @@ class Channel:
         if not isinstance(message, dict):
             raise ValueError("a message that is no object")
         return message
+
+    async def beat(self) -> None:
+        """Says that this side lives, until the connection ends."""
+        while True:
+            try:
+                await self.send({})
+            except OSError:
+                return  # whoever takes from it says so
+            await asyncio.sleep(BEAT_S)
 
     async def _line(self) -> bytes:
         """Read in parts, since the reader holds no more than one."""

@@ -99,6 +99,19 @@ def test_a_way_that_is_cut_in_one_direction_and_a_peer_that_dies_are_named(nodes
     assert {states(found)[one] for one in ("n0", "n1", "n2")} == {"good"}
 
 
+def test_a_node_that_stands_still_in_the_middle_is_named_within_seconds(nodes: Nodes) -> None:
+    processes = started(nodes, "--json")
+    wait_for(lambda: len(nodes[3].pids()) > 2 or processes[3].poll() is not None)
+    nodes.freeze(3)
+    codes = [process.wait(LIMIT_S) for process in processes[:3]]
+    found = report(nodes)
+    assert states(found) == {"n0": "good", "n1": "good", "n2": "good", "n3": "broken"}, found
+    assert "stands still" in found["rows"][3]["reason"] and not found["links"]
+    assert codes == [0, 0, 0] and found["took_s"] < 40.0  # each wait for it would be 70 s
+    nodes.freeze(3, False)
+    assert processes[3].wait(LIMIT_S) == 3
+
+
 def test_when_the_first_node_is_dark_the_second_coordinates(nodes: Nodes) -> None:
     nodes.blackhole(0)
     codes = ended(nodes, started(nodes, "--json", "--join-wait", "3"))

@@ -56,6 +56,7 @@ class Outcome(Value, frozen=True):
     error: str = ""
     ran: bool = True
     gone: str = ""  # the node that was not there
+    still: bool = False  # it says nothing, and keeps its connection
     table: tuple[str, ...] = ()
 
 
@@ -105,11 +106,13 @@ Steps = Generator[tuple[Trial, ...], Outcomes, Report]
 
 
 def preflight(names: Sequence[str], members: Iterable[Member], absent: Mapping[str, str],
-              group_size: int = 0) -> Steps:
-    """`names`: all of them, in the job's order; `absent`: who did not come, and why."""
+              group_size: int = 0, coordinator: str = "",
+              still: Iterable[str] = ()) -> Steps:
+    """`names`: all of them, in the job's order; `absent`: who did not come, and why; `still`: those
+    among them that came and then said nothing to `coordinator`."""
     here = {one.name: one for one in members}
     able = [name for name in names if name in here and not here[name].error]
-    state = _State(names, here, dict(absent))
+    state = _State(names, here, dict(absent), coordinator, still)
     yield from state.computed([(name,) for name in able], COMPUTE_S)
     yield from state.paired(pairing.first_round(able), skip=True)
     rounds = 1
@@ -121,7 +124,7 @@ def preflight(names: Sequence[str], members: Iterable[Member], absent: Mapping[s
         yield from state.paired(pairing.slots_of(_slow_links(state)), skip=False)
     found = judge.judge(able, state.results())
     good = [node for node, finding in found.nodes if finding.state == GOOD]
-    yield from state.reached(good)
+    yield from state.reached(sorted(good, key=lambda name: name != coordinator))
     rows = {one.node: one for one in state.rows(found)}
     usable = [name for name in names if rows[name].state == GOOD]
     yield from state.grouped(usable, group_size, [
@@ -151,7 +154,7 @@ class _State:
     """What is known so far."""
 
     def __init__(self, names: Sequence[str], here: dict[str, Member],
-                 absent: dict[str, str]) -> None:
+                 absent: dict[str, str], coordinator: str, still: Iterable[str]) -> None:
         self.names, self.here, self.absent = names, here, absent
         self.tests = 0
         self.groups: list[Group] = []
@@ -159,6 +162,7 @@ class _State:
         self._compute: dict[str, float] = {}
         self._wrong: dict[str, str] = {}
         self._gone: dict[str, str] = {}
+        self._still, self._coordinator = set(still), coordinator
         # suspect -> witness -> (its rate, the witness's), at the same moment
         self._beside: dict[str, dict[str, tuple[float, float]]] = {}
         self._sharing = Counter(one.machine for one in here.values())
@@ -223,10 +227,15 @@ class _State:
         for one in outcomes:
             (name,) = one.test.nodes
             if not one.ran:
-                self._gone.setdefault(name, one.error)
+                self._lost(name, one)
             elif not one.ok:
                 self._wrong[name] = one.error
             self._compute[name] = max(self._compute.get(name, 0.0), one.rate)
+
+    def _lost(self, name: str, one: Outcome) -> None:
+        self._gone.setdefault(name, one.error)
+        if one.still:
+            self._still.add(name)
 
     def _compute_limits(self) -> dict[str, float]:
         """By model."""
@@ -281,7 +290,7 @@ class _State:
 
     def _take_pair(self, one: Outcome) -> None:
         if one.gone:
-            self._gone.setdefault(one.gone, one.error)
+            self._lost(one.gone, one)
         a, b = one.test.nodes
         result = Result(pair(a, b), one.ok, one.rate, one.error, one.ran)
         old = self._pairs.get(result.pair)
@@ -375,7 +384,10 @@ class _State:
                 return Finding(BROKEN, f"{why}, and nothing answers {' or '.join(witnesses)} there",
                                tuple((f"{one} - {name}", "no answer") for one in witnesses))
             by = f"; the machine answers {self._answers[name]}" if name in self._answers else ""
-            return Finding(UNKNOWN, why + by)
+            # That its network is well says the one that it stopped talking to.
+            frozen = (name in self._still and not witnesses
+                      and self._answers.get(name) == self._coordinator)
+            return Finding(BROKEN if frozen else UNKNOWN, why + by)
         if self.here[name].error:
             return Finding(UNKNOWN, self.here[name].error)
         computes, links = self._computes(name), found[name]
@@ -387,6 +399,8 @@ class _State:
     def _todo(self, name: str, finding: Finding) -> str:
         if finding.state == GOOD:
             return ""
+        if name in self._still and finding.state == BROKEN:
+            return f"is {name} out of memory or processor time? If it does not come back, reboot it"
         if name in self.absent:
             return ("is it up, and in the network?" if finding.state == BROKEN else
                     "start the same command there, with the same list and token")

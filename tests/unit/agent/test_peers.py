@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from waiting import until
 
-from holdfast.agent.core.checks.judge import GOOD, UNKNOWN
+from holdfast.agent.core.checks.judge import BROKEN, GOOD, UNKNOWN
 from holdfast.agent.core.checks.preflight import Member
 from holdfast.agent.peers import member as members
 from holdfast.agent.peers import transport
@@ -212,6 +213,52 @@ def test_who_goes_away_in_the_middle_is_named(port: int) -> None:
     heard = asyncio.run(scenario())
     assert states(heard) == {"n0": GOOD, "n1": GOOD, "n2": GOOD, "n3": UNKNOWN}
     assert heard.report is not None and "n3 left in the middle" in heard.report.rows[3].reason
+
+
+def test_who_stands_still_is_named_within_a_deadline_of_its_own(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came, kept its connection, and says nothing: before its first test, or in the middle."""
+    monkeypatch.setattr(transport, "STILL_S", 0.5)
+    monkeypatch.setattr(transport, "BEAT_S", 0.05)
+
+    async def scenario(given: Plan, first: bool) -> tuple[Heard, float]:
+        going = [asyncio.ensure_future(coming(given, own)) for own in (0, 1, 2)]
+        channel = await connected(port, "n3")
+        if not first:
+            await channel.send({"member": {"name": "n3"}})
+            await channel.take()
+        begin_s = time.monotonic()
+        heard = (await asyncio.gather(*going))[0]
+        channel.close()
+        return heard, time.monotonic() - begin_s
+
+    for first in (True, False):
+        heard, took_s = asyncio.run(scenario(plan(port, 4), first))
+        assert states(heard) == {"n0": GOOD, "n1": GOOD, "n2": GOOD, "n3": BROKEN}
+        assert heard.report is not None and "n3 came, and stands still" in (
+            heard.report.rows[3].reason)
+        assert took_s < 10.0  # not START_S, nor a test's deadline
+
+
+def test_a_coordinator_that_stands_still_is_said(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transport, "STILL_S", 0.3)
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await transport.accept(reader, writer, TOKEN)
+        await reader.read()
+        writer.close()
+
+    async def scenario() -> Heard:
+        server = await asyncio.start_server(silent, "127.0.0.1", port, limit=transport.PART_MAX)
+        async with server:
+            return await coming(plan(port), 2)
+
+    heard = asyncio.run(scenario())
+    assert heard.report is None and "n0, which coordinates, went away" in heard.problem
+    assert "says nothing for 0.3 s" in heard.problem
 
 
 def test_a_coordinator_that_is_gone_is_said(port: int) -> None:

@@ -104,6 +104,21 @@ def test_who_dies_in_the_middle_is_named_and_holds_nobody_up() -> None:
             assert all(flight.state(one) == GOOD for one in names(6) if one != "n002")
 
 
+def test_who_stands_still_while_its_machine_answers_is_broken_and_a_cut_way_is_not_its_fault(
+) -> None:
+    for after in (0, 1, 3):
+        world = World(dies={"n002": after}, frozen=("n002",))
+        flight = Flight(6, world)
+        assert flight.named() == {"n002": BROKEN}, after
+        assert "the machine answers n000" in flight.reason("n002")
+        assert "reboot" in next(one.todo for one in flight.report.rows if one.node == "n002")
+        # To the coordinator alone: a link that was cut makes its end silent as well.
+        cut = Flight(6, world._replace(network={("n000", "n002"): 0.0}))
+        assert cut.state("n002") == UNKNOWN and cut.named() == {("n000", "n002"): BROKEN}, after
+        dark = Flight(6, world._replace(dark=("n002",)))
+        assert "nothing answers" in dark.reason("n002") and dark.state("n002") == BROKEN
+
+
 def test_nodes_on_one_machine_take_turns_with_its_processors() -> None:
     flight = Flight(8, World(), machine="m", cores=2)
     computing = [batch for batch in flight.batches if batch[0].kind == COMPUTE]
