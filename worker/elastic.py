@@ -54,6 +54,7 @@ class Worker:
         self.channel = channel
         self.lock = threading.Condition()
         self.assignment: Optional[Assignment] = None
+        self.place_environ: Dict[str, str] = {}  # torchrun's variables that the place changes
         self.generation = 0
         self.ticker: Any = None
         self.cut: Optional[Callable[[], None]] = None
@@ -109,6 +110,7 @@ class Worker:
             history=tuple((g, s) for g, s in packet.get("history", ())))
         with self.lock:
             self.snapshot_fds = fds
+            self.place_environ = dict(packet.get("environ") or {})
             self.assignment = assignment
             self.lock.notify_all()
 
@@ -142,6 +144,7 @@ class Worker:
             RANK=str(assignment.rank), LOCAL_RANK=str(assignment.local_rank),
             WORLD_SIZE=str(assignment.world), MASTER_ADDR=assignment.store_host,
             MASTER_PORT=str(assignment.store_port))
+        os.environ.update(self.place_environ)
         for hook in self.assigned_hooks:
             hook(assignment)
         return assignment

@@ -20,6 +20,9 @@ PROTOCOL = 1
 PACKET_MAX_BYTES = 65536
 RANKS_MAX = 1024  # of one launcher; admission.py says how many of all
 NAME_MAX = 128
+NNODES_MAX = 16384
+NO_NODES = ('a run over nodes needs a store that all of them reach, and this agent keeps its own: '
+            'set url = "etcd://HOST:2379,..." under [store] in its configuration')
 # What is looked up, opened or compared by its exact text, and so is never redacted.
 NAMES = frozenset({"t", "run", "node", "user", "id", "path", "cwd", "log_dir", "checkpoint_dir",
                    "python", "grade", "state", "signature", "outcome", "compile_caches"})
@@ -50,6 +53,9 @@ class Hello(msgspec.Struct, tag_field="t", tag="hello"):
     ignored_checks: tuple[str, ...] = ()
     ignore_reason: str = ""
     wants_checks: str = ""
+    nnodes: Whole = 1  # at most
+    nnodes_min: Whole = 1
+    node_rank: Whole = -1
 
 
 class Page(msgspec.Struct, tag_field="t", tag="page"):
@@ -98,6 +104,14 @@ class LogLevel(msgspec.Struct):
     seen: tuple[LogSeen, ...] = ()  # newest last
 
 
+class Endpoint(msgspec.Struct):
+    """Where a generation's store listens, on the first of its nodes."""
+
+    generation: Whole
+    host: str
+    port: Whole
+
+
 class Levels(msgspec.Struct, tag_field="t", tag="levels"):
     """Everything a launcher knows, whole each time."""
 
@@ -113,6 +127,7 @@ class Levels(msgspec.Struct, tag_field="t", tag="levels"):
     commits: tuple[Commit, ...] = ()
     snapshot: SnapshotView | None = None
     logs: LogLevel | None = None  # None: this launcher reads none
+    endpoint: Endpoint | None = None  # None: another node hosts the store, or there is one node
 
 
 class Outcome(msgspec.Struct, tag_field="t", tag="outcome"):
@@ -181,7 +196,7 @@ def encode(fields: Mapping[str, object]) -> bytes:
     return packet
 
 
-def refusal(hello: Hello) -> str:
+def refusal(hello: Hello, many_nodes: bool = False) -> str:
     """Why a launcher cannot be served, or "" when it can."""
     if not 1 <= hello.protocol <= PROTOCOL + 1 or hello.protocol < PROTOCOL - 1:
         return (
@@ -192,4 +207,8 @@ def refusal(hello: Hello) -> str:
         return f"run name {hello.run[:40]!r} must be 1 to {NAME_MAX} characters without '/'"
     if not 0 < hello.nproc <= RANKS_MAX:
         return f"nproc is {hello.nproc}: set 1 to {RANKS_MAX}"
+    if not 1 <= hello.nnodes_min <= hello.nnodes <= NNODES_MAX:
+        return f"nnodes is {hello.nnodes_min}:{hello.nnodes}: set 1 to {NNODES_MAX}, or MIN:MAX"
+    if hello.nnodes > 1 and not many_nodes:
+        return NO_NODES
     return ""

@@ -65,6 +65,8 @@ class LauncherServer:
         self.listener = listener
         self.node = node
         self.address = ""
+        self.many_nodes = False  # the store is one that other nodes reach
+        self.host = ""  # this node's address for them
         self.loop = asyncio.get_running_loop()
         self.highest_generation: Callable[[str], int] = lambda run: 0
         self._only_run = only_run
@@ -205,7 +207,7 @@ class LauncherServer:
             self._bye(connection, session)
 
     def _hello(self, connection: Connection, hello: protocol.Hello) -> None:
-        why_not = protocol.refusal(hello)
+        why_not = protocol.refusal(hello, self.many_nodes)
         if not why_not and self._only_run and hello.run != self._only_run:
             why_not = f"this agent serves run {self._only_run} alone, not {hello.run}"
         old = self._runs.get(hello.run)
@@ -237,7 +239,8 @@ class LauncherServer:
         self._runs[hello.run] = session
         connection.send({
             "t": "welcome", "protocol": protocol.PROTOCOL, "node": self.node,
-            "address": self.address, "generation": self.highest_generation(hello.run)})
+            "address": self.address, "generation": self.highest_generation(hello.run),
+            "many_nodes": self.many_nodes, "host": self.host})
         self.listener.launcher_came(session)
 
     def _why_too_many(self, hello: protocol.Hello, old: RunSession | None, uid: int) -> str:

@@ -14,7 +14,7 @@ import stat
 import time
 from typing import Any, Callable, Dict, List, Set
 
-from .. import exits
+from .. import addresses, exits
 from ..wire import Packet, cut
 from .agent_link import AgentLink, own_module
 from .child_tasks import ChildTasks
@@ -51,6 +51,7 @@ class Commands:
         self.done: Dict[str, Packet] = {}
         self.running: Dict[str, float] = {}
         self.welcomed = False
+        self.starting: Dict[str, int] = {}  # start command -> the generation that waits
         self.refusals: Set[str] = set()
         self.address = ""
 
@@ -85,10 +86,47 @@ class Commands:
             self.terminal.say(str(packet["text"]), str(packet.get("level", "info")))
         elif kind == "error":
             self.refused(str(packet.get("error")))
+        elif kind == "endpoint":
+            self.ranks.learn_endpoint(
+                int(packet["generation"]), str(packet["host"]), int(packet["port"]))
+        elif kind == "leave":
+            self.ranks.break_generation(None, int(packet["generation"]))
+        elif kind == "permit":
+            self.ranks.renew_permit(int(packet["generation"]), int(packet["until_ns"]))
         elif kind in ("welcome", "address"):
             self.welcomed = True
             if packet.get("address"):
                 self.on_address(str(packet["address"]))
+            if kind == "welcome" and self.state.spec.nnodes > 1:
+                self.on_nodes(packet)
+
+    def on_nodes(self, packet: Packet) -> None:
+        """What a run over many nodes needs of its agent: that it sees the others, and the address
+        by which they reach this one."""
+        state, options = self.state, self.state.spec
+        if not packet.get("many_nodes"):
+            state.end(exits.CONFIGURATION, "--nnodes %s, and this node's agent serves one node: "
+                      "install the same release of holdfast for both" % options.nnodes_text)
+            return
+        if state.address:
+            return
+        try:
+            address = addresses.chosen(
+                options.local_addr, self.link.environ, addresses.host_of(options.rendezvous),
+                str(packet.get("host") or ""))
+        except OSError as error:
+            state.end(exits.CONFIGURATION, str(error))
+            return
+        why = addresses.can_bind(address) if address else "no route to the other nodes"
+        if why:
+            state.end(exits.CONFIGURATION, "the other nodes cannot reach this one at %r: %s; give "
+                      "an address of this node with --local-addr or HOLDFAST_ADDR"
+                      % (address, why))
+            return
+        state.address, state.interface = address, addresses.interface_of(address)
+        self.terminal.say("%s nodes; this one is %s%s" % (
+            options.nnodes_text, address, " on %s, which gloo and nccl use unless told otherwise"
+            % state.interface if state.interface else ""))
 
     def on_address(self, address: str) -> None:
         """The live page's address, said once."""
@@ -134,8 +172,8 @@ class Commands:
         waiting = self.ranks.waiting
         known = max(self.ranks.generation, waiting.generation if waiting else 0)
         if generation == known:
-            self.outcome(command_id, True)  # one plan a generation: this command came before
-            return
+            self.starting[command_id] = generation  # one plan a generation: this came before
+            return self.started()
         if generation < known:
             raise Refused("generation %d is older than %d" % (generation, known))
         if self.state.shutdown:
@@ -150,9 +188,23 @@ class Commands:
             resume=dict(body["resume"]),
             history=list(body.get("history", ())),
             permit_ns=deadline if permit_s else 0,
+            group=int(body.get("group") or 0), groups=int(body.get("groups") or 1),
         ))
-        ok = self.state.exit_code is None
-        self.outcome(command_id, ok, "" if ok else "the machine refused processes or files")
+        self.starting[command_id] = generation
+        self.started()
+
+    def started(self) -> None:
+        """Answers each start once its generation runs here: those of the other nodes wait for the
+        first one's store."""
+        for command_id, generation in list(self.starting.items()):
+            waiting = self.ranks.waiting
+            over = self.state.exit_code is not None
+            waits = waiting is not None and waiting.group and waiting.generation == generation
+            if waits and not over:
+                continue
+            del self.starting[command_id]
+            self.outcome(command_id, not over,
+                         "the machine refused processes or files" if over else "")
 
     def stop(self, command_id: str, body: Dict[str, Any]) -> None:
         if body.get("leave"):

@@ -20,6 +20,7 @@ import sys
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from .. import exits
+from ..addresses import LOOPBACK
 from ..rank import rank as ranks
 from ..rank.rank import Program, Seat
 
@@ -203,44 +204,47 @@ def spawn_command(program: Program, seat: Seat) -> Child:
 
 
 class StoreChild(NamedTuple):
-    """One generation's TCPStore server in a process of its own (pid 0: a port and no store)."""
+    """One generation's TCPStore server in a process of its own (pid 0: an endpoint, and the store
+    is another node's, or there is none)."""
 
     child: Child
     port: int
+    host: str = LOOPBACK
 
 
-def start_store(port: int = 0) -> StoreChild:
-    """Forks a store that listens on loopback alone; torch by itself would listen everywhere.
+def start_store(port: int = 0, host: str = LOOPBACK) -> StoreChild:
+    """Forks a store that listens at `host` alone; torch by itself would listen everywhere.
 
     The socket is bound here, so the port is known and may be connected to before the child, which
     may have to import torch first, has begun to serve.  Raises OSError when the port is taken.
     """
-    sock = socket.socket()
+    sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        sock.bind(("127.0.0.1", port))
+        sock.bind((host, port))
         sock.listen(BACKLOG)
     except OSError as error:
         sock.close()
-        raise OSError(error.errno, "--master-port %d: %s" % (port, error.strerror)) from None
+        what = "--master-port %d" % port if port else "no store at %s" % host
+        raise OSError(error.errno, "%s: %s" % (what, error.strerror)) from None
     number = sock.getsockname()[1]
     launcher = os.getpid()
 
     def body() -> None:
         become_child(launcher, sock.fileno(), signal.SIG_IGN)
-        serve_store(sock.detach(), number)
+        serve_store(sock.detach(), host, number)
 
     child = fork(body)
     sock.close()
-    return StoreChild(child, number)
+    return StoreChild(child, number, host)
 
 
-def serve_store(listener: int, port: int) -> None:
+def serve_store(listener: int, host: str, port: int) -> None:
     """Hosts the store until killed.  Its threads are this child's own."""
     from torch.distributed import TCPStore
 
     store = TCPStore(
-        "127.0.0.1", port, is_master=True, wait_for_workers=False, master_listen_fd=listener)
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener)
     while store:
         signal.pause()
 

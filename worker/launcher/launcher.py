@@ -26,7 +26,7 @@ from .commands import Commands
 from .ending import Ending
 from .log_limit import LogLimit
 from .log_watch import LogWatch
-from .process import RankProcess
+from .process import RankProcess, StartCommand
 from .rank_processes import STANDBYS_LOST_MAX, RankProcesses
 from .run_state import RunState
 from .terminal import Terminal
@@ -60,7 +60,7 @@ class Launcher:
         self.ranks.on_folder = self.terminal.skip_existing
         self.ranks.on_fork = self.watch_rank
         self.ranks.on_page = self.send_page
-        self.ranks.on_start = self.logs.begin_generation
+        self.ranks.on_start = self.begin_generation
         self.tasks.on_open = self.watch_task
         self.tasks.on_close = self.forget_task
         self.inherited = forking.children()  # what `x & exec holdfast run` left: not ours to end
@@ -130,6 +130,7 @@ class Launcher:
                 self.tasks.finish(source)
         self.reap()
         self.ranks.start_waiting()
+        self.commands.started()
         now_s = time.monotonic()
         if self.link.tend():
             self.greet()
@@ -204,6 +205,10 @@ class Launcher:
             self.commands.tell({"t": "report", "rank": process.rank, "fault": packet["fault"],
                                 "text": packet["text"]})
 
+    def begin_generation(self, command: StartCommand) -> None:
+        self.terminal.local_ranks = {number: command.local(number) for number in command.ranks}
+        self.logs.begin_generation(command)
+
     def watch_task(self, task: ChildTask) -> None:
         self.selector.register(task, selectors.EVENT_READ, task)
 
@@ -272,7 +277,7 @@ class Launcher:
             return
         self.link.channel.send(
             {"t": "page", "rank": process.rank, "generation": process.generation,
-             "pid": process.child.pid, "local_rank": process.rank},
+             "pid": process.child.pid, "local_rank": process.local_rank},
             [page_fd, process.child.pidfd])
         os.close(page_fd)
 
@@ -306,7 +311,8 @@ class Launcher:
 
     def show(self) -> None:
         self.terminal.follow(self.folders())
-        lead = self.ranks.by_rank().get(0)
+        ranks = self.ranks.by_rank()
+        lead = ranks[min(ranks)] if ranks else None
         if lead is not None and lead.ended is None and lead.assigned:
             try:
                 view = pages.read_page(lead.fields)

@@ -30,6 +30,7 @@ def hello_of(state: RunState, generation: int, environ: Dict[str, str]) -> Packe
         "user": getpass.getuser(), "pid": os.getpid(),
         "grade": "trainer" if options.program.trainer else "opaque" if opaque else "script",
         "nproc": options.nproc, "max_restarts": options.max_restarts,
+        "nnodes": options.nnodes, "nnodes_min": options.nnodes_min, "node_rank": options.node_rank,
         "argv": [cut(a, 200) for a in options.argv[:50]], "cwd": os.getcwd(),
         "python": sys.executable, "torch": getattr(torch, "__version__", ""),
         "log_dir": state.log_dir, "checkpoint_dir": state.checkpoint_dir,
@@ -55,7 +56,7 @@ def levels_of(
 ) -> Dict[str, Any]:
     """Everything that is, now."""
     ranks = [
-        {"rank": p.rank, "local_rank": p.rank, "pid": p.child.pid, "generation": p.generation,
+        {"rank": p.rank, "local_rank": p.local_rank, "pid": p.child.pid, "generation": p.generation,
          "state": p.state, "ended": p.ended, "parked": p.parked, "flight": p.flight[-12:]}
         for _, p in sorted(processes.by_rank().items())]
     return {
@@ -63,6 +64,7 @@ def levels_of(
         "shutdown": state.shutdown, "compiling": compiling, "keep": state.keep,
         "checkpoint_dir": state.checkpoint_dir, "startup_s": processes.startup(), "logs": logs,
         "ranks": ranks, "commits": state.newest_commits(), "snapshot": processes.snapshot_view(),
+        "endpoint": processes.endpoint(),
     }
 
 

@@ -31,6 +31,12 @@ class StartCommand(NamedTuple):
     resume: Dict[str, Any]
     history: List[Any]
     permit_ns: int
+    group: int = 0  # this node's place among the generation's; the first hosts its store
+    groups: int = 1
+
+    def local(self, rank: int) -> int:
+        """The rank's place on this node."""
+        return self.ranks.index(rank) if rank in self.ranks else 0
 
 
 class RankProcess:
@@ -45,6 +51,7 @@ class RankProcess:
         self.channel = channel
         self.child = Child(0, -1)
         self.rank = -1
+        self.local_rank = 0
         self.generation = 0
         self.ready = False
         self.assigned = False
@@ -74,8 +81,12 @@ class Place(NamedTuple):
     """Where a rank's generation lives: what its environment says of it."""
 
     world: int
-    port: int  # of the generation's store
+    local_world: int
+    host: str  # of the generation's store
+    port: int
     restarts: int  # of this launcher so far; scripts log it and some branch on it
+    group: int = 0  # this node's among `groups`
+    groups: int = 1
 
 
 def environ_of(
@@ -83,12 +94,9 @@ def environ_of(
 ) -> Dict[str, str]:
     """torchrun's environment for one rank."""
     environ = dict(base)
-    world, rank_text = str(place.world), str(max(process.rank, 0))
     environ.update(
-        LOCAL_RANK=rank_text, RANK=rank_text, GROUP_RANK="0", ROLE_RANK=rank_text,
-        ROLE_NAME=spec.role, LOCAL_WORLD_SIZE=str(spec.nproc), WORLD_SIZE=world,
-        GROUP_WORLD_SIZE="1", ROLE_WORLD_SIZE=world, MASTER_ADDR="127.0.0.1",
-        MASTER_PORT=str(place.port), TORCHELASTIC_RESTART_COUNT=str(place.restarts),
+        place_environ(process, place), ROLE_NAME=spec.role,
+        TORCHELASTIC_RESTART_COUNT=str(place.restarts),
         TORCHELASTIC_MAX_RESTARTS=str(spec.max_restarts),
         TORCHELASTIC_RUN_ID=spec.run_id, TORCHELASTIC_USE_AGENT_STORE="True",
         TORCHELASTIC_ERROR_FILE=os.path.join(process.home, "error-%d.json" % process.number),
@@ -99,6 +107,16 @@ def environ_of(
     if spec.nproc_unset_threads:
         environ["OMP_NUM_THREADS"] = "1"
     return environ
+
+
+def place_environ(process: RankProcess, place: Place) -> Dict[str, str]:
+    """The part of it that a process is told anew with each generation."""
+    world, rank_text = str(place.world), str(max(process.rank, 0))
+    return {
+        "RANK": rank_text, "LOCAL_RANK": str(process.local_rank), "ROLE_RANK": rank_text,
+        "WORLD_SIZE": world, "ROLE_WORLD_SIZE": world, "LOCAL_WORLD_SIZE": str(place.local_world),
+        "GROUP_RANK": str(place.group), "GROUP_WORLD_SIZE": str(place.groups),
+        "MASTER_ADDR": place.host, "MASTER_PORT": str(place.port)}
 
 
 def error_line(process: RankProcess, number: int) -> str:

@@ -11,20 +11,22 @@ from __future__ import annotations
 import os
 import signal
 import time
-from typing import Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from .. import exits
 from .. import page as pages
+from ..addresses import LOOPBACK, interface_environ
 from ..rank import rank
 from ..rank import snapshot as snapshots
 from ..wire import FDS_MAX, Packet, pair
 from . import forking
 from .forking import Child, StoreChild
-from .process import Place, RankProcess, StartCommand, environ_of, error_line
+from .process import Place, RankProcess, StartCommand, environ_of, error_line, place_environ
 from .run_state import RunState
 
 STANDBYS_LOST_MAX = 3  # standbys that died by themselves; then none is made any more
 CHORE_PAUSE_S = 30.0  # after one failed
+ENDPOINTS_MAX = 4  # generations whose stores are remembered
 GONE_WITHIN_S = 5.0  # of SIGKILL; a longer wait is said
 STANDBY_DELAY_S = 1.0  # a new standby is built when recovery is over, not while it goes on
 
@@ -49,6 +51,8 @@ class RankProcesses:
         self.chores_at_s = 0.0
         self.store: Optional[StoreChild] = None
         self.next_store: Optional[StoreChild] = None
+        self.endpoints: Dict[int, Tuple[str, int]] = {}  # generation -> its first node's store
+        self.permit_ns = 0  # when the newest generation's ranks must be gone; 0 = never
         self.snapshots: Dict[int, int] = {}  # rank -> memfd
         self.with_store = forking.has_torch()
         self.spawn_reason = ""
@@ -100,7 +104,7 @@ class RankProcesses:
 
     # ------------------------------------------------------------------ starting
 
-    def launch(self, rank_number: int, generation: int) -> RankProcess:
+    def launch(self, rank_number: int, generation: int, local_rank: int = 0) -> RankProcess:
         """Forks (or spawns) one process.  Raises OSError when the machine refuses one."""
         self.launched += 1
         name = "rank-%d" % rank_number if rank_number >= 0 else "standby-%d" % self.launched
@@ -110,6 +114,7 @@ class RankProcesses:
         ours, theirs = pair()
         process = RankProcess(self.launched, home, pages.create(), ours)
         process.rank, process.generation = rank_number, generation
+        process.local_rank = local_rank
         seat = rank.Seat(
             page_fd=process.page_fd, control_fd=theirs.fileno(),
             stdout=os.path.join(home, "stdout.log"), stderr=os.path.join(home, "stderr.log"),
@@ -148,28 +153,57 @@ class RankProcesses:
     def rank_threads(self) -> str:
         return "1" if self.spec.nproc_unset_threads else self.environ.get("OMP_NUM_THREADS", "")
 
+    def place(self) -> Place:
+        """Where the generation that is started here lives."""
+        started, store = self.started, self.store
+        nproc = self.spec.nproc
+        return Place(
+            world=started.world if started else nproc,
+            local_world=len(started.ranks) if started else nproc,
+            host=store.host if store else LOOPBACK, port=store.port if store else 0,
+            restarts=max(0, self.starts - 1),
+            group=started.group if started else 0, groups=started.groups if started else 1)
+
     def rank_environ(self, process: RankProcess) -> Dict[str, str]:
-        place = Place(
-            world=self.started.world if self.started else self.spec.nproc,
-            port=self.store.port if self.store else 0,
-            restarts=max(0, self.starts - 1))
-        return environ_of(self.environ, self.spec, process, place)
+        environ = environ_of(self.environ, self.spec, process, self.place())
+        environ.update(interface_environ(self.state.interface, self.environ))
+        return environ
 
     def prepare(self) -> None:
         """For a trainer: processes that build and wait, before anybody has planned anything."""
         for _ in range(self.spec.nproc + self.spec.standby):
             self.launch(-1, 0)
 
-    def fetch_store(self) -> StoreChild:
-        """A store for the coming generation, started ahead where the port is free to choose."""
+    def fetch_store(self, command: StartCommand) -> StoreChild:
+        """A store for the coming generation, started ahead where the port is free to choose; on
+        every node but the first, the first one's."""
+        if command.group:
+            host, port = self.endpoints[command.generation]
+            return StoreChild(Child(0, -1), port, host)
+        host = self.state.address
         if not self.with_store:
-            return StoreChild(Child(0, -1), self.spec.master_port or forking.free_port())
+            return StoreChild(Child(0, -1), self.spec.master_port or forking.free_port(), host)
         store, self.next_store = self.next_store, None
-        return store or forking.start_store(self.spec.master_port)
+        return store or forking.start_store(self.spec.master_port, host)
+
+    def learn_endpoint(self, generation: int, host: str, port: int) -> None:
+        """Where the store of a generation is that another node hosts."""
+        self.endpoints[generation] = (host, port)
+        for old in sorted(self.endpoints)[:-ENDPOINTS_MAX]:
+            del self.endpoints[old]
+
+    def endpoint(self) -> Optional[Dict[str, Any]]:
+        """Where the newest generation's store is, for the other nodes; None where another's is."""
+        started, store = self.started, self.store
+        if started is None or store is None or started.groups < 2 or started.group:
+            return None
+        return {"generation": started.generation, "host": store.host, "port": store.port}
 
     @staticmethod
     def kill_child(child: Child) -> None:
         """Ends a store child and reaps it; SIGKILL cannot be refused, so this returns."""
+        if not child.pid:
+            return  # an endpoint alone: to the kernel, pid 0 is this whole process group
         try:
             os.kill(child.pid, signal.SIGKILL)
             os.waitpid(child.pid, 0)
@@ -210,6 +244,8 @@ class RankProcesses:
         command = self.waiting
         if command is None or any(p.by_us for p in self.living()):
             return False
+        if command.group and command.generation not in self.endpoints:
+            return False  # until the first node's store is known
         self.waiting = None
         self.starts += 1
         if self.starts == 1 and command.resume.get("kind") == "disk":
@@ -220,11 +256,12 @@ class RankProcesses:
             old_store = None
         self.on_start(command)
         self.started, self.generation = command, command.generation
-        self.store = self.fetch_store()
+        self.permit_ns = command.permit_ns
+        self.store = self.fetch_store(command)
         present = {p.rank: p for p in self.living() if p.rank >= 0}
         for number in command.ranks:
             self.seat_rank(number, present.get(number), command)
-        if old_store is not None and old_store.child.pid:
+        if old_store is not None:
             self.kill_child(old_store.child)
         self.forget_ended()
         self.standby_at_s = time.monotonic() + STANDBY_DELAY_S
@@ -232,13 +269,14 @@ class RankProcesses:
 
     def seat_rank(self, number: int, kept: Optional[RankProcess], command: StartCommand) -> None:
         """Gives rank `number` a process: the survivor, a standby, or a new one."""
-        process = kept
+        process, local = kept, command.local(number)
         if process is None and self.spec.program.trainer:
             standbys = sorted(self.standbys(), key=lambda p: (not p.ready, p.number))
             process = standbys[0] if standbys else None
         if process is None:
-            process = self.launch(number, command.generation)
-        process.rank, process.generation = number, command.generation
+            process = self.launch(number, command.generation, local)
+        process.rank, process.local_rank = number, local
+        process.generation = command.generation
         process.folder = os.path.join(self.log_dir, "rank-%d" % number)
         self.on_folder(process.folder)
         process.fields[pages.F_PERMIT] = command.permit_ns
@@ -256,11 +294,13 @@ class RankProcesses:
         assert command is not None and store is not None
         from_memory = command.resume.get("kind") == "snapshot"
         fds = list(self.snapshots.values())[:FDS_MAX] if from_memory else []
+        environ = place_environ(process, self.place())
+        environ.update(interface_environ(self.state.interface, self.environ))
         process.channel.send(
             {"t": "assign", "run": self.spec.run, "generation": command.generation,
-             "rank": process.rank, "local_rank": process.rank, "world": command.world,
-             "store_host": "127.0.0.1", "store_port": store.port, "resume": command.resume,
-             "history": command.history, "node": os.uname().nodename}, fds)
+             "rank": process.rank, "local_rank": process.local_rank, "world": command.world,
+             "store_host": store.host, "store_port": store.port, "resume": command.resume,
+             "history": command.history, "node": os.uname().nodename, "environ": environ}, fds)
         process.assigned, process.parked = True, None
 
     def tend(self, now_s: float) -> None:
@@ -273,6 +313,7 @@ class RankProcesses:
             if process.kill_at_s and now_s >= process.kill_at_s:
                 self.signal_group(process, signal.SIGKILL)
                 process.kill_at_s = 0.0
+        self.end_with_permit()
         if self.waiting is not None:
             self.say_who_stays(now_s)
             return
@@ -289,8 +330,9 @@ class RankProcesses:
         """The next generation's store, and a standby where one is wanted."""
         if now_s < self.chores_at_s or self.state.shutdown:
             return  # whoever is asked to end starts nothing more
-        if quiet and self.next_store is None and not self.spec.master_port and self.with_store:
-            self.next_store = forking.start_store()
+        free = not self.spec.master_port and self.with_store
+        if quiet and self.next_store is None and free and self.state.address:
+            self.next_store = forking.start_store(host=self.state.address)
         wanted = self.spec.standby if self.standbys_lost < STANDBYS_LOST_MAX else 0
         lacks_standby = len(self.standbys()) < wanted
         if lacks_standby and moving and self.generation and now_s >= self.standby_at_s:
@@ -302,7 +344,11 @@ class RankProcesses:
             return
         self.waiting_s = now_s
         stay = ", ".join(str(p.child.pid) for p in self.living() if p.by_us)
-        self.say("waiting for pid %s to be gone: killed, and still there" % stay)
+        if stay:
+            self.say("waiting for pid %s to be gone: killed, and still there" % stay)
+        elif self.waiting is not None:
+            self.say("waiting for the first node of generation %d to say where its store is"
+                     % self.waiting.generation)
 
     # ------------------------------------------------------------------ packets from ranks
 
@@ -344,13 +390,39 @@ class RankProcesses:
             fd = self.snapshots[process.rank] = snapshots.create(nbytes)
         process.channel.send({"t": "snapshot"}, [fd])
 
-    def break_generation(self, culprit: RankProcess) -> None:
-        """The generation of a lost or parked rank is over: its others leave it too."""
+    def break_generation(self, culprit: Optional[RankProcess], generation: int = 0) -> None:
+        """The generation of a lost or parked rank is over: its others leave it too.  With a
+        generation, those of it alone: a rank of another node is the culprit."""
         if not self.spec.program.trainer:
             return
         for process in self.living():
-            if process.assigned and process.parked is None and process is not culprit:
+            concerned = process.assigned and generation in (0, process.generation)
+            if concerned and process.parked is None and process is not culprit:
                 process.channel.send({"t": "leave", "generation": process.generation})
+
+    def renew_permit(self, generation: int, until_ns: int) -> None:
+        """The ranks of this generation may compute until then (CLOCK_BOOTTIME)."""
+        waiting = self.waiting
+        if waiting is not None and waiting.generation == generation and waiting.permit_ns:
+            self.waiting = waiting._replace(permit_ns=max(until_ns, waiting.permit_ns))
+        if generation != self.generation or until_ns <= self.permit_ns or not self.permit_ns:
+            return
+        self.permit_ns = until_ns
+        for process in self.living():
+            if process.rank >= 0 and process.generation == generation:
+                process.fields[pages.F_PERMIT] = until_ns
+
+    def end_with_permit(self) -> None:
+        """Nobody renewed it: another generation may start elsewhere, on the same checkpoints."""
+        if not self.permit_ns or time.clock_gettime_ns(time.CLOCK_BOOTTIME) <= self.permit_ns:
+            return
+        self.permit_ns = 0
+        ranks = [p for p in self.living() if p.rank >= 0 and p.generation == self.generation]
+        for process in ranks:
+            self.kill(process, 0.0)
+        if ranks:
+            self.say("the permit of generation %d ran out, and nobody renewed it: its ranks here "
+                     "are ended" % self.generation, "error")
 
     # ------------------------------------------------------------------ ending
 

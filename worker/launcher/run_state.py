@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any, Dict, List, Optional
 
+from ..addresses import LOOPBACK
 from ..elastic import COMMITS_SENT
 from ..wire import Packet
 from .spec import Spec
@@ -20,6 +21,9 @@ class RunState:
     def __init__(self, spec: Spec, log_dir: str) -> None:
         self.spec = spec
         self.log_dir = log_dir
+        # Where the other nodes reach this one; "" until the agent has said who they are.
+        self.address = LOOPBACK if spec.nnodes == 1 else ""
+        self.interface = ""  # that has the address; "" = torch's own choice
         self.started_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         self.listed = not spec.program.trainer  # a trainer lists its checkpoints first
         self.checkpoint_dir = ""

@@ -15,19 +15,20 @@ import os
 import re
 import sys
 import time
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from .. import exits
 from ..rank.rank import Program
 
-# Flags of torchrun's that change nothing on one node; and those that do, and that nobody does here.
-HARMLESS = ("--rdzv-backend", "--rdzv-endpoint", "--rdzv-conf", "--monitor-interval", "--node-rank",
-            "--master-addr", "--local-addr")
+# Flags of torchrun's that change nothing here; and those that would, and that nobody does here.
+HARMLESS = ("--rdzv-backend", "--rdzv-conf", "--monitor-interval")
 IGNORED = ("--logs-specs", "--numa-binding", "--signals-to-handle", "--event-log-handler",
            "--duplicate-stdout-filters", "--duplicate-stderr-filters", "--shutdown-timeout")
 STREAMS = re.compile(r"[0-3]|[0-9]{1,4}:[0-3](,[0-9]{1,4}:[0-3])*")  # of --redirects and --tee
 RANKS = re.compile(r"[0-9]{1,4}(,[0-9]{1,4})*")
 RUN_NAME = re.compile(r"[^A-Za-z0-9._-]+")
+NNODES = re.compile(r"([0-9]{1,5})(?::([0-9]{1,5}))?")
+NNODES_MAX = 16384
 RESTARTS_MAX = 1000000
 SECONDS_MAX = 604800.0  # a week
 RUN_LIMIT = 48  # characters of a run's name; it becomes part of a unix socket's path (108 in all)
@@ -36,6 +37,7 @@ EXAMPLES = {
     "run": """examples:
   holdfast run --standalone --nproc-per-node 2 train.py --lr 3e-4
   holdfast run --nproc-per-node gpu --run nightly -m mypackage.train
+  srun holdfast run --nnodes 4 --nproc-per-node gpu train.py
 """,
     "train": """examples:
   holdfast train --nproc-per-node 2 steps=200 checkpoint.dir=ckpt
@@ -44,8 +46,8 @@ an unknown key=value is answered with the keys that there are
 """,
 }
 EPILOG = """
-torchrun's other flags are accepted: --rdzv-*, --node-rank and the like mean
-nothing on one node, and where one would (--numa-binding, ...) a line says so.
+torchrun's other flags are accepted: --rdzv-backend and the like mean nothing
+here, and where one would (--numa-binding, ...) a line says so.
 
 environment:
   HOLDFAST_RUNTIME_DIR  the run has an agent of its own, its sockets below that
@@ -54,6 +56,7 @@ environment:
                         (~/.local/state/holdfast)
   HOLDFAST_CONFIG       the configuration of that agent
   HOLDFAST_AGENT_USER   whom the node's agent runs as (holdfast)
+  HOLDFAST_ADDR         the address by which the other nodes reach this one
 """
 
 
@@ -96,6 +99,16 @@ class Spec(NamedTuple):
     ignored_checks: List[str] = []
     ignore_reason: str = ""
     wants_checks: str = ""
+    nnodes: int = 1  # at most
+    nnodes_min: int = 1
+    node_rank: int = -1
+    local_addr: str = ""
+    rendezvous: str = ""  # HOST or HOST:PORT that the caller named to all nodes
+
+    @property
+    def nnodes_text(self) -> str:
+        few, many = self.nnodes_min, self.nnodes
+        return str(many) if few == many else "%d:%d" % (few, many)
 
 
 class Parser(argparse.ArgumentParser):
@@ -168,7 +181,14 @@ def build(command: str) -> argparse.ArgumentParser:
         epilog="%s%s\n%s" % (EXAMPLES[command], EPILOG, exits.told(command)), allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter, description=DESCRIPTIONS[command],
     )
-    flag(parser, "--nnodes", default="1", help="number of nodes; 1 in this version")
+    flag(parser, "--nnodes", default="1", help="number of nodes, or MIN:MAX; each of them starts "
+         "this command, all with one name of the run")
+    flag(parser, "--node-rank", type=number(int, -1, NNODES_MAX), default=-1,
+         help="this node's place among them (where its agents put it)")
+    flag(parser, "--rdzv-endpoint", default="", help="HOST[:PORT] that routes to the other nodes")
+    flag(parser, "--master-addr", default="", help="the same")
+    flag(parser, "--local-addr", default="",
+         help="this node's address for the others (the one that routes to them)")
     flag(parser, "--nproc-per-node", default="1", help="ranks on this node: N, auto, gpu or cpu")
     flag(parser, "--max-restarts", type=number(int, 0, RESTARTS_MAX), default=3,
          help="restarts before giving up (3)")
@@ -240,13 +260,22 @@ def processes(text: str, environ: Dict[str, str]) -> int:
     return int(text)
 
 
-def run_name(given: str, rdzv_id: str, target: str, environ: Dict[str, str]) -> str:
-    """--run, else --rdzv-id, else the scheduler's job id, else script and start time."""
+def run_name(
+    given: str, rdzv_id: str, target: str, environ: Dict[str, str],
+    rendezvous: Optional[str] = None,
+) -> str:
+    """--run, else --rdzv-id, else the scheduler's job id, else script and start time.
+
+    With a `rendezvous` (of a run over nodes; "" = none was named) all nodes must come to one name:
+    script and rendezvous take the place of the time.
+    """
     jobs = ("SLURM_JOB_ID", "AWS_BATCH_JOB_ID", "PBS_JOBID", "LSB_JOBID")
     job = next((environ[name] for name in jobs if environ.get(name)), "")
     stem = os.path.splitext(os.path.basename(target.rstrip("/")))[0]
     name = given or (rdzv_id if rdzv_id != "none" else "") or job
-    name = name or "%s-%s" % (stem, time.strftime("%Y%m%d-%H%M%S"))
+    if not name and rendezvous == "":
+        fail("a run over nodes needs one name on all of them: give --run NAME or --rdzv-id NAME")
+    name = name or "%s-%s" % (stem, rendezvous or time.strftime("%Y%m%d-%H%M%S"))
     clean = RUN_NAME.sub("-", name).strip("-.")[:RUN_LIMIT]
     if not clean:
         fail("--run %r: letters, digits, '.', '_' and '-'" % name)
@@ -259,9 +288,7 @@ def parse(command: str, argv: List[str], environ: Dict[str, str]) -> Spec:
     rest: List[str] = options.script_and_args
     if rest[:1] == ["--"]:
         rest = rest[1:]
-    if not re.fullmatch(r"1(:1)?", options.nnodes):
-        fail("--nnodes %s: this version runs one node; start one `holdfast run` on each and "
-             "give them their own --run" % options.nnodes)
+    nnodes_min, nnodes = node_counts(options)
     program = program_of(command, options, rest)
     nproc = processes(options.nproc_per_node, environ)
     gpus = count_accelerators(environ)
@@ -281,7 +308,9 @@ def parse(command: str, argv: List[str], environ: Dict[str, str]) -> Spec:
     if options.ignore_check and not options.reason.strip():
         fail("--ignore-check %s: say why with --reason TEXT; it is written down"
              % options.ignore_check[0])
-    name = run_name(options.run, options.rdzv_id, program.target, environ)
+    rendezvous = options.rdzv_endpoint or options.master_addr
+    name = run_name(options.run, options.rdzv_id, program.target, environ,
+                    rendezvous if nnodes > 1 else None)
     return Spec(
         run=name, program=program, nproc=nproc, max_restarts=options.max_restarts,
         log_dir=options.log_dir, tee=options.tee not in ("", "0"), master_port=options.master_port,
@@ -291,8 +320,24 @@ def parse(command: str, argv: List[str], environ: Dict[str, str]) -> Spec:
         log_limit_bytes=options.log_limit << 20, hang_limit_s=options.hang_limit, argv=argv,
         nproc_unset_threads=nproc > 1 and "OMP_NUM_THREADS" not in environ, shown=shown(options),
         ignored_checks=options.ignore_check or [], ignore_reason=options.reason,
-        wants_checks=options.check,
+        wants_checks=options.check, nnodes=nnodes, nnodes_min=nnodes_min,
+        node_rank=options.node_rank, local_addr=options.local_addr, rendezvous=rendezvous,
     )
+
+
+def node_counts(options: argparse.Namespace) -> Tuple[int, int]:
+    """--nnodes as (MIN, MAX)."""
+    found = NNODES.fullmatch(options.nnodes)
+    few = int(found.group(1)) if found else 0
+    many = int(found.group(2) or few) if found else 0
+    if not 1 <= few <= many <= NNODES_MAX:
+        fail("--nnodes %.40s: a number from 1 to %d, or MIN:MAX" % (options.nnodes, NNODES_MAX))
+    if options.standalone and many > 1:
+        fail("--standalone is one node, and --nnodes %s more: leave one out" % options.nnodes)
+    if options.node_rank >= many > 1:
+        fail("--node-rank %d: of --nnodes %s the last is %d"
+             % (options.node_rank, options.nnodes, many - 1))
+    return few, many
 
 
 def shown(options: argparse.Namespace) -> Shown:

@@ -96,6 +96,7 @@ class Terminal:
     def __init__(self, tee: bool, shown: Optional[Shown] = None) -> None:
         self.tee = tee
         self.shown = shown or Shown()
+        self.local_ranks: Dict[int, int] = {}  # of ranks that are numbered otherwise on this node
         self.out, self.err = Output(sys.stdout), Output(sys.stderr)
         self.tty = self.err.tty and os.environ.get("TERM", "") != "dumb"
         self.colour = self.tty and not os.environ.get("NO_COLOR")
@@ -191,7 +192,9 @@ class Terminal:
     def shows(self, folder: str, name: str) -> bool:
         rank = os.path.basename(folder).rpartition("-")[2]
         bit = 1 if name == "stdout.log" else 2
-        return not rank.isdecimal() or self.shown.shows(int(rank), bit)
+        if not rank.isdecimal():
+            return True
+        return self.shown.shows(self.local_ranks.get(int(rank), int(rank)), bit)
 
     def skip_existing(self, folder: str) -> None:
         """Lines of earlier runs in an appended file are not shown again.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
+from .. import exits
 from .agent_link import AgentLink
 from .process import StartCommand
 from .rank_processes import RankProcesses
@@ -14,6 +15,7 @@ from .run_state import RunState
 from .terminal import Terminal
 
 WITHOUT_AGENT_S = 10.0  # for this long, and the run starts, ends or gives up by itself
+NODES_WAIT_S = 60.0  # one of many nodes waits this long for an agent before its first generation
 DONE_WAIT_S = 30.0  # a run that is done waits no longer, whether its agent is gone or frozen
 
 
@@ -26,6 +28,7 @@ class WithoutAgent:
         self.state, self.ranks, self.link, self.terminal = state, ranks, link, terminal
         self.done_s = 0.0
         self.told = False
+        self.waits = False
 
     def watch(self, now_s: float) -> None:
         state, ranks, link = self.state, self.ranks, self.link
@@ -41,7 +44,9 @@ class WithoutAgent:
         self.tell(without_s)
         if without_s < WITHOUT_AGENT_S:
             return
-        if ranks.generation == 0 and state.listed and not ranks.waiting:
+        if state.spec.nnodes > 1 and ranks.generation == 0:
+            self.wait_for_one(without_s)
+        elif ranks.generation == 0 and state.listed and not ranks.waiting:
             self.terminal.say("no agent (%s): the run goes on unwatched and is not restarted"
                               % (link.problem or "none answers"), "error")
             numbers = tuple(range(state.spec.nproc))
@@ -53,6 +58,18 @@ class WithoutAgent:
             code = first.ended["code"] if first.ended else 1
             state.end(code, "rank %d failed, and no agent answers that could restart it"
                       % first.rank)
+
+    def wait_for_one(self, without_s: float) -> None:
+        """A run over many nodes starts on an agent's word alone: without it, each node would train
+        as a world of its own, all of them on one checkpoint folder."""
+        why = self.link.problem or "none answers"
+        if without_s >= NODES_WAIT_S:
+            self.state.end(exits.RETRY, "no agent for %.0f s (%s), and a run over nodes starts "
+                           "with one alone" % (without_s, why))
+        elif not self.waits:
+            self.waits = True
+            self.terminal.say("no agent (%s): waiting for one, as this run is over %s nodes"
+                              % (why, self.state.spec.nnodes_text), "error")
 
     def tell(self, without_s: float) -> None:
         """That nobody watches a run that trains, and that somebody does again."""

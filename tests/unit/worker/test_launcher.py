@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -59,6 +60,7 @@ class Refusing:
 
     def __init__(self) -> None:
         self.exit_code, self.end_reason = None, ""
+        self.spec = SimpleNamespace(nnodes=1)
         self.said = []
         self.commands = commands.Commands(self, None, None, None, None, None, self)
 

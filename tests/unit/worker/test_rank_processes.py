@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import subprocess
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,14 @@ from waiting import wait_for
 
 from holdfast.worker import exits
 from holdfast.worker import page as pages
-from holdfast.worker.launcher import commands, forking, rank_processes, run_state, spec
+from holdfast.worker.launcher import (
+    commands,
+    forking,
+    rank_processes,
+    run_state,
+    spec,
+    without_agent,
+)
 from holdfast.worker.launcher.process import StartCommand
 from holdfast.worker.wire import Channel
 
@@ -312,3 +320,119 @@ def test_an_order_to_stop_ends_whom_it_names_of_its_generation(launchers):
     told.stop("all", {"generation": 2, "ranks": []})
     wait_for(lambda: one.ranks.reap() and not one.ranks.living() or not one.ranks.living())
     assert all(p.ended["signal"] == signal.SIGKILL for p in one.ranks.processes)
+
+
+# ---------------------------------------------------------------- one of many nodes
+
+
+def nodes(launchers, *argv, word="run"):
+    one = launchers(word, "--nnodes", "2", "--run", "r", "--nproc-per-node", "2", *argv)
+    one.state.address = "127.0.0.3"
+    return one
+
+
+def environ_of(process):
+    text = Path(f"/proc/{process.child.pid}/environ").read_bytes().decode()
+    return dict(pair.partition("=")[::2] for pair in text.split("\0") if pair)
+
+
+def second(generation, **more):
+    return command(generation, ranks=(2, 3))._replace(world=4, group=1, groups=2, **more)
+
+
+def test_a_node_behind_the_first_waits_for_its_store_and_knows_its_place(launchers):
+    one = nodes(launchers, "--no-python", "sleep", "600")
+    one.ranks.begin(second(1))
+    one.ranks.start_waiting()
+    assert one.ranks.generation == 0 and not one.ranks.launched
+    one.ranks.learn_endpoint(1, "10.0.0.1", 4711)
+    one.ranks.start_waiting()
+    wait_for(lambda: all("RANK" in environ_of(p) for p in one.ranks.living()))
+    seen = [environ_of(p) for p in one.ranks.living()]
+    assert [e["RANK"] for e in seen] == ["2", "3"] == [e["ROLE_RANK"] for e in seen]
+    assert [e["LOCAL_RANK"] for e in seen] == ["0", "1"]
+    for environ in seen:
+        assert environ["WORLD_SIZE"] == "4" == environ["ROLE_WORLD_SIZE"]
+        assert environ["LOCAL_WORLD_SIZE"] == "2" == environ["GROUP_WORLD_SIZE"]
+        assert environ["GROUP_RANK"] == "1"
+        assert (environ["MASTER_ADDR"], environ["MASTER_PORT"]) == ("10.0.0.1", "4711")
+    assert one.ranks.endpoint() is None
+
+
+def test_the_first_node_says_where_its_store_is(launchers):
+    one = nodes(launchers, "--no-python", "sleep", "600")
+    one.ranks.begin(command(1)._replace(world=4, groups=2))
+    (first, *_) = one.ranks.living()
+    wait_for(lambda: "RANK" in environ_of(first))
+    said = one.ranks.endpoint()
+    assert (said["generation"], said["host"]) == (1, "127.0.0.3")
+    environ = environ_of(first)
+    assert (environ["MASTER_ADDR"], environ["MASTER_PORT"]) == ("127.0.0.3", str(said["port"]))
+    assert (environ["GROUP_RANK"], environ["GROUP_WORLD_SIZE"]) == ("0", "2")
+
+
+def test_the_second_generation_of_a_port_ends_nobody_without_a_store(launchers):
+    one = nodes(launchers, "--master-port", "29400", "--no-python", "sleep", "600")
+    one.ranks.begin(command(1)._replace(groups=2))
+    for number in (2, 3):
+        one.ranks.begin(command(number)._replace(groups=2))
+
+        def started(number=number):
+            one.ranks.reap()
+            one.ranks.start_waiting()
+            return one.ranks.generation == number
+
+        wait_for(started)  # to the kernel, the missing store's pid 0 is this whole process group
+
+
+def test_ranks_leave_a_generation_that_another_node_broke(launchers):
+    one = nodes(launchers, word="train")
+    one.ranks.prepare()
+    one.all_ready()
+    one.ranks.begin(command(1)._replace(world=4, groups=2))
+    ranks = [p for p in one.ranks.living() if p.rank >= 0]
+    (assign,) = one.heard(ranks[0])
+    assert assign["store_host"] == "127.0.0.3" and assign["environ"]["GROUP_WORLD_SIZE"] == "2"
+    one.heard(ranks[1])
+    one.ranks.break_generation(None, 2)  # of one that is not here yet
+    assert not one.heard(ranks[0])
+    one.ranks.break_generation(None, 1)
+    assert [one.heard(p) for p in ranks] == [[{"t": "leave", "generation": 1, "fds": 0}]] * 2
+
+
+def test_ranks_end_with_a_permit_that_nobody_renews(launchers):
+    one = nodes(launchers, "--no-python", "sleep", "600")
+    now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+    far_ns = now_ns + 600 * 10**9
+    one.ranks.begin(command(1)._replace(groups=2, permit_ns=far_ns))
+    one.ranks.renew_permit(2, far_ns + 1)  # another generation's
+    one.ranks.renew_permit(1, far_ns - 1)  # an older word
+    assert one.ranks.permit_ns == far_ns
+    one.ranks.renew_permit(1, far_ns + 5)
+    ranks = one.ranks.living()
+    assert {p.fields[pages.F_PERMIT] for p in ranks} == {far_ns + 5}
+    one.ranks.tend(0.0)
+    assert not one.ranks.reap()
+    one.ranks.permit_ns = now_ns
+    one.ranks.tend(0.0)
+    assert "permit of generation 1 ran out" in one.said[-1]
+
+    def over():
+        one.ranks.reap()
+        return not one.ranks.living()
+
+    wait_for(over)
+    assert all(p.ended["by_us"] for p in ranks)
+
+
+def test_one_of_many_nodes_starts_no_world_of_its_own_without_an_agent(launchers):
+    one = nodes(launchers, "--no-python", "sleep", "600")
+    link = SimpleNamespace(channel=None, lost_s=0.0, problem="")
+    terminal = SimpleNamespace(say=lambda text, *_: one.said.append(text))
+    alone = without_agent.WithoutAgent(one.state, one.ranks, link, terminal)
+    for now_s in (without_agent.WITHOUT_AGENT_S, without_agent.NODES_WAIT_S - 0.1):
+        alone.watch(now_s)
+    assert not one.ranks.launched and one.state.exit_code is None
+    assert [text for text in one.said if "waiting for one" in text] == one.said
+    alone.watch(without_agent.NODES_WAIT_S)
+    assert one.state.exit_code == exits.RETRY and not one.ranks.launched

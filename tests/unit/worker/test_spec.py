@@ -75,7 +75,12 @@ def test_gpus_are_counted_without_opening_one(script):
         (["--nproc-per-node", "0", "SCRIPT"], "from 1 to 256"),
         (["--nproc-per-node", "many", "SCRIPT"], "auto, gpu, cpu"),
         (["--nproc-per-node", "gpu", "SCRIPT"], "no GPU"),
-        (["--nnodes", "2", "SCRIPT"], "one node"),
+        (["--nnodes", "2", "SCRIPT"], "one name on all of them"),
+        (["--nnodes", "0", "SCRIPT"], "from 1 to 16384, or MIN:MAX"),
+        (["--nnodes", "4:2", "SCRIPT"], "MIN:MAX"),
+        (["--nnodes", "two", "SCRIPT"], "MIN:MAX"),
+        (["--standalone", "--nnodes", "2", "SCRIPT"], "--standalone is one node"),
+        (["--nnodes", "2", "--node-rank", "2", "SCRIPT"], "the last is 1"),
         (["--max-restarts", "-1", "SCRIPT"], "from 0 to"),
         (["--max-restarts", "x", "SCRIPT"], "max-restarts"),
         (["missing.py"], "no such file"),
@@ -104,6 +109,17 @@ def test_a_mistake_is_one_line_and_78(argv, says, script, capsys):
 )
 def test_the_runs_name(given, rdzv, environ, name):
     assert spec.run_name(given, rdzv, "dir/train.py", environ) == name
+
+
+def test_nodes_come_to_one_name_and_say_how_many_they_are(script):
+    options = parse("--nnodes", "2:4", "--rdzv-id", "job", "--rdzv-backend", "c10d",
+                    "--rdzv-endpoint", "node0:29500", "--node-rank", "1", script)
+    assert (options.nnodes_min, options.nnodes, options.nnodes_text) == (2, 4, "2:4")
+    assert (options.run, options.rendezvous, options.node_rank) == ("job", "node0:29500", 1)
+    options = parse("--nnodes", "2", "--master-addr", "node0", "--local-addr", "10.0.0.2", script)
+    assert (options.run, options.local_addr) == ("train-node0", "10.0.0.2")
+    assert parse("--nnodes", "2", script, SLURM_JOB_ID="7").run == "7"
+    assert parse("--nnodes", "2", "--run", "r", script).nnodes_text == "2"
 
 
 def test_without_any_name_script_and_time_are_one(script):
@@ -183,9 +199,11 @@ NOTHING, SAID = "nothing", "said"
 TORCHRUN = {
     "--nnodes": (("1:1",), NOTHING), "--standalone": ((), NOTHING),
     "--rdzv-backend": (("c10d",), NOTHING),
-    "--rdzv-endpoint": (("localhost:0",), NOTHING), "--rdzv-conf": (("a=1",), NOTHING),
-    "--monitor-interval": (("5",), NOTHING), "--node-rank": (("0",), NOTHING),
-    "--master-addr": (("localhost",), NOTHING), "--local-addr": (("localhost",), NOTHING),
+    "--rdzv-conf": (("a=1",), NOTHING), "--monitor-interval": (("5",), NOTHING),
+    "--rdzv-endpoint": (("localhost:0",), lambda s: s.rendezvous == "localhost:0"),
+    "--master-addr": (("localhost",), lambda s: s.rendezvous == "localhost"),
+    "--node-rank": (("0",), lambda s: s.node_rank == 0),
+    "--local-addr": (("localhost",), lambda s: s.local_addr == "localhost"),
     "--run-path": ((), NOTHING),  # every script is run that way
     "--event-log-handler": (("null",), SAID), "--logs-specs": (("default",), SAID),
     "--numa-binding": (("node",), SAID), "--signals-to-handle": (("SIGTERM",), SAID),
