@@ -21,6 +21,7 @@ from ..core import actions
 from ..core.model import MAY_ACT
 from ..system.regular import read_regular
 from ..system.time_limit import TooSlow, at_most
+from . import store
 from .settings import Config
 from .tokens import check_listening, usual_file
 
@@ -108,6 +109,7 @@ def load(
         errors.append(
             f"{_origin('actions.allow', values)}: evidence.store is empty, but actions.allow names "
             f"{lasting[0]}: set a directory that outlives this node")
+    store.check(config.store, lambda key: _origin(key, values), errors, serves)
     if serves:
         check_listening(config.agent.listen, config.api.tokens_file,
                         _origin("agent.listen", values), errors)

@@ -271,6 +271,27 @@ class Runbooks(msgspec.Struct, frozen=True):
     ))] = "/etc/holdfast/runbooks"
 
 
+class Store(msgspec.Struct, frozen=True):
+    """Where many nodes keep what they agree on; one node needs nothing here. See docs/cluster.md.
+    """
+
+    url: Annotated[str, Meta(max_length=4096, description=(
+        "`etcd://HOST:PORT,HOST:PORT,HOST:PORT`, the members of an etcd of 3.4 or newer, or "
+        "`etcds://` with TLS; empty: this node alone, in SQLite below agent.state_dir"))] = ""
+    cluster: Annotated[str, Meta(max_length=63, description=(
+        "name of the cluster: several may keep their state in one etcd, each under its own name"
+    ))] = "main"
+    user: Annotated[str, Meta(max_length=253, description=(
+        "etcd's user, where its authentication is on; empty: none"))] = ""
+    password_file: Annotated[Path, Meta(description=(
+        "file, mode 0600, whose first line is that user's password"))] = ""
+    ca_file: Annotated[Path, Meta(description=(
+        "certificates, in PEM, that signed the members'; empty: the system's"))] = ""
+    cert_file: Annotated[Path, Meta(description=(
+        "this node's own certificate, in PEM, where the members ask for one"))] = ""
+    key_file: Annotated[Path, Meta(description="and its key")] = ""
+
+
 class Config(msgspec.Struct, frozen=True):
     """All sections."""
 
@@ -284,11 +305,12 @@ class Config(msgspec.Struct, frozen=True):
     actions: Actions = Actions()
     inject: Inject = Inject()
     runbooks: Runbooks = Runbooks()
+    store: Store = Store()
 
-    def core_settings(self, single_node: bool = True) -> model.Settings:
+    def core_settings(self) -> model.Settings:
         """The part that the deterministic core needs."""
         values = {name: getattr(self.detect, name) for name in self.detect.__struct_fields__}
         return model.Settings(
-            allow=self.actions.allow, alone=self.actions.alone, single_node=single_node,
+            allow=self.actions.allow, alone=self.actions.alone, single_node=not self.store.url,
             gate=self.checks.core_settings(), **values
         )

@@ -348,7 +348,8 @@ class Node:
             found.append(
                 Verdict(
                     fault="store_lost", subject=STORE, severity=WARN, confidence=1.0,
-                    reason="the store does not answer: no plan is made, training goes on",
+                    reason=(f"{observed.store.problem or 'the store does not answer'}: no plan is "
+                            "made, training goes on"),
                     detector="store")
             )
         return found

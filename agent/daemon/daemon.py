@@ -36,6 +36,7 @@ from ..history.old_runs import remove_runtime
 from ..launchers import log_child, protocol
 from ..launchers.run_session import RunSession
 from ..launchers.server import LauncherServer
+from ..store.base import Store
 from ..store.sqlite import DirectoryLock, SqliteStore
 from ..system.child_probe import Prober
 from ..system.clocks import instant
@@ -120,6 +121,8 @@ class Daemon:
         try:
             self._open(state, runtime)
             try:
+                if not self.store.view().up:
+                    await self.store.refresh()  # bounded; a node starts without its store too
                 await self._serve()
             finally:
                 await self._shut(runtime)
@@ -133,7 +136,7 @@ class Daemon:
     def _open(self, directory: Path, runtime: Path) -> None:
         """Everything that must be there before launchers may connect; the socket comes last."""
         state = self.state
-        self.store = SqliteStore(directory)
+        self.store = self._open_store(directory)
         state.journal = self.journal = Journal(
             directory,
             on_error=lambda why: self.loop.call_soon_threadsafe(self.on_error, "journal", why),
@@ -170,6 +173,15 @@ class Daemon:
         runtime.mkdir(parents=True, exist_ok=True, mode=0o700 if private else 0o755)
         self._socket_path = runtime / "agent.sock"
         self.launchers.listen(self._socket_path, 0o600 if private else 0o666)
+
+    def _open_store(self, directory: Path) -> Store:
+        config = self.state.config
+        if not config.store.url:
+            return SqliteStore(directory)
+        from ..store.etcd import open_etcd  # 3 MB that one node does without
+
+        return open_etcd(config.store, self.state.name, directory,
+                         lambda: self.state.config.detect.lease_s)
 
     def _parts(self) -> tuple[Part, ...]:
         """Everything that runs beside the steps, in the order in which it begins."""
@@ -225,7 +237,9 @@ class Daemon:
         self.journal.append(Memory(self._remembered()))
         closing = SideThread("journal's end")  # whatever hangs elsewhere does not hold this up
         await closing.do("journal", self.journal.close)
-        self.store.close()
+        store_closed = self.store.close()
+        if store_closed is not None:
+            await store_closed
         for thread in (closing, self.state.checkpoints.side_thread, self.evidence.side_thread):
             await thread.close(SIDE_THREAD_END_S)
         (runtime / "address").unlink(missing_ok=True)

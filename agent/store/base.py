@@ -1,11 +1,12 @@
-"""What a store is: documents with versions, written by compare-and-set.
+"""What a store is: documents with versions, written by compare-and-set, and leases.
 
-Owns the interface alone.  sqlite.py implements it for one node; a store for many nodes adds leases
-and watches behind the same names.
+Owns the interface alone.  sqlite.py implements it for one node, etcd.py for many;
+tests/unit/agent/test_store_conformance.py holds both to it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Collection
 from typing import Protocol
 
 from ..core.model import StoreView, StoreWrite
@@ -16,24 +17,41 @@ class StoreError(Exception):
 
 
 class Conflict(Exception):
-    """A compare-and-set found another version than expected; nothing was changed."""
+    """A compare-and-set found another version than expected, or the lease is another's; nothing
+    was changed."""
 
 
 class Store(Protocol):
-    """Documents with compare-and-set.  Calls return at once or raise; none of them hangs."""
+    """Documents with compare-and-set.  Calls return at once or raise; none of them hangs.
+
+    `lease/RUN` is no document: a write of it, whose body is the node's name, takes the run's lease
+    or renews it.  It ends by itself `lease_s` after the last renewal was sent, on this node's
+    CLOCK_BOOTTIME, and no sooner than that in the store.
+    """
+
+    problem: str  # why this node's disk does not keep what was taken; "" where it does
+    living: Callable[[], Collection[str]]  # runs that are here: their documents stay
 
     def view(self) -> StoreView:
         """What the store said last, and whether it answers."""
 
     async def put(self, write: StoreWrite) -> int:
-        """Writes a document if its version is the expected one; returns the new version.
+        """Writes a document if its version is the expected one; returns the new version.  With
+        `lease`, only while that run's lease is this node's, in the same transaction.
 
         Raises Conflict when it is not, StoreError when the store did not take it, and
-        TimeoutError when it is not known whether it did.
+        TimeoutError when it is not known whether it did: a refresh, or the watch, finds out.
         """
+
+    async def delete(self, key: str, expect_version: int) -> None:
+        """Takes a document away if its version is the expected one; raises as `put` does."""
 
     async def refresh(self) -> None:
         """Finds out again what the store holds and whether it answers."""
 
-    def close(self) -> None:
-        """Lets go of files, locks and connections."""
+    async def watch(self, changed: Callable[[str], None]) -> None:
+        """Follows the store until it is cancelled: `view` is right first, then `changed` says
+        why it was called.  A store that failed is asked again for ever."""
+
+    def close(self) -> Awaitable[None] | None:
+        """Lets go of files, locks and connections; connections want to be waited for."""

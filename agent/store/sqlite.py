@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import math
 import os
 import sqlite3
 import time
@@ -16,7 +17,8 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
-from ..core.model import Doc, Documents, StoreView, StoreWrite, run_subject, subject_of
+from ..core.model import Doc, Documents, Lease, StoreView, StoreWrite, run_subject, subject_of
+from ..core.model.subject import LEASE
 from .base import Conflict, StoreError
 
 APPLICATION_ID = 0x484F4C44  # "HOLD" in the header of every database of ours
@@ -25,6 +27,7 @@ DOCUMENTS_MAX = 10_000
 PRUNED_AT_ONCE = 500  # of those beyond that
 KEEP_S = 30 * 86400.0  # documents nobody touched for this long are dropped when the agent starts
 WRITE_LIMIT_S = 5.0
+RETRY_S = 1.0
 UNSAVED_MAX = 64  # documents that wait for room on the disk
 # Full, over quota, failing or read-only: what was read stays true, only nothing more is taken.
 DISK_CODES = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_READONLY,
@@ -133,6 +136,7 @@ class SqliteStore:
         self._documents = {key: Doc(key, version, bytes(body)) for key, version, body in rows}
         self._unsaved: dict[str, StoreWrite] = {}  # taken in memory while the disk takes nothing
         self.problem = ""  # why the disk takes nothing
+        self._leases: dict[str, Lease] = {}
         self._view = self._make_view(up=True)
         self.living: Callable[[], Collection[str]] = tuple  # runs whose documents must stay
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
@@ -141,6 +145,13 @@ class SqliteStore:
         return self._view
 
     async def put(self, write: StoreWrite) -> int:
+        kind, run, _ = subject_of(write.key)
+        if kind == LEASE:  # nobody else could take it, so it has no end
+            self._leases[run] = Lease(run, write.body.decode("utf-8", "replace"), math.inf)
+            self._view = self._make_view(up=self._view.up)
+            return 0
+        if write.lease and write.lease not in self._leases:
+            raise Conflict(f"lease: nobody holds that of {write.lease}")
         loop = asyncio.get_running_loop()
         try:
             version = await asyncio.wait_for(
@@ -162,6 +173,18 @@ class SqliteStore:
             await self._prune({run_subject(run) for run in self.living()} | {write.key})
         self._view = self._make_view(up=True)
         return version
+
+    async def delete(self, key: str, expect_version: int) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            deleting = loop.run_in_executor(self._thread, self._delete, key, expect_version)
+            await asyncio.wait_for(deleting, WRITE_LIMIT_S)
+        except (sqlite3.Error, TimeoutError) as error:
+            self._view = self._make_view(up=False)
+            raise StoreError(f"{self._path}: {str(error) or 'no answer'}") from error
+        self._documents.pop(key, None)
+        self._unsaved.pop(key, None)
+        self._view = self._make_view(up=True)
 
     def _in_memory(self, write: StoreWrite, error: Exception) -> bool:
         """Takes a run's document without the disk, which has no room for it: ranks that wait for a
@@ -224,13 +247,25 @@ class SqliteStore:
             self._documents[key] = Doc(key, write.expect_version + 1, write.body)
         self._view = self._make_view(up=True)
 
+    async def watch(self, changed: Callable[[str], None]) -> None:
+        """Nobody else writes here, so only a store that failed is asked again."""
+        while True:
+            await asyncio.sleep(RETRY_S)
+            if self.problem and await self.save():
+                changed("the store's disk takes writes again")
+            if not self.view().up:
+                await self.refresh()
+                if self.view().up:
+                    changed("store is back")
+
     def close(self) -> None:
         self._thread.shutdown(wait=True)
         self._database.close()
 
     def _make_view(self, up: bool) -> StoreView:
         documents = sorted(self._documents.values(), key=lambda doc: doc.key)
-        return StoreView(up=up, docs=Documents(documents))
+        problem = "" if up else self.problem or f"{self._path} does not answer: mend its disk"
+        return StoreView(up, Documents(documents), tuple(self._leases.values()), problem)
 
     def _read(self) -> list[tuple[str, int, bytes]]:
         """Oldest first, which is the order in which they are let go."""
@@ -257,6 +292,19 @@ class SqliteStore:
             "INSERT INTO documents VALUES (?1, ?2, ?3, ?4) ON CONFLICT (key) DO UPDATE SET "
             "version = ?2, body = ?3, written_wall_s = ?4 WHERE version < ?2",
             (write.key, write.expect_version + 1, write.body, time.time()))
+
+    def _delete(self, key: str, expect_version: int) -> None:
+        """In the thread."""
+        if key in self._unsaved:
+            have = self._unsaved[key].expect_version + 1
+        else:
+            row = self._database.execute(
+                "SELECT version FROM documents WHERE key = ?", (key,)).fetchone()
+            have = row[0] if row else 0
+        if have != expect_version or not have:
+            raise Conflict(f"{key} is at version {have}, not {expect_version}")
+        self._database.execute("PRAGMA synchronous=FULL")
+        self._database.execute("DELETE FROM documents WHERE key = ?", (key,))
 
     def _put(self, write: StoreWrite) -> int:
         """In the thread: one transaction, synced to disk, because a plan outlives the machine."""

@@ -1,8 +1,8 @@
 """The agent's web server: routes, listeners, and what operators ask.
 
-Owns aiohttp: nothing else of the agent imports it.  Listens on TCP (loopback unless configured),
-on api.sock, and, when set, on a port for metrics alone.  A failing handler is an answer of 500
-and a counted error, never more.
+Owns the server of aiohttp; its client is agent/store/etcd_gateway.py's.  Listens on TCP (loopback
+unless configured), on api.sock, and, when set, on a port for metrics alone.  A failing handler is
+an answer of 500 and a counted error, never more.
 """
 
 from __future__ import annotations

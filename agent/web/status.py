@@ -54,6 +54,7 @@ def status(state: AgentState) -> dict[str, Any]:
         "version": VERSION,
         "now_wall_s": time.time(),
         "store_up": snapshot.observed.store.up,
+        "store_problem": snapshot.observed.store.problem,
         "journal_stalled": snapshot.observed.journal_stalled,
         "disk_problem": state.disk_problem,
         "paused": node_paused(state),
@@ -359,7 +360,8 @@ def _need(state: AgentState, view: RunView, paused: bool) -> str:
         return (f"make room: {state.disk_problem}; training and restarts go on from memory, and "
                 "nothing that outlives the node is done")
     if not state.snapshot.observed.store.up:
-        return "the store does not answer: training goes on, no plan is made"
+        why = state.snapshot.observed.store.problem or "the store does not answer"
+        return f"{why}: training goes on, no plan is made"
     return "nothing"
 
 

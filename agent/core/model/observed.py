@@ -146,6 +146,7 @@ class StoreView(msgspec.Struct, frozen=True):
     up: bool
     docs: Documents = Documents()
     leases: tuple[Lease, ...] = ()
+    problem: str = ""  # why it is not up, with what to do about it
 
     def __post_init__(self) -> None:
         docs = cast("Iterable[Doc]", self.docs)

@@ -1,30 +1,21 @@
-"""Finds out whether a store that failed answers again.
+"""Follows the store: what others write, and whether one that failed answers again.
 
-Owns the pause between two questions; while the store answers it asks none.
+Owns nothing but the wake-up: how a store is followed is its own, and SQLite's is asked only after
+it failed.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 
-from ...store.sqlite import SqliteStore
-
-RETRY_S = 1.0
+from ...store.base import Store
 
 
 class StoreWatch:
     name = "store"
 
-    def __init__(self, store: SqliteStore, wake: Callable[[str], None]) -> None:
+    def __init__(self, store: Store, wake: Callable[[str], None]) -> None:
         self._store, self._wake = store, wake
 
     async def run(self) -> None:
-        while True:
-            await asyncio.sleep(RETRY_S)
-            if self._store.problem and await self._store.save():
-                self._wake("the store's disk takes writes again")
-            if not self._store.view().up:
-                await self._store.refresh()
-                if self._store.view().up:
-                    self._wake("store is back")
+        await self._store.watch(self._wake)

@@ -1,0 +1,509 @@
+"""The store of many nodes: documents and leases in an etcd, below one prefix for each cluster.
+
+Owns the keys, what is known of them, the watch, leases, and which cluster this node belongs to.
+How a member is asked is etcd_gateway.py's.  What cannot be known (an answer that was lost) is said
+as TimeoutError, and the watch finds out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import random
+import secrets
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from ..config import settings
+from ..config import store as address
+from ..core.model import Doc, Documents, Lease, StoreView, StoreWrite, subject_of
+from ..core.model.subject import LEASE
+from ..system import procfs
+from .base import Conflict, StoreError
+from .etcd_gateway import Gateway, Json, Login, Refused, Written
+
+BODY_MAX = 1 << 20  # etcd takes 1.5 MB a request, and base64 adds a third
+PAGE = 64  # documents in one answer
+CALL_S = 3.0  # of one question, whichever members are asked
+LIST_S = 10.0
+RETRY_LEAST_S, RETRY_MOST_S = 0.2, 3.0
+LEASE_LEAST_S = 2  # etcd's own least, with its usual election timeout
+CLUSTER, IDENTITY = "cluster", "store.json"
+
+
+class Known(msgspec.Struct):
+    """STATE/store.json: what this node has seen, so that it notices another store."""
+
+    node_id: str = ""  # of this state folder
+    cluster: str = ""  # store.cluster, for which the id holds
+    cluster_id: str = ""
+
+
+class Holder(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Value of lease/RUN.  Its bytes tell one taking of the lease from every other."""
+
+    node: str = ""
+    agent: str = ""  # state folder and boot: the same agent, started anew, takes its lease over
+    lease: str = ""
+
+
+class Held(msgspec.Struct):
+    """A lease of this node's."""
+
+    id: str
+    value: bytes
+    until_boot_s: float
+
+
+class EtcdStore:
+    """Documents of one cluster, see base.Store."""
+
+    def __init__(
+        self, gateway: Gateway, cluster: str, node: str, directory: Path,
+        lease_s: Callable[[], float],
+    ) -> None:
+        self.gateway, self.cluster, self.node = gateway, cluster, node
+        self.prefix = f"/holdfast/{cluster}/"
+        self.problem = ""  # it keeps nothing on this node's disk
+        self._why_down = "store: etcd was not asked yet"
+        self.living: Callable[[], Collection[str]] = tuple
+        self._identity_file = directory / IDENTITY
+        self._known = _read_known(self._identity_file)
+        self.agent_id = f"{self._known.node_id}.{procfs.boot_id()}"
+        self._lease_s = lease_s
+        self._docs: dict[str, Doc] = {}
+        self._revisions: dict[str, int] = {}  # key -> of its last change, deletions too
+        self._holders: dict[str, bytes] = {}  # run -> value of its lease
+        self._held: dict[str, Held] = {}
+        self._revision = 0  # everything up to it is known
+        self._up = False
+        self._view: StoreView | None = None
+        self._listing = asyncio.Lock()
+
+    # ------------------------------------------------------------- what is known
+
+    def view(self) -> StoreView:
+        if self._view is None:
+            docs = sorted(self._docs.values(), key=lambda doc: doc.key)
+            self._view = StoreView(
+                self._up, Documents(docs), tuple(self._leases()), self._why_down)
+        return self._view
+
+    def _leases(self) -> list[Lease]:
+        found = []
+        for run, value in sorted(self._holders.items()):
+            held = self._held.get(run)
+            mine = held is not None and held.value == value
+            found.append(Lease(run, _holder(value).node, held.until_boot_s if held and mine else 0))
+        return found
+
+    def _set_up(self, problem: str = "") -> None:
+        if (not problem) != self._up or problem != self._why_down:
+            self._up, self._why_down, self._view = not problem, problem, None
+
+    def _take(self, key: str, version: int, revision: int, body: bytes) -> bool:
+        """One key as the store has it; version 0: it is gone.  What is older than what is known
+        changes nothing."""
+        if revision <= self._revisions.get(key, 0):
+            return False
+        self._revisions[key] = revision
+        kind, run, _ = subject_of(key)
+        if kind == LEASE:
+            if version:
+                self._holders[run] = body
+            else:
+                self._holders.pop(run, None)
+            held = self._held.get(run)
+            if held is not None and (not version or body != held.value):
+                del self._held[run]
+        elif version:
+            self._docs[key] = Doc(key, version, body)
+        else:
+            self._docs.pop(key, None)
+        self._view = None
+        return True
+
+    # ------------------------------------------------------------- writing
+
+    async def put(self, write: StoreWrite) -> int:
+        kind, run, _ = subject_of(write.key)
+        if kind == LEASE:
+            await self._lead(run, write.body)
+            return 0
+        if len(write.body) > BODY_MAX:
+            raise StoreError(f"store: {write.key} is {len(write.body)} bytes long, and a document "
+                             f"may have {BODY_MAX}")
+        self._refuse_unknown_cluster()
+        compare = self._compare(write.key, write.expect_version, write.lease)
+        put = {"request_put": {"key": self._key(write.key), "value": _b64(write.body)}}
+        revision = await self._transact(compare, [put], [write.key], write.lease)
+        version = write.expect_version + 1
+        self._take(write.key, version, revision, write.body)
+        return version
+
+    async def delete(self, key: str, expect_version: int) -> None:
+        self._refuse_unknown_cluster()
+        gone = {"request_delete_range": {"key": self._key(key)}}
+        revision = await self._transact(self._compare(key, expect_version, ""), [gone], [key], "")
+        self._take(key, 0, revision, b"")
+
+    def _compare(self, key: str, version: int, lease: str) -> list[Json]:
+        found: list[Json] = [
+            {"target": "VERSION", "key": self._key(key), "version": str(version)}]
+        known = self._docs.get(key)
+        if known is not None and known.version == version:
+            # Deleted and written anew it has the same version, and is another document.
+            found.append({"target": "MOD", "key": self._key(key),
+                          "mod_revision": str(self._revisions[key])})
+        if lease:
+            held = self._held.get(lease)
+            if held is None:
+                raise Conflict(f"lease: {_holder(self._holders.get(lease, b'')).node or 'nobody'} "
+                               f"holds that of {lease}")
+            found.append({"target": "VALUE", "key": self._key(f"{LEASE}/{lease}"),
+                          "value": _b64(held.value)})
+        return found
+
+    async def _transact(
+        self, compare: list[Json], then: list[Json], keys: list[str], lease: str,
+    ) -> int:
+        """The revision of the change; Conflict when a comparison failed, with `keys` read anew."""
+        keys = [*keys, *([f"{LEASE}/{lease}"] if lease else [])]
+        reads = [{"request_range": {"key": self._key(key)}} for key in keys]
+        body = {"compare": compare, "success": then, "failure": reads}
+        answer, is_repeated = await self._write("/v3/kv/txn", body)
+        revision = _int(answer.get("header", {}).get("revision"))
+        if answer.get("succeeded"):
+            return revision
+        for key, response in zip(keys, answer.get("responses", []), strict=False):
+            kvs = response.get("response_range", {}).get("kvs", [])
+            if kvs:
+                self._take_kv(kvs[0])
+            else:
+                self._take(key, 0, revision, b"")
+        if is_repeated and self._is_done(compare[0], then[0], keys[0], lease):
+            return self._revisions[keys[0]]
+        if is_repeated:
+            raise TimeoutError(f"store: {keys[0]} was written, and not known by whom")
+        doc = self._docs.get(keys[0], Doc(keys[0], 0))
+        if lease and lease not in self._held:
+            raise Conflict(f"lease: {_holder(self._holders.get(lease, b'')).node or 'nobody'} "
+                           f"holds that of {lease}")
+        raise Conflict(f"{keys[0]} is at version {doc.version}, or was written anew")
+
+    def _is_done(self, compared: Json, then: Json, key: str, lease: str) -> bool:
+        """Whether an earlier try, whose answer was lost, came true.  Known only of a lease, whose
+        value nobody else writes, and below one that is this node's still: nobody else could."""
+        wanted = str(then.get("request_put", {}).get("value", ""))
+        kind, run, _ = subject_of(key)
+        if kind == LEASE:
+            return _b64(self._holders.get(run, b"")) == wanted
+        doc = self._docs.get(key)
+        if doc is None or lease not in self._held:
+            return False
+        version = _int(compared["version"]) + 1
+        return doc.version == version and _b64(doc.body) == wanted
+
+    async def _write(self, path: str, body: Json) -> Written:
+        try:
+            return await self.gateway.write(path, body, CALL_S)
+        except Refused as error:
+            if error.is_full:
+                self._set_up(str(error))
+            raise
+
+    # ------------------------------------------------------------- leases
+
+    async def _lead(self, run: str, body: bytes) -> None:
+        """Takes the run's lease, or renews it."""
+        if body.decode("utf-8", "replace") != self.node:
+            raise Conflict(f"lease: {self.node} asked in the name of {body[:100]!r}")
+        self._refuse_unknown_cluster()
+        held = self._held.get(run)
+        if held is not None and await self._renew(held):
+            self._view = None
+            return
+        self._held.pop(run, None)
+        value = self._holders.get(run, b"")
+        if value and not self._is_own(value):
+            raise Conflict(f"lease: {_holder(value).node} holds that of {run}")
+        await self._acquire(run, value)
+
+    async def _renew(self, held: Held) -> bool:
+        sent_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        answer = await self.gateway.ask("/v3/lease/keepalive", {"ID": held.id}, CALL_S)
+        left_s = _int(answer.get("result", {}).get("TTL"))
+        if left_s <= 0:
+            return False
+        held.until_boot_s = sent_boot_s + min(self._lease_s(), left_s)
+        return True
+
+    async def _acquire(self, run: str, value: bytes) -> None:
+        """By one transaction: nobody has it, or this agent had it before it started anew."""
+        id = str(secrets.randbits(62) + 1)
+        sent_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        lease_s = self._lease_s()
+        asked = {"TTL": str(max(LEASE_LEAST_S, math.ceil(lease_s))), "ID": id}
+        try:
+            granted = (await self._write("/v3/lease/grant", asked)).answer
+        except Refused as error:
+            if not error.is_repeated or "already exists" not in error.message:
+                raise
+            granted = {}  # by the first try, whose answer was lost
+        key = f"{LEASE}/{run}"
+        mine = msgspec.json.encode(Holder(self.node, self.agent_id, id))
+        compare = {"target": "VERSION", "key": self._key(key), "version": "0"}
+        if value:
+            compare = {"target": "VALUE", "key": self._key(key), "value": _b64(value)}
+        put = {"request_put": {"key": self._key(key), "value": _b64(mine), "lease": id}}
+        try:
+            revision = await self._transact([compare], [put], [key], "")
+        except Conflict:
+            found = _holder(self._holders.get(run, b""))
+            with contextlib.suppress(StoreError, TimeoutError):  # it would end by itself
+                await self.gateway.ask("/v3/lease/revoke", {"ID": id}, CALL_S)
+            raise Conflict(f"lease: {found.node or 'somebody'} holds that of {run}") from None
+        left_s = _int(granted.get("TTL"))
+        self._held[run] = Held(id, mine, sent_boot_s + min(lease_s, left_s or lease_s))
+        self._take(key, 1, revision, mine)
+        self._view = None
+
+    def _is_own(self, value: bytes) -> bool:
+        holder = _holder(value)
+        return holder.node == self.node and holder.agent == self.agent_id
+
+    # ------------------------------------------------------------- reading
+
+    async def refresh(self) -> None:
+        try:
+            await self._list()
+        except (StoreError, TimeoutError) as error:
+            self._set_up(str(error) or "store: etcd does not answer")
+
+    async def _list(self) -> None:
+        """Everything below the prefix, of one revision, and whether it is the right cluster."""
+        async with self._listing:
+            await self.gateway.version(CALL_S)
+            rows, revision = await self._range(self.prefix)
+            keys = {self._name(row) for row in rows}
+            found = next((row for row in rows if self._name(row) == CLUSTER), None)
+            await self._recognise(_body(found) if found is not None else b"")
+            for row in rows:
+                self._take_kv(row)
+            for key in list(self._revisions):
+                if key not in keys and self._revisions[key] <= revision:
+                    self._take(key, 0, revision, b"")
+                    if key not in self._docs:
+                        self._revisions.pop(key, None)
+            self._revision = max(self._revision, revision)
+            self._set_up()
+
+    async def _range(self, prefix: str) -> tuple[list[Json], int]:
+        """Page by page, so that no answer is long; all of the first page's revision."""
+        rows: list[Json] = []
+        begin, end, revision = prefix.encode(), _after(prefix.encode()), 0
+        while True:
+            asked: Json = {"key": _b64(begin), "range_end": _b64(end), "limit": str(PAGE)}
+            if revision:
+                asked["revision"] = str(revision)
+            answer = await self.gateway.ask("/v3/kv/range", asked, LIST_S)
+            revision = revision or _int(answer.get("header", {}).get("revision"))
+            page = answer.get("kvs", [])
+            rows += page
+            if not answer.get("more") or not page:
+                return rows, revision
+            begin = b64decode(page[-1]["key"]) + b"\0"
+
+    # ------------------------------------------------------------- which cluster
+
+    async def _recognise(self, body: bytes) -> None:
+        """Refuses a store that is not the one this node knows; the first node makes it one."""
+        known = self._known
+        wanted = known.cluster_id if known.cluster == self.cluster else ""
+        found = _cluster_id(body)
+        where = f"store: etcd at {self.gateway.name}, cluster {self.cluster!r}"
+        if not found:
+            if wanted:
+                raise StoreError(
+                    f"{where}, came back empty: this node knows it as {wanted}. Restore etcd's "
+                    "backup; where there is none: holdfast store seed")
+            found = secrets.token_hex(8)
+            text = msgspec.json.encode({"id": found, "by": self.node, "wall_s": time.time()})
+            compare = {"target": "VERSION", "key": self._key(CLUSTER), "version": "0"}
+            put = {"request_put": {"key": self._key(CLUSTER), "value": _b64(text)}}
+            try:
+                self._take(CLUSTER, 1, await self._transact([compare], [put], [CLUSTER], ""), text)
+            except Conflict:
+                found = _cluster_id(self._docs.get(CLUSTER, Doc(CLUSTER, 0)).body)
+        if wanted and found != wanted:
+            raise StoreError(
+                f"{where}, is another than this node knows: {found}, not {wanted}. Set store.url "
+                "to the right one; where this node is to join that one: holdfast store forget")
+        if not wanted:
+            self._known = Known(known.node_id, self.cluster, found)
+            _write_known(self._identity_file, self._known)
+
+    def _refuse_unknown_cluster(self) -> None:
+        if not self._up:
+            raise StoreError(self._why_down)
+
+    # ------------------------------------------------------------- watching
+
+    async def watch(self, changed: Callable[[str], None]) -> None:
+        wait_s = RETRY_LEAST_S
+        while True:
+            was_up = self._up
+            try:
+                if not was_up or not self._revision:
+                    await self._list()
+                    changed("the store answers")
+                wait_s = RETRY_LEAST_S
+                await self._follow(changed)
+            except (StoreError, TimeoutError, aiohttp.ClientError) as error:
+                await self._lost(error, changed)
+            await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))
+            wait_s = min(RETRY_MOST_S, 2.0 * wait_s) if not self._up else RETRY_LEAST_S
+
+    async def _lost(self, error: BaseException, changed: Callable[[str], None]) -> None:
+        """The watch ended: asks another member at once, and says so when none answers."""
+        if isinstance(error, Refused) and error.is_compacted:
+            self._revision = 0  # what was missed is compacted: everything is read again
+            return
+        was_up = self._up
+        await self.refresh()
+        if self._up != was_up:
+            changed("the store answers again" if self._up else "the store does not answer")
+
+    async def _follow(self, changed: Callable[[str], None]) -> None:
+        """Changes from the first that is not known yet."""
+        create = {"create_request": {
+            "key": _b64(self.prefix.encode()), "range_end": _b64(_after(self.prefix.encode())),
+            "start_revision": str(self._revision + 1), "fragment": True}}
+        async with contextlib.aclosing(self.gateway.stream("/v3/watch", [create])) as results:
+            async for result in results:
+                if _int(result.get("compact_revision")):
+                    raise Refused("store: the watch fell behind", 11, "compacted")
+                if result.get("canceled"):
+                    raise StoreError(f"store: the watch ended: {result.get('cancel_reason', '')}")
+                if self._apply(result):
+                    changed("the store changed")
+
+    def _apply(self, result: Json) -> bool:
+        """A result of the watch.  A resumed watch begins behind the last whole one."""
+        news, newest = False, 0
+        for event in result.get("events", []):
+            row = event.get("kv", {})
+            newest = max(newest, _int(row.get("mod_revision")))
+            if event.get("type") == "DELETE":
+                key = self._name(row)
+                news |= self._take(key, 0, _int(row.get("mod_revision")), b"")
+            else:
+                news |= self._take_kv(row)
+        if not result.get("fragment"):
+            self._revision = max(self._revision, newest)
+        return news
+
+    async def close(self) -> None:
+        await self.gateway.close()
+
+    # ------------------------------------------------------------- keys
+
+    def _key(self, key: str) -> str:
+        return _b64((self.prefix + key).encode())
+
+    def _name(self, row: Json) -> str:
+        text = b64decode(row.get("key", "")).decode("utf-8", "replace")
+        return text.removeprefix(self.prefix)
+
+    def _take_kv(self, row: Json) -> bool:
+        return self._take(self._name(row), _int(row.get("version")),
+                          _int(row.get("mod_revision")), _body(row))
+
+
+def open_etcd(
+    settings: settings.Store, node: str, directory: Path, lease_s: Callable[[], float],
+) -> EtcdStore:
+    """StoreError names the setting or the file that is not as it must be."""
+    try:
+        endpoints = address.parse(settings.url).endpoints
+        tls = address.tls_context(settings)
+        password = address.read_password(settings.password_file) if settings.user else ""
+    except ValueError as error:
+        raise StoreError(str(error)) from error
+    gateway = Gateway(endpoints, tls, Login(settings.user, password))
+    return EtcdStore(gateway, settings.cluster, node, directory, lease_s)
+
+
+def _b64(value: bytes) -> str:
+    return b64encode(value).decode()
+
+
+def _int(value: Any) -> int:
+    """etcd says 64-bit numbers as texts, and leaves out 0."""
+    try:
+        return int(value or 0)
+    except (TypeError, ValueError):
+        return 0
+
+
+def _body(row: Json) -> bytes:
+    return b64decode(row.get("value", ""))
+
+
+def _after(prefix: bytes) -> bytes:
+    """The first key behind all that begin with it; the prefix ends in "/"."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])
+
+
+def _holder(value: bytes) -> Holder:
+    try:
+        return msgspec.json.decode(value, type=Holder) if value else Holder()
+    except (msgspec.DecodeError, RecursionError):
+        return Holder()
+
+
+def _cluster_id(body: bytes) -> str:
+    try:
+        found = msgspec.json.decode(body) if body else {}
+    except (msgspec.DecodeError, RecursionError):
+        return ""
+    return str(found.get("id", "")) if isinstance(found, dict) else ""
+
+
+def _read_known(path: Path) -> Known:
+    """StoreError where it is damaged: to take it for a new node's would join any store."""
+    try:
+        known = msgspec.json.decode(path.read_bytes(), type=Known)
+    except FileNotFoundError:
+        known = Known()
+    except (OSError, msgspec.DecodeError) as error:
+        raise StoreError(f"{path}: {error}: it says which cluster this node belongs to; where "
+                         "that is lost, remove the file, and the node joins the one it finds"
+                         ) from error
+    if not known.node_id:
+        known.node_id = secrets.token_hex(8)
+        _write_known(path, known)
+    return known
+
+
+def _write_known(path: Path, known: Known) -> None:
+    """Whole or not at all."""
+    aside = path.with_suffix(".new")
+    try:
+        fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb") as file:
+            file.write(msgspec.json.encode(known))
+            file.flush()
+            os.fsync(fd)
+        aside.rename(path)
+    except OSError as error:
+        raise StoreError(f"{path}: {error.strerror}: which cluster this node belongs to cannot be "
+                         "kept; make room or mend the disk") from error

@@ -1,0 +1,383 @@
+"""Talks to etcd's own HTTP gateway: one request to one member, the next member where one fails.
+
+Owns endpoints, deadlines, the login and its token, TLS, what is counted, and what an answer of
+etcd's means for a person.  Knows no key and no document: that is etcd.py's.  Why no client library
+stands here: docs/decisions/011-etcd-by-its-gateway.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import ssl
+import time
+from collections.abc import AsyncGenerator, Mapping
+from typing import Any, NamedTuple
+
+import aiohttp
+
+from .base import StoreError
+
+Json = dict[str, Any]
+OLDEST = (3, 4)  # its gateway is at /v3 and knows every call that is made here
+CONNECT_S = 1.0  # a member that takes longer is passed by
+TRY_S = 1.0  # of a question to one member, where there are others
+ANSWER_MAX = 16 << 20  # bytes; etcd takes 1.5 MB a document
+LINE_MAX = 16 << 20  # of a watch: what changed in one transaction
+HEADER_BYTES = 4  # ": " and the line's end
+# gRPC's codes, as etcd uses them.
+INVALID_ARGUMENT, PERMISSION_DENIED, EXHAUSTED = 3, 7, 8
+OUT_OF_RANGE, UNAVAILABLE, UNAUTHENTICATED = 11, 14, 16
+LOGIN_AGAIN = ("invalid auth token", "revision of auth store is old", "auth token is not provided")
+# The request was not proposed: another member may take it.
+NOT_TAKEN = ("no leader", "too many requests", "server stopped", "not capable")
+
+
+class Refused(StoreError):
+    """etcd answered, and it was no.  `code` is gRPC's."""
+
+    def __init__(self, text: str, code: int, message: str) -> None:
+        super().__init__(text)
+        self.code, self.message = code, message
+        self.is_repeated = False  # an earlier try of the same may have been taken
+
+    @property
+    def is_compacted(self) -> bool:
+        return self.code == OUT_OF_RANGE and "compacted" in self.message
+
+    @property
+    def is_full(self) -> bool:
+        return self.code == EXHAUSTED and "space exceeded" in self.message
+
+    @property
+    def is_not_taken(self) -> bool:
+        return any(words in self.message for words in NOT_TAKEN)
+
+    @property
+    def is_passing(self) -> bool:
+        """Of this member or this moment: somebody else may answer better."""
+        return self.code == UNAVAILABLE or self.is_not_taken
+
+
+class Written(NamedTuple):
+    answer: Json
+    is_repeated: bool  # an earlier try, whose answer was lost, may have been taken
+
+
+class Login(NamedTuple):
+    user: str = ""
+    password: str = ""
+
+
+class Traffic:
+    """What went to the store and came back, of HTTP; without TCP's own."""
+
+    def __init__(self) -> None:
+        self.requests: dict[tuple[str, str], int] = {}  # by call and outcome
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self.latency_s = 0.0  # of the last answer
+        self.latency_sum_s = 0.0
+        self.answers = 0
+
+    def count(self, path: str, outcome: str) -> None:
+        key = path.rpartition("/")[2], outcome
+        self.requests[key] = self.requests.get(key, 0) + 1
+
+    def answered(self, seconds: float) -> None:
+        self.latency_s = seconds
+        self.latency_sum_s += seconds
+        self.answers += 1
+
+    def trace(self) -> aiohttp.TraceConfig:
+        """Counts on every connection, the watch's own too."""
+        trace = aiohttp.TraceConfig()
+
+        async def headers(_: Any, __: Any, params: aiohttp.TraceRequestHeadersSentParams) -> None:
+            self.sent_bytes += len(params.method) + len(str(params.url.path)) + 12
+            self.sent_bytes += _size(params.headers)
+
+        async def chunk(_: Any, __: Any, params: aiohttp.TraceRequestChunkSentParams) -> None:
+            self.sent_bytes += len(params.chunk)
+
+        trace.on_request_headers_sent.append(headers)
+        trace.on_request_chunk_sent.append(chunk)
+        return trace
+
+
+def _size(headers: Mapping[str, str]) -> int:
+    return sum(len(name) + len(value) + HEADER_BYTES for name, value in headers.items())
+
+
+class Gateway:
+    """One agent's connections.  Every call ends within its limit, whatever the members do."""
+
+    def __init__(self, endpoints: tuple[str, ...], tls: ssl.SSLContext | None = None,
+                 login: Login | None = None) -> None:
+        # Each agent begins elsewhere, so that no member carries all of them.
+        self.endpoints = tuple(random.sample(endpoints, len(endpoints)))
+        self.traffic = Traffic()
+        self._tls, self._login = tls, login or Login()
+        self._token = ""
+        self._first = 0  # whom the next question goes to
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def name(self) -> str:
+        """For people: the members, in one order."""
+        return ",".join(sorted(one.partition("://")[2] for one in self.endpoints))
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    # ------------------------------------------------------------- questions and writes
+
+    async def ask(self, path: str, body: Json, limit_s: float) -> Json:
+        """A question: the next member is asked where one fails.  StoreError when none answered
+        well, naming each."""
+        try:
+            return (await self.write(path, body, limit_s)).answer
+        except TimeoutError as error:
+            raise StoreError(str(error)) from error
+
+    async def write(self, path: str, body: Json, limit_s: float) -> Written:
+        """A change that has its effect once however often it is sent: a transaction that compares
+        the version which it moves.  TimeoutError when it is not known whether it was taken,
+        StoreError when it was not.
+
+        A member that lost its leader keeps a request for seconds, and its proposal may be lost:
+        the next member is asked after one.  What that answers is told with `is_repeated`: a
+        comparison that fails then may have failed for the first try's success."""
+        deadline_s = time.monotonic() + limit_s
+        failed: dict[str, str] = {}
+        unsure = False
+        for turn in range(2 * len(self.endpoints)):
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0.0:
+                break
+            endpoint = self.endpoints[self._first]
+            alone_s = left_s if len(self.endpoints) == 1 else min(left_s, TRY_S)
+            try:
+                return Written(await self._authorised(endpoint, path, body, alone_s), unsure)
+            except Refused as error:
+                if not error.is_passing:
+                    error.is_repeated = unsure
+                    raise
+                failed[endpoint] = error.message
+                unsure |= not error.is_not_taken
+            except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
+                failed[endpoint] = _why(error)  # nothing was sent
+            except (TimeoutError, aiohttp.ClientError) as error:
+                failed[endpoint] = _why(error)
+                unsure = True
+            self._next()
+            if turn == len(self.endpoints) - 1:
+                await asyncio.sleep(min(0.1, max(0.0, deadline_s - time.monotonic())))
+        if unsure:
+            raise TimeoutError(self._none_answers(failed))
+        raise StoreError(self._none_answers(failed))
+
+    def _next(self) -> None:
+        self._first = (self._first + 1) % len(self.endpoints)
+
+    def _none_answers(self, failed: Mapping[str, str]) -> str:
+        said = "; ".join(f"{one.partition('://')[2]}: {why}" for one, why in failed.items())
+        return (f"store: no member of etcd answers ({said or self.name}): start etcd there, or "
+                "set store.url to where it is")
+
+    async def _authorised(self, endpoint: str, path: str, body: Json, limit_s: float) -> Json:
+        """With a token, and with another one where it has run out; nothing was done then."""
+        begun_s = time.monotonic()
+        if self._login.user and not self._token:
+            await self._log_in(endpoint, limit_s)
+        try:
+            return await self._post(endpoint, path, body, limit_s)
+        except Refused as error:
+            if not self._login.user or not _wants_login(error):
+                raise
+        limit_s -= time.monotonic() - begun_s
+        await self._log_in(endpoint, limit_s)
+        return await self._post(endpoint, path, body, limit_s)
+
+    async def _log_in(self, endpoint: str, limit_s: float) -> None:
+        self._token = ""
+        user, password = self._login
+        answer = await self._post(
+            endpoint, "/v3/auth/authenticate", {"name": user, "password": password}, limit_s)
+        self._token = str(answer.get("token", ""))
+
+    async def _post(self, endpoint: str, path: str, body: Json, limit_s: float) -> Json:
+        begun_s = time.monotonic()
+        timeout = aiohttp.ClientTimeout(total=max(0.01, limit_s), sock_connect=CONNECT_S)
+        try:
+            async with self._open().post(
+                endpoint + path, data=json.dumps(body).encode(), headers=self._headers(),
+                timeout=timeout,
+            ) as response:
+                text = await self._read(response)
+                status = response.status
+        except (TimeoutError, aiohttp.ClientError):
+            self.traffic.count(path, "failed")
+            raise
+        self.traffic.answered(time.monotonic() - begun_s)
+        answer = _decoded(endpoint, path, text)
+        nested = answer.get("error")
+        error = nested if isinstance(nested, dict) else answer
+        if status != 200 or "error" in answer:
+            self.traffic.count(path, "refused")
+            raise self._refused(endpoint, error, status)
+        self.traffic.count(path, "ok")
+        return answer
+
+    async def version(self, limit_s: float) -> tuple[str, str]:
+        """(endpoint, version) of the member whom the next question goes to.  StoreError when it is
+        older than this client, or none answers."""
+        failed: dict[str, str] = {}
+        for _ in self.endpoints:
+            endpoint = self.endpoints[self._first]
+            timeout = aiohttp.ClientTimeout(total=min(limit_s, TRY_S), sock_connect=CONNECT_S)
+            try:
+                async with self._open().get(endpoint + "/version", timeout=timeout) as response:
+                    text = await self._read(response)
+            except (TimeoutError, aiohttp.ClientError) as error:
+                failed[endpoint] = _why(error)
+                self._next()
+                continue
+            said = str(_decoded(endpoint, "/version", text).get("etcdserver", ""))
+            parts = said.split(".")
+            if len(parts) < 2 or not (parts[0] + parts[1]).isdecimal():
+                raise StoreError(f"store: {endpoint} is no etcd (/version says {text[:100]!r}): "
+                                 "set store.url to etcd's client port, 2379 by default")
+            if (int(parts[0]), int(parts[1])) < OLDEST:
+                raise StoreError(f"store: {endpoint} is etcd {said}: install 3.4 or newer there")
+            return endpoint, said
+        raise StoreError(self._none_answers(failed))
+
+    # ------------------------------------------------------------- what goes on coming
+
+    async def stream(self, path: str, requests: list[Json]) -> AsyncGenerator[Json]:
+        """Results as they come, from one member, until it ends.  Raises Refused for what etcd
+        says is wrong, TimeoutError or aiohttp.ClientError where the connection is lost."""
+        if self._login.user and not self._token:
+            await self._log_in(self.endpoints[self._first], TRY_S)
+        endpoint = self.endpoints[self._first]
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
+        # A member that loses its leader would go on in silence: it shall say so and end.
+        headers = self._headers() | {"Grpc-Metadata-hasleader": "true"}
+        body = b"".join(json.dumps(one).encode() for one in requests)
+        try:
+            async with self._open().post(
+                endpoint + path, data=body, headers=headers, timeout=timeout
+            ) as response:
+                self.traffic.received_bytes += _raw_size(response)
+                rest = bytearray()
+                async for chunk in response.content.iter_any():
+                    self.traffic.received_bytes += len(chunk)
+                    rest += chunk
+                    if len(rest) > LINE_MAX:
+                        raise StoreError(f"store: {endpoint} sends a line of more than "
+                                         f"{LINE_MAX} bytes")
+                    *lines, last = rest.split(b"\n")
+                    rest = bytearray(last)
+                    for line in lines:
+                        yield self._result(endpoint, path, bytes(line))
+                if rest.strip():
+                    yield self._result(endpoint, path, bytes(rest))
+        except (TimeoutError, aiohttp.ClientError, Refused):
+            self.traffic.count(path, "failed")
+            self._next()
+            raise
+
+    def _result(self, endpoint: str, path: str, line: bytes) -> Json:
+        answer = _decoded(endpoint, path, line)
+        if "error" in answer:
+            error = answer["error"] if isinstance(answer["error"], dict) else answer
+            refused = self._refused(endpoint, error, 0)
+            if _wants_login(refused):
+                self._token = ""
+            raise refused
+        result = answer.get("result", {})
+        return result if isinstance(result, dict) else {}
+
+    # ------------------------------------------------------------- details
+
+    def _open(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            connector = aiohttp.TCPConnector(
+                ssl=self._tls if self._tls is not None else True, limit=16, keepalive_timeout=60.0)
+            self._session = aiohttp.ClientSession(
+                connector=connector, trace_configs=[self.traffic.trace()],
+                skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
+                headers={"Content-Type": "application/json"}, trust_env=False)
+        return self._session
+
+    def _headers(self) -> dict[str, str]:
+        return {"Authorization": self._token} if self._token else {}
+
+    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+        found = bytearray()
+        self.traffic.received_bytes += _raw_size(response)
+        async for chunk in response.content.iter_any():
+            self.traffic.received_bytes += len(chunk)
+            found += chunk
+            if len(found) > ANSWER_MAX:
+                raise aiohttp.ClientPayloadError(f"an answer of more than {ANSWER_MAX} bytes")
+        return bytes(found)
+
+    def _refused(self, endpoint: str, error: Json, status: int) -> Refused:
+        """With the sentence that says what to do."""
+        raw = error.get("grpc_code", error.get("code", 0))
+        code = raw if isinstance(raw, int) else 0
+        message = str(error.get("message") or error.get("error") or f"HTTP {status}")[:300]
+        if not code and status in (502, 503, 504):
+            code = UNAVAILABLE
+        return Refused(f"store: etcd at {endpoint.partition('://')[2]} says: {message}"
+                       f"{self._remedy(code, message)}", code, message)
+
+    def _remedy(self, code: int, message: str) -> str:
+        user = self._login.user
+        if "authentication failed" in message:
+            return f": set store.user and store.password_file to what etcd has for {user!r}"
+        if code == PERMISSION_DENIED or "permission denied" in message:
+            return (f": let {user!r} read and write the cluster's keys: etcdctl role "
+                    "grant-permission ROLE readwrite --prefix=true /holdfast/")
+        if "authentication is not enabled" in message:
+            return ": take store.user out, or run etcdctl auth enable"
+        if "user name is empty" in message or "auth token" in message:
+            return ": it wants a user: set store.user and store.password_file"
+        if "space exceeded" in message:
+            return (": it has no space left: etcdctl compact and defrag, then etcdctl alarm "
+                    "disarm; see docs/cluster.md")
+        return ""
+
+
+def _wants_login(error: Refused) -> bool:
+    return error.code == UNAUTHENTICATED or any(one in error.message for one in LOGIN_AGAIN)
+
+
+def _raw_size(response: aiohttp.ClientResponse) -> int:
+    return 15 + sum(len(name) + len(value) + HEADER_BYTES for name, value in response.raw_headers)
+
+
+def _decoded(endpoint: str, path: str, text: bytes) -> Json:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise StoreError(f"store: {endpoint}{path} answers no JSON ({text[:80]!r}): set store.url "
+                         "to etcd's client port, 2379 by default")
+    return found
+
+
+def _why(error: BaseException) -> str:
+    if isinstance(error, aiohttp.ClientConnectorCertificateError | aiohttp.ClientSSLError):
+        return f"{error}: set store.ca_file to the certificates that signed its own"
+    if isinstance(error, aiohttp.ClientConnectorError):
+        return error.os_error.strerror or str(error.os_error)
+    if isinstance(error, TimeoutError):
+        return "no answer in time"
+    return str(error) or type(error).__name__
