@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
-import os
 import random
 import secrets
 import time
@@ -29,22 +28,15 @@ from ..core.model.subject import LEASE
 from ..system import procfs
 from .base import Conflict, StoreError
 from .etcd_gateway import Gateway, Json, Login, Refused, Written
+from .identity import CLUSTER, FILE, Known, id_of, new_mark, read_known, write_known
 
 BODY_MAX = 1 << 20  # etcd takes 1.5 MB a request, and base64 adds a third
 PAGE = 64  # documents in one answer
-CALL_S = 3.0  # of one question, whichever members are asked
-LIST_S = 10.0
+CALL_S = 4.0  # of one question, whichever members are asked
+LOOK_S = 2.0  # a store that nobody writes to is asked this often whether it is there
+BEHIND_MAX = 3  # looks in a row that knew more than the watch
 RETRY_LEAST_S, RETRY_MOST_S = 0.2, 3.0
 LEASE_LEAST_S = 2  # etcd's own least, with its usual election timeout
-CLUSTER, IDENTITY = "cluster", "store.json"
-
-
-class Known(msgspec.Struct):
-    """STATE/store.json: what this node has seen, so that it notices another store."""
-
-    node_id: str = ""  # of this state folder
-    cluster: str = ""  # store.cluster, for which the id holds
-    cluster_id: str = ""
 
 
 class Holder(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -75,16 +67,18 @@ class EtcdStore:
         self.problem = ""  # it keeps nothing on this node's disk
         self._why_down = "store: etcd was not asked yet"
         self.living: Callable[[], Collection[str]] = tuple
-        self._identity_file = directory / IDENTITY
-        self._known = _read_known(self._identity_file)
+        self._identity_file = directory / FILE
+        self._known = read_known(self._identity_file)
         self.agent_id = f"{self._known.node_id}.{procfs.boot_id()}"
         self._lease_s = lease_s
         self._docs: dict[str, Doc] = {}
-        self._revisions: dict[str, int] = {}  # key -> of its last change, deletions too
+        self._revisions: dict[str, int] = {}  # key -> of its last change
+        self._gone: dict[str, int] = {}  # key -> of its deletion, until the watch is past it
         self._holders: dict[str, bytes] = {}  # run -> value of its lease
         self._held: dict[str, Held] = {}
         self._revision = 0  # everything up to it is known
-        self._up = False
+        self._mark = b""  # body of the document `cluster`, once it was found to be the right one
+        self._up = self._is_full = False
         self._view: StoreView | None = None
         self._listing = asyncio.Lock()
 
@@ -109,12 +103,20 @@ class EtcdStore:
         if (not problem) != self._up or problem != self._why_down:
             self._up, self._why_down, self._view = not problem, problem, None
 
-    def _take(self, key: str, version: int, revision: int, body: bytes) -> bool:
+    def _take(
+        self, key: str, version: int, revision: int, body: bytes, seen_at: int = 0
+    ) -> bool:
         """One key as the store has it; version 0: it is gone.  What is older than what is known
-        changes nothing."""
-        if revision <= self._revisions.get(key, 0):
+        changes nothing, unless it was still so at the later revision `seen_at`: then the store was
+        put back to an older state."""
+        known = self._revisions.get(key) or self._gone.get(key, 0)
+        if revision == known or max(revision, seen_at) < known:
             return False
-        self._revisions[key] = revision
+        if not version and key not in self._revisions:
+            return False
+        self._revisions.pop(key, None)
+        self._gone.pop(key, None)
+        (self._revisions if version else self._gone)[key] = revision
         kind, run, _ = subject_of(key)
         if kind == LEASE:
             if version:
@@ -124,6 +126,8 @@ class EtcdStore:
             held = self._held.get(run)
             if held is not None and (not version or body != held.value):
                 del self._held[run]
+        elif key == CLUSTER:
+            self._mark = body if id_of(body) == id_of(self._mark) else b""
         elif version:
             self._docs[key] = Doc(key, version, body)
         else:
@@ -141,7 +145,7 @@ class EtcdStore:
         if len(write.body) > BODY_MAX:
             raise StoreError(f"store: {write.key} is {len(write.body)} bytes long, and a document "
                              f"may have {BODY_MAX}")
-        self._refuse_unknown_cluster()
+        self._refuse_unknown()
         compare = self._compare(write.key, write.expect_version, write.lease)
         put = {"request_put": {"key": self._key(write.key), "value": _b64(write.body)}}
         revision = await self._transact(compare, [put], [write.key], write.lease)
@@ -150,7 +154,7 @@ class EtcdStore:
         return version
 
     async def delete(self, key: str, expect_version: int) -> None:
-        self._refuse_unknown_cluster()
+        self._refuse_unknown()
         gone = {"request_delete_range": {"key": self._key(key)}}
         revision = await self._transact(self._compare(key, expect_version, ""), [gone], [key], "")
         self._take(key, 0, revision, b"")
@@ -175,8 +179,12 @@ class EtcdStore:
     async def _transact(
         self, compare: list[Json], then: list[Json], keys: list[str], lease: str,
     ) -> int:
-        """The revision of the change; Conflict when a comparison failed, with `keys` read anew."""
-        keys = [*keys, *([f"{LEASE}/{lease}"] if lease else [])]
+        """The revision of the change; Conflict when a comparison failed, with `keys` read anew.
+        Nothing is written to a store that is not this cluster's."""
+        keys = [*keys, *([f"{LEASE}/{lease}"] if lease else []), CLUSTER]
+        if self._mark:
+            compare = [*compare, {"target": "VALUE", "key": self._key(CLUSTER),
+                                  "value": _b64(self._mark)}]
         reads = [{"request_range": {"key": self._key(key)}} for key in keys]
         body = {"compare": compare, "success": then, "failure": reads}
         answer, is_repeated = await self._write("/v3/kv/txn", body)
@@ -186,9 +194,12 @@ class EtcdStore:
         for key, response in zip(keys, answer.get("responses", []), strict=False):
             kvs = response.get("response_range", {}).get("kvs", [])
             if kvs:
-                self._take_kv(kvs[0])
+                self._take_kv(kvs[0], revision)
             else:
                 self._take(key, 0, revision, b"")
+        if not self._mark and keys[0] != CLUSTER:
+            self._set_up(f"store: etcd at {self.gateway.name} changed under this node")
+            raise StoreError(self._why_down)
         if is_repeated and self._is_done(compare[0], then[0], keys[0], lease):
             return self._revisions[keys[0]]
         if is_repeated:
@@ -217,6 +228,7 @@ class EtcdStore:
             return await self.gateway.write(path, body, CALL_S)
         except Refused as error:
             if error.is_full:
+                self._is_full = True
                 self._set_up(str(error))
             raise
 
@@ -226,7 +238,7 @@ class EtcdStore:
         """Takes the run's lease, or renews it."""
         if body.decode("utf-8", "replace") != self.node:
             raise Conflict(f"lease: {self.node} asked in the name of {body[:100]!r}")
-        self._refuse_unknown_cluster()
+        self._refuse_unknown()
         held = self._held.get(run)
         if held is not None and await self._renew(held):
             self._view = None
@@ -291,20 +303,34 @@ class EtcdStore:
     async def _list(self) -> None:
         """Everything below the prefix, of one revision, and whether it is the right cluster."""
         async with self._listing:
+            before = self._revision
             await self.gateway.version(CALL_S)
             rows, revision = await self._range(self.prefix)
-            keys = {self._name(row) for row in rows}
             found = next((row for row in rows if self._name(row) == CLUSTER), None)
             await self._recognise(_body(found) if found is not None else b"")
+            if revision < before:  # restored from a backup: what was known is not true any more
+                self._forget()
+            keys = {self._name(row) for row in rows}
             for row in rows:
-                self._take_kv(row)
-            for key in list(self._revisions):
-                if key not in keys and self._revisions[key] <= revision:
-                    self._take(key, 0, revision, b"")
-                    if key not in self._docs:
-                        self._revisions.pop(key, None)
+                self._take_kv(row, revision)
+            for key in [one for one, at in self._revisions.items()
+                        if one not in keys and at < revision]:
+                self._take(key, 0, revision, b"")
             self._revision = max(self._revision, revision)
+            if self._is_full:
+                await self._try_to_write()
             self._set_up()
+
+    def _forget(self) -> None:
+        """All that the store said; the leases stay, and hold where their values are found."""
+        for known in (self._docs, self._revisions, self._gone, self._holders):
+            known.clear()
+        self._revision, self._view = 0, None
+
+    async def _try_to_write(self) -> None:
+        """Whether it has space again, by what leaves nothing behind and wakes nobody."""
+        await self._write("/v3/lease/grant", {"TTL": str(LEASE_LEAST_S)})
+        self._is_full = False
 
     async def _range(self, prefix: str) -> tuple[list[Json], int]:
         """Page by page, so that no answer is long; all of the first page's revision."""
@@ -314,7 +340,7 @@ class EtcdStore:
             asked: Json = {"key": _b64(begin), "range_end": _b64(end), "limit": str(PAGE)}
             if revision:
                 asked["revision"] = str(revision)
-            answer = await self.gateway.ask("/v3/kv/range", asked, LIST_S)
+            answer = await self.gateway.ask("/v3/kv/range", asked, CALL_S)
             revision = revision or _int(answer.get("header", {}).get("revision"))
             page = answer.get("kvs", [])
             rows += page
@@ -326,9 +352,9 @@ class EtcdStore:
 
     async def _recognise(self, body: bytes) -> None:
         """Refuses a store that is not the one this node knows; the first node makes it one."""
-        known = self._known
+        known, self._mark = self._known, b""
         wanted = known.cluster_id if known.cluster == self.cluster else ""
-        found = _cluster_id(body)
+        found = id_of(body)
         where = f"store: etcd at {self.gateway.name}, cluster {self.cluster!r}"
         if not found:
             if wanted:
@@ -336,23 +362,23 @@ class EtcdStore:
                     f"{where}, came back empty: this node knows it as {wanted}. Restore etcd's "
                     "backup; where there is none: holdfast store seed")
             found = secrets.token_hex(8)
-            text = msgspec.json.encode({"id": found, "by": self.node, "wall_s": time.time()})
+            text = new_mark(found, self.node)
             compare = {"target": "VERSION", "key": self._key(CLUSTER), "version": "0"}
             put = {"request_put": {"key": self._key(CLUSTER), "value": _b64(text)}}
-            try:
-                self._take(CLUSTER, 1, await self._transact([compare], [put], [CLUSTER], ""), text)
-            except Conflict:
-                found = _cluster_id(self._docs.get(CLUSTER, Doc(CLUSTER, 0)).body)
+            await self._transact([compare], [put], [CLUSTER], "")  # of several nodes, one may
+            body = text
         if wanted and found != wanted:
             raise StoreError(
                 f"{where}, is another than this node knows: {found}, not {wanted}. Set store.url "
                 "to the right one; where this node is to join that one: holdfast store forget")
         if not wanted:
             self._known = Known(known.node_id, self.cluster, found)
-            _write_known(self._identity_file, self._known)
+            write_known(self._identity_file, self._known)
+        self._mark = body
 
-    def _refuse_unknown_cluster(self) -> None:
-        if not self._up:
+    def _refuse_unknown(self) -> None:
+        """Before a write.  A store that did not answer is asked all the same: it may now."""
+        if not self._mark:
             raise StoreError(self._why_down)
 
     # ------------------------------------------------------------- watching
@@ -366,7 +392,9 @@ class EtcdStore:
                     await self._list()
                     changed("the store answers")
                 wait_s = RETRY_LEAST_S
-                await self._follow(changed)
+                await self._follow_and_look(changed)
+            except Conflict:
+                continue  # another node made the cluster's document first
             except (StoreError, TimeoutError, aiohttp.ClientError) as error:
                 await self._lost(error, changed)
             await asyncio.sleep(wait_s * random.uniform(0.5, 1.0))
@@ -381,6 +409,45 @@ class EtcdStore:
         await self.refresh()
         if self._up != was_up:
             changed("the store answers again" if self._up else "the store does not answer")
+
+    async def _follow_and_look(self, changed: Callable[[str], None]) -> None:
+        """Ends, with the error, when the watch ends or when the store is not as it says."""
+        tasks = [asyncio.create_task(self._follow(changed)),
+                 asyncio.create_task(self._look_on(changed))]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    async def _look_on(self, changed: Callable[[str], None]) -> None:
+        """A watch is silent where nothing changes, and where it is dead: the store is asked what is
+        newer than all that is known, and how many keys there are."""
+        behind = 0
+        while True:
+            await asyncio.sleep(LOOK_S * random.uniform(0.9, 1.1))
+            prefix, since = self.prefix.encode(), self._revision
+            answer = await self.gateway.ask("/v3/kv/range", {
+                "key": _b64(prefix), "range_end": _b64(_after(prefix)), "limit": str(PAGE),
+                "min_mod_revision": str(since + 1)}, CALL_S)
+            revision = _int(answer.get("header", {}).get("revision"))
+            if revision < since:
+                raise StoreError(f"store: etcd at {self.gateway.name} is older than it was")
+            news = [row for row in answer.get("kvs", []) if self._take_kv(row, revision)]
+            if news:
+                changed("the store changed")
+            is_odd = _int(answer.get("count")) != len(self._revisions)
+            behind = behind + 1 if news or is_odd else 0
+            if behind >= BEHIND_MAX:
+                self._revision = 0  # everything is read again
+                raise StoreError("store: the watch says less than the store holds")
+            if self._is_full or not self._mark:
+                await self._list()
+                changed("the store takes writes again")
 
     async def _follow(self, changed: Callable[[str], None]) -> None:
         """Changes from the first that is not known yet."""
@@ -409,6 +476,8 @@ class EtcdStore:
                 news |= self._take_kv(row)
         if not result.get("fragment"):
             self._revision = max(self._revision, newest)
+            if self._gone and not self._listing.locked():
+                self._gone = {key: at for key, at in self._gone.items() if at > self._revision}
         return news
 
     async def close(self) -> None:
@@ -423,9 +492,9 @@ class EtcdStore:
         text = b64decode(row.get("key", "")).decode("utf-8", "replace")
         return text.removeprefix(self.prefix)
 
-    def _take_kv(self, row: Json) -> bool:
+    def _take_kv(self, row: Json, seen_at: int = 0) -> bool:
         return self._take(self._name(row), _int(row.get("version")),
-                          _int(row.get("mod_revision")), _body(row))
+                          _int(row.get("mod_revision")), _body(row), seen_at)
 
 
 def open_etcd(
@@ -468,42 +537,3 @@ def _holder(value: bytes) -> Holder:
         return msgspec.json.decode(value, type=Holder) if value else Holder()
     except (msgspec.DecodeError, RecursionError):
         return Holder()
-
-
-def _cluster_id(body: bytes) -> str:
-    try:
-        found = msgspec.json.decode(body) if body else {}
-    except (msgspec.DecodeError, RecursionError):
-        return ""
-    return str(found.get("id", "")) if isinstance(found, dict) else ""
-
-
-def _read_known(path: Path) -> Known:
-    """StoreError where it is damaged: to take it for a new node's would join any store."""
-    try:
-        known = msgspec.json.decode(path.read_bytes(), type=Known)
-    except FileNotFoundError:
-        known = Known()
-    except (OSError, msgspec.DecodeError) as error:
-        raise StoreError(f"{path}: {error}: it says which cluster this node belongs to; where "
-                         "that is lost, remove the file, and the node joins the one it finds"
-                         ) from error
-    if not known.node_id:
-        known.node_id = secrets.token_hex(8)
-        _write_known(path, known)
-    return known
-
-
-def _write_known(path: Path, known: Known) -> None:
-    """Whole or not at all."""
-    aside = path.with_suffix(".new")
-    try:
-        fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with open(fd, "wb") as file:
-            file.write(msgspec.json.encode(known))
-            file.flush()
-            os.fsync(fd)
-        aside.rename(path)
-    except OSError as error:
-        raise StoreError(f"{path}: {error.strerror}: which cluster this node belongs to cannot be "
-                         "kept; make room or mend the disk") from error

@@ -22,7 +22,7 @@ from .base import StoreError
 Json = dict[str, Any]
 OLDEST = (3, 4)  # its gateway is at /v3 and knows every call that is made here
 CONNECT_S = 1.0  # a member that takes longer is passed by
-TRY_S = 1.0  # of a question to one member, where there are others
+TRY_S = 0.8  # of a question to one member, where there are others
 ANSWER_MAX = 16 << 20  # bytes; etcd takes 1.5 MB a document
 LINE_MAX = 16 << 20  # of a watch: what changed in one transaction
 HEADER_BYTES = 4  # ": " and the line's end
@@ -149,8 +149,9 @@ class Gateway:
         StoreError when it was not.
 
         A member that lost its leader keeps a request for seconds, and its proposal may be lost:
-        the next member is asked after one.  What that answers is told with `is_repeated`: a
-        comparison that fails then may have failed for the first try's success."""
+        the next member is asked soon.  What that answers is told with `is_repeated`: a comparison
+        that fails then may have failed for the first try's success.  Once each was asked, the next
+        gets all the time that is left, for an etcd may be slow and right."""
         deadline_s = time.monotonic() + limit_s
         failed: dict[str, str] = {}
         unsure = False
@@ -159,7 +160,8 @@ class Gateway:
             if left_s <= 0.0:
                 break
             endpoint = self.endpoints[self._first]
-            alone_s = left_s if len(self.endpoints) == 1 else min(left_s, TRY_S)
+            is_first_round = turn < len(self.endpoints) and len(self.endpoints) > 1
+            alone_s = min(left_s, TRY_S) if is_first_round else left_s
             try:
                 return Written(await self._authorised(endpoint, path, body, alone_s), unsure)
             except Refused as error:

@@ -1,0 +1,328 @@
+"""A real etcd whose members die, freeze, fill up and forget: nothing acknowledged is lost, nothing
+hangs, and each fault is said with what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import shutil
+import signal
+import time
+from contextlib import asynccontextmanager
+
+import pytest
+from etcd_servers import etcd
+from waiting import until
+
+from holdfast.agent.config import settings
+from holdfast.agent.core.model import StoreWrite
+from holdfast.agent.store.base import Conflict, StoreError
+from holdfast.agent.store.etcd import EtcdStore, open_etcd
+from holdfast.agent.store.memory import MemoryServer, MemoryStore, Network
+
+LEASE_S = 2.0
+LONGEST_CALL_S = 6.0  # the store's own limit, and a busy machine
+
+
+@pytest.fixture
+def three(tmp_path):
+    with etcd(tmp_path / "etcd") as cluster:
+        yield cluster
+
+
+def opened(tmp_path, cluster, node="a", **more) -> EtcdStore:
+    folder = tmp_path / node
+    folder.mkdir(exist_ok=True)
+    url = more.pop("url", None) or cluster.url
+    return open_etcd(settings.Store(url=url, **more), node, folder, lambda: LEASE_S)
+
+
+@asynccontextmanager
+async def following(*stores):
+    """Each watched and up; closed afterwards."""
+    tasks = [asyncio.create_task(one.watch(lambda why: None)) for one in stores]
+    try:
+        await until(lambda: all(one.view().up for one in stores))
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for one in stores:
+            await one.close()
+
+
+def version_of(store, key) -> int:
+    return next((doc.version for doc in store.view().docs if doc.key == key), 0)
+
+
+def body_of(store, key) -> bytes:
+    return next((doc.body for doc in store.view().docs if doc.key == key), b"")
+
+
+class Appender:
+    """Appends tokens to one document, and remembers what was said of each."""
+
+    def __init__(self, store, name: str) -> None:
+        self.store, self.name = store, name
+        self.taken: dict[str, int] = {}  # token -> version
+        self.refused: set[str] = set()
+        self.slowest_s = 0.0
+
+    async def write(self, number: int) -> None:
+        token = f"{self.name}{number}"
+        doc = next((one for one in self.store.view().docs if one.key == "run/log"), None)
+        tokens = json.loads(doc.body) if doc else []
+        version = doc.version if doc else 0
+        body = json.dumps([*tokens, token]).encode()
+        begun_s = time.monotonic()
+        try:
+            self.taken[token] = await self.store.put(StoreWrite("run/log", version, body))
+        except Conflict:
+            self.refused.add(token)
+        except TimeoutError:
+            pass  # may have been taken
+        except StoreError:
+            self.refused.add(token)
+            await asyncio.sleep(0.02)
+        self.slowest_s = max(self.slowest_s, time.monotonic() - begun_s)
+
+
+async def append(store, writers, stop: asyncio.Event) -> None:
+    async def work(writer) -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            await writer.write(number)
+            await asyncio.sleep(0.002)
+
+    await asyncio.gather(*(work(one) for one in writers))
+
+
+def judge(final: list[str], version: int, writers) -> None:
+    """What was acknowledged is there, at its version, once; what was refused is not."""
+    assert len(final) == version == len(set(final))
+    for writer in writers:
+        assert not writer.refused & set(final)
+        for token, at in writer.taken.items():
+            assert final[at - 1] == token
+        assert writer.slowest_s < LONGEST_CALL_S
+
+
+def test_a_killed_member_loses_nothing_that_was_acknowledged(tmp_path, three):
+    async def scenario():
+        stores = [opened(tmp_path, three, name) for name in "abc"]
+        writers = [Appender(store, name) for store, name in zip(stores, "abc", strict=True)]
+        async with following(*stores):
+            stop = asyncio.Event()
+            task = asyncio.create_task(append(stores[0], writers, stop))
+            await until(lambda: version_of(stores[0], "run/log") > 20)
+            loop = asyncio.get_running_loop()
+            for turn in range(4):  # the leader twice
+                victim = await loop.run_in_executor(None, three.leader)
+                if turn % 2:
+                    victim = next(one for one in three.members if one is not victim)
+                victim.kill()
+                reached = max(version_of(one, "run/log") for one in stores)
+                await until(lambda r=reached: version_of(stores[1], "run/log") > r + 10)
+                three.start(victim)
+                await loop.run_in_executor(None, three.wait)
+            stop.set()
+            await task
+            await stores[2].refresh()
+            final = json.loads(body_of(stores[2], "run/log"))
+            judge(final, version_of(stores[2], "run/log"), writers)
+            await until(lambda: all(body_of(one, "run/log") == body_of(stores[2], "run/log")
+                                    for one in stores))
+
+    asyncio.run(asyncio.wait_for(scenario(), 60.0))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_store_in_memory_fails_so_as_well_and_keeps_the_same_word(seed):
+    """Its faults are drawn; virtual seconds cost nothing."""
+    async def scenario():
+        rng = random.Random(seed)
+        now_s = [0.0]
+
+        async def sleep(seconds):
+            now_s[0] += seconds
+            await asyncio.sleep(0)
+
+        server = MemoryServer(lambda: now_s[0], LEASE_S)
+        stores = [MemoryStore(server, name, lambda: now_s[0], Network(
+            rng.random() * 0.2, rng.random() * 0.2, rng.random() * 0.1), rng.getrandbits(30), sleep)
+            for name in "abc"]
+        writers = [Appender(store, name) for store, name in zip(stores, "abc", strict=True)]
+        for number in range(60):
+            await asyncio.gather(*(one.refresh() for one in stores))
+            await asyncio.gather(*(one.write(number) for one in writers))
+        doc = server.documents["run/log"]
+        judge(json.loads(doc.body), doc.version, writers)
+        assert any(one.taken for one in writers)
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("leader", [True, False], ids=["leader", "follower"])
+def test_a_frozen_member_holds_nobody_up_for_long(tmp_path, three, leader):
+    async def scenario():
+        stores = [opened(tmp_path, three, name) for name in "ab"]
+        async with following(*stores):
+            await stores[0].put(StoreWrite("run/m", 0, b"0"))
+            loop = asyncio.get_running_loop()
+            victim = await loop.run_in_executor(None, three.leader)
+            if not leader:
+                victim = next(one for one in three.members if one is not victim)
+            victim.signal(signal.SIGSTOP)
+            try:
+                begun_s, written = time.monotonic(), 0
+                while written < 3:
+                    try:
+                        await stores[0].put(
+                            StoreWrite("run/m", version_of(stores[0], "run/m"), b"%d" % written))
+                        written += 1
+                    except Conflict:
+                        pass
+                    except (StoreError, TimeoutError):
+                        await stores[0].refresh()
+                assert time.monotonic() - begun_s < LONGEST_CALL_S
+                await until(lambda: stores[1].view().docs == stores[0].view().docs,
+                            2 * LONGEST_CALL_S)
+            finally:
+                victim.signal(signal.SIGCONT)
+            await until(lambda: all(one.view().up for one in stores))
+
+    asyncio.run(asyncio.wait_for(scenario(), 60.0))
+
+
+def test_a_watch_goes_on_where_what_it_missed_was_compacted(tmp_path, three):
+    async def scenario():
+        reader, writer = opened(tmp_path, three, "a"), opened(tmp_path, three, "b")
+        await writer.refresh()
+        for number in range(5):
+            await writer.put(StoreWrite(f"run/r{number}", 0, b"old"))
+        watching = asyncio.create_task(reader.watch(lambda why: None))
+        await until(lambda: version_of(reader, "run/r4") == 1)
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        for version in range(1, 30):
+            await writer.put(StoreWrite("run/r0", version, b"%d" % version))
+        await writer.delete("run/r1", 1)
+        await writer.delete("run/r2", 1)
+        await writer.put(StoreWrite("run/r2", 0, b"anew"))
+        await writer.put(StoreWrite("lease/r3", 0, b"b"))
+        three.ctl("compact", str(writer._revisions["run/r2"]))
+        async with following(reader):
+            await until(lambda: body_of(reader, "run/r0") == b"29")
+            await until(lambda: body_of(reader, "run/r2") == b"anew")
+            assert reader.view().docs == writer.view().docs
+            assert [one.holder for one in reader.view().leases] == ["b"]
+            await writer.put(StoreWrite("run/r4", 1, b"and on"))
+            await until(lambda: body_of(reader, "run/r4") == b"and on")
+        await writer.close()
+
+    asyncio.run(asyncio.wait_for(scenario(), 60.0))
+
+
+def test_without_a_majority_it_says_so_and_goes_on_when_it_is_back(tmp_path, three):
+    async def scenario():
+        store = opened(tmp_path, three)
+        async with following(store):
+            await store.put(StoreWrite("run/m", 0, b"kept"))
+            await store.put(StoreWrite("lease/m", 0, b"a"))
+            for member in three.members[:2]:
+                member.kill()
+            begun_s = time.monotonic()
+            with pytest.raises((StoreError, TimeoutError)):
+                await store.put(StoreWrite("run/m", 1, b"lost"))
+            assert time.monotonic() - begun_s < LONGEST_CALL_S
+            await until(lambda: not store.view().up)
+            assert "no member of etcd answers" in store.view().problem
+            assert all(one.address in store.view().problem for one in three.members[:2])
+            assert body_of(store, "run/m") == b"kept"  # what was known is known still
+            three.start(*three.members[:2])
+            await until(lambda: store.view().up)
+            assert body_of(store, "run/m") == b"kept"
+            version = version_of(store, "run/m")
+            assert await store.put(StoreWrite("run/m", version, b"on")) == version + 1
+
+    asyncio.run(asyncio.wait_for(scenario(), 60.0))
+
+
+def test_an_etcd_that_came_back_empty_or_is_anothers_is_refused(tmp_path):
+    async def scenario(cluster):
+        known, new = opened(tmp_path, cluster, "known"), opened(tmp_path, cluster, "new")
+        async with following(known):
+            await known.put(StoreWrite("run/m", 0, b"kept"))
+            (member,) = cluster.members
+            member.kill()
+            shutil.rmtree(cluster.directory / member.name)
+            cluster.start()
+            await until(lambda: "came back empty" in known.view().problem)
+            assert "holdfast store seed" in known.view().problem and not known.view().up
+            assert body_of(known, "run/m") == b"kept"
+            with pytest.raises(StoreError, match="came back empty"):
+                await known.put(StoreWrite("node/x", 0, b"never"))
+            await new.refresh()  # of a node that never saw another: it makes a cluster of it
+            assert new.view().up and len(new.view().docs) == 0
+            await until(lambda: "is another than this node knows" in known.view().problem)
+            with pytest.raises(StoreError, match="is another"):
+                await known.put(StoreWrite("node/x", 0, b"never"))
+            await new.refresh()
+            assert len(new.view().docs) == 0
+        await new.close()
+
+    with etcd(tmp_path / "etcd", 1) as cluster:
+        asyncio.run(asyncio.wait_for(scenario(cluster), 60.0))
+
+
+def test_a_store_that_was_restored_to_an_older_state_is_believed(tmp_path):
+    async def scenario(cluster):
+        (member,) = cluster.members
+        store = opened(tmp_path, cluster)
+        async with following(store):
+            await store.put(StoreWrite("run/m", 0, b"of the backup"))
+            data = cluster.directory / member.name
+            member.kill()
+            shutil.copytree(data, tmp_path / "backup")
+            cluster.start()
+            await until(lambda: member.ask("/v3/maintenance/status").get("leader"))
+            for version in range(1, 20):
+                await until(lambda: store.view().up)
+                await store.put(StoreWrite("run/m", version, b"lost later"))
+            await store.put(StoreWrite("run/newer", 0, b"lost as well"))
+            member.kill()
+            shutil.rmtree(data)
+            shutil.copytree(tmp_path / "backup", data)
+            cluster.start()
+            await until(lambda: body_of(store, "run/m") == b"of the backup")
+            assert version_of(store, "run/newer") == 0 and store.view().up
+            assert await store.put(StoreWrite("run/m", 1, b"on from there")) == 2
+
+    with etcd(tmp_path / "etcd", 1) as cluster:
+        asyncio.run(asyncio.wait_for(scenario(cluster), 60.0))
+
+
+def test_an_etcd_without_space_is_said_and_used_again_once_it_has_some(tmp_path):
+    async def scenario(cluster):
+        store = opened(tmp_path, cluster)
+        async with following(store):
+            await store.put(StoreWrite("lease/m", 0, b"a"))
+            version = 0
+            with pytest.raises(StoreError, match="etcdctl compact and defrag"):
+                while True:
+                    await store.put(StoreWrite("lease/m", 0, b"a"))
+                    version = await store.put(
+                        StoreWrite("run/m", version, random.randbytes(500_000)))
+            assert not store.view().up and "space exceeded" in store.view().problem
+            await store.put(StoreWrite("lease/m", 0, b"a"))  # whoever leads, leads on
+            cluster.ctl("compact", str(store._revisions["run/m"]))
+            cluster.ctl("defrag")
+            cluster.ctl("alarm", "disarm")
+            await until(lambda: store.view().up)
+            assert await store.put(StoreWrite("run/m", version, b"small")) == version + 1
+
+    with etcd(tmp_path / "etcd", 1, ("--quota-backend-bytes", "8000000")) as cluster:
+        asyncio.run(asyncio.wait_for(scenario(cluster), 60.0))
