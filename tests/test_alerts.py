@@ -72,6 +72,8 @@ STEP = 'holdfast_train_step{run="m5",instance="n0"}'
 AGE = 'holdfast_checkpoint_age_seconds{run="m5",instance="n0"}'
 INTERVAL = 'holdfast_checkpoint_interval_seconds{run="m5",instance="n0"}'
 RANKS = 'holdfast_run_ranks{run="m5",state="running",instance="n0"}'
+ETA = 'holdfast_run_eta_seconds{run="m5",instance="n0"}'
+DEADLINE = 'holdfast_run_deadline_timestamp_seconds{run="m5",instance="n0"}'
 LEADS = ('holdfast_run_leading{run="m5",instance="n0"}',
          'holdfast_run_leading{run="m5",instance="n1"}')
 VERDICTS = 'holdfast_detector_verdicts_total{detector="hang",instance="n0",outcome="%s"}'
@@ -136,6 +138,13 @@ FLEET: dict[str, tuple[list[Case], list[Case]]] = {
     "HoldfastGoodputLow": (
         [Case(goodput(40, 20), "7h")], [Case(goodput(55, 5), "7h")],
     ),
+    "HoldfastDeadlineAtRisk": (
+        # promtool's time begins at 0: an hour to go at 60 minutes, and the deadline after 90.
+        [Case({ETA: "3600x120", DEADLINE: "5400x120"})],
+        # In time; without a deadline; it caught up after a restart.
+        [Case({ETA: "3600-60x120", DEADLINE: "7200x120"}), Case({ETA: "3600x120"}),
+         Case({ETA: "60x55 9000x4 60x60", DEADLINE: "7200x120"}, "62m")],
+    ),
     "HoldfastAgentAbsent": ([Case(up(4, 1))], [Case(up(4, 0))]),
     "HoldfastReloadFailed": (
         [Case({'holdfast_config_reload_ok{instance="n0"}': "0x120"})],
@@ -185,7 +194,7 @@ def judged(tests: Iterable[tuple[Case, str, Iterable[str]]], tickets: bool, fold
     file.write_text(json.dumps({"rule_files": ["alerts.yml"], "evaluation_interval": "1m",
                                 "tests": told}))
     done = subprocess.run([promtool(), "test", "rules", str(file)], capture_output=True, text=True,
-                          timeout=120, check=False)
+                          timeout=400, check=False)
     return "" if done.returncode == 0 else done.stdout + done.stderr
 
 

@@ -93,6 +93,7 @@ EXITS: Dict[str, Tuple[Row, ...]] = {
         row(DONE, "a root cause was found"), row(FAILED, "none was found"),
         row(USAGE, "no log can be read"), row(CONFIGURATION, "the catalogue of signatures is bad"),
     ),
+    "jobs": (row(DONE, "told"), row(FAILED, "there are none, or no agent answers")),
     "drift": (
         row(DONE, "all nodes are the same, or there is only one"), row(FAILED, "some differ"),
         row(USAGE, "a file is not what `holdfast drift --json` says"),

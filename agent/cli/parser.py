@@ -60,6 +60,13 @@ def _no_wait(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-wait", action="store_true", help="do not wait for the answer")
 
 
+def _jobs(parser: argparse.ArgumentParser) -> None:
+    _run(parser)
+    parser.add_argument("--team", metavar="NAME", help="this team's alone")
+    parser.add_argument("--limit", type=number(int, 1, 1000), default=20, metavar="N",
+                        help="how many, the newest first (default %(default)s)")
+
+
 def _drift(parser: argparse.ArgumentParser) -> None:
     _run(parser)
     parser.add_argument("file", nargs="*", metavar="FILE",
@@ -214,6 +221,8 @@ COMMANDS = (
     Command("incidents", "what happened, who was to blame, what it cost",
             "holdfast incidents --all", "live:incidents", _incidents),
     Command("ledger", "where the node's seconds went", "holdfast ledger", "live:ledger", _run),
+    Command("jobs", "attempts of runs: whose, how each ended, and what it cost",
+            "holdfast jobs --team search", "jobs:jobs", _jobs),
     Command("drift", "which nodes of a run differ from most, and in what",
             "holdfast drift --run m5\n"
             "         srun -l --ntasks-per-node=1 holdfast drift --json | holdfast drift -",

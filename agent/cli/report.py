@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..core.ledger import WORKING
 from .text import (
     BAD,
     CARE,
@@ -323,12 +324,58 @@ def ledger(answer: Json, run: str | None = None) -> list[Line]:
     ]
     lines = table(("category", "seconds".rjust(12), "share".rjust(7)), rows)
     gap = abs(total - wall)
+    price = part.get("cost") if "categories" in part else None
     sums = Span("each of them in one category", GOOD) if gap <= 0.01 * wall + 1.0 else Span(
         f"{seconds(gap)} are not accounted for", BAD)
-    training = categories.get("training", 0.0)
+    training = sum(categories.get(name, 0.0) for name in WORKING)
     share = 100 * training / total if total else 0.0
     return [
         *lines, (),
         line(f"wall time {seconds(wall)}: ", sums),
         line(f"goodput   {share:.1f} % of it was training that counts"),
+        *([line(f"cost      {price['all']:,.2f} {price['currency']}, of which "
+                f"{price['lost']:,.2f} brought no training")] if price else []),
     ]
+
+
+# ------------------------------------------------------------------------------------------ jobs
+
+HOW = {"done": GOOD, "running": STRONG}
+
+
+def jobs(rows: Sequence[Json]) -> list[Line]:
+    """A line an attempt, the newest first, and what they cost together."""
+    cells: list[list[Cell]] = []
+    for one in rows:
+        cost = one.get("cost")
+        share = one["ettr"]
+        cells.append([
+            one["run"], str(one["attempt"]), one["team"] or one["user"] or "-",
+            clock(one["begun_wall_s"]), seconds(one["wall_s"]),
+            Span(one["outcome"].replace("_", " "), HOW.get(one["outcome"], BAD)),
+            str(one["step"]), "-" if share is None else f"{100 * share:.0f} %",
+            f"{cost['all']:,.2f} {cost['currency']}" if cost else "-"])
+    lines = table(("run", "try", "team", "began", "took", "outcome", "step", "ETTR", "cost"), cells)
+    return [*lines, (), *_together(rows)]
+
+
+def _together(rows: Sequence[Json]) -> list[Line]:
+    """ETTR of all that ended, without and with the time in the queue, and the money."""
+    lines = []
+    for name, words_ in (("ettr", "without the queue"), ("ettr_queued", "with it")):
+        known = [one for one in rows if one[name] is not None]
+        walls = [one["wall_s"] + (one["queued_s"] or 0.0) * (name == "ettr_queued")
+                 for one in known]
+        if sum(walls) > 0:
+            trained = sum(one[name] * wall for one, wall in zip(known, walls, strict=True))
+            lines.append(line(f"ETTR {100 * trained / sum(walls):.1f} % {words_} "
+                              f"({count(len(known), 'attempt')})"))
+    costs: dict[str, list[float]] = {}
+    for one in rows:
+        if one.get("cost"):
+            both = costs.setdefault(one["cost"]["currency"], [0.0, 0.0])
+            both[0] += one["cost"]["all"]
+            both[1] += one["cost"]["lost"]
+    lines += [line(f"cost {all_:,.2f} {currency}, of which {lost:,.2f} brought no training")
+              for currency, (all_, lost) in sorted(costs.items())]
+    return lines

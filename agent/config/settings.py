@@ -145,6 +145,14 @@ class Collectors(msgspec.Struct, frozen=True):
         "169.254.169.254, and only where the machine says that it is of EC2"))] = ""
 
 
+class Cost(msgspec.Struct, frozen=True):
+    """What this node costs, so that the ledger can say it in money."""
+
+    node_hour: Annotated[float, Meta(ge=0, le=1e6, description=(
+        "price of an hour of this node, used or not; 0: nothing is said in money"))] = 0.0
+    currency: Annotated[str, Meta(pattern=r"^[A-Z]{3}$", description="of that price")] = "USD"
+
+
 class Api(msgspec.Struct, frozen=True):
     """Who may change something."""
 
@@ -299,6 +307,7 @@ class Config(msgspec.Struct, frozen=True):
     detect: Detect = Detect()
     collectors: Collectors = Collectors()
     api: Api = Api()
+    cost: Cost = Cost()
     evidence: Evidence = Evidence()
     logs: Logs = Logs()
     checks: Checks = Checks()

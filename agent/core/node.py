@@ -131,6 +131,11 @@ class Node:
         """Run -> the name of what it was doing in the last step."""
         return {run: case.stage.value for run, case in sorted(self.cases.items())}
 
+    def endings(self) -> dict[str, tuple[int, str]]:
+        """Run -> exit code and reason, of each whose end is decided."""
+        return {run: (ending.code, ending.reason) for run, case in sorted(self.cases.items())
+                if (ending := case.state.ending) is not None and ending.code >= 0}
+
     def step(self, now: Now, observed: Observed) -> Decision:
         """One step.  The same (now, observed) twice gives no new effect and no changed incident."""
         self._clock(now)
@@ -171,7 +176,10 @@ class Node:
         self.checks.step(whole, self.kept.paused)
         self.repairs.step(whole, self.cases, self.kept.paused)
         stale_locks.step(whole, conditions, self.kept.unlocked, self.kept.paused)
-        self.kept.ledger.settle(now.boot_s, now.boot_id, doing)
+        checking = self.kept.in_flight.busy(node_subject(self.name, "checks"))
+        self.kept.ledger.settle(
+            now.boot_s, now.boot_id, doing, "health_check" if checking else "idle",
+            {run: self.cases[run].phases for run in doing if run in self.cases})
         self._forget({v.run for v in observed.runs})
         answers = self._answers(now, observed, contexts)
         decision = self._decision(now, contexts, effects, verdicts, changed, answers)

@@ -31,6 +31,7 @@ from ..config.runbooks import load_runbooks
 from ..core.model import Decision, Now, Observed, Readings, Runbook, Settings, run_subject
 from ..history.audit import Audit
 from ..history.incident_log import NODE, IncidentLog
+from ..history.job_log import JobLog, Seen, read_jobs
 from ..history.journal import Attempt, Forgotten, Journal, Memory
 from ..history.old_runs import remove_runtime
 from ..launchers import log_child, protocol
@@ -75,6 +76,8 @@ class Node(Protocol):
     def memory(self) -> bytes: ...
 
     def stages(self) -> dict[str, str]: ...
+
+    def endings(self) -> dict[str, tuple[int, str]]: ...
 
     def configure(self, settings: Settings, runbooks: Mapping[str, Runbook]) -> None: ...
 
@@ -148,6 +151,7 @@ class Daemon:
         state.incident_log = self.incident_log = IncidentLog(
             seed.incidents, seed.owners, self._owner_of
         )
+        state.jobs = JobLog(read_jobs(seed.jobs))
         self.evidence = EvidenceStore(state)
         self.checks = Checks(state, self.wake)
         self.checks.begin()
@@ -359,6 +363,7 @@ class Daemon:
         for record in changes.records:
             self.performer.count(*record.counts)
             self.evidence.keep(record.incident)
+        self._keep_jobs()
         if changes.forgotten:
             self.journal.append(Forgotten(tuple(incident.id for incident in changes.forgotten)))
             self.evidence.forget(changes.forgotten)
@@ -368,6 +373,22 @@ class Daemon:
                 "t": "say", "text": line.text, "level": line.level, "fault": line.fault,
                 "rank": line.rank,
             })
+
+    def _keep_jobs(self) -> None:
+        """Each attempt's begin, first step and end."""
+        snapshot = self.state.snapshot
+        launchers = [
+            Seen(view, launcher_key(session, self.state.boot_id), session.hello.user,
+                 session.hello.goal.team, session.hello.goal.queued_wall_s,
+                 snapshot.now.wall_s - snapshot.now.boot_s + session.hello.started_boot_s,
+                 (self.state.config.cost.node_hour, self.state.config.cost.currency))
+            for view in snapshot.observed.runs
+            if (session := self.launchers.session(view.run)) is not None]
+        for record in self.state.jobs.follow(
+                snapshot.now.wall_s, launchers, snapshot.decision.run_ledger,
+                self.node.endings()):
+            self.journal.append(record)
+            self.performer.count(*record.counts)
 
     def _remembered(self) -> bytes:
         """The core's memory; the last that could be written where this one cannot: what was decided
@@ -434,8 +455,7 @@ class Daemon:
     def launcher_came(self, session: RunSession) -> None:
         self.private_life.launcher_came()
         if self.options.private:
-            launcher = f"{session.pid} {session.hello.started_boot_s:.3f} {self.state.boot_id}"
-            self.journal.append(Attempt(launcher, time.time()))
+            self.journal.append(Attempt(launcher_key(session, self.state.boot_id), time.time()))
         log_child.tell((session,), self.state.loaded)
         self.performer.launcher_came(session.hello.run)
 
@@ -444,6 +464,11 @@ class Daemon:
 
     def _highest_generation(self, run: str) -> int:
         return generation_of(self.store.view().docs.get(run_subject(run)).body)
+
+
+def launcher_key(session: RunSession, boot_id: str) -> str:
+    """The same for a launcher that comes again, and no other's."""
+    return f"{session.pid} {session.hello.started_boot_s:.3f} {boot_id}"
 
 
 def generation_of(body: bytes) -> int:

@@ -21,6 +21,7 @@ from ..core.checks.verdict import CheckVerdict
 from ..core.model import Commit, Decision, Now, Observed
 from ..history.audit import Audit
 from ..history.incident_log import IncidentLog
+from ..history.job_log import JobLog
 from ..history.journal import Journal, Labels
 from ..launchers.server import LauncherServer
 from ..system import procfs
@@ -50,6 +51,7 @@ class AgentState:
     journal: Journal
     audit: Audit
     incident_log: IncidentLog
+    jobs: JobLog
     counters: dict[tuple[str, Labels], float]
     launchers: LauncherServer
     outlook: Callable[[str], Sequence[object]]  # what the core would do about a fault now

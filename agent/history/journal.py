@@ -34,6 +34,7 @@ BATCHES_PER_COMMIT = 64
 PRUNE_EVERY = 1000  # records: a node that is never restarted must not grow without end
 FINISHED_READ = 256
 REFUSED_READ = 256
+JOBS_READ = 1000
 UNFINISHED_ERROR = "the agent ended before it learned the outcome"
 
 SCHEMA = """
@@ -47,6 +48,8 @@ CREATE TABLE IF NOT EXISTS owners (id TEXT PRIMARY KEY, uid INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS counters (
   name TEXT NOT NULL, labels TEXT NOT NULL, value REAL NOT NULL, PRIMARY KEY (name, labels));
 CREATE TABLE IF NOT EXISTS attempts (launcher TEXT PRIMARY KEY, begun_wall_s REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS jobs (
+  key TEXT PRIMARY KEY, begun_wall_s REAL NOT NULL, body BLOB NOT NULL);
 CREATE TABLE IF NOT EXISTS refusals (
   uid INTEGER NOT NULL, what TEXT NOT NULL, why TEXT NOT NULL, example TEXT NOT NULL,
   times INTEGER NOT NULL, first_wall_s REAL NOT NULL, last_wall_s REAL NOT NULL,
@@ -134,7 +137,17 @@ class Attempt(NamedTuple):
     wall_s: float
 
 
-Record = Attempt | Intent | Finished | Happened | Forgotten | Refused | Memory | Count | Mark
+class JobRecord(NamedTuple):
+    """An attempt of a run in a new state, as job_log.py writes it, and what it adds to counters."""
+
+    key: str
+    begun_wall_s: float
+    body: bytes
+    counts: tuple[Count, ...] = ()
+
+
+Record = (Attempt | JobRecord | Intent | Finished | Happened | Forgotten | Refused | Memory
+          | Count | Mark)
 
 
 class Seed(NamedTuple):
@@ -147,6 +160,7 @@ class Seed(NamedTuple):
     incidents: tuple[Incident, ...]  # newest first
     owners: dict[str, int]  # incident id -> uid
     refused: tuple[Refused, ...]  # newest last
+    jobs: tuple[bytes, ...] = ()  # newest last
 
 
 class _Batch(NamedTuple):
@@ -322,6 +336,9 @@ class Journal:
                                      [(id,) for id in record.ids])
         elif isinstance(record, Attempt):
             database.execute("INSERT OR IGNORE INTO attempts VALUES (?, ?)", record)
+        elif isinstance(record, JobRecord):
+            database.execute("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?)", record[:3])
+            self._add(record.counts)
         elif isinstance(record, Memory):
             database.execute("INSERT OR REPLACE INTO memory VALUES (1, ?)", (record.body,))
         elif isinstance(record, Refused):
@@ -389,6 +406,7 @@ class Journal:
             incidents_in(database),
             dict(database.execute("SELECT id, uid FROM owners")),
             refused_in(database),
+            jobs_in(database),
         )
 
 
@@ -401,6 +419,16 @@ def incidents_in(database: sqlite3.Connection) -> tuple[Incident, ...]:
         with contextlib.suppress(msgspec.DecodeError, RecursionError):
             found.append(msgspec.json.decode(body, type=Incident))
     return tuple(found)
+
+
+def jobs_in(database: sqlite3.Connection) -> tuple[bytes, ...]:
+    """The newest last; nothing in a journal of a release that kept none."""
+    try:
+        rows = database.execute(
+            "SELECT body FROM jobs ORDER BY begun_wall_s DESC LIMIT ?", (JOBS_READ,)).fetchall()
+    except sqlite3.OperationalError:
+        return ()
+    return tuple(bytes(body) for (body,) in reversed(rows))
 
 
 def refused_in(database: sqlite3.Connection) -> tuple[Refused, ...]:

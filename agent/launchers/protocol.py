@@ -14,7 +14,7 @@ import msgspec
 
 from holdfast.worker import redact
 
-from ..core.model import Commit, Ended, Parked, Seconds, SnapshotView, Whole
+from ..core.model import Amount, Commit, Ended, Parked, Seconds, SnapshotView, Whole
 
 PROTOCOL = 1
 PACKET_MAX_BYTES = 65536
@@ -26,6 +26,20 @@ NO_NODES = ('a run over nodes needs a store that all of them reach, and this age
 # What is looked up, opened or compared by its exact text, and so is never redacted.
 NAMES = frozenset({"t", "run", "node", "user", "id", "path", "cwd", "log_dir", "checkpoint_dir",
                    "python", "grade", "state", "signature", "outcome", "compile_caches"})
+
+
+class Goal(msgspec.Struct, frozen=True):
+    """What a run says of itself for the books: whose it is, when it must be done, and what a step
+    of all its ranks is worth.  0 = not said."""
+
+    team: str = ""
+    queued_wall_s: Seconds = 0.0
+    deadline_wall_s: Seconds = 0.0
+    total_steps: Whole = 0
+    samples_per_step: Amount = 0.0
+    tokens_per_step: Amount = 0.0
+    flops_per_step: Amount = 0.0
+    peak_flops: Amount = 0.0
 
 
 class Hello(msgspec.Struct, tag_field="t", tag="hello"):
@@ -56,6 +70,7 @@ class Hello(msgspec.Struct, tag_field="t", tag="hello"):
     nnodes: Whole = 1  # at most
     nnodes_min: Whole = 1
     node_rank: Whole = -1
+    goal: Goal = Goal()
 
 
 class Page(msgspec.Struct, tag_field="t", tag="page"):

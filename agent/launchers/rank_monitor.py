@@ -14,7 +14,7 @@ import statistics
 import msgspec
 
 from holdfast.worker import page as page_module
-from holdfast.worker.page import PHASES
+from holdfast.worker.page import PHASES, PageView
 
 from ..core.model import RankView
 from ..system import procfs
@@ -155,8 +155,16 @@ class RankMonitor:
             seq=view.groups,
             step_seq=view.step_seq,
             step_time_s=statistics.median(steps_ns) / 1e9 if steps_ns else 0.0,
-            phase_s=tuple((name, ns / 1e9) for name, ns in zip(PHASES, view.phase_ns, strict=True)),
+            phase_s=_phase_s(view, now_s),
         )
+
+
+def _phase_s(view: PageView, now_s: float) -> tuple[tuple[str, float], ...]:
+    """Seconds of each phase, with those of the one that goes on: its account is closed at its end
+    alone."""
+    ongoing_s = max(0.0, now_s - view.phase_begin_ns / 1e9) if view.phase_begin_ns else 0.0
+    return tuple((name, ns / 1e9 + (ongoing_s if name == view.phase else 0.0))
+                 for name, ns in zip(PHASES, view.phase_ns, strict=True))
 
 
 def bare_level(reported: RankLevel, node: str) -> RankView:

@@ -27,14 +27,16 @@ from holdfast.collectors.contract import Metric as Declared
 from ..checks.table import BY_NAME, GROUP, NODE
 from ..core.checks.verdict import CODES, UNKNOWN
 from ..core.detect.devices import accelerator
+from ..core.ledger import CATEGORIES
 from ..core.model import SEVERITIES, Readings, node_subject, run_subject
 from ..daemon.state import AgentState
 from ..history.incident_log import RECOVERY_BUCKETS_S
+from ..history.job_log import START_BUCKETS_S
 from ..launchers import log_child
 from ..system import procfs
 from ..system.version import VERSION
 from ..telemetry.collectors import Runner
-from ..web import status
+from ..web import books, status
 from . import selection
 from .exposition import PREFIX, family_text, rows_text, text_of
 from .names import LOG_CHILD, NAMES, OWN
@@ -43,12 +45,9 @@ from .selection import Rows
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 Clock = Callable[[], float]  # CLOCK_MONOTONIC, seconds
 FRESH_S = 0.25  # metrics of the agent itself move between snapshots, but no faster than this
-CATEGORIES = (
-    "training", "startup", "compile", "checkpoint", "evaluation", "detection", "recovery",
-    "redone", "maybe_redone", "idle", "paused", "unknown",
-)
 KERNEL_SOURCES = ("kmsg", "journald")
 PHASES = ("total", "after_verdict")
+STARTS = ("queue", "ranks", "first_step", "total")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 STATES = ("starting", "running", "parked", "ended")
 # counter in the journal -> metric
@@ -58,6 +57,8 @@ JOURNALLED = {
     "actions": "actions_total",
     "restarts": "restarts_total",
     "lost_steps": "lost_steps_total",
+    "jobs": "jobs_total",
+    "job_seconds": "job_seconds_total",
 }
 
 
@@ -99,7 +100,9 @@ class _Page:
         # prometheus_client keeps a counter's name without its end
         hidden = {PREFIX + metric.name.removesuffix("_total")
                   for metric in OWN if not choice.shows(metric)}
-        own = chain(self._agent(), self._journalled(), (self._recovery(),), self._runs(),
+        histograms = (self._histogram("recovery", "recovery_seconds", PHASES, RECOVERY_BUCKETS_S),
+                      self._histogram("job_start", "job_start_seconds", STARTS, START_BUCKETS_S))
+        own = chain(self._agent(), self._journalled(), histograms, self._runs(), self._books(),
                     self._checks(), self._collectors())
         yield text_of(made for made in own if made.name not in hidden)
         if runner is not None:
@@ -160,20 +163,42 @@ class _Page:
                 and (NAMES[metric].labels[0] != "run" or self._recent.has(labels[0]))
             ))
 
-    def _recovery(self) -> Metric:
-        counters = self._state.counters
-        name = NAMES["recovery_seconds"]
-        histogram = HistogramMetricFamily(
-            PREFIX + "recovery_seconds", name.help, labels=name.labels
-        )
-        for phase in PHASES:
+    def _histogram(
+        self, counter: str, metric: str, phases: tuple[str, ...], bounds_s: tuple[float, ...]
+    ) -> Metric:
+        """Of what the journal counts by phase and bucket."""
+        counters, name = self._state.counters, NAMES[metric]
+        histogram = HistogramMetricFamily(PREFIX + metric, name.help, labels=name.labels)
+        for phase in phases:
             buckets = [
-                (bound, counters.get(("recovery_bucket", (phase, bound)), 0.0))
-                for bound in (*(f"{seconds:g}" for seconds in RECOVERY_BUCKETS_S), "+Inf")
+                (bound, counters.get((f"{counter}_bucket", (phase, bound)), 0.0))
+                for bound in (*(f"{seconds:g}" for seconds in bounds_s), "+Inf")
             ]
-            total = counters.get(("recovery_sum", (phase,)), 0.0)
+            total = counters.get((f"{counter}_sum", (phase,)), 0.0)
             histogram.add_metric((phase,), buckets, total)
         return histogram
+
+    def _books(self) -> Iterator[Metric]:
+        """What runs bring, and what the node costs."""
+        state = self._state
+        rows: dict[str, list[tuple[tuple[str, ...], float]]] = {}
+        for view in state.snapshot.observed.runs:
+            found = books.rates(state, view)
+            for name, value in (
+                    ("run_total_steps", found.total_steps or None),
+                    ("run_eta_seconds", found.eta_s),
+                    ("run_deadline_timestamp_seconds", found.deadline_wall_s or None),
+                    ("train_samples_per_second", found.samples_s),
+                    ("train_tokens_per_second", found.tokens_s),
+                    ("train_mfu_ratio", found.mfu)):
+                rows.setdefault(name, [])
+                if value is not None:
+                    rows[name].append(((view.run,), value))
+        for name, values in rows.items():
+            yield family(name, values)
+        cost = state.config.cost
+        yield family("node_price_per_hour",
+                     [((cost.currency,), cost.node_hour)] if cost.node_hour else [])
 
     def _runs(self) -> Iterator[Metric]:
         state = self._state

@@ -55,6 +55,32 @@ NAMES: dict[str, Name] = {
         "counter", "The ledger: each second of this node in one category, once settled.",
         ("category",),
     ),
+    "jobs_total": Name("counter", "Attempts of runs that ended, by how.", ("outcome",)),
+    "job_start_seconds": Name(
+        "histogram", "Time to begin: queue = until its launcher began, where it says when it was "
+        "queued; ranks = until ranks ran; first_step = from then to a finished step; total = from "
+        "the launcher's begin to that.", ("phase",),
+    ),
+    "job_seconds_total": Name(
+        "counter", "Of attempts that ended: training = what counts, wall = from begin to end, "
+        "queued = before. ETTR is training by wall, without or with queued.", ("kind",),
+    ),
+    "node_price_per_hour": Name("gauge", "What an hour of this node costs.", ("currency",)),
+    "run_total_steps": Name("gauge", "Steps that the run is to make.", ("run",)),
+    "run_eta_seconds": Name(
+        "gauge", "Until its last step, at the pace of this run so far, losses included.", ("run",)
+    ),
+    "run_deadline_timestamp_seconds": Name(
+        "gauge", "When the run must be done, as it was started with.", ("run",)
+    ),
+    "train_samples_per_second": Name("gauge", "Of all ranks, at the median step.", ("run",)),
+    "train_tokens_per_second": Name(
+        "gauge", "The same in tokens, or as the trainer says it.", ("run",)
+    ),
+    "train_mfu_ratio": Name(
+        "gauge", "Model FLOPs utilization: --flops-per-step by step time and --peak-flops.",
+        ("run",),
+    ),
     "train_step": Name("gauge", "Optimizer steps done by the slowest rank.", ("run",)),
     "train_loss": Name("gauge", "Latest loss that the run reported.", ("run",)),
     "train_step_seconds": Name("gauge", "Median duration of the latest steps.", ("run",)),

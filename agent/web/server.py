@@ -35,7 +35,7 @@ from ..daemon.state import AgentState
 from ..metrics.families import CONTENT_TYPE, Exposition
 from ..store.base import Conflict, StoreError
 from ..system.errors import say
-from . import alerts, drift, status, visibility
+from . import alerts, books, drift, status, visibility
 from .auth import RUNBOOKS, Authorizer, Tokens, peer_of, reader_of, refuse
 from .connection_limit import ConnectionLimit, LimitedConnection
 from .page import load_page
@@ -187,6 +187,7 @@ class WebServer:
                 ("GET", "/api/v1/incidents/{id:.+}", self._incident),
                 ("GET", "/api/v1/refusals", self._refusals),
                 ("GET", "/api/v1/ledger", self._ledger),
+                ("GET", "/api/v1/jobs", self._jobs),
                 ("GET", "/api/v1/explain/{fault}", self._explain),
                 ("GET", "/api/v1/drift", self._drift),
                 ("GET", "/api/v1/checks", self._checks),
@@ -308,6 +309,11 @@ class WebServer:
 
     async def _ledger(self, request: web.Request) -> web.Response:
         return _json(msgspec.json.encode(status.ledger(self._state)))
+
+    async def _jobs(self, request: web.Request) -> web.Response:
+        """Attempts of runs, the newest first; why another's ended is left out."""
+        found = visibility.jobs(books.jobs(self._state), self._reader(request))
+        return _json(msgspec.json.encode(found))
 
     async def _drift(self, request: web.Request) -> web.Response:
         run = request.query.get("run", "")

@@ -23,10 +23,12 @@ from ..core.detect.ranks.live_logs import FAULT as LOG_ROOT
 from ..core.model import Incident, RankView, RunView, Verdict, run_subject
 from ..core.run.plan import is_leader
 from ..daemon.state import AgentState
+from ..history.job_log import money
 from ..launchers import log_child
 from ..system import procfs
 from ..system.version import VERSION
 from ..telemetry.devices import CARDS, COLLECTORS, cards, devices
+from . import books
 
 OPEN = ("open", "acted")
 LIMIT = re.compile(r", would act at [0-9.]+ s")
@@ -108,7 +110,7 @@ def checks_named(state: AgentState, names: object) -> tuple[str, ...]:
 
 def ledger(state: AgentState) -> dict[str, Any]:
     """GET /api/v1/ledger: settled seconds by category, of the node and of each run."""
-    decision = state.snapshot.decision
+    decision, cost = state.snapshot.decision, state.config.cost
     total_s = sum(seconds for _, seconds in decision.ledger)
     runs: dict[str, dict[str, float]] = {}
     for run, category, seconds in decision.run_ledger:
@@ -116,6 +118,7 @@ def ledger(state: AgentState) -> dict[str, Any]:
     return {
         "categories": {name: round(seconds, 6) for name, seconds in decision.ledger},
         "wall_s": round(total_s, 6),
+        "cost": money(cost.node_hour, cost.currency, dict(decision.ledger)),
         "since_wall_s": state.snapshot.now.wall_s - total_s,
         "runs": runs,
     }
@@ -242,6 +245,7 @@ def _run(state: AgentState, view: RunView, verdicts: tuple[Verdict, ...]) -> dic
         "loss": loss(session, running),
         "step_time_s": round(times[len(times) // 2], 6) if times else 0.0,
         "checkpoint": checkpoint(state, view),
+        "books": books.rates(state, view)._asdict(),
         "snapshot_step": view.snapshot.step if view.snapshot is not None else None,
         "restarts": restarts(state, view.run),
         "root": next((v.reason for v in verdicts if (v.fault, v.run) == (LOG_ROOT, view.run)), ""),

@@ -83,6 +83,12 @@ def checks(found: Json) -> Json:
     return found | {"checks": rows}
 
 
+def jobs(found: Iterable[Json], who: Reader) -> list[Json]:
+    """A name may have been another user's before: whose an attempt was stands in its own row."""
+    return [one if who.everything or (who.uid is not None and who.uid == one["uid"])
+            else one | {"reason": one["reason"] and WITHHELD} for one in found]
+
+
 def _public_run(one: Json) -> Json:
     """A run of somebody else's: that it is here and how it goes, and nothing that it said."""
     saved = one["checkpoint"]

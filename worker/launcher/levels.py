@@ -39,6 +39,7 @@ def hello_of(state: RunState, generation: int, environ: Dict[str, str]) -> Packe
         "visible": visible_devices(environ),
         "ignored_checks": options.ignored_checks[:32],
         "ignore_reason": cut(options.ignore_reason, 500), "wants_checks": options.wants_checks,
+        "goal": options.goal,
     }
 
 

@@ -8,6 +8,7 @@ ignored, which `--help` says.  A mistake ends with one line and its own exit cod
 from __future__ import annotations
 
 import argparse
+import datetime
 import difflib
 import glob
 import math
@@ -15,7 +16,7 @@ import os
 import re
 import sys
 import time
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
 
 from .. import exits
 from ..rank.rank import Program
@@ -29,6 +30,12 @@ RANKS = re.compile(r"[0-9]{1,4}(,[0-9]{1,4})*")
 RUN_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 NNODES = re.compile(r"([0-9]{1,5})(?::([0-9]{1,5}))?")
 NNODES_MAX = 16384
+# Of a run's name in the environment: the scheduler's account is the team unless one is given.
+TEAM_FROM = ("HOLDFAST_TEAM", "SLURM_JOB_ACCOUNT")
+QUEUED_FROM = "HOLDFAST_QUEUED_AT"  # seconds since 1970: `export HOLDFAST_QUEUED_AT=$(date +%s)`
+TEAM_MAX = 64
+AMOUNT_MAX = 1e30  # floating-point operations of a step, at most
+UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
 RESTARTS_MAX = 1000000
 SECONDS_MAX = 604800.0  # a week
 RUN_LIMIT = 48  # characters of a run's name; it becomes part of a unix socket's path (108 in all)
@@ -104,6 +111,7 @@ class Spec(NamedTuple):
     node_rank: int = -1
     local_addr: str = ""
     rendezvous: str = ""  # HOST or HOST:PORT that the caller named to all nodes
+    goal: Dict[str, Any] = {}
 
     @property
     def nnodes_text(self) -> str:
@@ -227,6 +235,7 @@ def build(command: str) -> argparse.ArgumentParser:
          help="seconds without progress after which a rank is ended: in place of every limit of "
          "Holdfast's own, sooner and later, in mid-compile, evaluation and checkpoint too; not "
          "before a first step (0 = Holdfast's own limits)")
+    for_the_books(parser)
     flag(parser, "-r", "--redirects", default="",
          help="keep streams from the terminal: 1 out, 2 err, 3 both, or RANK:N,...")
     flag(parser, "--local-ranks-filter", default="", help="show these ranks' lines alone: 0,3")
@@ -237,6 +246,70 @@ def build(command: str) -> argparse.ArgumentParser:
         flag(ignored, name, action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("script_and_args", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
+
+
+def amount(text: str) -> float:
+    """A number of at least 0, also as 3e15."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0.0 <= value <= AMOUNT_MAX:
+        raise argparse.ArgumentTypeError("%.40r: give a number from 0 to %g" % (text, AMOUNT_MAX))
+    return value
+
+
+def moment(text: str) -> Callable[[float], float]:
+    """When: a date and time, or +N and m, h or d from the start on."""
+    relative = re.fullmatch(r"\+(\d{1,5}(?:\.\d{1,3})?)([mhd])", text.strip())
+    if relative:
+        more_s = float(relative.group(1)) * UNITS[relative.group(2)]
+        return lambda now_s: now_s + more_s
+    try:
+        # Python 3.9 and 3.10 do not know the letter.
+        found = datetime.datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", text.strip()))
+        wall_s = found.timestamp()
+    except (ValueError, OverflowError):
+        raise argparse.ArgumentTypeError(
+            "%.40r: give 2026-12-24T18:00+01:00, or +36h (m, h or d)" % text) from None
+    return lambda now_s: wall_s
+
+
+def for_the_books(parser: argparse.ArgumentParser) -> None:
+    """Flags that change nothing of how the run is started or watched."""
+    books = parser.add_argument_group("for the books (docs/jobs.md)")
+    flag(books, "--team", default="", help="whose job it is (HOLDFAST_TEAM, SLURM_JOB_ACCOUNT)")
+    flag(books, "--deadline", type=moment, default=None, metavar="WHEN",
+         help="when it must be done: 2026-12-24T18:00Z or +36h; an alert tells when it will not")
+    flag(books, "--total-steps", type=amount, default=0.0, metavar="N",
+         help="optimizer steps it is to make; the trainer says it by itself")
+    flag(books, "--samples-per-step", type=amount, default=0.0, metavar="N",
+         help="of all ranks together, for samples a second")
+    flag(books, "--tokens-per-step", type=amount, default=0.0, metavar="N",
+         help="the same, for tokens a second")
+    flag(books, "--flops-per-step", type=amount, default=0.0, metavar="F",
+         help="floating-point operations of a step, of all ranks together")
+    flag(books, "--peak-flops", type=amount, default=0.0, metavar="F",
+         help="what all its devices can do a second: with --flops-per-step MFU is shown")
+
+
+def goal_of(
+    options: argparse.Namespace, environ: Mapping[str, str], now_s: float
+) -> Dict[str, Any]:
+    """As the launcher's hello says it.  A queue's time that is no number, or lies ahead, is not
+    believed."""
+    team = options.team or next((environ[name] for name in TEAM_FROM if environ.get(name)), "")
+    try:
+        queued_s = float(environ.get(QUEUED_FROM, "0"))
+    except ValueError:
+        queued_s = 0.0
+    return {
+        "team": team[:TEAM_MAX], "queued_wall_s": queued_s if 0.0 < queued_s <= now_s else 0.0,
+        "deadline_wall_s": options.deadline(now_s) if options.deadline else 0.0,
+        "total_steps": int(min(options.total_steps, 1e15)),
+        "samples_per_step": options.samples_per_step, "tokens_per_step": options.tokens_per_step,
+        "flops_per_step": options.flops_per_step, "peak_flops": options.peak_flops,
+    }
 
 
 def count_accelerators(environ: Dict[str, str]) -> int:
@@ -322,6 +395,7 @@ def parse(command: str, argv: List[str], environ: Dict[str, str]) -> Spec:
         ignored_checks=options.ignore_check or [], ignore_reason=options.reason,
         wants_checks=options.check, nnodes=nnodes, nnodes_min=nnodes_min,
         node_rank=options.node_rank, local_addr=options.local_addr, rendezvous=rendezvous,
+        goal=goal_of(options, environ, time.time()),
     )
 
 

@@ -7,7 +7,7 @@ clock but `Now`, no randomness.  Import them from here.
 from __future__ import annotations
 
 from .alert import Alert
-from .bounds import Seconds, Whole
+from .bounds import Amount, Seconds, Whole
 from .checked import CheckVerdict
 from .concluded import (
     DEGRADED,
@@ -63,7 +63,8 @@ from .subject import STORE, Subject, node_subject, rank_subject, run_subject, su
 from .time import Now, Value
 
 __all__ = [
-    "Alert", "Answer", "Beat", "CheckVerdict", "Commit", "DEGRADED", "Decision", "Delete", "Doc",
+    "Alert", "Amount", "Answer", "Beat", "CheckVerdict", "Commit", "DEGRADED", "Decision", "Delete",
+    "Doc",
     "Documents", "Effect", "EffectOutcome", "Ended", "Escalation", "Event", "FATAL", "Finish",
     "Gate", "GateSettings", "Incident", "LEVELS", "Labels", "Lease", "MAY_ACT", "MODEL", "Named",
     "NodeOrder", "Now", "OK", "OPAQUE", "Observed", "Parked", "Plan", "RankView", "Reading",

@@ -14,7 +14,7 @@ from .. import ledger
 from ..detect.ranks import ended as ends
 from ..detect.ranks.ended import Cause
 from ..effects import drafts
-from ..model import UNKNOWN, Plan, RankView, RunView, Stop, Verdict, run_subject
+from ..model import UNKNOWN, Plan, RankView, RunView, Stop, Verdict, node_subject, run_subject
 from . import members, policy, progress, reconcile
 from . import plan as planning
 from .causes import Causes
@@ -48,6 +48,7 @@ class RunCase:
         self.gate = StartGate(state, self.incidents, self.ending)
         self.stage = Stage.UNKNOWN
         self.suspended = False
+        self.phases = ledger.Phases()  # of its living ranks, as of the last step
 
     def read(self, ctx: Context) -> None:
         """The newest document, before anything else: who may lead follows from it."""
@@ -264,17 +265,40 @@ class RunCase:
         mine = [r for r in view.ranks if current and r.generation == current.generation]
         live = [r for r in mine if r.state in LIVE]
         recovers = state.recovery is not None
+        self.phases = _phases(live)
         idle = self.suspended and all(r.proc_state == "T" or r.still_s > STILL_S for r in live)
         return ledger.category(ledger.Doing(
             connected=view.connected, live=bool(live), known=recovers,
             over=view.state == "done" or state.finish_code >= 0 or idle,
             fault_paused=state.held.paused and state.cause is not None,
             broken=recovers or any(r.ended for r in mine),
+            checked=not live and (ctx.in_flight.busy(node_subject(view.node, "checks"))
+                                  or self.state.gate.held_boot_s > 0.0),
+            no_spare=self._too_few(ctx, current),
             phases=tuple(sorted({_phase(r, view) for r in live})),
             step=min((r.step for r in live), default=0), base_step=state.progress.base_step,
             resumed_step=current.resume.step if current else 0, redoes=view.grade == "trainer",
             step_s=state.history.step_s, still_s=max((r.still_s for r in live), default=0.0),
         ))
+
+    def _too_few(self, ctx: Context, plan: Plan | None) -> bool:
+        """Whether fewer nodes can take ranks than the run may go on with."""
+        view = ctx.view
+        if ctx.settings.single_node:
+            return False
+        nodes = members.members(view, plan, ctx.observed.beats, ctx.observed.store, ctx.now,
+                                ctx.settings, ctx.since_boot_s)
+        return sum(planning.is_fit(one) for one in nodes) < view.nnodes_min
+
+
+def _phases(live: list[RankView]) -> ledger.Phases:
+    if not live:
+        return ledger.Phases()
+    total: dict[str, float] = {}
+    for rank in live:
+        for phase, seconds in rank.phase_s:
+            total[phase] = total.get(phase, 0.0) + seconds
+    return ledger.Phases(live[0].generation, tuple(rank.rank for rank in live), total)
 
 
 def _phase(rank: RankView, view: RunView) -> str:

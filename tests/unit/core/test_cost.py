@@ -84,4 +84,4 @@ def test_what_a_script_redoes_is_not_told_as_known(grade: str) -> None:
     lab.train(10, seconds=1.0)
     after = dict(lab.decision.ledger)
     grown = {key: round(after[key] - before[key]) for key in after if after[key] - before[key] > .5}
-    assert grown == ({"maybe_redone": 9} if grade == "script" else {})
+    assert grown == ({"maybe_recomputing": 9} if grade == "script" else {})

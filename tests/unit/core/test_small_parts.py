@@ -277,7 +277,7 @@ def test_redone_steps_are_not_training() -> None:
     lab.settle()
     assert lab.starts()[-1].resume.step == 10
     lab.train(15)
-    assert lab.node.kept.ledger.node["redone"] > 0
+    assert lab.node.kept.ledger.node["recomputing"] > 0
     incident_steps = lab.node.kept.runs["r"].progress.peak_step
     assert incident_steps == 15
 

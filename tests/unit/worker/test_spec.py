@@ -247,3 +247,26 @@ def test_every_flag_of_the_installed_torchrun_is_known():
     assert flags <= set(spec.build("run")._option_string_actions)
     judged = {flag for one in actions for flag in one.option_strings if flag in TORCHRUN}
     assert len(judged) == len(actions) - 1, "all but --help stand in TORCHRUN"
+
+
+def test_what_a_run_says_for_the_books(script):
+    goal = parse("--team", "search", "--deadline", "2026-12-24T18:00+01:00", "--total-steps", "1e5",
+                 "--flops-per-step", "2.5e16", script, HOLDFAST_QUEUED_AT="12.5").goal
+    assert goal["team"] == "search" and goal["total_steps"] == 100_000
+    assert goal["deadline_wall_s"] == 1798131600.0 and goal["flops_per_step"] == 2.5e16
+    assert goal["queued_wall_s"] == 12.5 and goal["peak_flops"] == 0.0
+    by_letter = parse("--deadline", "2026-12-24T17:00:00Z", script).goal["deadline_wall_s"]
+    assert by_letter == goal["deadline_wall_s"]
+    assert parse(script, SLURM_JOB_ACCOUNT="m5", HOLDFAST_QUEUED_AT="junk").goal == {
+        **parse(script).goal, "team": "m5"}
+    ahead = parse(script, HOLDFAST_QUEUED_AT="1e12", HOLDFAST_TEAM="a" * 99).goal
+    assert ahead["queued_wall_s"] == 0.0 and len(ahead["team"]) == 64
+
+
+@pytest.mark.parametrize("words", [
+    ("--deadline", "soon"), ("--deadline", "+3y"), ("--total-steps", "-1"),
+    ("--flops-per-step", "nan"), ("--peak-flops", "1e31"), ("--deadline", "2026-13-01")])
+def test_a_bad_word_for_the_books_is_a_mistake(words, script, capsys):
+    with pytest.raises(SystemExit) as ended:
+        parse(*words, script)
+    assert ended.value.code == 78 and words[0] in capsys.readouterr().err

@@ -1,0 +1,68 @@
+"""What a run costs and brings: samples and tokens a second, MFU, when it will be done, jobs.
+
+Owns the arithmetic over what a launcher said of its run, the ranks' pages and the ledger.  Pure but
+for reading the agent's state.
+"""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any, NamedTuple
+
+from ..core.ledger import WORKING
+from ..core.model import RunView
+from ..daemon.state import AgentState
+from ..history.job_log import job_row
+
+LEAST_S = 60.0  # of a run's ledger, before its share of training says anything
+
+
+class Rates(NamedTuple):
+    """None: not known."""
+
+    samples_s: float | None = None
+    tokens_s: float | None = None
+    mfu: float | None = None
+    total_steps: int = 0
+    eta_s: float | None = None  # until the last step, at the pace of this run so far
+    deadline_wall_s: float = 0.0  # 0: none was given
+    team: str = ""
+
+
+def rates(state: AgentState, view: RunView) -> Rates:
+    session = state.launchers.session(view.run)
+    if session is None:
+        return Rates()
+    goal = session.hello.goal
+    running = [rank for rank in view.ranks if rank.state == "running"]
+    times = [rank.step_time_s for rank in running if rank.step_time_s > 0]
+    step_s = statistics.median(times) if times else 0.0
+    pages = [one.view for one in session.monitors.values() if one.view is not None]
+    total = goal.total_steps or max((page.total_steps for page in pages), default=0)
+    told = max((page.rate for page in pages), default=0.0)  # the trainer's own
+    tokens_s = goal.tokens_per_step / step_s if step_s and goal.tokens_per_step else told or None
+    step = min((rank.step for rank in running), default=0)
+    eta_s = None
+    if total and step_s and running:
+        eta_s = max(0, total - step) * step_s / share(state, view.run)
+    return Rates(
+        goal.samples_per_step / step_s if step_s and goal.samples_per_step else None, tokens_s,
+        goal.flops_per_step / step_s / goal.peak_flops
+        if step_s and goal.flops_per_step and goal.peak_flops else None,
+        total, eta_s, goal.deadline_wall_s, goal.team)
+
+
+def share(state: AgentState, run: str) -> float:
+    """Which part of this run's time was training so far; 1 while too little has gone by."""
+    rows = {category: seconds for name, category, seconds in state.snapshot.decision.run_ledger
+            if name == run}
+    whole_s = sum(rows.values())
+    if whole_s < LEAST_S:
+        return 1.0
+    return max(0.01, sum(rows.get(name, 0.0) for name in WORKING) / whole_s)
+
+
+def jobs(state: AgentState) -> list[dict[str, Any]]:
+    """GET /api/v1/jobs: the newest first."""
+    return [job_row(job, state.snapshot.now.wall_s)
+            for job in reversed(state.jobs.jobs.values())]

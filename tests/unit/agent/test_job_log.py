@@ -1,0 +1,88 @@
+"""Jobs: attempts of runs as the journal keeps them."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from holdfast.agent.core.model import RankView, RunView
+from holdfast.agent.history import job_log
+from holdfast.agent.history.job_log import Job, JobLog, Seen
+from holdfast.agent.history.journal import Count, JobRecord
+
+
+def seen(key: str = "1 2.000 b", run: str = "m5", step: int = -1, **fields: object) -> Seen:
+    ranks = () if step < 0 else (RankView(
+        rank=0, node="n0", pid=9, generation=1, state="running", step=step),)
+    view = RunView(run=run, node="n0", grade="script", nproc=1, generation=int(step >= 0),
+                   ranks=ranks, uid=1000, **fields)  # type: ignore[arg-type]
+    return Seen(view, key, "ann", "search", 900.0, 1000.0, (36.0, "EUR"))
+
+
+def counts(records: list[JobRecord]) -> dict[tuple[str, tuple[str, ...]], float]:
+    return {(one.name, one.labels): one.more for record in records for one in record.counts
+            if isinstance(one, Count) and "bucket" not in one.name}
+
+
+def test_an_attempt_from_the_queue_to_its_end() -> None:
+    log, ledger = JobLog(), [("m5", "training", 5.0)]  # of an attempt before
+    assert counts(log.follow(1001.0, [seen()], ledger, {})) == {
+        ("job_start_sum", ("queue",)): 100.0}
+    assert counts(log.follow(1010.0, [seen(step=0)], ledger, {})) == {
+        ("job_start_sum", ("ranks",)): 10.0}
+    assert counts(log.follow(1020.0, [seen(step=1)], ledger, {})) == {
+        ("job_start_sum", ("first_step",)): 10.0, ("job_start_sum", ("total",)): 20.0}
+    assert log.follow(1021.0, [seen(step=2)], ledger, {}) == [], "not each second"
+    ledger = [("m5", "training", 55.0), ("m5", "startup", 20.0), ("other", "training", 9.0)]
+    ended = log.follow(1100.0, [seen(step=60)], ledger, {"m5": (0, "every rank is done")})
+    assert counts(ended) == {
+        ("jobs", ("done",)): 1.0, ("job_seconds", ("training",)): 50.0,
+        ("job_seconds", ("wall",)): 100.0, ("job_seconds", ("queued",)): 100.0}
+    (job,) = log.jobs.values()
+    assert (job.outcome, job.step, job.team) == ("done", 60, "search")
+    assert (job.ettr(2000.0, queued=False), job.ettr(2000.0, queued=True)) == (0.5, 0.25)
+    row = job_log.job_row(job, 2000.0)
+    assert row["cost"]["all"] == pytest.approx(0.7) and row["cost"]["lost"] == pytest.approx(0.2)
+    assert row["seconds"] == {"training": 50.0, "startup": 20.0}
+    assert log.follow(1200.0, [seen(step=60)], ledger, {"m5": (0, "x")}) == [], "counted once"
+
+
+@pytest.mark.parametrize(("code", "shutdown", "outcome"), [
+    (0, "", "done"), (75, "", "retry"), (76, "", "budget_spent"), (78, "", "configuration"),
+    (1, "", "failed"), (139, "", "failed"), (75, "preempted", "preempted"),
+    (130, "interrupted", "interrupted"),
+])
+def test_how_an_attempt_ended(code: int, shutdown: str, outcome: str) -> None:
+    log = JobLog()
+    log.follow(1.0, [seen()], [], {})
+    log.follow(2.0, [seen(shutdown=shutdown)], [], {"m5": (code, "why")})
+    assert [(one.outcome, one.code) for one in log.jobs.values()] == [(outcome, code)]
+
+
+def test_a_launcher_that_is_gone_is_lost_after_a_while_and_not_by_an_agents_restart() -> None:
+    log = JobLog()
+    begun = log.follow(1000.0, [seen()], [], {})
+    again = JobLog(job_log.read_jobs([record.body for record in begun] + [b"{}", b"junk"]))
+    again.follow(1010.0, [], [], {})
+    assert again.follow(1060.0, [seen(step=1)], [], {}), "the same attempt goes on"
+    assert len(again.jobs) == 1
+    again.follow(1100.0, [], [], {})
+    assert counts(again.follow(1161.0, [], [], {}))["jobs", ("lost",)] == 1.0
+    (job,) = again.jobs.values()
+    assert job.ended_wall_s == 1100.0, "when it was seen last"
+
+
+def test_attempts_are_counted_by_run_and_bounded() -> None:
+    log = JobLog()
+    for number in range(job_log.JOBS_MAX + 5):
+        key, run = f"{number} 1.000 b", "ab"[number % 2]
+        log.follow(float(number), [seen(key, run)], [], {run: (1, "")})
+        log.follow(float(number), [seen(key, run)], [], {run: (1, "")})
+    assert len(log.jobs) == job_log.JOBS_MAX
+    assert next(reversed(log.jobs.values())).attempt == (job_log.JOBS_MAX + 5 + 1) // 2
+
+
+def test_a_job_survives_the_journal() -> None:
+    log = JobLog()
+    (record,) = log.follow(5.0, [seen()], [], {})
+    assert msgspec.json.decode(record.body, type=Job) == log.jobs["1 2.000 b"]

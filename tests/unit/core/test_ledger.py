@@ -1,0 +1,105 @@
+"""The ledger: every node-second in exactly one category, whatever the levels show."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.agent.core import ledger
+from holdfast.agent.core.ledger import CATEGORIES, Doing, Ledger, Phases, category
+
+from .driver import Cluster
+
+SECONDS = st.floats(0.0, 1e6, allow_nan=False)
+ODD = st.floats(allow_nan=True, allow_infinity=True)
+PHASES = st.dictionaries(st.sampled_from([*ledger.OF_PHASE, "forward_backward", "data"]), ODD)
+ACCOUNTS = st.builds(Phases, st.integers(0, 2), st.sampled_from([(), (0,), (0, 1)]), PHASES)
+DOING = st.dictionaries(st.sampled_from(["a", "b"]), st.sampled_from(
+    [*CATEGORIES, ledger.WAITING]))
+STEP = st.tuples(
+    st.floats(0.0, 30.0), DOING, st.dictionaries(st.sampled_from(["a", "b"]), ACCOUNTS),
+    st.sampled_from(["idle", "health_check"]))
+
+
+@given(st.lists(STEP, max_size=30))
+def test_the_categories_sum_to_the_wall_time_whatever_pages_say(
+    steps: list[tuple[float, dict[str, str], dict[str, Phases], str]],
+) -> None:
+    book, now_s = Ledger(), 100.0
+    book.settle(now_s, "b", {})
+    for elapsed_s, doing, phases, resting in steps:
+        now_s += elapsed_s
+        book.settle(now_s, "b", doing, resting, phases)
+        rows = dict(book.node_rows())
+        assert set(rows) == set(CATEGORIES) and all(s >= 0.0 for s in rows.values())
+        assert math.isclose(sum(rows.values()), now_s - 100.0, rel_tol=1e-9, abs_tol=1e-9)
+        again = msgspec.json.decode(msgspec.json.encode(book.node), type=dict[str, float])
+        assert again == book.node, "a number that JSON cannot keep"
+
+
+def test_what_ranks_account_for_divides_a_second_of_training() -> None:
+    book = Ledger()
+    book.settle(0.0, "b", {"r": "training"}, phases={"r": Phases(1, (0, 1), {})})
+    account = {"forward_backward": 1.2, "collective": 0.6, "checkpoint": 0.2}
+    book.settle(1.0, "b", {"r": "training"}, phases={"r": Phases(1, (0, 1), account)})
+    assert {name: s for name, s in book.node_rows() if s} == pytest.approx(
+        {"training": 0.6, "collective_wait": 0.3, "checkpoint_stall": 0.1})
+    # Another generation's account says nothing about the time before it began.
+    book.settle(2.0, "b", {"r": "training"}, phases={"r": Phases(2, (0, 1), {"collective": 9.0})})
+    assert book.node["training"] == pytest.approx(1.6)
+
+
+def test_steps_that_are_done_again_are_recomputing_in_all_their_phases() -> None:
+    book = Ledger()
+    book.settle(0.0, "b", {"r": "recomputing"}, phases={"r": Phases(1, (0,), {})})
+    book.settle(1.0, "b", {}, phases={"r": Phases(1, (0,), {"collective": 1.0})})
+    assert book.node == {"recomputing": 1.0}
+
+
+@pytest.mark.parametrize(("doing", "name"), [
+    (Doing(live=True, phases=("forward_backward",), step=5, step_s=0.1), "training"),
+    (Doing(checked=True), "health_check"), (Doing(no_spare=True), "idle_no_spare"),
+    (Doing(no_spare=True, broken=True, known=True), "idle_no_spare"),
+    (Doing(live=True, phases=("forward_backward",), checked=True, step=1), "training"),
+    (Doing(live=True, phases=("checkpoint",), step=5), "checkpoint_stall"),
+    (Doing(live=True, phases=("forward_backward",), redoes=True, step=5, base_step=9),
+     "recomputing"),
+    (Doing(live=True, phases=("forward_backward",), step=5, base_step=9), "maybe_recomputing"),
+    (Doing(fault_paused=True, broken=True), "paused"),
+    (Doing(over=True, no_spare=True), "idle"),
+])
+def test_what_a_run_does_has_one_name(doing: Doing, name: str) -> None:
+    assert category(doing) == name
+
+
+def test_memory_of_an_older_release_keeps_its_seconds() -> None:
+    old = (b'{"node": {"checkpoint": 2.0, "redone": 1.0, "idle": 4.0}, '
+           b'"runs": {"r": {"redone": 1.0}}}')
+    book = msgspec.json.decode(old, type=Ledger)
+    assert book.node == {"checkpoint_stall": 2.0, "recomputing": 1.0, "idle": 4.0}
+    assert sum(seconds for _, seconds in book.node_rows()) == 7.0
+    assert book.runs == {"r": {"recomputing": 1.0}}
+
+
+def test_a_run_that_too_few_nodes_can_take_is_idle_without_a_spare() -> None:
+    cluster = Cluster("ab")
+    cluster.run(20)
+    cluster.dead.add("b")
+    cluster.run(60)
+    assert idle_s(cluster, "a") > 30.0
+    spared = Cluster("abc")
+    spared.run(20)
+    member = next(n for n in spared.plan().members if n != spared.leader())
+    spared.dead.add(member)
+    spared.run(60)
+    # While nodes have not heard of each other, none can say that there are enough.
+    assert all(idle_s(spared, name) < 10.0 for name in spared.labs if name != member), [
+        (name, idle_s(spared, name)) for name in spared.labs]
+
+
+def idle_s(cluster: Cluster, node: str) -> float:
+    return cluster.labs[node].node.kept.ledger.node.get("idle_no_spare", 0.0)
