@@ -77,7 +77,8 @@ MAY_IMPORT: dict[str, set[str]] = {
 HOMES: dict[str, tuple[str, ...]] = {
     # Of checks, what is called beside torch by its file alone.
     "torch": ("trainer/", "worker/", "agent/checks/device.py", "agent/checks/collectives.py",
-              "agent/checks/peer_tests.py"),
+              "agent/checks/peer_tests.py",
+    "agent/checks/xla.py"),
     "aiohttp": ("agent/web/", "agent/store/"),
     "prometheus_client": ("agent/metrics/families.py", "agent/metrics/exposition.py"),
     "rich": ("agent/cli/",),

@@ -123,6 +123,8 @@ OPERATIONS = (
 def collectives(options: dict[str, Any]) -> dict[str, Any]:
     """Every operation over every size, and, small, over every type."""
     here = devices.kind()
+    if here == "xla":
+        return _by_nccom_test(options)
     n = int(options.get("ranks") or (torch.cuda.device_count() if here == "cuda" else 0))
     if here == "cuda" and n < 2:
         return {"said": "one accelerator: nothing to be exchanged within the node"}
@@ -149,6 +151,14 @@ def collectives(options: dict[str, Any]) -> dict[str, Any]:
         return {"unknown": problems or ["not every rank answered"]}
     found = _answer(list(rows.values()), n, here, time.monotonic() - begun)
     return _with_nccl_tests(found) if here == "cuda" and vendor.program(NCCL_TEST) else found
+
+
+def _by_nccom_test(options: dict[str, Any]) -> dict[str, Any]:
+    """Between Neuron cores AWS' own test, which needs no graph of ours."""
+    if devices.has_neuron() and vendor.program("nccom-test"):
+        return vendor.nccom_test(options)
+    return {"unknown": ["nccom-test is not installed (aws-neuronx-tools), and XLA devices have no "
+                        "other collective test here"]}
 
 
 def _with_nccl_tests(ours: dict[str, Any]) -> dict[str, Any]:

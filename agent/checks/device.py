@@ -8,6 +8,8 @@ the standard library.
 
 from __future__ import annotations
 
+import glob
+import importlib.util
 import os
 import random
 import statistics
@@ -24,14 +26,23 @@ MB = 1 << 20
 INTEGER_SIZE, FLOAT_SIZE = 256, 512
 # The command with this set (any number, the seed) flips one bit of a result, so that an operator
 # sees what silent corruption looks like here.
+NEURON_DEVICES = "/dev/neuron[0-9]*"
 FLIP_VARIABLE = "HOLDFAST_CHECK_FLIP_BIT"
 Answer = dict[str, Any]  # the fields of agent/core/checks/verdict.py's Answer
 Flip = Callable[[torch.Tensor], torch.Tensor]
+Product = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def kind() -> str:
-    """cuda (NVIDIA's and AMD's) or cpu."""
-    return "cuda" if torch.cuda.device_count() else "cpu"
+    """cuda (NVIDIA's and AMD's), xla (Neuron's, whose checks are xla.py's) or cpu."""
+    if torch.cuda.device_count():
+        return "cuda"
+    named = has_neuron() or os.environ.get("PJRT_DEVICE")
+    return "xla" if named and importlib.util.find_spec("torch_xla") is not None else "cpu"
+
+
+def has_neuron() -> bool:
+    return bool(glob.glob(NEURON_DEVICES))
 
 
 def devices() -> list[str]:
@@ -80,7 +91,12 @@ def tensor(options: dict[str, Any]) -> Answer:
 
 
 def known_answers(device: str, flip: Flip | None = None) -> list[str]:
-    """What is wrong with this device's results; nothing when all is well.
+    """What is wrong with this device's results; nothing when all is well."""
+    return compared(device, lambda a, b: a.to(device) @ b.to(device), flip)
+
+
+def compared(name: str, product: Product, flip: Flip | None = None) -> list[str]:
+    """`product` takes the host's tensors and multiplies them on the device of this name.
 
     The integers stay below 2^24, so that a device may multiply them as it does best and there is
     one right answer, which the host finds by other instructions.  Of other numbers the order of
@@ -91,22 +107,21 @@ def known_answers(device: str, flip: Flip | None = None) -> list[str]:
     a, b = (torch.randint(-8, 9, (INTEGER_SIZE, INTEGER_SIZE), generator=generator)
             for _ in range(2))
     expected = a @ b  # int64, on the host
-    there = (a.to(torch.float32).to(device), b.to(torch.float32).to(device))
-    first, again = there[0] @ there[1], there[0] @ there[1]
+    first, again = (product(a.to(torch.float32), b.to(torch.float32)) for _ in range(2))
     first = flip(first) if flip is not None else first
     if not _same(first, again):
         wrong.append("%s: the same product of integers twice, and %s" % (
-            device, _difference(first, again)))
+            name, _difference(first, again)))
     elif not torch.equal(first.cpu().to(torch.int64), expected):
-        wrong.append("%s: a product of integers is not the host's" % device)
+        wrong.append("%s: a product of integers is not the host's" % name)
     for kind_of_float in (torch.float32, torch.bfloat16):
         x, y = (torch.randn(FLOAT_SIZE, FLOAT_SIZE, generator=generator).to(kind_of_float)
-                .to(device) for _ in range(2))
-        first, again = x @ y, x @ y
+                for _ in range(2))
+        first, again = product(x, y), product(x, y)
         first = flip(first) if flip is not None else first
         if not _same(first, again):
             wrong.append("%s: the same product of %s twice, and %s" % (
-                device, str(kind_of_float).split(".")[-1], _difference(first, again)))
+                name, str(kind_of_float).split(".")[-1], _difference(first, again)))
     return wrong
 
 

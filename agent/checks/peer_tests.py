@@ -44,7 +44,7 @@ def serve(descriptor: int) -> None:
         function = {"compute": compute, "exchange": exchange}[command["do"]]
         call = isolate.Call(command["do"], _telling(function, command),
                             command["deadline_s"] + KILL_S,
-                            MEMORY_BYTES if devices.kind() == "cpu" else 0)
+                            MEMORY_BYTES if kind() == "cpu" else 0)
         answer: dict[str, Any] = {}
         for event in isolate.run_all([call], 1):
             if event.ended:
@@ -55,6 +55,11 @@ def serve(descriptor: int) -> None:
                 isolate.write_line(descriptor, {"id": command["id"], **event.value})
             else:
                 answer = event.value
+
+
+def kind() -> str:
+    """Hosts of XLA devices test each other's processors and network, by gloo."""
+    return "cuda" if devices.kind() == "cuda" else "cpu"
 
 
 def _telling(function: Callable[..., dict[str, Any]],
@@ -99,7 +104,7 @@ def exchange(command: dict[str, Any], descriptor: int) -> dict[str, Any]:
 
     The first rank serves the group's store at its own address, and tells its port before it joins.
     """
-    rank, n, here = command["rank"], command["n"], devices.kind()
+    rank, n, here = command["rank"], command["n"], kind()
     interface = interface_of(command["address"])
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(name, interface)

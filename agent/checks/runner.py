@@ -37,6 +37,7 @@ from .table import AGENT, PATHS, TORCH, TORCH_START_S, Check
 ENTRY = Path(__file__).with_name("torch_entry.py")
 AT_ONCE = 3
 TORCH_CALL = "torch"
+WARM_S = 3600.0  # of one check's compile
 NO_TORCH = ("name one that has it: --python, or `python` below [checks] in the configuration")
 
 
@@ -156,8 +157,8 @@ class Runner:
         """All checks beside torch share one import of it, and have a child each below that."""
         pythons = [list(one) for one in self._wanted.pythons]
         asked = {
-            "options": dict(self._wanted.options),
-            "calls": [{"name": one.name, "place": one.place, "deadline_s": one.deadline_s,
+            "options": {**self._wanted.options, "folder": str(self._wanted.folder)},
+            "calls": [{"name": one.name, "place": one.place, "deadline_s": self._deadline_s(one),
                        "memory_bytes": one.memory_bytes} for one in checks],
         }
 
@@ -175,8 +176,11 @@ class Runner:
                     tried.append([python, origin, str(error.strerror)])
             write_line(descriptor, {"no_torch": tried})
 
-        deadline_s = TORCH_START_S + sum(one.deadline_s for one in checks)
+        deadline_s = TORCH_START_S + sum(map(self._deadline_s, checks))
         return Call(TORCH_CALL, become, deadline_s, lock=self._lock(TORCH_CALL))
+
+    def _deadline_s(self, check: Check) -> float:
+        return WARM_S if self._wanted.options.get("warm") else check.deadline_s
 
     def _torch_event(self, event: Event, by_name: dict[str, Check]) -> Iterator[CheckVerdict]:
         """Answers come in as lines; what has none when the child ends is unknown."""
@@ -242,7 +246,7 @@ class Runner:
             self._wanted.folder, os.W_OK) else ""
 
     def _keep(self, verdicts: Sequence[CheckVerdict]) -> None:
-        if not verdicts:
+        if not verdicts or self._wanted.options.get("warm"):
             return
         try:
             with results.changing(self._wanted.folder) as kept:

@@ -159,6 +159,15 @@ def limits_of(rows: Iterable[str]) -> dict[str, float]:
     return found
 
 
+def compiled(checks: Iterable[Check]) -> tuple[Check, ...]:
+    """Those with a graph that XLA devices compile.  Raises ValueError for none."""
+    found = tuple(one for one in checks if one.place.startswith("device:"))
+    if not found:
+        names = ", ".join(one.name for one in CHECKS if one.place.startswith("device:"))
+        raise ValueError(f"--warm: none of these is compiled; {names} are")
+    return found
+
+
 def chosen(names: tuple[str, ...]) -> tuple[Check, ...]:
     """The checks of these names, in their order; without any, those that are made before a job.
     Raises ValueError that names the nearest for one that is not known."""

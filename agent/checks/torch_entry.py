@@ -35,6 +35,8 @@ def main(descriptor: int, spec: dict[str, Any]) -> None:
         _next(descriptor, spec, why, isolate)
         return
     device: Any = importlib.import_module(PACKAGE + ".device")
+    if device.kind() == "xla":
+        device = importlib.import_module(PACKAGE + ".xla")
     # Asked in a child: what began a context could fork none that uses the device.
     here: dict[str, Any] = {}
     problem = ""
@@ -54,8 +56,13 @@ def main(descriptor: int, spec: dict[str, Any]) -> None:
     calls = []
     for one in spec["calls"]:
         module, function = one["place"].split(":")
+        if here["kind"] == "xla" and module == "device":
+            module = "xla"  # the same checks by compiled graphs
         place = importlib.import_module("%s.%s" % (PACKAGE, module))
         called = functools.partial(getattr(place, function), spec["options"])
+        if spec["options"].get("warm") and here["kind"] != "xla":
+            said = "nothing is compiled: torch uses %s" % here["kind"]
+            called = functools.partial(dict, said=said)
         # A GPU's driver reserves addresses for all memory of all devices: no limit holds there.
         memory_bytes = one["memory_bytes"] if here["kind"] == "cpu" else 0
         calls.append(isolate.Call(one["name"], isolate.answering(called), one["deadline_s"],

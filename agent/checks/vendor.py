@@ -16,6 +16,7 @@ import re
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from typing import Any
 
 Answer = dict[str, Any]  # the fields of agent/core/checks/verdict.py's Answer
@@ -26,6 +27,8 @@ PLACES = ("/usr/local/bin", "/usr/bin", "/opt/nccl-tests/build", "/opt/aws/neuro
 NCCL_TESTS = {"all_reduce_perf": "all_reduce", "all_gather_perf": "all_gather",
               "reduce_scatter_perf": "reduce_scatter", "alltoall_perf": "all_to_all",
               "broadcast_perf": "broadcast", "sendrecv_perf": "sendrecv"}
+VISIBLE_CORES, NUMBER_OF_CORES = "NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES"
+CORES_MAX = 1024
 RVS_CONF = "/opt/rocm/share/rocm-validation-suite/conf"
 RVS_RESULT = re.compile(r"\[RESULT\].*?\b(?:met|pass)\s*:\s*(TRUE|FALSE)", re.I)
 
@@ -159,14 +162,13 @@ def nccl_answer(operation: str, text: str, problem: str = "") -> Answer:
 def nccom_test(_: object) -> Answer:
     """All-reduce over this node's Neuron cores.  It compiles its graph first, which takes minutes
     when cold and is no part of the times that it reports."""
-    listed, problem = _said("neuron-ls", "--json-output")
     try:
-        cores = sum(int(one["nc_count"]) for one in json.loads(listed))
-    except (ValueError, LookupError, TypeError):
-        return {"unknown": [problem or "neuron-ls lists no device"]}
+        cores = len(neuron_cores(os.environ))
+    except LookupError as error:
+        return {"unknown": [str(error)]}
     with tempfile.TemporaryDirectory(prefix="holdfast-check-") as folder:
         report = os.path.join(folder, "report.json")
-        text, problem = _said("nccom-test", "-r", str(cores), "-b", "1M", "-e", "1G", "-f", "4",
+        _, problem = _said("nccom-test", "-r", str(cores), "-b", "1M", "-e", "1G", "-f", "4",
                               "-d", "fp32", "--check", "random", "--report-to-json-file", report,
                               "allr")
         try:
@@ -174,6 +176,40 @@ def nccom_test(_: object) -> Answer:
                 return nccom_answer(file.read(OUTPUT_MAX_BYTES).decode("utf-8", "replace"))
         except OSError:
             return {"unknown": [problem or "nccom-test wrote no report"]}
+
+
+def neuron_cores(environ: Mapping[str, str]) -> list[int]:
+    """The cores that a process with this environment may use, as the Neuron runtime numbers them.
+    Raises LookupError that says what is missing, or what is wrong with the environment."""
+    listed, problem = _said("neuron-ls", "--json-output")
+    try:
+        count = sum(int(one["nc_count"]) for one in json.loads(listed))
+    except (ValueError, LookupError, TypeError):
+        count = 0
+    visible, number = environ.get(VISIBLE_CORES, "").strip(), environ.get(NUMBER_OF_CORES, "")
+    if visible:
+        cores = cores_of(visible)
+    elif number.isdecimal() and int(number) > 0:
+        cores = list(range(int(number)))
+    else:
+        cores = list(range(count))
+    if not cores:
+        raise LookupError(problem or "neuron-ls lists no device")
+    if count and max(cores) >= count:
+        raise LookupError("%s=%s names core %d, and neuron-ls lists %d cores" % (
+            VISIBLE_CORES if visible else NUMBER_OF_CORES, visible or number, max(cores), count))
+    return cores
+
+
+def cores_of(text: str) -> list[int]:
+    """Of `3`, `0-3`, `0,2,4-7`.  Raises LookupError for anything else."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not first.isdecimal() or dash and not last.isdecimal():
+            raise LookupError("%s=%s is no list of cores" % (VISIBLE_CORES, text[:60]))
+        found += range(int(first), min(int(last or first), int(first) + CORES_MAX) + 1)
+    return list(dict.fromkeys(found))[:CORES_MAX]
 
 
 def nccom_answer(text: str) -> Answer:

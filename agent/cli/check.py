@@ -150,6 +150,7 @@ def wanted_of(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[
     settings, places = loaded.checks, loaded.collectors
     try:
         checks = table.chosen(tuple(options.name))
+        checks = table.compiled(checks) if options.warm else checks
         profile = profiles.named(options.profile) if options.profile else None
         limits = table.limits_of(settings.limits)
         sizes = [_size(word) for word in options.sizes.split(",")] if options.sizes else []
@@ -164,7 +165,8 @@ def wanted_of(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[
         checks, facts, results.directory(environ), procfs.boot_id(), bool(options.name),
         pythons(options.python or settings.python, environ), _training(statuses), options.force,
         options.max_age if options.max_age is not None else FRESH_S if options.convention else 0.0,
-        limits, {"sizes": sizes, "ranks": options.ranks}, bool(options.convention),
+        limits, {"sizes": sizes, "ranks": options.ranks, "warm": options.warm},
+        bool(options.convention),
     )
     return wanted, any(one.get("breaker_open") is True for one in statuses)
 

@@ -125,6 +125,8 @@ def _check(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-age", type=number(float, 0, 86400), metavar="SECONDS",
                         help="take a verdict that is no older (default 0; with --for 300)")
     parser.add_argument("--force", action="store_true", help="even while a run trains here")
+    parser.add_argument("--warm", action="store_true",
+                        help="compile the tests' graphs for XLA devices, once for each SDK")
     parser.add_argument("--path", action="append", default=[], metavar="DIR",
                         help="where checkpoints go: write there and read back")
     parser.add_argument("--python", default="", metavar="FILE",

@@ -250,6 +250,7 @@ def test_a_coordinator_that_stands_still_is_said(
         await transport.accept(reader, writer, TOKEN)
         await reader.read()
         writer.close()
+        await writer.wait_closed()
 
     async def scenario() -> Heard:
         server = await asyncio.start_server(silent, "127.0.0.1", port, limit=transport.PART_MAX)
