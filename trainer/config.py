@@ -130,6 +130,8 @@ class Config(Options):
     micro_batches: int = setting(0, "in a step, over all ranks; 0 = one for each rank", FROM_0)
     device: str = setting("auto", "auto, cpu or cuda", DEVICE)
     work_dir: str = setting("holdfast-work", "corpus, tokenizer and checkpoints lie here")
+    init_from: str = setting(
+        "", "a new run from these weights: a checkpoint, *.safetensors or *.pt; empty: untrained")
     log_every: int = setting(10, "steps between two lines; at least 1", FROM_1)
     eval_every: int = setting(0, "steps between two evaluations; 0 = at the end only", FROM_0)
     optimizer: OptimizerOptions = OptimizerOptions()

@@ -16,9 +16,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from . import lineage
 from . import optimizer as adamw
 from .checkpoint import format as files
-from .checkpoint.manifest import run_manifest
+from .checkpoint.manifest import Manifest
 from .checkpoint.restore import Held, restore
 from .checkpoint.snapshot import Snapshots
 from .checkpoint.write import Checkpoints
@@ -40,6 +41,7 @@ class Job(NamedTuple):
     strategy: Strategy
     data: Any
     device: torch.device
+    manifest: Manifest
     said: list[str]  # what the strategy chose last
     buffers_after: list[Tensor]  # of a step whose gradients are whole, and that was not entered
 
@@ -60,8 +62,7 @@ def train(config: Config, elastic: Any) -> Result:
     """
     job = prepare(config)
     checkpoints = Checkpoints(
-        config.checkpoint, config.checkpoint_dir, elastic,
-        lambda: run_manifest(config, job.data.digest))
+        config.checkpoint, config.checkpoint_dir, elastic, job.manifest)
     held = Held()
     root = str(config.checkpoint_dir) if config.checkpoint.every else ""
     commits = [found._asdict() for found in files.listing(root)] if root else []
@@ -98,6 +99,7 @@ def _reason(error: BaseException) -> str:
 
 def prepare(config: Config) -> Job:
     """Model, data and strategy, warm: a rank that waits here joins at once and steps at once."""
+    lineage.check(config)
     device = _device(config)
     model_class, data_class = (named_class(config.model, "model"), named_class(config.data, "data"))
     data = data_class(config.data_options, Path(config.work_dir))
@@ -113,7 +115,7 @@ def prepare(config: Config) -> Job:
         strategy.warm_up({key: value.to(device) for key, value in batch.items()})
     # What lives now lives to the end: a collection in a recovery need not look at it (240 ms).
     gc.freeze()
-    return Job(config, strategy, data, device, [""], [])
+    return Job(config, strategy, data, device, Manifest(config, data.digest), [""], [])
 
 
 def _device(config: Config) -> torch.device:
@@ -165,8 +167,8 @@ class Generation:
             self.group = group = Group(assignment, job.device, elastic, strategy.lay_out)
             layout = group.layout
             self.state = state = strategy.hold(layout, group.rank)
-            restore(assignment, group, state, self.held, elastic, strategy.initialise,
-                    self.end_step)
+            began = restore(assignment, group, state, self.held, elastic, self.begin,
+                            self.end_step)
             strategy.forget()
             job.buffers_after.clear()
             strategy.wrap(group, self.check)
@@ -174,12 +176,22 @@ class Generation:
             job.said[:] = ["", layout.words]
             if group.rank == 0:
                 elastic.report("", layout.words)
+        job.manifest.began_from(began)
+        if group.rank == 0:
+            job.manifest.keep(assignment.run, assignment.generation, elastic.report)
+            if began["from"] == "weights":
+                elastic.report("", f"a new run from the weights of {began['path']}")
         self.buffers = state.buffers
         micro_batches = job.config.micro_batches or layout.data
         self.sampler = Sampler(len(job.data), job.config.seed, job.config.batch, micro_batches)
         self.mine = self.sampler.mine(layout.places[group.rank].data, layout.data)
         self.checkpoints.join(assignment, group, state)
         self.snapshots = Snapshots(job.config.snapshot, state, group, self.held, elastic)
+
+    def begin(self) -> dict[str, Any]:
+        """The state of step 0, and what the run begins from.  Raises ConfigError."""
+        self.strategy.initialise()
+        return lineage.begin(self.job.config, self.state)
 
     def step(self) -> int:
         """One optimizer step over all micro-batches; returns the tokens of the whole step."""
@@ -288,7 +300,8 @@ class Generation:
         try:
             kept.save(job.config.checkpoint_dir, kept.Evaluation(
                 place.run, place.generation, self.held.step, job.data.digest,
-                self.state.weights_digest(), found.tasks))
+                "" if self.group is None or self.group.layout.shards > 1
+                else self.state.weights_digest(), found.tasks))
         except OSError as error:
             self.elastic.report("", f"evaluation of step {self.held.step} is not kept: "
                                 f"{error.strerror or error}")

@@ -82,6 +82,15 @@ EXITS: Dict[str, Tuple[Row, ...]] = {
         row(USAGE, "there is no evaluation, or not of the same pairs"),
         row(NOT_KNOWN, "too few pairs to tell"),
     ),
+    "checkpoint": (
+        row(DONE, "written, whole"), row(FAILED, "torch is needed, and not installed"),
+        row(BAD_CHECKPOINT, "what was named is no checkpoint or no file of weights, or it cannot "
+            "be written"),
+    ),
+    "promote": (
+        row(DONE, "it is there, whole"), row(FAILED, "it cannot be read or written"),
+        row(BAD_CHECKPOINT, "refused: every reason is named"),
+    ),
     "check": (
         row(DONE, "every check passed"),
         row(FAILED, "a warning; with --for: a critical that came twice in a row, while no breaker "

@@ -1,6 +1,7 @@
-"""`holdfast verify DIR`: proves checkpoints by their digests, without torch.
+"""`holdfast verify` and `holdfast promote`: checkpoints proven, and made the ones that are served.
 
-Owns what is proven and shown; layout and proof are in trainer/checkpoint/format.py.
+Owns what is proven and shown; layout and proof are in trainer/checkpoint/format.py, what a
+promotion asks for in trainer/quality/promote.py.  Without torch.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.trainer.checkpoint import format
+from holdfast.trainer.quality import promote as promotion
 from holdfast.worker import exits
 
 from .text import BAD, GOOD, Failure, Line, Span, field, line, print_json, show
@@ -35,6 +37,53 @@ def verify(options: argparse.Namespace) -> int:
     else:
         show(report(verdicts))
     return exits.BAD_CHECKPOINT if bad else exits.DONE
+
+
+def promote(options: argparse.Namespace) -> int:
+    """0 when it is there; 2 when something forbids it, and everything that does is named."""
+    source, target = Path(options.checkpoint), Path(options.target)
+    try:
+        note = promotion.promote(source, target)
+    except promotion.Refused as refused:
+        if options.json:
+            print_json({"promoted": "", "refused": refused.reasons})
+        else:
+            show([line(f"{source}  ", Span("refused", BAD))]
+                 + [row for one in refused.reasons for row in field("", one, indent=4)])
+        return exits.BAD_CHECKPOINT
+    except (format.CheckpointError, OSError) as error:
+        said = error.strerror if isinstance(error, OSError) else error
+        raise Failure(f"{source} cannot be promoted to {target}: {said}") from None
+    if options.json:
+        print_json({"promoted": str(target), "refused": [], **note})
+    else:
+        show([line(f"{target}  ", Span("promoted", GOOD), f": step {note['step']} of "
+                   f"{note['run']}, verified, equally good, and known")])
+    return exits.DONE
+
+
+def carry(options: argparse.Namespace) -> int:
+    """Weights to a file of other tools', or from one into a checkpoint."""
+    from holdfast.trainer.checkpoint import portable
+
+    source, target = Path(options.source), Path(options.target)
+    try:
+        if options.what == "export":
+            number, place = portable.export(source, target), target
+        else:
+            place = portable.bring(source, target)
+            number = len(portable.of_checkpoint(place).places)
+    except ImportError as error:
+        raise Failure(f"no {error.name}, which reads and writes .pt: install holdfast[trainer], or "
+                      "name a .safetensors file") from None
+    except (format.CheckpointError, OSError) as error:
+        said = f"{target}: {error.strerror}" if isinstance(error, OSError) else str(error)
+        raise Failure(said, exits.BAD_CHECKPOINT) from None
+    if options.json:
+        print_json({"path": str(place), "tensors": number})
+    else:
+        show([line(f"{place}  ", Span(f"{number} tensors", GOOD))])
+    return exits.DONE
 
 
 def directories(root: Path) -> list[Path]:

@@ -78,6 +78,18 @@ def _verify(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("directory", metavar="DIR", help="one checkpoint, or a directory of them")
 
 
+def _carry(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", choices=("export", "import"))
+    parser.add_argument("source", metavar="FROM", help="a checkpoint; for import, a file")
+    parser.add_argument("target", metavar="TO", help="*.safetensors or *.pt (a plain state_dict); "
+                        "for import, a directory: set init_from to it")
+
+
+def _promote(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("checkpoint", metavar="CHECKPOINT", help="one step-*.gen-* directory")
+    parser.add_argument("target", metavar="DEST", help="what it becomes; not there yet")
+
+
 def _parity(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("first", metavar="RUN_A", help="what is compared with: the run's "
                         "checkpoint.dir, its work_dir, or one file of its evaluations")
@@ -234,6 +246,13 @@ COMMANDS = (
     Command("parity", "are two runs equally good on their held-out pairs?",
             "holdfast parity runs/a runs/b --metric mrr@10 --within 0.1%", "parity:parity",
             _parity),
+    Command("checkpoint", "weights to safetensors or a torch state_dict, and from them",
+            "holdfast checkpoint export runs/b/checkpoints/step-000000200.gen-1 m5.safetensors\n"
+            "         holdfast checkpoint import m5.safetensors weights", "checkpoint:carry",
+            _carry),
+    Command("promote", "make a checkpoint the one that is served, if all is proven",
+            "holdfast promote runs/b/checkpoints/step-000000200.gen-1 models/m5-7",
+            "checkpoint:promote", _promote),
     Command("check", "prove this node before training: devices, memory, collectives",
             "holdfast check --path /checkpoints\n"
             "         holdfast check collectives --sizes 64K,1M,64M", "check:check", _check),

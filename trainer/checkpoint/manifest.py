@@ -1,48 +1,114 @@
-"""What a checkpoint says of the run that wrote it.
+"""What a run was: code, packages, drivers, settings, data, environment, and what it began from.
 
-Owns the run manifest: for people and for comparing runs; nothing is decided from it.
+Owns the run manifest, in every checkpoint and, for a run that writes none, in MANIFESTS beside
+them.  For people and for comparing runs; nothing is decided from it but `holdfast promote`.  What
+the environment holds is kept by name, never all of it: secrets live there.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import os
 import platform
+import re
 import subprocess
+import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from holdfast.worker.redact import redacted
+
 from ..config import Config
-from .format import digest
+from . import format as files
 
 GIT_TIMEOUT_S = 5.0
+MANIFESTS = "manifests"
+FILES_MAX = 64  # of one folder of checkpoints; the oldest go
+VARIABLES_MAX, VALUE_MAX = 256, 1000
+# What changes how a run computes, talks or is placed.  A name that may hold a secret is never kept.
+KEPT = re.compile(
+    r"(CUDA|NVIDIA|NCCL|GLOO|UCX|FI|EFA|RDMAV|NEURON|XLA|PJRT|TPU|HIP|ROCR|HSA|RCCL|TORCH|PYTORCH"
+    r"|TORCHELASTIC|TORCHINDUCTOR|TRITON|OMP|MKL|OPENBLAS|KMP|GOMP|NUMEXPR|TOKENIZERS|MALLOC"
+    r"|SLURM|HOLDFAST|PYTHON)_?\w*\Z|(LD_LIBRARY_PATH|LD_PRELOAD|PATH|VIRTUAL_ENV|CONDA_PREFIX"
+    r"|RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE)\Z")
+SECRET = re.compile(r"TOKEN|SECRET|PASS|KEY|CREDENTIAL|AUTH|COOKIE|CERT|JWT", re.IGNORECASE)
+MODULES = ("nvidia", "amdgpu", "neuron", "efa", "gdrdrv")  # drivers that say their version
+SDK_TOOLS = ("neuronx-cc", "torch-neuronx", "libneuronxla", "torch-xla")  # of pip
+
+
+class Manifest:
+    """One process's run manifest: found out once, off the training's way, then the same for all."""
+
+    def __init__(self, config: Config, data_digest: str) -> None:
+        self._config, self._data_digest = config, data_digest
+        self._lock, self._found = threading.Lock(), dict[str, Any]()
+        self.began = dict[str, Any]()
+        self._kept = False
+
+    def began_from(self, what: dict[str, Any]) -> None:
+        """The first word stands: a later generation goes on with what this process began."""
+        self.began = self.began or what
+
+    def __call__(self) -> dict[str, Any]:
+        with self._lock:
+            self._found = self._found or run_manifest(self._config, self._data_digest)
+            return {**self._found, "began": self.began}
+
+    def keep(self, run: str, generation: int, report: Any) -> None:
+        """Writes it beside the checkpoints, once and in the background: half a second of git and
+        of packages' names is not training's to wait for."""
+        if self._kept:
+            return
+        self._kept = True
+        root = self._config.checkpoint_dir / MANIFESTS
+
+        def work() -> None:
+            try:
+                root.mkdir(parents=True, exist_ok=True)
+                value = {"run": run, "generation": generation, **self()}
+                files.write_file(root / f"gen-{generation:09d}.json", files.to_json(value))
+                for old in sorted(root.glob("gen-*.json"))[:-FILES_MAX]:
+                    old.unlink(missing_ok=True)
+            except OSError as error:
+                report("", f"the run's manifest is not kept: {error.strerror or error}")
+
+        threading.Thread(target=work, name="manifest", daemon=True).start()
 
 
 def run_manifest(config: Config, data_digest: str) -> dict[str, Any]:
-    text = config.text()
+    text, packages = config.text(), _packages()
     return {
-        "git": _git(), "packages": _packages(), "python": platform.python_version(),
-        "torch": torch.__version__, "driver": _driver(), "threads": torch.get_num_threads(),
-        "config": config.as_dict(), "config_digest": digest(text.encode()),
-        "data_digest": data_digest,
+        "git": _git(), "packages": packages, "python": platform.python_version(),
+        "torch": torch.__version__, "drivers": _drivers(), "sdk": _sdk(packages),
+        "machine": _machine(config), "threads": torch.get_num_threads(),
+        "config": config.as_dict(), "config_digest": files.digest(text.encode()),
+        "data_digest": data_digest, "seed": config.seed, "environment": environment(os.environ),
     }
 
 
-def _git() -> str:
-    """The revision of the directory that we run in, with "+changes"; "" outside git."""
+def environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What of it may be kept, bounded, and with any secret within a value taken out."""
+    names = sorted(name for name in environ if KEPT.match(name) and not SECRET.search(name))
+    return {name: redacted(environ[name][:VALUE_MAX]) for name in names[:VARIABLES_MAX]}
+
+
+def _git() -> dict[str, Any]:
+    """The revision of the directory that we run in, and whether files differ from it; empty outside
+    git."""
     try:
         revision, changes = (
             subprocess.run(
-                ["git", *arguments], capture_output=True, text=True, timeout=GIT_TIMEOUT_S,
-                check=True,
+                ["git", *arguments], capture_output=True, timeout=GIT_TIMEOUT_S, check=True,
             ).stdout.strip()
             for arguments in (["rev-parse", "HEAD"], ["status", "--porcelain", "-uno"])
         )
     except (OSError, subprocess.SubprocessError):
-        return ""
-    return revision + ("+changes" if changes else "")
+        return {}
+    return {"revision": revision.decode(), "changed": bool(changes)}
 
 
 def _packages() -> dict[str, str]:
@@ -53,8 +119,25 @@ def _packages() -> dict[str, str]:
     return dict(sorted((k, v) for k, v in found.items() if k))
 
 
-def _driver() -> str:
-    try:
-        return Path("/proc/driver/nvidia/version").read_text().splitlines()[0][:200]
-    except (OSError, IndexError):
-        return ""
+def _drivers() -> dict[str, str]:
+    found = {}
+    for module in MODULES:
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            found[module] = Path(f"/sys/module/{module}/version").read_text()[:100].strip()
+    return found
+
+
+def _sdk(packages: Mapping[str, str]) -> dict[str, str]:
+    version: Any = torch.version
+    found = {"cuda": version.cuda, "hip": getattr(version, "hip", None)}
+    if torch.cuda.is_available():
+        nccl: Any = torch.cuda.nccl.version()
+        found["nccl"] = ".".join(map(str, nccl))
+    found |= {tool: packages.get(tool) for tool in SDK_TOOLS}
+    return {name: str(value) for name, value in found.items() if value}
+
+
+def _machine(config: Config) -> dict[str, str]:
+    device = "cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu"
+    name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
+    return {"host": platform.node(), "kernel": platform.release(), "device": device, "name": name}

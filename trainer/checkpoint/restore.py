@@ -39,10 +39,11 @@ class Held:
 
 def restore(
     assignment: Any, group: Group, state: State, held: Held, elastic: Any,
-    initialise: Callable[[], None], finish: Callable[[int, float], None],
-) -> None:
-    """Brings `state` and `held` to where the generation starts.  `finish(step, norm)` ends step
-    number `step` with the gradients that this rank has kept.
+    begin: Callable[[], dict[str, Any]], finish: Callable[[int, float], None],
+) -> dict[str, Any]:
+    """Brings `state` and `held` to where the generation starts; returns what it goes on from.
+    `begin()` makes the state of step 0, `finish(step, norm)` ends step number `step` with the
+    gradients that this rank has kept.
 
     Raises RestoreFailed (BadCheckpoint) on every rank alike, ConfigError if the state on disk
     belongs to another model, RuntimeError when a peer is lost.
@@ -52,23 +53,36 @@ def restore(
         kind, step, path = _newest(group, Path(path) if path else None, elastic)
     if kind == "survivor":
         _from_survivor(group, state, held, step, finish)
-        return
+        return {"from": kind, "step": held.step}
     held.torn, held.ready = True, False
+    began: dict[str, Any] = {"from": kind, "step": step, "path": path}
     if kind == "fresh":
-        initialise()
-        step = 0
+        began, step = _begin(group, begin), 0
     elif kind == "snapshot":
         problem = _from_snapshot(assignment, state, elastic)
         if group.any(bool(problem)):
             raise RestoreFailed(problem or "another rank's snapshot shards do not prove")
     elif kind == "disk":
-        step = _from_disk(Path(path), group, state, elastic)
+        began["step"] = step = _from_disk(Path(path), group, state, elastic)
     else:
         raise RestoreFailed(f"resume_kind {kind!r} is not known to this trainer")
     if _differs(group, state.digest(), group.copies[0], "state"):
         raise RestoreFailed("ranks hold different bytes after the restore: same code and torch?")
     held.step, held.torn = step, False
     held.shard, held.shards = group.shard, group.layout.shards
+    return began
+
+
+def _begin(group: Group, begin: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Step 0.  One rank that cannot read what it begins from speaks for all."""
+    problems, began = list[str](), dict[str, Any]()
+    try:
+        began = begin()
+    except ConfigError as error:
+        problems = list(error.problems)
+    if group.any(bool(problems)):
+        raise ConfigError(problems or ["another rank: init_from cannot be read there"])
+    return began
 
 
 def _differs(group: Group, mine: str, source: int, key: str) -> bool:
@@ -229,6 +243,9 @@ def read_into(path: Path, state: State) -> int:
     """
     manifest = files.read_manifest(path)
     model = manifest.get("model")
+    if manifest.get("weights_only"):
+        raise ConfigError([f"{path} holds weights alone, and cannot be resumed from: set init_from "
+                           "to it, and checkpoint.dir to another directory"])
     if not isinstance(model, dict) or model.get("fingerprint") != state.fingerprint:
         raise ConfigError([_other_model(path, model if isinstance(model, dict) else {}, state)])
     listed = {item["file"]: item for item in manifest["shards"]}

@@ -50,7 +50,7 @@ class Checkpoints:
         self.read_back = ReadBack(elastic, options.read_back_mb_s)
         self.stalls_s: list[float] = []
         self.writes_s: list[float] = []  # of those that were committed
-        self._run_manifest, self._manifest = run_manifest, dict[str, Any]()
+        self._run_manifest = run_manifest
         self._copy = bytearray()
         self._jobs: queue.Queue[Job | None] = queue.Queue(maxsize=1)
         self._idle, self._over = threading.Event(), threading.Event()
@@ -170,14 +170,13 @@ class Checkpoints:
                     "not committed",
                 )
             return False
-        self._manifest = self._manifest or self._run_manifest()
         manifest = {
             "run": job.run,
             "generation": job.generation,
             "step": job.step,
             "world": job.world,
             "model": job.model,
-            "run_manifest": self._manifest,
+            "run_manifest": self._run_manifest(),
         }
         files.commit(directory, manifest, self.options.digest)
         self.elastic.committed(job.generation, job.step, str(directory), job.world)

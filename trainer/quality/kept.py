@@ -134,7 +134,10 @@ def of_checkpoint(checkpoint: Path, step: int, generation: int, weights: str) ->
         raise EvaluationError(f"no evaluation of step {step} beside it: set eval_every")
     found = [load(path) for path in paths]
     for one in found:
-        # The last step's may be measured in a later generation than it was committed in.
+        # A generation comes to a step once.  The last step's may be measured in a later one than
+        # it was committed in: then the weights have to say it, which only a whole state does.
+        if one.generation == generation and one.weights in ("", weights):
+            return one
         if one.generation >= generation and one.weights == weights:
             return one
     raise EvaluationError(f"{paths[0].name}: is of other weights than the checkpoint's")
