@@ -300,6 +300,17 @@ class Store(msgspec.Struct, frozen=True):
     key_file: Annotated[Path, Meta(description="and its key")] = ""
 
 
+class Cluster(msgspec.Struct, frozen=True):
+    """How the agents of many nodes talk with each other; used where `store.url` is set."""
+
+    listen: Annotated[Address, Meta(description=(
+        "HOST:PORT where the other agents reach this one; empty: the address that routes to the "
+        "store, and port 9856 or, where that is taken, any free one"))] = ""
+    token_file: Annotated[Path, Meta(description=(
+        "file, mode 0600, whose first line all agents of the cluster share; empty: a token that "
+        "they keep in the store"))] = ""
+
+
 class Config(msgspec.Struct, frozen=True):
     """All sections."""
 
@@ -315,6 +326,7 @@ class Config(msgspec.Struct, frozen=True):
     inject: Inject = Inject()
     runbooks: Runbooks = Runbooks()
     store: Store = Store()
+    cluster: Cluster = Cluster()
 
     def core_settings(self) -> model.Settings:
         """The part that the deterministic core needs."""

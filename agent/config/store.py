@@ -55,8 +55,8 @@ def parse(url: str) -> Address:
     return Address(tuple(found))
 
 
-def read_password(file: str) -> str:
-    """The first line of FILE.  ValueError says what is wrong with it."""
+def read_password(file: str, key: str = "store.password_file") -> str:
+    """The first line of FILE, which `key` names.  ValueError says what is wrong with it."""
     path = Path(file)
     try:
         with open(open_regular(path), "rb") as handle:
@@ -64,10 +64,10 @@ def read_password(file: str) -> str:
                 raise ValueError(f"{path}: others may read it: chmod 600 {path}")
             line = handle.readline(PASSWORD_MAX).rstrip(b"\r\n")
     except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}: set store.password_file to a file that uid "
+        raise ValueError(f"{path}: {error.strerror}: set {key} to a file that uid "
                          f"{os.getuid()} may read") from error
     if not line:
-        raise ValueError(f"{path}: its first line is empty: write the password there")
+        raise ValueError(f"{path}: its first line is empty: write the password or token there")
     return line.decode("utf-8", "surrogateescape")
 
 

@@ -53,6 +53,7 @@ from .parts.collectors import Collectors
 from .parts.kernel_log import KernelLogPart
 from .parts.node_order_gate import NodeOrderGate
 from .parts.old_runs import OldRuns
+from .parts.peers import PeerPart
 from .parts.private_life import PrivateLife
 from .parts.rank_watch import RankWatch
 from .parts.readiness import Readiness
@@ -168,6 +169,7 @@ class Daemon:
         state.launchers = self.launchers
         self.launchers.highest_generation = self._highest_generation
         self.store.living = self.launchers.runs
+        self.peers = self._open_peers()
         alerts = Alerts(self.store, lambda: state.snapshot.decision.plans, self.wake, self.on_error)
         self.operators = Operators(self._order, self._requested, alerts)
         self.reports = TrainerReports(self.journal, self.performer)
@@ -187,6 +189,13 @@ class Daemon:
         return open_etcd(config.store, self.state.name, directory,
                          lambda: self.state.config.detect.lease_s)
 
+    def _open_peers(self) -> PeerPart | None:
+        if not self.state.config.store.url:
+            return None
+        peers = PeerPart(self.state, self.store, self.launchers, self.wake, self.on_error)
+        self.launchers.many_nodes, self.launchers.host = True, peers.host
+        return peers
+
     def _parts(self) -> tuple[Part, ...]:
         """Everything that runs beside the steps, in the order in which it begins."""
         state, wake, answers = self.state, self.wake, asyncio.Event()
@@ -202,6 +211,7 @@ class Daemon:
             self.private_life,
             OldRuns(state),
             self.checks,
+            *((self.peers,) if self.peers is not None else ()),
         )
 
     def _owner_of(self, run: str) -> int:
@@ -318,6 +328,7 @@ class Daemon:
             journal_stalled=bool(self._disk_problem()) or self.journal.stalled,
             gate=self.node_order_gate.gate,
             checks=state.checks,
+            beats=self.peers.heard() if self.peers is not None else (),
         )
         decision = self.node.step(now, observed)
         state.steps += 1
@@ -348,6 +359,8 @@ class Daemon:
 
     def _follow(self, decision: Decision, now_s: float) -> None:
         """Effects, incidents and memory of one decision, journal first."""
+        if self.peers is not None:
+            self.peers.tell(decision)
         changes = self.incident_log.follow(decision)
         fresh = [self.incident_log.with_fault(effect)
                  for effect in self.performer.fresh(decision.effects)]
@@ -438,6 +451,8 @@ class Daemon:
     # ------------------------------------------------------------- what launchers bring
 
     def _order(self, run: str, fields: dict[str, object]) -> str:
+        if self.peers is not None and fields.get("kind") == "start":
+            fields = self.peers.placed(run, fields)
         return self.launchers.order(run, fields)
 
     def launcher_outcome(self, run: str, packet: protocol.Outcome) -> None:
@@ -457,6 +472,8 @@ class Daemon:
         if self.options.private:
             self.journal.append(Attempt(launcher_key(session, self.state.boot_id), time.time()))
         log_child.tell((session,), self.state.loaded)
+        if self.peers is not None:
+            self.peers.launcher_came(session.hello.run)
         self.performer.launcher_came(session.hello.run)
 
     def launcher_went(self, session: RunSession, said_bye: bool) -> None:

@@ -72,7 +72,7 @@ class RunSession:
             logs=levels.logs is not None, registered_boot_s=self.registered_boot_s,
             uid=self.uid, suspended=self._suspended(), visible=hello.visible,
             ignored_checks=hello.ignored_checks, ignore_reason=hello.ignore_reason,
-            wants_checks=hello.wants_checks,
+            wants_checks=hello.wants_checks, nnodes_min=hello.nnodes_min, nnodes_max=hello.nnodes,
         )
 
     def _suspended(self) -> bool:

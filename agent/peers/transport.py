@@ -11,6 +11,7 @@ import hashlib
 import hmac
 import json
 import secrets
+import socket
 from typing import Any
 
 VERSION = 2
@@ -94,6 +95,13 @@ class Channel:
             if len(line) > LINE_MAX:
                 raise ValueError(f"a message of more than {LINE_MAX} bytes")
         return line
+
+    def patience(self, seconds: float) -> None:
+        """The kernel gives up on what was sent and is not taken for this long: behind a cut it
+        would try for a quarter of an hour, and after a healed one wait for minutes."""
+        sock = self._writer.get_extra_info("socket")
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
 
     def close(self) -> None:
         self._writer.close()

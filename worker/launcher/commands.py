@@ -178,6 +178,8 @@ class Commands:
             raise Refused("generation %d is older than %d" % (generation, known))
         if self.state.shutdown:
             raise Refused("the run is shutting down")
+        if int(body["world"]) != len(body["ranks"]) and "group" not in body:
+            raise Refused("the agent names no place of this node among the others")
         permit_s = float(body.get("permit_s") or 0.0)
         deadline = time.clock_gettime_ns(time.CLOCK_BOOTTIME) + int(permit_s * 1e9)
         self.ranks.begin(StartCommand(

@@ -173,6 +173,7 @@ class Beat(Value, frozen=True):
     boot_s: float  # receiver's clock at arrival; 0 where it is sent
     ranks: tuple[RankView, ...] = ()
     fatal: str = ""  # name of a fatal fault on that node
+    lost: bool = False  # the receiver's: two nodes hear nothing of it, nor does its kernel answer
     sent_boot_s: float = 0.0  # sender's clock: what its ranks' times are measured from; 0 = ours
     labels: Labels = ()  # of the node
     grade: str = ""  # from here on what its launcher says, as in RunView

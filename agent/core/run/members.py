@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ..model import (
+    TRAINER,
     Beat,
     Doc,
     Now,
@@ -59,7 +60,7 @@ def read_node(doc: Doc) -> NodeDoc:
 
 
 def is_fresh(beat: Beat, now: Now, settings: Settings) -> bool:
-    return now.boot_s - beat.boot_s <= STALE_LEASES * settings.lease_s
+    return not beat.lost and now.boot_s - beat.boot_s <= STALE_LEASES * settings.lease_s
 
 
 def is_lost(last_boot_s: float, now: Now, settings: Settings) -> bool:
@@ -88,11 +89,18 @@ def members(
             Member(
                 node=node,
                 fresh=view.connected if mine else bool(beat and is_fresh(beat, now, settings)),
-                lost=not mine and is_lost(last_s, now, settings), fatal=beat.fatal if beat else "",
+                lost=not mine and (is_lost(last_s, now, settings) or _is_dead(beat, view)),
+                fatal=beat.fatal if beat else "",
                 excluded=docs.decoded(node_subject(node), read_node).excluded,
             )
         )
     return tuple(rows)
+
+
+def _is_dead(beat: Beat | None, view: RunView) -> bool:
+    """Known to be lost before its lease ends.  That is soon enough for a trainer alone, whose old
+    commits are void; a script's old ranks may save until their permits have run out."""
+    return beat is not None and beat.lost and view.grade == TRAINER
 
 
 def ranks_of(

@@ -1,0 +1,230 @@
+"""This node among the others: where they are, what they are told, and what follows from their word.
+
+Owns the address document, the cluster's token, and what is done at once because it is a fact and no
+decision: a launcher hears where its generation's store is, and that its generation is broken
+elsewhere.  Who plans what is the core's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Iterable
+
+import msgspec
+
+from holdfast.worker import addresses
+
+from ...config import store as store_address
+from ...config.store import read_password
+from ...core.model import TRAINER, Beat, Decision, Doc, StoreWrite
+from ...launchers.server import LauncherServer
+from ...peers.beats import Address, Endpoint, Peers, Told
+from ...store.base import Conflict, Store, StoreError
+from ...system.errors import say
+from ..state import AgentState
+
+ADDRESS = "address"  # kind of the documents that say where each agent listens
+TOKEN_FILE = "cluster.token_file"
+TOKEN = "cluster-token"
+PORT = 9856
+PUBLISH_S = 1.0  # between two tries
+ENDED_WELL = 0
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Body of address/NODE."""
+
+    host: str
+    port: int
+    instance: str  # of the agent: another one under the same name is another node
+
+
+def read_place(body: bytes) -> Place | None:
+    try:
+        return msgspec.json.decode(body, type=Place)
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+class PeerPart:
+    """The part that talks with the other agents."""
+
+    name = "peers"
+
+    def __init__(
+        self, state: AgentState, store: Store, launchers: LauncherServer,
+        wake: Callable[[str], None], on_error: Callable[[str, BaseException | str], None],
+    ) -> None:
+        self._state, self._store, self._launchers = state, store, launchers
+        self._wake, self._on_error = wake, on_error
+        self.instance = secrets.token_hex(8)
+        self.peers = Peers(state.name, self.instance, self,
+                           lambda: self._state.config.detect.lease_s, on_error)
+        cluster = state.config.cluster
+        self.host, self._port = own_address(state.config.store.url, cluster.listen)
+        try:
+            self._token_of_file = (
+                read_password(cluster.token_file, TOKEN_FILE) if cluster.token_file else "")
+        except ValueError as error:
+            raise StoreError(str(error)) from error
+        self._endpoints: dict[str, Endpoint] = {}  # run -> the newest that another node told
+        self._left: dict[str, int] = {}  # run -> generation that its launcher was told to leave
+        self._docs: object = None
+
+    # ------------------------------------------------------------- life
+
+    async def run(self) -> None:
+        self.peers.token = await self._token()
+        bound = await self.peers.listen(self.host, self._port)
+        say(f"node {self._state.name} listens for the other nodes at {self.host}:{bound}")
+        try:
+            await self._stay(Place(self.host, bound, self.instance))
+        finally:
+            await self.peers.close()
+
+    async def _stay(self, place: Place) -> None:
+        published_s = 0.0
+        while True:
+            docs = self._store.view().docs
+            if docs is not self._docs:
+                self._docs = docs
+                self.peers.know(places(docs))
+            if time.monotonic() - published_s > PUBLISH_S:
+                published_s = time.monotonic()
+                await self._publish(place)
+            await asyncio.sleep(self.peers.ping_s())
+            self.peers.tick()
+
+    async def _token(self) -> bytes:
+        """The file's, else one that the store keeps: whoever may read the store is of the cluster.
+        """
+        if self._token_of_file:
+            return self._token_of_file.encode()
+        while True:
+            found = self._doc(TOKEN)
+            if found.body:
+                return found.body
+            await self._put(StoreWrite(TOKEN, 0, secrets.token_hex(32).encode()))
+            await asyncio.sleep(PUBLISH_S / 4)
+
+    async def _publish(self, place: Place) -> None:
+        """Says in the store where this agent listens, as often as it says otherwise."""
+        key = f"{ADDRESS}/{self._state.name}"
+        known = self._doc(key)
+        body = msgspec.json.encode(place)
+        if self._store.view().up and known.body != body:
+            await self._put(StoreWrite(key, known.version, body))
+
+    def _doc(self, key: str) -> Doc:
+        return next((doc for doc in self._store.view().docs if doc.key == key), Doc(key, 0))
+
+    async def _put(self, write: StoreWrite) -> None:
+        try:
+            await self._store.put(write)
+        except Conflict:
+            return  # somebody was first: the watch brings what is there
+        except (StoreError, TimeoutError) as error:
+            self._on_error("peers", error)
+
+    # ------------------------------------------------------------- telling
+
+    def tell(self, decision: Decision) -> None:
+        """This step's beats, with where the stores of this node are."""
+        endpoints = []
+        for session in self._launchers.sessions():
+            found = session.levels.endpoint
+            if found is not None:
+                endpoints.append(Endpoint(
+                    session.hello.run, found.generation, found.host, found.port))
+        self.peers.tell(Told(decision.beats, tuple(endpoints)))
+
+    def placed(self, run: str, fields: dict[str, object]) -> dict[str, object]:
+        """An order to start, with this node's place among those of its plan."""
+        body = fields["body"]
+        assert isinstance(body, dict)
+        for plan in self._state.snapshot.decision.plans:
+            if (plan.run, plan.generation) != (run, body["generation"]):
+                continue
+            nodes = list(dict.fromkeys(node for _, node in sorted(plan.ranks)))
+            if self._state.name in nodes:
+                place = {"group": nodes.index(self._state.name), "groups": len(nodes)}
+                return {**fields, "body": {**body, **place}}
+        return fields
+
+    def launcher_came(self, run: str) -> None:
+        """Another connection has heard nothing yet."""
+        self._left.pop(run, None)
+        if run in self._endpoints:
+            self._order_endpoint(self._endpoints[run])
+
+    # ------------------------------------------------------------- hearing
+
+    def heard(self) -> tuple[Beat, ...]:
+        return self.peers.heard()
+
+    def beats_came(self, told: Told, is_news: bool) -> None:
+        for endpoint in told.endpoints:
+            known = self._endpoints.get(endpoint.run)
+            if known != endpoint and (known is None or endpoint.generation >= known.generation):
+                self._endpoints[endpoint.run] = endpoint
+                self._order_endpoint(endpoint)
+        for beat in told.beats:
+            if is_broken(beat):
+                self._leave(beat.run, beat.generation)
+        if is_news:
+            self._wake("beat")
+
+    def nodes_lost(self, nodes: frozenset[str]) -> None:
+        for node in sorted(nodes):
+            say(f"{node} is lost: this node and another hear nothing of it, nor does its kernel "
+                "answer")
+        for plan in self._state.snapshot.decision.plans:
+            if any(node in nodes for _, node in plan.ranks):
+                self._leave(plan.run, plan.generation)
+        self._wake("nodes lost or back")
+
+    def _order_endpoint(self, endpoint: Endpoint) -> None:
+        if self._launchers.session(endpoint.run) is not None:
+            self._launchers.order(endpoint.run, {"t": "endpoint", **msgspec.to_builtins(endpoint)})
+
+    def _leave(self, run: str, generation: int) -> None:
+        """The generation cannot go on: ranks here that wait for the others need not wait."""
+        session = self._launchers.session(run)
+        if session is None or session.hello.grade != TRAINER or not generation:
+            return
+        if session.levels.generation != generation or self._left.get(run) == generation:
+            return
+        if not self._launchers.order(run, {"t": "leave", "generation": generation}):
+            self._left[run] = generation
+
+
+def is_broken(beat: Beat) -> bool:
+    """Whether a rank there has left the generation, or ended otherwise than well."""
+    return any(rank.generation == beat.generation and (
+        rank.parked is not None or (rank.ended is not None and rank.ended.code != ENDED_WELL))
+        for rank in beat.ranks)
+
+
+def places(docs: Iterable[Doc]) -> dict[str, Address]:
+    """Where each agent listens, by the store's documents."""
+    found = {}
+    for doc in docs:
+        kind, _, node = doc.key.partition("/")
+        place = read_place(doc.body) if kind == ADDRESS and node else None
+        if place is not None:
+            found[node] = Address(place.host, place.port)
+    return found
+
+
+def own_address(url: str, listen: str) -> Address:
+    """This node's for the others: the setting's, else the one that routes to the store."""
+    if listen:
+        return Address(addresses.host_of(listen), int(listen.rpartition(":")[2]))
+    routes = [addresses.route_to(addresses.host_of(one.partition("://")[2]))
+              for one in store_address.parse(url).endpoints]
+    routes = [one for one in routes if one]
+    far = [one for one in routes if not one.startswith("127.")]
+    return Address((far or routes or [addresses.LOOPBACK])[0], PORT)
+

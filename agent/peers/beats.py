@@ -1,0 +1,311 @@
+"""What agents tell one another while runs go on: pings, beats, and where stores are.
+
+Owns one connection to each other agent, on which this one speaks, and the server on which it
+listens.  What is said are levels: the newest counts, and a lost message costs nothing but time.
+What a beat means is the core's, who is lost failure_detector.py's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+from ..core.model import Beat
+from . import transport
+from .failure_detector import FailureDetector
+
+PING_S = 0.1
+SEND_S = 2.0  # who takes nothing for this long is connected anew
+RETRY_S = 0.3
+PROBES, PROBE_GAP_S, PROBE_S = 3, 0.1, 0.3  # a lost packet must not pass for a dead kernel
+PEERS_MAX = 256
+INCOMING_MAX = 4 * PEERS_MAX  # those that have proven nothing among them
+BEATS_MAX = 4096
+PINGS_KEPT = 64  # whose answers may still come
+SLOW_LEASES = 0.2  # of a lease between two beats without news
+
+
+class Address(NamedTuple):
+    host: str
+    port: int
+
+
+class Endpoint(msgspec.Struct, frozen=True):
+    """Where the store of a run's generation is."""
+
+    run: str
+    generation: int
+    host: str
+    port: int
+
+
+class Told(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One message's content, beside the ping's."""
+
+    beats: tuple[Beat, ...] = ()
+    endpoints: tuple[Endpoint, ...] = ()
+
+
+class Listener(Protocol):
+    """What the agent does with what others say."""
+
+    def beats_came(self, told: Told, is_news: bool) -> None: ...
+
+    def nodes_lost(self, nodes: frozenset[str]) -> None: ...
+
+
+def news_of(told: Told) -> tuple[object, ...]:
+    """What others must know at once; steps and times move by themselves."""
+    return (told.endpoints, *(
+        (one.run, one.generation, one.fatal, one.shutdown, len(one.commits),
+         *((rank.rank, rank.state, rank.generation) for rank in one.ranks))
+        for one in told.beats))
+
+
+class Line:
+    """This node's connection to one other, kept up for as long as the other is known."""
+
+    def __init__(self, peers: Peers, name: str, address: Address) -> None:
+        self.peers, self.name, self.address = peers, name, address
+        self.wake = asyncio.Event()
+        self.number = 0
+        self.sent: deque[tuple[int, float]] = deque(maxlen=PINGS_KEPT)
+        self.heard_number = 0  # of the other's last ping
+        self.acked_boot_s = 0.0  # when the newest ping left that the other has heard
+        self.is_up = False
+        self.problem = ""
+        self.task = asyncio.get_running_loop().create_task(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._talk()
+            except (OSError, TimeoutError, EOFError, ValueError, transport.Refused) as error:
+                self.problem = str(error) or type(error).__name__
+            self.is_up = False
+            await asyncio.sleep(RETRY_S)
+
+    async def _talk(self) -> None:
+        peers = self.peers
+        async with asyncio.timeout(SEND_S):
+            channel = await transport.connect(
+                self.address.host, self.address.port, peers.token, peers.name)
+        try:
+            channel.patience(SEND_S)
+            self.is_up, self.problem = True, ""
+            told_at_s, number = -1e9, -1
+            while True:
+                now_s = time.monotonic()
+                is_news = number != peers.news_number
+                message = self._ping()
+                if is_news or now_s - told_at_s > SLOW_LEASES * peers.lease_s():
+                    number, told_at_s = peers.news_number, now_s
+                    message["told"] = msgspec.json.encode(peers.told).decode()
+                    message["news"] = is_news
+                async with asyncio.timeout(SEND_S):
+                    await channel.send(message)
+                self.wake.clear()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.wake.wait(), peers.ping_s())
+        finally:
+            channel.close()
+
+    def _ping(self) -> dict[str, Any]:
+        self.number += 1
+        self.sent.append((self.number, time.clock_gettime(time.CLOCK_BOOTTIME)))
+        return {"n": self.number, "ack": self.heard_number, "from": self.peers.instance,
+                "to": self.peers.instances.get(self.name, ""),
+                "silent": self.peers.detector.unreachable()}
+
+    def acked(self, number: int) -> None:
+        for sent, boot_s in self.sent:
+            if sent == number:
+                self.acked_boot_s = max(self.acked_boot_s, boot_s)
+
+
+class Peers:
+    """All other agents."""
+
+    def __init__(
+        self, name: str, instance: str, listener: Listener, lease_s: Callable[[], float],
+        on_error: Callable[[str, BaseException | str], None],
+    ) -> None:
+        self.name, self.instance, self.listener = name, instance, listener
+        self.lease_s, self.on_error = lease_s, on_error
+        self.token = b""
+        self.detector = FailureDetector()
+        self.told = Told()
+        self.news_number = 0
+        self.instances: dict[str, str] = {}  # of the others, as they said last
+        self.lines: dict[str, Line] = {}
+        self._news: tuple[object, ...] = ()
+        self._beats: dict[tuple[str, str], Beat] = {}
+        self._lost: frozenset[str] = frozenset()
+        self._server: asyncio.Server | None = None
+        self._incoming: set[asyncio.Task[None]] = set()
+        self._probes: dict[str, asyncio.Task[None]] = {}
+
+    # ------------------------------------------------------------- life
+
+    async def listen(self, host: str, port: int) -> int:
+        """Serves the others; the port, which is another where the wanted one is taken."""
+        try:
+            self._server = await asyncio.start_server(
+                self._accept, host, port, limit=transport.PART_MAX)
+        except OSError:
+            if not port:
+                raise
+            self._server = await asyncio.start_server(
+                self._accept, host, 0, limit=transport.PART_MAX)
+        return int(self._server.sockets[0].getsockname()[1])
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._incoming) >= INCOMING_MAX:
+            writer.close()
+            return
+        task = asyncio.get_running_loop().create_task(self._serve(reader, writer))
+        self._incoming.add(task)
+        task.add_done_callback(self._incoming.discard)
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        tasks = [line.task for line in self.lines.values()]
+        tasks += [*self._incoming, *self._probes.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self.lines.clear()
+
+    def know(self, addresses: Mapping[str, Address]) -> None:
+        """Where the others are now, as the store says."""
+        wanted = dict(sorted(addresses.items())[:PEERS_MAX])
+        wanted.pop(self.name, None)
+        for name, line in list(self.lines.items()):
+            if wanted.get(name) != line.address:
+                line.task.cancel()
+                del self.lines[name]
+        for name, address in wanted.items():
+            if name not in self.lines:
+                self.lines[name] = Line(self, name, address)
+        self.detector.watch(self.lines)
+
+    def ping_s(self) -> float:
+        """Among many, each is pinged less often: what one node sends stays bounded."""
+        return PING_S * max(1.0, len(self.lines) / 16)
+
+    def tick(self) -> None:
+        """To be called each `ping_s`; asks the kernels of those that are silent."""
+        for name in self.detector.tick():
+            if name in self.lines and name not in self._probes:
+                task = asyncio.get_running_loop().create_task(self._probe(name))
+                self._probes[name] = task
+        self._judge()
+
+    def _judge(self) -> None:
+        lost = self.detector.lost()
+        if lost != self._lost:
+            new, self._lost = lost - self._lost, lost
+            self.listener.nodes_lost(new)
+
+    # ------------------------------------------------------------- speaking
+
+    def tell(self, told: Told) -> None:
+        """What the others are to know; at once where it is news."""
+        self.told = told
+        news = news_of(told)
+        if news != self._news:
+            self._news = news
+            self.news_number += 1
+            for line in self.lines.values():
+                line.wake.set()
+
+    # ------------------------------------------------------------- hearing
+
+    def heard(self) -> tuple[Beat, ...]:
+        """The newest beat of each node and run, those of lost nodes marked."""
+        return tuple(
+            msgspec.structs.replace(beat, lost=True) if beat.node in self._lost else beat
+            for beat in self._beats.values())
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            channel = await transport.accept(reader, writer, self.token)
+            while True:
+                self._take(channel.peer, await channel.take())
+        except transport.Refused as error:
+            self.on_error("peers", error)
+        except (OSError, TimeoutError, EOFError, ValueError, asyncio.LimitOverrunError):
+            return  # it connects anew; until then it is silent, which is counted elsewhere
+        finally:
+            writer.close()
+
+    def _take(self, name: str, message: dict[str, Any]) -> None:
+        """ValueError for what is no message of ours: it ends the connection."""
+        line = self.lines.get(name)
+        try:
+            number, ack = int(message["n"]), int(message["ack"])
+            instance, to = str(message["from"]), str(message["to"])
+            silent = [str(one) for one in message["silent"][:PEERS_MAX]]
+            text = message.get("told")
+            told = msgspec.json.decode(text, type=Told) if text else None
+        except (KeyError, TypeError, msgspec.DecodeError, RecursionError) as error:
+            raise ValueError(f"no message of an agent's: {error}") from error
+        self.instances[name] = instance
+        self.detector.heard(name, silent)
+        if line is not None:
+            line.heard_number = number
+            if to == self.instance:
+                line.acked(ack)
+        self._judge()
+        if told is not None:
+            self._keep(name, told)
+            self.listener.beats_came(told, bool(message.get("news")))
+
+    def _keep(self, name: str, told: Told) -> None:
+        """A node speaks for itself alone, and what it does not say any more is over."""
+        now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        for key in [key for key in self._beats if key[0] == name]:
+            del self._beats[key]
+        for beat in told.beats:
+            if beat.node == name and len(self._beats) < BEATS_MAX:
+                self._beats[name, beat.run] = msgspec.structs.replace(beat, boot_s=now_s)
+
+    # ------------------------------------------------------------- asking a kernel
+
+    async def _probe(self, name: str) -> None:
+        """Whether anything answers at its address: a connection or its refusal is a kernel's."""
+        line = self.lines[name]
+        try:
+            tries = [asyncio.ensure_future(_answers(line.address, number * PROBE_GAP_S))
+                     for number in range(PROBES)]
+            answers = any(await asyncio.gather(*tries))
+            self.detector.probed(name, answers)
+            self._judge()
+            for other in self.lines.values():
+                other.wake.set()  # a second observer waits for this node's word
+        finally:
+            del self._probes[name]
+
+
+async def _answers(address: Address, delay_s: float) -> bool:
+    await asyncio.sleep(delay_s)
+    loop = asyncio.get_running_loop()
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as sock:
+        sock.setblocking(False)
+        try:
+            async with asyncio.timeout(PROBE_S):
+                await loop.sock_connect(sock, (address.host, address.port))
+        except ConnectionRefusedError:
+            return True
+        except (OSError, TimeoutError):
+            return False
+    return True

@@ -1,0 +1,189 @@
+"""Agents that talk: real connections on loopback, beats in, endpoints in, losses noticed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+from waiting import until
+
+from holdfast.agent.core.model import Beat, Ended, RankView
+from holdfast.agent.daemon.parts import peers as part
+from holdfast.agent.peers import beats, transport
+from holdfast.agent.peers.beats import Address, Endpoint, Peers, Told
+
+
+class Heard:
+    """What an agent's part is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Told, bool]] = []
+        self.lost: list[frozenset[str]] = []
+        self.errors: list[str] = []
+
+    def beats_came(self, told: Told, is_news: bool) -> None:
+        self.told.append((told, is_news))
+
+    def nodes_lost(self, nodes: frozenset[str]) -> None:
+        self.lost.append(nodes)
+
+    def on_error(self, _: str, error: BaseException | str) -> None:
+        self.errors.append(str(error))
+
+
+class Agent:
+    def __init__(self, name: str, token: bytes = b"t" * 16) -> None:
+        self.heard = Heard()
+        self.peers = Peers(name, f"life of {name}", self.heard, lambda: 10.0, self.heard.on_error)
+        self.peers.token = token
+        self.address = Address("127.0.0.1", 0)
+
+
+@asynccontextmanager
+async def agents(*made: Agent) -> AsyncIterator[None]:
+    try:
+        for one in made:
+            one.address = Address("127.0.0.1", await one.peers.listen("127.0.0.1", 0))
+        places = {one.peers.name: one.address for one in made}
+        for one in made:
+            one.peers.know(places)
+        yield
+    finally:
+        for one in made:
+            await one.peers.close()
+
+
+def beat(node: str, generation: int = 1, run: str = "r", **more: object) -> Beat:
+    return Beat(node, run, generation, 0.0, **more)  # type: ignore[arg-type]
+
+
+def test_a_beat_arrives_at_once_and_with_the_receivers_time() -> None:
+    async def body() -> None:
+        a, b = Agent("a"), Agent("b")
+        async with agents(a, b):
+            await until(lambda: a.peers.lines["b"].is_up)
+            a.peers.tell(Told((beat("a"), beat("z")), (Endpoint("r", 1, "10.0.0.1", 4711),)))
+            (seen,) = await until(b.peers.heard)
+            assert (seen.node, seen.generation) == ("a", 1)  # nobody speaks for another
+            assert seen.boot_s > 0.0 and not seen.lost
+            told, is_news = b.heard.told[-1]
+            assert is_news and told.endpoints == (Endpoint("r", 1, "10.0.0.1", 4711),)
+            a.peers.tell(Told((beat("a", 2),)))
+            await until(lambda: b.peers.heard()[0].generation == 2)
+            a.peers.tell(Told())
+            await until(lambda: not b.peers.heard())
+            await until(lambda: b.peers.lines["a"].acked_boot_s > 0.0)
+
+    asyncio.run(body())
+
+
+def test_steps_are_no_news_and_ranks_states_are() -> None:
+    def told(**more: object) -> Told:
+        return Told((beat("a", ranks=(RankView(0, "a", 7, 1, **more),)),))  # type: ignore[arg-type]
+
+    first = beats.news_of(told(state="running", step=1))
+    assert first == beats.news_of(told(state="running", step=2))
+    assert first != beats.news_of(told(state="parked", step=1))
+
+
+def test_another_token_gets_nowhere_and_is_said() -> None:
+    async def body() -> None:
+        a, b = Agent("a"), Agent("b", b"another" * 4)
+        async with agents(a, b):
+            await until(lambda: a.heard.errors and b.heard.errors)
+            assert "another token" in a.heard.errors[0]
+            assert not a.peers.lines["b"].is_up and not b.peers.detector.lost()
+
+    asyncio.run(body())
+
+
+def test_rubbish_of_a_proven_peer_ends_its_connection_alone() -> None:
+    async def body() -> None:
+        a, b = Agent("a"), Agent("b")
+        async with agents(a, b):
+            for message in ({}, {"n": "x"}, {"n": 1, "ack": 0, "from": "", "to": "", "silent": 3},
+                            {"n": 1, "ack": 0, "from": "", "to": "", "silent": [], "told": "{"}):
+                channel = await transport.connect(*a.address, a.peers.token, "b")
+                await channel.send(message)
+                try:
+                    while await channel.take():
+                        pass
+                except EOFError:
+                    channel.close()
+            a.peers.tell(Told((beat("a"),)))
+            await until(b.peers.heard)
+
+    asyncio.run(body())
+
+
+def test_a_dead_agent_on_a_living_machine_is_silent_and_not_lost() -> None:
+    async def body() -> None:
+        a, b, c = Agent("a"), Agent("b"), Agent("c")
+        async with agents(a, b, c):
+            await until(lambda: all(line.is_up for line in a.peers.lines.values()))
+            await c.peers.close()
+            for _ in range(12):
+                for one in (a, b):
+                    one.peers.tick()
+                await asyncio.sleep(beats.PING_S)
+            assert a.peers.detector.peers["c"].missed > 5
+            assert not a.heard.lost and not a.peers.detector.unreachable()
+
+    asyncio.run(body())
+
+
+def test_a_machine_that_does_not_answer_is_lost_to_both_and_comes_back(monkeypatch) -> None:
+    async def body() -> None:
+        a, b, c = Agent("a"), Agent("b"), Agent("c")
+        async with agents(a, b, c):
+            c.peers.tell(Told((beat("c"),)))
+            await until(lambda: a.peers.heard() and b.peers.heard())
+            port = c.address.port
+            await c.peers.close()
+            monkeypatch.setattr(beats, "_answers", no_answer)
+
+            async def ticks(condition) -> None:
+                while not condition():
+                    for one in (a, b):
+                        one.peers.tick()
+                    await asyncio.sleep(beats.PING_S / 2)
+
+            await asyncio.wait_for(ticks(lambda: a.heard.lost and b.heard.lost), 20.0)
+            assert a.heard.lost[0] == {"c"} and a.peers.heard()[0].lost
+            await c.peers.listen("127.0.0.1", port)
+            c.peers.know({"a": a.address, "b": b.address})
+            await asyncio.wait_for(ticks(lambda: not a.peers.heard()[0].lost), 20.0)
+
+    async def no_answer(*_: object) -> bool:
+        return False
+
+    asyncio.run(body())
+
+
+# ----------------------------------------------------------------- what follows at once
+
+
+def test_a_generation_is_broken_by_an_end_or_a_rank_that_left_it() -> None:
+    def ranks(**more: object) -> tuple[RankView, ...]:
+        return (RankView(0, "a", 7, 1, "running"),
+                RankView(1, "a", 8, 1, "ended", **more))  # type: ignore[arg-type]
+
+    assert part.is_broken(beat("a", ranks=ranks(ended=Ended(137, 9))))
+    assert not part.is_broken(beat("a", ranks=ranks(ended=Ended(0))))
+    assert not part.is_broken(beat("a", 2, ranks=ranks(ended=Ended(137, 9))))
+
+
+def test_addresses_are_read_from_the_store_as_from_outside() -> None:
+    from holdfast.agent.core.model import Doc
+
+    good = msgspec.json.encode(part.Place("10.0.0.1", 9856, "x"))
+    docs = (Doc("address/a", 1, good), Doc("address/b", 1, b"{"), Doc("run/a", 1, good),
+            Doc("address/c", 1, b'{"host": 3}'))
+    assert part.places(docs) == {"a": Address("10.0.0.1", 9856)}
+
+
+def test_this_nodes_address_is_the_settings_or_the_one_that_routes_to_the_store() -> None:
+    assert part.own_address("etcd://127.0.0.1:2379", "10.0.0.9:77") == Address("10.0.0.9", 77)
+    assert part.own_address("etcd://127.0.0.1:2379", "") == Address("127.0.0.1", part.PORT)
