@@ -39,9 +39,11 @@ def free_ports(count: int) -> list[int]:
 class Member:
     """One server of the cluster, its data and its log."""
 
-    def __init__(self, directory: Path, name: str, client: int, peer: int) -> None:
+    def __init__(
+        self, directory: Path, name: str, client: int, peer: int, scheme: str = "http"
+    ) -> None:
         self.directory, self.name, self.client, self.peer = directory, name, client, peer
-        self.scheme = "http"
+        self.scheme = scheme
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -84,10 +86,13 @@ class Member:
 class Etcd:
     """A cluster.  `url` is what store.url takes."""
 
-    def __init__(self, directory: Path, count: int = 3, options: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, directory: Path, count: int = 3, options: tuple[str, ...] = (), scheme: str = "http"
+    ) -> None:
         ports = free_ports(2 * count)
-        self.members = [Member(directory, f"m{index}", ports[2 * index], ports[2 * index + 1])
-                        for index in range(count)]
+        self.members = [
+            Member(directory, f"m{index}", ports[2 * index], ports[2 * index + 1], scheme)
+            for index in range(count)]
         self.options, self.directory = options, directory
 
     @property
@@ -128,15 +133,19 @@ class Etcd:
 
 
 @contextmanager
-def etcd(directory: Path, count: int = 3, options: tuple[str, ...] = ()) -> Iterator[Etcd]:
-    """A running cluster; everything of it is gone afterwards."""
+def etcd(
+    directory: Path, count: int = 3, options: tuple[str, ...] = (), scheme: str = "http"
+) -> Iterator[Etcd]:
+    """A running cluster; everything of it is gone afterwards.  With https whoever uses it waits for
+    its leader."""
     if shutil.which("etcd") is None:
         pytest.skip("etcd is not installed: apt-get install etcd-server")
     directory.mkdir(parents=True, exist_ok=True)
-    cluster = Etcd(directory, count, options)
+    cluster = Etcd(directory, count, options, scheme)
     try:
         cluster.start()
-        cluster.wait()
+        if scheme == "http":
+            cluster.wait()
         yield cluster
     finally:
         cluster.end()

@@ -119,6 +119,11 @@ EXITS: Dict[str, Tuple[Row, ...]] = {
     "doctor": (
         row(DONE, "a job can run here"), row(FAILED, "something is missing that every job needs"),
     ),
+    "store": (
+        row(DONE, "the agents of this node may use it, or it was done"),
+        row(FAILED, "they may not, or it was not: the problem is said"),
+        row(CONFIGURATION, "configuration is bad, or names no store for many nodes"),
+    ),
     "config": (row(DONE, "good"), row(CONFIGURATION, "bad: every error is told")),
     "dashboards": (
         row(DONE, "written, or nothing differs"),

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from ..core.model import Effect, EffectOutcome, NodeOrder, RunCheck, StoreWrite, subject_of
+from ..core.model.subject import LEASE
 from ..history.journal import (
     UNFINISHED_ERROR,
     Count,
@@ -156,8 +157,8 @@ class Performer:
                 if not committed.done() or committed.cancelled():
                     stalled = True
                     self._on_error("journal", f"no commit within {wait_s:g} s")
-        # Puts wait for the disk, the node's unit for its program; orders to launchers wait for
-        # neither.
+        # Puts wait for a disk or for other machines, the node's unit for its program; orders to
+        # launchers wait for neither, and no write for another: a lease is short.
         for effect in sorted(effects, key=_patience):
             flight = self._flights.get(effect.id)
             if flight is None:
@@ -165,7 +166,7 @@ class Performer:
             if stalled and (effect.outlives_node or needs_sync(effect)):
                 self._end(effect, False, "refused: the journal is stalled")
             elif isinstance(effect.body, StoreWrite):
-                await self._put(effect, effect.body)
+                self._start(self._put(effect, effect.body))
             elif isinstance(effect.body, NodeOrder):
                 error = await self._node(effect, effect.body)
                 self._end(effect, not error, error)
@@ -320,5 +321,7 @@ class Performer:
 
 
 def _patience(effect: Effect) -> int:
-    """Effects that take longer come later."""
+    """Effects that take longer come later; a lease comes first, for it runs out meanwhile."""
+    if subject_of(effect.subject).kind == LEASE:
+        return -1
     return 2 if isinstance(effect.body, NodeOrder) else effect.kind == "put"

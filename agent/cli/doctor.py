@@ -20,6 +20,7 @@ from holdfast.collectors.contract import NoData, Roots
 
 from .doctor_node import HAVE, LACK, NEED, Finding, neuron, orders
 from .launch import job_python
+from .store import findings as store_findings
 from .text import (
     BAD,
     CARE,
@@ -45,7 +46,8 @@ JOURNALS = ("/run/log/journal", "/var/log/journal")
 
 def doctor(options: argparse.Namespace) -> int:
     """0 when a job can run here, 1 when something that it needs is missing."""
-    findings = [*(probe(os.environ) for probe in PROBES), orders(options.config)]
+    findings = [*(probe(os.environ) for probe in PROBES), orders(options.config),
+                *store_findings(options.config)]
     if options.json:
         print_json([one._asdict() for one in findings])
     else:

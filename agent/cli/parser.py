@@ -186,6 +186,14 @@ def _hand(parser: argparse.ArgumentParser) -> None:
     _no_wait(parser)
 
 
+def _store(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("what", choices=("show", "seed", "forget"), help=(
+        "show: its members and whose cluster it holds; seed: make an empty one this node's cluster "
+        "again; forget: have this node join the cluster that is there"))
+    parser.add_argument("--config", metavar="FILE",
+                        help="the node agent's (default: /etc/holdfast/agent.toml)")
+
+
 def _doctor(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE",
                         help="the node agent's (default: /etc/holdfast/agent.toml)")
@@ -264,6 +272,10 @@ COMMANDS = (
             "holdfast explain rank_hung", "policy:explain", _explain),
     Command("doctor", "what this host lacks, and what that costs", "holdfast doctor",
             "doctor:doctor", _doctor),
+    Command("store", "what many nodes agree through: look at it, or seed it anew",
+            "holdfast store show\n"
+            "         holdfast store seed      # after etcd lost everything", "store:store",
+            _store),
     Command("config", "check the configuration, or show the one in force",
             "holdfast config check --config agent.toml", "policy:config", _config),
     Command("pause", "keep Holdfast's hands off a run or node",

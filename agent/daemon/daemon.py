@@ -141,6 +141,7 @@ class Daemon:
         """Everything that must be there before launchers may connect; the socket comes last."""
         state = self.state
         self.store = self._open_store(directory)
+        state.store_traffic = self.store.traffic
         state.journal = self.journal = Journal(
             directory,
             on_error=lambda why: self.loop.call_soon_threadsafe(self.on_error, "journal", why),

@@ -24,6 +24,7 @@ from ..history.incident_log import IncidentLog
 from ..history.job_log import JobLog
 from ..history.journal import Journal, Labels
 from ..launchers.server import LauncherServer
+from ..store.base import Traffic
 from ..system import procfs
 from ..system.child_probe import StuckChild
 from ..system.errors import ErrorCounters
@@ -63,6 +64,7 @@ class AgentState:
         self.boot_id = procfs.boot_id()
         self.started_s = time.monotonic()
         self.errors = ErrorCounters()
+        self.store_traffic: Traffic | None = None
         self.disk_problem = ""  # why journal or store take no writes
         self.reload_ok = True
         self.reload_error = ""

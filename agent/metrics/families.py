@@ -33,6 +33,7 @@ from ..daemon.state import AgentState
 from ..history.incident_log import RECOVERY_BUCKETS_S
 from ..history.job_log import START_BUCKETS_S
 from ..launchers import log_child
+from ..store.base import Traffic
 from ..system import procfs
 from ..system.version import VERSION
 from ..telemetry.collectors import Runner
@@ -116,6 +117,8 @@ class _Page:
         usage = os.times()
         yield family("build_info", [((VERSION, platform.python_version()), 1)])
         yield family("store_up", [((), int(snapshot.observed.store.up))])
+        if state.store_traffic is not None:
+            yield from _store(state.store_traffic)
         yield family("breaker_open", [((), int(status.breaker_open(state)))])
         paused = [((node_subject(state.name),), int(status.node_paused(state)))]
         paused += [
@@ -259,6 +262,15 @@ class _Page:
         yield family("probes_stuck", [((), len(self._state.stuck_children()))])
         yield from _children(runner, self._state.kernel.children())
         yield family("accelerator_run_info", self._recent.places())
+
+
+def _store(traffic: Traffic) -> Iterator[Metric]:
+    """Of a store elsewhere: what this node asks of it."""
+    yield family("store_requests_total", sorted(traffic.requests.items()))
+    yield family("store_sent_bytes_total", [((), traffic.sent_bytes)])
+    yield family("store_received_bytes_total", [((), traffic.received_bytes)])
+    yield family("store_answer_seconds", [((), traffic.latest_answer_s)])
+    yield family("store_answer_seconds_total", [((), traffic.answers_s)])
 
 
 def _children(runner: Runner, more: dict[str, int]) -> Iterator[Metric]:

@@ -24,6 +24,16 @@ class Name(NamedTuple):
 NAMES: dict[str, Name] = {
     "build_info": Name("gauge", "Always 1; which agent this is.", ("version", "python")),
     "store_up": Name("gauge", "1 when the store answers."),
+    "store_requests_total": Name(
+        "counter", "Requests to the store of many nodes, by what was asked: of etcd's gateway.",
+        ("call", "outcome"),
+    ),
+    "store_sent_bytes_total": Name(
+        "counter", "Bytes of HTTP that this node sent to the store of many nodes."),
+    "store_received_bytes_total": Name("counter", "Bytes of HTTP that it got from there."),
+    "store_answer_seconds": Name("gauge", "How long the store's latest answer took."),
+    "store_answer_seconds_total": Name(
+        "counter", "How long all answers took; a quotient with those requests is the mean."),
     "breaker_open": Name(
         "gauge", "1 when one fault is on so many nodes that nothing is done to nodes."
     ),

@@ -21,6 +21,25 @@ class Conflict(Exception):
     was changed."""
 
 
+class Traffic:
+    """What went to a store elsewhere and came back, as HTTP; without TCP's own."""
+
+    def __init__(self) -> None:
+        self.requests: dict[tuple[str, str], int] = {}  # by call and outcome
+        self.sent_bytes = 0
+        self.received_bytes = 0
+        self.latest_answer_s = 0.0
+        self.answers_s = 0.0  # of all together
+
+    def count(self, path: str, outcome: str) -> None:
+        key = path.rpartition("/")[2], outcome
+        self.requests[key] = self.requests.get(key, 0) + 1
+
+    def answered(self, seconds: float) -> None:
+        self.latest_answer_s = seconds
+        self.answers_s += seconds
+
+
 class Store(Protocol):
     """Documents with compare-and-set.  Calls return at once or raise; none of them hangs.
 
@@ -30,6 +49,7 @@ class Store(Protocol):
     """
 
     problem: str  # why this node's disk does not keep what was taken; "" where it does
+    traffic: Traffic | None  # None where nothing leaves this node
     living: Callable[[], Collection[str]]  # runs that are here: their documents stay
 
     def view(self) -> StoreView:

@@ -13,10 +13,9 @@ import math
 import random
 import secrets
 import time
-from base64 import b64decode, b64encode
+from base64 import b64encode
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import msgspec
@@ -26,7 +25,8 @@ from ..config import store as address
 from ..core.model import Doc, Documents, Lease, StoreView, StoreWrite, subject_of
 from ..core.model.subject import LEASE
 from ..system import procfs
-from .base import Conflict, StoreError
+from .base import Conflict, StoreError, Traffic
+from .etcd_answers import KeyValue, Result
 from .etcd_gateway import Gateway, Json, Login, Refused, Written
 from .identity import CLUSTER, FILE, Known, id_of, new_mark, read_known, write_known
 
@@ -60,18 +60,22 @@ class EtcdStore:
 
     def __init__(
         self, gateway: Gateway, cluster: str, node: str, directory: Path,
-        lease_s: Callable[[], float],
+        lease_s: Callable[[], float], writes: bool = True,
     ) -> None:
+        """`writes`: may make a cluster of an empty store, and remember it."""
         self.gateway, self.cluster, self.node = gateway, cluster, node
         self.prefix = f"/holdfast/{cluster}/"
+        self.traffic: Traffic | None = gateway.traffic
         self.problem = ""  # it keeps nothing on this node's disk
         self._why_down = "store: etcd was not asked yet"
         self.living: Callable[[], Collection[str]] = tuple
         self._identity_file = directory / FILE
-        self._known = read_known(self._identity_file)
-        self.agent_id = f"{self._known.node_id}.{procfs.boot_id()}"
+        self._writes = writes
+        self.known = read_known(self._identity_file, writes)
+        self.agent_id = f"{self.known.node_id}.{procfs.boot_id()}"
         self._lease_s = lease_s
-        self._docs: dict[str, Doc] = {}
+        self._docs = Documents()
+        self._changes: dict[str, Doc | None] = {}  # since then
         self._revisions: dict[str, int] = {}  # key -> of its last change
         self._gone: dict[str, int] = {}  # key -> of its deletion, until the watch is past it
         self._holders: dict[str, bytes] = {}  # run -> value of its lease
@@ -86,10 +90,17 @@ class EtcdStore:
 
     def view(self) -> StoreView:
         if self._view is None:
-            docs = sorted(self._docs.values(), key=lambda doc: doc.key)
-            self._view = StoreView(
-                self._up, Documents(docs), tuple(self._leases()), self._why_down)
+            if self._changes:
+                self._docs = self._docs.changed(self._changes)
+                self._changes = {}
+            self._view = StoreView(self._up, self._docs, tuple(self._leases()), self._why_down)
         return self._view
+
+    def _doc(self, key: str) -> Doc:
+        """As it is known now; of version 0 where there is none."""
+        if key in self._changes:
+            return self._changes[key] or Doc(key, 0)
+        return self._docs.get(key)
 
     def _leases(self) -> list[Lease]:
         found = []
@@ -128,10 +139,8 @@ class EtcdStore:
                 del self._held[run]
         elif key == CLUSTER:
             self._mark = body if id_of(body) == id_of(self._mark) else b""
-        elif version:
-            self._docs[key] = Doc(key, version, body)
         else:
-            self._docs.pop(key, None)
+            self._changes[key] = Doc(key, version, body) if version else None
         self._view = None
         return True
 
@@ -162,8 +171,7 @@ class EtcdStore:
     def _compare(self, key: str, version: int, lease: str) -> list[Json]:
         found: list[Json] = [
             {"target": "VERSION", "key": self._key(key), "version": str(version)}]
-        known = self._docs.get(key)
-        if known is not None and known.version == version:
+        if version and self._doc(key).version == version:
             # Deleted and written anew it has the same version, and is another document.
             found.append({"target": "MOD", "key": self._key(key),
                           "mod_revision": str(self._revisions[key])})
@@ -188,13 +196,12 @@ class EtcdStore:
         reads = [{"request_range": {"key": self._key(key)}} for key in keys]
         body = {"compare": compare, "success": then, "failure": reads}
         answer, is_repeated = await self._write("/v3/kv/txn", body)
-        revision = _int(answer.get("header", {}).get("revision"))
-        if answer.get("succeeded"):
+        revision = answer.header.revision
+        if answer.succeeded:
             return revision
-        for key, response in zip(keys, answer.get("responses", []), strict=False):
-            kvs = response.get("response_range", {}).get("kvs", [])
-            if kvs:
-                self._take_kv(kvs[0], revision)
+        for key, response in zip(keys, answer.responses, strict=False):
+            if response.response_range.kvs:
+                self._take_kv(response.response_range.kvs[0], revision)
             else:
                 self._take(key, 0, revision, b"")
         if not self._mark and keys[0] != CLUSTER:
@@ -204,7 +211,7 @@ class EtcdStore:
             return self._revisions[keys[0]]
         if is_repeated:
             raise TimeoutError(f"store: {keys[0]} was written, and not known by whom")
-        doc = self._docs.get(keys[0], Doc(keys[0], 0))
+        doc = self._doc(keys[0])
         if lease and lease not in self._held:
             raise Conflict(f"lease: {_holder(self._holders.get(lease, b'')).node or 'nobody'} "
                            f"holds that of {lease}")
@@ -217,10 +224,10 @@ class EtcdStore:
         kind, run, _ = subject_of(key)
         if kind == LEASE:
             return _b64(self._holders.get(run, b"")) == wanted
-        doc = self._docs.get(key)
-        if doc is None or lease not in self._held:
+        doc = self._doc(key)
+        if lease not in self._held:
             return False
-        version = _int(compared["version"]) + 1
+        version = int(compared["version"]) + 1
         return doc.version == version and _b64(doc.body) == wanted
 
     async def _write(self, path: str, body: Json) -> Written:
@@ -252,7 +259,7 @@ class EtcdStore:
     async def _renew(self, held: Held) -> bool:
         sent_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         answer = await self.gateway.ask("/v3/lease/keepalive", {"ID": held.id}, CALL_S)
-        left_s = _int(answer.get("result", {}).get("TTL"))
+        left_s = answer.result.TTL
         if left_s <= 0:
             return False
         held.until_boot_s = sent_boot_s + min(self._lease_s(), left_s)
@@ -265,11 +272,11 @@ class EtcdStore:
         lease_s = self._lease_s()
         asked = {"TTL": str(max(LEASE_LEAST_S, math.ceil(lease_s))), "ID": id}
         try:
-            granted = (await self._write("/v3/lease/grant", asked)).answer
+            left_s = (await self._write("/v3/lease/grant", asked)).answer.TTL
         except Refused as error:
             if not error.is_repeated or "already exists" not in error.message:
                 raise
-            granted = {}  # by the first try, whose answer was lost
+            left_s = 0  # by the first try, whose answer was lost
         key = f"{LEASE}/{run}"
         mine = msgspec.json.encode(Holder(self.node, self.agent_id, id))
         compare = {"target": "VERSION", "key": self._key(key), "version": "0"}
@@ -283,7 +290,6 @@ class EtcdStore:
             with contextlib.suppress(StoreError, TimeoutError):  # it would end by itself
                 await self.gateway.ask("/v3/lease/revoke", {"ID": id}, CALL_S)
             raise Conflict(f"lease: {found.node or 'somebody'} holds that of {run}") from None
-        left_s = _int(granted.get("TTL"))
         self._held[run] = Held(id, mine, sent_boot_s + min(lease_s, left_s or lease_s))
         self._take(key, 1, revision, mine)
         self._view = None
@@ -307,7 +313,7 @@ class EtcdStore:
             await self.gateway.version(CALL_S)
             rows, revision = await self._range(self.prefix)
             found = next((row for row in rows if self._name(row) == CLUSTER), None)
-            await self._recognise(_body(found) if found is not None else b"")
+            await self._recognise(found.value if found is not None else b"")
             if revision < before:  # restored from a backup: what was known is not true any more
                 self._forget()
             keys = {self._name(row) for row in rows}
@@ -323,36 +329,36 @@ class EtcdStore:
 
     def _forget(self) -> None:
         """All that the store said; the leases stay, and hold where their values are found."""
-        for known in (self._docs, self._revisions, self._gone, self._holders):
+        for known in (self._revisions, self._gone, self._holders, self._changes):
             known.clear()
-        self._revision, self._view = 0, None
+        self._docs, self._revision, self._view = Documents(), 0, None
 
     async def _try_to_write(self) -> None:
         """Whether it has space again, by what leaves nothing behind and wakes nobody."""
         await self._write("/v3/lease/grant", {"TTL": str(LEASE_LEAST_S)})
         self._is_full = False
 
-    async def _range(self, prefix: str) -> tuple[list[Json], int]:
+    async def _range(self, prefix: str) -> tuple[list[KeyValue], int]:
         """Page by page, so that no answer is long; all of the first page's revision."""
-        rows: list[Json] = []
+        rows: list[KeyValue] = []
         begin, end, revision = prefix.encode(), _after(prefix.encode()), 0
         while True:
             asked: Json = {"key": _b64(begin), "range_end": _b64(end), "limit": str(PAGE)}
             if revision:
                 asked["revision"] = str(revision)
             answer = await self.gateway.ask("/v3/kv/range", asked, CALL_S)
-            revision = revision or _int(answer.get("header", {}).get("revision"))
-            page = answer.get("kvs", [])
-            rows += page
-            if not answer.get("more") or not page:
+            revision = revision or answer.header.revision
+            rows += answer.kvs
+            if not answer.more or not answer.kvs:
                 return rows, revision
-            begin = b64decode(page[-1]["key"]) + b"\0"
+            begin = answer.kvs[-1].key + b"\0"
 
     # ------------------------------------------------------------- which cluster
 
     async def _recognise(self, body: bytes) -> None:
         """Refuses a store that is not the one this node knows; the first node makes it one."""
-        known, self._mark = self._known, b""
+        known, self._mark = read_known(self._identity_file, self._writes), b""
+        self.known = known  # read again, for a person may have had this node forget it
         wanted = known.cluster_id if known.cluster == self.cluster else ""
         found = id_of(body)
         where = f"store: etcd at {self.gateway.name}, cluster {self.cluster!r}"
@@ -361,20 +367,46 @@ class EtcdStore:
                 raise StoreError(
                     f"{where}, came back empty: this node knows it as {wanted}. Restore etcd's "
                     "backup; where there is none: holdfast store seed")
+            if not self._writes:
+                raise StoreError(f"{where}, is empty: the first agent makes it a cluster")
             found = secrets.token_hex(8)
-            text = new_mark(found, self.node)
-            compare = {"target": "VERSION", "key": self._key(CLUSTER), "version": "0"}
-            put = {"request_put": {"key": self._key(CLUSTER), "value": _b64(text)}}
-            await self._transact([compare], [put], [CLUSTER], "")  # of several nodes, one may
-            body = text
+            body = await self._make_cluster(found)
         if wanted and found != wanted:
             raise StoreError(
                 f"{where}, is another than this node knows: {found}, not {wanted}. Set store.url "
                 "to the right one; where this node is to join that one: holdfast store forget")
         if not wanted:
-            self._known = Known(known.node_id, self.cluster, found)
-            write_known(self._identity_file, self._known)
+            self.known = Known(known.node_id, self.cluster, found)
+            if self._writes:
+                write_known(self._identity_file, self.known)
         self._mark = body
+
+    async def _make_cluster(self, id: str) -> bytes:
+        """The document `cluster`, where there is none; of several nodes, one may."""
+        body = new_mark(id, self.node)
+        compare = {"target": "VERSION", "key": self._key(CLUSTER), "version": "0"}
+        put = {"request_put": {"key": self._key(CLUSTER), "value": _b64(body)}}
+        await self._transact([compare], [put], [CLUSTER], "")
+        return body
+
+    async def seed(self) -> str:
+        """Makes the cluster of an empty store by hand, with the id that this node knows."""
+        await self.gateway.version(CALL_S)
+        rows, _ = await self._range(self.prefix)
+        found = next((row for row in rows if self._name(row) == CLUSTER), None)
+        id = self.known.cluster_id if self.known.cluster == self.cluster else ""
+        there = id_of(found.value) if found is not None else ""
+        if there and there != id:
+            raise StoreError(
+                f"store: etcd at {self.gateway.name} holds cluster {there} already, and nothing "
+                "was changed: where this node is to join it: holdfast store forget")
+        if there:
+            return there
+        id = id or secrets.token_hex(8)
+        await self._make_cluster(id)
+        if id != self.known.cluster_id:
+            write_known(self._identity_file, Known(self.known.node_id, self.cluster, id))
+        return id
 
     def _refuse_unknown(self) -> None:
         """Before a write.  A store that did not answer is asked all the same: it may now."""
@@ -434,13 +466,13 @@ class EtcdStore:
             answer = await self.gateway.ask("/v3/kv/range", {
                 "key": _b64(prefix), "range_end": _b64(_after(prefix)), "limit": str(PAGE),
                 "min_mod_revision": str(since + 1)}, CALL_S)
-            revision = _int(answer.get("header", {}).get("revision"))
+            revision = answer.header.revision
             if revision < since:
                 raise StoreError(f"store: etcd at {self.gateway.name} is older than it was")
-            news = [row for row in answer.get("kvs", []) if self._take_kv(row, revision)]
+            news = [row for row in answer.kvs if self._take_kv(row, revision)]
             if news:
                 changed("the store changed")
-            is_odd = _int(answer.get("count")) != len(self._revisions)
+            is_odd = answer.count != len(self._revisions)
             behind = behind + 1 if news or is_odd else 0
             if behind >= BEHIND_MAX:
                 self._revision = 0  # everything is read again
@@ -456,25 +488,20 @@ class EtcdStore:
             "start_revision": str(self._revision + 1), "fragment": True}}
         async with contextlib.aclosing(self.gateway.stream("/v3/watch", [create])) as results:
             async for result in results:
-                if _int(result.get("compact_revision")):
+                if result.compact_revision:
                     raise Refused("store: the watch fell behind", 11, "compacted")
-                if result.get("canceled"):
-                    raise StoreError(f"store: the watch ended: {result.get('cancel_reason', '')}")
+                if result.canceled:
+                    raise StoreError(f"store: the watch ended: {result.cancel_reason}")
                 if self._apply(result):
                     changed("the store changed")
 
-    def _apply(self, result: Json) -> bool:
+    def _apply(self, result: Result) -> bool:
         """A result of the watch.  A resumed watch begins behind the last whole one."""
         news, newest = False, 0
-        for event in result.get("events", []):
-            row = event.get("kv", {})
-            newest = max(newest, _int(row.get("mod_revision")))
-            if event.get("type") == "DELETE":
-                key = self._name(row)
-                news |= self._take(key, 0, _int(row.get("mod_revision")), b"")
-            else:
-                news |= self._take_kv(row)
-        if not result.get("fragment"):
+        for event in result.events:
+            newest = max(newest, event.kv.mod_revision)
+            news |= self._take_kv(event.kv)
+        if not result.fragment:
             self._revision = max(self._revision, newest)
             if self._gone and not self._listing.locked():
                 self._gone = {key: at for key, at in self._gone.items() if at > self._revision}
@@ -488,17 +515,16 @@ class EtcdStore:
     def _key(self, key: str) -> str:
         return _b64((self.prefix + key).encode())
 
-    def _name(self, row: Json) -> str:
-        text = b64decode(row.get("key", "")).decode("utf-8", "replace")
-        return text.removeprefix(self.prefix)
+    def _name(self, row: KeyValue) -> str:
+        return row.key.decode("utf-8", "replace").removeprefix(self.prefix)
 
-    def _take_kv(self, row: Json, seen_at: int = 0) -> bool:
-        return self._take(self._name(row), _int(row.get("version")),
-                          _int(row.get("mod_revision")), _body(row), seen_at)
+    def _take_kv(self, row: KeyValue, seen_at: int = 0) -> bool:
+        return self._take(self._name(row), row.version, row.mod_revision, row.value, seen_at)
 
 
 def open_etcd(
     settings: settings.Store, node: str, directory: Path, lease_s: Callable[[], float],
+    writes: bool = True,
 ) -> EtcdStore:
     """StoreError names the setting or the file that is not as it must be."""
     try:
@@ -508,23 +534,11 @@ def open_etcd(
     except ValueError as error:
         raise StoreError(str(error)) from error
     gateway = Gateway(endpoints, tls, Login(settings.user, password))
-    return EtcdStore(gateway, settings.cluster, node, directory, lease_s)
+    return EtcdStore(gateway, settings.cluster, node, directory, lease_s, writes)
 
 
 def _b64(value: bytes) -> str:
     return b64encode(value).decode()
-
-
-def _int(value: Any) -> int:
-    """etcd says 64-bit numbers as texts, and leaves out 0."""
-    try:
-        return int(value or 0)
-    except (TypeError, ValueError):
-        return 0
-
-
-def _body(row: Json) -> bytes:
-    return b64decode(row.get("value", ""))
 
 
 def _after(prefix: bytes) -> bytes:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import ssl
 import time
@@ -17,7 +18,8 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
-from .base import StoreError
+from .base import StoreError, Traffic
+from .etcd_answers import Answer, Result, decode, error_of
 
 Json = dict[str, Any]
 OLDEST = (3, 4)  # its gateway is at /v3 and knows every call that is made here
@@ -61,8 +63,18 @@ class Refused(StoreError):
 
 
 class Written(NamedTuple):
-    answer: Json
+    answer: Answer
     is_repeated: bool  # an earlier try, whose answer was lost, may have been taken
+
+
+class NoAnswer(StoreError):
+    """No member answered; `why` has each one's reason."""
+
+    def __init__(self, failed: Mapping[str, str], name: str) -> None:
+        self.why = failed
+        said = "; ".join(f"{one.partition('://')[2]}: {why}" for one, why in failed.items())
+        super().__init__(f"store: no member of etcd answers ({said or name}): start etcd there, "
+                         "or set store.url to where it is")
 
 
 class Login(NamedTuple):
@@ -70,40 +82,20 @@ class Login(NamedTuple):
     password: str = ""
 
 
-class Traffic:
-    """What went to the store and came back, of HTTP; without TCP's own."""
+def trace_of(traffic: Traffic) -> aiohttp.TraceConfig:
+    """Counts what is sent on every connection, the watch's own too."""
+    trace = aiohttp.TraceConfig()
 
-    def __init__(self) -> None:
-        self.requests: dict[tuple[str, str], int] = {}  # by call and outcome
-        self.sent_bytes = 0
-        self.received_bytes = 0
-        self.latency_s = 0.0  # of the last answer
-        self.latency_sum_s = 0.0
-        self.answers = 0
+    async def headers(_: Any, __: Any, params: aiohttp.TraceRequestHeadersSentParams) -> None:
+        traffic.sent_bytes += len(params.method) + len(str(params.url.path)) + 12
+        traffic.sent_bytes += _size(params.headers)
 
-    def count(self, path: str, outcome: str) -> None:
-        key = path.rpartition("/")[2], outcome
-        self.requests[key] = self.requests.get(key, 0) + 1
+    async def chunk(_: Any, __: Any, params: aiohttp.TraceRequestChunkSentParams) -> None:
+        traffic.sent_bytes += len(params.chunk)
 
-    def answered(self, seconds: float) -> None:
-        self.latency_s = seconds
-        self.latency_sum_s += seconds
-        self.answers += 1
-
-    def trace(self) -> aiohttp.TraceConfig:
-        """Counts on every connection, the watch's own too."""
-        trace = aiohttp.TraceConfig()
-
-        async def headers(_: Any, __: Any, params: aiohttp.TraceRequestHeadersSentParams) -> None:
-            self.sent_bytes += len(params.method) + len(str(params.url.path)) + 12
-            self.sent_bytes += _size(params.headers)
-
-        async def chunk(_: Any, __: Any, params: aiohttp.TraceRequestChunkSentParams) -> None:
-            self.sent_bytes += len(params.chunk)
-
-        trace.on_request_headers_sent.append(headers)
-        trace.on_request_chunk_sent.append(chunk)
-        return trace
+    trace.on_request_headers_sent.append(headers)
+    trace.on_request_chunk_sent.append(chunk)
+    return trace
 
 
 def _size(headers: Mapping[str, str]) -> int:
@@ -128,6 +120,10 @@ class Gateway:
         """For people: the members, in one order."""
         return ",".join(sorted(one.partition("://")[2] for one in self.endpoints))
 
+    def only(self, endpoint: str) -> Gateway:
+        """One to a single member, to be closed as well."""
+        return Gateway((endpoint,), self._tls, self._login)
+
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
@@ -135,7 +131,7 @@ class Gateway:
 
     # ------------------------------------------------------------- questions and writes
 
-    async def ask(self, path: str, body: Json, limit_s: float) -> Json:
+    async def ask(self, path: str, body: Json, limit_s: float) -> Answer:
         """A question: the next member is asked where one fails.  StoreError when none answered
         well, naming each."""
         try:
@@ -178,19 +174,15 @@ class Gateway:
             self._next()
             if turn == len(self.endpoints) - 1:
                 await asyncio.sleep(min(0.1, max(0.0, deadline_s - time.monotonic())))
+        lost = NoAnswer(failed, self.name)
         if unsure:
-            raise TimeoutError(self._none_answers(failed))
-        raise StoreError(self._none_answers(failed))
+            raise TimeoutError(str(lost)) from lost
+        raise lost
 
     def _next(self) -> None:
         self._first = (self._first + 1) % len(self.endpoints)
 
-    def _none_answers(self, failed: Mapping[str, str]) -> str:
-        said = "; ".join(f"{one.partition('://')[2]}: {why}" for one, why in failed.items())
-        return (f"store: no member of etcd answers ({said or self.name}): start etcd there, or "
-                "set store.url to where it is")
-
-    async def _authorised(self, endpoint: str, path: str, body: Json, limit_s: float) -> Json:
+    async def _authorised(self, endpoint: str, path: str, body: Json, limit_s: float) -> Answer:
         """With a token, and with another one where it has run out; nothing was done then."""
         begun_s = time.monotonic()
         if self._login.user and not self._token:
@@ -209,9 +201,9 @@ class Gateway:
         user, password = self._login
         answer = await self._post(
             endpoint, "/v3/auth/authenticate", {"name": user, "password": password}, limit_s)
-        self._token = str(answer.get("token", ""))
+        self._token = answer.token
 
-    async def _post(self, endpoint: str, path: str, body: Json, limit_s: float) -> Json:
+    async def _post(self, endpoint: str, path: str, body: Json, limit_s: float) -> Answer:
         begun_s = time.monotonic()
         timeout = aiohttp.ClientTimeout(total=max(0.01, limit_s), sock_connect=CONNECT_S)
         try:
@@ -226,11 +218,10 @@ class Gateway:
             raise
         self.traffic.answered(time.monotonic() - begun_s)
         answer = _decoded(endpoint, path, text)
-        nested = answer.get("error")
-        error = nested if isinstance(nested, dict) else answer
-        if status != 200 or "error" in answer:
+        error = error_of(answer)
+        if status != 200 or error is not None:
             self.traffic.count(path, "refused")
-            raise self._refused(endpoint, error, status)
+            raise self._refused(endpoint, error or answer, status)
         self.traffic.count(path, "ok")
         return answer
 
@@ -248,7 +239,7 @@ class Gateway:
                 failed[endpoint] = _why(error)
                 self._next()
                 continue
-            said = str(_decoded(endpoint, "/version", text).get("etcdserver", ""))
+            said = _decoded(endpoint, "/version", text).etcdserver
             parts = said.split(".")
             if len(parts) < 2 or not (parts[0] + parts[1]).isdecimal():
                 raise StoreError(f"store: {endpoint} is no etcd (/version says {text[:100]!r}): "
@@ -256,11 +247,11 @@ class Gateway:
             if (int(parts[0]), int(parts[1])) < OLDEST:
                 raise StoreError(f"store: {endpoint} is etcd {said}: install 3.4 or newer there")
             return endpoint, said
-        raise StoreError(self._none_answers(failed))
+        raise NoAnswer(failed, self.name)
 
     # ------------------------------------------------------------- what goes on coming
 
-    async def stream(self, path: str, requests: list[Json]) -> AsyncGenerator[Json]:
+    async def stream(self, path: str, requests: list[Json]) -> AsyncGenerator[Result]:
         """Results as they come, from one member, until it ends.  Raises Refused for what etcd
         says is wrong, TimeoutError or aiohttp.ClientError where the connection is lost."""
         if self._login.user and not self._token:
@@ -293,16 +284,15 @@ class Gateway:
             self._next()
             raise
 
-    def _result(self, endpoint: str, path: str, line: bytes) -> Json:
+    def _result(self, endpoint: str, path: str, line: bytes) -> Result:
         answer = _decoded(endpoint, path, line)
-        if "error" in answer:
-            error = answer["error"] if isinstance(answer["error"], dict) else answer
+        error = error_of(answer)
+        if error is not None:
             refused = self._refused(endpoint, error, 0)
             if _wants_login(refused):
                 self._token = ""
             raise refused
-        result = answer.get("result", {})
-        return result if isinstance(result, dict) else {}
+        return answer.result
 
     # ------------------------------------------------------------- details
 
@@ -311,7 +301,7 @@ class Gateway:
             connector = aiohttp.TCPConnector(
                 ssl=self._tls if self._tls is not None else True, limit=16, keepalive_timeout=60.0)
             self._session = aiohttp.ClientSession(
-                connector=connector, trace_configs=[self.traffic.trace()],
+                connector=connector, trace_configs=[trace_of(self.traffic)],
                 skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
                 headers={"Content-Type": "application/json"}, trust_env=False)
         return self._session
@@ -329,11 +319,10 @@ class Gateway:
                 raise aiohttp.ClientPayloadError(f"an answer of more than {ANSWER_MAX} bytes")
         return bytes(found)
 
-    def _refused(self, endpoint: str, error: Json, status: int) -> Refused:
+    def _refused(self, endpoint: str, error: Answer, status: int) -> Refused:
         """With the sentence that says what to do."""
-        raw = error.get("grpc_code", error.get("code", 0))
-        code = raw if isinstance(raw, int) else 0
-        message = str(error.get("message") or error.get("error") or f"HTTP {status}")[:300]
+        code = error.grpc_code or error.code
+        message = str(error.message or error.error or f"HTTP {status}")[:300]
         if not code and status in (502, 503, 504):
             code = UNAVAILABLE
         return Refused(f"store: etcd at {endpoint.partition('://')[2]} says: {message}"
@@ -364,22 +353,20 @@ def _raw_size(response: aiohttp.ClientResponse) -> int:
     return 15 + sum(len(name) + len(value) + HEADER_BYTES for name, value in response.raw_headers)
 
 
-def _decoded(endpoint: str, path: str, text: bytes) -> Json:
+def _decoded(endpoint: str, path: str, text: bytes) -> Answer:
     try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise StoreError(f"store: {endpoint}{path} answers no JSON ({text[:80]!r}): set store.url "
-                         "to etcd's client port, 2379 by default")
-    return found
+        return decode(text)
+    except ValueError as error:
+        raise StoreError(f"store: {endpoint}{path} answers as no etcd does ({text[:80]!r}): set "
+                         "store.url to etcd's client port, 2379 by default") from error
 
 
 def _why(error: BaseException) -> str:
     if isinstance(error, aiohttp.ClientConnectorCertificateError | aiohttp.ClientSSLError):
         return f"{error}: set store.ca_file to the certificates that signed its own"
     if isinstance(error, aiohttp.ClientConnectorError):
-        return error.os_error.strerror or str(error.os_error)
+        number = error.os_error.errno
+        return os.strerror(number) if number else str(error.os_error)
     if isinstance(error, TimeoutError):
         return "no answer in time"
     return str(error) or type(error).__name__

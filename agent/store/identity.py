@@ -39,7 +39,7 @@ def new_mark(id: str, node: str) -> bytes:
     return msgspec.json.encode({"id": id, "by": node, "wall_s": time.time()})
 
 
-def read_known(path: Path) -> Known:
+def read_known(path: Path, writes: bool = True) -> Known:
     """StoreError where it is damaged: to take it for a new node's would join any store."""
     try:
         known = msgspec.json.decode(path.read_bytes(), type=Known)
@@ -49,7 +49,7 @@ def read_known(path: Path) -> Known:
         raise StoreError(f"{path}: {error}: it says which cluster this node belongs to; where "
                          "that is lost, remove the file, and the node joins the one it finds"
                          ) from error
-    if not known.node_id:
+    if not known.node_id and writes:
         known.node_id = secrets.token_hex(8)
         write_known(path, known)
     return known
@@ -59,10 +59,13 @@ def write_known(path: Path, known: Known) -> None:
     """Whole or not at all."""
     aside = path.with_suffix(".new")
     try:
+        owner = path.parent.stat()
         fd = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with open(fd, "wb") as file:
             file.write(msgspec.json.encode(known))
             file.flush()
+            if os.geteuid() == 0:  # a person's command; the agent's own user reads it next
+                os.fchown(fd, owner.st_uid, owner.st_gid)
             os.fsync(fd)
         aside.rename(path)
     except OSError as error:

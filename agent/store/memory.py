@@ -103,7 +103,7 @@ class MemoryStore:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.server, self.node, self.network = server, node, network or Network()
-        self.problem = ""
+        self.problem, self.traffic = "", None
         self.living: Callable[[], Collection[str]] = tuple
         self._boot_s, self._sleep, self._random = boot_s, sleep, random.Random(seed)
         self._until_boot_s: dict[str, float] = {}

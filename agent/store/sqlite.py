@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ..core.model import Doc, Documents, Lease, StoreView, StoreWrite, run_subject, subject_of
 from ..core.model.subject import LEASE
-from .base import Conflict, StoreError
+from .base import Conflict, StoreError, Traffic
 
 APPLICATION_ID = 0x484F4C44  # "HOLD" in the header of every database of ours
 SCHEMA_VERSION = 1
@@ -135,6 +135,7 @@ class SqliteStore:
             raise StoreError(f"{self._path}: {error}") from error
         self._documents = {key: Doc(key, version, bytes(body)) for key, version, body in rows}
         self._unsaved: dict[str, StoreWrite] = {}  # taken in memory while the disk takes nothing
+        self.traffic: Traffic | None = None
         self.problem = ""  # why the disk takes nothing
         self._leases: dict[str, Lease] = {}
         self._view = self._make_view(up=True)

@@ -1,0 +1,93 @@
+"""What etcd's gateway says, as values: one struct for all answers, each with the fields it has.
+
+Owns their form.  The gateway leaves out what is false, 0 or empty, says 64-bit numbers as texts and
+bytes in base64; what has another form is no etcd's, and refused as a whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+
+class KeyValue(msgspec.Struct, frozen=True):
+    key: bytes = b""
+    value: bytes = b""
+    version: int = 0  # 0: deleted
+    mod_revision: int = 0
+
+
+class Header(msgspec.Struct, frozen=True):
+    revision: int = 0
+    member_id: int = 0
+
+
+class Range(msgspec.Struct, frozen=True):
+    kvs: list[KeyValue] = []
+
+
+class Response(msgspec.Struct, frozen=True):
+    """Of one operation of a transaction."""
+
+    response_range: Range = Range()
+
+
+class Event(msgspec.Struct, frozen=True):
+    kv: KeyValue = KeyValue()
+    type: str = "PUT"
+
+
+class Result(msgspec.Struct, frozen=True):
+    """One line of what goes on coming: a lease's renewal, or changes."""
+
+    events: list[Event] = []
+    fragment: bool = False  # more of the same revision follows
+    canceled: bool = False
+    cancel_reason: str = ""
+    compact_revision: int = 0
+    TTL: int = 0
+
+
+class Alarm(msgspec.Struct, frozen=True):
+    alarm: str = ""
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """Any answer.  `error` is a text, or a struct of the same in what goes on coming."""
+
+    header: Header = Header()
+    kvs: list[KeyValue] = []
+    more: bool = False
+    count: int = 0
+    succeeded: bool = False
+    responses: list[Response] = []
+    result: Result = Result()
+    TTL: int = 0
+    token: str = ""
+    etcdserver: str = ""  # its version
+    leader: int = 0
+    dbSize: int = 0
+    alarms: list[Alarm] = []
+    error: Any = None
+    message: str = ""
+    code: int = 0
+    grpc_code: int = 0
+
+
+def decode(text: bytes) -> Answer:
+    """ValueError for what etcd never says."""
+    try:
+        return msgspec.json.decode(text, type=Answer, strict=False)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise ValueError(str(error)) from error
+
+
+def error_of(answer: Answer) -> Answer | None:
+    """The error in an answer as one with code and message, None where there is none."""
+    if isinstance(answer.error, dict):
+        try:
+            return msgspec.convert(answer.error, Answer, strict=False)
+        except msgspec.ValidationError:
+            return Answer(message=str(answer.error)[:300])
+    return answer if answer.error or answer.code and answer.message else None

@@ -1,0 +1,187 @@
+"""The store of many nodes on a real etcd of three members: traffic, latency, a member's death.
+
+Owns three cases.  `steady`: what agents ask of etcd while nothing changes, each leading a run of
+its own, counted by themselves and by the kernel (TCP's own headers included).  `write`: plans of
+several sizes below a lease.  `leader_loss`: how long writes stop after the leader's SIGKILL, with
+etcd's usual timers and with short ones.  Needs etcd-server and iproute2.
+
+    python -m bench.store [--cases steady write leader_loss] [--agents 4] [--seconds 60]
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from .common import BENCH, ROOT, Results, percentile
+
+sys.path.insert(0, str(ROOT / "tests"))
+
+from etcd_servers import Etcd, etcd
+
+from holdfast.agent.config import settings
+from holdfast.agent.core.model import StoreWrite
+from holdfast.agent.store.base import Conflict, StoreError
+from holdfast.agent.store.etcd import EtcdStore, open_etcd
+
+LEASE_S = settings.Detect().lease_s
+HEADERS_BYTES = 54  # Ethernet, IPv4 and TCP of one segment, without options
+GOAL_BYTES_S = 1024
+USUAL_TIMERS = ("--heartbeat-interval", "100", "--election-timeout", "1000")
+KILOBYTES = (1, 40, 400)  # the last: a plan of 16,384 ranks
+
+
+def opened(folder: Path, cluster: Etcd, node: str) -> EtcdStore:
+    (folder / node).mkdir(exist_ok=True)
+    return open_etcd(settings.Store(url=cluster.url), node, folder / node, lambda: LEASE_S)
+
+
+def tcp_bytes(cluster: Etcd) -> int:
+    """Of this process's connections to the members, both ways, as the kernel counts them: each
+    member's gateway has others to the member itself."""
+    ports = " or ".join(f"dport = :{member.client}" for member in cluster.members)
+    said = subprocess.run(["ss", "-tnipOH", f"( {ports} )"], check=True, capture_output=True,
+                          text=True).stdout
+    said = "\n".join(line for line in said.splitlines() if f"pid={os.getpid()}," in line)
+    total = 0
+    for name, weight in (("bytes_acked", 1), ("bytes_received", 1), ("segs_out", HEADERS_BYTES),
+                         ("segs_in", HEADERS_BYTES)):
+        total += weight * sum(int(number) for number in re.findall(rf"{name}:(\d+)", said))
+    return total
+
+
+async def steady(folder: Path, cluster: Etcd, agents: int, seconds: float) -> list[dict[str, Any]]:
+    stores = [opened(folder, cluster, f"n{number}") for number in range(agents)]
+    tasks = [asyncio.create_task(store.watch(lambda why: None)) for store in stores]
+
+    async def lead(number: int, store: EtcdStore) -> None:
+        while True:
+            await store.put(StoreWrite(f"lease/r{number}", 0, store.node.encode()))
+            await asyncio.sleep(LEASE_S / 3)
+
+    while not all(store.view().up for store in stores):
+        await asyncio.sleep(0.05)
+    for number, store in enumerate(stores):
+        await store.put(StoreWrite(f"lease/r{number}", 0, store.node.encode()))
+        await store.put(StoreWrite(f"run/r{number}", 0, b"x" * 40_000, f"r{number}"))
+    tasks += [asyncio.create_task(lead(number, store)) for number, store in enumerate(stores)]
+    await asyncio.sleep(3.0)
+    before = [(one.gateway.traffic.sent_bytes + one.gateway.traffic.received_bytes,
+               sum(one.gateway.traffic.requests.values())) for one in stores]
+    tcp, begun_s = tcp_bytes(cluster), time.monotonic()
+    await asyncio.sleep(seconds)
+    took_s, tcp = time.monotonic() - begun_s, tcp_bytes(cluster) - tcp
+    rows = []
+    for store, (at_first, requests) in zip(stores, before, strict=True):
+        traffic = store.gateway.traffic
+        rows.append({
+            "case": "store_steady", "agents": agents, "seconds": round(took_s, 2),
+            "http_bytes_s": (traffic.sent_bytes + traffic.received_bytes - at_first) / took_s,
+            "requests_s": (sum(traffic.requests.values()) - requests) / took_s,
+            "tcp_bytes_s": tcp / took_s / agents, "goal_bytes_s": GOAL_BYTES_S,
+            "was_up": store.view().up})
+    await ended(tasks, stores)
+    return rows
+
+
+async def write(folder: Path, cluster: Etcd, times: int) -> list[dict[str, Any]]:
+    store = opened(folder, cluster, "writer")
+    await store.refresh()
+    await store.put(StoreWrite("lease/w", 0, b"writer"))
+    rows = []
+    for kilobytes in KILOBYTES:
+        took_s, version = [], 0
+        for _ in range(times):
+            await store.put(StoreWrite("lease/w", 0, b"writer"))
+            begun_s = time.monotonic()
+            version = await store.put(StoreWrite(
+                f"run/w{kilobytes}", version, b"x" * 1000 * kilobytes, "w"))
+            took_s.append(time.monotonic() - begun_s)
+        rows.append({"case": "store_write", "kilobytes": kilobytes, "times": times,
+                     "p50_s": percentile(took_s, 0.5), "p99_s": percentile(took_s, 0.99)})
+    await ended([], [store])
+    return rows
+
+
+async def leader_loss(folder: Path, cluster: Etcd, timers: str) -> dict[str, Any]:
+    """From the last write before the kill to the first after it, one every 10 ms."""
+    store = opened(folder, cluster, "writer")
+    tasks = [asyncio.create_task(store.watch(lambda why: None))]
+    while not store.view().up:
+        await asyncio.sleep(0.05)
+    leader = await asyncio.get_running_loop().run_in_executor(None, cluster.leader)
+    key, lost = "run/w", 0
+    version = await store.put(StoreWrite(key, store.view().docs.get(key).version, b"0"))
+    leader.kill()
+    killed_s = time.monotonic()
+    while True:
+        try:
+            await store.put(StoreWrite(key, version, b"on"))
+            break
+        except (StoreError, TimeoutError):
+            lost += 1
+        except Conflict:
+            version = store.view().docs.get(key).version
+    row = {"case": "store_leader_loss", "timers": timers,
+           "writes_stopped_s": time.monotonic() - killed_s, "unknown_or_refused": lost}
+    await ended(tasks, [store])
+    cluster.start(leader)
+    cluster.wait()
+    return row
+
+
+async def ended(tasks: list[asyncio.Task[None]], stores: list[EtcdStore]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    for store in stores:
+        await store.close()
+
+
+def measured(options: argparse.Namespace, case: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for name, timers in (("usual", USUAL_TIMERS), ("short", ())):
+        if name == "short" and case != "leader_loss":
+            continue
+        with tempfile.TemporaryDirectory() as made:
+            folder = Path(made)
+            with etcd(folder / "etcd", 3, timers) as cluster:
+                if case == "steady":
+                    rows += asyncio.run(steady(folder, cluster, options.agents, options.seconds))
+                elif case == "write":
+                    rows += asyncio.run(write(folder, cluster, options.runs * 20))
+                else:
+                    rows += [asyncio.run(leader_loss(folder, cluster, name))
+                             for _ in range(options.runs)]
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="bench.store", description=__doc__)
+    parser.add_argument("--cases", nargs="+", default=["steady", "write", "leader_loss"])
+    parser.add_argument("--agents", type=int, default=4)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--runs", type=int, default=10)
+    parser.add_argument("--out", type=Path, default=BENCH / "results")
+    options = parser.parse_args(arguments)
+    results = Results("store", options.out)
+    for case in options.cases:
+        for row in measured(options, case):
+            results.add(row)
+            print({key: round(value, 4) if isinstance(value, float) else value
+                   for key, value in row.items()}, flush=True)
+    print(f"rows: {results.path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
