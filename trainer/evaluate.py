@@ -6,7 +6,8 @@ Must not change the weights or any generator's state.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from .quality import kept
 
 ROWS = 32  # encoded at a time
 CUTOFF = 10
+HeldOut = tuple[Tensor, Tensor]  # inputs, and the right answer to each: another input, or a class
 TASK = "text"  # of data that has but one
 
 
@@ -46,15 +48,41 @@ def retrieval(places: Tensor) -> dict[str, float]:
         "recall_at_10": round(float(hit.float().mean()), 6)}
 
 
+def places_of_class(scores: Tensor, right: Tensor) -> Tensor:
+    """The same for classes: where the right one stands among all that a row has scores for."""
+    return (scores >= scores.gather(1, right.unsqueeze(1))).sum(dim=1).clamp(min=1)
+
+
 def evaluate(
-    embed: Callable[[Tensor], Tensor], held_out: tuple[Tensor, Tensor], group: Group
+    embed: Callable[..., Tensor], held_out: HeldOut | Mapping[str, HeldOut], group: Group
 ) -> Evaluated:
-    """All ranks call it, and get the same numbers."""
-    encoded = [_encode(embed, tokens, group) for tokens in held_out]
-    places = places_of(encoded[0], encoded[1])
-    digest = files.digest(b"".join(tokens.contiguous().numpy().tobytes() for tokens in held_out))
-    task = kept.Task(len(places), digest, places[: kept.PAIRS_MAX].tolist())
-    return Evaluated(retrieval(places), {TASK: task})
+    """All ranks call it, and get the same numbers.  Of several tasks the first one's figures have
+    the names that a single one's have."""
+    if isinstance(held_out, Mapping):
+        found = {task: _places(functools.partial(embed, task=task), pairs, group)
+                 for task, pairs in held_out.items()}
+    else:
+        found = {TASK: _places(embed, held_out, group)}
+    figures, tasks = dict[str, float](), dict[str, kept.Task]()
+    for task, (places, classes, digest) in found.items():
+        before = f"{task}_" if figures else ""
+        if classes:
+            figures[f"{before}accuracy"] = round(float((places == 1).float().mean()), 6)
+        else:
+            figures |= {before + name: value for name, value in retrieval(places).items()}
+        tasks[task] = kept.Task(len(places), digest, places[: kept.PAIRS_MAX].tolist())
+    return Evaluated(figures, tasks)
+
+
+def _places(
+    embed: Callable[[Tensor], Tensor], pairs: HeldOut, group: Group
+) -> tuple[Tensor, bool, str]:
+    """The places, whether they are those of classes, and a digest of what was asked."""
+    digest = files.digest(b"".join(one.contiguous().numpy().tobytes() for one in pairs))
+    first = _encode(embed, pairs[0], group)
+    if pairs[1].dim() == 1:
+        return places_of_class(first, pairs[1].to(first.device)), True, digest
+    return places_of(first, _encode(embed, pairs[1], group)), False, digest
 
 
 def _encode(embed: Callable[[Tensor], Tensor], tokens: Tensor, group: Group) -> Tensor:

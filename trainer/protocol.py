@@ -19,7 +19,8 @@ class Model(Protocol):
     """A torch.nn.Module, built as `Class(options)`, whose forward returns the loss of one batch.
 
     It may also have `embed(tokens) -> Tensor` (rows of length 1): then held-out retrieval is
-    measured.  Randomness must come from torch's generators: they are seeded for every batch.
+    measured; with several tasks it is `embed(inputs, task)`.  Randomness must come from torch's
+    generators: they are seeded for every batch.
     """
 
     def __init__(self, options: dict[str, Any]) -> None: ...
@@ -32,7 +33,9 @@ class Model(Protocol):
 class Data(Protocol):
     """Samples by number, built as `Class(options, work_dir)`; the same numbers give the same batch.
 
-    It may also have `heldout() -> (queries, documents)`, two token tensors with equal row counts.
+    It may also have `heldout() -> (queries, documents)`, two token tensors with equal row counts,
+    or one such pair for each task by its name; where the second is one number a row, it is the
+    number of the right class, and `embed` returns a score for each.
     """
 
     digest: str  # names the content: a checkpoint says which data it was trained on

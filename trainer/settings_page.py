@@ -1,8 +1,8 @@
 """docs/train.md: every setting of the trainer, as its tables declare them.
 
 Owns the page's shape.  Names, types, defaults and texts are those of config.py and of the
-example's model.py and data.py; a field without a text is an error, so that no setting goes
-undescribed.
+example's model.py, multitask.py and data.py; a field without a text is an error, so that no
+setting goes undescribed.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, get_type_hints
 from .config import Config, Options
 from .example.data import CodeSearchOptions
 from .example.model import EncoderOptions
+from .example.multitask import MultiTaskOptions
 
 HEAD = """# Settings of the trainer
 
@@ -36,6 +37,8 @@ def render_train_docs() -> str:
     for name, kind in nested.items():
         page += _section(f"[{name}]", kind, set())
     page += _section("[model_options]", EncoderOptions, set())
+    page += _section("[model_options] of `holdfast.trainer.example.multitask:MultiTask`",
+                     MultiTaskOptions, {f.name for f in dataclasses.fields(EncoderOptions)})
     return page + _section("[data_options]", CodeSearchOptions, set())
 
 

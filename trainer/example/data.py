@@ -35,11 +35,12 @@ class CodeSearch:
 
     def __init__(self, options: dict[str, Any], work_dir: Path) -> None:
         chosen = read_options(CodeSearchOptions, options, "data_options")
-        text = corpus.load(work_dir, _say)
+        text = corpus.load(work_dir, say)
         self.digest = text.digest
         encoded, held_out = tokenizer.load_encoded(
-            work_dir, text, chosen.vocabulary, chosen.tokens, _say)
+            work_dir, text, chosen.vocabulary, chosen.tokens, say)
         # In memory, so that no step waits for the disk: 2 x 6,800 x 64 numbers are 1.7 MB.
+        self.held_out = held_out
         self._train = encoded[:, ~held_out]
         self._held_out = encoded[:, held_out][:, : chosen.held_out]
 
@@ -55,5 +56,5 @@ class CodeSearch:
         return rows[0], rows[1]
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)

@@ -80,18 +80,26 @@ class Encoder(nn.Module):
         nn.init.normal_(self.tokens.weight, std=0.02)
         nn.init.normal_(self.positions, std=0.02)
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        real = tokens != 0
-        hidden = self.tokens(tokens) + self.positions[: tokens.shape[1]]
+    def encoded(self, hidden: Tensor, real: Tensor) -> Tensor:
+        """Through all layers, then the mean over what is real: [rows, width]."""
         for block in self.blocks:
             hidden = block(hidden, real[:, None, None, :])
         weight = real.unsqueeze(-1).to(hidden.dtype)
-        pooled = (self.norm(hidden) * weight).sum(1) / weight.sum(1).clamp(min=1.0)
-        return F.normalize(self.head(pooled), dim=-1)
+        pooled: Tensor = (self.norm(hidden) * weight).sum(1) / weight.sum(1).clamp(min=1.0)
+        return pooled
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        real = tokens != 0
+        hidden = self.tokens(tokens) + self.positions[: tokens.shape[1]]
+        return F.normalize(self.head(self.encoded(hidden, real)), dim=-1)
+
+    def contrast(self, left: Tensor, right: Tensor) -> Tensor:
+        """Row i of both belong together; the other rows are what is not to be found."""
+        logits = left @ right.T / self.options.temperature
+        target = torch.arange(len(left), device=logits.device)
+        return (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
 
     def forward(self, batch: Batch) -> Tensor:
         pairs = batch["query"].shape[0]
         embedded = self.embed(torch.cat([batch["query"], batch["document"]]))
-        logits = embedded[:pairs] @ embedded[pairs:].T / self.options.temperature
-        target = torch.arange(pairs, device=logits.device)
-        return (F.cross_entropy(logits, target) + F.cross_entropy(logits.T, target)) / 2
+        return self.contrast(embedded[:pairs], embedded[pairs:])
