@@ -160,7 +160,10 @@ FLEET: dict[str, tuple[list[Case], list[Case]]] = {
         [Case({'holdfast_build_info{version="1",instance="n0"}': "1x480"}, "7h")],
     ),
     "HoldfastDetectorPrecisionLow": (
-        [Case({VERDICTS % "true": "0+1x300", VERDICTS % "false": "0+1x300"}, "4h")],
+        [Case({VERDICTS % "true": "0+1x300", VERDICTS % "false": "0+1x300"}, "4h"),
+         Case({VERDICTS % "true": "0+9x300", VERDICTS % "false": "0x300",
+               'holdfast_incident_labels_total{detector="hang",label="false",instance="n0"}':
+               "0+4x300"}, "4h")],
         # Right nearly always; and too few to say.
         [Case({VERDICTS % "true": "0+99x300", VERDICTS % "false": "0+1x300"}, "4h"),
          Case({VERDICTS % "true": "0 1x300", VERDICTS % "false": "0 1x300"}, "4h")],

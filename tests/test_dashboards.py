@@ -12,12 +12,15 @@ import pytest
 import yaml
 from pages import promtool
 
+from holdfast.agent.metrics import families
 from holdfast.agent.metrics.names import known
 from holdfast.dashboards.grafana import boards, panels
 from holdfast.dashboards.rules import files
 
 LABELS = {"run": "m5", "severity": "fatal", "fault": "rank_hung", "state": "running",
           "category": "training", "kind": "some"}
+SEVERAL = {"job_seconds_total": ("kind", ("training", "wall", "queued")),
+           "node_seconds_total": ("category", ("training", "startup"))}
 VALUES = {"$run": "m5", "$node": "n0", "$__rate_interval": "5m", "$__range": "1h"}
 
 
@@ -34,9 +37,13 @@ def served() -> dict[str, str]:
         extra = [""]
         if one.kind == "histogram":
             names = [names[0] + end for end in ("_sum", "_count")]
-            extra = [f',phase="{phase}"' for phase in ("total", "after_verdict")]
+            extra = [f',phase="{phase}"' for phase in (*families.PHASES, *families.STARTS)]
+            extra = list(dict.fromkeys(extra))
         elif one.name == "detector_verdicts_total":
             extra = [f',detector="hang",outcome="{word}"' for word in ("true", "false")]
+        elif one.name in SEVERAL:
+            label, words = SEVERAL[one.name]
+            extra = [f',{label}="{word}"' for word in words]
         else:
             extra = ["".join(f',{name}="{LABELS.get(name, "0")}"' for name in one.labels)]
         values = "1x120" if one.kind == "gauge" else "0+1x120"

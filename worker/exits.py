@@ -112,6 +112,7 @@ EXITS: Dict[str, Tuple[Row, ...]] = {
     "pause": _HAND,
     "close": _HAND,
     "resume": _HAND,
+    "restart": _HAND,
     "explain": (
         row(DONE, "explained"), row(FAILED, "there is no such fault"),
         row(CONFIGURATION, "configuration or a runbook is bad"),

@@ -1,4 +1,4 @@
-"""The operator's commands: pause, resume, close, inject.
+"""The operator's commands: pause, resume, restart, close, inject, and reviews of incidents.
 
 Owns the requests and the wait for their answers; the agent decides whether the caller may, and
 keeps the reason in its journal.
@@ -16,7 +16,7 @@ from holdfast.worker.exits import USAGE
 
 from . import live
 from .client import Agent, asking, choose, node_route, reach, run_route
-from .text import Failure, line, print_json, show
+from .text import Failure, line, print_json, seconds, show
 
 ANSWER_S = 30.0  # a step takes milliseconds; an agent that is being restarted, seconds
 LOOK_S = 0.05
@@ -24,7 +24,8 @@ LOOK_S = 0.05
 
 @asking
 def pause(options: argparse.Namespace) -> int:
-    return _hand(options, "pause", "Holdfast will watch and not act")
+    until = f" for {seconds(options.for_s)}" if options.for_s else ""
+    return _hand(options, "pause", f"Holdfast will watch and not act{until}")
 
 
 @asking
@@ -36,7 +37,9 @@ def _hand(options: argparse.Namespace, verb: str, said: str) -> int:
     if options.run and options.node:
         raise Failure("--run and --node exclude each other", USAGE)
     found = reach()
-    body = {"reason": options.reason, "by": _who()}
+    body: dict[str, Any] = {"reason": options.reason, "by": _who()}
+    if getattr(options, "for_s", 0.0):
+        body["for_s"] = options.for_s
     if options.node:
         agents = [agent for agent, answer in found if answer["node"] == options.node]
         if not agents:
@@ -47,6 +50,43 @@ def _hand(options: argparse.Namespace, verb: str, said: str) -> int:
                     f"node {options.node}", said)
     agent, _, run = choose(found, options.run)
     return _ask(options, [agent], run_route(run, verb), body, f"run {run}", said)
+
+
+@asking
+def restart(options: argparse.Namespace) -> int:
+    agent, _, run = choose(reach(), options.run)
+    body: dict[str, Any] = {"reason": options.reason, "by": _who()}
+    if options.rank is not None:
+        body["rank"] = options.rank
+    return _ask(options, [agent], run_route(run, "restart"), body, f"run {run}", "started again")
+
+
+@asking
+def incidents(options: argparse.Namespace) -> int:
+    """To tell of them, or to review one."""
+    if not options.ack and not options.label:
+        return live.incidents(options)
+    if options.ack and options.label:
+        raise Failure("--ack and --label exclude each other", USAGE)
+    if not options.id:
+        raise Failure("which incident? Give its ID, or the beginning of it", USAGE)
+    return _review(options)
+
+
+def _review(options: argparse.Namespace) -> int:
+    """`incidents ID --ack | --label`: on each agent of the node that has it."""
+    found = reach()
+    one = live.one_incident(found, options.id)["id"]
+    body: dict[str, Any] = {"reason": options.reason, "by": _who()}
+    if options.label:
+        body["args"] = {"label": options.label == "true"}
+    verb = "label" if options.label else "ack"
+    agents = [agent for agent, _ in found
+              if any(listed["id"] == one for listed in agent.get("/api/v1/incidents?all=1"))]
+    answers = [agent.post(f"/api/v1/incidents/{quote(one, safe='')}/{verb}", body)
+               for agent in agents]
+    said = f"labelled {options.label}" if options.label else "acknowledged"
+    return _done(options, answers, f"{one}: {said}")
 
 
 @asking

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from holdfast.worker import exits
 
-from ..system.arguments import PROG, Parser, number
+from ..system.arguments import PROG, Parser, number, span
 
 INJECTABLE = ("kill", "stop", "stall", "exception", "hold-gil", "skip-collective")
 CONVENTIONS = ("slurm-prolog", "slurm-health", "batch", "k8s")
@@ -46,6 +46,11 @@ def _incidents(parser: argparse.ArgumentParser) -> None:
                         help="only those where acting was off: what would have been done")
     parser.add_argument("--refused", action="store_true",
                         help="who asked for what they may not, instead of incidents")
+    parser.add_argument("--ack", action="store_true",
+                        help="say that you have seen it and see to it; with --reason for others")
+    parser.add_argument("--label", choices=("true", "false"),
+                        help="say whether it was right: counted in its detector's precision")
+    parser.add_argument("--reason", default="", help="of --ack or --label: kept in the journal")
     parser.add_argument("--alerts", action="store_true",
                         help="alerts that were sent here and what became of them, instead")
 
@@ -179,6 +184,20 @@ def _config(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="default: /etc/holdfast/agent.toml")
 
 
+def _pause(parser: argparse.ArgumentParser) -> None:
+    _hand(parser)
+    parser.add_argument("--for", dest="for_s", type=span, default=0.0, metavar="TIME",
+                        help="resume by itself after 30m, 2h or 3d (default: not)")
+
+
+def _restart(parser: argparse.ArgumentParser) -> None:
+    _run(parser)
+    parser.add_argument("--rank", type=number(int, 0, 1 << 20),
+                        help="because of this rank (default: none in particular)")
+    parser.add_argument("--reason", required=True, help="kept in the journal")
+    _no_wait(parser)
+
+
 def _hand(parser: argparse.ArgumentParser) -> None:
     _run(parser)
     parser.add_argument("--node", metavar="NAME", help="a whole node instead of a run")
@@ -241,7 +260,9 @@ COMMANDS = (
     Command("why", "what is wrong with a node, and what that rests on", "holdfast why node-a",
             "live:why", _why),
     Command("incidents", "what happened, who was to blame, what it cost",
-            "holdfast incidents --all", "live:incidents", _incidents),
+            "holdfast incidents --all\n"
+            "         holdfast incidents i-16 --label false --reason 'planned work'",
+            "control:incidents", _incidents),
     Command("ledger", "where the node's seconds went", "holdfast ledger", "live:ledger", _run),
     Command("jobs", "attempts of runs: whose, how each ended, and what it cost",
             "holdfast jobs --team search", "jobs:jobs", _jobs),
@@ -279,9 +300,12 @@ COMMANDS = (
     Command("config", "check the configuration, or show the one in force",
             "holdfast config check --config agent.toml", "policy:config", _config),
     Command("pause", "keep Holdfast's hands off a run or node",
-            "holdfast pause --run m5 --reason 'debugging rank 3'", "control:pause", _hand),
+            "holdfast pause --run m5 --for 2h --reason 'debugging rank 3'", "control:pause",
+            _pause),
     Command("resume", "let Holdfast act again", "holdfast resume --run m5 --reason done",
             "control:resume", _hand),
+    Command("restart", "start a run's ranks again, from its newest proven state",
+            "holdfast restart --run m5 --reason 'new driver'", "control:restart", _restart),
     Command("close", "say that what the kernel told of is repaired",
             "holdfast close node-a-nic_error --reason 'cable changed'", "control:close", _close),
     Command("dashboards", "write alert rules for Prometheus, and dashboards for Grafana",

@@ -37,6 +37,7 @@ from .model import (
     Verdict,
     node_subject,
     rank_subject,
+    run_subject,
     subject_of,
 )
 from .nodes import check_reports, kernel_incidents, stale_locks
@@ -81,6 +82,7 @@ class NodeMemory(msgspec.Struct):
     unlocked: dict[str, list[float]] = msgspec.field(  # lock file -> wall_s of the orders
         name="removals", default_factory=dict)
     conditions: ConditionMemory = msgspec.field(default_factory=ConditionMemory)
+    paused_until_wall_s: float = 0.0  # when that ends by itself; 0 = a person ends it
     paused: str = ""  # why an operator paused this node, whatever runs here; "" = not paused
 
 
@@ -131,6 +133,13 @@ class Node:
         """Run -> the name of what it was doing in the last step."""
         return {run: case.stage.value for run, case in sorted(self.cases.items())}
 
+    def paused_until(self) -> dict[str, float]:
+        """Subject of each pause that ends by itself -> when, by the wall clock."""
+        found = {run_subject(run): case.state.held.until_wall_s
+                 for run, case in sorted(self.cases.items()) if case.state.held.paused}
+        found[node_subject(self.name)] = self.kept.paused_until_wall_s
+        return {subject: until_s for subject, until_s in found.items() if until_s > 0.0}
+
     def endings(self) -> dict[str, tuple[int, str]]:
         """Run -> exit code and reason, of each whose end is decided."""
         return {run: (ending.code, ending.reason) for run, case in sorted(self.cases.items())
@@ -141,6 +150,8 @@ class Node:
         self._clock(now)
         self._seen = now, observed
         settled = self.kept.in_flight.settle(observed.outcomes, now.boot_s)
+        if 0.0 < self.kept.paused_until_wall_s <= now.wall_s:
+            self.kept.paused, self.kept.paused_until_wall_s = "", 0.0
         self._requests(observed)
         effects: list[Effect] = []
         verdicts = self._own_verdicts(observed)
@@ -337,7 +348,9 @@ class Node:
         if whole and request.action == actions.RUN_CHECK:
             return self.checks.ask(request)
         if whole and request.action in (actions.PAUSE, actions.RESUME):
-            self.kept.paused = reason if request.action == actions.PAUSE else ""
+            pauses = request.action == actions.PAUSE
+            self.kept.paused = reason if pauses else ""
+            self.kept.paused_until_wall_s = request.until_wall_s if pauses else 0.0
         for name in mine:
             case = self.cases.get(name)
             if case is not None:
@@ -385,7 +398,8 @@ class Node:
 
     def _case(self, run: str) -> RunCase:
         if run not in self.cases:
-            self.kept.runs[run] = RunState(run, held=born(bool(self.kept.paused)))
+            self.kept.runs[run] = RunState(run, held=born(
+                bool(self.kept.paused), self.kept.paused_until_wall_s))
             self.cases[run] = RunCase(self.kept.runs[run])
         return self.cases[run]
 

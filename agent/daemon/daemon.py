@@ -32,7 +32,7 @@ from ..core.model import Decision, Now, Observed, Readings, Runbook, Settings, r
 from ..history.audit import Audit
 from ..history.incident_log import NODE, IncidentLog
 from ..history.job_log import JobLog, Seen, read_jobs
-from ..history.journal import Attempt, Forgotten, Journal, Memory
+from ..history.journal import Attempt, Forgotten, Journal, Memory, Review
 from ..history.old_runs import remove_runtime
 from ..launchers import log_child, protocol
 from ..launchers.run_session import RunSession
@@ -79,6 +79,8 @@ class Node(Protocol):
     def stages(self) -> dict[str, str]: ...
 
     def endings(self) -> dict[str, tuple[int, str]]: ...
+
+    def paused_until(self) -> dict[str, float]: ...
 
     def configure(self, settings: Settings, runbooks: Mapping[str, Runbook]) -> None: ...
 
@@ -151,7 +153,7 @@ class Daemon:
         self.runbooks = load_runbooks(Path(state.config.runbooks.directory))
         seed = self.journal.seed
         state.incident_log = self.incident_log = IncidentLog(
-            seed.incidents, seed.owners, self._owner_of
+            seed.incidents, seed.owners, self._owner_of, seed.reviews
         )
         state.jobs = JobLog(read_jobs(seed.jobs))
         self.evidence = EvidenceStore(state)
@@ -165,6 +167,7 @@ class Daemon:
         state.counters = self.performer.counters
         self.node = self._new_node(seed.memory)
         state.outlook = self.node.outlook
+        state.keep = self._keep_review
         proc, only_run = state.config.collectors.proc, self.options.run
         self.launchers = LauncherServer(self, state.name, only_run, proc, self.performer.where)
         state.launchers = self.launchers
@@ -339,7 +342,8 @@ class Daemon:
         own = own_faults.verdicts(state) + self.reports.verdicts()
         if own:
             decision = msgspec.structs.replace(decision, verdicts=decision.verdicts + own)
-        state.snapshot = Snapshot(state.steps, now, observed, decision, self.node.stages())
+        state.snapshot = Snapshot(state.steps, now, observed, decision,
+                                  self.node.paused_until(), self.node.stages())
         self._follow(decision, now_s)
         return decision
 
@@ -403,6 +407,10 @@ class Daemon:
                 self.node.endings()):
             self.journal.append(record)
             self.performer.count(*record.counts)
+
+    def _keep_review(self, review: Review) -> None:
+        self.journal.append(review)
+        self.performer.count(*review.counts)
 
     def _remembered(self) -> bytes:
         """The core's memory; the last that could be written where this one cannot: what was decided

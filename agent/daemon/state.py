@@ -22,7 +22,7 @@ from ..core.model import Commit, Decision, Now, Observed
 from ..history.audit import Audit
 from ..history.incident_log import IncidentLog
 from ..history.job_log import JobLog
-from ..history.journal import Journal, Labels
+from ..history.journal import Journal, Labels, Review
 from ..launchers.server import LauncherServer
 from ..store.base import Traffic
 from ..system import procfs
@@ -42,6 +42,7 @@ class Snapshot(NamedTuple):
     now: Now
     observed: Observed
     decision: Decision
+    paused_until: Mapping[str, float] = {}  # subject -> wall_s at which a pause ends by itself
     stages: Mapping[str, str] = {}  # run -> what it is doing, see core/run/stage.py
 
 
@@ -55,6 +56,7 @@ class AgentState:
     jobs: JobLog
     counters: dict[tuple[str, Labels], float]
     launchers: LauncherServer
+    keep: Callable[[Review], object]  # writes it into the journal, and counts it
     outlook: Callable[[str], Sequence[object]]  # what the core would do about a fault now
 
     def __init__(self, loaded: Loaded, is_private: bool) -> None:

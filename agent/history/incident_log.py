@@ -7,14 +7,15 @@ twice, also across restarts.  Decides nothing.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import msgspec
 
+from ..core.detect.ranks import ended as ends
 from ..core.incidents.values import redone
 from ..core.model import Decision, Effect, Incident, Verdict, subject_of
-from .journal import Count, Happened
+from .journal import Count, Happened, Review
 
 INCIDENTS_MAX = 1000
 NODE = -1  # the owner of incidents without a run or with an unknown owner
@@ -46,7 +47,7 @@ class IncidentLog:
 
     def __init__(
         self, incidents: tuple[Incident, ...], owners: Mapping[str, int] | None = None,
-        owner_of: Callable[[str], int] = lambda run: NODE,
+        owner_of: Callable[[str], int] = lambda run: NODE, reviews: Iterable[Review] = (),
     ) -> None:
         """`owners`: the uid behind each of `incidents`; `owner_of`: that behind a run."""
         self.incidents: OrderedDict[str, Incident] = OrderedDict(
@@ -55,6 +56,7 @@ class IncidentLog:
         self._owners = {id: (owners or {}).get(id, NODE) for id in self.incidents}
         self._owner_of = owner_of
         self._detectors: dict[str, str] = {}  # incident id -> detector that opened it
+        self.reviews = {review.id: review for review in reviews if review.id in self.incidents}
 
     def follow(self, decision: Decision) -> Changes:
         """Compares a decision's incidents with what is known; only changes come out."""
@@ -67,6 +69,7 @@ class IncidentLog:
             if before is not None and before.opened_wall_s != incident.opened_wall_s:
                 # The run's name was used before: another incident, and maybe another user's.
                 del self.incidents[incident.id]
+                self.reviews.pop(incident.id, None)
                 before = None
             if before is None:
                 self._note_detector(incident, decision.verdicts)
@@ -96,6 +99,7 @@ class IncidentLog:
             oldest = max(past.values(), key=len).popleft()
             forgotten.append(self.incidents.pop(oldest))
             del self._owners[oldest]
+            self.reviews.pop(oldest, None)
             self._detectors.pop(oldest, None)
         return forgotten
 
@@ -112,6 +116,30 @@ class IncidentLog:
             if incident.run == run and incident.state in ("open", "acted"):
                 return msgspec.structs.replace(effect, fault=incident.fault)
         return effect
+
+    def acknowledge(self, incident: str, by: str, reason: str, wall_s: float) -> Review:
+        """Somebody sees to it: for other people to read."""
+        review = self.reviews.get(incident, Review(incident))._replace(
+            acked_by=by, acked_wall_s=wall_s, counts=())
+        return self._review(review._replace(reason=reason or review.reason))
+
+    def label(self, incident: str, right: bool, by: str, reason: str, wall_s: float) -> Review:
+        """Somebody says whether it was right.  Said once: a counter cannot take back.  ValueError
+        where the opposite was said before."""
+        label = str(right).lower()
+        review = self.reviews.get(incident, Review(incident))
+        if review.label and review.label != label:
+            raise ValueError(f"{review.labelled_by} labelled it {review.label}")
+        one = self.incidents[incident]
+        detector = self._detectors.get(incident) or ends.detector_of(one.fault)
+        counts = () if review.label else (Count("labels", (detector, label)),)
+        return self._review(review._replace(
+            label=label, labelled_by=by, labelled_wall_s=wall_s, reason=reason or review.reason,
+            counts=counts))
+
+    def _review(self, review: Review) -> Review:
+        self.reviews[review.id] = review._replace(counts=())
+        return review
 
     def _note_detector(self, incident: Incident, verdicts: tuple[Verdict, ...]) -> None:
         for verdict in verdicts:
@@ -131,8 +159,6 @@ class IncidentLog:
             after_s = incident.closed_wall_s - incident.opened_wall_s
             if incident.actions and after_s >= 0.0:
                 counts.extend(recovery_counts("after_verdict", after_s))
-        if incident.state in ("closed", "taken_back"):
-            self._detectors.pop(incident.id, None)
         return tuple(counts)
 
 

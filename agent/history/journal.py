@@ -50,6 +50,9 @@ CREATE TABLE IF NOT EXISTS counters (
 CREATE TABLE IF NOT EXISTS attempts (launcher TEXT PRIMARY KEY, begun_wall_s REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS jobs (
   key TEXT PRIMARY KEY, begun_wall_s REAL NOT NULL, body BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS reviews (
+  id TEXT PRIMARY KEY, acked_by TEXT NOT NULL, acked_wall_s REAL NOT NULL, label TEXT NOT NULL,
+  labelled_by TEXT NOT NULL, labelled_wall_s REAL NOT NULL, reason TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS refusals (
   uid INTEGER NOT NULL, what TEXT NOT NULL, why TEXT NOT NULL, example TEXT NOT NULL,
   times INTEGER NOT NULL, first_wall_s REAL NOT NULL, last_wall_s REAL NOT NULL,
@@ -137,6 +140,19 @@ class Attempt(NamedTuple):
     wall_s: float
 
 
+class Review(NamedTuple):
+    """What people said of an incident; the newest of each kind replaces the one before."""
+
+    id: str
+    acked_by: str = ""
+    acked_wall_s: float = 0.0
+    label: str = ""  # "" | true | false: whether it was right
+    labelled_by: str = ""
+    labelled_wall_s: float = 0.0
+    reason: str = ""
+    counts: tuple[Count, ...] = ()
+
+
 class JobRecord(NamedTuple):
     """An attempt of a run in a new state, as job_log.py writes it, and what it adds to counters."""
 
@@ -146,7 +162,7 @@ class JobRecord(NamedTuple):
     counts: tuple[Count, ...] = ()
 
 
-Record = (Attempt | JobRecord | Intent | Finished | Happened | Forgotten | Refused | Memory
+Record = (Attempt | JobRecord | Review | Intent | Finished | Happened | Forgotten | Refused | Memory
           | Count | Mark)
 
 
@@ -161,6 +177,7 @@ class Seed(NamedTuple):
     owners: dict[str, int]  # incident id -> uid
     refused: tuple[Refused, ...]  # newest last
     jobs: tuple[bytes, ...] = ()  # newest last
+    reviews: tuple[Review, ...] = ()
 
 
 class _Batch(NamedTuple):
@@ -331,13 +348,17 @@ class Journal:
         elif isinstance(record, Happened):
             self._happened(record)
         elif isinstance(record, Forgotten):
-            for table in ("incidents", "owners"):
+            for table in ("incidents", "owners", "reviews"):
                 database.executemany(f"DELETE FROM {table} WHERE id = ?",
                                      [(id,) for id in record.ids])
         elif isinstance(record, Attempt):
             database.execute("INSERT OR IGNORE INTO attempts VALUES (?, ?)", record)
         elif isinstance(record, JobRecord):
             database.execute("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?)", record[:3])
+            self._add(record.counts)
+        elif isinstance(record, Review):
+            database.execute("INSERT OR REPLACE INTO reviews VALUES (?, ?, ?, ?, ?, ?, ?)",
+                             record[:7])
             self._add(record.counts)
         elif isinstance(record, Memory):
             database.execute("INSERT OR REPLACE INTO memory VALUES (1, ?)", (record.body,))
@@ -407,6 +428,7 @@ class Journal:
             dict(database.execute("SELECT id, uid FROM owners")),
             refused_in(database),
             jobs_in(database),
+            tuple(Review(*row) for row in database.execute("SELECT * FROM reviews")),
         )
 
 

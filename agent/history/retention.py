@@ -31,6 +31,7 @@ def prune(database: sqlite3.Connection) -> None:
         "(SELECT id FROM incidents ORDER BY opened_wall_s DESC LIMIT ?)", (INCIDENTS_MAX,))
     database.execute("DELETE FROM attempts WHERE rowid <= (SELECT max(rowid) FROM attempts) - ?",
                      (RUNS_MAX,))
+    database.execute("DELETE FROM reviews WHERE id NOT IN (SELECT id FROM incidents)")
     database.execute("DELETE FROM owners WHERE id NOT IN (SELECT id FROM incidents)")
     database.execute("DELETE FROM refusals WHERE rowid NOT IN "
                      "(SELECT rowid FROM refusals ORDER BY last_wall_s DESC LIMIT ?)",

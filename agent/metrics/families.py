@@ -58,6 +58,7 @@ JOURNALLED = {
     "actions": "actions_total",
     "restarts": "restarts_total",
     "lost_steps": "lost_steps_total",
+    "labels": "incident_labels_total",
     "jobs": "jobs_total",
     "job_seconds": "job_seconds_total",
 }
@@ -189,6 +190,7 @@ class _Page:
             found = books.rates(state, view)
             for name, value in (
                     ("run_total_steps", found.total_steps or None),
+                    ("run_restarts_left", found.restarts_left),
                     ("run_eta_seconds", found.eta_s),
                     ("run_deadline_timestamp_seconds", found.deadline_wall_s or None),
                     ("train_samples_per_second", found.samples_s),

@@ -61,6 +61,10 @@ NAMES: dict[str, Name] = {
     "detector_verdicts_total": Name(
         "counter", "Verdicts that turned out true or false.", ("detector", "outcome")
     ),
+    "incident_labels_total": Name(
+        "counter", "Incidents of which a person said whether they were right.",
+        ("detector", "label"),
+    ),
     "node_seconds_total": Name(
         "counter", "The ledger: each second of this node in one category, once settled.",
         ("category",),
@@ -77,6 +81,7 @@ NAMES: dict[str, Name] = {
     ),
     "node_price_per_hour": Name("gauge", "What an hour of this node costs.", ("currency",)),
     "run_total_steps": Name("gauge", "Steps that the run is to make.", ("run",)),
+    "run_restarts_left": Name("gauge", "Restarts before the run is given up.", ("run",)),
     "run_eta_seconds": Name(
         "gauge", "Until its last step, at the pace of this run so far, losses included.", ("run",)
     ),

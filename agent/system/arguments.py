@@ -29,6 +29,20 @@ def number(kind: Callable[[str], float], least: float, most: float) -> Callable[
     return convert
 
 
+SPAN = re.compile(r"(\d{1,6}(?:\.\d{1,3})?)(s|m|h|d)")
+SPAN_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+SPAN_MAX_S = 30 * 86400.0
+
+
+def span(text: str) -> float:
+    """Seconds of 90s, 30m, 2h or 3d, for argparse."""
+    found = SPAN.fullmatch(text.strip())
+    seconds = float(found[1]) * SPAN_S[found[2]] if found else 0.0
+    if not 0.0 < seconds <= SPAN_MAX_S:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r}: give 90s, 30m, 2h or 3d, up to 30d")
+    return seconds
+
+
 class Parser(argparse.ArgumentParser):
     """One that knows what was meant."""
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ..core.ledger import WORKING
 from ..core.model import RunView
+from ..core.run import policy
 from ..daemon.state import AgentState
 from ..history.job_log import job_row
 
@@ -27,6 +28,7 @@ class Rates(NamedTuple):
     eta_s: float | None = None  # until the last step, at the pace of this run so far
     deadline_wall_s: float = 0.0  # 0: none was given
     team: str = ""
+    restarts_left: int | None = None
 
 
 def rates(state: AgentState, view: RunView) -> Rates:
@@ -49,7 +51,14 @@ def rates(state: AgentState, view: RunView) -> Rates:
         goal.samples_per_step / step_s if step_s and goal.samples_per_step else None, tokens_s,
         goal.flops_per_step / step_s / goal.peak_flops
         if step_s and goal.flops_per_step and goal.peak_flops else None,
-        total, eta_s, goal.deadline_wall_s, goal.team)
+        total, eta_s, goal.deadline_wall_s, goal.team, _restarts_left(state, view))
+
+
+def _restarts_left(state: AgentState, view: RunView) -> int | None:
+    for plan in state.snapshot.decision.plans:
+        if plan.run == view.run:
+            return max(0, view.max_restarts - dict(plan.spent).get(policy.RESTARTS, 0))
+    return None
 
 
 def share(state: AgentState, run: str) -> float:

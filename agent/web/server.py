@@ -14,11 +14,12 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
+from msgspec import Meta
 
 from holdfast.runbooks import prose
 from holdfast.worker.redact import redacted
@@ -32,6 +33,8 @@ from ..core.nodes.kernel_incidents import DETECTOR
 from ..daemon.alerts import Full
 from ..daemon.operators import Operators
 from ..daemon.state import AgentState
+from ..history.incident_log import IncidentLog
+from ..history.journal import Review
 from ..metrics.families import CONTENT_TYPE, Exposition
 from ..store.base import Conflict, StoreError
 from ..system.errors import say
@@ -42,6 +45,7 @@ from .page import load_page
 
 PORTS_TRIED = 64
 REASON_MAX = 500
+PAUSE_MAX_S = 30 * 86400.0
 BY_MAX = 64
 INJECT_LIMIT_S = 10.0
 # Packed wrongly, cut short, no UTF-8, no JSON, too deep.
@@ -58,6 +62,7 @@ class ActionBody(msgspec.Struct, forbid_unknown_fields=True):
     rank: int = -1  # -1: none in particular
     args: dict[str, Any] = {}
     by: str = ""
+    for_s: Annotated[float, Meta(ge=0, le=PAUSE_MAX_S)] = 0.0  # of pause; 0: until resumed
 
 
 async def serve(
@@ -196,7 +201,9 @@ class WebServer:
                 ("POST", "/api/v1/alerts", self._alerts_sent),
                 ("POST", "/api/v1/runs/{run}/{verb}", self._ask_run),
                 ("POST", "/api/v1/nodes/{node}/{verb}", self._ask_node),
-                ("POST", "/api/v1/incidents/{id:.+}/close", self._close),
+                *(("POST", f"/api/v1/incidents/{{id:.+}}/{verb}", handler)
+                  for verb, handler in (("close", self._close), ("ack", self._ack),
+                                        ("label", self._label))),
             ]
         for method, path, handler in routes:
             application.router.add_route(method, path, self._guarded(handler))
@@ -287,7 +294,8 @@ class WebServer:
         incident = self._state.incident_log.incidents.get(request.match_info["id"])
         if incident is None:
             return refuse(404, "no such incident", "an id that /api/v1/incidents lists")
-        (one,) = visibility.incidents([msgspec.to_builtins(incident)], self._reader(request))
+        (one,) = visibility.incidents(
+            [status.reviewed(self._state, incident)], self._reader(request))
         return _json(msgspec.json.encode(one))
 
     async def _refusals(self, request: web.Request) -> web.Response:
@@ -399,6 +407,39 @@ class WebServer:
         subject = str(Subject(INCIDENT, incident.id))
         return self._ask(request, actions.CLOSE_INCIDENT, subject, "", body)
 
+    async def _ack(self, request: web.Request) -> web.Response:
+        return await self._reviewed(request, lambda log, id, body, by: log.acknowledge(
+            id, by, body.reason[:REASON_MAX], time.time()))
+
+    async def _label(self, request: web.Request) -> web.Response:
+        def label(log: IncidentLog, id: str, body: ActionBody, by: str) -> Review:
+            right = body.args.get("label")
+            if not isinstance(right, bool):
+                raise TypeError("args.label is true or false")
+            return log.label(id, right, by, body.reason[:REASON_MAX], time.time())
+
+        return await self._reviewed(request, label)
+
+    async def _reviewed(
+        self, request: web.Request,
+        review: Callable[[IncidentLog, str, ActionBody, str], Review],
+    ) -> web.Response:
+        """What a person says of an incident, kept in the journal; nothing follows from it."""
+        id, log = request.match_info["id"], self._state.incident_log
+        body = await _body(request)
+        if isinstance(body, web.Response):
+            return body
+        if id not in log.incidents:
+            return refuse(404, "no such incident", "an id that /api/v1/incidents lists")
+        try:
+            made = review(log, id, body, _by(request, body))
+        except TypeError as error:
+            return refuse(400, str(error), '"args": {"label": true}')
+        except ValueError as error:
+            return refuse(409, str(error), "a label is given once")
+        self._state.keep(made)
+        return web.json_response({"id": id})
+
     def _ask(
         self, request: web.Request, action: str, subject: str, run: str, body: ActionBody,
         checks: tuple[str, ...] = (),
@@ -408,7 +449,7 @@ class WebServer:
         made = Request(
             id=f"op-{uuid.uuid4().hex[:12]}", action=action, subject=subject,
             reason=body.reason[:REASON_MAX], run=run, by=_by(request, body),
-            checks=checks)
+            checks=checks, until_wall_s=time.time() + body.for_s if body.for_s else 0.0)
         if not self._operators.request(made):
             return refuse(429, "too many requests wait already", "try again in a minute")
         return web.json_response({"id": made.id, "kind": action, "subject": subject}, status=202)

@@ -20,7 +20,7 @@ import msgspec
 from ..checks import table
 from ..core.detect.ranks.hang import DETECTOR as HANG
 from ..core.detect.ranks.live_logs import FAULT as LOG_ROOT
-from ..core.model import Incident, RankView, RunView, Verdict, run_subject
+from ..core.model import Incident, RankView, RunView, Verdict, node_subject, run_subject
 from ..core.run.plan import is_leader
 from ..daemon.state import AgentState
 from ..history.job_log import money
@@ -60,6 +60,7 @@ def status(state: AgentState) -> dict[str, Any]:
         "journal_stalled": snapshot.observed.journal_stalled,
         "disk_problem": state.disk_problem,
         "paused": node_paused(state),
+        "paused_until_wall_s": paused_until(state, node_subject(state.name)),
         "breaker_open": breaker_open(state),
         "config_reload_ok": state.reload_ok,
         "agent": {
@@ -73,7 +74,7 @@ def status(state: AgentState) -> dict[str, Any]:
         "collectors": collectors(state),
         "devices": _devices(state),
         "runs": [_run(state, view, decision.verdicts) for view in snapshot.observed.runs],
-        "incidents": [msgspec.to_builtins(incident) for incident in reversed(incidents)],
+        "incidents": [reviewed(state, incident) for incident in reversed(incidents)],
         "faults": [msgspec.to_builtins(verdict) for verdict in decision.verdicts],
     }
 
@@ -85,7 +86,17 @@ def incidents(state: AgentState, everything: bool) -> list[dict[str, Any]]:
     if not everything:
         newest_first = [incident for place, incident in enumerate(newest_first)
                         if place < INCIDENTS_SHOWN or incident.state in OPEN]
-    return [msgspec.to_builtins(incident) for incident in newest_first]
+    return [reviewed(state, incident) for incident in newest_first]
+
+
+def reviewed(state: AgentState, incident: Incident) -> dict[str, Any]:
+    """An incident with what people said of it."""
+    told: dict[str, Any] = msgspec.to_builtins(incident)
+    review = state.incident_log.reviews.get(incident.id)
+    if review is not None:
+        told["review"] = {name: value for name, value in review._asdict().items()
+                          if name not in ("id", "counts")}
+    return told
 
 
 def checks(state: AgentState) -> dict[str, Any]:
@@ -173,6 +184,11 @@ def run_paused(state: AgentState, run: str) -> bool:
     return any(plan.run == run and plan.paused for plan in state.snapshot.decision.plans)
 
 
+def paused_until(state: AgentState, subject: str) -> float | None:
+    """When a pause ends by itself."""
+    return state.snapshot.paused_until.get(subject)
+
+
 def restarts(state: AgentState, run: str) -> int:
     """Starts of this run after its first."""
     return round(sum(
@@ -235,6 +251,7 @@ def _run(state: AgentState, view: RunView, verdicts: tuple[Verdict, ...]) -> dic
         "state": view.state if view.connected else "launcher lost",
         "connected": view.connected,
         "paused": paused,
+        "paused_until_wall_s": paused_until(state, run_subject(view.run)),
         "training": is_training,
         "suspicion": _suspicion(state, view, verdicts),
         "stage": state.snapshot.stages.get(view.run, "unknown"),
@@ -355,7 +372,9 @@ def _suspicion(state: AgentState, view: RunView, verdicts: tuple[Verdict, ...]) 
 def _need(state: AgentState, view: RunView, paused: bool) -> str:
     """What a person has to do, or "nothing"."""
     if paused:
-        return f"it is paused: holdfast resume --run {shlex.quote(view.run)} --reason ..."
+        until = paused_until(state, run_subject(view.run))
+        when = f" until {time.strftime('%H:%M', time.localtime(until))}" if until else ""
+        return f"it is paused{when}: holdfast resume --run {shlex.quote(view.run)} --reason ..."
     for incident in reversed(state.incident_log.incidents.values()):
         if incident.state in OPEN and incident.fault in NEEDS_A_PERSON:
             if incident.run in ("", view.run):

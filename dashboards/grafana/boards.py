@@ -10,6 +10,13 @@ from importlib import resources
 
 from .panels import Board, Link, Panel, render
 
+COLOURS = (  # of the ledger's categories: what brings no training is warm
+    ("training", "green"), ("collective_wait", "dark-green"), ("startup", "light-blue"),
+    ("compile", "blue"), ("checkpoint_stall", "purple"), ("evaluation", "dark-purple"),
+    ("health_check", "light-yellow"), ("detection", "orange"), ("recovery", "red"),
+    ("recomputing", "dark-orange"), ("maybe_recomputing", "light-orange"),
+    ("idle_no_spare", "dark-red"), ("idle", "#8e8e8e"), ("paused", "yellow"),
+    ("unknown", "#c7c7c7"))
 RED_ABOVE_0 = ((None, "green"), (1.0, "red"))
 SERVED = "http://${__data.fields.instance}/runbooks"  # by the agent that shows the fault
 RUNBOOK = Link("Runbook", f"{SERVED}/${{__data.fields.fault}}.md")
@@ -41,6 +48,20 @@ def mean_recovery(phase: str) -> str:
             f"(sum(increase(holdfast_recovery_seconds_count{series}) > 0)")
 
 
+def _mean_start(phase: str) -> str:
+    series = f'{{phase="{phase}"}}'
+    return (f"sum(holdfast_job_start_seconds_sum{series}) / "
+            f"(sum(holdfast_job_start_seconds_count{series}) > 0)")
+
+
+def _ettr(kinds: str) -> str:
+    return ('sum(holdfast_job_seconds_total{kind="training"}) '
+            f'/ (sum(holdfast_job_seconds_total{{kind=~"{kinds}"}}) > 0)')
+
+
+_LOST = 'holdfast_node_seconds_total{category!~"training|collective_wait"}'
+_LOST_MONEY = (f"sum by (currency) (sum by (instance) (rate({_LOST}[$__rate_interval])) "
+               "* on (instance) group_right () holdfast_node_price_per_hour)")
 ACTIVE = "holdfast_fault_active > 0"
 SINCE = (f"1000 * min by (instance, fault, subject, severity) ((min_over_time(timestamp({ACTIVE})"
          f"[$__range:1m]) or timestamp({ACTIVE})) and {ACTIVE})")
@@ -63,7 +84,16 @@ FLEET = Board("fleet", "Holdfast: fleet", "Which nodes and runs are sick, why, s
         ('sum by (run) (holdfast_run_ranks{state="running"})', ""),), "table",
         links=(_TO_RUN,), quiet="no run"),
     Panel("Ledger of the fleet", "Where the nodes' time goes; training is what counts.",
-          "percentunit", ((ledger(), "{{category}}"),), stacked=True),
+          "percentunit", ((ledger(), "{{category}}"),), stacked=True, colours=COLOURS),
+    Panel("Attempts that ended", "Of runs, by how, in the time shown.", "none", (
+        ("sum by (outcome) (" + gained("holdfast_jobs_total") + ")", ""),), "table", 6,
+        quiet="none"),
+    Panel("ETTR of attempts", "Training by wall time, and with the time in the queue.",
+          "percentunit", (
+              (_ettr("wall"), "without the queue"), (_ettr("wall|queued"), "with it")),
+          "stat", 6, quiet="none ended"),
+    Panel("Money that brought no training", "An hour, at the price that each node was given.",
+          "short", ((_LOST_MONEY, "{{currency}}"),), "timeseries", quiet="no price"),
 ))
 _OF_RUN = f" and on (instance) holdfast_run_generation{{{RUN}}}"
 ONE_RUN = Board("run", "Holdfast: run", "Is it training, and where does its time go.", (
@@ -77,12 +107,23 @@ ONE_RUN = Board("run", "Holdfast: run", "Is it training, and where does its time
         (f"min(holdfast_checkpoint_age_seconds{{{RUN}}})", ""),), "stat", 6),
     Panel("Generation", "Grows by one with each restart.", "none", (
         (f"max(holdfast_run_generation{{{RUN}}})", ""),), "stat", 6),
+    Panel("Done in", "At the pace of this run so far, losses included.", "s", (
+        (f"max(holdfast_run_eta_seconds{{{RUN}}})", ""),), "stat", 6, quiet="no number of steps"),
+    Panel("Spare time", "Between that and its deadline; below 0 it will be late.", "s", (
+        (f"max(holdfast_run_deadline_timestamp_seconds{{{RUN}}}) - time() "
+         f"- max(holdfast_run_eta_seconds{{{RUN}}})", ""),), "stat", 6,
+        ((None, "red"), (0.0, "green")), quiet="no deadline"),
+    Panel("MFU", "Model FLOPs by what the devices can do.", "percentunit", (
+        (f"max(holdfast_train_mfu_ratio{{{RUN}}})", ""),), "stat", 6, quiet="no FLOPs given"),
+    Panel("Tokens a second", "Of all ranks.", "short", (
+        (f"max(holdfast_train_tokens_per_second{{{RUN}}})", ""),), "stat", 6,
+        quiet="no tokens given"),
     Panel("Step time", "Median of the latest steps.", "s", (
         (f"max(holdfast_train_step_seconds{{{RUN}}})", "step"),)),
     Panel("Loss", "As the run reported it last.", "short", (
         (f"max(holdfast_train_loss{{{RUN}}})", "loss"),)),
     Panel("Ledger", "Time of the nodes that this run is on.", "percentunit", (
-        (ledger(_OF_RUN), "{{category}}"),), stacked=True),
+        (ledger(_OF_RUN), "{{category}}"),), stacked=True, colours=COLOURS),
     Panel("Stragglers", "A row a rank: how long its progress has stood still.", "s", (
         (f"max by (rank) (holdfast_rank_still_seconds{{{RUN}}})", "{{rank}}"),), "heatmap"),
 ), (("run", "label_values(holdfast_run_generation, run)"),), (
@@ -131,6 +172,12 @@ RECOVERY = Board("recovery", "Holdfast: recovery", "How fast faults are found an
     Panel("Restarts by fault", "Generations that a fault made necessary.", "none", (
         ("sum by (fault) (" + gained("holdfast_restarts_total") + ")", ""),), "table",
         quiet="none"),
+    Panel("Restarts left", "Of --max-restarts; at 0 the next fault ends the run.", "none", (
+        ("min by (run) (holdfast_run_restarts_left)", ""),), "table",
+        steps=((None, "red"), (1.0, "green")), links=(_TO_RUN,), quiet="no run"),
+    Panel("Start", "From a launcher's begin to ranks, and on to a finished step: means.", "s", (
+        (_mean_start("ranks"), "ranks"), (_mean_start("first_step"), "first step")), "stat",
+        quiet="none began"),
     Panel("Detector precision", "Verdicts that turned out true.", "percentunit", (
         ("sum by (detector) (" + gained('holdfast_detector_verdicts_total{outcome="true"}')
          + ") / (sum by (detector) (" + gained("holdfast_detector_verdicts_total") + ") > 0)",

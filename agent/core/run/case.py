@@ -65,6 +65,7 @@ class RunCase:
 
     def step(self, ctx: Context) -> None:
         """One step, after `read`."""
+        self.operator.pass_time(ctx.now)
         self._take_outcomes(ctx)
         self._levels_came_true(ctx)
         self.document.came_true(ctx)

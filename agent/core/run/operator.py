@@ -9,7 +9,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from .. import actions
-from ..model import Answer, Plan, Request, RunView, Value, subject_of
+from ..model import Answer, Now, Plan, Request, RunView, Value, subject_of
 from .state import Held, RunState
 
 
@@ -32,9 +32,9 @@ class Operator:
         if request.action in (actions.RESTART_RANKS, "restart"):
             self.restart = OperatorRequest(reason, subject_of(request.subject).rank, request.id)
         elif request.action == actions.PAUSE:
-            self.pause(True)
+            self.pause(True, request.until_wall_s)
         elif request.action == actions.RESUME:
-            self.state.held = replace(self.state.held, paused=False, resumed=True)
+            self.resume()
         elif request.action in (actions.DRAIN, actions.STOP_RUN):
             self.drain(reason)
 
@@ -51,8 +51,17 @@ class Operator:
         return Answer(request, False, "another request or a fault was answered instead, another "
                       "node leads the run, or no rank runs here")
 
-    def pause(self, paused: bool) -> None:
-        self.state.held = replace(self.state.held, paused=paused)
+    def pause(self, paused: bool, until_wall_s: float = 0.0) -> None:
+        self.state.held = replace(self.state.held, paused=paused, until_wall_s=until_wall_s)
+
+    def resume(self) -> None:
+        self.state.held = replace(self.state.held, paused=False, until_wall_s=0.0, resumed=True)
+
+    def pass_time(self, now: Now) -> None:
+        """A pause for a while is over then, whoever forgot it."""
+        held = self.state.held
+        if held.paused and 0.0 < held.until_wall_s <= now.wall_s:
+            self.resume()
 
     def drain(self, reason: str) -> None:
         self.state.held = replace(self.state.held, drain=reason)
@@ -71,6 +80,6 @@ class Operator:
         self.state.held = replace(self.state.held, resumed=resumed)
 
 
-def born(paused: bool) -> Held:
+def born(paused: bool, until_wall_s: float = 0.0) -> Held:
     """What a run begins with on a node that is paused, or not."""
-    return Held(paused=paused)
+    return Held(paused=paused, until_wall_s=until_wall_s if paused else 0.0)

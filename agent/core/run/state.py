@@ -148,6 +148,7 @@ class Held(Value, frozen=True):
     """What an operator, or this node in his place, asked of the run."""
 
     paused: bool = False
+    until_wall_s: float = 0.0  # when the pause ends by itself; 0 = by a person
     resumed: bool = False  # an operator's resume that the document does not show yet
     drain: str = ""  # reason of a drain
 

@@ -45,6 +45,12 @@ class FakeNode:
     def stages(self) -> dict[str, str]:
         return {}
 
+    def endings(self) -> dict[str, tuple[int, str]]:
+        return {}
+
+    def paused_until(self) -> dict[str, float]:
+        return {}
+
     def configure(self, settings, runbooks) -> None:
         self.settings = settings
 

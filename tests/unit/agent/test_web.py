@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shlex
+import time
 
 import aiohttp
 import pytest
@@ -401,5 +402,55 @@ def test_a_suspicion_is_said_with_all_that_is_known(agent, tmp_path):
         assert await suspicion("is spent") == f"{without}{known}; {waits}"
         node.extra = {"verdicts": (replace(doubt, act=True),)}
         assert await suspicion("act=True") == ""
+
+    browse(scenario, agent, tmp_path)
+
+
+def test_people_review_incidents(agent, tmp_path):
+    async def scenario(daemon, node, launcher, tcp, unix):
+        node.incidents = (INCIDENT,)
+        daemon.wake("test")
+        await until(lambda: daemon.state.incident_log.incidents)
+
+        async def post(verb, status=200, id="demo/1", **body):
+            async with unix.post(f"/api/v1/incidents/{id}/{verb}", json=body) as answer:
+                assert answer.status == status, await answer.text()
+
+        async def review():
+            async with unix.get("/api/v1/incidents/demo/1") as answer:
+                return (await answer.json()).get("review", {})
+
+        assert await review() == {}
+        await post("ack", by="ann", reason="at it")
+        who = f"ann (uid {os.getuid()})"
+        assert (await review())["acked_by"] == who and (await review())["reason"] == "at it"
+        for bad in ({}, {"label": "true"}, {"label": 1}):
+            await post("label", 400, args=bad)
+        await post("label", by="bob", args={"label": False})
+        await post("label", by="bob", args={"label": False})
+        await post("label", 409, args={"label": True})
+        await post("ack", 404, id="demo/2")
+        shown = await review()
+        assert (shown["label"], shown["acked_by"], shown["reason"]) == ("false", who, "at it")
+        async with tcp.get("/metrics") as answer:
+            text = await answer.text()
+        assert 'holdfast_incident_labels_total{detector="ended",label="false"} 1.0' in text
+        async with tcp.post("/api/v1/incidents/demo/1/ack", json={}) as answer:
+            assert answer.status == 403
+
+    browse(scenario, agent, tmp_path)
+
+
+def test_a_pause_may_have_an_end(agent, tmp_path):
+    async def scenario(daemon, node, launcher, tcp, unix):
+        path = "/api/v1/runs/demo/pause"
+        for seconds in (-1, 31 * 86400, "2h"):
+            async with unix.post(path, json={"reason": "r", "for_s": seconds}) as answer:
+                assert answer.status == 400
+        before = time.time()
+        async with unix.post(path, json={"reason": "r", "for_s": 7200}) as answer:
+            assert answer.status == 202
+        await until(lambda: node.seen[-1].requests)
+        assert before + 7200 <= node.seen[-1].requests[0].until_wall_s <= time.time() + 7200
 
     browse(scenario, agent, tmp_path)
