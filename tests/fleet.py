@@ -37,14 +37,16 @@ def names(count: int) -> list[str]:
 
 class Flight:
     def __init__(self, count: int, world: World, seed: int = 0, size: int = 0,
-                 absent: dict[str, str] | None = None, machine: str = "", cores: int = 1) -> None:
+                 absent: dict[str, str] | None = None, machine: str = "", cores: int = 1,
+                 expected_rate: float = 0.0) -> None:
         self.world, self.noise = world, random.Random(seed)
         self.done: Counter[str] = Counter()
         self.batches: list[tuple[Trial, ...]] = []
         absent = absent or {}
         members = [Member(name, machine or name, cores, "cpu") for name in names(count)
                    if name not in absent]
-        steps = preflight.preflight(names(count), members, absent, size, names(count)[0])
+        steps = preflight.preflight(names(count), members, absent, size, names(count)[0],
+                                    expected_rate=expected_rate)
         outcomes = None
         while True:
             try:

@@ -56,7 +56,18 @@ def what_is_here() -> dict[str, Any]:
         models = [torch.cuda.get_device_name(one) for one in range(torch.cuda.device_count())]
     else:
         models = [_processor()]
-    return {"torch": torch.__version__, "python": sys.executable, "kind": kind(), "models": models}
+    return {"torch": torch.__version__, "python": sys.executable, "kind": kind(), "models": models,
+            "versions": _versions() if kind() == "cuda" else {}}
+
+
+def _versions() -> dict[str, str]:
+    """What torch was built with, which the peers must have alike."""
+    found = {"cuda": str(torch.version.cuda or torch.version.hip)}
+    try:
+        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    except (RuntimeError, AttributeError):
+        pass  # built without it
+    return found
 
 
 def _processor() -> str:

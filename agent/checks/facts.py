@@ -27,6 +27,7 @@ class Facts(NamedTuple):
     no_agent: str = ""  # why there is none
     profile: Profile | None = None
     paths: tuple[str, ...] = ()
+    drift: dict[str, Any] | None = None  # what the agent knows of this node beside the others
 
 
 def profile_of(roots: Roots) -> Profile | None:

@@ -19,6 +19,7 @@ from .readings import Reading, detected, read
 VENDORS = ("nvidia", "neuron", "amd")
 NVIDIA_PCI, DISPLAY = "0x10de", ("0x0302", "0x0300")  # 3D controller, VGA
 MEMORY_LOW_SHARE = 0.05
+DRIFT_MOST = 8
 
 
 def incidents(facts: Facts) -> Answer:
@@ -37,6 +38,27 @@ def incidents(facts: Facts) -> Answer:
     return Answer(said="the agent knows of nothing", critical=of(FATAL),
                   warning=of(DEGRADED, WARN),
                   todo="; ".join(f"`holdfast explain {one}`" for one in faults))
+
+
+def drift(facts: Facts) -> Answer:
+    """Where most nodes agree, and this one has something else.  A roll-out begins like that, so it
+    only warns."""
+    if facts.drift is None:
+        return Answer(unknown=(facts.no_agent or "no agent runs here",))
+    node, unlike = str(facts.drift.get("node")), []
+    for one in facts.drift.get("differences", ()):
+        own = dict(one["nodes"]).get(node)
+        if own is not None and one["most"]:
+            unlike.append(f"{one['key']} is {own or 'not there'}, and {one['agree']} of "
+                          f"{one['of']} nodes have {one['most']}")
+    others = len(facts.drift.get("identities", {})) - 1
+    said = f"as {others} others have it" if others > 0 else "no other node is known"
+    return Answer(said, warning=tuple(unlike[:DRIFT_MOST]))
+
+
+def peers(facts: Facts) -> Answer:
+    """Made by several nodes together (agent/peers), which leave it with each of them."""
+    return Answer(unknown=("it takes several nodes",))
 
 
 def devices(facts: Facts) -> Answer:

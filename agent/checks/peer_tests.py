@@ -124,13 +124,14 @@ def exchange(command: dict[str, Any], descriptor: int) -> dict[str, Any]:
         dist.barrier()
         timed = next(one for one in rows if one["blocks"])
         return {"wrong": [one["op"] for one in rows if one["wrong"]],
-                "rate": timed["bytes"] / min(timed["blocks"])}
+                "rate": timed["bytes"] / min(timed["blocks"]), "bytes": timed["bytes"]}
     dist.gather_object(rows, gathered)
     dist.barrier()
     found = collectives._answer(gathered, n, here, time.monotonic() - begin_s) if gathered else {}
-    rates = [one["value"] for one in found.get("measures", ()) if one["name"] == "all_reduce"]
-    return {"wrong": [one["op"] for one in rows if one["wrong"]], "rate": max(rates, default=0.0),
-            "table": found.get("table", [])}
+    rates = {one["name"]: one["value"] for one in found.get("measures", ())}
+    size = max((one["bytes"] for one in rows if one["blocks"]), default=0)
+    return {"wrong": [one["op"] for one in rows if one["wrong"]], "bytes": size,
+            "rate": rates.get(TIMED[0], 0.0), "rates": rates, "table": found.get("table", [])}
 
 
 def _rows(command: dict[str, Any], rank: int, n: int, device: str,

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from ..core.checks import common_cause
+
 BEFORE, DURING, AFTER, ON_DEMAND = "before", "during", "after", "on demand"
 NODE, DEVICE, GROUP = "node", "device", "group"
 TORCH, PATHS, AGENT = "torch", "paths", "agent"
@@ -48,6 +50,10 @@ CHECKS: tuple[Check, ...] = (
     Check("incidents", "nothing fatal is known of this node", "gate:incidents", NODE, 2.0,
           "the agent's open incidents",
           "`holdfast incidents` says what was found, `holdfast close` that it is repaired",
+          needs=(AGENT,)),
+    Check("drift", "drivers, firmware and libraries are those of the other nodes", "gate:drift",
+          NODE, 2.0, "what the agents' store knows of each node",
+          "`holdfast drift` lists all of it: bring this node to what the others have",
           needs=(AGENT,)),
     Check("devices", "as many accelerators as this machine must have, of that model",
           "gate:devices", NODE, 20.0, "NVML, neuron-ls, amd-smi and the PCI bus against a profile",
@@ -98,6 +104,10 @@ CHECKS: tuple[Check, ...] = (
           needs=(TORCH,), when=(BEFORE, AFTER), disturbs=True, memory_bytes=16 * GB,
           measures=("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast",
                     "sendrecv")),
+    Check("peers", "nodes compute and exchange with each other as they must", "gate:peers", GROUP,
+          2.0, "`holdfast check --peers`, kept by each node for itself",
+          "`holdfast check --peers NODE,NODE,...`, the same on each of them", when=(ON_DEMAND,),
+          disturbs=True, measures=("all_reduce", "all_gather", "reduce_scatter")),
     *(Check(f"dcgm_{level}", f"NVIDIA's own diagnostic finds nothing, level {level}",
             f"vendor:dcgm_{level}", DEVICE, deadline_s, f"dcgmi diag -r {level} --json",
             "what it names says `dcgmi diag`; `holdfast explain gpu_needs_inspection`",
@@ -120,7 +130,7 @@ CHECKS: tuple[Check, ...] = (
 BY_NAME = {one.name: one for one in CHECKS}
 
 
-NOT_A_ROUND = ("incidents", "paths")  # of a gate: the core's own, and the launcher's
+NOT_A_ROUND = common_cause.NOT_A_ROUND
 PASSIVE, FULL = "passive", "full"  # words of checks.gate
 TORCH_START_S = 120.0  # until torch is imported: a cold one reads 2 GB over a network
 

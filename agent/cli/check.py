@@ -160,7 +160,8 @@ def wanted_of(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[
     node = loaded.agent.node or socket.gethostname()
     roots = roots_of(places)
     facts = Facts(node, roots, statuses[0] if statuses else None, no_agent,
-                  profile or profile_of(roots), (*settings.paths, *options.path))
+                  profile or profile_of(roots), (*settings.paths, *options.path),
+                  _drift() if statuses and table.BY_NAME["drift"] in checks else None)
     wanted = Wanted(
         checks, facts, results.directory(environ), procfs.boot_id(), bool(options.name),
         pythons(options.python or settings.python, environ), _training(statuses), options.force,
@@ -197,6 +198,16 @@ def _agents() -> tuple[list[dict[str, Any]], str]:
         return [status for _, status in reach()], ""
     except Failure as failure:
         return [], str(failure).split("\n")[0]
+
+
+def _drift() -> dict[str, Any] | None:
+    """What an agent here knows of this node beside the others."""
+    try:
+        agent, _ = reach()[0]
+        found = agent.get("/api/v1/drift")
+    except (Failure, OSError):
+        return None
+    return found if isinstance(found, dict) else None
 
 
 def _training(statuses: Iterable[Mapping[str, Any]]) -> list[str]:

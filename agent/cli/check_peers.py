@@ -15,11 +15,12 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from holdfast.agent.checks import results
 from holdfast.agent.core.checks.judge import BROKEN, GOOD, SLOW, UNKNOWN
 from holdfast.agent.core.checks.preflight import Group, Member, Report, Row
 from holdfast.agent.core.checks.verdict import CODES, CRITICAL, OK, WARNING, amount
 from holdfast.agent.core.checks.verdict import UNKNOWN as NOT_TOLD
-from holdfast.agent.peers import hosts
+from holdfast.agent.peers import hosts, kept
 from holdfast.agent.peers.coordinator import Plan
 from holdfast.agent.peers.member import Heard, attend
 from holdfast.agent.peers.transport import Refused
@@ -43,11 +44,13 @@ def check_peers(options: argparse.Namespace, pythons: Sequence[tuple[str, str]],
     if options.name or options.convention:
         raise Failure("--peers makes the tests between nodes alone: name no check, and no --for",
                       NOT_KNOWN)
+    folder = results.directory(os.environ)
     try:
         peers = hosts.peers(options.peers, options.hostfile, os.environ)
         own = hosts.own(peers, options.own, os.environ, options.peers == hosts.SLURM)
         plan = Plan(peers, token(options.token_file, os.environ), options.port, options.join_wait,
-                    options.deadline, size, options.group_size)
+                    options.deadline, size, options.group_size,
+                    lambda model: kept.usual(folder, model, size))
         if options.group_size and len(peers) % options.group_size:
             raise ValueError(f"--group-size {options.group_size}: {len(peers)} nodes are no whole "
                              "number of such groups")
@@ -65,7 +68,14 @@ def check_peers(options: argparse.Namespace, pythons: Sequence[tuple[str, str]],
         raise Failure(f"cannot listen at {peers[own].address}:{plan.port}: "
                       f"{error.strerror or error}; give another --port to every node, or "
                       f"{name}=ADDRESS", NOT_KNOWN) from error
-    return _said(heard, name, options.json, options.table)
+    not_kept = ""
+    if heard.report is not None:
+        made = kept.verdict(heard.report, name, status_of(heard.report, name), heard.took_s)
+        not_kept = kept.keep(folder, itself.machine, made, heard.model, size)
+    status = _said(heard, name, options.json, options.table)
+    if not_kept and not options.json:
+        _tell(f"not kept: {not_kept}")
+    return status
 
 
 def _tell(words: str) -> None:
@@ -115,10 +125,12 @@ def _said(heard: Heard, own: str, json: bool, tables: bool) -> int:
 
 
 def status_of(report: Report, node: str) -> str:
-    """A node's own verdict; its links and groups warn, since they may be another's fault."""
+    """A node's own verdict; its links and groups warn, since they may be another's fault, and so do
+    versions unlike the others'."""
     mine = next(one for one in report.rows if one.node == node)
     touched = any(node in link.nodes for link in report.links) or any(
-        node in group.nodes and group.state == BROKEN for group in report.groups)
+        node in group.nodes and group.state == BROKEN for group in report.groups) or any(
+        node in dict(one.nodes) for one in report.drift)
     return WARNING if mine.state == GOOD and touched else STATUS[mine.state]
 
 
@@ -126,13 +138,19 @@ def lines(report: Report, took_s: float, tables: bool) -> list[Line]:
     """The table of nodes, then links and groups, then one line about all."""
     found: list[Line] = [line(Span(f"tests between {count(len(report.rows), 'node')}", FAINT))]
     for row in report.rows:
-        found += _node(row, status_of(report, row.node))
+        found += _node(row, status_of(report, row.node), report.limit_from)
     for link in report.links:
         found += [line(Span(WARNING.ljust(INDENT), STYLES[WARNING]),
                        f"link {' - '.join(link.nodes)}: {link.state}, {link.evidence}"),
                   *field("", link.reason, INDENT), *field("", f"do: {link.todo}", INDENT)]
     for group in report.groups:
         found += _group(group, tables)
+    for one in report.drift:
+        others = f", most have {one.most}" if one.most else ""
+        words = ", ".join(f"{node} has {which}" for node, which in one.nodes[:8])
+        found += [line(Span(WARNING.ljust(INDENT), STYLES[WARNING]),
+                       f"{one.what} is not the same everywhere"),
+                  *field("", f"{words}{others}", INDENT)]
     by: dict[str, int] = {}
     for row in report.rows:
         by[row.state] = by.get(row.state, 0) + 1
@@ -142,9 +160,9 @@ def lines(report: Report, took_s: float, tables: bool) -> list[Line]:
     return found + ([line(report.common)] if report.common else [])
 
 
-def _node(row: Row, status: str) -> list[Line]:
+def _node(row: Row, status: str, limit_from: str) -> list[Line]:
     rate = amount(row.rate, "B/s") if row.rate else ""
-    limit = f">= {amount(row.limit, 'B/s')} peers" if row.rate and row.limit else ""
+    limit = f">= {amount(row.limit, 'B/s')} {limit_from}" if row.rate and row.limit else ""
     compute = amount(row.compute, "FLOP/s") if row.compute else ""
     found = [line(Span(status.ljust(INDENT), STYLES[status]), row.node.ljust(14),
                   f"{rate:>11}  ", Span(f"{limit:20}", FAINT), f"{compute:>14}")]

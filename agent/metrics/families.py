@@ -247,9 +247,11 @@ class _Page:
         yield family("check_status", [((check.name,), CODES.get(one.status, CODES[UNKNOWN]))
                                       for check, one in known])
         rates = {
-            (measure.name, measure.subject.removesuffix(" bytes"), NODE): measure.value
+            (measure.name, size, scope or NODE): measure.value
             for check, one in known if check.scope == GROUP for measure in one.measures
             if measure.name in check.measures and math.isfinite(measure.value)
+            # "1048576 bytes" within the node, "1048576 bytes, whole" between nodes
+            for size, _, scope in (measure.subject.replace(" bytes", "").partition(", "),)
         }
         yield family("collective_bus_bandwidth_bytes_per_second", sorted(rates.items()))
 

@@ -38,6 +38,7 @@ class Plan(NamedTuple):
     exchange_s: float
     bytes: int = 0
     group_size: int = 0
+    usual: Callable[[str], float] = lambda model: 0.0  # of a pair of such nodes; 0: not known
 
 
 class Seat:
@@ -216,8 +217,10 @@ class Coordinator:
                 absent[name] = seat.gone or "it came, and was not ready in time"
                 still.update({name} if seat.still else ())
         coordinator = next(one.name for one in self._plan.peers if one.address == self._address)
+        models = {one.model for one in members if not one.error}
+        expected_rate = self._plan.usual(models.pop()) if len(models) == 1 else 0.0
         steps = preflight.preflight(names, members, absent, self._plan.group_size, coordinator,
-                                    still)
+                                    still, expected_rate)
         outcomes: list[Outcome] | None = None
         while True:
             try:
@@ -312,7 +315,9 @@ def _together(test: Trial, answers: dict[str, dict[str, Any]], wait_s: float) ->
         return Outcome(test, False, error="; ".join(wrong + problems)[:600])
     found = [answer["answer"] for answer in answers.values()]
     rate = min(one["rate"] for one in found) if test.kind == PAIR else found[0]["rate"]
-    return Outcome(test, True, rate, table=tuple(found[0].get("table", ())))
+    return Outcome(test, True, rate, table=tuple(found[0].get("table", ())),
+                   bytes=int(found[0].get("bytes", 0)),
+                   rates=tuple(sorted(found[0].get("rates", {}).items())))
 
 
 def shortened(problem: str, wait_s: float) -> str:

@@ -8,8 +8,11 @@ others nothing but time.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,6 +25,7 @@ from .transport import Channel
 
 CANDIDATES = 2
 RETRY_S = 0.1
+MODULES = ("nvidia", "neuron", "amdgpu", "efa", "mlx5_core")
 
 
 class Heard(NamedTuple):
@@ -32,6 +36,7 @@ class Heard(NamedTuple):
     took_s: float = 0.0
     problem: str = ""
     torch: str = ""
+    model: str = ""  # of this node
 
 
 async def attend(plan: Plan, own: int, itself: Member, pythons: Sequence[tuple[str, str]],
@@ -111,14 +116,14 @@ async def _served(channel: Channel, coordinator: str, itself: Member, tester: Te
     torch = f"torch {tester.here['torch']} of {tester.here['python']}" if tester.here else ""
     ready = msgspec.structs.replace(
         itself, model=f"{len(models)} x {models[0]}" if models else "",
-        error=itself.error or tester.problem)
+        error=itself.error or tester.problem, versions=versions(tester.here))
     try:
         await channel.send({"member": msgspec.to_builtins(ready)})
         while True:
             message = await channel.take()
             if "report" in message:
                 return Heard(msgspec.convert(message["report"], Report), coordinator,
-                             message["took_s"], torch=torch)
+                             message["took_s"], torch=torch, model=ready.model)
             if "refused" in message:
                 return Heard(None, coordinator, problem=f"{coordinator}: {message['refused']}",
                              torch=torch)
@@ -126,6 +131,18 @@ async def _served(channel: Channel, coordinator: str, itself: Member, tester: Te
     except (EOFError, OSError, ValueError, msgspec.ValidationError) as error:
         return Heard(None, coordinator, torch=torch, problem=f"{coordinator}, which coordinates, "
                      f"went away in the middle: {error}")
+
+
+def versions(here: Mapping[str, Any], sys: str = "/sys") -> tuple[tuple[str, str], ...]:
+    """What peers must have alike: a roll-out that reached some of them alone."""
+    found = {"kernel": os.uname().release}
+    for module in MODULES:
+        with contextlib.suppress(OSError):  # not here, or without a version
+            found[module] = Path(sys, "module", module, "version").read_text().strip()[:100]
+    if here:
+        found["torch"] = str(here["torch"])
+    found |= {str(what): str(which) for what, which in here.get("versions", {}).items()}
+    return tuple(sorted(found.items()))
 
 
 async def _make(message: dict[str, Any], channel: Channel, tester: Tester) -> None:

@@ -16,6 +16,8 @@ OF_SCOPE = {  # scope of a fault's runbook -> the checks that the fault puts in 
     "gpu": ("devices", "accelerators", "tensor"), "neuron": ("devices", "accelerators"),
     "nic": ("network",), "node": ("hardware", "memory", "disk", "clock"),
 }
+# Checks that no child of the agent makes: the core's own, the store's and the launcher's.
+NOT_A_ROUND = ("incidents", "drift", "paths")
 Failing = Mapping[str, Mapping[str, float]]  # check -> node -> wall_s since when it fails there
 
 

@@ -15,6 +15,7 @@ from ..model import Value
 from . import judge, pairing
 from .judge import BROKEN, GOOD, SLOW, UNKNOWN, Finding, Result
 from .pairing import Pair, pair
+from .verdict import BASELINE
 
 COMPUTE, PAIR, GROUP, REACH = "compute", "pair", "group", "reach"
 COMPUTE_SHARE = 0.75  # of the usual rate: clocks of equal processors differ by some per cent
@@ -22,6 +23,7 @@ COMPUTE_S, AGAIN_S = 0.12, 0.4  # of computing; longer where a verdict hangs on 
 # Pairs on one machine mostly wait for their network, and may be more than its processors.
 NODES_A_PROCESSOR = {COMPUTE: 1, PAIR: 4}
 BROKEN_MOST = 2  # failures that are enough to suspect a node; round two tells whose they are
+PEERS = "peers"  # whose limit it is: of this test alone, or of tests that passed before
 WORST_FIRST = BROKEN, SLOW, UNKNOWN, GOOD
 
 
@@ -34,6 +36,7 @@ class Member(Value, frozen=True):
     processors: int = 1
     model: str = ""
     error: str = ""
+    versions: tuple[tuple[str, str], ...] = ()  # (of what, which): drivers, kernel, torch
 
 
 class Trial(Value, frozen=True):
@@ -58,6 +61,8 @@ class Outcome(Value, frozen=True):
     gone: str = ""  # the node that was not there
     still: bool = False  # it says nothing, and keeps its connection
     table: tuple[str, ...] = ()
+    bytes: int = 0  # of one operation
+    rates: tuple[tuple[str, float], ...] = ()  # of a group: (operation, busbw)
 
 
 class Row(Value, frozen=True):
@@ -90,6 +95,16 @@ class Group(Value, frozen=True):
     rate: float  # all-reduce's busbw
     reason: str
     table: tuple[str, ...] = ()
+    bytes: int = 0
+    rates: tuple[tuple[str, float], ...] = ()
+
+
+class Unlike(Value, frozen=True):
+    """What some nodes have in another version than most; `most` is "" without a majority."""
+
+    what: str
+    most: str
+    nodes: tuple[tuple[str, str], ...]  # (node, its version)
 
 
 class Report(Value, frozen=True, omit_defaults=False):
@@ -99,6 +114,9 @@ class Report(Value, frozen=True, omit_defaults=False):
     common: str
     rounds: int
     tests: int
+    limit_from: str = PEERS
+    pair_bytes: int = 0
+    drift: tuple[Unlike, ...] = ()
 
 
 Outcomes = Sequence[Outcome]
@@ -107,12 +125,13 @@ Steps = Generator[tuple[Trial, ...], Outcomes, Report]
 
 def preflight(names: Sequence[str], members: Iterable[Member], absent: Mapping[str, str],
               group_size: int = 0, coordinator: str = "",
-              still: Iterable[str] = ()) -> Steps:
+              still: Iterable[str] = (), expected_rate: float = 0.0) -> Steps:
     """`names`: all of them, in the job's order; `absent`: who did not come, and why; `still`: those
-    among them that came and then said nothing to `coordinator`."""
+    among them that came and then said nothing to `coordinator`; `expected_rate`: of a pair, by
+    tests that passed before, 0 where nothing is known."""
     here = {one.name: one for one in members}
     able = [name for name in names if name in here and not here[name].error]
-    state = _State(names, here, dict(absent), coordinator, still)
+    state = _State(names, here, dict(absent), coordinator, still, expected_rate)
     yield from state.computed([(name,) for name in able], COMPUTE_S)
     yield from state.paired(pairing.first_round(able), skip=True)
     rounds = 1
@@ -122,7 +141,7 @@ def preflight(names: Sequence[str], members: Iterable[Member], absent: Mapping[s
         yield from state.computed(state.beside(suspects), AGAIN_S)
         yield from state.paired(again, skip=False)
         yield from state.paired(pairing.slots_of(_slow_links(state)), skip=False)
-    found = judge.judge(able, state.results())
+    found = judge.judge(able, state.results(), expected_rate)
     good = [node for node, finding in found.nodes if finding.state == GOOD]
     yield from state.reached(sorted(good, key=lambda name: name != coordinator))
     rows = {one.node: one for one in state.rows(found)}
@@ -132,20 +151,34 @@ def preflight(names: Sequence[str], members: Iterable[Member], absent: Mapping[s
     links = tuple(Link(each, finding.state, finding.reason, dict(finding.evidence).get(
         " - ".join(each), ""), LINK_TODO) for each, finding in found.links)
     links += tuple(state.cut_ways())
+    limit_from = BASELINE if judge.least(state.results(), expected_rate) > judge.least(
+        state.results()) else PEERS
     return Report(tuple(rows[name] for name in names), links, tuple(state.groups), found.common,
-                  rounds, state.tests)
+                  rounds, state.tests, limit_from, state.pair_bytes, tuple(unlike(here)))
+
+
+def unlike(here: Mapping[str, Member]) -> Iterator[Unlike]:
+    """Where the nodes that came differ; a node that does not say a version differs in nothing."""
+    said = {name: dict(one.versions) for name, one in here.items()}
+    for what in sorted({what for one in said.values() for what in one}):
+        of = {name: one[what] for name, one in said.items() if what in one}
+        most, count = Counter(of.values()).most_common(1)[0]
+        if count < len(of):
+            clear = 2 * count > len(of)
+            yield Unlike(what, most if clear else "", tuple(
+                (name, which) for name, which in of.items() if not clear or which != most))
 
 
 def _again(state: _State) -> pairing.Round:
     """Round two: suspects with witnesses, and once more the links that were slow between others: a
     moment's load is no fault of a link.  What is slow then is tried a third time."""
-    slots = judge.next_round(state.results())
+    slots = judge.next_round(state.results(), state.expected_rate)
     planned = {each for slot in slots for each in slot}
     return (*slots, *pairing.slots_of(each for each in _slow_links(state) if each not in planned))
 
 
 def _slow_links(state: _State) -> list[Pair]:
-    grades = judge.graded(state.results())
+    grades = judge.graded(state.results(), state.expected_rate)
     good = judge.proven(grades)
     return [each for each, grade in sorted(grades.items()) if grade == SLOW and set(each) <= good]
 
@@ -154,9 +187,11 @@ class _State:
     """What is known so far."""
 
     def __init__(self, names: Sequence[str], here: dict[str, Member],
-                 absent: dict[str, str], coordinator: str, still: Iterable[str]) -> None:
+                 absent: dict[str, str], coordinator: str, still: Iterable[str],
+                 expected_rate: float) -> None:
         self.names, self.here, self.absent = names, here, absent
-        self.tests = 0
+        self.tests = self.pair_bytes = 0
+        self.expected_rate = expected_rate
         self.groups: list[Group] = []
         self._pairs: dict[Pair, Result] = {}
         self._compute: dict[str, float] = {}
@@ -292,6 +327,7 @@ class _State:
         if one.gone:
             self._lost(one.gone, one)
         a, b = one.test.nodes
+        self.pair_bytes = max(self.pair_bytes, one.bytes)
         result = Result(pair(a, b), one.ok, one.rate, one.error, one.ran)
         old = self._pairs.get(result.pair)
         # Load makes a test slow and never fast; what failed once has failed.
@@ -355,12 +391,13 @@ class _State:
             for one in outcomes:
                 state = GOOD if one.ok else BROKEN if one.ran else UNKNOWN
                 self.groups.append(Group(one.test.label, one.test.nodes, state, one.rate, one.error,
-                                         one.table))
+                                         one.table, one.bytes, one.rates))
 
     # ------------------------------------------------------------------------------ verdicts
 
     def rows(self, found: judge.Judgement) -> Iterator[Row]:
-        limit, compute_limits = judge.least(self.results()), self._compute_limits()
+        limit = judge.least(self.results(), self.expected_rate)
+        compute_limits = self._compute_limits()
         findings = dict(found.nodes)
         links: dict[str, list[Result]] = {name: [] for name in self.names}
         for result in self._pairs.values():

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from .. import ladder
 from ..actions import RUN_CHECK, is_root_verb
-from ..checks.common_cause import OF_SCOPE
+from ..checks.common_cause import NOT_A_ROUND, OF_SCOPE
 from ..effects import drafts
 from ..effects.in_flight import EffectResult
 from ..incidents import values
@@ -22,7 +22,6 @@ from .condition_incidents import ConditionIncidents, Stood
 from .kernel_incidents import KernelIncidents, Watched
 
 KEPT_MAX = 256
-NOT_A_ROUND = ("incidents", "paths")
 
 
 class CheckMemory(msgspec.Struct):

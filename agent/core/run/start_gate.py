@@ -15,7 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ..actions import RUN_CHECK
-from ..checks.common_cause import OF_SCOPE, is_common
+from ..checks.common_cause import NOT_A_ROUND, OF_SCOPE, is_common
 from ..checks.verdict import CRITICAL, OK, UNKNOWN, CheckVerdict
 from ..detect.devices import accelerator
 from ..detect.ranks.ended import Cause
@@ -156,7 +156,7 @@ class StartGate:
         hurt may be gone since."""
         known = {one.check: one for one in ctx.observed.checks}
         for name in names:
-            if name not in (INCIDENTS, PATHS):
+            if name not in NOT_A_ROUND:
                 one = known.get(name)
                 if one is None or not _is_young(one, ctx) or first and one.proven:
                     yield name

@@ -84,7 +84,7 @@ def test_every_row_names_a_function_and_says_what_it_proves() -> None:
 def test_a_name_that_is_none_is_answered_with_the_nearest() -> None:
     with pytest.raises(ValueError, match="did you mean collectives"):
         chosen(("clock", "colectives"))
-    with pytest.raises(ValueError, match="there are incidents, devices"):
+    with pytest.raises(ValueError, match="there are incidents, drift, devices"):
         chosen(("xyzzy",))
     assert [one.name for one in chosen(("disk", "clock", "disk"))] == ["disk", "clock"]
 
@@ -338,6 +338,19 @@ def test_open_incidents_of_this_node_decide() -> None:
     assert found.critical == ("gpu_fell_off_bus: gpu_fell_off_bus was seen",)
     assert found.warning == ("clock_unsynchronised: clock_unsynchronised was seen",)
     assert "`holdfast explain gpu_fell_off_bus`" in found.todo
+
+
+def test_what_most_other_nodes_have_otherwise_is_a_warning() -> None:
+    def found(most: str, own: str = "550") -> Answer:
+        unlike = {"key": "nvidia.driver", "most": most, "agree": 3, "of": 4,
+                  "nodes": [["node-a", own]]}
+        return gate.drift(FACTS._replace(drift={
+            "node": "node-a", "differences": [unlike], "identities": dict.fromkeys("abcd")}))
+
+    assert found("580").warning == (
+        "nvidia.driver is 550, and 3 of 4 nodes have 580",)
+    assert not found("").warning and "3 others" in found("").said  # nobody knows who is right
+    assert gate.drift(FACTS._replace(no_agent="no agent runs here")).unknown
 
 
 def test_a_collector_is_read_in_the_environment_that_it_asks_for(

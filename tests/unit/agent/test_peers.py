@@ -10,15 +10,23 @@ import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from waiting import until
 
+from holdfast.agent.checks import results
+from holdfast.agent.config.load import load
+from holdfast.agent.core.checks import baseline
 from holdfast.agent.core.checks.judge import BROKEN, GOOD, UNKNOWN
-from holdfast.agent.core.checks.preflight import Member
+from holdfast.agent.core.checks.preflight import Member, unlike
+from holdfast.agent.core.checks.verdict import CRITICAL, OK, WARNING
+from holdfast.agent.daemon.state import AgentState
+from holdfast.agent.metrics.families import _Page
+from holdfast.agent.peers import kept, transport
 from holdfast.agent.peers import member as members
-from holdfast.agent.peers import transport
 from holdfast.agent.peers.coordinator import Coordinator, Plan, shortened
 from holdfast.agent.peers.hosts import Peer
 from holdfast.agent.peers.member import Heard, attend
@@ -47,7 +55,8 @@ class Quick:
             await Quick.hold.wait()
         if command["do"] == "exchange" and command["store"] is None:
             await told({"port": 1})
-        return {"problem": "", "answer": {"wrong": [], "rate": 1e9, "table": []}}
+        return {"problem": "", "answer": {"wrong": [], "rate": 1e9, "table": [], "bytes": 4096,
+                                          "rates": {"all_reduce": 2e9}}}
 
     async def close(self) -> None:
         pass
@@ -246,20 +255,74 @@ def test_a_coordinator_that_stands_still_is_said(
 ) -> None:
     monkeypatch.setattr(transport, "STILL_S", 0.3)
 
-    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await transport.accept(reader, writer, TOKEN)
-        await reader.read()
-        writer.close()
-        await writer.wait_closed()
-
     async def scenario() -> Heard:
+        ended = asyncio.Event()
+
+        async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await transport.accept(reader, writer, TOKEN)
+            await reader.read()
+            writer.close()
+            await writer.wait_closed()
+            ended.set()
+
         server = await asyncio.start_server(silent, "127.0.0.1", port, limit=transport.PART_MAX)
         async with server:
-            return await coming(plan(port), 2)
+            heard = await coming(plan(port), 2)
+            await ended.wait()
+            return heard
 
     heard = asyncio.run(scenario())
     assert heard.report is None and "n0, which coordinates, went away" in heard.problem
     assert "says nothing for 0.3 s" in heard.problem
+
+
+def test_each_node_keeps_its_own_verdict_and_learns_from_what_passed(
+    port: int, tmp_path: Path
+) -> None:
+    report = asyncio.run(_together(plan(port)))[0].report
+    assert report is not None
+    for _ in range(baseline.PASSES_MIN):
+        assert kept.usual(tmp_path, "1 x cpu", 0) == 0.0
+        made = kept.verdict(report, "n1", OK, 2.0)
+        assert kept.keep(tmp_path, "boot", made, "1 x cpu", 0) == ""
+    found = results.load(tmp_path).verdicts["peers"]
+    assert found.status == OK and found.value == 1e9 and found.limit == 0.85e9
+    assert {(one.name, one.subject) for one in found.measures} == {
+        ("all_reduce", "4096 bytes, pair"), ("all_reduce", "4096 bytes, whole")}
+    assert kept.usual(tmp_path, "1 x cpu", 0) == pytest.approx(0.95e9 / 0.85)
+    assert kept.usual(tmp_path, "8 x H100", 0) == kept.usual(tmp_path, "1 x cpu", 1 << 20) == 0.0
+    assert not made.proven and kept.verdict(report, "n1", CRITICAL, 2.0).proven
+    # What is slow teaches nothing.
+    slow = msgspec.structs.replace(made, status=WARNING)
+    kept.keep(tmp_path, "boot", slow, "1 x cpu", 0)
+    assert len(next(iter(results.load(tmp_path).baseline.values()))) == baseline.PASSES_MIN
+    state = AgentState(load(None), is_private=False)
+    state.checks = (made,)
+    rows = {one.labels["scope"]: one for family in _Page(state, time.monotonic)._checks()
+            for one in family.samples if "op" in one.labels}
+    assert rows.keys() == {"pair", "whole"} and rows["whole"].value == 2e9
+    assert rows["pair"].labels == {"op": "all_reduce", "size": "4096", "scope": "pair"}
+
+
+async def _together(given: Plan) -> list[Heard]:
+    return await asyncio.gather(*(coming(given, own) for own in range(len(given.peers))))
+
+
+def test_a_version_that_one_node_has_alone_is_said(port: int) -> None:
+    async def scenario() -> list[Heard]:
+        return await asyncio.gather(*(
+            attend(plan(port), own, Member(f"n{own}"), [], lambda words: None)
+            for own in range(3)))
+
+    heard = asyncio.run(scenario())[0]
+    assert heard.report is not None and not heard.report.drift
+    here = {f"n{number}": Member(f"n{number}", versions=(
+        ("nvidia", "550" if number == 2 else "580"), ("torch", "2.9"))) for number in range(4)}
+    (found,) = unlike(here)
+    assert (found.what, found.most, found.nodes) == ("nvidia", "580", (("n2", "550"),))
+    del here["n0"], here["n1"]
+    (found,) = unlike(here)
+    assert found.most == "" and len(found.nodes) == 2
 
 
 def test_a_coordinator_that_is_gone_is_said(port: int) -> None:

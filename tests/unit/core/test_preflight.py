@@ -119,6 +119,17 @@ def test_who_stands_still_while_its_machine_answers_is_broken_and_a_cut_way_is_n
         assert "nothing answers" in dark.reason("n002") and dark.state("n002") == BROKEN
 
 
+def test_nodes_that_are_all_slower_than_when_they_passed_do_not_pass() -> None:
+    slow = World(dict.fromkeys(names(4), 0.5))
+    assert Flight(4, slow).state("n001") == GOOD  # of itself it knows nothing of it
+    flight = Flight(4, slow, expected_rate=1e9)
+    assert {row.state for row in flight.report.rows} == {UNKNOWN} and not flight.named()
+    assert "a cause in common" in flight.report.common
+    assert flight.report.limit_from == "baseline" and flight.report.rows[0].limit == 0.85e9
+    usual = Flight(4, World(), expected_rate=1e9)
+    assert {row.state for row in usual.report.rows} == {GOOD}
+
+
 def test_nodes_on_one_machine_take_turns_with_its_processors() -> None:
     flight = Flight(8, World(), machine="m", cores=2)
     computing = [batch for batch in flight.batches if batch[0].kind == COMPUTE]
