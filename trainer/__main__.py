@@ -17,6 +17,8 @@ from holdfast.worker import exits
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="holdfast train", description=__doc__)
     parser.add_argument("--config", help="a TOML file", default=None)
+    parser.add_argument("--export", metavar="DIR", default="",
+                        help="write embeddings of all samples there instead of training")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     parsed = parser.parse_intermixed_args(arguments)
     # DDP would tell every user, on every rank, that no parameter was unused (see ddp.wrap).
@@ -24,7 +26,9 @@ def main(arguments: list[str] | None = None) -> int:
     from .config import ConfigError, load
 
     try:
-        config = load(parsed.config, parsed.overrides)
+        # Quoted: a directory may be called 7, or true.
+        more = [f"export.dir={json.dumps(parsed.export)}"] if parsed.export else []
+        config = load(parsed.config, [*parsed.overrides, *more])
         elastic = _elastic()
         from .loop import train
 

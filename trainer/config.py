@@ -53,6 +53,7 @@ CLASS = Limit('"module:Class"', lambda value: all(value.partition(":")[::2]))
 STRATEGIES = ("ddp",)
 STRATEGY = Limit(f'one of {", ".join(STRATEGIES)}, or "module:Class"',
                  lambda value: value in STRATEGIES or CLASS.holds(value))
+ROWS = Limit("1 to 1000000", lambda value: 1 <= value <= 1_000_000)
 DEVICE = Limit("auto, cpu or cuda", lambda value: value in ("auto", "cpu", "cuda"))
 DIGEST = Limit(f"one of {', '.join(ALGORITHMS)}", lambda value: value in ALGORITHMS)
 
@@ -115,6 +116,16 @@ class SnapshotOptions(Options):
 
 
 @dataclasses.dataclass(frozen=True)
+class ExportOptions(Options):
+    """Embeddings of all samples to files instead of training; `--export DIR` sets `dir`."""
+
+    dir: str = setting("", "where to; empty: training")
+    field: str = setting("document", "which of a batch's tensors is embedded")
+    rows: int = setting(
+        4096, "samples in a part, which is what a lost rank costs; 1 to 1000000", ROWS)
+
+
+@dataclasses.dataclass(frozen=True)
 class Config(Options):
     """Everything one run is told.  Steps are optimizer steps, batches are counted in pairs."""
 
@@ -137,6 +148,7 @@ class Config(Options):
     optimizer: OptimizerOptions = OptimizerOptions()
     checkpoint: CheckpointOptions = CheckpointOptions()
     snapshot: SnapshotOptions = SnapshotOptions()
+    export: ExportOptions = ExportOptions()
     model_options: dict[str, Any] = dataclasses.field(
         default_factory=dict, metadata={"text": "what the model's class is given, whole"})
     data_options: dict[str, Any] = dataclasses.field(

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from . import export as exporting
 from . import lineage
 from . import optimizer as adamw
 from .checkpoint import format as files
@@ -23,7 +24,7 @@ from .checkpoint.manifest import Manifest
 from .checkpoint.restore import Held, restore
 from .checkpoint.snapshot import Snapshots
 from .checkpoint.write import Checkpoints
-from .config import Config, named_class
+from .config import Config, ConfigError, named_class
 from .data import Sampler, seed_for
 from .engines.strategy import MicroBatch, Setup, Strategy, build, told
 from .evaluate import Evaluated, evaluate
@@ -147,6 +148,8 @@ class Generation:
         self.join(assignment)
         group = self.group
         assert group is not None
+        if self.job.config.export.dir:
+            return self.export()
         job, held, elastic = self.job, self.held, self.elastic
         config = job.config
         while held.step < config.steps:
@@ -305,6 +308,36 @@ class Generation:
         except OSError as error:
             self.elastic.report("", f"evaluation of step {self.held.step} is not kept: "
                                 f"{error.strerror or error}")
+
+    def export(self) -> Result:
+        """Embeddings of all samples, in place of steps.  A part is made by whoever is there."""
+        job, group, elastic = self.job, self.group, self.elastic
+        assert group is not None
+        if job.manifest.began.get("from") == "nothing":
+            raise ConfigError([f"export: there is no checkpoint in {job.config.checkpoint_dir}: "
+                               "set checkpoint.dir to a run's, or init_from"])
+        about = {"data_digest": job.data.digest, "step": self.held.step,
+                 "state": group.digest(self.state)}
+        parts = exporting.Parts(job.config.export, len(job.data), about)
+        parts.begin()
+        with self.strategy.encoder() as embed:
+            if embed is None:
+                raise ConfigError([f"export: {self.state.model_class} has no `embed`"])
+            while True:
+                for part in parts.mine(group.rank, group.world):
+                    elastic.phase("eval")  # before each part: it raises when a peer is lost
+                    parts.write(part, exporting.encode(
+                        embed, job.data, job.config.export.field, parts.samples_of(part),
+                        job.device, self.check))
+                group.any(False)  # every rank has made its parts
+                bad = parts.commit() if group.rank == 0 else []
+                if not group.any(bool(bad)):
+                    break
+                elastic.report("", f"export: {len(bad) or 'some'} parts do not prove: made again")
+        if group.rank == 0:
+            elastic.report("", f"export: {parts.samples} embeddings in {parts.count} parts, every "
+                           f"byte proven: {parts.root}")
+        return Result(group.rank, self.held.step, 0.0, str(about["state"]), {})
 
     def finish(self) -> Result:
         """After the last step: quality, the proof line's digest, and the last checkpoint."""

@@ -227,6 +227,9 @@ def build(command: str) -> argparse.ArgumentParser:
     flag(ours, "--reason", default="", help="why, for the journal")
     if command == "train":
         flag(ours, "--config", default="", help="the trainer's settings, a TOML file")
+        flag(ours, "--export", default="", metavar="DIR",
+             help="write embeddings of all samples there instead of training; goes on where it "
+                  "ended")
     # Wide: a training log comes nowhere near it, and a loop that prints takes no disk with it.
     flag(ours, "--log-limit", type=number(int, 0, 10**9), default=4096,
          help="MB of disk for each rank's stdout.log and stderr.log; beyond it their middle is "
@@ -446,6 +449,7 @@ def program_of(command: str, options: argparse.Namespace, rest: List[str]) -> Pr
     hooks = not options.no_hooks
     if command == "train":
         settings = ["--config", options.config] if options.config else []
+        settings += ["--export", options.export] if options.export else []
         return Program("module", "holdfast.trainer", settings + rest, trainer=True)
     if not rest:
         fail("what shall run? holdfast run [flags] SCRIPT ARGS (see holdfast run --help)")

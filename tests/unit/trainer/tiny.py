@@ -51,3 +51,10 @@ class OtherModel(Model):
 
 class Moved(Model):
     """The same network under another name."""
+
+
+class Embedding(Model):
+    """One that embeds, as a user's own."""
+
+    def embed(self, tokens):
+        return self.layers[0](self.norm(tokens))
