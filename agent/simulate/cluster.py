@@ -34,6 +34,11 @@ class Shape:
     spares: int = 0
     runs: int = 1
     nproc: int = 2
+    least: int = 0  # nodes with which a run goes on; 0 = all its members
+
+    @property
+    def need(self) -> int:
+        return self.least or self.members
 
 
 @dataclass
@@ -83,7 +88,8 @@ class Cluster:
         old = edge.launchers.get(job.name)
         if old is not None:
             self.left.append(old)
-        launcher = Launcher(job, edge.machine, self.shape.nproc, self.rng, self.shape.members)
+        launcher = Launcher(job, edge.machine, self.shape.nproc, self.rng, self.shape.members,
+                            self.shape.need)
         launcher.wake = edge.wake
         launcher.on_start = self.monitor.starting
         launcher.on_delete = self.monitor.deleted
@@ -109,12 +115,11 @@ class Cluster:
             launcher.machine.after(delay_s, partial(launcher.leave_generation, gang, why))
 
     def snapshot(self, job: Job, gang: Gang) -> None:
-        """A snapshot is whole when every shard lies on one machine (other cases: from issue 5)."""
+        """Each launcher holds the shards of its own ranks."""
         machines = {rank.machine.name for rank in gang.ranks.values()}
-        if len(machines) == 1:
-            for launcher in self.launchers(job.name):
-                if launcher.machine.name in machines:
-                    launcher.snapshot = (gang.generation, gang.step)
+        for launcher in self.launchers(job.name):
+            if launcher.machine.name in machines:
+                launcher.snapshot = (gang.generation, gang.step)
 
     def load_snapshot(self, job: Job, gang: Gang) -> bool:
         """Do the launchers of this gang hold the snapshot that the plan names?"""

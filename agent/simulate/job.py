@@ -313,24 +313,27 @@ class Job:
             self.break_gang(gang, rank, how.error or f"rank {rank.rank} gone")
         self.on_level(self)
 
-    def break_gang(self, gang: Gang, culprit: Rank | None, why: str) -> None:
+    def break_gang(
+        self, gang: Gang, culprit: Rank | None, why: str, whole: bool = False
+    ) -> None:
         """The generation takes no further step; its survivors will notice."""
         if gang.broken:
             return
         gang.broken = True
         self.harm(gang.generation)
-        gang.torn = gang.formed and self.rng.random() < self.torn_share
+        gang.torn = not whole and gang.formed and self.rng.random() < self.torn_share
         self.on_break(gang, culprit, why)
 
-    def park(self, rank: Rank, why: str) -> None:
-        """A trainer's survivor leaves its generation with its state in memory."""
+    def park(self, rank: Rank, why: str, whole: bool = False) -> None:
+        """A trainer's survivor leaves its generation with its state in memory; `whole`: it was
+        asked to, and does so between two steps."""
         if rank.state != RUN or not rank.moves():
             return
         torn = rank.gang is not None and rank.gang.torn and self.rng.random() < 0.8
         rank.state = PARK
         rank.parked = Parked(step=rank.step, torn=torn, reason=why)
         if rank.gang is not None:
-            self.break_gang(rank.gang, None, why)
+            self.break_gang(rank.gang, None, why, whole)
         self.on_level(self)
 
     def newest(self) -> Gang | None:

@@ -25,9 +25,9 @@ class Launcher:
     """`holdfast run` on one machine."""
 
     def __init__(self, job: Job, machine: Machine, nproc: int, rng: random.Random,
-                 nnodes: int = 1) -> None:
+                 nnodes: int = 1, least: int = 0) -> None:
         self.job, self.machine, self.nproc = job, machine, nproc
-        self.nnodes, self.rng = nnodes, rng
+        self.nnodes, self.least, self.rng = nnodes, least or nnodes, rng
         self.alive = True
         self.exit_code: int | None = None
         self.exit_reason = ""
@@ -64,7 +64,7 @@ class Launcher:
         trainer = self.job.grade == TRAINER
         return RunView(
             run=self.job.name, node=self.machine.name, grade=self.job.grade, nproc=self.nproc,
-            nnodes_min=self.nnodes, nnodes_max=self.nnodes, generation=self.generation, state=state,
+            nnodes_min=self.least, nnodes_max=self.nnodes, generation=self.generation, state=state,
             max_restarts=self.max_restarts, hang_limit_s=self.hang_limit_s,
             ranks=tuple(self._rank_view(rank, since_s) for _, rank in sorted(self.ranks.items())),
             commits=self.job.disk.listing() if trainer else (),
@@ -209,6 +209,9 @@ class Launcher:
             self.shutdown = self.shutdown or "drained"
         for number, rank in list(self.ranks.items()):
             if stop.ranks and number not in stop.ranks:
+                continue
+            if stop.park and self.job.grade == TRAINER and rank.state == RUN:
+                self.job.park(rank, stop.reason, whole=True)
                 continue
             wait_s = stop.grace_s if rank.stopped_at_s >= 0 or rank.hung else 0.05
             self.machine.after(wait_s, partial(self._ended_by_us, rank))

@@ -57,7 +57,7 @@ def _settled(cluster: Cluster, job: Job, mark: int) -> bool:
     how = standing(cluster, job)
     if how.startswith(("finished", "waiting")):
         return True
-    return how == "progress" and job.best >= mark + LIVE_STEPS
+    return how == "progress" and job.best >= mark + LIVE_STEPS and _as_large(cluster, job)
 
 
 def standing(cluster: Cluster, job: Job) -> str:
@@ -68,7 +68,7 @@ def standing(cluster: Cluster, job: Job) -> str:
             else "still"
     alive = cluster.launchers(job.name)
     gone = [each for each in everyone(cluster, job) if each.exit_code is not None]
-    few = len(alive) < cluster.shape.members  # a rest cannot train: the run was ended
+    few = len(alive) < cluster.shape.need  # a rest cannot train: the run was ended
     if few and gone and all(each.exit_reason for each in gone):
         return f"finished {max(each.exit_code or 0 for each in gone)}"
     if _short_of_nodes(cluster, job, alive):
@@ -129,12 +129,25 @@ def _spent(cluster: Cluster, job: Job, plan: Plan) -> bool:
 
 def _short_of_nodes(cluster: Cluster, job: Job, alive: list[Launcher]) -> bool:
     """Truly fewer fit nodes than the run needs, and somebody says so."""
-    docs = cluster.store.docs
-    fit = [each for each in alive if each.machine.up and not each.machine.fatal
-           and not ((doc := docs.get(node_subject(each.machine.name))) and excluded(doc.body))]
+    fit = [each for each in alive if _is_fit(cluster, each)]
     said = any(run == job.name and ("waiting for nodes" in why or "no spare" in why)
                for edge in cluster.edges.values() for run, why in edge.decision.reasons)
-    return len(fit) < cluster.shape.members and said
+    return len(fit) < cluster.shape.need and said
+
+
+def _is_fit(cluster: Cluster, launcher: Launcher) -> bool:
+    machine = launcher.machine
+    doc = cluster.store.docs.get(node_subject(machine.name))
+    return machine.up and not machine.fatal and not (doc and excluded(doc.body))
+
+
+def _as_large(cluster: Cluster, job: Job) -> bool:
+    """Whether the run uses as many of the fit nodes as it asked for."""
+    plan, edges = newest_plan(cluster, job), cluster.edges
+    fit = [each for each in cluster.launchers(job.name) if _is_fit(cluster, each)
+           and edges[each.machine.name].node is not None]
+    most = min(len(fit), cluster.shape.members)
+    return plan is None or len({node for _, node in plan.ranks}) >= most
 
 
 def _still_there(cluster: Cluster, job: Job) -> bool:

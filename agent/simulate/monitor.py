@@ -372,6 +372,7 @@ class Monitor:
                 plan = decode_plan(body.body)
                 self._fit(edge, now, observed, plan)
                 self._whole(edge, observed, plan)
+                self._as_large(edge, now, observed, plan)
 
     def _fit(self, edge: Edge, now: Now, observed: Observed, plan: Plan) -> None:
         """No rank on a node that is excluded, or whose fresh beat says that it is sick."""
@@ -387,6 +388,20 @@ class Monitor:
         if placed & unfit:
             self.fail("no_rank_on_unfit", f"{edge.machine.name} plans gen {plan.generation} of "
                       f"{plan.run} on {sorted(placed & unfit)}: {plan.reason}")
+
+    def _as_large(self, edge: Edge, now: Now, observed: Observed, plan: Plan) -> None:
+        """A world is never made smaller than its fit nodes allow, as their leader sees them."""
+        views = [view for view in observed.runs if view.run == plan.run]
+        known = [each for each in self._plans_in(observed) if each.generation == plan.generation]
+        if plan.finished >= 0 or known or not views or plan.generation < 2:
+            return
+        out = {node for node, doc in observed.store.docs.of(NODE) if excluded(doc.body)}
+        fresh = {beat.node for beat in edge.raw_beats.values() if beat.run == plan.run
+                 and not beat.fatal and now.boot_s - beat.boot_s < edge.settings.lease_s / 2} - out
+        placed = {node for _, node in plan.ranks}
+        if len(placed) < min(views[0].nnodes_max, len(fresh)):
+            self.fail("no_needless_shrink", f"{edge.machine.name}: gen {plan.generation} of "
+                      f"{plan.run} uses {sorted(placed)} of {sorted(fresh)}: {plan.reason}")
 
     def _whole(self, edge: Edge, observed: Observed, plan: Plan) -> None:
         """A plan that takes a survivor's state was told of one that holds that step untorn."""

@@ -21,7 +21,7 @@ SINGLE = Settings(
 )
 MANY = Settings(
     script_floor_s=5.0, compile_limit_s=30.0, quiet_limit_s=20.0, stop_grace_s=1.0, lease_s=3.0,
-    keep_checkpoints=3, single_node=False,
+    keep_checkpoints=3, single_node=False, gather_s=4.0,
 )
 
 
@@ -81,6 +81,13 @@ STORMS: dict[str, Storm] = {
         "frozen_at_put": 6.0, "rank_killed": 6.0, "generation_killed": 2.0, "node_frozen": 2.0},
         faults=(6, 12), single_share=0.0),
     "ranks": Storm("ranks", RANKS | DISK, faults=(4, 12)),
+    # Nodes go and come: the world shrinks to what is left, and grows back.
+    "sizes": Storm("sizes", {"node_crashed": 3.0, "node_frozen": 1.5, "launcher_killed": 2.0,
+                             "rank_killed": 2.0, "isolate": 1.0, "agent_killed": 1.0,
+                             "frozen_at_put": 0.5},
+                   faults=(2, 6), single_share=0.0,
+                   shapes=(Shape(3, 0, 1, 1, 2), Shape(3, 1, 1, 1, 2), Shape(4, 0, 1, 2, 1),
+                           Shape(2, 0, 2, 1, 1))),
     "outside": Storm("outside", OUTSIDE | {"agent_killed": 1.0}, faults=(1, 3)),
     "folders": Storm("folders", {"folder_moved": 3.0, "rank_killed": 3.0, "commit_spoilt": 2.0,
                                  "collective_left_out": 2.0, "slow_commits": 1.0, "operator": 1.0},

@@ -99,6 +99,18 @@ def stale_is_live(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(members, "is_lost", lambda *_: False)
 
 
+def shrinks_at_once(patch: pytest.MonkeyPatch) -> None:
+    """A lost node is never replaced by a spare while the least is there."""
+    real = plan.arranged
+
+    def smaller(world, nodes, before):  # type: ignore[no-untyped-def]
+        stay = [node for node in nodes if node.node in before and node.is_fit]
+        few = before and len(stay) >= world.least
+        return real(world, stay if few else nodes, before)
+
+    patch.setattr(plan, "arranged", smaller)
+
+
 def breaker_ends(patch: pytest.MonkeyPatch) -> None:
     """While the breaker is open the run is ended for what many nodes have."""
     patch.setattr(policy, "unexcluded", lambda granted, why: replace(
@@ -205,6 +217,10 @@ MUTANTS = (
     Mutant("spares never named", "nodes", ("all_goes_on",),
            put(case.RunCase, "_name_spares", lambda *_: None),
            seed=16),
+    Mutant("worlds never grow back", "sizes", ("all_goes_on",),
+           put(broken.Growing, "look", lambda *_: broken.Look())),
+    Mutant("worlds shrink beside a spare", "sizes", ("no_needless_shrink", "all_goes_on"),
+           shrinks_at_once),
     Mutant("breaker blind", "fleet", ("breaker_holds",),
            put(breaker, "is_open", lambda *_: (False, "mutant"))),
     Mutant("a common cause ends runs", "fleet", ("ends_deserved",), breaker_ends),

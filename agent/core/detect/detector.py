@@ -106,6 +106,7 @@ class Look(NamedTuple):
     lonely: bool = False  # only consequences ended so far
     heard: bool = False  # the operator's request is answered
     reason: str = ""  # why no plan is made, for people
+    ends: str = ""  # why the run is over: it waited for nodes as long as it may
     wake_s: float = 3600.0  # look again no later
 
 

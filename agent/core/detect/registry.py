@@ -35,11 +35,12 @@ from .host.reach import Reach
 from .host.storage import Storage
 from .network.network import Networks
 from .ranks.alerted import Alerted
-from .ranks.broken import Ended, Members, Requested, UnderRanks
+from .ranks.broken import Ended, Growing, Members, Requested, UnderRanks
 from .ranks.hang import Hang
 
 DETECTORS: tuple[type[Detector] | type[RunDetector], ...] = (
-    Members, Requested, Ended, UnderRanks, Alerted, Hang,  # of a run: the first cause holds
+    # Of a run: the first cause holds.
+    Members, Growing, Requested, Ended, UnderRanks, Alerted, Hang,
     Accelerators, CompileCache, Ec2, Host, Storage, Reach, Hardware, Clock, Fabric, Networks,
     Checks,
 )

@@ -17,13 +17,17 @@ EVIDENCE_MAX = 32
 OPEN, ACTED, CLOSED, TAKEN_BACK = "open", "acted", "closed", "taken_back"
 
 
-def opened(cause: Cause, run: str, number: int, now: Now, acted: bool) -> Incident:
+def opened(
+    cause: Cause, run: str, number: int, now: Now, acted: bool, node: str = ""
+) -> Incident:
+    """`node`: who opens it, where another node may open one of the same number."""
     who = "culprit unknown"
     if cause.rank >= 0:
         who = f"rank {cause.rank} (pid {cause.pid}) on {cause.node}"
     rank = f"r{cause.rank}" if cause.rank >= 0 else "r-"
+    whose = f"-{node}" if node else ""
     return Incident(
-        id=f"{run}-g{cause.generation}-{cause.fault}-{rank}-{number}", fault=cause.fault,
+        id=f"{run}-g{cause.generation}-{cause.fault}-{rank}-{number}{whose}", fault=cause.fault,
         subject=rank_subject(run, cause.rank), severity=cause.severity, run=run,
         generation=cause.generation, opened_wall_s=now.wall_s, opened_boot_s=now.boot_s,
         reason=cause.reason, culprit=who, evidence=cause.evidence[:EVIDENCE_MAX],

@@ -57,6 +57,7 @@ class Settings(Value, frozen=True):
     breaker_fraction: float = 0.05
     keep_checkpoints: int = 3
     lease_s: float = 10.0
+    gather_s: float = 30.0  # with fewer than the most, a run starts no sooner; as torchrun's
     gang_limit_s: float = 600.0  # how long a run waits for as many nodes as it needs
     act: tuple[str, ...] = MAY_ACT[:3]  # alerts act where an operator says so
     allow: tuple[str, ...] = ()  # reboot_node, replace_node, ...: off until turned on

@@ -78,7 +78,7 @@ class Exclusions:
                 fault=fault, subject="fleet", severity=WARN, confidence=1.0,
                 reason=f"the breaker is open: {why}", detector="breaker"))
         if fault not in incidents.open:
-            incidents.add(ctx, fault, Entry(fleet_incident(fault, why, ctx.now)))
+            incidents.add(ctx, fault, Entry(fleet_incident(fault, why, ctx.now, self.name)))
 
     def _write(self, wanted: dict[str, members.NodeDoc], node: str, ctx: Context) -> None:
         key = node_subject(node)
@@ -111,9 +111,9 @@ def fleet_nodes(name: str, ctx: Context) -> tuple[str, ...]:
     return tuple(sorted(nodes))
 
 
-def fleet_incident(fault: str, why: str, now: Now) -> Incident:
+def fleet_incident(fault: str, why: str, now: Now, node: str) -> Incident:
     text = f"the breaker is open, no node is excluded for it: {why}"
     return Incident(
-        id=f"fleet-{fault}-breaker", fault=fault, subject="fleet", severity=WARN, run="",
+        id=f"fleet-{fault}-breaker-{node}", fault=fault, subject="fleet", severity=WARN, run="",
         generation=0, opened_wall_s=now.wall_s, opened_boot_s=now.boot_s, reason=text,
         culprit="a common cause, no single node", timeline=((now.wall_s, text),))

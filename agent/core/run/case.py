@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from holdfast.worker import exits
+
 from .. import ledger
 from ..detect.ranks import ended as ends
 from ..detect.ranks.ended import Cause
 from ..effects import drafts
 from ..model import UNKNOWN, Plan, RankView, RunView, Stop, Verdict, node_subject, run_subject
 from . import members, policy, progress, reconcile
-from . import plan as planning
 from .causes import Causes
 from .ending import LOOK_AGAIN_S, Endings
 from .incidents import RunIncidents
+from .layout import WAITING
 from .log_questions import LogQuestions
 from .operator import Operator
 from .plan_document import Document
@@ -70,6 +72,8 @@ class RunCase:
         self._levels_came_true(ctx)
         self.document.came_true(ctx)
         plan = self.document.current(ctx)
+        if self._is_anothers(ctx, plan):
+            return
         ranks = self._ranks(ctx, plan)
         ends_now = bool(ctx.view.shutdown or self.state.held.drain) or self.state.finish_code >= 0
         self.suspended = (ctx.view.connected and not ends_now and self.causes.suspended(ctx, ranks))
@@ -82,10 +86,38 @@ class RunCase:
             self.logs.step(ctx, ranks)
             self.recovery.answer(ctx, plan)
             self._see_end(ctx, plan, ranks)
+            self._park(ctx, plan)
         self._act(ctx, plan, ranks)
         self.gate.shown(ctx)
         if ctx.view.connected and self.state.recovery is not None:
             ctx.wake(LOOK_AGAIN_S)
+
+    def _is_anothers(self, ctx: Context, plan: Plan | None) -> bool:
+        """Whether the run of this name is another user's, and goes on: this launcher leaves."""
+        if plan is None or plan.finished >= 0 or not members.is_anothers(plan.owner, ctx.view.uid):
+            return False
+        self.stage = Stage.ENDING
+        ctx.reason = (f"run {self.state.run} is user {plan.owner}'s, and goes on: give yours "
+                      "another name with --run")
+        self.ending.decide(exits.CONFIGURATION, ctx.reason)
+        if ctx.view.connected and not (self.state.ending and self.state.ending.left):
+            ctx.emit(ctx.view.generation,
+                     drafts.finish(ctx.view, exits.CONFIGURATION, ctx.reason))
+        return True
+
+    def _park(self, ctx: Context, plan: Plan | None) -> None:
+        """This node's ranks leave at the end of their step when the document says so."""
+        many = plan is not None and not ctx.settings.single_node
+        draft = reconcile.park(plan, ctx.view, ctx.settings.stop_grace_s) if many and plan else None
+        if draft is not None:
+            ctx.emit(ctx.view.generation, draft)
+
+    def _gang(self, ctx: Context, since_s: float) -> None:
+        """A run that cannot start whole within its limit is tried again elsewhere."""
+        limit_s = ctx.view.gang_limit_s or ctx.settings.gang_limit_s
+        waits = ctx.leader and ctx.reason.startswith(WAITING)
+        if waits and ctx.now.boot_s - since_s > limit_s:
+            self.recovery.give_up(f"{ctx.reason}, for {limit_s:g} s")
 
     def outlook(self, ctx: Context, cause: Cause) -> policy.Grant | None:
         """What would be done about such a cause if it came now; nothing is changed."""
@@ -200,6 +232,7 @@ class RunCase:
             self._keep_up(ctx, seen.plan)
         elif not self.gate.holds(ctx):
             self.document.propose(ctx, seen.plan, (), "the launcher is idle")
+            self._gang(ctx, max(ctx.view.registered_boot_s, ctx.since_boot_s))
 
     def _recover(self, ctx: Context, plan: Plan | None, ranks: tuple[RankView, ...]) -> None:
         cause, grant = self.state.cause, self.state.grant
@@ -214,6 +247,7 @@ class RunCase:
                 self.ending.finish(ctx, plan)
         elif self.recovery.ready(ctx, ranks) and not self.gate.holds_restart(ctx, cause):
             self.document.propose(ctx, plan, ranks, cause.reason, cause)
+            self._gang(ctx, self.state.progress.broken_boot_s)
 
     # ------------------------------------------------------------ while it trains
 
@@ -251,8 +285,8 @@ class RunCase:
         nodes = members.members(
             ctx.view, plan, ctx.observed.beats, ctx.observed.store, ctx.now, ctx.settings,
             ctx.since_boot_s)
-        new = [m.node for m in nodes if planning.is_fit(m)]
-        new = [n for n in new if n not in (*plan.members, *plan.spares)]
+        named = {*plan.members, *plan.spares}
+        new = [m.node for m in nodes if m.is_fit and m.node not in named]
         if new:
             changed = replace(plan, spares=tuple(sorted({*plan.spares, *new})))
             self.document.put(ctx, changed, f"new spares: {', '.join(new)}")
@@ -289,7 +323,7 @@ class RunCase:
             return False
         nodes = members.members(view, plan, ctx.observed.beats, ctx.observed.store, ctx.now,
                                 ctx.settings, ctx.since_boot_s)
-        return sum(planning.is_fit(one) for one in nodes) < view.nnodes_min
+        return sum(one.is_fit for one in nodes) < view.nnodes_min
 
 
 def _phases(live: list[RankView]) -> ledger.Phases:

@@ -126,6 +126,8 @@ class Causes:
                 self._lonely_since(self.state.suspects.lonely_boot_s or ctx.now.boot_s)
             for number in look.evidence:
                 self._ask_evidence(ctx, view.ranks, number)
+            if look.ends:
+                return self.recovery.give_up(look.ends)
             if look.cause is not None:
                 return self._begin(ctx, look.cause, look.by_cost)
             if look.suspicion is not None or look.moves:

@@ -217,7 +217,9 @@ class RunIncidents:
     def _open(self, ctx: Context, cause: Cause, acted: bool, suspicion: bool) -> str:
         run, now = self.state.run, self.state.progress
         number = self.book.number(cause.fault)
-        incident = values.opened(cause, run, number, ctx.now, acted)
+        incident = values.opened(
+            cause, run, number, ctx.now, acted,
+            "" if ctx.settings.single_node else ctx.view.node)
         if len(self.book.open) < OPEN_MAX:
             self.book.add(ctx, incident.id, OpenIncident(
                 incident, now.base_step if acted else now.peak_step,

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from ..model import (
     TRAINER,
     Beat,
+    Commit,
     Doc,
     Now,
     Plan,
@@ -19,7 +20,9 @@ from ..model import (
     Resume,
     RunView,
     Settings,
+    SnapshotView,
     StoreView,
+    Value,
     node_subject,
 )
 from .plan import Member
@@ -80,6 +83,7 @@ def members(
     planned = {*plan.members, *plan.spares} if plan else set()
     if settings.single_node:
         heard, planned = {n: b for n, b in heard.items() if n == view.node}, set()
+    heard = {n: b for n, b in heard.items() if not is_anothers(b.uid, view.uid)}
     rows = []
     for node in sorted({*heard, *planned, view.node}):
         beat = heard.get(node)
@@ -92,6 +96,7 @@ def members(
                 lost=not mine and (is_lost(last_s, now, settings) or _is_dead(beat, view)),
                 fatal=beat.fatal if beat else "",
                 excluded=docs.decoded(node_subject(node), read_node).excluded,
+                labels=beat.labels if beat else (), nproc=beat.nproc if beat else 0,
             )
         )
     return tuple(rows)
@@ -101,6 +106,48 @@ def _is_dead(beat: Beat | None, view: RunView) -> bool:
     """Known to be lost before its lease ends.  That is soon enough for a trainer alone, whose old
     commits are void; a script's old ranks may save until their permits have run out."""
     return beat is not None and beat.lost and view.grade == TRAINER
+
+
+def is_anothers(uid: int, own: int) -> bool:
+    """Whether two user ids are known, and are two."""
+    return uid >= 0 and own >= 0 and uid != own
+
+
+class Known(Value, frozen=True):
+    """What of a run's state is known on any of its nodes: a spare that leads has none of it."""
+
+    checkpoint_dir: str = ""
+    commits: tuple[Commit, ...] = ()
+    listed: tuple[tuple[str, frozenset[str]], ...] = ()  # node -> the paths of its list
+    snapshots: tuple[tuple[str, SnapshotView], ...] = ()  # node -> the shards in memory there
+
+
+def known(
+    view: RunView, beats: tuple[Beat, ...], now: Now, settings: Settings
+) -> Known:
+    """Own first hand, the others' from fresh beats.  Bad on one node is bad; read back on one is
+    read back."""
+    own = ((view.node, view.snapshot),) if view.snapshot else ()
+    others = () if settings.single_node else [
+        b for b in beats if b.run == view.run and b.node != view.node
+        and is_fresh(b, now, settings) and not is_anothers(b.uid, view.uid)]
+    folder = view.checkpoint_dir or next((b.checkpoint_dir for b in others if b.checkpoint_dir), "")
+    commits = {c.path: c for c in view.commits}
+    listed = [(view.node, frozenset(commits))] if view.commits else []
+    for beat in others:
+        if beat.checkpoint_dir != folder:
+            continue
+        # A beat names the newest alone: what is older than all of them may be there as well.
+        oldest = min((c.step for c in beat.commits), default=0)
+        more = (c.path for c in view.commits if c.step < oldest)
+        if beat.commits:
+            listed.append((beat.node, frozenset((*(c.path for c in beat.commits), *more))))
+        for one in beat.commits:
+            mine = commits.get(one.path, one)
+            commits[one.path] = replace(
+                mine, bad=mine.bad or one.bad, verified=mine.verified or one.verified)
+    more_snapshots = [(b.node, b.snapshot) for b in others if b.snapshot]
+    return Known(folder, tuple(commits.values()), tuple(listed), (*own, *more_snapshots))
 
 
 def ranks_of(
@@ -134,6 +181,7 @@ def highest_generation(view: RunView, plan: Plan | None, beats: tuple[Beat, ...]
     """Generations only grow: the highest in store, launchers and commits."""
     seen = [view.generation, plan.generation if plan else 0]
     seen += [c.generation for c in view.commits]
+    seen += [c.generation for b in beats if b.run == view.run for c in b.commits]
     seen += [b.generation for b in beats if b.run == view.run]
     return max(seen)
 

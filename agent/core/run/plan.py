@@ -8,16 +8,8 @@ from __future__ import annotations
 
 from ..model import OPAQUE, TRAINER, Commit, Lease, Now, Plan, RankView, Resume, SnapshotView, Value
 from . import validity
-
-
-class Member(Value, frozen=True):
-    """A node that may carry ranks of the run, as the leader sees it now."""
-
-    node: str
-    fresh: bool  # heard of lately; not fresh and not lost = unknown
-    lost: bool = False  # not heard of for longer than the lease and its margin
-    fatal: str = ""  # name of a fatal fault there
-    excluded: bool = False
+from .layout import Member as Member
+from .layout import World, arranged
 
 
 class PlanView(Value, frozen=True):
@@ -30,13 +22,14 @@ class PlanView(Value, frozen=True):
     nproc: int
     reason: str
     members: tuple[Member, ...]
-    nnodes_min: int = 1
-    nnodes_max: int = 1
+    world: World = World()
     current: Plan | None = None
     ranks: tuple[RankView, ...] = ()  # of the broken generation; () when the run starts
     commits: tuple[Commit, ...] = ()
     checkpoint_dir: str = ""
-    snapshot: SnapshotView | None = None
+    snapshots: tuple[tuple[str, SnapshotView], ...] = ()  # node -> the shards in memory there
+    listed: tuple[tuple[str, frozenset[str]], ...] = ()  # node -> the checkpoints that it can see
+    owner: int = -1
     bad_from: int = 0  # results of this step and later are wrong on every rank; 0 = none
     quarantined: tuple[str, ...] = ()
     spent: tuple[tuple[str, int], ...] = ()
@@ -55,28 +48,23 @@ def plan_run(view: PlanView) -> tuple[Plan | None, str]:
     if not nodes:
         return None, why
     generation = view.highest + 1
-    ranks = tuple(
-        (slot * view.nproc + local, node)
-        for slot, node in enumerate(nodes)
-        for local in range(view.nproc))
+    nproc = {m.node: m.nproc or view.nproc for m in view.members}
+    ranks = tuple(enumerate(node for node in nodes for _ in range(nproc[node])))
     resume, keep = resume_from(view, dict(ranks))
     history = validity.history_of(view.current, view.checkpoint_dir)
     # A node not heard of now may be the only one left later: it stays named, and so may lead.
-    named = [m.node for m in view.members if not (m.fatal or m.excluded)]
+    placed = set(nodes)
+    named = [m.node for m in view.members if not (m.fatal or m.excluded or m.node in placed)]
     return Plan(
         run=view.run, generation=generation, members=nodes, ranks=ranks, resume=resume,
-        reason=view.reason, keep=keep, spares=tuple(n for n in named if n not in nodes),
+        reason=view.reason, keep=keep, spares=tuple(named),
         granted=view.granted, spent=view.spent, quarantined=view.quarantined,
         peak=max(view.peak, resume.step),
         history=validity.extend_history(history, generation, resume.step),
         checkpoint_dir=view.checkpoint_dir,
         other_histories=validity.other_histories(view.current, view.checkpoint_dir),
+        owner=view.owner,
     ), f"{view.reason}; resume: {resume.kind} at step {resume.step}"
-
-
-def is_fit(member: Member) -> bool:
-    """Only a node that is heard of, without a fatal fault and not excluded, gets ranks."""
-    return member.fresh and not member.lost and not member.fatal and not member.excluded
 
 
 def is_leader(run: str, node: str, leases: tuple[Lease, ...], now: Now) -> bool:
@@ -93,17 +81,11 @@ def layout(view: PlanView) -> tuple[tuple[str, ...], str]:
     reason to move anything.
     """
     by_name = {m.node: m for m in view.members}
-    before = _slots(view.current) if view.current else []
+    before = slots_of(view.current) if view.current else []
     unknown = [n for n in before if n in by_name and not (by_name[n].fresh or by_name[n].lost)]
     if unknown and view.ranks:
         return (), f"waiting until {', '.join(unknown)} is heard of again or lost"
-    fit = sorted(m.node for m in view.members if is_fit(m))
-    stay = [n if n in fit else "" for n in before][: view.nnodes_max]
-    stay += [""] * (view.nnodes_max - len(stay))
-    free = [n for n in fit if n not in stay]
-    if len(free) < stay.count(""):
-        return (), f"waiting for nodes: {len(fit)} of {view.nnodes_max} can take ranks"
-    return tuple(node or free.pop(0) for node in stay), "every slot has a node"
+    return arranged(view.world, view.members, before)
 
 
 def resume_from(view: PlanView, places: dict[int, str]) -> tuple[Resume, tuple[int, ...]]:
@@ -111,7 +93,13 @@ def resume_from(view: PlanView, places: dict[int, str]) -> tuple[Resume, tuple[i
     history = validity.history_of(view.current, view.checkpoint_dir)
     quarantined = view.quarantined
     usable = tuple(c for c in view.commits if within(c.step, view.bad_from))
-    commit = validity.newest_valid(usable, history, quarantined)
+    nodes = set(places.values())
+    # Of a shared folder all nodes list the same; what only some can see is on their own disks, and
+    # is taken where there is nothing else: it may still be read and sent, and nothing is lost.
+    lists = [paths for node, paths in view.listed if node in nodes]
+    common = tuple(c for c in usable if all(c.path in paths for paths in lists))
+    commit = validity.newest_valid(common, history, quarantined) or validity.newest_valid(
+        usable, history, quarantined)
     if view.grade == OPAQUE:
         return Resume(kind="fresh"), ()
     if view.grade != TRAINER:
@@ -121,7 +109,7 @@ def resume_from(view: PlanView, places: dict[int, str]) -> tuple[Resume, tuple[i
     survivor = survivor_resume(view, places)
     if survivor is not None:
         return survivor
-    snapshot = view.snapshot
+    snapshot = whole_snapshot(view, places)
     if snapshot and _snapshot_usable(view, snapshot, commit):
         step = snapshot.step
         return Resume(kind="snapshot", step=step, generation=snapshot.generation), ()
@@ -158,18 +146,31 @@ def within(step: int, bad_from: int) -> bool:
     return bad_from == 0 or step < bad_from
 
 
+def whole_snapshot(view: PlanView, places: dict[int, str]) -> SnapshotView | None:
+    """What all nodes of the new world hold in memory of one step, each the shards of its own ranks:
+    a world whose ranks moved, or that lost a node, has none."""
+    if view.current is None or dict(view.current.ranks) != places:
+        return None
+    held, nodes = dict(view.snapshots), set(places.values())
+    shards = dict.fromkeys(nodes, 0)
+    for node in places.values():
+        shards[node] += 1
+    found = [held[node] for node in sorted(nodes) if node in held]
+    same = {(one.generation, one.step) for one in found}
+    if len(nodes) > 1 and any(one.generation != view.current.generation for one in found):
+        return None  # of a generation whose ranks may have been elsewhere
+    if len(found) < len(nodes) or len(same) != 1:
+        return None
+    return found[0] if all(held[node].shards >= shards[node] for node in nodes) else None
+
+
 def _snapshot_usable(view: PlanView, snapshot: SnapshotView, commit: Commit | None) -> bool:
     history = validity.history_of(view.current, view.checkpoint_dir)
     newer = commit is None or snapshot.step > commit.step
     valid = validity.is_valid(snapshot.generation, snapshot.step, history)
-    one_node = view.nnodes_max == 1  # shards of other nodes cannot be seen from here
-    return newer and valid and one_node and within(snapshot.step, view.bad_from)
+    return newer and valid and within(snapshot.step, view.bad_from)
 
 
-def _slots(plan: Plan) -> list[str]:
+def slots_of(plan: Plan) -> list[str]:
     """Nodes of a plan in the order of their ranks."""
-    nodes: list[str] = []
-    for _, node in sorted(plan.ranks):
-        if node not in nodes:
-            nodes.append(node)
-    return nodes
+    return list(dict.fromkeys(node for _, node in sorted(plan.ranks)))

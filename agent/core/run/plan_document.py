@@ -12,16 +12,23 @@ from msgspec.structs import replace
 from ..detect.ranks.ended import Cause
 from ..effects import drafts
 from ..effects.in_flight import EffectResult
-from ..model import Doc, Effect, Plan, RankView
+from ..model import Doc, Effect, Plan, RankView, RunView
 from ..model.subject import LEASE, Subject, run_subject
 from . import members
 from . import plan as planning
 from .incidents import RunIncidents
+from .layout import World
 from .state import Context, LauncherSeen, RunState
 
 QUARANTINE_MAX = 64
 RESTORE_FAILED = "restore_failed"  # how a reason begins when what was read did not prove
 REFUSED_S = 10.0  # a refused write is not repeated against the same version before this
+
+
+def world_of(view: RunView) -> World:
+    """What the launcher asks of nodes; one that asks for fewer than its least asks for those."""
+    least = max(1, view.nnodes_min)
+    return World(least, max(least, view.nnodes_max), max(1, view.unit), view.mixed)
 
 
 class Document:
@@ -71,6 +78,8 @@ class Document:
         """Ask for the run's lease while nobody heard of holds it; renew it well before its end."""
         view, settings, known = ctx.view, ctx.settings, self.state.document.plan
         if settings.single_node or not view.connected:
+            return
+        if known and known.finished < 0 and members.is_anothers(known.owner, view.uid):
             return
         over = known is not None and known.finished >= 0 and view.generation > 0
         named = known is None or known.finished >= 0 or (
@@ -167,13 +176,16 @@ class Document:
         sources = tuple(replace(r, parked=None) for r in ranks) if distrust else ranks
         grant = state.grant if cause else None
         highest = members.highest_generation(view, state.document.plan, ctx.observed.beats)
+        known = members.known(view, ctx.observed.beats, ctx.now, ctx.settings)
+        world = world_of(view)
+        if cause is None and self._gathers(ctx):
+            world = replace(world, least=world.most)
         made, ctx.reason = planning.plan_run(planning.PlanView(
             run=state.run, grade=view.grade, leader=ctx.leader, reason=reason, members=nodes,
-            highest=max(highest, state.launcher.top),
-            nproc=view.nproc, nnodes_min=view.nnodes_min, nnodes_max=view.nnodes_max,
-            current=plan, ranks=sources,
-            commits=view.commits, checkpoint_dir=view.checkpoint_dir,
-            snapshot=view.snapshot if ranks and not distrust else None,
+            highest=max(highest, state.launcher.top), world=world,
+            nproc=view.nproc, current=plan, ranks=sources, owner=view.uid,
+            commits=known.commits, checkpoint_dir=known.checkpoint_dir, listed=known.listed,
+            snapshots=known.snapshots if ranks and not distrust else (),
             bad_from=cause.bad_from if cause else 0,
             quarantined=self._quarantined(ctx, plan, cause),
             spent=grant.spent if grant else (),
@@ -185,12 +197,18 @@ class Document:
         if made is not None:
             self.put(ctx, made, ctx.reason)
 
+    def _gathers(self, ctx: Context) -> bool:
+        """Whether more nodes than the least may still come before the first start."""
+        since_s = max(ctx.view.registered_boot_s, ctx.since_boot_s)
+        return ctx.now.boot_s - since_s < ctx.settings.gather_s
+
     def _quarantined(
         self, ctx: Context, plan: Plan | None, cause: Cause | None
     ) -> tuple[str, ...]:
         """Paths that must not be used: known before, found bad since, or just refused."""
         paths = list(plan.quarantined) if plan else []
-        paths += [c.path for c in ctx.view.commits if c.bad]
+        known = members.known(ctx.view, ctx.observed.beats, ctx.now, ctx.settings)
+        paths += [c.path for c in known.commits if c.bad]
         if cause and plan and cause.fault == "checkpoint_bad" and plan.resume.path:
             paths.append(plan.resume.path)
         return tuple(dict.fromkeys(paths))[-QUARANTINE_MAX:]

@@ -40,6 +40,15 @@ def stale(plan: Plan, view: RunView) -> Effect | None:
     return drafts.stop(view, (), 0.0, reason, "")
 
 
+def park(plan: Plan, view: RunView, grace_s: float) -> Effect | None:
+    """Have this node's ranks leave their generation at the end of their step, as the plan says."""
+    here = view.generation == plan.generation and plan.finished < 0
+    live = any(r.state in ("starting", "running") and r.ended is None for r in view.ranks)
+    if not plan.park or not here or not live:
+        return None
+    return drafts.stop(view, (), grace_s, plan.park, "", park=True)
+
+
 def may_delete(plan: Plan, view: RunView, leader: bool) -> bool:
     """Only the leader, and only while the newest plan is what runs here."""
     runs = view.generation == plan.generation and view.state == "running"
@@ -69,4 +78,6 @@ def deletable(
 def stop_came_true(body: Stop, view: RunView) -> bool:
     """Levels show that every rank the stop named has ended."""
     named = [r for r in view.ranks if r.rank in body.ranks or not body.ranks]
+    if body.park:
+        return all(r.state in ("parked", "ended") for r in named)
     return view.generation > body.generation or all(r.state == "ended" for r in named)

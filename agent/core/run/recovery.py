@@ -16,12 +16,13 @@ from ..effects import drafts
 from ..ladder import MAY, Leave
 from ..model import TRAINER, Plan, RankView, rank_subject
 from ..nodes import breaker, exclusions
-from . import policy, progress
+from . import members, policy, progress
 from .ending import LOOK_AGAIN_S, STOP_WAIT_S, Endings
 from .incidents import RunIncidents
 from .state import Budgets, Context, Recovery, RunState
 
 EVIDENCE_WAIT_S = 0.2  # at a verdict, for evidence that is still missing
+PARK_LIMIT_S, PARK_STEPS = 10.0, 3.0  # for ranks to come to the end of a step
 FAULT_GRACE_S = 1.0  # for the rest of a script's ranks when one of them failed
 LIVE = ("starting", "running")
 
@@ -44,6 +45,10 @@ class Recoveries:
             return False
         self.state.recovery = replace(recovery, planned=True, grant=None, stop_boot_s=0.0)
         return True
+
+    def give_up(self, why: str) -> None:
+        """No nodes came for as long as the run may wait: it is tried again elsewhere."""
+        self.ending.decide(policy.INFRASTRUCTURE, why)
 
     def forget(self) -> None:
         """Another launcher came: nothing of it is broken."""
@@ -132,7 +137,8 @@ class Recoveries:
 
     def _spent(self, ctx: Context, plan: Plan) -> tuple[tuple[str, int], ...]:
         """Budgets, less what this generation earned back by making progress."""
-        own = [(c.generation, c.step) for c in ctx.view.commits if not c.bad]
+        known = members.known(ctx.view, ctx.observed.beats, ctx.now, ctx.settings)
+        own = [(c.generation, c.step) for c in known.commits if not c.bad]
         earned = self.state.progress.earned_steps
         if policy.made_progress(plan, earned, max(own, default=None)):
             return policy.cleared(policy.give_back(plan.spent, plan))
@@ -158,6 +164,9 @@ class Recoveries:
             return False
         if self._evidence_missing(ctx, recovery):
             ctx.wake(EVIDENCE_WAIT_S)
+            return False
+        if recovery.cause.parks and self._parking(ctx, recovery, ranks):
+            ctx.reason = "waiting until the ranks have left at the end of their step"
             return False
         if not self._gathered(ctx, recovery, ranks):
             ctx.reason = "waiting until the other ranks are parked or ended"
@@ -209,6 +218,22 @@ class Recoveries:
         ctx.wake(park_over_s if park_over_s > 0 else LOOK_AGAIN_S)
         stop_over = 0 < stop_boot_s < ctx.now.boot_s - STOP_WAIT_S
         return park_over_s <= 0 and (not mine or stop_over)
+
+    def _parking(
+        self, ctx: Context, recovery: Recovery, ranks: tuple[RankView, ...]
+    ) -> bool:
+        """Whether ranks that nothing ails are still on their way to the end of a step.  The
+        document tells every node; ranks that do not come in time are stopped as any others."""
+        plan = self.state.document.plan
+        waited_s = ctx.now.boot_s - self.state.progress.broken_boot_s
+        limit_s = max(PARK_LIMIT_S, PARK_STEPS * self.state.history.step_s)
+        if waited_s > limit_s or not any(r.state in LIVE and r.ended is None for r in ranks):
+            return False
+        if plan is not None and not plan.park:
+            why = recovery.cause.reason
+            self.ending.document.put(ctx, replace(plan, park=why), why)
+        ctx.wake(LOOK_AGAIN_S)
+        return True
 
     def _grace_s(self, ctx: Context, cause: Cause) -> float:
         if not cause.charged:

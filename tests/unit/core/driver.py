@@ -186,7 +186,9 @@ class Lab:
 
     def _stop(self, body: Stop) -> None:
         for rank in body.ranks or tuple(r.rank for r in self.view.ranks):
-            if self.rank(rank).state != "ended":
+            if body.park and self.view.grade == "trainer":
+                self.park(rank, self.rank(rank).step)
+            elif self.rank(rank).state != "ended":
                 self.end(rank, Ended(137, 9, by_us=True, boot_s=self.boot_s))
 
     # ------------------------------------------------------------ what happens to the job

@@ -100,7 +100,8 @@ def test_the_breaker_stops_excluding_and_tells_once() -> None:
     cluster.run(10)
     assert not any(k.startswith("node/") for k in cluster.docs)
     leader = cluster.labs[cluster.leader()]
-    assert [i.id for i in leader.decision.incidents] == ["fleet-gpu_lost-breaker"]
+    assert [i.id for i in leader.decision.incidents] == [
+        f"fleet-gpu_lost-breaker-{cluster.leader()}"]
 
 
 def test_who_just_began_excludes_nobody_before_the_fleet_is_heard_of() -> None:

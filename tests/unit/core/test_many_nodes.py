@@ -127,3 +127,149 @@ def test_a_document_is_decoded_once_for_each_version() -> None:
     newer = docs.changed({"a/1": Doc("a/1", 2, b"xyz"), "a/3": Doc("a/3", 1)})
     assert newer.decoded("a/1", look) == 3 and newer.decoded("a/2", look) == 2
     assert len(read) == 3 and len(newer) == 3 and len(newer.changed({"a/3": None})) == 2
+
+
+# ---------------------------------------------------------------- the size of a world
+
+
+def elastic(names: str = "abc", most: int = 3, least: int = 2, **view: object) -> Cluster:
+    """A run that trains on `most` nodes and goes on with `least`."""
+    cluster = Cluster(names, most, least=least, **view)  # type: ignore[arg-type]
+    cluster.run(6)
+    assert len(cluster.plan().members) == most
+    for lab in cluster.labs.values():
+        if lab.view.ranks:
+            lab.all(step=3, phase="forward_backward", step_time_s=0.5)
+    cluster.run(2)
+    return cluster
+
+
+def lose(cluster: Cluster, name: str) -> None:
+    """The node is gone, and the others' ranks park."""
+    cluster.dead.add(name)
+    for other, lab in cluster.labs.items():
+        if other not in cluster.dead and lab.view.ranks:
+            lab.park(lab.view.ranks[0].rank, 3)
+
+
+def test_a_lost_node_without_a_spare_shrinks_the_world_to_what_is_left() -> None:
+    cluster = elastic()
+    lose(cluster, "b")
+    cluster.run(20)
+    plan = cluster.plan()
+    assert (plan.generation, plan.ranks) == (2, ((0, "a"), (1, "c")))
+    assert (plan.resume.kind, plan.resume.step, plan.keep) == ("survivor", 3, (0,))
+    assert plan.reason.startswith("b: not heard of for longer")
+    assert dict(plan.spent)["restarts"] == 1
+
+
+def test_a_world_grows_back_at_the_end_of_a_step_when_the_node_is_there_again() -> None:
+    cluster = elastic()
+    lose(cluster, "b")
+    cluster.run(20)
+    before, lab = cluster.plan().spent, cluster.labs["b"]
+    lab.view = replace(lab.view, generation=0, state="idle", ranks=(), registered_boot_s=lab.boot_s)
+    for name in "ac":
+        cluster.labs[name].all(step=4, phase="forward_backward", step_time_s=0.5, parked=None,
+                               state="running")
+    cluster.dead.clear()
+    cluster.run(20)
+    plan = cluster.plan()
+    assert plan.members == ("a", "c", "b")
+    assert (plan.resume.kind, plan.resume.step, plan.keep) == ("survivor", 4, (0, 1))
+    assert plan.spent == before  # it costs no restart
+    stops = [e.body for e in cluster.labs["c"].log if e.kind == "stop"]
+    assert stops and stops[-1].park  # type: ignore[union-attr]
+
+
+def test_a_spare_goes_before_a_smaller_world() -> None:
+    cluster = elastic("abcd")
+    lose(cluster, "b")
+    cluster.run(20)
+    assert cluster.plan().members == ("a", "d", "c")
+
+
+def test_with_the_least_it_starts_only_when_no_more_come() -> None:
+    cluster = Cluster("ab", 3, least=2)
+    cluster.run(20)
+    assert "run/r" not in cluster.docs
+    cluster.run(15)
+    assert cluster.plan().members == ("a", "b")
+
+
+def test_a_run_that_cannot_start_whole_is_tried_elsewhere() -> None:
+    cluster = Cluster("ab", 3, gang_limit_s=40.0)
+    cluster.run(35)
+    assert cluster.labs["a"].finishes() == cluster.labs["b"].finishes() == []
+    cluster.run(40)
+    assert "run/r" not in cluster.docs
+    ends = [e.reason for lab in cluster.labs.values() for e in lab.log if e.kind == "finish"]
+    assert cluster.labs["a"].finishes() == [75]
+    assert ends[0] == "waiting for nodes: 2 of 3 can take ranks, for 40 s"
+
+
+def test_a_lost_node_that_nobody_follows_ends_the_run_in_the_end() -> None:
+    cluster = elastic("abc", 3, 3, gang_limit_s=60.0)
+    cluster.dead.add("b")
+    cluster.run(50)
+    assert cluster.plan().finished == -1
+    cluster.run(40)
+    assert cluster.plan().finished == 75
+    assert cluster.labs["a"].finishes() == cluster.labs["c"].finishes() == [75]
+
+
+# ---------------------------------------------------------------- whose it is
+
+
+def test_another_users_run_of_that_name_is_refused() -> None:
+    cluster = Cluster("abc", 2, uid=1000)
+    cluster.labs["c"].view = replace(cluster.labs["c"].view, uid=1001)
+    cluster.run(8)
+    assert cluster.plan().members == ("a", "b") and cluster.plan().owner == 1000
+    assert cluster.plan().spares == ()
+    assert cluster.labs["c"].finishes()[0] == 78 and cluster.plan().finished == -1
+    said = next(e.reason for e in cluster.labs["c"].log if e.kind == "finish")
+    assert said == "run r is user 1000's, and goes on: give yours another name with --run"
+
+
+def test_a_name_is_free_when_its_run_is_over() -> None:
+    cluster = Cluster("ab", 2, uid=1000)
+    cluster.run(6)
+    for name, rank in (("a", 0), ("b", 1)):
+        cluster.labs[name].end(rank, Ended(0, 0, "done"))
+    cluster.run(6)
+    assert cluster.plan().finished == 0
+    for lab in cluster.labs.values():
+        lab.view = replace(lab.view, uid=1001, generation=0, state="idle", ranks=(),
+                           registered_boot_s=lab.boot_s)
+    cluster.run(8)
+    assert (cluster.plan().owner, cluster.plan().finished, cluster.plan().generation) == (
+        1001, -1, 2)
+
+
+# ---------------------------------------------------------------- what a leader plans from
+
+
+def test_a_spare_that_leads_resumes_from_what_members_have() -> None:
+    cluster = Cluster("abc", 1, checkpoint_dir="/ckpt")
+    cluster.run(4)
+    first = cluster.plan().members[0]
+    cluster.labs[first].commit(7)
+    cluster.run(2)
+    beats = [b for b in cluster.labs[first].decision.beats if b.run == "r"]
+    assert [c.step for c in beats[0].commits] == [7]
+    for lab in cluster.labs.values():  # a shared folder, whose list the others had not made yet
+        lab.view = replace(lab.view, checkpoint_dir="/ckpt")
+    seen = members.known(cluster.labs["b"].view, tuple(
+        replace(b, boot_s=cluster.labs["b"].boot_s) for b in beats),
+        cluster.labs["b"].node._seen[0], cluster.labs["b"].settings)  # type: ignore[index]
+    assert [c.step for c in seen.commits] == [7] and seen.checkpoint_dir == "/ckpt"
+
+
+def test_two_leaders_never_open_incidents_of_one_id() -> None:
+    cluster = started()
+    cluster.labs["b"].kill(1)
+    cluster.labs["a"].park(0, 3)
+    cluster.run(6)
+    ids = {one for lab in cluster.labs.values() for one in lab.incidents}
+    assert ids == {f"r-g1-rank_killed-r1-1-{cluster.leader()}"}

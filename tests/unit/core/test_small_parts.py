@@ -152,7 +152,7 @@ def test_signatures_are_bounded() -> None:
 def test_layout_keeps_places_and_moves_only_what_must_move() -> None:
     old = plan.Plan("r", 1, ("a", "b"), ((0, "a"), (1, "b")), Resume("fresh"), "x")
     members = (plan.Member("a", False, lost=True), plan.Member("b", True), plan.Member("c", True))
-    view = plan.PlanView("r", "trainer", True, 1, 1, "x", members, 2, 2, old)
+    view = plan.PlanView("r", "trainer", True, 1, 1, "x", members, plan.World(2, 2), old)
     assert plan.layout(view)[0] == ("c", "b")
     unknown = (plan.Member("a", False), *members[1:])
     stuck = replace(view, members=unknown, ranks=_ranks())

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from ...model import DEGRADED, UNKNOWN, Verdict, node_subject
+from ...model import DEGRADED, UNKNOWN, Beat, Verdict, node_subject
 from ...nodes import kernel_incidents
 from ...run import members
 from ...run import plan as planning
-from ...run.plan_document import RESTORE_FAILED
+from ...run.layout import Member, arranged
+from ...run.plan_document import RESTORE_FAILED, world_of
 from ..detector import Look, RanksView, RunDetector
 from . import ended as ends
 from .collective import proofs
@@ -21,6 +22,8 @@ from .ended import Cause
 LONELY_S = 0.5  # only consequences ended: the root may be a moment late on one node
 LONELY_FAR_S = 3.0  # ... and a few beats late on another
 OPERATOR = "operator_request"
+GROWS = "world_grows"
+NAMED_MAX = 4  # nodes that a reason names
 BAD_CHECKPOINT = "bad_checkpoint"  # how a trainer's reason begins when it refused one
 
 
@@ -34,30 +37,36 @@ class Members(RunDetector):
         nodes = members.members(
             run, plan, view.observed.beats, view.observed.store, view.now, view.settings,
             view.since_boot_s)
-        placed = {node for _, node in plan.ranks}
+        slots = planning.slots_of(plan)
+        placed = set(slots)
+        heard = {b.node: b for b in view.observed.beats if b.run == plan.run}
         unknown: list[Verdict] = []
         for member in nodes:
             if member.node not in placed:
                 continue
             if not member.fresh and not member.lost:
                 unknown.append(self._unknown(member.node, view))
-            fault, why = self._fault(view, member)
+            fault, why = self._fault(view, member, heard)
             if not fault:
                 continue
-            wanted = planning.PlanView(
-                run=run.run, grade=run.grade, leader=True, highest=plan.generation,
-                nproc=run.nproc, nnodes_min=run.nnodes_min, nnodes_max=run.nnodes_max,
-                reason="", members=nodes, current=plan)
-            if member.lost and not planning.layout(wanted)[0]:
+            if member.lost and not arranged(world_of(run), nodes, slots)[0]:
                 reason = f"{member.node} is lost and no spare can take its ranks"
+                last = heard.get(member.node)
+                limit_s = run.gang_limit_s or view.settings.gang_limit_s
+                silent_s = view.now.boot_s - (last.boot_s if last else view.since_boot_s)
+                if silent_s > limit_s:
+                    return Look(ends=f"{reason}: nobody came within {limit_s:g} s")
                 continue
             cause = Cause(
                 fault=fault, generation=plan.generation, reason=f"{member.node}: {why}",
-                node=member.node, boot_s=view.now.boot_s, charged=not member.excluded)
+                node=member.node, boot_s=view.now.boot_s, charged=not member.excluded,
+                parks=member.excluded)
             return Look(cause, verdicts=tuple(unknown), reason=reason)
         return Look(verdicts=tuple(unknown), reason=reason)
 
-    def _fault(self, view: RanksView, member: planning.Member) -> tuple[str, str]:
+    def _fault(
+        self, view: RanksView, member: Member, heard: dict[str, Beat]
+    ) -> tuple[str, str]:
         plan = view.plan
         if member.fatal:
             return member.fatal, f"fatal fault {member.fatal}"
@@ -70,8 +79,8 @@ class Members(RunDetector):
         if member.node == view.run.node:
             absent = view.run.generation < plan.generation <= view.state.launcher.top
         else:
-            beats = [b for b in view.observed.beats if (b.node, b.run) == (member.node, plan.run)]
-            generation = beats[0].generation if beats else plan.generation
+            beat = heard.get(member.node)
+            generation = beat.generation if beat else plan.generation
             since_s = view.now.boot_s - view.plan_boot_s
             late = since_s > members.LOST_LEASES * view.settings.lease_s
             absent = member.fresh and generation < plan.generation and late
@@ -82,6 +91,38 @@ class Members(RunDetector):
             fault="host_unknown", subject=node_subject(node), severity=UNKNOWN, confidence=0.5,
             reason=f"{node} was not heard of lately", run=view.plan.run, detector=self.name,
             generation=view.plan.generation)
+
+
+class Growing(RunDetector):
+    """A world that is smaller than it may be, and nodes that are back: nothing is broken, and its
+    ranks leave at the end of a step.  So do those that a leader before this one had asked to."""
+
+    name = "growing"
+
+    def look(self, view: RanksView) -> Look:
+        plan, world = view.plan, world_of(view.run)
+        if view.settings.single_node or plan.paused:
+            return Look()
+        base = Cause(fault=GROWS, generation=plan.generation, reason=plan.park, severity="warn",
+                     boot_s=view.now.boot_s, charged=False, parks=True, detector=self.name)
+        if plan.park:
+            return Look(base)
+        slots = planning.slots_of(plan)
+        settled = view.now.boot_s - view.plan_boot_s > view.settings.lease_s
+        running = len(view.ranks) == len(plan.ranks) and all(
+            r.state == "running" and r.ended is None for r in view.ranks)
+        if len(slots) >= world.most or not settled or not running or view.state.recovery:
+            return Look()
+        nodes = members.members(
+            view.run, plan, view.observed.beats, view.observed.store, view.now, view.settings,
+            view.since_boot_s)
+        larger = arranged(world, nodes, slots)[0]
+        if len(larger) <= len(slots):
+            return Look()
+        new = sorted(set(larger) - set(slots))
+        text = f"{', '.join(new[:NAMED_MAX])} can take ranks: {len(larger)} nodes instead of " \
+               f"{len(slots)}"
+        return Look(replace(base, reason=text))
 
 
 class Requested(RunDetector):
@@ -136,6 +177,8 @@ class Ended(RunDetector):
         parked = [r for r in ranks if r.parked and r.ended is None]
         if not parked or any(r.state in ("starting", "running") for r in ranks):
             return None
+        if self._unheard(view):
+            return None  # what they left for is most likely a node: it is lost soon, or heard of
         proven = self._proven(view)
         if proven is not None:
             return proven
@@ -151,6 +194,17 @@ class Ended(RunDetector):
             fault="rank_hung", generation=parked[0].generation, step=parked[0].step,
             reason=f"culprit unknown: every rank left a broken collective ({said})",
             boot_s=view.now.boot_s, confidence=0.5, error=said)
+
+    def _unheard(self, view: RanksView) -> bool:
+        """Whether a node of the plan is neither heard of nor known to be lost."""
+        seen = {rank.node for rank in view.ranks}
+        missing = {node for _, node in view.plan.ranks} - seen - {view.run.node}
+        if view.settings.single_node or not missing:
+            return False
+        nodes = members.members(
+            view.run, view.plan, view.observed.beats, view.observed.store, view.now, view.settings,
+            view.since_boot_s)
+        return any(not (m.fresh or m.lost) for m in nodes if m.node in missing)
 
     def _proven(self, view: RanksView) -> Cause | None:
         document = view.state.document.plan
