@@ -12,6 +12,7 @@ import contextlib
 import math
 import random
 import secrets
+import socket
 import time
 from base64 import b64encode
 from collections.abc import Callable, Collection
@@ -23,36 +24,24 @@ import msgspec
 from ..config import settings
 from ..config import store as address
 from ..core.model import Doc, Documents, Lease, StoreView, StoreWrite, subject_of
-from ..core.model.subject import LEASE
+from ..core.model.subject import LEASE, RUN
 from ..system import procfs
 from .base import Conflict, StoreError, Traffic
 from .etcd_answers import KeyValue, Result
 from .etcd_gateway import Gateway, Json, Login, Refused, Written
+from .etcd_leases import NAME, NAME_S, Held, Holder, holder_of
 from .identity import CLUSTER, FILE, Known, id_of, new_mark, read_known, write_known
 
 BODY_MAX = 1 << 20  # etcd takes 1.5 MB a request, and base64 adds a third
 PAGE = 64  # documents in one answer
 CALL_S = 4.0  # of one question, whichever members are asked
+CLOSE_S = 1.0  # for letting go of the node's name
 LOOK_S = 2.0  # a store that nobody writes to is asked this often whether it is there
 BEHIND_MAX = 3  # looks in a row that knew more than the watch
 RETRY_LEAST_S, RETRY_MOST_S = 0.2, 3.0
+RUNS_MAX = 2000  # documents of runs; beyond it the longest untouched go, unless somebody leads them
+PRUNED_AT_ONCE = 50
 LEASE_LEAST_S = 2  # etcd's own least, with its usual election timeout
-
-
-class Holder(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Value of lease/RUN.  Its bytes tell one taking of the lease from every other."""
-
-    node: str = ""
-    agent: str = ""  # state folder and boot: the same agent, started anew, takes its lease over
-    lease: str = ""
-
-
-class Held(msgspec.Struct):
-    """A lease of this node's."""
-
-    id: str
-    value: bytes
-    until_boot_s: float
 
 
 class EtcdStore:
@@ -83,6 +72,7 @@ class EtcdStore:
         self._revision = 0  # everything up to it is known
         self._mark = b""  # body of the document `cluster`, once it was found to be the right one
         self._up = self._is_full = False
+        self._named_s = -math.inf  # when the node's name was claimed last
         self._view: StoreView | None = None
         self._listing = asyncio.Lock()
 
@@ -105,9 +95,12 @@ class EtcdStore:
     def _leases(self) -> list[Lease]:
         found = []
         for run, value in sorted(self._holders.items()):
+            if run.startswith(NAME):
+                continue
             held = self._held.get(run)
             mine = held is not None and held.value == value
-            found.append(Lease(run, _holder(value).node, held.until_boot_s if held and mine else 0))
+            until_boot_s = held.until_boot_s if held and mine else 0.0
+            found.append(Lease(run, holder_of(value).node, until_boot_s))
         return found
 
     def _set_up(self, problem: str = "") -> None:
@@ -178,8 +171,7 @@ class EtcdStore:
         if lease:
             held = self._held.get(lease)
             if held is None:
-                raise Conflict(f"lease: {_holder(self._holders.get(lease, b'')).node or 'nobody'} "
-                               f"holds that of {lease}")
+                raise self._lease_conflict(lease)
             found.append({"target": "VALUE", "key": self._key(f"{LEASE}/{lease}"),
                           "value": _b64(held.value)})
         return found
@@ -213,9 +205,12 @@ class EtcdStore:
             raise TimeoutError(f"store: {keys[0]} was written, and not known by whom")
         doc = self._doc(keys[0])
         if lease and lease not in self._held:
-            raise Conflict(f"lease: {_holder(self._holders.get(lease, b'')).node or 'nobody'} "
-                           f"holds that of {lease}")
+            raise self._lease_conflict(lease)
         raise Conflict(f"{keys[0]} is at version {doc.version}, or was written anew")
+
+    def _lease_conflict(self, run: str) -> Conflict:
+        holder = holder_of(self._holders.get(run, b""))
+        return Conflict(f"lease: {holder.node or 'nobody'} holds that of {run}")
 
     def _is_done(self, compared: Json, then: Json, key: str, lease: str) -> bool:
         """Whether an earlier try, whose answer was lost, came true.  Known only of a lease, whose
@@ -241,35 +236,52 @@ class EtcdStore:
 
     # ------------------------------------------------------------- leases
 
-    async def _lead(self, run: str, body: bytes) -> None:
+    async def _claim_name(self) -> None:
+        """Two agents of one name would take each other's place in every plan."""
+        now_s = time.monotonic()
+        if not self._writes or now_s - self._named_s < NAME_S / 3:
+            return
+        try:
+            await self._lead(NAME + self.node, self.node.encode(), NAME_S)
+        except Conflict:
+            value, self._mark = self._holders.get(NAME + self.node, b""), b""
+            if not value:  # it ended in between
+                raise
+            raise StoreError(
+                f"store: another agent, on host {holder_of(value).host!r}, has the node name "
+                f"{self.node!r}: set agent.node; one that is gone lets go of it within "
+                f"{NAME_S:.0f} s") from None
+        self._named_s = now_s
+
+    async def _lead(self, run: str, body: bytes, lease_s: float = 0.0) -> None:
         """Takes the run's lease, or renews it."""
+        lease_s = lease_s or self._lease_s()
         if body.decode("utf-8", "replace") != self.node:
             raise Conflict(f"lease: {self.node} asked in the name of {body[:100]!r}")
         self._refuse_unknown()
         held = self._held.get(run)
-        if held is not None and await self._renew(held):
+        if held is not None and await self._renew(held, lease_s):
             self._view = None
             return
         self._held.pop(run, None)
         value = self._holders.get(run, b"")
         if value and not self._is_own(value):
-            raise Conflict(f"lease: {_holder(value).node} holds that of {run}")
-        await self._acquire(run, value)
+            raise Conflict(f"lease: {holder_of(value).node} holds that of {run}")
+        await self._acquire(run, value, lease_s)
 
-    async def _renew(self, held: Held) -> bool:
+    async def _renew(self, held: Held, lease_s: float) -> bool:
         sent_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
         answer = await self.gateway.ask("/v3/lease/keepalive", {"ID": held.id}, CALL_S)
         left_s = answer.result.TTL
         if left_s <= 0:
             return False
-        held.until_boot_s = sent_boot_s + min(self._lease_s(), left_s)
+        held.until_boot_s = sent_boot_s + min(lease_s, left_s)
         return True
 
-    async def _acquire(self, run: str, value: bytes) -> None:
+    async def _acquire(self, run: str, value: bytes, lease_s: float) -> None:
         """By one transaction: nobody has it, or this agent had it before it started anew."""
         id = str(secrets.randbits(62) + 1)
         sent_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-        lease_s = self._lease_s()
         asked = {"TTL": str(max(LEASE_LEAST_S, math.ceil(lease_s))), "ID": id}
         try:
             left_s = (await self._write("/v3/lease/grant", asked)).answer.TTL
@@ -278,7 +290,7 @@ class EtcdStore:
                 raise
             left_s = 0  # by the first try, whose answer was lost
         key = f"{LEASE}/{run}"
-        mine = msgspec.json.encode(Holder(self.node, self.agent_id, id))
+        mine = msgspec.json.encode(Holder(self.node, self.agent_id, id, socket.gethostname()))
         compare = {"target": "VERSION", "key": self._key(key), "version": "0"}
         if value:
             compare = {"target": "VALUE", "key": self._key(key), "value": _b64(value)}
@@ -286,7 +298,7 @@ class EtcdStore:
         try:
             revision = await self._transact([compare], [put], [key], "")
         except Conflict:
-            found = _holder(self._holders.get(run, b""))
+            found = holder_of(self._holders.get(run, b""))
             with contextlib.suppress(StoreError, TimeoutError):  # it would end by itself
                 await self.gateway.ask("/v3/lease/revoke", {"ID": id}, CALL_S)
             raise Conflict(f"lease: {found.node or 'somebody'} holds that of {run}") from None
@@ -295,7 +307,7 @@ class EtcdStore:
         self._view = None
 
     def _is_own(self, value: bytes) -> bool:
-        holder = _holder(value)
+        holder = holder_of(value)
         return holder.node == self.node and holder.agent == self.agent_id
 
     # ------------------------------------------------------------- reading
@@ -325,6 +337,7 @@ class EtcdStore:
             self._revision = max(self._revision, revision)
             if self._is_full:
                 await self._try_to_write()
+            await self._claim_name()
             self._set_up()
 
     def _forget(self) -> None:
@@ -480,6 +493,22 @@ class EtcdStore:
             if self._is_full or not self._mark:
                 await self._list()
                 changed("the store takes writes again")
+            await self._claim_name()
+            await self._prune()
+
+    async def _prune(self) -> None:
+        """Short runs come by the thousand, and each leaves a document.  Of all agents about one
+        does it at a time."""
+        runs = self.view().docs.of(RUN)
+        agents = sum(name.startswith(NAME) for name in self._holders)
+        if len(runs) <= RUNS_MAX + PRUNED_AT_ONCE or random.random() * agents > 1.0:
+            return
+        living = {*self.living(), *self._holders}
+        ended = [doc for run, doc in runs if run not in living]
+        ended.sort(key=lambda doc: self._revisions.get(doc.key, 0))
+        for doc in ended[:min(len(runs) - RUNS_MAX, PRUNED_AT_ONCE)]:
+            with contextlib.suppress(Conflict):  # somebody wrote it anew
+                await self.delete(doc.key, doc.version)
 
     async def _follow(self, changed: Callable[[str], None]) -> None:
         """Changes from the first that is not known yet."""
@@ -508,6 +537,10 @@ class EtcdStore:
         return news
 
     async def close(self) -> None:
+        held = self._held.get(NAME + self.node)
+        if held is not None and self._up:
+            with contextlib.suppress(StoreError):
+                await self.gateway.ask("/v3/lease/revoke", {"ID": held.id}, CLOSE_S)
         await self.gateway.close()
 
     # ------------------------------------------------------------- keys
@@ -544,10 +577,3 @@ def _b64(value: bytes) -> str:
 def _after(prefix: bytes) -> bytes:
     """The first key behind all that begin with it; the prefix ends in "/"."""
     return prefix[:-1] + bytes([prefix[-1] + 1])
-
-
-def _holder(value: bytes) -> Holder:
-    try:
-        return msgspec.json.decode(value, type=Holder) if value else Holder()
-    except (msgspec.DecodeError, RecursionError):
-        return Holder()

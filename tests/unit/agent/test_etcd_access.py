@@ -69,6 +69,7 @@ def test_a_user_with_a_password(tmp_path):
             cluster.start()
             await until(lambda: member.ask("/v3/maintenance/status").get("leader"))
             await until(lambda: store.view().up)
+            store.gateway._token = "one that ran out"
             assert await store.put(StoreWrite("run/m", 1, b"two")) == 2
             other = opened(tmp_path, **keys)
             await other.refresh()

@@ -225,7 +225,9 @@ def test_a_lease_that_is_not_renewed_goes_to_the_next_and_no_sooner(shared_store
             await first.put(StoreWrite("lease/m", 0, b"a"))
             await until(lambda: second.view().leases)
             assert second.view().leases[0].until_boot_s == 0.0  # another's clock says nothing
+            await first.put(StoreWrite("lease/m", 0, b"a"))  # renewed once, and then no more
             until_boot_s = first.view().leases[0].until_boot_s
+            assert until_boot_s <= boot_s() + LEASE_S
 
             async def taken() -> bool:
                 try:
