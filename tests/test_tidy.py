@@ -47,6 +47,11 @@ class Source(NamedTuple):
         return parsed(self.text)
 
     @property
+    def nodes(self) -> tuple[ast.AST, ...]:
+        """As ast.walk yields them."""
+        return walked(self.text)
+
+    @property
     def folder(self) -> str:
         return self.path.split("/")[0]
 
@@ -54,6 +59,11 @@ class Source(NamedTuple):
 @lru_cache(maxsize=4)  # every rule asks for the same one
 def parsed(text: str) -> ast.Module:
     return ast.parse(text)
+
+
+@lru_cache(maxsize=4)
+def walked(text: str) -> tuple[ast.AST, ...]:
+    return tuple(ast.walk(parsed(text)))
 
 
 Rule = Callable[[Source], Iterator[Finding]]
@@ -110,7 +120,7 @@ def layer_of(module: str) -> str:
 def imported(source: Source) -> Iterator[tuple[ast.stmt, str]]:
     """Every module that a file imports, absolute, with `holdfast.` in front of our own."""
     package = ["holdfast", *source.path.removesuffix(".py").split("/")[:-1]]
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Import):
             yield from ((node, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -154,7 +164,7 @@ def rule_core_pure(source: Source) -> Iterator[Finding]:
     for node, name in imported(source):
         if name.split(".")[0] in CORE_FORBIDS:
             yield Finding("core_pure", source.path, f"line {node.lineno}: imports {name}")
-    for call in (one for one in ast.walk(source.tree) if isinstance(one, ast.Call)):
+    for call in (one for one in source.nodes if isinstance(one, ast.Call)):
         if not isinstance(call.func, ast.Attribute):
             continue
         asked, owner = call.func.attr, ast.unparse(call.func.value).split(".")[-1]
@@ -196,7 +206,7 @@ def rule_daemon(source: Source) -> Iterator[Finding]:
     daemon names it."""
     if source.folder not in PACKAGES or source.path.startswith(DAEMONS):
         return
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         name = node.id if isinstance(node, ast.Name) else getattr(node, "name", "")
         if name == "Daemon" or isinstance(node, ast.Attribute) and node.attr == "Daemon":
             line = getattr(node, "lineno", 0)
@@ -207,7 +217,7 @@ def rule_state(source: Source) -> Iterator[Finding]:
     """AgentState is written in agent/daemon/ alone; who is handed it reads."""
     if source.folder != "agent" or source.path.startswith(("agent/core/", *DAEMONS)):
         return
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
             owner = ast.unparse(node.value)
             if owner in ("state", "self._state"):
@@ -262,7 +272,7 @@ def rule_size(source: Source) -> Iterator[Finding]:
     for number, line in enumerate(lines, 1):
         if len(line) > LINE_MAX:
             yield Finding("line", source.path, f"line {number}: {len(line)} columns", len(line))
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if length > FUNCTION_MAX:
@@ -319,7 +329,7 @@ def rule_action(source: Source) -> Iterator[Finding]:
     """An action's name stands in the table alone; elsewhere stand its constant and the views."""
     if source.folder not in PACKAGES or source.path in ACTION_HOMES:
         return
-    for node in ast.walk(source.tree):
+    for node in source.nodes:
         if isinstance(node, ast.Constant) and node.value in ACTION_NAMES:
             yield Finding("action", source.path, f"line {node.lineno}: {node.value!r}")
 
@@ -345,7 +355,7 @@ def prose(source: Source) -> Iterator[str]:
     tokens = tokenize.generate_tokens(StringIO(source.text).readline)
     yield from (token.string for token in tokens if token.type == tokenize.COMMENT)
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    nodes = (node for node in ast.walk(source.tree) if isinstance(node, documented))
+    nodes = (node for node in source.nodes if isinstance(node, documented))
     yield from (ast.get_docstring(node) or "" for node in nodes)
 
 
