@@ -14,7 +14,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -q -c co
 
 export PIP_PROGRESS_BAR := off
 
-.PHONY: help demo check types test sim e2e golden bench telemetry mutants mutants-sim docs dist packages clean
+.PHONY: help demo check types test sim e2e golden bench telemetry mutants mutants-sim docs pictures dist packages clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -54,6 +54,7 @@ PAGES := config=holdfast.agent.config.load:render_config_docs \
   exit-codes=holdfast.agent.cli.parser:render_exit_docs \
   kernel-events=holdfast.agent.catalog.load:render_docs \
   map=house_map:render_map \
+  runbooks=holdfast.runbooks.index:render_index \
   train=holdfast.trainer.settings_page:render_train_docs
 
 mutants: $(VENV)/.test  ## does a test notice? 320 seeded mutants of what decides (40 minutes)
@@ -73,6 +74,9 @@ docs: $(VENV)/.demo  ## write the generated pages of docs anew
 
 dist: $(VENV)/.test  ## wheel, sdist, Debian package and tarball, into dist/
 	$(BIN)/python deploy/build.py deb tarball
+
+pictures: $(VENV)/.test  ## the pictures of docs/pictures, from a real run (four minutes)
+	PYTHONPATH=tests:tests/e2e $(BIN)/python tests/pictures.py
 
 packages:  # Debian packages that tests use; installs only as root, else names what will be skipped
 	@tests/debian-packages

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from holdfast.agent.cli import parser
 from holdfast.agent.cli.parser import INJECTABLE
 from holdfast.agent.core.actions import rungs
 from holdfast.agent.core.model import SEVERITIES
-from holdfast.runbooks import prose
+from holdfast.runbooks import index, prose
 
 ROOT = Path(__file__).resolve().parent.parent
 NAMERS = ("agent", "collectors", "trainer", "worker")
@@ -177,3 +179,43 @@ def test_faults_are_found_however_code_names_them() -> None:
 def test_a_file_without_fences_is_refused() -> None:
     with pytest.raises(ValueError, match="machine part"):
         prose.split("# title\n")
+
+
+def test_every_page_stands_under_one_symptom_and_rehearsals_can_be_asked_for() -> None:
+    listed = [name for found in index.SYMPTOMS.values() for name in found]
+    assert sorted(listed) == sorted(prose.pages()), "runbooks/index.py"
+    for name, how in index.REHEARSALS.items():
+        assert name in prose.pages()
+        if how.startswith("holdfast "):
+            parser.build().parse_args(shlex.split(how)[1:])
+    page = Path(__file__).resolve().parent.parent / "docs/runbooks.md"
+    assert page.read_text() == index.render_index(), "run `make docs`"
+
+
+PLACES = {"ID": "i-1", "NODE": "n0", "RUN": "m5", "FAULT": "rank_hung", "DIR": "/tmp", "PATH": "/"}
+
+
+def commands_of(text: str) -> list[str]:
+    """What a page tells people to type of Holdfast's own."""
+    rows = [row.partition("#")[0].strip() for row in text.splitlines() if row.startswith("    ")]
+    quoted = re.findall(r"`(holdfast [^`]+)`", " ".join(text.split()))
+    return [row for row in (*rows, *quoted) if row.startswith("holdfast ")]
+
+
+def test_every_command_of_a_page_is_one_that_the_command_line_takes() -> None:
+    wrong = []
+    known = {one.name for one in parser.COMMANDS}
+    for name, text in prose.pages().items():
+        for command in commands_of(text):
+            words = [PLACES.get(word, word) for word in shlex.split(command.replace("...", "x"))]
+            if words[1] in ("run", "train", "agent", "simulate") or "|" in words:
+                ok = words[1] in known
+            else:
+                try:
+                    parser.build().parse_args(words[1:])
+                    ok = True
+                except SystemExit:
+                    ok = False
+            if not ok:
+                wrong.append(f"{name}: {command}")
+    assert not wrong, "\n".join(wrong)

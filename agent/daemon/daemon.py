@@ -44,6 +44,7 @@ from ..system.clocks import instant
 from ..system.errors import say
 from ..system.side_thread import SideThread
 from ..system.systemd import notify
+from ..web import books
 from . import own_faults
 from .alerts import Alerts
 from .operators import Operators
@@ -382,6 +383,7 @@ class Daemon:
             self.performer.count(*record.counts)
             self.evidence.keep(record.incident)
         self._keep_jobs()
+        books.draw(self.state)
         if changes.forgotten:
             self.journal.append(Forgotten(tuple(incident.id for incident in changes.forgotten)))
             self.evidence.forget(changes.forgotten)

@@ -31,6 +31,7 @@ from ..system.errors import ErrorCounters
 from ..system.side_thread import SideThread
 from ..telemetry.collectors import Runner
 from ..telemetry.kernel_log import KernelWatch
+from ..web.curves import Curves
 
 COMMITS_MAX = 4096
 
@@ -80,6 +81,7 @@ class AgentState:
         collectors = self.config.collectors
         self.kernel = KernelWatch(collectors.kmsg, self.boot_id, collectors.kmsg_users)
         self.checkpoints = CheckpointAges()
+        self.curves = Curves()
         self.checks: tuple[CheckVerdict, ...] = ()  # what was checked last in this boot
 
     @property

@@ -216,7 +216,7 @@ class _Page:
             label = (view.run,)
             running = [rank for rank in view.ranks if rank.state == "running"]
             times = sorted(rank.step_time_s for rank in running if rank.step_time_s > 0)
-            loss = status.loss(state.launchers.session(view.run), running)
+            loss = books.loss(state.launchers.session(view.run), running)
             checkpoint = status.checkpoint(state, view)
             rows["run_generation"].append((label, view.generation))
             for name in STATES:

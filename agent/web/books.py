@@ -6,14 +6,16 @@ for reading the agent's state.
 
 from __future__ import annotations
 
+import math
 import statistics
 from typing import Any, NamedTuple
 
 from ..core.ledger import WORKING
-from ..core.model import RunView
+from ..core.model import RankView, RunView
 from ..core.run import policy
 from ..daemon.state import AgentState
 from ..history.job_log import job_row
+from .curves import Point
 
 LEAST_S = 60.0  # of a run's ledger, before its share of training says anything
 
@@ -52,6 +54,32 @@ def rates(state: AgentState, view: RunView) -> Rates:
         goal.flops_per_step / step_s / goal.peak_flops
         if step_s and goal.flops_per_step and goal.peak_flops else None,
         total, eta_s, goal.deadline_wall_s, goal.team, _restarts_left(state, view))
+
+
+def draw(state: AgentState) -> None:
+    """A point of each run's curves."""
+    views = state.snapshot.observed.runs
+    for view in views:
+        running = [rank for rank in view.ranks if rank.state == "running"]
+        times = [rank.step_time_s for rank in running if rank.step_time_s > 0]
+        if running:
+            state.curves.add(view.run, Point(
+                round(state.snapshot.now.wall_s, 2), min(rank.step for rank in running),
+                view.generation, round(statistics.median(times), 6) if times else None,
+                loss(state.launchers.session(view.run), running)))
+    state.curves.keep({view.run for view in views})
+
+
+def loss(session: Any, running: list[RankView]) -> float | None:
+    """The loss that the lowest running rank wrote on its page; None where none was written."""
+    if session is None:
+        return None
+    for rank in running:
+        monitor = session.monitors.get(rank.rank)
+        if monitor is not None and monitor.view is not None and monitor.view.step > 0:
+            value: float = monitor.view.loss
+            return value if math.isfinite(value) and value != 0.0 else None
+    return None
 
 
 def _restarts_left(state: AgentState, view: RunView) -> int | None:

@@ -193,6 +193,7 @@ class WebServer:
                 ("GET", "/api/v1/refusals", self._refusals),
                 ("GET", "/api/v1/ledger", self._ledger),
                 ("GET", "/api/v1/jobs", self._jobs),
+                ("GET", "/api/v1/runs/{run}/curves", self._curves),
                 ("GET", "/api/v1/explain/{fault}", self._explain),
                 ("GET", "/api/v1/drift", self._drift),
                 ("GET", "/api/v1/checks", self._checks),
@@ -322,6 +323,14 @@ class WebServer:
         """Attempts of runs, the newest first; why another's ended is left out."""
         found = visibility.jobs(books.jobs(self._state), self._reader(request))
         return _json(msgspec.json.encode(found))
+
+    async def _curves(self, request: web.Request) -> web.Response:
+        """Loss and step time of a run over its life here: [wall_s, step, generation, step_s, loss]
+        each."""
+        run = request.match_info["run"]
+        if self._state.launchers.session(run) is None:
+            return refuse(404, f"no run {run!r} on this node", "a run that /api/v1/status lists")
+        return _json(msgspec.json.encode(self._state.curves.of(run)))
 
     async def _drift(self, request: web.Request) -> web.Response:
         run = request.query.get("run", "")

@@ -7,7 +7,6 @@ no waiting, no I/O.
 from __future__ import annotations
 
 import itertools
-import math
 import os
 import re
 import shlex
@@ -259,7 +258,7 @@ def _run(state: AgentState, view: RunView, verdicts: tuple[Verdict, ...]) -> dic
         "need": _need(state, view, paused),
         "reason": dict(state.snapshot.decision.reasons).get(view.run, ""),
         "step": min(steps) if steps else _last_step(view),
-        "loss": loss(session, running),
+        "loss": books.loss(session, running),
         "step_time_s": round(times[len(times) // 2], 6) if times else 0.0,
         "checkpoint": checkpoint(state, view),
         "books": books.rates(state, view)._asdict(),
@@ -392,15 +391,3 @@ def _last_step(view: RunView) -> int:
     steps = [rank.step for rank in view.ranks]
     steps += [rank.parked.step for rank in view.ranks if rank.parked is not None]
     return max(steps, default=0)
-
-
-def loss(session: Any, running: list[RankView]) -> float | None:
-    """The loss that the lowest running rank wrote on its page; None where none was written."""
-    if session is None:
-        return None
-    for rank in running:
-        monitor = session.monitors.get(rank.rank)
-        if monitor is not None and monitor.view is not None and monitor.view.step > 0:
-            loss = monitor.view.loss
-            return loss if math.isfinite(loss) and loss != 0.0 else None
-    return None

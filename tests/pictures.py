@@ -1,0 +1,260 @@
+"""The pictures of docs/: the live page, and dashboards drawn from their JSON, by headless Chromium.
+
+`make pictures` trains for some minutes on this machine, breaks ranks, and has a real Prometheus
+scrape the agent.  The dashboards' panels are drawn here, in plain SVG, at the places, with the
+queries, units and colours that their JSON says: no Grafana has a part in it.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+from pathlib import Path
+from typing import Any
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent / "e2e")]
+
+from monitoring import get, prometheus  # noqa: E402
+from network.tree import ib_node  # noqa: E402
+from nvml import nvml_standin  # noqa: E402
+from running import ROOT, Run, Runs, wait_for  # noqa: E402
+
+from holdfast.dashboards.grafana import boards  # noqa: E402
+
+FOLDER = ROOT / "docs/pictures"
+COLUMN, ROW = 52, 34  # pixels of one cell of Grafana's grid
+NAMED = {"green": "#73bf69", "dark-green": "#37872d", "light-blue": "#8ab8ff", "blue": "#5794f2",
+         "purple": "#b877d9", "dark-purple": "#8f3bb8", "light-yellow": "#ffee52",
+         "orange": "#ff9830", "red": "#f2495c", "dark-orange": "#fa6400", "dark-red": "#c4162a",
+         "light-orange": "#ffb357", "yellow": "#fade2a"}
+PALETTE = ("#73bf69", "#f2cc0c", "#8ab8ff", "#ff780a", "#f2495c", "#5794f2", "#b877d9", "#705da0")
+STYLE = """body{margin:0;background:#111217;color:#ccccdc;font:12px "DejaVu Sans",sans-serif}
+#board{position:relative}.p{position:absolute;box-sizing:border-box;background:#181b1f;
+border:1px solid #2c3235;border-radius:2px;padding:8px;overflow:hidden}
+.p h4{margin:0 0 4px;font-weight:500;font-size:13px}.big{font-size:30px;font-weight:500}
+table{width:100%;border-collapse:collapse;font-size:11px}th{text-align:left;color:#6e9fff;
+font-weight:500}td,th{padding:3px 6px;border-bottom:1px solid #2c3235}.l{font-size:11px;
+color:#ccccdc}.l i{display:inline-block;width:12px;height:4px;margin:0 5px 2px 10px}
+.none{color:#8e8e8e;padding-top:14px;text-align:center}h2{margin:10px 12px;font-weight:500;
+font-size:17px}"""
+UNITS = {"s": (("d", 86400), ("h", 3600), ("min", 60), ("s", 1), ("ms", 1e-3), ("µs", 1e-6)),
+         "bytes": (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1)),
+         "Bps": (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3), ("B/s", 1)),
+         "short": (("G", 1e9), ("M", 1e6), ("K", 1e3), ("", 1))}
+
+
+def shown(value: float, unit: str) -> str:
+    if unit == "percentunit":
+        return f"{100 * value:.3g} %"
+    if unit == "dateTimeFromNow":
+        return f"{max(0.0, time.time() - value / 1000):.0f} s ago"
+    if unit in UNITS:
+        name, size = next((one for one in UNITS[unit] if abs(value) >= one[1]), UNITS[unit][-1])
+        return f"{value / size:.3g} {name}".strip()
+    return f"{value:.4g} {dict(watt='W', celsius='°C').get(unit, '')}".strip()
+
+
+class Board:
+    """One dashboard over [begin, now] of a Prometheus."""
+
+    def __init__(self, text: str, server: str, instance: str, begin_s: float) -> None:
+        self.board: dict[str, Any] = json.loads(text)
+        self.server, self.instance = server, instance
+        self.begin_s, self.now_s = begin_s, time.time()
+
+    def ask(self, expr: str, moments: bool) -> list[dict[str, Any]]:
+        span = f"{int(self.now_s - self.begin_s) + 60}s"
+        for name, value in (("$__rate_interval", "8s"), ("$__range", span), ("$run", "m5"),
+                            ("$node", self.instance)):
+            expr = expr.replace(name, value)
+        wanted = {"query": expr} | ({"start": self.begin_s, "end": self.now_s, "step": 1}
+                                    if moments else {})
+        route = "query_range" if moments else "query"
+        answer = get(f"http://{self.server}/api/v1/{route}?{urllib.parse.urlencode(wanted)}")
+        found: list[dict[str, Any]] = answer["data"]["result"]
+        return found
+
+    def page(self) -> str:
+        high = max(one["gridPos"]["y"] + one["gridPos"]["h"] for one in self.board["panels"])
+        parts = [self._panel(one) for one in self.board["panels"]]
+        return (f'<!doctype html><meta charset="utf-8"><style>{STYLE}</style>'
+                f'<h2>{html.escape(self.board["title"])}</h2><div id="board" '
+                f'style="width:{24 * COLUMN}px;height:{high * ROW}px">{"".join(parts)}</div>')
+
+    def _panel(self, one: dict[str, Any]) -> str:
+        at, default = one["gridPos"], one["fieldConfig"]["defaults"]
+        width, height = at["w"] * COLUMN - 6, at["h"] * ROW - 6
+        moments = one["type"] in ("timeseries", "heatmap")
+        series = [(row, target["legendFormat"]) for target in one["targets"]
+                  for row in self.ask(target["expr"], moments)]
+        draw = {"stat": self._stat, "table": self._table, "timeseries": self._lines,
+                "heatmap": self._heatmap}[one["type"]]
+        body = draw(one, series, default["unit"], width - 18, height - 32) if series else (
+            f'<div class="none">{html.escape(default["noValue"])}</div>')
+        return (f'<div class="p" style="left:{at["x"] * COLUMN + 3}px;top:{at["y"] * ROW}px;'
+                f'width:{width}px;height:{height}px"><h4>{html.escape(one["title"])}</h4>'
+                f"{body}</div>")
+
+    def _stat(self, one: dict[str, Any], series: list[Any], unit: str, *_: int) -> str:
+        steps = one["fieldConfig"]["defaults"]["thresholds"]["steps"]
+        parts = []
+        for row, legend in series[:4]:
+            value = float(row["value"][1])
+            colour = [s["color"] for s in steps if s["value"] is None or value >= s["value"]][-1]
+            name = f'<div class="l">{html.escape(named(legend, row))}</div>' * (len(series) > 1)
+            size = 30 if len(series) == 1 else 19
+            parts.append(f'<div style="display:inline-block;margin-right:26px">{name}<span '
+                         f'class="big" style="font-size:{size}px;color:{NAMED[colour]}">'
+                         f"{html.escape(shown(value, unit))}</span></div>")
+        return "".join(parts)
+
+    def _table(self, one: dict[str, Any], series: list[Any], unit: str, *_: int) -> str:
+        names = [name for name in series[0][0]["metric"] if name not in ("job", "__name__")]
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in [*names, one["title"]])
+        rows = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(row['metric'].get(name, ''))}</td>"
+                             for name in names)
+            + f"<td>{html.escape(shown(float(row['value'][1]), unit))}</td></tr>"
+            for row, _ in series[:9])
+        return f"<table><tr>{head}</tr>{rows}</table>"
+
+    def _lines(self, one: dict[str, Any], series: list[Any], unit: str, width: int, height: int
+               ) -> str:
+        fixed = {rule["matcher"]["options"]: rule["properties"][0]["value"]["fixedColor"]
+                 for rule in one["fieldConfig"]["overrides"]}
+        stacked = "stacking" in one["fieldConfig"]["defaults"]["custom"]
+        rows = [(named(legend, row), [(at, float(v)) for at, v in row["values"] if v != "NaN"])
+                for row, legend in series[:24]]
+        if stacked:
+            rows = [(name, points) for name, points in rows if any(v > 1e-4 for _, v in points)]
+        base: dict[float, float] = {}
+        tops = [v for _, points in rows for _, v in points]
+        top = 1.0 if stacked else max([*tops, 1e-9]) * 1.08
+        height -= 16 * (1 + len(rows) // 9)
+        parts, legend_parts = [], []
+        for number, (name, points) in enumerate(rows):
+            colour = fixed.get(name, PALETTE[number % len(PALETTE)])
+            colour = NAMED.get(colour, colour)
+            low = [(at, base.get(at, 0.0)) for at, _ in points] if stacked else []
+            points = [(at, v + base.get(at, 0.0) * stacked) for at, v in points]
+            base |= dict(points)
+            line = " ".join(f"{self._x(at, width):.1f},{height - height * v / top:.1f}"
+                            for at, v in points)
+            if stacked:
+                back = " ".join(f"{self._x(at, width):.1f},{height - height * v / top:.1f}"
+                                for at, v in reversed(low))
+                parts.append(f'<polygon points="{line} {back}" fill="{colour}" '
+                             'fill-opacity=".75"/>')
+            else:
+                parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" '
+                             'stroke-width="1.4"/>')
+            legend_parts.append(f'<i style="background:{colour}"></i>{html.escape(name)}')
+        grid = "".join(
+            f'<line x1="44" x2="{width}" y1="{height * k / 4:.0f}" y2="{height * k / 4:.0f}" '
+            f'stroke="#2c3235"/><text x="0" y="{height * k / 4 + 10:.0f}" fill="#8e8e8e" '
+            f'font-size="10">{html.escape(shown(top * (4 - k) / 4, unit))}</text>'
+            for k in range(5))
+        marks = "".join(f'<line x1="{self._x(at, width):.1f}" x2="{self._x(at, width):.1f}" y1="0" '
+                        f'y2="{height}" stroke="#f2495c" stroke-dasharray="3 3"/>'
+                        for at in self._moments())
+        return (f'<svg width="{width}" height="{height + 2}">{grid}{"".join(parts)}{marks}</svg>'
+                f'<div class="l">{"".join(legend_parts)}</div>')
+
+    def _heatmap(self, one: dict[str, Any], series: list[Any], unit: str, width: int, height: int
+                 ) -> str:
+        rows = sorted((named(legend, row), row["values"]) for row, legend in series)
+        most = max(float(v) for _, values in rows for _, v in values) or 1.0
+        cell = max(2.0, (width - 44) / max(len(values) for _, values in rows))
+        tall, parts = height / len(rows), []
+        for number, (name, values) in enumerate(rows):
+            parts.append(f'<text x="0" y="{number * tall + tall / 2:.0f}" fill="#8e8e8e" '
+                         f'font-size="10">{html.escape(name)}</text>')
+            parts += [f'<rect x="{self._x(at, width):.1f}" y="{number * tall + 1:.1f}" '
+                      f'width="{cell:.1f}" height="{tall - 2:.1f}" fill="#ff780a" '
+                      f'fill-opacity="{0.08 + 0.92 * (float(v) / most) ** 0.5:.2f}"/>'
+                      for at, v in values]
+        return f'<svg width="{width}" height="{height}">{"".join(parts)}</svg>'
+
+    def _x(self, at: float, width: int) -> float:
+        return 44 + (width - 44) * (at - self.begin_s) / (self.now_s - self.begin_s)
+
+    def _moments(self) -> list[float]:
+        """Where an annotation's query begins to have a value."""
+        found = []
+        for one in self.board["annotations"]["list"]:
+            for row in self.ask(one["expr"], True):
+                times = [at for at, _ in row["values"]]
+                found += [at for at, before in zip(times, [0.0, *times], strict=False)
+                          if at - before > 9]
+        return found
+
+
+def named(legend: str, row: dict[str, Any]) -> str:
+    for name, value in row["metric"].items():
+        legend = legend.replace("{{" + name + "}}", value)
+    return legend or ", ".join(row["metric"].values())
+
+
+def screenshot(page: str, file: Path, width: int, height: int, *more: str) -> None:
+    subprocess.run(
+        ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
+         "--hide-scrollbars", "--virtual-time-budget=6000", f"--window-size={width},{height}",
+         f"--screenshot={file}", *more, page], check=True, timeout=180,
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def broken(run: Run) -> None:
+    for fault, rank in (("kill", 1), ("stop", 0), ("kill", 0)):
+        generation = run.status()["generation"]
+        run.inject(fault, rank)
+        wait_for(lambda: run.status()["generation"] > generation, 90, "a restart")  # noqa: B023
+        time.sleep(22)  # so that the picture shows training, not a row of faults
+
+
+def main() -> None:
+    home = Path(tempfile.mkdtemp(prefix="hf-", dir="/tmp"))
+    runs, library = Runs(home), home / "nvml"
+    library.mkdir()
+    nvml_standin.compile_library(library)
+    tree = ib_node(home / "tree", ports=2)
+    (home / "agent.toml").write_text(
+        '[agent]\nfast_s = 1.0\nslow_s = 2.0\nnode = "gpu-node-17"\n[inject]\nenabled = true\n'
+        '[cost]\nnode_hour = 98.32\n'
+        f'[collectors]\nnvml = "{library}"\nsys = "{tree.roots.sys}"\n')
+    shutil.copy(ROOT / "tests/nvml/states/healthy.txt", home / "gpus.txt")
+    run = runs.start(
+        "train", "--nproc-per-node", "2", "--deadline", "+2h", "--flops-per-step", "1e9",
+        "--peak-flops", "1e11", "steps=40000", f"work_dir={home}/work", "checkpoint.every=50",
+        name="m5", HOLDFAST_CONFIG=str(home / "agent.toml"),
+        HOLDFAST_FAKE_NVML=str(home / "gpus.txt"))
+    try:
+        run.at_step(5, limit_s=240)
+        url = (home / "rt/m5/address").read_text().strip()
+        with prometheus(home / "p", "", [url.removeprefix("http://")], [], "500ms") as server:
+            begin_s = time.time()
+            time.sleep(20)
+            broken(run)
+            screenshot(url, FOLDER / "live-page.png", 1100, 1250)
+            screenshot(url, FOLDER / "live-page-dark.png", 1100, 1250,
+                       "--force-dark-mode", "--blink-settings=preferredColorScheme=0")
+            for name, text in boards.files().items():
+                board = Board(text, server, url.removeprefix("http://"), begin_s)
+                file = home / f"{name}.html"
+                file.write_text(board.page())
+                high = max(one["gridPos"]["y"] + one["gridPos"]["h"]
+                           for one in board.board["panels"])
+                screenshot(f"file://{file}", FOLDER / f"{name.removesuffix('.json')}.png",
+                           24 * COLUMN, high * ROW + 44)
+    finally:
+        run.kill_all()
+        shutil.rmtree(home, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
