@@ -109,7 +109,8 @@ def measured(count: int, seconds: float, home: Path) -> dict[str, object]:
         took_s = sorted(took for one in senders for took in one.took_s)
         half = len(sizes) // 2
         return {
-            "bench": "webhooks", "deliveries": count, "seconds": round(time.monotonic() - begin_s, 1),
+            "bench": "webhooks", "deliveries": count,
+            "seconds": round(time.monotonic() - begin_s, 1),
             "lost": sum(one.lost for one in senders), "answer_p50_ms": round(
                 1e3 * took_s[len(took_s) // 2], 2),
             "answer_p99_ms": round(1e3 * took_s[int(len(took_s) * 0.99)], 2),

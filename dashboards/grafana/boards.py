@@ -26,9 +26,10 @@ _TO_NODE = Link("Node", "/d/holdfast-node?var-node=${__data.fields.instance}&${_
 
 
 def began(series: str) -> str:
-    """Where a counter grew; its first appearance counts, which increase() does not see."""
+    """Where a counter grew; its first appearance counts, which increase() does not see.  One that
+    begins at 0, as those of all known kernel events do with the agent, tells of nothing."""
     return (f"(increase({series}[$__rate_interval]) > 0 "
-            f"or ({series} unless {series} offset $__rate_interval))")
+            f"or ({series} > 0 unless {series} offset $__rate_interval))")
 
 
 def gained(series: str) -> str:
