@@ -27,6 +27,7 @@ class World(NamedTuple):
     wrong: tuple[str, ...] = ()
     dies: dict[str, int] = {}
     dark: tuple[str, ...] = ()  # nothing answers there
+    slow_rails: dict[str, float] = {}  # label -> share
     frozen: tuple[str, ...] = ()  # who dies stands still: its machine answers
     load: float = 0.0
 
@@ -38,15 +39,15 @@ def names(count: int) -> list[str]:
 class Flight:
     def __init__(self, count: int, world: World, seed: int = 0, size: int = 0,
                  absent: dict[str, str] | None = None, machine: str = "", cores: int = 1,
-                 expected_rate: float = 0.0) -> None:
+                 expected_rate: float = 0.0, rails: int = 0) -> None:
         self.world, self.noise = world, random.Random(seed)
         self.done: Counter[str] = Counter()
         self.batches: list[tuple[Trial, ...]] = []
         absent = absent or {}
-        members = [Member(name, machine or name, cores, "cpu") for name in names(count)
-                   if name not in absent]
+        members = [Member(name, machine or name, cores, "cpu", devices=max(1, rails))
+                   for name in names(count) if name not in absent]
         steps = preflight.preflight(names(count), members, absent, size, names(count)[0],
-                                    expected_rate=expected_rate)
+                                    expected_rate=expected_rate, rails=bool(rails))
         outcomes = None
         while True:
             try:
@@ -75,7 +76,9 @@ class Flight:
             rate = 50e9 * world.compute.get(node, 1.0) * busy * self.noise.uniform(0.95, 1.05)
             return Outcome(test, True, rate)
         links = [pair(a, b) for a, b in combinations(test.nodes, 2)]
-        left = min([1.0, *(world.network.get(one, 1.0) for one in (*test.nodes, *links))])
+        places: list[Place] = [*test.nodes, *links]
+        left = min([world.slow_rails.get(test.label, 1.0),
+                    *(world.network.get(one, 1.0) for one in places)])
         if not left:
             return Outcome(test, False, error="no answer from the other side")
         return Outcome(test, True, 1e9 * left * busy * self.noise.uniform(0.97, 1.03))

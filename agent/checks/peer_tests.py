@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import json
 import os
+import shutil
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -100,23 +103,57 @@ def _sustained(device: str, seconds: float) -> float:
 
 
 def exchange(command: dict[str, Any], descriptor: int) -> dict[str, Any]:
-    """One rank of a group, one a node: every operation exact, then some of them timed.
+    """One node's part in a test: a rank here, or one an accelerator, each in a child of its own."""
+    each = command["ranks"]
+    if each == 1:
+        return _rank(command, 0, descriptor, "")
+    folder = tempfile.mkdtemp(prefix="holdfast-check-")
+    answers: dict[str, dict[str, Any]] = {}
+    calls = [isolate.Call("rank %d" % local, functools.partial(_told, command, local, folder),
+                          command["deadline_s"] + KILL_S / 2) for local in range(each)]
+    try:
+        for event in isolate.run_all(calls, each):
+            if event.ended and event.problem:
+                raise RuntimeError("%s here: %s" % (event.name, event.problem))
+            if not event.ended and "port" in event.value:
+                isolate.write_line(descriptor, event.value)
+            elif not event.ended:
+                answers[event.name] = event.value
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    if len(answers) < each:
+        raise RuntimeError("not every rank here answered")
+    wrong = {name for one in answers.values() for name in one["wrong"]}
+    rate = min(one["rate"] for one in answers.values())
+    first = answers["rank 0"]
+    return {**first, "wrong": sorted(wrong), "rate": rate if command["pair"] else first["rate"]}
 
-    The first rank serves the group's store at its own address, and tells its port before it joins.
+
+def _told(command: dict[str, Any], local: int, folder: str, descriptor: int) -> None:
+    isolate.write_line(descriptor, _rank(command, local, descriptor, folder))
+
+
+def _rank(command: dict[str, Any], local: int, descriptor: int, folder: str) -> dict[str, Any]:
+    """One rank of a group: every operation exact, then some of them timed.
+
+    The first rank serves the group's store at its node's own address, and tells its port before it
+    joins: to the other nodes by the descriptor, to the other ranks here by a file of the folder.
     """
-    rank, n, here = command["rank"], command["n"], kind()
+    each, here = command["ranks"], kind()
+    rank, n = command["rank"] * each + local, command["n"] * each
     interface = interface_of(command["address"])
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         os.environ.setdefault(name, interface)
     torch.set_num_threads(1)
+    place = local if each > 1 else command["rail"]
     if here == "cuda":
-        torch.cuda.set_device(0)
+        torch.cuda.set_device(place)
     limit = timedelta(seconds=command["deadline_s"])
-    store = _store(command, limit, descriptor)
+    store = _store(command, rank, n, limit, descriptor, folder)
     print("joining", flush=True)
     dist.init_process_group("nccl" if here == "cuda" else "gloo", rank=rank, world_size=n,
                             store=store, timeout=limit)
-    device = "cuda:0" if here == "cuda" else "cpu"
+    device = "cuda:%d" % place if here == "cuda" else "cpu"
     begin_s = time.monotonic()
     rows = _rows(command, rank, n, device, here)
     gathered: list[Any] | None = [None] * n if rank == 0 else None
@@ -154,20 +191,40 @@ def _rows(command: dict[str, Any], rank: int, n: int, device: str,
     return [one for one in found if one]
 
 
-def _store(command: dict[str, Any], limit: timedelta, descriptor: int) -> dist.Store:
-    host, port = command["store"] or (command["address"], 0)
-    if command["rank"]:
-        return dist.TCPStore(host, port, command["n"], False, timeout=limit)
+def _store(command: dict[str, Any], rank: int, n: int, limit: timedelta, descriptor: int,
+           folder: str) -> dist.Store:
+    if command["store"] is not None:
+        host, port = command["store"]
+        return dist.TCPStore(host, port, n, False, timeout=limit)
+    host, told = command["address"], os.path.join(folder, "port")
+    if rank:
+        return dist.TCPStore(host, _read_port(told, limit), n, False, timeout=limit)
     # By itself the store would listen on every address.
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family)
     listener.bind((host, 0))
-    listener.listen(command["n"] * 4)
+    listener.listen(n * 4)
     port = listener.getsockname()[1]
-    store = dist.TCPStore(host, port, command["n"], True, timeout=limit, wait_for_workers=False,
+    store = dist.TCPStore(host, port, n, True, timeout=limit, wait_for_workers=False,
                           master_listen_fd=listener.detach())
+    if folder:
+        with open(told + ".new", "w") as file:
+            file.write(str(port))
+        os.rename(told + ".new", told)
     isolate.write_line(descriptor, {"port": port})
     return store
+
+
+def _read_port(told: str, limit: timedelta) -> int:
+    """Once the first rank here has written it."""
+    limit_s = time.monotonic() + limit.total_seconds()
+    while time.monotonic() < limit_s:
+        try:
+            with open(told) as file:
+                return int(file.read())
+        except FileNotFoundError:
+            time.sleep(0.01)
+    raise TimeoutError("the first rank here serves no store")
 
 
 def interface_of(address: str) -> str:

@@ -1,10 +1,10 @@
-"""The vendors' own tests, run when installed: dcgmi diag, nccl-tests, nccom-test and rvs.
+"""The vendors' own tests, run when installed: dcgmi, nccl-tests, nccom-test, rvs, fi_pingpong.
 
 Owns their command lines and what their output comes to.  Each is called in a check's child, which
 ends it at its deadline; one that is not installed is `unknown`.  The forms of the output are those
 of the tools' documentation: `dcgmi diag --json` of DCGM 3 and 4, nccl-tests' rows, nccom-test's
-JSON report, rvs' [RESULT] lines.  Standard library of Python 3.9 alone: the collective tests beside
-torch use nccl-tests as well.
+JSON report, rvs' [RESULT] lines, fi_pingpong's eight columns.  Standard library of Python 3.9
+alone: the collective tests beside torch use nccl-tests as well.
 """
 
 from __future__ import annotations
@@ -14,21 +14,25 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import tempfile
+import time
 from collections.abc import Mapping
 from typing import Any
 
 Answer = dict[str, Any]  # the fields of agent/core/checks/verdict.py's Answer
 OUTPUT_MAX_BYTES = 8 << 20
 PLACES = ("/usr/local/bin", "/usr/bin", "/opt/nccl-tests/build", "/opt/aws/neuron/bin",
-          "/opt/rocm/bin")
+          "/opt/rocm/bin", "/opt/amazon/efa/bin")
 # Ours of each of nccl-tests' programs.
 NCCL_TESTS = {"all_reduce_perf": "all_reduce", "all_gather_perf": "all_gather",
               "reduce_scatter_perf": "reduce_scatter", "alltoall_perf": "all_to_all",
               "broadcast_perf": "broadcast", "sendrecv_perf": "sendrecv"}
 VISIBLE_CORES, NUMBER_OF_CORES = "NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES"
 CORES_MAX = 1024
+EFA_BYTES, EFA_S = 1 << 20, 12.0
+PINGPONG_ROW = re.compile(r"\d+(\.\d+)?")  # MB/sec, of its eight columns
 RVS_CONF = "/opt/rocm/share/rocm-validation-suite/conf"
 RVS_RESULT = re.compile(r"\[RESULT\].*?\b(?:met|pass)\s*:\s*(TRUE|FALSE)", re.I)
 
@@ -243,3 +247,73 @@ def rvs_answer(text: str, problem: str = "") -> Answer:
     if failed or (rows and not problem):
         return {"said": "%d results are met" % len(rows), "critical": failed}
     return {"unknown": [problem or "rvs named no result"]}
+
+
+# --------------------------------------------------------------------------------------- EFA
+
+
+def efa_loopback(_: object) -> Answer:
+    """Each EFA device to itself by libfabric's fi_pingpong, every byte compared.  Without shared
+    memory in between the data takes the card's way."""
+    names = efa_devices()
+    if not names:
+        return {"said": "no EFA device"}
+    if program("fi_pingpong") is None:
+        return {"unknown": ["fi_pingpong is not installed: no libfabric on the PATH"]}
+    # Newer libfabric has a second fabric, which this tool cannot use.
+    listed, _ = _said("fi_info", "-p", "efa", "-t", "FI_EP_RDM")
+    fabric = ["-f", "efa"] if "efa-direct" in listed else []
+    found: Answer = {"critical": [], "measures": [], "table": [],
+                     "said": "%d devices, each to itself" % len(names)}
+    for name in names:
+        text, problem = _pingpong(name, fabric)
+        rates = [float(row[-3]) for row in map(str.split, text.split("\n"))
+                 if len(row) == 8 and PINGPONG_ROW.fullmatch(row[-3])]
+        if problem or not rates:
+            found["critical"].append("%s: %s" % (name, problem or "fi_pingpong named no result"))
+        else:
+            found["measures"].append({"name": "efa_loopback", "value": rates[-1] * 1e6,
+                                      "unit": "B/s", "subject": name})
+        found["table"] += ["# %s" % name, *text.split("\n")[:20]]
+    return found
+
+
+def efa_devices(root: str = "/sys/class/infiniband") -> list[str]:
+    drivers = {one: os.path.realpath(os.path.join(one, "device/driver"))
+               for one in glob.glob(os.path.join(root, "*"))}
+    return sorted(os.path.basename(one) for one, driver in drivers.items()
+                  if os.path.basename(driver) == "efa")
+
+
+def _pingpong(name: str, fabric: list[str]) -> tuple[str, str]:
+    """What the client prints, and why that is to be doubted.  The server is there when it is: what
+    cannot connect yet is tried again."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = str(taken.getsockname()[1])
+    tool, environ = program("fi_pingpong"), {**os.environ, "FI_EFA_ENABLE_SHM_TRANSFER": "0"}
+    assert tool is not None
+    words = [tool, "-e", "rdm", "-p", "efa", *fabric, "-d", "%s-rdm" % name, "-c", "-I", "100",
+             "-S", str(EFA_BYTES)]
+    print(" ".join(words), flush=True)
+    server = subprocess.Popen([*words, "-B", port], env=environ, stdin=subprocess.DEVNULL,
+                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    limit_s = time.monotonic() + EFA_S
+    try:
+        while True:
+            left_s = max(0.1, limit_s - time.monotonic())
+            done = subprocess.run([*words, "-P", port, "localhost"], env=environ, timeout=left_s,
+                                  stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                  stderr=subprocess.STDOUT, check=False)
+            text = done.stdout[:OUTPUT_MAX_BYTES].decode("utf-8", "replace")
+            if done.returncode == 0:
+                return text, ""
+            if server.poll() is not None or time.monotonic() > limit_s - EFA_S / 2:
+                return text, "fi_pingpong ended with status %d: %s" % (
+                    done.returncode, " ".join(text.split())[-200:] or "nothing")
+            time.sleep(0.2)
+    except subprocess.TimeoutExpired:
+        return "", "no data came through within %g s" % EFA_S
+    finally:
+        server.kill()
+        server.wait()

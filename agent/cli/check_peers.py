@@ -50,14 +50,15 @@ def check_peers(options: argparse.Namespace, pythons: Sequence[tuple[str, str]],
         own = hosts.own(peers, options.own, os.environ, options.peers == hosts.SLURM)
         plan = Plan(peers, token(options.token_file, os.environ), options.port, options.join_wait,
                     options.deadline, size, options.group_size,
-                    lambda model: kept.usual(folder, model, size))
+                    options.rail, lambda model: kept.usual(folder, model, size))
         if options.group_size and len(peers) % options.group_size:
             raise ValueError(f"--group-size {options.group_size}: {len(peers)} nodes are no whole "
                              "number of such groups")
     except ValueError as error:
         raise Failure(str(error), NOT_KNOWN) from error
     name = peers[own].name
-    itself = Member(name, procfs.boot_id(), len(os.sched_getaffinity(0)), error=why_not)
+    itself = Member(name, procfs.boot_id(), len(os.sched_getaffinity(0)), error=why_not,
+                    devices=options.ranks or 0)
     tell = (lambda words: None) if options.json else _tell
     try:
         heard = asyncio.run(attend(plan, own, itself, pythons, tell))
@@ -129,7 +130,7 @@ def status_of(report: Report, node: str) -> str:
     versions unlike the others'."""
     mine = next(one for one in report.rows if one.node == node)
     touched = any(node in link.nodes for link in report.links) or any(
-        node in group.nodes and group.state == BROKEN for group in report.groups) or any(
+        node in group.nodes and group.state in (SLOW, BROKEN) for group in report.groups) or any(
         node in dict(one.nodes) for one in report.drift)
     return WARNING if mine.state == GOOD and touched else STATUS[mine.state]
 
@@ -175,7 +176,7 @@ def _node(row: Row, status: str, limit_from: str) -> list[Line]:
 
 
 def _group(group: Group, tables: bool) -> list[Line]:
-    status = {GOOD: OK, BROKEN: WARNING}.get(group.state, NOT_TOLD)
+    status = {GOOD: OK, SLOW: WARNING, BROKEN: WARNING}.get(group.state, NOT_TOLD)
     words = (f"all-reduce at {amount(group.rate, 'B/s')} busbw, every operation exact"
              if group.state == GOOD else group.reason)
     found = [line(Span(status.ljust(INDENT), STYLES[status]),

@@ -130,6 +130,8 @@ def _peers(parser: argparse.ArgumentParser) -> None:
                        metavar="SECONDS", help="of one test between nodes (%(default)s)")
     group.add_argument("--group-size", type=number(int, 2, 4096), default=0, metavar="N",
                        help="measure within partition groups of N nodes, and across them")
+    group.add_argument("--rail", action="store_true",
+                       help="measure each rail: of all nodes the first accelerators, ...")
 
 
 def _check(parser: argparse.ArgumentParser) -> None:
@@ -152,7 +154,8 @@ def _check(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", default="", metavar="LIST",
                         help="of the collective tests, as 64K,1M,1G")
     parser.add_argument("--ranks", type=number(int, 2, 256), metavar="N",
-                        help="of the collective tests (default: one a device, 2 on processors)")
+                        help="of the collective tests, with --peers on each node (default: one a "
+                             "device; on processors 2, with --peers 1)")
     parser.add_argument("--table", action="store_true",
                         help="show the collective tests' tables, as with their name")
     parser.add_argument("--config", metavar="FILE", help="default: /etc/holdfast/agent.toml")

@@ -38,6 +38,7 @@ class Plan(NamedTuple):
     exchange_s: float
     bytes: int = 0
     group_size: int = 0
+    rails: bool = False
     usual: Callable[[str], float] = lambda model: 0.0  # of a pair of such nodes; 0: not known
 
 
@@ -220,7 +221,7 @@ class Coordinator:
         models = {one.model for one in members if not one.error}
         expected_rate = self._plan.usual(models.pop()) if len(models) == 1 else 0.0
         steps = preflight.preflight(names, members, absent, self._plan.group_size, coordinator,
-                                    still, expected_rate)
+                                    still, expected_rate, self._plan.rails)
         outcomes: list[Outcome] | None = None
         while True:
             try:
@@ -285,6 +286,7 @@ class Coordinator:
         async def ask(rank: int, name: str, store: list[Any] | None) -> None:
             await self._seats[name].ask(number, {
                 "do": "exchange", "rank": rank, "n": len(test.nodes), "pair": test.kind == PAIR,
+                "ranks": test.ranks, "rail": test.rail,
                 "address": addresses[name], "store": store, "bytes": self._plan.bytes,
                 "deadline_s": self._plan.exchange_s})
 

@@ -114,8 +114,10 @@ async def _served(channel: Channel, coordinator: str, itself: Member, tester: Te
     await starting
     models = [str(one) for one in tester.here.get("models", ())]
     torch = f"torch {tester.here['torch']} of {tester.here['python']}" if tester.here else ""
+    on_devices = tester.here.get("kind") == "cuda"
     ready = msgspec.structs.replace(
-        itself, model=f"{len(models)} x {models[0]}" if models else "",
+        itself, devices=min(itself.devices or len(models), len(models)) if on_devices else max(
+            1, itself.devices), model=f"{len(models)} x {models[0]}" if models else "",
         error=itself.error or tester.problem, versions=versions(tester.here))
     try:
         await channel.send({"member": msgspec.to_builtins(ready)})

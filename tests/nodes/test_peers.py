@@ -50,17 +50,19 @@ def states(found: dict[str, Any]) -> dict[str, str]:
 
 
 def test_nodes_that_are_well_pass_by_themselves_in_groups_and_together(nodes: Nodes) -> None:
-    codes = ended(nodes, started(nodes, "--group-size", "2"))
+    codes = ended(nodes, started(nodes, "--group-size", "2", "--ranks", "2", "--rail"))
     text = nodes[0].said("check.out")
     assert codes == [0, 0, 0, 0], text
-    for label in ("group 0: 2 nodes", "across 1: 2 nodes", "whole: 4 nodes"):
+    for label in ("group 0: 2 nodes", "across 1: 2 nodes", "whole: 4 nodes",
+                  "rail 1: 4 nodes"):
         assert label in text
     assert "4 good; " in text and max(map(len, text.splitlines())) <= 80
     assert nodes[2].said("check.out").startswith("ok       n2: passed with 3 of 3 nodes")
     assert all(not node.pids() for node in nodes)
     kept = json.loads((nodes[2].home / "state/checks/results.json").read_text())
     scopes = {one["subject"].partition(", ")[2] for one in kept["verdicts"]["peers"]["measures"]}
-    assert scopes == {"pair", "group 1", "across 0", "whole"} and kept["baseline"]
+    assert scopes == {"pair", "group 1", "across 0", "whole", "rail 0", "rail 1"}
+    assert kept["baseline"]
 
 
 def test_a_link_30_percent_slower_and_half_a_processor_are_told_as_slow(nodes: Nodes) -> None:

@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from ..model import Value
 from . import judge, pairing
 from .judge import BROKEN, GOOD, SLOW, UNKNOWN, Finding, Result
 from .pairing import Pair, pair
-from .verdict import BASELINE
+from .verdict import BASELINE, amount
 
+RAIL = "rail"
 COMPUTE, PAIR, GROUP, REACH = "compute", "pair", "group", "reach"
 COMPUTE_SHARE = 0.75  # of the usual rate: clocks of equal processors differ by some per cent
 COMPUTE_S, AGAIN_S = 0.12, 0.4  # of computing; longer where a verdict hangs on it
@@ -37,6 +40,7 @@ class Member(Value, frozen=True):
     model: str = ""
     error: str = ""
     versions: tuple[tuple[str, str], ...] = ()  # (of what, which): drivers, kernel, torch
+    devices: int = 1  # accelerators, a rank each
 
 
 class Trial(Value, frozen=True):
@@ -44,7 +48,9 @@ class Trial(Value, frozen=True):
 
     kind: str
     nodes: tuple[str, ...]
-    label: str = ""  # of a group: "group 0", "across 1", "whole"
+    label: str = ""  # of a group: "group 0", "across 1", "whole", "rail 3"
+    ranks: int = 1  # of each node
+    rail: int = 0  # with one rank a node: which of its accelerators that has
     threads: int = 0  # to compute with; 0 = all
     seconds: float = 0.0
 
@@ -125,10 +131,12 @@ Steps = Generator[tuple[Trial, ...], Outcomes, Report]
 
 def preflight(names: Sequence[str], members: Iterable[Member], absent: Mapping[str, str],
               group_size: int = 0, coordinator: str = "",
-              still: Iterable[str] = (), expected_rate: float = 0.0) -> Steps:
+              still: Iterable[str] = (), expected_rate: float = 0.0,
+              rails: bool = False) -> Steps:
     """`names`: all of them, in the job's order; `absent`: who did not come, and why; `still`: those
     among them that came and then said nothing to `coordinator`; `expected_rate`: of a pair, by
-    tests that passed before, 0 where nothing is known."""
+    tests that passed before, 0 where nothing is known; `rails`: of all nodes the first
+    accelerators among each other, then the second, ..."""
     here = {one.name: one for one in members}
     able = [name for name in names if name in here and not here[name].error]
     state = _State(names, here, dict(absent), coordinator, still, expected_rate)
@@ -147,7 +155,7 @@ def preflight(names: Sequence[str], members: Iterable[Member], absent: Mapping[s
     rows = {one.node: one for one in state.rows(found)}
     usable = [name for name in names if rows[name].state == GOOD]
     yield from state.grouped(usable, group_size, [
-        each for each, finding in found.links if finding.state == BROKEN])
+        each for each, finding in found.links if finding.state == BROKEN], rails)
     links = tuple(Link(each, finding.state, finding.reason, dict(finding.evidence).get(
         " - ".join(each), ""), LINK_TODO) for each, finding in found.links)
     links += tuple(state.cut_ways())
@@ -318,10 +326,14 @@ class _State:
             passed = {node for result in self._pairs.values() if result.ok for node in result.pair}
             tired = {node for node, count in failed.items()
                      if skip and count >= BROKEN_MOST and node not in passed}
-            tests = [Trial(PAIR, each) for each in slot if not tired & set(each)
-                     and not self._gone.keys() & set(each)]
+            tests = [Trial(PAIR, each, ranks=self._ranks(each)) for each in slot
+                     if not (tired | self._gone.keys()) & set(each)]
             for one in (yield from self._run(tests)):
                 self._take_pair(one)
+
+    def _ranks(self, nodes: Iterable[str]) -> int:
+        """One an accelerator; nodes that have unlike many are tested with as many as each has."""
+        return min(self.here[node].devices for node in nodes)
 
     def _take_pair(self, one: Outcome) -> None:
         if one.gone:
@@ -360,21 +372,23 @@ class _State:
     # ------------------------------------------------------------------------------ groups
 
     def grouped(self, usable: Sequence[str], size: int,
-                broken: Sequence[Pair]) -> Generator[tuple[Trial, ...], Outcomes, None]:
-        """Within groups, across them, and all together; each of them apart from the others.  What
-        has a broken link in it would only wait for its deadline."""
+                broken: Sequence[Pair],
+                rails: bool) -> Generator[tuple[Trial, ...], Outcomes, None]:
+        """Within groups, across them, all together, and rail by rail; each of them apart from the
+        others.  What has a broken link in it would only wait for its deadline."""
         batches: list[list[Trial]] = []
         if size > 1:
             groups = [self.names[at : at + size] for at in range(0, len(self.names), size)]
             whole = [(number, group) for number, group in enumerate(groups)
                      if set(group) <= set(usable)]
-            batches.append([Trial(GROUP, tuple(group), f"group {number}")
-                            for number, group in whole])
+            batches.append([self._group(group, f"group {number}") for number, group in whole])
             if len(whole) > 1:
-                batches.append([Trial(GROUP, tuple(group[place] for _, group in whole),
-                                     f"across {place}") for place in range(size)])
+                batches.append([self._group([group[place] for _, group in whole],
+                                            f"across {place}") for place in range(size)])
         if len(usable) > 1:
-            batches.append([Trial(GROUP, tuple(usable), "whole")])
+            batches.append([self._group(usable, "whole")])
+            batches += [[Trial(GROUP, tuple(usable), f"{RAIL} {rail}", rail=rail)]
+                        for rail in range(self._ranks(usable) if rails else 0)]
         for batch in batches:
             tests = []
             for test in batch:
@@ -392,6 +406,22 @@ class _State:
                 state = GOOD if one.ok else BROKEN if one.ran else UNKNOWN
                 self.groups.append(Group(one.test.label, one.test.nodes, state, one.rate, one.error,
                                          one.table, one.bytes, one.rates))
+
+        self._grade_rails()
+
+    def _group(self, nodes: Sequence[str], label: str) -> Trial:
+        return Trial(GROUP, tuple(nodes), label, ranks=self._ranks(nodes))
+
+    def _grade_rails(self) -> None:
+        """Against each other: a switch or a plane of the fabric that is slow for all nodes alike
+        makes no pair of them slower than the others."""
+        limit = judge.SLOW_SHARE * judge.usual(
+            one.rate for one in self.groups if one.label.startswith(RAIL) and one.state == GOOD)
+        self.groups = [replace(
+            one, state=SLOW, reason=f"{amount(one.rate, 'B/s')} busbw, and the other rails' limit "
+                                    f"is {amount(limit, 'B/s')}")
+            if one.label.startswith(RAIL) and one.state == GOOD and one.rate < limit else one
+            for one in self.groups]
 
     # ------------------------------------------------------------------------------ verdicts
 

@@ -145,3 +145,55 @@ def test_the_collective_tests_take_nccl_tests_all_reduce(install: Install) -> No
     found = collectives._with_nccl_tests(ours)
     assert [one["name"] for one in found["measures"]] == ["broadcast", "all_reduce", "all_reduce"]
     assert found["said"].endswith("all_reduce by all_reduce_perf")
+
+
+# --------------------------------------------------------------------------------------- EFA
+
+PINGPONG = """case "$*" in
+*-B*) touch "$0.serves"; exec sleep 60;;
+esac
+[ -e "$0.serves" ] || exit 1
+{client}"""
+ROWS = """bytes   #sent   #ack     total       time     MB/sec    usec/xfer   Mxfers/sec
+1m      100     =100     200m        0.03s   {rate}     150.00       0.01"""
+
+
+@pytest.fixture
+def efa(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two EFA devices and a card of another kind."""
+    for name, driver in (("rdmap0s6", "efa"), ("rdmap1s6", "efa"), ("mlx5_0", "mlx5_core")):
+        (tmp_path / "drivers" / driver).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "ib" / name / "device").mkdir(parents=True)
+        (tmp_path / "ib" / name / "device/driver").symlink_to(tmp_path / "drivers" / driver)
+    found = vendor.efa_devices(str(tmp_path / "ib"))
+    assert found == ["rdmap0s6", "rdmap1s6"]
+    monkeypatch.setattr(vendor, "efa_devices", lambda: found)
+
+
+@pytest.mark.usefixtures("efa")
+def test_each_efa_device_is_tested_with_itself(
+    tmp_path: Path, install: Install, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vendor, "EFA_S", 3.0)
+    assert "fi_pingpong is not installed" in made(tmp_path, "efa_loopback").reason
+    install("fi_info", "echo '    fabric: efa-direct'")
+    log = tmp_path / "words"
+    client = f'echo "$*" >> {log}; {says(ROWS.format(rate="6990.51"))}'
+    install("fi_pingpong", PINGPONG.format(client=client))
+    found = made(tmp_path, "efa_loopback")
+    assert found.status == OK, found
+    assert {(one.subject, one.value) for one in found.measures} == {
+        ("rdmap0s6", 6990.51e6), ("rdmap1s6", 6990.51e6)}
+    assert "-f efa -d rdmap0s6-rdm -c" in log.read_text()
+    install("fi_pingpong", PINGPONG.format(client="""
+case "$*" in *rdmap1*) echo "fi_getinfo(): -61 (No data available)"; exit 61;; esac
+""" + says(ROWS.format(rate="9.5"))))
+    lost = made(tmp_path, "efa_loopback")
+    assert lost.status == CRITICAL and "rdmap1s6: fi_pingpong ended with status 61" in lost.reason
+    assert "rdmap0s6" not in lost.reason
+    install("fi_pingpong", PINGPONG.format(client="exec sleep 60"))
+    assert "no data came through" in made(tmp_path, "efa_loopback").reason
+
+
+def test_without_an_efa_device_there_is_nothing_to_test(tmp_path: Path, install: Install) -> None:
+    assert made(tmp_path, "efa_loopback").status == OK

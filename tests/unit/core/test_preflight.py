@@ -119,6 +119,19 @@ def test_who_stands_still_while_its_machine_answers_is_broken_and_a_cut_way_is_n
         assert "nothing answers" in dark.reason("n002") and dark.state("n002") == BROKEN
 
 
+def test_every_accelerator_takes_part_and_a_slow_rail_is_told_from_slow_nodes() -> None:
+    flight = Flight(4, World(slow_rails={"rail 2": 0.6}), rails=4)
+    pairs = [test for batch in flight.batches for test in batch if test.kind == PAIR]
+    assert {test.ranks for test in pairs} == {4}
+    groups = {one.label: one.state for one in flight.report.groups}
+    assert groups == {"whole": GOOD, "rail 0": GOOD, "rail 1": GOOD, "rail 2": SLOW,
+                      "rail 3": GOOD}
+    tests = [test for batch in flight.batches for test in batch if test.label.startswith("rail")]
+    assert [(test.rail, test.ranks) for test in tests] == [(0, 1), (1, 1), (2, 1), (3, 1)]
+    assert not flight.named()  # no node is slower than another
+    assert {one.label for one in Flight(4, World()).report.groups} == {"whole"}
+
+
 def test_nodes_that_are_all_slower_than_when_they_passed_do_not_pass() -> None:
     slow = World(dict.fromkeys(names(4), 0.5))
     assert Flight(4, slow).state("n001") == GOOD  # of itself it knows nothing of it
