@@ -72,6 +72,7 @@ EXITS: Dict[str, Tuple[Row, ...]] = {
     "status": _ASK,
     "why": _ASK,
     "incidents": _ASK,
+    "bundle": _ASK,
     "ledger": _ASK,
     "verify": (
         row(DONE, "every byte is proven"), row(FAILED, "there is no checkpoint"),

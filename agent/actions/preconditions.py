@@ -19,9 +19,10 @@ from ..core.actions import root_verbs
 from ..core.detect.devices.accelerator import processes
 from ..core.model import FATAL, Gate
 from ..daemon.state import AgentState
+from ..evidence.bundle import file_name
 from ..system import procfs
 from ..telemetry.devices import COLLECTORS
-from .evidence_store import EvidenceStore, file_name
+from .evidence_store import EvidenceStore
 
 ANSWER_S = 4.0  # for a few bytes to be written to evidence.store
 HIDDEN = ("/proc hides other users' processes (hidepid): add its group to SupplementaryGroups= of "

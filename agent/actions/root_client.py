@@ -73,7 +73,7 @@ async def _keep_evidence(state: AgentState, evidence: EvidenceStore, order: Node
     incident = state.incident_log.incidents.get(order.incident)
     if not folder or incident is None:
         return "evidence.store is not set" if not folder else "its incident is not known any more"
-    writing = evidence.write(incident)
+    writing = evidence.write(incident, whole=True)
     try:
         await asyncio.wait_for(asyncio.shield(writing), EVIDENCE_S)
     except TimeoutError:

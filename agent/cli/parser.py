@@ -72,6 +72,12 @@ def _jobs(parser: argparse.ArgumentParser) -> None:
                         help="how many, the newest first (default %(default)s)")
 
 
+def _bundle(parser: argparse.ArgumentParser) -> None:
+    _run(parser)
+    parser.add_argument("id", metavar="ID", help="of which incident (a prefix will do)")
+    parser.add_argument("--to", metavar="FILE", help="default: holdfast-ID.tar.gz, here")
+
+
 def _drift(parser: argparse.ArgumentParser) -> None:
     _run(parser)
     parser.add_argument("file", nargs="*", metavar="FILE",
@@ -266,6 +272,8 @@ COMMANDS = (
             "holdfast incidents --all\n"
             "         holdfast incidents i-16 --label false --reason 'planned work'",
             "control:incidents", _incidents),
+    Command("bundle", "an incident for somebody who helps: a tar without secrets",
+            "holdfast bundle m5-g3-rank_hung-r1-2 --to /tmp/m5.tar.gz", "bundle:bundle", _bundle),
     Command("ledger", "where the node's seconds went", "holdfast ledger", "live:ledger", _run),
     Command("jobs", "attempts of runs: whose, how each ended, and what it cost",
             "holdfast jobs --team search", "jobs:jobs", _jobs),

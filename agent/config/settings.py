@@ -168,7 +168,8 @@ class Evidence(msgspec.Struct, frozen=True):
     """Stacks and bundles."""
 
     store: Annotated[str, Meta(max_length=4096, description=(
-        "directory that incidents are written to, apart from the journal; empty: none. It holds "
+        "directory that incidents are written to, apart from the journal, each with a bundle when "
+        "it closes and before an order that the node may not survive; empty: none. It holds "
         "what `holdfast incidents` knows: of this node the newest 1,000 or so"))] = ""
 
 

@@ -219,7 +219,7 @@ def test_nothing_is_written_through_a_link_that_somebody_put_into_the_store(tmp_
     journal, store = tmp_path / "journal.db", tmp_path / "store"
     journal.write_text("precious")
     store.mkdir()
-    for name in (".node-a.probe", ".i1.new"):
+    for name in (".node-a.probe", ".i1.json.new"):
         (store / name).symlink_to(journal)
     preconditions.write_probe(store, "node-a")
     write_incident(store, INCIDENT)
