@@ -23,6 +23,7 @@ from ..system.regular import read_regular
 from ..system.time_limit import TooSlow, at_most
 from . import store
 from .settings import Config
+from .tls import server_context
 from .tokens import check_listening, usual_file
 
 FILE_MAX_BYTES = 1 << 20
@@ -111,8 +112,9 @@ def load(
             f"{lasting[0]}: set a directory that outlives this node")
     store.check(config.store, lambda key: _origin(key, values), errors, serves)
     if serves:
+        server_context(config.api, errors)
         check_listening(config.agent.listen, config.api.tokens_file,
-                        _origin("agent.listen", values), errors)
+                        bool(config.api.tls_client_ca), _origin("agent.listen", values), errors)
     if errors:
         raise ConfigError(errors)
     origins = {key: _origin(key, values) for key, _ in flatten(config)}

@@ -162,6 +162,16 @@ class Api(msgspec.Struct, frozen=True):
         'file `tokens` beside this one, if it may be read'))] = ""
     max_body_bytes: Annotated[
         int, Meta(ge=1024, le=1 << 24, description="longest body a request may have")] = 65536
+    tls_cert: Annotated[Path, Meta(description=(
+        "PEM file: agent.listen speaks TLS with this certificate; agent.metrics_listen does not"
+    ))] = ""
+    tls_key: Annotated[Path, Meta(description="its private key, PEM, mode 0600")] = ""
+    tls_client_ca: Annotated[Path, Meta(description=(
+        "PEM file: whoever asks over agent.listen needs a certificate that one of these signed, "
+        "and may read with it"))] = ""
+    tls_operators: Annotated[tuple[Name, ...], Meta(max_length=64, description=(
+        "common or DNS names of such certificates that may change something, as an operator's "
+        "token may"))] = ()
 
 
 class Evidence(msgspec.Struct, frozen=True):

@@ -81,11 +81,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def check_listening(listen: str, tokens_file: str, origin: str, errors: list[str]) -> None:
-    """What would leave an agent without its page: a bad file, or nobody who may ask."""
+def check_listening(
+    listen: str, tokens_file: str, certified: bool, origin: str, errors: list[str]
+) -> None:
+    """What would leave an agent without its page: a bad file, or nobody who may ask.  `certified`:
+    whoever asks needs a certificate."""
     before = len(errors)
     tokens = read_tokens(tokens_file, errors)
-    if len(errors) == before and listen and not tokens:
+    if len(errors) == before and listen and not tokens and not certified:
         if not is_loopback(listen.rpartition(":")[0]):
             errors.append(f"{origin}: agent.listen = {listen!r} is not loopback: set "
-                          "api.tokens_file, or listen on 127.0.0.1")
+                          "api.tokens_file or api.tls_client_ca, or listen on 127.0.0.1")

@@ -8,21 +8,27 @@ role, and over TCP a token.
 from __future__ import annotations
 
 import hmac
+import math
 import os
 import socket
+import time
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
+from ..config import tokens as config_tokens
 from ..config.load import ConfigError
+from ..config.tls import client_names
 from ..config.tokens import OPERATOR, is_loopback, read_tokens
 from ..history.audit import Audit
 from ..launchers.connection import peer
+from .rate_limit import ALERT, CHANGE, READ, WRONG_TOKEN, RateLimit
 from .visibility import Owner, Reader, peer_uid, reader
 
 NOBODY = ""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 ALWAYS_OPEN = ("/", "/healthz", "/readyz")  # the page itself holds no data
+ALERTS = "/api/v1/alerts"
 RUNBOOKS = "/runbooks"  # no more do these, and who opens an alert's link brings no token
 
 
@@ -68,10 +74,39 @@ def uid_of(request: web.Request) -> int:
     return uid if uid is not None else -1
 
 
-def reader_of(request: web.Request, tokens: Tokens, of_run: Owner, of_incident: Owner) -> Reader:
-    """The reader of a request, by the peer of the socket or by the token."""
+class Roles:
+    """What a request over TCP proves: a token's role, or that of a client's certificate."""
+
+    def __init__(self, tokens: Tokens, operators: tuple[str, ...]) -> None:
+        """`operators`: names of certificates."""
+        self.tokens, self._operators = tokens, operators
+
+    def __bool__(self) -> bool:
+        """Whether anybody could be an operator."""
+        return bool(self.tokens) or bool(self._operators)
+
+    def of(self, request: web.Request) -> str:
+        transport = request.transport
+        names = client_names(transport.get_extra_info("peercert") if transport else None)
+        if any(one in self._operators for one in names):
+            return OPERATOR
+        role = self.tokens.role(request.headers.get("Authorization", ""))
+        return role or (config_tokens.READ if names else NOBODY)
+
+
+def client_of(request: web.Request) -> str:
+    """Whom a request is counted for; "" where it is not counted."""
+    address = str(request.remote or "")
+    uid = uid_of(request) if not address or is_loopback(address) else -1
+    if uid in (0, os.getuid()):
+        return ""
+    return f"uid {uid}" if uid >= 0 else address
+
+
+def reader_of(request: web.Request, roles: Roles, of_run: Owner, of_incident: Owner) -> Reader:
+    """The reader of a request, by the peer of the socket, by token or certificate."""
     uid = uid_of(request)
-    role = tokens.role(request.headers.get("Authorization", ""))
+    role = roles.of(request)
     return reader(uid if uid >= 0 else None, role, of_run, of_incident)
 
 
@@ -79,18 +114,24 @@ class Authorizer:
     """The middleware of the web server."""
 
     def __init__(
-        self, tokens: Tokens, loopback_only: bool, run_owner: Callable[[str], int | None],
-        headers: dict[str, str], audit: Audit,
+        self, roles: Roles, loopback_only: bool, run_owner: Callable[[str], int | None],
+        headers: dict[str, str], audit: Audit, rates: RateLimit,
     ) -> None:
-        self._tokens, self._loopback_only, self._run_owner = tokens, loopback_only, run_owner
-        self._headers, self._audit = headers, audit
+        self._roles, self._loopback_only, self._run_owner = roles, loopback_only, run_owner
+        self._headers, self._audit, self._rates = headers, audit, rates
 
     @web.middleware
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Refuses or passes on; every answer gets the headers."""
-        why_not = self._refusal(request)
         answer: web.StreamResponse
-        if why_not is not None:
+        wait_s, why_not = self._wait_s(request), self._refusal(request)
+        # What is refused for who asks costs nothing, and is counted; a token could be guessed.
+        if wait_s and (why_not is None or why_not[0] == 401):
+            # Alertmanager sends again what was answered so, and gives up what 429 answered.
+            status = 503 if request.path == ALERTS else 429
+            answer = refuse(status, "too many requests", f"ask again in {math.ceil(wait_s)} s")
+            answer.headers["Retry-After"] = str(math.ceil(wait_s))
+        elif why_not is not None:
             answer = refuse(*why_not)
             self._note(request, why_not[1])
         else:
@@ -109,6 +150,17 @@ class Authorizer:
             what = f"{request.method} {route.canonical if route is not None else 'elsewhere'}"
             self._audit.refused(uid_of(request), what, why, request.path)
 
+    def _wait_s(self, request: web.Request) -> float:
+        """How long whoever asks has to wait, 0.0 for not at all."""
+        client = client_of(request)
+        if not client:
+            return 0.0
+        reads = request.method in ("GET", "HEAD")
+        kind = READ if reads else ALERT if request.path == ALERTS else CHANGE
+        said = request.headers.get("Authorization", "")
+        wrong = bool(said) and not self._roles.tokens.role(said)
+        return self._rates.wait_s(client, kind, time.monotonic(), WRONG_TOKEN if wrong else 1.0)
+
     def _refusal(self, request: web.Request) -> tuple[int, str, str] | None:
         peer = peer_of(request)
         changes = request.method not in ("GET", "HEAD")
@@ -118,8 +170,8 @@ class Authorizer:
         if self._loopback_only and not is_loopback(host):
             # DNS rebinding: the name of a foreign page was pointed at this address.
             return 403, f"host {host!r} is not this machine", "ask for 127.0.0.1 or localhost"
-        role = self._tokens.role(request.headers.get("Authorization", ""))
-        if changes and not self._tokens:
+        role = self._roles.of(request)
+        if changes and not self._roles:
             return (403, "nothing is changed over TCP without tokens",
                     "api.tokens_file, or use the command line on the node")
         if changes and role != OPERATOR:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
+import ssl
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -25,6 +26,7 @@ from holdfast.runbooks import prose
 from holdfast.worker.redact import redacted
 
 from ..config.load import ConfigError
+from ..config.tls import server_context
 from ..config.tokens import is_loopback
 from ..core import actions
 from ..core.model import Request, Subject, node_subject, rank_subject
@@ -38,16 +40,18 @@ from ..history.journal import Review
 from ..metrics.families import CONTENT_TYPE, Exposition
 from ..store.base import Conflict, StoreError
 from ..system.errors import say
-from . import alerts, books, drift, status, visibility
-from .auth import RUNBOOKS, Authorizer, Tokens, peer_of, reader_of, refuse
+from . import alerts, books, drift, openapi, status, visibility
+from .auth import RUNBOOKS, Authorizer, Roles, Tokens, peer_of, reader_of, refuse
 from .connection_limit import ConnectionLimit, LimitedConnection
 from .page import load_page
+from .rate_limit import RateLimit
 
 PORTS_TRIED = 64
 REASON_MAX = 500
 PAUSE_MAX_S = 30 * 86400.0
 BY_MAX = 64
 INJECT_LIMIT_S = 10.0
+HANDSHAKE_S = 10.0  # of TLS
 # Packed wrongly, cut short, no UTF-8, no JSON, too deep.
 BAD_BODY = (web.RequestPayloadError, HttpProcessingError, ValueError, RecursionError)
 STEP_AGE_MAX_S = 5.0  # healthy agents step every second
@@ -90,7 +94,13 @@ class WebServer:
         self._page, self._policy = load_page()
         self._runners: list[web.AppRunner] = []
         self._listeners: list[asyncio.Server] = []
-        self._tokens = Tokens(state.config.api.tokens_file)
+        api = state.config.api
+        self._roles = Roles(Tokens(api.tokens_file), api.tls_operators)
+        self._rates = RateLimit()
+        errors: list[str] = []
+        self._tls = server_context(api, errors)
+        if errors:
+            raise ConfigError(errors)
         self._runbook_pages = prose.pages()
         self._cached: tuple[int, float, visibility.Json] = (-1, 0.0, {})
         self._encoded: dict[str, bytes] = {}  # cached answers, by how much their reader may see
@@ -99,14 +109,13 @@ class WebServer:
 
     async def start(self) -> None:
         agent = self._state.config.agent
-        tokens = self._tokens
         runtime = Path(agent.runtime_dir)
         host, _, port = agent.listen.rpartition(":")
         loopback = is_loopback(host)
-        if agent.listen and not loopback and not tokens:
+        if agent.listen and not loopback and not self._roles.tokens and not self._certified:
             raise ConfigError([f"agent.listen = {agent.listen!r} is not loopback: set "
-                               "api.tokens_file, or listen on 127.0.0.1"])
-        runner = await self._runner(self._application(tokens, loopback, full=True))
+                               "api.tokens_file or api.tls_client_ca, or listen on 127.0.0.1"])
+        runner = await self._runner(self._application(loopback, full=True))
         api_socket = runtime / "api.sock"
         api_socket.unlink(missing_ok=True)
         loop = asyncio.get_running_loop()
@@ -117,8 +126,13 @@ class WebServer:
             await self._listen(runner, host, int(port))
         if agent.metrics_listen:
             host, _, port = agent.metrics_listen.rpartition(":")
-            metrics = await self._runner(self._application(tokens, True, full=False))
+            metrics = await self._runner(self._application(True, full=False))
             await self._open(metrics, host, int(port))
+
+    @property
+    def _certified(self) -> bool:
+        """Whether nobody is answered without a certificate."""
+        return bool(self._state.config.api.tls_client_ca)
 
     async def _runner(self, application: web.Application) -> web.AppRunner:
         runner = web.AppRunner(application, shutdown_timeout=0.5)
@@ -131,11 +145,15 @@ class WebServer:
         on_error = functools.partial(self._state.errors, "web connections")
         return ConnectionLimit(runner.server, on_error)
 
-    async def _open(self, runner: web.AppRunner, host: str, port: int) -> int:
+    async def _open(
+        self, runner: web.AppRunner, host: str, port: int, over: ssl.SSLContext | None = None
+    ) -> int:
         """Listens, and returns the port.  Raises OSError where it cannot be had."""
         limit = self._limit(runner)
         loop = asyncio.get_running_loop()
-        listener = await loop.create_server(limit, host.strip("[]"), port)
+        listener = await loop.create_server(
+            limit, host.strip("[]"), port, ssl=over,
+            ssl_handshake_timeout=HANDSHAKE_S if over else None)
         self._listeners.append(listener)
         bound: int = listener.sockets[0].getsockname()[1]
         return bound
@@ -145,14 +163,14 @@ class WebServer:
         tries = PORTS_TRIED if self._state.is_private and port else 1
         for number in range(port, port + tries):
             try:
-                bound = await self._open(runner, host, number)
+                bound = await self._open(runner, host, number, self._tls)
             except OSError as error:
                 if error.errno != errno.EADDRINUSE or number == port + tries - 1:
                     self._state.errors("web", f"{host}:{number}: {error.strerror}: set "
                                          "agent.listen to a free address")
                     return
                 continue
-            address = f"http://{host}:{bound}"
+            address = f"http{'s' if self._tls else ''}://{host}:{bound}"
             place = Path(self._state.config.agent.runtime_dir) / "address"
             draft = place.with_suffix(".new")  # so that a reader never sees half of it
             draft.write_text(address + "\n")
@@ -168,15 +186,15 @@ class WebServer:
             await runner.cleanup()
         (Path(self._state.config.agent.runtime_dir) / "api.sock").unlink(missing_ok=True)
 
-    def _application(self, tokens: Tokens, loopback: bool, full: bool) -> web.Application:
+    def _application(self, loopback: bool, full: bool) -> web.Application:
         headers = {
             "Content-Security-Policy": self._policy, "X-Content-Type-Options": "nosniff",
             "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer",
             "Cache-Control": "no-store",
         }
         # The metrics listener serves no data of the API; its readers come from other machines.
-        authorizer = Authorizer(tokens, loopback and full, self._run_owner, headers,
-                                self._state.audit)
+        authorizer = Authorizer(self._roles, loopback and full, self._run_owner, headers,
+                                self._state.audit, self._rates)
         application = web.Application(
             middlewares=[authorizer.check] if full else [],
             client_max_size=self._state.config.api.max_body_bytes)
@@ -186,7 +204,8 @@ class WebServer:
             ("GET", "/readyz", self._readyz)]
         if full:
             routes += [
-                ("GET", "/", self._index), ("GET", "/api/v1/status", self._status),
+                ("GET", "/", self._index), ("GET", openapi.ROUTE, self._openapi),
+                ("GET", "/api/v1/status", self._status),
                 ("GET", RUNBOOKS, self._runbooks), ("GET", RUNBOOKS + "/{page:.+}", self._runbook),
                 ("GET", "/api/v1/incidents", self._incidents),
                 ("GET", "/api/v1/incidents/{id:.+}", self._incident),
@@ -237,7 +256,7 @@ class WebServer:
 
     def _reader(self, request: web.Request) -> visibility.Reader:
         of_incident = self._state.incident_log.owner
-        return reader_of(request, self._tokens, self._run_owner, of_incident)
+        return reader_of(request, self._roles, self._run_owner, of_incident)
 
     async def _index(self, request: web.Request) -> web.Response:
         return web.Response(body=self._page, content_type="text/html", charset="utf-8")
@@ -254,6 +273,9 @@ class WebServer:
         if text is None:
             return refuse(404, "no such runbook", f"a page that {RUNBOOKS} lists")
         return web.Response(text=text)
+
+    async def _openapi(self, request: web.Request) -> web.Response:
+        return _json(msgspec.json.encode(openapi.document()))
 
     async def _metrics(self, request: web.Request) -> web.Response:
         return web.Response(body=self._exposition.text(), headers={"Content-Type": CONTENT_TYPE})

@@ -13,7 +13,7 @@ from fakes import FakeLauncher, rank_level, until
 
 from holdfast.agent.history.audit import KINDS_MAX, Audit
 from holdfast.agent.history.journal import Refused
-from holdfast.agent.web import auth
+from holdfast.agent.web import auth, rate_limit
 
 HEAD = "HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
 
@@ -101,6 +101,26 @@ def test_what_another_user_may_not_is_in_the_journal_with_the_uid(
             assert [one.times for one in daemon.state.audit.listed()] == [200]
 
     asyncio.run(again())
+
+
+def test_a_users_loop_is_held_up_and_nobody_else(
+    agent, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        async with agent() as (daemon, _):
+            await until(lambda: daemon.launchers.address)
+            path = str(tmp_path / "run" / "api.sock")
+            asks = f"GET /api/v1/ledger {HEAD}\r\n".encode()
+            monkeypatch.setattr(rate_limit, "RATES", {rate_limit.READ: rate_limit.Rate(0.001, 5)})
+            monkeypatch.setattr(auth, "peer", lambda sock: (1, 4711))
+            told = [await answered(path, asks) for _ in range(6)]
+            assert [b" 200 " in one[:20] for one in told] == [True] * 5 + [False]
+            assert b" 429 " in told[5][:20] and b"Retry-After: 1000" in told[5]
+            for uid in (4712, 0):
+                monkeypatch.setattr(auth, "peer", lambda sock, uid=uid: (1, uid))
+                assert b" 200 " in (await answered(path, asks))[:20]
+
+    asyncio.run(run())
 
 
 def test_what_an_operator_says_is_kept_without_its_secrets(agent, tmp_path) -> None:

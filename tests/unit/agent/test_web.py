@@ -21,6 +21,7 @@ from holdfast.agent.metrics.names import NAMES
 from holdfast.agent.metrics.selection import render_docs
 from holdfast.agent.web.auth import Tokens
 from holdfast.agent.web.page import load_page
+from holdfast.agent.web.server import WebServer
 
 INCIDENT = Incident(
     id="demo/1", fault="rank_killed", subject="run/demo/rank/0", severity="fatal", run="demo",
@@ -452,5 +453,21 @@ def test_a_pause_may_have_an_end(agent, tmp_path):
             assert answer.status == 202
         await until(lambda: node.seen[-1].requests)
         assert before + 7200 <= node.seen[-1].requests[0].until_wall_s <= time.time() + 7200
+
+    browse(scenario, agent, tmp_path)
+
+
+def test_the_document_names_every_route_and_no_other(agent, tmp_path):
+    async def scenario(daemon, node, launcher, tcp, unix):
+        async with tcp.get("/api/v1/openapi.json") as answer:
+            document = await answer.json()
+        told = {(method.upper(), path) for path, methods in document["paths"].items()
+                for method in methods if method != "parameters"}
+        application = WebServer(daemon.state, daemon.operators, print)._application(True, True)
+        assert told == {(one.method, one.resource.canonical)
+                        for one in application.router.routes()}
+        for path, methods in document["paths"].items():
+            named = {one["name"] for one in methods.get("parameters", ())}
+            assert named == {one.strip("{}") for one in path.split("/") if one.startswith("{")}
 
     browse(scenario, agent, tmp_path)
