@@ -14,10 +14,11 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -q -c co
 
 export PIP_PROGRESS_BAR := off
 
-.PHONY: help demo check types test sim e2e golden bench telemetry mutants mutants-sim docs pictures dist packages clean
+.PHONY: help demo check types test sim e2e e2e-operators golden bench telemetry mutants mutants-sim \
+  docs pictures dist packages clean
 
 help:  ## this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 16
 
 demo: $(VENV)/.demo  ## train, lose ranks three ways, come back, print what it cost (a minute)
 	@$(BIN)/holdfast demo
@@ -37,6 +38,10 @@ sim: $(VENV)/.test  ## the core in storms on a virtual cluster
 
 e2e: $(VENV)/.test packages  ## real processes
 	$(PYTEST) tests/e2e
+
+e2e-operators: $(VENV)/.test packages  ## what operators touch: alerts, packages, systemd, the API
+	$(PYTEST) tests/e2e/test_operators.py tests/e2e/test_packages.py tests/e2e/test_api.py \
+	  tests/e2e/test_secrets.py tests/systemd tests/test_operations.py
 
 golden: $(VENV)/.test  ## recorded input, expected output
 	$(PYTEST) tests/golden

@@ -7,10 +7,12 @@ cut and started again.  What is taken from it is own_systemd.py's; the kernel's 
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 from own_systemd import SHUTDOWN, TAKEN, Cannot, OwnSystemd, cgroups
 
@@ -58,7 +60,20 @@ exec setpriv --bounding-set "$TAKEN" --inh-caps "$TAKEN" -- \
     SYSTEMD_GENERATOR_PATH=/none SYSTEMD_ENVIRONMENT_GENERATOR_PATH=/none \
     /usr/lib/systemd/systemd --system --unit=multi-user.target --log-target=null --show-status=no
 """
+READY_S = 60.0
 ENDED = "#!/bin/sh\necho \"$1\" > /shared/verb\n"
+
+JOB = """
+import os, time
+path = "/shared/rank-" + os.environ["RANK"]
+count = 0
+while not os.path.exists("/shared/enough"):
+    count += 1
+    with open(path + ".new", "w") as file:
+        file.write(f"{os.getpid()} {count}")
+    os.replace(path + ".new", path)
+    time.sleep(0.05)
+"""
 
 
 class PackagedSystemd(OwnSystemd):
@@ -103,3 +118,29 @@ class PackagedSystemd(OwnSystemd):
                               timeout=120, check=False)
         assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"
         return done.stdout
+
+    def active(self) -> bool:
+        return self.inside("systemctl", "is-active", "holdfast.service") == "active\n"
+
+    def status(self) -> dict[str, Any]:
+        """The node's, {} where nobody answers."""
+        said = self.inside("holdfast", "status", "--json")
+        return json.loads(said)[0] if said.startswith("[") else {}
+
+    def answers(self) -> bool:
+        return bool(self.status())
+
+    def agent(self) -> int:
+        return int(self.must("systemctl", "show", "-P", "MainPID", "holdfast.service"))
+
+    def ranks(self) -> tuple[list[int], int]:
+        """The ranks' process ids, and how often they have gone round, in all."""
+        files = sorted(self.shared.glob("rank-?"))
+        found = [[int(word) for word in one.read_text().split()] for one in files]
+        return [pid for pid, _ in found], sum(count for _, count in found)
+
+    def watched(self) -> bool:
+        return [one["run"] for one in self.status().get("runs", [])] == ["long"]
+
+    def install(self, which: Path) -> None:
+        self.must("dpkg", "--install", f"/mnt/{which.name}")

@@ -3,34 +3,17 @@ its daemon killed and frozen, the power cut, removed and purged."""
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-import pytest
-from packages import SYSTEM_PYTHON, Made, made
+from packages import SYSTEM_PYTHON, Made
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from own_systemd import Cannot
-from packaged_systemd import PackagedSystemd
+from packaged_systemd import JOB, READY_S, PackagedSystemd
 
-READY_S = 60.0
 DROP_INS = "/etc/systemd/system/holdfast.service.d"
 WATCHDOG = "[Service]\nWatchdogSec=2\nStartLimitIntervalSec=0\n"
-JOB = """
-import os, time
-path = "/shared/rank-" + os.environ["RANK"]
-count = 0
-while not os.path.exists("/shared/enough"):
-    count += 1
-    with open(path + ".new", "w") as file:
-        file.write(f"{os.getpid()} {count}")
-    os.replace(path + ".new", path)
-    time.sleep(0.05)
-"""
 ASK = """
 import json, sys, tomllib, urllib.request
 token = ""
@@ -46,61 +29,11 @@ except urllib.error.HTTPError as error:
 """
 
 
-class Machine(PackagedSystemd):
-    """What this test asks of it."""
-
-    def active(self) -> bool:
-        return self.inside("systemctl", "is-active", "holdfast.service") == "active\n"
-
-    def status(self) -> dict[str, Any]:
-        """The node's, {} where nobody answers."""
-        said = self.inside("holdfast", "status", "--json")
-        return json.loads(said)[0] if said.startswith("[") else {}
-
-    def answers(self) -> bool:
-        return bool(self.status())
-
-    def agent(self) -> int:
-        return int(self.must("systemctl", "show", "-P", "MainPID", "holdfast.service"))
-
-    def ranks(self) -> tuple[list[int], int]:
-        """The ranks' process ids, and how often they have gone round, in all."""
-        files = sorted(self.shared.glob("rank-?"))
-        found = [[int(word) for word in one.read_text().split()] for one in files]
-        return [pid for pid, _ in found], sum(count for _, count in found)
-
-    def watched(self) -> bool:
-        return [one["run"] for one in self.status().get("runs", [])] == ["long"]
-
-    def install(self, which: Path) -> None:
-        self.must("dpkg", "--install", f"/mnt/{which.name}")
-
-
-@pytest.fixture(scope="module")
-def packages() -> Made:
-    if not Path(SYSTEM_PYTHON).exists():
-        pytest.skip(f"{SYSTEM_PYTHON} is missing: no distribution of its own")
-    return made()
-
-
-@pytest.fixture
-def own(tmp_path: Path, packages: Made) -> Iterator[Machine]:
-    try:
-        machine = Machine(tmp_path, packages.debs[0].parent)
-    except Cannot as reason:
-        pytest.skip(str(reason))
-    try:
-        yield machine
-    finally:
-        if machine.cgroup.exists():
-            machine.close()
-    assert str(tmp_path) not in Path("/proc/self/mounts").read_text()
-
-
 def test_a_run_lives_through_everything_that_is_done_to_the_agent(
-    own: Machine, packages: Made
+    machine: PackagedSystemd, packages: Made
 ) -> None:
     """One machine, for each start takes seconds."""
+    own = machine
     first, following = packages.debs
     before = own.upper("holdfast")
     own.install(first)
