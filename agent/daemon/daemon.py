@@ -192,7 +192,7 @@ class Daemon:
         from ..store.etcd import open_etcd  # 3 MB that one node does without
 
         return open_etcd(config.store, self.state.name, directory,
-                         lambda: self.state.config.detect.lease_s)
+                         lambda: self.state.config.detect.lease_s, run=self.options.run)
 
     def _open_peers(self) -> PeerPart | None:
         if not self.state.config.store.url:

@@ -49,9 +49,11 @@ class EtcdStore:
 
     def __init__(
         self, gateway: Gateway, cluster: str, node: str, directory: Path,
-        lease_s: Callable[[], float], writes: bool = True,
+        lease_s: Callable[[], float], writes: bool = True, run: str = "",
     ) -> None:
-        """`writes`: may make a cluster of an empty store, and remember it."""
+        """`writes`: may make a cluster of an empty store, and remember it.  `run`: the only one
+        that is served; a node may have an agent for each."""
+        self._name = f"{NAME}{node} {run}".rstrip().replace("/", "_")
         self.gateway, self.cluster, self.node = gateway, cluster, node
         self.prefix = f"/holdfast/{cluster}/"
         self.traffic: Traffic | None = gateway.traffic
@@ -242,9 +244,9 @@ class EtcdStore:
         if not self._writes or now_s - self._named_s < NAME_S / 3:
             return
         try:
-            await self._lead(NAME + self.node, self.node.encode(), NAME_S)
+            await self._lead(self._name, self.node.encode(), NAME_S)
         except Conflict:
-            value, self._mark = self._holders.get(NAME + self.node, b""), b""
+            value, self._mark = self._holders.get(self._name, b""), b""
             if not value:  # it ended in between
                 raise
             raise StoreError(
@@ -267,7 +269,12 @@ class EtcdStore:
         value = self._holders.get(run, b"")
         if value and not self._is_own(value):
             raise Conflict(f"lease: {holder_of(value).node} holds that of {run}")
-        await self._acquire(run, value, lease_s)
+        try:
+            await self._acquire(run, value, lease_s)
+        except Conflict:
+            if run in self._holders:
+                raise
+            await self._acquire(run, b"", lease_s)  # what was known of it ended in between
 
     async def _renew(self, held: Held, lease_s: float) -> bool:
         sent_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -324,11 +331,11 @@ class EtcdStore:
             before = self._revision
             await self.gateway.version(CALL_S)
             rows, revision = await self._range(self.prefix)
-            found = next((row for row in rows if self._name(row) == CLUSTER), None)
+            found = next((row for row in rows if self._key_of(row) == CLUSTER), None)
             await self._recognise(found.value if found is not None else b"")
             if revision < before:  # restored from a backup: what was known is not true any more
                 self._forget()
-            keys = {self._name(row) for row in rows}
+            keys = {self._key_of(row) for row in rows}
             for row in rows:
                 self._take_kv(row, revision)
             for key in [one for one, at in self._revisions.items()
@@ -406,7 +413,7 @@ class EtcdStore:
         """Makes the cluster of an empty store by hand, with the id that this node knows."""
         await self.gateway.version(CALL_S)
         rows, _ = await self._range(self.prefix)
-        found = next((row for row in rows if self._name(row) == CLUSTER), None)
+        found = next((row for row in rows if self._key_of(row) == CLUSTER), None)
         id = self.known.cluster_id if self.known.cluster == self.cluster else ""
         there = id_of(found.value) if found is not None else ""
         if there and there != id:
@@ -537,7 +544,7 @@ class EtcdStore:
         return news
 
     async def close(self) -> None:
-        held = self._held.get(NAME + self.node)
+        held = self._held.get(self._name)
         if held is not None and self._up:
             with contextlib.suppress(StoreError):
                 await self.gateway.ask("/v3/lease/revoke", {"ID": held.id}, CLOSE_S)
@@ -548,16 +555,16 @@ class EtcdStore:
     def _key(self, key: str) -> str:
         return _b64((self.prefix + key).encode())
 
-    def _name(self, row: KeyValue) -> str:
+    def _key_of(self, row: KeyValue) -> str:
         return row.key.decode("utf-8", "replace").removeprefix(self.prefix)
 
     def _take_kv(self, row: KeyValue, seen_at: int = 0) -> bool:
-        return self._take(self._name(row), row.version, row.mod_revision, row.value, seen_at)
+        return self._take(self._key_of(row), row.version, row.mod_revision, row.value, seen_at)
 
 
 def open_etcd(
     settings: settings.Store, node: str, directory: Path, lease_s: Callable[[], float],
-    writes: bool = True,
+    writes: bool = True, run: str = "",
 ) -> EtcdStore:
     """StoreError names the setting or the file that is not as it must be."""
     try:
@@ -567,7 +574,7 @@ def open_etcd(
     except ValueError as error:
         raise StoreError(str(error)) from error
     gateway = Gateway(endpoints, tls, Login(settings.user, password))
-    return EtcdStore(gateway, settings.cluster, node, directory, lease_s, writes)
+    return EtcdStore(gateway, settings.cluster, node, directory, lease_s, writes, run)
 
 
 def _b64(value: bytes) -> str:

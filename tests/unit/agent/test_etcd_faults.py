@@ -200,7 +200,8 @@ def test_a_watch_goes_on_where_what_it_missed_was_compacted(tmp_path, three):
         for number in range(5):
             await writer.put(StoreWrite(f"run/r{number}", 0, b"old"))
         watching = asyncio.create_task(reader.watch(lambda why: None))
-        await until(lambda: version_of(reader, "run/r4") == 1)
+        await until(lambda: reader.view().up)
+        assert version_of(reader, "run/r4") == 1
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
         for version in range(1, 30):
@@ -309,7 +310,7 @@ def test_a_store_that_was_restored_to_an_older_state_is_believed(tmp_path):
 
 def test_an_etcd_without_space_is_said_and_used_again_once_it_has_some(tmp_path):
     async def scenario(cluster):
-        store = opened(tmp_path, cluster)
+        store = opened(tmp_path, cluster, lease_s=60.0)
         async with following(store):
             await store.put(StoreWrite("lease/m", 0, b"a"))
             version = 0
@@ -347,8 +348,13 @@ def test_a_node_name_is_one_agents_alone(tmp_path):
         await again.refresh()
         await first.refresh()
         assert again.view().up and "another agent" in first.view().problem
-        await again.close()
-        await first.close()
+        folder = tmp_path / "private"  # a private agent serves one run: a node may have several
+        folder.mkdir()
+        private = open_etcd(settings.Store(url=cluster.url), "a", folder, lambda: 2.0, run="m5")
+        await private.refresh()
+        assert private.view().up
+        for one in (again, first, private):
+            await one.close()
 
     (tmp_path / "elsewhere").mkdir()
     with etcd(tmp_path / "etcd", 1) as cluster:
