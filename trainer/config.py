@@ -50,10 +50,13 @@ FROM_0 = Limit("0 or more", lambda value: value >= 0)
 FROM_1 = Limit("at least 1", lambda value: value >= 1)
 BELOW_1 = Limit("0 up to below 1", lambda value: 0 <= value < 1)
 CLASS = Limit('"module:Class"', lambda value: all(value.partition(":")[::2]))
-STRATEGIES = ("ddp",)
+STRATEGIES = ("ddp", "pipeline")
 STRATEGY = Limit(f'one of {", ".join(STRATEGIES)}, or "module:Class"',
                  lambda value: value in STRATEGIES or CLASS.holds(value))
 ROWS = Limit("1 to 1000000", lambda value: 1 <= value <= 1_000_000)
+STAGES = Limit("1 to 64", lambda value: 1 <= value <= 64)
+SCHEDULE = Limit("interleaved or simple", lambda value: value in ("interleaved", "simple"))
+GOAL = Limit("speed or memory", lambda value: value in ("speed", "memory"))
 DEVICE = Limit("auto, cpu or cuda", lambda value: value in ("auto", "cpu", "cuda"))
 DIGEST = Limit(f"one of {', '.join(ALGORITHMS)}", lambda value: value in ALGORITHMS)
 
@@ -126,6 +129,16 @@ class ExportOptions(Options):
 
 
 @dataclasses.dataclass(frozen=True)
+class PipelineOptions(Options):
+    """For strategy = "pipeline": the model cut into stages (docs/engines.md)."""
+
+    stages: int = setting(2, "ranks that share one model; divides the ranks; 1 to 64", STAGES)
+    schedule: str = setting(
+        "interleaved", "interleaved (1F1B, less memory) or simple (GPipe)", SCHEDULE)
+    optimize: str = setting("speed", "what the cut makes even: speed or memory", GOAL)
+
+
+@dataclasses.dataclass(frozen=True)
 class Config(Options):
     """Everything one run is told.  Steps are optimizer steps, batches are counted in pairs."""
 
@@ -149,6 +162,7 @@ class Config(Options):
     checkpoint: CheckpointOptions = CheckpointOptions()
     snapshot: SnapshotOptions = SnapshotOptions()
     export: ExportOptions = ExportOptions()
+    pipeline: PipelineOptions = PipelineOptions()
     model_options: dict[str, Any] = dataclasses.field(
         default_factory=dict, metadata={"text": "what the model's class is given, whole"})
     data_options: dict[str, Any] = dataclasses.field(

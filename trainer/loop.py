@@ -180,6 +180,7 @@ class Generation:
             if group.rank == 0:
                 elastic.report("", layout.words)
         job.manifest.began_from(began)
+        job.manifest.strategy = {"name": job.config.strategy, **layout.about}
         if group.rank == 0:
             job.manifest.keep(assignment.run, assignment.generation, elastic.report)
             if began["from"] == "weights":

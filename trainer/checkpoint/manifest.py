@@ -46,7 +46,7 @@ class Manifest:
     def __init__(self, config: Config, data_digest: str) -> None:
         self._config, self._data_digest = config, data_digest
         self._lock, self._found = threading.Lock(), dict[str, Any]()
-        self.began = dict[str, Any]()
+        self.began, self.strategy = dict[str, Any](), dict[str, Any]()
         self._kept = False
 
     def began_from(self, what: dict[str, Any]) -> None:
@@ -56,7 +56,7 @@ class Manifest:
     def __call__(self) -> dict[str, Any]:
         with self._lock:
             self._found = self._found or run_manifest(self._config, self._data_digest)
-            return {**self._found, "began": self.began}
+            return {**self._found, "began": self.began, "strategy": self.strategy}
 
     def keep(self, run: str, generation: int, report: Any) -> None:
         """Writes it beside the checkpoints, once and in the background: half a second of git and

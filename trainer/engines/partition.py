@@ -80,9 +80,10 @@ class Plan(NamedTuple):
             "bubble_of_equal_stages": round(self.formula, 4)}
 
     def words(self) -> str:
-        shares = ", ".join(
-            f"{one.end - one.first} pieces {1e3 * (one.forward_s + one.backward_s):.1f} ms "
-            f"{one.memory_bytes / 1e6:.0f} MB" for one in self.stages)
+        whole_s = sum(one.forward_s + one.backward_s for one in self.stages) or 1.0
+        shares = "; ".join(
+            f"{one.end - one.first} pieces, {100 * (one.forward_s + one.backward_s) / whole_s:.0f} "
+            f"% of the work, {one.memory_bytes / 1e6:.1f} MB" for one in self.stages)
         return (f"pipeline of {len(self.stages)} stages ({shares}), expected bubble "
                 f"{100 * self.bubble:.0f} % (equal stages: {100 * self.formula:.0f} %)")
 

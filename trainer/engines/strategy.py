@@ -19,7 +19,10 @@ from torch import Tensor, nn
 from ..config import Config, ConfigError, named_class
 from ..state import State
 
-BUILT_IN = {"ddp": "holdfast.trainer.engines.ddp:DataParallel"}
+BUILT_IN = {
+    "ddp": "holdfast.trainer.engines.ddp:DataParallel",
+    "pipeline": "holdfast.trainer.engines.pipeline:Pipeline",
+}
 Ranks = tuple[int, ...]
 
 
@@ -47,6 +50,7 @@ class Layout(NamedTuple):
     data: int = 1  # how many ranks (or groups of them) share the micro-batches
     groups: Mapping[str, Sequence[Ranks]] = {}  # process groups to be made: every rank in one each
     words: str = ""  # what was chosen and why, said once at the start
+    about: Mapping[str, Any] = {}  # the same for the run's manifest
 
     def holders(self, shard: int) -> Ranks:
         """The ranks that hold this shard: copies of one another."""

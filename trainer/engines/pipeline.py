@@ -1,0 +1,302 @@
+"""Pipeline parallel training: the model cut into stages, micro-batches in flight between them.
+
+Owns the cut, the schedule of one generation and who holds which stage.  Tracing, stages and both
+schedules (GPipe is "simple", 1F1B "interleaved") are torch.distributed.pipelining's; the plan is
+engines/partition.py's.  Must not know of steps, data or generations.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from .. import optimizer as adamw
+from ..config import ConfigError
+from ..state import State, class_of, moments_in, persistent_buffers, specs_of
+from . import trace
+from .partition import NoPlan, Plan, Terms, judged, plan
+from .strategy import Layout, MicroBatch, Place, Setup
+
+LINK_BYTES_S = 1e9  # between two stages, beside what engines/trace.py takes a device for
+INSIDE = "model"  # the user's model within what is traced: names begin as in State
+
+
+class Inputs(nn.Module):
+    """The model as a function of tensors alone, with a loss that has a dimension."""
+
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
+        super().__init__()
+        self.model, self.names = model, tuple(names)
+
+    def forward(self, *tensors: Tensor) -> Tensor:
+        # Cloned: what a later stage reads is then the first one's to send, as any other value.
+        batch = {name: one.clone() for name, one in zip(self.names, tensors)}
+        loss: Tensor = self.model(batch)
+        return loss.reshape(1)
+
+
+class Pipeline:
+    """As engines/strategy.py's Strategy."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup, self.device = setup, setup.device
+        self.options, self.optimizer_options = setup.config.pipeline, setup.config.optimizer
+        model = setup.build()
+        if found := persistent_buffers(model):
+            raise ConfigError([
+                f"strategy = 'pipeline': {class_of(model)} has the buffer {next(iter(found))!r}, "
+                "which a stage cannot keep equal: set strategy = 'ddp', or a model without"])
+        self.specs, self.model_class = specs_of(model), class_of(model)
+        self.pipe: Any = None
+        self.plan: Plan | None = None
+        self.shapes: dict[str, tuple[int, ...]] = {}
+        self.stage = -1
+        self.state: State | None = None
+        self.schedules: dict[int, Any] = {}
+        self.total_norm = torch.zeros(())
+
+    # ------------------------------------------------------------------------------ the cut
+
+    def warm_up(self, batch: dict[str, Tensor]) -> None:
+        """Traces the model and cuts it.  Raises ConfigError for a model that cannot be."""
+        model = self.setup.build().to(self.device)
+        self.shapes = {name: tuple(one.shape) for name, one in batch.items()}
+        _reject_tied(model, self.options.stages)
+        from torch.distributed.pipelining import pipeline
+
+        problems: list[ConfigError] = []
+
+        def cut(graph_module: Any) -> Any:
+            try:
+                return self._cut(graph_module, model)
+            except ConfigError as error:
+                problems.append(error)
+                raise
+
+        try:
+            with warnings.catch_warnings():  # torch's own, about itself
+                warnings.simplefilter("ignore")
+                self.pipe = pipeline(Inputs(model, list(batch)), tuple(batch.values()),
+                                     split_policy=cut)
+        except Exception as error:  # whatever torch meets in a user's model
+            if problems:
+                raise problems[0] from None
+            raise ConfigError([
+                f"strategy = 'pipeline': {self.model_class} cannot be traced: {_root_of(error)}; "
+                "take what depends on values out of its forward, or set strategy = 'ddp'"
+            ]) from error
+
+    def _cut(self, graph_module: Any, model: nn.Module) -> Any:
+        found = trace.read(graph_module, model, INSIDE)
+        self.terms = terms = Terms(
+            self.options.stages, max(self.setup.config.micro_batches, 1), self.options.schedule,
+            self.options.optimize, LINK_BYTES_S)
+        try:
+            self.plan = plan(found.pieces, terms)
+        except NoPlan as error:
+            raise ConfigError([f"strategy = 'pipeline': {error}"]) from None
+        self.pieces = found.pieces
+        for number in self.plan.cuts:
+            with graph_module.graph.inserting_before(found.begins[number]):
+                graph_module.graph.call_function(torch.ops.pippy._pipe_split.default, (), {})
+        graph_module.recompile()
+        return graph_module
+
+    # ------------------------------------------------------------------------------ who does what
+
+    def lay_out(self, labels: Sequence[str]) -> Layout:
+        """Ranks side by side are the stages of one pipeline; ranks of one stage are copies."""
+        world, stages = len(labels), self.options.stages
+        if world % stages:
+            raise ConfigError([
+                f"pipeline.stages = {stages} does not divide {world} ranks: set one of "
+                f"{', '.join(str(n) for n in range(1, world + 1) if world % n == 0)}"])
+        copies = world // stages
+        places = tuple(
+            Place(rank % stages, rank // stages,
+                  f"stage {rank % stages + 1} of {stages}, pipeline {rank // stages + 1}")
+            for rank in range(world))
+        assert self.plan is not None
+        # The cut is the model's; how many micro-batches are in flight is this world's.
+        many = max(1, (self.setup.config.micro_batches or copies) // copies)
+        chosen = judged(self.plan.stages, self.terms._replace(micro_batches=many))
+        return Layout(
+            places, stages, copies,
+            {"pipeline": [tuple(range(n * stages, (n + 1) * stages)) for n in range(copies)],
+             "copies": [tuple(range(stage, world, stages)) for stage in range(stages)]},
+            chosen.words(), chosen.describe(self.pieces))
+
+    def hold(self, layout: Layout, rank: int) -> State:
+        stage = layout.places[rank].shard
+        if self.state is None or stage != self.stage:
+            self.stage = stage
+            module = self.pipe.get_stage_module(stage)
+            self.parameters = dict(module.named_parameters())
+            names = [name for parameter in self.parameters for name in (
+                parameter, *(f"adamw.{kind}.{parameter.removeprefix(f'{INSIDE}.')}"
+                             for kind in ("step", "exp_avg", "exp_avg_sq")))]
+            self.state = State(self.specs, self.device, self.model_class, names=names)
+            for name, parameter in self.parameters.items():
+                parameter.data = self.state.views[name]
+            self.optimizer = adamw.build(list(self.parameters.values()), self.optimizer_options)
+            for name, parameter in self.parameters.items():
+                self.optimizer.state[parameter] = moments_in(
+                    self.state, name.removeprefix(f"{INSIDE}."))
+        return self.state
+
+    def initialise(self) -> None:
+        assert self.state is not None
+        self.state.data.zero_()
+        whole = dict(self.setup.build().named_parameters())
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                parameter.copy_(whole[name.removeprefix(f"{INSIDE}.")])
+
+    # ------------------------------------------------------------------------------ a step
+
+    def wrap(self, group: Any, check: Callable[..., None]) -> None:
+        self.group, self.check = group, check
+        self.schedules = {}
+        self.step: list[MicroBatch] = []
+
+    def _schedule(self, many: int) -> Any:
+        """torch's, for that many micro-batches; made once a generation."""
+        if many not in self.schedules:
+            from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
+
+            stage = self.pipe.build_stage(self.stage, self.device, self.group.parts["pipeline"])
+            forward, backward = stage.forward_one_chunk, stage.backward_one_chunk
+
+            def seeded(number: int, *given: Any, **named: Any) -> Any:
+                self.check()
+                # A stage's own: no other one draws the same numbers.
+                torch.manual_seed((self.step[number].seed + self.stage) % 2**63)
+                return forward(number, *given, **named)
+
+            def checked(*given: Any, **named: Any) -> Any:
+                self.check()
+                return backward(*given, **named)
+
+            stage.forward_one_chunk, stage.backward_one_chunk = seeded, checked
+            kind = ScheduleGPipe if self.options.schedule == "simple" else Schedule1F1B
+            self.schedules[many] = kind(stage, many, loss_fn=self._loss, scale_grads=False)
+        return self.schedules[many]
+
+    def _loss(self, output: Tensor, target: Tensor) -> Tensor:
+        one = self.step[int(target.reshape(-1)[0])]
+        self.look(one.number, float(output.detach()))
+        self.total += float(output.detach())
+        return output.sum() / one.of
+
+    def run(
+        self, micro_batches: Sequence[MicroBatch], look: Callable[[int, float], None],
+        skip: Callable[[], bool],
+    ) -> float:
+        many = len(micro_batches)
+        self.step, self.look, self.total = list(micro_batches), look, 0.0
+        schedule, last = self._schedule(many), self.options.stages - 1
+        inputs = self._inputs(micro_batches) if self.stage == 0 else ()
+        targets = torch.arange(many).reshape(many, 1) if self.stage == last else None
+        schedule.step(*inputs, **({"target": targets} if targets is not None else {}))
+        told = torch.tensor([self.total / many], dtype=torch.float64, device=self.device)
+        if skip():
+            return float(told)
+        dist.broadcast(told, self.group.rank - self.stage + last,
+                       group=self.group.parts["pipeline"])
+        if self.group.layout.data > 1:
+            self._sum_over_copies()
+        return float(told)
+
+    def _inputs(self, micro_batches: Sequence[MicroBatch]) -> tuple[Tensor, ...]:
+        for one in micro_batches:
+            for name, tensor in one.batch.items():
+                if tuple(tensor.shape) != self.shapes.get(name):
+                    raise ConfigError([
+                        f"strategy = 'pipeline': {name} of a batch is {tuple(tensor.shape)}, and "
+                        f"{self.shapes.get(name)} was traced: make every batch of one shape"])
+        return tuple(torch.cat([one.batch[name] for one in micro_batches]) for name in self.shapes)
+
+    def _sum_over_copies(self) -> None:
+        """In one flat buffer, so that the order of summing is the same in every step."""
+        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        dist.all_reduce(flat, group=self.group.parts["copies"])
+        for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients])):
+            gradient.copy_(part.view_as(gradient))
+
+    def norm(self) -> float:
+        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+        mine = torch.nn.utils.get_total_norm(gradients).double().reshape(1)
+        # Over all ranks: none goes on before every one has its sums.
+        every = torch.cat(self.group.gather(mine))
+        pipeline = self.group.layout.places[self.group.rank].data
+        stages = self.options.stages
+        parts = every[pipeline * stages : (pipeline + 1) * stages]
+        return math.sqrt(float((parts * parts).sum()))
+
+    def update(self, rate: float, norm: float) -> None:
+        limit = self.optimizer_options.clip_norm or math.inf
+        torch.nn.utils.clip_grads_with_norm_(
+            list(self.parameters.values()), limit, torch.tensor(norm, device=self.device))
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.optimizer.step()
+
+    def forget(self) -> None:
+        for parameter in self.parameters.values():
+            parameter.grad = None
+
+    def leave(self) -> None:
+        self.schedules = {}
+
+    @contextlib.contextmanager
+    def encoder(self) -> Iterator[Callable[..., Tensor] | None]:
+        """The whole model on every rank, for as long as it is asked: stages do not embed."""
+        model = self.setup.build().to(self.device)
+        if not hasattr(model, "embed"):
+            yield None
+            return
+        owner = {f"{INSIDE}.{name}": stage for stage in range(self.options.stages)
+                 for name in self._names(stage)}
+        first = self.group.rank - self.stage
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                full = f"{INSIDE}.{name}"
+                if full not in owner:
+                    continue  # used by no stage, so that it is as it was
+                if full in self.parameters:
+                    parameter.copy_(self.parameters[full])
+                dist.broadcast(parameter.data, first + owner[full],
+                               group=self.group.parts["pipeline"])
+        model.eval()
+        with torch.inference_mode():
+            yield getattr(model, "embed", None)
+
+    def _names(self, stage: int) -> list[str]:
+        module = self.pipe.get_stage_module(stage)
+        return [name.removeprefix(f"{INSIDE}.") for name, _ in module.named_parameters()]
+
+
+def _reject_tied(model: nn.Module, stages: int) -> None:
+    """One tensor under two names: what is saved under one would not be the other's."""
+    seen: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) in seen and stages > 1:
+            raise ConfigError([
+                f"strategy = 'pipeline': {seen[id(parameter)]} and {name} are one parameter, which "
+                "a cut would part: untie them, or set strategy = 'ddp'"])
+        seen[id(parameter)] = name
+
+
+def _root_of(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(str(error).split())[:200] or type(error).__name__
+

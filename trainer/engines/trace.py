@@ -1,0 +1,142 @@
+"""A model's step as a chain of pieces: what each computes, holds, keeps and would send on.
+
+Owns the reading of torch.export's graph.  What is counted is operations and bytes of the graph, not
+seconds of a clock: every rank must come to the same plan without talking to another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from .partition import Piece
+
+# What a second of a device is taken for.  Only the ratio matters: a plan compares stages.
+OPERATIONS_S, BYTES_S = 5e10, 1e10
+FINE_MAX = 200  # pieces; a model of more is cut between its larger modules alone
+BACKWARD = 2.0  # as often as the forward pass: by inputs and by weights
+STATE = 4  # parameter, gradient and AdamW's two moments, in bytes of the parameter
+VIEWS = frozenset({
+    "view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "expand", "expand_as",
+    "slice", "select", "t", "numpy_T", "unbind", "split", "chunk", "alias", "detach", "flatten"})
+
+
+class Traced(NamedTuple):
+    """The chain, and the node of the graph with which each piece begins."""
+
+    pieces: list[Piece]
+    begins: list[Any]
+
+
+def read(graph_module: Any, model: nn.Module, prefix: str) -> Traced:
+    """Of an exported program's module; `prefix` is where the model lies in it."""
+    calls = [node for node in graph_module.graph.nodes if node.op == "call_function"]
+    groups = _groups(calls, model, prefix, whole=False)
+    if len(groups) > FINE_MAX:
+        groups = _groups(calls, model, prefix, whole=True)
+    place = {node: number for number, (_, nodes) in enumerate(groups) for node in nodes}
+    used_by: dict[str, set[int]] = {}
+    for node in calls:
+        for one in _parameters(node):
+            used_by.setdefault(one.target, set()).add(place[node])
+    shared = {name for name, users in used_by.items() if len(users) > 1}
+    cuts = _cut_bytes(calls, place, len(groups))
+    pieces = [_piece(name, nodes, cuts[number], shared, used_by, number, prefix)
+              for number, (name, nodes) in enumerate(groups)]
+    return Traced(pieces, [nodes[0] for _, nodes in groups])
+
+
+def _groups(
+    calls: list[Any], model: nn.Module, prefix: str, whole: bool
+) -> list[tuple[str, list[Any]]]:
+    """Nodes of one module that follow each other; what the model itself does goes with what stands
+    before it."""
+    groups: list[tuple[str, list[Any]]] = []
+    for node in calls:
+        name = _piece_of(node, model, prefix, whole)
+        if not groups or (name and name != groups[-1][0]):
+            groups.append((name or "inputs", []))
+        groups[-1][1].append(node)
+    return groups
+
+
+def _piece_of(node: Any, model: nn.Module, prefix: str, whole: bool) -> str:
+    """The innermost module, or, of a `whole` one, that nearest to the top which is no mere
+    container; "" for the model itself."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    path = str(stack[-1][0]) if stack else ""
+    parts = path.removeprefix(prefix).strip(".").split(".") if path.startswith(prefix) else []
+    found, here = list[str](), model
+    for part in parts:
+        if not part or not hasattr(here, part):
+            break
+        here = getattr(here, part)
+        found.append(part)
+        if whole and not isinstance(here, (nn.ModuleList, nn.Sequential)):
+            break
+    return ".".join(found)
+
+
+def _parameters(node: Any) -> Iterator[Any]:
+    for one in node.all_input_nodes:
+        if one.op == "get_attr":
+            yield one
+
+
+def _cut_bytes(calls: list[Any], place: dict[Any, int], count: int) -> list[int]:
+    """Behind each piece: every value that was made up to there and is used later."""
+    cuts = [0] * count
+    for node in calls:
+        users = [place[user] for user in node.users if user in place]
+        for number in range(place[node], max(users, default=place[node])):
+            cuts[number] += _bytes(node)
+    return cuts
+
+
+def _piece(
+    name: str, nodes: list[Any], cut: int, shared: set[str], used_by: dict[str, set[int]],
+    number: int, prefix: str,
+) -> Piece:
+    held = {one.target: one for node in nodes for one in _parameters(node)}
+    # What several pieces use is held where it is used first.
+    own = [one for target, one in held.items() if min(used_by[target]) == number]
+    operations = sum(_operations(node) for node in nodes)
+    moved = sum(_bytes(node) for node in nodes if not _is_view(node))
+    forward_s = operations / OPERATIONS_S + 2 * moved / BYTES_S
+    return Piece(
+        name, forward_s, BACKWARD * forward_s, STATE * sum(map(_bytes, own)), moved, cut,
+        tuple(sorted(one.removeprefix(f"{prefix}.") for one in shared & held.keys())))
+
+
+def _is_view(node: Any) -> bool:
+    return str(node.target).split(".")[1:2] != [] and str(node.target).split(".")[1] in VIEWS
+
+
+def _values(node: Any) -> list[torch.Tensor]:
+    value = node.meta.get("val")
+    several = value if isinstance(value, (tuple, list)) else [value]
+    return [one for one in several if isinstance(one, torch.Tensor)]
+
+
+def _bytes(node: Any) -> int:
+    return sum(int(one.numel()) * one.element_size() for one in _values(node))
+
+
+def _operations(node: Any) -> float:
+    """Multiplications and additions of what is dear; everything else counts by its bytes."""
+    kind = str(node.target).split(".")[1] if "." in str(node.target) else ""
+    made, given = _values(node), [v for one in node.all_input_nodes for v in _values(one)]
+    if not made or not given:
+        return 0.0
+    numbers = float(made[0].numel())
+    if kind in ("linear", "matmul", "mm", "bmm", "addmm"):
+        return 2.0 * numbers * given[0].shape[-1]
+    if kind == "scaled_dot_product_attention":
+        return 4.0 * numbers * given[1].shape[-2]
+    if kind.startswith("conv") and len(given) > 1:
+        return 2.0 * numbers * math.prod(given[1].shape[1:])
+    return 0.0
