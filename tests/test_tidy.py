@@ -95,7 +95,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "yaml": ("dashboards/rules/files.py",),
     "grafana_api": ("dashboards/grafana/push.py",),
     "requests": (),  # comes with grafana_api
-    "boto3": ("agent/store/",),
+    "boto3": ("agent/store/", "trainer/feed/fetch.py"),
     "tokenizers": ("trainer/",),
     "pynvml": ("collectors/nvidia.py",),
 }

@@ -1,0 +1,155 @@
+"""A data set of shards, on local disk or S3: samples by number, whatever shard they lie in.
+
+Owns the index, the local copies and what is told when a shard is not what it was.  Where a sample
+lies is a function of its number alone, and its number one of the step's (trainer/data.py): nothing
+is kept that could be lost, so that each is seen once an epoch whatever ranks come and go.  A shard
+that has vanished is the data's fault: no restart brings it back, and none is tried.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import io
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from ..checkpoint import format as files
+from ..config import FROM_1, ConfigError, Limit, Options, read_options, setting
+from ..protocol import Batch
+from .fetch import Fetcher, NotThere, TooSlow
+
+INDEX = "index.json"
+INDEX_BYTES_MAX = 64 << 20
+SHARDS_MAX = 1_000_000
+PREFETCH_MAX = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class ShardOptions(Options):
+    """What the data set of shards reads."""
+
+    root: str = setting("", "a directory or s3://bucket/prefix that has index.json", Limit(
+        "a directory or s3://bucket/prefix", bool))
+    in_memory: int = setting(8, "shards that a rank keeps in memory; at least 1", FROM_1)
+    deadline_s: float = setting(
+        300.0, "for one shard to come, every wait for a slow store in it; at most 3600",
+        Limit("above 0 and at most 3600", lambda value: 0.0 < value <= 3600.0))
+
+
+class Shard(NamedTuple):
+    """One file of arrays, each with as many rows as the others."""
+
+    name: str
+    rows: int
+    nbytes: int
+    digest: str
+
+
+def write(root: Path, arrays: Sequence[dict[str, np.ndarray]]) -> None:
+    """Makes such a data set on local disk: one shard for each of `arrays`, and the index."""
+    shards = []
+    for number, one in enumerate(arrays):
+        buffer = io.BytesIO()
+        np.savez(buffer, **one)  # type: ignore[arg-type]
+        data, name = buffer.getvalue(), f"shard-{number:06d}.npz"
+        root.mkdir(parents=True, exist_ok=True)
+        files.write_file(root / name, data)
+        rows = {len(array) for array in one.values()}
+        if len(rows) != 1:
+            raise ValueError(f"{name}: arrays of {sorted(rows)} rows")
+        shards.append(Shard(name, rows.pop(), len(data), files.digest(data))._asdict())
+    files.write_file(root / INDEX, files.to_json({"format": 1, "shards": shards}))
+
+
+class Shards:
+    """As protocol.py's Data: `data = "holdfast.trainer.feed.shards:Shards"`."""
+
+    def __init__(self, options: dict[str, Any], work_dir: Path) -> None:
+        chosen = read_options(ShardOptions, options, "data_options")
+        self.root = chosen.root.rstrip("/")
+        self._keep = chosen.in_memory
+        self._fetcher = Fetcher(self.root, work_dir / "shards", chosen.deadline_s)
+        data = self._get(INDEX, None)
+        self.shards = _index(f"{self.root}/{INDEX}", data)
+        self.digest = files.digest(data)
+        self._ends = [0]
+        for shard in self.shards:
+            self._ends.append(self._ends[-1] + shard.rows)
+        self._open: OrderedDict[int, dict[str, np.ndarray]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return self._ends[-1]
+
+    def batch(self, indices: Sequence[int]) -> Batch:
+        places = [self.place(index) for index in indices]
+        needed = list(dict.fromkeys(shard for shard, _ in places))
+        for shard in needed[:PREFETCH_MAX]:
+            if shard not in self._open:
+                self._fetcher.ask(self.shards[shard].name)
+        rows = [(self._arrays(shard), row) for shard, row in places]
+        return {key: torch.from_numpy(np.stack([arrays[key][row] for arrays, row in rows]))
+                for key in rows[0][0]}
+
+    def place(self, index: int) -> tuple[int, int]:
+        """Which shard, and which of its rows."""
+        shard = bisect.bisect_right(self._ends, index) - 1
+        return shard, index - self._ends[shard]
+
+    def _arrays(self, number: int) -> dict[str, np.ndarray]:
+        if number not in self._open:
+            shard = self.shards[number]
+            data = self._get(shard.name, shard)
+            try:
+                with np.load(io.BytesIO(data), allow_pickle=False) as loaded:
+                    arrays = {key: loaded[key] for key in loaded.files}
+            except (ValueError, OSError, KeyError, EOFError) as error:
+                raise self._bad(shard.name, f"cannot be read: {error}") from None
+            if not arrays or {len(array) for array in arrays.values()} != {shard.rows}:
+                raise self._bad(shard.name, f"has not {shard.rows} rows in every array")
+            self._open[number] = arrays
+            while len(self._open) > self._keep:
+                self._open.popitem(last=False)
+        self._open.move_to_end(number)
+        return self._open[number]
+
+    def _get(self, name: str, shard: Shard | None) -> bytes:
+        try:
+            path = self._fetcher.get(name)
+            data = path.read_bytes()
+        except NotThere as error:
+            raise self._bad(name, f"has vanished ({error})" if shard else str(error)) from None
+        except TooSlow as error:
+            raise self._bad(name, str(error)) from None
+        except OSError as error:
+            raise self._bad(name, f"cannot be read: {error.strerror}") from None
+        if shard is not None and files.digest(data) != shard.digest:
+            self._fetcher.forget(name)
+            raise self._bad(name, "has other bytes than the index says")
+        return data
+
+    def _bad(self, name: str, what: str) -> ConfigError:
+        return ConfigError([f"data: {self.root}/{name} {what}: put it back, or set "
+                            "data_options.root to a data set that is whole"])
+
+
+def _index(name: str, data: bytes) -> list[Shard]:
+    try:
+        if len(data) > INDEX_BYTES_MAX:
+            raise ValueError
+        value = json.loads(data)
+        shards = [Shard(str(one["name"]), int(one["rows"]), int(one["nbytes"]), str(one["digest"]))
+                  for one in value["shards"]]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise ConfigError([f"data: {name} is no index of shards: write it with "
+                           "holdfast.trainer.feed.shards.write"]) from None
+    if not 0 < len(shards) <= SHARDS_MAX or any(
+            one.rows < 1 or Path(one.name).name != one.name for one in shards):
+        raise ConfigError([f"data: {name} lists no shards, or one that is empty or elsewhere"])
+    return shards
