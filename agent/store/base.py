@@ -45,7 +45,8 @@ class Store(Protocol):
 
     `lease/RUN` is no document: a write of it, whose body is the node's name, takes the run's lease
     or renews it.  It ends by itself `lease_s` after the last renewal was sent, on this node's
-    CLOCK_BOOTTIME, and no sooner than that in the store.
+    CLOCK_BOOTTIME, and no sooner than that in the store, unless a write with `over` takes it from
+    its holder: then what the old one writes below it is a Conflict.
     """
 
     problem: str  # why this node's disk does not keep what was taken; "" where it does

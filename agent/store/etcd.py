@@ -144,7 +144,7 @@ class EtcdStore:
     async def put(self, write: StoreWrite) -> int:
         kind, run, _ = subject_of(write.key)
         if kind == LEASE:
-            await self._lead(run, write.body)
+            await self._lead(run, write.body, over=write.over)
             return 0
         if len(write.body) > BODY_MAX:
             raise StoreError(f"store: {write.key} is {len(write.body)} bytes long, and a document "
@@ -255,8 +255,10 @@ class EtcdStore:
                 f"{NAME_S:.0f} s") from None
         self._named_s = now_s
 
-    async def _lead(self, run: str, body: bytes, lease_s: float = 0.0) -> None:
-        """Takes the run's lease, or renews it."""
+    async def _lead(
+        self, run: str, body: bytes, lease_s: float = 0.0, over: str = "",
+    ) -> None:
+        """Takes the run's lease, from `over` where he holds it, or renews it."""
         lease_s = lease_s or self._lease_s()
         if body.decode("utf-8", "replace") != self.node:
             raise Conflict(f"lease: {self.node} asked in the name of {body[:100]!r}")
@@ -267,7 +269,7 @@ class EtcdStore:
             return
         self._held.pop(run, None)
         value = self._holders.get(run, b"")
-        if value and not self._is_own(value):
+        if value and not self._is_own(value) and holder_of(value).node != over:
             raise Conflict(f"lease: {holder_of(value).node} holds that of {run}")
         try:
             await self._acquire(run, value, lease_s)

@@ -45,7 +45,7 @@ class MemoryServer:
             raise StoreError(AWAY)
         kind, run, _ = subject_of(write.key)
         if kind == LEASE:
-            return self._grant(node, run, write.body.decode("utf-8", "replace"))
+            return self._grant(node, run, write.body.decode("utf-8", "replace"), write.over)
         self._compare(write.key, write.expect_version)
         if write.lease and self.holder(write.lease) != node:
             raise Conflict(f"lease: {self.holder(write.lease) or 'nobody'} holds that of "
@@ -70,12 +70,12 @@ class MemoryServer:
         if version != expect_version:
             raise Conflict(f"{key} is at version {version}, not {expect_version}")
 
-    def _grant(self, node: str, run: str, wanted: str) -> int:
+    def _grant(self, node: str, run: str, wanted: str, over: str) -> int:
         holder = self.holder(run)
-        if wanted != node or holder not in ("", node):
+        if wanted != node or holder not in ("", node, over):
             raise Conflict(f"lease: {holder or 'nobody'} holds that of {run}")
         self.leases[run] = node, self.clock_s() + self.lease_s
-        if not holder:
+        if holder != node:
             self._changed()
         return 0
 

@@ -59,8 +59,10 @@ def document_subject(run: str) -> str:
     return str(Subject(STORE, run_subject(run)))
 
 
-def put(key: str, version: int, body: bytes, reason: str, lease: str = "") -> Effect:
-    write = StoreWrite(key=key, expect_version=version, body=body, lease=lease)
+def put(
+    key: str, version: int, body: bytes, reason: str, lease: str = "", over: str = "",
+) -> Effect:
+    write = StoreWrite(key=key, expect_version=version, body=body, lease=lease, over=over)
     subject = key if subject_of(key).kind == LEASE else str(Subject(STORE, key))
     return Effect("", "put", subject, reason, PUT_S, write)
 

@@ -44,6 +44,7 @@ class StoreWrite(Value, frozen=True, tag="put"):
     expect_version: int  # 0 = must be absent
     body: bytes
     lease: str = ""  # compare(lease of this run is mine); "" = no lease (one node)
+    over: str = ""  # of a lease: taken from this holder, if it is still his
 
 
 class Start(Value, frozen=True, tag="start"):

@@ -75,7 +75,11 @@ class Document:
             known, plan=read, meant=read.generation if meant else known.meant)
 
     def lead(self, ctx: Context) -> None:
-        """Ask for the run's lease while nobody heard of holds it; renew it well before its end."""
+        """Ask for the run's lease while nobody heard of holds it; renew it well before its end.
+
+        That of a node that two others know to be lost is not waited for: what is written below a
+        lease is compared with it, so that its old holder, should he live, writes nothing any more.
+        """
         view, settings, known = ctx.view, ctx.settings, self.state.document.plan
         if settings.single_node or not view.connected:
             return
@@ -86,11 +90,14 @@ class Document:
             view.node in (*known.members, *known.spares) or not known.members)
         lease = next((one for one in ctx.observed.store.leases if one.run == view.run), None)
         others = lease is not None and lease.holder != view.node
+        dead = lease.holder if lease is not None and others and any(
+            beat.lost and beat.node == lease.holder for beat in ctx.observed.beats) else ""
         left_s = lease.until_boot_s - ctx.now.boot_s if lease is not None and not others else 0.0
-        if over or not named or others or left_s > settings.lease_s * 2 / 3:
+        if over or not named or (others and not dead) or left_s > settings.lease_s * 2 / 3:
             return
         subject = str(Subject(LEASE, view.run))
-        draft = drafts.put(subject, 0, view.node.encode(), "lead the run", view.run)
+        why = f"lead the run in the place of {dead}" if dead else "lead the run"
+        draft = drafts.put(subject, 0, view.node.encode(), why, view.run, dead)
         ctx.emit(view.generation, replace(draft, deadline_s=settings.lease_s / 3))
 
     def current(self, ctx: Context) -> Plan | None:

@@ -247,6 +247,27 @@ def test_a_lease_that_is_not_renewed_goes_to_the_next_and_no_sooner(shared_store
     shared_stores(scenario)
 
 
+def test_a_lease_is_taken_from_a_lost_holder_and_from_no_other(shared_stores):
+    async def scenario(all_of_them):
+        first, second = all_of_them.nodes("a", "b")
+        await first.refresh()
+        async with followed(first, second):
+            await until(lambda: second.view().up)
+            await first.put(StoreWrite("lease/m", 0, b"a"))
+            await until(lambda: second.view().leases)
+            with pytest.raises(Conflict):
+                await second.put(StoreWrite("lease/m", 0, b"b", over="c"))
+            await second.put(StoreWrite("lease/m", 0, b"b", over="a"))
+            assert await second.put(StoreWrite("run/m", 0, b"b's", lease="m")) == 1
+            with pytest.raises(Conflict):
+                await first.put(StoreWrite("run/m", 1, b"late", lease="m"))
+            await until(lambda: [one.holder for one in first.view().leases] == ["b"])
+            with pytest.raises(Conflict):
+                await first.put(StoreWrite("lease/m", 0, b"a", over="c"))
+
+    shared_stores(scenario)
+
+
 def test_an_agent_that_starts_anew_takes_its_own_lease_over(shared_stores):
     async def scenario(all_of_them):
         (store,) = all_of_them.nodes("a")

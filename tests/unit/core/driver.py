@@ -155,7 +155,7 @@ class Lab:
             return False
         holder, end = self.leases.get(body.lease, ("", 0.0))
         store_s = self.boot_s - self.ahead_s
-        free = end <= store_s or holder == self.name
+        free = end <= store_s or holder in (self.name, body.over)
         if body.key.startswith("lease/"):
             if free:
                 self.leases[body.lease] = (self.name, store_s + self.settings.lease_s)
@@ -271,6 +271,7 @@ class Cluster:
         for lab in self.labs.values():
             lab.docs, lab.leases = self.docs, self.leases
         self.dead: set[str] = set()
+        self.lost: set[str] = set()  # as the edge's failure detectors say
         self.fatal: dict[str, str] = {}
         self.heard: dict[tuple[str, str], Beat] = {}  # as they were sent
         self.at_s: dict[tuple[str, str], float] = {}  # when, by the store's clock
@@ -287,7 +288,8 @@ class Cluster:
             if name in self.dead:
                 lab.boot_s += seconds
                 continue
-            lab.beats = tuple(replace(beat, boot_s=self.at_s[key] + lab.ahead_s)
+            lab.beats = tuple(replace(beat, boot_s=self.at_s[key] + lab.ahead_s,
+                                      lost=key[0] in self.lost)
                               for key, beat in self.heard.items())
             lab.events = self._kernel_log(name)
             lab.step(seconds)

@@ -60,6 +60,27 @@ def test_a_lost_leader_is_followed_by_another_who_inherits_the_budget() -> None:
     assert dict(cluster.plan().spent)["restarts"] == 2
 
 
+def test_a_leader_known_to_be_lost_is_followed_before_his_lease_ends() -> None:
+    cluster = started()
+    first = cluster.leader()
+    cluster.dead.add(first)
+    cluster.lost.add(first)
+    cluster.run(4)  # of a lease of 10 s, less than what his own clock gives him
+    assert cluster.leader() not in (first, "")
+    assert cluster.plan().generation == 2 and first not in dict(cluster.plan().ranks).values()
+
+
+def test_a_script_of_a_lost_node_has_its_old_permits_time() -> None:
+    cluster = started(grade="script")
+    lost = next(node for _, node in cluster.plan().ranks if node != cluster.leader())
+    cluster.dead.add(lost)
+    cluster.lost.add(lost)
+    cluster.run(12)
+    assert cluster.plan().generation == 1
+    cluster.run(10)
+    assert cluster.plan().generation == 2
+
+
 def test_a_lost_member_without_a_spare_only_waits() -> None:
     cluster = started("ab")
     cluster.dead.add("b")
