@@ -55,6 +55,7 @@ from .parts.kernel_log import KernelLogPart
 from .parts.node_order_gate import NodeOrderGate
 from .parts.old_runs import OldRuns
 from .parts.peers import PeerPart
+from .parts.permits import Permits
 from .parts.private_life import PrivateLife
 from .parts.rank_watch import RankWatch
 from .parts.readiness import Readiness
@@ -216,8 +217,13 @@ class Daemon:
             self.private_life,
             OldRuns(state),
             self.checks,
-            *((self.peers,) if self.peers is not None else ()),
+            *self._parts_of_many(),
         )
+
+    def _parts_of_many(self) -> tuple[Part, ...]:
+        if self.peers is None:
+            return ()
+        return self.peers, Permits(self.state, self.store, self.launchers, self.peers)
 
     def _owner_of(self, run: str) -> int:
         session = self.launchers.session(run)

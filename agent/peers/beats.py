@@ -51,6 +51,7 @@ class Told(msgspec.Struct, frozen=True, omit_defaults=True):
 
     beats: tuple[Beat, ...] = ()
     endpoints: tuple[Endpoint, ...] = ()
+    known: tuple[tuple[str, int], ...] = ()  # run -> generation of the newest document it knows
 
 
 class Listener(Protocol):
@@ -63,7 +64,7 @@ class Listener(Protocol):
 
 def news_of(told: Told) -> tuple[object, ...]:
     """What others must know at once; steps and times move by themselves."""
-    return (told.endpoints, *(
+    return (told.endpoints, told.known, *(
         (one.run, one.generation, one.fatal, one.shutdown, len(one.commits),
          *((rank.rank, rank.state, rank.generation) for rank in one.ranks))
         for one in told.beats))
@@ -147,6 +148,7 @@ class Peers:
         self.lines: dict[str, Line] = {}
         self._news: tuple[object, ...] = ()
         self._beats: dict[tuple[str, str], Beat] = {}
+        self._known: dict[str, dict[str, int]] = {}  # node -> run -> generation
         self._lost: frozenset[str] = frozenset()
         self._server: asyncio.Server | None = None
         self._incoming: set[asyncio.Task[None]] = set()
@@ -235,6 +237,14 @@ class Peers:
             msgspec.structs.replace(beat, lost=True) if beat.node in self._lost else beat
             for beat in self._beats.values())
 
+    def answered_s(self, name: str, run: str, generation: int) -> float:
+        """When the newest ping left that this node has answered (CLOCK_BOOTTIME); 0.0 where it has
+        not, or knows a higher generation of the run."""
+        line, known = self.lines.get(name), self._known.get(name)
+        if line is None or known is None or known.get(run, 0) > generation:
+            return 0.0
+        return line.acked_boot_s
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             channel = await transport.accept(reader, writer, self.token)
@@ -260,18 +270,20 @@ class Peers:
             raise ValueError(f"no message of an agent's: {error}") from error
         self.instances[name] = instance
         self.detector.heard(name, silent)
+        if told is not None:
+            self._keep(name, told)  # before its answer counts: it may know of something newer
         if line is not None:
             line.heard_number = number
             if to == self.instance:
                 line.acked(ack)
         self._judge()
         if told is not None:
-            self._keep(name, told)
             self.listener.beats_came(told, bool(message.get("news")))
 
     def _keep(self, name: str, told: Told) -> None:
         """A node speaks for itself alone, and what it does not say any more is over."""
         now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        self._known[name] = dict(told.known[:BEATS_MAX])
         for key in [key for key in self._beats if key[0] == name]:
             del self._beats[key]
         for beat in told.beats:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection
 from typing import Protocol
 
-from ..core.model import StoreView, StoreWrite
+from ..core.model import Doc, StoreView, StoreWrite
 
 
 class StoreError(Exception):
@@ -66,6 +66,10 @@ class Store(Protocol):
 
     async def delete(self, key: str, expect_version: int) -> None:
         """Takes a document away if its version is the expected one; raises as `put` does."""
+
+    async def read(self, key: str) -> Doc:
+        """One document as the store has it at this moment, its members agreed; version 0 where it
+        has none.  Raises StoreError or TimeoutError where that cannot be known."""
 
     async def refresh(self) -> None:
         """Finds out again what the store holds and whether it answers."""

@@ -129,6 +129,14 @@ class MemoryStore:
         await self._call(lambda: self.server.delete(key, expect_version))
         self._look()
 
+    async def read(self, key: str) -> Doc:
+        def look() -> Doc:
+            if not self.server.available:
+                raise StoreError(AWAY)
+            return self.server.documents.get(key, Doc(key, 0))
+
+        return await self._call(look)
+
     async def refresh(self) -> None:
         try:
             await self._call(self._look)

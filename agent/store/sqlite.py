@@ -233,6 +233,9 @@ class SqliteStore:
         for key in gone:
             self._documents.pop(key, None)
 
+    async def read(self, key: str) -> Doc:
+        return self._documents.get(key, Doc(key, 0))
+
     async def refresh(self) -> None:
         """Reads everything again: after a conflict, and to find out whether it answers again."""
         loop = asyncio.get_running_loop()

@@ -138,7 +138,12 @@ class PeerPart:
             if found is not None:
                 endpoints.append(Endpoint(
                     session.hello.run, found.generation, found.host, found.port))
-        self.peers.tell(Told(decision.beats, tuple(endpoints)))
+        known = tuple((plan.run, plan.generation) for plan in decision.plans)
+        self.peers.tell(Told(decision.beats, tuple(endpoints), known))
+
+    def answered_s(self, node: str, run: str, generation: int) -> float:
+        """See Peers.answered_s."""
+        return self.peers.answered_s(node, run, generation)
 
     def placed(self, run: str, fields: dict[str, object]) -> dict[str, object]:
         """An order to start, with this node's place among those of its plan."""

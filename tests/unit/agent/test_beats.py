@@ -187,3 +187,16 @@ def test_addresses_are_read_from_the_store_as_from_outside() -> None:
 def test_this_nodes_address_is_the_settings_or_the_one_that_routes_to_the_store() -> None:
     assert part.own_address("etcd://127.0.0.1:2379", "10.0.0.9:77") == Address("10.0.0.9", 77)
     assert part.own_address("etcd://127.0.0.1:2379", "") == Address("127.0.0.1", part.PORT)
+
+
+def test_who_knows_a_higher_generation_answers_for_no_permit() -> None:
+    async def body() -> None:
+        a, b = Agent("a"), Agent("b")
+        async with agents(a, b):
+            b.peers.tell(Told(known=(("r", 3),)))
+            await until(lambda: a.peers.answered_s("b", "r", 3) > 0.0)
+            assert a.peers.answered_s("b", "r", 2) == 0.0 == a.peers.answered_s("z", "r", 3)
+            b.peers.tell(Told(known=(("r", 4),)))
+            await until(lambda: a.peers.answered_s("b", "r", 3) == 0.0)
+
+    asyncio.run(body())

@@ -1,0 +1,80 @@
+"""A script's permit is renewed by the store's word or everybody's, and by nobody's otherwise."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.agent.core.model import Doc, Plan, Resume
+from holdfast.agent.daemon.parts.permits import Permits
+from holdfast.agent.store.base import StoreError
+
+LEASE_S = 10.0
+
+
+def plan(generation: int, **more: Any) -> Plan:
+    return Plan("r", generation, ("a", "b"), ((0, "a"), (1, "b")), Resume("fresh"), "test",
+                spares=("c",), **more)
+
+
+class Store:
+    """Holds one plan, or is away."""
+
+    def __init__(self, kept: Plan | None) -> None:
+        self.kept = kept
+
+    async def read(self, key: str) -> Doc:
+        assert key == "run/r"
+        if self.kept is None:
+            raise StoreError("away")
+        return Doc(key, 1, msgspec.json.encode(self.kept))
+
+
+def renewed(store: Plan | None, runs: int, answered: dict[str, float] | None = None,
+            known: Plan | None = None) -> tuple[int, float] | None:
+    """(generation, seconds from now) of the permit that node a's launcher, which runs generation
+    `runs`, is given; None where it is given none."""
+    now_s, orders = time.clock_gettime(time.CLOCK_BOOTTIME), []
+    session = SimpleNamespace(
+        hello=SimpleNamespace(run="r", grade="script"), levels=SimpleNamespace(generation=runs))
+    launchers = SimpleNamespace(order=lambda run, fields: orders.append(fields))
+    decision = SimpleNamespace(plans=(known,) if known else ())
+    state = SimpleNamespace(name="a", snapshot=SimpleNamespace(decision=decision))
+    ages = answered or {}
+    peers = SimpleNamespace(answered_s=lambda node, run, generation: now_s - ages[node]
+                            if node in ages else 0.0)
+    permits = Permits(state, Store(store), launchers, peers)  # type: ignore[arg-type]
+    asyncio.run(permits.renew(session, LEASE_S))  # type: ignore[arg-type]
+    if not orders:
+        return None
+    (order,) = orders
+    assert order["t"] == "permit"
+    return order["generation"], order["until_ns"] / 1e9 - now_s
+
+
+def test_the_store_renews_the_generation_that_stands() -> None:
+    generation, left_s = renewed(plan(3), 3) or (0, 0.0)
+    assert generation == 3 and left_s == pytest.approx(LEASE_S, abs=1.0)
+
+
+def test_a_newer_plan_renews_its_own_ranks_and_no_older_ones() -> None:
+    generation, _ = renewed(plan(4), 3) or (0, 0.0)
+    assert generation == 4  # the launcher, which still runs 3, passes it by until it runs 4
+    assert renewed(plan(2), 3) is None
+
+
+def test_without_the_store_all_of_the_plan_must_have_answered() -> None:
+    both = {"b": 1.0, "c": 2.5}
+    generation, left_s = renewed(None, 3, both, plan(3)) or (0, 0.0)
+    assert generation == 3 and left_s == pytest.approx(LEASE_S - 2.5, abs=1.0)  # the oldest word
+    for silent in both:
+        some = {node: age for node, age in both.items() if node != silent}
+        left_s = (renewed(None, 3, some, plan(3)) or (0, 0.0))[1]
+        assert left_s <= 0.0
+    assert renewed(None, 3, both) is None
+    assert renewed(None, 3, both, plan(3, finished=0)) is None
