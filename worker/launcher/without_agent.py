@@ -29,12 +29,15 @@ class WithoutAgent:
         self.done_s = 0.0
         self.told = False
         self.waits = False
+        self.began_s = 0.0
 
     def watch(self, now_s: float) -> None:
         state, ranks, link = self.state, self.ranks, self.link
         if state.shutdown:
             return  # the caller's end has its own grace
-        without_s = now_s - link.lost_s if link.channel is None else 0.0
+        self.began_s = self.began_s or now_s  # a busy machine imports for minutes before that
+        lost_s = max(link.lost_s, self.began_s)
+        without_s = now_s - lost_s if link.channel is None else 0.0
         if ranks.level() != "done":
             self.done_s = 0.0
         else:

@@ -430,9 +430,10 @@ def test_one_of_many_nodes_starts_no_world_of_its_own_without_an_agent(launchers
     link = SimpleNamespace(channel=None, lost_s=0.0, problem="")
     terminal = SimpleNamespace(say=lambda text, *_: one.said.append(text))
     alone = without_agent.WithoutAgent(one.state, one.ranks, link, terminal)
-    for now_s in (without_agent.WITHOUT_AGENT_S, without_agent.NODES_WAIT_S - 0.1):
-        alone.watch(now_s)
+    begun_s = 500.0  # the imports took long; from then on an agent has its time
+    for now_s in (0.0, without_agent.WITHOUT_AGENT_S, without_agent.NODES_WAIT_S - 0.1):
+        alone.watch(begun_s + now_s)
     assert not one.ranks.launched and one.state.exit_code is None
     assert [text for text in one.said if "waiting for one" in text] == one.said
-    alone.watch(without_agent.NODES_WAIT_S)
+    alone.watch(begun_s + without_agent.NODES_WAIT_S)
     assert one.state.exit_code == exits.RETRY and not one.ranks.launched
