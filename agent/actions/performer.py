@@ -123,7 +123,16 @@ class Performer:
         for effect in fresh:
             # Bound here, in the step that decided it: pids and ranks are those of this launcher.
             self._flights[effect.id] = EffectInFlight(effect, self._launcher_of(run_of(effect)))
-        self._start(self._begin(fresh, memory))
+        for effect in fresh:
+            if _is_lease(effect) and isinstance(effect.body, StoreWrite):
+                # Waits for no disk and no other write: a leader whose renewal is late leads no
+                # more.  It is no action, and a journal would hold little else.
+                self._start(self._put(effect, effect.body))
+        rest = [effect for effect in fresh if not _is_lease(effect)]
+        if rest:
+            self._start(self._begin(rest, memory))
+        elif memory is not None:
+            self._journal.append(Memory(memory))
 
     @property
     def in_flight(self) -> int:
@@ -166,6 +175,7 @@ class Performer:
             if stalled and (effect.outlives_node or needs_sync(effect)):
                 self._end(effect, False, "refused: the journal is stalled")
             elif isinstance(effect.body, StoreWrite):
+                # One task a subject: a store that is slow with one run holds up no other.
                 self._start(self._put(effect, effect.body))
             elif isinstance(effect.body, NodeOrder):
                 error = await self._node(effect, effect.body)
@@ -280,10 +290,11 @@ class Performer:
         while len(self._finished) > FINISHED_MAX:
             self._finished.popitem(last=False)
         self._levels[of.id] = (EffectOutcome(of.id, ok, error, detail), time.monotonic())
-        counts = [Count("actions", (of.kind, of.fault, "ok" if ok else "failed"))]
-        counts += self._restarted(of) if ok else []
-        self._journal.append(Finished(of.id, ok, error, time.time(), tuple(counts)))
-        self.count(*counts)
+        if not _is_lease(of):
+            counts = [Count("actions", (of.kind, of.fault, "ok" if ok else "failed"))]
+            counts += self._restarted(of) if ok else []
+            self._journal.append(Finished(of.id, ok, error, time.time(), tuple(counts)))
+            self.count(*counts)
         if isinstance(of, Effect) and of.kind == "evidence" and ok:
             self._remember_where(of, detail)
         if not (ok and of.kind == "start"):
@@ -320,8 +331,10 @@ class Performer:
             self._on_error("perform", task.exception() or "")
 
 
+def _is_lease(of: Effect | Intent) -> bool:
+    return subject_of(of.subject).kind == LEASE
+
+
 def _patience(effect: Effect) -> int:
-    """Effects that take longer come later; a lease comes first, for it runs out meanwhile."""
-    if subject_of(effect.subject).kind == LEASE:
-        return -1
+    """Effects that take longer come later."""
     return 2 if isinstance(effect.body, NodeOrder) else effect.kind == "put"

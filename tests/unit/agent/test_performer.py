@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from msgspec import DecodeError
 from msgspec.structs import replace
 
-from holdfast.agent.core.model import Effect, Incident, Resume, Start, Stop
+from holdfast.agent.core.model import Effect, Incident, Resume, Start, Stop, StoreWrite
 from holdfast.agent.launchers import protocol
 
 STOP = Effect("1/run/demo/stop/1", "stop", "run/demo", "test", 5.0,
@@ -243,3 +243,39 @@ def test_a_restart_is_counted_once_however_often_the_agent_dies(agent, tmp_path)
             assert restarts(daemon) == {("demo", "rank_killed"): 1}
 
     asyncio.run(scenario())
+
+
+def test_a_lease_waits_for_no_disk_and_a_slow_write_for_no_other(agent, tmp_path, monkeypatch):
+    """A leader whose renewal comes late leads no more; one run's store is every run's."""
+    def put(key, number):
+        kind = "lease/r" if key.startswith("lease") else f"store/{key}"
+        return Effect(str(number), "put", kind, "test", 5.0, StoreWrite(key, 0, b"x"))
+
+    async def scenario():
+        async with agent() as (daemon, node):
+            held, done = asyncio.Event(), []
+
+            async def slow(write):
+                if write.key == "run/a":
+                    await held.wait()
+                done.append(write.key)
+                return 1
+
+            monkeypatch.setattr(daemon.store, "put", slow)
+            daemon.journal._database.execute("PRAGMA busy_timeout=20")
+            other = sqlite3.connect(tmp_path / "state" / "journal.db", isolation_level=None)
+            other.execute("BEGIN IMMEDIATE")
+            node.todo = [put("run/a", 1), put("run/b", 2), put("lease/r", 3)]
+            daemon.wake("test")
+            await until(lambda: done)
+            assert done == ["lease/r"]  # while the other still holds the journal
+            other.execute("ROLLBACK")
+            other.close()
+            await until(lambda: "run/b" in done)
+            assert "run/a" not in done
+            held.set()
+            await until(lambda: len(node.seen[-1].outcomes) == 3)
+
+    asyncio.run(scenario())
+    database = sqlite3.connect(tmp_path / "state" / "journal.db")
+    assert {row[0] for row in database.execute("SELECT id FROM intents")} == {"1", "2"}
