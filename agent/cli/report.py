@@ -70,6 +70,7 @@ def _run(run: Json) -> list[Line]:
         *_logs(run),
         (),
         *_ranks(run.get("ranks", ())),
+        *_nodes(run.get("nodes", ())),
     ]
 
 
@@ -116,6 +117,24 @@ def _ranks(ranks: Sequence[Json]) -> list[Line]:
         for row in field(f"  rank {one['rank']}", Span(one["why"], CARE))
     ]
     return [*(table(heads, rows, indent=2) if rows else []), *reasons]
+
+
+def _nodes(nodes: Sequence[Json]) -> list[Line]:
+    """Every node of the run, with the age of its word."""
+    rows: list[list[Cell]] = []
+    for one in nodes:
+        said = "here" if one["here"] else one["word"]
+        if one["age_s"] is not None and not one["here"]:
+            said += f", {seconds(one['age_s'])} ago"
+        bad = one["word"] in ("lost", "not heard of") or one["fatal"]
+        steps = [rank["step"] for rank in one["ranks"]]
+        rows.append([
+            one["node"], one["part"] or "-", str(one["generation"]),
+            str(min(steps)) if steps else "-", "leads" if one["leads"] else "",
+            Span(f"{said} {one['fatal']}".strip(), BAD if bad else ""),
+        ])
+    heads = ("node", "part", "generation", "step", "", "word")
+    return [(), *table(heads, rows, indent=2)] if rows else []
 
 
 def _node(answer: Json) -> list[Line]:

@@ -27,7 +27,7 @@ from ..launchers import log_child
 from ..system import procfs
 from ..system.version import VERSION
 from ..telemetry.devices import CARDS, COLLECTORS, cards, devices
-from . import books
+from . import books, fleet
 
 OPEN = ("open", "acted")
 LIMIT = re.compile(r", would act at [0-9.]+ s")
@@ -243,6 +243,10 @@ def _run(state: AgentState, view: RunView, verdicts: tuple[Verdict, ...]) -> dic
         view.state == "running" and view.connected and len(running) == view.nproc
         and not faulty and phase not in ("startup", "compile", "exit")
     )
+    rows = fleet.nodes(state, view)
+    if rows:
+        whole = fleet.trains(rows, fleet.plan_of(state, view.run)) and not faulty
+        is_training = whole and (is_training or not running)
     return {
         "run": view.run,
         "grade": view.grade,
@@ -272,6 +276,7 @@ def _run(state: AgentState, view: RunView, verdicts: tuple[Verdict, ...]) -> dic
         "launcher_pid": session.pid if session is not None else 0,
         "user": session.hello.user if session is not None else "",
         "ranks": [_rank(rank, by_rank.get(str(rank.rank))) for rank in view.ranks],
+        "nodes": rows,
     }
 
 

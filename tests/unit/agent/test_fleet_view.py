@@ -1,0 +1,65 @@
+"""The whole run as any of its agents knows it, with the age of each node's word."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from holdfast.agent.cli import report
+from holdfast.agent.core.model import (
+    Beat,
+    Decision,
+    Lease,
+    Now,
+    Observed,
+    Plan,
+    RankView,
+    Resume,
+    RunView,
+    StoreView,
+)
+from holdfast.agent.web import fleet
+
+PLAN = Plan("r", 2, ("a", "b"), ((0, "a"), (1, "b")), Resume("fresh"), "test", spares=("c", "d"))
+
+
+def rank(number: int, node: str, step: int = 5) -> RankView:
+    return RankView(number, node, 100 + number, 2, "running", step=step)
+
+
+def seen(*beats: Beat, single: bool = False) -> Any:
+    store = StoreView(True, leases=(Lease("r", "b"),))
+    snapshot = SimpleNamespace(
+        now=Now(100.0, 0.0), observed=Observed(beats=beats, store=store),
+        decision=Decision(plans=(PLAN,)))
+    config = SimpleNamespace(core_settings=lambda: SimpleNamespace(single_node=single))
+    return SimpleNamespace(name="a", snapshot=snapshot, config=config)
+
+
+VIEW = RunView("r", "a", "trainer", 1, 2, ranks=(rank(0, "a"),))
+
+
+def test_every_node_of_the_run_has_a_row_and_its_word_an_age() -> None:
+    state = seen(Beat("b", "r", 2, 97.5, (rank(1, "b", 7),)), Beat("c", "r", 0, 99.0, lost=True),
+                 Beat("z", "another", 1, 99.0))
+    rows = fleet.nodes(state, VIEW)
+    told = [(row["node"], row["part"], row["word"], row["age_s"], row["leads"]) for row in rows]
+    assert told == [
+        ("a", "ranks 0", "here", 0.0, False), ("b", "ranks 1", "heard", 2.5, True),
+        ("c", "spare", "lost", 1.0, False), ("d", "spare", "not heard of", None, False)]
+    assert fleet.trains(rows, PLAN)
+    lines = ["".join(str(cell) for cell in line) for line in report._nodes(rows)]
+    assert any("ranks 1" in line and "leads" in line and "heard, 2.5 s ago" in line
+               for line in lines), lines
+    assert any("not heard of" in line for line in lines)
+
+
+def test_a_run_does_not_train_while_a_node_of_it_is_lost_or_behind() -> None:
+    for beat in (Beat("b", "r", 2, 99.0, (rank(1, "b"),), lost=True),
+                 Beat("b", "r", 1, 99.0, (RankView(1, "b", 7, 1, "running"),)),
+                 Beat("b", "r", 2, 99.0, (RankView(1, "b", 7, 2, "parked"),))):
+        assert not fleet.trains(fleet.nodes(seen(beat), VIEW), PLAN)
+
+
+def test_a_run_of_one_node_has_no_such_rows() -> None:
+    assert fleet.nodes(seen(single=True), VIEW) == []
