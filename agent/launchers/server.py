@@ -284,6 +284,11 @@ class LauncherServer:
         if not fds:
             raise ValueError("a page packet carries descriptors: [page memfd, pidfd]")
         if packet.rank not in session.monitors and len(session.monitors) >= session.hello.nproc:
+            # Of many nodes one may have other ranks in each generation.
+            old = [n for n, one in session.monitors.items() if one.generation < packet.generation]
+            for number in old[:1]:
+                self._forget_monitor(session, number)
+        if packet.rank not in session.monitors and len(session.monitors) >= session.hello.nproc:
             raise ValueError(f"page of rank {packet.rank}: the {session.hello.nproc} ranks of the "
                              "hello have theirs")
         if len(fds) > 1 and pidfd_pid(fds[1]) not in (packet.pid, -1):

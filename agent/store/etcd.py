@@ -324,11 +324,10 @@ class EtcdStore:
     async def read(self, key: str) -> Doc:
         self._refuse_unknown()
         answer = await self.gateway.ask("/v3/kv/range", {"key": self._key(key)}, CALL_S)
-        kvs = answer.get("kvs", [])
-        if not kvs:
-            return Doc(key, 0)
-        self._take_kv(kvs[0])
-        return Doc(key, _int(kvs[0].get("version")), _body(kvs[0]))
+        for row in answer.kvs:
+            self._take_kv(row)
+            return Doc(key, row.version, row.value)
+        return Doc(key, 0)
 
     async def refresh(self) -> None:
         try:

@@ -67,9 +67,11 @@ class RankProcesses:
     # ------------------------------------------------------------------ looking
 
     def by_rank(self) -> Dict[int, RankProcess]:
-        """Each rank's process of the newest generation; a standby is older than its rank."""
+        """Each rank's process of the newest generation; a standby is older than its rank.  Ranks
+        that this node had in an older one are another node's by now."""
         seated = sorted(self.processes, key=lambda p: (p.generation, p.number))
-        return {p.rank: p for p in seated if p.rank >= 0}
+        ours = self.started.ranks if self.started is not None else ()
+        return {p.rank: p for p in seated if p.rank in ours}
 
     def standbys(self) -> List[RankProcess]:
         return [p for p in self.processes if p.rank < 0 and p.ended is None and not p.by_us]

@@ -247,6 +247,19 @@ def test_a_lease_that_is_not_renewed_goes_to_the_next_and_no_sooner(shared_store
     shared_stores(scenario)
 
 
+def test_one_document_is_read_as_the_store_has_it_now(shared_stores):
+    async def scenario(all_of_them):
+        first, second = all_of_them.nodes("a", "b")
+        await first.refresh()
+        await second.refresh()
+        assert (await second.read("run/m")).version == 0
+        await first.put(StoreWrite("run/m", 0, b"one"))
+        found = await second.read("run/m")  # nobody has told it to look
+        assert (found.version, found.body) == (1, b"one")
+
+    shared_stores(scenario)
+
+
 def test_a_lease_is_taken_from_a_lost_holder_and_from_no_other(shared_stores):
     async def scenario(all_of_them):
         first, second = all_of_them.nodes("a", "b")

@@ -385,6 +385,18 @@ def test_the_second_generation_of_a_port_ends_nobody_without_a_store(launchers):
         wait_for(started)  # to the kernel, the missing store's pid 0 is this whole process group
 
 
+def test_a_rank_that_moved_to_another_node_is_not_this_ones_any_more(launchers):
+    one = nodes(launchers, "--no-python", "sleep", "600")
+    one.ranks.begin(command(1)._replace(world=4, groups=2))
+    old = one.ranks.by_rank()
+    for process in old.values():
+        one.lose(process)
+    one.ranks.learn_endpoint(2, "10.0.0.1", 4711)
+    one.ranks.begin(second(2))
+    assert sorted(one.ranks.by_rank()) == [2, 3]  # an agent takes no more than the nproc of a hello
+    assert not set(old.values()) & set(one.ranks.processes)
+
+
 def test_ranks_leave_a_generation_that_another_node_broke(launchers):
     one = nodes(launchers, word="train")
     one.ranks.prepare()
