@@ -1,0 +1,148 @@
+"""Runs over several nodes: one world, and what becomes of it when parts of it are hurt for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .harness import Nodes
+from .worlds import LEASE_S, ROOT, SMALL, World, output
+
+STEPS = 300  # more than the hurts take
+LOOPING = str(Path(__file__).with_name("looping.py"))
+
+
+@pytest.fixture()
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    """So many nodes as the test asks for, and one for the store."""
+    with Nodes(request.param + 1) as nodes:
+        made = World(nodes)
+        made.start_store()
+        yield made
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def stand_for(world: World, seconds: float, condition) -> None:  # type: ignore[no-untyped-def]
+    """The condition holds at every look for so long."""
+    end_s = time.monotonic() + seconds
+
+    def over() -> bool:
+        assert condition(), world.said()
+        return time.monotonic() > end_s
+
+    world.wait(over)
+
+
+@pytest.mark.parametrize("world", [3], indirect=True)
+def test_a_script_over_three_nodes_is_one_world_and_outlives_its_store(world: World) -> None:
+    folder = world.shared
+    for number in range(3):
+        world.launch(number, "run", "--nnodes", "3", "--nproc-per-node", "2", "--preload", "none",
+                     LOOPING, str(folder))
+    world.wait(lambda: len(list(folder.glob("*.json"))) == 6)
+    said = {int(file.stem): json.loads(file.read_text()) for file in folder.glob("*.json")}
+    for rank, seen in sorted(said.items()):
+        group, local = divmod(rank, 2)
+        assert (seen["RANK"], seen["LOCAL_RANK"], seen["GROUP_RANK"]) == (
+            str(rank), str(local), str(group))
+        assert (seen["WORLD_SIZE"], seen["LOCAL_WORLD_SIZE"], seen["GROUP_WORLD_SIZE"]) == (
+            "6", "2", "3")
+        assert (seen["ROLE_RANK"], seen["ROLE_WORLD_SIZE"]) == (str(rank), "6")
+        assert seen["MASTER_ADDR"] == world.nodes[0].address
+        assert seen["MASTER_PORT"] == said[0]["MASTER_PORT"] != "0"
+        assert seen["GLOO_SOCKET_IFNAME"] == seen["NCCL_SOCKET_IFNAME"] == "eth0"
+        assert (seen["TORCHELASTIC_RUN_ID"], seen["TORCHELASTIC_RESTART_COUNT"]) == ("job", "0")
+    pids = {rank: int(seen["pid"]) for rank, seen in said.items()}
+
+    # Every permit is renewed by the others' word while the store is away.
+    assert world.etcd is not None
+    os.kill(world.etcd.pid, signal.SIGKILL)
+    stand_for(world, 2 * LEASE_S, lambda: all(map(alive, pids.values())))
+    world.start_store()
+
+    # A node that stood still as a whole finds itself fenced when it wakes up.
+    world.nodes.freeze(2)
+    stand_for(world, LEASE_S + 1.0, lambda: all(alive(pids[rank]) for rank in range(4)))
+    world.nodes.freeze(2, on=False)
+    world.wait(lambda: not alive(pids[4]) and not alive(pids[5]), 10.0)
+    world.wait(lambda: all(world.generation(number) == 2 for number in range(3)))
+    (folder / "end").write_text("")
+    assert [world.processes[number].wait(60) for number in range(3)] == [0, 0, 0], world.said()
+
+
+def digest_of(text: str) -> str:
+    found = re.search(r'"digest": "([0-9a-f]+)"', text)
+    assert found, text
+    return found[1]
+
+
+@pytest.mark.parametrize("world", [4], indirect=True)
+def test_a_trainer_outlives_a_rank_a_frozen_leader_and_a_node(world: World) -> None:
+    pytest.importorskip("torch", reason="the trainer's extra is not installed")
+    world.train(range(4), 3, STEPS)
+    world.wait(lambda: max(world.step(number) for number in range(4)) >= 3)
+    places = world.places(1)
+    assert sorted(places) == [0, 1, 2]
+    pids = {rank: world.ranks(number)[rank]["pid"] for rank, number in places.items()}
+
+    # A rank is killed: the others keep their processes.
+    os.kill(pids[1], signal.SIGKILL)
+    world.wait(lambda: world.generation(places[0]) == 2)
+    step = world.step(places[0])
+    world.wait(lambda: world.step(places[0]) > step + 2)
+    now = {rank: world.ranks(number)[rank]["pid"] for rank, number in places.items()}
+    assert now[0] == pids[0] and now[2] == pids[2] and now[1] != pids[1]
+
+    # The leader's agent stands still: another leads, and he is fenced when he wakes up.
+    leader = world.leader()
+    agent = world.agent_pid(leader)
+    os.kill(agent, signal.SIGSTOP)
+    world.wait(lambda: world.leader() not in (-1, leader), 30.0)
+    victim = next(rank for rank, number in places.items() if number != leader)
+    os.kill(now[victim], signal.SIGKILL)
+    watched = next(number for number in places.values() if number != leader)
+    world.wait(lambda: world.generation(watched) == 3)
+    os.kill(agent, signal.SIGCONT)
+    step = world.step(watched)
+    world.wait(lambda: world.step(watched) > step + 2 and len(world.places(3)) == 3)
+    # An agent that is silent for longer than lease and margin has lost its ranks to the spare:
+    # of the older generation nothing runs there any more.
+    world.wait(lambda: not world.places(2))
+
+    # A node goes: known, named, and whoever is spare by now takes its place.
+    places = world.places(3)
+    lost = places[2]
+    (spare,) = {0, 1, 2, 3} - set(places.values())
+    begun_s = time.monotonic()
+    world.power_off(lost)
+    world.wait(lambda: 2 in world.ranks(spare), 30.0)
+    took_s = time.monotonic() - begun_s
+    assert f"n{lost} is lost" in world.said()
+    living = [number for number in range(4) if number != lost]
+    assert [world.processes[number].wait(200) for number in living] == [0, 0, 0], world.said()
+    told = "".join(output(world.nodes[number]) for number in living)
+    assert "planned generation 4 from the survivors' memory" in told, world.said()
+    print(f"the spare was in after {took_s:.2f} s")
+
+    # The same world on one node, and no fault: the same weights to the last bit.
+    clean = world.nodes[spare].run(
+        [sys.executable, "-P", "-m", "holdfast.agent.cli", "train", "--run", "clean",
+         "--nproc-per-node", "3", f"work_dir={world.shared}/work",
+         f"checkpoint.dir={world.shared}/clean", f"steps={STEPS}", *SMALL],
+        {"PYTHONPATH": str(ROOT / ".types"), "OMP_NUM_THREADS": "1"}, timeout_s=240.0)
+    assert clean.returncode == 0, clean.stderr
+    assert digest_of(told) == digest_of(clean.stdout + clean.stderr)
