@@ -13,7 +13,7 @@ import importlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, get_type_hints
+from typing import Any, NamedTuple, TypeVar, Union, get_type_hints
 
 try:
     import tomllib
@@ -50,7 +50,7 @@ FROM_0 = Limit("0 or more", lambda value: value >= 0)
 FROM_1 = Limit("at least 1", lambda value: value >= 1)
 BELOW_1 = Limit("0 up to below 1", lambda value: 0 <= value < 1)
 CLASS = Limit('"module:Class"', lambda value: all(value.partition(":")[::2]))
-STRATEGIES = ("ddp", "pipeline")
+STRATEGIES = ("ddp", "fsdp", "mics", "pipeline")
 STRATEGY = Limit(f'one of {", ".join(STRATEGIES)}, or "module:Class"',
                  lambda value: value in STRATEGIES or CLASS.holds(value))
 ROWS = Limit("1 to 1000000", lambda value: 1 <= value <= 1_000_000)
@@ -139,6 +139,26 @@ class PipelineOptions(Options):
 
 
 @dataclasses.dataclass(frozen=True)
+class FsdpOptions(Options):
+    """`strategy = "fsdp"`: every rank holds its rows of every tensor."""
+
+    group: int = setting(
+        0, "ranks that share one copy of the state, copied in each group; 0 = all ranks", FROM_0)
+
+
+@dataclasses.dataclass(frozen=True)
+class MicsOptions(Options):
+    """`strategy = "mics"`: the state in the smallest groups of near ranks, copied in each group."""
+
+    group: Union[int, str] = setting(
+        "auto", "ranks in a group, a divisor of the world; auto = as few as memory allows",
+        Limit("auto, or at least 1", lambda v: v == "auto" or isinstance(v, int) and v >= 1))
+    memory_gb: float = setting(
+        0.0, "that a rank may use; 0 = four fifths of its device, or of its part of the node",
+        FROM_0)
+
+
+@dataclasses.dataclass(frozen=True)
 class Config(Options):
     """Everything one run is told.  Steps are optimizer steps, batches are counted in pairs."""
 
@@ -163,6 +183,11 @@ class Config(Options):
     snapshot: SnapshotOptions = SnapshotOptions()
     export: ExportOptions = ExportOptions()
     pipeline: PipelineOptions = PipelineOptions()
+    fsdp: FsdpOptions = FsdpOptions()
+    mics: MicsOptions = MicsOptions()
+    topology: dict[str, Any] = dataclasses.field(
+        default_factory=dict,
+        metadata={"text": "node's name, or rank = label; ranks of one label are near each other"})
     model_options: dict[str, Any] = dataclasses.field(
         default_factory=dict, metadata={"text": "what the model's class is given, whole"})
     data_options: dict[str, Any] = dataclasses.field(
@@ -216,7 +241,8 @@ def _table(
             if fits:
                 chosen[key] = fitted
             else:
-                name = wanted.__name__ if wanted in (int, float, str, bool) else "table"
+                name = wanted.__name__ if wanted in (int, float, str, bool) else (
+                    "int or str" if wanted == Union[int, str] else "table")
                 problems.append(f"{prefix}{key} = {value!r}: set a value of type {name}")
     built = kind(**chosen)  # what does not fit is told above; the rest is checked all the same
     problems += [prefix + problem for problem in built.problems()]
@@ -226,6 +252,8 @@ def _table(
 def _fit(wanted: Any, value: Any) -> tuple[bool, Any]:
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         return True, float(value)
+    if wanted == Union[int, str]:
+        return type(value) in (int, str), value
     if wanted in (int, float, str, bool):
         return type(value) is wanted, value
     return isinstance(value, Mapping), dict(value) if isinstance(value, Mapping) else value

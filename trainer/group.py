@@ -8,10 +8,12 @@ the group knows its sockets (`cut`).
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import os
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -21,8 +23,12 @@ import xxhash
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
+from .checkpoint import format as files
+from .engines.strategy import Layout, Member
+
 CONNECT_TIMEOUT_S = 30.0
 COLLECTIVE_TIMEOUT_S = 3600.0
+MEMORY_SHARE = 0.8  # of a device; the rest is the allocator's and other people's
 # What gloo, nccl and the store say when a peer or the store is gone; gloo raises plain
 # RuntimeError, as a user's own shape error does, so its words must tell them apart.
 _BROKEN_WORDS = (
@@ -51,16 +57,16 @@ def is_broken_group(error: BaseException, generation_over: bool) -> bool:
 class Group:
     """Ranks of one generation.  Collectives raise RuntimeError once a peer is gone.
 
-    `lay_out(labels)` says who does what (engines/strategy.py); `parts` are the process groups that
+    `lay_out(members)` says who does what (engines/strategy.py); `parts` are the process groups that
     it asks for, by name, each with this rank in it.
     """
 
     def __init__(
         self, assignment: Any, device: torch.device, elastic: Any,
-        lay_out: Callable[[Sequence[str]], Any],
+        lay_out: Callable[[Sequence[Member]], Layout],
     ) -> None:
         self.rank, self.world = assignment.rank, assignment.world
-        self.device, self.parts = device, dict[str, Any]()
+        self.device, self.parts, self._asked = device, dict[str, Any](), 0
         self._lock, self._sockets = threading.Lock(), list[socket.socket]()
         self._joining, self._before = True, _open_sockets()
         # From here on: a peer may be lost while we wait for its address in the store.
@@ -90,7 +96,7 @@ class Group:
             world_size=self.world, timeout=timeout)
         group: Any = dist.group.WORLD
         self.process_group = group
-        self.layout = lay_out(self._labels(assignment.node))
+        self.layout = lay_out(self._members(assignment.node))
         self.shard = self.layout.places[self.rank].shard
         self.copies = self.layout.holders(self.shard)  # ranks that hold what this one holds
         for name, groups in self.layout.groups.items():
@@ -105,11 +111,15 @@ class Group:
             backend._set_default_timeout(timedelta(seconds=COLLECTIVE_TIMEOUT_S))
         elastic.register_group(self.process_group, self.cut)
 
-    def _labels(self, mine: str) -> list[str]:
-        """Every rank's node, in rank order."""
-        self.store.set(f"node/{self.rank}", mine)
-        return [found.decode() for found in
-                self.store.multi_get([f"node/{rank}" for rank in range(self.world)])]
+    def _members(self, node: str) -> list[Member]:
+        """Every rank, by what it says of itself."""
+        self.store.set(f"member/{self.rank}", json.dumps((node, total_memory(self.device))))
+        found = self.store.multi_get([f"member/{rank}" for rank in range(self.world)])
+        members = [Member(*json.loads(one)) for one in found]
+        if self.device.type != "cpu":
+            return members
+        return [m._replace(memory_bytes=m.memory_bytes // sum(o.node == m.node for o in members))
+                for m in members]
 
     def _backends(self) -> list[Any]:
         groups = {id(one): one for one in (self.process_group, *self.parts.values())}
@@ -144,6 +154,45 @@ class Group:
         found = self.store.multi_get([f"final/{rank}" for rank in ranks])
         return str(xxhash.xxh3_128_hexdigest(b" ".join(found)))
 
+    def weights_digest(self, state: Any) -> str:
+        """Of the whole model, as format.weights_digest; all ranks call it, rank 0 is answered.
+        Tensor by tensor, so that rank 0 never holds more than the largest one."""
+        self._asked += 1
+        held = [(e.name, e.begin, e.nbytes, e.offset) for e in state.entries
+                if e.name.startswith(files.WEIGHTS) and e.nbytes]
+        self.store.set(f"weights/{self._asked}/{self.rank}", json.dumps(held))
+        sources = [self.layout.holders(shard)[0] for shard in range(self.layout.shards)]
+        found = self.store.multi_get([f"weights/{self._asked}/{rank}" for rank in sources])
+        pieces = sorted((name, begin, nbytes, offset, rank) for rank, one in zip(sources, found)
+                        for name, begin, nbytes, offset in json.loads(one))
+        return files.weights_digest(self._tensors(pieces, state)) if self.rank == 0 else self._send(
+            pieces, state)
+
+    def _tensors(self, pieces: list[Any], state: Any) -> Iterator[tuple[str, bytes]]:
+        for name, parts in itertools.groupby(pieces, key=lambda piece: str(piece[0])):
+            tensor = bytearray()
+            for _, begin, nbytes, offset, rank in parts:
+                if begin < len(tensor):
+                    continue  # what every shard has
+                place = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+                if rank:
+                    dist.recv(place, rank)
+                else:
+                    place.copy_(state.data[offset : offset + nbytes])
+                tensor += place.cpu().numpy().tobytes()
+            yield name, bytes(tensor)
+
+    def _send(self, pieces: list[Any], state: Any) -> str:
+        for _name, parts in itertools.groupby(pieces, key=lambda piece: str(piece[0])):
+            reached = 0
+            for _, begin, nbytes, offset, rank in parts:
+                if begin < reached:
+                    continue
+                reached = begin + nbytes
+                if rank == self.rank:
+                    dist.send(state.data[offset : offset + nbytes], 0)
+        return ""
+
     def cut(self) -> None:
         """Wakes whoever waits in a collective.  From any thread, any number of times."""
         with self._lock:
@@ -166,6 +215,14 @@ class Group:
             self._sockets, self._joining = [], False
         if dist.is_initialized():
             dist.destroy_process_group()
+
+
+def total_memory(device: torch.device) -> int:
+    """Bytes that may be planned with.  Of all memory and not of what is free now: a rank that
+    joins later must come to the same groups."""
+    if device.type == "cuda":
+        return int(MEMORY_SHARE * torch.cuda.mem_get_info(device)[1])
+    return int(MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def _open_sockets() -> set[int]:

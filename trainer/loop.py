@@ -81,7 +81,8 @@ def train(config: Config, elastic: Any) -> Result:
             checkpoints.close()
             return result
         checkpoints.generation_over()
-        assignment = elastic.park(held.step, held.torn, reason, generation.leave)
+        assignment = elastic.park(
+            held.step, held.torn, reason, generation.leave, held.shard, held.shards, held.ready)
 
 
 def _reason(error: BaseException) -> str:
@@ -294,18 +295,18 @@ class Generation:
                 return {}
             self.elastic.phase("eval")
             found = evaluate(embed, self.job.data.heldout(), self.group)
+        weights = self.group.weights_digest(self.state)
         if self.group.rank == 0:
-            self.keep(found)
+            self.keep(found, weights)
         return found.figures
 
-    def keep(self, found: Evaluated) -> None:
+    def keep(self, found: Evaluated, weights: str) -> None:
         """With the run, for `holdfast parity`.  A full disk does not end a training."""
         job, place = self.job, self.assignment
         try:
             kept.save(job.config.checkpoint_dir, kept.Evaluation(
                 place.run, place.generation, self.held.step, job.data.digest,
-                "" if self.group is None or self.group.layout.shards > 1
-                else self.state.weights_digest(), found.tasks))
+                weights, found.tasks))
         except OSError as error:
             self.elastic.report("", f"evaluation of step {self.held.step} is not kept: "
                                 f"{error.strerror or error}")
@@ -317,6 +318,9 @@ class Generation:
         if job.manifest.began.get("from") == "nothing":
             raise ConfigError([f"export: there is no checkpoint in {job.config.checkpoint_dir}: "
                                "set checkpoint.dir to a run's, or init_from"])
+        if job.config.strategy in ("fsdp", "mics"):  # every rank is in each gathering
+            raise ConfigError([f"export: strategy = {job.config.strategy!r} cuts the model in "
+                               "shards: set strategy = ddp for the export"])
         about = {"data_digest": job.data.digest, "step": self.held.step,
                  "state": group.digest(self.state)}
         parts = exporting.Parts(job.config.export, len(job.data), about)

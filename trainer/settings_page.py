@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from typing import Any, get_type_hints
+from typing import Any, Union, get_type_hints
 
 from .config import Config, Options
 from .example.data import CodeSearchOptions
@@ -27,7 +27,8 @@ The file is read first, then each `key=value` on top of it; a table's key is wri
 unknown key is an error, and all errors are told at once, each with what to set. The flags are the
 launcher's own: `holdfast train --help` lists them.
 """
-KINDS = {float: "number", int: "whole number", str: "text", bool: "true or false"}
+KINDS: dict[Any, str] = {Union[int, str]: "text or whole number",
+                         float: "number", int: "whole number", str: "text", bool: "true or false"}
 
 
 def render_train_docs() -> str:

@@ -103,7 +103,8 @@ class Standalone:
         )
 
     def park(
-        self, step: int, torn: bool, reason: str, meanwhile: Callable[[], None] | None = None
+        self, step: int, torn: bool, reason: str, meanwhile: Callable[[], None] | None = None,
+        shard: int = 0, shards: int = 1, ready: bool = False,
     ) -> Assignment:
         raise GenerationLost(f"at step {step}: {reason}; no launcher to plan another generation")
 

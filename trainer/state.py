@@ -19,7 +19,7 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from .checkpoint.format import Entry, align, shard_ranges, weights_digest
+from .checkpoint.format import Entry, align, shard_ranges
 
 
 class Spec(NamedTuple):
@@ -113,11 +113,6 @@ class State:
 
     def digest(self) -> str:
         return str(xxhash.xxh3_128_hexdigest(self.bytes()))
-
-    def weights_digest(self) -> str:
-        """Of parameters and buffers alone, as format.weights_digest reads it from a checkpoint."""
-        data = self.bytes()
-        return weights_digest((e.name, data[e.offset : e.offset + e.nbytes]) for e in self.entries)
 
     def digest_while(self, arriving: Sequence[Any]) -> str:
         """The digest, chunk by chunk as each of `arriving` (the handles of data.chunk(n)) is in."""

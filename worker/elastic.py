@@ -207,12 +207,17 @@ def ready(
 
 
 def park(
-    step: int, torn: bool, reason: str, meanwhile: Optional[Callable[[], None]] = None
+    step: int, torn: bool, reason: str, meanwhile: Optional[Callable[[], None]] = None,
+    shard: int = 0, shards: int = 1, ready: bool = False,
 ) -> Assignment:
-    """Leaves the generation with `step` optimizer steps in memory; blocks until the next one."""
+    """Leaves the generation with `step` optimizer steps in memory; blocks until the next one.
+
+    `shard` of `shards`: which part of the run's state that is.  `ready`: this rank can end the step
+    that it is in by itself, once another one has ended it.
+    """
     worker = _get()
     worker.send({"t": "parked", "generation": worker.generation, "step": step, "torn": torn,
-                 "reason": cut(reason, 300)})
+                 "reason": cut(reason, 300), "shard": shard, "shards": shards, "ready": ready})
     if meanwhile is not None:
         meanwhile()
     return worker.wait_assignment()

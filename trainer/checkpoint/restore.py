@@ -54,7 +54,8 @@ def restore(
     if kind == "survivor":
         _from_survivor(group, state, held, step, finish)
         return {"from": kind, "step": held.step}
-    held.torn, held.ready = True, False
+    # The cadence is chosen anew by all ranks together: one that is new knows none.
+    held.torn, held.ready, held.snapshot_every = True, False, 0
     began: dict[str, Any] = {"from": kind, "step": step, "path": path}
     if kind == "fresh":
         began, step = _begin(group, begin), 0

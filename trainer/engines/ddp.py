@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .. import optimizer as adamw
 from ..state import State, whole_state
-from .strategy import Layout, MicroBatch, Place, Setup
+from .strategy import Layout, Member, MicroBatch, Place, Setup
 
 # torch 2.13 renamed it.
 _SYNC_BUFFERS = (
@@ -48,8 +48,8 @@ class DataParallel:
         self.state.digest()
         self.initialise()
 
-    def lay_out(self, labels: Sequence[str]) -> Layout:
-        world = len(labels)
+    def lay_out(self, members: Sequence[Member]) -> Layout:
+        world = len(members)
         return Layout(tuple(Place(data=rank) for rank in range(world)), data=world)
 
     def hold(self, _layout: Layout, _rank: int) -> State:

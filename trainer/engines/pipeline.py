@@ -22,7 +22,7 @@ from ..config import ConfigError
 from ..state import State, class_of, moments_in, persistent_buffers, specs_of
 from . import trace
 from .partition import NoPlan, Plan, Terms, judged, plan
-from .strategy import Layout, MicroBatch, Place, Setup
+from .strategy import Layout, Member, MicroBatch, Place, Setup
 
 LINK_BYTES_S = 1e9  # between two stages, beside what engines/trace.py takes a device for
 INSIDE = "model"  # the user's model within what is traced: names begin as in State
@@ -111,9 +111,9 @@ class Pipeline:
 
     # ------------------------------------------------------------------------------ who does what
 
-    def lay_out(self, labels: Sequence[str]) -> Layout:
+    def lay_out(self, members: Sequence[Member]) -> Layout:
         """Ranks side by side are the stages of one pipeline; ranks of one stage are copies."""
-        world, stages = len(labels), self.options.stages
+        world, stages = len(members), self.options.stages
         if world % stages:
             raise ConfigError([
                 f"pipeline.stages = {stages} does not divide {world} ranks: set one of "

@@ -21,6 +21,8 @@ from ..state import State
 
 BUILT_IN = {
     "ddp": "holdfast.trainer.engines.ddp:DataParallel",
+    "fsdp": "holdfast.trainer.engines.sharded:FullySharded",
+    "mics": "holdfast.trainer.engines.sharded:MiCS",
     "pipeline": "holdfast.trainer.engines.pipeline:Pipeline",
 }
 Ranks = tuple[int, ...]
@@ -32,6 +34,13 @@ class Setup(NamedTuple):
     config: Config
     build: Callable[[], nn.Module]  # the seeded, untrained model on the CPU, anew each time
     device: torch.device
+
+
+class Member(NamedTuple):
+    """A rank as the others know it before anything is laid out."""
+
+    node: str = ""
+    memory_bytes: int = 0  # of its device, or its part of its node's
 
 
 class Place(NamedTuple):
@@ -80,8 +89,8 @@ class Strategy(Protocol):
         """Whatever makes a first step slow, on values that are thrown away.  No group is there."""
         ...
 
-    def lay_out(self, labels: Sequence[str]) -> Layout:
-        """Who does what in a world of len(labels) ranks; a label says which node a rank is on."""
+    def lay_out(self, members: Sequence[Member]) -> Layout:
+        """Who does what in a world of these, by rank."""
         ...
 
     def hold(self, layout: Layout, rank: int) -> State:

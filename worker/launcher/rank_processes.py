@@ -366,7 +366,9 @@ class RankProcesses:
             if packet.get("generation") == process.generation:
                 process.parked = {
                     "step": int(packet["step"]), "torn": bool(packet["torn"]),
-                    "reason": str(packet["reason"])}
+                    "reason": str(packet["reason"]), "shard": int(packet.get("shard", 0)),
+                    "shards": int(packet.get("shards", 1)),
+                    "ready": bool(packet.get("ready", False))}
                 self.break_generation(process)
             return None
         if kind == "snapshot":

@@ -45,6 +45,9 @@ class Parked(Value, frozen=True):
     step: Whole  # optimizer steps whose result it holds
     torn: bool = False  # a fault inside optimizer.step: the state must not be used
     reason: str = ""
+    shard: Whole = 0  # which part of the run's state it holds, of how many: of 1 it is all of it
+    shards: Whole = 1
+    ready: bool = False  # can end the next step by itself, once another rank has
 
 
 class RankView(Value, frozen=True):

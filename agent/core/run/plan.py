@@ -6,7 +6,19 @@ agent/core/run/case.py's question; whether it may be written is the store's comp
 
 from __future__ import annotations
 
-from ..model import OPAQUE, TRAINER, Commit, Lease, Now, Plan, RankView, Resume, SnapshotView, Value
+from ..model import (
+    OPAQUE,
+    TRAINER,
+    Commit,
+    Lease,
+    Now,
+    Parked,
+    Plan,
+    RankView,
+    Resume,
+    SnapshotView,
+    Value,
+)
 from . import validity
 from .layout import Member as Member
 from .layout import World, arranged
@@ -123,7 +135,8 @@ def resume_from(view: PlanView, places: dict[int, str]) -> tuple[Resume, tuple[i
 def survivor_resume(
     view: PlanView, places: dict[int, str]
 ) -> tuple[Resume, tuple[int, ...]] | None:
-    """The highest step that a parked rank holds untorn; torn ones live on to receive it."""
+    """The highest step of which parked ranks hold every shard untorn; the others live on to
+    receive it."""
     parked = [r for r in view.ranks if r.parked and r.ended is None]
     parked = [r for r in parked if places.get(r.rank) == r.node]
     # A rank that never took over its generation's state holds nothing to resume from.
@@ -134,11 +147,20 @@ def survivor_resume(
         if r.parked and not r.parked.torn and r.parked.step >= floor
         and within(r.parked.step, view.bad_from)
     ]
-    if not steps:
+    held = [r.parked for r in parked if r.parked]
+    step = next((step for step in sorted(set(steps), reverse=True) if is_whole(held, step)), None)
+    if step is None:
         return None
     generation = max(r.generation for r in parked)
     keep = tuple(sorted(r.rank for r in parked))
-    return Resume(kind="survivor", step=max(steps), generation=generation), keep
+    return Resume(kind="survivor", step=step, generation=generation), keep
+
+
+def is_whole(held: list[Parked], step: int) -> bool:
+    """Whether these have every shard after `step` steps, or can end that step by themselves."""
+    good = [p for p in held if not p.torn and (p.step == step or (p.ready and p.step + 1 == step))]
+    shards = max((p.shards for p in good), default=1)
+    return len({p.shard for p in good if p.shards == shards and p.shard < shards}) == shards
 
 
 def within(step: int, bad_from: int) -> bool:

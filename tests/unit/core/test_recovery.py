@@ -10,6 +10,7 @@ from holdfast.agent.core.model import (
     Doc,
     EffectOutcome,
     Ended,
+    Parked,
     Plan,
     Request,
     Resume,
@@ -108,6 +109,34 @@ def test_a_torn_survivor_is_kept_but_never_resumed_from() -> None:
     lab.settle()
     assert lab.starts()[-1].keep == (0, 1)
     assert lab.starts()[-1].resume == Resume("survivor", 9, 1)
+
+
+SHARDED = (  # what is parked, and the step that is resumed from, if survivors have one
+    ([Parked(9, shard=0, shards=2), Parked(9, shard=1, shards=2)], 9),
+    ([Parked(9, shard=0, shards=2), Parked(9, shard=0, shards=2)], None),
+    ([Parked(10, shard=0, shards=2), Parked(9, shard=1, shards=2)], None),
+    ([Parked(10, shard=0, shards=2), Parked(9, shard=1, shards=2, ready=True)], 10),
+    ([Parked(10, shard=0, shards=2), Parked(9, True, shard=1, shards=2, ready=True)], None),
+    ([Parked(9, shard=0, shards=2, ready=True), Parked(9, shard=1, shards=2, ready=True)], 9),
+    ([Parked(9, shard=0, shards=2), Parked(9, shard=0, shards=1)], None),
+    ([Parked(9, shard=7, shards=2), Parked(9, shard=1, shards=2)], None),
+)
+
+
+@pytest.mark.parametrize(("parked", "step"), SHARDED)
+def test_survivors_of_a_sharded_run_must_have_all_of_it_between_them(
+    parked: list[Parked], step: int | None
+) -> None:
+    lab = Lab(nproc=3)
+    lab.begin()
+    lab.train(9)
+    lab.kill(2)
+    for number, one in enumerate(parked):
+        lab.change(number, state="parked", parked=one)
+    lab.settle()
+    resume = lab.starts()[-1].resume
+    assert resume == (Resume("survivor", step, 1) if step else Resume("fresh"))
+    assert lab.starts()[-1].keep == ((0, 1) if step else ())
 
 
 def test_without_an_untorn_survivor_the_newest_of_snapshot_and_disk_is_taken() -> None:

@@ -20,6 +20,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from holdfast.agent.core.model import Parked
+from holdfast.agent.core.run.plan import is_whole
 from holdfast.trainer.checkpoint import format as files
 from holdfast.trainer.standalone import Assignment
 
@@ -89,8 +91,8 @@ class FakeElastic:
         self.send("ready")
         return self._next()
 
-    def park(self, step, torn, reason, meanwhile=None):
-        self.send("parked", step, torn, reason)
+    def park(self, step, torn, reason, meanwhile=None, shard=0, shards=1, ready=False):
+        self.send("parked", step, torn, reason, shard, shards, ready)
         if meanwhile:
             meanwhile()
             self.send("left")
@@ -287,7 +289,7 @@ class Launcher:
         elif message[0] == "step" and len(self.pool) < self.standby:
             self.pool.append(self.spawn())  # not before: it would take the recovery's cores
         elif message[0] == "parked":
-            self.ranks[rank][2] = message[1:4]
+            self.ranks[rank][2] = message[1:7]
             self.leave()
             self.replan()
 
@@ -315,9 +317,11 @@ class Launcher:
         states = [state for _, _, state in self.ranks.values()]
         if any(state == "running" for state in states):
             return  # its park, or its end, comes
-        whole = [state[0] for state in states if not state[1]]
+        held = [Parked(*state) for state in states if isinstance(state, tuple)]
+        steps = sorted({one.step for one in held if not one.torn}, reverse=True)
+        whole = [step for step in steps if is_whole(held, step)]  # the agent's own rule
         if whole:
-            self.plan("survivor", max(whole))
+            self.plan("survivor", whole[0])
             return
         shards = read_shards(self.snapshot_dir) if self.snapshot_dir else []
         steps = {(s.step, s.generation, s.world) for s in shards}

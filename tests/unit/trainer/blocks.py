@@ -1,0 +1,55 @@
+"""A model with a ModuleList, for strategies that gather it unit by unit; and some that none can."""
+
+from __future__ import annotations
+
+import tiny
+import torch
+from torch import nn
+
+
+class Data(tiny.Data):
+    """With held-out pairs, so that there is an evaluation."""
+
+    def heldout(self):
+        return self.rows[:7], self.rows[7:14]
+
+
+class Model(nn.Module):
+    """Odd sizes, so that the last shard is short; a tensor with fewer rows than ranks."""
+
+    def __init__(self, options):
+        super().__init__()
+        width = options.get("width", 33)
+        self.first = nn.Linear(8, width)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Dropout(0.1)) for _ in range(3))
+        self.last = nn.Linear(width, 1)
+        self.register_buffer("steps_seen", torch.zeros(()))
+
+    def embed(self, tokens):
+        return nn.functional.normalize(self.hidden(tokens.float()), dim=-1)
+
+    def hidden(self, x):
+        hidden = self.first(x)
+        for block in self.blocks:
+            hidden = hidden + block(hidden)
+        return hidden
+
+    def forward(self, batch):
+        if self.training:
+            self.steps_seen += 1
+        return nn.functional.mse_loss(self.last(self.hidden(batch["x"])), batch["y"])
+
+
+class Tied(Model):
+    """One weight in two units."""
+
+    def __init__(self, options):
+        super().__init__(options)
+        self.blocks[2][0].weight = self.blocks[0][0].weight
+
+
+class Scalar(Model):
+    def __init__(self, options):
+        super().__init__(options)
+        self.scale = nn.Parameter(torch.ones(()))
