@@ -114,6 +114,9 @@ EXITS: Dict[str, Tuple[Row, ...]] = {
     "close": _HAND,
     "resume": _HAND,
     "restart": _HAND,
+    "exclude": _HAND,
+    "drain": _HAND,
+    "release": _HAND,
     "explain": (
         row(DONE, "explained"), row(FAILED, "there is no such fault"),
         row(CONFIGURATION, "configuration or a runbook is bad"),

@@ -1,4 +1,4 @@
-"""The operator's commands: pause, resume, restart, close, inject, and reviews of incidents.
+"""The operator's commands: pause, exclude, drain, restart, close, inject, and reviews of incidents.
 
 Owns the requests and the wait for their answers; the agent decides whether the caller may, and
 keeps the reason in its journal.
@@ -90,6 +90,39 @@ def _review(options: argparse.Namespace) -> int:
 
 
 @asking
+def exclude(options: argparse.Namespace) -> int:
+    return _node(options, "exclude", "no run gets ranks there until it is released")
+
+
+@asking
+def drain(options: argparse.Namespace) -> int:
+    return _node(options, "drain", "nothing of any run is left there, and none comes until it is "
+                 "released", options.within)
+
+
+@asking
+def release(options: argparse.Namespace) -> int:
+    return _node(options, "release", "runs may have ranks there again")
+
+
+def _node(
+    options: argparse.Namespace, verb: str, said: str, limit_s: float | None = None
+) -> int:
+    """Asks the node's own agents, else any agent that knows the node: the store tells all."""
+    found = reach()
+    own = [agent for agent, answer in found if answer["node"] == options.node]
+    told = [agent for agent, answer in found
+            if any(one["node"] == options.node for one in answer.get("nodes", ()))]
+    if not own and not told:
+        known = sorted({one["node"] for _, answer in found for one in answer.get("nodes", ())}
+                       | {answer["node"] for _, answer in found})
+        raise Failure(f"no node {options.node!r} is known here (there are: {', '.join(known)})")
+    body = {"reason": options.reason, "by": _who()}
+    return _ask(options, own or told[:1], node_route(options.node, verb), body,
+                f"node {options.node}", said, limit_s)
+
+
+@asking
 def close(options: argparse.Namespace) -> int:
     found = reach()
     one = live.one_incident(found, options.id)["id"]
@@ -127,19 +160,20 @@ def answer_run(answer: dict[str, Any], run: str) -> dict[str, Any]:
 
 def _ask(
     options: argparse.Namespace, agents: list[Agent], route: str, body: dict[str, Any], what: str,
-    said: str,
+    said: str, wait_s: float | None = None,
 ) -> int:
     """Asks each of these agents, and waits until each has answered; Failure for a no."""
     asked = [(agent, agent.post(route, body)) for agent in agents]
     if options.no_wait:
         return _done(options, [answer for _, answer in asked], f"{what}: asked")
-    limit_s = time.monotonic() + ANSWER_S
+    wait_s = ANSWER_S if wait_s is None else wait_s
+    limit_s = time.monotonic() + wait_s
     answers = [_answer(agent, answer, limit_s) for agent, answer in asked]
     for answer in answers:
         if answer["state"] == "refused":
             raise Failure(f"{what}: refused: {answer['text']}")
         if answer["state"] == "waiting":
-            raise Failure(f"{what}: asked, and not answered within {ANSWER_S:g} s; the agent still "
+            raise Failure(f"{what}: asked, and not answered within {wait_s:g} s; the agent still "
                           "has it: see `holdfast status`")
     return _done(options, answers, f"{what}: {said}")
 

@@ -56,18 +56,32 @@ def status(options: argparse.Namespace) -> int:
 
 @asking
 def why(options: argparse.Namespace) -> int:
-    answers = [answer for _, answer in reach()]
+    found = [answer for _, answer in reach()]
+    answers = found
     if options.node:
         nodes = sorted({answer["node"] for answer in answers})
         answers = [answer for answer in answers if answer["node"] == options.node]
         if not answers:
-            raise Failure(f"no node {options.node!r} here (there are: {', '.join(nodes)})")
+            return _of_another(options, found, nodes)
     if options.json:
-        keys = ("node", "faults", "collectors", "store_up", "paused", "breaker_open")
+        keys = ("node", "faults", "collectors", "store_up", "paused", "breaker_open", "nodes")
         print_json([{key: answer.get(key) for key in keys} for answer in answers])
         return 0
     for answer in answers:
         show(report.why(answer))
+    return 0
+
+
+def _of_another(
+    options: argparse.Namespace, found: list[dict[str, Any]], nodes: list[str]
+) -> int:
+    """A node whose own agent cannot be asked from here: what the others know of it."""
+    rows = {one["node"]: one for answer in found for one in answer.get("nodes", ())}
+    row = rows.get(options.node)
+    if row is None:
+        names = ", ".join(sorted({*nodes, *rows}))
+        raise Failure(f"no node {options.node!r} here (there are: {names})")
+    print_json([row]) if options.json else show(report.why_another(row))
     return 0
 
 

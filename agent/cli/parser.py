@@ -184,6 +184,18 @@ def _inject(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reason", default="", help="kept in the journal")
 
 
+def _node(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("node", help="its name, as `holdfast status` has it")
+    parser.add_argument("--reason", required=True, help="kept in the journal and with the node")
+    parser.add_argument("--no-wait", action="store_true", help="do not wait for the answer")
+
+
+def _drain(parser: argparse.ArgumentParser) -> None:
+    _node(parser)
+    parser.add_argument("--within", type=number(float, 1, 86400), default=660.0, metavar="S",
+                        help="how long to wait for its end, in seconds (default 660)")
+
+
 def _explain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("fault", nargs="?", help="its name; without one, all are listed")
 
@@ -317,6 +329,12 @@ COMMANDS = (
             "control:resume", _hand),
     Command("restart", "start a run's ranks again, from its newest proven state",
             "holdfast restart --run m5 --reason 'new driver'", "control:restart", _restart),
+    Command("exclude", "keep every run off a node",
+            "holdfast exclude node-a --reason 'loose cable'", "control:exclude", _node),
+    Command("drain", "have a node's ranks saved and moved, and keep runs off it",
+            "holdfast drain node-a --reason 'new disks at noon'", "control:drain", _drain),
+    Command("release", "let runs use an excluded or drained node again",
+            "holdfast release node-a --reason 'cable changed'", "control:release", _node),
     Command("close", "say that what the kernel told of is repaired",
             "holdfast close node-a-nic_error --reason 'cable changed'", "control:close", _close),
     Command("dashboards", "write alert rules for Prometheus, and dashboards for Grafana",

@@ -325,9 +325,35 @@ def why(answer: Json) -> list[Line]:
         said += field("  store", "does not answer: no new plan can be made")
     if answer.get("paused"):
         said += field("  paused", "an operator's hand is on it: nothing is acted on")
+    for row in answer.get("nodes", ()):
+        if row["node"] == answer["node"] and (row.get("excluded") or row.get("strikes")):
+            said += of_store(row)
     if answer.get("breaker_open"):
         said += field("  breaker", "open: the same fault in many places, a person decides")
     return lines + (said or [line("  nothing is wrong, as far as it is watched")])
+
+
+def why_another(row: Json) -> list[Line]:
+    """What another node's agent and the store say of a node."""
+    age_s = row.get("age_s")
+    heard = f"heard of {seconds(age_s)} ago" if age_s is not None else "not heard of here"
+    return [line(Span(f"node {row['node']}", STRONG), f": {heard}"), *of_store(row)]
+
+
+def of_store(row: Json) -> list[Line]:
+    """A node's place among all runs, by its document."""
+    said = field("  fault", f"{row['fatal']}: it gets no ranks") if row.get("fatal") else []
+    if row.get("excluded"):
+        state = "is being drained" if row.get("draining") else "gets no ranks"
+        what = f"excluded{' for ' + row['fault'] if row.get('fault') else ''}, {state}"
+        said += field("  " + ("draining" if row.get("draining") else "excluded"),
+                      f"{what}: {row['reason']}" + (f" ({row['by']})" if row.get("by") else ""))
+        said += field("  do", f"holdfast release {row['node']} --reason TEXT, when it is well")
+    elif row.get("reason"):
+        said += field("  released", row["reason"])
+    if row.get("strikes"):
+        said += field("  strikes", f"excluded for faults {row['strikes']} times lately")
+    return said or [line("  runs may have ranks there")]
 
 
 def ledger(answer: Json, run: str | None = None) -> list[Line]:

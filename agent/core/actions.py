@@ -121,9 +121,11 @@ ACTIONS: dict[str, Action] = {one.name: one for one in (
     Action(ASK_PERSON, PERSON, PERSON, NOBODY),
     Action(PAUSE, RUN, PERSON, AGENT, in_ladder=False, run_word=PAUSE, node_word=PAUSE),
     Action(RESUME, RUN, PERSON, AGENT, in_ladder=False, run_word=RESUME, node_word=RESUME),
-    Action(EXCLUDE_NODE, NODE, NODE_DOCUMENT, STORE, deadline_s=5.0, outlives_node=True),
-    Action(RELEASE_NODE, NODE, PERSON, STORE, deadline_s=5.0, in_ladder=False),
-    Action(DRAIN, RUN, PERSON, LAUNCHER, in_ladder=False, run_word=DRAIN),
+    Action(EXCLUDE_NODE, NODE, NODE_DOCUMENT, STORE, deadline_s=5.0, outlives_node=True,
+           node_word="exclude"),
+    Action(RELEASE_NODE, NODE, PERSON, STORE, deadline_s=5.0, in_ladder=False,
+           node_word="release"),
+    Action(DRAIN, RUN, PERSON, LAUNCHER, in_ladder=False, run_word=DRAIN, node_word=DRAIN),
     Action(CLOSE_INCIDENT, PERSON, PERSON, AGENT, in_ladder=False),
 )}
 

@@ -40,7 +40,7 @@ from .model import (
     run_subject,
     subject_of,
 )
-from .nodes import check_reports, kernel_incidents, stale_locks
+from .nodes import check_reports, exclusions, kernel_incidents, stale_locks
 from .nodes.check_runs import CheckMemory, CheckRuns
 from .nodes.condition_incidents import ConditionIncidents, ConditionMemory
 from .nodes.exclusions import Exclusions
@@ -59,6 +59,7 @@ THAW_S = 1.5  # after that, until pages prove anything again
 RUNS_MAX = 32
 HANDLED_MAX = 256
 ALERT_WAITS_S = 60.0  # for the launcher of its run, which may be coming back to a new agent
+OF_FLEET = (actions.EXCLUDE_NODE, actions.RELEASE_NODE, actions.DRAIN)  # asked of a node
 NOBODY_NAMED = "shown: where the kernel's line names no rank's process, nobody is looked at"
 PAUSED = "paused by an operator: shown, and nothing done"
 
@@ -183,7 +184,8 @@ class Node:
         for context in contexts:
             self._climb(whole, context)
         led = [c for c in contexts if c.leader]
-        self.exclusions.step(self.kept.exclusions, self.kept.fleet, led, whole)
+        sick = bool(sent and sent[0].fatal)
+        self.exclusions.step(self.kept.exclusions, self.kept.fleet, led, whole, sick)
         self.checks.step(whole, self.kept.paused)
         self.repairs.step(whole, self.cases, self.kept.paused)
         stale_locks.step(whole, conditions, self.kept.unlocked, self.kept.paused)
@@ -230,8 +232,8 @@ class Node:
         """What the ladder of a run came to beyond the run itself."""
         for cause, rung, why in context.climbed:
             if rung == actions.EXCLUDE_NODE:
-                self.kept.exclusions[cause.node] = members.NodeDoc(
-                    excluded=True, reason=why, by=self.name, fault=cause.fault)
+                self.kept.exclusions[cause.node] = exclusions.struck(
+                    whole, cause.node, cause.fault, why, self.name)
             else:
                 self.kernel.climb(whole, cause, rung, why)
 
@@ -320,6 +322,9 @@ class Node:
             case = self.cases.get(run)
             if run and (case is None or run not in shown):
                 found.append(Answer(request.id, False, f"no launcher of {run} is connected here"))
+            elif self._is_of_fleet(request):
+                made = self._excluded(request, observed)
+                found += [made] if made is not None else []
             elif request.action == actions.RUN_CHECK:
                 made = self.checks.answers.get(request.id)
                 found += [made] if made is not None else []
@@ -338,10 +343,10 @@ class Node:
     def _request(self, request: Request) -> None:
         node = subject_of(request.subject).node
         reason = request.reason or "asked for by an operator"
-        if node and request.action in (actions.EXCLUDE_NODE, actions.RELEASE_NODE, actions.DRAIN):
-            self.kept.exclusions[node] = members.NodeDoc(
-                excluded=request.action != actions.RELEASE_NODE, reason=reason, by=request.by,
-                fault=request.fault)
+        if self._is_of_fleet(request):
+            self._mark(request, node, reason)
+            if not (self.settings.single_node and request.action == actions.DRAIN):
+                return None
         run = request.run or subject_of(request.subject).run
         mine = [run] if run else sorted(self.cases) if node in ("", self.name) else []
         whole = not run and node in ("", self.name)
@@ -355,6 +360,34 @@ class Node:
             case = self.cases.get(name)
             if case is not None:
                 case.operator.ask(request, reason)
+
+    def _is_of_fleet(self, request: Request) -> bool:
+        """Whether it is about a node's place among all runs."""
+        return bool(subject_of(request.subject).node) and request.action in OF_FLEET
+
+    def _mark(self, request: Request, node: str, reason: str) -> None:
+        """The document that a person wants of a node; what it was excluded for before is kept."""
+        now, observed = self._seen or (Now(0.0, 0.0), Observed())
+        known = observed.store.docs.decoded(node_subject(node), members.read_node)
+        self.kept.exclusions[node] = members.NodeDoc(
+            excluded=request.action != actions.RELEASE_NODE, reason=reason, by=request.by,
+            fault=request.fault, draining=request.action == actions.DRAIN, request=request.id,
+            strikes=known.strikes, since_wall_s=now.wall_s)
+
+    def _excluded(self, request: Request, observed: Observed) -> Answer | None:
+        """Once the node's document says what was asked, and a drain has come to its end."""
+        node = subject_of(request.subject).node
+        doc = observed.store.docs.decoded(node_subject(node), members.read_node)
+        if node in self.kept.exclusions or doc.request == request.id and doc.draining:
+            return None
+        if doc.request != request.id:
+            return Answer(request.id, False, f"something else was done with {node} since: "
+                          f"{doc.reason or 'nothing is known of it'}")
+        if request.action == actions.DRAIN:
+            return Answer(request.id, doc.excluded, f"{node} is drained: nothing of any run is "
+                          "left there" if doc.excluded else doc.reason)
+        return Answer(request.id, True, f"{node} is " + (
+            "excluded from runs" if doc.excluded else "released"))
 
     def _own_verdicts(self, observed: Observed) -> list[Verdict]:
         found = []

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from ..core.actions import PAUSE, RESTART_RANKS, RESUME
-from ..core.model import TRAINER, Ended, Request, run_subject
+from ..core.actions import DRAIN, PAUSE, RELEASE_NODE, RESTART_RANKS, RESUME
+from ..core.model import TRAINER, Ended, Request, node_subject, run_subject
 from .cluster import Cluster
 from .edge import Edge
 from .job import RUN, Job, Rank
@@ -466,6 +466,23 @@ def paused(cluster: Cluster, u: float, v: float) -> None:
     cluster.loop.after(3.0 + 15.0 * v, resume)
 
 
+def drained(cluster: Cluster, u: float, v: float) -> None:
+    """An operator has a node drained, asking whichever agent is at hand, and releases it later."""
+    if cluster.single:
+        return
+    node, edge = pick_edge(cluster, u).machine.name, pick_edge(cluster, v)
+    _disturb(cluster, 40.0)
+
+    def ask(action: str) -> None:
+        name = f"{action}-{node}-{cluster.loop.now_s:.3f}"
+        edge.ask(Request(id=name, action=action, subject=node_subject(node), reason="by hand",
+                         by="storm"))
+
+    _say(cluster, node, "is to be drained")
+    ask(DRAIN)
+    cluster.loop.after(6.0 + 12.0 * v, lambda: ask(RELEASE_NODE))
+
+
 def heal(cluster: Cluster) -> None:
     """The end of the storm: the world is whole again, whatever is broken in the runs."""
     _say(cluster, "end", "of the storm")
@@ -500,5 +517,5 @@ FAULTS: dict[str, Fault] = {
     "lost_request": weather("lost_request", 0.4), "slow": weather("slow_s", 1.5),
     "stale_reads": weather("stale_s", 4.0), "twice": weather("twice", 1.0),
     "wall_jump": wall_jump, "journal_stall": journal_stall, "preempted": preempted,
-    "operator": operator, "paused": paused,
+    "operator": operator, "paused": paused, "drained": drained,
 }

@@ -454,6 +454,6 @@ def excluded(body: bytes) -> str:
         doc = msgspec.json.decode(body)
     except msgspec.DecodeError:
         return ""
-    if not isinstance(doc, dict) or not doc.get("excluded"):
-        return ""
+    if not isinstance(doc, dict) or not doc.get("excluded") or doc.get("draining"):
+        return ""  # one that is to be drained goes on where nobody can follow it
     return str(doc.get("fault") or doc.get("excluded"))

@@ -21,7 +21,7 @@ SINGLE = Settings(
 )
 MANY = Settings(
     script_floor_s=5.0, compile_limit_s=30.0, quiet_limit_s=20.0, stop_grace_s=1.0, lease_s=3.0,
-    keep_checkpoints=3, single_node=False, gather_s=4.0,
+    keep_checkpoints=3, single_node=False, gather_s=4.0, drain_limit_s=15.0,
 )
 
 
@@ -84,7 +84,7 @@ STORMS: dict[str, Storm] = {
     # Nodes go and come: the world shrinks to what is left, and grows back.
     "sizes": Storm("sizes", {"node_crashed": 3.0, "node_frozen": 1.5, "launcher_killed": 2.0,
                              "rank_killed": 2.0, "isolate": 1.0, "agent_killed": 1.0,
-                             "frozen_at_put": 0.5},
+                             "frozen_at_put": 0.5, "drained": 2.0},
                    faults=(2, 6), single_share=0.0,
                    shapes=(Shape(3, 0, 1, 1, 2), Shape(3, 1, 1, 1, 2), Shape(4, 0, 1, 2, 1),
                            Shape(2, 0, 2, 1, 1))),

@@ -31,6 +31,7 @@ from ..config.tokens import is_loopback
 from ..core import actions
 from ..core.model import Request, Subject, node_subject, rank_subject
 from ..core.model.subject import INCIDENT
+from ..core.node import OF_FLEET
 from ..core.nodes.kernel_incidents import DETECTOR
 from ..daemon.alerts import Full
 from ..daemon.operators import Operators
@@ -40,7 +41,7 @@ from ..history.journal import Review
 from ..metrics.families import CONTENT_TYPE, Exposition
 from ..store.base import Conflict, StoreError
 from ..system.errors import say
-from . import alerts, books, drift, openapi, status, visibility
+from . import alerts, books, drift, node_places, openapi, status, visibility
 from .auth import RUNBOOKS, Authorizer, Roles, Tokens, peer_of, reader_of, refuse
 from .connection_limit import ConnectionLimit, LimitedConnection
 from .page import load_page
@@ -49,6 +50,7 @@ from .rate_limit import RateLimit
 PORTS_TRIED = 64
 REASON_MAX = 500
 PAUSE_MAX_S = 30 * 86400.0
+NAMED_MAX = 8  # nodes that a refusal names
 BY_MAX = 64
 INJECT_LIMIT_S = 10.0
 HANDSHAKE_S = 10.0  # of TLS
@@ -406,9 +408,11 @@ class WebServer:
 
     async def _ask_node(self, request: web.Request) -> web.Response:
         node, verb = request.match_info["node"], request.match_info["verb"]
-        if node != self._state.name:
+        known, of_fleet = actions.of_node(), node_places.names(self._state)
+        if node != self._state.name and known.get(verb) not in OF_FLEET:
             return refuse(404, f"this is node {self._state.name}", "ask that node's own agent")
-        known = actions.of_node()
+        if node not in of_fleet:
+            return refuse(404, f"no node {node!r} is known here", f"one of {_some(of_fleet)}")
         if verb not in known:
             return refuse(404, f"{verb!r} is no verb", f"one of {', '.join(known)}")
         body = await _body(request)
@@ -502,6 +506,11 @@ class WebServer:
         if not outcome.ok:
             return refuse(409, outcome.error, "")
         return web.json_response({"id": outcome.id, "detail": outcome.detail})
+
+
+def _some(names: list[str]) -> str:
+    more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
+    return ", ".join(names[:NAMED_MAX]) + more
 
 
 def _by(request: web.Request, body: ActionBody) -> str:

@@ -27,7 +27,7 @@ from ..launchers import log_child
 from ..system import procfs
 from ..system.version import VERSION
 from ..telemetry.devices import CARDS, COLLECTORS, cards, devices
-from . import books, fleet
+from . import books, fleet, node_places
 
 OPEN = ("open", "acted")
 LIMIT = re.compile(r", would act at [0-9.]+ s")
@@ -61,6 +61,7 @@ def status(state: AgentState) -> dict[str, Any]:
         "paused": node_paused(state),
         "paused_until_wall_s": paused_until(state, node_subject(state.name)),
         "breaker_open": breaker_open(state),
+        "nodes": node_places.rows(state),
         "config_reload_ok": state.reload_ok,
         "agent": {
             "pid": os.getpid(),

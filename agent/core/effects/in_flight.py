@@ -75,6 +75,10 @@ class InFlight(msgspec.Struct):
         found = [p.effect for p in self.pending.values()]
         return [e for e in found if e.kind == kind and e.subject == subject]
 
+    def asked(self, generation: int, subject: str, kind: str) -> bool:
+        """Whether that was ever asked for."""
+        return f"{generation}/{subject}/{kind}" in self.attempts
+
     def failures(self, generation: int, subject: str, kind: str) -> int:
         attempt = self.attempts.get(f"{generation}/{subject}/{kind}")
         return attempt.failures if attempt else 0

@@ -66,6 +66,7 @@ class Stop(Value, frozen=True, tag="stop"):
     grace_s: float
     reason: str
     leave: bool = False  # the launcher ends as if its caller had asked: checkpoint, its own grace
+    save: bool = False  # a trainer's ranks write a checkpoint first; with `park`
     park: bool = False  # a trainer's ranks park at the end of their step, with their state
 
 

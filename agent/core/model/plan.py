@@ -35,4 +35,5 @@ class Plan(Value, frozen=True):
     peak: int = 0  # highest step finished when it was made: what is beyond is its own progress
     quarantined: tuple[str, ...] = ()  # checkpoint paths that must not be used
     owner: int = -1  # user id of whose run it is; -1 unknown
+    saves: bool = False  # ... and to write a checkpoint before
     park: str = ""  # why its ranks are to leave it at the end of their step; "" = they go on

@@ -6,17 +6,25 @@ leads a run there; an operator's request by any member that was asked.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
-from ..actions import EXCLUDE_NODE
+from ..actions import EXCLUDE_NODE, RUN_CHECK
+from ..checks.common_cause import OF_SCOPE
+from ..checks.verdict import CRITICAL, OK
 from ..effects import drafts
 from ..incidents.book import Entry, IncidentBook
 from ..ladder import first
-from ..model import WARN, Beat, Incident, Now, Verdict, node_subject
+from ..model import WARN, Beat, Incident, Now, RunView, Verdict, node_subject, run_subject
 from ..model.subject import NODE
 from ..run import members
 from ..run.state import Context
 from . import breaker
+
+STRIKES_KEPT = 16
+CHECK_EVERY_S = 600.0  # an excluded node is checked anew this often, until its checks pass
+CHECKS_S = 120.0
 
 
 class Exclusions:
@@ -27,10 +35,12 @@ class Exclusions:
 
     def step(
         self, wanted: dict[str, members.NodeDoc], incidents: IncidentBook[Entry],
-        led: list[Context], ctx: Context,
+        led: list[Context], ctx: Context, sick: bool,
     ) -> None:
+        """`sick`: this node has an open fault with which it may carry no ranks."""
         if not ctx.settings.single_node:
             self._fatal_nodes(wanted, incidents, led, ctx)
+        self._own(wanted, ctx, sick)
         for node in sorted(wanted):
             self._write(wanted, node, ctx)
 
@@ -51,9 +61,11 @@ class Exclusions:
             if is_open:
                 tripped[beat.fatal] = why
                 continue
-            wanted.setdefault(
-                beat.node,
-                members.NodeDoc(excluded=True, reason=why, by=self.name, fault=beat.fatal))
+            many, why_many = too_many(ctx, wanted, beat.node)
+            if many:
+                self._tell_once(beat.fatal, why_many, incidents, ctx)
+                continue
+            wanted.setdefault(beat.node, struck(ctx, beat.node, beat.fatal, why, self.name))
         for fault in sorted(tripped):
             # What was wanted before the breaker opened is not written any more.
             mine = [n for n, d in wanted.items() if (d.fault, d.by) == (fault, self.name)]
@@ -62,6 +74,59 @@ class Exclusions:
             self._tell_once(fault, tripped[fault], incidents, ctx)
         for fault in [f for f in incidents.open if f not in tripped and f not in faults]:
             incidents.close(ctx, fault, "the fault is gone")
+
+    def _own(self, wanted: dict[str, members.NodeDoc], ctx: Context, sick: bool) -> None:
+        """This node's own document: a drain comes to its end, an exclusion for a fault is over when
+        checks say so.  A person's word is taken back by a person alone."""
+        docs = ctx.observed.store.docs
+        doc = docs.decoded(node_subject(self.name), members.read_node)
+        if not doc.excluded or self.name in wanted or not ctx.observed.store.up:
+            return
+        replace, wall_s = msgspec.structs.replace, ctx.now.wall_s
+        if doc.draining:
+            works = [view.run for view in ctx.observed.runs if self._works(view, ctx)]
+            if not works:
+                wanted[self.name] = replace(doc, draining=False, since_wall_s=wall_s)
+            elif wall_s - doc.since_wall_s > ctx.settings.drain_limit_s:
+                why = (f"the drain was given up after {ctx.settings.drain_limit_s:g} s: nobody "
+                       f"took the ranks of {', '.join(sorted(works))}")
+                wanted[self.name] = replace(
+                    doc, excluded=False, draining=False, reason=why, since_wall_s=wall_s)
+        elif doc.fault and not sick:
+            passed = self._passed(doc, ctx)
+            if passed:
+                wanted[self.name] = members.NodeDoc(
+                    reason=f"checks passed after the exclusion: {passed}", by=self.name,
+                    strikes=doc.strikes, since_wall_s=wall_s)
+
+    def _works(self, view: RunView, ctx: Context) -> bool:
+        """Whether ranks of this run live here, or its plan has places for them here."""
+        if any(rank.state != "ended" for rank in view.ranks):
+            return True
+        plan = ctx.observed.store.docs.decoded(run_subject(view.run), members.read_plan)
+        goes_on = plan is not None and plan.finished < 0
+        return goes_on and plan is not None and any(node == self.name for _, node in plan.ranks)
+
+    def _passed(self, doc: members.NodeDoc, ctx: Context) -> str:
+        """Which checks of what was broken passed since then; asks for them where none was made."""
+        book = ctx.runbooks.get(doc.fault)
+        names = book.checks or OF_SCOPE.get(book.scope, ()) if book is not None else ()
+        recent = strikes_of(doc, ctx)
+        if not names or book is None or book.clears == "operator":
+            return ""
+        if len(recent) >= ctx.settings.strikes_most:
+            return ""
+        made = [one for one in ctx.observed.checks
+                if one.check in names and one.wall_s > doc.since_wall_s]
+        if any(one.status == CRITICAL for one in made):
+            return ""
+        good = sorted(one.check for one in made if one.status == OK)
+        generation = int(ctx.now.wall_s // CHECK_EVERY_S)
+        subject = node_subject(self.name, "checks")
+        if not good and not ctx.in_flight.asked(generation, subject, RUN_CHECK):
+            ctx.emit(generation, drafts.check_node(
+                self.name, names, 0.0, f"excluded for {doc.fault}", CHECKS_S, doc.fault))
+        return ", ".join(good)
 
     def _should_exclude(self, beat: Beat, ctx: Context) -> bool:
         if not beat.fatal or not members.is_fresh(beat, ctx.now, ctx.settings):
@@ -89,6 +154,43 @@ class Exclusions:
         body = msgspec.json.encode(wanted[node])
         draft = drafts.put(key, doc.version, body, wanted[node].reason)
         ctx.emit(doc.version, msgspec.structs.replace(draft, outlives_node=True))
+
+
+def strikes_of(doc: members.NodeDoc, ctx: Context) -> tuple[float, ...]:
+    """Exclusions for faults that are not forgotten.  One of the future is a clock that was set
+    back: it counts, which is the careful side."""
+    since_s = ctx.now.wall_s - ctx.settings.strikes_days * 86400.0
+    return tuple(at_s for at_s in doc.strikes if at_s > since_s)[-STRIKES_KEPT:]
+
+
+def struck(ctx: Context, node: str, fault: str, why: str, by: str) -> members.NodeDoc:
+    """The node's document with one exclusion more."""
+    doc = ctx.observed.store.docs.decoded(node_subject(node), members.read_node)
+    strikes = (*strikes_of(doc, ctx), ctx.now.wall_s)[-STRIKES_KEPT:]
+    if len(strikes) >= ctx.settings.strikes_most:
+        why += (f"; excluded {len(strikes)} times within {ctx.settings.strikes_days:g} days: a "
+                "person releases it")
+    return members.NodeDoc(excluded=True, reason=why, by=by, fault=fault, strikes=strikes,
+                           since_wall_s=ctx.now.wall_s)
+
+
+def too_many(
+    ctx: Context, wanted: Mapping[str, members.NodeDoc], node: str
+) -> tuple[bool, str]:
+    """(True = no further node is excluded for a fault now, why): whatever the faults, a fleet that
+    loses nodes that fast has one cause, or a detector that errs."""
+    settings, docs = ctx.settings, ctx.observed.store.docs
+    since_s = ctx.now.wall_s - settings.exclude_window_s
+    out = {name for name, _ in docs.of(NODE)
+           if (doc := docs.decoded(node_subject(name), members.read_node)).excluded
+           and doc.fault and doc.since_wall_s > since_s}
+    out |= {name for name, doc in wanted.items() if doc.excluded and doc.fault}
+    fleet = len(fleet_nodes(ctx.view.node, ctx))
+    most = max(settings.breaker_nodes - 1, int(settings.exclude_fraction * fleet))
+    if node in out or len(out) < most:
+        return False, ""
+    return True, (f"{len(out)} of {fleet} nodes were excluded for faults within "
+                  f"{settings.exclude_window_s / 60.0:g} min, {most} may be")
 
 
 def faults_of(ctx: Context) -> dict[str, tuple[str, ...]]:

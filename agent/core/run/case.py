@@ -286,7 +286,7 @@ class RunCase:
             ctx.view, plan, ctx.observed.beats, ctx.observed.store, ctx.now, ctx.settings,
             ctx.since_boot_s)
         named = {*plan.members, *plan.spares}
-        new = [m.node for m in nodes if m.is_fit and m.node not in named]
+        new = [m.node for m in nodes if m.is_fit and not m.draining and m.node not in named]
         if new:
             changed = replace(plan, spares=tuple(sorted({*plan.spares, *new})))
             self.document.put(ctx, changed, f"new spares: {', '.join(new)}")

@@ -26,6 +26,7 @@ class Member(Value, frozen=True):
     lost: bool = False  # not heard of for longer than the lease and its margin
     fatal: str = ""  # name of a fatal fault there
     excluded: bool = False
+    draining: bool = False  # excluded as soon as its ranks have somewhere to go
     labels: Labels = ()
     nproc: int = 0  # ranks that its launcher starts; 0 = as the leader's
 
@@ -47,8 +48,25 @@ class World(Value, frozen=True):
 def arranged(
     world: World, members: Sequence[Member], before: Sequence[str]
 ) -> tuple[tuple[str, ...], str]:
-    """(the nodes by slot, why) or ((), why not).  `before`: the slots of the present world."""
-    fit, others = _same_model(world, [m for m in members if m.is_fit], before)
+    """(the nodes by slot, why) or ((), why not).  `before`: the slots of the present world.  A node
+    that is to be drained carries ranks only where there is no world without it."""
+    made, why = without_drained(world, members, before)
+    if made or not any(m.draining for m in members):
+        return made, why
+    return _arranged(world, [m for m in members if m.is_fit], before)
+
+
+def without_drained(
+    world: World, members: Sequence[Member], before: Sequence[str]
+) -> tuple[tuple[str, ...], str]:
+    """The same of the nodes that nobody wants to be empty."""
+    return _arranged(world, [m for m in members if m.is_fit and not m.draining], before)
+
+
+def _arranged(
+    world: World, members: Sequence[Member], before: Sequence[str]
+) -> tuple[tuple[str, ...], str]:
+    fit, others = _same_model(world, members, before)
     size = min(world.most, len(fit))
     size -= size % world.unit
     need = world.least + -world.least % world.unit

@@ -37,7 +37,11 @@ class NodeDoc(msgspec.Struct, frozen=True, omit_defaults=True):
     excluded: bool = False
     reason: str = ""
     by: str = ""
-    fault: str = ""
+    fault: str = ""  # "" where a person excluded it
+    draining: bool = False  # its ranks are still on their way to other nodes
+    request: str = ""  # of a drain, whose answer is owed
+    since_wall_s: float = 0.0  # of the present state
+    strikes: tuple[float, ...] = ()  # wall_s of the exclusions for a fault, newest last
 
 
 def doc_of(store: StoreView, key: str) -> Doc:
@@ -89,13 +93,15 @@ def members(
         beat = heard.get(node)
         mine = node == view.node
         last_s = beat.boot_s if beat else since_boot_s
+        doc = docs.decoded(node_subject(node), read_node)
         rows.append(
             Member(
                 node=node,
                 fresh=view.connected if mine else bool(beat and is_fresh(beat, now, settings)),
                 lost=not mine and (is_lost(last_s, now, settings) or _is_dead(beat, view)),
                 fatal=beat.fatal if beat else "",
-                excluded=docs.decoded(node_subject(node), read_node).excluded,
+                excluded=doc.excluded and not doc.draining,
+                draining=doc.draining,
                 labels=beat.labels if beat else (), nproc=beat.nproc if beat else 0,
             )
         )

@@ -22,6 +22,7 @@ from .incidents import RunIncidents
 from .state import Budgets, Context, Recovery, RunState
 
 EVIDENCE_WAIT_S = 0.2  # at a verdict, for evidence that is still missing
+SAVE_LIMIT_S = 120.0  # ... with a checkpoint
 PARK_LIMIT_S, PARK_STEPS = 10.0, 3.0  # for ranks to come to the end of a step
 FAULT_GRACE_S = 1.0  # for the rest of a script's ranks when one of them failed
 LIVE = ("starting", "running")
@@ -133,7 +134,8 @@ class Recoveries:
         faults = exclusions.faults_of(ctx)
         faults[cause.fault] = (*faults.get(cause.fault, ()), cause.node)
         count = len(exclusions.fleet_nodes(ctx.view.node, ctx))
-        return breaker.is_open(faults, cause.fault, count, ctx.settings)
+        is_open, why = breaker.is_open(faults, cause.fault, count, ctx.settings)
+        return (is_open, why) if is_open else exclusions.too_many(ctx, {}, cause.node)
 
     def _spent(self, ctx: Context, plan: Plan) -> tuple[tuple[str, int], ...]:
         """Budgets, less what this generation earned back by making progress."""
@@ -226,12 +228,13 @@ class Recoveries:
         document tells every node; ranks that do not come in time are stopped as any others."""
         plan = self.state.document.plan
         waited_s = ctx.now.boot_s - self.state.progress.broken_boot_s
-        limit_s = max(PARK_LIMIT_S, PARK_STEPS * self.state.history.step_s)
+        limit_s = max(SAVE_LIMIT_S if recovery.cause.saves else PARK_LIMIT_S,
+                      PARK_STEPS * self.state.history.step_s)
         if waited_s > limit_s or not any(r.state in LIVE and r.ended is None for r in ranks):
             return False
         if plan is not None and not plan.park:
             why = recovery.cause.reason
-            self.ending.document.put(ctx, replace(plan, park=why), why)
+            self.ending.document.put(ctx, replace(plan, park=why, saves=recovery.cause.saves), why)
         ctx.wake(LOOK_AGAIN_S)
         return True
 

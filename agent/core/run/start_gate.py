@@ -24,12 +24,13 @@ from ..effects.in_flight import EffectResult
 from ..model import FATAL, WARN, RunCheck, RunView, Verdict, labels_of, node_subject, subject_of
 from ..nodes import check_reports, exclusions, kernel_incidents
 from ..parse.kernel_line import pci_of
-from . import policy
+from . import members, policy
 from .ending import Endings
 from .incidents import RunIncidents
 from .state import Context, GateSeen, RunState
 
-INCIDENTS, PATHS = "incidents", "paths"  # checks that are no child's of the agent
+# Checks that are no child's of the agent.
+EXCLUDED, INCIDENTS, PATHS = "excluded", "incidents", "paths"
 FULL = "full"  # --check
 OWN_SCOPES = ("node", "gpu", "neuron")  # faults that concern every run of a node
 START_HOLD_S = 600.0  # a run waits this long for a node whose fault may be over by itself
@@ -63,7 +64,7 @@ class StartGate:
         names = self._names(ctx)
         if self._asks(ctx, names):
             return True
-        found = tuple(self._refusals(ctx, names))
+        found = (*self._of_person(ctx), *self._refusals(ctx, names))
         ignored = ctx.view.ignored_checks
         kept = [one for one in found if one.check not in ignored]
         if kept:
@@ -185,6 +186,15 @@ class StartGate:
                 ctx.reason = f"the breaker is open, no node is refused: {why}"
                 continue
             yield _refusal(one, ctx)
+
+    def _of_person(self, ctx: Context) -> Iterator[Refusal]:
+        """A single node that somebody excluded; among many, others take its ranks."""
+        docs = ctx.observed.store.docs
+        doc = docs.decoded(node_subject(ctx.view.node), members.read_node)
+        if ctx.settings.single_node and doc.excluded:
+            by = f" by {doc.by}" if doc.by else ""
+            yield Refusal(EXCLUDED, f"the node was excluded from runs{by}: {doc.reason}",
+                          f"start it elsewhere, or `holdfast release {ctx.view.node}`", 0.0)
 
     def _of_incidents(self, ctx: Context) -> Iterator[Refusal]:
         """The open incidents with which no run starts here; network cards concern runs over several

@@ -9,6 +9,7 @@ import shlex
 import time
 
 import aiohttp
+import msgspec
 import pytest
 from fakes import FakeLauncher, rank_level, until
 from msgspec.structs import replace
@@ -16,7 +17,7 @@ from pages import taken_by_prometheus
 
 from holdfast.agent.cli import parser
 from holdfast.agent.config.load import ConfigError
-from holdfast.agent.core.model import Answer, Incident, Plan, Resume, Verdict
+from holdfast.agent.core.model import Answer, Doc, Documents, Incident, Plan, Resume, Verdict
 from holdfast.agent.metrics.names import NAMES
 from holdfast.agent.metrics.selection import render_docs
 from holdfast.agent.web.auth import Tokens
@@ -162,6 +163,26 @@ def test_an_incident_of_the_kernels_is_closed_by_hand_and_no_other(agent, tmp_pa
     browse(scenario, agent, tmp_path)
 
 
+def test_any_agent_takes_what_is_asked_of_a_node_that_it_knows(agent, tmp_path):
+    async def scenario(daemon, node, launcher, tcp, unix):
+        snapshot = daemon.state.snapshot
+        docs = Documents([Doc("node/node-b", 1, b'{"excluded":true,"reason":"hot","by":"ann"}')])
+        store = msgspec.structs.replace(snapshot.observed.store, docs=docs)
+        seen = msgspec.structs.replace(snapshot.observed, store=store)
+        daemon.state.snapshot = snapshot._replace(observed=seen)
+        async with unix.get("/api/v1/status") as answer:
+            rows = (await answer.json())["nodes"]
+        assert [(one["node"], one["excluded"], one["age_s"]) for one in rows] == [
+            ("node-a", False, 0.0), ("node-b", True, None)]
+        async with unix.post("/api/v1/nodes/node-b/release", json={"reason": "cold"}) as answer:
+            assert answer.status == 202
+        await until(lambda: node.seen[-1].requests)
+        request = node.seen[-1].requests[0]
+        assert (request.action, request.subject) == ("release_node", "node/node-b")
+
+    browse(scenario, agent, tmp_path)
+
+
 def test_bad_requests_say_what_to_set(agent, tmp_path):
     async def scenario(daemon, node, launcher, tcp, unix):
         async with tcp.get("/api/v1/status", headers={"Host": "evil.example:1"}) as answer:
@@ -176,8 +197,10 @@ def test_bad_requests_say_what_to_set(agent, tmp_path):
             ("/api/v1/runs/demo/explode", b'{"reason": "x"}', 404),
             ("/api/v1/runs/nope/pause", b'{"reason": "x"}', 404),
             ("/api/v1/nodes/other/pause", b'{"reason": "x"}', 404),
-            *((f"/api/v1/nodes/node-a/{verb}", b'{"reason": "x"}', 404)
-              for verb in ("exclude", "release", "drain")),  # there is no other node to go to
+            *((f"/api/v1/nodes/{node_name}/{verb}", body, status)
+              for verb in ("exclude", "release", "drain")
+              for node_name, body, status in (
+                  ("elsewhere", b'{"reason": "x"}', 404), ("node-a", b"{}", 400))),
             ("/api/v1/runs/demo/pause", b"x" * 100_000, 413),
             ("/api/v1/runs/demo/inject", b'{"fault": "kill"}', 403),
         ):

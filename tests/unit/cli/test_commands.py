@@ -197,6 +197,30 @@ def test_a_node_is_paused_on_all_its_agents(agents: dict[str, StandIn], capsys: 
     assert main(["pause", "--node", "a", "--run", "b", "--reason", "c"]) == 2
 
 
+def test_a_node_is_excluded_drained_and_released_by_any_agent_that_knows_it(
+    agents: dict[str, StandIn], capsys: Captured
+) -> None:
+    row = {"node": "node-b", "age_s": 2.0, "fatal": "", "excluded": True, "draining": False,
+           "reason": "loose cable", "by": "ann", "fault": "", "strikes": 1}
+    for one in agents.values():
+        one.answers["/api/v1/status"]["nodes"] = [row]
+    for verb, said in (("exclude", "no run gets ranks there until it is released"),
+                       ("drain", "nothing of any run is left there, and none comes until it is "
+                        "released"), ("release", "runs may have ranks there again")):
+        assert main([verb, "node-b", "--reason", "loose cable"]) == 0
+        assert capsys.readouterr().out == f"node node-b: {said}\n"
+    asked = [path for one in agents.values() for path, _ in one.posted]
+    assert asked == [f"/api/v1/nodes/node-b/{verb}" for verb in ("exclude", "drain", "release")]
+    assert main(["exclude", "node-z", "--reason", "x"]) == 1
+    assert "no node 'node-z' is known here (there are: node-a, node-b)" in capsys.readouterr().err
+    assert main(["why", "node-b"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "node node-b: heard of 2.0 s ago",
+        "  excluded   excluded, gets no ranks: loose cable (ann)",
+        "  do         holdfast release node-b --reason TEXT, when it is well",
+        "  strikes    excluded for faults 1 times lately"]
+
+
 def test_an_incident_is_found_by_the_beginning_of_its_id(
     agents: dict[str, StandIn], capsys: Captured
 ) -> None:

@@ -15,9 +15,10 @@ OFFERED = {
     ("run", "inject"): "inject", ("node", "pause"): "pause", ("node", "resume"): "resume",
     ("incident", "close"): "close", ("incident", "ack"): "incidents",
     ("incident", "label"): "incidents",
+    ("node", "exclude"): "exclude", ("node", "drain"): "drain", ("node", "release"): "release",
 }
 NO_COMMAND = {  # why
-    ("run", "drain"): "not built yet: of several nodes",
+    ("run", "drain"): "`holdfast drain NODE`; of one run, an API's word alone",
     ("node", "check"): "`holdfast check` makes the checks itself, without an agent",
 }
 

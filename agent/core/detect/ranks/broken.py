@@ -12,7 +12,7 @@ from ...model import DEGRADED, UNKNOWN, Beat, Verdict, node_subject
 from ...nodes import kernel_incidents
 from ...run import members
 from ...run import plan as planning
-from ...run.layout import Member, arranged
+from ...run.layout import Member, arranged, without_drained
 from ...run.plan_document import RESTORE_FAILED, world_of
 from ..detector import Look, RanksView, RunDetector
 from . import ended as ends
@@ -49,6 +49,9 @@ class Members(RunDetector):
             fault, why = self._fault(view, member, heard)
             if not fault:
                 continue
+            if member.draining and not without_drained(world_of(run), nodes, slots)[0]:
+                reason = f"{member.node} is to be drained, and no node can take its ranks"
+                continue
             if member.lost and not arranged(world_of(run), nodes, slots)[0]:
                 reason = f"{member.node} is lost and no spare can take its ranks"
                 last = heard.get(member.node)
@@ -59,8 +62,9 @@ class Members(RunDetector):
                 continue
             cause = Cause(
                 fault=fault, generation=plan.generation, reason=f"{member.node}: {why}",
-                node=member.node, boot_s=view.now.boot_s, charged=not member.excluded,
-                parks=member.excluded)
+                node=member.node, boot_s=view.now.boot_s, charged=not (
+                    member.excluded or member.draining),
+                parks=member.excluded or member.draining, saves=member.draining)
             return Look(cause, verdicts=tuple(unknown), reason=reason)
         return Look(verdicts=tuple(unknown), reason=reason)
 
@@ -72,8 +76,8 @@ class Members(RunDetector):
             return member.fatal, f"fatal fault {member.fatal}"
         if view.settings.single_node:
             return "", ""
-        if member.excluded:
-            return OPERATOR, "excluded from runs"
+        if member.excluded or member.draining:
+            return OPERATOR, "drained" if member.draining else "excluded from runs"
         if member.lost:
             return "node_lost", "not heard of for longer than the lease and its margin"
         if member.node == view.run.node:
@@ -104,6 +108,7 @@ class Growing(RunDetector):
         if view.settings.single_node or plan.paused:
             return Look()
         base = Cause(fault=GROWS, generation=plan.generation, reason=plan.park, severity="warn",
+                     saves=plan.saves,
                      boot_s=view.now.boot_s, charged=False, parks=True, detector=self.name)
         if plan.park:
             return Look(base)

@@ -68,6 +68,7 @@ class Cause(Value, frozen=True):
     charged: bool = True  # an operator's wish costs no budget
     final: bool = False  # the job cannot run as it is: a module, a file or a command is missing
     request: str = ""  # whose wish it is
+    saves: bool = False  # ... with a checkpoint written before
     parks: bool = False  # nothing is broken: ranks leave at the end of their step
 
 

@@ -1,0 +1,206 @@
+"""Nodes that are kept out of runs: who may, for how long, what a drain waits for, who lets go."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.agent.core.model import CheckVerdict, Request, Runbook, Settings, node_subject
+from holdfast.agent.core.run.members import NodeDoc, read_node
+
+from .driver import Cluster, Lab
+
+replace = msgspec.structs.replace
+MANY = Settings(single_node=False)
+
+
+def started(names: str = "abc", nnodes: int = 2, settings: Settings = MANY, **view: object,
+            ) -> Cluster:
+    cluster = Cluster(names, nnodes, settings=settings, **view)  # type: ignore[arg-type]
+    cluster.run(6)
+    for lab in cluster.labs.values():
+        if lab.view.ranks:
+            lab.all(step=5, phase="forward_backward", step_time_s=0.5)
+    cluster.run(1)
+    return cluster
+
+
+def ask(cluster: Cluster, by: str, action: str, node: str, id: str = "q1") -> None:
+    cluster.labs[by].requests = (Request(id, action, node_subject(node), "noisy fan", by="ann"),)
+
+
+def doc(cluster: Cluster, node: str) -> NodeDoc:
+    return read_node(cluster.docs[f"node/{node}"])
+
+
+def answers(cluster: Cluster, node: str) -> list[tuple[bool, str]]:
+    return [(one.ok, one.text) for one in cluster.labs[node].decision.answers]
+
+
+# ---------------------------------------------------------------- drain
+
+
+def test_a_drain_saves_moves_the_ranks_and_is_answered_when_nothing_is_left() -> None:
+    cluster = started()
+    ask(cluster, "c", "drain", "b")
+    said: list[tuple[bool, str]] = []
+    for _ in range(12):
+        cluster.run(1)
+        said += answers(cluster, "c")
+        if said:
+            break
+    assert said == [(True, "b is drained: nothing of any run is left there")]
+    plan = cluster.plan()
+    assert plan.members == ("a", "c") and plan.spent == ()
+    assert (plan.resume.kind, plan.resume.step, plan.keep) == ("survivor", 5, (0,))
+    stops = [e.body for e in cluster.labs["b"].log if e.kind == "stop"]
+    assert stops[0].park and stops[0].save  # type: ignore[union-attr]
+    assert doc(cluster, "b").excluded and not doc(cluster, "b").draining
+
+
+def test_a_drain_that_nobody_can_follow_disturbs_nothing_and_is_given_up() -> None:
+    cluster = started("ab", settings=replace(MANY, drain_limit_s=30.0))
+    ask(cluster, "a", "drain", "b")
+    cluster.run(20)
+    assert cluster.plan().generation == 1 and answers(cluster, "a") == []
+    leader = cluster.labs[cluster.leader()]
+    assert dict(leader.decision.reasons)["r"] == (
+        "b is to be drained, and no node can take its ranks")
+    cluster.run(14)
+    assert cluster.plan().generation == 1 and not doc(cluster, "b").excluded
+    assert answers(cluster, "a") == [
+        (False, "the drain was given up after 30 s: nobody took the ranks of r")]
+
+
+def test_a_fault_meanwhile_goes_on_with_the_node_that_nobody_can_follow() -> None:
+    cluster = started("ab")
+    ask(cluster, "a", "drain", "b")
+    cluster.run(3)
+    cluster.labs["b"].kill(1)
+    cluster.labs["a"].park(0, 5)
+    cluster.run(6)
+    assert (cluster.plan().generation, cluster.plan().members) == (2, ("a", "b"))
+
+
+def test_a_single_nodes_drain_ends_its_runs_and_refuses_the_next_until_release() -> None:
+    lab = Lab()
+    lab.begin()
+    lab.requests = (Request("q1", "drain", "node/a", "noisy fan", by="ann"),)
+    lab.step()
+    stop = next(e.body for e in lab.log if e.kind == "stop")
+    assert stop.leave  # type: ignore[union-attr]
+    for _ in range(4):
+        lab.step(1)
+    assert lab.finishes() == [75]
+    assert [(one.ok, one.text) for one in lab.decision.answers] == [
+        (True, "a is drained: nothing of any run is left there")]
+    lab.view = replace(lab.view, generation=0, state="idle", ranks=(), registered_boot_s=lab.boot_s)
+    lab.requests = ()
+    lab.step(1)
+    lab.settle()
+    assert lab.finishes() == [75, 75] and len(lab.starts()) == 1
+    said = [e.reason for e in lab.log if e.kind == "finish"][-1]
+    assert said.startswith("a starts no run: the node was excluded from runs by ann: noisy fan")
+    lab.requests = (Request("q2", "release_node", "node/a", "quiet now", by="ann"),)
+    lab.step(1)
+    lab.step(1)
+    lab.view = replace(lab.view, registered_boot_s=lab.boot_s + 1)
+    for _ in range(3):
+        lab.step(1)
+    assert len(lab.starts()) == 2
+
+
+# ---------------------------------------------------------------- release
+
+
+FAULTY = {"host_disk_error": Runbook("host_disk_error", "fatal", "node", ("exclude_node",),
+                                     clears="check")}
+
+
+def broken(cluster: Cluster, node: str = "b") -> None:
+    """The node has a fatal fault, is excluded for it, and is rebooted without it."""
+    for lab in cluster.labs.values():
+        lab.runbooks |= FAULTY
+    cluster.fatal[node] = "host_disk_error"
+    cluster.run(8)
+    assert doc(cluster, node).excluded and doc(cluster, node).fault == "host_disk_error"
+    del cluster.fatal[node]
+    cluster.labs[node].boot_id += "+"
+
+
+def test_a_node_that_comes_back_is_checked_before_it_carries_ranks_again() -> None:
+    cluster = started()
+    cluster.labs["b"].hold.add("run_check")
+    broken(cluster)
+    cluster.run(20)
+    assert doc(cluster, "b").excluded  # it runs again, and nobody knows more than that
+    asked = [e for e in cluster.labs["b"].log if e.kind == "run_check"]
+    assert len(asked) == 1
+    cluster.labs["b"].checks["disk"] = CheckVerdict(
+        "disk", "ok", "well", wall_s=1e9 + cluster.labs["b"].boot_s)
+    cluster.run(3)
+    assert not doc(cluster, "b").excluded
+    assert doc(cluster, "b").reason == "checks passed after the exclusion: disk"
+    assert len(doc(cluster, "b").strikes) == 1
+
+
+def test_a_check_that_fails_keeps_it_out() -> None:
+    cluster = started()
+    cluster.labs["b"].health["disk"] = CheckVerdict("disk", "critical", "dying", confirmed=True)
+    broken(cluster)
+    cluster.run(30)
+    assert doc(cluster, "b").excluded
+
+
+def test_after_three_strikes_only_a_person_releases() -> None:
+    cluster = started()
+    for strike in range(3):
+        broken(cluster)
+        assert len(doc(cluster, "b").strikes) == strike + 1
+        cluster.run(30)
+    assert doc(cluster, "b").excluded
+    assert doc(cluster, "b").reason.endswith(
+        "excluded 3 times within 30 days: a person releases it")
+    ask(cluster, "a", "release_node", "b", "q9")
+    cluster.run(3)
+    assert not doc(cluster, "b").excluded
+
+
+def test_a_persons_exclusion_outlasts_checks_and_reboots() -> None:
+    cluster = started()
+    ask(cluster, "a", "exclude_node", "b")
+    cluster.run(3)
+    assert answers(cluster, "a") == [(True, "b is excluded from runs")]
+    cluster.labs["b"].boot_id += "+"
+    cluster.labs["b"].checks["disk"] = CheckVerdict(
+        "disk", "ok", "well", wall_s=2e9)
+    cluster.run(30)
+    assert doc(cluster, "b").excluded and "b" not in cluster.plan().members
+
+
+# ---------------------------------------------------------------- the fleet
+
+
+def test_a_fleet_loses_no_more_nodes_to_faults_than_it_may() -> None:
+    """Two different faults a node each, one by one: no single fault opens the breaker."""
+    cluster = started("abcdefgh", nnodes=2)
+    for number, name in enumerate("cdef"):
+        cluster.fatal[name] = f"fault_{number}"
+        cluster.run(4)
+    out = [name for name in "abcdefgh" if f"node/{name}" in cluster.docs]
+    assert out == ["c", "d"]
+    leader = cluster.labs[cluster.leader()]
+    said = [one.reason for one in leader.decision.incidents if one.fault == "fault_2"
+            and one.subject == "fleet"]
+    assert len(said) == 1 and "2 of 8 nodes were excluded for faults within 30 min" in said[0]
+
+
+def test_idle_nodes_count_for_the_breaker() -> None:
+    cluster = started("abcdefgh", nnodes=2)
+    for name in "defgh":
+        lab = cluster.labs[name]
+        lab.view = replace(lab.view, connected=False)  # an agent with no run of its own
+        cluster.fatal[name] = "gpu_lost"
+        cluster.heard.pop((name, "r"), None)
+    cluster.fatal["c"] = "gpu_lost"
+    cluster.run(10)
+    assert not any(key.startswith("node/") for key in cluster.docs)
