@@ -71,6 +71,9 @@ class Hello(msgspec.Struct, tag_field="t", tag="hello"):
     nnodes_min: Whole = 1
     node_rank: Whole = -1
     goal: Goal = Goal()
+    unit: Whole = 1
+    mixed: bool = False
+    gang_limit_s: Seconds = 0.0
 
 
 class Page(msgspec.Struct, tag_field="t", tag="page"):
@@ -224,6 +227,8 @@ def refusal(hello: Hello, many_nodes: bool = False) -> str:
         return f"nproc is {hello.nproc}: set 1 to {RANKS_MAX}"
     if not 1 <= hello.nnodes_min <= hello.nnodes <= NNODES_MAX:
         return f"nnodes is {hello.nnodes_min}:{hello.nnodes}: set 1 to {NNODES_MAX}, or MIN:MAX"
+    if not 1 <= hello.unit <= hello.nnodes:
+        return f"--unit {hello.unit} of {hello.nnodes} nodes: set 1 to {hello.nnodes}"
     if hello.nnodes > 1 and not many_nodes:
         return NO_NODES
     return ""

@@ -73,6 +73,7 @@ class RunSession:
             uid=self.uid, suspended=self._suspended(), visible=hello.visible,
             ignored_checks=hello.ignored_checks, ignore_reason=hello.ignore_reason,
             wants_checks=hello.wants_checks, nnodes_min=hello.nnodes_min, nnodes_max=hello.nnodes,
+            unit=hello.unit, mixed=hello.mixed, gang_limit_s=hello.gang_limit_s,
         )
 
     def _suspended(self) -> bool:

@@ -39,7 +39,8 @@ def hello_of(state: RunState, generation: int, environ: Dict[str, str]) -> Packe
         "visible": visible_devices(environ),
         "ignored_checks": options.ignored_checks[:32],
         "ignore_reason": cut(options.ignore_reason, 500), "wants_checks": options.wants_checks,
-        "goal": options.goal,
+        "goal": options.goal, "unit": options.unit, "mixed": options.mixed,
+        "gang_limit_s": options.gang_limit_s,
     }
 
 

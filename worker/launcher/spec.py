@@ -112,6 +112,9 @@ class Spec(NamedTuple):
     local_addr: str = ""
     rendezvous: str = ""  # HOST or HOST:PORT that the caller named to all nodes
     goal: Dict[str, Any] = {}
+    unit: int = 1
+    mixed: bool = False
+    gang_limit_s: float = 0.0  # 0 = as the agent's configuration says
 
     @property
     def nnodes_text(self) -> str:
@@ -238,6 +241,7 @@ def build(command: str) -> argparse.ArgumentParser:
          help="seconds without progress after which a rank is ended: in place of every limit of "
          "Holdfast's own, sooner and later, in mid-compile, evaluation and checkpoint too; not "
          "before a first step (0 = Holdfast's own limits)")
+    for_the_nodes(parser)
     for_the_books(parser)
     flag(parser, "-r", "--redirects", default="",
          help="keep streams from the terminal: 1 out, 2 err, 3 both, or RANK:N,...")
@@ -276,6 +280,17 @@ def moment(text: str) -> Callable[[float], float]:
         raise argparse.ArgumentTypeError(
             "%.40r: give 2026-12-24T18:00+01:00, or +36h (m, h or d)" % text) from None
     return lambda now_s: wall_s
+
+
+def for_the_nodes(parser: argparse.ArgumentParser) -> None:
+    """What a run over nodes may ask of its world."""
+    nodes = parser.add_argument_group("for runs over nodes (docs/cluster.md)")
+    flag(nodes, "--unit", type=number(int, 1, NNODES_MAX), default=1, metavar="N",
+         help="so many nodes live and move together: a world is a multiple of it (1)")
+    flag(nodes, "--allow-mixed", action="store_true",
+         help="take nodes with different models of accelerators into one world")
+    flag(nodes, "--gang-limit", type=number(float, 0, SECONDS_MAX), default=0.0, metavar="S",
+         help="end with 75 when so long fewer nodes are there than it needs (0 = as configured)")
 
 
 def for_the_books(parser: argparse.ArgumentParser) -> None:
@@ -365,6 +380,9 @@ def parse(command: str, argv: List[str], environ: Dict[str, str]) -> Spec:
     if rest[:1] == ["--"]:
         rest = rest[1:]
     nnodes_min, nnodes = node_counts(options)
+    if options.unit > nnodes:
+        fail("--unit %d of --nnodes %s: no world has so many nodes" % (
+            options.unit, options.nnodes))
     program = program_of(command, options, rest)
     nproc = processes(options.nproc_per_node, environ)
     gpus = count_accelerators(environ)
@@ -398,7 +416,8 @@ def parse(command: str, argv: List[str], environ: Dict[str, str]) -> Spec:
         ignored_checks=options.ignore_check or [], ignore_reason=options.reason,
         wants_checks=options.check, nnodes=nnodes, nnodes_min=nnodes_min,
         node_rank=options.node_rank, local_addr=options.local_addr, rendezvous=rendezvous,
-        goal=goal_of(options, environ, time.time()),
+        goal=goal_of(options, environ, time.time()), unit=options.unit,
+        mixed=options.allow_mixed, gang_limit_s=options.gang_limit,
     )
 
 

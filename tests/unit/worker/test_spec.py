@@ -122,6 +122,16 @@ def test_nodes_come_to_one_name_and_say_how_many_they_are(script):
     assert parse("--nnodes", "2", "--run", "r", script).nnodes_text == "2"
 
 
+def test_a_run_over_nodes_says_what_its_world_may_be(script, capsys):
+    options = parse("--nnodes", "2:4", "--run", "r", "--unit", "2", "--allow-mixed",
+                    "--gang-limit", "90", script)
+    assert (options.unit, options.mixed, options.gang_limit_s) == (2, True, 90.0)
+    assert (parse(script).unit, parse(script).mixed, parse(script).gang_limit_s) == (1, False, 0.0)
+    with pytest.raises(SystemExit) as ended:
+        parse("--nnodes", "2", "--run", "r", "--unit", "3", script)
+    assert ended.value.code == 78 and "--unit 3 of --nnodes 2" in capsys.readouterr().err
+
+
 def test_without_any_name_script_and_time_are_one(script):
     assert spec.run_name("", "", "dir/train.py", {}).startswith("train-20")
 

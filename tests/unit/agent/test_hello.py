@@ -1,0 +1,30 @@
+"""What a launcher asks for in its first packet is what the core sees of the run."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.agent.launchers import protocol
+from holdfast.agent.launchers.run_session import RunSession
+from holdfast.worker.launcher import levels, spec
+from holdfast.worker.launcher.run_state import RunState
+
+
+def hello(tmp_path, *argv):
+    script = tmp_path / "train.py"
+    script.write_text("")
+    state = RunState(spec.parse("run", [*argv, str(script)], {}), str(tmp_path))
+    packet = levels.hello_of(state, 0, {})
+    packet.pop("t")
+    return msgspec.convert(msgspec.json.decode(msgspec.json.encode(packet)), protocol.Hello)
+
+
+def test_what_a_run_asks_of_its_world_reaches_the_core(tmp_path):
+    asked = hello(tmp_path, "--nnodes", "2:4", "--run", "r", "--nproc-per-node", "3",
+                  "--unit", "2", "--allow-mixed", "--gang-limit", "90")
+    view = RunSession(asked, 1, 0, 0.0).view("n", 1.0, {})
+    assert (view.run, view.nproc, view.nnodes_min, view.nnodes_max) == ("r", 3, 2, 4)
+    assert (view.unit, view.mixed, view.gang_limit_s) == (2, True, 90.0)
+    assert protocol.refusal(asked, many_nodes=True) == ""
+    wrong = msgspec.structs.replace(asked, unit=5)
+    assert "--unit 5 of 4 nodes" in protocol.refusal(wrong, many_nodes=True)
