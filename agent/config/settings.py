@@ -96,10 +96,28 @@ class Detect(msgspec.Struct, frozen=True):
     breaker_fraction: Annotated[float, Meta(gt=0, le=1, description=(
         "... on more than this fraction of them has a common cause: nothing is done to nodes"
     ))] = _SETTINGS.breaker_fraction
+    exclude_fraction: Annotated[float, Meta(gt=0, le=1, description=(
+        "at most this fraction of the nodes is excluded for faults within ..."
+    ))] = _SETTINGS.exclude_fraction
+    exclude_window_s: Annotated[float, _seconds(
+        "... so many seconds; two of a small fleet always", 604800.0)] = _SETTINGS.exclude_window_s
+    strikes_most: Annotated[int, Meta(ge=1, le=100, description=(
+        "after so many exclusions for faults a person alone releases a node"
+    ))] = _SETTINGS.strikes_most
+    strikes_days: Annotated[float, Meta(gt=0, le=3650, description=(
+        "days until such an exclusion is forgotten"))] = _SETTINGS.strikes_days
+    drain_limit_s: Annotated[float, _seconds(
+        "a drain that is not done by then is given up", 86400.0)] = _SETTINGS.drain_limit_s
     keep_checkpoints: Annotated[int, Meta(ge=1, le=10000, description=(
         "valid checkpoints to keep"))] = _SETTINGS.keep_checkpoints
     lease_s: Annotated[
         float, _seconds("how long a leader leads without renewal", 600.0)] = _SETTINGS.lease_s
+    gather_s: Annotated[float, _seconds(
+        "a run with --nnodes MIN:MAX starts with fewer than MAX no sooner", 86400.0
+    )] = _SETTINGS.gather_s
+    gang_limit_s: Annotated[float, _seconds(
+        "a run ends with 75 when fewer nodes than it needs are there for so long (--gang-limit)",
+        604800.0)] = _SETTINGS.gang_limit_s
     act: Annotated[tuple[str, ...], Meta(description=(
         "detectors that may act; all others are shown only"))] = _SETTINGS.act
 

@@ -7,6 +7,7 @@ says SlowDown is waited for in the child, while the rank waits outside any colle
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -93,12 +94,15 @@ class Fetcher:
         if child is not None:
             child.kill()
             child.wait(10)
+            assert child.stdin is not None
+            with contextlib.suppress(OSError):  # what it was asked last is not wanted any more
+                child.stdin.close()
 
     def _tell(self, question: dict[str, Any]) -> None:
         if self._child is None:
             self._folder.mkdir(parents=True, exist_ok=True)
             self._child = child = subprocess.Popen(
-                [sys.executable, "-m", "holdfast.trainer.feed.fetch", self._root],
+                [sys.executable, "-P", "-m", "holdfast.trainer.feed.fetch", self._root],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             threading.Thread(target=self._listen, args=(child,), daemon=True).start()
         assert self._child.stdin is not None
@@ -110,8 +114,9 @@ class Fetcher:
 
     def _listen(self, child: subprocess.Popen[str]) -> None:
         assert child.stdout is not None
-        for line in child.stdout:
-            self._answers.put(json.loads(line))
+        with child.stdout:
+            for line in child.stdout:
+                self._answers.put(json.loads(line))
         if child is self._child:
             self._answers.put({"ended": f"the child that fetches ended with {child.wait()}"})
 

@@ -74,7 +74,7 @@ def test_the_launcher(page: bytes, tty: bool) -> None:
     """Its bar, the stop at a common step, the record of the end."""
     process = rank_process(page)
     ranks = object.__new__(RankProcesses)
-    ranks.processes = [process]
+    ranks.processes, ranks.started = [process], None
     one = object.__new__(launcher.Launcher)
     one.ranks, one.terminal = ranks, terminal.Terminal(False)
     one.terminal.tty, one.folders = tty, list

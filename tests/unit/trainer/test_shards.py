@@ -163,9 +163,9 @@ def s3(root, monkeypatch):
 
         waiting.wait_for(up, 120.0)
         client = boto3.client("s3")
-        client.create_bucket(Bucket="m5")
+        client.create_bucket(Bucket="m5-data")
         for path in root.iterdir():
-            client.upload_file(str(path), "m5", f"train/{path.name}")
+            client.upload_file(str(path), "m5-data", f"train/{path.name}")
         yield client
     finally:
         server.kill()
@@ -174,17 +174,17 @@ def s3(root, monkeypatch):
 
 def test_shards_come_from_s3_and_a_vanished_one_is_named(s3, root, tmp_path) -> None:
     local = data(root, tmp_path)
-    found = data("s3://m5/train", tmp_path)
+    found = data("s3://m5-data/train", tmp_path)
     try:
         assert found.digest == local.digest
         assert found.batch(range(25))["number"].tolist() == list(range(25))
         assert {one.name for one in (tmp_path / "work/shards").iterdir()} == {
             one.name for one in root.iterdir()}
         shutil.rmtree(tmp_path / "work")
-        s3.delete_object(Bucket="m5", Key="train/shard-000001.npz")
-        again = data("s3://m5/train", tmp_path)
+        s3.delete_object(Bucket="m5-data", Key="train/shard-000001.npz")
+        again = data("s3://m5-data/train", tmp_path)
         text = said(lambda: again.batch([7]))
-        assert "data: s3://m5/train/shard-000001.npz has vanished (NoSuchKey)" in text
+        assert "data: s3://m5-data/train/shard-000001.npz has vanished (NoSuchKey)" in text
         again._fetcher.close()
     finally:
         found._fetcher.close()
