@@ -26,7 +26,7 @@ from .text import Failure, count
 # A test compares this list with worker/launcher/spec.py's parser.
 WITHOUT_VALUE = frozenset({
     "-h", "--help", "-m", "--module", "--standalone", "--no-python", "--no-hooks", "--run-path",
-    "--virtual-local-rank",
+    "--virtual-local-rank", "--allow-mixed",
 })
 
 

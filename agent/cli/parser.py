@@ -299,7 +299,7 @@ COMMANDS = (
             "holdfast parity runs/a runs/b --metric mrr@10 --within 0.1%", "parity:parity",
             _parity),
     Command("checkpoint", "weights to safetensors or a torch state_dict, and from them",
-            "holdfast checkpoint export runs/b/checkpoints/step-000000200.gen-1 m5.safetensors\n"
+            "holdfast checkpoint export ckpt/step-000000200.gen-1 m5.safetensors\n"
             "         holdfast checkpoint import m5.safetensors weights", "checkpoint:carry",
             _carry),
     Command("promote", "make a checkpoint the one that is served, if all is proven",

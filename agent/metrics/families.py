@@ -50,6 +50,9 @@ KERNEL_SOURCES = ("kmsg", "journald")
 PHASES = ("total", "after_verdict")
 STARTS = ("queue", "ranks", "first_step", "total")
 TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+BOOKS = (
+    "run_total_steps", "run_restarts_left", "run_eta_seconds", "run_deadline_timestamp_seconds",
+    "train_samples_per_second", "train_tokens_per_second", "train_mfu_ratio")
 STATES = ("starting", "running", "parked", "ended")
 # counter in the journal -> metric
 JOURNALLED = {
@@ -118,8 +121,7 @@ class _Page:
         usage = os.times()
         yield family("build_info", [((VERSION, platform.python_version()), 1)])
         yield family("store_up", [((), int(snapshot.observed.store.up))])
-        if state.store_traffic is not None:
-            yield from _store(state.store_traffic)
+        yield from _store(state.store_traffic)
         yield family("breaker_open", [((), int(status.breaker_open(state)))])
         paused = [((node_subject(state.name),), int(status.node_paused(state)))]
         paused += [
@@ -185,22 +187,17 @@ class _Page:
     def _books(self) -> Iterator[Metric]:
         """What runs bring, and what the node costs."""
         state = self._state
-        rows: dict[str, list[tuple[tuple[str, ...], float]]] = {}
+        rows: dict[str, list[tuple[tuple[str, ...], float]]] = {name: [] for name in BOOKS}
         for view in state.snapshot.observed.runs:
             found = books.rates(state, view)
-            for name, value in (
-                    ("run_total_steps", found.total_steps or None),
-                    ("run_restarts_left", found.restarts_left),
-                    ("run_eta_seconds", found.eta_s),
-                    ("run_deadline_timestamp_seconds", found.deadline_wall_s or None),
-                    ("train_samples_per_second", found.samples_s),
-                    ("train_tokens_per_second", found.tokens_s),
-                    ("train_mfu_ratio", found.mfu)):
-                rows.setdefault(name, [])
+            values = (
+                found.total_steps or None, found.restarts_left, found.eta_s,
+                found.deadline_wall_s or None, found.samples_s, found.tokens_s, found.mfu)
+            for name, value in zip(BOOKS, values, strict=True):
                 if value is not None:
                     rows[name].append(((view.run,), value))
-        for name, values in rows.items():
-            yield family(name, values)
+        for name, found_rows in rows.items():
+            yield family(name, found_rows)
         cost = state.config.cost
         yield family("node_price_per_hour",
                      [((cost.currency,), cost.node_hour)] if cost.node_hour else [])
@@ -268,13 +265,14 @@ class _Page:
         yield family("accelerator_run_info", self._recent.places())
 
 
-def _store(traffic: Traffic) -> Iterator[Metric]:
+def _store(traffic: Traffic | None) -> Iterator[Metric]:
     """Of a store elsewhere: what this node asks of it."""
-    yield family("store_requests_total", sorted(traffic.requests.items()))
-    yield family("store_sent_bytes_total", [((), traffic.sent_bytes)])
-    yield family("store_received_bytes_total", [((), traffic.received_bytes)])
-    yield family("store_answer_seconds", [((), traffic.latest_answer_s)])
-    yield family("store_answer_seconds_total", [((), traffic.answers_s)])
+    said = [traffic] if traffic is not None else []
+    yield family("store_requests_total", sorted(traffic.requests.items()) if traffic else [])
+    yield family("store_sent_bytes_total", [((), one.sent_bytes) for one in said])
+    yield family("store_received_bytes_total", [((), one.received_bytes) for one in said])
+    yield family("store_answer_seconds", [((), one.latest_answer_s) for one in said])
+    yield family("store_answer_seconds_total", [((), one.answers_s) for one in said])
 
 
 def _children(runner: Runner, more: dict[str, int]) -> Iterator[Metric]:

@@ -20,8 +20,9 @@ from .exposition import PREFIX
 ALERTED = (  # alerts and recording rules are made of these: hidden, nobody would see a fault
     "agent_troubles_total", "breaker_open", "build_info", "checkpoint_age_seconds",
     "checkpoint_interval_seconds", "config_reload_ok", "detector_verdicts_total", "fault_active",
-    "lost_steps_total", "node_seconds_total", "paused", "recovery_seconds", "restarts_total",
-    "run_leading", "run_ranks", "store_up", "train_step",
+    "incident_labels_total", "job_seconds_total", "lost_steps_total", "node_seconds_total",
+    "paused", "recovery_seconds", "restarts_total", "run_deadline_timestamp_seconds",
+    "run_eta_seconds", "run_leading", "run_ranks", "store_up", "train_step",
 )
 LOAD = "max by (instance, device) (holdfast_accelerator_utilization_ratio)"
 POWER = "max by (instance, device) (holdfast_accelerator_power_watts)"

@@ -17,8 +17,8 @@ PLAN = Plan("r", 2, ("a",), ((0, "a"),), Resume("fresh"), "x")
 def test_a_snapshot_counts_only_where_it_is_newer_than_the_disk(in_memory: int, kind: str) -> None:
     view = plan.PlanView(
         "r", "trainer", True, 2, 1, "x", (), current=PLAN, commits=(Commit(2, 20, "c"),),
-        snapshot=SnapshotView(2, in_memory, 1))
-    resume, kept = plan.resume_from(view, {})
+        snapshots=(("a", SnapshotView(2, in_memory, 1)),))
+    resume, kept = plan.resume_from(view, dict(PLAN.ranks))
     assert (resume.kind, resume.step, kept) == (kind, max(in_memory, 20), ())
 
 

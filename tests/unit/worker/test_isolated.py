@@ -54,6 +54,7 @@ STARTERS = {
     "collectors/sources/neuron_monitor.py": "",
     "collectors/units.py": "",
     "trainer/checkpoint/manifest.py": "",
+    "trainer/feed/fetch.py": "rank",  # in the job's Python, with the path that its rank has
     "worker/launcher/agent_link.py": "agent",
     "worker/launcher/child_tasks.py": "evidence",
     "worker/launcher/forking.py": "rank",
