@@ -20,10 +20,10 @@ from holdfast.agent.system.side_thread import WAITING_MAX, SideThread
 def test_a_store_that_hangs_holds_up_nothing_else_not_even_the_end(agent, tmp_path, monkeypatch):
     hung, real = Hung(tmp_path / "hung"), evidence_store.write_incident
 
-    def through_it(folder, incident):
+    def through_it(folder, incident, parts=None):
         if incident.id == "i1" and hung.path.exists():
             hung.path.write_bytes(b"x")
-        real(folder, incident)
+        real(folder, incident, parts)
 
     monkeypatch.setattr(evidence_store, "write_incident", through_it)
 
