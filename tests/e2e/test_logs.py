@@ -68,7 +68,9 @@ def test_a_rank_that_floods_its_log_fills_neither_disk_nor_memory(runs: Runs) ->
     before = rss_bytes(run.process.pid)
     wait_for(lambda: log.stat().st_size > 8 * limit, what="more of it")
     step = run.ranks()[0]["step"]
-    assert log.stat().st_blocks * 512 < 2 * limit, run.output[-2000:]
+    # It is cut a few times a second: what came since then is there as well, for that long.
+    assert log.stat().st_blocks * 512 < 6 * limit, run.output[-2000:]
+    wait_for(lambda: log.stat().st_blocks * 512 < 2 * limit, what="the middle to be dropped")
     assert rss_bytes(run.process.pid) - before < 16 << 20
     run.at_step(step + 10, rank=0)
     assert 1 <= run.output.count("is over --log-limit") <= 5  # said again when it has doubled

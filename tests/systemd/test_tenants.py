@@ -70,10 +70,10 @@ asked = [ask("POST", f"/api/v1/{what}/{verb}", body)[0] for verb in verbs
 asked.append(ask("POST", "/api/v1/alerts", {"alerts": [
     {"status": "firing", "labels": {"run": "long", "holdfast_runbook": "rank_hung"},
      "fingerprint": "f", "startsAt": "2026-01-01T00:00:00Z"}]})[0])
+status = json.loads(ask("GET", "/api/v1/status")[1])  # before its budget of requests is spent
 flood = [ask("GET", "/api/v1/ledger")[0] for _ in range(500)]
 print(json.dumps({
-    "asked": asked, "flood": sorted(set(flood)),
-    "status": json.loads(ask("GET", "/api/v1/status")[1]),
+    "asked": asked, "flood": sorted(set(flood)), "status": status,
     "files": [name for name in ("/etc/holdfast/tokens", "/var/lib/holdfast/journal.db")
               if subprocess.run(["cat", name], capture_output=True).returncode == 0]}))
 '''
