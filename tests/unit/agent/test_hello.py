@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import msgspec
 
 from holdfast.agent.launchers import protocol
@@ -16,7 +18,7 @@ def hello(tmp_path, *argv):
     state = RunState(spec.parse("run", [*argv, str(script)], {}), str(tmp_path))
     packet = levels.hello_of(state, 0, {})
     packet.pop("t")
-    return msgspec.convert(msgspec.json.decode(msgspec.json.encode(packet)), protocol.Hello)
+    return msgspec.convert(json.loads(json.dumps(packet)), protocol.Hello)
 
 
 def test_what_a_run_asks_of_its_world_reaches_the_core(tmp_path):
