@@ -167,6 +167,8 @@ class Job:
         self.disk.begin(gang.generation, origin)
         gang.step, gang.formed = origin[1], True
         gang.began_at, gang.peak, gang.best_before = origin[1], origin[1], self.best
+        # A script's own state is not in the folder that its run was moved to.
+        self.best = max(self.best, origin[1])
         for rank in gang.ranks.values():
             rank.state, rank.parked, rank.step = RUN, None, gang.step
             rank.moved_s, rank.held = self.loop.now_s, (gang.generation, gang.step)
