@@ -36,6 +36,9 @@ test: packages check types  ## everything that CI runs
 sim: $(VENV)/.test  ## the core in storms on a virtual cluster
 	$(PYTEST) tests/sim
 
+storms: $(VENV)/.test  ## 2,000 seeds of the default storm and 200 of each other (minutes)
+	HOLDFAST_SIM_SEEDS=2000 $(PYTEST) tests/sim/test_storms.py
+
 e2e: $(VENV)/.test packages  ## real processes
 	$(PYTEST) tests/e2e
 
