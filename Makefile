@@ -14,7 +14,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -q -c co
 
 export PIP_PROGRESS_BAR := off
 
-.PHONY: help demo check types test sim e2e e2e-operators golden bench telemetry mutants mutants-sim \
+.PHONY: help demo check types test sim storms e2e e2e-operators golden bench telemetry mutants mutants-sim \
   docs pictures dist packages clean
 
 help:  ## this list
