@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import msgspec
 
@@ -18,7 +18,7 @@ from holdfast.worker import addresses
 
 from ...config import store as store_address
 from ...config.store import read_password
-from ...core.model import TRAINER, Beat, Decision, Doc, StoreWrite
+from ...core.model import TRAINER, Beat, Decision, Doc, Documents, StoreWrite
 from ...launchers.server import LauncherServer
 from ...peers.beats import Address, Endpoint, Peers, Told
 from ...store.base import Conflict, Store, StoreError
@@ -118,7 +118,7 @@ class PeerPart:
             await self._put(StoreWrite(key, known.version, body))
 
     def _doc(self, key: str) -> Doc:
-        return next((doc for doc in self._store.view().docs if doc.key == key), Doc(key, 0))
+        return self._store.view().docs.get(key)
 
     async def _put(self, write: StoreWrite) -> None:
         try:
@@ -212,12 +212,11 @@ def is_broken(beat: Beat) -> bool:
         for rank in beat.ranks)
 
 
-def places(docs: Iterable[Doc]) -> dict[str, Address]:
+def places(docs: Documents) -> dict[str, Address]:
     """Where each agent listens, by the store's documents."""
     found = {}
-    for doc in docs:
-        kind, _, node = doc.key.partition("/")
-        place = read_place(doc.body) if kind == ADDRESS and node else None
+    for node, doc in docs.of(ADDRESS):
+        place = read_place(doc.body)
         if place is not None:
             found[node] = Address(place.host, place.port)
     return found

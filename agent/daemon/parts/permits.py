@@ -39,9 +39,11 @@ class Permits:
     async def run(self) -> None:
         while True:
             lease_s = self._state.config.detect.lease_s
-            for session in self._launchers.sessions():
-                if session.hello.grade == SCRIPT:
-                    await self.renew(session, lease_s)
+            # At once: each question to a store that is away takes seconds, and a few in a row would
+            # outlast the permits of the last runs.
+            await asyncio.gather(*(
+                self.renew(session, lease_s) for session in self._launchers.sessions()
+                if session.hello.grade == SCRIPT))
             await asyncio.sleep(RENEW_LEASES * lease_s)
 
     async def renew(self, session: RunSession, lease_s: float) -> None:

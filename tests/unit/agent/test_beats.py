@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import msgspec
 from waiting import until
 
-from holdfast.agent.core.model import Beat, Ended, RankView
+from holdfast.agent.core.model import Beat, Doc, Documents, Ended, RankView
 from holdfast.agent.daemon.parts import peers as part
 from holdfast.agent.peers import beats, transport
 from holdfast.agent.peers.beats import Address, Endpoint, Peers, Told
@@ -176,11 +176,9 @@ def test_a_generation_is_broken_by_an_end_or_a_rank_that_left_it() -> None:
 
 
 def test_addresses_are_read_from_the_store_as_from_outside() -> None:
-    from holdfast.agent.core.model import Doc
-
     good = msgspec.json.encode(part.Place("10.0.0.1", 9856, "x"))
-    docs = (Doc("address/a", 1, good), Doc("address/b", 1, b"{"), Doc("run/a", 1, good),
-            Doc("address/c", 1, b'{"host": 3}'))
+    docs = Documents([Doc("address/a", 1, good), Doc("address/b", 1, b"{"), Doc("run/a", 1, good),
+                      Doc("address/c", 1, b'{"host": 3}')])
     assert part.places(docs) == {"a": Address("10.0.0.1", 9856)}
 
 

@@ -78,3 +78,37 @@ def test_without_the_store_all_of_the_plan_must_have_answered() -> None:
         assert left_s <= 0.0
     assert renewed(None, 3, both) is None
     assert renewed(None, 3, both, plan(3, finished=0)) is None
+
+
+def test_all_runs_are_renewed_at_once() -> None:
+    """A store that is away takes seconds to say so: in a row the last permits would run out."""
+    runs, orders = ("p", "q", "r"), []
+
+    async def scenario() -> None:
+        everybody, over = asyncio.Barrier(len(runs)), asyncio.Event()
+
+        class Slow:
+            async def read(self, key: str) -> Doc:
+                await everybody.wait()  # nobody is answered before all have asked
+                return Doc(key, 1, msgspec.json.encode(plan(3)))
+
+        def order(run: str, fields: dict[str, Any]) -> None:
+            orders.append(run)
+            if len(orders) == len(runs):
+                over.set()
+
+        sessions = [SimpleNamespace(hello=SimpleNamespace(run=run, grade="script"),
+                                    levels=SimpleNamespace(generation=3)) for run in runs]
+        launchers = SimpleNamespace(order=order, sessions=lambda: sessions)
+        config = SimpleNamespace(detect=SimpleNamespace(lease_s=LEASE_S))
+        state = SimpleNamespace(name="a", config=config)
+        permits = Permits(state, Slow(), launchers, SimpleNamespace())  # type: ignore[arg-type]
+        task = asyncio.create_task(permits.run())
+        try:
+            await asyncio.wait_for(over.wait(), 10.0)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(scenario())
+    assert sorted(orders) == list(runs)
