@@ -50,8 +50,12 @@ def serving(nodes: Nodes, node: int, what: str) -> Iterator[None]:
 
 
 def mbit(nodes: Nodes, source: int, target: int) -> float:
-    with serving(nodes, target, "sink"):
-        return asked(nodes, source, "send", nodes[target].address)
+    """The most of three streams: a shaper is a bound, and a busy machine only stays below it."""
+    def once() -> float:
+        with serving(nodes, target, "sink"):
+            return asked(nodes, source, "send", nodes[target].address)
+
+    return max(once() for _ in range(3))
 
 
 def reached(nodes: Nodes, source: int, target: int, count: int = 1) -> float:
