@@ -2,7 +2,7 @@
 
 HOLDFAST_SIM_SEEDS (default 300) is how many seeds the default storm gets, HOLDFAST_SIM_PROCESSES
 (default 2) over how many processes.  The other storms get a tenth each.  `make storms` is the whole
-campaign, of 2,000: since worlds grow and shrink it is not clean (`folders`, seed 55, among others).
+campaign, of 2,000.
 """
 
 from __future__ import annotations

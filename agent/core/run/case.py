@@ -246,6 +246,7 @@ class RunCase:
                 self.ending.decide(policy.finish_code(cause), grant.reason, cause.fault)
                 self.ending.finish(ctx, plan)
         elif self.recovery.ready(ctx, ranks) and not self.gate.holds_restart(ctx, cause):
+            cause = self.recovery.doubted(ctx, plan, ranks, cause)
             self.document.propose(ctx, plan, ranks, cause.reason, cause)
             self._gang(ctx, self.state.progress.broken_boot_s)
 

@@ -11,6 +11,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from ..actions import ACTIONS, EXCLUDE_NODE, RUN
+from ..detect.ranks.collective import skipped
 from ..detect.ranks.ended import Cause
 from ..effects import drafts
 from ..ladder import MAY, Leave
@@ -174,6 +175,19 @@ class Recoveries:
             ctx.reason = "waiting until the other ranks are parked or ended"
             return False
         return not self._waits(ctx, recovery)
+
+    def doubted(
+        self, ctx: Context, plan: Plan, ranks: tuple[RankView, ...], cause: Cause
+    ) -> Cause:
+        """The cause, with what the pages of parked and ended ranks prove only now: where a
+        collective was left out, no state behind it is resumed from, whatever ended the ranks."""
+        proof = skipped(ranks, plan.resume.step, ctx.now.boot_s, self.state.progress.bases)
+        if proof is None or cause.bad_from or self.state.recovery is None:
+            return cause
+        said = replace(cause, bad_from=proof.bad_from, reason=f"{cause.reason}; {proof.reason}")
+        self.state.recovery = replace(self.state.recovery, cause=said)
+        self.incidents.note(ctx, self.state.recovery.incident, proof.reason)
+        return said
 
     def _waits(self, ctx: Context, recovery: Recovery) -> bool:
         """Whether quick failures in a row hold the next start back."""

@@ -285,6 +285,23 @@ def test_a_skipped_collective_blames_the_rank_behind_not_the_one_that_raised() -
     assert (lab.starts()[-1].resume.kind, lab.starts()[-1].resume.step) == ("disk", 17)
 
 
+def test_whatever_ends_the_ranks_nothing_behind_a_skipped_collective_is_resumed_from() -> None:
+    """One differing step of moving ranks is no proof yet, and the kill came before the next."""
+    lab = trained()
+    lab.change(0, step_seq=((17, 170), (18, 180), (19, 190)))
+    lab.change(1, step_seq=((17, 170), (18, 180), (19, 189)))
+    lab.commit(18)
+    lab.kill(0)
+    lab.step(0.1)
+    verdict = lab.decision.verdicts[0]
+    assert (verdict.fault, verdict.subject) == ("rank_killed", "run/r/rank/0")
+    lab.park(1, 19)
+    lab.settle()
+    assert (lab.starts()[-1].resume.kind, lab.starts()[-1].resume.step) == ("disk", 18)
+    assert "a collective was left out by the end of step 19" in lab.plan().reason
+    assert any("left out" in text for _, text in lab.decision.incidents[0].timeline)
+
+
 def test_a_pipelines_stages_may_count_differently_for_good() -> None:
     """Only ranks that advanced alike are compared: stage 1 enters half as many collectives."""
     lab = Lab(grade="script")
