@@ -94,7 +94,8 @@ FLEET: dict[str, tuple[list[Case], list[Case]]] = {
         # It trains; its steps take ten minutes each; it began a short while ago; it is paused.
         [Case({STEP: "0+5x120"}), Case({STEP: "1x9 2x9 3x9 4x9 5x9 6x9 7x9 8x9"}),
          Case({STEP: "_x45 0x80"}),
-         Case({STEP: "7x120", 'holdfast_paused{scope="run/m5",instance="n0"}': "1x120"})],
+         Case({STEP: "7x120", 'holdfast_paused{scope="run/m5",instance="n0"}': "1x120"}),
+         Case({STEP: "7x120", 'holdfast_paused{scope="fleet",instance="n0"}': "1x120"})],
     ),
     "HoldfastNoVerifiedCheckpoint": (
         [Case({AGE: "0+60x120", INTERVAL: "600x120"})],
@@ -151,7 +152,9 @@ FLEET: dict[str, tuple[list[Case], list[Case]]] = {
         [Case({'holdfast_config_reload_ok{instance="n0"}': "1x120"})],
     ),
     "HoldfastPausedLong": (
-        [Case({'holdfast_paused{scope="run/m5",instance="n0"}': "1x300"}, "5h")],
+        [Case({'holdfast_paused{scope="run/m5",instance="n0"}': "1x300"}, "5h"),
+         Case({f'holdfast_paused{{scope="fleet",instance="n{one}"}}': "1x300"
+               for one in range(3)}, "5h")],
         [Case({'holdfast_paused{scope="run/m5",instance="n0"}': "0x200 1x100"}, "5h")],
     ),
     "HoldfastVersionSkew": (

@@ -59,6 +59,10 @@ def check(options: argparse.Namespace) -> int:
         return _list(options.json)
     if options.peers or options.hostfile:
         return _peers(options)
+    if options.agent:
+        from . import control
+
+        return control.check(options)
     try:
         return _health(options) if options.convention == SLURM_HEALTH else _round(options)
     except Failure as failure:

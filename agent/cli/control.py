@@ -18,6 +18,7 @@ from . import live
 from .client import Agent, asking, choose, node_route, reach, run_route
 from .text import Failure, line, print_json, seconds, show
 
+CHECK_S = 600.0  # of the slowest checks an agent makes
 ANSWER_S = 30.0  # a step takes milliseconds; an agent that is being restarted, seconds
 LOOK_S = 0.05
 
@@ -34,12 +35,15 @@ def resume(options: argparse.Namespace) -> int:
 
 
 def _hand(options: argparse.Namespace, verb: str, said: str) -> int:
-    if options.run and options.node:
-        raise Failure("--run and --node exclude each other", USAGE)
+    if sum(map(bool, (options.run, options.node, options.fleet))) > 1:
+        raise Failure("--run, --node and --fleet exclude each other", USAGE)
     found = reach()
     body: dict[str, Any] = {"reason": options.reason, "by": _who()}
     if getattr(options, "for_s", 0.0):
         body["for_s"] = options.for_s
+    if options.fleet:  # each agent here, for a run's own has a store of its own
+        return _ask(options, [agent for agent, _ in found], f"/api/v1/fleet/{verb}", body, "fleet",
+                    said)
     if options.node:
         agents = [agent for agent, answer in found if answer["node"] == options.node]
         if not agents:
@@ -96,6 +100,13 @@ def exclude(options: argparse.Namespace) -> int:
 
 @asking
 def drain(options: argparse.Namespace) -> int:
+    if bool(options.run) == bool(options.node):
+        raise Failure("what is to be drained? Give a node's name, or --run NAME", USAGE)
+    if options.run:
+        agent, _, run = choose(reach(), options.run)
+        body = {"reason": options.reason, "by": _who()}
+        return _ask(options, [agent], run_route(run, "drain"), body, f"run {run}",
+                    "its ranks save, and it ends with 75")
     return _node(options, "drain", "nothing of any run is left there, and none comes until it is "
                  "released", options.within)
 
@@ -120,6 +131,18 @@ def _node(
     body = {"reason": options.reason, "by": _who()}
     return _ask(options, own or told[:1], node_route(options.node, verb), body,
                 f"node {options.node}", said, limit_s)
+
+
+@asking
+def check(options: argparse.Namespace) -> int:
+    """`check --agent`: by the agent, which leaves a run's devices alone."""
+    if not options.reason:
+        raise Failure("--agent wants a --reason, for the journal", USAGE)
+    agent, answer = reach()[0]
+    body = {"reason": options.reason, "by": _who(), "args": {"checks": options.name}}
+    options.no_wait = False
+    return _ask(options, [agent], node_route(answer["node"], "check"), body,
+                f"node {answer['node']}", "checked: see holdfast why", CHECK_S)
 
 
 @asking

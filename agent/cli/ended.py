@@ -33,6 +33,8 @@ class EndedRun(NamedTuple):
             return self._ledger()
         if route == "/api/v1/refusals":
             return [one._asdict() for one in reversed(self.past.refused)]
+        if route == "/api/v1/requests":
+            return [one._asdict() for one in reversed(self.past.asked)]
         listed = [past_runs.as_json(one, self.past.attempts) for one in self.past.incidents]
         if not route.startswith(ONE):
             return listed

@@ -64,7 +64,8 @@ def why(options: argparse.Namespace) -> int:
         if not answers:
             return _of_another(options, found, nodes)
     if options.json:
-        keys = ("node", "faults", "collectors", "store_up", "paused", "breaker_open", "nodes")
+        keys = ("node", "faults", "collectors", "store_up", "paused", "fleet_paused",
+                "breaker_open", "nodes")
         print_json([{key: answer.get(key) for key in keys} for answer in answers])
         return 0
     for answer in answers:
@@ -90,6 +91,8 @@ def incidents(options: argparse.Namespace) -> int:
     found = of_run(options.run)
     if options.refused:
         return _refused(options, found)
+    if options.asked:
+        return _asked(options, found)
     if options.alerts:
         return _alerts(options, found)
     if options.id:
@@ -122,6 +125,13 @@ def _refused(options: argparse.Namespace, found: Found) -> int:
     listed = [one for agent, _ in found for one in agent.get("/api/v1/refusals")]
     listed.sort(key=lambda one: -one["wall_s"])
     print_json(listed) if options.json else show(report.refused(listed))
+    return 0
+
+
+def _asked(options: argparse.Namespace, found: Found) -> int:
+    listed = [one for agent, _ in found for one in agent.get("/api/v1/requests")]
+    listed.sort(key=lambda one: -one["wall_s"])
+    print_json(listed) if options.json else show(report.asked(listed))
     return 0
 
 

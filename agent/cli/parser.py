@@ -46,6 +46,8 @@ def _incidents(parser: argparse.ArgumentParser) -> None:
                         help="only those where acting was off: what would have been done")
     parser.add_argument("--refused", action="store_true",
                         help="who asked for what they may not, instead of incidents")
+    parser.add_argument("--asked", action="store_true",
+                        help="what people asked for (pause, drain ...) and why, instead")
     parser.add_argument("--ack", action="store_true",
                         help="say that you have seen it and see to it; with --reason for others")
     parser.add_argument("--label", choices=("true", "false"),
@@ -162,6 +164,9 @@ def _check(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", type=number(int, 2, 256), metavar="N",
                         help="of the collective tests, with --peers on each node (default: one a "
                              "device; on processors 2, with --peers 1)")
+    parser.add_argument("--agent", action="store_true",
+                        help="have this node's agent make them, beside its runs; with --reason")
+    parser.add_argument("--reason", default="", help="of --agent: kept in the journal")
     parser.add_argument("--table", action="store_true",
                         help="show the collective tests' tables, as with their name")
     parser.add_argument("--config", metavar="FILE", help="default: /etc/holdfast/agent.toml")
@@ -184,14 +189,16 @@ def _inject(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--reason", default="", help="kept in the journal")
 
 
-def _node(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("node", help="its name, as `holdfast status` has it")
+def _node(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:
+    parser.add_argument("node", nargs=nargs, help="its name, as `holdfast status` has it")
     parser.add_argument("--reason", required=True, help="kept in the journal and with the node")
     parser.add_argument("--no-wait", action="store_true", help="do not wait for the answer")
 
 
 def _drain(parser: argparse.ArgumentParser) -> None:
-    _node(parser)
+    _node(parser, nargs="?")
+    parser.add_argument("--run", metavar="NAME",
+                        help="a run instead: its ranks save, and it ends with 75")
     parser.add_argument("--within", type=number(float, 1, 86400), default=660.0, metavar="S",
                         help="how long to wait for its end, in seconds (default 660)")
 
@@ -222,6 +229,8 @@ def _restart(parser: argparse.ArgumentParser) -> None:
 def _hand(parser: argparse.ArgumentParser) -> None:
     _run(parser)
     parser.add_argument("--node", metavar="NAME", help="a whole node instead of a run")
+    parser.add_argument("--fleet", action="store_true",
+                        help="every node of the store (without one: this node) instead of a run")
     parser.add_argument("--reason", required=True, help="kept in the journal")
     _no_wait(parser)
 
@@ -322,7 +331,7 @@ COMMANDS = (
             _store),
     Command("config", "check the configuration, or show the one in force",
             "holdfast config check --config agent.toml", "policy:config", _config),
-    Command("pause", "keep Holdfast's hands off a run or node",
+    Command("pause", "keep Holdfast's hands off a run, a node or the fleet",
             "holdfast pause --run m5 --for 2h --reason 'debugging rank 3'", "control:pause",
             _pause),
     Command("resume", "let Holdfast act again", "holdfast resume --run m5 --reason done",

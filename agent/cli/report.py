@@ -148,11 +148,18 @@ def _node(answer: Json) -> list[Line]:
     if answer.get("disk_problem"):
         said[-1] = f"nothing is kept: {answer['disk_problem']}"
     said += [f"collector {one['name']} down: {one['error']}" for one in down]
-    said += ["paused"] if answer.get("paused") else []
+    said += [_pause("paused", answer, "")] if answer.get("paused") else []
+    said += [_pause("the fleet is paused", answer, "fleet_")] if answer.get("fleet_paused") else []
     said += ["breaker open: a common cause is suspected"] if answer.get("breaker_open") else []
     lines = field(f"node {answer['node']}", "; ".join(said), indent=len(answer["node"]) + 7)
     lines += _devices(answer.get("devices", ()))
     return lines + _opened(answer.get("incidents", ()))
+
+
+def _pause(what: str, answer: Json, of: str) -> str:
+    until = answer.get(f"{of}paused_until_wall_s")
+    why = answer.get(f"{of}paused_reason", "")
+    return what + (f" until {clock(until)}" if until else "") + (f" ({why})" if why else "")
 
 
 def _devices(devices: Sequence[Json]) -> list[Line]:
@@ -257,6 +264,21 @@ def refused(found: Sequence[Json]) -> list[Line]:
     return lines
 
 
+def asked(found: Sequence[Json]) -> list[Line]:
+    """What people asked for, two rows a request, newest first."""
+    if not found:
+        return [line("nobody asked for anything")]
+    lines = []
+    for one in found:
+        until = f" until {clock(one['until_wall_s'])}" if one["until_wall_s"] else ""
+        became = one["state"] + (f": {one['text']}" if one["state"] == "refused" else "")
+        lines += [
+            line(f"{clock(one['wall_s'])}  ", Span(f"{one['action']}{until}", STRONG),
+                 f" {one['subject']}, by {one['by']}, {became}"),
+            *field("", one["reason"])]
+    return lines
+
+
 def alerts(found: Sequence[Json]) -> list[Line]:
     """Alerts from outside and what became of each, two rows an alert, newest first."""
     if not found:
@@ -325,6 +347,8 @@ def why(answer: Json) -> list[Line]:
         said += field("  store", "does not answer: no new plan can be made")
     if answer.get("paused"):
         said += field("  paused", "an operator's hand is on it: nothing is acted on")
+    if answer.get("fleet_paused"):
+        said += field("  paused", "the whole fleet, by an operator: nothing is acted on anywhere")
     for row in answer.get("nodes", ()):
         if row["node"] == answer["node"] and (row.get("excluded") or row.get("strikes")):
             said += of_store(row)

@@ -60,6 +60,7 @@ class Action(Value, frozen=True):
     verb: str = ""  # the root helper's word for it
     run_word: str = ""  # the API's word, of a run
     node_word: str = ""  # and of a node
+    fleet_word: str = ""  # and of the fleet
 
     @property
     def is_rung(self) -> bool:
@@ -119,8 +120,10 @@ ACTIONS: dict[str, Action] = {one.name: one for one in (
     Action(STOP_RUN, RUN, PLAN, LAUNCHER,
            "ends the run with the exit code that says whose fault it was", 30.0),
     Action(ASK_PERSON, PERSON, PERSON, NOBODY),
-    Action(PAUSE, RUN, PERSON, AGENT, in_ladder=False, run_word=PAUSE, node_word=PAUSE),
-    Action(RESUME, RUN, PERSON, AGENT, in_ladder=False, run_word=RESUME, node_word=RESUME),
+    Action(PAUSE, RUN, PERSON, AGENT, in_ladder=False, run_word=PAUSE, node_word=PAUSE,
+           fleet_word=PAUSE),
+    Action(RESUME, RUN, PERSON, AGENT, in_ladder=False, run_word=RESUME, node_word=RESUME,
+           fleet_word=RESUME),
     Action(EXCLUDE_NODE, NODE, NODE_DOCUMENT, STORE, deadline_s=5.0, outlives_node=True,
            node_word="exclude"),
     Action(RELEASE_NODE, NODE, PERSON, STORE, deadline_s=5.0, in_ladder=False,
@@ -188,3 +191,7 @@ def of_run() -> dict[str, str]:
 
 def of_node() -> dict[str, str]:
     return {one.node_word: one.name for one in ACTIONS.values() if one.node_word}
+
+
+def of_fleet() -> dict[str, str]:
+    return {one.fleet_word: one.name for one in ACTIONS.values() if one.fleet_word}

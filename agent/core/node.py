@@ -20,6 +20,7 @@ from .incidents.book import Entry, IncidentBook
 from .ledger import Ledger
 from .model import (
     DEGRADED,
+    FLEET,
     STORE,
     WARN,
     Answer,
@@ -44,6 +45,7 @@ from .nodes import check_reports, exclusions, kernel_incidents, stale_locks
 from .nodes.check_runs import CheckMemory, CheckRuns
 from .nodes.condition_incidents import ConditionIncidents, ConditionMemory
 from .nodes.exclusions import Exclusions
+from .nodes.fleet_pause import FleetPause, PauseMemory
 from .nodes.identity import Identities
 from .nodes.kernel_incidents import KernelIncidents, KernelMemory
 from .nodes.repair import RepairMemory, Repairs
@@ -62,6 +64,7 @@ ALERT_WAITS_S = 60.0  # for the launcher of its run, which may be coming back to
 OF_FLEET = (actions.EXCLUDE_NODE, actions.RELEASE_NODE, actions.DRAIN)  # asked of a node
 NOBODY_NAMED = "shown: where the kernel's line names no rank's process, nobody is looked at"
 PAUSED = "paused by an operator: shown, and nothing done"
+ASKED = "asked for by an operator"
 
 
 class NodeMemory(msgspec.Struct):
@@ -85,6 +88,7 @@ class NodeMemory(msgspec.Struct):
     conditions: ConditionMemory = msgspec.field(default_factory=ConditionMemory)
     paused_until_wall_s: float = 0.0  # when that ends by itself; 0 = a person ends it
     paused: str = ""  # why an operator paused this node, whatever runs here; "" = not paused
+    fleet_pause: PauseMemory = msgspec.field(default_factory=PauseMemory)
 
 
 class Outlook(Value, frozen=True):
@@ -112,6 +116,7 @@ class Node:
         self.kept.in_flight.pending = {}
         self.cases = {run: RunCase(state) for run, state in sorted(self.kept.runs.items())}
         self.exclusions = Exclusions(name)
+        self.fleet_pause = FleetPause(self.kept.fleet_pause)
         self.kernel = KernelIncidents(name, self.kept.kernel)
         self.conditions = ConditionIncidents(name, self.kept.conditions)
         self.checks = CheckRuns(name, self.kept.checks, self.kernel, self.conditions)
@@ -139,6 +144,8 @@ class Node:
         found = {run_subject(run): case.state.held.until_wall_s
                  for run, case in sorted(self.cases.items()) if case.state.held.paused}
         found[node_subject(self.name)] = self.kept.paused_until_wall_s
+        fleet = self.kept.fleet_pause.in_force
+        found[FLEET] = fleet.until_wall_s if fleet.paused else 0.0
         return {subject: until_s for subject, until_s in found.items() if until_s > 0.0}
 
     def endings(self) -> dict[str, tuple[int, str]]:
@@ -153,14 +160,16 @@ class Node:
         settled = self.kept.in_flight.settle(observed.outcomes, now.boot_s)
         if 0.0 < self.kept.paused_until_wall_s <= now.wall_s:
             self.kept.paused, self.kept.paused_until_wall_s = "", 0.0
-        self._requests(observed)
+        self._requests(now, observed)
+        of_fleet = self.fleet_pause.standing(now, observed.store)
+        paused = self.kept.paused or of_fleet
         effects: list[Effect] = []
         verdicts = self._own_verdicts(observed)
         changed: dict[str, Incident] = {}
         contexts: list[Context] = []
         doing: dict[str, str] = {}
         whole = self._any(now, observed, settled, effects, verdicts, changed)
-        causes = self.kernel.step(whole, self.kept.paused)
+        causes = self.kernel.step(whole, paused)
         conditions = self.watch.look(observed)
         verdicts.extend(conditions)
         self.conditions.step(whole, conditions, self.kernel.addresses())
@@ -177,7 +186,7 @@ class Node:
             context.conditions = tuple(conditions)
             context.causes, context.beyond = causes, partial(self.repairs.rung, whole)
             context.opened = opened
-            doing[view.run] = self._judge(context, leaving)
+            doing[view.run] = self._judge(context, leaving, bool(of_fleet))
             contexts.append(context)
         for _, case in sorted(self.cases.items()):
             verdicts.extend(case.incidents.stopped(now))
@@ -185,10 +194,12 @@ class Node:
             self._climb(whole, context)
         led = [c for c in contexts if c.leader]
         sick = bool(sent and sent[0].fatal)
-        self.exclusions.step(self.kept.exclusions, self.kept.fleet, led, whole, sick)
-        self.checks.step(whole, self.kept.paused)
-        self.repairs.step(whole, self.cases, self.kept.paused)
-        stale_locks.step(whole, conditions, self.kept.unlocked, self.kept.paused)
+        self.fleet_pause.step(whole)
+        self.exclusions.step(
+            self.kept.exclusions, self.kept.fleet, led, whole, sick, bool(of_fleet))
+        self.checks.step(whole, paused)
+        self.repairs.step(whole, self.cases, paused)
+        stale_locks.step(whole, conditions, self.kept.unlocked, paused)
         checking = self.kept.in_flight.busy(node_subject(self.name, "checks"))
         self.kept.ledger.settle(
             now.boot_s, now.boot_id, doing, "health_check" if checking else "idle",
@@ -196,7 +207,7 @@ class Node:
         self._forget({v.run for v in observed.runs})
         answers = self._answers(now, observed, contexts)
         decision = self._decision(now, contexts, effects, verdicts, changed, answers)
-        return msgspec.structs.replace(decision, beats=sent)
+        return msgspec.structs.replace(decision, beats=sent, fleet_paused=of_fleet)
 
     def _beats(self, whole: Context, opened: tuple[Incident, ...]) -> tuple[Beat, ...]:
         """What is sent to the others; this node hears itself at once, and from nobody else."""
@@ -208,7 +219,7 @@ class Node:
         whole.observed = msgspec.structs.replace(whole.observed, beats=(*own, *others))
         return sent
 
-    def _judge(self, context: Context, leaving: str) -> str:
+    def _judge(self, context: Context, leaving: str, rests: bool) -> str:
         """One run's step, and what the run does now.
 
         What it emitted before a bug of ours showed stays: each effect was decided by itself.  The
@@ -217,6 +228,7 @@ class Node:
         case = self._case(context.view.run)
         try:
             case.read(context)
+            case.operator.of_fleet(rests)
             if leaving:
                 case.operator.leave(context.view, leaving)
             case.document.lead(context)
@@ -260,7 +272,7 @@ class Node:
                                    node=self.name, step=-1, detector=detector)
                 granted = case.outlook(context, cause) if case is not None else None
                 if granted is not None and case is not None:
-                    paused = case.state.held.paused or bool(self.kept.paused)
+                    paused = case.state.held.rests or bool(self.kept.paused)
                     found.append(Outlook(
                         rank_subject(view.run, rank), "" if paused else granted.rung,
                         PAUSED if paused else granted.reason,
@@ -274,7 +286,7 @@ class Node:
                 rung, why = actions.RUN_CHECK, ""
             if not rung and kernel_incidents.looks_at(book):
                 why = NOBODY_NAMED
-            if self.kept.paused:
+            if self.kept.paused or self.kept.fleet_pause.in_force.paused:
                 rung, why = "", PAUSED
             found.append(Outlook(node_subject(self.name), rung, why))
         return tuple(found)
@@ -303,12 +315,15 @@ class Node:
                 case.new_boot(now.boot_s)
             self.kept.boot_id = now.boot_id
 
-    def _requests(self, observed: Observed) -> None:
+    def _requests(self, now: Now, observed: Observed) -> None:
         for request in sorted(observed.requests, key=lambda r: r.id):
             if request.id in self.kept.handled:
                 continue
             self.kept.handled = [*self.kept.handled[-(HANDLED_MAX - 1) :], request.id]
-            self._request(request)
+            if request.subject == FLEET:
+                self.fleet_pause.ask(request, request.reason or ASKED, now)
+            else:
+                self._request(request)
 
     def _answers(
         self, now: Now, observed: Observed, contexts: list[Context]
@@ -322,6 +337,9 @@ class Node:
             case = self.cases.get(run)
             if run and (case is None or run not in shown):
                 found.append(Answer(request.id, False, f"no launcher of {run} is connected here"))
+            elif request.subject == FLEET:
+                made = self.fleet_pause.answer(request)
+                found += [made] if made is not None else []
             elif self._is_of_fleet(request):
                 made = self._excluded(request, observed)
                 found += [made] if made is not None else []
@@ -342,7 +360,7 @@ class Node:
 
     def _request(self, request: Request) -> None:
         node = subject_of(request.subject).node
-        reason = request.reason or "asked for by an operator"
+        reason = request.reason or ASKED
         if self._is_of_fleet(request):
             self._mark(request, node, reason)
             if not (self.settings.single_node and request.action == actions.DRAIN):

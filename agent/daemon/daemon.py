@@ -177,7 +177,8 @@ class Daemon:
         self.store.living = self.launchers.runs
         self.peers = self._open_peers()
         alerts = Alerts(self.store, lambda: state.snapshot.decision.plans, self.wake, self.on_error)
-        self.operators = Operators(self._order, self._requested, alerts)
+        self.operators = Operators(
+            self._order, self._requested, alerts, self.journal.append, seed.asked)
         self.reports = TrainerReports(self.journal, self.performer)
         self.node_order_gate = NodeOrderGate(state, self.evidence)
         self.private_life = PrivateLife(state, self.launchers, self.stop)

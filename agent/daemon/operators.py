@@ -7,25 +7,33 @@ the core decides.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from ..core.model import Answer, Request
+from ..history.journal import Answered, Asked
 from ..launchers import protocol
 from .alerts import Alerts
 
 ANSWERS_MAX = 256
+ASKED_MAX = 256
 REQUESTS_MAX = 64
 
 
 class Operators:
     """`order` sends a packet to a run's launcher, and says why it could not; `on_request` is called
-    for each request that was taken; `alerts` are what others' software asks for."""
+    for each request that was taken; `alerts` are what others' software asks for.  `record` appends
+    to the journal, and `known` is what that held of requests, oldest first."""
 
     def __init__(
         self, order: Callable[[str, dict[str, object]], str], on_request: Callable[[], None],
-        alerts: Alerts,
+        alerts: Alerts, record: Callable[[Asked | Answered], object],
+        known: Iterable[Asked] = (),
     ) -> None:
         self._order, self._on_request, self.alerts = order, on_request, alerts
+        self._record = record
+        self._asked = {one.id: one for one in known}  # newest last
         self._requests: dict[str, Request] = {}
         self._answers: dict[str, Answer] = {}  # newest last
         self._orders: dict[str, asyncio.Future[protocol.Outcome]] = {}
@@ -35,6 +43,12 @@ class Operators:
         if len(self._requests) >= REQUESTS_MAX:
             return False
         self._requests[request.id] = request
+        asked = Asked(request.id, request.action, request.subject, request.reason, request.by,
+                      time.time(), request.until_wall_s)
+        self._asked[request.id] = asked
+        for old in list(self._asked)[:-ASKED_MAX]:
+            del self._asked[old]
+        self._record(asked)
         self._on_request()
         return True
 
@@ -43,9 +57,21 @@ class Operators:
         for answer in answers:
             if self._requests.pop(answer.id, None) is not None:
                 self._answers[answer.id] = answer
+                self._settle(answer)
         for old in list(self._answers)[:-ANSWERS_MAX]:
             del self._answers[old]
         return tuple(self._requests.values())
+
+    def _settle(self, answer: Answer) -> None:
+        answered = Answered(answer.id, answer.ok, answer.text, time.time())
+        self._record(answered)
+        asked = self._asked.get(answer.id)
+        if asked is not None:
+            self._asked[answer.id] = asked._replace(state=answered.state, text=answer.text)
+
+    def asked(self) -> list[dict[str, Any]]:
+        """What people asked for, in the life before this one too, the newest first."""
+        return [one._asdict() for one in reversed(self._asked.values())]
 
     def answer(self, id: str) -> dict[str, str] | None:
         """How a request stands: waiting, done, or refused and why; None for one not known."""

@@ -34,6 +34,7 @@ BATCHES_PER_COMMIT = 64
 PRUNE_EVERY = 1000  # records: a node that is never restarted must not grow without end
 FINISHED_READ = 256
 REFUSED_READ = 256
+ASKED_READ = 256
 JOBS_READ = 1000
 UNFINISHED_ERROR = "the agent ended before it learned the outcome"
 
@@ -57,6 +58,10 @@ CREATE TABLE IF NOT EXISTS refusals (
   uid INTEGER NOT NULL, what TEXT NOT NULL, why TEXT NOT NULL, example TEXT NOT NULL,
   times INTEGER NOT NULL, first_wall_s REAL NOT NULL, last_wall_s REAL NOT NULL,
   PRIMARY KEY (uid, what, why));
+CREATE TABLE IF NOT EXISTS requests (
+  id TEXT PRIMARY KEY, action TEXT NOT NULL, subject TEXT NOT NULL, reason TEXT NOT NULL,
+  by TEXT NOT NULL, wall_s REAL NOT NULL, until_wall_s REAL NOT NULL,
+  state TEXT NOT NULL, text TEXT NOT NULL, answered_wall_s REAL);
 CREATE TABLE IF NOT EXISTS memory (id INTEGER PRIMARY KEY CHECK (id = 1), body BLOB NOT NULL);
 """
 
@@ -127,6 +132,33 @@ class Refused(NamedTuple):
     times: int = 1
 
 
+class Asked(NamedTuple):
+    """What a person asked for, and how it stands."""
+
+    id: str
+    action: str
+    subject: str
+    reason: str
+    by: str
+    wall_s: float
+    until_wall_s: float = 0.0  # of a pause
+    state: str = "waiting"  # waiting | done | refused
+    text: str = ""
+
+
+class Answered(NamedTuple):
+    """What became of it."""
+
+    id: str
+    ok: bool
+    text: str
+    wall_s: float
+
+    @property
+    def state(self) -> str:
+        return "done" if self.ok else "refused"
+
+
 class Memory(NamedTuple):
     """What the core gets back after a restart."""
 
@@ -162,8 +194,8 @@ class JobRecord(NamedTuple):
     counts: tuple[Count, ...] = ()
 
 
-Record = (Attempt | JobRecord | Review | Intent | Finished | Happened | Forgotten | Refused | Memory
-          | Count | Mark)
+Record = (Attempt | JobRecord | Review | Intent | Finished | Happened | Forgotten | Refused | Asked
+          | Answered | Memory | Count | Mark)
 
 
 class Seed(NamedTuple):
@@ -178,6 +210,7 @@ class Seed(NamedTuple):
     refused: tuple[Refused, ...]  # newest last
     jobs: tuple[bytes, ...] = ()  # newest last
     reviews: tuple[Review, ...] = ()
+    asked: tuple[Asked, ...] = ()  # newest last
 
 
 class _Batch(NamedTuple):
@@ -368,6 +401,13 @@ class Journal:
                 "INSERT INTO refusals VALUES (?1, ?2, ?3, ?4, ?6, ?5, ?5) ON CONFLICT DO UPDATE "
                 "SET times = times + ?6, example = ?4, last_wall_s = ?5",
                 (uid, what, why, example, wall_s, times))
+        elif isinstance(record, Asked):
+            database.execute("INSERT OR IGNORE INTO requests VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, "
+                             "NULL)", record)
+        elif isinstance(record, Answered):
+            database.execute(
+                "UPDATE requests SET state = ?, text = ?, answered_wall_s = ? WHERE id = ?",
+                (record.state, record.text[:500], record.wall_s, record.id))
         elif isinstance(record, Mark):
             database.execute("DELETE FROM counters WHERE name = ?", (record.name,))
             self._add((Count(*record),))
@@ -429,6 +469,7 @@ class Journal:
             refused_in(database),
             jobs_in(database),
             tuple(Review(*row) for row in database.execute("SELECT * FROM reviews")),
+            asked_in(database),
         )
 
 
@@ -451,6 +492,17 @@ def jobs_in(database: sqlite3.Connection) -> tuple[bytes, ...]:
     except sqlite3.OperationalError:
         return ()
     return tuple(bytes(body) for (body,) in reversed(rows))
+
+
+def asked_in(database: sqlite3.Connection) -> tuple[Asked, ...]:
+    """What people asked for, newest last; nothing in a journal of a release that kept none."""
+    try:
+        rows = database.execute(
+            "SELECT id, action, subject, reason, by, wall_s, until_wall_s, state, text "
+            "FROM requests ORDER BY wall_s DESC LIMIT ?", (ASKED_READ,)).fetchall()
+    except sqlite3.OperationalError:
+        return ()
+    return tuple(Asked(*row) for row in reversed(rows))
 
 
 def refused_in(database: sqlite3.Connection) -> tuple[Refused, ...]:

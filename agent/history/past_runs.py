@@ -21,7 +21,7 @@ from ..store.base import StoreError
 from ..store.sqlite import APPLICATION_ID
 from ..system.regular import open_regular
 from .job_log import Job, read_jobs
-from .journal import Refused, incidents_in, jobs_in, refused_in
+from .journal import Asked, Refused, asked_in, incidents_in, jobs_in, refused_in
 
 WAIT_S = 2.0  # for an agent that is just writing
 
@@ -34,6 +34,7 @@ class Past(NamedTuple):
     attempts: tuple[float, ...]
     refused: tuple[Refused, ...]  # newest last
     jobs: tuple[Job, ...] = ()  # newest last
+    asked: tuple[Asked, ...] = ()  # newest last
 
 
 class _Memory(msgspec.Struct):
@@ -58,7 +59,7 @@ def read(directory: Path) -> Past:
         if database.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
             raise StoreError(f"{path}: is no journal of Holdfast's")
         return Past(incidents_in(database), _ledger(database), _attempts(database),
-                    refused_in(database), tuple(read_jobs(jobs_in(database))))
+                    refused_in(database), tuple(read_jobs(jobs_in(database))), asked_in(database))
     except sqlite3.Error as error:
         raise StoreError(f"{path}: {error}") from error
     finally:

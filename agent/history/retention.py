@@ -16,6 +16,7 @@ from holdfast.collectors.contract import legible
 INCIDENTS_MAX = 2000  # twice the history's bound, which open incidents may exceed
 INTENTS_MAX = 20_000
 REFUSALS_MAX = 2000
+REQUESTS_MAX = 2000
 JOBS_MAX = 1000
 RUNS_MAX = 4096  # newest rows of each counter that counts by run
 BY_RUN = ("restarts", "lost_steps", "restarted_to")
@@ -36,6 +37,8 @@ def prune(database: sqlite3.Connection) -> None:
     database.execute("DELETE FROM refusals WHERE rowid NOT IN "
                      "(SELECT rowid FROM refusals ORDER BY last_wall_s DESC LIMIT ?)",
                      (REFUSALS_MAX,))
+    database.execute("DELETE FROM requests WHERE rowid NOT IN "
+                     "(SELECT rowid FROM requests ORDER BY wall_s DESC LIMIT ?)", (REQUESTS_MAX,))
     database.execute("DELETE FROM jobs WHERE key NOT IN "
                      "(SELECT key FROM jobs ORDER BY begun_wall_s DESC LIMIT ?)", (JOBS_MAX,))
     for name in BY_RUN:

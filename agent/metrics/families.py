@@ -28,7 +28,7 @@ from ..checks.table import BY_NAME, GROUP, NODE
 from ..core.checks.verdict import CODES, UNKNOWN
 from ..core.detect.devices import accelerator
 from ..core.ledger import CATEGORIES
-from ..core.model import SEVERITIES, Readings, node_subject, run_subject
+from ..core.model import FLEET, SEVERITIES, Readings, node_subject, run_subject
 from ..daemon.state import AgentState
 from ..history.incident_log import RECOVERY_BUCKETS_S
 from ..history.job_log import START_BUCKETS_S
@@ -128,6 +128,7 @@ class _Page:
             ((run_subject(view.run),), int(status.run_paused(state, view.run)))
             for view in snapshot.observed.runs
         ]
+        paused.append(((FLEET,), int(status.fleet_paused(state))))
         yield family("paused", paused)
         active = {
             (verdict.fault, verdict.subject, verdict.severity): 1

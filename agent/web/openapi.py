@@ -108,6 +108,7 @@ def paths() -> Json:
         "/api/v1/drift": {"get": _get(
             "Nodes, and where they differ", "object", 404, query={"run": "of this run alone"})},
         "/api/v1/checks": {"get": _get("Each check's newest verdict")},
+        "/api/v1/requests": {"get": _get("What people asked for, newest first", "array")},
         "/api/v1/requests/{id}": {
             "parameters": [_path("id", "as a POST answered")],
             "get": _get("What became of a request", "object", 404)},
@@ -122,6 +123,9 @@ def paths() -> Json:
         "/api/v1/nodes/{node}/{verb}": {
             "parameters": [_path("node", "this node's name"), node_verb],
             "post": _post("Ask something of this node", "Action", 202, 404)},
+        "/api/v1/fleet/{verb}": {
+            "parameters": [_path("verb", "what to do", sorted(actions.of_fleet()))],
+            "post": _post("Ask something of every node of the store", "Action", 202, 404)},
     }
 
 

@@ -29,7 +29,7 @@ from ..config.load import ConfigError
 from ..config.tls import server_context
 from ..config.tokens import is_loopback
 from ..core import actions
-from ..core.model import Request, Subject, node_subject, rank_subject
+from ..core.model import FLEET, Request, Subject, node_subject, rank_subject, subject_of
 from ..core.model.subject import INCIDENT
 from ..core.node import OF_FLEET
 from ..core.nodes.kernel_incidents import DETECTOR
@@ -218,11 +218,13 @@ class WebServer:
                 ("GET", "/api/v1/explain/{fault}", self._explain),
                 ("GET", "/api/v1/drift", self._drift),
                 ("GET", "/api/v1/checks", self._checks),
+                ("GET", "/api/v1/requests", self._asked),
                 ("GET", "/api/v1/requests/{id}", self._answered),
                 ("GET", "/api/v1/alerts", self._alerts_kept),
                 ("POST", "/api/v1/alerts", self._alerts_sent),
                 ("POST", "/api/v1/runs/{run}/{verb}", self._ask_run),
                 ("POST", "/api/v1/nodes/{node}/{verb}", self._ask_node),
+                ("POST", "/api/v1/fleet/{verb}", self._ask_fleet),
                 *(("POST", f"/api/v1/incidents/{{id:.+}}/{verb}", handler)
                   for verb, handler in (("close", self._close), ("ack", self._ack),
                                         ("label", self._label))),
@@ -330,6 +332,13 @@ class WebServer:
             one._asdict() for one in self._state.audit.listed()
             if who.everything or (who.uid is not None and who.uid == one.uid)])
 
+    async def _asked(self, request: web.Request) -> web.Response:
+        """What people asked for, with what became of it; what concerns others' runs is left out."""
+        who = self._reader(request)
+        return _json(msgspec.json.encode([
+            one for one in self._operators.asked()
+            if not (run := subject_of(one["subject"]).run) or who.may(run)]))
+
     async def _answered(self, request: web.Request) -> web.Response:
         found = self._operators.answer(request.match_info["id"])
         if found is None:
@@ -425,6 +434,15 @@ class WebServer:
             except ValueError as error:
                 return refuse(400, str(error), '"args": {"checks": ["devices", "tensor"]}')
         return self._ask(request, known[verb], node_subject(node), "", body, names)
+
+    async def _ask_fleet(self, request: web.Request) -> web.Response:
+        verb, known = request.match_info["verb"], actions.of_fleet()
+        if verb not in known:
+            return refuse(404, f"{verb!r} is no verb", f"one of {', '.join(known)}")
+        body = await _body(request)
+        if isinstance(body, web.Response):
+            return body
+        return self._ask(request, known[verb], FLEET, "", body)
 
     async def _close(self, request: web.Request) -> web.Response:
         incident = self._state.incident_log.incidents.get(request.match_info["id"])

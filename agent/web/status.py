@@ -19,7 +19,7 @@ import msgspec
 from ..checks import table
 from ..core.detect.ranks.hang import DETECTOR as HANG
 from ..core.detect.ranks.live_logs import FAULT as LOG_ROOT
-from ..core.model import Incident, RankView, RunView, Verdict, node_subject, run_subject
+from ..core.model import FLEET, Incident, RankView, RunView, Verdict, node_subject, run_subject
 from ..core.run.plan import is_leader
 from ..daemon.state import AgentState
 from ..history.job_log import money
@@ -60,6 +60,10 @@ def status(state: AgentState) -> dict[str, Any]:
         "disk_problem": state.disk_problem,
         "paused": node_paused(state),
         "paused_until_wall_s": paused_until(state, node_subject(state.name)),
+        "paused_reason": decision.paused,
+        "fleet_paused": bool(decision.fleet_paused),
+        "fleet_paused_until_wall_s": paused_until(state, FLEET),
+        "fleet_paused_reason": decision.fleet_paused,
         "breaker_open": breaker_open(state),
         "nodes": node_places.rows(state),
         "config_reload_ok": state.reload_ok,
@@ -174,6 +178,11 @@ def node_paused(state: AgentState) -> bool:
     return bool(state.snapshot.decision.paused)
 
 
+def fleet_paused(state: AgentState) -> bool:
+    """Whether an operator paused the whole fleet."""
+    return bool(state.snapshot.decision.fleet_paused)
+
+
 def breaker_open(state: AgentState) -> bool:
     """Whether a common cause was seen, so that nothing is done to nodes."""
     return any(verdict.detector == "breaker" for verdict in state.snapshot.decision.verdicts)
@@ -226,7 +235,7 @@ def leads(state: AgentState, run: str) -> bool:
 
 
 def _run(state: AgentState, view: RunView, verdicts: tuple[Verdict, ...]) -> dict[str, Any]:
-    paused = run_paused(state, view.run)
+    paused = run_paused(state, view.run) or fleet_paused(state)
     verdicts = of_now(view, verdicts)
     prefix = run_subject(view.run, "rank/")
     by_rank = {
@@ -255,7 +264,7 @@ def _run(state: AgentState, view: RunView, verdicts: tuple[Verdict, ...]) -> dic
         "state": view.state if view.connected else "launcher lost",
         "connected": view.connected,
         "paused": paused,
-        "paused_until_wall_s": paused_until(state, run_subject(view.run)),
+        "paused_until_wall_s": paused_until(state, _paused_by(state, view)),
         "training": is_training,
         "suspicion": _suspicion(state, view, verdicts),
         "stage": state.snapshot.stages.get(view.run, "unknown"),
@@ -377,8 +386,10 @@ def _suspicion(state: AgentState, view: RunView, verdicts: tuple[Verdict, ...]) 
 def _need(state: AgentState, view: RunView, paused: bool) -> str:
     """What a person has to do, or "nothing"."""
     if paused:
-        until = paused_until(state, run_subject(view.run))
+        until = paused_until(state, _paused_by(state, view))
         when = f" until {time.strftime('%H:%M', time.localtime(until))}" if until else ""
+        if not run_paused(state, view.run):
+            return f"the fleet is paused{when}: holdfast resume --fleet --reason ..."
         return f"it is paused{when}: holdfast resume --run {shlex.quote(view.run)} --reason ..."
     for incident in reversed(state.incident_log.incidents.values()):
         if incident.state in OPEN and incident.fault in NEEDS_A_PERSON:
@@ -391,6 +402,11 @@ def _need(state: AgentState, view: RunView, paused: bool) -> str:
         why = state.snapshot.observed.store.problem or "the store does not answer"
         return f"{why}: training goes on, no plan is made"
     return "nothing"
+
+
+def _paused_by(state: AgentState, view: RunView) -> str:
+    """The subject of the pause that is shown of a run: its own before the fleet's."""
+    return run_subject(view.run) if run_paused(state, view.run) else FLEET
 
 
 def _last_step(view: RunView) -> int:

@@ -79,7 +79,8 @@ FLEET = Board("fleet", "Holdfast: fleet", "Which nodes and runs are sick, why, s
     Panel("Breaker open", "1: one fault is on so many nodes that nothing is done to nodes.",
           "none", (("max(holdfast_breaker_open)", ""),), "stat", 6, RED_ABOVE_0),
     Panel("Paused", "Scopes in which an operator told Holdfast not to act.", "none",
-          (("sum(holdfast_paused)", ""),), "stat", 6, ((None, "green"), (1.0, "yellow"))),
+          (("sum(max by (scope) (holdfast_paused))", ""),), "stat", 6,
+          ((None, "green"), (1.0, "yellow"))),
     FAULTS,
     Panel("Runs", "Ranks that run now; follow the link for why.", "none", (
         ('sum by (run) (holdfast_run_ranks{state="running"})', ""),), "table",

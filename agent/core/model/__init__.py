@@ -59,18 +59,17 @@ from .observed import (
 from .plan import Plan, Resume
 from .readings import Named, Reading, Readings, Rows, Selection, by_name, labels_of, readings_of
 from .settings import MAY_ACT, GateSettings, Runbook, Settings
-from .subject import STORE, Subject, node_subject, rank_subject, run_subject, subject_of
+from .subject import FLEET, STORE, Subject, node_subject, rank_subject, run_subject, subject_of
 from .time import Now, Value
 
 __all__ = [
     "Alert", "Amount", "Answer", "Beat", "CheckVerdict", "Commit", "DEGRADED", "Decision", "Delete",
-    "Doc",
-    "Documents", "Effect", "EffectOutcome", "Ended", "Escalation", "Event", "FATAL", "Finish",
-    "Gate", "GateSettings", "Incident", "LEVELS", "Labels", "Lease", "MAY_ACT", "MODEL", "Named",
-    "NodeOrder", "Now", "OK", "OPAQUE", "Observed", "Parked", "Plan", "RankView", "Reading",
-    "Readings", "RemoveLock", "Request", "Resume", "Rows", "RunCheck", "RunView", "Runbook",
-    "SCRIPT", "SEVERITIES", "STORE", "Seconds", "Selection", "Settings", "SnapshotView", "Start",
-    "Stop", "StoreView", "StoreWrite", "Subject", "TRAINER", "TakeEvidence", "UNKNOWN", "Value",
-    "Verdict", "WARN", "Whole", "by_name", "labels_of", "node_subject", "rank_subject",
+    "Doc", "Documents", "Effect", "EffectOutcome", "Ended", "Escalation", "Event", "FATAL", "FLEET",
+    "Finish", "Gate", "GateSettings", "Incident", "LEVELS", "Labels", "Lease", "MAY_ACT", "MODEL",
+    "Named", "NodeOrder", "Now", "OK", "OPAQUE", "Observed", "Parked", "Plan", "RankView",
+    "Reading", "Readings", "RemoveLock", "Request", "Resume", "Rows", "RunCheck", "RunView",
+    "Runbook", "SCRIPT", "SEVERITIES", "STORE", "Seconds", "Selection", "Settings", "SnapshotView",
+    "Start", "Stop", "StoreView", "StoreWrite", "Subject", "TRAINER", "TakeEvidence", "UNKNOWN",
+    "Value", "Verdict", "WARN", "Whole", "by_name", "labels_of", "node_subject", "rank_subject",
     "readings_of", "run_subject", "subject_of",
 ]

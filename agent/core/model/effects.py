@@ -137,4 +137,5 @@ class Decision(Value, frozen=True):
     next_step_s: float = 1.0  # step again no later than this
     answers: tuple[Answer, ...] = ()  # to the requests that were looked at and are settled
     paused: str = ""  # why an operator paused this node; "" = not paused
+    fleet_paused: str = ""  # and the whole fleet
     beats: tuple[Beat, ...] = ()  # to be sent to the other nodes; none on a single one

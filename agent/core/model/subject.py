@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 RUN, NODE, STORE, LEASE, INCIDENT = "run", "node", "store", "lease", "incident"
 RANK = "rank"
+FLEET = "fleet"
 
 
 class Subject(NamedTuple):

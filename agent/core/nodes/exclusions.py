@@ -35,10 +35,11 @@ class Exclusions:
 
     def step(
         self, wanted: dict[str, members.NodeDoc], incidents: IncidentBook[Entry],
-        led: list[Context], ctx: Context, sick: bool,
+        led: list[Context], ctx: Context, sick: bool, paused: bool = False,
     ) -> None:
-        """`sick`: this node has an open fault with which it may carry no ranks."""
-        if not ctx.settings.single_node:
+        """`sick`: this node has an open fault with which it may carry no ranks.  `paused`: the
+        fleet is, so that nobody is excluded for a fault."""
+        if not ctx.settings.single_node and not paused:
             self._fatal_nodes(wanted, incidents, led, ctx)
         self._own(wanted, ctx, sick)
         for node in sorted(wanted):

@@ -32,7 +32,7 @@ def pending(
         answer = _answer(ctx, state, alert, plan) or _refusal(outlook(cause), alert)
         if answer is not None:
             ctx.answers.append(answer)
-        elif state.cause is None and not state.held.paused and not plan.paused:
+        elif state.cause is None and not state.held.rests and not plan.paused:
             found.append(cause)
     return tuple(found)
 

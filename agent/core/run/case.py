@@ -306,7 +306,7 @@ class RunCase:
         return ledger.category(ledger.Doing(
             connected=view.connected, live=bool(live), known=recovers,
             over=view.state == "done" or state.finish_code >= 0 or idle,
-            fault_paused=state.held.paused and state.cause is not None,
+            fault_paused=state.held.rests and state.cause is not None,
             broken=recovers or any(r.ended for r in mine),
             checked=not live and (ctx.in_flight.busy(node_subject(view.node, "checks"))
                                   or self.state.gate.held_boot_s > 0.0),

@@ -63,6 +63,11 @@ class Operator:
         if held.paused and 0.0 < held.until_wall_s <= now.wall_s:
             self.resume()
 
+    def of_fleet(self, paused: bool) -> None:
+        """A pause of the fleet, or its end: the run's own stays as it is."""
+        if self.state.held.fleet != paused:
+            self.state.held = replace(self.state.held, fleet=paused)
+
     def drain(self, reason: str) -> None:
         self.state.held = replace(self.state.held, drain=reason)
 
@@ -71,7 +76,7 @@ class Operator:
         """
         held, ranks = self.state.held, view.ranks
         lives = not ranks or any(rank.state != "ended" for rank in ranks)
-        if lives and not held.paused and not held.drain:
+        if lives and not held.rests and not held.drain:
             self.drain(reason)
 
     def shown(self, plan: Plan | None) -> None:

@@ -198,7 +198,7 @@ class Document:
             spent=grant.spent if grant else (),
             granted=(*(f"charged:{key}" for key in grant.charged),
                      *((cause.request,) if cause and cause.request else ())) if grant else (),
-            paused=state.held.paused and cause is not None,
+            paused=state.held.rests and cause is not None,
             peak=max(state.progress.peak_step, plan.peak if plan and cause else 0),
         ))
         if made is not None:

@@ -84,7 +84,7 @@ class Recoveries:
             return
         if plan is None or not ctx.leader:
             return
-        if state.held.paused or plan.paused:
+        if state.held.rests or plan.paused:
             ctx.reason = "paused by an operator: the fault is seen and nothing is done"
             return
         since = self._since(ctx, plan)

@@ -151,6 +151,12 @@ class Held(Value, frozen=True):
     until_wall_s: float = 0.0  # when the pause ends by itself; 0 = by a person
     resumed: bool = False  # an operator's resume that the document does not show yet
     drain: str = ""  # reason of a drain
+    fleet: bool = False  # the whole fleet is paused: no mark of this run's
+
+    @property
+    def rests(self) -> bool:
+        """Whether nothing is done about a fault."""
+        return self.paused or self.fleet
 
 
 class GateSeen(Value, frozen=True):

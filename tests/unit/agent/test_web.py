@@ -17,7 +17,17 @@ from pages import taken_by_prometheus
 
 from holdfast.agent.cli import parser
 from holdfast.agent.config.load import ConfigError
-from holdfast.agent.core.model import Answer, Doc, Documents, Incident, Plan, Resume, Verdict
+from holdfast.agent.core.model import (
+    Answer,
+    Doc,
+    Documents,
+    Incident,
+    Plan,
+    Resume,
+    Settings,
+    Verdict,
+)
+from holdfast.agent.core.node import Node
 from holdfast.agent.metrics.names import NAMES
 from holdfast.agent.metrics.selection import render_docs
 from holdfast.agent.web.auth import Tokens
@@ -493,3 +503,37 @@ def test_the_document_names_every_route_and_no_other(agent, tmp_path):
             assert named == {one.strip("{}") for one in path.split("/") if one.startswith("{")}
 
     browse(scenario, agent, tmp_path)
+
+
+def test_a_pause_of_the_fleet_and_who_asked_for_it_outlive_the_agent(agent, tmp_path):
+    """With the real core and the store of one node, over a restart."""
+    paths = ("/api/v1/requests", "/api/v1/status", "/metrics")
+
+    async def life(ask: bool) -> None:
+        core = Node("node-a", Settings(), {})  # it remembers nothing: the store has it
+        async with agent(node=core) as (daemon, _):
+            await until(lambda: daemon.launchers.address)
+            connector = aiohttp.UnixConnector(str(tmp_path / "run" / "api.sock"))
+            async with aiohttp.ClientSession("http://agent", connector=connector) as unix:
+                if ask:
+                    async with unix.post("/api/v1/fleet/stop", json={"reason": "x"}) as answer:
+                        assert answer.status == 404
+                    async with unix.post("/api/v1/fleet/pause", json={}) as answer:
+                        assert answer.status == 400, "no reason"
+                    body = {"reason": "switch upgrade", "by": "ann", "for_s": 600}
+                    async with unix.post("/api/v1/fleet/pause", json=body) as answer:
+                        id = (await answer.json())["id"]
+                    await until(lambda: daemon.operators.answer(id)["state"] == "done")
+                await until(lambda: daemon.state.snapshot.decision.fleet_paused)
+                (asked,), status, metrics = [
+                    json.loads(text) if path.startswith("/api") else text for path in paths
+                    for text in [await (await unix.get(path)).text()]]
+                assert (asked["action"], asked["subject"]) == ("pause", "fleet")
+                assert asked["by"] == f"ann (uid {os.getuid()})" and asked["state"] == "done"
+                assert asked["reason"] == "switch upgrade"
+                assert status["fleet_paused"] and not status["paused"]
+                assert status["fleet_paused_until_wall_s"] == asked["until_wall_s"] > time.time()
+                assert 'holdfast_paused{scope="fleet"} 1.0' in metrics
+
+    asyncio.run(life(ask=True))
+    asyncio.run(life(ask=False))

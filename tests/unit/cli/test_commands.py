@@ -16,6 +16,7 @@ import pytest
 from holdfast.agent.cli import control, main
 from holdfast.agent.cli.client import Agent, choose
 from holdfast.agent.cli.text import Failure
+from holdfast.agent.web import openapi
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden/cli"
 
@@ -306,3 +307,79 @@ def test_a_paused_run_is_told_apart(agents: dict[str, StandIn], capsys: Captured
     assert main(["explain", "rank_killed"]) == 0
     now = " ".join(capsys.readouterr().out.split("Meaning")[0].split())
     assert "nothing for m5: paused" in now and "nothing for other" not in now
+
+
+def test_the_fleet_is_paused_by_every_agent_here(
+    agents: dict[str, StandIn], capsys: Captured
+) -> None:
+    assert main(["pause", "--fleet", "--for", "2h", "--reason", "switch"]) == 0
+    for one in agents.values():
+        ((route, body),) = one.posted
+        assert route == "/api/v1/fleet/pause"
+        assert (body["reason"], body["for_s"]) == ("switch", 7200.0)
+    assert capsys.readouterr().out == "fleet: Holdfast will watch and not act for 2 h 0 min\n"
+    assert main(["pause", "--fleet", "--run", "m5", "--reason", "c"]) == 2
+    agents["m5"].answers["/api/v1/status"] |= {
+        "fleet_paused": True, "fleet_paused_reason": "switch", "fleet_paused_until_wall_s": None}
+    assert main(["status", "--run", "m5"]) == 0
+    assert "the fleet is paused (switch)" in " ".join(capsys.readouterr().out.split())
+    assert main(["why", "node-a"]) == 0
+    assert "the whole fleet, by an operator" in " ".join(capsys.readouterr().out.split())
+
+
+def test_what_was_asked_for_is_told(agents: dict[str, StandIn], capsys: Captured) -> None:
+    row = {"id": "op-1", "action": "pause", "subject": "fleet", "reason": "switch upgrade",
+           "by": "ann (uid 0)", "wall_s": 1e9, "until_wall_s": 1e9 + 7200.0, "state": "done",
+           "text": "x"}
+    agents["m5"].answers["/api/v1/requests"] = [
+        row, row | {"action": "drain", "state": "refused", "text": "nobody took them"}]
+    agents["other"].answers["/api/v1/requests"] = []
+    assert main(["incidents", "--asked", "--run", "m5"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "fleet, by ann (uid 0), done switch upgrade" in said
+    assert "refused: nobody took them" in said
+    assert main(["incidents", "--asked", "--run", "other"]) == 0
+    assert "nobody asked for anything" in capsys.readouterr().out
+
+
+# The API's word -> the command line that asks for it: what one offers, the other does.
+SAME = {
+    ("runs/m5", "pause"): "pause --run m5", ("runs/m5", "resume"): "resume --run m5",
+    ("runs/m5", "restart"): "restart --run m5", ("runs/m5", "drain"): "drain --run m5",
+    ("runs/m5", "inject"): "inject kill --run m5",
+    ("nodes/node-a", "pause"): "pause --node node-a",
+    ("nodes/node-a", "resume"): "resume --node node-a",
+    ("nodes/node-a", "exclude"): "exclude node-a", ("nodes/node-a", "drain"): "drain node-a",
+    ("nodes/node-a", "release"): "release node-a", ("nodes/node-a", "check"): "check --agent",
+    ("fleet", "pause"): "pause --fleet", ("fleet", "resume"): "resume --fleet",
+    ("incidents/i-16", "close"): "close i-16", ("incidents/i-16", "ack"): "incidents i-16 --ack",
+    ("incidents/i-16", "label"): "incidents i-16 --label true",
+}
+
+
+def test_what_the_api_offers_and_the_command_line_offers_is_one_list(
+    agents: dict[str, StandIn]
+) -> None:
+    offered = set()
+    for path, methods in openapi.paths().items():
+        parts = path.removeprefix("/api/v1/").split("/")
+        if "post" not in methods or parts == ["alerts"]:  # Alertmanager's, nobody's hand
+            continue
+        whose = {"runs": "runs/m5", "nodes": "nodes/node-a", "incidents": "incidents/i-16",
+                 "fleet": "fleet"}[parts[0]]
+        verbs = [parts[-1]]
+        if parts[-1] == "{verb}":
+            (verb,) = [one for one in methods["parameters"] if one["name"] == "verb"]
+            verbs = verb["schema"]["enum"]
+        offered |= {(whose, verb) for verb in verbs}
+    assert offered == set(SAME)
+    for one in agents.values():
+        still = {**one.answers["/api/v1/incidents/i-16"], "state": "acted"}
+        one.answers["/api/v1/incidents"] = [still]
+    for (whose, verb), words in SAME.items():
+        for one in agents.values():
+            one.posted.clear()
+        assert main([*words.split(), "--reason", "why"]) == 0, words
+        posted = [(path, body) for one in agents.values() for path, body in one.posted]
+        assert {path for path, _ in posted} == {f"/api/v1/{whose}/{verb}"}, words
+        assert all(body["reason"] == "why" and body["by"] for _, body in posted), words

@@ -1,12 +1,12 @@
-"""A pause that ends by itself, of a run and of a node."""
+"""A pause of a run, of a node and of the fleet: what it holds back, and how it ends."""
 
 from __future__ import annotations
 
 import msgspec
 
-from holdfast.agent.core.model import Request
+from holdfast.agent.core.model import Doc, Request
 
-from .driver import Lab
+from .driver import Cluster, Lab
 
 
 def paused(lab: Lab, until_s: float, run: str = "r") -> None:
@@ -55,3 +55,108 @@ def test_a_pause_without_an_end_stays() -> None:
     for _ in range(100):
         lab.step(1.0)
     assert lab.node.cases["r"].state.held.paused and lab.node.paused_until() == {}
+
+
+# ---------------------------------------------------------------- the fleet
+
+
+def ask_fleet(lab: Lab, action: str, until_s: float = 0.0, id: str = "op-f") -> None:
+    lab.requests = (Request(id, action, "fleet", "switch upgrade", by="ann",
+                            until_wall_s=until_s),)
+
+
+def trained(names: str = "ab") -> Cluster:
+    cluster = Cluster(names, len(names))
+    cluster.run(6)
+    for lab in cluster.labs.values():
+        lab.all(step=5, phase="forward_backward", step_time_s=0.5)
+    cluster.run(1)
+    return cluster
+
+
+def test_whoever_is_asked_pauses_every_node_and_a_run_s_own_pause_outlives_it() -> None:
+    cluster = trained()
+    leader, other = sorted(cluster.labs, key=lambda one: one != cluster.leader())
+    ask_fleet(cluster.labs[other], "pause")
+    cluster.run(3)
+    assert [one.text for one in cluster.labs[other].decision.answers] == [
+        "pause: the fleet's document says so"]
+    assert {lab.decision.fleet_paused for lab in cluster.labs.values()} == {"switch upgrade"}
+    assert not cluster.plan().paused, "no mark of the run's own"
+    puts = [e for e in cluster.labs[other].log if e.subject == "store/fleet/pause"]
+    assert [one.reason for one in puts] == ["switch upgrade"], "written once, with its reason"
+
+    rank = 0 if cluster.labs[leader].view.ranks[0].rank == 0 else 1
+    cluster.labs[leader].kill(rank)
+    cluster.run(20)
+    assert cluster.plan().generation == 1, "nothing is done while it stands"
+    paused(cluster.labs[leader], 0.0)
+    ask_fleet(cluster.labs[leader], "resume", id="op-g")
+    cluster.run(10)
+    assert {lab.decision.fleet_paused for lab in cluster.labs.values()} == {""}
+    assert cluster.plan().generation == 1 and cluster.plan().paused, "its own pause stays"
+    cluster.labs[leader].requests = (Request("op-h", "resume", "run/r", "done", run="r"),)
+    cluster.run(10)
+    assert cluster.plan().generation == 2
+
+
+def test_a_fleet_s_pause_ends_by_itself_on_every_node() -> None:
+    cluster = trained()
+    first = cluster.labs["a"]
+    ask_fleet(first, "pause", wall_s(first) + 30.0)
+    cluster.run(3)
+    assert all(lab.node.paused_until() == {"fleet": lab.node.kept.fleet_pause.known.until_wall_s}
+               for lab in cluster.labs.values())
+    cluster.run(35)
+    assert {lab.decision.fleet_paused for lab in cluster.labs.values()} == {""}
+    assert all(lab.node.paused_until() == {} for lab in cluster.labs.values())
+
+
+def test_without_the_store_it_holds_here_at_once_and_is_written_when_it_is_back() -> None:
+    cluster = trained()
+    for lab in cluster.labs.values():
+        lab.store_up = False
+    ask_fleet(cluster.labs["a"], "pause")
+    cluster.run(3)
+    assert cluster.labs["a"].decision.fleet_paused and not cluster.labs["b"].decision.fleet_paused
+    assert not cluster.labs["a"].decision.answers, "nothing is done that is not everywhere"
+    cluster.labs["a"].restart_agent()
+    cluster.run(2)
+    assert cluster.labs["a"].decision.fleet_paused
+    for lab in cluster.labs.values():
+        lab.store_up = True
+    cluster.run(4)
+    assert cluster.labs["b"].decision.fleet_paused
+    for lab in cluster.labs.values():
+        lab.store_up = False
+    cluster.labs["b"].restart_agent()
+    cluster.run(2)
+    assert cluster.labs["b"].decision.fleet_paused, "what was known of it stands"
+
+
+def test_on_one_node_the_fleet_is_the_node() -> None:
+    lab = Lab()
+    lab.begin()
+    lab.train(5)
+    ask_fleet(lab, "pause")
+    lab.step(1.0)
+    lab.requests = ()
+    lab.kill(0)
+    for _ in range(30):
+        lab.step(1.0)
+    assert len(lab.starts()) == 1
+    rows = {category: s for _, category, s in lab.decision.run_ledger}
+    assert rows.get("paused", 0.0) > 20.0
+    ask_fleet(lab, "resume", id="op-g")
+    for _ in range(10):
+        lab.step(1.0)
+    assert len(lab.starts()) == 2
+
+
+def test_a_body_that_nobody_can_read_pauses_nothing() -> None:
+    lab = Lab()
+    lab.begin()
+    for body in (b"{", b"[]", b'{"paused": "yes"}', b"[" * 5000):
+        lab.docs["fleet/pause"] = Doc("fleet/pause", 3, body)
+        lab.step(1.0)
+        assert lab.decision.fleet_paused == ""

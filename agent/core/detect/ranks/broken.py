@@ -105,7 +105,7 @@ class Growing(RunDetector):
 
     def look(self, view: RanksView) -> Look:
         plan, world = view.plan, world_of(view.run)
-        if view.settings.single_node or plan.paused:
+        if view.settings.single_node or plan.paused or view.state.held.fleet:
             return Look()
         base = Cause(fault=GROWS, generation=plan.generation, reason=plan.park, severity="warn",
                      saves=plan.saves,

@@ -71,7 +71,7 @@ class Hang(detector.RunDetector):
             evidence = (*found.evidence, *(finding.cause.rank for finding in acting))
         said = detector.Look(evidence=evidence, wake_s=found.wake_s)
         observe = "hang" not in view.settings.act
-        if acting and not (observe or state.held.paused or plan.paused):
+        if acting and not (observe or state.held.rests or plan.paused):
             return said._replace(cause=acting[0].cause, by_cost=not acting[0].proof)
         if first is None:
             return said._replace(moves=True)
