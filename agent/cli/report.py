@@ -126,12 +126,12 @@ def _nodes(nodes: Sequence[Json]) -> list[Line]:
         said = "here" if one["here"] else one["word"]
         if one["age_s"] is not None and not one["here"]:
             said += f", {seconds(one['age_s'])} ago"
-        bad = one["word"] in ("lost", "not heard of") or one["fatal"]
+        bad = one["word"] in ("lost", "not heard of") or one["fatal"] or one.get("held")
         steps = [rank["step"] for rank in one["ranks"]]
         rows.append([
             one["node"], one["part"] or "-", str(one["generation"]),
             str(min(steps)) if steps else "-", "leads" if one["leads"] else "",
-            Span(f"{said} {one['fatal']}".strip(), BAD if bad else ""),
+            Span(f"{said} {one['fatal'] or one.get('held', '')}".strip(), BAD if bad else ""),
         ])
     heads = ("node", "part", "generation", "step", "", "word")
     return [(), *table(heads, rows, indent=2)] if rows else []

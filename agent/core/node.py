@@ -207,17 +207,26 @@ class Node:
         self._forget({v.run for v in observed.runs})
         answers = self._answers(now, observed, contexts)
         decision = self._decision(now, contexts, effects, verdicts, changed, answers)
-        return msgspec.structs.replace(decision, beats=sent, fleet_paused=of_fleet)
+        return msgspec.structs.replace(
+            decision, beats=self._gated(sent, observed), fleet_paused=of_fleet)
 
     def _beats(self, whole: Context, opened: tuple[Incident, ...]) -> tuple[Beat, ...]:
         """What is sent to the others; this node hears itself at once, and from nobody else."""
         if self.settings.single_node:
             return ()
         sent = outgoing.beats(whole, self.name, opened, start_gate.names_of_devices(whole))
-        own = [msgspec.structs.replace(one, boot_s=whole.now.boot_s) for one in sent]
+        own = [msgspec.structs.replace(one, boot_s=whole.now.boot_s)
+               for one in self._gated(sent, whole.observed)]
         others = [one for one in whole.observed.beats if one.node != self.name]
         whole.observed = msgspec.structs.replace(whole.observed, beats=(*own, *others))
         return sent
+
+    def _gated(self, sent: tuple[Beat, ...], observed: Observed) -> tuple[Beat, ...]:
+        """With what the gate of each run has said."""
+        views = {view.run: view for view in observed.runs}
+        return tuple(
+            msgspec.structs.replace(one, held=self._case(one.run).gate.held(views[one.run]))
+            if one.run in views else one for one in sent)
 
     def _judge(self, context: Context, leaving: str, rests: bool) -> str:
         """One run's step, and what the run does now.

@@ -65,7 +65,7 @@ class Listener(Protocol):
 def news_of(told: Told) -> tuple[object, ...]:
     """What others must know at once; steps and times move by themselves."""
     return (told.endpoints, told.known, *(
-        (one.run, one.generation, one.fatal, one.shutdown, len(one.commits),
+        (one.run, one.generation, one.fatal, one.held, one.shutdown, len(one.commits),
          *((rank.rank, rank.state, rank.generation) for rank in one.ranks))
         for one in told.beats))
 

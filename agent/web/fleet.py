@@ -39,6 +39,7 @@ def nodes(state: AgentState, view: RunView) -> list[dict[str, Any]]:
             "age_s": 0.0 if here else round(now.boot_s - beat.boot_s, 1) if beat else None,
             "generation": view.generation if here else beat.generation if beat else 0,
             "fatal": beat.fatal if beat is not None else "",
+            "held": beat.held if beat is not None else "",
             "ranks": [_rank(rank) for rank in ranks[:RANKS_SHOWN]],
         })
     return rows

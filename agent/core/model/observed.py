@@ -188,6 +188,7 @@ class Beat(Value, frozen=True):
     snapshot: SnapshotView | None = None
     checkpoint_dir: str = ""
     shutdown: str = ""
+    held: str = ""  # why that node's own gate gives this run no rank there now; "" = it passed
 
 
 class Gate(Value, frozen=True):

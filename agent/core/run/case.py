@@ -87,7 +87,11 @@ class RunCase:
             self.recovery.answer(ctx, plan)
             self._see_end(ctx, plan, ranks)
             self._park(ctx, plan)
+        if ctx.view.generation and not ctx.settings.single_node:
+            self.gate.stands(ctx)
         self._act(ctx, plan, ranks)
+        if ctx.leader and not ctx.settings.single_node:
+            self.gate.leaves_out(ctx)
         self.gate.shown(ctx)
         if ctx.view.connected and self.state.recovery is not None:
             ctx.wake(LOOK_AGAIN_S)
@@ -229,6 +233,8 @@ class RunCase:
 
     def _idle(self, ctx: Context, seen: StageView) -> None:
         if not wants_plan(self.state, seen):
+            if not ctx.settings.single_node:
+                self.gate.holds(ctx, joins=True)
             self._keep_up(ctx, seen.plan)
         elif not self.gate.holds(ctx):
             self.document.propose(ctx, seen.plan, (), "the launcher is idle")

@@ -74,7 +74,10 @@ class Endings:
             return
         if ctx.in_flight.busy(drafts.document_subject(self.state.run)):
             return
-        if self._misses(ctx, plan) and not ctx.settings.single_node and not ctx.view.shutdown:
+        # Whom the plan does not name leaves by himself: the run goes on without him.
+        named = plan is None or ctx.view.node in (*plan.members, *plan.spares)
+        shared = named and not ctx.settings.single_node and not ctx.view.shutdown
+        if shared and self._misses(ctx, plan):
             ctx.reason = "waiting for the leader to record the end"
             return
         if self.logs.holds(ctx):

@@ -14,6 +14,7 @@ from operator import eq
 from ..model import LEVELS, MODEL, Labels, Value
 
 WAITING = "waiting for nodes"  # how the reason begins where there are too few
+HELD_SHOWN = 4  # nodes that their own gates hold, in that reason
 WEIGHED_MAX = 100_000  # pairs of a slot and a free node: beyond, neighbours follow by their labels
 Place = tuple[str, ...]  # a node's label at each level of the network, the widest first
 
@@ -29,11 +30,13 @@ class Member(Value, frozen=True):
     draining: bool = False  # excluded as soon as its ranks have somewhere to go
     labels: Labels = ()
     nproc: int = 0  # ranks that its launcher starts; 0 = as the leader's
+    held: str = ""  # what its own gate has against it; "" = it passed
 
     @property
     def is_fit(self) -> bool:
-        """Only a node that is heard of, without a fatal fault and not excluded, gets ranks."""
-        return self.fresh and not self.lost and not self.fatal and not self.excluded
+        """Only a node that is heard of, without a fatal fault, not excluded, and that passed its
+        own gate, gets ranks."""
+        return self.fresh and not (self.lost or self.fatal or self.excluded or self.held)
 
 
 class World(Value, frozen=True):
@@ -51,9 +54,12 @@ def arranged(
     """(the nodes by slot, why) or ((), why not).  `before`: the slots of the present world.  A node
     that is to be drained carries ranks only where there is no world without it."""
     made, why = without_drained(world, members, before)
-    if made or not any(m.draining for m in members):
+    if not made and any(m.draining for m in members):
+        made, why = _arranged(world, [m for m in members if m.is_fit], before)
+    if made:
         return made, why
-    return _arranged(world, [m for m in members if m.is_fit], before)
+    held = [f"; {m.node}: {m.held}" for m in members if m.held and m.fresh]
+    return made, why + "".join(held[:HELD_SHOWN])
 
 
 def without_drained(

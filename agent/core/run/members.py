@@ -103,6 +103,7 @@ def members(
                 excluded=doc.excluded and not doc.draining,
                 draining=doc.draining,
                 labels=beat.labels if beat else (), nproc=beat.nproc if beat else 0,
+                held=beat.held if beat else "",
             )
         )
     return tuple(rows)

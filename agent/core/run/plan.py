@@ -67,7 +67,7 @@ def plan_run(view: PlanView) -> tuple[Plan | None, str]:
     # A node not heard of now may be the only one left later: it stays named, and so may lead.
     placed = set(nodes)
     named = [m.node for m in view.members if not (
-        m.fatal or m.excluded or m.draining or m.node in placed)]
+        m.fatal or m.excluded or m.draining or m.held or m.node in placed)]
     return Plan(
         run=view.run, generation=generation, members=nodes, ranks=ranks, resume=resume,
         reason=view.reason, keep=keep, spares=tuple(named),

@@ -178,6 +178,9 @@ class Document:
         nodes = members.members(
             view, plan, ctx.observed.beats, ctx.observed.store, ctx.now, ctx.settings,
             ctx.since_boot_s)
+        # Its own gate has just spoken, and its beat is of a step ago.
+        nodes = tuple(replace(one, held=state.gate.held) if one.node == view.node else one
+                      for one in nodes)
         # A source that was read and did not prove is not read again: the next one follows.
         distrust = bool(cause and cause.error.startswith(RESTORE_FAILED))
         sources = tuple(replace(r, parked=None) for r in ranks) if distrust else ranks

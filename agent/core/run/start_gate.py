@@ -1,9 +1,11 @@
 """The gate before a run's first start on this node: what is known first, then what is checked.
 
 Owns RunState.gate.  A start is refused for an open fatal incident of the node or of a device that
-the run may use, and for a check that failed twice in a row; what is unknown, or only a warning,
-refuses nothing.  A restart in place is refused by what is known alone.  Checks
-are effects (run_check), and their verdicts come back as levels.
+the run may use, for a check that failed twice in a row, and for drivers unlike those of the run's
+other nodes; what is unknown, or only a warning, refuses nothing.  A restart in place is refused by
+what is known alone.  Among several nodes each judges itself and says so in its beats: who leads
+gives ranks to those that passed, and names the others.  Checks are effects (run_check), and their
+verdicts come back as levels.
 """
 
 from __future__ import annotations
@@ -16,13 +18,14 @@ from msgspec.structs import replace
 
 from ..actions import RUN_CHECK
 from ..checks.common_cause import NOT_A_ROUND, OF_SCOPE, is_common
+from ..checks.unlike import DRIFT, unlike
 from ..checks.verdict import CRITICAL, OK, UNKNOWN, CheckVerdict
 from ..detect.devices import accelerator
 from ..detect.ranks.ended import Cause
 from ..effects import drafts
 from ..effects.in_flight import EffectResult
 from ..model import FATAL, WARN, RunCheck, RunView, Verdict, labels_of, node_subject, subject_of
-from ..nodes import check_reports, exclusions, kernel_incidents
+from ..nodes import check_reports, exclusions, identity, kernel_incidents
 from ..parse.kernel_line import pci_of
 from . import members, policy
 from .ending import Endings
@@ -38,6 +41,10 @@ RECHECK_S, RECHECK_LEAST_S = 5.0, 1.0  # before a restart in place
 AGAIN_S = 10.0  # a check that failed is made again this often, while a start waits for it
 LOOK_S = 0.2
 REFUSED, IGNORED, DETECTOR = "start_refused", "check_ignored", "gate"
+FAILED = "check_failed"
+ASKING = "its checks are not through yet"  # no refusal: who leads waits for them
+LEFT_OUT_MAX = 64  # nodes of one run that are written down
+DRIFT_TODO = "bring this node to what the others have: `holdfast drift`"
 PATHS_TODO = "mount it, or repair the storage: a job would train and keep nothing"
 
 
@@ -56,22 +63,53 @@ class StartGate:
     def __init__(self, state: RunState, incidents: RunIncidents, ending: Endings) -> None:
         self.state, self.incidents, self.ending = state, incidents, ending
 
-    def holds(self, ctx: Context) -> bool:
-        """Whether the run may not start in this step; asks for what must be known first."""
+    def holds(self, ctx: Context, joins: bool = False) -> bool:
+        """Whether the run may not start in this step; asks for what must be known first.
+        `joins`: it goes on elsewhere already, so that this node only says that it takes no part."""
         registered_s = ctx.view.registered_boot_s
         if self.state.gate.launcher_boot_s != registered_s:
             self.state.gate = GateSeen(registered_s)
         names = self._names(ctx)
         if self._asks(ctx, names):
+            self._says(ASKING)
             return True
         found = (*self._of_person(ctx), *self._refusals(ctx, names))
         ignored = ctx.view.ignored_checks
         kept = [one for one in found if one.check not in ignored]
-        if kept:
+        self._says(_words(kept))
+        if kept and joins:
+            ctx.reason = f"{ctx.view.node} takes no ranks: {_words(kept)}"
+        elif kept:
             self._hold(ctx, kept)
-            return True
-        self._pass(ctx, [one for one in found if one.check in ignored])
-        return False
+        else:
+            self._pass(ctx, [one for one in found if one.check in ignored])
+        return bool(kept)
+
+    def stands(self, ctx: Context) -> None:
+        """While the run goes on here: what is known says whether this node takes ranks again."""
+        failing = any(one.proven for one in ctx.observed.checks)
+        found = self._of_checks(ctx, self._names(ctx)) if failing else ()
+        self._says(_words([one for one in found if one.check not in ctx.view.ignored_checks]))
+
+    def held(self, view: RunView) -> str:
+        """What other nodes are told of this one's gate."""
+        gate = self.state.gate
+        fresh = view.generation == 0 and gate.launcher_boot_s != view.registered_boot_s
+        return ASKING if fresh else gate.held
+
+    def leaves_out(self, ctx: Context) -> None:
+        """Who leads writes down which nodes take no part, and why."""
+        gate = self.state.gate
+        for beat in ctx.observed.beats:
+            other = beat.run == ctx.view.run and beat.node != ctx.view.node
+            if not other or beat.held in ("", ASKING) or beat.node in gate.left_out:
+                continue
+            if len(gate.left_out) < LEFT_OUT_MAX:
+                gate = replace(gate, left_out=(*gate.left_out, beat.node))
+                self.incidents.open_note(ctx, Cause(
+                    fault=FAILED, generation=ctx.view.generation, severity=WARN, node=beat.node,
+                    detector=DETECTOR, reason=f"{beat.node} takes no ranks of it: {beat.held}"))
+        self.state.gate = gate
 
     def holds_restart(self, ctx: Context, cause: Cause) -> bool:
         """Whether no generation follows on this node.  What is known decides, and nothing is run;
@@ -80,11 +118,13 @@ class StartGate:
         names = self._names(ctx)
         since_s, now_s = self.state.progress.broken_boot_s, ctx.now.boot_s
         book = ctx.runbooks.get(cause.fault)
+        if not ctx.settings.single_node:
+            return False  # its beat says the same, and the plan is made without it
         suspects = tuple(one for one in OF_SCOPE.get(book.scope if book else "", ())
                          if one in names and one not in ctx.settings.gate.disturbing)
         limit_s = min(RECHECK_S, max(RECHECK_LEAST_S, ctx.view.startup_s))
         node = node_subject(ctx.view.node, "checks")
-        if suspects and ctx.settings.single_node and now_s - since_s <= limit_s:
+        if suspects and now_s - since_s <= limit_s:
             if self.state.gate.rechecked_boot_s != since_s:
                 ctx.emit(int(ctx.now.wall_s), drafts.check_node(
                     ctx.view.node, suspects, 0.0, f"after {cause.fault}", limit_s, cause.fault))
@@ -171,6 +211,24 @@ class StartGate:
         if PATHS in names and paths is not None and paths.status == CRITICAL:
             yield _refusal(paths, ctx)
         yield from self._of_checks(ctx, names)
+        if DRIFT in names:
+            yield from self._of_versions(ctx)
+
+    def _of_versions(self, ctx: Context) -> Iterator[Refusal]:
+        """This node's drivers beside those of the nodes that have a launcher of the run."""
+        view, docs = ctx.view, ctx.observed.store.docs
+        nodes = {beat.node for beat in ctx.observed.beats if beat.run == view.run
+                 and members.is_fresh(beat, ctx.now, ctx.settings)}
+        if view.nnodes_max == 1 or len(nodes | {view.node}) < 3:
+            return  # of two that differ neither is the usual one
+        read = {one: docs.decoded(identity.PREFIX + one, identity.read)
+                for one in nodes | {view.node}}
+        found = unlike(view.node, {one: doc for one, doc in read.items() if doc}, ctx.settings)
+        if found.common:
+            self._common(ctx, f"{DRIFT}: {found.common}")
+        if found.why:
+            yield Refusal(DRIFT, f"check {DRIFT}: {found.why}", DRIFT_TODO,
+                          ctx.settings.gate.wait_s)
 
     def _of_checks(self, ctx: Context, names: tuple[str, ...]) -> Iterator[Refusal]:
         """What the node's checks say, as they are known."""
@@ -183,7 +241,7 @@ class StartGate:
                 continue
             common, why = is_common(failing, one.check, fleet, ctx.now.wall_s, ctx.settings)
             if common:
-                ctx.reason = f"the breaker is open, no node is refused: {why}"
+                self._common(ctx, why)
                 continue
             yield _refusal(one, ctx)
 
@@ -215,6 +273,19 @@ class StartGate:
                           START_HOLD_S if waits else 0.0)
 
     # ------------------------------------------------------------ answering
+
+    def _says(self, held: str) -> None:
+        if self.state.gate.held != held:
+            self.state.gate = replace(self.state.gate, held=held)
+
+    def _common(self, ctx: Context, why: str) -> None:
+        """A person is told once a launcher, by who leads."""
+        ctx.reason = f"the breaker is open, no node is refused: {why}"
+        if ctx.leader and not self.state.gate.common:
+            self.state.gate = replace(self.state.gate, common=why)
+            self.incidents.open_note(ctx, Cause(
+                fault=FAILED, generation=ctx.view.generation, severity=WARN, detector=DETECTOR,
+                reason=ctx.reason))
 
     def _hold(self, ctx: Context, found: list[Refusal]) -> None:
         """Wait for what may be over by itself, else leave, for elsewhere."""
@@ -254,6 +325,10 @@ class StartGate:
                 detector=DETECTOR, evidence=(("reason given", view.ignore_reason),),
                 reason=f"{view.node} starts it though {said}; {who} asked for that: "
                        f"{view.ignore_reason}"))
+
+
+def _words(found: list[Refusal]) -> str:
+    return "; ".join(one.text for one in found)
 
 
 def _is_young(verdict: CheckVerdict, ctx: Context) -> bool:

@@ -171,6 +171,9 @@ class GateSeen(Value, frozen=True):
     incident: str = ""  # of that
     rechecked_boot_s: float = 0.0  # when what was checked again before a restart had broken
     ignored: bool = False  # that it started all the same is written down
+    held: str = ""  # what is against ranks of the run here, as other nodes read it
+    left_out: tuple[str, ...] = ()  # other nodes of which it is written down that they are held
+    common: str = ""  # for what no node is refused, once it is written down
 
 
 class Upkeep(Value, frozen=True):

@@ -1,0 +1,112 @@
+"""The gate over several nodes: each judges itself, and who leads leaves out whom that holds."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from holdfast.agent.core.checks.unlike import unlike
+from holdfast.agent.core.model import CheckVerdict, Doc, GateSettings, Settings
+from holdfast.agent.core.nodes.identity import Identity
+
+from .driver import Cluster, replace
+
+LOST = CheckVerdict("devices", "critical", "7 of 8", todo="reboot", confirmed=True)
+
+
+def fleet(names: str, nnodes: int, least: int = 0, versions: dict[str, str] | None = None,
+          gate: tuple[str, ...] = ("incidents", "drift", "devices"), **view) -> Cluster:
+    settings = Settings(single_node=False, gather_s=2.0, gate=GateSettings(names=gate))
+    made = Cluster(names, nnodes, least=least, settings=settings, registered_boot_s=99.0, **view)
+    for name, version in (versions or {}).items():
+        body = msgspec.json.encode(Identity({"node": {
+            "software.nccl": version, "software.dcgm": name, "host.kernel": name}}))
+        made.docs[f"identity/{name}"] = Doc(f"identity/{name}", 1, body)
+    return made
+
+
+def left(made: Cluster, name: str) -> list[str]:
+    return [one.body.reason for one in made.labs[name].log if one.kind == "finish"]
+
+
+def notes(made: Cluster) -> list[str]:
+    return [one.reason for one in made.labs[made.leader()].decision.incidents
+            if one.fault == "check_failed" and one.run == "r" and one.state == "open"]
+
+
+def test_a_node_whose_check_fails_is_left_out_and_named() -> None:
+    made = fleet("abcd", nnodes=4, least=3)
+    made.labs["c"].health["devices"] = LOST
+    made.run(12)
+    assert sorted(made.plan().members) == ["a", "b", "d"] and "c" not in made.plan().spares
+    (why,) = left(made, "c")
+    assert "c starts no run: check devices: 7 of 8" in why
+    assert notes(made) == ["c takes no ranks of it: check devices: 7 of 8"]
+
+
+def test_ranks_wait_for_a_node_whose_checks_are_not_through() -> None:
+    made = fleet("abc", nnodes=3)
+    made.labs["b"].hold = {"run_check"}
+    made.run(8)
+    assert "run/r" not in made.docs
+    reasons = dict(made.labs[made.leader()].decision.reasons)
+    assert made.leader() == "a" and "b: its checks are not through yet" in reasons["r"]
+    made.labs["b"].hold = set()
+    for effect in made.labs["b"].log[:]:
+        if effect.kind == "run_check":
+            made.labs["b"]._perform(effect)
+    made.run(4)
+    assert sorted(made.plan().members) == ["a", "b", "c"]
+
+
+def test_one_node_with_other_drivers_is_left_out_and_named() -> None:
+    made = fleet("abcd", 4, least=3, versions={"a": "2.2", "b": "2.2", "c": "2.1", "d": "2.2"})
+    made.run(12)
+    assert sorted(made.plan().members) == ["a", "b", "d"]
+    (why,) = left(made, "c")
+    assert "check drift: nccl is 2.1, and 3 of 4 nodes have 2.2" in why
+    assert "--ignore-check drift --reason" in why
+    assert any("c takes no ranks" in one and "nccl is 2.1" in one for one in notes(made))
+
+
+def test_a_roll_out_opens_the_breaker_and_one_message_says_so() -> None:
+    versions = dict.fromkeys("abcde", "2.2") | dict.fromkeys("fgh", "2.1")
+    made = fleet("abcdefgh", 8, versions=versions)
+    made.run(12)
+    assert sorted(made.plan().members) == list("abcdefgh")
+    (told,) = [one.reason for lab in made.labs.values() for one in lab.decision.incidents
+               if one.fault == "check_failed"]
+    assert "the breaker is open, no node is refused: drift: software.nccl on 3 of 8 nodes" in told
+
+
+def test_who_is_told_to_ignore_it_starts_with_other_drivers() -> None:
+    made = fleet("abc", 3, versions={"a": "2.2", "b": "2.2", "c": "2.1"},
+                 ignored_checks=("drift",), ignore_reason="a trial")
+    made.run(10)
+    assert sorted(made.plan().members) == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize(("versions", "why"), [
+    ({"a": "2", "b": "1"}, ""), ({"a": "2", "b": "1", "c": "1"}, "nccl is 2, and 2 of 3"),
+    ({"a": "", "b": "1", "c": "1"}, ""), ({"a": "1", "b": "1", "c": "2"}, ""),
+    ({"a": "2", "b": "1", "c": ""}, ""), ({"b": "1", "c": "1"}, "")])
+def test_only_a_version_that_most_do_not_have_counts(versions: dict[str, str], why: str) -> None:
+    known = {name: Identity({"node": {"software.nccl": one}}) for name, one in versions.items()}
+    assert unlike("a", known, Settings(single_node=False)).why.startswith(why)
+    assert bool(unlike("a", known, Settings(single_node=False)).why) == bool(why)
+
+
+def test_a_node_that_fails_while_it_trains_gets_no_ranks_in_the_next_generation() -> None:
+    made = fleet("abc", nnodes=2)
+    made.run(8)
+    first = made.plan()
+    hurt = next(name for name in first.members if name != made.leader())
+    lab = made.labs[hurt]
+    lab.checks["devices"] = replace(LOST, wall_s=1e9 + lab.boot_s)
+    made.run(2)
+    assert made.plan().generation == 1  # by itself it ends nothing
+    other = next(name for name in first.members if name != hurt)
+    made.labs[other].kill(next(rank for rank, node in first.ranks if node == other))
+    lab.checks["devices"] = replace(LOST, wall_s=1e9 + lab.boot_s)
+    made.run(10)
+    assert made.plan().generation == 2 and hurt not in made.plan().members
