@@ -100,10 +100,10 @@ class RunIncidents:
         item = self.book.open.get(self.state.incidents.suspicion)
         subject = rank_subject(self.state.run, cause.rank)
         if item and (item.incident.subject, item.incident.fault) == (subject, cause.fault):
-            return self._would_have(ctx, would_have)
+            return self.would_have(ctx, item.incident.id, would_have)
         self.take_back(ctx, "somebody else is suspected now")
         self._write(suspicion=self._open(ctx, cause, acted=False, suspicion=True))
-        self._would_have(ctx, would_have)
+        self.would_have(ctx, self.state.incidents.suspicion, would_have)
 
     def take_back(self, ctx: Context, why: str) -> None:
         """The open suspicion was wrong; it counts as false."""
@@ -241,8 +241,9 @@ class RunIncidents:
     def _waiting(self) -> list[OpenIncident]:
         return [item for item in self.book.entries() if not (item.suspicion or item.is_note)]
 
-    def _would_have(self, ctx: Context, text: str) -> None:
-        item = self.book.open.get(self.state.incidents.suspicion)
+    def would_have(self, ctx: Context, incident_id: str, text: str) -> None:
+        """What acting would have done about it, where its detector only observes."""
+        item = self.book.open.get(incident_id)
         if item is not None and text and text != item.incident.would_have:
             changed = msgspec.structs.replace(item.incident, would_have=text)
             self.book.change(ctx, item, changed)

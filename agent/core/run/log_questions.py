@@ -19,8 +19,8 @@ from .incidents import RunIncidents
 from .state import Context, RunState
 
 SETTLE_S = 0.3  # for what the other ranks print about a death; it shows who only followed
-HOLD_S = 3.0  # the run's end waits this long for the root; a cold child answers in under 1 s
-GIVE_UP_S = 15.0
+HOLD_S = 3.0  # the run's end waits this long for somebody to ask; a cold child answers in 1 s
+GIVE_UP_S = 15.0  # ... and this long for one who reads: on a busy machine that took 4 s and more
 SUSPECTED_AGAIN_S = 30.0  # suspicions come and go every few seconds on an uneven job
 OPERATOR = "operator"
 
@@ -44,7 +44,9 @@ class LogQuestions:
         asked, code = self.state.logs.asked, self.state.finish_code
         if asked is None or not ctx.view.logs or code == 0 or ctx.view.shutdown:
             return False
-        left_s = asked.since_boot_s + HOLD_S - ctx.now.boot_s
+        reads = ctx.in_flight.busy(drafts.logs_subject(self.state.run))
+        hold_s = GIVE_UP_S if reads else HOLD_S
+        left_s = asked.since_boot_s + hold_s - ctx.now.boot_s
         if left_s > 0:
             ctx.wake(min(left_s, SETTLE_S / 3))
         return left_s > 0

@@ -58,6 +58,7 @@ class Grant(Value, frozen=True):
     spent: tuple[tuple[str, int], ...] = ()
     charged: tuple[str, ...] = ()  # budget keys, given back on progress
     rung: str = ""  # of the runbook; "" where none answers it
+    would: str = ""  # what acting would have done, where it is off
 
 
 class Account(Value, frozen=True):
@@ -89,7 +90,10 @@ def grant(
     that says whose fault it was."""
     spent = {k: n for k, n in account.spent if k not in account.expired}
     if cause.detector not in settings.act and cause.charged:
-        return Grant(OBSERVE, f"detector {cause.detector} only observes", spent=account.spent)
+        acting = msgspec.structs.replace(settings, act=(*settings.act, cause.detector))
+        would = grant(cause, account, runbooks, acting, beyond)
+        return Grant(OBSERVE, f"detector {cause.detector} only observes", spent=account.spent,
+                     would=_would(would))
     if not cause.charged:
         return Grant(RESTART, cause.reason, spent=account.spent)
     if cause.final and not account.trained:
@@ -134,6 +138,14 @@ def grant(
                      spent=bounded(spent), rung=rung)
     over = _finish(cause, f"{why}; {asked}" if asked else why, fault, spent)
     return msgspec.structs.replace(over, rung=rung or "")
+
+
+def _would(granted: Grant) -> str:
+    """In a person's words."""
+    if granted.action == FINISH:
+        return f"ended the run with {granted.code}: {granted.reason}"
+    beside = f" ({granted.rung})" if granted.rung else ""
+    return f"ended what is left of the generation and started another one{beside}"
 
 
 def unexcluded(granted: Grant, why: str) -> Grant:

@@ -91,6 +91,8 @@ class Recoveries:
         state.budgets = Budgets(since)
         grant = self._granted(ctx, plan, recovery.cause, since)
         state.recovery = replace(recovery, grant=grant)
+        if grant.would:
+            self.incidents.would_have(ctx, recovery.incident, grant.would)
         if grant.rung and ACTIONS[grant.rung].scope != RUN:
             ctx.climbed.append((recovery.cause, grant.rung, grant.reason))
         if grant.action == policy.FINISH:

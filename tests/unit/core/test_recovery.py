@@ -478,3 +478,20 @@ def test_the_journal_stalled_does_not_hold_a_restart_up() -> None:
     lab.kill(1)
     lab.park(0, 4)
     assert lab.kinds(lab.settle()) == ["put", "start"]
+
+
+def test_a_death_that_is_only_observed_says_what_acting_would_have_done() -> None:
+    for max_restarts, would in (
+        (3, "ended what is left of the generation and started another one (restart_ranks)"),
+        (0, "ended the run with 76: "),
+    ):
+        lab = Lab(settings=Settings(act=()), max_restarts=max_restarts)
+        lab.begin()
+        lab.train(5)
+        lab.kill(0)
+        lab.kill(1)
+        for _ in range(10):
+            lab.step(1.0)
+        assert lab.finishes() == [76] and len(lab.starts()) == 1
+        (one,) = [one for one in lab.incidents.values() if one.fault == "rank_killed"]
+        assert one.would_have.startswith(would), one.would_have
