@@ -18,6 +18,7 @@ from ..store.base import Conflict, Store, StoreError
 KEY = "alerts"
 KEPT_MAX = 256  # of all; settled ones go first
 TRIES = 8  # of a compare-and-set, against other agents
+Merge = Callable[[dict[str, Alert]], None]  # changes what it is given
 RESOLVED = "resolved before anything was done"
 
 
@@ -33,7 +34,8 @@ class Alerts:
         on_error: Callable[[str, BaseException | str], None],
     ) -> None:
         self._store, self._plans, self._wake, self._on_error = store, plans, wake, on_error
-        self._lock = asyncio.Lock()
+        self._waiting: list[tuple[Merge, asyncio.Future[None]]] = []
+        self._writer: asyncio.Task[None] | None = None
         self._read: tuple[int, tuple[Alert, ...]] = (0, ())
         self._settling: set[asyncio.Task[None]] = set()
 
@@ -96,24 +98,60 @@ class Alerts:
         except (Full, StoreError, Conflict, TimeoutError) as error:  # the core answers again
             self._on_error("alerts", error)
 
-    async def _change(self, merge: Callable[[dict[str, Alert]], None]) -> None:
-        """Changes the document by compare-and-set; writes nothing where nothing changes."""
-        async with self._lock:
-            for attempt in range(TRIES):
-                before = self.kept()
-                kept = {one.id: one for one in before}
+    async def _change(self, merge: Merge) -> None:
+        """Changes the document; what comes while one write is under way shares the next one."""
+        written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((merge, written))
+        if self._writer is None:
+            self._writer = asyncio.get_running_loop().create_task(self._write_all())
+        await written
+
+    async def _write_all(self) -> None:
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting, []
+                await self._write(batch)
+        finally:
+            self._writer = None
+
+    async def _write(self, batch: list[tuple[Merge, asyncio.Future[None]]]) -> None:
+        """By compare-and-set, and not at all where nothing changes.  Each of the batch learns what
+        became of it; one for which there is no room leaves the others alone."""
+        for attempt in range(TRIES):
+            before = after = self.kept()
+            refused: dict[asyncio.Future[None], Full] = {}
+            for merge, written in batch:
+                kept = {one.id: one for one in after}
                 merge(kept)
-                after = _bounded(tuple(kept.values()))
-                if after == before:
-                    return
-                write = StoreWrite(KEY, self._read[0], msgspec.json.encode(after))
                 try:
-                    await self._store.put(write)
-                    return
-                except Conflict:
-                    if attempt == TRIES - 1:
-                        raise
+                    after = _bounded(tuple(kept.values()))
+                except Full as full:
+                    refused[written] = full
+            failed: Exception | None = None
+            try:
+                if after != before:
+                    write = StoreWrite(KEY, self._read[0], msgspec.json.encode(after))
+                    self._read = await self._store.put(write), after
+            except Conflict as error:
+                if attempt < TRIES - 1:
                     await self._store.refresh()
+                    continue
+                failed = error
+            except Exception as error:  # each request is told, by its own border
+                failed = error
+            for _, written in batch:
+                tell(written, refused.get(written) or failed)
+            return
+
+
+def tell(written: asyncio.Future[None], error: Exception | None) -> None:
+    """Nobody waits any more where a client hung up."""
+    if written.done():
+        return
+    if error is None:
+        written.set_result(None)
+    else:
+        written.set_exception(error)
 
 
 def _bounded(alerts: tuple[Alert, ...]) -> tuple[Alert, ...]:
