@@ -15,7 +15,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -q -c co
 export PIP_PROGRESS_BAR := off
 
 .PHONY: help demo check types test sim storms e2e e2e-operators golden bench telemetry mutants mutants-sim \
-  docs pictures dist packages clean
+  audit docs pictures dist packages clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /\1\t/' | expand -t 16
@@ -79,6 +79,9 @@ docs: $(VENV)/.demo  ## write the generated pages of docs anew
 	@$(BIN)/python -c 'import pathlib; from holdfast.dashboards.grafana import boards; \
 	  [pathlib.Path("dashboards/grafana/rendered", name).write_text(text) \
 	   for name, text in boards.files().items()]'
+
+audit: $(VENV)/.test  ## pins, licences and known advisories of what is shipped; asks no network
+	$(BIN)/python deploy/audit.py --sbom dist/sbom.json
 
 dist: $(VENV)/.test  ## wheel, sdist, Debian package and tarball, into dist/
 	$(BIN)/python deploy/build.py deb tarball
