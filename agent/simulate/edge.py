@@ -19,6 +19,7 @@ from ..core.actions import CLOSE_INCIDENT
 from ..core.model import (
     FATAL,
     Beat,
+    CheckVerdict,
     Decision,
     Documents,
     Effect,
@@ -32,11 +33,13 @@ from ..core.model import (
     Readings,
     Request,
     Runbook,
+    RunCheck,
     Settings,
     StoreView,
     StoreWrite,
     readings_of,
 )
+from ..core.model.checked import CRITICAL, OK
 from ..core.model.subject import INCIDENT, LEASE, Subject, run_subject, subject_of
 from ..core.node import Node
 from .launcher import Launcher
@@ -47,6 +50,7 @@ from .store import MemoryStore
 decode_plan = msgspec.json.Decoder(Plan).decode
 LEAST_GAP_S = 0.01  # at most one step in 10 ms
 OUTCOMES_KEPT = 64
+CHECK_S = 1.0  # a round of checks
 RESENT_S = 20.0  # a request into a cut connection may still arrive this late
 
 
@@ -94,6 +98,7 @@ class Edge:
         self.peers: list[Edge] = []
         self.journal = b""
         self.journal_stalled = False
+        self.was_late = False  # its machine froze with a plan in its hand
         self.mount_dead_s: float | None = None  # since when a mount does not answer; None: it does
         self.requests: tuple[Request, ...] = ()
         self.asked_s: dict[str, float] = {}  # request without an answer -> when it came
@@ -111,6 +116,7 @@ class Edge:
         """What lives in the process' memory alone."""
         self.beats: dict[tuple[str, str], Beat] = {}
         self.outcomes: dict[str, EffectOutcome] = {}
+        self.checks: dict[str, CheckVerdict] = {}
         self.performed: set[str] = set()
         self.raw_beats: dict[tuple[str, str], Beat] = {}
         self.docs = Documents()
@@ -197,6 +203,7 @@ class Edge:
             store=StoreView(self.store_up, self.docs, leases),
             outcomes=tuple(self.outcomes.values()), requests=self.requests,
             journal_stalled=self.journal_stalled, samples=self._samples(),
+            checks=tuple(self.checks.values()),
         )
 
     def _samples(self) -> Readings:
@@ -280,6 +287,9 @@ class Edge:
         if isinstance(effect.body, NodeOrder):  # virtual nodes have no root
             self._outcome(self.life, EffectOutcome(effect.id, False, "no unit takes it"))
             return
+        if isinstance(effect.body, RunCheck) and not effect.body.run:
+            self._check(effect, effect.body)
+            return
         run = effect.body.run
         launcher = self.launchers.get(run)
         life = self.life
@@ -291,6 +301,20 @@ class Edge:
             launcher.perform(effect, lambda outcome: self._come_back(life, outcome))
 
         self.machine.after(self._delay_s(0.002), deliver)
+
+    def _check(self, effect: Effect, body: RunCheck) -> None:
+        """A round of checks finds the truth, and takes a moment."""
+        life = self.life
+
+        def over() -> None:
+            broken, now = self.machine.fatal, self.machine.now()
+            for name in body.checks:
+                self.checks[name] = CheckVerdict(
+                    check=name, status=CRITICAL if broken else OK, confirmed=bool(broken),
+                    reason=f"virtual: {broken or 'fit'}", wall_s=now.wall_s)
+            self._outcome(life, EffectOutcome(effect.id, True))
+
+        self.machine.after(self._delay_s(CHECK_S), over)
 
     def _come_back(self, life: int, outcome: EffectOutcome) -> None:
         self.machine.after(self._delay_s(0.002), lambda: self._outcome(life, outcome))
@@ -347,7 +371,7 @@ class Edge:
 
         frozen_s, stalls = self.weather.freeze_at_put_s, bool(subject_of(write.key).run)
         if frozen_s and stalls:
-            self.weather.freeze_at_put_s = 0.0
+            self.weather.freeze_at_put_s, self.was_late = 0.0, True
             self.loop.note("STORM", "%s: its plan arrives %.1f s late", name, frozen_s)
             if self.peers and held:
                 self.machine.freeze(False)

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ..core.model import TRAINER, Ended, Parked, Resume
+from ..core.model import TRAINER, Commit, Ended, Parked, Resume
 from .disk import Disk, Origin
 from .loop import Loop
 from .machine import Machine
@@ -158,9 +158,11 @@ class Job:
             if gang.resume.kind in ("survivor", "snapshot"):
                 self._refuse(gang, f"restore_failed: {trouble}")
                 return
-            first = gang.ranks[min(gang.ranks)]
-            word = "bad_checkpoint" if trouble.startswith("bad") else "exception"
-            self.end(first, Ended(1, outcome=word, error=f"LoadError: {trouble}"))
+            # As in the trainer all agree on what was read, and every rank says what was wrong.
+            bad = trouble.startswith("bad")
+            word = "bad_checkpoint" if bad else "exception"
+            for each in sorted(gang.ranks)[: None if bad else 1]:
+                self.end(gang.ranks[each], Ended(1, outcome=word, error=f"LoadError: {trouble}"))
             return
         if self.grade == TRAINER:
             self.on_resume(self, gang, origin)
@@ -282,16 +284,22 @@ class Job:
         if writer.stopped_at_s >= 0 or any(each.stopped_at_s >= 0 for each in ranks):
             writer.machine.after(0.5, lambda: self._commit(gang, writer, step, ranks))
             return
-        made = self.disk.create(gang.generation, step, gang.world)
+        made = self.save_now(gang, step)
         if made is None:
             return
-        self.committed.setdefault(gang.generation, self.loop.now_s)
-        self.made_s[made.path] = self.loop.now_s
         if self.rng.random() < 0.03:
             self.disk.rot(made.path)
-        self.loop.note(self.name, "commit gen %d step %d", gang.generation, step)
         self.on_commit(self, gang.generation, step)
         self.on_level(self)
+
+    def save_now(self, gang: Gang, step: int) -> Commit | None:
+        """A checkpoint that is whole at once; None where there is one already."""
+        made = self.disk.create(gang.generation, step, gang.world)
+        if made is not None:
+            self.committed.setdefault(gang.generation, self.loop.now_s)
+            self.made_s[made.path] = self.loop.now_s
+            self.loop.note(self.name, "commit gen %d step %d", gang.generation, step)
+        return made
 
     def end(self, rank: Rank, how: Ended) -> None:
         """The process of `rank` is over; abnormally, it takes its generation with it."""

@@ -212,7 +212,7 @@ class Launcher:
                 continue
             if stop.park and self.job.grade == TRAINER and rank.state == RUN:
                 if stop.save and rank.gang is not None:
-                    self.job.disk.create(rank.generation, rank.step, rank.gang.world)
+                    self.job.save_now(rank.gang, rank.step)
                 self.job.park(rank, stop.reason, whole=True)
                 continue
             wait_s = stop.grace_s if rank.stopped_at_s >= 0 or rank.hung else 0.05

@@ -100,7 +100,8 @@ def undeserved(cluster: Cluster, job: Job, code: int) -> str:
         return f"nothing happened to gen {plan.generation}"
     if code == exits.FAILED and not ends & {"raised", "echo"}:
         return "its script's own code, and it raised nothing"
-    if code == exits.BUDGET_SPENT and ends == {"raised"}:
+    lost = any(edge.was_late for edge in cluster.edges.values())  # to the others its node was gone
+    if code == exits.BUDGET_SPENT and ends == {"raised"} and not lost:
         return "a code of ours, and its script raised"
     why = " ".join(each.exit_reason for each in everyone(cluster, job)
                    if each.exit_reason not in ("", ECHO))

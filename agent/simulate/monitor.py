@@ -30,6 +30,7 @@ LEDGER_SLACK_S = 1.5  # the ledger may settle one tick late
 LATE_S = 20.0  # a plan may arrive this long after it was made
 HEARD_S = 3.0  # until an agent that is there has heard what an operator asks
 NAMED = re.compile(r"rank (\d+) \(pid (\d+)\)")
+BY_HAND = "by hand"
 IDEMPOTENT_EVERY = 7  # every 7th step is made twice: enough to catch, cheap enough to keep
 
 
@@ -226,7 +227,7 @@ class Monitor:
                        write.body[:120].decode("utf-8", "replace"))
         fault = excluded(write.body)
         name = subject_of(write.key).node
-        if not fault:
+        if fault in ("", BY_HAND):  # a person may do as he likes
             return
         held = self.excluded_by.setdefault(fault, [])
         held[:] = [each for each in held if each[1] != name]
@@ -449,11 +450,11 @@ class Monitor:
 
 
 def excluded(body: bytes) -> str:
-    """The fault for which a node's document takes it out of service, "" when it does not."""
+    """For what a node's document takes it out of service: a fault, or BY_HAND; "" = it does not."""
     try:
         doc = msgspec.json.decode(body)
     except msgspec.DecodeError:
         return ""
     if not isinstance(doc, dict) or not doc.get("excluded") or doc.get("draining"):
         return ""  # one that is to be drained goes on where nobody can follow it
-    return str(doc.get("fault") or doc.get("excluded"))
+    return str(doc.get("fault") or BY_HAND)

@@ -32,6 +32,10 @@ class Exclusions:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        # Version of this node's own document, and since when it stands by this node's own clock:
+        # who wrote it may have another one.
+        self.own: tuple[int, float] = (0, 0.0)
+        self.fit_wall_s = 0.0  # since when nothing fatal is open here
 
     def step(
         self, wanted: dict[str, members.NodeDoc], incidents: IncidentBook[Entry],
@@ -41,6 +45,13 @@ class Exclusions:
         fleet is, so that nobody is excluded for a fault."""
         if not ctx.settings.single_node and not paused:
             self._fatal_nodes(wanted, incidents, led, ctx)
+        version, wall_s = ctx.observed.store.docs.get(node_subject(self.name)).version, ctx.now.wall_s
+        if self.own[0] != version:
+            self.own = (version, wall_s)
+        if sick or not self.fit_wall_s:
+            self.fit_wall_s = wall_s
+        for node in [one for one in wanted if self._stands(wanted, one, ctx)]:
+            del wanted[node]
         self._own(wanted, ctx, sick)
         for node in sorted(wanted):
             self._write(wanted, node, ctx)
@@ -88,7 +99,7 @@ class Exclusions:
             works = [view.run for view in ctx.observed.runs if self._works(view, ctx)]
             if not works:
                 wanted[self.name] = replace(doc, draining=False, since_wall_s=wall_s)
-            elif wall_s - doc.since_wall_s > ctx.settings.drain_limit_s:
+            elif wall_s - self.own[1] > ctx.settings.drain_limit_s:
                 why = (f"the drain was given up after {ctx.settings.drain_limit_s:g} s: nobody "
                        f"took the ranks of {', '.join(sorted(works))}")
                 wanted[self.name] = replace(
@@ -109,7 +120,8 @@ class Exclusions:
         return goes_on and plan is not None and any(node == self.name for _, node in plan.ranks)
 
     def _passed(self, doc: members.NodeDoc, ctx: Context) -> str:
-        """Which checks of what was broken passed since then; asks for them where none was made."""
+        """Which checks of what was broken passed since it was excluded and its fault was over; asks
+        for them now, and again every ten minutes while one fails."""
         book = ctx.runbooks.get(doc.fault)
         names = book.checks or OF_SCOPE.get(book.scope, ()) if book is not None else ()
         recent = strikes_of(doc, ctx)
@@ -117,17 +129,18 @@ class Exclusions:
             return ""
         if len(recent) >= ctx.settings.strikes_most:
             return ""
+        since_s = max(self.own[1], self.fit_wall_s)
         made = [one for one in ctx.observed.checks
-                if one.check in names and one.wall_s > doc.since_wall_s]
-        if any(one.status == CRITICAL for one in made):
-            return ""
+                if one.check in names and one.wall_s > since_s]
         good = sorted(one.check for one in made if one.status == OK)
-        generation = int(ctx.now.wall_s // CHECK_EVERY_S)
-        subject = node_subject(self.name, "checks")
-        if not good and not ctx.in_flight.asked(generation, subject, RUN_CHECK):
+        if good and not any(one.status == CRITICAL for one in made):
+            return ", ".join(good)
+        rounds = (ctx.now.wall_s - since_s) // CHECK_EVERY_S
+        generation = int(since_s + rounds * CHECK_EVERY_S)
+        if not ctx.in_flight.asked(generation, node_subject(self.name, "checks"), RUN_CHECK):
             ctx.emit(generation, drafts.check_node(
                 self.name, names, 0.0, f"excluded for {doc.fault}", CHECKS_S, doc.fault))
-        return ", ".join(good)
+        return ""
 
     def _should_exclude(self, beat: Beat, ctx: Context) -> bool:
         if not beat.fatal or not members.is_fresh(beat, ctx.now, ctx.settings):
@@ -146,12 +159,13 @@ class Exclusions:
         if fault not in incidents.open:
             incidents.add(ctx, fault, Entry(fleet_incident(fault, why, ctx.now, self.name)))
 
+    def _stands(self, wanted: dict[str, members.NodeDoc], node: str, ctx: Context) -> bool:
+        doc = members.doc_of(ctx.observed.store, node_subject(node))
+        return bool(doc.body) and members.read_node(doc) == wanted[node]
+
     def _write(self, wanted: dict[str, members.NodeDoc], node: str, ctx: Context) -> None:
         key = node_subject(node)
         doc = members.doc_of(ctx.observed.store, key)
-        if doc.body and members.read_node(doc) == wanted[node]:
-            del wanted[node]
-            return
         body = msgspec.json.encode(wanted[node])
         draft = drafts.put(key, doc.version, body, wanted[node].reason)
         ctx.emit(doc.version, msgspec.structs.replace(draft, outlives_node=True))
@@ -183,8 +197,8 @@ def too_many(
     settings, docs = ctx.settings, ctx.observed.store.docs
     since_s = ctx.now.wall_s - settings.exclude_window_s
     out = {name for name, _ in docs.of(NODE)
-           if (doc := docs.decoded(node_subject(name), members.read_node)).excluded
-           and doc.fault and doc.since_wall_s > since_s}
+           if any(at_s > since_s for at_s in docs.decoded(
+               node_subject(name), members.read_node).strikes)}
     out |= {name for name, doc in wanted.items() if doc.excluded and doc.fault}
     fleet = len(fleet_nodes(ctx.view.node, ctx))
     most = max(settings.breaker_nodes - 1, int(settings.exclude_fraction * fleet))

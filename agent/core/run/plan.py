@@ -110,7 +110,7 @@ def resume_from(view: PlanView, places: dict[int, str]) -> tuple[Resume, tuple[i
     # Of a shared folder all nodes list the same; what only some can see is on their own disks, and
     # is taken where there is nothing else: it may still be read and sent, and nothing is lost.
     lists = [paths for node, paths in view.listed if node in nodes]
-    common = tuple(c for c in usable if all(c.path in paths for paths in lists))
+    common = tuple(c for c in usable if all(_can_read(paths, c, usable, lists) for paths in lists))
     commit = validity.newest_valid(common, history, quarantined) or validity.newest_valid(
         usable, history, quarantined)
     if view.grade == OPAQUE:
@@ -131,6 +131,20 @@ def resume_from(view: PlanView, places: dict[int, str]) -> tuple[Resume, tuple[i
             kind="disk", step=commit.step, generation=commit.generation, path=commit.path
         ), ()
     return Resume(kind="fresh"), ()
+
+
+def _can_read(
+    paths: frozenset[str], commit: Commit, known: tuple[Commit, ...], lists: list[frozenset[str]]
+) -> bool:
+    """Whether the node of this list can read a commit: it lists it, or has only not heard of it
+    yet.  That is so where all lists have a path in common, so that they are of one folder (a
+    marker is written on one node alone), and all that this one lists is older."""
+    if commit.path in paths:
+        return True
+    one_folder = bool(frozenset.intersection(*lists))
+    return one_folder and all(
+        (c.generation, c.step) < (commit.generation, commit.step)
+        for c in known if c.path in paths)
 
 
 def survivor_resume(

@@ -216,9 +216,14 @@ class Document:
         self, ctx: Context, plan: Plan | None, cause: Cause | None
     ) -> tuple[str, ...]:
         """Paths that must not be used: known before, found bad since, or just refused."""
-        paths = list(plan.quarantined) if plan else []
+        document = self.state.document
+        paths = [*(plan.quarantined if plan else ()), *document.bad_paths]
         known = members.known(ctx.view, ctx.observed.beats, ctx.now, ctx.settings)
         paths += [c.path for c in known.commits if c.bad]
-        if cause and plan and cause.fault == "checkpoint_bad" and plan.resume.path:
-            paths.append(plan.resume.path)
+        path = plan.resume.path if plan else ""
+        if cause and cause.fault == "checkpoint_bad" and path:
+            paths.append(path)
+            if path not in document.bad_paths:  # also for who starts the run before this is written
+                self.state.document = replace(
+                    document, bad_paths=(*document.bad_paths, path)[-QUARANTINE_MAX:])
         return tuple(dict.fromkeys(paths))[-QUARANTINE_MAX:]

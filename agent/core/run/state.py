@@ -58,6 +58,7 @@ class DocumentSeen(Value, frozen=True):
     meant: int = 0  # generation that is meant for the launcher that is here now
     refused_version: int = -1  # a write against this version failed: read again first
     refused_boot_s: float = 0.0
+    bad_paths: tuple[str, ...] = ()  # checkpoints that its ranks refused
 
 
 class Progress(Value, frozen=True):

@@ -151,6 +151,48 @@ def test_a_check_that_fails_keeps_it_out() -> None:
     assert doc(cluster, "b").excluded
 
 
+def test_a_check_that_failed_is_made_again_and_counts_when_it_passes() -> None:
+    cluster = started()
+    lab = cluster.labs["b"]
+    lab.health["disk"] = CheckVerdict("disk", "critical", "dying", confirmed=True)
+    broken(cluster)
+    cluster.run(30)
+    del lab.health["disk"]
+    cluster.run(540)
+    assert doc(cluster, "b").excluded and len([e for e in lab.log if e.kind == "run_check"]) == 1
+    cluster.run(60)
+    assert not doc(cluster, "b").excluded
+
+
+def test_checks_are_made_as_soon_as_a_fault_that_came_again_is_over() -> None:
+    cluster = started()
+    lab = cluster.labs["b"]
+    lab.health["disk"] = CheckVerdict("disk", "critical", "dying", confirmed=True)
+    broken(cluster)
+    cluster.run(10)
+    cluster.fatal["b"] = "host_disk_error"
+    cluster.run(5)
+    del lab.health["disk"], cluster.fatal["b"]
+    lab.boot_id += "+"
+    cluster.run(5)
+    assert not doc(cluster, "b").excluded
+
+
+def test_nobodys_clock_decides_how_old_a_check_or_a_drain_is_on_another_node() -> None:
+    cluster = started(settings=replace(MANY, drain_limit_s=60.0))
+    cluster.apart(a=1 / 24, c=1 / 24)  # b's clock is an hour behind
+    cluster.run(3)
+    broken(cluster)
+    cluster.run(5)
+    assert not doc(cluster, "b").excluded
+    other = started("ab", settings=replace(MANY, drain_limit_s=60.0))
+    other.apart(b=1 / 24)
+    other.run(3)
+    ask(other, "a", "drain", "b")
+    other.run(20)
+    assert doc(other, "b").draining
+
+
 def test_after_three_strikes_only_a_person_releases() -> None:
     cluster = started()
     for strike in range(3):
@@ -192,6 +234,18 @@ def test_a_fleet_loses_no_more_nodes_to_faults_than_it_may() -> None:
     said = [one.reason for one in leader.decision.incidents if one.fault == "fault_2"
             and one.subject == "fleet"]
     assert len(said) == 1 and "2 of 8 nodes were excluded for faults within 30 min" in said[0]
+
+
+def test_nodes_that_checks_released_meanwhile_count_for_the_fleet_all_the_same() -> None:
+    """Else one common cause that comes and goes walks through the fleet, node by node."""
+    cluster = started("abcdefgh", nnodes=2)
+    for name in "cd":
+        broken(cluster, name)
+        cluster.run(8)
+        assert not doc(cluster, name).excluded
+    cluster.fatal["e"] = "host_disk_error"
+    cluster.run(8)
+    assert "node/e" not in cluster.docs
 
 
 def test_idle_nodes_count_for_the_breaker() -> None:

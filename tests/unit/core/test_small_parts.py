@@ -23,6 +23,7 @@ from holdfast.agent.core.model import (
 )
 from holdfast.agent.core.nodes import breaker
 from holdfast.agent.core.run import plan, policy, reconcile, validity
+from holdfast.agent.core.run.layout import World
 from holdfast.agent.core.series.wait_history import History, Seen, percentile
 
 from .driver import Lab, replace
@@ -47,6 +48,27 @@ def test_bad_commits_are_not_valid_and_quarantined_ones_not_used() -> None:
     assert keys(validity.valid_commits(listed, ())) == [(1, 5), (1, 10)]
     newest = validity.newest_valid(listed, (), ("step-10.gen-1",))
     assert newest is not None and newest.step == 5
+
+
+@pytest.mark.parametrize(("listed", "step"), [
+    ({"m": (10, 15), "n": (10,)}, 15),  # one folder, and n has not heard of the newest yet
+    ({"m": (10, 15), "n": (15,)}, 15),
+    ({"m": (10, 15), "n": (10, 20)}, 20),
+    ({"m": (10, 20), "n": (15,)}, 20),  # two folders: what only one can read may still be sent
+    ({"m": (5, 10, 15), "n": (5, 20)}, 20),
+])
+def test_a_newest_checkpoint_counts_where_a_node_has_only_not_heard_of_it(
+    listed: dict[str, tuple[int, ...]], step: int
+) -> None:
+    known = commits(*sorted({(1, one) for steps in listed.values() for one in steps}))
+    paths = {one.step: one.path for one in known}
+    view = plan.PlanView(
+        "r", "trainer", True, 1, 1, "x", (plan.Member("m", fresh=True), plan.Member("n", True)),
+        World(least=2, most=2), commits=known, checkpoint_dir="/a",
+        listed=tuple((node, frozenset(paths[one] for one in steps))
+                     for node, steps in listed.items()))
+    made, why = plan.plan_run(view)
+    assert made is not None and made.resume.step == step, why
 
 
 def test_one_name_with_two_folders_keeps_two_histories() -> None:
