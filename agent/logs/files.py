@@ -33,6 +33,7 @@ from ..core.parse.logs.signatures import (
     ROLES,
     ROOT,
     SIGNAL,
+    UNPLACED,
     Catalogue,
     Match,
     Signature,
@@ -124,6 +125,7 @@ def load_families(path: Path = FAMILIES) -> Families:
     return Families(
         tuple(_family(path, row) for row in tables["family"]),
         tuple(gate.encode() for gate in tables["gates"]),
+        tables.get("finished", ""),
     )
 
 
@@ -137,7 +139,7 @@ def _family(path: Path, row: dict[str, Any]) -> Family:
         one = Family(**defaults | rest)
     except TypeError as error:
         raise ValueError(f"{where}: {error}") from error
-    allowed = {"role": (*ROLES, HARMLESS), "culprit": CULPRITS, "retryable": RETRYABLE}
+    allowed = {"role": (*ROLES, HARMLESS, UNPLACED), "culprit": CULPRITS, "retryable": RETRYABLE}
     for key, values in allowed.items():
         if getattr(one, key) not in values:
             raise ValueError(f"{where}: {key} must be one of {', '.join(values)}")

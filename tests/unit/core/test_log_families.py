@@ -160,6 +160,11 @@ VENDORS = {
         "XlaRuntimeError: INTERNAL: Core halted unexpectedly",
         "RuntimeError: CUDA error: system has a driver mismatch: CUDA_ERROR_SYSTEM_DRIVER_MISMATCH",
         "docker: Error response from daemon: unknown or invalid runtime name: nvidia.",
+        "gpu1:7:8 [0] p2p.cc:9 NCCL WARN cudaIpcOpenMemHandle failed : invalid device context",
+        "nrtd[7]: [NRTD:Init] Failed to initialize devices, error:9",
+        "NVRM: Xid (PCI:0000:07:00): 45, pid=7, name=py, Ch 00000007 caused by previous Xid 148",
+        "0/9 nodes are available: 9 node(s) had taint {node.kubernetes.io/not-ready: }, no pod",
+        "[ 81.5] EDAC MC0: 1 UE memory read error on CPU_SrcID#7_MC#0",
     ),
     "network": (
         "gpu1:7:8 [0] ib.cc:9 NCCL WARN NET/IB: Got completion status=IBV_WC_RETRY_EXC_ERR(12)",
@@ -173,6 +178,7 @@ VENDORS = {
         "OSError: [Errno 113] No route to host",
         "ssh: connect to host n2 port 22: No route to host",
         "httpx.ReadTimeout: The read operation timed out",
+        "TimeoutError: The handshake operation timed out",
     ),
     "storage": (
         "OSError: [Errno 122] Disk quota exceeded: '/out'",
@@ -189,6 +195,7 @@ VENDORS = {
     "data": (
         "zlib.error: Error -3 while decompressing data: invalid block type",
         "EOFError: Compressed file ended before the end-of-stream marker was reached",
+        "file #81:  bad zipfile offset (local header sig):  812",
         "OSError: broken data stream when reading image file",
         "pyarrow.lib.ArrowInvalid: Parquet magic bytes not found in footer.",
         "json.decoder.JSONDecodeError: Expecting ',' delimiter: line 7 column 1 (char 9)",
@@ -209,6 +216,8 @@ VENDORS = {
         "sbatch: error: Batch job submission failed: Invalid account or partition",
         "numpy.core._exceptions._ArrayMemoryError: Unable to allocate 9.0 GiB for an array",
         "botocore.exceptions.NoCredentialsError: Unable to locate credentials",
+        "RuntimeError: cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "2026-11-20T10:00:00.1Z container oom 0123456789abcdef (image=train:7, name=rank-7)",
     ),
     "policy": (
         "slurmstepd: error: *** STEP 7.0 ON n CANCELLED AT 2026-11-20T10:00 DUE TO TIME LIMIT ***",
@@ -219,6 +228,8 @@ VENDORS = {
         "INFO:agent: received a spot interruption notice", "lame workers found: worker 7",
         '{"level": "warn", "message": "Spot interruption payload received: {terminate}"}',
         "TERM_ADMIN: job killed by root or LSF administrator.",
+        "I1120 10:00:00.1 7 dump.go:9] event for w-7: {kubelet n1} Evicted: The node was low on "
+        "resource: memory.",
         "salloc: Job allocation 81 has been revoked.",
     ),
 }
@@ -243,6 +254,7 @@ def test_a_last_line_alone_says_whose_it_is(expected: str, line: str) -> None:
     "Process 7 exited with code 137",
     "[2026-11-20 10:00:00,000 E 7 7] gcs_rpc_client.h:9: Failed to connect to GCS within 9 s.",
     "RuntimeError: Engine core initialization failed. See root cause above.",
+    "[core_client.py:9] Engine core proc EngineCore_DP7 died unexpectedly, shutting down client.",
     "RuntimeError: [unbound_buffer.cc:9] Timed out waiting 9000ms for recv operation to complete",
     "RuntimeError: unable to open shared memory object </torch_7_8> in read-write mode",
 ])
@@ -298,6 +310,12 @@ HEALTHY = (
     '{"severity": "INFO", "message": "connection timed out, next endpoint"}',
     "Lower the batch size to avoid CUDA out of memory errors on small devices",
     "I1120 10:00:00.1 7 request.go:9] Waited for 1.0s due to client-side throttling, not priority",
+    "slurmstepd: error: xcgroup_instantiate: unable to create cgroup '/a/uid_7' : Cannot allocate "
+    "memory",
+    "[ 81.5] mce: [Hardware Error]: Machine check events logged",
+    "Transaction: Memory read error MemCtrl:  Corrected read error bank: 0x1",
+    "pcieport 0000:00:07.0: PCIe Bus Error: severity=Corrected, type=Data Link Layer",
+    "Tolerations:  node.kubernetes.io/not-ready:NoExecute op=Exists for 300s",
 )
 
 
@@ -339,6 +357,23 @@ def test_events_after_an_error_show_that_it_went_well() -> None:
     waited = "Warning  FailedScheduling  9s  s  0/8 nodes are available: 8 Insufficient cpu.\n"
     assert culprit(waited) == "policy"
     assert culprit(waited + "Normal  Scheduled  1s  s  Successfully assigned a/b to n1\n") == ""
+
+
+def test_a_program_that_says_that_all_went_well_had_no_error() -> None:
+    probed = "gpu1:7:8 [0] nvmlwrap.cc:9 NCCL WARN Failed to open libcuda.so\n"
+    table = "#  size  time  busbw  error\n   8  11.2  0.00  1e-07\n"
+    assert culprit(probed + table) == "infra"
+    assert culprit(probed + table + "# Out of bounds values : 0 OK\n") == ""
+    assert culprit(probed + table + "# Out of bounds values : 9 FAILED\n") == "infra"
+    ended = "RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
+    assert culprit(ended + "# Out of bounds values : 0 OK\n") == "infra"
+
+
+def test_an_xid_that_names_nobody_is_told_and_blames_no_node() -> None:
+    for number in (13, 31, 43, 69, 109):
+        line = f"NVRM: Xid (PCI:0000:07:00): {number}, pid=7, name=python, errorString A TIMEOUT\n"
+        found = diagnose(line)
+        assert found.root is None and found.hint.startswith("a GPU error that the driver counts")
 
 
 def test_a_loss_that_stays_no_number_is_the_datas() -> None:

@@ -42,8 +42,11 @@ class Family(NamedTuple):
 class Families:
     """The rows in order; compiles a pattern when its words are met for the first time."""
 
-    def __init__(self, rows: tuple[Family, ...], gates: tuple[bytes, ...]) -> None:
+    def __init__(
+        self, rows: tuple[Family, ...], gates: tuple[bytes, ...], finished: str = ""
+    ) -> None:
         self.rows = rows
+        self.finished = finished  # a later line that says that all went well
         self.gates = gates + tuple(_ungated(rows, gates))
         self.notices = tuple(word for row in rows if row.noticed for word in row.words)
         self.lasting = tuple(row for row in rows if row.lasting)

@@ -14,7 +14,7 @@ from .lines import NO_RANK
 
 ROOT, CASCADE, CARRIER, TEARDOWN, SIGNAL = "root", "cascade", "carrier", "teardown", "signal"
 ROLES = (ROOT, CASCADE, CARRIER, TEARDOWN, SIGNAL)
-UNPLACED = "unplaced"  # an error that no rule knows: told, never blamed; no row can have it
+UNPLACED = "unplaced"  # an error that no rule knows: told, never blamed; no signature has it
 CULPRITS = ("infra", "network", "user", "data", "storage", "policy", "unknown", "none")
 RETRYABLE = ("yes", "no", "once", "elsewhere", "after_repair", "back_off", "requeue", "depends")
 

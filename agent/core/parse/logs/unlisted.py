@@ -116,11 +116,10 @@ class Reader:
         return chosen[::-1]
 
     def _well(self, match: Match, data: bytes, base: int) -> bool:
-        pattern = self._until.get(match.signature)
-        if not pattern:
-            return False
-        after = data[match.offset - base :].decode("utf-8", "replace")
-        return self.families.compiled(pattern).search(after) is not None
+        patterns = [self._until.get(match.signature), match.mention and self.families.finished]
+        after = data[match.offset - base :].decode("utf-8", "replace") if any(patterns) else ""
+        return any(
+            self.families.compiled(one).search(after) is not None for one in patterns if one)
 
     def _room(self, match: Match) -> bool:
         self._kept[match.signature] = self._kept.get(match.signature, 0) + 1
