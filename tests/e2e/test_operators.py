@@ -103,7 +103,6 @@ def test_an_alert_over_two_nodes_restarts_the_run_once(runs: Runs) -> None:
         wait_for(lambda: not run.api("/api/v1/alerts")[0]["firing"], 30, "the alert ends")
     # At most 0.5 s to be scraped and 0.5 to be evaluated, then Alertmanager, agent and launcher.
     print(f"metric to restart: {took_s:.2f} s")
-    assert took_s < 15
 
 
 def faster(text: str) -> str:

@@ -25,7 +25,7 @@ from holdfast.agent.core.checks.preflight import Member, unlike
 from holdfast.agent.core.checks.verdict import CRITICAL, OK, WARNING
 from holdfast.agent.daemon.state import AgentState
 from holdfast.agent.metrics.families import _Page
-from holdfast.agent.peers import kept, transport
+from holdfast.agent.peers import coordinator, kept, transport
 from holdfast.agent.peers import member as members
 from holdfast.agent.peers.coordinator import Coordinator, Plan, shortened
 from holdfast.agent.peers.hosts import Peer
@@ -230,24 +230,23 @@ def test_who_stands_still_is_named_within_a_deadline_of_its_own(
     """It came, kept its connection, and says nothing: before its first test, or in the middle."""
     monkeypatch.setattr(transport, "STILL_S", 0.5)
     monkeypatch.setattr(transport, "BEAT_S", 0.05)
+    monkeypatch.setattr(coordinator, "START_S", 1e6)  # nobody waits for it: this would never end
 
-    async def scenario(given: Plan, first: bool) -> tuple[Heard, float]:
+    async def scenario(given: Plan, first: bool) -> Heard:
         going = [asyncio.ensure_future(coming(given, own)) for own in (0, 1, 2)]
         channel = await connected(port, "n3")
         if not first:
             await channel.send({"member": {"name": "n3"}})
             await channel.take()
-        begin_s = time.monotonic()
         heard = (await asyncio.gather(*going))[0]
         channel.close()
-        return heard, time.monotonic() - begin_s
+        return heard
 
     for first in (True, False):
-        heard, took_s = asyncio.run(scenario(plan(port, 4), first))
+        heard = asyncio.run(scenario(plan(port, 4), first))
         assert states(heard) == {"n0": GOOD, "n1": GOOD, "n2": GOOD, "n3": BROKEN}
         assert heard.report is not None and "n3 came, and stands still" in (
             heard.report.rows[3].reason)
-        assert took_s < 10.0  # not START_S, nor a test's deadline
 
 
 def test_a_coordinator_that_stands_still_is_said(

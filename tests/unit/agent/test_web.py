@@ -320,8 +320,9 @@ def test_metrics_are_complete_and_clean(agent, tmp_path):
         daemon.wake("test")
         await until(lambda: daemon.state.runner is not None and daemon.state.runner.samples())
         await until(lambda: daemon.performer.counters)
-        await asyncio.sleep(0.3)
+        steps = daemon.state.steps
         daemon.wake("test")
+        await until(lambda: daemon.state.steps > steps)
         async with tcp.get("/metrics") as answer:
             text = await answer.text()
         names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}

@@ -6,7 +6,6 @@ import errno
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -152,7 +151,7 @@ def test_a_shard_whose_writer_failed_is_not_waited_for(tmp_path, monkeypatch):
         write(directory, rank, *rest)
 
     monkeypatch.setattr(files, "write_shard", no_room)
-    options = load(None, ["checkpoint.wait_s=60", f"work_dir={tmp_path}"]).checkpoint
+    options = load(None, ["checkpoint.wait_s=3600", f"work_dir={tmp_path}"]).checkpoint
     ranks = []
     for rank in range(2):
         one = Checkpoints(options, tmp_path, Said(), dict)
@@ -160,12 +159,11 @@ def test_a_shard_whose_writer_failed_is_not_waited_for(tmp_path, monkeypatch):
                  SimpleNamespace(rank=rank, world=2, copies=(0, 1)), State())
         ranks.append(one)
     for step, durable in ((4, False), (4, True), (8, True)):
-        begin_s = time.monotonic()
         full[0] = not durable
         for one in reversed(ranks):
             one.save(step)
         for one in ranks:
-            assert one._idle.wait(20) and time.monotonic() - begin_s < 20
+            assert one._idle.wait(60)  # who waits for the failed shard waits for an hour
         assert [found.step for found in files.listing(tmp_path)][:1] == ([step] if durable else [])
         said = [text for fault, text in ranks[0].elastic.reports if fault]
         assert len(said) == 1 and "not committed, rank 1 could not write its part" in said[0]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -88,9 +87,9 @@ def test_one_that_was_deleted_meanwhile_is_nobodys_fault(tmp_path: Path) -> None
 def test_the_pace_is_kept_and_the_end_of_the_run_lifts_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mebibyte at 1 MB/s: the reader waits for about a second, and for no longer than the end."""
+    """A mebibyte at 100 B/s: the reader waits for hours, and for no longer than the run's end."""
     elastic = Elastic()
-    reader = ReadBack(elastic, 1.0)
+    reader = ReadBack(elastic, 1e-4)
     asleep, waited_s = threading.Event(), list[float]()
     wait = reader._hurry.wait
 
@@ -101,10 +100,9 @@ def test_the_pace_is_kept_and_the_end_of_the_run_lifts_it(
 
     monkeypatch.setattr(reader._hurry, "wait", watched)
     reader.ask(str(committed(tmp_path, 5)))
-    assert asleep.wait(WAIT_S) and 0.5 < waited_s[0] < 1.1
-    begin_s = time.monotonic()
+    assert asleep.wait(WAIT_S) and 10_000 < waited_s[0] < 10_600
     reader.finish(WAIT_S)
-    assert elastic.verified_paths and time.monotonic() - begin_s < WAIT_S / 2
+    assert elastic.verified_paths
 
 
 def test_what_waits_is_bounded_and_the_newest_stays(tmp_path: Path) -> None:
