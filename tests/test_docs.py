@@ -13,6 +13,7 @@ import pytest
 
 from holdfast.agent.cli.parser import COMMANDS
 from holdfast.runbooks import prose
+from holdfast.worker.launcher import spec
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")),
@@ -84,6 +85,15 @@ def test_faults_in_documents_have_runbooks() -> None:
         for name in re.findall(r"holdfast explain ([a-z_]+)", path.read_text())
     }
     assert said <= set(prose.names())
+
+
+def test_the_readme_says_how_often_a_run_is_restarted_and_torchruns_is_not() -> None:
+    torchrun = pytest.importorskip("torch.distributed.run", reason="torch is not installed")
+    theirs = torchrun.get_args_parser().get_default("max_restarts")
+    ours = spec.build("run").get_default("max_restarts")
+    said = " ".join((ROOT / "README.md").read_text().split())
+    assert ours != theirs
+    assert f"`--max-restarts` is {ours} when it is not given, where torchrun's is {theirs}." in said
 
 
 def test_the_readmes_own_model_and_data_train(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import shlex
 import time
+from types import SimpleNamespace
 
 import aiohttp
 import msgspec
@@ -30,6 +31,7 @@ from holdfast.agent.core.model import (
 from holdfast.agent.core.node import Node
 from holdfast.agent.metrics.names import NAMES
 from holdfast.agent.metrics.selection import render_docs
+from holdfast.agent.web import auth
 from holdfast.agent.web.auth import Tokens
 from holdfast.agent.web.page import load_page
 from holdfast.agent.web.server import WebServer
@@ -312,6 +314,21 @@ def test_a_fault_on_purpose_goes_to_the_launcher(agent, tmp_path):
             assert answer.status == 400
 
     browse(scenario, agent, tmp_path, inject__enabled=True)
+
+
+def test_a_run_is_changed_by_its_own_user_alone():
+    """The kernel says who asks; a number above or below the owner's is another's."""
+    owners = {"own": 70_007, "nobody's": None}
+    door = auth.Authorizer(None, True, owners.get, {}, None, None)
+    for uid, run, may in ((70_007, "own", True), (70_006, "own", False), (70_008, "own", False),
+                          (70_007, "nobody's", False), (70_007, "", False), (0, "own", True),
+                          (os.getuid(), "nobody's", True)):
+        refused = door._peer_refusal(SimpleNamespace(match_info={"run": run}), uid)
+        assert (refused is None) is may, (uid, run)
+
+
+def test_who_came_over_the_network_is_no_user_of_this_machine():
+    assert auth.uid_of(SimpleNamespace(transport=None)) == -1
 
 
 def test_metrics_are_complete_and_clean(agent, tmp_path):

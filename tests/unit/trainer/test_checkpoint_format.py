@@ -171,3 +171,20 @@ def test_tables_are_json(tmp_path):
     table = json.loads((write(tmp_path) / "shard-00000-of-00002.json").read_text())
     assert table["tensors"][0] == {
         "name": "t0", "dtype": "uint8", "shape": [100], "offset": 0, "nbytes": 100}
+
+
+def test_which_shards_are_missing_and_whose_writer_gave_up(tmp_path):
+    entries = [Entry("t", "uint8", (100,), 0, 100)]
+    files.write_shard(tmp_path, 1, 3, entries, b"\1" * 128)
+    names = [f"{files.shard_name(rank, 3)}.json" for rank in (0, 2)]
+    assert files.missing_shards(tmp_path, 3) == names and files.given_up(tmp_path, 3) == []
+    for rank in (0, 2):
+        (tmp_path / (files.shard_name(rank, 3) + files.FAILED)).touch()
+    assert files.given_up(tmp_path, 3) == [0, 2]
+    files.take_back_shards(tmp_path, (2,), 3)
+    assert files.given_up(tmp_path, 3) == [0]
+
+
+def test_the_number_of_the_layout_stays_what_others_have_read(tmp_path):
+    manifest = json.loads((write(tmp_path) / files.MANIFEST).read_bytes())
+    assert manifest["format"] == 1
