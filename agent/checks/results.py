@@ -19,6 +19,7 @@ from ..core.checks.verdict import OK, CheckVerdict, Measure
 from ..system.regular import read_regular
 
 FILE = "results.json"
+FLEET_FILE = "fleet.json"  # what other nodes measured, as this node's agent wrote it down
 FILE_MAX_BYTES = 8 << 20
 HISTORY_MAX = 32  # of one check
 PASSES_MAX = 64  # of one measure
@@ -32,6 +33,9 @@ class Past(msgspec.Struct, frozen=True):
     wall_s: float
     status: str
     value: float | None = None
+
+
+Fleet = dict[str, list[tuple[float, ...]]]  # as Results.baseline, one row a node
 
 
 class Results(msgspec.Struct):
@@ -50,7 +54,7 @@ class Results(msgspec.Struct):
         return found
 
     def passes(self, machine: str, measure: Measure) -> Sequence[Sequence[float]]:
-        return self.baseline.get(_key(machine, measure), ())
+        return self.baseline.get(key_of(machine, measure), ())
 
     def take(self, verdict: CheckVerdict) -> None:
         self.verdicts[verdict.check] = msgspec.structs.replace(
@@ -62,14 +66,14 @@ class Results(msgspec.Struct):
     def learn(self, machine: str, verdict: CheckVerdict) -> None:
         """Only from what passed: a slow node must not teach that slow is usual."""
         for one in verdict.measures if verdict.status == OK else ():
-            key = _key(machine, one)
+            key = key_of(machine, one)
             if key in self.baseline or len(self.baseline) < MEASURES_MAX:
                 passes = self.baseline.setdefault(key, [])
                 passes.append(list(one.samples) or [one.value])
                 del passes[:-PASSES_MAX]
 
 
-def _key(machine: str, measure: Measure) -> str:
+def key_of(machine: str, measure: Measure) -> str:
     return f"{machine}|{measure.name}|{measure.subject}"
 
 
@@ -92,6 +96,26 @@ def load(folder: Path) -> Results:
         return msgspec.json.decode(raw, type=Results)
     except (OSError, ValueError, msgspec.MsgspecError, RecursionError):
         return Results()
+
+
+def fleet(folder: Path) -> Fleet:
+    """What is known of other nodes; nothing where that is not, or not of this form."""
+    try:
+        raw = read_regular(folder / FLEET_FILE, FILE_MAX_BYTES, follow=False)
+        return msgspec.json.decode(raw, type=Fleet)
+    except (OSError, ValueError, msgspec.MsgspecError, RecursionError):
+        return {}
+
+
+def keep_fleet(folder: Path, found: Fleet) -> None:
+    """Raises OSError where it cannot be kept."""
+    folder.mkdir(parents=True, exist_ok=True)
+    new = folder / f"{FLEET_FILE}.{os.getpid()}.new"
+    try:
+        new.write_bytes(msgspec.json.encode(found))
+        os.replace(new, folder / FLEET_FILE)
+    finally:
+        new.unlink(missing_ok=True)
 
 
 @contextmanager

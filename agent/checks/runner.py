@@ -20,6 +20,7 @@ import msgspec
 from ..core.checks import baseline
 from ..core.checks.verdict import (
     CRITICAL,
+    FLEET,
     OPERATOR,
     UNKNOWN,
     WARNING,
@@ -72,6 +73,7 @@ class Runner:
     def __init__(self, wanted: Wanted) -> None:
         self._wanted = wanted
         self._results = results.load(wanted.folder)
+        self._fleet = results.fleet(wanted.folder)
         if self._results.boot_id != wanted.boot_id:
             self._results.verdicts.clear()
         self._profile = wanted.facts.profile
@@ -231,6 +233,8 @@ class Runner:
         found = [
             Limit(OPERATOR, least, measure.value >= least, f"checks.limits: {measure.name}")
             if least is not None else None,
+            baseline.limit_of(measure, self._fleet.get(
+                results.key_of(self._machine, measure), ()), FLEET),
             baseline.limit_of(measure, self._results.passes(self._machine, measure)),
             self._profile.limit_of(measure) if self._profile is not None else None,
         ]

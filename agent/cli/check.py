@@ -25,6 +25,8 @@ from holdfast.agent.checks import results, table
 from holdfast.agent.config import load
 from holdfast.agent.core.checks.verdict import (
     BASELINE,
+    FLEET,
+    MEASURED,
     OK,
     PROFILE,
     SLURM_HEALTH,
@@ -52,6 +54,7 @@ PROLOG_WAIT_S = 3.0  # the Prologs of a job's nodes look at the same moment
 JITTER_S = 60.0  # HealthCheckProgram runs on all nodes at once
 UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 SIZE_MAX = 1 << 38
+LIKE = {BASELINE: "its passes baseline", FLEET: "other nodes fleet"}
 
 
 def check(options: argparse.Namespace) -> int:
@@ -291,7 +294,7 @@ def row(verdict: CheckVerdict, now_s: float, tables: bool) -> list[Line]:
     limit = ""
     if verdict.value is not None:
         limit = ("no limit known" if verdict.limit is None
-                 else "like its passes baseline" if verdict.limit_from == BASELINE
+                 else f"like {LIKE[verdict.limit_from]}" if verdict.limit_from in MEASURED
                  else f">= {amount(verdict.limit, verdict.unit)} {verdict.limit_from}")
     age_s = now_s - verdict.wall_s
     took = seconds(verdict.took_s) if age_s < 2.0 else f"{seconds(age_s)} ago"

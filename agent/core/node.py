@@ -41,7 +41,7 @@ from .model import (
     run_subject,
     subject_of,
 )
-from .nodes import check_reports, exclusions, kernel_incidents, stale_locks
+from .nodes import check_reports, exclusions, fleet_baseline, kernel_incidents, stale_locks
 from .nodes.check_runs import CheckMemory, CheckRuns
 from .nodes.condition_incidents import ConditionIncidents, ConditionMemory
 from .nodes.exclusions import Exclusions
@@ -175,6 +175,7 @@ class Node:
         self.conditions.step(whole, conditions, self.kernel.addresses())
         self.identities.step(whole)
         check_reports.step(whole, self.name)
+        fleet_baseline.step(whole, self.name)
         leaving = ec2.leaving(conditions, self.settings)
         verdicts[:] = ec2.acted(verdicts) if leaving else verdicts
         opened = (*self.kernel.book.incidents().values(),

@@ -340,6 +340,7 @@ class Daemon:
             journal_stalled=bool(self._disk_problem()) or self.journal.stalled,
             gate=self.node_order_gate.gate,
             checks=state.checks,
+            passes=state.passes,
             beats=self.peers.heard() if self.peers is not None else (),
         )
         decision = self.node.step(now, observed)

@@ -83,6 +83,7 @@ class AgentState:
         self.checkpoints = CheckpointAges()
         self.curves = Curves()
         self.checks: tuple[CheckVerdict, ...] = ()  # what was checked last in this boot
+        self.passes: tuple[tuple[str, tuple[float, ...]], ...] = ()  # see Observed
 
     @property
     def config(self) -> Config:

@@ -10,9 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from .verdict import BASELINE, Limit, Measure, amount
+from .verdict import BASELINE, FLEET, Limit, Measure, amount
 
 PASSES_MIN = 5  # fewer say nothing of how far healthy nodes differ
+NODES_MIN = 3  # the same of other nodes, each of which tells quantiles of all its passes
+KEPT = 8  # quantiles that a node tells
 SIMILAR = 0.95  # SuperBench's; a fleet whose healthy nodes differ more gets what they differ by
 SIMILAR_LEAST = 0.75  # and no less, so that slow nodes cannot teach that slow is usual
 QUANTILES = 16
@@ -31,24 +33,34 @@ def similarity(samples: Samples, healthy: Samples) -> float:
 
 def least_similarity(passes: Sequence[Samples]) -> float:
     """How like the others each healthy measurement is at least."""
-    left_out = (similarity(one, [value for other in passes if other is not one for value in other])
-                for one in passes)
+    left_out = (
+        similarity(one, [value for at, other in enumerate(passes) if at != own for value in other])
+        for own, one in enumerate(passes))
     return max(SIMILAR_LEAST, min(SIMILAR, *left_out))
 
 
-def limit_of(measure: Measure, passes: Sequence[Samples]) -> Limit | None:
-    """What the baseline says; None while too few have passed."""
+def summary(passes: Sequence[Samples]) -> tuple[float, ...]:
+    """What a node tells others of its passes, to four digits; () while it has too few itself."""
+    healthy = [value for one in passes for value in one]
+    if len([one for one in passes if one]) < PASSES_MIN:
+        return ()
+    return tuple(float(f"{_quantile(healthy, (one + 0.5) / KEPT):.4g}") for one in range(KEPT))
+
+
+def limit_of(measure: Measure, passes: Sequence[Samples], origin: str = BASELINE) -> Limit | None:
+    """What this node's passes say, or those of others (FLEET); None while there are too few."""
     passes = [one for one in passes if one]
-    if len(passes) < PASSES_MIN:
+    least_count, of = (NODES_MIN, "other nodes") if origin == FLEET else (PASSES_MIN, "passes")
+    if len(passes) < least_count:
         return None
     healthy = [value for one in passes for value in one]
     least = least_similarity(passes)
     samples = measure.samples or (measure.value,)
     found = similarity(samples, healthy)
     # Distributions are compared, so that a median above the limit's may still be too little.
-    return Limit(BASELINE, least * median(healthy), found >= least,
+    return Limit(origin, least * median(healthy), found >= least,
                  f"samples of {_range(samples, measure.unit)} are {found:.2f} like those of "
-                 f"{len(passes)} passes ({_range(healthy, measure.unit)}); {least:.2f} is enough")
+                 f"{len(passes)} {of} ({_range(healthy, measure.unit)}); {least:.2f} is enough")
 
 
 def _range(samples: Samples, unit: str) -> str:

@@ -1,10 +1,10 @@
 """What a check's answer comes to: ok, warning, critical or unknown, and by whose limit.
 
-Owns the answer that a check gives, the three origins of a limit and which of them may say what, and
-the exit codes of Nagios and of the schedulers.  A limit that was shipped only warns: tables of
-other people's numbers go stale with the next driver.  What nodes of this fleet did when they were
-well only warns too, since a busy node is slow as well.  Both together are critical, and so is the
-operator's own limit.  Pure.
+Owns the answer that a check gives, the origins of a limit and which of them may say what, and the
+exit codes of Nagios and of the schedulers.  A limit that was shipped only warns: tables of other
+people's numbers go stale with the next driver.  What this node, or others of its fleet, did when
+they were well only warns too, since a busy node is slow as well.  Shipped and measured together are
+critical, and so is the operator's own limit.  Pure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from ..model.time import Value
 
 CODES = {OK: 0, WARNING: 1, CRITICAL: 2, UNKNOWN: 3}  # Nagios; also holdfast_check_status
 WORST_FIRST = CRITICAL, WARNING, UNKNOWN, OK
-OPERATOR, BASELINE, PROFILE = "operator", "baseline", "profile"
+OPERATOR, FLEET, BASELINE, PROFILE = "operator", "fleet", "baseline", "profile"
+MEASURED = FLEET, BASELINE  # by whom: distributions are compared, of other nodes or of this one
 SLURM_PROLOG, SLURM_HEALTH, BATCH, K8S = CONVENTIONS = (
     "slurm-prolog", "slurm-health", "batch", "k8s")
 
@@ -60,7 +61,7 @@ def judged(check: str, answer: Answer, limits: Mapping[Measure, Sequence[Limit]]
         status, limit = held(limits.get(each, ()))
         if limit is not None and status in (CRITICAL, WARNING):
             words = f"below {amount(limit.value, each.unit)} ({limit.origin})"
-            if limit.origin == BASELINE:  # which compares distributions, so that its value only
+            if limit.origin in MEASURED:  # which compares distributions, so that its value only
                 words = limit.source      # says about where the limit is
             which = f"{each.name} of {each.subject}" if each.subject else each.name
             (critical if status == CRITICAL else warning).append(
@@ -84,15 +85,17 @@ def judged(check: str, answer: Answer, limits: Mapping[Measure, Sequence[Limit]]
 def held(limits: Sequence[Limit]) -> tuple[str, Limit | None]:
     """What the limits of one measure come to, and which of them speaks."""
     by = {one.origin: one for one in limits}
-    operator, baseline, profile = (by.get(one) for one in (OPERATOR, BASELINE, PROFILE))
+    operator, profile = by.get(OPERATOR), by.get(PROFILE)
+    measured = [by[one] for one in MEASURED if one in by]
     if operator is not None:  # whoever set it meant it to count alone
         return (OK if operator.met else CRITICAL), operator
-    if baseline is not None and profile is not None and not (baseline.met or profile.met):
+    if profile is not None and not profile.met and any(not one.met for one in measured):
         return CRITICAL, profile
-    for one in (baseline, profile):
-        if one is not None and not one.met:
+    known = [*measured, profile] if profile is not None else measured
+    for one in known:
+        if not one.met:
             return WARNING, one
-    return OK, baseline or profile
+    return OK, known[0] if known else None
 
 
 def worst(statuses: Iterable[str]) -> str:

@@ -216,4 +216,5 @@ class Observed(Value, frozen=True):
     gate: Gate = Gate()
     alerts: tuple[Alert, ...] = ()  # from outside, firing, and not settled yet
     checks: tuple[CheckVerdict, ...] = ()  # what was checked last on this node, in this boot
+    passes: tuple[tuple[str, tuple[float, ...]], ...] = ()  # what they measured here when well
     labels: Labels = ()  # of this node: LEVELS of the network, MODEL, and any of the operator's

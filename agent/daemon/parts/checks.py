@@ -1,8 +1,9 @@
 """Checks of this node, made for the agent: what is known of them, and a round when one is wanted.
 
-Owns the look at results.json (read again when it is another file) and the one child that makes a
-round, off the loop and with a deadline.  A check that disturbs nobody is kept young here, so that a
-start finds its verdict.  Concludes nothing; what is of an earlier boot counts as not known.
+Owns the look at results.json (read again when it is another file), what other nodes measured,
+written down beside it for whoever makes checks here, and the one child that makes a round, off the
+loop and with a deadline.  A check that disturbs nobody is kept young here, so that a start finds
+its verdict.  Concludes nothing; what is of an earlier boot counts as not known.
 """
 
 from __future__ import annotations
@@ -18,8 +19,10 @@ import msgspec
 
 from ...checks import results, table
 from ...checks.round import Round, pythons
+from ...core.checks import baseline
 from ...core.checks.verdict import CheckVerdict
-from ...core.model import Effect, RunCheck
+from ...core.model import Documents, Effect, RunCheck
+from ...core.nodes import fleet_baseline
 from ...system.child_probe import Prober
 from ..state import AgentState
 
@@ -41,6 +44,8 @@ class Checks:
         self._folder = (results.directory(os.environ) if state.is_private
                         else Path(agent.state_dir) / "checks")
         self._seen: tuple[int, int, int] | None = None
+        self._docs: Documents | None = None  # that fleet.json was written from
+        self._fleet: results.Fleet = {}
         self._prober = Prober()
         self._one = asyncio.Lock()  # one round at a time: the next one finds what it made
 
@@ -49,6 +54,7 @@ class Checks:
         found = self._changed()
         if found is not None and found.boot_id == self._state.boot_id:
             self._state.checks = known(found.verdicts.values())
+            self._state.passes = passes(found)
 
     async def run(self) -> None:
         while True:
@@ -61,10 +67,12 @@ class Checks:
             await asyncio.sleep(wait_s)
 
     async def look(self) -> None:
-        """Takes what is written there, whoever wrote it."""
+        """Takes what is written there, whoever wrote it, and writes down what others measured."""
+        await self._write_fleet()
         found = await asyncio.to_thread(self._changed)
         if found is not None:
             here = found.boot_id == self._state.boot_id
+            self._state.passes = passes(found)
             self._show(found.verdicts.values() if here else ())
 
     async def perform(self, effect: Effect, body: RunCheck) -> str:
@@ -76,6 +84,21 @@ class Checks:
         return await self._round(names, body.max_age_s, effect.deadline_s)
 
     # ------------------------------------------------------------ within
+
+    async def _write_fleet(self) -> None:
+        """A check is made in a child, or by a person's command: neither has the store."""
+        docs = self._state.snapshot.observed.store.docs
+        if docs is self._docs:
+            return
+        self._docs = docs
+        found = fleet_baseline.of_others(docs, self._state.name)
+        if found == self._fleet:
+            return
+        try:
+            await asyncio.to_thread(results.keep_fleet, self._folder, found)
+            self._fleet = found
+        except OSError as error:
+            self._state.errors("checks", f"{self._folder}: {error.strerror or error}")
 
     def _passive(self) -> list[str]:
         gate = self._state.config.checks.core_settings().names
@@ -141,6 +164,13 @@ class Checks:
             return None
         self._seen = seen
         return results.load(self._folder)
+
+
+def passes(found: results.Results) -> tuple[tuple[str, tuple[float, ...]], ...]:
+    """What this node can tell others.  Pairs of nodes are no node's own."""
+    rows = ((key, baseline.summary(kept)) for key, kept in sorted(found.baseline.items())
+            if not key.startswith("peers,"))
+    return tuple((key, values) for key, values in rows if values)
 
 
 def known(verdicts: Iterable[CheckVerdict]) -> tuple[CheckVerdict, ...]:

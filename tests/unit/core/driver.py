@@ -71,6 +71,7 @@ class Lab:
         self.samples: tuple[tuple[str, str, float, float], ...] = ()
         self.silent: tuple[str, ...] = ()  # names of readings whose collector does not answer
         self.checks: dict[str, CheckVerdict] = {}  # as made last
+        self.passes: tuple[tuple[str, tuple[float, ...]], ...] = ()
         self.health: dict[str, CheckVerdict] = {}  # what a check would find; else it is well
         self.unwritable: dict[str, str] = {}  # path -> why
         self.store_up = True
@@ -95,6 +96,7 @@ class Lab:
             alerts=self.alerts,
             events=self.events, samples=readings_of(self.samples, self.silent),
             journal_stalled=self.journal_stalled, checks=tuple(self.checks.values()),
+            passes=self.passes,
         )
 
     def step(self, seconds: float = 0.0) -> list[Effect]:

@@ -13,6 +13,7 @@ from holdfast.agent.core.checks.verdict import (
     CODES,
     CONVENTIONS,
     CRITICAL,
+    FLEET,
     NO_LIMIT,
     OK,
     OPERATOR,
@@ -51,6 +52,12 @@ def verdict(status: str, confirmed: bool = False) -> CheckVerdict:
     ({PROFILE: False, BASELINE: True}, WARNING, PROFILE),
     ({PROFILE: True, BASELINE: False}, WARNING, BASELINE),
     ({PROFILE: False, BASELINE: False}, CRITICAL, PROFILE),
+    ({FLEET: True}, OK, FLEET),
+    ({FLEET: False}, WARNING, FLEET),
+    ({FLEET: False, BASELINE: True, PROFILE: True}, WARNING, FLEET),
+    ({FLEET: True, BASELINE: False}, WARNING, BASELINE),
+    ({PROFILE: False, FLEET: False, BASELINE: True}, CRITICAL, PROFILE),
+    ({OPERATOR: True, FLEET: False, PROFILE: False}, OK, OPERATOR),
     ({OPERATOR: False}, CRITICAL, OPERATOR),
     ({OPERATOR: True, PROFILE: False, BASELINE: False}, OK, OPERATOR),
 ])
@@ -63,7 +70,8 @@ def test_a_shipped_limit_only_warns_until_a_baseline_confirms_it(
     assert found.value == 8e9 and found.unit == "FLOP/s"
     assert found.todo == ("" if status == OK else "look")
     if status != OK:
-        words = {BASELINE: "where it is from"}.get(speaks, f"below 10 GFLOP/s ({speaks})")
+        measured = speaks in (BASELINE, FLEET)
+        words = "where it is from" if measured else f"below 10 GFLOP/s ({speaks})"
         assert found.reason == f"gemm of cpu is 8 GFLOP/s, {words}"
 
 
