@@ -99,6 +99,10 @@ def grant(
     if cause.final and not account.trained:
         why = f"{cause.reason}; before anything was trained: another start would end the same way"
         return _finish(cause, why, "", spent)
+    if account.grade == TRAINER and cause.user and cause.code == exits.CONFIGURATION:
+        # Our own trainer's word, and not a script's that happens to be the same.
+        return Grant(FINISH, f"{cause.reason}: a setting is wrong, and no restart cures that; its "
+                     "log says which", code=exits.CONFIGURATION, spent=bounded(spent))
     sign = signature(cause, account)
     if sign:
         spent[sign] = spent.get(sign, 0) + 1

@@ -219,6 +219,18 @@ def test_exhausted_restarts_give_the_scripts_own_code_or_76() -> None:
         assert lab.finishes() == [want] and lab.plan().finished == want
 
 
+def test_a_wrong_setting_of_the_trainers_ends_the_run_at_once_with_78() -> None:
+    for grade, starts, code in (("trainer", 1, 78), ("script", 3, 1)):
+        lab = Lab(grade=grade, max_restarts=99)
+        lab.begin()
+        for _ in range(starts):
+            lab.raises(1, "exit code 78", code=78)
+            if grade == "trainer":
+                lab.park(0, 0)
+            lab.settle()
+        assert (len(lab.starts()), lab.finishes()) == (starts, [code])
+
+
 def test_a_crash_loop_stops_even_with_restarts_left() -> None:
     lab = Lab(grade="script", max_restarts=99)
     lab.begin()
