@@ -58,7 +58,7 @@ class Group:
     """Ranks of one generation.  Collectives raise RuntimeError once a peer is gone.
 
     `lay_out(members)` says who does what (engines/strategy.py); `parts` are the process groups that
-    it asks for, by name, each with this rank in it.
+    it asks for, by name, each with this rank in it; `phase(name)` says what this rank does.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class Group:
     ) -> None:
         self.rank, self.world = assignment.rank, assignment.world
         self.device, self.parts, self._asked = device, dict[str, Any](), 0
+        self.phase: Callable[[str], None] = elastic.phase
         self._lock, self._sockets = threading.Lock(), list[socket.socket]()
         self._joining, self._before = True, _open_sockets()
         # From here on: a peer may be lost while we wait for its address in the store.
@@ -109,7 +110,9 @@ class Group:
         # A step may be slow for reasons of the user's own: how long is too long, the agent judges.
         for backend in self._backends():
             backend._set_default_timeout(timedelta(seconds=COLLECTIVE_TIMEOUT_S))
-        elastic.register_group(self.process_group, self.cut)
+        alike = [self.parts[name] for name in self.layout.alike
+                 if self.parts[name] is not group]
+        elastic.register_group(self.process_group, self.cut, alike)
 
     def _members(self, node: str) -> list[Member]:
         """Every rank, by what it says of itself."""

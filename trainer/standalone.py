@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from .checkpoint import format
@@ -117,7 +117,9 @@ class Standalone:
     def broken(self) -> bool:
         return False
 
-    def register_group(self, group: Any, cut: Callable[[], None] | None) -> None: ...
+    def register_group(
+        self, group: Any, cut: Callable[[], None] | None, alike: Sequence[Any] = ()
+    ) -> None: ...
 
     def progress(self, step: int, loss: float, tokens_per_s: float, total_steps: int) -> None: ...
 

@@ -282,14 +282,20 @@ def progress(step: int, loss: float, rate: float, total_steps: int) -> None:
     fields[pages.F_LOSS] = pages.bits(loss)
 
 
-def register_group(group: Any, cut_sockets: Optional[Callable[[], None]]) -> None:
-    """The generation's process group and how to unblock it; (None, None) before it goes."""
+def register_group(
+    group: Any, cut_sockets: Optional[Callable[[], None]], alike: Sequence[Any] = (),
+) -> None:
+    """The generation's process group and how to unblock it; (None, None) before it goes.
+
+    `alike`: this rank's other groups in which every rank enters equally many collectives.
+    """
     worker = _get()
     with worker.lock:
         worker.cut = cut_sockets
         worker.ticker.forget_groups()
         if group is not None:
-            worker.ticker.watch_group(group)
+            for one in (group, *alike):
+                worker.ticker.watch_group(one)
             if worker.fields[pages.F_BROKEN] >= worker.generation and cut_sockets is not None:
                 cut_sockets()  # the order to leave came while the group was being made
 

@@ -11,11 +11,14 @@ import contextlib
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.export._trace  # torch.export's first call imports it: 1.3 s, here before the fork
 from torch import Tensor, nn
+from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, pipeline
 
 from .. import optimizer as adamw
 from ..config import ConfigError
@@ -69,8 +72,6 @@ class Pipeline:
         model = self.setup.build().to(self.device)
         self.shapes = {name: tuple(one.shape) for name, one in batch.items()}
         _reject_tied(model, self.options.stages)
-        from torch.distributed.pipelining import pipeline
-
         problems: list[ConfigError] = []
 
         def cut(graph_module: Any) -> Any:
@@ -131,7 +132,7 @@ class Pipeline:
             places, stages, copies,
             {"pipeline": [tuple(range(n * stages, (n + 1) * stages)) for n in range(copies)],
              "copies": [tuple(range(stage, world, stages)) for stage in range(stages)]},
-            chosen.words(), chosen.describe(self.pieces))
+            words=chosen.words(), about=chosen.describe(self.pieces))
 
     def hold(self, layout: Layout, rank: int) -> State:
         stage = layout.places[rank].shard
@@ -161,30 +162,31 @@ class Pipeline:
 
     # ------------------------------------------------------------------------------ a step
 
-    def wrap(self, group: Any, check: Callable[..., None]) -> None:
-        self.group, self.check = group, check
+    def wrap(self, group: Any, _check: Callable[..., None]) -> None:
+        self.group = group
         self.schedules = {}
         self.step: list[MicroBatch] = []
 
     def _schedule(self, many: int) -> Any:
         """torch's, for that many micro-batches; made once a generation."""
         if many not in self.schedules:
-            from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe
-
             stage = self.pipe.build_stage(self.stage, self.device, self.group.parts["pipeline"])
             forward, backward = stage.forward_one_chunk, stage.backward_one_chunk
 
             def seeded(number: int, *given: Any, **named: Any) -> Any:
-                self.check()
                 # A stage's own: no other one draws the same numbers.
                 torch.manual_seed((self.step[number].seed + self.stage) % 2**63)
-                return forward(number, *given, **named)
+                return computed(forward, number, *given, **named)
 
-            def checked(*given: Any, **named: Any) -> Any:
-                self.check()
-                return backward(*given, **named)
+            def computed(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
+                """Between these a stage waits for others: what tells one that hangs from them."""
+                self.group.phase("forward_backward")  # raises when the generation is over
+                made = function(*given, **named)
+                self.group.phase("collective")
+                return made
 
-            stage.forward_one_chunk, stage.backward_one_chunk = seeded, checked
+            stage.forward_one_chunk, stage.backward_one_chunk = seeded, partial(
+                computed, backward)
             kind = ScheduleGPipe if self.options.schedule == "simple" else Schedule1F1B
             self.schedules[many] = kind(stage, many, loss_fn=self._loss, scale_grads=False)
         return self.schedules[many]
@@ -204,6 +206,7 @@ class Pipeline:
         schedule, last = self._schedule(many), self.options.stages - 1
         inputs = self._inputs(micro_batches) if self.stage == 0 else ()
         targets = torch.arange(many).reshape(many, 1) if self.stage == last else None
+        self.group.phase("collective")
         schedule.step(*inputs, **({"target": targets} if targets is not None else {}))
         told = torch.tensor([self.total / many], dtype=torch.float64, device=self.device)
         if skip():

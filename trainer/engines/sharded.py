@@ -90,7 +90,8 @@ class Sharded:
         words = (
             f"{self.config.strategy}: {len(partitions)} group(s) of {size} of {world} ranks "
             f"({why}); {self.need.words(size)}; {slow / 1e6:.1f} MB a rank over slow links a step")
-        return Layout(tuple(places), size, world, {SHARD: partitions, REPLICATE: copies}, words)
+        return Layout(tuple(places), size, world, {SHARD: partitions, REPLICATE: copies},
+                      (SHARD, REPLICATE), words)
 
     def hold(self, layout: Layout, rank: int) -> State:
         shard = layout.places[rank].shard

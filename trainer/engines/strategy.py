@@ -58,6 +58,7 @@ class Layout(NamedTuple):
     shards: int = 1  # pieces that the state is cut into; each rank holds one
     data: int = 1  # how many ranks (or groups of them) share the micro-batches
     groups: Mapping[str, Sequence[Ranks]] = {}  # process groups to be made: every rank in one each
+    alike: Sequence[str] = ()  # groups in which every rank enters equally many collectives
     words: str = ""  # what was chosen and why, said once at the start
     about: Mapping[str, Any] = {}  # the same for the run's manifest
 

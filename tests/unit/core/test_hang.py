@@ -234,6 +234,17 @@ def test_the_one_that_stood_still_first_is_named_when_the_rest_is_equal() -> Non
     assert hang(lab)[0].subject == "run/r/rank/1"
 
 
+def test_a_trainers_rank_that_is_a_step_behind_is_the_one() -> None:
+    """Stages of a pipeline count different collectives, and their steps tell all the same."""
+    for grade, named in (("trainer", "run/r/rank/1"), ("script", "run/r")):
+        lab = trained(grade, 3)
+        for rank in lab.view.ranks:
+            lab.change(rank.rank, still_s=0.0, phase="forward_backward", seq=(),
+                       step=rank.step + (rank.rank != 1))
+        stand(lab, 90.0 if grade == "script" else 5.0)
+        assert {verdict.subject for verdict in hang(lab)} == {named}, grade
+
+
 def test_a_waiting_rank_is_not_suspected_while_another_still_moves() -> None:
     lab = trained()
     stall(lab, 1)

@@ -129,7 +129,7 @@ class FakeElastic:
     def broken(self):
         return self.now is not None and self.left >= self.now.generation
 
-    def register_group(self, group, cut):
+    def register_group(self, group, cut, alike=()):
         with self.lock:
             self.cut = cut
         if group is not None:

@@ -132,7 +132,7 @@ def _still(
     # A stopped rank has its own verdict under way; a traced one is in a person's hands.
     if not live or any(r.proc_state in ("T", "t") for r in live):
         return Look()
-    culprits, how = name_culprits(live, history, view.bases)
+    culprits, how = name_culprits(live, history, view.bases, view.costs.grade)
     held = _gil_holders(live)
     if held:
         culprits, how = held, "its ticker stands still while the process lives"
@@ -154,12 +154,15 @@ def _still(
 
 
 def name_culprits(
-    live: tuple[RankView, ...], history: History, bases: dict[int, int] | None
+    live: tuple[RankView, ...], history: History, bases: dict[int, int] | None, grade: str
 ) -> tuple[tuple[RankView, ...], str]:
     """(ranks that may hold the others up, what tells them apart).  Several: nobody is named."""
     if len(live) == 1:
         return live, "it is the only rank"
-    left = _behind(live, bases)
+    left = _a_step_behind(live) if grade == TRAINER else live
+    if len(left) == 1:
+        return left, "it is a step behind its peers"
+    left = _behind(left, bases)
     if len(left) == 1:
         return left, "it is behind its peers' sequence number"
     left = _not_waiting(left)
@@ -172,6 +175,13 @@ def name_culprits(
     if longest[0].still_s - longest[1].still_s > margin_s:
         return (longest[0],), "it has stood still the longest"
     return left, "nothing tells these ranks apart"
+
+
+def _a_step_behind(live: tuple[RankView, ...]) -> tuple[RankView, ...]:
+    """Ranks that have finished the fewest steps.  In the trainer nobody enters the optimizer before
+    all gradients are there, and nobody waits in it: whoever is behind keeps the others waiting."""
+    least = min(rank.step for rank in live)
+    return tuple(rank for rank in live if rank.step == least)
 
 
 def _behind(live: tuple[RankView, ...], bases: dict[int, int] | None) -> tuple[RankView, ...]:
