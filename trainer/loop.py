@@ -176,6 +176,8 @@ class Generation:
             strategy.forget()
             job.buffers_after.clear()
             strategy.wrap(group, self.check)
+        if words := layout.places[group.rank].words:
+            elastic.placed(words)
         if layout.words not in job.said:
             job.said[:] = ["", layout.words]
             if group.rank == 0:

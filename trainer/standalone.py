@@ -123,6 +123,8 @@ class Standalone:
 
     def progress(self, step: int, loss: float, tokens_per_s: float, total_steps: int) -> None: ...
 
+    def placed(self, words: str) -> None: ...
+
     def report(self, fault: str, text: str) -> None:
         print(f"{fault}: {text}" if fault else text, file=sys.stderr, flush=True)
 

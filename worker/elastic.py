@@ -300,6 +300,11 @@ def register_group(
                 cut_sockets()  # the order to leave came while the group was being made
 
 
+def placed(words: str) -> None:
+    """This rank's part in the strategy, for people: "stage 2 of 4, pipeline 1"."""
+    _get().send({"t": "place", "text": cut(words)})
+
+
 def report(fault: str, text: str) -> None:
     """One line for the terminal and the agent; `fault` is a runbook's name or ""."""
     _get().send({"t": "report", "fault": fault, "text": cut(text)})

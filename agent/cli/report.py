@@ -112,11 +112,12 @@ def _ranks(ranks: Sequence[Json]) -> list[Line]:
             str(one["rank"]), str(one["pid"]), one["state"], str(one["step"]), one["phase"],
             seconds(one["phase_age_s"]), Span(health, HEALTH_STYLE.get(health, "")),
         ])
-    reasons = [
-        row for one in ranks if one.get("why")
-        for row in field(f"  rank {one['rank']}", Span(one["why"], CARE))
+    said = [
+        row for one in ranks
+        for text in (one.get("place"), one.get("why") and Span(one["why"], CARE)) if text
+        for row in field(f"  rank {one['rank']}", text)
     ]
-    return [*(table(heads, rows, indent=2) if rows else []), *reasons]
+    return [*(table(heads, rows, indent=2) if rows else []), *said]
 
 
 def _nodes(nodes: Sequence[Json]) -> list[Line]:

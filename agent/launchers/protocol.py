@@ -8,7 +8,7 @@ Every number is bounded here: nothing behind this file meets one that no float c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -96,6 +96,7 @@ class RankLevel(msgspec.Struct):
     ended: Ended | None = None
     parked: Parked | None = None
     flight: tuple[tuple[Whole, str, str], ...] = ()  # last collectives: (sequence, name, sizes)
+    place: Annotated[str, msgspec.Meta(max_length=NAME_MAX)] = ""  # its part in the strategy
 
 
 class LogSeen(msgspec.Struct):

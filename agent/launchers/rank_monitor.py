@@ -140,7 +140,8 @@ class RankMonitor:
             state=reported.state, ended=reported.ended, parked=reported.parked,
             still_s=max(0.0, now_s - self._progress_s), proc_state=self._state,
             traced=self._state == "t", stopped_s=stopped_s, active=self._active, where=where,
-            flight=reported.flight, cgroup=self._cgroup, start_boot_s=self._start_boot_s,
+            flight=reported.flight, place=reported.place, cgroup=self._cgroup,
+            start_boot_s=self._start_boot_s,
         )
         if view is None or view.generation != reported.generation:
             # The page of a kept process still shows its last generation until it is told the new
@@ -172,5 +173,5 @@ def bare_level(reported: RankLevel, node: str) -> RankView:
     return RankView(
         rank=reported.rank, node=node, pid=reported.pid, generation=reported.generation,
         state=reported.state, ended=reported.ended, parked=reported.parked, flight=reported.flight,
-        page=False,
+        page=False, place=reported.place,
     )

@@ -320,6 +320,7 @@ def _rank(rank: RankView, verdict: Verdict | None) -> dict[str, Any]:
         "active": rank.active,
         "where": rank.where,
         "phase_s": {name: round(seconds, 3) for name, seconds in rank.phase_s if seconds > 0},
+        "place": rank.place,
         "health": health,
         "why": why,
     }

@@ -21,10 +21,14 @@ SMALL = (
     "micro_batches=4", "batch=2", "checkpoint.every=4",
 )
 FAULTS = ((5, "kill", "rank_killed"), (13, "stop", "rank_stopped"), (22, "stall", "rank_hung"))
-# With copies a lost shard comes from its replica, without them from the launcher's memory: never
-# from the disk, though a checkpoint is there.
+# With copies a lost shard comes from its replica, and never from the disk, though a checkpoint is
+# there; without them from the launcher's memory.
+PARTS = {  # of rank 2
+    "fsdp": "shard 3 of 4", "mics": "shard 1 of 2, partition group 2",
+    "pipeline": "stage 1 of 2, pipeline 2",
+}
 STRATEGIES = {
-    "fsdp": ("strategy=fsdp", "snapshot.every=2"),
+    "fsdp": ("strategy=fsdp", "snapshot.every=2", "checkpoint.every=40"),
     "mics": ("strategy=mics", "mics.group=2"),
     "pipeline": ("strategy=pipeline", "pipeline.stages=2"),
 }
@@ -49,12 +53,13 @@ def test_a_kill_a_stop_and_a_stall_leave_no_trace(runs: Runs, strategy: str) -> 
     run = train(runs, "faulty", *STRATEGIES[strategy])
     for step, fault, named in FAULTS:
         pid = run.at_step(step, rank=2)
+        assert run.ranks()[2]["place"] == PARTS[strategy]
         if fault == "kill":
             os.kill(pid, signal.SIGKILL)
         else:
             run.inject(fault, 2)
         found = wait_for(partial(closed, run, named), 60, f"{named}\n{run.output}")
-        assert "rank 2" in found["culprit"], found
+        assert f"rank 2 (pid {pid}, {PARTS[strategy]})" in found["culprit"], found
     assert run.wait(LONG_S) == 0, run.output
     assert run.result()["digest"] == clean.result()["digest"]
     ends = [one["timeline"][-1][1] for one in run.incidents() if one["state"] == "closed"]

@@ -83,7 +83,9 @@ class Sharded:
         places = [Place()] * world
         for number, ranks in enumerate(partitions):
             for shard, rank in enumerate(ranks):
-                places[rank] = Place(shard, rank, f"partition group {number}, shard {shard}")
+                words = f"shard {shard + 1} of {size}"
+                more = f", partition group {number + 1}" if len(partitions) > 1 else ""
+                places[rank] = Place(shard, rank, words + more)
         copies = [tuple(sorted(ranks[shard] for ranks in partitions)) for shard in range(size)]
         micro_steps = -(-(self.config.micro_batches or world) // world)
         slow = topology.slow_bytes(labels, partitions, self.need.weights, micro_steps)

@@ -48,7 +48,7 @@ class Place(NamedTuple):
 
     shard: int = 0
     data: int = 0  # ranks of the same number are given the same micro-batches
-    words: str = ""  # for people: "partition group 1, shard 0"
+    words: str = ""  # for people: "stage 2 of 4, partition group 1"
 
 
 class Layout(NamedTuple):

@@ -59,7 +59,8 @@ def levels_of(
     """Everything that is, now."""
     ranks = [
         {"rank": p.rank, "local_rank": p.local_rank, "pid": p.child.pid, "generation": p.generation,
-         "state": p.state, "ended": p.ended, "parked": p.parked, "flight": p.flight[-12:]}
+         "state": p.state, "ended": p.ended, "parked": p.parked, "flight": p.flight[-12:],
+         **({"place": p.place} if p.place else {})}
         for _, p in sorted(processes.by_rank().items())]
     return {
         "t": "levels", "generation": processes.generation, "state": processes.level(),
@@ -77,7 +78,7 @@ def fitted(packet: Packet) -> Packet:
                  for r in packet["ranks"]]
         ranks = [dict(r, ended=e) for r, e in zip(packet["ranks"], ended)]
         if errors < 500:
-            ranks = [dict(r, flight=[]) for r in ranks]
+            ranks = [dict(r, flight=[], place="") for r in ranks]
         packet = dict(packet, ranks=ranks, commits=packet["commits"][-commits:])
         if errors < 500 and packet.get("logs"):
             packet["logs"] = dict(packet["logs"], lines=[], seen=[])

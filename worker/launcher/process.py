@@ -59,6 +59,7 @@ class RankProcess:
         self.parked: Optional[Dict[str, Any]] = None
         self.ended: Optional[Dict[str, Any]] = None
         self.flight: List[Any] = []
+        self.place = ""  # its part in the trainer's strategy, in this generation
         self.rubbish = 0  # packets that made no sense
         self.kill_at_s = 0.0
 

@@ -18,7 +18,7 @@ from .. import page as pages
 from ..addresses import LOOPBACK, interface_environ
 from ..rank import rank
 from ..rank import snapshot as snapshots
-from ..wire import FDS_MAX, Packet, pair
+from ..wire import FDS_MAX, Packet, cut, pair
 from . import forking
 from .forking import Child, StoreChild
 from .process import Place, RankProcess, StartCommand, environ_of, error_line, place_environ
@@ -26,6 +26,7 @@ from .run_state import RunState
 
 STANDBYS_LOST_MAX = 3  # standbys that died by themselves; then none is made any more
 CHORE_PAUSE_S = 30.0  # after one failed
+PLACE_MAX = 64  # characters of a rank's part in the trainer's strategy
 ENDPOINTS_MAX = 4  # generations whose stores are remembered
 GONE_WITHIN_S = 5.0  # of SIGKILL; a longer wait is said
 STANDBY_DELAY_S = 1.0  # a new standby is built when recovery is over, not while it goes on
@@ -303,7 +304,7 @@ class RankProcesses:
              "rank": process.rank, "local_rank": process.local_rank, "world": command.world,
              "store_host": store.host, "store_port": store.port, "resume": command.resume,
              "history": command.history, "node": os.uname().nodename, "environ": environ}, fds)
-        process.assigned, process.parked = True, None
+        process.assigned, process.parked, process.place = True, None, ""
 
     def tend(self, now_s: float) -> None:
         """Work that may wait for a quiet moment: the next store, a new standby, overdue kills.
@@ -373,6 +374,9 @@ class RankProcesses:
             return None
         if kind == "snapshot":
             self.give_snapshot(process, int(packet["nbytes"]))
+            return None
+        if kind == "place":
+            process.place = cut(str(packet["text"]), PLACE_MAX)
             return None
         if kind == "flight":
             process.flight = packet["entries"][-64:]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from ..detect.ranks.ended import Cause
-from ..model import Incident, Now, Plan, Resume, rank_subject
+from ..model import Incident, Now, Plan, Resume, rank_subject, rank_words
 
 TIMELINE_MAX = 64
 EVIDENCE_MAX = 32
@@ -23,7 +23,7 @@ def opened(
     """`node`: who opens it, where another node may open one of the same number."""
     who = "culprit unknown"
     if cause.rank >= 0:
-        who = f"rank {cause.rank} (pid {cause.pid}) on {cause.node}"
+        who = rank_words(cause.rank, cause.pid, cause.node, cause.place)
     rank = f"r{cause.rank}" if cause.rank >= 0 else "r-"
     whose = f"-{node}" if node else ""
     return Incident(

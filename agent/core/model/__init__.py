@@ -55,6 +55,7 @@ from .observed import (
     RunView,
     SnapshotView,
     StoreView,
+    rank_words,
 )
 from .plan import Plan, Resume
 from .readings import Named, Reading, Readings, Rows, Selection, by_name, labels_of, readings_of
@@ -71,5 +72,5 @@ __all__ = [
     "Runbook", "SCRIPT", "SEVERITIES", "STORE", "Seconds", "Selection", "Settings", "SnapshotView",
     "Start", "Stop", "StoreView", "StoreWrite", "Subject", "TRAINER", "TakeEvidence", "UNKNOWN",
     "Value", "Verdict", "WARN", "Whole", "by_name", "labels_of", "node_subject", "rank_subject",
-    "readings_of", "run_subject", "subject_of",
+    "rank_words", "readings_of", "run_subject", "subject_of",
 ]

@@ -77,6 +77,16 @@ class RankView(Value, frozen=True):
     parked: Parked | None = None
     cgroup: str = ""  # that its memory is charged to, as the agent sees it; "" unknown
     start_boot_s: float = 0.0  # of its process; 0 unknown
+    place: str = ""  # its part in the trainer's strategy: "stage 2 of 4, pipeline 1"
+
+    @property
+    def who(self) -> str:
+        return rank_words(self.rank, self.pid, self.node, self.place)
+
+
+def rank_words(rank: int, pid: int, node: str, place: str = "") -> str:
+    """A rank as people read it."""
+    return f"rank {rank} (pid {pid}{f', {place}' if place else ''}) on {node}"
 
 
 class Commit(Value, frozen=True):

@@ -138,6 +138,8 @@ class FakeElastic:
     def progress(self, step, loss, tokens_per_s, total_steps):
         pass
 
+    def placed(self, words): ...
+
     def report(self, fault, text):
         self.send("report", fault, text)
 

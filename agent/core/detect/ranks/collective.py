@@ -126,10 +126,11 @@ def _cause(
     fault: str, rank: RankView | None, involved: list[RankView],
     rows: tuple[tuple[str, str], ...], boot_s: float, what: str, bad_from: int = 0,
 ) -> Cause:
-    who = f"rank {rank.rank} (pid {rank.pid}) on {rank.node}" if rank else "culprit unknown"
+    who = rank.who if rank else "culprit unknown"
     return Cause(
         fault=fault, generation=involved[0].generation, reason=f"{who}: {what}",
         rank=rank.rank if rank else -1, node=rank.node if rank else "",
-        pid=rank.pid if rank else 0, step=max(r.step for r in involved), boot_s=boot_s,
+        pid=rank.pid if rank else 0, place=rank.place if rank else "",
+        step=max(r.step for r in involved), boot_s=boot_s,
         detector=DETECTOR, evidence=rows, bad_from=bad_from,
     )

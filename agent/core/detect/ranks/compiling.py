@@ -30,7 +30,7 @@ def compiling(
     rank = next((one for one in ranks if one.rank == int(named[1])), None)
     if rank is None:
         return None
-    who = f"rank {rank.rank} (pid {rank.pid}) on {rank.node}"
+    who = rank.who
     left = lock_left(conditions, view.compiling)
     if left is not None:
         reason = f"{who} stands still for {rank.still_s:.0f} s before a lock: {left.reason}"

@@ -69,6 +69,7 @@ class Cause(Value, frozen=True):
     final: bool = False  # the job cannot run as it is: a module, a file or a command is missing
     request: str = ""  # whose wish it is
     saves: bool = False  # ... with a checkpoint written before
+    place: str = ""  # of the rank in the trainer's strategy
     parks: bool = False  # nothing is broken: ranks leave at the end of their step
 
 
@@ -119,11 +120,11 @@ def first_root(failed: list[RankView]) -> tuple[RankView | None, bool]:
 def cause_of(rank: RankView, cascades: int, oom_pids: tuple[int, ...]) -> Cause:
     """The cause that one badly ended rank is."""
     ended = rank.ended or Ended(code=1)
-    who = f"rank {rank.rank} (pid {rank.pid}) on {rank.node}"
+    who = rank.who
     base = Cause(
         fault="rank_exited", generation=rank.generation, reason="", rank=rank.rank, node=rank.node,
         pid=rank.pid, code=ended.code or 1, error=ended.error, step=rank.step if rank.page else -1,
-        boot_s=ended.boot_s, evidence=_evidence(rank, ended, cascades),
+        boot_s=ended.boot_s, evidence=_evidence(rank, ended, cascades), place=rank.place,
     )
     replace = msgspec.structs.replace
     if MISMATCH in ended.error.lower():

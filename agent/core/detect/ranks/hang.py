@@ -120,7 +120,7 @@ def _stopped(live: tuple[RankView, ...], settings: Settings) -> Look:
             wake_s = min(wake_s, max(0.01, settings.stopped_s - lasted_s + 0.005))
             early += [rank.rank] if lasted_s > EARLY_STOP_S else []
             continue
-        reason = f"{_who(rank)} is stopped (state T, no tracer) for {lasted_s:.1f} s"
+        reason = f"{rank.who} is stopped (state T, no tracer) for {lasted_s:.1f} s"
         findings.append(_finding(rank, "rank_stopped", reason, True, proof=True))
     return Look(tuple(findings), tuple(early), wake_s)
 
@@ -148,7 +148,7 @@ def _still(
     fault = "rank_gil_held" if held else "rank_hung"
     tail = f"waited {waited_s:.1f} s, would act at {min(limit_s, 1e6):.1f} s"
     finding = (
-        _finding(culprits[0], fault, f"{_who(culprits[0])} holds the run up: {how}; {tail}", act)
+        _finding(culprits[0], fault, f"{culprits[0].who} holds the run up: {how}; {tail}", act)
         if len(culprits) == 1 else _unnamed(culprits, fault, tail, act))
     return Look((finding,), tuple(r.rank for r in culprits), wake_s)
 
@@ -244,7 +244,7 @@ def _unnamed(ranks: tuple[RankView, ...], fault: str, tail: str, act: bool) -> F
 def _finding(rank: RankView, fault: str, reason: str, act: bool, proof: bool = False) -> Finding:
     cause = Cause(
         fault=fault, generation=rank.generation, reason=reason, rank=rank.rank, node=rank.node,
-        pid=rank.pid, step=rank.step, error=rank.where, detector=DETECTOR,
+        pid=rank.pid, place=rank.place, step=rank.step, error=rank.where, detector=DETECTOR,
         confidence=1.0 if proof else 0.8, severity=FATAL if act else WARN, evidence=_rows(rank))
     return Finding(cause, act, proof)
 
@@ -259,8 +259,3 @@ def _rows(rank: RankView, prefix: str = "") -> tuple[tuple[str, str], ...]:
     if rank.where:
         rows.append(("where", rank.where))
     return tuple((prefix + what, value) for what, value in rows)
-
-
-def _who(rank: RankView) -> str:
-    return f"rank {rank.rank} (pid {rank.pid}) on {rank.node}"
-
