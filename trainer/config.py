@@ -50,7 +50,7 @@ FROM_0 = Limit("0 or more", lambda value: value >= 0)
 FROM_1 = Limit("at least 1", lambda value: value >= 1)
 BELOW_1 = Limit("0 up to below 1", lambda value: 0 <= value < 1)
 CLASS = Limit('"module:Class"', lambda value: all(value.partition(":")[::2]))
-STRATEGIES = ("ddp", "fsdp", "mics", "pipeline")
+STRATEGIES = ("ddp", "sdp", "fsdp", "mics", "pipeline")
 STRATEGY = Limit(f'one of {", ".join(STRATEGIES)}, or "module:Class"',
                  lambda value: value in STRATEGIES or CLASS.holds(value))
 ROWS = Limit("1 to 1000000", lambda value: 1 <= value <= 1_000_000)
@@ -147,6 +147,14 @@ class FsdpOptions(Options):
 
 
 @dataclasses.dataclass(frozen=True)
+class SdpOptions(Options):
+    """`strategy = "sdp"`: ddp whose gradients cross between nodes in balanced parts."""
+
+    lanes: int = setting(2, "buckets of gradients in flight, each in groups of its own; 1 to 3",
+                         Limit("1 to 3", lambda value: 1 <= value <= 3))
+
+
+@dataclasses.dataclass(frozen=True)
 class MicsOptions(Options):
     """`strategy = "mics"`: the state in the smallest groups of near ranks, copied in each group."""
 
@@ -185,6 +193,7 @@ class Config(Options):
     pipeline: PipelineOptions = PipelineOptions()
     fsdp: FsdpOptions = FsdpOptions()
     mics: MicsOptions = MicsOptions()
+    sdp: SdpOptions = SdpOptions()
     topology: dict[str, Any] = dataclasses.field(
         default_factory=dict,
         metadata={"text": "node's name, or rank = label; ranks of one label are near each other"})

@@ -21,6 +21,7 @@ from ..state import State
 
 BUILT_IN = {
     "ddp": "holdfast.trainer.engines.ddp:DataParallel",
+    "sdp": "holdfast.trainer.engines.balanced:Balanced",
     "fsdp": "holdfast.trainer.engines.sharded:FullySharded",
     "mics": "holdfast.trainer.engines.sharded:MiCS",
     "pipeline": "holdfast.trainer.engines.pipeline:Pipeline",

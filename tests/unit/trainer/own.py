@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import torch
+import torch.distributed as dist
+
+from holdfast.trainer.engines.balanced import Balanced, sum_balanced
 from holdfast.trainer.engines.ddp import DataParallel
 from holdfast.trainer.engines.strategy import Layout, Place
 
@@ -10,6 +14,20 @@ class Plain(DataParallel):
     def lay_out(self, labels):
         places = tuple(Place(data=rank, words=f"mine {rank}") for rank in range(len(labels)))
         return Layout(places, data=len(labels), words=f"own: {len(labels)} ranks")
+
+
+class Checked(Balanced):
+    """Sums of whole numbers, which no order changes, beside torch's; and what crosses nodes."""
+
+    def wrap(self, group, check):
+        super().wrap(group, check)
+        inside, across = group.parts["inside0"], group.parts["across0"]
+        for size in (1, 7, 4096, 10_001):
+            mine = torch.arange(size, dtype=torch.float32) * (group.rank + 1)
+            theirs = mine.clone()
+            dist.all_reduce(theirs)
+            if not torch.equal(sum_balanced(mine, inside, across), theirs):
+                raise RuntimeError(f"not the sum of {size}")
 
 
 class FailsAtOnce(DataParallel):
