@@ -138,6 +138,16 @@ class Group:
         dist.all_reduce(number, dist.ReduceOp.MAX)
         return bool(number.item())
 
+    def meet(self, name: str, wait_s: float) -> bool:
+        """Whether every rank comes to this place within the time.  By the store alone: a rank that
+        is somewhere else would take a collective's bytes for those of its own."""
+        self.store.set(f"{name}/{self.rank}", "")
+        with contextlib.suppress(dist.DistStoreError):
+            self.store.wait([f"{name}/{rank}" for rank in range(self.world)],
+                            timedelta(seconds=wait_s))
+            return True
+        return False
+
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
         dist.broadcast(tensor, source)
 

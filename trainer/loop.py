@@ -32,6 +32,7 @@ from .group import BadCheckpoint, Group, RestoreFailed, is_broken_group
 from .quality import kept
 from .state import State
 
+PARK_S = 50.0  # for a checkpoint before ranks park, and for each other; the agent allows 120
 STEP_TIMES = 64  # the latest, for the snapshots' cadence
 
 
@@ -73,7 +74,8 @@ def train(config: Config, elastic: Any) -> Result:
         try:
             result = generation.run(assignment)
         except RuntimeError as error:
-            if not is_broken_group(error, elastic.broken()):
+            asked = isinstance(error, elastic.Broken)
+            if not asked and not is_broken_group(error, elastic.broken()):
                 raise
             reason = _reason(error)
         else:
@@ -159,6 +161,7 @@ class Generation:
             self.after_step()
             self.step_times_s = [*self.step_times_s[1 - STEP_TIMES :], time.monotonic() - begin]
             self.tell(tokens / self.step_times_s[-1])
+            self.park_if_asked()
             if 0 < elastic.stop_after() <= held.step:
                 break
         return self.finish()
@@ -278,6 +281,22 @@ class Generation:
             if found and self.group is not None and self.group.rank == 0:
                 words = ", ".join(f"{key} {value:.4f}" for key, value in found.items())
                 elastic.report("", f"held out at step {step}: {words}")
+
+    def park_if_asked(self) -> None:
+        """Leaves behind the step that all ranks were told, with a proven checkpoint where one is
+        wanted; nobody leaves before every part of it is there.  The run's last step ends it."""
+        step, group = self.held.step, self.group
+        after, saves = self.elastic.park_after()
+        if not 0 < after <= step or step == self.job.config.steps or group is None:
+            return
+        if saves and self.job.config.checkpoint.every:
+            self.elastic.phase("checkpoint")
+            self.checkpoints.wait()
+            if not self.checkpoints.due(step):
+                self.checkpoints.save(step)
+            self.checkpoints.prove(PARK_S)
+            group.meet(f"park/{step}", PARK_S)
+        raise self.elastic.Broken(f"asked to leave behind step {step}")
 
     def tell(self, tokens_per_s: float) -> None:
         config, step = self.job.config, self.held.step

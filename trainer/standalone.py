@@ -140,6 +140,9 @@ class Standalone:
     def stop_after(self) -> int:
         return 0
 
+    def park_after(self) -> tuple[int, bool]:
+        return 0, False
+
     def snapshot_buffer(self, nbytes: int) -> memoryview | None:
         return None
 

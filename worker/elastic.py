@@ -46,6 +46,14 @@ class Assignment(NamedTuple):
     node: str
 
 
+class Parting(NamedTuple):
+    """Behind which step of a generation its ranks park though nothing is broken."""
+
+    generation: int
+    after: int
+    save: bool  # a checkpoint is written there first
+
+
 class Worker:
     """One rank's runtime.  Main thread writes the page; the ticker thread delivers packets."""
 
@@ -68,6 +76,7 @@ class Worker:
         self.step_began_ns = 0
         self.joining = False  # between an assignment and its first phase of work
         self.phase_number = pages.UNKNOWN
+        self.parting = Parting(0, 0, False)
         self.assigned_hooks: List[Callable[[Assignment], None]] = []
 
     # -------------------------------------------------------------- ticker's thread
@@ -89,6 +98,9 @@ class Worker:
             self.on_assign(packet, fds)
         elif kind == "leave":
             self.on_leave(int(packet["generation"]))
+        elif kind == "park":
+            self.parting = Parting(
+                int(packet["generation"]), max(1, int(packet["after"])), bool(packet["save"]))
         elif kind == "snapshot":
             with self.lock:
                 self.snapshot_answer = fds
@@ -329,6 +341,13 @@ def bad_checkpoint(path: str, why: str) -> None:
 def stop_after() -> int:
     """0, or the step at whose end to write a checkpoint and leave with code 0."""
     return int(_get().fields[pages.F_STOP_AFTER])
+
+
+def park_after() -> Tuple[int, bool]:
+    """(the step at whose end to park, whether to write a checkpoint there first); 0 = none."""
+    worker = _get()
+    wanted = worker.parting
+    return (wanted.after, wanted.save) if wanted.generation == worker.generation else (0, False)
 
 
 def skip_collective() -> bool:

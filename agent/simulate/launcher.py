@@ -210,6 +210,9 @@ class Launcher:
         for number, rank in list(self.ranks.items()):
             if stop.ranks and number not in stop.ranks:
                 continue
+            if stop.park and not stop.after and self.job.grade == TRAINER:
+                self._park(rank, stop.reason)
+                continue
             if stop.park and self.job.grade == TRAINER and rank.state == RUN:
                 if stop.save and rank.gang is not None:
                     self.job.save_now(rank.gang, rank.step)

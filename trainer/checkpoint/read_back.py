@@ -52,6 +52,11 @@ class ReadBack:
         with self._changed:
             self._changed.wait_for(lambda: not (self._paths or self._reading), wait_s)
 
+    def wait(self, wait_s: float) -> None:
+        """The same in the middle of a run: the disk is shared again afterwards."""
+        self.finish(wait_s)
+        self._hurry.clear()
+
     # -------------------------------------------------------------------------- in the thread
 
     def _work(self) -> None:

@@ -104,6 +104,12 @@ class Checkpoints:
         """Until the last checkpoint is durable, has failed, or its wait is over."""
         self._idle.wait(2 * self.options.wait_s)
 
+    def prove(self, wait_s: float) -> None:
+        """Until what was saved is durable and, on rank 0, read back; or until that took too long.
+        """
+        if self._idle.wait(wait_s):
+            self.read_back.wait(wait_s)
+
     def summary(self) -> str:
         """What they cost, "" if there were none."""
         if not self.stalls_s:

@@ -52,6 +52,7 @@ class Commands:
         self.running: Dict[str, float] = {}
         self.welcomed = False
         self.starting: Dict[str, int] = {}  # start command -> the generation that waits
+        self.parking: Dict[str, int] = {}  # stop command -> the generation whose ranks are to park
         self.refusals: Set[str] = set()
         self.address = ""
 
@@ -208,9 +209,25 @@ class Commands:
             self.outcome(command_id, not over,
                          "the machine refused processes or files" if over else "")
 
+    def parked(self) -> None:
+        """Answers each order to park once nobody of its generation is left to obey it."""
+        for command_id, generation in list(self.parking.items()):
+            if not any(p.assigned and p.parked is None and p.generation == generation
+                       for p in self.ranks.living()):
+                del self.parking[command_id]
+                self.outcome(command_id, True)
+
     def stop(self, command_id: str, body: Dict[str, Any]) -> None:
         if body.get("leave"):
             self.leave(command_id, body)
+            return
+        if body.get("park") and self.state.spec.program.trainer:
+            generation, after = int(body["generation"]), int(body.get("after") or 0)
+            self.ranks.park(generation, after, bool(body.get("save")))
+            if after:
+                self.parking[command_id] = generation
+            else:
+                self.outcome(command_id, True)
             return
         wanted = {int(r) for r in body.get("ranks", ())}
         grace_s = float(body.get("grace_s", 0.0))

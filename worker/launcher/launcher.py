@@ -131,6 +131,7 @@ class Launcher:
         self.reap()
         self.ranks.start_waiting()
         self.commands.started()
+        self.commands.parked()
         now_s = time.monotonic()
         if self.link.tend():
             self.greet()

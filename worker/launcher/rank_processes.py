@@ -408,6 +408,16 @@ class RankProcesses:
             if concerned and process.parked is None and process is not culprit:
                 process.channel.send({"t": "leave", "generation": process.generation})
 
+    def park(self, generation: int, after: int, save: bool) -> None:
+        """Has a trainer's ranks leave this generation with their state: behind step `after`, or at
+        once."""
+        if not after:
+            return self.break_generation(None, generation)
+        for process in self.living():
+            if process.assigned and process.generation == generation and process.parked is None:
+                process.channel.send(
+                    {"t": "park", "generation": generation, "after": after, "save": save})
+
     def renew_permit(self, generation: int, until_ns: int) -> None:
         """The ranks of this generation may compute until then (CLOCK_BOOTTIME)."""
         waiting = self.waiting

@@ -41,11 +41,11 @@ def start(view: RunView, body: Start) -> Effect:
 
 def stop(
     view: RunView, ranks: tuple[int, ...], grace_s: float, reason: str, fault: str,
-    leave: bool = False, park: bool = False, save: bool = False,
+    leave: bool = False, park: bool = False, save: bool = False, after: int = 0,
 ) -> Effect:
     body = Stop(
         run=view.run, generation=view.generation, ranks=ranks, grace_s=grace_s, reason=reason,
-        leave=leave, park=park, save=save)
+        leave=leave, park=park, save=save, after=after)
     return _draft("stop", view.run, reason, grace_s + STOP_MARGIN_S, body, fault)
 
 

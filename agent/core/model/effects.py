@@ -67,7 +67,8 @@ class Stop(Value, frozen=True, tag="stop"):
     reason: str
     leave: bool = False  # the launcher ends as if its caller had asked: checkpoint, its own grace
     save: bool = False  # a trainer's ranks write a checkpoint first; with `park`
-    park: bool = False  # a trainer's ranks park at the end of their step, with their state
+    park: bool = False  # a trainer's ranks park at the end of a step, with their state
+    after: int = 0  # ... of this one, which all of them come to; 0 = wherever they are
 
 
 class Finish(Value, frozen=True, tag="finish"):

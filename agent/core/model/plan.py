@@ -36,4 +36,5 @@ class Plan(Value, frozen=True):
     quarantined: tuple[str, ...] = ()  # checkpoint paths that must not be used
     owner: int = -1  # user id of whose run it is; -1 unknown
     saves: bool = False  # ... and to write a checkpoint before
-    park: str = ""  # why its ranks are to leave it at the end of their step; "" = they go on
+    park: str = ""  # why its ranks are to leave it at the end of a step; "" = they go on
+    park_after: int = 0  # ... of this one: far enough ahead for every node to hear of it

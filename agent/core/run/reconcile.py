@@ -46,7 +46,8 @@ def park(plan: Plan, view: RunView, grace_s: float) -> Effect | None:
     live = any(r.state in ("starting", "running") and r.ended is None for r in view.ranks)
     if not plan.park or not here or not live:
         return None
-    return drafts.stop(view, (), grace_s, plan.park, "", park=True, save=plan.saves)
+    return drafts.stop(view, (), grace_s, plan.park, "", park=True, save=plan.saves,
+                       after=plan.park_after)
 
 
 def may_delete(plan: Plan, view: RunView, leader: bool) -> bool:

@@ -7,6 +7,7 @@ cost from policy.py; the plan itself is plan_document.py's.
 from __future__ import annotations
 
 from functools import partial
+from math import ceil
 
 from msgspec.structs import replace
 
@@ -24,7 +25,8 @@ from .state import Budgets, Context, Recovery, RunState
 
 EVIDENCE_WAIT_S = 0.2  # at a verdict, for evidence that is still missing
 SAVE_LIMIT_S = 120.0  # ... with a checkpoint
-PARK_LIMIT_S, PARK_STEPS = 10.0, 3.0  # for ranks to come to the end of a step
+PARK_LIMIT_S, PARK_STEPS = 10.0, 4.0  # for ranks to come to the end of a step
+PARK_NOTICE_S = 0.5  # until every node has heard of it: a write, its watch, a step of each agent
 FAULT_GRACE_S = 1.0  # for the rest of a script's ranks when one of them failed
 LIVE = ("starting", "running")
 
@@ -224,8 +226,14 @@ class Recoveries:
         broken_s = self.state.progress.broken_boot_s
         park_over_s = broken_s + ctx.settings.park_wait_s - ctx.now.boot_s
         # Where only victims of a loss have ended, the other ranks park by themselves, and hold the
-        # state from which the run resumes.
-        blind = cause.rank < 0 and cause.fault != "rank_exited"
+        # state from which the run resumes.  What another node has does not concern the ranks here:
+        # they are told to leave, and with them all others.
+        elsewhere = cause.rank < 0 and cause.node not in ("", view.node)
+        blind = cause.rank < 0 and cause.fault != "rank_exited" and not elsewhere
+        if view.grade == TRAINER and elsewhere and mine and not recovery.left:
+            draft = drafts.stop(view, (), 0.0, cause.reason, cause.fault, park=True)
+            left = ctx.emit(view.generation, draft) is not None
+            self.state.recovery = recovery = replace(recovery, left=left)
         if view.grade != TRAINER or blind:
             unfit = [*mine, *parked] if view.grade != TRAINER else mine
         else:
@@ -250,9 +258,20 @@ class Recoveries:
             return False
         if plan is not None and not plan.park:
             why = recovery.cause.reason
-            self.ending.document.put(ctx, replace(plan, park=why, saves=recovery.cause.saves), why)
+            self.ending.document.put(ctx, replace(
+                plan, park=why, saves=recovery.cause.saves,
+                park_after=self._park_after(ctx, ranks)), why)
         ctx.wake(LOOK_AGAIN_S)
         return True
+
+    def _park_after(self, ctx: Context, ranks: tuple[RankView, ...]) -> int:
+        """The first step that no rank has ended when the last node hears of it: all ranks leave
+        behind the same one, or the checkpoint on the way lacks somebody's part."""
+        heard_s = [ctx.now.boot_s - b.boot_s for b in ctx.observed.beats if b.run == self.state.run]
+        ahead_s = PARK_NOTICE_S + min(PARK_LIMIT_S, max(heard_s, default=0.0))
+        step_s = self.state.history.step_s
+        steps = ceil(ahead_s / step_s) if step_s > 0 else 0
+        return max((r.step for r in ranks), default=0) + 2 + steps
 
     def _grace_s(self, ctx: Context, cause: Cause) -> float:
         if not cause.charged:

@@ -99,6 +99,7 @@ class Recovery(Value, frozen=True):
     grant: Grant | None = None
     stop_ranks: tuple[int, ...] = ()  # whom the last order to stop named
     stop_boot_s: float = 0.0  # when ranks were first ordered to stop for the cause
+    left: bool = False  # ranks here were told to leave what broke on another node
     planned: bool = False  # the next generation is in force: its new step is waited for
 
 

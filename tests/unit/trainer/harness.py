@@ -48,6 +48,7 @@ class FakeElastic:
         self.pipe, self.faults, self.snapshot_dir = pipe, faults, snapshot_dir
         self.assignments, self.left, self.cut = queue.Queue(), 0, None
         self.lock, self.step, self.now, self.stop = threading.Lock(), 0, None, 0
+        self.parting = 0  # behind this step, with a checkpoint
         self.half = 0
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -67,6 +68,8 @@ class FakeElastic:
                 self._wake()
             elif kind == "stop":
                 self.stop = value
+            elif kind == "park":
+                self.parting = value
 
     def _wake(self):
         """Again and again until the rank has left: it may be just about to connect."""
@@ -157,6 +160,9 @@ class FakeElastic:
 
     def stop_after(self):
         return self.stop
+
+    def park_after(self):
+        return (self.parting, True) if self.now.generation == 1 else (0, False)
 
     def snapshot_buffer(self, nbytes):
         if not self.snapshot_dir:

@@ -179,6 +179,31 @@ def test_loss_that_is_no_number_ends_the_rank(tmp_path):
         launcher.run()
 
 
+def test_ranks_that_are_asked_to_park_do_so_behind_one_step_with_a_proven_checkpoint(tmp_path):
+    class Parting(Launcher):
+        asked, verified, parted = False, 0, []
+
+        def heard(self, rank, message):
+            super().heard(rank, message)
+            if message[:2] == ("step", 3) and not self.asked:
+                self.asked = True
+                for _, pipe, _ in self.ranks.values():
+                    pipe.send(("park", 6))
+            self.verified += message[0] == "verified"
+            if message[0] == "parked":
+                self.parted.append((message[1:4], self.verified))
+
+    launcher = Parting(config(tmp_path, 2, "steps=12", "checkpoint.every=5000",
+                              "model_options.width=700"), 2, tmp_path)
+    results = launcher.run()
+    (step,) = {parked[0] for parked, _ in launcher.parted}
+    assert 6 <= step < 12 and len(launcher.parted) == 2
+    assert launcher.parted[0] == ((step, False, f"generation_over: asked to leave behind step "
+                                   f"{step}"), 1)
+    assert {r.step for r in results.values()} == {12}
+    assert [f.step for f in files.listing(tmp_path / "checkpoints")] == [12, step]
+
+
 def test_stop_is_at_the_same_step_and_leaves_a_checkpoint(tmp_path):
     class Stopping(Launcher):
         def heard(self, rank, message):

@@ -233,6 +233,25 @@ def test_a_survivor_keeps_its_process_and_a_standby_takes_the_lost_ones_place(tr
     assert first.parked is None and second not in trainer.ranks.processes
 
 
+def test_an_order_to_park_ends_nobody_and_is_answered_once_all_have(trainer):
+    told = commands.Commands(trainer.state, trainer.ranks, None, SimpleNamespace(channel=None),
+                             None, None, None)
+    ranks = [trainer.ranks.by_rank()[rank] for rank in (0, 1)]
+    for one in ranks:
+        trainer.heard(one)
+    order = {"generation": 1, "ranks": [], "grace_s": 0.0, "park": True, "save": True, "after": 9}
+    told.stop("id", order)
+    for one in ranks:
+        assert trainer.heard(one) == [
+            {"t": "park", "generation": 1, "after": 9, "save": True, "fds": 0}]
+        told.parked()
+        assert told.outcomes == [] and not one.by_us
+        trainer.ranks.on_packet(one, {"t": "parked", "generation": 1, "step": 9, "torn": False,
+                                      "reason": "asked to"})
+    told.parked()
+    assert [(packet["id"], packet["ok"]) for packet in told.outcomes] == [("id", True)]
+
+
 @pytest.mark.parametrize("parked", [True, False])
 def test_only_who_parked_and_is_kept_stays(trainer, parked):
     first, second = (trainer.ranks.by_rank()[rank] for rank in (0, 1))
