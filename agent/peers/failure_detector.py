@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import msgspec
 
-SILENT_TICKS = 5  # without a word; a tick is PING_S of beats.py
+SILENT_TICKS = 3  # without a word; a tick is PING_S of beats.py, and a question costs nothing
 FRESH_TICKS = 3  # a second observer must have been heard within these
 PROBE_AGAIN_TICKS = 5
 

@@ -63,7 +63,7 @@ def test_an_observer_that_was_cut_off_accuses_nobody() -> None:
 
 def test_one_that_stood_still_itself_counts_no_tick_meanwhile() -> None:
     detector = observer("b", "c")
-    passes(detector, 2, heard=("b",))
+    passes(detector, SILENT_TICKS - 2, heard=("b",))
     # Frozen for an hour here: one late tick, then the others' words are read.
     assert passes(detector, 1) == [] and passes(detector, 1, heard=("b", "c")) == []
     detector.probed("c", answers=False)  # of a question asked before
