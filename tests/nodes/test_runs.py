@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from .harness import Nodes
-from .worlds import LEASE_S, ROOT, SMALL, World, output
+from .worlds import CLI, LEASE_S, ROOT, SMALL, World, output
 
 STEPS = 300  # more than the hurts take
 LOOPING = str(Path(__file__).with_name("looping.py"))
@@ -69,8 +68,7 @@ def test_a_script_over_three_nodes_is_one_world_and_outlives_its_store(world: Wo
     pids = {rank: int(seen["pid"]) for rank, seen in said.items()}
 
     # Every permit is renewed by the others' word while the store is away.
-    assert world.etcd is not None
-    os.kill(world.etcd.pid, signal.SIGKILL)
+    os.kill(world.etcd[3].pid, signal.SIGKILL)
     stand_for(world, 2 * LEASE_S, lambda: all(map(alive, pids.values())))
     world.start_store()
 
@@ -140,7 +138,7 @@ def test_a_trainer_outlives_a_rank_a_frozen_leader_and_a_node(world: World) -> N
 
     # The same world on one node, and no fault: the same weights to the last bit.
     clean = world.nodes[spare].run(
-        [sys.executable, "-P", "-m", "holdfast.agent.cli", "train", "--run", "clean",
+        [*CLI, "train", "--run", "clean",
          "--nproc-per-node", "3", f"work_dir={world.shared}/work",
          f"checkpoint.dir={world.shared}/clean", f"steps={STEPS}", *SMALL],
         {"PYTHONPATH": str(ROOT / ".types"), "OMP_NUM_THREADS": "1"}, timeout_s=240.0)

@@ -23,6 +23,7 @@ from .harness import Node, Nodes
 
 ROOT = Path(__file__).resolve().parents[2]
 LEASE_S = 3.0
+CLI = (sys.executable, "-P", "-m", "holdfast.agent.cli")
 LIMIT_S = 240.0  # of a start; CI's two processors import torch for every launcher one by one
 SMALL = (
     "batch=2", "micro_batches=3", "model_options.width=32", "model_options.layers=1",
@@ -31,42 +32,65 @@ SMALL = (
 
 
 class World:
-    """One run over some of the nodes.  The last node carries the store and nothing else."""
+    """One run over some of the nodes, and the store: by default of one member, on the last node."""
 
-    def __init__(self, nodes: Nodes, name: str = "job") -> None:
+    def __init__(self, nodes: Nodes, name: str = "job", members: Sequence[int] = ()) -> None:
+        """`members`: the nodes that carry a member of the store."""
         self.nodes, self.name = nodes, name
+        self.members = tuple(members) or (len(nodes.all) - 1,)
         self.shared = nodes.home / "shared"
         self.shared.mkdir(exist_ok=True)
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
-        self.etcd: subprocess.Popen[bytes] | None = None
+        self.etcd: dict[int, subprocess.Popen[bytes]] = {}  # node -> its member
 
     # ------------------------------------------------------------- to start it
 
     def start_store(self) -> None:
         if shutil.which("etcd") is None:
             pytest.skip("etcd is missing (Debian package etcd-server)")
-        node = self.nodes.all[-1]
-        here, peer = f"http://{node.address}:2379", f"http://{node.address}:2380"
-        self.etcd = node.start([
-            "etcd", "--data-dir", str(node.home / "etcd"), "--listen-client-urls", here,
-            "--advertise-client-urls", here, "--listen-peer-urls", peer,
-            "--initial-advertise-peer-urls", peer, "--initial-cluster", f"default={peer}",
-            "--heartbeat-interval", "50", "--election-timeout", "500"], output="etcd.out")
+        for number in self.members:
+            self.start_member(number)
 
-    def launch(self, number: int, command: str, *words: str) -> None:
-        """`holdfast run` or `train` on one node, as srun would start it."""
+    def start_member(self, number: int) -> None:
+        """One of the store; what it knew before is on its disk."""
+        node = self.nodes[number]
+        here, peer = f"http://{node.address}:2379", f"http://{node.address}:2380"
+        all_peers = ",".join(f"{self.nodes[one].name}=http://{self.nodes[one].address}:2380"
+                             for one in self.members)
+        self.etcd[number] = node.start([
+            "etcd", "--name", node.name, "--data-dir", str(node.home / "etcd"),
+            "--listen-client-urls", here, "--advertise-client-urls", here,
+            "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer,
+            "--initial-cluster", all_peers, "--heartbeat-interval", "50",
+            "--election-timeout", "500"], output="etcd.out")
+
+    @property
+    def endpoints(self) -> str:
+        return ",".join(f"{self.nodes[one].address}:2379" for one in self.members)
+
+    def environ(self, number: int) -> dict[str, str]:
+        """Of every command of ours on this node."""
         node = self.nodes[number]
         config = node.home / "agent.toml"
         config.write_text(
             f'[agent]\nnode = "{node.name}"\nlisten = ""\n[checks]\ngate = []\n'
-            f'[store]\nurl = "etcd://{self.nodes.all[-1].address}:2379"\n'
-            f'[detect]\nlease_s = {LEASE_S}\n')
-        self.processes[number] = node.start(
-            [sys.executable, "-P", "-m", "holdfast.agent.cli", command, "--run", self.name, *words],
-            {"HOLDFAST_CONFIG": str(config), "PYTHONPATH": str(ROOT / ".types"),
-             "OMP_NUM_THREADS": "1"}, output=f"{self.name}.out")
+            f'[store]\nurl = "etcd://{self.endpoints}"\n[detect]\nlease_s = {LEASE_S}\n')
+        return {"HOLDFAST_CONFIG": str(config), "PYTHONPATH": str(ROOT / ".types"),
+                "OMP_NUM_THREADS": "1"}
 
-    def train(self, numbers: Sequence[int], nnodes: int, steps: int, *more: str) -> None:
+    def launch(self, number: int, command: str, *words: str) -> None:
+        """`holdfast run` or `train` on one node, as srun would start it."""
+        self.processes[number] = self.nodes[number].start(
+            [*CLI, command, "--run", self.name, *words], self.environ(number),
+            output=f"{self.name}.out")
+
+    def ask(self, number: int, *words: str) -> subprocess.CompletedProcess[str]:
+        """A command of an operator's on one node."""
+        return self.nodes[number].run([*CLI, *words], self.environ(number))
+
+    def train(
+        self, numbers: Sequence[int], nnodes: int | str, steps: int, *more: str
+    ) -> None:
         for number in numbers:
             self.launch(number, "train", "--nnodes", str(nnodes), f"work_dir={self.shared}/work",
                         f"checkpoint.dir={self.shared}/{self.name}", f"steps={steps}", *SMALL,
@@ -100,10 +124,16 @@ class World:
 
     def leader(self) -> int:
         """Whose lease it is, by the store; -1 for nobody's."""
-        store = self.nodes.all[-1]
-        said = store.run(["etcdctl", "--endpoints", f"{store.address}:2379", "get",
-                          f"/holdfast/main/lease/{self.name}"], {"ETCDCTL_API": "3"}).stdout
+        asked = next(number for number in self.members if self.etcd[number].poll() is None)
+        said = self.nodes[asked].run(
+            ["etcdctl", "--endpoints", f"{self.nodes[asked].address}:2379", "get",
+             f"/holdfast/main/lease/{self.name}"], {"ETCDCTL_API": "3"}).stdout
         return next((node.number for node in self.nodes if f'"node":"{node.name}"' in said), -1)
+
+    def spares(self, number: int) -> set[int]:
+        """Of the run's document, as this node knows it."""
+        return {int(one["node"][1:]) for one in self.status(number).get("nodes", ())
+                if one["part"] == "spare"}
 
     def said(self) -> str:
         """What every launcher and agent said, for a test that fails."""
