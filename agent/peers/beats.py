@@ -211,6 +211,10 @@ class Peers:
                 self._probes[name] = task
         self._judge()
 
+    def hosts_lost(self) -> set[str]:
+        """Where the nodes are that are lost now."""
+        return {line.address.host for name, line in self.lines.items() if name in self._lost}
+
     def _judge(self) -> None:
         lost = self.detector.lost()
         if lost != self._lost:

@@ -78,5 +78,9 @@ class Store(Protocol):
         """Follows the store until it is cancelled: `view` is right first, then `changed` says
         why it was called.  A store that failed is asked again for ever."""
 
+    def avoid(self, hosts: frozenset[str]) -> None:
+        """These hosts are lost: what runs there of the store is not asked while anything else is.
+        """
+
     def close(self) -> Awaitable[None] | None:
         """Lets go of files, locks and connections; connections want to be waited for."""

@@ -553,6 +553,9 @@ class EtcdStore:
                 self._gone = {key: at for key, at in self._gone.items() if at > self._revision}
         return news
 
+    def avoid(self, hosts: frozenset[str]) -> None:
+        self.gateway.avoid(hosts)
+
     async def close(self) -> None:
         held = self._held.get(self._name)
         if held is not None and self._up:

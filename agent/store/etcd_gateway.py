@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
+from holdfast.worker.addresses import host_of
+
 from .base import StoreError, Traffic
 from .etcd_answers import Answer, Result, decode, error_of
 
@@ -113,6 +115,8 @@ class Gateway:
         self._tls, self._login = tls, login or Login()
         self._token = ""
         self._first = 0  # whom the next question goes to
+        self._avoided: frozenset[str] = frozenset()  # hosts that are known to be lost
+        self._streaming: tuple[str, aiohttp.ClientResponse] | None = None  # endpoint, its answer
         self._session: aiohttp.ClientSession | None = None
 
     @property
@@ -180,7 +184,20 @@ class Gateway:
         raise lost
 
     def _next(self) -> None:
-        self._first = (self._first + 1) % len(self.endpoints)
+        for _ in self.endpoints:
+            self._first = (self._first + 1) % len(self.endpoints)
+            if _host(self.endpoints[self._first]) not in self._avoided:
+                return
+        self._first = (self._first + 1) % len(self.endpoints)  # better a lost one than nobody
+
+    def avoid(self, hosts: frozenset[str]) -> None:
+        """Members on these hosts are passed by while another is left: a machine without power ends
+        no connection, and a question to it, or a watch, would wait for its whole time."""
+        self._avoided = hosts
+        if _host(self.endpoints[self._first]) in hosts:
+            self._next()
+        if self._streaming is not None and _host(self._streaming[0]) in hosts:
+            self._streaming[1].close()
 
     async def _authorised(self, endpoint: str, path: str, body: Json, limit_s: float) -> Answer:
         """With a token, and with another one where it has run out; nothing was done then."""
@@ -266,6 +283,7 @@ class Gateway:
                 endpoint + path, data=body, headers=headers, timeout=timeout
             ) as response:
                 self.traffic.received_bytes += _raw_size(response)
+                self._streaming = endpoint, response
                 rest = bytearray()
                 async for chunk in response.content.iter_any():
                     self.traffic.received_bytes += len(chunk)
@@ -281,8 +299,11 @@ class Gateway:
                     yield self._result(endpoint, path, bytes(rest))
         except (TimeoutError, aiohttp.ClientError, Refused):
             self.traffic.count(path, "failed")
-            self._next()
+            if self.endpoints[self._first] == endpoint:
+                self._next()
             raise
+        finally:
+            self._streaming = None
 
     def _result(self, endpoint: str, path: str, line: bytes) -> Result:
         answer = _decoded(endpoint, path, line)
@@ -343,6 +364,10 @@ class Gateway:
             return (": it has no space left: etcdctl compact and defrag, then etcdctl alarm "
                     "disarm; see docs/cluster.md")
         return ""
+
+
+def _host(endpoint: str) -> str:
+    return host_of(endpoint.partition("://")[2])
 
 
 def _wants_login(error: Refused) -> bool:

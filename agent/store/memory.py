@@ -159,6 +159,9 @@ class MemoryStore:
         finally:
             self.server.watchers.remove(news.set)
 
+    def avoid(self, hosts: frozenset[str]) -> None:
+        """It has one server."""
+
     def close(self) -> None:
         pass
 

@@ -262,6 +262,9 @@ class SqliteStore:
                 if self.view().up:
                     changed("store is back")
 
+    def avoid(self, hosts: frozenset[str]) -> None:
+        """It is on this node."""
+
     def close(self) -> None:
         self._thread.shutdown(wait=True)
         self._database.close()

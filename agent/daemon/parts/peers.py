@@ -185,6 +185,7 @@ class PeerPart:
         for node in sorted(nodes):
             say(f"{node} is lost: this node and another hear nothing of it, nor does its kernel "
                 "answer")
+        self._store.avoid(frozenset(self.peers.hosts_lost()))
         for plan in self._state.snapshot.decision.plans:
             if any(node in nodes for _, node in plan.ranks):
                 self._leave(plan.run, plan.generation)
