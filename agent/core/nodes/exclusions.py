@@ -45,7 +45,8 @@ class Exclusions:
         fleet is, so that nobody is excluded for a fault."""
         if not ctx.settings.single_node and not paused:
             self._fatal_nodes(wanted, incidents, led, ctx)
-        version, wall_s = ctx.observed.store.docs.get(node_subject(self.name)).version, ctx.now.wall_s
+        wall_s = ctx.now.wall_s
+        version = ctx.observed.store.docs.get(node_subject(self.name)).version
         if self.own[0] != version:
             self.own = (version, wall_s)
         if sick or not self.fit_wall_s:
