@@ -149,6 +149,11 @@ def gate_words() -> tuple[str, ...]:
     return (PASSIVE, FULL, *BY_NAME)
 
 
+def gap_words() -> tuple[str, ...]:
+    """What may be made between two generations: the rounds before a job."""
+    return tuple(one.name for one in CHECKS if BEFORE in one.when and one.name not in NOT_A_ROUND)
+
+
 def limit_s(words: tuple[str, ...]) -> float:
     """How long a round of these may take, made twice where something fails."""
     found = [BY_NAME[name] for name in of_gate(words)]

@@ -96,7 +96,8 @@ def load(
         errors.append(f"{_origin('checks.limits', values)}: {error}")
     named = [("actions.allow", "action", config.actions.allow, actions.allowable()),
              ("detect.act", "detector that may act", config.detect.act, MAY_ACT),
-             ("checks.gate", "check", config.checks.gate, table.gate_words())]
+             ("checks.gate", "check", config.checks.gate, table.gate_words()),
+             ("checks.between", "check of a gap", config.checks.between, table.gap_words())]
     if config.collectors.disable:
         named.append(("collectors.disable", "collector", config.collectors.disable, collectors()))
     for key, what, words, known in named:

@@ -250,6 +250,14 @@ class Checks(msgspec.Struct, frozen=True):
         bool,
         Meta(description="make the checks of `gate` again when the last run of the node has ended"),
     ] = False
+    between: Annotated[
+        tuple[str, ...],
+        Meta(max_length=32, description=(
+            "names of checks that are made between two generations as well, where a fault of the "
+            "hardware puts this node under suspicion; those of the devices may be among them, "
+            "since no rank computes then. For no longer than the run's start took"
+        )),
+    ] = ()
     limits: Annotated[
         tuple[str, ...],
         Meta(max_length=64, description=(
@@ -269,7 +277,8 @@ class Checks(msgspec.Struct, frozen=True):
             names=table.of_gate(self.gate), full=table.of_gate((table.FULL,)), paths=self.paths,
             max_age_s=self.max_age_s, limit_s=table.limit_s(self.gate),
             full_limit_s=table.limit_s((table.FULL,)), wait_s=self.wait_s,
-            disturbing=tuple(one.name for one in table.CHECKS if one.disturbs), after=self.after)
+            disturbing=tuple(one.name for one in table.CHECKS if one.disturbs), after=self.after,
+            between=table.of_gate(self.between))
 
 
 class Actions(msgspec.Struct, frozen=True):

@@ -33,6 +33,7 @@ class GateSettings(Value, frozen=True):
     window_s: float = 1800.0  # failures of many nodes that begin within it have one cause
     disturbing: tuple[str, ...] = ()  # checks that are not made while ranks run
     after: bool = False  # made again when the node's last run has ended
+    between: tuple[str, ...] = ()  # before a restart, on a node that hardware puts under suspicion
 
 
 MAY_ACT = ("ended", "hang", "kernel", "alerts")  # what `detect.act` may name

@@ -120,9 +120,13 @@ class StartGate:
         book = ctx.runbooks.get(cause.fault)
         if not ctx.settings.single_node:
             return False  # its beat says the same, and the plan is made without it
-        suspects = tuple(one for one in OF_SCOPE.get(book.scope if book else "", ())
-                         if one in names and one not in ctx.settings.gate.disturbing)
+        scope = OF_SCOPE.get(book.scope if book else "", ())
+        gate = ctx.settings.gate
+        suspects = tuple(one for one in scope if one in names and one not in gate.disturbing)
         limit_s = min(RECHECK_S, max(RECHECK_LEAST_S, ctx.view.startup_s))
+        if scope and gate.between:  # no rank computes now, so that these may take the devices
+            suspects = tuple(dict.fromkeys((*suspects, *gate.between)))
+            limit_s = max(RECHECK_LEAST_S, ctx.view.startup_s)
         node = node_subject(ctx.view.node, "checks")
         if suspects and now_s - since_s <= limit_s:
             if self.state.gate.rechecked_boot_s != since_s:

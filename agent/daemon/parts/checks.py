@@ -138,8 +138,9 @@ class Checks:
 
     def _asked(self, names: Collection[str], max_age_s: float) -> Round:
         state, checks = self._state, self._state.config.checks
+        # Between two generations ranks are parked or ended, and compute nothing.
         training = [view.run for view in state.snapshot.observed.runs
-                    if view.generation > 0 and view.state != "done"]
+                    if any(rank.state in ("starting", "running") for rank in view.ranks)]
         jobs = [session.hello.python for session in state.launchers.sessions()
                 ] if state.is_private else []  # another user's interpreter is not ours to start
         return Round(

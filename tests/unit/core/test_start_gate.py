@@ -12,7 +12,7 @@ from holdfast.agent.core.node import Node
 from holdfast.agent.core.run.start_gate import uses
 
 from .driver import Lab, replace
-from .test_kernel import CATALOGUE, parse
+from .test_kernel import CATALOGUE, XID, parse
 from .test_repair import FALLEN
 
 GATE = ("incidents", "devices", "disk", "paths")
@@ -24,7 +24,8 @@ INFO = ("accelerator_info", "vendor=nvidia,device=3,pci=00000000:4E:00.0,uuid=GP
 def lab(gate: tuple[str, ...] = GATE, **wanted) -> Lab:
     """A node whose checks nobody has made yet."""
     view = {key: wanted.pop(key) for key in list(wanted) if key in (
-        "visible", "ignored_checks", "ignore_reason", "checkpoint_dir", "wants_checks")}
+        "visible", "ignored_checks", "ignore_reason", "checkpoint_dir", "wants_checks",
+        "startup_s")}
     settings = Settings(gate=GateSettings(names=gate, **wanted))
     made = Lab(settings=settings, registered_boot_s=99.0, uid=7, **view)
     made.incidents = {}
@@ -186,6 +187,57 @@ def test_what_nobody_makes_again_by_himself_stands_until_it_passes() -> None:
 def test_check_full_asks_for_what_takes_the_devices() -> None:
     made = begun(lab(full=("incidents", "devices", "tensor"), wants_checks="full"))
     assert asked(made)[0].checks == ("devices", "tensor")
+
+
+# ------------------------------------------------------------------- between two generations
+
+
+def fell(made: Lab, seconds: float) -> None:
+    """The GPU under rank 0 falls off the bus, by the kernel's own word."""
+    pid = next(rank.pid for rank in made.view.ranks if rank.rank == 0)
+    made.events = (parse(CATALOGUE, XID % (79, pid), 1, made.boot_s),)
+    begun(made, seconds)
+
+
+def trained(**wanted) -> Lab:
+    made = begun(lab(gate=("incidents", "devices"), disturbing=("tensor", "gemm"),
+                     startup_s=8.0, **wanted))
+    made.log.clear()
+    return made
+
+
+def test_a_restart_after_a_fault_of_the_hardware_checks_what_disturbs_nobody() -> None:
+    made = trained()
+    fell(made, 3.0)
+    assert [one.checks for one in asked(made)] == [("devices",)]
+    assert made.view.generation == 2
+
+
+def test_what_takes_the_devices_is_checked_in_the_gap_where_that_is_configured() -> None:
+    made = trained(between=("tensor",))
+    made.hold = {"run_check"}
+    fell(made, 4.0)
+    (effect,) = [one for one in made.log if isinstance(one.body, RunCheck)]
+    assert effect.body.checks == ("devices", "tensor") and effect.deadline_s == 8.0
+    assert made.view.generation == 1  # it waits, for no longer than the start took
+    begun(made, 8.0)
+    assert made.view.generation == 2
+
+
+def test_a_device_that_computes_wrong_in_the_gap_gets_no_generation_more() -> None:
+    made = trained(between=("tensor",))
+    made.health["tensor"] = CheckVerdict("tensor", "critical", "a bit", todo="run it again",
+                                         confirmed=True)
+    fell(made, 4.0)
+    assert made.view.generation == 1 and made.finishes() == [75]
+    assert "check tensor: a bit" in said(made)
+
+
+def test_a_fault_of_the_job_itself_puts_no_device_in_question() -> None:
+    made = trained(between=("tensor",))
+    made.raises(0, "ValueError: bad sample")
+    begun(made, 3.0)
+    assert not asked(made)
 
 
 # -------------------------------------------------------------------------- a run's devices
