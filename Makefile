@@ -43,7 +43,8 @@ e2e: $(VENV)/.test packages  ## real processes
 	$(PYTEST) tests/e2e
 
 e2e-operators: $(VENV)/.test packages  ## what operators touch: alerts, packages, systemd, the API
-	$(PYTEST) tests/e2e/test_operators.py tests/e2e/test_packages.py tests/e2e/test_api.py \
+	$(PYTEST) tests/e2e/test_operators.py tests/e2e/test_panels.py tests/e2e/test_packages.py \
+	  tests/e2e/test_api.py tests/e2e/test_runbook_commands.py \
 	  tests/e2e/test_secrets.py tests/systemd tests/test_operations.py
 
 golden: $(VENV)/.test  ## recorded input, expected output
