@@ -6,12 +6,17 @@ change no story that is told with room to spare.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.agent.core import ledger
 from holdfast.agent.core.detect.ranks import ended, limits
+from holdfast.agent.core.detect.ranks.ended import Cause
 from holdfast.agent.core.effects.in_flight import RETRY_S, InFlight
 from holdfast.agent.core.model import (
     Effect,
@@ -29,9 +34,16 @@ from holdfast.agent.core.model import (
 )
 from holdfast.agent.core.nodes import breaker
 from holdfast.agent.core.run import plan as planning
-from holdfast.agent.core.run import validity
+from holdfast.agent.core.run import progress, stage, validity
 from holdfast.agent.core.run.operator import Operator, OperatorRequest
-from holdfast.agent.core.run.state import DocumentSeen, Ending, Recovery, RunState
+from holdfast.agent.core.run.state import (
+    DocumentSeen,
+    Ending,
+    LauncherSeen,
+    Progress,
+    Recovery,
+    RunState,
+)
 from holdfast.agent.core.series.wait_history import History
 
 
@@ -211,3 +223,77 @@ def test_a_cost_that_is_not_known_is_no_second_and_a_run_has_started() -> None:
     still = rank(0, phase="startup")
     settings = Settings()
     assert limits.act_s(still, costs, History(), settings) == settings.quiet_limit_s
+
+
+def step_of(boot_s: float, grade: str = "trainer") -> Any:
+    return SimpleNamespace(now=Now(boot_s, 0.0, "b"), view=SimpleNamespace(grade=grade))
+
+
+# ------------------------------------------------------------------------------ loops and waits
+
+
+def test_each_act_by_cost_at_the_same_step_doubles_the_next_wait_up_to_its_bound() -> None:
+    state, waits = RunState("r"), []
+    for _ in range(8):
+        progress.broken_off(step_of(100.0), state, Cause("rank_hung", 1, "x", step=7), True)
+        waits.append(state.progress.backoff)
+    assert waits == [2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 64.0, 64.0]
+    progress.broken_off(step_of(100.0), state, Cause("rank_hung", 1, "x", step=8), True)
+    assert state.progress.backoff == 2.0
+
+
+@pytest.mark.parametrize(("lived_s", "quick"), [(4.9, 1), (5.0, 0), (5.5, 0)])
+def test_a_generation_that_broke_within_five_seconds_hardly_began(
+    lived_s: float, quick: int
+) -> None:
+    state = RunState("r", progress=Progress(began_boot_s=100.0))
+    progress.broken_off(step_of(100.0 + lived_s), state, Cause("rank_exited", 1, "x"), False)
+    assert state.progress.quick == quick
+
+
+# -------------------------------------------------------------------------- what no step may do
+
+
+def test_a_broken_state_is_named_and_a_whole_one_is_not() -> None:
+    whole = RunState("r", launcher=LauncherSeen(generation=2, top=3))
+    assert stage.check_invariants(whole, whole) == ()
+    cause = Cause("rank_killed", 1, "x")
+    for wrong, said in (
+        (RunState("r", ending=Ending(left=True)), "the launcher left before the end"),
+        (RunState("r", recovery=Recovery(cause, stop_boot_s=0.5)),
+         "ranks were stopped without a grant"),
+        (RunState("r", launcher=LauncherSeen(generation=2, top=1)),
+         "a launcher showed more than the top"),
+        (RunState("r", document=DocumentSeen(meant=1)), "a generation is meant that no plan has"),
+    ):
+        assert stage.check_invariants(wrong) == (said,)
+    assert stage.check_invariants(RunState("r", ending=Ending(0, left=True))) == ()
+    for top, fell in ((2, True), (3, False), (4, False)):
+        now = RunState("r", launcher=LauncherSeen(generation=2, top=top))
+        assert ("the top generation fell" in stage.check_invariants(now, whole)) is fell
+
+
+# ----------------------------------------------------------------------------------- the ledger
+
+
+def test_the_books_hold_sixty_four_runs_and_those_that_are_here() -> None:
+    book = ledger.Ledger()
+    for number in range(70):
+        book.settle(float(number), "b", {f"r{number:02d}": "training"})
+    book.settle(70.0, "b", {"r00": "idle"})
+    assert len(book.runs) == 64 and "r69" in book.runs and "r05" not in book.runs
+
+
+def test_a_wait_is_held_back_however_its_word_came_here() -> None:
+    book = ledger.Ledger()
+    book.settle(0.0, "b", {"r": "".join(["wait", "ing"])})
+    book.settle(2.0, "b", {"r": "training"})
+    assert book.runs["r"] == {"training": 2.0}
+
+
+def test_of_whom_nothing_is_known_nothing_is_over_or_slow() -> None:
+    assert ledger.Doing() == ledger.Doing(
+        connected=True, over=False, known=False, live=False, still_s=0.0, step_s=0.0)
+    doing = ledger.Doing(live=True, phases=("forward_backward",), step=9, still_s=1.1)
+    assert ledger.category(doing) != ledger.category(ledger.Doing(
+        live=True, phases=("forward_backward",), step=9, still_s=1.1, step_s=1.0))
