@@ -258,8 +258,8 @@ class Nodes:
     def loss(self, node: int, percent: int, to: int | None = None) -> None:
         """Loses so many of the packets that a node sends; 0 heals."""
         key = ("loss", str(node), str(to))
-        self._drop(key, f'{_from_to(node, to)} numgen random mod 100 < {percent} drop'
-                   if percent else "")
+        share = f"numgen random mod 100 < {percent} " if percent < 100 else ""
+        self._drop(key, f"{_from_to(node, to)} {share}drop" if percent else "")
 
     def blackhole(self, node: int, on: bool = True) -> None:
         """Nothing comes from it and nothing reaches it; its interface stays up."""

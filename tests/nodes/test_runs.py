@@ -15,14 +15,14 @@ import pytest
 from .harness import Nodes
 from .worlds import CLI, LEASE_S, ROOT, SMALL, World, output
 
-STEPS = 300  # more than the hurts take
+STEPS = 400  # more than the hurts take
 LOOPING = str(Path(__file__).with_name("looping.py"))
 
 
 @pytest.fixture()
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     """So many nodes as the test asks for, and one for the store."""
-    with Nodes(request.param + 1) as nodes:
+    with Nodes(request.param + 1, weight=16) as nodes:
         made = World(nodes)
         made.start_store()
         yield made
@@ -82,6 +82,20 @@ def test_a_script_over_three_nodes_is_one_world_and_outlives_its_store(world: Wo
     assert [world.processes[number].wait(60) for number in range(3)] == [0, 0, 0], world.said()
 
 
+def cut_off(world: World, node: int, generation: int, one_way: bool) -> None:
+    """The spare takes the node's place; once it is heard of again it has no ranks."""
+    (spare,) = {0, 1, 2, 3} - set(world.places(generation - 1).values())
+    if one_way:
+        world.nodes.loss(node, 100)
+    else:
+        world.nodes.blackhole(node)
+    world.wait(lambda: len(world.places(generation)) == 3 and world.ranks(spare))
+    step = world.step(spare)
+    world.wait(lambda: world.step(spare) > step + 2)
+    world.nodes.heal()
+    world.wait(lambda: not world.ranks(node))
+
+
 def digest_of(text: str) -> str:
     found = re.search(r'"digest": "([0-9a-f]+)"', text)
     assert found, text
@@ -121,8 +135,12 @@ def test_a_trainer_outlives_a_rank_a_frozen_leader_and_a_node(world: World) -> N
     # of the older generation nothing runs there any more.
     world.wait(lambda: not world.places(2))
 
+    # Nothing that a node sends arrives; then nothing in either direction.
+    cut_off(world, world.places(3)[1], 4, one_way=True)
+    cut_off(world, world.places(4)[0], 5, one_way=False)
+
     # A node goes: known, named, and whoever is spare by now takes its place.
-    places = world.places(3)
+    places = world.places(5)
     lost = places[2]
     (spare,) = {0, 1, 2, 3} - set(places.values())
     begun_s = time.monotonic()
@@ -133,7 +151,7 @@ def test_a_trainer_outlives_a_rank_a_frozen_leader_and_a_node(world: World) -> N
     living = [number for number in range(4) if number != lost]
     assert [world.processes[number].wait(200) for number in living] == [0, 0, 0], world.said()
     told = "".join(output(world.nodes[number]) for number in living)
-    assert "planned generation 4 from the survivors' memory" in told, world.said()
+    assert "planned generation 6 from the survivors' memory" in told, world.said()
     print(f"the spare was in after {took_s:.2f} s")
 
     # The same world on one node, and no fault: the same weights to the last bit.

@@ -92,7 +92,8 @@ class World:
         self, numbers: Sequence[int], nnodes: int | str, steps: int, *more: str
     ) -> None:
         for number in numbers:
-            self.launch(number, "train", "--nnodes", str(nnodes), f"work_dir={self.shared}/work",
+            self.launch(number, "train", "--nnodes", str(nnodes), "--max-restarts", "20",
+                        f"work_dir={self.shared}/work",
                         f"checkpoint.dir={self.shared}/{self.name}", f"steps={steps}", *SMALL,
                         *more)
 
