@@ -212,12 +212,16 @@ def test_a_drain_on_instruction_ends_the_ranks_by_their_launcher():
     assert finish.body.code == 75  # the scheduler starts the job elsewhere
 
 
-@pytest.mark.parametrize("held", ["breaker", "paused", "journal", "many nodes"])
+@pytest.mark.parametrize("held", ["breaker", "paused", "fleet", "journal", "many nodes"])
 def test_what_holds_an_order_back(held):
     machine = Repaired("reboot_node", single_node=held != "many nodes")
     if held == "breaker":
         body = msgspec.json.encode(NodeDoc(True, "x", "b", "gpu_fell_off_bus"))
         machine.docs = tuple(Doc(f"node/{name}", 1, body) for name in "bcd")
+    if held == "fleet":
+        machine.requests = (Request("q1", "pause", "fleet", "paused everywhere"),)
+        machine.step()
+        machine.requests = ()
     if held == "paused":
         machine.runs = (replace(RUN, state="done"),)
         machine.step()
@@ -227,12 +231,14 @@ def test_what_holds_an_order_back(held):
     decision = machine.step(SETTLE_S)
     assert not machine.orders
     assert {"breaker": "breaker is open", "paused": "paused", "journal": "waits for the journal",
+            "fleet": "paused everywhere",
             "many nodes": "left to a person"}[held] in machine.only().would_have
     tripped = [one for one in decision.verdicts if one.detector == "breaker"]
     assert bool(tripped) == (held == "breaker")
     machine.docs, machine.stalled = (), False
     for case in machine.node.cases.values():
         case.operator.pause(False)
+    machine.requests = (Request("q2", "resume", "fleet", "done"),) if held == "fleet" else ()
     machine.step(1.0)
     assert bool(machine.orders) == (held != "many nodes")
 
