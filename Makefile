@@ -14,7 +14,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -q -c co
 
 export PIP_PROGRESS_BAR := off
 
-.PHONY: help demo check types test sim storms e2e e2e-operators golden bench telemetry mutants mutants-sim \
+.PHONY: help demo check types test sim storms e2e e2e-operators golden bench bench-engines telemetry mutants mutants-sim \
   audit docs pictures dist packages clean
 
 help:  ## this list
@@ -52,6 +52,9 @@ golden: $(VENV)/.test  ## recorded input, expected output
 
 bench: $(VENV)/.test  ## the table with torchrun measured beside (minutes)
 	$(BIN)/python -m bench.all
+
+bench-engines: $(VENV)/.test  ## the engines beside what they are measured against (minutes, root)
+	$(BIN)/python -m bench.engines
 
 telemetry: $(VENV)/.test  ## what watching an 8-GPU node costs (six minutes)
 	$(BIN)/python -m bench.telemetry
