@@ -14,7 +14,16 @@ from typing import Any
 
 import msgspec
 
-from ..core.model import Effect, EffectOutcome, NodeOrder, RunCheck, StoreWrite, subject_of
+from ..core.model import (
+    Effect,
+    EffectOutcome,
+    NodeOrder,
+    RunCheck,
+    Stop,
+    StoreWrite,
+    TakeEvidence,
+    subject_of,
+)
 from ..core.model.subject import LEASE
 from ..history.journal import (
     UNFINISHED_ERROR,
@@ -59,8 +68,17 @@ def run_of(effect: Effect) -> str:
     return "" if isinstance(effect.body, StoreWrite) else str(getattr(effect.body, "run", ""))
 
 
+def is_elsewhere(effect: Effect) -> bool:
+    """Whether another node's launcher carries it out."""
+    return isinstance(effect.body, (Stop, TakeEvidence)) and bool(effect.body.node)
+
+
+async def _no_others(effect: Effect) -> EffectOutcome:
+    return EffectOutcome(effect.id, False, "this agent is in touch with no other node")
+
+
 class Performer:
-    """The one place where effects happen."""
+    """The one place where effects happen.  `elsewhere` has another node carry one out."""
 
     def __init__(
         self, journal: Journal, store: Store, order: Callable[[str, dict[str, object]], str],
@@ -69,6 +87,8 @@ class Performer:
         check: Callable[[Effect, RunCheck], Awaitable[str]],
     ) -> None:
         self._check = check
+        self.elsewhere: Callable[[Effect], Awaitable[EffectOutcome]] = _no_others
+        self._awaited: dict[str, asyncio.Future[EffectOutcome]] = {}  # see obey
         self._journal, self._node, self._store, self._order = journal, node, store, order
         self._wake, self._on_error, self._launcher_of = wake, on_error, launcher_of
         self._flights: dict[str, EffectInFlight] = {}
@@ -134,6 +154,20 @@ class Performer:
         elif memory is not None:
             self._journal.append(Memory(memory))
 
+    async def obey(self, effect: Effect) -> EffectOutcome:
+        """Begins what another node's agent asks for, and its outcome: once for an id, however
+        often it is asked."""
+        known = self._levels.get(effect.id)
+        if known is not None:
+            return known[0]
+        awaited = self._awaited.get(effect.id)
+        if awaited is None:
+            if effect.id in self._finished:
+                return EffectOutcome(effect.id, False, UNFINISHED_ERROR)
+            awaited = self._awaited[effect.id] = asyncio.get_running_loop().create_future()
+            self.perform([effect], None)
+        return await asyncio.shield(awaited)
+
     @property
     def in_flight(self) -> int:
         return len(self._flights)
@@ -182,12 +216,18 @@ class Performer:
                 self._end(effect, not error, error)
             elif isinstance(effect.body, RunCheck) and not effect.body.run:
                 self._start(self._checked(effect, effect.body))  # takes seconds
+            elif is_elsewhere(effect):
+                self._start(self._asked(effect))
             else:
                 self._send(flight)
 
     async def _checked(self, effect: Effect, body: RunCheck) -> None:
         error = await self._check(effect, body)
         self._end(effect, not error, error)
+
+    async def _asked(self, effect: Effect) -> None:
+        outcome = await self.elsewhere(effect)
+        self._end(effect, outcome.ok, outcome.error[:500], outcome.detail[:DETAIL_MAX])
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
@@ -289,7 +329,11 @@ class Performer:
         self._finished[of.id] = None
         while len(self._finished) > FINISHED_MAX:
             self._finished.popitem(last=False)
-        self._levels[of.id] = (EffectOutcome(of.id, ok, error, detail), time.monotonic())
+        outcome = EffectOutcome(of.id, ok, error, detail)
+        self._levels[of.id] = (outcome, time.monotonic())
+        awaited = self._awaited.pop(of.id, None)
+        if awaited is not None and not awaited.done():
+            awaited.set_result(outcome)
         if not _is_lease(of):
             counts = [Count("actions", (of.kind, of.fault, "ok" if ok else "failed"))]
             counts += self._restarted(of) if ok else []

@@ -35,8 +35,10 @@ from ..core.model import (
     Runbook,
     RunCheck,
     Settings,
+    Stop,
     StoreView,
     StoreWrite,
+    TakeEvidence,
     readings_of,
 )
 from ..core.model.checked import CRITICAL, OK
@@ -291,8 +293,12 @@ class Edge:
             self._check(effect, effect.body)
             return
         run = effect.body.run
-        launcher = self.launchers.get(run)
+        node = effect.body.node if isinstance(effect.body, (Stop, TakeEvidence)) else ""
         life = self.life
+        if node:
+            self._ask_elsewhere(effect, run, node)
+            return
+        launcher = self.launchers.get(run)
 
         def deliver() -> None:
             if launcher is None or not launcher.alive:
@@ -315,6 +321,31 @@ class Edge:
             self._outcome(life, EffectOutcome(effect.id, True))
 
         self.machine.after(self._delay_s(CHECK_S), over)
+
+    def _ask_elsewhere(self, effect: Effect, run: str, node: str) -> None:
+        """An order for another node's launcher, by way of its agent; either way may be cut."""
+        life, name = self.life, self.machine.name
+        asked = next((one for one in self.peers if one.machine.name == node), None)
+
+        def back(outcome: EffectOutcome) -> None:
+            if self.network.open(node, name):
+                self._come_back(life, outcome)
+
+        def arrive() -> None:
+            if asked is None or asked.node is None or not self.network.open(name, node):
+                return
+            launcher = asked.launchers.get(run)
+            if (run, name) not in asked.holders or launcher is None or not launcher.alive:
+                back(EffectOutcome(effect.id, False, "refused there"))
+                return
+            there = replace(effect, id=f"{effect.id}@{name}")
+            launcher.perform(there, lambda said: back(replace(said, id=effect.id)))
+
+        def deliver() -> None:
+            if asked is not None:
+                asked.machine.after(self._delay_s(0.002), arrive)
+
+        self.machine.after(self._delay_s(0.002), deliver)
 
     def _come_back(self, life: int, outcome: EffectOutcome) -> None:
         self.machine.after(self._delay_s(0.002), lambda: self._outcome(life, outcome))

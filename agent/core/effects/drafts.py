@@ -23,7 +23,7 @@ from ..model import (
     rank_subject,
     run_subject,
 )
-from ..model.subject import LEASE, STORE, Subject, subject_of
+from ..model.subject import LEASE, NODE, STORE, Subject, subject_of
 
 PUT_S = 5.0
 START_S = ACTIONS[RESTART_RANKS].deadline_s
@@ -49,6 +49,17 @@ def stop(
     return _draft("stop", view.run, reason, grace_s + STOP_MARGIN_S, body, fault)
 
 
+def stop_elsewhere(
+    run: str, ranks: tuple[RankView, ...], grace_s: float, reason: str, fault: str
+) -> Effect:
+    """Ranks of one other node and one generation, which that node's launcher ends."""
+    node = ranks[0].node
+    body = Stop(run=run, generation=ranks[0].generation, ranks=tuple(r.rank for r in ranks),
+                grace_s=grace_s, reason=reason, node=node)
+    return Effect("", "stop", run_subject(run, f"{NODE}/{node}"), reason, grace_s + STOP_MARGIN_S,
+                  body, fault=fault)
+
+
 def finish(view: RunView, code: int, reason: str, fault: str = "") -> Effect:
     body = Finish(run=view.run, code=code, reason=reason)
     return _draft("finish", view.run, reason, FINISH_S, body, fault)
@@ -69,7 +80,8 @@ def put(
 
 def evidence(view: RunView, rank: RankView, reason: str) -> Effect:
     body = TakeEvidence(
-        run=view.run, generation=rank.generation, rank=rank.rank, pid=rank.pid, reason=reason)
+        run=view.run, generation=rank.generation, rank=rank.rank, pid=rank.pid, reason=reason,
+        node=rank.node if rank.node != view.node else "")
     return Effect(
         id="", kind="evidence", subject=rank_subject(view.run, rank.rank), reason=reason,
         deadline_s=EVIDENCE_S, body=body)
@@ -79,11 +91,11 @@ def logs_subject(run: str) -> str:
     return run_subject(run, "logs")
 
 
-def logs(view: RunView, generation: int, incident: str) -> Effect:
-    """Read the end of every rank's logs; rank -1 stands for all.  `request` names whose answer it
-    is."""
+def logs(view: RunView, generation: int, incident: str, node: str = "") -> Effect:
+    """Read the end of the logs of every rank of a node; rank -1 stands for all.  `request` names
+    whose answer it is."""
     reason = "what the ranks wrote before it"
-    body = TakeEvidence(run=view.run, generation=generation, rank=-1, pid=0, reason=reason)
+    body = TakeEvidence(view.run, generation, rank=-1, pid=0, reason=reason, node=node)
     return Effect(
         id="", kind="logs", subject=logs_subject(view.run), reason=reason, deadline_s=LOGS_S,
         body=body, request=incident)

@@ -69,6 +69,7 @@ class Stop(Value, frozen=True, tag="stop"):
     save: bool = False  # a trainer's ranks write a checkpoint first; with `park`
     park: bool = False  # a trainer's ranks park at the end of a step, with their state
     after: int = 0  # ... of this one, which all of them come to; 0 = wherever they are
+    node: str = ""  # whose launcher carries it out; "" = this node's
 
 
 class Finish(Value, frozen=True, tag="finish"):
@@ -83,6 +84,7 @@ class TakeEvidence(Value, frozen=True, tag="evidence"):
     rank: int
     pid: int
     reason: str
+    node: str = ""  # where the rank is; "" = this node
 
 
 class Delete(Value, frozen=True, tag="delete"):

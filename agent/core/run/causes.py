@@ -19,7 +19,7 @@ from ..effects import drafts
 from ..effects.in_flight import EffectResult
 from ..model import WARN, Plan, RankView, TakeEvidence
 from ..series.wait_history import Seen
-from . import alerts, policy, progress
+from . import alerts, members, policy, progress
 from .incidents import RunIncidents, Where, read_where
 from .operator import Operator
 from .recovery import Recoveries
@@ -57,7 +57,8 @@ class Causes:
         body = done.effect.body
         if done.effect.kind != "evidence" or not isinstance(body, TakeEvidence):
             return
-        step = next((r.step for r in ctx.view.ranks if r.rank == body.rank), 0)
+        shown = self._shown(ctx, body)
+        step = next((r.step for r in shown if r.rank == body.rank), 0)
         found = read_where(done.detail) if done.ok else Where()
         key = f"{body.generation}/{body.rank}/{step}"
         if key not in self.state.suspects.where:
@@ -66,6 +67,13 @@ class Causes:
         waits = {**self.state.suspects.waits, key: (found.wchan, found.path)}
         self.state.suspects = replace(
             self.state.suspects, waits=dict(list(waits.items())[-EVIDENCE_KEPT:]))
+
+    def _shown(self, ctx: Context, body: TakeEvidence) -> tuple[RankView, ...]:
+        """The ranks of the node that was asked, as it shows them."""
+        if not body.node:
+            return ctx.view.ranks
+        beats = tuple(one for one in ctx.observed.beats if one.node == body.node)
+        return members.ranks_of(ctx.view, body.generation, beats, ctx.now, ctx.settings)
 
     def new_boot(self) -> None:
         self._lonely_since(0.0)
@@ -129,7 +137,7 @@ class Causes:
             if look.ends:
                 return self.recovery.give_up(look.ends)
             if look.cause is not None:
-                return self._begin(ctx, look.cause, look.by_cost)
+                return self._begin(ctx, view.ranks, look.cause, look.by_cost)
             if look.suspicion is not None or look.moves:
                 doubt = look
         told = compiling.compiling(ctx.view, view.ranks, view.plan.resume.step, ctx.conditions)
@@ -160,22 +168,24 @@ class Causes:
         return look._replace(cause=None, suspicion=replace(blamed, severity=WARN),
                              would_have=f"waits, and no restart is spent: {known}")
 
-    def _begin(self, ctx: Context, cause: Cause, by_cost: bool = False) -> None:
+    def _begin(
+        self, ctx: Context, ranks: tuple[RankView, ...], cause: Cause, by_cost: bool = False
+    ) -> None:
         progress.broken_off(ctx, self.state, cause, by_cost)
         self._lonely_since(0.0)
         ctx.verdicts.append(ends.verdict_of(cause, self.state.run))
         self.recovery.begin(cause, self.incidents.open_cause(ctx, cause))
         if cause.charged and policy.wants_evidence(ctx.runbooks, cause.fault):
-            self._ask_evidence(ctx, ctx.view.ranks, cause.rank)
+            elsewhere = [rank for rank in ranks if rank.node != ctx.view.node]
+            self._ask_evidence(ctx, (*ctx.view.ranks, *elsewhere), cause.rank)
 
     def _with_where(self, rank: RankView) -> RankView:
         where = self.state.suspects.where.get(f"{rank.generation}/{rank.rank}/{rank.step}", "")
         return replace(rank, where=rank.where or where)
 
     def _ask_evidence(self, ctx: Context, ranks: tuple[RankView, ...], number: int) -> None:
-        """Asks once for each suspicion and rank; only ranks of this node can be looked at from
-        here."""
-        rank = next((r for r in ranks if r.rank == number and r.node == ctx.view.node), None)
+        """Asks once for each suspicion and rank, on the node where the rank is."""
+        rank = next((r for r in ranks if r.rank == number), None)
         if rank is None or rank.state not in ("starting", "running"):
             return
         key = f"{rank.generation}/{rank.rank}/{rank.step}"

@@ -14,7 +14,7 @@ from ..detect.ranks import live_logs
 from ..detect.ranks.live_logs import Asked
 from ..effects import drafts
 from ..effects.in_flight import EffectResult
-from ..model import RankView
+from ..model import RankView, subject_of
 from .incidents import RunIncidents
 from .state import Context, RunState
 
@@ -33,7 +33,7 @@ class LogQuestions:
 
     def step(self, ctx: Context, ranks: tuple[RankView, ...]) -> None:
         if ctx.view.logs:
-            self._want(ctx)
+            self._want(ctx, ranks)
             self._ask(ctx, ranks)
         look = self.state.logs
         if look.verdict is not None and look.incident in self.incidents.book.open:
@@ -69,7 +69,7 @@ class LogQuestions:
 
     # ------------------------------------------------------------ within
 
-    def _want(self, ctx: Context) -> None:
+    def _want(self, ctx: Context, ranks: tuple[RankView, ...]) -> None:
         """Asks about a death before a suspicion, also where the suspicion was asked about already.
         """
         look, recovery, now_s = self.state.logs, self.state.recovery, ctx.now.boot_s
@@ -85,7 +85,11 @@ class LogQuestions:
         else:
             return
         if key != look.last and incident and generation > 0:
-            self._write(last=key, asked=Asked(incident, generation, now_s))
+            item = self.incidents.book.open.get(incident)
+            number = subject_of(item.incident.subject).rank if item is not None else -1
+            node = next((r.node for r in ranks if r.rank == number), ctx.view.node)
+            self._write(last=key, asked=Asked(
+                incident, generation, now_s, node="" if node == ctx.view.node else node))
 
     def _ask(self, ctx: Context, ranks: tuple[RankView, ...]) -> None:
         asked = self.state.logs.asked
@@ -101,7 +105,7 @@ class LogQuestions:
         if sent or not quiet and waited_s < SETTLE_S:
             ctx.wake(SETTLE_S)
         else:
-            draft = drafts.logs(ctx.view, asked.generation, asked.incident)
+            draft = drafts.logs(ctx.view, asked.generation, asked.incident, asked.node)
             sent = ctx.emit(asked.generation, draft) is not None
         self._write(asked=replace(asked, sent=sent))
 

@@ -47,7 +47,7 @@ class Recoveries:
             return False
         if plan.generation <= recovery.cause.generation:
             return False
-        self.state.recovery = replace(recovery, planned=True, grant=None, stop_boot_s=0.0)
+        self.state.recovery = replace(recovery, planned=True, grant=None, stop_boot_s=0.0, told=())
         return True
 
     def give_up(self, why: str) -> None:
@@ -61,7 +61,7 @@ class Recoveries:
     def new_boot(self) -> None:
         self.state.budgets = Budgets()  # a window whose age is unknown begins anew
         if self.state.recovery is not None:
-            self.state.recovery = replace(self.state.recovery, stop_boot_s=0.0)
+            self.state.recovery = replace(self.state.recovery, stop_boot_s=0.0, told=())
 
     def close(self, ctx: Context, plan: Plan | None, ranks: tuple[RankView, ...]) -> None:
         """It is over once every rank has finished a step that was never finished before."""
@@ -241,9 +241,32 @@ class Recoveries:
         stop_boot_s = recovery.stop_boot_s
         if unfit:
             stop_boot_s = self._stop(ctx, recovery, tuple(sorted(r.rank for r in unfit)))
+        self._stop_elsewhere(ctx, cause, [
+            r for r in live if r.node != view.node
+            and (view.grade != TRAINER or not blind and r.rank == cause.rank)])
         ctx.wake(park_over_s if park_over_s > 0 else LOOK_AGAIN_S)
         stop_over = 0 < stop_boot_s < ctx.now.boot_s - STOP_WAIT_S
         return park_over_s <= 0 and (not mine or stop_over)
+
+    def _stop_elsewhere(self, ctx: Context, cause: Cause, ranks: list[RankView]) -> None:
+        """Orders ranks of other nodes to stop, each node once, and again when they do not.
+
+        Nothing waits for it: a plan that comes first ends them as well."""
+        recovery, now_s = self.state.recovery, ctx.now.boot_s
+        if recovery is None or not ranks:
+            return
+        grace_s, told = self._grace_s(ctx, cause), dict(recovery.told)
+        for node in sorted({rank.node for rank in ranks}):
+            if now_s - told.get(node, -1e9) < grace_s + STOP_WAIT_S:
+                continue
+            theirs = tuple(rank for rank in ranks if rank.node == node)
+            draft = drafts.stop_elsewhere(
+                self.state.run, theirs, grace_s, cause.reason, cause.fault)
+            effect = ctx.emit(theirs[0].generation, draft)
+            if effect is not None:
+                told[node] = now_s
+                self.incidents.note_action(ctx, recovery.incident, effect)
+        self.state.recovery = replace(self.state.recovery or recovery, told=tuple(told.items()))
 
     def _parking(
         self, ctx: Context, recovery: Recovery, ranks: tuple[RankView, ...]

@@ -101,6 +101,7 @@ class Recovery(Value, frozen=True):
     stop_boot_s: float = 0.0  # when ranks were first ordered to stop for the cause
     left: bool = False  # ranks here were told to leave what broke on another node
     planned: bool = False  # the next generation is in force: its new step is waited for
+    told: tuple[tuple[str, float], ...] = ()  # other node -> when its ranks were ordered to stop
 
 
 class Budgets(Value, frozen=True):

@@ -64,6 +64,7 @@ class Lab:
         self.docs: dict[str, Doc] = {}
         self.leases: dict[str, tuple[str, float]] = {}  # run -> holder, end; as the store keeps it
         self.outcomes: list[EffectOutcome] = []
+        self.elsewhere: list[Effect] = []  # orders for other nodes
         self.requests: tuple[Request, ...] = ()
         self.alerts: tuple[Alert, ...] = ()  # those that have an answer are settled by the edge
         self.beats: tuple[Beat, ...] = ()
@@ -130,6 +131,9 @@ class Lab:
             return
         ok, error, detail = True, "", ""
         body = effect.body
+        if getattr(body, "node", "") and effect.kind in ("stop", "evidence", "logs"):
+            self.elsewhere.append(effect)  # the cluster has it carried out there
+            return
         if isinstance(body, StoreWrite):
             ok = self._put(body)
             error = "" if ok else "version conflict"
@@ -295,9 +299,23 @@ class Cluster:
                               for key, beat in self.heard.items())
             lab.events = self._kernel_log(name)
             lab.step(seconds)
+            for effect in lab.elsewhere:
+                self._ask(lab, effect)
+            lab.elsewhere.clear()
             for beat in lab.decision.beats:
                 self.heard[name, beat.run] = beat
                 self.at_s[name, beat.run] = lab.boot_s - lab.ahead_s
+
+    def _ask(self, lab: Lab, effect: Effect) -> None:
+        """One node's order to another, whose agents are in touch unless one is dead."""
+        other = self.labs[effect.body.node]  # type: ignore[union-attr]
+        if other.name in self.dead:
+            lab.outcomes.append(EffectOutcome(effect.id, False, f"{other.name}: it is lost"))
+            return
+        there = len(other.outcomes)
+        other._perform(replace(effect, body=replace(effect.body, node="")))
+        lab.outcomes += other.outcomes[there:]
+        del other.outcomes[there:]
 
     def _kernel_log(self, name: str) -> tuple[Event, ...]:
         fault = self.fatal.get(name, "")

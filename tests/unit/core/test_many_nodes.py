@@ -273,3 +273,77 @@ def test_two_leaders_never_open_incidents_of_one_id() -> None:
     cluster.run(6)
     ids = {one for lab in cluster.labs.values() for one in lab.incidents}
     assert ids == {f"r-g1-rank_killed-r1-1-{cluster.leader()}"}
+
+
+# ---------------------------------------------------------------- reaching another node
+
+
+def hurt(cluster: Cluster, **levels: object) -> tuple[str, int]:
+    """The node and the rank of somebody who does not lead, whose levels change."""
+    name = next(node for _, node in cluster.plan().ranks if node != cluster.leader())
+    (rank,) = cluster.labs[name].view.ranks
+    cluster.labs[name].change(rank.rank, **levels)
+    return name, rank.rank
+
+
+def orders(cluster: Cluster, kind: str) -> list[tuple[str, str]]:
+    """Of the leader's last step, with the node that each is for."""
+    return [(effect.subject, effect.body.node) for effect  # type: ignore[union-attr]
+            in cluster.labs[cluster.leader()].decision.effects if effect.kind == kind]
+
+
+def test_a_suspect_on_another_node_is_looked_at_and_stopped_there() -> None:
+    cluster = started(names="ab", nnodes=2)
+    name, rank = hurt(cluster, proc_state="T", beat_age_s=3.0, still_s=3.0)
+    cluster.step(0.2)
+    leader = cluster.labs[cluster.leader()]
+    asked: list[tuple[str, str]] = []
+    while not asked:
+        cluster.step(0.2)
+        asked = orders(cluster, "evidence")
+        assert leader.boot_s < 200.0
+    assert asked == [(f"run/r/rank/{rank}", name)]
+    stopped: list[tuple[str, str]] = []
+    while not stopped:
+        cluster.step(0.2)
+        stopped = orders(cluster, "stop")
+        assert leader.boot_s < 200.0 and cluster.plan().generation == 1
+    assert stopped == [(f"run/r/node/{name}", name)]
+    cluster.step(0.2)
+    assert cluster.labs[name].view.ranks[0].ended is not None  # long before anything is planned
+    (one,) = [one for one in leader.decision.incidents if one.fault == "rank_stopped"]
+    assert ("where", "train.py:12 in step") in one.evidence and name in one.culprit
+
+
+def test_a_scripts_ranks_on_every_node_are_stopped_at_once() -> None:
+    cluster = started(names="abc", nnodes=3, grade="script")
+    leader = cluster.leader()
+    cluster.labs[leader].raises(
+        cluster.labs[leader].view.ranks[0].rank, "ValueError: bad sample")
+    told: list[str] = []
+    for _ in range(10):
+        cluster.step(0.1)
+        told += [node for _, node in orders(cluster, "stop") if node]
+    assert sorted(told) == sorted({"a", "b", "c"} - {leader})  # each once
+
+
+def test_a_node_that_does_not_answer_holds_nothing_up() -> None:
+    cluster = started(names="abc", nnodes=2)
+    name, _ = hurt(cluster, proc_state="T", beat_age_s=3.0, still_s=3.0)
+    cluster.step(0.2)
+    cluster.dead.add(name)
+    cluster.run(30)
+    assert cluster.plan().generation > 1 and name not in cluster.plan().members
+
+
+def test_the_logs_of_a_dead_rank_are_read_where_it_was() -> None:
+    cluster = started(names="ab", nnodes=2, logs=True)
+    name = next(node for _, node in cluster.plan().ranks if node != cluster.leader())
+    cluster.labs[name].raises(cluster.labs[name].view.ranks[0].rank, "ValueError: bad sample")
+    for lab in cluster.labs.values():
+        lab.hold = {*lab.hold, "logs"}
+    told: list[tuple[str, str]] = []
+    for _ in range(30):
+        cluster.step(0.1)
+        told += orders(cluster, "logs")
+    assert told and {node for _, node in told} == {name}

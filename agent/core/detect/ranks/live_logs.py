@@ -66,6 +66,7 @@ class Asked(msgspec.Struct, frozen=True):
     generation: int
     since_boot_s: float
     sent: bool = False
+    node: str = ""  # whose ranks' logs; "" = this node's
 
 
 class LogLook(msgspec.Struct, frozen=True):
