@@ -34,11 +34,25 @@ def of_run(name: str | None) -> Found:
         return [past]
 
 
+def of_fleet(found: Found, what: str) -> list[dict[str, Any]]:
+    """What the nodes without an agent here say: a row each, its `answer` None where there is none.
+    """
+    here = {answer["node"] for _, answer in found}
+    rows: dict[str, dict[str, Any]] = {}
+    for agent, answer in found:
+        if len(answer.get("nodes", ())) > 1:
+            for row in agent.get(f"/api/v1/fleet/{what}")["nodes"]:
+                known = rows.get(row["node"])
+                if row["node"] not in here and (known is None or known["problem"]):
+                    rows[row["node"]] = row
+    return [rows[node] for node in sorted(rows)]
+
+
 @asking
 def status(options: argparse.Namespace) -> int:
     try:
         found = reach()
-        if options.run:
+        if options.run and not report.is_elsewhere(found, options.run):
             agent, answer, _ = choose(found, options.run)
             found = [(agent, answer)]
     except Failure:
@@ -56,8 +70,8 @@ def status(options: argparse.Namespace) -> int:
 
 @asking
 def why(options: argparse.Namespace) -> int:
-    found = [answer for _, answer in reach()]
-    answers = found
+    found: Found = list(reach())
+    answers = [answer for _, answer in found]
     if options.node:
         nodes = sorted({answer["node"] for answer in answers})
         answers = [answer for answer in answers if answer["node"] == options.node]
@@ -73,11 +87,13 @@ def why(options: argparse.Namespace) -> int:
     return 0
 
 
-def _of_another(
-    options: argparse.Namespace, found: list[dict[str, Any]], nodes: list[str]
-) -> int:
-    """A node whose own agent cannot be asked from here: what the others know of it."""
-    rows = {one["node"]: one for answer in found for one in answer.get("nodes", ())}
+def _of_another(options: argparse.Namespace, found: Found, nodes: list[str]) -> int:
+    """A node whose agent is not here: its own word, or what the others know of it."""
+    rows = {one["node"]: one for _, answer in found for one in answer.get("nodes", ())}
+    said = next((one for one in of_fleet(found, "status") if one["node"] == options.node), None)
+    if said is not None and said["answer"] is not None and not said["problem"]:
+        print_json([said]) if options.json else show(report.why(said["answer"]))
+        return 0
     row = rows.get(options.node)
     if row is None:
         names = ", ".join(sorted({*nodes, *rows}))
@@ -100,7 +116,11 @@ def incidents(options: argparse.Namespace) -> int:
         print_json(one) if options.json else show(report.incident(one))
         return 0
     route = "/api/v1/incidents?all=1" if options.all else "/api/v1/incidents"
-    listed = [one for agent, _ in found for one in agent.get(route)]
+    others = of_fleet(found, "incidents")
+    listed = _merged(
+        [one for agent, _ in found for one in agent.get(route)],
+        *([one | {"node": row["node"], "age_s": row["age_s"]} for one in row["answer"] or ()]
+          for row in others))
     if options.run:
         listed = [one for one in listed if one.get("run") == options.run]
     if options.would_have:
@@ -115,9 +135,18 @@ def incidents(options: argparse.Namespace) -> int:
         show([*report.incidents([one for one in listed if one.get("attempt", 1) == attempt]), ()])
     if len(attempts) <= 1:
         show(report.incidents(listed))
+    show(report.words(others))
     if listed:
         show([(), line("one of them, whole: holdfast incidents ID")])
     return 0
+
+
+def _merged(*lists: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each incident once, by the first that tells it."""
+    found: dict[str, dict[str, Any]] = {}
+    for one in (one for told in lists for one in told):
+        found.setdefault(one["id"], one)
+    return list(found.values())
 
 
 def _refused(options: argparse.Namespace, found: Found) -> int:
@@ -149,6 +178,10 @@ def one_incident(found: Sequence[tuple[Answering, dict[str, Any]]], wanted: str)
         for one in agent.get("/api/v1/incidents?all=1"):
             if one["id"].startswith(wanted):
                 matches[one["id"]] = (agent, one["id"])
+    if not matches and found:
+        agent = found[0][0]
+        matches = {one["id"]: (agent, one["id"]) for row in of_fleet(list(found), "incidents")
+                   for one in row["answer"] or () if one["id"].startswith(wanted)}
     if not matches:
         raise Failure(f"no incident {wanted!r}: `holdfast incidents --all` lists them")
     if len(matches) > 1 and wanted not in matches:
@@ -162,6 +195,9 @@ def one_incident(found: Sequence[tuple[Answering, dict[str, Any]]], wanted: str)
 def ledger(options: argparse.Namespace) -> int:
     found = of_run(options.run)
     answers = {answer["node"]: agent.get("/api/v1/ledger") for agent, answer in found}
+    others = of_fleet(found, "ledger")
+    answers |= {row["node"]: row["answer"] for row in others if row["answer"] is not None
+                and (not options.run or options.run in row["answer"].get("runs", {}))}
     if options.json:
         print_json(answers)
         return 0
@@ -173,4 +209,8 @@ def ledger(options: argparse.Namespace) -> int:
         show(report.ledger(one, options.run))
         if one.get("attempts", 1) > 1:
             show([line(f"over {one['attempts']} attempts under this name")])
+    if len(answers) > 1 and not options.run:
+        show([(), line(f"all {len(answers)} nodes")])
+        show(report.ledger(report.together(list(answers.values()))))
+    show(report.words(others))
     return 0

@@ -41,11 +41,15 @@ SEVERITY_STYLE = {"fatal": BAD, "degraded": CARE, "warn": CARE, "unknown": CARE,
 def status(answers: Sequence[Json], run: str | None = None) -> list[Line]:
     """Every run's block, then every node's."""
     runs = [one for answer in answers for one in answer["runs"] if run in (None, one["run"])]
+    far = {one["run"]: one for answer in answers for one in answer.get("elsewhere", ())
+           if run in (None, one["run"])}
     lines: list[Line] = []
-    if not runs:
+    if not runs and not far:
         lines += [*field("training", Span("no: no run is registered here", CARE)), ()]
     for one in runs:
         lines += [*_run(one), ()]
+    for name in sorted(far):
+        lines += [*_elsewhere(far[name]), ()]
     for answer in answers:
         lines += _node(answer)
     return lines
@@ -72,6 +76,36 @@ def _run(run: Json) -> list[Line]:
         *_ranks(run.get("ranks", ())),
         *_nodes(run.get("nodes", ())),
     ]
+
+
+def is_elsewhere(found: Sequence[tuple[object, Json]], run: str) -> bool:
+    """Whether other nodes alone have this run."""
+    here = any(one["run"] == run for _, answer in found for one in answer["runs"])
+    return not here and any(
+        one["run"] == run for _, answer in found for one in answer.get("elsewhere", ()))
+
+
+def _elsewhere(run: Json) -> list[Line]:
+    """A run that has no launcher on this node, as its nodes tell of it."""
+    said = (f"{run['run']} ({run['grade']}), on other nodes: generation {run['generation']}, "
+            f"step {run['step']}, {run['running']} of {run['world']} ranks run")
+    rows: list[list[Cell]] = [
+        [one["node"], one["part"] or "-", "leads" if one["node"] == run["leader"] else "",
+         Span(f"{one['word']}, {seconds(one['age_s'])} ago", BAD if one["word"] == "lost" else "")]
+        for one in run["nodes"]]
+    return [*field("run", said), *table(("node", "part", "", "word"), rows, indent=2)]
+
+
+def words(rows: Sequence[Json]) -> list[Line]:
+    """The nodes that did not answer now, and how old what is shown of them is."""
+    lines: list[Line] = []
+    for row in rows:
+        if row["problem"]:
+            known = (f"what is shown of it is {seconds(row['age_s'])} old"
+                     if row["age_s"] is not None else "nothing of it is shown")
+            lines.append(line(Span(f"{row['node']} does not answer", CARE),
+                              f": {row['problem']}; {known}"))
+    return [(), *lines] if lines else []
 
 
 def _logs(run: Json) -> list[Line]:
@@ -379,6 +413,20 @@ def of_store(row: Json) -> list[Line]:
     if row.get("strikes"):
         said += field("  strikes", f"excluded for faults {row['strikes']} times lately")
     return said or [line("  runs may have ranks there")]
+
+
+def together(answers: Sequence[Json]) -> Json:
+    """The ledgers of several nodes as one."""
+    categories: dict[str, float] = {}
+    for answer in answers:
+        for name, spent in answer["categories"].items():
+            categories[name] = categories.get(name, 0.0) + spent
+    prices = [answer["cost"] for answer in answers if answer.get("cost")]
+    price = {"all": sum(one["all"] for one in prices), "lost": sum(one["lost"] for one in prices),
+             "currency": prices[0]["currency"]} if prices else None
+    alike = len({one["currency"] for one in prices}) == 1
+    return {"categories": categories, "wall_s": sum(answer["wall_s"] for answer in answers),
+            "cost": price if alike else None}
 
 
 def ledger(answer: Json, run: str | None = None) -> list[Line]:

@@ -48,6 +48,7 @@ from ..web import books
 from . import own_faults
 from .alerts import Alerts
 from .operators import Operators
+from .other_nodes import OtherNodes
 from .parts import Part
 from .parts.checks import Checks
 from .parts.collectors import Collectors
@@ -179,6 +180,10 @@ class Daemon:
         alerts = Alerts(self.store, lambda: state.snapshot.decision.plans, self.wake, self.on_error)
         self.operators = Operators(
             self._order, self._requested, alerts, self.journal.append, seed.asked)
+        self.others = OtherNodes(
+            state, self.peers.peers if self.peers else None, self.performer, self.operators)
+        if self.peers is not None:
+            self.peers.answer = self.others.asked
         self.reports = TrainerReports(self.journal, self.performer)
         self.node_order_gate = NodeOrderGate(state, self.evidence)
         self.private_life = PrivateLife(state, self.launchers, self.stop)
@@ -212,7 +217,7 @@ class Daemon:
             StoreWatch(self.store, wake),
             Collectors(state),
             KernelLogPart(state, self.journal, self.performer, wake),
-            Web(state, self.operators, self.launchers.announce, answers),
+            Web(state, self.operators, self.others, self.launchers.announce, answers),
             Readiness(answers),
             self.node_order_gate,
             self.private_life,

@@ -1,7 +1,8 @@
-"""What agents tell one another while runs go on: pings, beats, and where stores are.
+"""What agents tell one another while runs go on: pings, beats, where stores are; and questions.
 
 Owns one connection to each other agent, on which this one speaks, and the server on which it
 listens.  What is said are levels: the newest counts, and a lost message costs nothing but time.
+A question has a connection of its own, so that its answer holds up no ping.
 What a beat means is the core's, who is lost failure_detector.py's.
 """
 
@@ -28,6 +29,8 @@ PROBES, PROBE_GAP_S, PROBE_S = 3, 0.1, 0.3  # a lost packet must not pass for a 
 PEERS_MAX = 256
 INCOMING_MAX = 4 * PEERS_MAX  # those that have proven nothing among them
 BEATS_MAX = 4096
+ASKING_MAX, ANSWERING_MAX = 32, 16  # questions at a time, our own and the others'
+ANSWER_MAX = 2 << 20  # of one answer
 PINGS_KEPT = 64  # whose answers may still come
 SLOW_LEASES = 0.2  # of a lease between two beats without news
 
@@ -60,6 +63,9 @@ class Listener(Protocol):
     def beats_came(self, told: Told, is_news: bool) -> None: ...
 
     def nodes_lost(self, nodes: frozenset[str]) -> None: ...
+
+    async def asked(self, node: str, question: Any) -> dict[str, Any]:
+        """The answer to any JSON value that a node asks with."""
 
 
 def news_of(told: Told) -> tuple[object, ...]:
@@ -153,6 +159,8 @@ class Peers:
         self._server: asyncio.Server | None = None
         self._incoming: set[asyncio.Task[None]] = set()
         self._probes: dict[str, asyncio.Task[None]] = {}
+        self._asking = asyncio.Semaphore(ASKING_MAX)
+        self._answering = 0
 
     # ------------------------------------------------------------- life
 
@@ -233,6 +241,50 @@ class Peers:
             for line in self.lines.values():
                 line.wake.set()
 
+    # ------------------------------------------------------------- asking
+
+    def others(self) -> tuple[str, ...]:
+        """The nodes that are known and not lost."""
+        return tuple(name for name in self.lines if name not in self._lost)
+
+    async def ask(self, name: str, question: Any, limit_s: float) -> dict[str, Any]:
+        """Another agent's answer.  ConnectionError with the reason why there is none."""
+        line = self.lines.get(name)
+        if line is None or name in self._lost:
+            raise ConnectionError("it is lost" if line else "it is not known here")
+        channel: transport.Channel | None = None
+        try:
+            async with self._asking, asyncio.timeout(limit_s):
+                channel = await transport.connect(
+                    line.address.host, line.address.port, self.token, self.name)
+                await channel.send({"ask": question})
+                answer = await channel.take()
+        except TimeoutError as error:
+            raise ConnectionError(f"it did not answer within {limit_s:g} s") from error
+        except (OSError, ValueError, transport.Refused) as error:
+            raise ConnectionError(str(error) or type(error).__name__) from error
+        except EOFError as error:
+            raise ConnectionError("it ended the connection: it went away, or its release answers "
+                                  "no questions") from error
+        finally:
+            if channel is not None:
+                channel.close()
+        if "refused" in answer:
+            raise ConnectionError(str(answer["refused"])[:500])
+        return answer
+
+    async def _answer(self, name: str, question: Any) -> dict[str, Any]:
+        if self._answering >= ANSWERING_MAX:
+            return {"refused": f"{ANSWERING_MAX} questions are being answered: ask again"}
+        self._answering += 1
+        try:
+            answer = await self.listener.asked(name, question)
+        except (LookupError, TypeError, ValueError, RecursionError) as error:
+            return {"refused": f"not understood: {error}"[:500]}
+        finally:
+            self._answering -= 1
+        return answer
+
     # ------------------------------------------------------------- hearing
 
     def heard(self) -> tuple[Beat, ...]:
@@ -253,7 +305,11 @@ class Peers:
         try:
             channel = await transport.accept(reader, writer, self.token)
             while True:
-                self._take(channel.peer, await channel.take())
+                message = await channel.take()
+                if "ask" in message:
+                    await channel.send(await self._answer(channel.peer, message["ask"]))
+                else:
+                    self._take(channel.peer, message)
         except transport.Refused as error:
             self.on_error("peers", error)
         except (OSError, TimeoutError, EOFError, ValueError, asyncio.LimitOverrunError):

@@ -1,17 +1,30 @@
-"""The whole run, as any of its agents knows it: each node's part, and how old its word is.
+"""All nodes, as any of their agents knows them: each one's part of a run, and how old its word is.
 
-Owns the view of other nodes in the documents that people read; their words are beats.  Decides
-nothing.
+Owns the view of other nodes in the documents that people read; their words are beats, or answers
+to daemon/other_nodes.py's questions.  Decides nothing.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from ..core.model import Beat, Plan, RankView, RunView
+from ..core.model import Beat, Plan, RankView, RunView, run_subject
+from ..core.run.members import read_plan
 from ..daemon.state import AgentState
+from . import visibility
 
 RANKS_SHOWN = 64  # of one node
+RUNS_SHOWN = 256  # that have no launcher here
+
+
+class Word(NamedTuple):
+    """What one node says, or said last.  `owners`: run or incident -> uid."""
+
+    node: str
+    age_s: float | None  # None: nothing was ever heard
+    problem: str  # why it says nothing now; "" = it does
+    answer: Any
+    owners: dict[str, int]
 
 
 def nodes(state: AgentState, view: RunView) -> list[dict[str, Any]]:
@@ -43,6 +56,50 @@ def nodes(state: AgentState, view: RunView) -> list[dict[str, Any]]:
             "ranks": [_rank(rank) for rank in ranks[:RANKS_SHOWN]],
         })
     return rows
+
+
+def elsewhere(state: AgentState) -> list[dict[str, Any]]:
+    """The runs of which other nodes have launchers, and this one has none."""
+    observed = state.snapshot.observed
+    here = {view.run for view in observed.runs}
+    runs = sorted({beat.run for beat in observed.beats if beat.run} - here)
+    return [_run_elsewhere(state, run) for run in runs[:RUNS_SHOWN]]
+
+
+def _run_elsewhere(state: AgentState, run: str) -> dict[str, Any]:
+    observed, now = state.snapshot.observed, state.snapshot.now
+    beats = [beat for beat in observed.beats if beat.run == run]
+    plan = observed.store.docs.decoded(run_subject(run), read_plan)
+    leader = next((one.holder for one in observed.store.leases if one.run == run), "")
+    generation = max([plan.generation if plan is not None else 0,
+                      *(beat.generation for beat in beats)])
+    ranks = [rank for beat in beats for rank in beat.ranks if rank.generation == generation]
+    return {
+        "run": run, "uid": max(beat.uid for beat in beats), "leader": leader,
+        "grade": beats[0].grade, "generation": generation,
+        "step": min((rank.step for rank in ranks), default=0),
+        "running": sum(rank.state == "running" for rank in ranks),
+        "world": len(plan.ranks) if plan is not None else 0,
+        "nodes": [{"node": beat.node, "word": _word(beat, False), "part": _part(plan, beat.node),
+                   "age_s": round(now.boot_s - beat.boot_s, 1)}
+                  for beat in sorted(beats, key=lambda beat: beat.node)],
+    }
+
+
+def row(what: str, word: Word, who: visibility.Reader) -> dict[str, Any]:
+    """One node's answer as this reader may see it."""
+    answer = as_read(what, word, who) if word.answer is not None else None
+    return {"node": word.node, "age_s": word.age_s, "problem": word.problem, "answer": answer}
+
+
+def as_read(what: str, word: Word, who: visibility.Reader) -> Any:
+    """The answer alone: whose a run is says the node that has it."""
+    who = who._replace(of_run=word.owners.get, of_incident=word.owners.get)
+    if what == "status":
+        return visibility.status(word.answer, who)
+    if what == "incident":
+        return visibility.incidents([word.answer], who)[0]
+    return visibility.incidents(word.answer, who) if what == "incidents" else word.answer
 
 
 def plan_of(state: AgentState, run: str) -> Plan | None:

@@ -10,6 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from ..core import actions
+from ..daemon.other_nodes import WHOLE
 from ..system.version import VERSION
 
 ROUTE = "/api/v1/openapi.json"
@@ -99,6 +100,9 @@ def paths() -> Json:
         "/api/v1/incidents/{id}/label": {
             "parameters": [incident],
             "post": _post("Say whether it was right", "Review", 200, 404, 409)},
+        "/api/v1/fleet/{what}": {
+            "parameters": [_path("what", "what every node answers", list(WHOLE))],
+            "get": _get("The same of every node, with the age of its word", "object", 404)},
         "/api/v1/refusals": {"get": _get("Who asked for what they may not", "array")},
         "/api/v1/ledger": {"get": _get("Seconds by category")},
         "/api/v1/jobs": {"get": _get("Attempts of runs: whose, how each ended", "array")},

@@ -35,13 +35,14 @@ from ..core.node import OF_FLEET
 from ..core.nodes.kernel_incidents import DETECTOR
 from ..daemon.alerts import Full
 from ..daemon.operators import Operators
+from ..daemon.other_nodes import WHOLE, OtherNodes
 from ..daemon.state import AgentState
 from ..history.incident_log import IncidentLog
 from ..history.journal import Review
 from ..metrics.families import CONTENT_TYPE, Exposition
 from ..store.base import Conflict, StoreError
 from ..system.errors import say
-from . import alerts, books, drift, node_places, openapi, status, visibility
+from . import alerts, books, drift, fleet, node_places, openapi, status, visibility
 from .auth import RUNBOOKS, Authorizer, Roles, Tokens, peer_of, reader_of, refuse
 from .connection_limit import ConnectionLimit, LimitedConnection
 from .page import load_page
@@ -56,6 +57,7 @@ INJECT_LIMIT_S = 10.0
 HANDSHAKE_S = 10.0  # of TLS
 # Packed wrongly, cut short, no UTF-8, no JSON, too deep.
 BAD_BODY = (web.RequestPayloadError, HttpProcessingError, ValueError, RecursionError)
+BY_LEADER = (actions.RESTART_RANKS, actions.PAUSE, actions.RESUME)  # no other node's core obeys
 STEP_AGE_MAX_S = 5.0  # healthy agents step every second
 FAULTS = ("kill", "stop", "stall", "exception", "hold-gil", "skip-collective")
 
@@ -72,11 +74,11 @@ class ActionBody(msgspec.Struct, forbid_unknown_fields=True):
 
 
 async def serve(
-    state: AgentState, operators: Operators, announce: Callable[[str], None],
+    state: AgentState, operators: Operators, others: OtherNodes, announce: Callable[[str], None],
     on_ready: Callable[[], None],
 ) -> None:
     """Serves until cancelled.  A port that cannot be had is said; the rest serves on."""
-    server = WebServer(state, operators, announce)
+    server = WebServer(state, operators, others, announce)
     try:
         await server.start()
         on_ready()
@@ -89,9 +91,11 @@ class WebServer:
     """Handlers and listeners of one agent; `announce` tells its launchers the page's address."""
 
     def __init__(
-        self, state: AgentState, operators: Operators, announce: Callable[[str], None]
+        self, state: AgentState, operators: Operators, others: OtherNodes,
+        announce: Callable[[str], None],
     ) -> None:
         self._state, self._operators, self._announce = state, operators, announce
+        self._others = others
         self._exposition = Exposition(state)
         self._page, self._policy = load_page()
         self._runners: list[web.AppRunner] = []
@@ -211,6 +215,7 @@ class WebServer:
                 ("GET", RUNBOOKS, self._runbooks), ("GET", RUNBOOKS + "/{page:.+}", self._runbook),
                 ("GET", "/api/v1/incidents", self._incidents),
                 ("GET", "/api/v1/incidents/{id:.+}", self._incident),
+                ("GET", "/api/v1/fleet/{what}", self._fleet),
                 ("GET", "/api/v1/refusals", self._refusals),
                 ("GET", "/api/v1/ledger", self._ledger),
                 ("GET", "/api/v1/jobs", self._jobs),
@@ -320,10 +325,24 @@ class WebServer:
     async def _incident(self, request: web.Request) -> web.Response:
         incident = self._state.incident_log.incidents.get(request.match_info["id"])
         if incident is None:
-            return refuse(404, "no such incident", "an id that /api/v1/incidents lists")
+            word = await self._others.incident(request.match_info["id"])
+            if word is None:
+                return refuse(404, "no such incident", "an id that /api/v1/incidents lists")
+            found = fleet.as_read("incident", word, self._reader(request))
+            return _json(msgspec.json.encode(found | {"node": word.node, "age_s": word.age_s}))
         (one,) = visibility.incidents(
             [status.reviewed(self._state, incident)], self._reader(request))
         return _json(msgspec.json.encode(one))
+
+    async def _fleet(self, request: web.Request) -> web.Response:
+        """The same of every node, with the age of its word, and why one says nothing."""
+        what = request.match_info["what"]
+        if what not in WHOLE:
+            return refuse(404, f"{what!r} is nothing that all nodes answer",
+                          f"one of {', '.join(WHOLE)}")
+        who = self._reader(request)
+        rows = [fleet.row(what, word, who) for word in await self._others.words(what)]
+        return _json(msgspec.json.encode({"node": self._state.name, "nodes": rows}))
 
     async def _refusals(self, request: web.Request) -> web.Response:
         """Who asked for what they may not: all of it, or a reader's own."""
@@ -340,7 +359,8 @@ class WebServer:
             if not (run := subject_of(one["subject"]).run) or who.may(run)]))
 
     async def _answered(self, request: web.Request) -> web.Response:
-        found = self._operators.answer(request.match_info["id"])
+        id = request.match_info["id"]
+        found = self._operators.answer(id) or await self._others.request_state(id)
         if found is None:
             return refuse(404, "no such request", "an id that a POST was answered with")
         return web.json_response(found)
@@ -401,7 +421,8 @@ class WebServer:
 
     async def _ask_run(self, request: web.Request) -> web.Response:
         run, verb = request.match_info["run"], request.match_info["verb"]
-        if self._state.launchers.session(run) is None:
+        leader, is_here = self._others.leader(run), self._state.launchers.session(run) is not None
+        if not is_here and (not leader or verb == "inject"):
             return refuse(404, f"no run {run!r} on this node", "a run that /api/v1/status lists")
         body = await _body(request)
         if isinstance(body, web.Response):
@@ -413,7 +434,8 @@ class WebServer:
             verbs = ", ".join((*known, "inject"))
             return refuse(404, f"{verb!r} is no verb", f"one of {verbs}")
         subject = rank_subject(run, body.rank)
-        return self._ask(request, known[verb], subject, run, body)
+        to = leader if not is_here or known[verb] in BY_LEADER else ""
+        return await self._ask(request, known[verb], subject, run, body, to=to)
 
     async def _ask_node(self, request: web.Request) -> web.Response:
         node, verb = request.match_info["node"], request.match_info["verb"]
@@ -433,7 +455,7 @@ class WebServer:
                 names = status.checks_named(self._state, body.args.get("checks", []))
             except ValueError as error:
                 return refuse(400, str(error), '"args": {"checks": ["devices", "tensor"]}')
-        return self._ask(request, known[verb], node_subject(node), "", body, names)
+        return await self._ask(request, known[verb], node_subject(node), "", body, names)
 
     async def _ask_fleet(self, request: web.Request) -> web.Response:
         verb, known = request.match_info["verb"], actions.of_fleet()
@@ -442,12 +464,12 @@ class WebServer:
         body = await _body(request)
         if isinstance(body, web.Response):
             return body
-        return self._ask(request, known[verb], FLEET, "", body)
+        return await self._ask(request, known[verb], FLEET, "", body)
 
     async def _close(self, request: web.Request) -> web.Response:
         incident = self._state.incident_log.incidents.get(request.match_info["id"])
         if incident is None:
-            return refuse(404, "no such incident", "an id that /api/v1/incidents lists")
+            return await self._not_here(request.match_info["id"])
         of_kernel_log = {
             (verdict.fault, verdict.subject) for verdict in self._state.snapshot.decision.verdicts
             if verdict.detector == DETECTOR}
@@ -458,7 +480,7 @@ class WebServer:
         if isinstance(body, web.Response):
             return body
         subject = str(Subject(INCIDENT, incident.id))
-        return self._ask(request, actions.CLOSE_INCIDENT, subject, "", body)
+        return await self._ask(request, actions.CLOSE_INCIDENT, subject, "", body)
 
     async def _ack(self, request: web.Request) -> web.Response:
         return await self._reviewed(request, lambda log, id, body, by: log.acknowledge(
@@ -483,7 +505,7 @@ class WebServer:
         if isinstance(body, web.Response):
             return body
         if id not in log.incidents:
-            return refuse(404, "no such incident", "an id that /api/v1/incidents lists")
+            return await self._not_here(id)
         try:
             made = review(log, id, body, _by(request, body))
         except TypeError as error:
@@ -493,19 +515,32 @@ class WebServer:
         self._state.keep(made)
         return web.json_response({"id": id})
 
-    def _ask(
+    async def _not_here(self, id: str) -> web.Response:
+        word = await self._others.incident(id)
+        if word is None:
+            return refuse(404, "no such incident", "an id that /api/v1/incidents lists")
+        return refuse(409, f"it is {word.node}'s", f"ask there: `holdfast` on {word.node}")
+
+    async def _ask(
         self, request: web.Request, action: str, subject: str, run: str, body: ActionBody,
-        checks: tuple[str, ...] = (),
+        checks: tuple[str, ...] = (), to: str = "",
     ) -> web.Response:
+        """`to`: the other node whose core it is for."""
         if not body.reason.strip():
             return refuse(400, "no reason given", '"reason": why, for the journal')
         made = Request(
             id=f"op-{uuid.uuid4().hex[:12]}", action=action, subject=subject,
             reason=body.reason[:REASON_MAX], run=run, by=_by(request, body),
             checks=checks, until_wall_s=time.time() + body.for_s if body.for_s else 0.0)
-        if not self._operators.request(made):
+        if to:
+            try:
+                await self._others.forward(to, made)
+            except ConnectionError as error:
+                return refuse(503, f"{to} leads run {run}: {error}", "ask again, or ask there")
+        elif not self._operators.request(made):
             return refuse(429, "too many requests wait already", "try again in a minute")
-        return web.json_response({"id": made.id, "kind": action, "subject": subject}, status=202)
+        answer = {"id": made.id, "kind": action, "subject": subject}
+        return web.json_response(answer | ({"node": to} if to else {}), status=202)
 
     async def _inject(self, run: str, body: ActionBody) -> web.Response:
         if not self._state.config.inject.enabled:

@@ -66,6 +66,7 @@ def status(state: AgentState) -> dict[str, Any]:
         "fleet_paused_reason": decision.fleet_paused,
         "breaker_open": breaker_open(state),
         "nodes": node_places.rows(state),
+        "elsewhere": fleet.elsewhere(state),
         "config_reload_ok": state.reload_ok,
         "agent": {
             "pid": os.getpid(),

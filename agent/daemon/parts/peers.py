@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import msgspec
 
@@ -72,6 +73,7 @@ class PeerPart:
         self._endpoints: dict[str, Endpoint] = {}  # run -> the newest that another node told
         self._left: dict[str, int] = {}  # run -> generation that its launcher was told to leave
         self._docs: object = None
+        self.answer: Callable[[str, Any], Awaitable[dict[str, Any]]] = _no_answer
 
     # ------------------------------------------------------------- life
 
@@ -191,6 +193,9 @@ class PeerPart:
                 self._leave(plan.run, plan.generation)
         self._wake("nodes lost or back")
 
+    async def asked(self, node: str, question: Any) -> dict[str, Any]:
+        return await self.answer(node, question)
+
     def _order_endpoint(self, endpoint: Endpoint) -> None:
         if self._launchers.session(endpoint.run) is not None:
             self._launchers.order(endpoint.run, {"t": "endpoint", **msgspec.to_builtins(endpoint)})
@@ -204,6 +209,10 @@ class PeerPart:
             return
         if not self._launchers.order(run, {"t": "leave", "generation": generation}):
             self._left[run] = generation
+
+
+async def _no_answer(node: str, question: Any) -> dict[str, Any]:
+    return {"refused": "this agent is only just beginning"}
 
 
 def is_broken(beat: Beat) -> bool:

@@ -11,6 +11,7 @@ import importlib
 from collections.abc import Callable
 
 from ..operators import Operators
+from ..other_nodes import OtherNodes
 from ..state import AgentState
 
 
@@ -18,15 +19,16 @@ class Web:
     name = "web"
 
     def __init__(
-        self, state: AgentState, operators: Operators, announce: Callable[[str], None],
-        answers: asyncio.Event,
+        self, state: AgentState, operators: Operators, others: OtherNodes,
+        announce: Callable[[str], None], answers: asyncio.Event,
     ) -> None:
-        self._state, self._operators, self._announce = state, operators, announce
-        self._answers = answers
+        self._state, self._operators, self._others = state, operators, others
+        self._announce, self._answers = announce, answers
 
     async def run(self) -> None:
         try:
             server = await asyncio.to_thread(importlib.import_module, "holdfast.agent.web.server")
-            await server.serve(self._state, self._operators, self._announce, self._answers.set)
+            await server.serve(self._state, self._operators, self._others, self._announce,
+                               self._answers.set)
         finally:
             self._answers.set()  # it failed, which is said: launchers are served all the same

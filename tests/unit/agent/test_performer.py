@@ -51,6 +51,28 @@ def test_a_stalled_journal_lets_ordinary_effects_go_on_and_refuses_lasting_ones(
     assert rows == {STOP.id: 1, "2": 0}
 
 
+def test_what_another_node_orders_is_journalled_and_carried_out_once(agent, tmp_path):
+    async def scenario():
+        async with (
+            agent() as (daemon, node),
+            joined(tmp_path, node, generation=1, state="running") as launcher,
+        ):
+            first, second = (asyncio.ensure_future(daemon.performer.obey(STOP)) for _ in range(2))
+            assert (await launcher.receive("do"))["id"] == STOP.id
+            launcher.send(t="outcome", id=STOP.id, ok=True, detail="done")
+            assert (await first).detail == (await second).detail == "done"
+            assert (await daemon.performer.obey(STOP)).ok
+            far = replace(STOP, id="2", body=replace(STOP.body, node="b"))
+            daemon.performer.perform([far], None)
+            await until(lambda: "2" in daemon.performer._levels)
+            assert "no other node" in daemon.performer._levels["2"][0].error
+
+    asyncio.run(scenario())
+    database = sqlite3.connect(tmp_path / "state" / "journal.db")
+    rows = dict(database.execute("SELECT id, ok FROM intents").fetchall())
+    assert rows == {STOP.id: 1, "2": 0}
+
+
 def test_an_order_in_flight_is_sent_again_when_its_launcher_comes_back(agent, tmp_path):
     async def scenario():
         async with (

@@ -513,7 +513,8 @@ def test_the_document_names_every_route_and_no_other(agent, tmp_path):
             document = await answer.json()
         told = {(method.upper(), path) for path, methods in document["paths"].items()
                 for method in methods if method != "parameters"}
-        application = WebServer(daemon.state, daemon.operators, print)._application(True, True)
+        server = WebServer(daemon.state, daemon.operators, daemon.others, print)
+        application = server._application(True, True)
         assert told == {(one.method, one.resource.canonical)
                         for one in application.router.routes()}
         for path, methods in document["paths"].items():
