@@ -41,17 +41,20 @@ def test_a_suspect_elsewhere_is_looked_at_and_every_agent_tells_of_it(world: Wor
         world.launch(number, "run", "--nnodes", "2", "--nproc-per-node", "1", "--preload", "none",
                      LOOPING, str(world.shared))
     world.wait(lambda: len(list(world.shared.glob("*.json"))) == 2 and world.leader() >= 0)
-    places = world.places(1)
+    places = world.wait(lambda: len(places := world.places(1)) == 2 and places)
     (spare,) = {0, 1, 2} - set(places.values())
     leader = world.leader()
     rank, there = next((r, n) for r, n in sorted(places.items()) if n != leader)
     os.kill(world.ranks(there)[rank]["pid"], signal.SIGSTOP)
 
-    # The leader sees it in beats, has that node's agent look at the rank, and tells of both.
+    # The leader sees it in beats, has that node's agent look at the rank, and tells of both.  Where
+    # the rank was suspected before it was stopped, it stands where it was seen then.
+    looked = ("kernel state", "where")
+
     def seen() -> dict[str, Any] | None:
         found = ask(world, leader, "/api/v1/incidents")
         return next((one for one in found if one["fault"] == "rank_stopped"
-                     and any(what == "kernel state" for what, _ in one["evidence"])), None)
+                     and any(what in looked for what, _ in one["evidence"])), None)
 
     incident = world.wait(seen, 60.0)
     assert world.nodes[there].name in incident["culprit"]

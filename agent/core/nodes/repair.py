@@ -100,7 +100,7 @@ class Repairs:
                 self.kernel.tell(ctx, item, why)
             if not action:
                 continue
-            held = f"held: an operator paused this node: {paused}" if paused else ""
+            held = f"held: paused by an operator: {paused}" if paused else ""
             held = held or self._held(ctx, item, action, cases)
             if held:
                 self.kernel.tell(ctx, item, f"{action}: allowed, {held}")

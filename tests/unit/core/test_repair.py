@@ -277,7 +277,7 @@ def test_a_node_without_a_run_is_paused_as_well_and_stays_so_over_a_restart():
     machine.step(3600.0)
     assert not machine.orders
     assert machine.only().would_have == (
-        "reboot_node: allowed, held: an operator paused this node: its fan is changed"
+        "reboot_node: allowed, held: paused by an operator: its fan is changed"
     )
     machine.runs = (replace(RUN, state="done"),)
     machine.step()
