@@ -216,10 +216,10 @@ def test_steps_are_kept_with_their_time_and_their_number_of_collectives(placed, 
 
 def test_ranks_are_told_behind_which_step_of_their_generation_they_park(placed):
     assert elastic.park_after() == (0, False)
-    order = {"t": "park", "generation": 1, "after": 7, "save": True}
+    order = {"t": "park", "generation": 2, "after": 7, "save": True}
     placed.worker.on_packet(order, [])
     assert elastic.park_after() == (7, True)
-    placed.worker.on_packet(dict(order, generation=2), [])  # of one that it is not in
+    placed.worker.on_packet(dict(order, generation=3), [])  # of one that it is not in
     assert elastic.park_after() == (0, False)
 
 
