@@ -369,11 +369,25 @@ class Monitor:
             if (effect.outlives_node or lasts) and observed.journal_stalled:
                 self.fail("stalled_journal", f"{edge.machine.name}: {effect.id}")
             body = effect.body
+            if write is not None and lasts:
+                self._common(edge, now, observed, write)
             if isinstance(body, StoreWrite) and subject_of(body.key).run:
                 plan = decode_plan(body.body)
                 self._fit(edge, now, observed, plan)
                 self._whole(edge, observed, plan)
                 self._as_large(edge, now, observed, plan)
+
+    def _common(self, edge: Edge, now: Now, observed: Observed, write: StoreWrite) -> None:
+        """No node is excluded for what so many have, as the node that excludes it heard just now."""
+        fault, settings = excluded(write.body), edge.settings
+        if fault in ("", BY_HAND):
+            return
+        have = {beat.node for beat in observed.beats if beat.fatal == fault
+                and now.boot_s - beat.boot_s < settings.lease_s / 2}
+        many = len(have) >= settings.breaker_nodes
+        if many and len(have) > settings.breaker_fraction * len(self.edges):
+            self.fail("breaker_holds", f"{write.key} is excluded for {fault}, and so many have it: "
+                      f"{', '.join(sorted(have))}")
 
     def _fit(self, edge: Edge, now: Now, observed: Observed, plan: Plan) -> None:
         """No rank on a node that is excluded, or whose fresh beat says that it is sick."""
