@@ -378,7 +378,7 @@ class Monitor:
                 self._as_large(edge, now, observed, plan)
 
     def _common(self, edge: Edge, now: Now, observed: Observed, write: StoreWrite) -> None:
-        """No node is excluded for what so many have, as the node that excludes it heard just now."""
+        """No node is excluded for what so many have, as who excludes it heard just now."""
         fault, settings = excluded(write.body), edge.settings
         if fault in ("", BY_HAND):
             return
