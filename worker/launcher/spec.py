@@ -30,14 +30,6 @@ RANKS = re.compile(r"[0-9]{1,4}(,[0-9]{1,4})*")
 RUN_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 NNODES = re.compile(r"([0-9]{1,5})(?::([0-9]{1,5}))?")
 NNODES_MAX = 16384
-# Of the built-in trainer: what the fork server imports beside the loop.
-ENGINES = {
-    "fsdp": "holdfast.trainer.engines.sharded", "mics": "holdfast.trainer.engines.sharded",
-    "pipeline": "holdfast.trainer.engines.pipeline",
-}
-STRATEGY = re.compile(
-    r"""^\s*(?:strategy|\[strategy\]\s*\n\s*name)\s*=\s*["'](\w+)["']""", re.MULTILINE)
-CONFIG_BYTES_MAX = 1 << 20
 # Of a run's name in the environment: the scheduler's account is the team unless one is given.
 TEAM_FROM = ("HOLDFAST_TEAM", "SLURM_JOB_ACCOUNT")
 QUEUED_FROM = "HOLDFAST_QUEUED_AT"  # seconds since 1970: `export HOLDFAST_QUEUED_AT=$(date +%s)`
@@ -403,7 +395,6 @@ def parse(command: str, argv: List[str], environ: Dict[str, str]) -> Spec:
         preload = ["torch", "torch._dynamo", *preload]
         if program.trainer:
             preload.append("holdfast.trainer.loop")
-            preload += engine(program.argv)
     ignored = ignored_flags(options)
     if ignored:
         print("holdfast: accepted, and without effect here: %s" % ", ".join(ignored),
@@ -428,20 +419,6 @@ def parse(command: str, argv: List[str], environ: Dict[str, str]) -> Spec:
         goal=goal_of(options, environ, time.time()), unit=options.unit,
         mixed=options.allow_mixed, gang_limit_s=options.gang_limit,
     )
-
-
-def engine(argv: List[str]) -> List[str]:
-    """The module of the trainer's strategy, as far as its settings tell: a rank that imports what
-    it needs by itself comes back the later by as much (a pipeline's tracing: 1.3 s)."""
-    found = [word.partition("=")[2] for word in argv if word.startswith("strategy=")]
-    if not found and "--config" in argv:
-        try:
-            with open(argv[argv.index("--config") + 1], errors="replace") as file:
-                found = STRATEGY.findall(file.read(CONFIG_BYTES_MAX))
-        except OSError:  # the trainer says what is wrong with it
-            return []
-    name = ENGINES.get(found[-1].strip("\"'")) if found else None
-    return [name] if name else []
 
 
 def node_counts(options: argparse.Namespace) -> Tuple[int, int]:

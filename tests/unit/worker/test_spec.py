@@ -49,21 +49,6 @@ def test_the_trainer_takes_the_flags_and_the_rest_is_its_own():
     assert options.standby == 1 and "torch" in options.preload
 
 
-def test_what_the_trainers_strategy_imports_is_there_before_the_fork(tmp_path):
-    def last(*words):
-        return parse(*words, command="train").preload[-1].rpartition(".")[2]
-
-    assert last() == last("strategy=ddp") == last("strategy=mine:Own") == "loop"
-    assert (last("strategy=mics"), last("strategy=pipeline")) == ("sharded", "pipeline")
-    file = tmp_path / "t.toml"
-    for text in ('seed = 1\nstrategy = "fsdp"  # one word\n', "[strategy]\nname = 'fsdp'\n"):
-        file.write_text(text)
-        assert last("--config", str(file)) == "sharded"
-        assert last("--config", str(file), 'strategy="pipeline"') == "pipeline"
-    assert last("--config", str(tmp_path / "none")) == "loop"
-    assert parse("--preload", "none", "strategy=mics", command="train").preload == []
-
-
 def test_a_standby_of_a_script_is_said_to_have_no_effect(script, capsys):
     assert parse("--standby", "2", script).standby == 0
     said = capsys.readouterr().err
