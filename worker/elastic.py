@@ -77,6 +77,7 @@ class Worker:
         self.joining = False  # between an assignment and its first phase of work
         self.phase_number = pages.UNKNOWN
         self.parting = Parting(0, 0, False)
+        self.assigned_ns = 0  # Unix time when this generation began here
         self.assigned_hooks: List[Callable[[Assignment], None]] = []
 
     # -------------------------------------------------------------- ticker's thread
@@ -108,9 +109,14 @@ class Worker:
         elif kind == "inject":
             self.injected[str(packet["fault"])] = packet.get("args", {})
         elif kind == "flight":
-            self.send({"t": "flight", "entries": faults.flight_record()})
+            self.send_flight()
         else:
             close_all(fds)
+
+    def send_flight(self) -> None:
+        """The last collectives, with the generation that they are of."""
+        self.send({"t": "flight", "generation": int(self.fields[pages.F_GENERATION]),
+                   "entries": faults.flight_record(self.assigned_ns)})
 
     def on_assign(self, packet: Packet, fds: List[int]) -> None:
         resume = packet["resume"]
@@ -145,6 +151,7 @@ class Worker:
             assignment = self.assignment
             self.generation = assignment.generation
         fields = self.fields
+        self.assigned_ns = time.time_ns()
         fields[pages.F_RANK] = assignment.rank
         fields[pages.F_GENERATION] = assignment.generation
         fields[pages.F_STEP_BEGIN] = fields[pages.F_STEP_END]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -64,7 +65,7 @@ def test_a_kill_a_stop_and_a_stall_leave_no_trace(runs: Runs, strategy: str) -> 
     assert run.result()["digest"] == clean.result()["digest"]
     ends = [one["timeline"][-1][1] for one in run.incidents() if one["state"] == "closed"]
     redone = [int(steps) for steps in re.findall(r"(\d+) steps? redone", " ".join(ends))]
-    print(strategy, ends)
+    print(json.dumps({"strategy": strategy, "ends": ends}))  # a row of bench/results, with -s
     assert len(redone) == len(FAULTS), run.output
     if strategy == "fsdp":
         source = "the snapshot of step"

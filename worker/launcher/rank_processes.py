@@ -305,6 +305,7 @@ class RankProcesses:
              "store_host": store.host, "store_port": store.port, "resume": command.resume,
              "history": command.history, "node": os.uname().nodename, "environ": environ}, fds)
         process.assigned, process.parked, process.place = True, None, ""
+        process.flight = []
 
     def tend(self, now_s: float) -> None:
         """Work that may wait for a quiet moment: the next store, a new standby, overdue kills.
@@ -379,7 +380,8 @@ class RankProcesses:
             process.place = cut(str(packet["text"]), PLACE_MAX)
             return None
         if kind == "flight":
-            process.flight = packet["entries"][-64:]
+            if packet.get("generation") == process.generation:
+                process.flight = packet["entries"][-64:]
             return None
         return packet
 

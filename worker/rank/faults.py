@@ -13,6 +13,7 @@ import time
 from typing import Any, Dict, List, Tuple
 
 DEFAULT_GROUP = "0"  # torch's name of the world's group
+FLIGHT_MAX = 64  # collectives that are told
 EQUAL_SIZES = ("all_reduce", "allreduce", "broadcast", "reduce", "reduce_scatter")
 
 
@@ -66,17 +67,21 @@ def _of_default_group(record: Any) -> List[Dict[str, Any]]:
             and str((entry.get("process_group") or [""])[0]) == DEFAULT_GROUP]
 
 
-def flight_record(limit: int = 64) -> List[Tuple[int, str, str]]:
+def flight_record(since_ns: int = 0) -> List[Tuple[int, str, str]]:
     """The default group's last collectives by its flight recorder: (sequence, name, sizes).
 
+    Of what was entered since `since_ns` (Unix time): the recorder keeps what a process did in the
+    generations before, under the same name and the same numbers.
     [] without a recorder.  Other groups count for themselves, and point-to-point messages differ
     between ranks by design: neither may be compared.  Sizes are told only where all ranks of a
     collective must agree about them.
     """
     told = []
     for entry in _of_default_group(_nccl_record()) or _of_default_group(_record()):
+        if int(entry.get("time_created_ns", since_ns)) < since_ns:
+            continue
         name = str(entry.get("profiling_name", ""))
         equal = name.rpartition(":")[2] in EQUAL_SIZES
         sizes = json.dumps(entry.get("input_sizes", [])) if equal else ""
         told.append((int(entry.get("collective_seq_id", 0)), name, sizes))
-    return told[-limit:]
+    return told[-FLIGHT_MAX:]

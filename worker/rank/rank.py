@@ -22,7 +22,7 @@ from typing import Dict, List, NamedTuple, Optional
 from .. import elastic
 from .. import page as pages
 from ..wire import Channel
-from . import faults, hooks, outcome
+from . import hooks, outcome
 from .ticker import Ticker
 
 PR_SET_PDEATHSIG = 1
@@ -154,7 +154,7 @@ def run(program: Program, seat: Seat) -> None:
     if error is not None:
         outcome.show(error)
         outcome.write_error_file(os.environ.get("TORCHELASTIC_ERROR_FILE", ""), seat.rank, error)
-        worker.send({"t": "flight", "entries": faults.flight_record(16)})
+        worker.send_flight()
     outcome.leave(worker.fields, word, code)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 
 import pytest
 from waiting import wait_for
@@ -221,6 +222,15 @@ def test_ranks_are_told_behind_which_step_of_their_generation_they_park(placed):
     assert elastic.park_after() == (7, True)
     placed.worker.on_packet(dict(order, generation=3), [])  # of one that it is not in
     assert elastic.park_after() == (0, False)
+
+
+def test_the_last_collectives_are_told_with_their_generation(placed, monkeypatch):
+    since = []
+    monkeypatch.setattr(elastic.faults, "flight_record", lambda ns: since.append(ns) or [])
+    placed.worker.on_packet({"t": "flight"}, [])
+    packet = placed.heard()
+    assert (packet["t"], packet["generation"], packet["entries"]) == ("flight", 2, [])
+    assert 0 < since[0] <= time.time_ns()
 
 
 def test_the_first_word_lists_checkpoints_within_a_packet(seat):

@@ -46,3 +46,14 @@ def test_torchs_recorder_is_read_for_gloo(
 def test_without_a_recorder_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch._C", SimpleNamespace(_distributed_c10d=object()))
     assert flight_record() == []
+
+
+def test_what_a_process_did_in_a_generation_before_is_not_told(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recorder numbers each generation's group from 1 on, and forgets nothing."""
+    before = [entry(n, "gloo:broadcast", time_created_ns=100 + n) for n in (1, 2, 3)]
+    recorded(monkeypatch, [*before, entry(1, "gloo:all_reduce", time_created_ns=200)], None)
+    assert flight_record(150) == [(1, "gloo:all_reduce", "[[4]]")]
+    recorded(monkeypatch, [entry(1, "gloo:all_reduce")], None)  # of a torch that notes no time
+    assert flight_record(150) == [(1, "gloo:all_reduce", "[[4]]")]

@@ -252,6 +252,20 @@ def test_an_order_to_park_ends_nobody_and_is_answered_once_all_have(trainer):
     assert [(packet["id"], packet["ok"]) for packet in told.outcomes] == [("id", True)]
 
 
+def test_collectives_of_a_generation_before_are_no_evidence(trainer):
+    first, second = (trainer.ranks.by_rank()[rank] for rank in (0, 1))
+    told = {"t": "flight", "entries": [[2, "gloo:broadcast", "[[4]]"]]}
+    trainer.ranks.on_packet(first, dict(told, generation=1))
+    assert first.flight == told["entries"]
+    for process in (first, second):
+        trainer.ranks.on_packet(process, {"t": "parked", "generation": 1, "step": 4,
+                                          "torn": False, "reason": "x"})
+    trainer.ranks.begin(command(2, keep=(0, 1)))
+    assert first.generation == 2 and first.flight == []
+    trainer.ranks.on_packet(first, dict(told, generation=1))  # on its way when it was assigned
+    assert first.flight == []
+
+
 @pytest.mark.parametrize("parked", [True, False])
 def test_only_who_parked_and_is_kept_stays(trainer, parked):
     first, second = (trainer.ranks.by_rank()[rank] for rank in (0, 1))
