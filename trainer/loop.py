@@ -33,6 +33,7 @@ from .quality import kept
 from .state import State
 
 PARK_S = 50.0  # for a checkpoint before ranks park, and for each other; the agent allows 120
+MEET_S = 5.0  # ... without one; the agent allows 10
 STEP_TIMES = 64  # the latest, for the snapshots' cadence
 
 
@@ -289,13 +290,15 @@ class Generation:
         after, saves = self.elastic.park_after()
         if not 0 < after <= step or step == self.job.config.steps or group is None:
             return
-        if saves and self.job.config.checkpoint.every:
+        saves = saves and bool(self.job.config.checkpoint.every)
+        if saves:
             self.elastic.phase("checkpoint")
             self.checkpoints.wait()
             if not self.checkpoints.due(step):
                 self.checkpoints.save(step)
             self.checkpoints.prove(PARK_S)
-            group.meet(f"park/{step}", PARK_S)
+        # Who leaves cuts the others' connections: a shard of which there is one copy must be here.
+        group.meet(f"park/{step}", PARK_S if saves else MEET_S)
         raise self.elastic.Broken(f"asked to leave behind step {step}")
 
     def tell(self, tokens_per_s: float) -> None:

@@ -48,7 +48,7 @@ class FakeElastic:
         self.pipe, self.faults, self.snapshot_dir = pipe, faults, snapshot_dir
         self.assignments, self.left, self.cut = queue.Queue(), 0, None
         self.lock, self.step, self.now, self.stop = threading.Lock(), 0, None, 0
-        self.parting = 0  # behind this step, with a checkpoint
+        self.parting = (0, False)  # behind this step, and whether with a checkpoint
         self.half = 0
         threading.Thread(target=self._listen, daemon=True).start()
 
@@ -114,6 +114,8 @@ class FakeElastic:
         elif fault == "stop":
             self.send("stopping")
             os.kill(os.getpid(), signal.SIGSTOP)
+        elif fault == "late":
+            time.sleep(0.5)
 
     def phase(self, name):
         if os.environ.get("HARNESS_PHASES"):
@@ -162,7 +164,7 @@ class FakeElastic:
         return self.stop
 
     def park_after(self):
-        return (self.parting, True) if self.now.generation == 1 else (0, False)
+        return self.parting if self.now.generation == 1 else (0, False)
 
     def snapshot_buffer(self, nbytes):
         if not self.snapshot_dir:

@@ -188,7 +188,7 @@ def test_ranks_that_are_asked_to_park_do_so_behind_one_step_with_a_proven_checkp
             if message[:2] == ("step", 3) and not self.asked:
                 self.asked = True
                 for _, pipe, _ in self.ranks.values():
-                    pipe.send(("park", 6))
+                    pipe.send(("park", (6, True)))
             self.verified += message[0] == "verified"
             if message[0] == "parked":
                 self.parted.append((message[1:4], self.verified))
@@ -202,6 +202,24 @@ def test_ranks_that_are_asked_to_park_do_so_behind_one_step_with_a_proven_checkp
                                    f"{step}"), 1)
     assert {r.step for r in results.values()} == {12}
     assert [f.step for f in files.listing(tmp_path / "checkpoints")] == [12, step]
+
+
+def test_nobody_parks_before_all_have_ended_the_step(tmp_path):
+    """Who parks cuts the others' connections, and theirs may be the one copy of a shard."""
+    class Parting(Launcher):
+        def heard(self, rank, message):
+            super().heard(rank, message)
+            if message[:2] == ("step", 3) and rank == 0:
+                for _, pipe, _ in self.ranks.values():
+                    pipe.send(("park", (8, False)))
+
+    late = {(1, 1, step, "optimizer"): "late" for step in range(3, 9)}
+    launcher = Parting(config(tmp_path, 2, "steps=12", "checkpoint.every=0"), 2, tmp_path, late)
+    launcher.run()
+    said = [event[1:4] for event in launcher.events if event[2] in ("step", "parked")]
+    first = next(at for at, event in enumerate(said) if event[1] == "parked")
+    step = said[first][2]
+    assert {(0, "step", step), (1, "step", step)} <= set(said[:first]) and 8 <= step < 12
 
 
 def test_stop_is_at_the_same_step_and_leaves_a_checkpoint(tmp_path):
