@@ -79,10 +79,11 @@ class OtherNodes:
         """One incident that another node knows: from whoever has it, newest word first."""
         if self._peers is None:
             return None
+        names = self._peers.others()  # as they were asked: meanwhile one may be lost
         answers = await asyncio.gather(*(
-            self._ask(name, {"what": INCIDENT, "id": id}) for name in self._peers.others()),
+            self._ask(name, {"what": INCIDENT, "id": id}) for name in names),
             return_exceptions=True)
-        for name, said in zip(self._peers.others(), answers, strict=False):
+        for name, said in zip(names, answers, strict=True):
             if isinstance(said, dict) and said.get("answer"):
                 return Word(name, 0.0, "", said["answer"], _owners(said))
         for (what, name), (kept_s, body) in reversed(self._kept.items()):

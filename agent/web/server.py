@@ -250,7 +250,9 @@ class WebServer:
             except web.HTTPException:
                 raise
             except Exception as error:  # border of a request
-                self._state.errors("web", error)
+                left = isinstance(error, ConnectionError) and request.transport is None
+                if not left:  # before all of the request was read
+                    self._state.errors("web", error)
                 return refuse(500, "the agent failed to answer; see its log", "")
             finally:
                 connection.serving = False

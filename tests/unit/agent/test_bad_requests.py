@@ -14,6 +14,7 @@ from fakes import FakeLauncher, rank_level, until
 from holdfast.agent.history.audit import KINDS_MAX, Audit
 from holdfast.agent.history.journal import Refused
 from holdfast.agent.web import auth, rate_limit
+from holdfast.agent.web.connection_limit import LimitedConnection
 
 HEAD = "HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
 
@@ -179,3 +180,27 @@ def test_bad_requests_are_4xx_and_hardly_a_line(
         assert status.startswith(good) or status.startswith(b"HTTP/1.0 4"), (name, status, said)
     assert "Traceback" not in said, said
     assert len(said.splitlines()) <= 10, said
+
+
+def test_who_leaves_before_the_request_is_whole_is_no_trouble_of_the_agent(
+    agent, tmp_path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[LimitedConnection] = []
+    begin = LimitedConnection.begin
+    monkeypatch.setattr(LimitedConnection, "begin",
+                        lambda connection: (begun.append(connection), begin(connection)))
+
+    async def run() -> None:
+        async with agent() as (daemon, node):
+            await until(lambda: daemon.launchers.address)
+            launcher = await with_run(node, tmp_path)
+            _, writer = await asyncio.open_unix_connection(str(tmp_path / "run" / "api.sock"))
+            head = f"POST /api/v1/runs/demo/pause {HEAD}Content-Length: 9\r\n\r\n"
+            writer.write(head.encode() + b"{")
+            await until(lambda: begun and begun[0].serving)
+            writer.transport.abort()
+            await until(lambda: not begun[0].serving)
+            assert "web" not in daemon.state.errors.latest
+            launcher.close()
+
+    asyncio.run(run())
