@@ -40,6 +40,8 @@ DOING = {
     "eval": "evaluating",
     "exit": "ending: its exit handlers run",
 }
+# What an evidence child saw -> the words for it; with the rank before it where none is blamed.
+SEEN_OF_RANK = {"where": "at", "waits for": "waits for"}
 STOPS = ("crash_loop", "budget_spent")
 NEEDS_A_PERSON = (*STOPS, "journal_stalled", "agent_config_bad")
 
@@ -371,18 +373,25 @@ def _suspicion(state: AgentState, view: RunView, verdicts: tuple[Verdict, ...]) 
         same = (incident.fault, incident.subject) == (doubt.fault, doubt.subject)
         if incident.state not in OPEN or not same:
             continue
-        for what, value in incident.evidence:
-            who, is_where, _ = what.rpartition("where")
-            if is_where:
-                said.append(f"{who}at {value}")
-            elif what == "waits for":
-                said.append(f"waits for {value}")
+        said += _seen_of_ranks(incident)
         if incident.would_have.startswith("waits"):  # a known cause: the limit does not count
             said[0] = LIMIT.sub("", doubt.reason)
         if incident.would_have:
             said.append(incident.would_have)
         break
     return "; ".join(said)
+
+
+def _seen_of_ranks(incident: Incident) -> list[str]:
+    """Where its ranks stand and what they wait for: those together that stand in the same place."""
+    ranks: dict[str, list[int]] = {}
+    for what, value in incident.evidence:
+        for kind, words in SEEN_OF_RANK.items():
+            if what.endswith(kind):
+                named = ranks.setdefault(f"{words} {value}", [])
+                named += map(int, re.findall("^rank ([0-9]+) ", what))
+    return [f"{'ranks' if len(who) > 1 else 'rank'} {', '.join(map(str, sorted(who)))} {text}"
+            if who else text for text, who in ranks.items()]
 
 
 def _need(state: AgentState, view: RunView, paused: bool) -> str:

@@ -12,7 +12,7 @@ from ..detect.ranks.ended import Cause
 from ..model import Incident, Now, Plan, Resume, rank_subject, rank_words
 
 TIMELINE_MAX = 64
-EVIDENCE_MAX = 32
+EVIDENCE_MAX = 64  # a row of each of 12 ranks that stand still, and what is seen of them
 
 OPEN, ACTED, CLOSED, TAKEN_BACK = "open", "acted", "closed", "taken_back"
 

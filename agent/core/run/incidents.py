@@ -155,7 +155,8 @@ class RunIncidents:
             self.book.change(ctx, item, values.with_action(changed, effect_id))
 
     def settled(self, ctx: Context, done: EffectResult) -> None:
-        """Evidence joins the open incidents of its rank; a failure is a line."""
+        """Evidence joins the open incidents of its rank, and those that name no rank, which say
+        whose it is; a failure is a line."""
         body = done.effect.body
         if done.effect.kind != "evidence":
             if not done.ok:
@@ -164,12 +165,13 @@ class RunIncidents:
             return
         if not isinstance(body, TakeEvidence):
             return
-        rows = evidence_rows(done)
-        run, generation = self.state.run, body.generation
-        subjects = (rank_subject(run, body.rank), rank_subject(run, -1))
+        rows, run = evidence_rows(done), self.state.run
+        whose = tuple((f"rank {body.rank} {what}", value) for what, value in rows)
+        by_subject = {rank_subject(run, body.rank): rows, rank_subject(run, -1): whose}
         for item in self.book.open.values():
-            if item.incident.generation == generation and item.incident.subject in subjects:
-                self.book.change(ctx, item, values.with_evidence(item.incident, rows))
+            more = by_subject.get(item.incident.subject)
+            if item.incident.generation == body.generation and more is not None:
+                self.book.change(ctx, item, values.with_evidence(item.incident, more))
 
     def attach(
         self, ctx: Context, incident_id: str, rows: tuple[tuple[str, str], ...], text: str = ""

@@ -233,9 +233,12 @@ def _suspect_s(
 
 def _unnamed(ranks: tuple[RankView, ...], fault: str, tail: str, act: bool) -> Finding:
     names = ", ".join(str(r.rank) for r in ranks)
-    rows = tuple(row for r in ranks for row in _rows(r, prefix=f"rank {r.rank} "))
+    # One row a rank, so that there is room for where each of a node's ranks is found to stand.
+    rows = [(f"rank {r.rank}", "; ".join(f"{what} {value}" for what, value in _rows(r)))
+            for r in ranks]
+    rows += [(f"rank {r.rank} where", r.where) for r in ranks if r.where]
     cause = Cause(
-        fault=fault, generation=ranks[0].generation, detector=DETECTOR, evidence=rows,
+        fault=fault, generation=ranks[0].generation, detector=DETECTOR, evidence=tuple(rows),
         reason=f"culprit unknown: ranks {names} stand still and nothing tells them apart; {tail}",
         step=max(r.step for r in ranks), confidence=0.5, severity=FATAL if act else WARN)
     return Finding(cause, act)
@@ -245,17 +248,16 @@ def _finding(rank: RankView, fault: str, reason: str, act: bool, proof: bool = F
     cause = Cause(
         fault=fault, generation=rank.generation, reason=reason, rank=rank.rank, node=rank.node,
         pid=rank.pid, place=rank.place, step=rank.step, error=rank.where, detector=DETECTOR,
-        confidence=1.0 if proof else 0.8, severity=FATAL if act else WARN, evidence=_rows(rank))
+        confidence=1.0 if proof else 0.8, severity=FATAL if act else WARN,
+        evidence=(*_rows(rank), *((("where", rank.where),) if rank.where else ())))
     return Finding(cause, act, proof)
 
 
-def _rows(rank: RankView, prefix: str = "") -> tuple[tuple[str, str], ...]:
+def _rows(rank: RankView) -> tuple[tuple[str, str], ...]:
     rows = [
         ("phase", rank.phase), ("step", str(rank.step)),
         ("process", f"state {rank.proc_state}, {'active' if rank.active else 'no activity'}"),
         ("still", f"{rank.still_s:.2f} s, last beat {rank.beat_age_s:.2f} s ago")]
     if rank.seq:
         rows.append(("sequence", ", ".join(f"group {g}: {n}" for g, n in rank.seq)))
-    if rank.where:
-        rows.append(("where", rank.where))
-    return tuple((prefix + what, value) for what, value in rows)
+    return tuple(rows)
