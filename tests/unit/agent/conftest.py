@@ -27,7 +27,8 @@ def no_reboot(monkeypatch):
 
 @pytest.fixture
 def agent(tmp_path):
-    """`async with agent() as (daemon, node):` a whole daemon with a fake core."""
+    """`async with agent() as (daemon, node):` a whole daemon with a fake core; `node`: another
+    core, or what makes one, like the class of the real one."""
 
     @contextlib.asynccontextmanager
     async def start(private=False, run="", node=None, wait=True, **settings):
@@ -42,7 +43,8 @@ def agent(tmp_path):
         made = []
 
         def make(*arguments):
-            made.append(FakeNode(*arguments) if node is None else node)
+            maker = FakeNode if node is None else node
+            made.append(maker(*arguments) if callable(maker) else maker)
             return made[-1]
 
         options = Options(private, run, None, overrides)

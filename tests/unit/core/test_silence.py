@@ -108,8 +108,15 @@ def test_a_source_that_nobody_reads_any_more_is_said_so() -> None:
 def test_a_window_that_begins_anew_has_its_time() -> None:
     life = Life(("host_clock_synchronized", "", 0.0, 1.0))
     assert life.step(15.0, 30) == {"clock_unsynchronised"}
-    life.begin_anew()  # as a reload does
+    life.begin_anew()
     assert life.step(15.0, 40) == {"clock_unsynchronised"} and life.states() == ["open"]
+
+
+def test_new_settings_and_runbooks_begin_no_window_anew() -> None:
+    life = Life(("host_clock_synchronized", "", 0.0, 1.0))
+    life.step(15.0, 20)
+    life.node.configure(Settings(stopped_s=2.0), load_runbooks())  # as a reload does
+    assert life.step() == {"clock_unsynchronised"} and life.states() == ["open"]
 
 
 def test_one_reading_of_a_collector_that_fell_silent_is_no_lasting_want() -> None:
