@@ -13,6 +13,8 @@ SOURCES := agent collectors dashboards runbooks trainer worker
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
 
 export PIP_PROGRESS_BAR := off
+# Tests start hundreds of processes, and each would compile all of Holdfast anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help demo check types test sim storms e2e e2e-operators golden bench bench-engines telemetry mutants mutants-sim \
   audit docs pictures dist packages clean
@@ -30,8 +32,12 @@ check: $(VENV)/.test  ## ruff, and the rules of the house: imports, homes, sizes
 types: $(VENV)/.test  ## mypy --strict over every package
 	$(BIN)/mypy $(foreach folder,$(SOURCES),-p holdfast.$(folder))
 
+# One test a core where tests wait for nothing but themselves; one at a time where seconds are judged.
 test: packages check types  ## everything that CI runs
-	$(PYTEST)
+	@failed=0; \
+	$(PYTEST) -n auto --dist worksteal tests/unit tests/golden || failed=1; \
+	$(PYTEST) tests --ignore tests/unit --ignore tests/golden || failed=1; \
+	exit $$failed
 
 sim: $(VENV)/.test  ## the core in storms on a virtual cluster
 	$(PYTEST) tests/sim
