@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -119,17 +118,19 @@ def test_delay_makes_the_way_there_and_back_longer(nodes: Nodes) -> None:
 
 
 def test_a_frozen_node_stands_still_and_a_quota_takes_its_share(nodes: Nodes) -> None:
-    clock = nodes[0].start([sys.executable, PROBE, "count"], output="count.out")
-    path = nodes[0].home / "count.out"
-    wait_for(lambda: path.stat().st_size)
+    clocks = [nodes[number].start([sys.executable, PROBE, "count"], output="count.out")
+              for number in (0, 1)]
+    frozen, other = (nodes[number].home / "count.out" for number in (0, 1))
+    wait_for(lambda: frozen.stat().st_size and other.stat().st_size)
     nodes.freeze(0)
-    size = path.stat().st_size
-    time.sleep(0.2)  # it writes every 10 ms
-    assert path.stat().st_size == size > 0
+    size, lines = frozen.stat().st_size, other.read_text().count("\n")
+    wait_for(lambda: other.read_text().count("\n") > lines + 20)  # one that is not goes on
+    assert frozen.stat().st_size == size > 0
     nodes.freeze(0, False)
-    wait_for(lambda: path.stat().st_size > size)
-    clock.kill()
-    clock.wait(10.0)
+    wait_for(lambda: frozen.stat().st_size > size)
+    for clock in clocks:
+        clock.kill()
+        clock.wait(10.0)
     nodes.cpu(0, 0.2)
     assert asked(nodes, 0, "cpu-share") <= 0.3
     assert (before := nodes[0].throttled()) > 0

@@ -13,6 +13,7 @@ from holdfast.agent.core.model import Beat, Doc, Documents, Ended, RankView
 from holdfast.agent.daemon.parts import peers as part
 from holdfast.agent.peers import beats, transport
 from holdfast.agent.peers.beats import Address, Endpoint, Peers, Told
+from holdfast.agent.peers.failure_detector import SILENT_TICKS
 
 
 class Heard:
@@ -124,11 +125,25 @@ def test_a_dead_agent_on_a_living_machine_is_silent_and_not_lost() -> None:
         async with agents(a, b, c):
             await until(lambda: all(line.is_up for line in a.peers.lines.values()))
             await c.peers.close()
-            for _ in range(12):
+
+            answers: dict[str, list[bool]] = {}
+            for one in (a, b):
+                found, probed = answers.setdefault(one.peers.name, []), one.peers.detector.probed
+
+                def note(name: str, answer: bool, found=found, probed=probed) -> None:
+                    found += [answer] if name == "c" else []
+                    probed(name, answer)
+
+                one.peers.detector.probed = note  # type: ignore[method-assign]
+
+            def asked() -> bool:
                 for one in (a, b):
                     one.peers.tick()
-                await asyncio.sleep(beats.PING_S)
-            assert a.peers.detector.peers["c"].missed > 5
+                return all(answers.values())
+
+            await until(asked)
+            assert set(answers["a"] + answers["b"]) == {True}  # its machine said that it lives
+            assert a.peers.detector.peers["c"].missed >= SILENT_TICKS
             assert not a.heard.lost and not a.peers.detector.unreachable()
 
     asyncio.run(body())

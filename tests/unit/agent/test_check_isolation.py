@@ -8,12 +8,12 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import wait_for
 
 from holdfast.agent.checks import isolate
 from holdfast.agent.checks.isolate import Call, Event, answering, run_all
@@ -149,9 +149,7 @@ def test_a_call_is_made_while_those_before_it_run(tmp_path: Path) -> None:
 
     def calls() -> Iterator[Call]:
         yield call("first", answering(first))
-        limit_s = time.monotonic() + 30
-        while not begun.exists() and time.monotonic() < limit_s:
-            time.sleep(0.005)
+        wait_for(begun.exists)
         yield call("second", answering(lambda: begun.exists()))
 
     events = list(run_all(calls(), 2))
@@ -170,9 +168,24 @@ def test_a_call_may_become_another_program() -> None:
 
 
 def test_two_of_one_kind_do_not_run_at_once(tmp_path: Path) -> None:
-    lock = str(tmp_path / "gemm.lock")
-    slow = call("slow", answering(lambda: time.sleep(0.3)), lock=lock)
-    ended = run([slow, call("second", answering(well), lock=lock)], at_once=2)
+    lock, begun, over = str(tmp_path / "gemm.lock"), tmp_path / "begun", tmp_path / "over"
+
+    def slow() -> Any:
+        begun.touch()
+        wait_for(over.exists)
+        return {"said": "well"}
+
+    def calls() -> Iterator[Call]:
+        yield call("slow", answering(slow), lock=lock)
+        wait_for(begun.exists)
+        yield call("second", answering(well), lock=lock)
+
+    ended = {}
+    for event in run_all(calls(), 2):
+        if event.ended:
+            ended[event.name] = event
+            over.touch()  # the second is told so while the first runs
+    assert list(ended) == ["second", "slow"]
     assert "another one of it runs already" in ended["second"].problem
     assert not ended["slow"].problem
     assert not run([call("third", answering(well), lock=lock)])["third"].problem

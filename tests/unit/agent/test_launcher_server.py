@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import socket
@@ -13,9 +14,11 @@ import time
 
 import pytest
 from fakes import rank_level, serve, until
+from waiting import wait_for
 
 from holdfast.agent.launchers import connection, protocol, rank_monitor
 from holdfast.agent.launchers.protocol import RankLevel
+from holdfast.agent.system import procfs
 from holdfast.worker import page as layout
 
 
@@ -243,24 +246,30 @@ def test_exit_handlers_of_a_good_end_are_a_phase_of_their_own(outcome, code, pha
 def test_activity_is_processor_time_of_the_rank_and_its_children(code, active):
     shell = subprocess.Popen([sys.executable, "-c", f"""
 import subprocess, sys
-subprocess.run([sys.executable, "-c", {code!r}])
-"""], start_new_session=True)
+subprocess.run([sys.executable, "-c", "print(flush=True)\\n" + {code!r}])
+"""], start_new_session=True, stdout=subprocess.PIPE)
+    track = rank_monitor.RankMonitor(0, shell.pid, 1)
+    said, look_s = RankLevel(0, shell.pid, 1, "running"), itertools.count(100)
+
+    def seen() -> bool:
+        """As a look a second later finds it."""
+        now_s = float(next(look_s))
+        track.look_at_activity(now_s)
+        return track.level(said, "n", now_s).active
+
     try:
-        track = rank_monitor.RankMonitor(0, shell.pid, 1)
-        track.look_at_page(time.monotonic())
-        said = RankLevel(0, shell.pid, 1, "running")
-        deadline_s = time.monotonic() + 8.0
-        while True:
-            now_s = time.monotonic()
-            track.look_at_activity(now_s)
-            if track.level(said, "n", now_s).active == active and now_s > deadline_s - 5.5:
-                break
-            assert now_s < deadline_s
-            time.sleep(0.2)
-        track.close()
+        shell.stdout.readline()  # the child is in its code from now on
+        assert seen(), "one reading says nothing"
+        if active:
+            ticks, _ = procfs.activity(shell.pid)
+            wait_for(lambda: procfs.activity(shell.pid)[0] > ticks + rank_monitor.ACTIVE_TICKS)
+            assert seen()
+        else:
+            wait_for(lambda: not seen())
     finally:
+        track.close()
         os.killpg(shell.pid, 9)
-        shell.wait()
+        shell.communicate()
 
 
 def test_a_step_costs_in_proportion_to_its_ranks(agent, tmp_path):
