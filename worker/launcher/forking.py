@@ -175,14 +175,16 @@ def spawn_rank(program: Program, seat: Seat) -> Child:
     """A cold rank: a new interpreter that imports for itself."""
     launch = json.dumps({"program": program._asdict(), "seat": seat._asdict()})
     reader = os.memfd_create("holdfast-launch", os.MFD_CLOEXEC)  # a pipe holds 64 KiB, environ more
-    os.write(reader, launch.encode())
-    os.lseek(reader, 0, os.SEEK_SET)
-    fds = (seat.page_fd, seat.control_fd, reader)
-    process = subprocess.Popen(
-        [sys.executable, BOOTSTRAP, "rank", str(reader)], pass_fds=fds, env=seat.environ,
-        stdin=subprocess.DEVNULL,
-    )
-    os.close(reader)
+    try:
+        os.write(reader, launch.encode())
+        os.lseek(reader, 0, os.SEEK_SET)
+        fds = (seat.page_fd, seat.control_fd, reader)
+        process = subprocess.Popen(
+            [sys.executable, BOOTSTRAP, "rank", str(reader)], pass_fds=fds, env=seat.environ,
+            stdin=subprocess.DEVNULL,
+        )
+    finally:
+        os.close(reader)
     process.returncode = 0  # reaped by the launcher's own loop, not by subprocess
     return Child(process.pid, open_pidfd(process.pid))
 
@@ -234,9 +236,10 @@ def start_store(port: int = 0, host: str = LOOPBACK) -> StoreChild:
         become_child(launcher, sock.fileno(), signal.SIG_IGN)
         serve_store(sock.detach(), host, number)
 
-    child = fork(body)
-    sock.close()
-    return StoreChild(child, number, host)
+    try:
+        return StoreChild(fork(body), number, host)
+    finally:
+        sock.close()
 
 
 def serve_store(listener: int, host: str, port: int) -> None:

@@ -72,6 +72,8 @@ class RankProcess:
         return "running" if self.assigned else "starting"
 
     def close(self) -> None:
+        """Of a process that has ended; whoever watches its channel has let go of it."""
+        self.channel.close()
         self.fields.release()
         for fd in (self.page_fd, self.child.pidfd):
             if fd >= 0:

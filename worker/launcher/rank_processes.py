@@ -8,6 +8,7 @@ ranks are told to leave it, which unblocks them.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -115,26 +116,36 @@ class RankProcesses:
         rank.make_home(home)
         self.on_folder(home)
         ours, theirs = pair()
-        process = RankProcess(self.launched, home, pages.create(), ours)
-        process.rank, process.generation = rank_number, generation
-        process.local_rank = local_rank
-        seat = rank.Seat(
-            page_fd=process.page_fd, control_fd=theirs.fileno(),
-            stdout=os.path.join(home, "stdout.log"), stderr=os.path.join(home, "stderr.log"),
-            environ=self.rank_environ(process), launcher_pid=os.getpid(), threads=self.threads(),
-            rank=rank_number, generation=generation,
-        )
-        program = self.spec.program
-        if program.kind == "command":
-            process.child = forking.spawn_command(program, seat)
-        elif self.may_fork():
-            process.child = forking.fork_rank(program, seat)
-        else:
-            process.child = forking.spawn_rank(program, seat)
-        theirs.close()
+        with contextlib.closing(theirs), contextlib.ExitStack() as undone:
+            # A machine that refuses a process does so again each time: nothing of one may stay.
+            undone.callback(ours.close)
+            page_fd = pages.create()
+            undone.callback(os.close, page_fd)
+            process = RankProcess(self.launched, home, page_fd, ours)
+            undone.pop_all()
+            undone.callback(process.close)
+            process.rank, process.generation = rank_number, generation
+            process.local_rank = local_rank
+            process.child = self.fork(process, theirs.fileno())
+            undone.pop_all()
         self.processes.append(process)
         self.on_fork(process)
         return process
+
+    def fork(self, process: RankProcess, control_fd: int) -> Child:
+        """The process itself, at its seat."""
+        home, program = process.home, self.spec.program
+        seat = rank.Seat(
+            page_fd=process.page_fd, control_fd=control_fd,
+            stdout=os.path.join(home, "stdout.log"), stderr=os.path.join(home, "stderr.log"),
+            environ=self.rank_environ(process), launcher_pid=os.getpid(), threads=self.threads(),
+            rank=process.rank, generation=process.generation,
+        )
+        if program.kind == "command":
+            return forking.spawn_command(program, seat)
+        if self.may_fork():
+            return forking.fork_rank(program, seat)
+        return forking.spawn_rank(program, seat)
 
     def may_fork(self) -> bool:
         """Whether a warm start is safe now; says once why not."""
@@ -174,8 +185,8 @@ class RankProcesses:
 
     def prepare(self) -> None:
         """For a trainer: processes that build and wait, before anybody has planned anything."""
-        for _ in range(self.spec.nproc + self.spec.standby):
-            self.launch(-1, 0)
+        wanted = self.spec.nproc + self.spec.standby
+        self.guarded(lambda: [self.launch(-1, 0) for _ in range(wanted)])
 
     def fetch_store(self, command: StartCommand) -> StoreChild:
         """A store for the coming generation, started ahead where the port is free to choose; on
@@ -396,8 +407,13 @@ class RankProcesses:
                 process.channel.send({"t": "snapshot"})
                 return
             if fd is not None:
-                os.close(fd)
-            fd = self.snapshots[process.rank] = snapshots.create(nbytes)
+                os.close(self.snapshots.pop(process.rank))
+            try:
+                fd = self.snapshots[process.rank] = snapshots.create(nbytes)
+            except OSError as error:
+                self.say("snapshots are off: %s" % error)
+                process.channel.send({"t": "snapshot"})
+                return
         process.channel.send({"t": "snapshot"}, [fd])
 
     def break_generation(self, culprit: Optional[RankProcess], generation: int = 0) -> None:

@@ -54,6 +54,8 @@ class Quiet:
 
     def send(self, *_: object) -> None: ...
 
+    def close(self) -> None: ...
+
 
 def rank_process(page: bytes) -> RankProcess:
     fd = pages.create()

@@ -107,6 +107,8 @@ def test_a_ranks_first_lines_are_shown_once_however_early_it_writes(
         terminal.follow([str(home)])
         terminal.follow([str(home)])
     assert capfd.readouterr().out == "first of generation 1\nfirst of generation 2\n"
+    for process in ranks.processes:
+        process.close()
 
 
 def test_whoever_was_asked_to_end_starts_no_standby(tmp_path, monkeypatch):

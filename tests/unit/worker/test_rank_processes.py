@@ -318,12 +318,85 @@ def test_all_stop_behind_the_same_step(trainer):
 
 def test_a_machine_that_refuses_processes_is_left_with_a_reason(launchers, monkeypatch):
     one = shell(launchers, "true")
-
-    def refuse(*_):
-        raise BlockingIOError(11, "Resource temporarily unavailable")
-
     monkeypatch.setattr(forking, "spawn_command", refuse)
     one.ranks.begin(command(1, ranks=(0,)))
+    assert one.state.exit_code == exits.RETRY and "temporarily unavailable" in one.state.end_reason
+
+
+def descriptors():
+    """What this process has open, as the kernel names it."""
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.append(os.readlink("/proc/self/fd/" + name))
+        except FileNotFoundError:
+            continue  # the listing's own
+    return sorted(found)
+
+
+def refuse(*_, **__):
+    raise BlockingIOError(11, "Resource temporarily unavailable")
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn", "no page"])
+def test_a_process_that_the_machine_refuses_leaves_no_descriptor(launchers, monkeypatch, how):
+    one = launchers("train", "--start-method", "fork" if how == "fork" else "spawn")
+    if how == "fork":
+        monkeypatch.setattr(forking, "fork_rank", refuse)
+    elif how == "spawn":
+        monkeypatch.setattr(subprocess, "Popen", refuse)
+    else:
+        monkeypatch.setattr(pages, "create", refuse)
+    before, problems = descriptors(), []
+    for _ in range(3):
+        try:
+            one.ranks.launch(-1, 0)
+        except OSError as error:
+            problems.append(error)  # held on to, with all that it knows
+    assert len(problems) == 3 and descriptors() == before and not one.ranks.processes
+
+
+def test_a_store_that_the_machine_refuses_leaves_no_descriptor(monkeypatch):
+    monkeypatch.setattr(os, "fork", refuse)
+    before, problems = descriptors(), []
+    for _ in range(3):
+        try:
+            forking.start_store()
+        except OSError as error:
+            problems.append(error)
+    assert len(problems) == 3 and descriptors() == before
+
+
+def test_a_process_that_is_forgotten_leaves_no_descriptor(launchers):
+    one = shell(launchers, "exec sleep 600")
+    before = descriptors()
+    for generation in (1, 2, 3):
+        one.ranks.begin(command(generation, ranks=(0,)))
+        wait_for(lambda: one.ranks.reap() or one.ranks.waiting is None)
+        one.ranks.start_waiting()
+    (process,) = one.ranks.processes
+    assert process.generation == 3 and one.ranks.launched == 3
+    one.ranks.end_all()
+    one.ranks.processes.clear()
+    process.close()
+    assert descriptors() == before
+
+
+def test_memory_that_is_refused_costs_the_snapshots_alone(trainer, monkeypatch):
+    first, second = (trainer.ranks.by_rank()[rank] for rank in (0, 1))
+    trainer.ranks.on_packet(first, {"t": "snapshot", "nbytes": 1000})
+    monkeypatch.setattr(rank_processes.snapshots, "create", refuse)
+    trainer.ranks.on_packet(first, {"t": "snapshot", "nbytes": 9000})  # the smaller one is gone
+    trainer.ranks.on_packet(second, {"t": "snapshot", "nbytes": 9000})
+    assert [p["fds"] for p in (*trainer.heard(first), *trainer.heard(second))] == [1, 0, 0]
+    assert trainer.ranks.snapshots == {} and trainer.ranks.snapshot_view() is None
+    assert "snapshots are off: " in trainer.said[-1]
+
+
+def test_a_trainer_that_cannot_even_prepare_is_tried_elsewhere(launchers, monkeypatch):
+    one = launchers("train", "--nproc-per-node", "2")
+    monkeypatch.setattr(forking, "fork_rank", refuse)
+    one.ranks.prepare()
     assert one.state.exit_code == exits.RETRY and "temporarily unavailable" in one.state.end_reason
 
 
