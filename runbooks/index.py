@@ -16,9 +16,9 @@ SYMPTOMS: dict[str, tuple[str, ...]] = {
         "rank_hung", "rank_stopped", "rank_gil_held", "collective_mismatch", "collective_skipped",
         "compile_lock_stale", "mount_hung", "host_hung_task", "fleet/run_not_training"),
     "Training is slower than it was, or late": (
-        "graph_recompiled", "nic_link_slow", "nic_error_rate", "tcp_retransmits_high",
-        "mount_slow", "clock_source_slow", "host_core_pinned", "host_memory_low", "pcie_error",
-        "fleet/goodput_low", "fleet/deadline_at_risk"),
+        "collectives_slow", "graph_recompiled", "nic_link_slow", "nic_error_rate",
+        "tcp_retransmits_high", "mount_slow", "clock_source_slow", "host_core_pinned",
+        "host_memory_low", "pcie_error", "fleet/goodput_low", "fleet/deadline_at_risk"),
     "A run does not start": (
         "start_refused", "check_failed", "check_ignored", "accelerator_lost",
         "gpu_needs_inspection"),

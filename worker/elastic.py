@@ -15,7 +15,7 @@ import time
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 from . import page as pages
-from .rank import faults
+from .rank import faults, gradients
 from .rank import snapshot as snapshots
 from .rank.snapshot import SnapshotShard
 from .wire import Channel, Packet, close_all, cut
@@ -79,6 +79,7 @@ class Worker:
         self.parting = Parting(0, 0, False)
         self.assigned_ns = 0  # Unix time when this generation began here
         self.assigned_hooks: List[Callable[[Assignment], None]] = []
+        self.gradients = gradients.Watch(fields)
 
     # -------------------------------------------------------------- ticker's thread
 
@@ -159,6 +160,7 @@ class Worker:
         self.joining = True
         for at in range(pages.RING):
             fields[pages.F_RING + 2 * at] = 0  # another generation's numbers mean nothing now
+        fields[pages.F_GRADIENTS] = 0
         os.environ.update(
             RANK=str(assignment.rank), LOCAL_RANK=str(assignment.local_rank),
             WORLD_SIZE=str(assignment.world), MASTER_ADDR=assignment.store_host,
@@ -190,6 +192,8 @@ class Worker:
         fields[pages.F_STEP] = step
         fields[pages.F_STEP_END] = fields[pages.F_STEP_BEGIN]
         fields[pages.F_PROGRESS] = now
+        if step % gradients.EVERY_STEPS == 0:
+            self.gradients.copy()
 
 
 _worker: Optional[Worker] = None

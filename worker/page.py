@@ -54,7 +54,8 @@ F_SEQ = 24  # [T] GROUPS pairs (group id, sequence number)
 F_RING = F_SEQ + 2 * GROUPS  # [M] RING pairs (step, default group's number at its end)
 F_STEP_NS = F_RING + 2 * RING  # [M] RING last step durations
 F_PHASE_NS = F_STEP_NS + RING  # [M] one accumulator per phase
-FIELDS = F_PHASE_NS + len(PHASES)
+F_GRADIENTS = F_PHASE_NS + len(PHASES)  # [M] as Gradients; the first is 0 while the rest is written
+FIELDS = F_GRADIENTS + 6
 
 OUTCOMES = ("", "done", "exception", "exit", "bad_checkpoint")
 
@@ -64,11 +65,24 @@ BOUNDS: Dict[Tuple[str, int], Tuple[int, ...]] = {
                            *range(F_RING, F_STEP_NS)),
     ("collectives", COUNT_MAX): tuple(range(F_SEQ + 1, F_RING, 2)),
     ("a time", TIME_MAX_NS): (F_PHASE_BEGIN, F_PROGRESS, F_BEAT, F_PERMIT,
-                              *range(F_STEP_NS, FIELDS)),
+                              *range(F_STEP_NS, F_GRADIENTS),
+                              *range(F_GRADIENTS + 1, F_GRADIENTS + 4)),
+    ("of its gradients", COUNT_MAX): (F_GRADIENTS, F_GRADIENTS + 4, F_GRADIENTS + 5),
     ("a pid", PID_MAX): (F_PID,),
 }
 _LIMITS = {number: most for (_, most), fields in BOUNDS.items() for number in fields}
 MOST = tuple(_LIMITS.get(number, 2**64 - 1) for number in range(FIELDS))
+
+
+class Gradients(NamedTuple):
+    """What torch's DDP measured in one of its iterations (worker/rank/gradients.py)."""
+
+    iteration: int = 0  # by DDP's own count, 0 = none was measured
+    sum_ns: int = 0  # from the first bucket's all-reduce to the end of the last one's
+    wait_ns: int = 0  # the part of it behind this rank's own backward pass
+    compute_ns: int = 0  # forward and backward pass
+    size_bytes: int = 0  # of all gradients, 0 unknown
+    world: int = 0  # ranks that sum them
 
 
 class PageView(NamedTuple):
@@ -94,6 +108,7 @@ class PageView(NamedTuple):
     step_seq: Tuple[Tuple[int, int], ...]
     last_step_ns: Tuple[int, ...]
     phase_ns: Tuple[int, ...]
+    gradients: Gradients
 
 
 def create() -> int:
@@ -207,5 +222,6 @@ def read_page(mapped: "mmap.mmap | memoryview | bytes") -> PageView:
         groups=tuple((field[F_SEQ + 2 * i], field[F_SEQ + 2 * i + 1]) for i in range(groups)),
         step_seq=tuple((step, seq) for step, seq, _ in ring),
         last_step_ns=tuple(took for _, _, took in ring if took),
-        phase_ns=field[F_PHASE_NS : F_PHASE_NS + len(PHASES)],
+        phase_ns=field[F_PHASE_NS:F_GRADIENTS],
+        gradients=Gradients(*field[F_GRADIENTS:FIELDS]),
     )

@@ -54,6 +54,7 @@ from .run.case import RunCase
 from .run.operator import born
 from .run.stage import Stage
 from .run.state import Context, RunState
+from .series.gradient_pace import GradientPace
 
 TICK_S = 1.0
 FROZEN_S = 3.0  # between two steps: this agent stood still itself
@@ -138,6 +139,10 @@ class Node:
     def stages(self) -> dict[str, str]:
         """Run -> the name of what it was doing in the last step."""
         return {run: case.stage.value for run, case in sorted(self.cases.items())}
+
+    def paces(self) -> dict[str, GradientPace]:
+        """Run -> how long its ranks wait for the sums of their gradients."""
+        return {run: case.state.history.gradients for run, case in sorted(self.cases.items())}
 
     def paused_until(self) -> dict[str, float]:
         """Subject of each pause that ends by itself -> when, by the wall clock."""

@@ -29,6 +29,7 @@ from ..config import child as config_child
 from ..config.load import ConfigError, Loaded
 from ..config.runbooks import load_runbooks
 from ..core.model import Decision, Now, Observed, Readings, Runbook, Settings, run_subject
+from ..core.series.gradient_pace import GradientPace
 from ..history.audit import Audit
 from ..history.incident_log import NODE, IncidentLog
 from ..history.job_log import JobLog, Seen, read_jobs
@@ -80,6 +81,7 @@ class Node(Protocol):
     def memory(self) -> bytes: ...
 
     def stages(self) -> dict[str, str]: ...
+    def paces(self) -> dict[str, GradientPace]: ...
 
     def endings(self) -> dict[str, tuple[int, str]]: ...
 
@@ -357,7 +359,7 @@ class Daemon:
         if own:
             decision = msgspec.structs.replace(decision, verdicts=decision.verdicts + own)
         state.snapshot = Snapshot(state.steps, now, observed, decision,
-                                  self.node.paused_until(), self.node.stages())
+                                  self.node.paused_until(), self.node.stages(), self.node.paces())
         self._follow(decision, now_s)
         return decision
 

@@ -19,6 +19,7 @@ from ..config.load import Loaded
 from ..config.settings import Config
 from ..core.checks.verdict import CheckVerdict
 from ..core.model import Commit, Decision, Now, Observed
+from ..core.series.gradient_pace import GradientPace
 from ..history.audit import Audit
 from ..history.incident_log import IncidentLog
 from ..history.job_log import JobLog
@@ -45,6 +46,7 @@ class Snapshot(NamedTuple):
     decision: Decision
     paused_until: Mapping[str, float] = {}  # subject -> wall_s at which a pause ends by itself
     stages: Mapping[str, str] = {}  # run -> what it is doing, see core/run/stage.py
+    paces: Mapping[str, GradientPace] = {}  # run -> how long its ranks wait for their gradients
 
 
 class AgentState:

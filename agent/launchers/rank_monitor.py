@@ -16,7 +16,7 @@ import msgspec
 from holdfast.worker import page as page_module
 from holdfast.worker.page import PHASES, PageView
 
-from ..core.model import RankView
+from ..core.model import GradientSum, RankView
 from ..system import procfs
 from .protocol import RankLevel
 
@@ -157,6 +157,7 @@ class RankMonitor:
             step_seq=view.step_seq,
             step_time_s=statistics.median(steps_ns) / 1e9 if steps_ns else 0.0,
             phase_s=_phase_s(view, now_s),
+            gradients=_gradients(view),
         )
 
 
@@ -166,6 +167,14 @@ def _phase_s(view: PageView, now_s: float) -> tuple[tuple[str, float], ...]:
     ongoing_s = max(0.0, now_s - view.phase_begin_ns / 1e9) if view.phase_begin_ns else 0.0
     return tuple((name, ns / 1e9 + (ongoing_s if name == view.phase else 0.0))
                  for name, ns in zip(PHASES, view.phase_ns, strict=True))
+
+
+def _gradients(view: PageView) -> GradientSum | None:
+    found = view.gradients
+    if not found.iteration:
+        return None
+    return GradientSum(found.iteration, found.sum_ns / 1e9, found.wait_ns / 1e9,
+                       found.compute_ns / 1e9, found.size_bytes, found.world)
 
 
 def bare_level(reported: RankLevel, node: str) -> RankView:

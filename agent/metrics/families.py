@@ -53,6 +53,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 BOOKS = (
     "run_total_steps", "run_restarts_left", "run_eta_seconds", "run_deadline_timestamp_seconds",
     "train_samples_per_second", "train_tokens_per_second", "train_mfu_ratio")
+TRAINING = "training"  # scope of what was measured in a run, and by no check
 STATES = ("starting", "running", "parked", "ended")
 # counter in the journal -> metric
 JOURNALLED = {
@@ -240,17 +241,24 @@ class _Page:
             yield family(name, values)
 
     def _checks(self) -> Iterator[Metric]:
-        """Of checks that the table knows: the file is whoever's may write into the state folder."""
+        """Of checks that the table knows (the file is whoever's may write into the state folder),
+        and of the collectives in training."""
         known = [(BY_NAME[one.check], one) for one in self._state.checks if one.check in BY_NAME]
         yield family("check_status", [((check.name,), CODES.get(one.status, CODES[UNKNOWN]))
                                       for check, one in known])
         rates = {
-            (measure.name, size, scope or NODE): measure.value
+            (measure.name, size, scope or NODE, ""): measure.value
             for check, one in known if check.scope == GROUP for measure in one.measures
             if measure.name in check.measures and math.isfinite(measure.value)
             # "1048576 bytes" within the node, "1048576 bytes, whole" between nodes
             for size, _, scope in (measure.subject.replace(" bytes", "").partition(", "),)
         }
+        here = {view.run for view in self._state.snapshot.observed.runs}
+        paces = {run: pace for run, pace in self._state.snapshot.paces.items() if run in here}
+        rates |= {("all_reduce", str(pace.size_bytes), TRAINING, run): pace.bandwidth
+                  for run, pace in paces.items() if pace.bandwidth > 0.0}
+        yield family("train_collective_wait_seconds", [
+            ((run,), pace.newest.wait_s) for run, pace in paces.items() if pace.newest])
         yield family("collective_bus_bandwidth_bytes_per_second", sorted(rates.items()))
 
     def _collectors(self) -> Iterator[Metric]:

@@ -139,8 +139,15 @@ NAMES: dict[str, Name] = {
         ("check",),
     ),
     "collective_bus_bandwidth_bytes_per_second": Name(
-        "gauge", "Bus bandwidth of the last collective test, as nccl-tests defines it.",
-        ("op", "size", "scope"),
+        "gauge",
+        "Bus bandwidth of the last collective test, as nccl-tests defines it; with scope training "
+        "at least that of a run's last measured sum of gradients.",
+        ("op", "size", "scope", "run"),
+    ),
+    "train_collective_wait_seconds": Name(
+        "gauge",
+        "How long the rank that came last waited for its gradients behind its backward pass, in "
+        "the last iteration that torch's DDP measured.", ("run",)
     ),
     "kernel_log_up": Name("gauge", "1 where the kernel's log is read from.", ("source",)),
     "kernel_lines_missed_total": Name("counter", "Kernel's log: lines overwritten before read."),

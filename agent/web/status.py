@@ -21,6 +21,7 @@ from ..core.detect.ranks.hang import DETECTOR as HANG
 from ..core.detect.ranks.live_logs import FAULT as LOG_ROOT
 from ..core.model import FLEET, Incident, RankView, RunView, Verdict, node_subject, run_subject
 from ..core.run.plan import is_leader
+from ..core.series import gradient_pace
 from ..daemon.state import AgentState
 from ..history.job_log import money
 from ..launchers import log_child
@@ -277,6 +278,7 @@ def _run(state: AgentState, view: RunView, verdicts: tuple[Verdict, ...]) -> dic
         "step": min(steps) if steps else _last_step(view),
         "loss": books.loss(session, running),
         "step_time_s": round(times[len(times) // 2], 6) if times else 0.0,
+        "collectives": _collectives(state, view),
         "checkpoint": checkpoint(state, view),
         "books": books.rates(state, view)._asdict(),
         "snapshot_step": view.snapshot.step if view.snapshot is not None else None,
@@ -298,6 +300,18 @@ def of_now(view: RunView, verdicts: tuple[Verdict, ...]) -> tuple[Verdict, ...]:
     nothing about the one that is here now."""
     return tuple(verdict for verdict in verdicts if verdict.fault not in STOPS
                  or verdict.run != view.run or verdict.generation == view.generation)
+
+
+def _collectives(state: AgentState, view: RunView) -> dict[str, float]:
+    """What the rank that comes last waits for its gradients: lately, and in the first steps once
+    they are known."""
+    pace = state.snapshot.paces.get(view.run)
+    if pace is None or pace.newest is None:
+        return {}
+    found = {"wait_s": pace.newest.wait_s}
+    if pace.has_first:
+        found["first_wait_s"] = gradient_pace.wait_s(pace.first)
+    return {name: round(seconds, 6) for name, seconds in found.items()}
 
 
 def _rank(rank: RankView, verdict: Verdict | None) -> dict[str, Any]:

@@ -150,6 +150,19 @@ def test_a_preload_that_does_not_exist_is_said_and_the_job_runs(runs: Runs) -> N
     assert "preload no_such_module" in run.output
 
 
+def test_what_ddp_measures_of_its_sums_is_shown_of_a_script(runs: Runs, tmp_path: Path) -> None:
+    run = runs.script("sums.py", str(tmp_path / "enough"))
+
+    def shown() -> dict[str, float]:
+        answer = run.try_api("/api/v1/status")
+        return dict(answer["runs"][0]["collectives"]) if answer and answer["runs"] else {}
+
+    seen = wait_for(shown, 60.0, "a measured iteration")
+    assert seen.keys() == {"wait_s"} and 0.0 <= seen["wait_s"] < 5.0
+    (tmp_path / "enough").touch()
+    assert run.wait() == 0, run.output
+
+
 def test_an_interrupt_leaves_nothing(runs: Runs) -> None:
     run = runs.script("plain.py", "2000")
     run.wait_output("step 3 rank 1")

@@ -99,13 +99,21 @@ class World:
 
     # ------------------------------------------------------------- to ask it
 
-    def status(self, number: int) -> dict[str, Any]:
+    def get(self, number: int, route: str) -> Any:
+        """What one node's agent answers; None while it does not."""
         socket = self.nodes[number].home / "run" / self.name / "api.sock"
         try:
-            runs = Agent(socket).get("/api/v1/status")["runs"]
+            return Agent(socket).get(route)
         except (OSError, Failure):
-            return {}
+            return None
+
+    def status(self, number: int) -> dict[str, Any]:
+        runs = (self.get(number, "/api/v1/status") or {}).get("runs")
         return dict(runs[0]) if runs else {}
+
+    def incidents(self, number: int) -> list[dict[str, Any]]:
+        """That this node opened, closed ones among them."""
+        return list(self.get(number, "/api/v1/incidents") or ())
 
     def ranks(self, number: int) -> dict[int, dict[str, Any]]:
         """The ranks on one node."""

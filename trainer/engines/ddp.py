@@ -25,6 +25,7 @@ _SYNC_BUFFERS = (
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     else "broadcast_buffers"
 )
+MEASURED_EACH = 20  # so many steps between two whose times DDP takes; its own default is 100
 
 
 class DataParallel:
@@ -73,6 +74,8 @@ class DataParallel:
             # Buffers: broadcast by the loop, in the step that they belong to.
             **{_SYNC_BUFFERS: False},  # type: ignore[arg-type]
         )
+        # A step ends with a number of the device's in any case, so that its events are over.
+        self.wrapped._set_ddp_runtime_logging_sample_rate(MEASURED_EACH)
         # Some 50 times a step, so that a lost peer ends the backward pass and not only the step.
         self.hooks = [parameter.register_post_accumulate_grad_hook(check)
                       for parameter in self.parameters if parameter.requires_grad]

@@ -102,6 +102,8 @@ class Look(NamedTuple):
     would_have: str = ""  # what acting on it would have done
     moves: bool = False  # no suspicion is left
     verdicts: tuple[Verdict, ...] = ()  # said beside the above
+    ticket: Cause | None = None  # nobody recovers from it: it is said until it clears
+    clears: str = ""  # ... because of this, or the run is over
     evidence: tuple[int, ...] = ()  # ranks whose evidence is wanted
     lonely: bool = False  # only consequences ended so far
     heard: bool = False  # the operator's request is answered

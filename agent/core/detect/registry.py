@@ -37,10 +37,11 @@ from .network.network import Networks
 from .ranks.alerted import Alerted
 from .ranks.broken import Ended, Growing, Members, Requested, UnderRanks
 from .ranks.hang import Hang
+from .ranks.slow_collectives import SlowCollectives
 
 DETECTORS: tuple[type[Detector] | type[RunDetector], ...] = (
     # Of a run: the first cause holds.
-    Members, Growing, Requested, Ended, UnderRanks, Alerted, Hang,
+    Members, Growing, Requested, Ended, UnderRanks, Alerted, Hang, SlowCollectives,
     Accelerators, CompileCache, Ec2, Host, Storage, Reach, Hardware, Clock, Fabric, Networks,
     Checks,
 )

@@ -50,6 +50,17 @@ class Parked(Value, frozen=True):
     ready: bool = False  # can end the next step by itself, once another rank has
 
 
+class GradientSum(Value, frozen=True):
+    """How long one of a rank's steps took to sum its gradients, as torch's DDP measured it."""
+
+    iteration: int  # by DDP's own count, from 1 on in each generation
+    sum_s: float  # from the first bucket's all-reduce to the end of the last one's
+    wait_s: float  # the part of it behind this rank's own backward pass
+    compute_s: float  # forward and backward pass
+    size_bytes: int = 0  # of all gradients; 0 unknown
+    world: int = 0  # ranks that sum them
+
+
 class RankView(Value, frozen=True):
     """One rank as its page, its process and its launcher show it now."""
 
@@ -78,6 +89,7 @@ class RankView(Value, frozen=True):
     cgroup: str = ""  # that its memory is charged to, as the agent sees it; "" unknown
     start_boot_s: float = 0.0  # of its process; 0 unknown
     place: str = ""  # its part in the trainer's strategy: "stage 2 of 4, pipeline 1"
+    gradients: GradientSum | None = None  # the newest that was measured
 
     @property
     def who(self) -> str:

@@ -110,6 +110,8 @@ class Causes:
             return
         if not ctx.leader:
             self.operator.restart = None  # now or never, and who leads was not asked
+            for detector in self.detectors:
+                self.incidents.close_of(ctx, detector.name, "another node leads the run")
         if plan is None or plan.finished >= 0 or over or not ctx.leader:
             return
         view = RanksView(
@@ -128,6 +130,7 @@ class Causes:
             ctx.verdicts.extend(look.verdicts)
             ctx.reason = look.reason or ctx.reason
             ctx.wake(look.wake_s)
+            self._ticket(ctx, detector.name, look)
             if look.heard:
                 self.operator.restart = None
             if look.lonely:
@@ -148,6 +151,13 @@ class Causes:
             self.incidents.suspect(ctx, doubt.suspicion, doubt.would_have)
         elif doubt.moves:
             self.incidents.take_back(ctx, "it moves again")
+
+    def _ticket(self, ctx: Context, detector: str, look: Look) -> None:
+        """Kept as a note while the detector says so, once for a fault."""
+        if look.ticket is not None:
+            self.incidents.keep(ctx, look.ticket)
+        elif look.clears:
+            self.incidents.close_of(ctx, detector, look.clears)
 
     def _waited_out(self, ctx: Context, ranks: tuple[RankView, ...], look: Look) -> Look:
         """The look without its cause where a known condition explains the stillness, or did a

@@ -76,13 +76,29 @@ class RunIncidents:
         opened = self._open(ctx, cause, acted=False, suspicion=False)
         item = self.book.open.get(opened)
         if item is not None:
-            item.is_note = True
-            changed = msgspec.structs.replace(item.incident, culprit=cause.node)
+            item.is_note, item.detector = True, cause.detector
+            culprit = cause.node or item.incident.culprit
+            changed = msgspec.structs.replace(item.incident, culprit=culprit)
             self.book.change(ctx, item, changed)
         return opened
 
     def close_note(self, ctx: Context, incident_id: str, text: str) -> None:
         if incident_id in self.book.open:
+            self.book.close(ctx, incident_id, text)
+
+    def notes_of(self, detector: str) -> tuple[str, ...]:
+        """The ids of the open notes of a detector."""
+        return tuple(id for id, item in self.book.open.items()
+                     if item.is_note and item.detector == detector)
+
+    def keep(self, ctx: Context, cause: Cause) -> None:
+        """One note of a detector, for as long as it says so."""
+        if not self.notes_of(cause.detector) and len(self.book.open) < OPEN_MAX:
+            self.open_note(ctx, cause)
+
+    def close_of(self, ctx: Context, detector: str, text: str) -> None:
+        """All notes of a detector: what it said is over, or somebody else's to say."""
+        for incident_id in self.notes_of(detector):
             self.book.close(ctx, incident_id, text)
 
     def stopped(self, now: Now) -> tuple[Verdict, ...]:

@@ -11,6 +11,7 @@ from ..detect.ranks import collective
 from ..detect.ranks import ended as ends
 from ..detect.ranks.ended import Cause
 from ..model import OPAQUE, TRAINER, Plan, RankView
+from ..series import gradient_pace
 from ..series.wait_history import Seen
 from .state import Context, RunState
 
@@ -39,6 +40,9 @@ def learn(
     killed = ends.oom_pids(ctx.observed.events, tuple(rank.pid for rank in ctx.view.ranks))
     if not ctx.frozen:
         state.history.look(ranks, seen, ctx.now.boot_s)
+    if plan is not None:
+        state.history.gradients = gradient_pace.look(
+            state.history.gradients, plan.generation, len(plan.ranks), ranks, ctx.now.wall_s)
     bases, generation = now.bases, now.bases_generation
     if plan is not None and generation != plan.generation:
         # The trainer's pages count from the end of its restore; a script's must be learnt.

@@ -22,6 +22,7 @@ from ..checks.unlike import DRIFT, unlike
 from ..checks.verdict import CRITICAL, OK, UNKNOWN, CheckVerdict
 from ..detect.devices import accelerator
 from ..detect.ranks.ended import Cause
+from ..detect.ranks.slow_collectives import SlowCollectives
 from ..effects import drafts
 from ..effects.in_flight import EffectResult
 from ..model import FATAL, WARN, RunCheck, RunView, Verdict, labels_of, node_subject, subject_of
@@ -124,7 +125,9 @@ class StartGate:
         gate = ctx.settings.gate
         suspects = tuple(one for one in scope if one in names and one not in gate.disturbing)
         limit_s = min(RECHECK_S, max(RECHECK_LEAST_S, ctx.view.startup_s))
-        if scope and gate.between:  # no rank computes now, so that these may take the devices
+        slow = bool(self.incidents.notes_of(SlowCollectives.name))
+        if (scope or slow) and gate.between:
+            # No rank computes now, so that these may take the devices.
             suspects = tuple(dict.fromkeys((*suspects, *gate.between)))
             limit_s = max(RECHECK_LEAST_S, ctx.view.startup_s)
         node = node_subject(ctx.view.node, "checks")
@@ -156,7 +159,8 @@ class StartGate:
             if item.is_note:
                 ctx.verdicts.append(Verdict(
                     fault=one.fault, subject=one.subject, severity=one.severity, confidence=1.0,
-                    reason=one.reason, detector=DETECTOR, run=one.run, generation=one.generation))
+                    reason=one.reason, detector=item.detector or DETECTOR, run=one.run,
+                    generation=one.generation))
 
     # ------------------------------------------------------------ asking
 

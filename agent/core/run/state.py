@@ -137,6 +137,7 @@ class OpenIncident(Entry):
     suspicion: bool = False  # a warning that may still be taken back
     trained_s: float = 0.0  # before it: more than this a script cannot have to redo
     is_note: bool = False  # stands until the run is over, and waits for nothing
+    detector: str = ""  # whose note it is; "" = the gate's
 
 
 class Incidents(msgspec.Struct, frozen=True):

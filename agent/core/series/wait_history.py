@@ -13,6 +13,7 @@ from statistics import median_high
 import msgspec
 
 from ..model import RankView
+from .gradient_pace import GradientPace
 
 WAITS_MAX = 256  # a phase's p99 needs a few hundred samples, not more
 RESTARTS_MAX = 16
@@ -52,6 +53,7 @@ class History(msgspec.Struct):
     waits: dict[str, Waits] = {}
     restarts_s: list[float] = []
     step_s: float = 0.0  # last known median over the ranks
+    gradients: GradientPace = GradientPace()
 
     def restart_cost_s(self, startup_s: float) -> float:
         """Measured seconds of a restart; until one was measured, the run's own start-up."""

@@ -33,8 +33,10 @@ from holdfast.agent.core.checks.verdict import (
     CheckVerdict,
     Measure,
 )
+from holdfast.agent.core.model import Decision, Now, Observed, RunView
+from holdfast.agent.core.series.gradient_pace import GradientPace, Sample
 from holdfast.agent.daemon.parts.checks import Checks
-from holdfast.agent.daemon.state import AgentState
+from holdfast.agent.daemon.state import AgentState, Snapshot
 from holdfast.agent.metrics.families import _Page
 from holdfast.collectors.contract import Roots
 from holdfast.collectors.nvme_smart import NvmeSmartCollector
@@ -390,7 +392,20 @@ def test_the_agent_shows_what_was_checked_in_this_boot(tmp_path: Path) -> None:
     name = "holdfast_collective_bus_bandwidth_bytes_per_second"
     assert asyncio.run(shown(state)) == {
         "holdfast_check_status['clock']": 1, "holdfast_check_status['collectives']": 0,
-        f"{name}['1048576', 'all_reduce', 'node']": 3e9}
+        f"{name}['', '1048576', 'all_reduce', 'node']": 3e9}
     with results.changing(tmp_path / "checks") as kept:
         kept.boot_id = "another"
     assert asyncio.run(shown(state)) == {}
+
+
+def test_the_agent_shows_what_runs_that_are_here_wait_for(tmp_path: Path) -> None:
+    loaded = load(None, {"agent.state_dir": (str(tmp_path), "a test")})
+    state = AgentState(loaded, is_private=False)
+    pace = GradientPace(4, 1000, 1, 40, (Sample(0.3, 0.2, 1.0, 40, 1e9),))
+    state.snapshot = Snapshot(
+        1, Now(1.0, 1e9), Observed(runs=(RunView("r", "a", "script", 4),)), Decision(),
+        paces={"r": pace, "gone": pace, "new": GradientPace()})
+    assert asyncio.run(shown(state)) == {
+        "holdfast_collective_bus_bandwidth_bytes_per_second['1000', 'all_reduce', 'r', 'training']":
+            2 * 3 / 4 * 1000 / 0.3,
+        "holdfast_train_collective_wait_seconds['r']": 0.2}
