@@ -57,9 +57,12 @@ class Document:
         """The store's document, where it is newer than what is known."""
         view, known = ctx.view, self.state.document
         doc = members.doc_of(ctx.observed.store, run_subject(view.run))
-        if doc.version <= known.version and known.plan is not None:
+        plan = known.plan
+        if doc.version == known.version and plan is not None:
             return
-        read, plan = members.read_plan(doc), known.plan
+        read = members.read_plan(doc)
+        if doc.version < known.version and plan is not None and not self._lost(ctx, read, plan):
+            return
         known = self.state.document = replace(known, version=doc.version)
         if read is None or (plan is not None and read.generation < plan.generation):
             return
@@ -73,6 +76,14 @@ class Document:
         meant = own or ended or (mine and not ctx.settings.single_node)
         self.state.document = replace(
             known, plan=read, meant=read.generation if meant else known.meant)
+
+    def _lost(self, ctx: Context, read: Plan | None, plan: Plan) -> bool:
+        """Whether an older version is no late view of the store: it lost what it held, or is
+        another than in this run's last life.  What it holds is compared with from then on, and what
+        is known of the plan stays."""
+        known = self.state.document
+        is_refused = known.refused_version == known.version and ctx.observed.store.up
+        return is_refused or (read is not None and read.generation > plan.generation)
 
     def lead(self, ctx: Context) -> None:
         """Ask for the run's lease while nobody heard of holds it; renew it well before its end.

@@ -8,7 +8,7 @@ import pytest
 from holdfast.agent.core.model import Beat, Doc, Documents, Ended, RankView, StoreView
 from holdfast.agent.core.run import members
 
-from .driver import Cluster
+from .driver import Cluster, Lab
 
 replace = msgspec.structs.replace
 OWN_WORDS = "ValueError: no neighbour answers"  # a consequence that nothing tells by its text
@@ -69,8 +69,6 @@ def test_a_node_tells_of_itself_and_of_each_run() -> None:
 
 
 def test_a_single_node_has_nobody_to_tell() -> None:
-    from .driver import Lab
-
     lab = Lab()
     lab.begin()
     assert lab.decision.beats == ()
@@ -347,3 +345,43 @@ def test_the_logs_of_a_dead_rank_are_read_where_it_was() -> None:
         cluster.step(0.1)
         told += orders(cluster, "logs")
     assert told and {node for _, node in told} == {name}
+
+
+# ---------------------------------------------------------------- a store that lost what it had
+
+
+def anew(cluster: Cluster) -> None:
+    """Every launcher comes again, under agents that remember the run's last life."""
+    for lab in cluster.labs.values():
+        lab.restart_agent()
+        lab.view = replace(lab.view, generation=0, state="idle", ranks=(),
+                           registered_boot_s=lab.boot_s)
+    cluster.heard.clear()
+
+
+def test_a_store_that_lost_all_is_taken_as_it_is_and_no_generation_comes_twice() -> None:
+    """A leader's write is refused, for it compares with a version that the store never had; and
+    whoever only reads sees versions that he passed long ago."""
+    cluster = started(names="ab", grade="script")
+    for _ in range(3):
+        victim = cluster.labs[cluster.leader()]
+        victim.raises(victim.view.ranks[0].rank, "RuntimeError: NCCL error")
+        cluster.run(12)
+    before = cluster.plan()
+    assert before.generation > 1
+    cluster.docs.clear()
+    cluster.leases.clear()
+    anew(cluster)
+    cluster.run(5)
+    assert cluster.plan().generation == before.generation + 1
+    assert [lab.view.generation for lab in cluster.labs.values()] == [before.generation + 1] * 2
+
+
+def test_a_view_of_the_store_that_is_merely_late_changes_nothing() -> None:
+    cluster = started(names="ab")
+    lab = cluster.labs[cluster.leader()]
+    old = dict(cluster.docs)
+    known = lab.node.cases["r"].state.document
+    lab.docs = {key: doc for key, doc in old.items() if not key.startswith("run/")}
+    lab.step()
+    assert lab.node.cases["r"].state.document == known
