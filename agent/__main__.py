@@ -19,7 +19,8 @@ from .config.load import DEFAULT_FILE, ConfigError, load
 from .config.runbooks import RunbookError
 from .daemon.daemon import Daemon, Node, Options
 from .launchers.admission import raise_open_files
-from .store.base import StoreError
+from .store import own_etcd
+from .store.base import InUse, StoreError
 from .system.arguments import Parser
 
 GC_THRESHOLDS = 10_000, 10, 20  # one reading of the cores makes 1,500 tuples, and none is garbage
@@ -39,6 +40,8 @@ def options_of(arguments: Sequence[str]) -> Options:
     parser.add_argument("--config", type=Path, help=f"TOML file; a node agent's is {DEFAULT_FILE}")
     parser.add_argument("--private", action="store_true", help="serve one run alone, then end")
     parser.add_argument("--run", default="", help="the private agent's run")
+    parser.add_argument("--rendezvous", default="", metavar="HOST:PORT", help=(
+        "of a private agent without [store]: where the store of its run is, and is started"))
     parser.add_argument("--state", help="directory of journal and store")
     parser.add_argument("--runtime", metavar="DIRECTORY", help=(
         "directory of sockets; where it is not /run/holdfast, runs start private agents, and "
@@ -62,7 +65,7 @@ def options_of(arguments: Sequence[str]) -> Options:
     file = given.config
     if file is None and not given.private and DEFAULT_FILE.exists():
         file = DEFAULT_FILE
-    return Options(given.private, given.run, file, overrides)
+    return Options(given.private, given.run, file, overrides, given.rendezvous)
 
 
 def _make_node(*arguments: object) -> Node:
@@ -79,11 +82,21 @@ def main(arguments: Sequence[str]) -> int:
     raise_open_files()
     try:
         loaded = load(options.config_file, options.overrides, serves=True)
-    except ConfigError as error:
+        if options.rendezvous and not loaded.config.store.url:
+            place = own_etcd.found(own_etcd.parse(options.rendezvous, options.run))
+            options = options._replace(place=place)
+            options.overrides.update({
+                "store.url": (place.url, own_etcd.FLAG),
+                "store.cluster": (place.cluster, own_etcd.FLAG)})
+            loaded = load(options.config_file, options.overrides, serves=True)
+    except (ConfigError, StoreError, ValueError) as error:
         print(f"holdfast agent: {error}", file=sys.stderr)
         return exits.CONFIGURATION
     try:
         return asyncio.run(Daemon(loaded, options, _make_node).run())
+    except InUse as error:
+        print(f"holdfast agent: {error}", file=sys.stderr)
+        return exits.FAILED
     except (ConfigError, RunbookError, StoreError) as error:
         print(f"holdfast agent: {error}", file=sys.stderr)
         return exits.CONFIGURATION

@@ -38,6 +38,7 @@ from ..history.old_runs import remove_runtime
 from ..launchers import log_child, protocol
 from ..launchers.run_session import RunSession
 from ..launchers.server import LauncherServer
+from ..store import own_etcd
 from ..store.base import Store
 from ..store.sqlite import DirectoryLock, SqliteStore
 from ..system.child_probe import Prober
@@ -61,6 +62,7 @@ from .parts.permits import Permits
 from .parts.private_life import PrivateLife
 from .parts.rank_watch import RankWatch
 from .parts.readiness import Readiness
+from .parts.rendezvous import Rendezvous
 from .parts.store_watch import StoreWatch
 from .parts.watchdog import Watchdog
 from .parts.web import Web
@@ -102,6 +104,8 @@ class Options(NamedTuple):
     run: str = ""
     config_file: Path | None = None
     overrides: dict[str, tuple[object, str]] = {}
+    rendezvous: str = ""  # --rdzv-endpoint, where the store of a run without [store] is
+    place: own_etcd.Place | None = None  # the same, as this node found it
 
 
 class Daemon:
@@ -139,6 +143,9 @@ class Daemon:
                 await self._shut(runtime)
         finally:
             lock.release()
+        if self.rendezvous.refusal:
+            say(self.rendezvous.refusal)
+            return exits.CONFIGURATION
         if self.private_life.is_unserved:
             say(f"no launcher of run {self.options.run} came: nothing was watched")
             return exits.FAILED
@@ -147,6 +154,8 @@ class Daemon:
     def _open(self, directory: Path, runtime: Path) -> None:
         """Everything that must be there before launchers may connect; the socket comes last."""
         state = self.state
+        self.rendezvous = Rendezvous(state, self.options.place)
+        self.rendezvous.open()
         self.store = self._open_store(directory)
         state.store_traffic = self.store.traffic
         state.journal = self.journal = Journal(
@@ -188,7 +197,8 @@ class Daemon:
             self.peers.answer = self.others.asked
         self.reports = TrainerReports(self.journal, self.performer)
         self.node_order_gate = NodeOrderGate(state, self.evidence)
-        self.private_life = PrivateLife(state, self.launchers, self.stop)
+        self.rendezvous.joined(self.store, self.launchers, self.peers, self.stop)
+        self.private_life = PrivateLife(state, self.launchers, self.stop, self.rendezvous.lingers)
         private = self.options.private
         runtime.mkdir(parents=True, exist_ok=True, mode=0o700 if private else 0o755)
         self._socket_path = runtime / "agent.sock"
@@ -201,7 +211,8 @@ class Daemon:
         from ..store.etcd import open_etcd  # 3 MB that one node does without
 
         return open_etcd(config.store, self.state.name, directory,
-                         lambda: self.state.config.detect.lease_s, run=self.options.run)
+                         lambda: self.state.config.detect.lease_s, run=self.options.run,
+                         makes=self.rendezvous.makes_store)
 
     def _open_peers(self) -> PeerPart | None:
         if not self.state.config.store.url:
@@ -231,19 +242,25 @@ class Daemon:
     def _parts_of_many(self) -> tuple[Part, ...]:
         if self.peers is None:
             return ()
-        return self.peers, Permits(self.state, self.store, self.launchers, self.peers)
+        return (self.peers, Permits(self.state, self.store, self.launchers, self.peers),
+                self.rendezvous)
 
     def _owner_of(self, run: str) -> int:
         session = self.launchers.session(run)
         return session.uid if session is not None else NODE
 
     def _new_node(self, memory: bytes) -> Node:
-        settings = self.state.config.core_settings()
+        settings = self._core_settings(self.state.loaded)
         try:
             return self._make_node(self.state.name, settings, self.runbooks, memory)
         except Exception as error:  # border: memory of another release must not stop the agent
             self.on_error("memory", error)
             return self._make_node(self.state.name, settings, self.runbooks, b"")
+
+    def _core_settings(self, loaded: Loaded) -> Settings:
+        place = self.options.place
+        settings = loaded.config.core_settings()
+        return msgspec.structs.replace(settings, store_node=place.name) if place else settings
 
     async def _serve(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -265,6 +282,9 @@ class Daemon:
             if handle is not None:
                 handle.cancel()
         await self.performer.close()
+        # A launcher that ends an agent which it has lost says nothing before.
+        is_over = self.private_life.is_over or not any(
+            one.connection is not None for one in self.launchers.sessions())
         self.launchers.close(self._socket_path)
         self.state.audit.settle(time.monotonic(), all_of_it=True)
         self.journal.append(Memory(self._remembered()))
@@ -273,6 +293,7 @@ class Daemon:
         store_closed = self.store.close()
         if store_closed is not None:
             await store_closed
+        self.rendezvous.close(is_over)
         for thread in (closing, self.state.checkpoints.side_thread, self.evidence.side_thread):
             await thread.close(SIDE_THREAD_END_S)
         (runtime / "address").unlink(missing_ok=True)
@@ -468,7 +489,7 @@ class Daemon:
             self.wake("reload")
             return
         state.loaded, self.runbooks = loaded, runbooks
-        self.node.configure(loaded.config.core_settings(), runbooks)
+        self.node.configure(self._core_settings(loaded), runbooks)
         log_child.tell(self.launchers.sessions(), loaded)
         state.reload_ok, state.reload_error = True, ""
         say("configuration reloaded; listen and directories change at the next start")

@@ -22,7 +22,8 @@ RANKS_MAX = 1024  # of one launcher; admission.py says how many of all
 NAME_MAX = 128
 NNODES_MAX = 16384
 NO_NODES = ('a run over nodes needs a store that all of them reach, and this agent keeps its own: '
-            'set url = "etcd://HOST:2379,..." under [store] in its configuration')
+            'set url = "etcd://HOST:2379,..." under [store] in its configuration; a run whose '
+            "agents are its own takes --rdzv-endpoint HOST:PORT instead")
 # What is looked up, opened or compared by its exact text, and so is never redacted.
 NAMES = frozenset({"t", "run", "node", "user", "id", "path", "cwd", "log_dir", "checkpoint_dir",
                    "python", "grade", "state", "signature", "outcome", "compile_caches"})

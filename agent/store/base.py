@@ -16,6 +16,10 @@ class StoreError(Exception):
     """The store cannot be used; the text names the file or address and what to set."""
 
 
+class InUse(StoreError):
+    """Another process has it: it may let go by itself."""
+
+
 class Conflict(Exception):
     """A compare-and-set found another version than expected, or the lease is another's; nothing
     was changed."""

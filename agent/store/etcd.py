@@ -50,9 +50,10 @@ class EtcdStore:
     def __init__(
         self, gateway: Gateway, cluster: str, node: str, directory: Path,
         lease_s: Callable[[], float], writes: bool = True, run: str = "",
+        makes: bool = True,
     ) -> None:
-        """`writes`: may make a cluster of an empty store, and remember it.  `run`: the only one
-        that is served; a node may have an agent for each."""
+        """`writes`: may remember which cluster it found.  `makes`: and make one of an empty store.
+        `run`: the only one that is served; a node may have an agent for each."""
         self._name = f"{NAME}{node} {run}".rstrip().replace("/", "_")
         self.gateway, self.cluster, self.node = gateway, cluster, node
         self.prefix = f"/holdfast/{cluster}/"
@@ -61,7 +62,7 @@ class EtcdStore:
         self._why_down = "store: etcd was not asked yet"
         self.living: Callable[[], Collection[str]] = tuple
         self._identity_file = directory / FILE
-        self._writes = writes
+        self._writes, self._makes = writes, writes and makes
         self.known = read_known(self._identity_file, writes)
         self.agent_id = f"{self.known.node_id}.{procfs.boot_id()}"
         self._lease_s = lease_s
@@ -397,7 +398,7 @@ class EtcdStore:
                 raise StoreError(
                     f"{where}, came back empty: this node knows it as {wanted}. Restore etcd's "
                     "backup; where there is none: holdfast store seed")
-            if not self._writes:
+            if not self._makes:
                 raise StoreError(f"{where}, is empty: the first agent makes it a cluster")
             found = secrets.token_hex(8)
             body = await self._make_cluster(found)
@@ -577,7 +578,7 @@ class EtcdStore:
 
 def open_etcd(
     settings: settings.Store, node: str, directory: Path, lease_s: Callable[[], float],
-    writes: bool = True, run: str = "",
+    writes: bool = True, run: str = "", makes: bool = True,
 ) -> EtcdStore:
     """StoreError names the setting or the file that is not as it must be."""
     try:
@@ -587,7 +588,7 @@ def open_etcd(
     except ValueError as error:
         raise StoreError(str(error)) from error
     gateway = Gateway(endpoints, tls, Login(settings.user, password))
-    return EtcdStore(gateway, settings.cluster, node, directory, lease_s, writes, run)
+    return EtcdStore(gateway, settings.cluster, node, directory, lease_s, writes, run, makes)
 
 
 def _b64(value: bytes) -> str:

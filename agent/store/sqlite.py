@@ -19,7 +19,7 @@ from pathlib import Path
 
 from ..core.model import Doc, Documents, Lease, StoreView, StoreWrite, run_subject, subject_of
 from ..core.model.subject import LEASE
-from .base import Conflict, StoreError, Traffic
+from .base import Conflict, InUse, StoreError, Traffic
 
 APPLICATION_ID = 0x484F4C44  # "HOLD" in the header of every database of ours
 SCHEMA_VERSION = 1
@@ -38,7 +38,7 @@ class DirectoryLock:
     """An exclusive flock on a state directory; the file names the holder's pid for people."""
 
     def __init__(self, directory: Path) -> None:
-        """Takes the lock at once or raises StoreError naming who has it."""
+        """Takes the lock at once or raises InUse naming who has it."""
         path = directory / "lock"
         try:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -51,7 +51,7 @@ class DirectoryLock:
         except OSError as error:
             holder = os.pread(fd, 64, 0).decode("ascii", "replace").strip() or "unknown"
             os.close(fd)
-            raise StoreError(f"{directory}: in use by another agent, pid {holder}: stop it, or "
+            raise InUse(f"{directory}: in use by another agent, pid {holder}: stop it, or "
                              "set agent.state_dir to another directory") from error
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)

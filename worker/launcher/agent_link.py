@@ -25,6 +25,8 @@ RETRY_S = 0.2
 RESTART_S = 1.0  # least time between two starts of a private agent
 PAUSE_MAX_S = 60.0
 END_WAIT_S = 3.0
+LINGER_S = 8.0  # of an agent whose store the other nodes may still have to read
+WORDS = 600  # characters of its last line
 SUN_PATH = 107
 ROOM_BYTES = 1 << 20  # of a private agent's journal and store; they grow slowly
 
@@ -163,8 +165,11 @@ def own_module(name: str, environ: Dict[str, str]) -> Tuple[List[str], Dict[str,
 class AgentLink:
     """Connects, reconnects and, for a private agent, starts it again."""
 
-    def __init__(self, run: str, where: Places, environ: Dict[str, str]) -> None:
-        self.run = run
+    def __init__(
+        self, run: str, where: Places, environ: Dict[str, str], rendezvous: str = ""
+    ) -> None:
+        """`rendezvous`: of a run over nodes, where its store is when nobody has set one up."""
+        self.run, self.rendezvous = run, rendezvous
         self.where = where
         self.environ = environ
         self.channel: Optional[Channel] = None
@@ -173,6 +178,7 @@ class AgentLink:
         self.started_s = 0.0
         self.lost_s = time.monotonic()
         self.problem = ""
+        self.code: Optional[int] = None  # that the private agent ended with last
         self.pause_s = RESTART_S
 
     def start_private(self) -> None:
@@ -183,6 +189,8 @@ class AgentLink:
         command, environ = own_module("holdfast.agent", self.environ)
         command += ["--private", "--run", self.run, "--state", self.where.state_dir,
                     "--runtime", self.where.runtime_dir]
+        if self.rendezvous:
+            command += ["--rendezvous", self.rendezvous]
         config = self.environ.get("HOLDFAST_CONFIG")
         if config:
             command += ["--config", config]
@@ -214,6 +222,7 @@ class AgentLink:
         gone = self.process is None or self.process.poll() is not None
         if self.where.private and gone and now - self.started_s >= self.pause_s:
             if self.process is not None:
+                self.code = self.process.returncode
                 self.problem = "the private agent ended with %s: %s" % (
                     self.process.returncode, self.last_words())
                 self.pause_s = min(PAUSE_MAX_S, 2 * self.pause_s)
@@ -231,7 +240,7 @@ class AgentLink:
                 lines = log.read().decode("utf-8", "replace").strip().splitlines()
         except OSError:
             return "it left no log"
-        return lines[-1][:200] if lines else "it left no log"
+        return lines[-1][:WORDS] if lines else "it left no log"
 
     def drop(self) -> None:
         if self.channel is not None:
@@ -256,7 +265,7 @@ class AgentLink:
             if number:
                 self.process.send_signal(number)
             try:
-                self.process.wait(END_WAIT_S)
+                self.process.wait(END_WAIT_S if number or not self.rendezvous else LINGER_S)
                 return
             except subprocess.TimeoutExpired:
                 continue

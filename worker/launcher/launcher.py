@@ -47,7 +47,8 @@ class Launcher:
         self.state = RunState(options, log_dir)
         self.terminal = Terminal(options.tee, options.shown)
         self.ranks = RankProcesses(self.state, user_environ, self.terminal.say)
-        self.link = AgentLink(options.run, where, user_environ)
+        self.link = AgentLink(
+            options.run, where, user_environ, options.rendezvous if options.nnodes > 1 else "")
         self.tasks = ChildTasks()
         self.selector = selectors.DefaultSelector()
         self.logs = LogWatch(self.ranks, log_dir, self.link.environ, self.selector)

@@ -196,10 +196,6 @@ def build(command: str) -> argparse.ArgumentParser:
          "this command, all with one name of the run")
     flag(parser, "--node-rank", type=number(int, -1, NNODES_MAX), default=-1,
          help="this node's place among them (where its agents put it)")
-    flag(parser, "--rdzv-endpoint", default="", help="HOST[:PORT] that routes to the other nodes")
-    flag(parser, "--master-addr", default="", help="the same")
-    flag(parser, "--local-addr", default="",
-         help="this node's address for the others (the one that routes to them)")
     flag(parser, "--nproc-per-node", default="1", help="ranks on this node: N, auto, gpu or cpu")
     flag(parser, "--max-restarts", type=number(int, 0, RESTARTS_MAX), default=3,
          help="restarts before giving up (3)")
@@ -285,6 +281,11 @@ def moment(text: str) -> Callable[[float], float]:
 def for_the_nodes(parser: argparse.ArgumentParser) -> None:
     """What a run over nodes may ask of its world."""
     nodes = parser.add_argument_group("for runs over nodes (docs/cluster.md)")
+    flag(nodes, "--rdzv-endpoint", default="", help="HOST[:PORT] of the node that keeps "
+         "the run's state where no [store] is set; it also tells which way the others are")
+    flag(nodes, "--master-addr", default="", help="the same")
+    flag(nodes, "--local-addr", default="",
+         help="this node's address for the others (the one that routes to them)")
     flag(nodes, "--unit", type=number(int, 1, NNODES_MAX), default=1, metavar="N",
          help="so many nodes live and move together: a world is a multiple of it (1)")
     flag(nodes, "--allow-mixed", action="store_true",

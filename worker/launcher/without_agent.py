@@ -45,6 +45,9 @@ class WithoutAgent:
             if without_s > 1.0 or now_s - self.done_s > DONE_WAIT_S:
                 state.end(0, "every rank is done")
         self.tell(without_s)
+        if state.spec.nnodes > 1 and not ranks.generation and link.code == exits.CONFIGURATION:
+            # The next one would say the same.
+            return state.end(exits.CONFIGURATION, link.problem)
         if without_s < WITHOUT_AGENT_S:
             return
         if state.spec.nnodes > 1 and ranks.generation == 0:

@@ -69,6 +69,7 @@ class Settings(Value, frozen=True):
     allow: tuple[str, ...] = ()  # reboot_node, replace_node, ...: off until turned on
     alone: bool = False  # reboot and replace also where no fleet is seen that opens the breaker
     single_node: bool = True
+    store_node: str = ""  # HOST:PORT of the one node that has the store; "" = it outlives nodes
     gate: GateSettings = GateSettings()
 
     @property

@@ -16,7 +16,17 @@ from .. import ledger
 from ..detect.ranks import ended as ends
 from ..detect.ranks.ended import Cause
 from ..effects import drafts
-from ..model import UNKNOWN, Plan, RankView, RunView, Stop, Verdict, node_subject, run_subject
+from ..model import (
+    TRAINER,
+    UNKNOWN,
+    Plan,
+    RankView,
+    RunView,
+    Stop,
+    Verdict,
+    node_subject,
+    run_subject,
+)
 from . import members, policy, progress, reconcile
 from .causes import Causes
 from .ending import LOOK_AGAIN_S, Endings
@@ -50,6 +60,7 @@ class RunCase:
         self.gate = StartGate(state, self.incidents, self.ending)
         self.stage = Stage.UNKNOWN
         self.suspended = False
+        self.stood_boot_s = -1.0  # since when it goes on without its store, and makes no step
         self.phases = ledger.Phases()  # of its living ranks, as of the last step
 
     def read(self, ctx: Context) -> None:
@@ -62,6 +73,7 @@ class RunCase:
     def new_boot(self, boot_s: float) -> None:
         """Another boot's seconds mean nothing here."""
         progress.new_boot(self.state, boot_s)
+        self.stood_boot_s = -1.0
         for part in (self.document, self.incidents, self.recovery, self.ending, self.causes):
             part.new_boot()
 
@@ -87,6 +99,7 @@ class RunCase:
             self.recovery.answer(ctx, plan)
             self._see_end(ctx, plan, ranks)
             self._park(ctx, plan)
+            self._without_store(ctx)
         if ctx.view.generation and not ctx.settings.single_node:
             self.gate.stands(ctx)
         self._act(ctx, plan, ranks)
@@ -122,6 +135,23 @@ class RunCase:
         waits = ctx.leader and ctx.reason.startswith(WAITING)
         if waits and ctx.now.boot_s - since_s > limit_s:
             self.recovery.give_up(f"{ctx.reason}, for {limit_s:g} s")
+
+    def _without_store(self, ctx: Context) -> None:
+        """A store on one node of the run does not come back without that node: whoever stands still
+        meanwhile waits for it no longer than for nodes.  A script's ranks live by their permits,
+        which that node's agent renews."""
+        where, view = ctx.settings.store_node, ctx.view
+        limit_s = view.gang_limit_s or ctx.settings.gang_limit_s
+        moves = any(rank.state in LIVE and (view.grade != TRAINER or rank.still_s < limit_s)
+                    for rank in view.ranks)
+        if not where or ctx.observed.store.up or moves:
+            self.stood_boot_s = -1.0
+        elif self.stood_boot_s < 0.0:
+            self.stood_boot_s = ctx.now.boot_s
+        elif ctx.now.boot_s - self.stood_boot_s > limit_s:
+            self.recovery.give_up(
+                f"the state of this run is kept by the node of --rdzv-endpoint {where}, which was "
+                f"out of reach for {limit_s:g} s: start the run again on all nodes")
 
     def outlook(self, ctx: Context, cause: Cause) -> policy.Grant | None:
         """What would be done about such a cause if it came now; nothing is changed."""

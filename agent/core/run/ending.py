@@ -77,6 +77,8 @@ class Endings:
         # Whom the plan does not name leaves by himself: the run goes on without him.
         named = plan is None or ctx.view.node in (*plan.members, *plan.spares)
         shared = named and not ctx.settings.single_node and not ctx.view.shutdown
+        if ctx.settings.store_node and not ctx.observed.store.up:
+            shared = False  # nobody may be left to record it
         if shared and self._misses(ctx, plan):
             ctx.reason = "waiting for the leader to record the end"
             return

@@ -108,7 +108,8 @@ class PeerPart:
             found = self._doc(TOKEN)
             if found.body:
                 return found.body
-            await self._put(StoreWrite(TOKEN, 0, secrets.token_hex(32).encode()))
+            if self._store.view().up:
+                await self._put(StoreWrite(TOKEN, 0, secrets.token_hex(32).encode()))
             await asyncio.sleep(PUBLISH_S / 4)
 
     async def _publish(self, place: Place) -> None:

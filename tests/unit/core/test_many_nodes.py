@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from holdfast.agent.core.model import Beat, Doc, Documents, Ended, RankView, StoreView
+from holdfast.agent.core.model import Beat, Doc, Documents, Ended, RankView, Settings, StoreView
 from holdfast.agent.core.run import members
 
 from .driver import Cluster, Lab
@@ -385,3 +385,66 @@ def test_a_view_of_the_store_that_is_merely_late_changes_nothing() -> None:
     lab.docs = {key: doc for key, doc in old.items() if not key.startswith("run/")}
     lab.step()
     assert lab.node.cases["r"].state.document == known
+
+
+# ---------------------------------------------------------------- a store on one node
+
+
+def first_run(grade: str, **view: object) -> Cluster:
+    settings = Settings(single_node=False, store_node="a:29400", gang_limit_s=30.0)
+    cluster = Cluster("ab", 2, grade=grade, settings=settings, **view)  # type: ignore[arg-type]
+    cluster.run(6)
+    assert cluster.plan().generation == 1
+    return cluster
+
+
+def without_store(cluster: Cluster) -> Lab:
+    cluster.dead.add("a")
+    cluster.labs["b"].store_up = False
+    return cluster.labs["b"]
+
+
+def test_who_stands_still_without_the_node_that_has_the_store_ends_with_75() -> None:
+    cluster = first_run("script")
+    lab = without_store(cluster)
+    lab.end(1, Ended(137, 9, by_us=True, boot_s=lab.boot_s))  # by its permit
+    cluster.run(28)
+    assert lab.finishes() == []
+    cluster.run(6)
+    assert lab.finishes() == [75]
+    assert "--rdzv-endpoint a:29400" in lab.log[-1].body.reason  # type: ignore[union-attr]
+
+
+def test_whoever_goes_on_without_that_node_is_left_alone_and_the_store_may_come_back() -> None:
+    cluster = first_run("script")
+    lab = without_store(cluster)
+    cluster.run(100)
+    assert lab.finishes() == []
+    lab.end(1, Ended(137, 9, by_us=True, boot_s=lab.boot_s))
+    cluster.run(25)
+    lab.store_up = True
+    cluster.run(2)
+    lab.store_up = False
+    cluster.run(25)
+    assert lab.finishes() == []
+
+
+def test_a_trainers_rank_that_makes_no_step_is_not_waited_for() -> None:
+    cluster = first_run("trainer")
+    lab = without_store(cluster)
+    lab.change(1, still_s=1.0)
+    cluster.run(40)
+    assert lab.finishes() == []
+    lab.change(1, still_s=31.0)
+    cluster.run(40)
+    assert lab.finishes() == [75]
+
+
+def test_a_store_of_three_members_is_waited_for() -> None:
+    cluster = first_run("script")
+    for one in cluster.labs.values():
+        one.node.configure(replace(one.settings, store_node=""), {})
+    lab = without_store(cluster)
+    lab.end(1, Ended(137, 9, by_us=True, boot_s=lab.boot_s))
+    cluster.run(100)
+    assert lab.finishes() == []

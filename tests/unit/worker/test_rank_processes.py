@@ -545,7 +545,7 @@ def test_ranks_end_with_a_permit_that_nobody_renews(launchers):
 
 def test_one_of_many_nodes_starts_no_world_of_its_own_without_an_agent(launchers):
     one = nodes(launchers, "--no-python", "sleep", "600")
-    link = SimpleNamespace(channel=None, lost_s=0.0, problem="")
+    link = SimpleNamespace(channel=None, lost_s=0.0, problem="", code=None)
     terminal = SimpleNamespace(say=lambda text, *_: one.said.append(text))
     alone = without_agent.WithoutAgent(one.state, one.ranks, link, terminal)
     begun_s = 500.0  # the imports took long; from then on an agent has its time
@@ -555,3 +555,15 @@ def test_one_of_many_nodes_starts_no_world_of_its_own_without_an_agent(launchers
     assert [text for text in one.said if "waiting for one" in text] == one.said
     alone.watch(begun_s + without_agent.NODES_WAIT_S)
     assert one.state.exit_code == exits.RETRY and not one.ranks.launched
+
+
+def test_an_agent_whose_configuration_is_wrong_is_not_waited_for(launchers):
+    one = nodes(launchers, "--no-python", "sleep", "600")
+    link = SimpleNamespace(channel=None, lost_s=0.0, problem="ended with 78: no etcd", code=1)
+    terminal = SimpleNamespace(say=lambda text, *_: one.said.append(text))
+    alone = without_agent.WithoutAgent(one.state, one.ranks, link, terminal)
+    alone.watch(500.0)
+    assert one.state.exit_code is None
+    link.code = exits.CONFIGURATION
+    alone.watch(500.1)
+    assert one.state.exit_code == exits.CONFIGURATION and one.state.end_reason == link.problem

@@ -1,0 +1,184 @@
+"""A first run over nodes, with nothing set up: torchrun's command line, and an etcd of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from .harness import Node, Nodes
+from .worlds import CLI, LEASE_S, ROOT, World, output
+
+LOOPING = str(Path(__file__).with_name("looping.py"))
+PORT = "29431"
+C10D = ("--rdzv-backend", "c10d", "--rdzv-id", "job")
+
+
+@pytest.fixture()
+def world() -> Iterator[World]:
+    if shutil.which("etcd") is None:
+        pytest.skip("etcd is missing (Debian package etcd-server)")
+    with Nodes(2) as nodes:
+        yield World(nodes)
+
+
+def launch(
+    world: World, number: int, *flags: str, name: str = "job", endpoint: str = "",
+    path: str = "",
+) -> None:
+    node = world.nodes[number]
+    config = node.home / "agent.toml"
+    config.write_text(f'[agent]\nnode = "{node.name}"\nlisten = ""\n[checks]\ngate = []\n'
+                      f'[detect]\nlease_s = {LEASE_S}\n')
+    endpoint = endpoint or f"{world.nodes[0].address}:{PORT}"
+    world.processes[number] = node.start(
+        [*(("env", f"PATH={path}") if path else ()),
+         *CLI, "run", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-endpoint", endpoint,
+         *flags, "--preload", "none", LOOPING, str(world.shared)],
+        {"HOLDFAST_CONFIG": str(config), "PYTHONPATH": str(ROOT / ".types"),
+         "OMP_NUM_THREADS": "1"}, output=f"{name}.out")
+
+
+def etcds(node: Node) -> list[int]:
+    found = []
+    for pid in node.pids():
+        try:
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if words[0].endswith(b"etcd"):
+            found.append(pid)
+    return found
+
+
+def said(world: World) -> dict[int, dict[str, str]]:
+    return {int(file.stem): json.loads(file.read_text()) for file in world.shared.glob("*.json")}
+
+
+def pids(world: World) -> dict[int, str]:
+    return {rank: seen["pid"] for rank, seen in said(world).items()}
+
+
+def trains(world: World, before: dict[int, str]) -> Callable[[], bool]:
+    """Two ranks, neither of them one of those before."""
+    def found() -> bool:
+        now = pids(world)
+        return sorted(now) == [0, 1] and not set(now.values()) & set(before.values())
+    return found
+
+
+def ends(world: World) -> None:
+    """Everywhere with 0, and nothing is left of the store."""
+    (world.shared / "end").write_text("")
+    assert [world.processes[number].wait(60) for number in range(2)] == [0, 0], world.said()
+    assert not [pid for node in world.nodes for pid in etcds(node)]
+    left = [path for node in world.nodes for path in (node.home / "state").rglob("*")
+            if path.name in ("rendezvous", "store.json", "data", "peer:1")]
+    left += [path for node in world.nodes for path in (node.home / "run").rglob("*.sock")]
+    assert not left, (left, world.said())
+
+
+def test_a_first_run_brings_its_own_store_and_takes_it_away(world: World) -> None:
+    for number in range(2):
+        launch(world, number, *C10D)
+    world.wait(trains(world, {}))
+    first = said(world)
+    assert {one["WORLD_SIZE"] for one in first.values()} == {"2"}
+    assert {one["TORCHELASTIC_RUN_ID"] for one in first.values()} == {"job"}
+    (etcd,) = etcds(world.nodes[0])
+    assert not etcds(world.nodes[1])
+
+    # Nobody but its own user and the endpoint's port reaches it.
+    heard = world.nodes[0].run(["ss", "-Hltn"]).stdout.split()
+    assert [one for one in heard if one.endswith(":2380")] == []
+    assert f"{world.nodes[0].address}:{PORT}" in heard and f"0.0.0.0:{PORT}" not in heard
+    folder = Path(os.readlink(f"/proc/{etcd}/cwd"))
+    assert folder.stat().st_mode & 0o077 == 0 and (folder / "peer:1").is_socket()
+
+    # It dies, and comes back with what it knew; the ranks hear nothing of it.
+    os.kill(etcd, signal.SIGKILL)
+    world.wait(lambda: etcds(world.nodes[0]) not in ([], [etcd]), 20.0)
+    assert pids(world) == {rank: one["pid"] for rank, one in first.items()}
+    os.kill(int(first[1]["pid"]), signal.SIGKILL)
+    world.wait(trains(world, pids(world)))
+    assert {one["TORCHELASTIC_RESTART_COUNT"] for one in said(world).values()} == {"1"}
+    ends(world)
+    assert output(world.nodes[0]).count("single point of failure") == 1, world.said()
+    assert "it is started again on the same data" in output(world.nodes[0])
+    assert "single point" not in output(world.nodes[1])
+    assert "Traceback" not in world.said()
+
+    # The same name again is as free as the first was.
+    for file in world.shared.iterdir():
+        file.unlink()
+    for number in range(2):
+        launch(world, number, "--node-rank", str(number), "--run", "job")
+    world.wait(trains(world, {}))
+    ends(world)
+
+
+def test_another_run_at_the_same_port_is_refused_and_hurts_nobody(world: World) -> None:
+    for number in range(2):
+        launch(world, number, *C10D)
+    world.wait(trains(world, {}))
+    first, processes = pids(world), dict(world.processes)
+    for number in range(2):
+        launch(world, number, "--rdzv-id", "other", name="other")
+    assert [world.processes[number].wait(60) for number in range(2)] == [78, 78]
+    for node in world.nodes:
+        told = output(node, "other")
+        assert "the etcd of run job is there" in told and "another port" in told, told
+        assert "Traceback" not in told
+    world.processes = processes
+    os.kill(int(first[0]), signal.SIGKILL)  # the first one is planned for as before
+    world.wait(trains(world, first))
+    ends(world)
+
+
+def test_without_the_node_that_has_the_store_the_others_end_in_time(world: World) -> None:
+    for number in range(2):
+        launch(world, number, *C10D, "--gang-limit", "2")
+    world.wait(trains(world, {}))
+    world.power_off(0)
+    assert world.processes[1].wait(60) == 75, world.said()
+    told = output(world.nodes[1])
+    assert f"kept by the node of --rdzv-endpoint {world.nodes[0].address}:{PORT}" in told, told
+
+
+def test_an_endpoint_that_never_answers_is_not_waited_for_without_end(world: World) -> None:
+    nobody = f"10.99.0.77:{PORT}"
+    launch(world, 1, *C10D, "--gang-limit", "7", endpoint=nobody)
+    assert world.processes[1].wait(60) == 75, world.said()
+    told = output(world.nodes[1])
+    assert f"waiting for the node of --rdzv-endpoint {nobody}" in told, told
+    assert f"kept by the node of --rdzv-endpoint {nobody}" in told and "for 7 s" in told, told
+
+
+def test_what_the_endpoints_node_lacks_is_said_at_once(world: World) -> None:
+    empty = world.nodes.home / "empty"
+    empty.mkdir()
+    launch(world, 0, *C10D, path=str(empty))
+    assert world.processes[0].wait(60) == 78, world.said()
+    told = output(world.nodes[0])
+    assert "apt-get install etcd-server" in told and "[store]" in told, told
+    holder = world.nodes[0].start(
+        [sys.executable, "-c", "import socket; s = socket.socket(); kept = []; "
+         f"s.bind(('', {PORT})); s.listen(); print('on', flush=True)\n"
+         "while True: kept.append(s.accept())"], output="holder.out")
+    world.wait(lambda: "on" in output(world.nodes[0], "holder"), 10.0)
+    launch(world, 0, *C10D)
+    assert world.processes[0].wait(60) == 78, world.said()
+    told += output(world.nodes[0])
+    assert f"--rdzv-endpoint {world.nodes[0].address}:{PORT}: Address already in use" in told, told
+    assert holder.poll() is None
+    launch(world, 0, *C10D, endpoint=f"localhost:{PORT}")
+    assert world.processes[0].wait(60) == 78, world.said()
+    told += output(world.nodes[0])
+    assert "no other node reaches" in told and "Traceback" not in told, told
+    assert not (world.nodes[0].home / "state" / "runs" / "job" / "rendezvous").exists()
