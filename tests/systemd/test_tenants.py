@@ -138,3 +138,59 @@ def test_a_hostile_user_changes_nothing_for_another(
     assert status["agent"]["rss_bytes"] < AGENT_MAX_BYTES, status["agent"]
     print(f"logs at {speed / 1e6:.0f} MB/s; the agent has {status['agent']['rss_bytes'] / 1e6:.0f} "
           f"MB; mallory's own incidents: {[one['fault'] for one in incidents]}")
+
+
+SAID = "it started"
+GPU = "/shared/sys/bus/pci/devices/0000:4e:00.0"  # on the bus, and no driver knows it
+SICK = f"mkdir -p {GPU} && echo 0x10de > {GPU}/vendor && echo 0x030200 > {GPU}/class"
+
+
+def run_as(own: PackagedSystemd, user: str, *flags: str) -> tuple[int, str]:
+    """Exit status and output of a run of that user's."""
+    words = ["setpriv", f"--reuid={user}", f"--regid={user}", "--init-groups", "env",
+             f"HOME=/home/{user}", "/usr/bin/holdfast", "run", "--python", SYSTEM_PYTHON,
+             "--no-python", *flags, "/bin/echo", SAID]
+    said, _, code = own.inside("sh", "-c", '"$@" 2>&1; echo "=$?"', "sh", *words).rpartition("=")
+    return int(code), said
+
+
+def test_a_sick_node_refuses_whoever_has_not_said_for_himself_that_he_starts_all_the_same(
+    machine: PackagedSystemd, packages: Made
+) -> None:
+    own = machine
+    own.install(packages.debs[0])
+    for user in ("alice", "mallory"):
+        own.must("useradd", "--create-home", user)
+    config = '[collectors]\nsys = "/shared/sys"\n'
+    own.must("sh", "-c", f"{SICK} && printf '{config}' > /etc/holdfast/agent.toml")
+    own.must("systemctl", "start", "holdfast.service")
+    own.wait(own.answers, READY_S, "the agent answers")
+
+    code, said = run_as(own, "alice")
+    assert code == 75 and SAID not in said, said
+    for words in ("starts no run: check devices: ", "1 NVIDIA GPUs are on the PCI bus",
+                  "--ignore-check devices --reason TEXT"):
+        assert words in said, said
+    code, said = run_as(own, "alice", "--run", "told", "--ignore-check", "devices", "--reason",
+                        "it needs no GPU")
+    assert code == 0 and SAID in said, said
+    for user in ("mallory", "alice"):  # nobody's word holds for another's run, or for a later one
+        code, said = run_as(own, user)
+        assert code == 75 and SAID not in said and "check devices" in said, (user, said)
+
+    uid = own.must("id", "-u", "alice").strip()
+    incidents = json.loads(own.must("holdfast", "incidents", "--all", "--json"))
+    (ignored,) = [one for one in incidents if one["fault"] == "check_ignored"]
+    assert ignored["run"] == "told" and "check devices" in ignored["reason"]
+    assert f"uid {uid} asked for that: it needs no GPU" in ignored["reason"], ignored
+    own.must("systemctl", "stop", "holdfast.service")
+    kept = own.must(SYSTEM_PYTHON, "-c", "import sqlite3; print(sqlite3.connect("
+                    "'file:/var/lib/holdfast/journal.db?mode=ro', uri=True).execute("
+                    f"\"SELECT uid FROM owners WHERE id = '{ignored['id']}'\").fetchall())")
+    assert kept.strip() == f"[({uid},)]", kept  # and it outlives the agent
+
+    own.must("sh", "-c", "rm -r /shared/sys/bus")
+    own.must("systemctl", "start", "holdfast.service")
+    own.wait(own.answers, READY_S, "the agent answers again")
+    code, said = run_as(own, "mallory")
+    assert code == 0 and SAID in said, said
