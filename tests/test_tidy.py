@@ -75,7 +75,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "collectors": {"collectors"},
     "core": {"core", "collectors", "worker.exits"},
     "agent": {"agent", "core", "collectors", "runbooks", "dashboards", "worker.page",
-              "worker.exits", "worker.redact", "worker.addresses"},
+              "worker.exits", "worker.redact", "worker.addresses", "worker.peers"},
     "cli": {"cli", "agent", "core", "collectors", "runbooks", "dashboards", "worker.page",
             "worker.exits", "worker.peers", "trainer.checkpoint", "trainer.quality"},
     "dashboards": {"dashboards", "runbooks", "core"},

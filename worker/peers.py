@@ -1,6 +1,6 @@
 """Whose socket is believed to be an agent's: one rule, for a run's launcher and the command line.
 
-Owns the rule alone.  Decides nothing about what follows from it.
+Owns the rule, and what a user is called.  Decides nothing about what follows from it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,15 @@ def uid_of(name: str) -> int:
         return int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid
     except (KeyError, ValueError):
         return -1
+
+
+@lru_cache(maxsize=256)  # a directory service may be slow, and callers are loops
+def user_name(uid: int) -> str:
+    """A user's name; in many containers a user has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return "uid %d" % uid
 
 
 def believed(uid: int, environ: Mapping[str, str]) -> bool:

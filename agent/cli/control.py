@@ -7,12 +7,13 @@ keeps the reason in its journal.
 from __future__ import annotations
 
 import argparse
-import getpass
+import os
 import time
 from typing import Any
 from urllib.parse import quote
 
 from holdfast.worker.exits import USAGE
+from holdfast.worker.peers import user_name
 
 from . import live
 from .client import Agent, asking, choose, node_route, reach, run_route
@@ -38,7 +39,7 @@ def _hand(options: argparse.Namespace, verb: str, said: str) -> int:
     if sum(map(bool, (options.run, options.node, options.fleet))) > 1:
         raise Failure("--run, --node and --fleet exclude each other", USAGE)
     found = reach()
-    body: dict[str, Any] = {"reason": options.reason, "by": _who()}
+    body: dict[str, Any] = {"reason": options.reason, "by": user_name(os.getuid())}
     if getattr(options, "for_s", 0.0):
         body["for_s"] = options.for_s
     if options.fleet:  # each agent here, for a run's own has a store of its own
@@ -59,7 +60,7 @@ def _hand(options: argparse.Namespace, verb: str, said: str) -> int:
 @asking
 def restart(options: argparse.Namespace) -> int:
     agent, _, run = choose(reach(), options.run)
-    body: dict[str, Any] = {"reason": options.reason, "by": _who()}
+    body: dict[str, Any] = {"reason": options.reason, "by": user_name(os.getuid())}
     if options.rank is not None:
         body["rank"] = options.rank
     return _ask(options, [agent], run_route(run, "restart"), body, f"run {run}", "started again")
@@ -81,7 +82,7 @@ def _review(options: argparse.Namespace) -> int:
     """`incidents ID --ack | --label`: on each agent of the node that has it."""
     found = reach()
     one = live.one_incident(found, options.id)["id"]
-    body: dict[str, Any] = {"reason": options.reason, "by": _who()}
+    body: dict[str, Any] = {"reason": options.reason, "by": user_name(os.getuid())}
     if options.label:
         body["args"] = {"label": options.label == "true"}
     verb = "label" if options.label else "ack"
@@ -104,7 +105,7 @@ def drain(options: argparse.Namespace) -> int:
         raise Failure("what is to be drained? Give a node's name, or --run NAME", USAGE)
     if options.run:
         agent, _, run = choose(reach(), options.run)
-        body = {"reason": options.reason, "by": _who()}
+        body = {"reason": options.reason, "by": user_name(os.getuid())}
         return _ask(options, [agent], run_route(run, "drain"), body, f"run {run}",
                     "its ranks save, and it ends with 75")
     return _node(options, "drain", "nothing of any run is left there, and none comes until it is "
@@ -128,7 +129,7 @@ def _node(
         known = sorted({one["node"] for _, answer in found for one in answer.get("nodes", ())}
                        | {answer["node"] for _, answer in found})
         raise Failure(f"no node {options.node!r} is known here (there are: {', '.join(known)})")
-    body = {"reason": options.reason, "by": _who()}
+    body = {"reason": options.reason, "by": user_name(os.getuid())}
     return _ask(options, own or told[:1], node_route(options.node, verb), body,
                 f"node {options.node}", said, limit_s)
 
@@ -139,7 +140,8 @@ def check(options: argparse.Namespace) -> int:
     if not options.reason:
         raise Failure("--agent wants a --reason, for the journal", USAGE)
     agent, answer = reach()[0]
-    body = {"reason": options.reason, "by": _who(), "args": {"checks": options.name}}
+    body = {"reason": options.reason, "by": user_name(os.getuid()),
+            "args": {"checks": options.name}}
     options.no_wait = False
     return _ask(options, [agent], node_route(answer["node"], "check"), body,
                 f"node {answer['node']}", "checked: see holdfast why", CHECK_S)
@@ -156,7 +158,7 @@ def close(options: argparse.Namespace) -> int:
     if not agents:
         raise Failure(f"incident {one} is closed already")
     route = f"/api/v1/incidents/{quote(one, safe='')}/close"
-    body = {"reason": options.reason, "by": _who()}
+    body = {"reason": options.reason, "by": user_name(os.getuid())}
     return _ask(options, agents, route, body, one, "closed")
 
 
@@ -172,7 +174,7 @@ def inject(options: argparse.Namespace) -> int:
         arguments["seconds"] = options.seconds
     body = {
         "fault": options.fault, "rank": options.rank, "args": arguments,
-        "reason": options.reason or "injected by hand", "by": _who()}
+        "reason": options.reason or "injected by hand", "by": user_name(os.getuid())}
     done = agent.post(run_route(run, "inject"), body)
     return _done(options, [done], f"run {run}: {options.fault} on rank {options.rank}")
 
@@ -216,10 +218,3 @@ def _done(options: argparse.Namespace, answers: list[Any], said: str) -> int:
     else:
         show([line(said)])
     return 0
-
-
-def _who() -> str:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a uid without a name, as in many containers
-        return "unknown"

@@ -6,11 +6,11 @@ the number of ranks follows.  Keeps what each user has spent; all else server.py
 
 from __future__ import annotations
 
-import pwd
 import resource
 import time
 from collections.abc import Collection
-from functools import lru_cache
+
+from holdfast.worker.peers import user_name
 
 from ..system import procfs
 from . import protocol
@@ -115,11 +115,3 @@ class Admission:
 def is_dead(session: RunSession) -> bool:
     """Whether a run is only kept to be seen: its launcher has ended, not just its connection."""
     return session.connection is None and not procfs.process_alive(session.pid)
-
-
-@lru_cache(maxsize=256)  # a directory service may be slow, and this is the agent's loop
-def user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return f"uid {uid}"

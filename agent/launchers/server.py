@@ -19,11 +19,12 @@ from typing import Protocol
 import msgspec
 
 from holdfast.worker import page as page_module
+from holdfast.worker.peers import user_name
 
 from ..core.model import RunView
 from ..system import procfs
 from . import protocol
-from .admission import Admission, is_dead, user_name
+from .admission import Admission, is_dead
 from .connection import Connection, close_all, peer, receive, turn_away
 from .rank_monitor import RankMonitor, pidfd_pid
 from .run_session import RunSession, Where, explained

@@ -39,7 +39,7 @@ QUEUE_MS = 200
 TOOLS = (("ip", "iproute2"), ("tc", "iproute2"), ("nft", "nftables"), ("nsenter", "util-linux"),
          ("unshare", "util-linux"))
 ENTER = 'echo $$ > "$1/cgroup.procs"; [ -z "$2" ] || echo $$ > "$2/cgroup.procs"; ' \
-        'hostname "$3"; shift 3; exec "$@"'
+        'hostname "$3"; [ -z "$4" ] || mount --bind "$4" /run; shift 4; exec "$@"'
 END_S = 10.0
 
 
@@ -101,6 +101,7 @@ class Node:
         self.netns = f"{owner}-{number}"
         self.home = home / self.name
         self.port = f"p{number}"  # at the switch
+        self.run_folder = ""  # what its processes see as /run, where the node's agent listens
         self.started: list[subprocess.Popen[bytes]] = []
         unified = _unified()
         assert unified is not None
@@ -128,8 +129,9 @@ class Node:
 
     def words(self, command: Sequence[str]) -> list[str]:
         cpu = str(self.cgroups.cpu) if self.cgroups.cpu else ""
-        return ["nsenter", f"--net={NETNS / self.netns}", "unshare", "--uts", "--", "sh", "-c",
-                ENTER, "enter", str(self.cgroups.all), cpu, self.name, *command]
+        return ["nsenter", f"--net={NETNS / self.netns}", "unshare", "--uts",
+                *(["--mount"] if self.run_folder else []), "--", "sh", "-c", ENTER, "enter",
+                str(self.cgroups.all), cpu, self.name, self.run_folder, *command]
 
     def start(self, command: Sequence[str], environ: Mapping[str, str] | None = None,
               output: str = "") -> subprocess.Popen[bytes]:

@@ -34,9 +34,10 @@ SMALL = (
 class World:
     """One run over some of the nodes, and the store: by default of one member, on the last node."""
 
-    def __init__(self, nodes: Nodes, name: str = "job", members: Sequence[int] = ()) -> None:
+    def __init__(self, nodes: Nodes, name: str = "job", members: Sequence[int] = (),
+                 lease_s: float = LEASE_S) -> None:
         """`members`: the nodes that carry a member of the store."""
-        self.nodes, self.name = nodes, name
+        self.nodes, self.name, self.lease_s = nodes, name, lease_s
         self.members = tuple(members) or (len(nodes.all) - 1,)
         self.shared = nodes.home / "shared"
         self.shared.mkdir(exist_ok=True)
@@ -74,7 +75,7 @@ class World:
         config = node.home / "agent.toml"
         config.write_text(
             f'[agent]\nnode = "{node.name}"\nlisten = ""\n[checks]\ngate = []\n'
-            f'[store]\nurl = "etcd://{self.endpoints}"\n[detect]\nlease_s = {LEASE_S}\n')
+            f'[store]\nurl = "etcd://{self.endpoints}"\n[detect]\nlease_s = {self.lease_s}\n')
         return {"HOLDFAST_CONFIG": str(config), "PYTHONPATH": str(ROOT / ".types"),
                 "OMP_NUM_THREADS": "1"}
 

@@ -5,13 +5,13 @@ Owns the content of `hello` and `levels`.  Pure reading: nothing here changes an
 
 from __future__ import annotations
 
-import getpass
 import os
 import socket
 import sys
 from typing import Any, Dict, List, Mapping, Optional
 
 from ..elastic import COMMITS_SENT
+from ..peers import user_name
 from ..wire import LIMIT_BYTES, PROTOCOL, Packet, cut, size_of
 from .compiling import neuron_caches
 from .rank_processes import RankProcesses
@@ -27,7 +27,7 @@ def hello_of(state: RunState, generation: int, environ: Dict[str, str]) -> Packe
     opaque = options.program.kind == "command"
     return {
         "t": "hello", "protocol": PROTOCOL, "run": options.run, "node": socket.gethostname(),
-        "user": getpass.getuser(), "pid": os.getpid(),
+        "user": user_name(os.getuid()), "pid": os.getpid(),
         "grade": "trainer" if options.program.trainer else "opaque" if opaque else "script",
         "nproc": options.nproc, "max_restarts": options.max_restarts,
         "nnodes": options.nnodes, "nnodes_min": options.nnodes_min, "node_rank": options.node_rank,

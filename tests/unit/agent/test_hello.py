@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 
 import msgspec
 
@@ -30,3 +31,9 @@ def test_what_a_run_asks_of_its_world_reaches_the_core(tmp_path):
     assert protocol.refusal(asked, many_nodes=True) == ""
     wrong = msgspec.structs.replace(asked, unit=5)
     assert "--unit 5 of 4 nodes" in protocol.refusal(wrong, many_nodes=True)
+
+
+def test_a_user_without_a_name_is_said_by_number(tmp_path, monkeypatch):
+    """In many containers a job runs under any uid."""
+    monkeypatch.setattr(os, "getuid", lambda: 3_999_999_999)
+    assert hello(tmp_path, "--run", "r").user == "uid 3999999999"
