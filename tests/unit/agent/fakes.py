@@ -14,6 +14,7 @@ import msgspec
 from waiting import until
 
 from holdfast.agent.core.model import Decision, Effect, Incident, Now, Observed
+from holdfast.agent.core.series.gradient_pace import GradientPace
 from holdfast.worker import page as page_module
 
 
@@ -43,6 +44,9 @@ class FakeNode:
         )
 
     def stages(self) -> dict[str, str]:
+        return {}
+
+    def paces(self) -> dict[str, GradientPace]:
         return {}
 
     def endings(self) -> dict[str, tuple[int, str]]:

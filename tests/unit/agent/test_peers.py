@@ -300,7 +300,8 @@ def test_each_node_keeps_its_own_verdict_and_learns_from_what_passed(
     rows = {one.labels["scope"]: one for family in _Page(state, time.monotonic)._checks()
             for one in family.samples if "op" in one.labels}
     assert rows.keys() == {"pair", "whole"} and rows["whole"].value == 2e9
-    assert rows["pair"].labels == {"op": "all_reduce", "size": "4096", "scope": "pair"}
+    assert rows["pair"].labels == {
+        "op": "all_reduce", "size": "4096", "scope": "pair", "run": ""}
 
 
 async def _together(given: Plan) -> list[Heard]:

@@ -106,7 +106,8 @@ def test_an_answer_that_is_none_ends_in_a_sentence(
     assert code in (0, 1)
     if command in (["status"], ["why"]):
         assert code == 1
-        assert any(one.startswith("holdfast: ") and len(one) < 500 for one in said.splitlines())
+        # Two agents, each with the path of its socket.
+        assert any(one.startswith("holdfast: ") and len(one) < 800 for one in said.splitlines())
 
 
 @pytest.mark.parametrize("text", [b"7", b"[7]", b"{}", b"[{}]", b"[[[]]]", b'[{"id": 7}]'])
