@@ -13,7 +13,7 @@ from typing import Any
 
 from ..evidence import bundle as bundles
 from . import live
-from .client import Answering, asking, states
+from .client import Answering, asking, state_folder
 from .ended import EndedRun
 from .text import Failure, field, line, print_json, show
 
@@ -59,7 +59,7 @@ def _logs(run: str, runs: list[dict[str, Any]]) -> tuple[dict[str, str], list[st
     folder = runs[0].get("log_dir", "") if runs else ""
     if not run:
         return {}, []
-    place = Path(folder) if folder else states(os.environ) / run / "logs"
+    place = Path(folder) if folder else state_folder(os.environ, run) / "logs"
     logs: dict[str, str] = {}
     left_out = []
     try:

@@ -235,20 +235,30 @@ def states(environ: Mapping[str, str]) -> Path:
     return Path(environ.get("HOLDFAST_STATE_DIR") or f"{base}/holdfast") / "runs"
 
 
+def state_folder(environ: Mapping[str, str], run: str) -> Path:
+    """Where a run's own agent kept its state here: of a run over nodes each has its own, for
+    they may share a home.  The newer one where a name was both."""
+    folders = [states(environ) / name for name in (run, f"{run}@{socket.gethostname()}")]
+    known = [(folder.stat().st_mtime, folder) for folder in folders if folder.is_dir()]
+    return max(known)[1] if known else folders[0]
+
+
 def _left_behind(environ: Mapping[str, str]) -> str:
     """How to ask about the last run that had an agent of its own."""
     runs = states(environ)
     try:
         with os.scandir(runs) as listing:
-            known = [(one.stat().st_mtime, one.name) for one in islice(listing, RUNS_MAX)]
+            known = [(one.stat().st_mtime, one.name) for one in islice(listing, RUNS_MAX)
+                     if one.name.partition("@")[2] in ("", socket.gethostname())]
     except OSError:
         return ""
     if not known:
         return ""
     name = max(known)[1]
-    logs = runs / name / "logs"
+    folder, name = runs / name, name.partition("@")[0]
+    logs = folder / "logs"
     asks = [f"`holdfast diagnose {logs}`"] if logs.is_dir() else []
-    if (runs / name / "journal.db").is_file():
+    if (folder / "journal.db").is_file():
         asks += [f"`holdfast incidents --run {name}`", f"`holdfast ledger --run {name}`"]
     return f"\nThe last run has ended: {', '.join(asks)}" if asks else ""
 

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from ..history import past_runs
 from ..store.base import StoreError
-from .client import owned, states
+from .client import owned, state_folder
 from .text import Failure
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,48}")
@@ -49,14 +49,14 @@ class EndedRun(NamedTuple):
 
 
 def ended_run(
-    name: str, environ: Mapping[str, str] = os.environ
+    name: str, environ: Mapping[str, str] = os.environ, folder: Path | None = None
 ) -> tuple[EndedRun, dict[str, Any]] | None:
-    """The run and a status of it; None where it left no journal.  Raises Failure for one that
-    cannot be read."""
-    folder = states(environ) / name
+    """The run and a status of it, by default from where its agent kept its state; None where it
+    left no journal.  Raises Failure for one that cannot be read."""
     if not NAME.fullmatch(name) or name in (".", ".."):
         return None
     try:
+        folder = folder or state_folder(environ, name)
         owned(folder, environ)
         owned(folder / "journal.db", environ)
         past = past_runs.read(Path(folder))

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import socket
 import time
 from collections.abc import Mapping
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 from ..history.job_log import job_row
@@ -44,9 +46,9 @@ def all_jobs(environ: Mapping[str, str] = os.environ) -> list[dict[str, Any]]:
     rows = [one for agent, _ in living for one in agent.get("/api/v1/jobs")]
     here = {(one["run"], one["begun_wall_s"]) for one in rows}
     now_s = time.time()
-    for name in _names(environ):
+    for folder in _folders(environ):
         try:
-            found = ended_run(name, environ)
+            found = ended_run(folder.name.partition("@")[0], environ, folder)
         except Failure:
             continue  # of another's, or of no release that this one can read
         for job in found[0].past.jobs if found is not None else ():
@@ -56,9 +58,11 @@ def all_jobs(environ: Mapping[str, str] = os.environ) -> list[dict[str, Any]]:
     return rows
 
 
-def _names(environ: Mapping[str, str]) -> list[str]:
+def _folders(environ: Mapping[str, str]) -> list[Path]:
+    """Of this node: a home that nodes share has each node's account of a run over them."""
     try:
         with os.scandir(states(environ)) as listing:
-            return [one.name for one in islice(listing, RUNS_MAX)]
+            return [Path(one.path) for one in islice(listing, RUNS_MAX)
+                    if one.name.partition("@")[2] in ("", socket.gethostname())]
     except OSError:
         return []

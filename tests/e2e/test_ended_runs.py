@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+import socket
 from pathlib import Path
 
 import pytest
@@ -43,6 +45,24 @@ def test_an_ended_run_is_told_from_its_files(at: Path, capsys: Captured) -> None
     for name in ("other", "../m5", ".", "x" * 300):
         assert main(["incidents", "--run", name]) == 1
         assert "nothing runs here" in capsys.readouterr().err
+
+
+def test_a_node_that_shares_its_home_tells_its_own_side_of_a_run(
+    at: Path, capsys: Captured
+) -> None:
+    run(at, "m5", code="kill -9 $$", status=76, restarts="0")
+    alone = at / "state/runs/m5"
+    own = alone.rename(alone.with_name(f"m5@{socket.gethostname()}"))
+    shutil.copytree(own, alone.with_name("m5@another"))
+    capsys.readouterr()
+    assert main(["status"]) == 1
+    assert "`holdfast incidents --run m5`" in capsys.readouterr().err
+    assert main(["incidents", "--run", "m5", "--json"]) == 0
+    assert {one["run"] for one in json.loads(capsys.readouterr().out)} == {"m5"}
+    assert main(["jobs", "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 1
+    own.rename(alone.with_name("m5@gone"))
+    assert main(["incidents", "--run", "m5"]) == 1
 
 
 def test_what_is_no_journal_is_said(at: Path, capsys: Captured) -> None:

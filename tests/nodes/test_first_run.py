@@ -30,7 +30,7 @@ def world() -> Iterator[World]:
 
 def launch(
     world: World, number: int, *flags: str, name: str = "job", endpoint: str = "",
-    path: str = "",
+    path: str = "", state: str = "",
 ) -> None:
     node = world.nodes[number]
     config = node.home / "agent.toml"
@@ -42,7 +42,8 @@ def launch(
          *CLI, "run", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-endpoint", endpoint,
          *flags, "--preload", "none", LOOPING, str(world.shared)],
         {"HOLDFAST_CONFIG": str(config), "PYTHONPATH": str(ROOT / ".types"),
-         "OMP_NUM_THREADS": "1"}, output=f"{name}.out")
+         "OMP_NUM_THREADS": "1", **({"HOLDFAST_STATE_DIR": state} if state else {})},
+        output=f"{name}.out")
 
 
 def etcds(node: Node) -> list[int]:
@@ -78,9 +79,9 @@ def ends(world: World) -> None:
     (world.shared / "end").write_text("")
     assert [world.processes[number].wait(60) for number in range(2)] == [0, 0], world.said()
     assert not [pid for node in world.nodes for pid in etcds(node)]
-    left = [path for node in world.nodes for path in (node.home / "state").rglob("*")
+    left = [path for path in world.nodes.home.rglob("*")
             if path.name in ("rendezvous", "store.json", "data", "peer:1")]
-    left += [path for node in world.nodes for path in (node.home / "run").rglob("*.sock")]
+    left += list(world.nodes.home.rglob("*.sock"))
     assert not left, (left, world.said())
 
 
@@ -114,11 +115,12 @@ def test_a_first_run_brings_its_own_store_and_takes_it_away(world: World) -> Non
     assert "single point" not in output(world.nodes[1])
     assert "Traceback" not in world.said()
 
-    # The same name again is as free as the first was.
+    # The same name again is as free as the first was, on nodes that share a home.
     for file in world.shared.iterdir():
         file.unlink()
     for number in range(2):
-        launch(world, number, "--node-rank", str(number), "--run", "job")
+        launch(world, number, "--node-rank", str(number), "--run", "job",
+               state=str(world.nodes.home / "home"))
     world.wait(trains(world, {}))
     ends(world)
 
@@ -181,4 +183,4 @@ def test_what_the_endpoints_node_lacks_is_said_at_once(world: World) -> None:
     assert world.processes[0].wait(60) == 78, world.said()
     told += output(world.nodes[0])
     assert "no other node reaches" in told and "Traceback" not in told, told
-    assert not (world.nodes[0].home / "state" / "runs" / "job" / "rendezvous").exists()
+    assert not (world.nodes[0].home / "state" / "runs" / "job@n0" / "rendezvous").exists()

@@ -40,15 +40,18 @@ class Places(NamedTuple):
     private: bool
 
 
-def places(run: str, environ: Dict[str, str]) -> Places:
+def places(run: str, environ: Dict[str, str], nnodes: int = 1) -> Places:
     """The node agent's places when one listens, else those of a private agent of this run.
+
+    Of a run over nodes each has a state folder of its own, RUN@HOST: they may share a home.
 
     HOLDFAST_RUNTIME_DIR is a wish for a private one: a test of a new release, a demonstration or a
     debugged run is to touch nothing that the node's agent keeps.  It passes one by aloud."""
     state = environ.get("HOLDFAST_STATE_DIR") or os.path.join(
         environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state"), "holdfast"
     )
-    state = os.path.join(state, "runs", run)
+    state = os.path.join(
+        state, "runs", run if nnodes == 1 else "%s@%s" % (run, os.uname().nodename))
     override = environ.get("HOLDFAST_RUNTIME_DIR")
     if not override and node_agent_answers(environ):
         return Places(NODE_SOCKET, os.path.dirname(NODE_SOCKET), state, private=False)

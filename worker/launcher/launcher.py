@@ -359,7 +359,7 @@ def main(command: str, argv: List[str]) -> None:
         os.execve(sys.executable, [sys.executable, forking.BOOTSTRAP, command, *argv], single)
     options = spec.parse(command, argv, forking.user_environ(environ))
     try:
-        where = places(options.run, environ)
+        where = places(options.run, environ, options.nnodes)
         if where.private or not options.log_dir:
             prove_room(where)
         code = Launcher(options, environ, where).run()

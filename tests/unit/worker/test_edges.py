@@ -154,6 +154,14 @@ def test_a_strangers_socket_is_neither_greeted_nor_taken_for_the_nodes(
     assert not agent_link.places("run", {**environ, "HOLDFAST_AGENT_USER": "nobody"}).private
 
 
+def test_nodes_that_share_a_home_keep_the_state_of_a_run_apart(tmp_path):
+    environ = {"HOLDFAST_RUNTIME_DIR": str(tmp_path), "HOLDFAST_STATE_DIR": "/home/state"}
+    assert agent_link.places("r", environ).state_dir == "/home/state/runs/r"
+    apart = agent_link.places("r", environ, nnodes=2)
+    assert apart.state_dir == "/home/state/runs/r@%s" % socket.gethostname()
+    assert apart.socket == agent_link.places("r", environ).socket
+
+
 @pytest.fixture
 def nodes_agent(tmp_path, monkeypatch):
     """The node's agent, of our own user, at its usual place."""
