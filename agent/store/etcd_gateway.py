@@ -382,8 +382,10 @@ def _decoded(endpoint: str, path: str, text: bytes) -> Answer:
     try:
         return decode(text)
     except ValueError as error:
-        raise StoreError(f"store: {endpoint}{path} answers as no etcd does ({text[:80]!r}): set "
-                         "store.url to etcd's client port, 2379 by default") from error
+        why = f"answers as no etcd does ({text[:80]!r}): set store.url to etcd's client port, 2379"
+        if text.startswith(b"CommonName"):  # of a client's certificate, once there are users
+            why = "takes no certificate that has a common name: set store.cert_file to one of none"
+        raise StoreError(f"store: {endpoint}{path} {why}") from error
 
 
 def _why(error: BaseException) -> str:
