@@ -392,8 +392,9 @@ def _why(error: BaseException) -> str:
     if isinstance(error, aiohttp.ClientConnectorCertificateError | aiohttp.ClientSSLError):
         return f"{error}: set store.ca_file to the certificates that signed its own"
     if isinstance(error, aiohttp.ClientConnectorError):
-        number = error.os_error.errno
-        return os.strerror(number) if number else str(error.os_error)
+        number = error.os_error.errno  # a name that cannot be resolved has one below zero
+        said = os.strerror(number) if number and number > 0 else error.os_error.strerror
+        return said or str(error.os_error)
     if isinstance(error, TimeoutError):
         return "no answer in time"
     return str(error) or type(error).__name__

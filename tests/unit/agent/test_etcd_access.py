@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import subprocess
 import time
 from contextlib import asynccontextmanager
 
 import pytest
+from aiohttp import ClientConnectorDNSError
+from aiohttp.client_reqrep import ConnectionKey
 from etcd_servers import etcd, free_ports
 from waiting import until
 
@@ -127,6 +130,12 @@ def test_a_certificate_with_a_common_name_is_told_as_that():
     said = b"CommonName of client sending a request against gateway will be ignored and not used\n"
     with pytest.raises(StoreError, match="set store.cert_file to one of none"):
         etcd_gateway._decoded("https://m1:2379", "/v3/auth/authenticate", said)
+
+
+def test_a_name_that_nobody_resolves_is_told_as_that():
+    error = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+    key = ConnectionKey("nosuchhost", 2379, False, True, None, None, None)
+    assert etcd_gateway._why(ClientConnectorDNSError(key, error)) == "Name or service not known"
 
 
 def test_certificates_of_both_sides(tmp_path):
