@@ -93,6 +93,18 @@ def test_the_files_are_what_grafana_reads() -> None:
         panels.check(boards.FAULTS._replace(unit="parsec"))
 
 
+@pytest.mark.parametrize("name", boards.files())
+def test_panels_fill_their_rows(name: str) -> None:
+    """Without a hole, and without one above another."""
+    places = [one["gridPos"] for one in json.loads(boards.files()[name])["panels"]]
+    for y in {place["y"] for place in places}:
+        row = [place for place in places if place["y"] == y]
+        assert sum(place["w"] for place in row) == panels.COLUMNS
+        (high,) = {place["h"] for place in row}
+        assert y + high in {0, *(place["y"] for place in places)} or y == max(
+            place["y"] for place in places)
+
+
 def test_the_committed_dashboards_are_current() -> None:
     folder = Path(boards.__file__).parent / "rendered"
     assert {path.name: path.read_text() for path in folder.iterdir()} == boards.files(), (

@@ -82,7 +82,7 @@ FLEET = Board("fleet", "Holdfast: fleet", "Which nodes and runs are sick, why, s
           (("sum(max by (scope) (holdfast_paused))", ""),), "stat", 6,
           ((None, "green"), (1.0, "yellow"))),
     FAULTS,
-    Panel("Runs", "Ranks that run now; follow the link for why.", "none", (
+    Panel("Ranks that run", "Of each run, now; follow the link for why.", "none", (
         ('sum by (run) (holdfast_run_ranks{state="running"})', ""),), "table",
         links=(_TO_RUN,), quiet="no run"),
     Panel("Ledger of the fleet", "Where the nodes' time goes; training is what counts.",

@@ -122,6 +122,9 @@ def render(board: Board, others: tuple[Board, ...]) -> str:
             x, y, high = 0, y + high, 0
         panels.append(_panel(panel, number, x, y))
         x, high = x + panel.width, max(high, KINDS[panel.kind])
+        for beside in panels:  # a row has one height, so that none leaves a hole
+            if beside["gridPos"]["y"] == y:
+                beside["gridPos"]["h"] = high
     variables: list[dict[str, Any]] = [
         {"name": SOURCE_VARIABLE, "label": "Prometheus", "type": "datasource",
          "query": "prometheus"}]
