@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from ..actions import RUN_CHECK
 from ..checks.common_cause import NOT_A_ROUND, OF_SCOPE, is_common
-from ..checks.unlike import DRIFT, unlike
+from ..checks.unlike import DRIFT, SOURCE, unlike
 from ..checks.verdict import CRITICAL, OK, UNKNOWN, CheckVerdict
 from ..detect.devices import accelerator
 from ..detect.ranks.ended import Cause
@@ -40,6 +40,7 @@ OWN_SCOPES = ("node", "gpu", "neuron")  # faults that concern every run of a nod
 START_HOLD_S = 600.0  # a run waits this long for a node whose fault may be over by itself
 RECHECK_S, RECHECK_LEAST_S = 5.0, 1.0  # before a restart in place
 AGAIN_S = 10.0  # a check that failed is made again this often, while a start waits for it
+VERSIONS_S = 5.0  # for a node that has not said what it is made of; an old agent never does
 LOOK_S = 0.2
 REFUSED, IGNORED, DETECTOR = "start_refused", "check_ignored", "gate"
 FAILED = "check_failed"
@@ -71,7 +72,7 @@ class StartGate:
         if self.state.gate.launcher_boot_s != registered_s:
             self.state.gate = GateSeen(registered_s)
         names = self._names(ctx)
-        if self._asks(ctx, names):
+        if self._asks(ctx, names) or self._awaits_versions(ctx, names):
             self._says(ASKING)
             return True
         found = (*self._of_person(ctx), *self._refusals(ctx, names))
@@ -222,16 +223,36 @@ class StartGate:
         if DRIFT in names:
             yield from self._of_versions(ctx)
 
+    def _told(self, ctx: Context) -> dict[str, identity.Identity | None]:
+        """What the nodes that have a launcher of the run are made of, None where one has not said
+        it.  {} for fewer than three: of two that differ neither is the usual one."""
+        view, docs = ctx.view, ctx.observed.store.docs
+        nodes = {view.node} | {beat.node for beat in ctx.observed.beats if beat.run == view.run
+                               and members.is_fresh(beat, ctx.now, ctx.settings)}
+        if view.nnodes_max == 1 or len(nodes) < 3:
+            return {}
+        found = {one: docs.decoded(identity.PREFIX + one, identity.read) for one in nodes}
+        return {one: doc if doc and SOURCE in doc.sources else None for one, doc in found.items()}
+
+    def _awaits_versions(self, ctx: Context, names: tuple[str, ...]) -> bool:
+        """Whether a node is still to say what it is made of.  Agents that begin with the run do so
+        within a second of their launchers, and ranks would be given out in between."""
+        gate, now_s = self.state.gate, ctx.now.boot_s
+        told = self._told(ctx) if DRIFT in names and DRIFT not in ctx.view.ignored_checks else {}
+        silent = [name for name, doc in told.items() if doc is None]
+        since_s = (gate.silent_boot_s or now_s) if silent else 0.0
+        if gate.silent_boot_s != since_s:
+            self.state.gate = replace(gate, silent_boot_s=since_s)
+        if not silent or now_s - since_s > VERSIONS_S:
+            return False
+        ctx.reason = f"what {', '.join(sorted(silent)[:LEFT_OUT_MAX])} is made of is not known yet"
+        ctx.wake(LOOK_S)
+        return True
+
     def _of_versions(self, ctx: Context) -> Iterator[Refusal]:
         """This node's drivers beside those of the nodes that have a launcher of the run."""
-        view, docs = ctx.view, ctx.observed.store.docs
-        nodes = {beat.node for beat in ctx.observed.beats if beat.run == view.run
-                 and members.is_fresh(beat, ctx.now, ctx.settings)}
-        if view.nnodes_max == 1 or len(nodes | {view.node}) < 3:
-            return  # of two that differ neither is the usual one
-        read = {one: docs.decoded(identity.PREFIX + one, identity.read)
-                for one in nodes | {view.node}}
-        found = unlike(view.node, {one: doc for one, doc in read.items() if doc}, ctx.settings)
+        told = {name: doc for name, doc in self._told(ctx).items() if doc is not None}
+        found = unlike(ctx.view.node, told, ctx.settings)
         if found.common:
             self._common(ctx, f"{DRIFT}: {found.common}")
         if found.why:

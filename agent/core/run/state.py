@@ -171,6 +171,7 @@ class GateSeen(Value, frozen=True):
     asked_boot_s: float = 0.0  # when the node's were asked for last; 0 = not yet
     asked_paths_boot_s: float = 0.0
     paths: CheckVerdict | None = None
+    silent_boot_s: float = 0.0  # since when a node of the run has not said what it is made of
     held_boot_s: float = 0.0  # since when something refuses the start
     incident: str = ""  # of that
     rechecked_boot_s: float = 0.0  # when what was checked again before a restart had broken

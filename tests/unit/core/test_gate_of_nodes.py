@@ -18,7 +18,7 @@ def fleet(names: str, nnodes: int, least: int = 0, versions: dict[str, str] | No
           gate: tuple[str, ...] = ("incidents", "drift", "devices"), **view) -> Cluster:
     settings = Settings(single_node=False, gather_s=2.0, gate=GateSettings(names=gate))
     made = Cluster(names, nnodes, least=least, settings=settings, registered_boot_s=99.0, **view)
-    for name, version in (versions or {}).items():
+    for name, version in (dict.fromkeys(names, "2.2") if versions is None else versions).items():
         body = msgspec.json.encode(Identity({"node": {
             "software.nccl": version, "software.dcgm": name, "host.kernel": name}}))
         made.docs[f"identity/{name}"] = Doc(f"identity/{name}", 1, body)
@@ -67,6 +67,32 @@ def test_one_node_with_other_drivers_is_left_out_and_named() -> None:
     assert "check drift: nccl is 2.1, and 3 of 4 nodes have 2.2" in why
     assert "--ignore-check drift --reason" in why
     assert any("c takes no ranks" in one and "nccl is 2.1" in one for one in notes(made))
+
+
+def test_ranks_wait_until_nodes_that_begin_with_the_run_have_said_what_they_are_made_of() -> None:
+    versions = {"a": "2.2", "b": "2.2", "c": "2.1", "d": "2.2"}
+    made = fleet("abcd", 4, least=3, versions=versions)
+    late = {key: doc for key, doc in made.docs.items() if key.startswith("identity/")}
+    for key in late:
+        del made.docs[key]
+    made.run(4)
+    assert "run/r" not in made.docs
+    made.docs |= late
+    made.run(8)
+    assert sorted(made.plan().members) == ["a", "b", "d"]
+    assert "check drift: nccl is 2.1" in left(made, "c")[0]
+
+
+def test_a_node_that_never_says_what_it_is_made_of_is_not_waited_for_long() -> None:
+    made = fleet("abcd", 4, versions=dict.fromkeys("abc", "2.2"))
+    made.run(3)
+    reasons = dict(made.labs[made.leader()].decision.reasons)
+    assert reasons["r"] == "what d is made of is not known yet" and "run/r" not in made.docs
+    made.run(6)
+    assert sorted(made.plan().members) == list("abcd")
+    told = fleet("abcd", 4, versions={}, ignored_checks=("drift",), ignore_reason="x")
+    told.run(4)
+    assert sorted(told.plan().members) == list("abcd")
 
 
 def test_a_roll_out_opens_the_breaker_and_one_message_says_so() -> None:
