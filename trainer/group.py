@@ -12,6 +12,7 @@ import itertools
 import json
 import os
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -28,6 +29,7 @@ from .engines.strategy import Layout, Member
 
 CONNECT_TIMEOUT_S = 30.0
 COLLECTIVE_TIMEOUT_S = 3600.0
+STAND_IN_S = 0.1  # to reach a listener of this very process
 MEMORY_SHARE = 0.8  # of a device; the rest is the allocator's and other people's
 # What gloo, nccl and the store say when a peer or the store is gone; gloo raises plain
 # RuntimeError, as a user's own shape error does, so its words must tell them apart.
@@ -57,19 +59,27 @@ def is_broken_group(error: BaseException, generation_over: bool) -> bool:
 class Group:
     """Ranks of one generation.  Collectives raise RuntimeError once a peer is gone.
 
-    `lay_out(members)` says who does what (engines/strategy.py); `parts` are the process groups that
-    it asks for, by name, each with this rank in it; `phase(name)` says what this rank does.
+    `parts` are the process groups that the layout asks for, by name, each with this rank in it;
+    `phase(name)` says what this rank does.  Made first and joined then, so that what a join that
+    fails has made by then is left like any other.
     """
 
-    def __init__(
-        self, assignment: Any, device: torch.device, elastic: Any,
-        lay_out: Callable[[Sequence[Member]], Layout],
-    ) -> None:
+    process_group: Any
+    layout: Layout
+
+    def __init__(self, assignment: Any, device: torch.device, elastic: Any) -> None:
         self.rank, self.world = assignment.rank, assignment.world
         self.device, self.parts, self._asked = device, dict[str, Any](), 0
         self.phase: Callable[[str], None] = elastic.phase
         self._lock, self._sockets = threading.Lock(), list[socket.socket]()
-        self._joining, self._before = True, _open_sockets()
+        self._joining, self._before = True, set(_open_sockets().values())
+
+    def join(
+        self, assignment: Any, elastic: Any, lay_out: Callable[[Sequence[Member]], Layout],
+    ) -> None:
+        """Connects with every other rank; `lay_out(members)` says who does what
+        (engines/strategy.py)."""
+        device = self.device
         # From here on: a peer may be lost while we wait for its address in the store.
         elastic.register_group(None, self.cut)
         elastic.phase("startup")  # raises if the generation ended before we could be woken
@@ -128,9 +138,10 @@ class Group:
         groups = {id(one): one for one in (self.process_group, *self.parts.values())}
         return [one._get_backend(self.device) for one in groups.values()]
 
-    def _opened(self) -> list[socket.socket]:
-        """The store's and gloo's connections, by descriptors of our own."""
-        return [s for fd in _open_sockets() - self._before if (s := _tcp(fd)) is not None]
+    def _opened(self, listens: bool = False) -> list[socket.socket]:
+        """The store's and gloo's connections, or their listeners, by descriptors of our own."""
+        return [s for fd, name in _open_sockets().items()
+                if name not in self._before and (s := _tcp(fd, listens)) is not None]
 
     def any(self, flag: bool) -> bool:
         """True on all ranks if it is on one."""
@@ -209,6 +220,8 @@ class Group:
     def cut(self) -> None:
         """Wakes whoever waits in a collective.  From any thread, any number of times."""
         with self._lock:
+            if self._joining and self.device.type != "cuda":
+                self._stand_in()
             # While we join, no code of the user's runs: every new connection is ours.
             found = self._opened() if self._joining else self._sockets
             for connection in found:
@@ -219,6 +232,18 @@ class Group:
         if self.device.type == "cuda" and not self._joining:
             for backend in self._backends():
                 backend.abort()
+
+    def _stand_in(self) -> None:
+        """Wakes whoever waits for a connection that a lost peer was to make: there is nothing to
+        shut down yet, and gloo waits for five times its timeout.  It takes for that peer whoever
+        comes and says its number first (8 bytes, in order of rank), and fails when he goes."""
+        for listener in self._opened(listens=True):
+            with listener, contextlib.suppress(OSError):
+                for number in range(self.world):
+                    with socket.socket(listener.family) as peer:
+                        peer.settimeout(STAND_IN_S)
+                        peer.connect(listener.getsockname())
+                        peer.sendall(struct.pack("=q", number))
 
     def leave(self) -> None:
         """Frees the group; its peers see closed connections."""
@@ -238,28 +263,33 @@ def total_memory(device: torch.device) -> int:
     return int(MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
-def _open_sockets() -> set[int]:
-    """This process's descriptors that are sockets."""
-    found = set()
+def _open_sockets() -> dict[int, str]:
+    """This process's descriptors that are sockets -> the kernel's name for each.  The number of one
+    that is closed is given to the next that is opened; the name is not."""
+    found = {}
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
-                found.add(int(name))
+            kernel_name = os.readlink(f"/proc/self/fd/{name}")
+            if kernel_name.startswith("socket:"):
+                found[int(name)] = kernel_name
     return found
 
 
-def _tcp(descriptor: int) -> socket.socket | None:
-    """A descriptor of our own for a connected TCP socket: its number is never given to another
-    file while we hold it.  None for anything else (the launcher's socket is a Unix one)."""
+def _tcp(descriptor: int, listens: bool) -> socket.socket | None:
+    """A descriptor of our own for a connected TCP socket, or for one that listens: its number is
+    never given to another file while we hold it.  None for anything else (the launcher's socket is
+    a Unix one)."""
     try:
-        connection = socket.socket(fileno=os.dup(descriptor))
+        found = socket.socket(fileno=os.dup(descriptor))
     except OSError:
         return None
     try:
-        if connection.family in (socket.AF_INET, socket.AF_INET6):
-            connection.getpeername()
-            return connection
+        if found.family in (socket.AF_INET, socket.AF_INET6) and listens == bool(
+                found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)):
+            if not listens:
+                found.getpeername()
+            return found
     except OSError:
         pass
-    connection.close()
+    found.close()
     return None

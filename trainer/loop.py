@@ -172,7 +172,8 @@ class Generation:
         job, elastic, strategy = self.job, self.elastic, self.strategy
         self.assignment = assignment
         with told(job.config.strategy):
-            self.group = group = Group(assignment, job.device, elastic, strategy.lay_out)
+            self.group = group = Group(assignment, job.device, elastic)
+            group.join(assignment, elastic, strategy.lay_out)
             layout = group.layout
             self.state = state = strategy.hold(layout, group.rank)
             began = restore(assignment, group, state, self.held, elastic, self.begin,

@@ -7,6 +7,8 @@ end, in the rank: the calls of holdfast.worker.elastic over a pipe.
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
 import mmap
 import multiprocessing
 import os
@@ -27,6 +29,14 @@ from holdfast.trainer.standalone import Assignment
 
 PRELOAD = ["torch._dynamo", "torch.distributed", "holdfast.trainer.loop",
            "holdfast.trainer.example.data", "holdfast.trainer.example.model"]
+
+
+# Where a rank is while it joins: what it is about to do -> (whose, which function).
+JOINING = {
+    "store": ("torch.distributed", "TCPStore"),
+    "mesh": ("torch.distributed", "init_process_group"),
+    "members": ("holdfast.trainer.group", "Group._members"),
+}
 
 
 class Broken(RuntimeError):
@@ -194,6 +204,20 @@ def read_shards(folder):
     return shards
 
 
+def _before(place, fault):
+    """Has a fault come right before this seam of the joining."""
+    module, path = JOINING[place]
+    *classes, name = path.split(".")
+    owner = functools.reduce(getattr, classes, importlib.import_module(module))
+    goes_on = getattr(owner, name)
+
+    def seam(*args, **kwargs):
+        fault(place)
+        return goes_on(*args, **kwargs)
+
+    setattr(owner, name, seam)
+
+
 def _rank(pipe, config, faults, snapshot_dir, log):
     import torch
 
@@ -204,6 +228,8 @@ def _rank(pipe, config, faults, snapshot_dir, log):
     from holdfast.trainer.loop import train
 
     elastic = FakeElastic(pipe, faults, snapshot_dir)
+    for place in JOINING:
+        _before(place, elastic._fault)
     if config.model.startswith("faulty:"):
         import faulty
         from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -347,6 +373,10 @@ class Launcher:
             self.plan("disk", found.step, found.generation, found.path)
         else:
             self.plan("fresh")
+
+    def addresses(self, *ranks):
+        """Whether these ranks' addresses are in the store of the newest generation."""
+        return self.store.check([f"holdfast/{self.generation}/0//cpu//0/{r}" for r in ranks])
 
     def said(self, kind):
         return [event for event in self.events if event[2] == kind]

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import functools
+import os
+import signal
+import socket
 import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pytest
+import torch
 from harness import Launcher, Lost, read_shards
+from waiting import wait_for
 
 from holdfast.trainer.checkpoint import format as files
 from holdfast.trainer.config import load
+from holdfast.trainer.group import Group
 
 STEPS = 12
 
@@ -62,6 +71,54 @@ def test_a_peer_lost_while_joining(tmp_path):
         (3, 2, 4, "startup"): "kill",
     }, standby=1)
     assert launcher.plans == [("fresh", 0)] + [("survivor", 4)] * 3
+
+
+@pytest.mark.parametrize("place", ["store", "mesh", "members"])
+def test_a_peer_lost_at_any_seam_of_the_joining(tmp_path, place):
+    """What the others have of the group by then is left as well: they could join no other."""
+    launcher = run(tmp_path, 3, {
+        (1, 1, 4, "forward_backward"): "kill", (2, 1, 4, place): "kill", (3, 0, 4, place): "kill",
+    }, standby=1)
+    assert launcher.plans == [("fresh", 0)] + [("survivor", 4)] * 3 and launcher.redone == 0
+
+
+def test_a_peer_lost_that_others_wait_for_to_connect(tmp_path):
+    """Its address is in the store, and whom of two it is to call waits for that: which of them
+    calls, gloo decides by chance, so that there are several, twice."""
+    late = {(generation, rank, 4, "mesh"): "late" for generation in (2, 3) for rank in (1, 2, 3)}
+    launcher = Launcher(config(tmp_path, 4), 4, tmp_path,
+                        {(1, 1, 4, "forward_backward"): "kill", **late}, standby=1)
+
+    def lose_the_first():
+        for generation in (2, 3):
+            wait_for(lambda generation=generation: launcher.generation == generation
+                     and launcher.addresses(0))
+            victim = launcher.ranks[0][0].pid
+            os.kill(victim, signal.SIGSTOP)
+            wait_for(lambda: launcher.addresses(1, 2, 3))
+            time.sleep(0.2)  # what is tested is when the kill comes
+            os.kill(victim, signal.SIGKILL)
+
+    with ThreadPoolExecutor(1) as beside:
+        done = beside.submit(lose_the_first)
+        results = launcher.run()
+        done.result()
+    assert {r.digest for r in results.values()} == {unbroken(4)}
+    assert launcher.plans == [("fresh", 0)] + [("survivor", 4)] * 3
+
+
+def test_a_connection_that_got_the_number_of_a_closed_one_is_cut_as_well():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        old = socket.create_connection(server.getsockname())
+        number = old.fileno()
+        group = Group(SimpleNamespace(rank=0, world=1), torch.device("cpu"),
+                      SimpleNamespace(phase=print))
+        old.close()
+        with socket.create_connection(server.getsockname()) as young:
+            assert young.fileno() == number
+            young.settimeout(10.0)
+            group.cut()
+            assert young.recv(1) == b""
 
 
 def test_all_but_one_lost_at_once(tmp_path):
