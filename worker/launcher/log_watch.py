@@ -25,7 +25,7 @@ from .rank_processes import RankProcesses
 STREAMS = ("stdout.log", "stderr.log")
 GENERATIONS_KEPT = 8
 SAMPLE_S = 15.0
-ANSWER_S = 10.0  # the agent waits 12
+ANSWER_S = 30.0  # on a machine that is short of processors; the agent waits 32
 PAUSE_S = 30.0  # after a child that died or did not answer
 END_S = 1.0
 NICENESS = 10

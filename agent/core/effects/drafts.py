@@ -30,7 +30,7 @@ START_S = ACTIONS[RESTART_RANKS].deadline_s
 FINISH_S = ACTIONS[STOP_RUN].deadline_s
 EVIDENCE_S = ACTIONS[TAKE_EVIDENCE].deadline_s
 DELETE_S = 60.0
-LOGS_S = 12.0  # the launcher gives its child less
+LOGS_S = 32.0  # the launcher gives its child less; only a run's end waits for it, and shorter
 STOP_MARGIN_S = 5.0
 PATHS_S = 20.0  # the launcher gives its child less
 

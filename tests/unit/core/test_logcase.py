@@ -92,13 +92,16 @@ def test_the_root_is_the_first_row_and_a_verdict_while_the_incident_is_open() ->
     assert [one for one in lab.decision.verdicts if one.detector == "logs"] == []
 
 
-def test_a_late_answer_joins_the_incident_that_closed() -> None:
+@pytest.mark.parametrize("waits_s", [0.0, 25.0])
+def test_a_late_answer_joins_the_incident_that_closed(waits_s: float) -> None:
+    """As late as a launcher gives its child on a machine that is short of processors."""
     lab = training()
     lab.kill(1)
     lab.park(0, 3)
     lab.settle()
     lab.train(6)
     assert lab.decision.incidents == ()
+    lab.train(6 + round(waits_s), seconds=1.0)
     lab.answer()
     lab.step(0.1)
     seen = lab.incident()
