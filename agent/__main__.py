@@ -17,6 +17,7 @@ from holdfast.worker import exits
 
 from .config.load import DEFAULT_FILE, ConfigError, load
 from .config.runbooks import RunbookError
+from .config.store import read_password
 from .daemon.daemon import Daemon, Node, Options
 from .launchers.admission import raise_open_files
 from .store import own_etcd
@@ -84,6 +85,9 @@ def main(arguments: Sequence[str]) -> int:
         loaded = load(options.config_file, options.overrides, serves=True)
         if options.rendezvous and not loaded.config.store.url:
             place = own_etcd.found(own_etcd.parse(options.rendezvous, options.run))
+            token_file = loaded.config.cluster.token_file
+            if token_file:
+                place = _locked(place, token_file, options)
             options = options._replace(place=place)
             options.overrides.update({
                 "store.url": (place.url, own_etcd.FLAG),
@@ -104,6 +108,18 @@ def main(arguments: Sequence[str]) -> int:
         why = _explained(error, loaded.config.agent.runtime_dir)
         print(f"holdfast agent: {why}", file=sys.stderr)
         return exits.FAILED
+
+
+def _locked(place: own_etcd.Place, token_file: str, options: Options) -> own_etcd.Place:
+    """With the password that all nodes of the token come to."""
+    token = read_password(token_file, "cluster.token_file")
+    place = place._replace(password=own_etcd.password_of(token, options.run))
+    state = Path(str(options.overrides["agent.state_dir"][0]))
+    file = own_etcd.keep_password(state, place.password)
+    options.overrides.update({
+        "store.user": (own_etcd.USER, own_etcd.FLAG),
+        "store.password_file": (str(file), own_etcd.FLAG)})
+    return place
 
 
 def _explained(error: OSError, runtime: str) -> str:

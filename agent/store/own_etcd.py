@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import hmac
+import http.client
 import ipaddress
 import json
 import os
@@ -17,6 +20,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -36,9 +40,12 @@ FOLDER, LAUNCHER, LOG = "rendezvous", "launcher", "etcd.log"
 # A member must have an address for others of its cluster.  A socket in a folder of this user's own
 # is one that nobody else reaches; by its bare name it is never too long for one.
 PEER = "unix://peer:1"
+DOOR, LOCKED, SECRET = "client:1", "locked", "rendezvous.password"
+USER = "root"  # etcd's own name of who may do all
+LOCK_S = 20.0  # for its first start; a slow disk takes seconds
 PREFIX = "run-"  # of the cluster's name and the member's
 END_S = 2.0
-LOOK_S = 0.25
+LOOK_S, LOCK_LOOK_S = 0.25, 0.02
 RESTART_S = 1.0
 ASK_S = 1.0
 ANSWER_MAX = 1 << 16
@@ -53,6 +60,7 @@ class Place(NamedTuple):
     port: int
     run: str
     address: str = ""  # that this node listens at; "" where the host is another one
+    password: str = ""  # "": whoever reaches it may read and write
 
     @property
     def name(self) -> str:
@@ -117,6 +125,26 @@ def _is_local(address: str) -> bool:
     return known.is_loopback or known.is_unspecified
 
 
+def password_of(token: str, run: str) -> str:
+    """What the run's etcd asks for: made of the token, and it gives none of it away."""
+    key = token.encode("utf-8", "surrogateescape")
+    return hmac.new(key, f"etcd of run {run}".encode(), hashlib.sha256).hexdigest()
+
+
+def keep_password(state: Path, password: str) -> Path:
+    """The file with it, for this user alone."""
+    path = state / SECRET
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with open(fd, "w") as file:
+            os.fchmod(fd, 0o600)
+            file.write(password + "\n")
+    except OSError as error:
+        raise StoreError(f"{path}: {error.strerror}: the password of the run's etcd cannot be "
+                         "kept; make room or mend the disk") from error
+    return path
+
+
 def keeper(place: Place, limit_s: float = ASK_S) -> str:
     """Which run's etcd listens there; "" where none of ours does.  Waits for it that long."""
     request = urllib.request.Request(
@@ -140,7 +168,7 @@ def begin_anew(state: Path, launcher: str) -> bool:
     with contextlib.suppress(OSError):
         if mark.read_text() == launcher:
             return False
-    forget(state)
+    _forget_data(state)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     mark.write_text(launcher)
     return True
@@ -148,6 +176,11 @@ def begin_anew(state: Path, launcher: str) -> bool:
 
 def forget(state: Path) -> None:
     """Leaves nothing behind: the run has ended, and its store with it."""
+    _forget_data(state)
+    (state / SECRET).unlink(missing_ok=True)
+
+
+def _forget_data(state: Path) -> None:
     shutil.rmtree(state / FOLDER, ignore_errors=True)
     (state / FILE).unlink(missing_ok=True)
 
@@ -178,8 +211,30 @@ class OwnEtcd:
         return self._process.pid if self._process is not None else 0
 
     def start(self) -> None:
-        """One that cannot be started is tried again by watch()."""
-        here = f"http://{_joined(self._place.address, self._place.port)}"
+        """One that cannot be started is tried again by watch().  StoreError where it does not take
+        the password: then it never listens to the network."""
+        if self._place.password and not (self._folder / LOCKED).exists():
+            self._lock(self._place.password)
+        self._spawn(f"http://{_joined(self._place.address, self._place.port)}")
+
+    def _lock(self, password: str) -> None:
+        """Sets the password while only a socket in the folder of this user leads to it."""
+        self._spawn(f"unix://{DOOR}")
+        try:
+            folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                # By this name its path is never too long for a socket.
+                _lock_by(f"/proc/self/fd/{folder}/{DOOR}", password)
+            finally:
+                os.close(folder)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise StoreError(f"the run's etcd takes no password: {error or 'no answer in time'}: "
+                             f"{self._last_words()}") from error
+        finally:
+            self.end()
+        (self._folder / LOCKED).touch(mode=0o600)
+
+    def _spawn(self, here: str) -> None:
         name = self._place.cluster
         command = [
             self._binary, "--name", name, "--data-dir", "data",
@@ -233,6 +288,50 @@ class OwnEtcd:
             self._process.kill()
             self._process.wait()
         self._process = None
+
+
+class _Door(http.client.HTTPConnection):
+    """HTTP over a socket of the file system."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__("localhost", timeout=ASK_S)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def _lock_by(path: str, password: str) -> None:
+    """A user for the agents, and nobody else from then on.  Raises OSError or ValueError."""
+    end_s = time.monotonic() + LOCK_S
+    while True:
+        try:
+            _asked(path, "cluster/member/list", {})
+            break
+        except OSError:
+            if time.monotonic() > end_s:
+                raise
+        time.sleep(LOCK_LOOK_S)
+    with contextlib.suppress(FileExistsError):
+        _asked(path, "auth/user/add", {"name": USER, "password": password})
+    _asked(path, "auth/user/grant", {"user": USER, "role": USER})
+    _asked(path, "auth/enable", {})
+
+
+def _asked(path: str, call: str, body: dict[str, str]) -> None:
+    door = _Door(path)
+    try:
+        door.request("POST", f"/v3/{call}", json.dumps(body))
+        answer = door.getresponse()
+        said = answer.read(ANSWER_MAX).decode(errors="replace")
+        if "already exists" in said:
+            raise FileExistsError(said)
+        if answer.status != http.client.OK:
+            raise ValueError(f"{call}: {said[:200]}")
+    finally:
+        door.close()
 
 
 def _taken(place: Place) -> str:

@@ -31,11 +31,16 @@ def world() -> Iterator[World]:
 def launch(
     world: World, number: int, *flags: str, name: str = "job", endpoint: str = "",
     path: str = "", state: str = "",
+    token: str = "", lease_s: float = 60.0,
 ) -> None:
     node = world.nodes[number]
     config = node.home / "agent.toml"
+    word = node.home / "token"
+    word.touch(mode=0o600)
+    word.write_text(token)
     config.write_text(f'[agent]\nnode = "{node.name}"\nlisten = ""\n[checks]\ngate = []\n'
-                      f'[detect]\nlease_s = {LEASE_S}\n')
+                      f'[detect]\nlease_s = {lease_s}\n'
+                      + (f'[cluster]\ntoken_file = "{word}"\n' if token else ""))
     endpoint = endpoint or f"{world.nodes[0].address}:{PORT}"
     world.processes[number] = node.start(
         [*(("env", f"PATH={path}") if path else ()),
@@ -80,7 +85,7 @@ def ends(world: World) -> None:
     assert [world.processes[number].wait(60) for number in range(2)] == [0, 0], world.said()
     assert not [pid for node in world.nodes for pid in etcds(node)]
     left = [path for path in world.nodes.home.rglob("*")
-            if path.name in ("rendezvous", "store.json", "data", "peer:1")]
+            if path.name in ("rendezvous", "store.json", "data", "peer:1", "rendezvous.password")]
     left += list(world.nodes.home.rglob("*.sock"))
     assert not left, (left, world.said())
 
@@ -102,10 +107,13 @@ def test_a_first_run_brings_its_own_store_and_takes_it_away(world: World) -> Non
     folder = Path(os.readlink(f"/proc/{etcd}/cwd"))
     assert folder.stat().st_mode & 0o077 == 0 and (folder / "peer:1").is_socket()
 
-    # It dies, and comes back with what it knew; the ranks hear nothing of it.
-    os.kill(etcd, signal.SIGKILL)
-    world.wait(lambda: etcds(world.nodes[0]) not in ([], [etcd]), 20.0)
+    # It dies, then its agent, and comes back with what it knew; the ranks hear nothing of it.
+    for hurt in (lambda: etcd, lambda: world.agent_pid(0)):
+        before = etcds(world.nodes[0])
+        os.kill(hurt(), signal.SIGKILL)
+        world.wait(lambda before=before: etcds(world.nodes[0]) not in ([], before))
     assert pids(world) == {rank: one["pid"] for rank, one in first.items()}
+    assert all(Path(f"/proc/{pid}").exists() for pid in pids(world).values()), world.said()
     os.kill(int(first[1]["pid"]), signal.SIGKILL)
     world.wait(trains(world, pids(world)))
     assert {one["TORCHELASTIC_RESTART_COUNT"] for one in said(world).values()} == {"1"}
@@ -115,13 +123,16 @@ def test_a_first_run_brings_its_own_store_and_takes_it_away(world: World) -> Non
     assert "single point" not in output(world.nodes[1])
     assert "Traceback" not in world.said()
 
-    # The same name again is as free as the first was, on nodes that share a home.
+    # The same name again is as free as the first was, on nodes that share a home, and a token.
     for file in world.shared.iterdir():
         file.unlink()
     for number in range(2):
         launch(world, number, "--node-rank", str(number), "--run", "job",
-               state=str(world.nodes.home / "home"))
+               state=str(world.nodes.home / "home"), token="a word of all nodes")
     world.wait(trains(world, {}))
+    stranger = world.nodes[1].run(["etcdctl", "--endpoints", f"{world.nodes[0].address}:{PORT}",
+                                   "get", "--prefix", "/"], {"ETCDCTL_API": "3"})
+    assert "user name is empty" in stranger.stderr and not stranger.stdout, stranger
     ends(world)
 
 
@@ -145,7 +156,7 @@ def test_another_run_at_the_same_port_is_refused_and_hurts_nobody(world: World) 
 
 def test_without_the_node_that_has_the_store_the_others_end_in_time(world: World) -> None:
     for number in range(2):
-        launch(world, number, *C10D, "--gang-limit", "2")
+        launch(world, number, *C10D, "--gang-limit", "2", lease_s=LEASE_S)
     world.wait(trains(world, {}))
     world.power_off(0)
     assert world.processes[1].wait(60) == 75, world.said()

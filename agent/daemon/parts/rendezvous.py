@@ -128,6 +128,8 @@ class Rendezvous:
     def _why(self) -> str:
         """The network's own words, in parentheses."""
         problem = self._store.view().problem if self._store is not None else ""
+        if "auth" in problem or "user name" in problem:
+            return " (all nodes need the same cluster.token_file)"
         why = problem.partition("(")[2].partition(")")[0].rpartition(": ")[2]
         return f" ({why})" if why else ""
 

@@ -15,8 +15,10 @@ import pytest
 from etcd_servers import free_ports
 from waiting import wait_for
 
+from holdfast.agent.config import settings
 from holdfast.agent.store import own_etcd
 from holdfast.agent.store.base import StoreError
+from holdfast.agent.store.etcd import open_etcd
 from holdfast.agent.store.own_etcd import Place
 from holdfast.worker import addresses
 
@@ -176,3 +178,72 @@ def test_an_etcd_that_is_killed_is_started_again_with_its_data(tmp_path: Path) -
     finally:
         etcd.end()
     wait_for(lambda: own_etcd.keeper(place) == "", 5.0)
+
+
+def test_a_token_gives_each_run_a_password_of_its_own(tmp_path: Path) -> None:
+    one, other = (own_etcd.password_of("word", run) for run in ("a", "b"))
+    assert one == own_etcd.password_of("word", "a") != other and "word" not in one
+    path = own_etcd.keep_password(tmp_path, one)
+    assert (path.stat().st_mode & 0o777, path.read_text()) == (0o600, one + "\n")
+    own_etcd.begin_anew(tmp_path, "x")
+    assert path.exists()
+    own_etcd.forget(tmp_path)
+    assert not path.exists()
+    with pytest.raises(StoreError, match="cannot be kept"):
+        own_etcd.keep_password(tmp_path / "nowhere", one)
+
+
+def test_with_a_token_nobody_without_it_reads_or_writes(tmp_path: Path) -> None:
+    if own_etcd.shutil.which("etcd") is None:
+        pytest.skip("etcd is missing (Debian package etcd-server)")
+    password = own_etcd.password_of("word", "mine")
+    place = Place("127.0.0.1", free_ports(1)[0], "mine", "127.0.0.1", password)
+    own_etcd.begin_anew(tmp_path, "x")
+    etcd = own_etcd.OwnEtcd(place, tmp_path, lambda part, why: None)
+    secrets = {"own": password, "others": "x" * 64}
+    for name, secret in secrets.items():
+        (tmp_path / name).mkdir()
+        own_etcd.keep_password(tmp_path / name, secret)
+
+    async def view(**more: str) -> str:
+        """Why the store cannot be used by whoever has this."""
+        config = settings.Store(url=place.url, cluster=place.cluster, **more)
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        folder.mkdir()
+        store = open_etcd(config, "a", folder, lambda: 5.0)
+        end_s = asyncio.get_running_loop().time() + 20.0
+        await store.refresh()
+        while "no member" in store.view().problem and asyncio.get_running_loop().time() < end_s:
+            await store.refresh()
+        await store.close()
+        return "" if store.view().up else store.view().problem
+
+    async def scene() -> list[str]:
+        files = [str(tmp_path / name / own_etcd.SECRET) for name in secrets]
+        known = [await view(user=own_etcd.USER, password_file=file) for file in files]
+        return [*known, await view()]
+
+    try:
+        for _ in range(2):  # as it was first, and after it was killed
+            etcd.start()
+            good, wrong, none = asyncio.run(scene())
+            assert (good, "authentication failed" in wrong, "user" in none) == ("", True, True)
+            etcd.end()
+    finally:
+        etcd.end()
+
+
+def test_an_etcd_that_takes_no_password_never_listens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "etcd"
+    program.write_text("#!/bin/sh\necho \"$@\" >> calls\nexec sleep 600\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(own_etcd.shutil, "which", lambda name: str(program))
+    monkeypatch.setattr(own_etcd, "LOCK_S", 0.5)
+    own_etcd.begin_anew(tmp_path, "x")
+    place = Place("127.0.0.1", free_ports(1)[0], "mine", "127.0.0.1", "secret")
+    etcd = own_etcd.OwnEtcd(place, tmp_path, lambda part, why: None)
+    with pytest.raises(StoreError, match="takes no password"):
+        etcd.start()
+    assert etcd.pid == 0 and "127.0.0.1" not in (tmp_path / "rendezvous/calls").read_text()
