@@ -1,7 +1,8 @@
 """`holdfast check` from outside: how long a round takes, and bandwidths beside a plain script's.
 
-Owns four cases.  `gate`: a run's start with and without the gate, in turns.  `round`: the whole
+Owns five cases.  `gate`: a run's start with and without the gate, in turns.  `round`: the whole
 command, nothing cached, with what each check took, and a bare import of torch right behind it.
+`failing`: a round in which `tensor` finds a wrong bit and one in which it does not, in turns.
 `health`: the answer from the cache that Slurm's HealthCheckProgram gets.  `busbw`: six operations
 over two gloo ranks, by the command and by checks_script.py in turns, one pair a row; of either the
 median and the best of its five blocks, since on a busy machine the others measure who else ran.
@@ -32,6 +33,7 @@ SIZE, RANKS, BLOCK_S = 16 << 20, 2, 0.002
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "sendrecv")
 COMMAND = [sys.executable, "-m", "holdfast.agent.cli", "check"]
 HEALTH_MOST_S = 1.0
+FLIP = "HOLDFAST_CHECK_FLIP_BIT"  # the bit of a result that `tensor` is to find wrong
 # One thread is what a rank is measured with; without byte code every start compiles us anew.
 NOT_AN_OPERATORS = ("OMP_NUM_THREADS", "PYTHONDONTWRITEBYTECODE")
 
@@ -62,6 +64,26 @@ def whole_round(where: Place) -> dict[str, Any]:
     return {"ok": True, "took_s": took_s, "import_torch_s": import_s, "cpu_s": cpu_s,
             "import_torch_cpu_s": _children_cpu_s() - begin_s,
             "checks": {one["check"]: round(one["took_s"], 4) for one in checks}}
+
+
+def failing(where: Place) -> dict[str, Any]:
+    """Both with nothing cached and no history."""
+    row: dict[str, Any] = {"ok": True, "why": ""}
+    turns = [("passing", "ok", {}), ("failing", "critical", {FLIP: "7"})]
+    random.shuffle(turns)
+    for name, expected, more in turns:
+        state = {"HOLDFAST_STATE_DIR": str(where.home / name)}
+        begin_s = _children_cpu_s()
+        took_s, done = run([*COMMAND, "--json", "--python", sys.executable],
+                           where._replace(environ={**where.environ, **state, **more}))
+        checks = json.loads(done.stdout)["checks"] if done.returncode in (0, 1, 2) else []
+        (tensor,) = [one for one in checks if one["check"] == "tensor"] or [
+            {"status": "not made", "took_s": 0.0}]
+        row |= {f"{name}_s": took_s, f"{name}_cpu_s": _children_cpu_s() - begin_s,
+                f"{name}_tensor_s": tensor["took_s"]}
+        if tensor["status"] != expected:
+            row |= {"ok": False, "why": f"{name}: {tensor['status']} {done.stderr[-300:]}"}
+    return row
 
 
 def health(where: Place) -> dict[str, Any]:
@@ -114,7 +136,7 @@ def gate(where: Place) -> dict[str, Any]:
             "added_s": round(took_s["on"] - took_s["off"], 4)}
 
 
-CASES = {"gate": gate, "round": whole_round, "health": health, "busbw": busbw}
+CASES = {"gate": gate, "round": whole_round, "failing": failing, "health": health, "busbw": busbw}
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -272,6 +272,12 @@ def checks(rows: list[Row]) -> str:
     body = [[words, spread(values(mine.get(f"checks_{name}", []), "took_s"))] for name, words in (
         ("round", "a round of `holdfast check`, nothing cached, s"),
         ("health", "`--for slurm-health`, from the cache, s"))]
+    turns = [row for row in mine.get("checks_failing", []) if row["ok"]]
+    for key, what in (("s", "s"), ("cpu_s", "s of processor time")) if turns else ():
+        failing, passing = ([row[f"{which}_{key}"] for row in turns]
+                            for which in ("failing", "passing"))
+        body.append([f"a round in which `tensor` fails, {what}; in turns with it, one that passes",
+                     f"{spread(failing)}; {spread(passing)}"])
     pairs = [row for row in mine.get("checks_busbw", []) if row["ok"]]
     for name in pairs[0]["check_bytes_per_s"] if pairs else ():
         ours, plain = ([row[f"{whose}_bytes_per_s"][name] / 1e9 for row in pairs]
