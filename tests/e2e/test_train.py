@@ -8,7 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from running import Run, Runs, wait_for
+from running import SCRIPTS, Run, Runs, wait_for
 
 from holdfast.agent.cli import main
 
@@ -26,10 +26,11 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("work")
 
 
-def train(runs: Runs, work: Path, name: str, nproc: int = 2, *more: str) -> Run:
+def train(runs: Runs, work: Path, name: str, nproc: int = 2, *more: str,
+          **environ: str) -> Run:
     checkpoints = f"checkpoint.dir={runs.home / name / 'ckpt'}"
     return runs.start("train", "--nproc-per-node", str(nproc), f"work_dir={work}", *SMALL,
-                      checkpoints, *more, name=name)
+                      checkpoints, *more, name=name, **environ)
 
 
 @pytest.mark.parametrize("nproc", [2, 3, 4])
@@ -47,6 +48,22 @@ def test_a_killed_rank_leaves_no_trace_in_the_weights(runs: Runs, work: Path, np
     # The rank that dies may have finished the step that the others are still in.
     lost = [int(steps) for steps in re.findall(r"(\d+) steps? lost", run.output)]
     assert len(lost) == 2 and max(lost) <= 1, run.output
+
+
+def test_a_rank_lost_while_the_others_join_leaves_no_trace(runs: Runs, work: Path) -> None:
+    clean = train(runs, work, "clean", 3)
+    assert clean.wait() == 0, clean.output
+    for when in ("before", "after"):  # of its group's connections
+        dies = runs.home / "dies"
+        run = train(runs, work, when, 3, "data=dies_joining:Data", DIES_JOINING=f"{dies}-",
+                    PYTHONPATH=os.pathsep.join([runs.environ["PYTHONPATH"], str(SCRIPTS)]))
+        rank = run.at_step(5)
+        Path(f"{dies}-{when}").touch()
+        os.kill(rank, signal.SIGKILL)
+        assert run.wait() == 0, run.output
+        assert run.result()["digest"] == clean.result()["digest"]
+        killed = [one["generation"] for one in run.incidents() if one["fault"] == "rank_killed"]
+        assert sorted(killed) == [1, 2], run.output
 
 
 def test_all_ranks_killed_at_once_come_back_from_memory_or_disk(runs: Runs, work: Path) -> None:
