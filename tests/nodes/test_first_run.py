@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from .harness import Node, Nodes
+from .test_cluster_page import block
 from .worlds import CLI, LEASE_S, ROOT, World, output
 
 LOOPING = str(Path(__file__).with_name("looping.py"))
 PORT = "29431"
+PAGES_WORD = "/home/me/.holdfast-token"
 C10D = ("--rdzv-backend", "c10d", "--rdzv-id", "job")
 
 
@@ -31,7 +34,7 @@ def world() -> Iterator[World]:
 def launch(
     world: World, number: int, *flags: str, name: str = "job", endpoint: str = "",
     path: str = "", state: str = "",
-    token: str = "", lease_s: float = 60.0,
+    token: str = "", lease_s: float = 60.0, page: Sequence[str] = (),
 ) -> None:
     node = world.nodes[number]
     config = node.home / "agent.toml"
@@ -40,15 +43,27 @@ def launch(
     word.write_text(token)
     config.write_text(f'[agent]\nnode = "{node.name}"\nlisten = ""\n[checks]\ngate = []\n'
                       f'[detect]\nlease_s = {lease_s}\n'
-                      + (f'[cluster]\ntoken_file = "{word}"\n' if token else ""))
+                      + (block("token_file").replace(PAGES_WORD, str(word)) if token else ""))
     endpoint = endpoint or f"{world.nodes[0].address}:{PORT}"
+    words = page or ("run", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-endpoint", endpoint,
+                     *flags, "--preload", "none", LOOPING, str(world.shared))
     world.processes[number] = node.start(
-        [*(("env", f"PATH={path}") if path else ()),
-         *CLI, "run", "--nnodes", "2", "--nproc-per-node", "1", "--rdzv-endpoint", endpoint,
-         *flags, "--preload", "none", LOOPING, str(world.shared)],
+        [*(("env", f"PATH={path}") if path else ()), *CLI, *words],
         {"HOLDFAST_CONFIG": str(config), "PYTHONPATH": str(ROOT / ".types"),
          "OMP_NUM_THREADS": "1", **({"HOLDFAST_STATE_DIR": state} if state else {})},
         output=f"{name}.out")
+
+
+def of_the_page(world: World) -> list[str]:
+    """The command of docs/cluster.md, with an address, a script and a number of ranks of here."""
+    command = block("--rdzv-backend c10d").replace("\\\n", " ")
+    for its, ours in (("10.0.0.1", world.nodes[0].address), ("-node 8", "-node 1"),
+                      ("train.py", f"{LOOPING} {world.shared}")):
+        assert its in command
+        command = command.replace(its, ours)
+    holdfast, *words = shlex.split(command)
+    assert holdfast == "holdfast"
+    return words
 
 
 def etcds(node: Node) -> list[int]:
@@ -123,14 +138,22 @@ def test_a_first_run_brings_its_own_store_and_takes_it_away(world: World) -> Non
     assert "single point" not in output(world.nodes[1])
     assert "Traceback" not in world.said()
 
-    # The same name again is as free as the first was, on nodes that share a home, and a token.
+    # The same name again is as free as the first was.
     for file in world.shared.iterdir():
         file.unlink()
     for number in range(2):
-        launch(world, number, "--node-rank", str(number), "--run", "job",
-               state=str(world.nodes.home / "home"), token="a word of all nodes")
+        launch(world, number, "--node-rank", str(number), "--run", "job")
     world.wait(trains(world, {}))
-    stranger = world.nodes[1].run(["etcdctl", "--endpoints", f"{world.nodes[0].address}:{PORT}",
+    ends(world)
+
+
+def test_the_pages_command_trains_and_its_token_keeps_strangers_out(world: World) -> None:
+    for number in range(2):
+        launch(world, number, state=str(world.nodes.home / "home"), token="a word of all nodes",
+               page=of_the_page(world))
+    world.wait(trains(world, {}))
+    assert said(world)[0]["TORCHELASTIC_RUN_ID"] == "nightly"
+    stranger = world.nodes[1].run(["etcdctl", "--endpoints", f"{world.nodes[0].address}:29400",
                                    "get", "--prefix", "/"], {"ETCDCTL_API": "3"})
     assert "user name is empty" in stranger.stderr and not stranger.stdout, stranger
     ends(world)
@@ -156,7 +179,7 @@ def test_another_run_at_the_same_port_is_refused_and_hurts_nobody(world: World) 
 
 def test_without_the_node_that_has_the_store_the_others_end_in_time(world: World) -> None:
     for number in range(2):
-        launch(world, number, *C10D, "--gang-limit", "2", lease_s=LEASE_S)
+        launch(world, number, *C10D, "--gang-limit", "10", lease_s=LEASE_S)
     world.wait(trains(world, {}))
     world.power_off(0)
     assert world.processes[1].wait(60) == 75, world.said()
