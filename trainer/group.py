@@ -64,7 +64,6 @@ class Group:
     fails has made by then is left like any other.
     """
 
-    process_group: Any
     layout: Layout
 
     def __init__(self, assignment: Any, device: torch.device, elastic: Any) -> None:
@@ -73,6 +72,7 @@ class Group:
         self.phase: Callable[[str], None] = elastic.phase
         self._lock, self._sockets = threading.Lock(), list[socket.socket]()
         self._joining, self._before = True, set(_open_sockets().values())
+        self.process_group: Any = None
 
     def join(
         self, assignment: Any, elastic: Any, lay_out: Callable[[Sequence[Member]], Layout],
@@ -253,6 +253,11 @@ class Group:
             self._sockets, self._joining = [], False
         if dist.is_initialized():
             dist.destroy_process_group()
+        # gloo's destructor waits for its threads, and one of them may sleep in a collective for the
+        # whole of its timeout: whoever comes to wait as its last connection fails is not woken.
+        groups = {id(one): one for one in (self.process_group, *self.parts.values())}
+        self.process_group, self.parts = None, {}
+        threading.Thread(target=groups.clear, name="old group", daemon=True).start()
 
 
 def total_memory(device: torch.device) -> int:

@@ -41,6 +41,7 @@ class World:
         self.members = tuple(members) or (len(nodes.all) - 1,)
         self.shared = nodes.home / "shared"
         self.shared.mkdir(exist_ok=True)
+        self.max_restarts, self.settings = 20, ""  # more of every agent's configuration
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         self.etcd: dict[int, subprocess.Popen[bytes]] = {}  # node -> its member
 
@@ -75,7 +76,8 @@ class World:
         config = node.home / "agent.toml"
         config.write_text(
             f'[agent]\nnode = "{node.name}"\nlisten = ""\n[checks]\ngate = []\n'
-            f'[store]\nurl = "etcd://{self.endpoints}"\n[detect]\nlease_s = {self.lease_s}\n')
+            f'[store]\nurl = "etcd://{self.endpoints}"\n[detect]\nlease_s = {self.lease_s}\n'
+            + self.settings)
         return {"HOLDFAST_CONFIG": str(config), "PYTHONPATH": str(ROOT / ".types"),
                 "OMP_NUM_THREADS": "1"}
 
@@ -93,7 +95,8 @@ class World:
         self, numbers: Sequence[int], nnodes: int | str, steps: int, *more: str
     ) -> None:
         for number in numbers:
-            self.launch(number, "train", "--nnodes", str(nnodes), "--max-restarts", "20",
+            self.launch(number, "train", "--nnodes", str(nnodes), "--max-restarts",
+                        str(self.max_restarts),
                         f"work_dir={self.shared}/work",
                         f"checkpoint.dir={self.shared}/{self.name}", f"steps={steps}", *SMALL,
                         *more)

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -119,6 +120,24 @@ def test_a_connection_that_got_the_number_of_a_closed_one_is_cut_as_well():
             young.settimeout(10.0)
             group.cut()
             assert young.recv(1) == b""
+
+
+def test_an_old_group_that_does_not_go_holds_nobody_up():
+    """gloo's destructor waits for threads that now and then sleep for the whole timeout."""
+    let_go, gone = threading.Event(), threading.Event()
+
+    class Sleeper:
+        def __del__(self):
+            let_go.wait(30.0)
+            gone.set()
+
+    group = Group(SimpleNamespace(rank=0, world=1), torch.device("cpu"),
+                  SimpleNamespace(phase=print))
+    group.process_group, group.parts = Sleeper(), {"replicas": Sleeper()}
+    group.leave()
+    assert not gone.is_set()
+    let_go.set()
+    assert gone.wait(30.0)
 
 
 def test_all_but_one_lost_at_once(tmp_path):
