@@ -74,6 +74,7 @@ class RunSession:
             ignored_checks=hello.ignored_checks, ignore_reason=hello.ignore_reason,
             wants_checks=hello.wants_checks, nnodes_min=hello.nnodes_min, nnodes_max=hello.nnodes,
             unit=hello.unit, mixed=hello.mixed, gang_limit_s=hello.gang_limit_s,
+            node_rank=hello.node_rank,
         )
 
     def _suspended(self) -> bool:

@@ -49,9 +49,9 @@ def stand_for(world: World, seconds: float, condition) -> None:  # type: ignore[
 @pytest.mark.parametrize("world", [3], indirect=True)
 def test_a_script_over_three_nodes_is_one_world_and_outlives_its_store(world: World) -> None:
     folder = world.shared
-    for number in range(3):
-        world.launch(number, "run", "--nnodes", "3", "--nproc-per-node", "2", "--preload", "none",
-                     LOOPING, str(folder))
+    for number, node_rank in enumerate((1, 0, 2)):
+        world.launch(number, "run", "--nnodes", "3", "--nproc-per-node", "2", "--node-rank",
+                     str(node_rank), "--preload", "none", LOOPING, str(folder))
     world.wait(lambda: len(list(folder.glob("*.json"))) == 6)
     said = {int(file.stem): json.loads(file.read_text()) for file in folder.glob("*.json")}
     for rank, seen in sorted(said.items()):
@@ -61,7 +61,7 @@ def test_a_script_over_three_nodes_is_one_world_and_outlives_its_store(world: Wo
         assert (seen["WORLD_SIZE"], seen["LOCAL_WORLD_SIZE"], seen["GROUP_WORLD_SIZE"]) == (
             "6", "2", "3")
         assert (seen["ROLE_RANK"], seen["ROLE_WORLD_SIZE"]) == (str(rank), "6")
-        assert seen["MASTER_ADDR"] == world.nodes[0].address
+        assert seen["MASTER_ADDR"] == world.nodes[1].address
         assert seen["MASTER_PORT"] == said[0]["MASTER_PORT"] != "0"
         assert seen["GLOO_SOCKET_IFNAME"] == seen["NCCL_SOCKET_IFNAME"] == "eth0"
         assert (seen["TORCHELASTIC_RUN_ID"], seen["TORCHELASTIC_RESTART_COUNT"]) == ("job", "0")

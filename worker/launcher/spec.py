@@ -195,7 +195,7 @@ def build(command: str) -> argparse.ArgumentParser:
     flag(parser, "--nnodes", default="1", help="number of nodes, or MIN:MAX; each of them starts "
          "this command, all with one name of the run")
     flag(parser, "--node-rank", type=number(int, -1, NNODES_MAX), default=-1,
-         help="this node's place among them (where its agents put it)")
+         help="this node's place among them in the first world (where its agents put it)")
     flag(parser, "--nproc-per-node", default="1", help="ranks on this node: N, auto, gpu or cpu")
     flag(parser, "--max-restarts", type=number(int, 0, RESTARTS_MAX), default=3,
          help="restarts before giving up (3)")

@@ -135,6 +135,7 @@ class RunView(Value, frozen=True):
     unit: int = 1  # so many nodes live and move together: a world is a multiple of it
     mixed: bool = False  # nodes with different models of accelerators may be one world
     gang_limit_s: float = 0.0  # how long it waits for its nodes; 0 = as the configuration says
+    node_rank: int = -1  # this node's place in the first world, where the caller gave one
     hang_limit_s: float = 0.0  # a user's own limit; 0 = none
     ranks: tuple[RankView, ...] = ()
     commits: tuple[Commit, ...] = ()
@@ -211,6 +212,7 @@ class Beat(Value, frozen=True):
     checkpoint_dir: str = ""
     shutdown: str = ""
     held: str = ""  # why that node's own gate gives this run no rank there now; "" = it passed
+    node_rank: int = -1
 
 
 class Gate(Value, frozen=True):

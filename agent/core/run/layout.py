@@ -31,6 +31,7 @@ class Member(Value, frozen=True):
     labels: Labels = ()
     nproc: int = 0  # ranks that its launcher starts; 0 = as the leader's
     held: str = ""  # what its own gate has against it; "" = it passed
+    node_rank: int = -1  # the slot that its caller asked for; -1 = any
 
     @property
     def is_fit(self) -> bool:
@@ -83,9 +84,23 @@ def _arranged(
     taken = {node for unit in slots for node in unit if node}
     free = [node for node in sorted(fit) if node not in taken]
     if not taken:
+        asked = {m.node: m.node_rank for m in members if m.node in fit and m.node_rank >= 0}
+        if asked:
+            return _as_asked(free, size, asked), "new"
         chosen = _near(free, size, fit)
         return tuple(node for unit in _packed(chosen, world.unit, fit) for node in unit), "new"
     return _filled(slots, free, fit), "every slot has a node"
+
+
+def _as_asked(free: Sequence[str], size: int, asked: Mapping[str, int]) -> tuple[str, ...]:
+    """A first world in the order that its caller gave the nodes; the others fill it by name."""
+    slots = [""] * size
+    for node in free:
+        place = asked.get(node, size)
+        if place < size and not slots[place]:
+            slots[place] = node
+    rest = (node for node in free if node not in slots)
+    return tuple(node or next(rest) for node in slots)
 
 
 def _same_model(

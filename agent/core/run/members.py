@@ -104,6 +104,7 @@ def members(
                 draining=doc.draining,
                 labels=beat.labels if beat else (), nproc=beat.nproc if beat else 0,
                 held=beat.held if beat else "",
+                node_rank=view.node_rank if mine else beat.node_rank if beat else -1,
             )
         )
     return tuple(rows)

@@ -35,6 +35,7 @@ def of_run(view: RunView, now: Now, observed: Observed, fatal: str) -> Beat:
         nproc=view.nproc, nnodes_min=view.nnodes_min, nnodes_max=view.nnodes_max, uid=view.uid,
         commits=tuple(commits[-COMMITS_MAX:]) if view.grade == TRAINER else (),
         snapshot=view.snapshot, checkpoint_dir=view.checkpoint_dir, shutdown=view.shutdown,
+        node_rank=view.node_rank,
     )
 
 

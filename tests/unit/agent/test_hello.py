@@ -24,10 +24,11 @@ def hello(tmp_path, *argv):
 
 def test_what_a_run_asks_of_its_world_reaches_the_core(tmp_path):
     asked = hello(tmp_path, "--nnodes", "2:4", "--run", "r", "--nproc-per-node", "3",
-                  "--unit", "2", "--allow-mixed", "--gang-limit", "90")
+                  "--unit", "2", "--allow-mixed", "--gang-limit", "90", "--node-rank", "3")
     view = RunSession(asked, 1, 0, 0.0).view("n", 1.0, {})
     assert (view.run, view.nproc, view.nnodes_min, view.nnodes_max) == ("r", 3, 2, 4)
     assert (view.unit, view.mixed, view.gang_limit_s) == (2, True, 90.0)
+    assert view.node_rank == 3
     assert protocol.refusal(asked, many_nodes=True) == ""
     wrong = msgspec.structs.replace(asked, unit=5)
     assert "--unit 5 of 4 nodes" in protocol.refusal(wrong, many_nodes=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.agent.core.model import Labels
 from holdfast.agent.core.run.layout import Member, World, arranged
@@ -34,6 +35,20 @@ def slots(world: World, names: str, before: str = "", **labels: Labels) -> str:
 ])
 def test_survivors_keep_their_slots(names: str, before: str, expected: str) -> None:
     assert slots(World(2, 4), names, before) == expected
+
+
+@pytest.mark.parametrize(("asked", "before", "expected"), [
+    ({"a": 2, "b": 0, "c": 1}, "", "b c a"),
+    ({"b": 0}, "", "b a c"),  # who asks for nothing fills it by name
+    ({"a": 1, "b": 1}, "", "b a c"),  # the same place twice: by name
+    ({"c": 7}, "", "a b c"),  # of a world that is smaller
+    ({"a": 2, "b": 0, "c": 1}, "a b c", "a b c"),  # survivors keep their slots
+])
+def test_a_first_world_is_in_the_order_of_node_ranks(
+    asked: dict[str, int], before: str, expected: str
+) -> None:
+    members = [replace(one, node_rank=asked.get(one.node, -1)) for one in nodes("a b c")]
+    assert " ".join(arranged(World(3, 3), members, before.split())[0]) == expected
 
 
 def test_too_few_is_said_with_both_numbers() -> None:
