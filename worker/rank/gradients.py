@@ -15,7 +15,7 @@ from typing import Any, Callable, Optional
 
 from .. import page as pages
 
-EVERY_STEPS = 20  # one copy takes 50 to 90 us, so a step pays 5 us at most
+EVERY_STEPS = 20  # a copy takes tens of microseconds: too many for each step
 
 
 class Watch:
