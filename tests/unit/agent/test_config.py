@@ -32,7 +32,8 @@ def test_defaults_are_valid_and_are_the_cores_defaults():
     assert {"devices", "paths"} < set(gate.names) < set(gate.full) >= {"tensor"}
     assert set(loaded.origins.values()) == {"default"}
     known = set(Settings.__struct_fields__)
-    assert set(Detect.__struct_fields__) == known - {"allow", "alone", "single_node", "gate"}
+    assert set(Detect.__struct_fields__) == known - {
+        "allow", "alone", "single_node", "gate", "store_node"}
 
 
 def test_conf_d_wins_in_order_and_origins_are_kept(tmp_path):

@@ -357,7 +357,8 @@ def test_the_process_serves_ends_on_sigterm_and_refuses_a_second(tmp_path):
             time.sleep(0.01)
         second = agent_process(tmp_path)
         _, error = second.communicate(timeout=10)
-        assert second.returncode == 78 and f"pid {first.pid}" in error
+        # Not 78: the first may let go, and then the same command serves.
+        assert second.returncode == 1 and f"pid {first.pid}" in error
         first.send_signal(signal.SIGHUP)
         first.send_signal(signal.SIGTERM)
         assert first.wait(10) == 0

@@ -45,6 +45,7 @@ STARTERS = {
     "agent/cli/launch.py": "launcher",
     "agent/evidence/__main__.py": "",
     "agent/peers/tester.py": "peers",
+    "agent/store/own_etcd.py": "",
     "agent/system/child_probe.py": "collectors",
     "agent/system/die_with_parent.py": "",
     "agent/telemetry/journalctl.py": "journalctl",
