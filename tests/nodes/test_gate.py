@@ -13,7 +13,7 @@ import pytest
 from holdfast.agent.cli.client import Agent
 
 from .harness import Nodes
-from .worlds import ROOT, World, output
+from .worlds import World, output
 
 LOOPING = str(Path(__file__).with_name("looping.py"))
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
@@ -27,15 +27,10 @@ GATHER_S = 20.0  # all three are there by then, and two begin without the third
 class Fleet(World):
     """Each of four nodes has an agent of its own, and libraries of its own."""
 
-    def environ(self, number: int) -> dict[str, str]:
-        node = self.nodes[number]
-        config = node.home / "agent.toml"
-        config.write_text(
-            f'[agent]\nnode = "{node.name}"\nlisten = ""\n[checks]\ngate = ["drift"]\n'
-            f'[collectors]\nroot = "{node.home}/root"\n'
-            f'[store]\nurl = "etcd://{self.endpoints}"\n[detect]\ngather_s = {GATHER_S}\n')
-        return {"HOLDFAST_CONFIG": str(config), "PYTHONPATH": str(ROOT / ".types"),
-                "OMP_NUM_THREADS": "1"}
+    def __init__(self, nodes: Nodes) -> None:
+        super().__init__(nodes, lease_s=10.0)
+        self.gate = '["drift"]'
+        self.settings = f'gather_s = {GATHER_S}\n[collectors]\nroot = "{{home}}/root"\n'
 
     def furnish(self, number: int, nccl: str) -> None:
         folder = self.nodes[number].home / "root" / LIBRARIES

@@ -41,7 +41,8 @@ class World:
         self.members = tuple(members) or (len(nodes.all) - 1,)
         self.shared = nodes.home / "shared"
         self.shared.mkdir(exist_ok=True)
-        self.max_restarts, self.settings = 20, ""  # more of every agent's configuration
+        self.max_restarts, self.gate = 20, "[]"
+        self.settings = ""  # more of each agent's [detect] and behind it; {home} is its node's
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         self.etcd: dict[int, subprocess.Popen[bytes]] = {}  # node -> its member
 
@@ -75,9 +76,9 @@ class World:
         node = self.nodes[number]
         config = node.home / "agent.toml"
         config.write_text(
-            f'[agent]\nnode = "{node.name}"\nlisten = ""\n[checks]\ngate = []\n'
+            f'[agent]\nnode = "{node.name}"\nlisten = ""\n[checks]\ngate = {self.gate}\n'
             f'[store]\nurl = "etcd://{self.endpoints}"\n[detect]\nlease_s = {self.lease_s}\n'
-            + self.settings)
+            + self.settings.format(home=node.home))
         return {"HOLDFAST_CONFIG": str(config), "PYTHONPATH": str(ROOT / ".types"),
                 "OMP_NUM_THREADS": "1"}
 
