@@ -63,10 +63,13 @@ def fleet() -> Iterator[Fleet]:
 def test_a_node_with_another_version_is_named_by_the_others_and_gets_no_ranks(
     fleet: Fleet,
 ) -> None:
-    for number in range(3):
-        fleet.furnish(number, OTHER if number == 2 else USUAL)
+    def launch(number: int) -> None:
         fleet.launch(number, "run", "--nnodes", "2:3", "--nproc-per-node", "1", "--preload", "none",
                      LOOPING, str(fleet.shared))
+
+    for number in range(3):
+        fleet.furnish(number, OTHER if number == 2 else USUAL)
+        launch(number)
     assert fleet.processes[2].wait(60) == 75, fleet.said()
     why = f"check drift: nccl is {OTHER}, and 2 of 3 nodes have {USUAL}"
     assert f"n2 starts no run: {why}" in output(fleet.nodes[2])
@@ -75,6 +78,9 @@ def test_a_node_with_another_version_is_named_by_the_others_and_gets_no_ranks(
         one["reason"] for number in range(2) for one in fleet.incidents(number)
         if one["fault"] == "check_failed"], 30.0)
     assert named == [f"n2 takes no ranks of it: {why}"]
+    launch(2)  # unmended, to a run that goes on
+    assert fleet.processes[2].wait(60) == 75, fleet.said()
+    assert f"n2 starts no run: {why}" in output(fleet.nodes[2])
     (fleet.shared / "end").write_text("")
     assert [fleet.processes[number].wait(60) for number in range(2)] == [0, 0], fleet.said()
 

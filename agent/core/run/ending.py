@@ -31,11 +31,12 @@ class Endings:
         self.state, self.document, self.incidents = state, document, incidents
         self.logs = logs
 
-    def decide(self, code: int, reason: str, fault: str = "") -> None:
-        """The first decision stands."""
+    def decide(self, code: int, reason: str, fault: str = "", alone: bool = False) -> None:
+        """The first decision stands.  `alone`: only this node's launcher leaves."""
         if self.state.finish_code < 0:
             ending = self.state.ending or Ending()
-            self.state.ending = replace(ending, code=code, reason=reason, fault=fault)
+            self.state.ending = replace(
+                ending, code=code, reason=reason, fault=fault, alone=alone)
 
     def settled(self, done: EffectResult) -> None:
         if done.effect.kind == "finish" and done.ok:
@@ -60,7 +61,7 @@ class Endings:
     def record(self, ctx: Context, plan: Plan | None) -> bool:
         """Write the end into the document that does not show it; whether this node may."""
         ending = self.state.ending or Ending()
-        if plan is None or not self._misses(ctx, plan):
+        if plan is None or ending.alone or not self._misses(ctx, plan):
             return False
         if not ctx.settings.single_node and not ctx.leader:
             return False
@@ -76,7 +77,7 @@ class Endings:
             return
         # Whom the plan does not name leaves by himself: the run goes on without him.
         named = plan is None or ctx.view.node in (*plan.members, *plan.spares)
-        shared = named and not ctx.settings.single_node and not ctx.view.shutdown
+        shared = named and not (ctx.settings.single_node or ctx.view.shutdown or ending.alone)
         if ctx.settings.store_node and not ctx.observed.store.up:
             shared = False  # nobody may be left to record it
         if shared and self._misses(ctx, plan):

@@ -42,6 +42,7 @@ RECHECK_S, RECHECK_LEAST_S = 5.0, 1.0  # before a restart in place
 AGAIN_S = 10.0  # a check that failed is made again this often, while a start waits for it
 VERSIONS_S = 5.0  # for a node that has not said what it is made of; an old agent never does
 LOOK_S = 0.2
+TOLD_S = 2.0  # a refused node stays so long, for who leads to hear of it and write it down
 REFUSED, IGNORED, DETECTOR = "start_refused", "check_ignored", "gate"
 FAILED = "check_failed"
 ASKING = "its checks are not through yet"  # no refusal: who leads waits for them
@@ -67,22 +68,23 @@ class StartGate:
 
     def holds(self, ctx: Context, joins: bool = False) -> bool:
         """Whether the run may not start in this step; asks for what must be known first.
-        `joins`: it goes on elsewhere already, so that this node only says that it takes no part."""
+        `joins`: it goes on elsewhere already.  Who fails then leaves by himself, but for a spare
+        that had passed: it is warm, and takes ranks once the check passes again."""
         registered_s = ctx.view.registered_boot_s
         if self.state.gate.launcher_boot_s != registered_s:
             self.state.gate = GateSeen(registered_s)
         names = self._names(ctx)
-        if self._asks(ctx, names) or self._awaits_versions(ctx, names):
+        if self._asks(ctx, names) or self._awaits_versions(ctx, names, joins):
             self._says(ASKING)
             return True
-        found = (*self._of_person(ctx), *self._refusals(ctx, names))
+        found = (*self._of_person(ctx), *self._refusals(ctx, names, joins))
         ignored = ctx.view.ignored_checks
         kept = [one for one in found if one.check not in ignored]
         self._says(_words(kept))
-        if kept and joins:
+        if kept and joins and self.state.gate.passed:
             ctx.reason = f"{ctx.view.node} takes no ranks: {_words(kept)}"
         elif kept:
-            self._hold(ctx, kept)
+            self._hold(ctx, kept, alone=joins)
         else:
             self._pass(ctx, [one for one in found if one.check in ignored])
         return bool(kept)
@@ -213,7 +215,7 @@ class StartGate:
 
     # ------------------------------------------------------------ judging
 
-    def _refusals(self, ctx: Context, names: tuple[str, ...]) -> Iterator[Refusal]:
+    def _refusals(self, ctx: Context, names: tuple[str, ...], joins: bool) -> Iterator[Refusal]:
         if INCIDENTS in names:
             yield from self._of_incidents(ctx)
         paths = self.state.gate.paths
@@ -221,24 +223,30 @@ class StartGate:
             yield _refusal(paths, ctx)
         yield from self._of_checks(ctx, names)
         if DRIFT in names:
-            yield from self._of_versions(ctx)
+            yield from self._of_versions(ctx, joins)
 
-    def _told(self, ctx: Context) -> dict[str, identity.Identity | None]:
+    def _told(self, ctx: Context, joins: bool) -> dict[str, identity.Identity | None]:
         """What the nodes that have a launcher of the run are made of, None where one has not said
         it.  {} for fewer than three: of two that differ neither is the usual one."""
-        view, docs = ctx.view, ctx.observed.store.docs
+        view, docs, plan = ctx.view, ctx.observed.store.docs, self.state.document.plan
         nodes = {view.node} | {beat.node for beat in ctx.observed.beats if beat.run == view.run
                                and members.is_fresh(beat, ctx.now, ctx.settings)}
+        if joins and plan is not None:
+            nodes.update(plan.members)  # an agent that just began has heard of none of them
         if view.nnodes_max == 1 or len(nodes) < 3:
             return {}
         found = {one: docs.decoded(identity.PREFIX + one, identity.read) for one in nodes}
+        # What this node's document says may be of before its mending.
+        found[view.node] = identity.Identity(identity.of(tuple(
+            row for name in identity.SOURCES for row in ctx.observed.samples.of(name))))
         return {one: doc if doc and SOURCE in doc.sources else None for one, doc in found.items()}
 
-    def _awaits_versions(self, ctx: Context, names: tuple[str, ...]) -> bool:
+    def _awaits_versions(self, ctx: Context, names: tuple[str, ...], joins: bool) -> bool:
         """Whether a node is still to say what it is made of.  Agents that begin with the run do so
         within a second of their launchers, and ranks would be given out in between."""
         gate, now_s = self.state.gate, ctx.now.boot_s
-        told = self._told(ctx) if DRIFT in names and DRIFT not in ctx.view.ignored_checks else {}
+        wanted = DRIFT in names and DRIFT not in ctx.view.ignored_checks
+        told = self._told(ctx, joins) if wanted else {}
         silent = [name for name, doc in told.items() if doc is None]
         since_s = (gate.silent_boot_s or now_s) if silent else 0.0
         if gate.silent_boot_s != since_s:
@@ -249,9 +257,9 @@ class StartGate:
         ctx.wake(LOOK_S)
         return True
 
-    def _of_versions(self, ctx: Context) -> Iterator[Refusal]:
+    def _of_versions(self, ctx: Context, joins: bool) -> Iterator[Refusal]:
         """This node's drivers beside those of the nodes that have a launcher of the run."""
-        told = {name: doc for name, doc in self._told(ctx).items() if doc is not None}
+        told = {name: doc for name, doc in self._told(ctx, joins).items() if doc is not None}
         found = unlike(ctx.view.node, told, ctx.settings)
         if found.common:
             self._common(ctx, f"{DRIFT}: {found.common}")
@@ -316,8 +324,9 @@ class StartGate:
                 fault=FAILED, generation=ctx.view.generation, severity=WARN, detector=DETECTOR,
                 reason=ctx.reason))
 
-    def _hold(self, ctx: Context, found: list[Refusal]) -> None:
-        """Wait for what may be over by itself, else leave, for elsewhere."""
+    def _hold(self, ctx: Context, found: list[Refusal], alone: bool = False) -> None:
+        """Wait for what may be over by itself, else leave, for elsewhere; `alone`: the run goes on
+        without this node, and no document says that it ends."""
         view, gate, now_s = ctx.view, self.state.gate, ctx.now.boot_s
         why = f"{view.node} starts no run: " + "; ".join(one.text for one in found)
         if not gate.held_boot_s:
@@ -328,7 +337,8 @@ class StartGate:
             gate = replace(gate, held_boot_s=since_s or now_s,
                            incident=self.incidents.open_note(ctx, cause))
             self.state.gate = gate
-        wait_s = min(one.wait_s for one in found)
+        told_s = 0.0 if ctx.settings.single_node or view.nnodes_max == 1 else TOLD_S
+        wait_s = max(told_s, min(one.wait_s for one in found))
         ctx.reason = why
         if now_s - gate.held_boot_s < wait_s:
             ctx.reason += f"; waits until it is over, {wait_s:g} s at most"
@@ -338,9 +348,10 @@ class StartGate:
         self.ending.decide(
             policy.INFRASTRUCTURE,
             f"{why}. Do: {'; '.join((*remedies, ''))}`{flags} --reason TEXT` starts all the same",
-            REFUSED)
+            REFUSED, alone)
 
     def _pass(self, ctx: Context, ignored: list[Refusal]) -> None:
+        self.state.gate = replace(self.state.gate, passed=True)
         gate, view = self.state.gate, ctx.view
         if gate.held_boot_s:
             self.incidents.close_note(ctx, gate.incident, "what refused the start is over")

@@ -119,6 +119,7 @@ class Ending(Value, frozen=True):
     shutdown_boot_s: float = 0.0  # since the caller or an operator wants the end
     stop_boot_s: float = 0.0  # when ranks were ordered to stop for that
     left: bool = False  # the launcher was ordered to leave, and said yes
+    alone: bool = False  # it ends for this node's launcher alone: no document says so
 
 
 class Stopped(Value, frozen=True):
@@ -175,6 +176,7 @@ class GateSeen(Value, frozen=True):
     held_boot_s: float = 0.0  # since when something refuses the start
     incident: str = ""  # of that
     rechecked_boot_s: float = 0.0  # when what was checked again before a restart had broken
+    passed: bool = False  # nothing was against a start once
     ignored: bool = False  # that it started all the same is written down
     held: str = ""  # what is against ranks of the run here, as other nodes read it
     left_out: tuple[str, ...] = ()  # other nodes of which it is written down that they are held

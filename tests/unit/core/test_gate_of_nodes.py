@@ -21,8 +21,16 @@ def fleet(names: str, nnodes: int, least: int = 0, versions: dict[str, str] | No
     for name, version in (dict.fromkeys(names, "2.2") if versions is None else versions).items():
         body = msgspec.json.encode(Identity({"node": {
             "software.nccl": version, "software.dcgm": name, "host.kernel": name}}))
+        if version:
+            made.labs[name].samples = samples(name, version)
         made.docs[f"identity/{name}"] = Doc(f"identity/{name}", 1, body)
     return made
+
+
+def samples(name: str, version: str) -> tuple[tuple[str, str, float, float], ...]:
+    return (("host_info", f"kernel={name}", 1.0, 0.0),
+            ("software_info", f"component=dcgm,version={name}", 1.0, 0.0),
+            ("software_info", f"component=nccl,version={version}", 1.0, 0.0))
 
 
 def left(made: Cluster, name: str) -> list[str]:
@@ -75,9 +83,13 @@ def test_ranks_wait_until_nodes_that_begin_with_the_run_have_said_what_they_are_
     late = {key: doc for key, doc in made.docs.items() if key.startswith("identity/")}
     for key in late:
         del made.docs[key]
+    for lab in made.labs.values():
+        lab.samples = ()
     made.run(4)
     assert "run/r" not in made.docs
     made.docs |= late
+    for name, version in versions.items():
+        made.labs[name].samples = samples(name, version)
     made.run(8)
     assert sorted(made.plan().members) == ["a", "b", "d"]
     assert "check drift: nccl is 2.1" in left(made, "c")[0]
@@ -136,3 +148,78 @@ def test_a_node_that_fails_while_it_trains_gets_no_ranks_in_the_next_generation(
     lab.checks["devices"] = replace(LOST, wall_s=1e9 + lab.boot_s)
     made.run(10)
     assert made.plan().generation == 2 and hurt not in made.plan().members
+
+
+def returns(made: Cluster, name: str) -> None:
+    """The node was away, and has another launcher of the run now."""
+    lab = made.labs[name]
+    lab.view = replace(lab.view, generation=0, state="idle", ranks=(),
+                       registered_boot_s=lab.boot_s)
+    made.dead.discard(name)
+    made.lost.discard(name)
+
+
+def test_a_node_that_joins_a_run_and_fails_its_check_leaves_and_the_run_goes_on() -> None:
+    made = fleet("abcd", nnodes=4, least=3)
+    made.dead.add("d")
+    made.run(8)
+    assert sorted(made.plan().members) == ["a", "b", "c"]
+    made.labs["d"].health["devices"] = LOST
+    returns(made, "d")
+    made.run(8)
+    (why,) = left(made, "d")
+    assert "d starts no run: check devices: 7 of 8" in why
+    assert made.plan().finished < 0 and "d" not in made.plan().spares
+    assert not any(left(made, name) for name in "abc")
+
+
+@pytest.mark.parametrize("leads", [False, True])
+def test_a_member_that_returns_hurt_leaves_by_itself_and_ends_no_run(leads: bool) -> None:
+    made = fleet("abcd", nnodes=4, least=3)
+    made.run(8)
+    made.dead.add("d")
+    made.lost.add("d")
+    made.run(20)
+    assert sorted(made.plan().members) == ["a", "b", "c"] and "d" in made.plan().spares
+    lab = made.labs["d"]
+    lab.health["devices"] = lab.checks["devices"] = replace(LOST, wall_s=1e9 + lab.boot_s)
+    returns(made, "d")
+    if leads:  # a named node may lead, also one without ranks
+        made.leases["r"] = ("d", lab.boot_s + 100.0)
+    made.run(8)
+    assert len(left(made, "d")) == 1 and made.plan().finished < 0
+    assert not any(left(made, name) for name in "abc")
+
+
+def test_a_spare_that_passed_and_fails_later_waits_for_its_check_to_pass() -> None:
+    made = fleet("abcd", nnodes=3)
+    made.run(8)
+    (spare,) = made.plan().spares
+    lab = made.labs[spare]
+    lab.health["devices"] = lab.checks["devices"] = replace(LOST, wall_s=1e9 + lab.boot_s)
+    made.run(8)
+    assert not left(made, spare)
+    reasons = dict(lab.decision.reasons)
+    assert f"{spare} takes no ranks: check devices: 7 of 8" in reasons["r"]
+
+
+@pytest.mark.parametrize("mended", [False, True])
+def test_a_node_that_joins_is_judged_at_once_by_the_drivers_it_has_now(mended: bool) -> None:
+    old = {"a": "2.1", "b": "2.2", "c": "2.2", "d": "2.2"}
+    made = fleet("abcd", nnodes=4, least=3, versions=old, gate=("drift",))
+    made.dead.add("a")
+    made.run(8)
+    assert sorted(made.plan().members) == ["b", "c", "d"]
+    if mended:  # its document in the store is of before
+        made.labs["a"].samples = samples("a", "2.2")
+    returns(made, "a")
+    made.heard.clear()  # its agent has just begun: it hears of the others after its first step
+    made.run(12)
+    assert made.plan().finished < 0
+    if mended:
+        assert not left(made, "a") and sorted(made.plan().members) == ["a", "b", "c", "d"]
+        assert not made.labs["a"].incidents
+    else:
+        (why,) = left(made, "a")
+        assert "check drift: nccl is 2.1, and 3 of 4 nodes have 2.2" in why
+        assert made.plan().generation == 1
