@@ -149,8 +149,7 @@ class Node:
         found = {run_subject(run): case.state.held.until_wall_s
                  for run, case in sorted(self.cases.items()) if case.state.held.paused}
         found[node_subject(self.name)] = self.kept.paused_until_wall_s
-        fleet = self.kept.fleet_pause.in_force
-        found[FLEET] = fleet.until_wall_s if fleet.paused else 0.0
+        found[FLEET] = self.fleet_pause.until_wall_s(self._seen[0]) if self._seen else 0.0
         return {subject: until_s for subject, until_s in found.items() if until_s > 0.0}
 
     def endings(self) -> dict[str, tuple[int, str]]:
@@ -166,7 +165,7 @@ class Node:
         if 0.0 < self.kept.paused_until_wall_s <= now.wall_s:
             self.kept.paused, self.kept.paused_until_wall_s = "", 0.0
         self._requests(now, observed)
-        of_fleet = self.fleet_pause.standing(now, observed.store)
+        of_fleet = self.fleet_pause.standing(now, observed.store, self.settings.single_node)
         paused = self.kept.paused or of_fleet
         effects: list[Effect] = []
         verdicts = self._own_verdicts(observed)
@@ -309,7 +308,8 @@ class Node:
     def _looks(self, book: Runbook, view: RunView) -> list[Outlook]:
         """The ranks that would be looked at if the kernel named them."""
         living = [r for r in view.ranks if r.state in kernel_incidents.LIVING]
-        if not kernel_incidents.looks_at(book) or self.kept.paused:
+        paused = self.kept.paused or self.kept.fleet_pause.in_force.paused
+        if not kernel_incidents.looks_at(book) or paused:
             return []
         return [Outlook(rank_subject(view.run, rank.rank), actions.TAKE_EVIDENCE, "")
                 for rank in living if rank.node == self.name]

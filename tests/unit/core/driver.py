@@ -61,6 +61,7 @@ class Lab:
         self.view = RunView(run="r", node=name, grade=grade, nproc=nproc, **view)
         self.boot_s, self.boot_id = 100.0, "b"
         self.ahead_s = 0.0  # of this machine's clock before the store's
+        self.wall_ahead_s = 0.0  # of what it takes for the time of day
         self.docs: dict[str, Doc] = {}
         self.leases: dict[str, tuple[str, float]] = {}  # run -> holder, end; as the store keeps it
         self.outcomes: list[EffectOutcome] = []
@@ -103,7 +104,8 @@ class Lab:
     def step(self, seconds: float = 0.0) -> list[Effect]:
         """One step after so many seconds; its effects are performed before the next."""
         self.boot_s += seconds
-        now = Now(boot_s=self.boot_s, wall_s=1e9 + self.boot_s, boot_id=self.boot_id)
+        now = Now(boot_s=self.boot_s, wall_s=1e9 + self.boot_s + self.wall_ahead_s,
+                  boot_id=self.boot_id)
         self.seen = self.observed()
         self.decision = self.node.step(now, self.seen)
         self.incidents |= {one.id: one for one in self.decision.incidents}

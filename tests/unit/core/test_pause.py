@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from holdfast.agent.core.model import Doc, Request
 
@@ -105,11 +106,91 @@ def test_a_fleet_s_pause_ends_by_itself_on_every_node() -> None:
     first = cluster.labs["a"]
     ask_fleet(first, "pause", wall_s(first) + 30.0)
     cluster.run(3)
-    assert all(lab.node.paused_until() == {"fleet": lab.node.kept.fleet_pause.known.until_wall_s}
-               for lab in cluster.labs.values())
+    for lab in cluster.labs.values():
+        assert lab.node.paused_until()["fleet"] == pytest.approx(wall_s(first) + 27.0, abs=2.0)
     cluster.run(35)
     assert {lab.decision.fleet_paused for lab in cluster.labs.values()} == {""}
     assert all(lab.node.paused_until() == {} for lab in cluster.labs.values())
+
+
+@pytest.mark.parametrize("off_s", [3600.0, -3600.0])
+def test_a_clock_that_is_off_an_hour_ends_a_fleet_s_pause_neither_early_nor_late(
+    off_s: float
+) -> None:
+    cluster = trained("abc")
+    first, other = cluster.labs["a"], cluster.labs["b"]
+    other.wall_ahead_s = off_s
+    ask_fleet(first, "pause", wall_s(first) + 30.0)
+    cluster.run(1)
+    first.requests = ()
+    cluster.dead.add("a")  # whoever asked for it is not needed for its end
+    cluster.run(25)
+    assert other.decision.fleet_paused and cluster.labs["c"].decision.fleet_paused
+    shown = other.node.paused_until()["fleet"] - wall_s(other) - off_s
+    assert 3.0 < shown < 6.0, "what a person reads there is by that node's clock"
+    cluster.run(7)
+    assert not other.decision.fleet_paused and not cluster.labs["c"].decision.fleet_paused
+
+
+def test_a_node_that_hears_late_of_a_fleet_s_pause_ends_it_with_the_others() -> None:
+    """It cannot tell how much of it is over; they can, and write it down."""
+    cluster = trained("abc")
+    late = cluster.labs["c"]
+    late.store_up = False
+    ask_fleet(cluster.labs["a"], "pause", wall_s(late) + 30.0)
+    cluster.run(1)
+    cluster.labs["a"].requests = ()
+    cluster.run(24)
+    late.store_up = True
+    late.boot_id = "another"  # nor does a reboot end it early
+    cluster.run(2)
+    assert late.decision.fleet_paused
+    cluster.run(7)
+    assert {lab.decision.fleet_paused for lab in cluster.labs.values()} == {""}
+    puts = [one for lab in cluster.labs.values() for one in lab.log
+            if one.subject == "store/fleet/pause"]
+    assert len(puts) <= 1 + len(cluster.labs), "each tried at most once to write its end"
+
+
+def test_the_end_of_a_fleet_s_pause_is_never_written_over_a_newer_one() -> None:
+    cluster = trained()
+    first, other = cluster.labs["a"], cluster.labs["b"]
+    ask_fleet(first, "pause", wall_s(first) + 10.0)
+    cluster.run(9)
+    ask_fleet(other, "pause", wall_s(other) + 60.0, id="op-g")
+    cluster.run(1)
+    first.requests = other.requests = ()
+    cluster.run(20)
+    assert {lab.decision.fleet_paused for lab in cluster.labs.values()} == {"switch upgrade"}
+    cluster.run(42)
+    assert {lab.decision.fleet_paused for lab in cluster.labs.values()} == {""}
+
+
+def test_a_fleet_s_pause_that_is_over_before_the_store_is_back_is_never_written() -> None:
+    cluster = trained()
+    for lab in cluster.labs.values():
+        lab.store_up = False
+    first = cluster.labs["a"]
+    ask_fleet(first, "pause", wall_s(first) + 10.0)
+    cluster.run(8)
+    assert first.decision.fleet_paused
+    cluster.run(4)
+    for lab in cluster.labs.values():
+        lab.store_up = True
+    cluster.run(4)
+    assert "fleet/pause" not in cluster.docs
+    assert {lab.decision.fleet_paused for lab in cluster.labs.values()} == {""}
+
+
+def test_a_restart_of_the_agent_does_not_begin_a_fleet_s_pause_anew() -> None:
+    cluster = trained()
+    for name, lab in cluster.labs.items():
+        ask_fleet(lab, "pause", wall_s(lab) + 30.0, id=f"op-{name}")
+    cluster.run(20)
+    for lab in cluster.labs.values():
+        lab.restart_agent()
+    cluster.run(12)
+    assert {lab.decision.fleet_paused for lab in cluster.labs.values()} == {""}
 
 
 def test_without_the_store_it_holds_here_at_once_and_is_written_when_it_is_back() -> None:

@@ -1,0 +1,90 @@
+"""A pause of the fleet over a real etcd: it holds back whoever leads, and ends on time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .harness import Nodes
+from .worlds import ROOT, World
+
+LOOPING = str(Path(__file__).with_name("looping.py"))
+PAUSE_S = 30.0  # a lease runs out in it, another node leads, and there is time to look
+OFF_S = 3600.0
+
+
+class Clocks(World):
+    """Node 1 takes it to be an hour later; a namespace has no time of day of its own, so that
+    what Holdfast's Python reads there is shifted."""
+
+    def environ(self, number: int) -> dict[str, str]:
+        found = super().environ(number)
+        if number == 1:
+            ahead = self.nodes[1].home / "ahead"
+            if not ahead.exists():
+                ahead.mkdir()
+                (ahead / "holdfast").symlink_to((ROOT / ".types/holdfast").resolve())
+                (ahead / "sitecustomize.py").write_text(
+                    f"import time\nread = time.time\ntime.time = lambda: read() + {OFF_S}\n")
+            found["PYTHONPATH"] = str(ahead)
+        return found
+
+
+@pytest.fixture()
+def world() -> Iterator[World]:
+    with Nodes(3, weight=16) as nodes:
+        made = Clocks(nodes)
+        made.start_store()
+        yield made
+
+
+def test_it_holds_back_both_nodes_and_the_next_leader_and_ends_by_itself(world: World) -> None:
+    for number in (0, 1):
+        world.launch(number, "run", "--nnodes", "2", "--nproc-per-node", "1", "--max-restarts",
+                     "3", "--preload", "none", LOOPING, str(world.shared))
+    world.wait(lambda: len(world.places(1)) == 2 and world.leader() in (0, 1)
+               and len(list(world.shared.glob("*.json"))) == 2)
+    leader = world.leader()
+    other = 1 - leader
+    status = world.get(1, "/api/v1/status")
+    assert status["now_wall_s"] - time.time() > OFF_S / 2, "its clock is not off"
+
+    begun_s = time.monotonic()
+    asked = world.ask(other, "pause", "--fleet", "--for", f"{PAUSE_S:.0f}s", "--reason", "switch")
+    assert asked.returncode == 0, asked.stderr + world.said()
+    for number in (0, 1):
+        world.wait(lambda number=number: world.get(number, "/api/v1/status")["fleet_paused"], 5.0)
+        said = world.get(number, "/api/v1/status")
+        left_s = said["fleet_paused_until_wall_s"] - time.time() - (OFF_S if number else 0.0)
+        assert left_s == pytest.approx(PAUSE_S - (time.monotonic() - begun_s), abs=3.0)
+
+    # A rank dies: the leader, whom nobody told but the store, does nothing about it.
+    (rank,) = world.ranks(other).values()
+    os.kill(rank["pid"], signal.SIGKILL)
+    world.wait(lambda: any(one["fault"] == "rank_killed" for one in world.incidents(leader)),
+               20.0)
+
+    # Nor does the next one.
+    agent = world.agent_pid(leader)
+    os.kill(agent, signal.SIGSTOP)
+    world.wait(lambda: world.leader() == other, 20.0)
+    os.kill(agent, signal.SIGCONT)
+
+    def is_over() -> bool:
+        generations = {world.generation(number) for number in (0, 1)}
+        if time.monotonic() - begun_s < PAUSE_S - 1.0:
+            assert generations <= {0, 1}, world.said()
+        return generations == {2}
+
+    world.wait(is_over, PAUSE_S + 60.0)
+    took_s = time.monotonic() - begun_s
+    assert PAUSE_S - 1.0 < took_s < PAUSE_S + 15.0, world.said()
+    world.wait(lambda: not any(world.get(number, "/api/v1/status")["fleet_paused"]
+                               for number in (0, 1)))
+    (world.shared / "end").write_text("")
+    assert [world.processes[number].wait(60) for number in (0, 1)] == [0, 0], world.said()
