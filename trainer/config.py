@@ -136,6 +136,8 @@ class PipelineOptions(Options):
     schedule: str = setting(
         "interleaved", "interleaved (1F1B, less memory) or simple (GPipe)", SCHEDULE)
     optimize: str = setting("speed", "what the cut makes even: speed or memory", GOAL)
+    group: int = setting(
+        1, "ranks that share one copy of a stage, each with its rows of it; at least 1", FROM_1)
 
 
 @dataclasses.dataclass(frozen=True)

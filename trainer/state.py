@@ -37,6 +37,13 @@ class Rows(NamedTuple):
     room: int
 
 
+def rows_of(shape: Sequence[int], shard: int, shards: int) -> Rows:
+    """The rows of a tensor that a shard holds: as torch.chunk cuts, the last ones may be short."""
+    room = -(-shape[0] // shards)
+    first = min(shape[0], shard * room)
+    return Rows(first, min(shape[0], first + room) - first, room)
+
+
 Specs = Mapping[str, Spec]
 Covered = dict[str, list[tuple[int, int]]]  # by tensor: first and end bytes
 Cut = Callable[[str, Spec], "Rows | None"]

@@ -2,7 +2,8 @@
 
 Owns the cut, the schedule of one generation and who holds which stage.  Tracing, stages and both
 schedules (GPipe is "simple", 1F1B "interleaved") are torch.distributed.pipelining's; the plan is
-engines/partition.py's.  Must not know of steps, data or generations.
+engines/partition.py's, a stage that several ranks share engines/stage_shards.py's.  Must not know
+of steps, data or generations.
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, pipeline
 
 from .. import optimizer as adamw
 from ..config import ConfigError
-from ..state import State, class_of, moments_in, persistent_buffers, specs_of
-from . import trace
+from ..state import Rows, Spec, State, class_of, moments_in, persistent_buffers, rows_of, specs_of
+from . import topology, trace
 from .partition import NoPlan, Plan, Terms, judged, plan
-from .strategy import Layout, Member, MicroBatch, Place, Setup
+from .stage_shards import BUCKET_BYTES, StageShards
+from .strategy import Layout, Member, MicroBatch, Place, Ranks, Setup
 
 LINK_BYTES_S = 1e9  # between two stages, beside what engines/trace.py takes a device for
 INSIDE = "model"  # the user's model within what is traced: names begin as in State
@@ -46,7 +48,12 @@ class Inputs(nn.Module):
 
 
 class Pipeline:
-    """As engines/strategy.py's Strategy."""
+    """As engines/strategy.py's Strategy.
+
+    `rows` are what this rank keeps and steps: its stage's parameters, or its part of them.
+    """
+
+    bucket_bytes = BUCKET_BYTES
 
     def __init__(self, setup: Setup) -> None:
         self.setup, self.device = setup, setup.device
@@ -60,8 +67,9 @@ class Pipeline:
         self.pipe: Any = None
         self.plan: Plan | None = None
         self.shapes: dict[str, tuple[int, ...]] = {}
-        self.stage = -1
+        self.stage, self.held = -1, (-1, 0)  # shard, shards
         self.state: State | None = None
+        self.shards: StageShards | None = None
         self.schedules: dict[int, Any] = {}
         self.total_norm = torch.zeros(())
 
@@ -95,7 +103,7 @@ class Pipeline:
             ]) from error
 
     def _cut(self, graph_module: Any, model: nn.Module) -> Any:
-        found = trace.read(graph_module, model, INSIDE)
+        found = trace.read(graph_module, model, INSIDE, self.options.group)
         self.terms = terms = Terms(
             self.options.stages, max(self.setup.config.micro_batches, 1), self.options.schedule,
             self.options.optimize, LINK_BYTES_S)
@@ -113,52 +121,107 @@ class Pipeline:
     # ------------------------------------------------------------------------------ who does what
 
     def lay_out(self, members: Sequence[Member]) -> Layout:
-        """Ranks side by side are the stages of one pipeline; ranks of one stage are copies."""
-        world, stages = len(members), self.options.stages
+        """Ranks side by side are the stages of one pipeline; ranks of one stage are copies, or
+        share a copy in groups of near ones."""
+        world, stages, size = len(members), self.options.stages, self.options.group
         if world % stages:
             raise ConfigError([
                 f"pipeline.stages = {stages} does not divide {world} ranks: set one of "
-                f"{', '.join(str(n) for n in range(1, world + 1) if world % n == 0)}"])
+                f"{', '.join(map(str, topology.divisors(world)))}"])
         copies = world // stages
-        places = tuple(
-            Place(rank % stages, rank // stages,
-                  f"stage {rank % stages + 1} of {stages}, pipeline {rank // stages + 1}")
-            for rank in range(world))
+        if copies % size:
+            raise ConfigError([
+                f"pipeline.group = {size} does not divide the {copies} ranks of a stage: set one "
+                f"of {', '.join(map(str, topology.divisors(copies)))}"])
         assert self.plan is not None
         # The cut is the model's; how many micro-batches are in flight is this world's.
         many = max(1, (self.setup.config.micro_batches or copies) // copies)
         chosen = judged(self.plan.stages, self.terms._replace(micro_batches=many))
+        pipelines = [tuple(range(n * stages, (n + 1) * stages)) for n in range(copies)]
+        of_stage = [tuple(range(stage, world, stages)) for stage in range(stages)]
+        words = [f"stage {rank % stages + 1} of {stages}, pipeline {rank // stages + 1}"
+                 for rank in range(world)]
+        about = chosen.describe(self.pieces)
+        if size == 1:
+            places = tuple(Place(rank % stages, rank // stages, words[rank])
+                           for rank in range(world))
+            return Layout(places, stages, copies, {"pipeline": pipelines, "copies": of_stage},
+                          words=chosen.words(), about=about)
+        groups, slow_bytes = self._near(of_stage, members)
+        shards, more = dict[int, int](), dict[int, str]()
+        for number, ranks in enumerate(groups):
+            stage, group = divmod(number, copies // size)
+            for part, rank in enumerate(ranks):
+                shards[rank] = stage * size + part
+                more[rank] = f", shard {part + 1} of {size}" + (
+                    f", partition group {group + 1}" if size < copies else "")
+        places = tuple(Place(shards[rank], rank // stages, words[rank] + more[rank])
+                       for rank in range(world))
+        same: list[Ranks] = [tuple(rank for rank in range(world) if shards[rank] == shard)
+                             for shard in range(stages * size)]
         return Layout(
-            places, stages, copies,
-            {"pipeline": [tuple(range(n * stages, (n + 1) * stages)) for n in range(copies)],
-             "copies": [tuple(range(stage, world, stages)) for stage in range(stages)]},
-            words=chosen.words(), about=chosen.describe(self.pieces))
+            places, stages * size, copies,
+            {"pipeline": pipelines, "shard": groups, "copies": same},
+            words=f"{chosen.words()}; each stage in {copies // size} group(s) of {size} of its "
+                  f"{copies} ranks (pipeline.group); {slow_bytes / 1e6:.1f} MB a rank over slow "
+                  "links a step beside what stages send on",
+            about={**about, "group": size})
+
+    def _near(
+        self, of_stage: Sequence[Ranks], members: Sequence[Member]
+    ) -> tuple[list[Ranks], int]:
+        """The partition groups, stage by stage, and the bytes that the busiest rank sends to far
+        ones in a step."""
+        labels = topology.labels(self.setup.config.topology, members)
+        groups, most = list[Ranks](), 0
+        for stage, ranks in enumerate(of_stage):
+            own = [labels[rank] for rank in ranks]
+            near = topology.near_first(own, self.options.group)
+            weights = sum(p.numel() * p.element_size()
+                          for p in self.pipe.get_stage_module(stage).parameters())
+            most = max(most, topology.slow_bytes(own, near, weights, 1, gathers=1))
+            groups += [tuple(ranks[place] for place in group) for group in near]
+        return groups, most
 
     def hold(self, layout: Layout, rank: int) -> State:
-        stage = layout.places[rank].shard
-        if self.state is None or stage != self.stage:
-            self.stage = stage
-            module = self.pipe.get_stage_module(stage)
-            self.parameters = dict(module.named_parameters())
-            names = [name for parameter in self.parameters for name in (
-                parameter, *(f"adamw.{kind}.{parameter.removeprefix(f'{INSIDE}.')}"
-                             for kind in ("step", "exp_avg", "exp_avg_sq")))]
-            self.state = State(self.specs, self.device, self.model_class, names=names)
+        shard, size = layout.places[rank].shard, self.options.group
+        if self.state is not None and self.held == (shard, layout.shards):
+            return self.state
+        self.held, self.stage = (shard, layout.shards), shard // size
+        module = self.pipe.get_stage_module(self.stage)
+        self.parameters = dict(module.named_parameters())
+        names = [name for parameter in self.parameters for name in (
+            parameter, *(f"adamw.{kind}.{parameter.removeprefix(f'{INSIDE}.')}"
+                         for kind in ("step", "exp_avg", "exp_avg_sq")))]
+
+        def cut(name: str, spec: Spec) -> Rows | None:
+            return rows_of(spec.shape, shard % size, size) if size > 1 else None
+
+        self.state = State(self.specs, self.device, self.model_class, cut, names)
+        if size > 1:
+            self.shards = StageShards(
+                self.state, self.parameters, shard % size, size, self.bucket_bytes)
+            self.rows = self.shards.rows
+        else:
+            self.rows = self.parameters
             for name, parameter in self.parameters.items():
                 parameter.data = self.state.views[name]
-            self.optimizer = adamw.build(list(self.parameters.values()), self.optimizer_options)
-            for name, parameter in self.parameters.items():
-                self.optimizer.state[parameter] = moments_in(
-                    self.state, name.removeprefix(f"{INSIDE}."))
+        self.optimizer = adamw.build(list(self.rows.values()), self.optimizer_options)
+        for name, rows in self.rows.items():
+            self.optimizer.state[rows] = moments_in(
+                self.state, name.removeprefix(f"{INSIDE}."))
         return self.state
 
     def initialise(self) -> None:
         assert self.state is not None
         self.state.data.zero_()
         whole = dict(self.setup.build().named_parameters())
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                parameter.copy_(whole[name.removeprefix(f"{INSIDE}.")])
+        for name in self.rows:
+            tensor = whole[name.removeprefix(f"{INSIDE}.")].detach()
+            if self.shards is not None:
+                self.shards.take(name, tensor)
+            else:
+                self.state.views[name].copy_(tensor)
 
     # ------------------------------------------------------------------------------ a step
 
@@ -207,13 +270,19 @@ class Pipeline:
         inputs = self._inputs(micro_batches) if self.stage == 0 else ()
         targets = torch.arange(many).reshape(many, 1) if self.stage == last else None
         self.group.phase("collective")
+        if self.shards is not None:
+            self.shards.gather(self.group.parts["shard"])
         schedule.step(*inputs, **({"target": targets} if targets is not None else {}))
         told = torch.tensor([self.total / many], dtype=torch.float64, device=self.device)
         if skip():
             return float(told)
         dist.broadcast(told, self.group.rank - self.stage + last,
                        group=self.group.parts["pipeline"])
-        if self.group.layout.data > 1:
+        if self.shards is not None:
+            several = len(self.group.copies) > 1
+            self.shards.reduce(
+                self.group.parts["shard"], self.group.parts["copies"] if several else None)
+        elif self.group.layout.data > 1:
             self._sum_over_copies()
         return float(told)
 
@@ -235,26 +304,26 @@ class Pipeline:
             gradient.copy_(part.view_as(gradient))
 
     def norm(self) -> float:
-        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
-        mine = torch.nn.utils.get_total_norm(gradients).double().reshape(1)
+        """From one holder of each shard, in their order: the same number on every rank."""
+        gradients = self.shards.counted() if self.shards is not None else [
+            p.grad for p in self.rows.values() if p.grad is not None]
+        mine = torch.nn.utils.get_total_norm(gradients).double().reshape(1).to(self.device)
         # Over all ranks: none goes on before every one has its sums.
-        every = torch.cat(self.group.gather(mine))
-        pipeline = self.group.layout.places[self.group.rank].data
-        stages = self.options.stages
-        parts = every[pipeline * stages : (pipeline + 1) * stages]
+        every, layout = torch.cat(self.group.gather(mine)), self.group.layout
+        parts = every[[layout.holders(shard)[0] for shard in range(layout.shards)]]
         return math.sqrt(float((parts * parts).sum()))
 
     def update(self, rate: float, norm: float) -> None:
         limit = self.optimizer_options.clip_norm or math.inf
         torch.nn.utils.clip_grads_with_norm_(
-            list(self.parameters.values()), limit, torch.tensor(norm, device=self.device))
+            list(self.rows.values()), limit, torch.tensor(norm, device=self.device))
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
 
     def forget(self) -> None:
-        for parameter in self.parameters.values():
-            parameter.grad = None
+        for one in (*self.rows.values(), *self.parameters.values()):
+            one.grad = None
 
     def leave(self) -> None:
         self.schedules = {}
@@ -269,6 +338,8 @@ class Pipeline:
         owner = {f"{INSIDE}.{name}": stage for stage in range(self.options.stages)
                  for name in self._names(stage)}
         first = self.group.rank - self.stage
+        if self.shards is not None:
+            self.shards.gather(self.group.parts["shard"])
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 full = f"{INSIDE}.{name}"

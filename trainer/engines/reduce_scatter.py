@@ -37,8 +37,12 @@ class InRankOrder(ReduceScatter):
             raise RuntimeError(f"{op} was asked for, and this reduce-scatter only sums")
         received = torch.empty_like(input_tensor)
         dist.all_to_all_single(received, input_tensor, group=group)
-        first, *others = received.view(group.size(), -1)
-        output_tensor.copy_(first)
-        for part in others:
-            output_tensor.add_(part)
+        sum_in_rank_order(received.view(group.size(), -1), output_tensor)
         return None
+
+
+def sum_in_rank_order(received: Tensor, into: Tensor) -> None:
+    """Row r of `received` came from rank r."""
+    into.copy_(received[0])
+    for part in received[1:]:
+        into.add_(part)

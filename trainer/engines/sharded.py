@@ -21,20 +21,13 @@ from torch.distributed.tensor import DTensor
 
 from .. import optimizer as adamw
 from ..config import ConfigError
-from ..state import Rows, Spec, State, class_of, moments_in, persistent_buffers, specs_of
+from ..state import Rows, Spec, State, class_of, moments_in, persistent_buffers, rows_of, specs_of
 from . import memory, topology
 from .reduce_scatter import InRankOrder
 from .strategy import Layout, Member, MicroBatch, Place, Setup
 
 REPLICATE, SHARD = "replicate", "shard"
 CUT = ("model.", "adamw.exp_avg.", "adamw.exp_avg_sq.")
-
-
-def rows_of(shape: Sequence[int], shard: int, shards: int) -> Rows:
-    """The rows of a tensor that a shard holds: as torch.chunk cuts, the last ones may be short."""
-    room = -(-shape[0] // shards)
-    first = min(shape[0], shard * room)
-    return Rows(first, min(shape[0], first + room) - first, room)
 
 
 class Sharded:

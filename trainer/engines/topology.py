@@ -53,11 +53,13 @@ def near_first(labels: Sequence[str], size: int) -> list[Ranks]:
 
 
 def slow_bytes(
-    labels: Sequence[str], groups: Sequence[Ranks], weights: int, micro_steps: int
+    labels: Sequence[str], groups: Sequence[Ranks], weights: int, micro_steps: int,
+    gathers: int = 2,
 ) -> int:
     """Bytes that the busiest rank sends to ranks of another label in one step, as counted from
-    the algorithms: a ring for all-gather (twice a micro-step) and all-reduce (once a step), direct
-    sends for reduce-scatter (once a micro-step)."""
+    the algorithms: a ring for all-gather (`gathers` a micro-step: for the forward pass and for the
+    backward pass) and all-reduce (once a step), direct sends for reduce-scatter (once a
+    micro-step)."""
     size, sent = len(groups[0]), [0.0] * len(labels)
     part = weights / size
     for ranks in groups:
@@ -66,7 +68,7 @@ def slow_bytes(
             far = sum(labels[rank] != labels[other] for other in ranks)
             sent[rank] += micro_steps * part * far
             if labels[after] != labels[rank]:
-                sent[rank] += micro_steps * 2 * (size - 1) * part
+                sent[rank] += micro_steps * gathers * (size - 1) * part
     copies = len(groups)
     for shard in range(size):
         ranks = tuple(sorted(group[shard] for group in groups))

@@ -19,7 +19,6 @@ from .partition import Piece
 OPERATIONS_S, BYTES_S = 5e10, 1e10
 FINE_MAX = 200  # pieces; a model of more is cut between its larger modules alone
 BACKWARD = 2.0  # as often as the forward pass: by inputs and by weights
-STATE = 4  # parameter, gradient and AdamW's two moments, in bytes of the parameter
 VIEWS = frozenset({
     "view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "expand", "expand_as",
     "slice", "select", "t", "numpy_T", "unbind", "split", "chunk", "alias", "detach", "flatten"})
@@ -32,8 +31,15 @@ class Traced(NamedTuple):
     begins: list[Any]
 
 
-def read(graph_module: Any, model: nn.Module, prefix: str) -> Traced:
-    """Of an exported program's module; `prefix` is where the model lies in it."""
+def state_factor(group: int) -> float:
+    """Bytes of a rank's state by those of its stage's parameters: parameter, gradient and AdamW's
+    two moments; in a group parameter and gradient are whole beside a part of what is kept."""
+    return 4.0 if group == 1 else 2.0 + 3.0 / group
+
+
+def read(graph_module: Any, model: nn.Module, prefix: str, group: int = 1) -> Traced:
+    """Of an exported program's module; `prefix` is where the model lies in it, `group` how many
+    ranks share one copy of a stage."""
     calls = [node for node in graph_module.graph.nodes if node.op == "call_function"]
     groups = _groups(calls, model, prefix, whole=False)
     if len(groups) > FINE_MAX:
@@ -45,7 +51,8 @@ def read(graph_module: Any, model: nn.Module, prefix: str) -> Traced:
             used_by.setdefault(one.target, set()).add(place[node])
     shared = {name for name, users in used_by.items() if len(users) > 1}
     cuts = _cut_bytes(calls, place, len(groups))
-    pieces = [_piece(name, nodes, cuts[number], shared, used_by, number, prefix)
+    factor = state_factor(group)
+    pieces = [_piece(name, nodes, cuts[number], shared, used_by, number, prefix, factor)
               for number, (name, nodes) in enumerate(groups)]
     return Traced(pieces, [nodes[0] for _, nodes in groups])
 
@@ -99,7 +106,7 @@ def _cut_bytes(calls: list[Any], place: dict[Any, int], count: int) -> list[int]
 
 def _piece(
     name: str, nodes: list[Any], cut: int, shared: set[str], used_by: dict[str, set[int]],
-    number: int, prefix: str,
+    number: int, prefix: str, factor: float,
 ) -> Piece:
     held = {one.target: one for node in nodes for one in _parameters(node)}
     # What several pieces use is held where it is used first.
@@ -108,7 +115,8 @@ def _piece(
     moved = sum(_bytes(node) for node in nodes if not _is_view(node))
     forward_s = operations / OPERATIONS_S + 2 * moved / BYTES_S
     return Piece(
-        name, forward_s, BACKWARD * forward_s, STATE * sum(map(_bytes, own)), moved, cut,
+        name, forward_s, BACKWARD * forward_s, int(factor * sum(map(_bytes, own))), moved,
+        cut,
         tuple(sorted(one.removeprefix(f"{prefix}.") for one in shared & held.keys())))
 
 

@@ -13,7 +13,7 @@ from harness import Launcher
 from holdfast.trainer.checkpoint import format as files
 from holdfast.trainer.checkpoint import portable
 from holdfast.trainer.config import ConfigError, load, named_class
-from holdfast.trainer.engines.strategy import Setup, build
+from holdfast.trainer.engines.strategy import Member, Setup, build
 
 STEPS = 8
 LIMIT_S = 300.0  # each rank traces the model: seconds, on a busy machine many
@@ -114,6 +114,78 @@ def test_a_lost_stage_comes_from_its_copy_and_no_step_is_redone(tmp_path):
     assert [kind for kind, _ in launcher.plans] == ["fresh"] + ["survivor"] * 3
     steps = [(e[1], e[3]) for e in launcher.said("step")]
     assert len(steps) == len(set(steps))
+
+
+GROUPS = ("pipeline.group=2",)
+
+
+def test_ranks_of_a_stage_share_it_in_groups_of_near_ones():
+    one = strategy(*GROUPS, "topology.a=left", "topology.b=right")
+    one.warm_up(batch())
+    nodes = [Member(node) for node in "aabbaabb"]
+    layout = one.lay_out(nodes)
+    assert layout.groups["pipeline"] == [(0, 1), (2, 3), (4, 5), (6, 7)]
+    assert layout.groups["shard"] == [(0, 4), (2, 6), (1, 5), (3, 7)]  # left, right of each stage
+    assert layout.groups["copies"] == [(0, 2), (4, 6), (1, 3), (5, 7)]
+    assert [layout.holders(shard) for shard in range(4)] == list(layout.groups["copies"])
+    assert layout.places[6].words == "stage 1 of 2, pipeline 4, shard 2 of 2, partition group 2"
+    assert [place.data for place in layout.places] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert "in 2 group(s) of 2 of its 4 ranks (pipeline.group)" in layout.words
+    sizes = [sum(p.numel() for p in one.pipe.get_stage_module(n).parameters()) for n in (0, 1)]
+    # A rank's half of the larger stage is summed with the one other that holds it: a ring of two.
+    assert f"{4 * max(sizes) / 2 / 1e6:.1f} MB a rank over slow" in layout.words
+    assert layout.about["group"] == 2
+    held = []
+    for rank in (0, 4):  # the two ranks of a group hold all of a stage between them
+        state = one.hold(layout, rank)
+        assert state is one.hold(layout, rank)
+        held.append(sum(p.numel() for p in one.rows.values()))
+        assert sum(p.numel() for p in one.parameters.values()) == sizes[0]
+    assert sum(held) == sizes[0] and all(held)
+    for stages, said in ((2, "divide the 3 ranks of a stage: set one of 1, 3"),
+                         (3, "divide the 1 ranks of a stage: set one of 1$")):
+        lone = strategy(*GROUPS, f"pipeline.stages={stages}")
+        lone.warm_up(batch())
+        with pytest.raises(ConfigError, match=f"pipeline.group = 2 does not {said}"):
+            lone.lay_out(nodes[: 3 if stages == 3 else 6])
+
+
+def losses(launcher):
+    """As rank 0 told them: of its own micro-batches."""
+    return {event[3]: event[4] for event in launcher.said("step") if event[1] == 0}
+
+
+def test_a_group_sums_as_one_model_does_bucket_by_bucket(tmp_path):
+    """Two stages, each shared by two ranks, tensors of one row among them: the losses of ddp, and
+    in smaller buckets the same bits."""
+    told, ended = {}, {}
+    for name, world, more in (
+            ("ddp", 2, ["strategy=ddp"]), ("pipeline", 4, GROUPS),
+            ("small", 4, [*GROUPS, "strategy=own_pipeline:SmallBuckets"])):
+        (tmp_path / name).mkdir()
+        launcher = Launcher(config(tmp_path / name, "model=tiny:Still", *more), world,
+                            tmp_path / name)
+        ended[name] = {r.digest for r in launcher.run(timeout_s=LIMIT_S).values()}
+        told[name] = losses(launcher)
+    assert len(told["ddp"]) == STEPS
+    assert told["pipeline"] == pytest.approx(told["ddp"], rel=1e-5)
+    assert ended["pipeline"] == ended["small"] and len(ended["pipeline"]) == 1
+
+
+def test_a_lost_shard_of_a_stage_comes_from_its_replica(tmp_path):
+    """Two stages of two shards, twice: every loss is made good from the other group's memory."""
+    more = ["micro_batches=8", "model=tiny:Still"]
+    launcher = Launcher(config(tmp_path, *GROUPS, *more), 8, tmp_path, {
+        (1, 5, 2, "forward_backward"): "kill", (2, 2, 4, "optimizer"): "kill"})
+    results = launcher.run(timeout_s=LIMIT_S)
+    assert {r.digest for r in results.values()} == {unbroken(8, *GROUPS, *more)}, launcher.log()
+    assert [kind for kind, _ in launcher.plans] == ["fresh"] + ["survivor"] * 2
+    steps = [(e[1], e[3]) for e in launcher.said("step")]
+    assert len(steps) == len(set(steps))
+    (tmp_path / "ddp").mkdir()
+    ddp = Launcher(config(tmp_path / "ddp", *more, "strategy=ddp"), 4, tmp_path / "ddp")
+    ddp.run(timeout_s=LIMIT_S)
+    assert losses(launcher) == pytest.approx(losses(ddp), rel=1e-5)
 
 
 def test_what_a_pipeline_saved_ddp_reads_and_the_other_way_round(tmp_path):
