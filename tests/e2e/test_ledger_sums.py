@@ -1,20 +1,28 @@
-"""The ledger against the clock: a run that loses ranks two ways, of the node and of the run."""
+"""The ledger against clocks that are not the agent's: the test's, and those of ranks."""
 
 from __future__ import annotations
 
-from typing import Any
+import os
+import signal
+import time
+from functools import partial
+from pathlib import Path
 
-from running import Runs, wait_for
+import ledgers
+import pytest
+from ledgers import SHARE
+from running import SCRIPTS, Run, Runs, wait_for
 
-SHARE = 0.001  # of the time between two readings
+SPAN_S = 20.0
+NEAR = 0.02  # of the time: a reading is fresh, and not of this very instant
 
 
-def read(run: Any) -> tuple[float, float, float]:
-    """(wall clock at its last step, seconds of the node, seconds of the run)."""
-    ledger = run.api("/api/v1/ledger")
-    assert sum(ledger["categories"].values()) - ledger["wall_s"] < 1e-3
-    of_run = sum(ledger["runs"].get("t", {}).values())
-    return ledger["since_wall_s"] + ledger["wall_s"], ledger["wall_s"], of_run
+def read(run: Run) -> ledgers.Reading:
+    return ledgers.read(partial(run.api, "/api/v1/ledger"), "t")
+
+
+def lasts(begun_s: float) -> bool:
+    return time.monotonic() - begun_s >= SPAN_S
 
 
 def test_every_second_of_node_and_run_is_in_one_category_while_ranks_are_lost(runs: Runs) -> None:
@@ -27,10 +35,68 @@ def test_every_second_of_node_and_run_is_in_one_category_while_ranks_are_lost(ru
     run.inject("stop", 0)
     wait_for(lambda: run.status()["generation"] == 3, 60, "another one")
     run.at_step(5)
+    wait_for(lambda: lasts(begin.at_s))
+    spent = ledgers.between(begin, read(run))
+    assert spent.node_s == pytest.approx(spent.clock_s, rel=SHARE), spent
+    assert spent.run_s == pytest.approx(spent.clock_s, rel=SHARE), spent
+    assert spent.node["training"] > 0.0, spent
+    assert spent.node["detection"] + spent.node["recovery"] > 0.0, spent
+
+
+def spans(log: Path) -> list[tuple[str, float, float]]:
+    """(what, begin, end) by the clock of the rank that wrote it."""
+    words = [line.split() for line in log.read_text().splitlines()]
+    return [(what, float(begin_s), float(end_s)) for what, begin_s, end_s in words]
+
+
+def clocked(logs: list[Path], begin: ledgers.Reading, end: ledgers.Reading) -> dict[str, float]:
+    """Mean seconds of a rank between two readings of the ledger."""
+    found: dict[str, float] = {}
+    for log in logs:
+        # What went on at the second reading is written when it is over.
+        wait_for(lambda log=log: spans(log)[-1][1] > end.at_s, 30, "a step behind the reading")
+        for what, begin_s, end_s in spans(log):
+            inside_s = max(0.0, min(end_s, end.at_s) - max(begin_s, begin.at_s))
+            found[what] = found.get(what, 0.0) + inside_s / len(logs)
+    return found
+
+
+def test_what_a_trainer_waits_for_is_booked_as_long_as_its_ranks_say(
+    runs: Runs, tmp_path: Path
+) -> None:
+    pytest.importorskip("torch", reason="the trainer's extra is not installed")
+    run = runs.start(
+        "train", "--nproc-per-node", "2", f"work_dir={tmp_path}/work", "steps=100000", "batch=2",
+        "micro_batches=2", "model_options.width=32", "model_options.layers=1",
+        "model_options.heads=2", "data_options.vocabulary=512", "checkpoint.every=15",
+        f"checkpoint.dir={tmp_path}/ckpt", "eval_every=20", "data=clocked:Data",
+        CLOCKED=str(tmp_path / "clocked"), OMP_NUM_THREADS="1",
+        PYTHONPATH=os.pathsep.join([runs.environ["PYTHONPATH"], str(SCRIPTS)]))
+    run.at_step(5)
+    logs = [tmp_path / f"clocked-{rank['pid']}" for rank in run.ranks().values()]
+    begin = read(run)
+    wait_for(lambda: lasts(begin.at_s))
     end = read(run)
-    wall_s, node_s, run_s = (late - early for early, late in zip(begin, end, strict=True))
-    assert wall_s > 1.0
-    assert abs(node_s - wall_s) <= SHARE * wall_s, (wall_s, node_s)
-    assert abs(run_s - wall_s) <= SHARE * wall_s, (wall_s, run_s)
-    lost = run.api("/api/v1/ledger")["categories"]
-    assert lost["training"] > 0.0 and lost["detection"] + lost["recovery"] > 0.0, lost
+    spent, ranks = ledgers.between(begin, end), clocked(logs, begin, end)
+    assert spent.run_s == pytest.approx(spent.clock_s, rel=SHARE), spent
+    for name in ("evaluation", "checkpoint_stall"):
+        assert ranks[name] > 1.0, ranks
+        assert spent.run[name] == pytest.approx(ranks[name], abs=NEAR * spent.clock_s), (
+            spent, ranks)
+    steps_s = spent.clock_s - ranks["evaluation"] - ranks["checkpoint_stall"]
+    stepping_s = spent.run["training"] + spent.run.get("collective_wait", 0.0)
+    assert stepping_s == pytest.approx(steps_s, abs=NEAR * spent.clock_s), (spent, ranks)
+
+    # From the kill on nothing counts as training, until a step is done that was not done before.
+    before, seen = read(run), run.ranks()
+    killed_s = time.monotonic()
+    os.kill(seen[1]["pid"], signal.SIGKILL)
+    wait_for(lambda: run.status()["generation"] == 2, 60, run.output)
+    new = run.at_step(seen[1]["step"] + 4)
+    after = read(run)
+    lost = ledgers.between(before, after)
+    assert lost.run_s == pytest.approx(lost.clock_s, rel=SHARE), lost
+    first_s, second_s, *_ = [begin_s for what, begin_s, _ in spans(tmp_path / f"clocked-{new}")
+                             if what == "step" and begin_s > killed_s]
+    away_s = lost.node["detection"] + lost.node["recovery"]
+    assert first_s - killed_s - 0.1 < away_s < second_s - killed_s + 1.1, (lost, first_s, killed_s)
