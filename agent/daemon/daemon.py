@@ -217,7 +217,8 @@ class Daemon:
     def _open_peers(self) -> PeerPart | None:
         if not self.state.config.store.url:
             return None
-        peers = PeerPart(self.state, self.store, self.launchers, self.wake, self.on_error)
+        peers = PeerPart(self.state, self.store, self.launchers, self.wake, self.on_error,
+                         self.options.run if self.options.private else "")
         self.launchers.many_nodes, self.launchers.host = True, peers.host
         return peers
 

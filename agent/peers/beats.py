@@ -119,8 +119,10 @@ class Line:
                 async with asyncio.timeout(SEND_S):
                     await channel.send(message)
                 self.wake.clear()
+                # wait_for of Python 3.11 forgets that it was cancelled where it was just woken.
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self.wake.wait(), peers.ping_s())
+                    async with asyncio.timeout(peers.ping_s()):
+                        await self.wake.wait()
         finally:
             channel.close()
 

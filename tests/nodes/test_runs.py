@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -162,3 +164,43 @@ def test_a_trainer_outlives_a_rank_a_frozen_leader_and_a_node(world: World) -> N
         {"PYTHONPATH": str(ROOT / ".types"), "OMP_NUM_THREADS": "1"}, timeout_s=240.0)
     assert clean.returncode == 0, clean.stderr
     assert digest_of(told) == digest_of(clean.stdout + clean.stderr)
+
+
+@pytest.mark.parametrize("world", [2], indirect=True)
+def test_two_runs_whose_private_agents_share_nodes_speak_to_their_own(world: World) -> None:
+    runs = [world, World(world.nodes, "other")]
+    runs[1].etcd = world.etcd
+    for run in runs:
+        (world.shared / run.name).mkdir()
+        for number in range(2):
+            run.launch(number, "run", "--nnodes", "2", "--nproc-per-node", "1", "--preload", "none",
+                       LOOPING, str(world.shared / run.name))
+
+    def address(number: int) -> dict[str, Any]:
+        node = world.nodes[number]
+        asked = json.loads(node.run(
+            ["etcdctl", "--endpoints", world.endpoints, "get", "-w", "json",
+             f"/holdfast/main/address/{node.name}"], {"ETCDCTL_API": "3"}).stdout)
+        (row,) = asked.get("kvs") or [{}]
+        return {"version": row.get("version"),
+                **json.loads(base64.b64decode(row.get("value", "")) or b"{}")}
+
+    # Each node's document has both, and nobody writes it any more.
+    for run in runs:
+        run.wait(lambda run=run: len(run.places(1)) == 2)
+    for number in range(2):
+        world.wait(lambda number=number: set(address(number).get("runs", ())) == {"job", "other"})
+    before = [address(number) for number in range(2)]
+    pids = {run.name: {rank: seen["pid"] for number in range(2)
+                       for rank, seen in run.ranks(number).items()} for run in runs}
+
+    # What happens to one run is heard of by its own agents, and not by the other's.
+    os.kill(pids["job"][1], signal.SIGKILL)
+    world.wait(lambda: len(world.places(2)) == 2)
+    stand_for(world, 2.5, lambda: not runs[1].places(2))
+    assert {rank: seen["pid"] for number in range(2)
+            for rank, seen in runs[1].ranks(number).items()} == pids["other"]
+    assert [address(number) for number in range(2)] == before
+    for run in runs:
+        (world.shared / run.name / "end").write_text("")
+        assert [run.processes[number].wait(60) for number in range(2)] == [0, 0], run.said()

@@ -31,15 +31,18 @@ TOKEN_FILE = "cluster.token_file"
 TOKEN = "cluster-token"
 PORT = 9856
 PUBLISH_S = 1.0  # between two tries
+RUNS_MAX = 32  # private agents of one node, the newest
 ENDED_WELL = 0
 
 
-class Place(msgspec.Struct, frozen=True):
-    """Body of address/NODE."""
+class Place(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Body of address/NODE.  A node has an agent of its own, or a private one for each run: those
+    stand in `runs`, the newest of them above as well, where an older release looks for it."""
 
     host: str
     port: int
     instance: str  # of the agent: another one under the same name is another node
+    runs: dict[str, Place] = {}  # run -> its private agent, the newest last
 
 
 def read_place(body: bytes) -> Place | None:
@@ -47,6 +50,22 @@ def read_place(body: bytes) -> Place | None:
         return msgspec.json.decode(body, type=Place)
     except (msgspec.DecodeError, RecursionError):
         return None
+
+
+def published(known: Place | None, mine: Place, run: str) -> Place:
+    """The node's document once it says where this agent listens.
+
+    `run`: the one that a private agent serves, "" for the node's own.  Only what says otherwise of
+    this very agent is changed, so that several agents of a node come to rest.
+    """
+    before = known.runs if known is not None else {}
+    if run and known is not None and before.get(run) == mine:
+        return known
+    # Whoever listened here before, under another run's name, has ended.
+    runs = {name: one for name, one in before.items()
+            if name != run and (one.host, one.port) != (mine.host, mine.port)}
+    runs |= {run: mine} if run else {}
+    return msgspec.structs.replace(mine, runs=dict(list(runs.items())[-RUNS_MAX:]))
 
 
 class PeerPart:
@@ -57,7 +76,10 @@ class PeerPart:
     def __init__(
         self, state: AgentState, store: Store, launchers: LauncherServer,
         wake: Callable[[str], None], on_error: Callable[[str, BaseException | str], None],
+        run: str = "",
     ) -> None:
+        """`run`: the only one that this agent serves."""
+        self._run = run
         self._state, self._store, self._launchers = state, store, launchers
         self._wake, self._on_error = wake, on_error
         self.instance = secrets.token_hex(8)
@@ -92,7 +114,7 @@ class PeerPart:
             docs = self._store.view().docs
             if docs is not self._docs:
                 self._docs = docs
-                self.peers.know(places(docs))
+                self.peers.know(places(docs, self._run))
             if time.monotonic() - published_s > PUBLISH_S:
                 published_s = time.monotonic()
                 await self._publish(place)
@@ -116,9 +138,10 @@ class PeerPart:
         """Says in the store where this agent listens, as often as it says otherwise."""
         key = f"{ADDRESS}/{self._state.name}"
         known = self._doc(key)
-        body = msgspec.json.encode(place)
-        if self._store.view().up and known.body != body:
-            await self._put(StoreWrite(key, known.version, body))
+        before = read_place(known.body)
+        wanted = published(before, place, self._run)
+        if self._store.view().up and before != wanted:
+            await self._put(StoreWrite(key, known.version, msgspec.json.encode(wanted)))
 
     def _doc(self, key: str) -> Doc:
         return self._store.view().docs.get(key)
@@ -223,13 +246,22 @@ def is_broken(beat: Beat) -> bool:
         for rank in beat.ranks)
 
 
-def places(docs: Documents) -> dict[str, Address]:
-    """Where each agent listens, by the store's documents."""
+def places(docs: Documents, run: str = "") -> dict[str, Address]:
+    """Where each node's agent listens, by the store's documents: for a private agent of `run` its
+    peers of that run, and agents of nodes.  One of another run is none: each would speak for its
+    node in the other's place."""
     found = {}
     for node, doc in docs.of(ADDRESS):
         place = read_place(doc.body)
-        if place is not None:
-            found[node] = Address(place.host, place.port)
+        if place is None:
+            continue
+        newest = (place.host, place.port)
+        private = any((one.host, one.port) == newest for one in place.runs.values())
+        if run in place.runs:
+            place = place.runs[run]
+        elif run and private:
+            continue
+        found[node] = Address(place.host, place.port)
     return found
 
 

@@ -197,6 +197,50 @@ def test_addresses_are_read_from_the_store_as_from_outside() -> None:
     assert part.places(docs) == {"a": Address("10.0.0.1", 9856)}
 
 
+def at(port: int, **runs: int) -> part.Place:
+    return part.Place("10.0.0.1", port, str(port),
+                      {name: part.Place("10.0.0.1", one, str(one)) for name, one in runs.items()})
+
+
+def test_private_agents_of_one_node_keep_an_address_each_and_come_to_rest() -> None:
+    known = part.published(None, at(1), "r")
+    assert known == at(1, r=1)
+    known = part.published(known, at(2), "s")
+    assert known == at(2, r=1, s=2)
+    assert part.published(known, at(1), "r") == part.published(known, at(2), "s") == known
+    known = part.published(known, at(3), "")  # the node's own agent
+    assert known == at(3, r=1, s=2) and part.published(known, at(1), "r") == known
+    # Another agent of a run, and one that has a dead one's port.
+    assert part.published(known, at(4), "r") == at(4, s=2, r=4)
+    assert part.published(known, at(1), "t") == at(1, s=2, t=1)
+    assert part.published(known, at(2), "") == at(2, r=1)
+    assert part.published(at(7), at(1), "r") == at(1, r=1)  # over an older release's
+    for port in range(100, 100 + 2 * part.RUNS_MAX):
+        known = part.published(known, at(port), f"run{port}")
+    assert len(known.runs) == part.RUNS_MAX and known.port == port
+
+
+def test_a_private_agents_peers_are_those_of_its_run_and_agents_of_nodes() -> None:
+    known = {"a": at(2, r=1, s=2), "b": at(5, s=5), "c": at(6), "d": at(8, s=7)}
+    docs = Documents([Doc(f"address/{name}", 1, msgspec.json.encode(one))
+                      for name, one in known.items()])
+
+    def ports(run: str) -> dict[str, int]:
+        return {name: address.port for name, address in part.places(docs, run).items()}
+
+    assert ports("r") == {"a": 1, "c": 6, "d": 8}
+    assert ports("s") == {"a": 2, "b": 5, "c": 6, "d": 7}
+    assert ports("") == {"a": 2, "b": 5, "c": 6, "d": 8}
+
+    class Before(msgspec.Struct):  # as an older release reads it
+        host: str
+        port: int
+        instance: str
+
+    body = docs.get("address/a").body
+    assert msgspec.json.decode(body, type=Before) == Before("10.0.0.1", 2, "2")
+
+
 def test_this_nodes_address_is_the_settings_or_the_one_that_routes_to_the_store() -> None:
     assert part.own_address("etcd://127.0.0.1:2379", "10.0.0.9:77") == Address("10.0.0.9", 77)
     assert part.own_address("etcd://127.0.0.1:2379", "") == Address("127.0.0.1", part.PORT)
@@ -213,3 +257,19 @@ def test_who_knows_a_higher_generation_answers_for_no_permit() -> None:
             await until(lambda: a.peers.answered_s("b", "r", 3) == 0.0)
 
     asyncio.run(body())
+
+
+def test_what_wakes_a_connection_as_it_ends_keeps_nobody_from_ending() -> None:
+    async def body(turns: int) -> None:
+        a, b = Agent("a"), Agent("b")
+        async with agents(a, b):
+            line = (await until(lambda: a.peers.lines["b"].is_up and a.peers.lines))["b"]
+            await until(lambda: not line.wake.is_set() and line.number > 1)
+            line.wake.set()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            async with asyncio.timeout(5.0):
+                await a.peers.close()
+
+    for turns in range(6):
+        asyncio.run(body(turns))
