@@ -115,6 +115,7 @@ class Pipeline:
         for number in self.plan.cuts:
             with graph_module.graph.inserting_before(found.begins[number]):
                 graph_module.graph.call_function(torch.ops.pippy._pipe_split.default, (), {})
+        trace.relay(graph_module, [found.begins[number] for number in self.plan.cuts])
         graph_module.recompile()
         return graph_module
 

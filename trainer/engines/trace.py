@@ -57,6 +57,34 @@ def read(graph_module: Any, model: nn.Module, prefix: str, group: int = 1) -> Tr
     return Traced(pieces, [nodes[0] for _, nodes in groups])
 
 
+def relay(graph_module: Any, begins: list[Any]) -> None:
+    """Has every value that skips stages go through each of them; `begins` are the first nodes of
+    the stages behind the first.
+
+    Else the stage that makes it would send it to the one that uses it, and under 1F1B with four
+    stages and more these two wait for each other: the first for a third forward pass to be taken,
+    the last for its first gradient."""
+    graph, stage = graph_module.graph, 0
+    stages = dict[Any, int]()
+    for node in graph.nodes:
+        stage += stage < len(begins) and node is begins[stage]
+        stages[node] = stage
+    for node in [one for one in stages if one.op == "call_function"]:
+        first, users = stages[node], list(node.users)
+        last = max((stages[user] for user in users), default=first)
+        if last < first + 2 or not isinstance(node.meta.get("val"), torch.Tensor):
+            continue
+        sent = {first + 1: node}
+        for number in range(first + 1, last):
+            with graph.inserting_before(begins[number - 1]):
+                sent[number + 1] = graph.call_function(
+                    torch.ops.aten.alias.default, (sent[number],))
+            sent[number + 1].meta = dict(node.meta)
+        for user in users:
+            if stages[user] > first + 1:
+                user.replace_input_with(node, sent[stages[user]])
+
+
 def _groups(
     calls: list[Any], model: nn.Module, prefix: str, whole: bool
 ) -> list[tuple[str, list[Any]]]:

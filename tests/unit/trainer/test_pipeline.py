@@ -90,13 +90,15 @@ def test_stages_that_do_not_divide_the_ranks_are_a_sentence():
 # ------------------------------------------------------------------------------------- with ranks
 
 
-@pytest.mark.parametrize("schedule", ["simple", "interleaved"])
-def test_the_losses_are_those_of_one_model(tmp_path, schedule):
-    """Three stages, values that skip one, and no dropout: step for step the loss of plain ddp."""
+@pytest.mark.parametrize(("schedule", "number"), [
+    ("simple", 3), ("interleaved", 3), ("interleaved", 4)])
+def test_the_losses_are_those_of_one_model(tmp_path, schedule, number):
+    """A value that skips all stages between, and no dropout: step for step the loss of plain ddp.
+    Sent past the others, it had four stages wait for each other."""
     still = ["model=tiny:Still", f"work_dir={tmp_path}"]
     told = {}
-    stages = ["pipeline.stages=3", f"pipeline.schedule={schedule}"]
-    for name, world, more in (("ddp", 1, ["strategy=ddp"]), ("pipeline", 3, stages)):
+    stages = [f"pipeline.stages={number}", f"pipeline.schedule={schedule}"]
+    for name, world, more in (("ddp", 1, ["strategy=ddp"]), ("pipeline", number, stages)):
         launcher = Launcher(config(tmp_path / name, *still, *more), world, tmp_path / name)
         (tmp_path / name).mkdir()
         launcher.run(timeout_s=LIMIT_S)
