@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from pathlib import Path
 
 import pytest
 import torch
 from harness import Launcher
 
-from holdfast.trainer.checkpoint import format as files
-from holdfast.trainer.checkpoint import portable
 from holdfast.trainer.config import ConfigError, load, named_class
 from holdfast.trainer.engines.strategy import Member, Setup, build
 
@@ -188,24 +185,3 @@ def test_a_lost_shard_of_a_stage_comes_from_its_replica(tmp_path):
     ddp = Launcher(config(tmp_path / "ddp", *more, "strategy=ddp"), 4, tmp_path / "ddp")
     ddp.run(timeout_s=LIMIT_S)
     assert losses(launcher) == pytest.approx(losses(ddp), rel=1e-5)
-
-
-def test_what_a_pipeline_saved_ddp_reads_and_the_other_way_round(tmp_path):
-    """Weights and moments travel whole: the same run, with another strategy in its second half."""
-    for first, second in (("pipeline", "ddp"), ("ddp", "pipeline")):
-        tmp = tmp_path / first
-        tmp.mkdir()
-        more = ["model=tiny:Still", "checkpoint.every=4"]
-        Launcher(config(tmp, *more, f"strategy={first}", "steps=4",
-                        "optimizer.final_fraction=1"), 2, tmp).run(timeout_s=LIMIT_S)
-        (found,) = [f for f in files.listing(tmp / "checkpoints") if f.step == 4]
-        launcher = Launcher(config(tmp, *more, f"strategy={second}",
-                                   "optimizer.final_fraction=1"), 2, tmp)
-        launcher.run(("disk", found.step, found.generation, found.path), LIMIT_S)
-        newest = portable.read(Path(files.listing(tmp / "checkpoints")[0].path))
-        assert newest.origin["step"] == STEPS
-        told = {place.name: portable.tensor(place) for place in newest.places}
-        if first == "pipeline":
-            before = told
-    assert before.keys() == told.keys()
-    assert all(torch.allclose(before[name], told[name], atol=1e-5) for name in told)

@@ -107,3 +107,13 @@ class Still(Chain):
         for module in self.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0
+
+
+class Searched(Still):
+    """One whose embeddings an evaluation asks for."""
+
+    def embed(self, tokens):
+        hidden = self.first(tokens.float())
+        for block in self.blocks:
+            hidden = hidden + block(hidden)
+        return nn.functional.normalize(hidden, dim=-1)
