@@ -19,6 +19,7 @@ import tarfile
 import tempfile
 import tomllib
 from collections.abc import Sequence
+from importlib import metadata
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,6 +33,7 @@ TAKEN = ("agent", "collectors", "dashboards", "runbooks", "trainer", "worker", "
          "README.md", "LICENSE")
 PIP_TIMEOUT_S = 600.0
 TOOL_TIMEOUT_S = 300.0
+SETUPTOOLS = 77  # as pyproject.toml asks; an older one tells of it in a page of schema
 UNITS = ("holdfast.service", "holdfast-node.socket", "holdfast-node@.service")
 LAUNCHER = """#!/bin/sh
 # -I: nothing that a job's PYTHONPATH names comes into Holdfast's own interpreter.
@@ -55,6 +57,19 @@ def command(words: Sequence[str], timeout_s: float, **options: object) -> str:
 
 def project_version() -> str:
     return str(tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"])
+
+
+def check_setuptools() -> None:
+    """BuildError where this Python has none, as new venvs of 3.12 do, or one that is too old."""
+    try:
+        found = metadata.version("setuptools")
+    except metadata.PackageNotFoundError:
+        found = "none"
+    major = found.partition(".")[0]
+    if not major.isdecimal() or int(major) < SETUPTOOLS:
+        raise BuildError(
+            f"setuptools {SETUPTOOLS} or later is needed, {sys.executable} has {found}: "
+            f"{sys.executable} -m pip install 'setuptools>={SETUPTOOLS}'")
 
 
 def build_wheel(version: str, to: Path) -> tuple[Path, Path]:
@@ -223,6 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                              "without one; it must run wherever it lies")
     given = parser.parse_args(arguments)
     try:
+        check_setuptools()
         wheel, sdist = build_wheel(given.version, given.to)
         made = [wheel, sdist]
         with tempfile.TemporaryDirectory(prefix="holdfast-tree-") as place:

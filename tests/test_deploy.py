@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packages import builder
 
 from holdfast.agent.actions import root_client, root_helper
 from holdfast.agent.core.actions import ACTIONS
@@ -136,3 +138,19 @@ def test_the_operators_program_has_room() -> None:
     assert root_helper.RESET_S < root_client.RESET_S
     before_s = root_client.EVIDENCE_S + collectors.REST_S
     assert root_client.RESET_S + before_s < ACTIONS["reset_gpu"].deadline_s
+
+
+@pytest.mark.parametrize("found", ["65.5.0", "", "76"])
+def test_a_python_without_the_setuptools_that_it_needs_is_told_what_to_install(
+    found: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def version(name: str) -> str:
+        if not found:
+            raise metadata.PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert builder().main(["wheel", "--to", str(tmp_path / "dist")]) == 1
+    said = capsys.readouterr().err
+    assert "-m pip install 'setuptools>=77'" in said and "Traceback" not in said
+    assert not (tmp_path / "dist").exists()
