@@ -101,6 +101,9 @@ def test_an_alert_over_two_nodes_restarts_the_run_once(runs: Runs) -> None:
 
         switches[1].pages["/metrics"] = storm(4, 4)[1]
         wait_for(lambda: not run.api("/api/v1/alerts")[0]["firing"], 30, "the alert ends")
+    # Agent and run may be gone: the journal has it.
+    run.kill_all()
+    assert "fabric_storm" in {one["fault"] for one in run.incidents()}
     # At most 0.5 s to be scraped and 0.5 to be evaluated, then Alertmanager, agent and launcher.
     print(f"metric to restart: {took_s:.2f} s")
 
