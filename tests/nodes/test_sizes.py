@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import time
 
 import pytest
@@ -80,6 +81,27 @@ def story(world: World) -> None:
     world.wait(lambda: moves(world, 3, 6))
     print(f"three went on {time.monotonic() - begun_s:.2f} s after the leader and its etcd went")
     assert set(re.findall(r"(\d+) steps? lost", everything(world))) == {"0"}
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_schedulers_signal_to_all_nodes_leaves_one_whole_checkpoint(at_once: bool) -> None:
+    """As a scheduler does: each launcher hears it by itself, and not in the same moment."""
+    pytest.importorskip("torch", reason="the trainer's extra is not installed")
+    with Nodes(4) as nodes:
+        world = World(nodes)
+        world.start_store()
+        world.train(range(3), 3, 100_000, "checkpoint.every=90000")
+        world.wait(lambda: moves(world, 3, 1, behind=20))
+        for launcher in world.processes.values():
+            launcher.send_signal(signal.SIGTERM)
+            if not at_once:
+                world.wait(lambda: world.processes[0].poll() is not None)
+        assert [one.wait(60) for one in world.processes.values()] == [75, 75, 75], world.said()
+        (kept,) = (world.shared / "job").glob("step-*")
+        assert (kept / files.COMMIT).exists() and files.verify(kept) == [], world.said()
+        step = int(re.findall(r"step-0*(\d+)", kept.name)[0])
+        for node in list(nodes)[:3 if at_once else 1]:
+            assert f"at step {step}; the same command goes on from " in output(node), world.said()
 
 
 def everything(world: World) -> str:

@@ -22,6 +22,7 @@ ASKED = {
     signal.SIGINT: "interrupted", signal.SIGTERM: "asked to end (SIGTERM)",
     signal.SIGUSR1: "asked to end (SIGUSR1)", signal.SIGHUP: "the terminal is gone (SIGHUP)",
 }
+AGREE_S = 5.0  # for a step that all nodes of the run leave behind
 FORCED_END_S = 5.0  # beyond the grace: a rank in state D keeps nobody here
 
 
@@ -86,12 +87,21 @@ class Ending:
         # A trainer's rank that waits for a place, or for a lost peer, has nothing new to save.
         grace_s = state.spec.grace_s if useful or not trainer else 0.0
         self.tell(grace_s)
-        if trainer:
+        if trainer and not self.awaits_step(now_s):
             ranks.stop_at_step()
         number = signal.SIGINT if state.shutdown == "interrupted" else signal.SIGTERM
         for process in ranks.living():
             if not process.by_us or not grace_s:
                 ranks.kill(process, grace_s, number)
+
+    def awaits_step(self, now_s: float) -> bool:
+        """Over several nodes the run's leader says behind which step all leave; where nobody does
+        in time, each node chooses its own, and keeps what it can."""
+        ranks = self.ranks
+        waited_s = now_s - self.state.shutdown_s
+        told = ranks.park_told == ranks.generation
+        soon = waited_s < min(AGREE_S, self.state.spec.grace_s / 3)
+        return ranks.place().groups > 1 and (told or soon)
 
     def tell(self, grace_s: float) -> None:
         if not self.told and grace_s > 0:
@@ -136,7 +146,7 @@ class Ending:
         state = self.state
         if not state.spec.program.trainer:
             return "the same command goes on from the program's own checkpoint, if it keeps any"
-        if not state.listed:
+        if not state.listed or self.ranks.place().group:  # the first node's rank 0 commits
             return "the same command goes on from its newest checkpoint, if there is one"
         good = [commit for commit in state.newest_commits() if not commit["bad"]]
         if not good:

@@ -54,6 +54,7 @@ class RankProcesses:
         self.store: Optional[StoreChild] = None
         self.next_store: Optional[StoreChild] = None
         self.endpoints: Dict[int, Tuple[str, int]] = {}  # generation -> its first node's store
+        self.park_told = 0  # the newest generation that the agent had leave behind a step
         self.permit_ns = 0  # when the newest generation's ranks must be gone; 0 = never
         self.snapshots: Dict[int, int] = {}  # rank -> memfd
         self.with_store = forking.has_torch()
@@ -431,6 +432,7 @@ class RankProcesses:
         once."""
         if not after:
             return self.break_generation(None, generation)
+        self.park_told = generation
         for process in self.living():
             if process.assigned and process.generation == generation and process.parked is None:
                 process.channel.send(

@@ -98,7 +98,7 @@ class RunCase:
             self.logs.step(ctx, ranks)
             self.recovery.answer(ctx, plan)
             self._see_end(ctx, plan, ranks)
-            self._park(ctx, plan)
+            self._park(ctx, plan, ranks)
             self._without_store(ctx)
         if ctx.view.generation and not ctx.settings.single_node:
             self.gate.stands(ctx)
@@ -122,10 +122,18 @@ class RunCase:
                      drafts.finish(ctx.view, exits.CONFIGURATION, ctx.reason))
         return True
 
-    def _park(self, ctx: Context, plan: Plan | None) -> None:
+    def _park(self, ctx: Context, plan: Plan | None, ranks: tuple[RankView, ...]) -> None:
         """This node's ranks leave at the end of their step when the document says so."""
-        many = plan is not None and not ctx.settings.single_node
-        draft = reconcile.park(plan, ctx.view, ctx.settings.stop_grace_s) if many and plan else None
+        if plan is None or ctx.settings.single_node:
+            return
+        why = members.asked_to_end(ctx.view, plan, ctx.observed.beats, ctx.now, ctx.settings)
+        if why and ctx.leader and ctx.view.grade == TRAINER and plan is self.state.document.plan:
+            # Callers signal their launchers one by one: only one step for all makes a whole
+            # checkpoint.
+            self.document.put(ctx, replace(
+                plan, park=why, saves=True,
+                park_after=self.recovery.park_after(ctx, ranks)), why)
+        draft = reconcile.park(plan, ctx.view, ctx.settings.stop_grace_s)
         if draft is not None:
             ctx.emit(ctx.view.generation, draft)
 

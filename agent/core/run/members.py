@@ -103,11 +103,29 @@ def members(
                 excluded=doc.excluded and not doc.draining,
                 draining=doc.draining,
                 labels=beat.labels if beat else (), nproc=beat.nproc if beat else 0,
-                held=beat.held if beat else "",
+                held=(beat.held or ending_words(beat.shutdown)) if beat else "",
                 node_rank=view.node_rank if mine else beat.node_rank if beat else -1,
             )
         )
     return tuple(rows)
+
+
+def ending_words(shutdown: str) -> str:
+    """What is against ranks on a node whose launcher was asked to end; "" = it was not."""
+    return f"its launcher was {shutdown}" if shutdown else ""
+
+
+def asked_to_end(
+    view: RunView, plan: Plan, beats: tuple[Beat, ...], now: Now, settings: Settings
+) -> str:
+    """Why the ranks of a plan in force are to leave it, where a launcher of theirs was asked to end
+    and no step is agreed yet; "" = they go on."""
+    if plan.park or plan.finished >= 0:
+        return ""
+    asked = {b.node: b.shutdown for b in beats if b.run == view.run and is_fresh(b, now, settings)}
+    asked[view.node] = view.shutdown
+    return next((f"{node}: {ending_words(asked[node])}" for _, node in plan.ranks
+                 if asked.get(node)), "")
 
 
 def _is_dead(beat: Beat | None, view: RunView) -> bool:

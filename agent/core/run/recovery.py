@@ -283,11 +283,11 @@ class Recoveries:
             why = recovery.cause.reason
             self.ending.document.put(ctx, replace(
                 plan, park=why, saves=recovery.cause.saves,
-                park_after=self._park_after(ctx, ranks)), why)
+                park_after=self.park_after(ctx, ranks)), why)
         ctx.wake(LOOK_AGAIN_S)
         return True
 
-    def _park_after(self, ctx: Context, ranks: tuple[RankView, ...]) -> int:
+    def park_after(self, ctx: Context, ranks: tuple[RankView, ...]) -> int:
         """The first step that no rank has ended when the last node hears of it: all ranks leave
         behind the same one, or the checkpoint on the way lacks somebody's part."""
         heard_s = [ctx.now.boot_s - b.boot_s for b in ctx.observed.beats if b.run == self.state.run]

@@ -448,3 +448,21 @@ def test_a_store_of_three_members_is_waited_for() -> None:
     lab.end(1, Ended(137, 9, by_us=True, boot_s=lab.boot_s))
     cluster.run(100)
     assert lab.finishes() == []
+
+
+def test_who_is_asked_to_end_has_all_leave_behind_one_step_with_a_checkpoint() -> None:
+    made = Cluster("abc", nnodes=3)
+    made.run(6)
+    first = made.plan()
+    asked = next(name for name in first.members if name != made.leader())
+    for lab in made.labs.values():
+        lab.all(step=40, state="running")
+    made.step()
+    made.labs[asked].view = replace(made.labs[asked].view, shutdown="preempted")
+    made.run(3)
+    plan = made.plan()
+    assert (plan.generation, plan.saves, plan.finished) == (1, True, -1)
+    assert plan.park == f"{asked}: its launcher was preempted" and plan.park_after >= 42
+    told = {name: {e.body.after for e in lab.log if e.kind == "stop" and e.body.park}
+            for name, lab in made.labs.items() if name != asked}
+    assert list(told.values()) == [{plan.park_after}] * 2
