@@ -2,7 +2,7 @@
 
 Owns torch.distributed.  Must not know what is trained.  A blocked gloo collective cannot be
 aborted by any call of torch; shutting its sockets down from another thread wakes it in 0.8 ms, so
-the group knows its sockets (`cut`).
+the group knows its sockets (`cut`); what gloo leaves asleep, breakable.py wakes.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import xxhash
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
+from . import breakable
 from .checkpoint import format as files
 from .engines.strategy import Layout, Member
 
@@ -103,7 +104,7 @@ class Group:
         # anew only after a success: a rank whose last join failed would never meet the others.
         dist.distributed_c10d._world.group_count = 0
         dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo", store=self.store, rank=self.rank,
+            "nccl" if device.type == "cuda" else breakable.NAME, store=self.store, rank=self.rank,
             world_size=self.world, timeout=timeout)
         group: Any = dist.group.WORLD
         self.process_group = group
@@ -229,9 +230,14 @@ class Group:
                     connection.shutdown(socket.SHUT_RDWR)
                 if self._joining:
                     connection.close()
-        if self.device.type == "cuda" and not self._joining:
+        if self._joining:
+            return
+        if self.device.type == "cuda":
             for backend in self._backends():
                 backend.abort()
+        for group in (self.process_group, *self.parts.values()):
+            if isinstance(group, breakable.Breakable):
+                group.release()
 
     def _stand_in(self) -> None:
         """Wakes whoever waits for a connection that a lost peer was to make: there is nothing to

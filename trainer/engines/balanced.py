@@ -9,7 +9,7 @@ process groups of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from ..config import ConfigError
 from . import topology
-from .ddp import DataParallel
+from .ddp import DataParallel, Hook
 from .strategy import Layout, Member
 
 INSIDE, ACROSS = "inside", "across"
@@ -53,14 +53,11 @@ class Balanced(DataParallel):
                  f"{len(nodes[0])} ranks, {self.in_flight} bucket(s) in flight")
         return plain._replace(groups=groups, alike=tuple(groups), words=words)
 
-    def wrap(self, group: Any, check: Callable[..., None]) -> None:
-        super().wrap(group, check)
-        assert self.wrapped is not None
+    def sum_hook(self, group: Any) -> Hook | None:
         # A thread each: DDP hands the buckets over in one order on all ranks, and a lane keeps it.
         self.lanes = [ThreadPoolExecutor(1, f"sdp-{lane}")
                       for lane in range(self.in_flight)]
-        # torch compares annotations, which are strings here, with types: a lambda has none.
-        self.wrapped.register_comm_hook(group, lambda group, bucket: self._sum(group, bucket))
+        return lambda _, bucket: self._sum(group, bucket)
 
     def _sum(self, group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         lane = bucket.index() % len(self.lanes)

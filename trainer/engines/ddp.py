@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from .. import optimizer as adamw
+from ..breakable import Breakable
 from ..state import State, whole_state
 from .strategy import Layout, Member, MicroBatch, Place, Setup
 
@@ -25,6 +26,7 @@ _SYNC_BUFFERS = (
     if "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
     else "broadcast_buffers"
 )
+Hook = Callable[[Any, Any], torch.futures.Future[Tensor]]  # of DDP: (state, bucket)
 MEASURED_EACH = 20  # so many steps between two whose times DDP takes; its own default is 100
 
 
@@ -76,9 +78,19 @@ class DataParallel:
         )
         # A step ends with a number of the device's in any case, so that its events are over.
         self.wrapped._set_ddp_runtime_logging_sample_rate(MEASURED_EACH)
+        if (hook := self.sum_hook(group)) is not None:
+            self.wrapped.register_comm_hook(None, hook)
         # Some 50 times a step, so that a lost peer ends the backward pass and not only the step.
         self.hooks = [parameter.register_post_accumulate_grad_hook(check)
                       for parameter in self.parameters if parameter.requires_grad]
+
+    def sum_hook(self, group: Any) -> Hook | None:
+        """Who sums a bucket; None for DDP itself, which waits for gloo where none can wake it."""
+        whole = group.process_group
+        if not isinstance(whole, Breakable):
+            return None
+        # torch compares annotations, which are strings here, with types: a lambda has none.
+        return lambda _, bucket: whole.summed(bucket.buffer())
 
     def run(
         self, micro_batches: Sequence[MicroBatch], look: Callable[[int, float], None],

@@ -1,0 +1,168 @@
+"""A wait for a peer that died in the middle of a message ends with the generation."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+import types
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from harness import PRELOAD
+from torch.nn.parallel import DistributedDataParallel
+from waiting import wait_for
+
+from holdfast.trainer.breakable import Work
+from holdfast.trainer.engines.strategy import Layout, Place
+from holdfast.trainer.group import Group
+
+NUMBERS = 16_000_000  # 64 MB: more than two sockets' buffers hold
+LIMIT_S = 60.0
+SOON_S = 2.0  # of a wait that is released; gloo's own would last an hour
+
+
+def send(group):
+    dist.send(torch.zeros(NUMBERS), 1 - group.rank)
+
+
+def receive(group):
+    dist.recv(torch.zeros(NUMBERS), 1 - group.rank)
+
+
+def broadcast(group):
+    dist.broadcast(torch.zeros(NUMBERS), 0)
+
+
+def hook(group):
+    """As DDP waits for a bucket."""
+    group.process_group.summed(torch.zeros(NUMBERS)).wait()
+
+
+def receive_later(_group):
+    return dist.irecv(torch.zeros(NUMBERS), 0)
+
+
+def send_later(_group):
+    return dist.isend(torch.zeros(NUMBERS), 0)
+
+
+def broadcast_later(_group):
+    return dist.broadcast(torch.zeros(NUMBERS), 0, async_op=True)
+
+
+def sum_later(_group):
+    return dist.all_reduce(torch.zeros(NUMBERS), async_op=True)
+
+
+def joined(rank, port):
+    torch.set_num_threads(1)
+    elastic = types.SimpleNamespace(phase=lambda _: None, register_group=lambda *_: None)
+    assignment = types.SimpleNamespace(
+        rank=rank, world=2, store_host="127.0.0.1", store_port=port, generation=1, node="n")
+    group = Group(assignment, torch.device("cpu"), elastic)
+    group.join(assignment, elastic, lambda _: Layout((Place(), Place()), data=2))
+    return group
+
+
+def survive(port, pipe, what):
+    group = joined(0, port)
+
+    def cut():
+        pipe.recv()
+        group.cut()
+
+    threading.Thread(target=cut, daemon=True).start()
+    pipe.send("joined")
+    try:
+        what(group)
+    except RuntimeError as error:
+        said = str(error)
+        group.leave()
+        pipe.send(said)
+
+
+def die(port, pipe, begin):
+    group = joined(1, port)
+    pipe.send("joined")
+    pipe.recv()
+    kept = begin(group)
+    pipe.send("began")
+    os.kill(os.getpid(), signal.SIGSTOP)  # nothing more is read or written
+    del kept
+
+
+def said(pipe):
+    assert pipe.poll(LIMIT_S)
+    return pipe.recv()
+
+
+@pytest.mark.parametrize(("what", "begun"), [
+    (send, receive_later), (receive, send_later), (broadcast, broadcast_later), (hook, sum_later)])
+def test_whoever_waits_for_half_a_message_is_released(what, begun):
+    """The survivor, rank 0, is in `what` when the other dies, which had begun its part."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOAD)
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    processes, pipes = [], []
+    try:
+        for action, given in ((survive, what), (die, begun)):
+            ours, theirs = context.Pipe()
+            pipes.append(ours)
+            processes.append(context.Process(target=action, args=(store.port, theirs, given)))
+            processes[-1].start()
+            theirs.close()
+        assert [said(pipe) for pipe in pipes] == ["joined", "joined"]
+        pipes[1].send("go")
+        assert said(pipes[1]) == "began"
+        stat = Path(f"/proc/{processes[1].pid}/stat")
+        wait_for(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", LIMIT_S)
+        processes[1].kill()
+        pipes[0].send("cut")
+        assert pipes[0].poll(SOON_S), "it still waits"
+        assert "onnection" in pipes[0].recv()
+    finally:
+        for process, pipe in zip(processes, pipes):
+            process.kill()
+            process.join()
+            pipe.close()
+
+
+class DoneBehindTheLook:
+    """gloo's work that is done between the end of a look and the question whether it is."""
+
+    def __init__(self):
+        self.looks = 0
+
+    def wait(self, timeout=None):
+        self.looks += 1
+        if timeout is not None:
+            raise RuntimeError("Operation timed out!")
+        return True
+
+    def is_completed(self):
+        return True
+
+
+def test_a_wait_that_ends_behind_a_look_is_no_failure():
+    work = DoneBehindTheLook()
+    assert Work(types.SimpleNamespace(check=lambda: None), work).wait() and work.looks == 2
+
+
+def test_ddp_of_a_users_own_strategy_runs_over_it():
+    elastic = types.SimpleNamespace(phase=lambda _: None, register_group=lambda *_: None)
+    store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    assignment = types.SimpleNamespace(
+        rank=0, world=1, store_host="127.0.0.1", store_port=store.port, generation=1, node="n")
+    group = Group(assignment, torch.device("cpu"), elastic)
+    group.join(assignment, elastic, lambda _: Layout((Place(),)))
+    try:
+        model = torch.nn.Linear(2, 1)
+        wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+        wrapped(torch.ones(3, 2)).sum().backward()
+        assert model.weight.grad.tolist() == [[3.0, 3.0]]
+    finally:
+        group.leave()

@@ -1,0 +1,174 @@
+"""A gloo process group whose waits end when the generation does, whatever gloo does.
+
+gloo tells a failed connection to the operations that are queued on it, and not to the one that is
+half sent or half received: whoever waits for that one sleeps for the whole of his timeout, though
+both ends are closed.  With tensors larger than a socket's buffer this befell one lost peer in ten
+(bench/results/gloo_waits.json).  So nobody waits inside gloo: the rank's own thread waits where
+`release` reaches it, and leaves a thread of gloo's behind at worst.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+NAME = "holdfast_gloo"
+LOOK_S = 0.1  # how soon a wait that nobody ends finds the generation over
+GRACE_S = 0.1  # gloo ends most waits by itself, and says better why
+LEFT = "Connection closed by peer: the generation is over, and gloo did not say so"
+NEVER = float("inf")
+# Those that threads of gloo's carry out; send and recv are carried out by whoever waits.
+COLLECTIVES = (
+    "_allgather_base", "_reduce_scatter_base", "allgather", "allgather_coalesced",
+    "allgather_into_tensor_coalesced", "allreduce", "allreduce_coalesced", "alltoall",
+    "alltoall_base", "barrier", "broadcast", "gather", "reduce", "reduce_scatter",
+    "reduce_scatter_tensor_coalesced", "scatter",
+)
+
+
+class Breakable(dist.ProcessGroup):
+    """A process group over one gloo backend; whoever waits for its work can be released."""
+
+    def __init__(self, options: Any, _more: Any) -> None:
+        """`options`: torch's, of a new backend."""
+        super().__init__(options.group_rank, options.group_size)  # type: ignore[call-arg]
+        self.gloo: Any = dist.ProcessGroupGloo(
+            options.store, options.group_rank, options.group_size, timeout=options.timeout)
+        self.gloo.options.global_ranks_in_group = options.global_ranks_in_group
+        self.gloo.options.group_name = options.group_id
+        self.gloo._set_sequence_number_for_group()
+        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, self.gloo)
+        self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        self.over_s = NEVER  # monotonic: from when on nobody waits
+        self.idle = list[Waiter]()
+        self._lock, self._futures = threading.Lock(), set[torch.futures.Future[Any]]()
+
+    def release(self) -> None:
+        """Ends every wait, soon and from then on.  From any thread, any number of times."""
+        with self._lock:
+            if self.over_s != NEVER:
+                return
+            self.over_s = time.monotonic() + GRACE_S
+        timer = threading.Timer(GRACE_S, self._fail_futures)
+        timer.daemon = True
+        timer.start()
+
+    def check(self) -> None:
+        """Raises RuntimeError once it is released."""
+        if time.monotonic() >= self.over_s:
+            raise RuntimeError(LEFT)
+
+    def send(self, tensors: Any, rank: int, tag: int) -> Work:
+        return Transfer(self, self.gloo.send(tensors, rank, tag))
+
+    def recv(self, tensors: Any, rank: int, tag: int) -> Work:
+        return Transfer(self, self.gloo.recv(tensors, rank, tag))
+
+    def summed(self, flat: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+        """The mean over all ranks, in place: what DDP asks of a hook."""
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        with self._lock:
+            self._futures.add(future)
+
+        def done(theirs: torch.futures.Future[Any]) -> None:
+            with self._lock:
+                if future not in self._futures:
+                    return  # released meanwhile
+                self._futures.discard(future)
+            try:
+                theirs.wait()
+                future.set_result(flat.div_(self.size()))
+            except RuntimeError as error:
+                future.set_exception(error)  # type: ignore[arg-type]  # torch: "of type T"
+
+        self.gloo.allreduce([flat]).get_future().add_done_callback(done)
+        if time.monotonic() >= self.over_s:
+            self._fail_futures()
+        return future
+
+    def _fail_futures(self) -> None:
+        with self._lock:
+            left, self._futures = self._futures, set()
+        for future in left:
+            future.set_exception(RuntimeError(LEFT))
+
+
+class Work(dist.Work):
+    """What a collective returns."""
+
+    def __init__(self, group: Breakable, work: Any) -> None:
+        super().__init__()
+        self.group, self.work = group, work
+
+    def is_completed(self) -> bool:
+        return bool(self.work.is_completed())
+
+    def get_future(self) -> Any:
+        """gloo's own, which `release` does not reach: for DDP in a strategy of somebody else's."""
+        return self.work.get_future()
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        """True when it is done.  Raises RuntimeError for a peer that is gone."""
+        end_s = time.monotonic() + timeout.total_seconds() if timeout else NEVER
+        while True:
+            try:
+                return bool(self.work.wait(timedelta(seconds=LOOK_S)))
+            except RuntimeError:
+                if self.work.is_completed():  # failed, or done just behind the look's end
+                    return bool(self.work.wait())
+                if time.monotonic() >= end_s:
+                    raise
+                self.group.check()
+
+
+class Transfer(Work):
+    """gloo carries a transfer out in the thread that waits for it: one that may be left behind."""
+
+    def wait(self, timeout: timedelta = timedelta(0)) -> bool:
+        waiter = self.group.idle.pop() if self.group.idle else Waiter()
+        waiter.work.put(self.work)
+        while True:
+            try:
+                error = waiter.errors.get(timeout=LOOK_S)
+            except queue.Empty:
+                self.group.check()
+                continue
+            self.group.idle.append(waiter)
+            if error is not None:
+                raise error
+            return True
+
+
+class Waiter:
+    """One thread that waits for one transfer after the other."""
+
+    def __init__(self) -> None:
+        self.work, self.errors = queue.SimpleQueue[Any](), queue.SimpleQueue[Any]()
+        threading.Thread(target=self._run, name="transfers", daemon=True).start()
+
+    def _run(self) -> None:
+        while (work := self.work.get()) is not None:
+            try:
+                work.wait()
+                self.errors.put(None)
+            except RuntimeError as error:
+                self.errors.put(error)
+            del work
+
+
+def _made_breakable(name: str) -> Callable[..., Work]:
+    def collective(self: Breakable, *given: Any, **named: Any) -> Work:
+        return Work(self, getattr(self.gloo, name)(*given, **named))
+    return collective
+
+
+for _name in COLLECTIVES:
+    setattr(Breakable, _name, _made_breakable(_name))
+dist.Backend.register_backend(NAME, Breakable, extended_api=True, devices=["cpu"])
