@@ -24,6 +24,8 @@ LOOK_S = 0.1  # how soon a wait that nobody ends finds the generation over
 GRACE_S = 0.1  # gloo ends most waits by itself, and says better why
 LEFT = "Connection closed by peer: the generation is over, and gloo did not say so"
 NEVER = float("inf")
+# Told to each, since gloo's default is the limit for connecting, for as long as the group lives.
+TRANSFER_TIMEOUT = timedelta(hours=1)
 # Those that threads of gloo's carry out; send and recv are carried out by whoever waits.
 COLLECTIVES = (
     "_allgather_base", "_reduce_scatter_base", "allgather", "allgather_coalesced",
@@ -156,7 +158,7 @@ class Waiter:
     def _run(self) -> None:
         while (work := self.work.get()) is not None:
             try:
-                work.wait()
+                work.wait(TRANSFER_TIMEOUT)
                 self.errors.put(None)
             except RuntimeError as error:
                 self.errors.put(error)

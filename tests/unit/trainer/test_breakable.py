@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -16,12 +17,14 @@ from harness import PRELOAD
 from torch.nn.parallel import DistributedDataParallel
 from waiting import wait_for
 
+import holdfast.trainer.group
 from holdfast.trainer.breakable import Work
 from holdfast.trainer.engines.strategy import Layout, Place
 from holdfast.trainer.group import Group
 
 NUMBERS = 16_000_000  # 64 MB: more than two sockets' buffers hold
 LIMIT_S = 60.0
+CONNECT_S = 1.0
 SOON_S = 2.0  # of a wait that is released; gloo's own would last an hour
 
 
@@ -95,27 +98,64 @@ def die(port, pipe, begin):
     del kept
 
 
+def speak(port, pipe, _):
+    """Sends when it is told to."""
+    briefly_connecting()
+    group = joined(1, port)
+    pipe.send("joined")
+    pipe.recv()
+    send(group)
+    pipe.send("sent")
+
+
+def listen(port, pipe, _):
+    briefly_connecting()
+    group = joined(0, port)
+    pipe.send("joined")
+    try:
+        receive(group)
+        pipe.send("received")
+    except RuntimeError as error:
+        pipe.send(str(error))
+
+
+def briefly_connecting():
+    holdfast.trainer.group.CONNECT_TIMEOUT_S = CONNECT_S
+
+
 def said(pipe):
     assert pipe.poll(LIMIT_S)
     return pipe.recv()
 
 
-@pytest.mark.parametrize(("what", "begun"), [
-    (send, receive_later), (receive, send_later), (broadcast, broadcast_later), (hook, sum_later)])
-def test_whoever_waits_for_half_a_message_is_released(what, begun):
-    """The survivor, rank 0, is in `what` when the other dies, which had begun its part."""
+@contextlib.contextmanager
+def pair(*actions):
+    """Two ranks in processes of their own, both joined."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
     processes, pipes = [], []
     try:
-        for action, given in ((survive, what), (die, begun)):
+        for action, given in actions:
             ours, theirs = context.Pipe()
             pipes.append(ours)
             processes.append(context.Process(target=action, args=(store.port, theirs, given)))
             processes[-1].start()
             theirs.close()
         assert [said(pipe) for pipe in pipes] == ["joined", "joined"]
+        yield processes, pipes
+    finally:
+        for process, pipe in zip(processes, pipes):
+            process.kill()
+            process.join()
+            pipe.close()
+
+
+@pytest.mark.parametrize(("what", "begun"), [
+    (send, receive_later), (receive, send_later), (broadcast, broadcast_later), (hook, sum_later)])
+def test_whoever_waits_for_half_a_message_is_released(what, begun):
+    """The survivor, rank 0, is in `what` when the other dies, which had begun its part."""
+    with pair((survive, what), (die, begun)) as (processes, pipes):
         pipes[1].send("go")
         assert said(pipes[1]) == "began"
         stat = Path(f"/proc/{processes[1].pid}/stat")
@@ -124,11 +164,13 @@ def test_whoever_waits_for_half_a_message_is_released(what, begun):
         pipes[0].send("cut")
         assert pipes[0].poll(SOON_S), "it still waits"
         assert "onnection" in pipes[0].recv()
-    finally:
-        for process, pipe in zip(processes, pipes):
-            process.kill()
-            process.join()
-            pipe.close()
+
+
+def test_a_message_may_take_longer_than_connecting_may():
+    with pair((listen, None), (speak, None)) as (_, pipes):
+        assert not pipes[0].poll(2 * CONNECT_S), pipes[0].recv()
+        pipes[1].send("go")
+        assert said(pipes[0]) == "received"
 
 
 class DoneBehindTheLook:
