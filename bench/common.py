@@ -302,7 +302,7 @@ class Results:
         self.path = folder / f"{name}-{stamp}.jsonl"
         self.common = {
             "bench": name, "invocation": time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()),
-            "arguments": " ".join(sys.argv[1:]),
+            "arguments": re.sub(r" ?--out[ =]\S+", "", " ".join(sys.argv[1:])).strip(),
         }
         self.machine = machine()
 
