@@ -29,7 +29,7 @@ from .checkpoint import format as files
 from .engines.strategy import Layout, Member
 
 CONNECT_TIMEOUT_S = 30.0
-COLLECTIVE_TIMEOUT_S = 3600.0
+COLLECTIVE_TIMEOUT_S = 3600.0  # whoever is slow, the agent judges
 STAND_IN_S = 0.1  # to reach a listener of this very process
 MEMORY_SHARE = 0.8  # of a device; the rest is the allocator's and other people's
 # What gloo, nccl and the store say when a peer or the store is gone; gloo raises plain
@@ -100,6 +100,11 @@ class Group:
             self.store = dist.PrefixStore(f"holdfast/restart-{count}", store)
         else:
             self.store = dist.HashStore()
+        if self.world > 1:
+            # A peer may prepare for minutes; from here on all that is waited for is connecting.
+            self.store.set(f"here/{self.rank}", "")
+            self.store.wait([f"here/{rank}" for rank in range(self.world)],
+                            timedelta(seconds=COLLECTIVE_TIMEOUT_S))
         # torch counts every attempt and puts the number into its keys in the store, but starts
         # anew only after a success: a rank whose last join failed would never meet the others.
         dist.distributed_c10d._world.group_count = 0

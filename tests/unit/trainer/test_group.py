@@ -1,4 +1,4 @@
-"""A wait for a peer that died in the middle of a message ends with the generation."""
+"""The process group: how long it waits for slow peers, and how a wait for a lost one ends."""
 
 from __future__ import annotations
 
@@ -128,9 +128,28 @@ def said(pipe):
     return pipe.recv()
 
 
+def join(rank, port, pipe):
+    """Says so when it has."""
+    briefly_connecting()
+    try:
+        joined(rank, port)
+        pipe.send("joined")
+    except RuntimeError as error:
+        pipe.send(str(error))
+
+
+def join_first(port, pipe, _):
+    join(0, port, pipe)
+
+
+def join_late(port, pipe, _):
+    pipe.recv()
+    join(1, port, pipe)
+
+
 @contextlib.contextmanager
-def pair(*actions):
-    """Two ranks in processes of their own, both joined."""
+def started(*actions):
+    """Two ranks in processes of their own."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOAD)
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
@@ -142,13 +161,27 @@ def pair(*actions):
             processes.append(context.Process(target=action, args=(store.port, theirs, given)))
             processes[-1].start()
             theirs.close()
-        assert [said(pipe) for pipe in pipes] == ["joined", "joined"]
         yield processes, pipes
     finally:
         for process, pipe in zip(processes, pipes):
             process.kill()
             process.join()
             pipe.close()
+
+
+@contextlib.contextmanager
+def pair(*actions):
+    """Both joined."""
+    with started(*actions) as (processes, pipes):
+        assert [said(pipe) for pipe in pipes] == ["joined", "joined"]
+        yield processes, pipes
+
+
+def test_a_peer_that_prepares_for_longer_than_connecting_may_take_is_waited_for():
+    with started((join_first, None), (join_late, None)) as (_, pipes):
+        assert not pipes[0].poll(3 * CONNECT_S), pipes[0].recv()
+        pipes[1].send("go")
+        assert [said(pipe) for pipe in pipes] == ["joined", "joined"]
 
 
 @pytest.mark.parametrize(("what", "begun"), [
