@@ -107,6 +107,12 @@ def compare(
                      "the first run found nothing: a part of 0 says nothing; give a difference")
     difference, low, high = _interval(before, after, allowed.relative, seed)
     if differing < DIFFERING_MIN:
+        # How they differ is not known; but one pair changes by 1 at most.
+        share = _share_at_most(differing, pairs)
+        edge = share / means[0] if allowed.relative else share
+        if edge <= allowed.size:
+            return found(difference, -edge, edge, WITHIN,
+                         f"{differing} pairs differ: of all no more than {share:.2%} would")
         return found(difference, low, high, UNKNOWN,
                      f"{differing} pairs differ, and {DIFFERING_MIN} are the least to know how")
     if -allowed.size <= low and high <= allowed.size:
@@ -115,6 +121,19 @@ def compare(
         return found(difference, low, high, OUTSIDE, "the whole interval is outside the margin")
     return found(difference, low, high, UNKNOWN,
                  _enough(pairs, difference, low, high, allowed.size))
+
+
+def _share_at_most(found: int, of: int) -> float:
+    """The largest share with which so few still come by chance: the exact binomial bound
+    (Clopper and Pearson, 1934)."""
+    low, high = found / of, 1.0
+    while high - low > 1e-9:
+        share = (low + high) / 2
+        chance = sum(math.exp(
+            math.lgamma(of + 1) - math.lgamma(k + 1) - math.lgamma(of - k + 1)
+            + k * math.log(share) + (of - k) * math.log1p(-share)) for k in range(found + 1))
+        low, high = (share, high) if chance > (1.0 - CONFIDENCE) / 2 else (low, share)
+    return high
 
 
 def _enough(pairs: int, difference: float, low: float, high: float, size: float) -> str:

@@ -86,6 +86,22 @@ def test_an_interval_wider_than_the_margin_is_too_few_pairs_and_says_how_many_wo
     assert wanted == pytest.approx(512 * ((found.high - found.low) / 2 / 0.002) ** 2, rel=0.02)
 
 
+@pytest.mark.parametrize(("found", "of", "share"), [
+    (0, 100, 0.036217), (3, 400, 0.021761), (5, 30, 0.347212)])
+def test_a_share_is_bounded_exactly(found: int, of: int, share: float) -> None:
+    """By the quantiles of the beta distribution, as any table has them."""
+    assert parity._share_at_most(found, of) == pytest.approx(share, abs=1e-6)
+
+
+def test_few_that_differ_are_enough_where_they_cannot_leave_the_margin() -> None:
+    before, after = [1] * 400, [40] * 3 + [1] * 397
+    found = parity.compare(before, after, MRR, parity.Margin(0.022, True))
+    assert found.verdict == parity.WITHIN and found.high == pytest.approx(0.021761, abs=1e-6)
+    assert found.low == -found.high, "how they differ is not known"
+    narrow = parity.compare(before, after, MRR, parity.Margin(0.021, True))
+    assert narrow.verdict == parity.UNKNOWN
+
+
 def test_few_pairs_or_few_that_differ_are_not_enough() -> None:
     ones = [1] * 512
     assert parity.compare(ones[:29], ones[:29], MRR, parity.margin("0.1%")).verdict \
@@ -93,7 +109,7 @@ def test_few_pairs_or_few_that_differ_are_not_enough() -> None:
     assert parity.compare(ones[:5], ones[:5], MRR, parity.margin("0.1%"), 0, True).verdict \
         == parity.WITHIN  # the same weights need no statistics
     assert parity.compare(ones, ones, MRR, parity.margin("0.1%")).verdict == parity.WITHIN
-    few = parity.compare(ones, [2] * 9 + ones[9:], MRR, parity.margin("50%"))
+    few = parity.compare(ones, [2] * 9 + ones[9:], MRR, parity.margin("3%"))
     assert few.verdict == parity.UNKNOWN and few.differing == 9
     enough = parity.compare(ones, [2] * 10 + ones[10:], MRR, parity.margin("50%"))
     assert enough.verdict == parity.WITHIN
