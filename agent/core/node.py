@@ -146,8 +146,8 @@ class Node:
 
     def paused_until(self) -> dict[str, float]:
         """Subject of each pause that ends by itself -> when, by the wall clock."""
-        found = {run_subject(run): case.state.held.until_wall_s
-                 for run, case in sorted(self.cases.items()) if case.state.held.paused}
+        found = {run_subject(run): held.until_wall_s if held.paused else held.ends_wall_s
+                 for run, held in sorted((r, c.state.held) for r, c in self.cases.items())}
         found[node_subject(self.name)] = self.kept.paused_until_wall_s
         found[FLEET] = self.fleet_pause.until_wall_s(self._seen[0]) if self._seen else 0.0
         return {subject: until_s for subject, until_s in found.items() if until_s > 0.0}

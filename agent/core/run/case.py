@@ -79,7 +79,7 @@ class RunCase:
 
     def step(self, ctx: Context) -> None:
         """One step, after `read`."""
-        self.operator.pass_time(ctx.now)
+        self.operator.pass_time(ctx.now, ctx.leader)
         self._take_outcomes(ctx)
         self._levels_came_true(ctx)
         self.document.came_true(ctx)
@@ -300,7 +300,8 @@ class RunCase:
         """Say pauses, name spares, delete old checkpoints."""
         held = self.state.held
         if plan is not None and (held.paused or held.resumed) and held.paused != plan.paused:
-            changed = replace(plan, paused=held.paused)
+            lasts_s = max(0.0, held.until_wall_s - ctx.now.wall_s) if held.until_wall_s else 0.0
+            changed = replace(plan, paused=held.paused, paused_s=lasts_s)
             self.document.put(ctx, changed, "paused" if held.paused else "resumed")
         self.operator.shown(plan)
         if plan is None:

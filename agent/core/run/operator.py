@@ -55,12 +55,25 @@ class Operator:
         self.state.held = replace(self.state.held, paused=paused, until_wall_s=until_wall_s)
 
     def resume(self) -> None:
-        self.state.held = replace(self.state.held, paused=False, until_wall_s=0.0, resumed=True)
+        self.state.held = replace(
+            self.state.held, paused=False, until_wall_s=0.0, ends_wall_s=0.0, resumed=True)
 
-    def pass_time(self, now: Now) -> None:
-        """A pause for a while is over then, whoever forgot it."""
-        held = self.state.held
-        if held.paused and 0.0 < held.until_wall_s <= now.wall_s:
+    def pass_time(self, now: Now, leads: bool) -> None:
+        """A pause for a while is over then, whoever forgot it.  The document's is everybody's: who
+        leads next ends it, and whoever wrote it and leads no more keeps no mark of his own."""
+        held, plan = self.state.held, self.state.document.plan
+        told = plan if plan is not None and plan.paused else None
+        if held.paused and told is not None and not leads:
+            held = replace(held, paused=False, until_wall_s=0.0)
+        lasts_s = told.paused_s if told is not None and not held.paused else 0.0
+        if not lasts_s:
+            held = replace(held, ends_wall_s=0.0)
+        elif not held.ends_wall_s:
+            held = replace(held, ends_wall_s=now.wall_s + lasts_s)
+        if held != self.state.held:
+            self.state.held = held
+        ends_s = held.until_wall_s if held.paused else held.ends_wall_s
+        if 0.0 < ends_s <= now.wall_s and (held.paused or leads):
             self.resume()
 
     def of_fleet(self, paused: bool) -> None:

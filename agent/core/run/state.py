@@ -154,6 +154,7 @@ class Held(Value, frozen=True):
 
     paused: bool = False
     until_wall_s: float = 0.0  # when the pause ends by itself; 0 = by a person
+    ends_wall_s: float = 0.0  # the same of the document's pause, by this node's clock
     resumed: bool = False  # an operator's resume that the document does not show yet
     drain: str = ""  # reason of a drain
     fleet: bool = False  # the whole fleet is paused: no mark of this run's

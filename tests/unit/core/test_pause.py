@@ -58,6 +58,50 @@ def test_a_pause_without_an_end_stays() -> None:
     assert lab.node.cases["r"].state.held.paused and lab.node.paused_until() == {}
 
 
+# ---------------------------------------------------------------- a run over nodes
+
+
+def led_by_another(until_s: float) -> tuple[Cluster, Lab, Lab]:
+    """A run that its first leader was asked to pause; another node leads it since."""
+    cluster = trained("abc")
+    first = cluster.labs[cluster.leader()]
+    paused(first, until_s and wall_s(first) + until_s)
+    cluster.run(2)
+    assert cluster.plan().paused
+    cluster.dead.add(first.name)
+    cluster.run(20)
+    cluster.dead.clear()
+    assert cluster.leader() != first.name
+    return cluster, first, cluster.labs[cluster.leader()]
+
+
+def test_who_leads_next_ends_a_pause_in_time() -> None:
+    cluster, _, leader = led_by_another(60.0)
+    shown = leader.node.paused_until()["run/r"]
+    assert wall_s(leader) < shown < wall_s(leader) + 60.0
+    while wall_s(leader) < shown - 1.0:
+        cluster.run(1)
+        assert cluster.plan().paused, "not before"
+    cluster.run(5)
+    assert not cluster.plan().paused
+    assert all(lab.node.paused_until() == {} for lab in cluster.labs.values())
+
+
+def test_whoever_led_when_it_was_paused_does_not_pause_it_anew() -> None:
+    cluster, first, leader = led_by_another(0.0)
+    cluster.run(3)
+    leader.requests = (Request("op-2", "resume", "run/r", "done", run="r"),)
+    cluster.run(1)
+    leader.requests = ()
+    cluster.run(3)
+    assert not cluster.plan().paused
+    cluster.dead.update(name for name in cluster.labs if name != first.name)
+    cluster.run(20)
+    cluster.dead.clear()
+    cluster.run(5)
+    assert cluster.leader() == first.name and not cluster.plan().paused
+
+
 # ---------------------------------------------------------------- the fleet
 
 
