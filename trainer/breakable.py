@@ -1,14 +1,14 @@
 """A gloo process group whose waits end when the generation does, whatever gloo does.
 
 gloo tells a failed connection to the operations that are queued on it, and not to the one that is
-half sent or half received: whoever waits for that one sleeps for the whole of his timeout, though
-both ends are closed.  With tensors larger than a socket's buffer this befell one lost peer in ten
-(bench/results/gloo_waits.json).  So nobody waits inside gloo: the rank's own thread waits where
-`release` reaches it, and leaves a thread of gloo's behind at worst.
+half sent: whoever waits for that one sleeps for the whole of his timeout, though the connection is
+closed (docs/decisions/014).  So nobody waits inside gloo: the rank's own thread waits where
+`release` reaches it, and leaves a thread that waits in gloo behind at worst.
 """
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
@@ -49,8 +49,8 @@ class Breakable(dist.ProcessGroup):
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, self.gloo)
         self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         self.over_s = NEVER  # monotonic: from when on nobody waits
-        self.idle = list[Waiter]()
-        self._lock, self._futures = threading.Lock(), set[torch.futures.Future[Any]]()
+        self._idle, self._lock = list[Waiter](), threading.Lock()
+        self._futures = set[torch.futures.Future[Any]]()
 
     def release(self) -> None:
         """Ends every wait, soon and from then on.  From any thread, any number of times."""
@@ -58,6 +58,9 @@ class Breakable(dist.ProcessGroup):
             if self.over_s != NEVER:
                 return
             self.over_s = time.monotonic() + GRACE_S
+            for waiter in self._idle:
+                waiter.work.put(None)
+            self._idle.clear()
         timer = threading.Timer(GRACE_S, self._fail_futures)
         timer.daemon = True
         timer.start()
@@ -72,6 +75,18 @@ class Breakable(dist.ProcessGroup):
 
     def recv(self, tensors: Any, rank: int, tag: int) -> Work:
         return Transfer(self, self.gloo.recv(tensors, rank, tag))
+
+    def waiter(self) -> Waiter:
+        with self._lock:
+            return self._idle.pop() if self._idle else Waiter()
+
+    def give_back(self, waiter: Waiter) -> None:
+        """It waits for more, or ends with the group."""
+        with self._lock:
+            if self.over_s == NEVER:
+                self._idle.append(waiter)
+            else:
+                waiter.work.put(None)
 
     def summed(self, flat: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
         """The mean over all ranks, in place: what DDP asks of a hook."""
@@ -134,25 +149,29 @@ class Transfer(Work):
     """gloo carries a transfer out in the thread that waits for it: one that may be left behind."""
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        waiter = self.group.idle.pop() if self.group.idle else Waiter()
+        waiter = self.group.waiter()
         waiter.work.put(self.work)
+        try:
+            error = self._error(waiter)
+        finally:
+            self.group.give_back(waiter)
+        if error is not None:
+            raise error
+        return True
+
+    def _error(self, waiter: Waiter) -> RuntimeError | None:
         while True:
-            try:
-                error = waiter.errors.get(timeout=LOOK_S)
-            except queue.Empty:
-                self.group.check()
-                continue
-            self.group.idle.append(waiter)
-            if error is not None:
-                raise error
-            return True
+            with contextlib.suppress(queue.Empty):
+                return waiter.errors.get(timeout=LOOK_S)
+            self.group.check()
 
 
 class Waiter:
     """One thread that waits for one transfer after the other."""
 
     def __init__(self) -> None:
-        self.work, self.errors = queue.SimpleQueue[Any](), queue.SimpleQueue[Any]()
+        self.work = queue.SimpleQueue[Any]()  # None ends it
+        self.errors = queue.SimpleQueue[RuntimeError | None]()
         threading.Thread(target=self._run, name="transfers", daemon=True).start()
 
     def _run(self) -> None:

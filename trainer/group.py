@@ -240,6 +240,9 @@ class Group:
         if self.device.type == "cuda":
             for backend in self._backends():
                 backend.abort()
+        self._release()
+
+    def _release(self) -> None:
         for group in (self.process_group, *self.parts.values()):
             if isinstance(group, breakable.Breakable):
                 group.release()
@@ -262,6 +265,7 @@ class Group:
             for connection in self._sockets:
                 connection.close()
             self._sockets, self._joining = [], False
+        self._release()
         if dist.is_initialized():
             dist.destroy_process_group()
         # gloo's destructor waits for its threads, and one of them may sleep in a collective for the

@@ -119,6 +119,21 @@ def listen(port, pipe, _):
         pipe.send(str(error))
 
 
+def count_threads(port, pipe, _):
+    """Beside `speak`; tells how many threads wait for transfers, before and behind leaving."""
+    group = joined(0, port)
+    pipe.send("joined")
+    receive(group)
+    pipe.send(transfers())
+    group.leave()
+    wait_for(lambda: not transfers(), LIMIT_S)
+    pipe.send(transfers())
+
+
+def transfers():
+    return sum(thread.name == "transfers" for thread in threading.enumerate())
+
+
 def briefly_connecting():
     holdfast.trainer.group.CONNECT_TIMEOUT_S = CONNECT_S
 
@@ -204,6 +219,12 @@ def test_a_message_may_take_longer_than_connecting_may():
         assert not pipes[0].poll(2 * CONNECT_S), pipes[0].recv()
         pipes[1].send("go")
         assert said(pipes[0]) == "received"
+
+
+def test_threads_that_wait_for_transfers_end_with_the_group():
+    with pair((count_threads, None), (speak, None)) as (_, pipes):
+        pipes[1].send("go")
+        assert said(pipes[0]) == 1 and said(pipes[0]) == 0
 
 
 class DoneBehindTheLook:
