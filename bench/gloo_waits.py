@@ -5,7 +5,7 @@ random, is killed at a random moment, and the others' sockets are shut down as a
 A survivor that still waits after 3 s is asleep.  torch's own gloo group and the trainer's take
 turns, within one run.  Then the same two, without a kill: the time of a collective.
 
-    python -m bench.gloo_waits [--kills 60] [--pairs 7] [--quick]
+    python -m bench.gloo_waits [--kills 10] [--pairs 11] [--quick]
 """
 
 from __future__ import annotations
@@ -146,8 +146,8 @@ def time_s(which: str, kind: str, size: int) -> float:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--kills", type=int, default=60, help="of each size, kind and group")
-    parser.add_argument("--pairs", type=int, default=7)
+    parser.add_argument("--kills", type=int, default=10, help="of each size, kind and group")
+    parser.add_argument("--pairs", type=int, default=11)
     parser.add_argument("--quick", action="store_true", help="2 kills and 1 pair")
     parser.add_argument("--out", type=Path, default=BENCH / "results")
     options = parser.parse_args()
