@@ -3,6 +3,8 @@
 A node's agent with a run of two ranks, and a browser that has never seen the page before each load.
 Chromium is asked through a pipe, in its own protocol; the times are the browser's, from the start
 of the navigation on.
+
+    python -m bench.live_page [--loads 20]
 """
 
 from __future__ import annotations
@@ -142,10 +144,10 @@ def measured(loads: int, results: common.Results) -> list[dict[str, Any]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--loads", type=int, default=20)
-    parser.add_argument("--results", type=Path, default=common.BENCH / "results")
+    parser.add_argument("--out", type=Path, default=common.BENCH / "results")
     options = parser.parse_args()
     common.become_subreaper()
-    rows = measured(options.loads, common.Results("live_page", options.results))
+    rows = measured(options.loads, common.Results("live_page", options.out))
     for name in ("bare_first_paint_ms", "first_byte_ms", "first_paint_ms", "filled_ms"):
         values = [row[name] for row in rows]
         print(f"{name}: median {common.percentile(values, 0.5):.0f}, "

@@ -32,7 +32,8 @@ class Plan(Value, frozen=True):
     other_histories: tuple[tuple[str, tuple[tuple[int, int], ...]], ...] = ()  # of other folders
     finished: int = -1  # exit code once the run is over, -1 = goes on
     paused: bool = False
-    paused_s: float = 0.0  # from when a node first reads it; 0 = until a person ends it
+    paused_since_wall_s: float = 0.0  # by the clock of who wrote it, as the next
+    paused_until_wall_s: float = 0.0  # 0 = until a person ends it
     peak: int = 0  # highest step finished when it was made: what is beyond is its own progress
     quarantined: tuple[str, ...] = ()  # checkpoint paths that must not be used
     owner: int = -1  # user id of whose run it is; -1 unknown

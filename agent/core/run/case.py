@@ -299,9 +299,12 @@ class RunCase:
     def _keep_up(self, ctx: Context, plan: Plan | None) -> None:
         """Say pauses, name spares, delete old checkpoints."""
         held = self.state.held
-        if plan is not None and (held.paused or held.resumed) and held.paused != plan.paused:
-            lasts_s = max(0.0, held.until_wall_s - ctx.now.wall_s) if held.until_wall_s else 0.0
-            changed = replace(plan, paused=held.paused, paused_s=lasts_s)
+        asked = plan is not None and (held.paused or held.resumed)
+        if plan is not None and asked and (held.paused, held.until_wall_s) != (
+                plan.paused, plan.paused_until_wall_s):
+            changed = replace(
+                plan, paused=held.paused, paused_until_wall_s=held.until_wall_s,
+                paused_since_wall_s=ctx.now.wall_s if held.until_wall_s else 0.0)
             self.document.put(ctx, changed, "paused" if held.paused else "resumed")
         self.operator.shown(plan)
         if plan is None:

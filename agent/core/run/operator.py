@@ -65,11 +65,13 @@ class Operator:
         told = plan if plan is not None and plan.paused else None
         if held.paused and told is not None and not leads:
             held = replace(held, paused=False, until_wall_s=0.0)
-        lasts_s = told.paused_s if told is not None and not held.paused else 0.0
-        if not lasts_s:
-            held = replace(held, ends_wall_s=0.0)
-        elif not held.ends_wall_s:
-            held = replace(held, ends_wall_s=now.wall_s + lasts_s)
+        until_s = told.paused_until_wall_s if told is not None and not held.paused else 0.0
+        if told is not None and held.counted_wall_s != until_s:
+            lasts_s = until_s - told.paused_since_wall_s
+            held = replace(held, counted_wall_s=until_s,
+                           ends_wall_s=now.wall_s + lasts_s if until_s else 0.0)
+        elif told is None:
+            held = replace(held, counted_wall_s=0.0, ends_wall_s=0.0)
         if held != self.state.held:
             self.state.held = held
         ends_s = held.until_wall_s if held.paused else held.ends_wall_s

@@ -155,6 +155,7 @@ class Held(Value, frozen=True):
     paused: bool = False
     until_wall_s: float = 0.0  # when the pause ends by itself; 0 = by a person
     ends_wall_s: float = 0.0  # the same of the document's pause, by this node's clock
+    counted_wall_s: float = 0.0  # the end in the document that this was counted from
     resumed: bool = False  # an operator's resume that the document does not show yet
     drain: str = ""  # reason of a drain
     fleet: bool = False  # the whole fleet is paused: no mark of this run's

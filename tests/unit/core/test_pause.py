@@ -61,12 +61,15 @@ def test_a_pause_without_an_end_stays() -> None:
 # ---------------------------------------------------------------- a run over nodes
 
 
-def led_by_another(until_s: float) -> tuple[Cluster, Lab, Lab]:
-    """A run that its first leader was asked to pause; another node leads it since."""
+def led_by_another(*until_s: float) -> tuple[Cluster, Lab, Lab]:
+    """A run that its first leader was asked to pause, once or more; another leads it since."""
     cluster = trained("abc")
     first = cluster.labs[cluster.leader()]
-    paused(first, until_s and wall_s(first) + until_s)
-    cluster.run(2)
+    for number, one in enumerate(until_s):
+        first.requests = (Request(f"op-{number}", "pause", "run/r", "why", run="r",
+                                  until_wall_s=one and wall_s(first) + one),)
+        cluster.run(2)
+        first.requests = ()
     assert cluster.plan().paused
     cluster.dead.add(first.name)
     cluster.run(20)
@@ -85,6 +88,22 @@ def test_who_leads_next_ends_a_pause_in_time() -> None:
     cluster.run(5)
     assert not cluster.plan().paused
     assert all(lab.node.paused_until() == {} for lab in cluster.labs.values())
+
+
+@pytest.mark.parametrize("then_s", [0.0, 300.0])
+def test_who_leads_next_keeps_to_what_was_asked_last(then_s: float) -> None:
+    """The first end would be 60 s after it was asked: a person said "longer" since."""
+    cluster, _, leader = led_by_another(60.0, then_s)
+    assert bool(leader.node.paused_until()) == bool(then_s)
+    cluster.run(100)
+    assert cluster.plan().paused
+    # And to a word that comes when it leads already.
+    leader.requests = (Request("op-9", "pause", "run/r", "why", run="r",
+                               until_wall_s=wall_s(leader) + 20.0),)
+    cluster.run(1)
+    leader.requests = ()
+    cluster.run(25)
+    assert not cluster.plan().paused
 
 
 def test_whoever_led_when_it_was_paused_does_not_pause_it_anew() -> None:
