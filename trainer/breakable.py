@@ -26,13 +26,18 @@ LEFT = "Connection closed by peer: the generation is over, and gloo did not say 
 NEVER = float("inf")
 # Told to each, since gloo's default is the limit for connecting, for as long as the group lives.
 TRANSFER_TIMEOUT = timedelta(hours=1)
-# Those that threads of gloo's carry out; send and recv are carried out by whoever waits.
-COLLECTIVES = (
-    "_allgather_base", "_reduce_scatter_base", "allgather", "allgather_coalesced",
-    "allgather_into_tensor_coalesced", "allreduce", "allreduce_coalesced", "alltoall",
-    "alltoall_base", "barrier", "broadcast", "gather", "reduce", "reduce_scatter",
-    "reduce_scatter_tensor_coalesced", "scatter",
-)
+# Those that threads of gloo carry out, by each name that torch asks for them, and gloo's own name;
+# send and recv are carried out by whoever waits.  What is not here waits inside gloo.
+COLLECTIVES = {
+    name: name for name in (
+        "_allgather_base", "_reduce_scatter_base", "allgather", "allgather_coalesced", "allreduce",
+        "allreduce_coalesced", "alltoall", "alltoall_base", "barrier", "broadcast", "gather",
+        "reduce", "reduce_scatter", "scatter")
+} | {
+    "all_gather_single": "_allgather_base",  # from torch 2.13 on; FSDP asks for these three
+    "all_to_all_single": "alltoall_base",
+    "reduce_scatter_single": "_reduce_scatter_base",
+}
 
 
 class Breakable(dist.ProcessGroup):
@@ -75,6 +80,9 @@ class Breakable(dist.ProcessGroup):
 
     def recv(self, tensors: Any, rank: int, tag: int) -> Work:
         return Transfer(self, self.gloo.recv(tensors, rank, tag))
+
+    def recv_anysource(self, tensors: Any, tag: int) -> Work:
+        return Transfer(self, self.gloo.recv_anysource(tensors, tag))
 
     def waiter(self) -> Waiter:
         with self._lock:
@@ -190,6 +198,6 @@ def _made_breakable(name: str) -> Callable[..., Work]:
     return collective
 
 
-for _name in COLLECTIVES:
-    setattr(Breakable, _name, _made_breakable(_name))
+for _name, _of_gloo in COLLECTIVES.items():
+    setattr(Breakable, _name, _made_breakable(_of_gloo))
 dist.Backend.register_backend(NAME, Breakable, extended_api=True, devices=["cpu"])
