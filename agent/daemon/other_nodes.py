@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 from msgspec.structs import replace
@@ -32,6 +32,7 @@ KEPT_MAX, KEPT_BYTES_MAX = 256 << 10, 4 << 20  # of one last word, and of all
 DEADLINE_MAX_S = 60.0
 REASON_MAX, ID_MAX = 500, 500
 FORWARDED_MAX = 256
+Left = Annotated[float, msgspec.Meta(ge=0.0)]  # seconds
 
 
 class OtherNodes:
@@ -129,8 +130,13 @@ class OtherNodes:
         return found if found != self._state.name and self._peers is not None else ""
 
     async def forward(self, node: str, request: Request) -> None:
-        """Hands a person's request to another node's agent.  ConnectionError with its reason."""
-        await self._ask(node, {"what": "request", "request": msgspec.to_builtins(request)})
+        """Hands a person's request to another node's agent.  ConnectionError with its reason.
+
+        How long a pause still lasts goes with it: two nodes' times of day may be hours apart."""
+        question = {"what": "request", "request": msgspec.to_builtins(request)}
+        if request.until_wall_s:
+            question["for_s"] = max(0.0, request.until_wall_s - time.time())
+        await self._ask(node, question)
         self._forwarded[request.id] = node
         while len(self._forwarded) > FORWARDED_MAX:
             self._forwarded.popitem(last=False)
@@ -158,7 +164,7 @@ class OtherNodes:
         if what == "do":
             return await self._obey(node, question["effect"])
         if what == "request":
-            return self._take(node, question["request"])
+            return self._take(node, question["request"], question.get("for_s"))
         if what == "answered":
             return {"answer": self._operators.answer(str(question["id"])) or {}}
         raise ValueError(f"{str(what)[:40]!r} is nothing that this release answers")
@@ -197,9 +203,13 @@ class OtherNodes:
         outcome = await self._performer.obey(made)
         return {"ok": outcome.ok, "error": outcome.error, "detail": outcome.detail}
 
-    def _take(self, node: str, sent: Any) -> dict[str, Any]:
-        """A person's request that came to another node, which saw to it that he may."""
+    def _take(self, node: str, sent: Any, for_s: Any) -> dict[str, Any]:
+        """A person's request that came to another node, which saw to it that he may.  `for_s`: how
+        long a pause lasts from now on; None where it has no end, or an older release asks."""
         request = msgspec.convert(sent, type=Request)
+        if for_s is not None:
+            left_s = msgspec.convert(for_s, type=Left)
+            request = replace(request, until_wall_s=time.time() + left_s)
         if not request.run or self._state.launchers.session(request.run) is None:
             return {"refused": f"no run {request.run!r} on {self._state.name}"}
         made = replace(request, id=request.id[:ID_MAX], reason=request.reason[:REASON_MAX],

@@ -61,7 +61,7 @@ class Request(Value, frozen=True):
     fault: str = ""
     by: str = ""  # who, for people
     checks: tuple[str, ...] = ()  # of run_check
-    until_wall_s: float = 0.0  # of pause: it ends by itself then; 0 = a person ends it
+    until_wall_s: float = 0.0  # of pause: its end, by the taker's clock; 0 = a person ends it
 
 
 class Answer(Value, frozen=True):

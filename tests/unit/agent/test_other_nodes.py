@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -225,6 +226,44 @@ def test_a_request_goes_to_the_node_that_leads_and_its_answer_comes_back() -> No
             assert taken.by == "eva (uid 0) at a"
             assert (await a.others.request_state("op-1") or {})["state"] == "done"
             assert await a.others.request_state("op-2") is None
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("off_s", [3600.0, -3600.0])
+@pytest.mark.parametrize("left_s", [600.0, 0.0])
+def test_a_pause_that_was_asked_elsewhere_ends_by_the_clock_of_who_leads(
+    monkeypatch: pytest.MonkeyPatch, off_s: float, left_s: float
+) -> None:
+    clock = SimpleNamespace(wall_s=1e9 + off_s)
+    monkeypatch.setattr(other_nodes, "time", SimpleNamespace(
+        time=lambda: clock.wall_s, monotonic=time.monotonic))
+
+    async def body() -> None:
+        a, b = Agent("a"), Agent("b")
+        answer = b.others.asked
+
+        async def by_its_own_clock(node: str, question: Any) -> dict[str, Any]:
+            clock.wall_s = 1e9
+            return await answer(node, question)
+
+        b.asked = by_its_own_clock  # type: ignore[method-assign]
+        asked = Request("op-1", "pause", "run/r", reason="try", run="r",
+                        until_wall_s=clock.wall_s + left_s)
+        async with agents(a, b):
+            await a.others.forward("b", asked)
+            assert b.operators.taken[0].until_wall_s == 1e9 + left_s
+            # Without an end it gets none.
+            await a.others.forward("b", msgspec.structs.replace(asked, until_wall_s=0.0))
+            assert b.operators.taken[1].until_wall_s == 0.0
+            # An older release sends no seconds.
+            older = {"what": "request", "request": msgspec.to_builtins(asked)}
+            await a.peers.ask("b", older, 2.0)
+            assert b.operators.taken[2].until_wall_s == asked.until_wall_s
+            for bad in (-1.0, "2h", True, [1.0]):
+                with pytest.raises(ConnectionError):
+                    await a.peers.ask("b", {**older, "for_s": bad}, 2.0)
+            assert len(b.operators.taken) == 3
 
     asyncio.run(body())
 
