@@ -1,10 +1,11 @@
 """The engines beside what they are measured against, over nodes whose links are shaped.
 
-    python -m bench.engines [--runs 2] [--cases mics sdp plans] [--quick]
+    python -m bench.engines [--runs 2] [--cases mics hops sdp plans] [--quick]
 
-Three cases.  `mics`: groups inside two nodes against sharding over all four ranks, taking turns,
-and once with one micro-step instead of four.  `sdp`: balanced parts against torch's all-reduce,
-over four nodes of two ranks.  `plans`: bench/pipeline.py's partition and bubbles.  Nodes are
+Four cases.  `mics`: groups inside two nodes against sharding over all four ranks, taking turns,
+and once with one micro-step instead of four.  `hops`: sharding over all ranks of two nodes,
+gathered in two hops and in one.  `sdp`: balanced parts against torch's all-reduce, over four nodes
+of two ranks.  `plans`: bench/pipeline.py's partition and bubbles.  Nodes are
 network namespaces (root, iproute2); what crosses between them is counted at their interfaces, with
 headers.  All ranks share this machine's processors: what is computed is small, so that the links
 are what is waited for.
@@ -37,6 +38,10 @@ WIDTH = 640  # of bench's model: 1.2 million weights, 5 MB of gradients
 MODEL = ("model=blocks:Model", "data=blocks:Data", f"model_options.width={WIDTH}", "batch=2",
          "data_options.samples=64", f"steps={STEPS}", "checkpoint.every=0",
          "snapshot.enabled=false", "optimizer.warmup_steps=0")
+
+
+BESIDE = {"mics": "fsdp", "hops": "flat", "sdp": "ddp"}  # case -> what it is measured against
+FLAT = ("strategy=fsdp", "fsdp.hierarchical=false")
 
 
 class Measured(NamedTuple):
@@ -94,7 +99,7 @@ def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
 
 def mics(runs: int) -> Iterator[dict[str, Any]]:
     """Two nodes of two ranks; four micro-steps, and mics once with one."""
-    sharded = {"mics": ("strategy=mics", "mics.group=2"), "fsdp": ("strategy=fsdp",)}
+    sharded = {"mics": ("strategy=mics", "mics.group=2"), "fsdp": FLAT}
     found: dict[str, list[Measured]] = {name: [] for name in sharded}
     with Nodes(2, CABLE_MBIT, WEIGHT) as nodes:
         for turn in range(runs):
@@ -117,6 +122,31 @@ def mics(runs: int) -> Iterator[dict[str, Any]]:
            "mics_sent_one_micro_step": once.sent, "bytes_per_micro_step": round(per_micro_step, 3),
            "apart": apart, "ok": faster >= 2.8 and apart <= 1e-6 and per_micro_step <= 0.26,
            "why": ""}
+
+
+def hops(runs: int) -> Iterator[dict[str, Any]]:
+    """Sharded over two nodes of two and of four ranks, gathered in two hops and in one."""
+    ways = {"hops": ("strategy=fsdp",), "flat": FLAT}
+    for ranks in (2, 4):
+        found: dict[str, list[Measured]] = {name: [] for name in ways}
+        with Nodes(2, CABLE_MBIT, WEIGHT) as nodes:
+            for turn in range(runs):
+                for name, settings in ways.items():
+                    found[name].append(world(
+                        nodes, ranks, (*settings, f"micro_batches={4 * ranks}"), f"{name}-{turn}"))
+        pairs = [flat.step_s / two.step_s for two, flat in zip(found["hops"], found["flat"])]
+        apart = distance(found["flat"][0].gradients, found["hops"][0].gradients)
+        sent = {name: statistics.mean(max(one.sent) for one in made)
+                for name, made in found.items()}
+        yield {"case": "hops", "nodes": 2, "ranks": 2 * ranks, "runs": runs,
+               "cable_mbit": CABLE_MBIT,
+               "hops_step_s": [round(one.step_s, 4) for one in found["hops"]],
+               "flat_step_s": [round(one.step_s, 4) for one in found["flat"]],
+               "throughput": round(statistics.median(pairs), 2),
+               "hops_sent": [one.sent for one in found["hops"]],
+               "flat_sent": [one.sent for one in found["flat"]],
+               "bytes": round(sent["hops"] / sent["flat"], 3), "apart": apart,
+               "ok": apart == 0.0 and sent["hops"] < sent["flat"], "why": ""}
 
 
 def sdp(runs: int) -> Iterator[dict[str, Any]]:
@@ -143,6 +173,8 @@ def sdp(runs: int) -> Iterator[dict[str, Any]]:
 def cases(names: Sequence[str], runs: int, quick: bool) -> Iterator[dict[str, Any]]:
     if "mics" in names:
         yield from mics(runs)
+    if "hops" in names:
+        yield from hops(runs)
     if "sdp" in names:
         yield from sdp(runs)
     if "plans" in names:
@@ -155,15 +187,15 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Markdown, of the rows of one invocation."""
     said = []
     for row in rows:
-        if row["case"] in ("mics", "sdp"):
-            other = "fsdp" if row["case"] == "mics" else "ddp"
+        if row["case"] in BESIDE:
+            other = BESIDE[row["case"]]
             mine, theirs = (statistics.mean(max(sent) for sent in row[f"{name}_sent"]) / 1e6
                             for name in (row["case"], other))
             measured = (f"{row['throughput']} times {other}'s throughput; {mine:.1f} MB a node and "
                         f"step instead of {theirs:.1f}; gradients {row['apart']:.0e} apart")
             if "bytes_per_micro_step" in row:
                 measured += f"; {row['bytes_per_micro_step']} of the bytes of one micro-step each"
-            else:
+            elif "highest_by_lowest" in row:
                 measured += f"; highest / lowest node {row['highest_by_lowest']}"
             runs = f"{row['runs']} of each"
         elif row["case"] == "bubble":
@@ -180,7 +212,7 @@ def main(arguments: list[str] | None = None) -> int:
     """0 when every row is within its goal."""
     parser = argparse.ArgumentParser(prog="bench.engines", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = ["mics", "sdp", "plans"]
+    names = ["mics", "hops", "sdp", "plans"]
     parser.add_argument("--cases", nargs="+", choices=names, default=names)
     parser.add_argument("--runs", type=int, default=2, help="of each strategy over nodes")
     parser.add_argument("--quick", action="store_true", help="one run, few plans")

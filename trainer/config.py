@@ -146,6 +146,8 @@ class FsdpOptions(Options):
 
     group: int = setting(
         0, "ranks that share one copy of the state, copied in each group; 0 = all ranks", FROM_0)
+    hierarchical: bool = setting(
+        True, "gather in two hops where a group has several ranks on each of several nodes")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,6 +168,8 @@ class MicsOptions(Options):
     memory_gb: float = setting(
         0.0, "that a rank may use; 0 = four fifths of its device, or of its part of the node",
         FROM_0)
+    hierarchical: bool = setting(
+        True, "gather in two hops where a group has several ranks on each of several nodes")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -27,12 +27,16 @@ FAULTS = ((5, "kill", "rank_killed"), (13, "stop", "rank_stopped"), (22, "stall"
 PARTS = {  # of rank 2
     "fsdp": "shard 3 of 4", "mics": "shard 1 of 2, partition group 2",
     "pipeline": "stage 1 of 2, pipeline 2",
+    "pipeline in groups": "stage 1 of 2, pipeline 2, shard 2 of 2",
 }
 STRATEGIES = {
     "fsdp": ("strategy=fsdp", "snapshot.every=2", "checkpoint.every=40"),
     "mics": ("strategy=mics", "mics.group=2"),
     "pipeline": ("strategy=pipeline", "pipeline.stages=2"),
+    "pipeline in groups": ("strategy=pipeline", "pipeline.stages=2", "pipeline.group=2",
+                           "snapshot.every=2", "checkpoint.every=40"),
 }
+ONE_COPY = ("fsdp", "pipeline in groups")
 
 
 def train(runs: Runs, name: str, *more: str, nproc: int = 4) -> Run:
@@ -67,13 +71,13 @@ def test_a_kill_a_stop_and_a_stall_leave_no_trace(runs: Runs, strategy: str) -> 
     redone = [int(steps) for steps in re.findall(r"(\d+) steps? redone", " ".join(ends))]
     print(json.dumps({"strategy": strategy, "ends": ends}))  # a row of bench/results, with -s
     assert len(redone) == len(FAULTS), run.output
-    if strategy == "fsdp":
+    if strategy in ONE_COPY:
         source = "the snapshot of step"
     else:
         source = "the survivors' memory"
         assert redone == [0, 0, 0], ends
     assert run.output.count(f"from {source}") == len(FAULTS), run.output
-    if strategy == "pipeline":
+    if "strategy=pipeline" in STRATEGIES[strategy]:
         assert "pipeline of 2 stages" in clean.output and "expected bubble" in clean.output
 
 

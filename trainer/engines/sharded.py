@@ -20,13 +20,15 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 from torch.distributed.tensor import DTensor
 
 from .. import optimizer as adamw
-from ..config import ConfigError
+from ..config import ConfigError, FsdpOptions, MicsOptions
 from ..state import Rows, Spec, State, class_of, moments_in, persistent_buffers, rows_of, specs_of
 from . import memory, topology
+from .hierarchical import InTwoHops
 from .reduce_scatter import InRankOrder
 from .strategy import Layout, Member, MicroBatch, Place, Setup
 
 REPLICATE, SHARD = "replicate", "shard"
+ACROSS, INSIDE = "across", "inside"  # the two hops of an all-gather over nodes
 CUT = ("model.", "adamw.exp_avg.", "adamw.exp_avg_sq.")
 
 
@@ -60,6 +62,11 @@ class Sharded:
 
     # -------------------------------------------------------------------------- who holds what
 
+    @property
+    def options(self) -> FsdpOptions | MicsOptions:
+        """The strategy's own table of settings."""
+        raise NotImplementedError
+
     def group_size(self, _members: Sequence[Member]) -> tuple[int, str]:
         """Ranks that share one copy of the state, and why so many."""
         raise NotImplementedError
@@ -81,12 +88,21 @@ class Sharded:
                 places[rank] = Place(shard, rank, words + more)
         copies = [tuple(sorted(ranks[shard] for ranks in partitions)) for shard in range(size)]
         micro_steps = -(-(self.config.micro_batches or world) // world)
-        slow = topology.slow_bytes(labels, partitions, self.need.weights, micro_steps)
+        near = topology.ranks_a_label(labels, partitions) if self.options.hierarchical else 1
+        slow = topology.slow_bytes(
+            labels, partitions, self.need.weights, micro_steps, near=near)
+        groups = {SHARD: partitions, REPLICATE: copies}
+        hops = ""
+        if near > 1:
+            groups[ACROSS] = [ranks[place::near] for ranks in partitions for place in range(near)]
+            groups[INSIDE] = [ranks[first : first + near] for ranks in partitions
+                              for first in range(0, size, near)]
+            hops = f"gathered in two hops, {size // near} places of {near} ranks a group; "
         words = (
             f"{self.config.strategy}: {len(partitions)} group(s) of {size} of {world} ranks "
-            f"({why}); {self.need.words(size)}; {slow / 1e6:.1f} MB a rank over slow links a step")
-        return Layout(tuple(places), size, world, {SHARD: partitions, REPLICATE: copies},
-                      (SHARD, REPLICATE), words)
+            f"({why}); {self.need.words(size)}; {hops}{slow / 1e6:.1f} MB a rank over slow links "
+            "a step")
+        return Layout(tuple(places), size, world, groups, tuple(groups), words)
 
     def hold(self, layout: Layout, rank: int) -> State:
         shard = layout.places[rank].shard
@@ -154,6 +170,9 @@ class Sharded:
                 # Each loss is weighted, so the sums need no division.  Both hold for one module.
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
+                if ACROSS in group.parts:
+                    module.set_custom_all_gather(
+                        InTwoHops(group.parts[ACROSS], group.parts[INSIDE]))
                 if self.device.type == "cpu":
                     module.set_custom_reduce_scatter(self.reduce_scatter)
         # A branch that only some ranks take would leave the others waiting.
@@ -256,19 +275,27 @@ class Sharded:
 class FullySharded(Sharded):
     """One group of all ranks; or of `fsdp.group`, which torch calls HSDP."""
 
+    @property
+    def options(self) -> FsdpOptions:
+        return self.config.fsdp
+
     def group_size(self, members: Sequence[Member]) -> tuple[int, str]:
-        size = self.config.fsdp.group
+        size = self.options.group
         return (size, "fsdp.group") if size else (len(members), "all ranks")
 
 
 class MiCS(Sharded):
     """The smallest groups in which the state fits, of near ranks."""
 
+    @property
+    def options(self) -> MicsOptions:
+        return self.config.mics
+
     def group_size(self, members: Sequence[Member]) -> tuple[int, str]:
-        group = self.config.mics.group
+        group = self.options.group
         if group != "auto":
             return int(group), "mics.group"
-        room = self.config.mics.memory_gb * 1e9 or min(m.memory_bytes for m in members)
+        room = self.options.memory_gb * 1e9 or min(m.memory_bytes for m in members)
         sizes = topology.divisors(len(members))
         for size in sizes:
             if self.need.bytes(size) <= room:

@@ -5,6 +5,7 @@ Owns the order of ranks by their labels.  Pure: every rank comes to the same gro
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -52,23 +53,36 @@ def near_first(labels: Sequence[str], size: int) -> list[Ranks]:
     return sorted(groups)
 
 
+def ranks_a_label(labels: Sequence[str], groups: Sequence[Ranks]) -> int:
+    """How many ranks of one label stand side by side in every group; 1 where it is not as many
+    each time, or where no group spans labels: one hop is all there is to do then."""
+    sizes = set[int]()
+    for ranks in groups:
+        runs = [(label, len(list(run)))
+                for label, run in itertools.groupby(ranks, key=lambda rank: labels[rank])]
+        if len(runs) < 2 or len({label for label, _ in runs}) < len(runs):
+            return 1
+        sizes.update(number for _, number in runs)
+    return sizes.pop() if len(sizes) == 1 else 1
+
+
 def slow_bytes(
     labels: Sequence[str], groups: Sequence[Ranks], weights: int, micro_steps: int,
-    gathers: int = 2,
+    gathers: int = 2, near: int = 1,
 ) -> int:
     """Bytes that the busiest rank sends to ranks of another label in one step, as counted from
     the algorithms: a ring for all-gather (`gathers` a micro-step: for the forward pass and for the
     backward pass) and all-reduce (once a step), direct sends for reduce-scatter (once a
-    micro-step)."""
+    micro-step).  An all-gather in two hops is a ring of every `near`-th rank."""
     size, sent = len(groups[0]), [0.0] * len(labels)
     part = weights / size
     for ranks in groups:
         for place, rank in enumerate(ranks):
-            after = ranks[(place + 1) % size]
+            after = ranks[(place + near) % size]
             far = sum(labels[rank] != labels[other] for other in ranks)
             sent[rank] += micro_steps * part * far
             if labels[after] != labels[rank]:
-                sent[rank] += micro_steps * gathers * (size - 1) * part
+                sent[rank] += micro_steps * gathers * (size // near - 1) * part
     copies = len(groups)
     for shard in range(size):
         ranks = tuple(sorted(group[shard] for group in groups))

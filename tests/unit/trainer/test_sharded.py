@@ -15,6 +15,7 @@ from holdfast.trainer.checkpoint import format as files
 from holdfast.trainer.checkpoint.restore import read_into
 from holdfast.trainer.config import ConfigError, load
 from holdfast.trainer.engines import topology
+from holdfast.trainer.engines.hierarchical import InTwoHops
 from holdfast.trainer.engines.memory import Need
 from holdfast.trainer.engines.strategy import Member
 from holdfast.trainer.quality import kept
@@ -58,6 +59,45 @@ def test_kills_anywhere_leave_no_trace_and_redo_nothing_while_a_copy_lives(tmp_p
     assert launcher.digests == {unbroken(*MICS)}, launcher.log()
     assert [kind for kind, _ in launcher.plans] == ["fresh"] + ["survivor"] * 3
     assert launcher.redone == 0
+
+
+TWO_NODES = ("topology.0=a", "topology.1=a", "topology.2=b", "topology.3=b")
+
+
+def test_a_group_over_nodes_gathers_in_two_hops_and_to_the_same_bits(tmp_path):
+    """Through a loss, whose newcomer is in all the groups of the hops."""
+    launcher = run(tmp_path / "hops", *FSDP, "fsdp.group=4", *TWO_NODES, faults={
+        (1, 2, 3, "optimizer"): "gloo"})
+    assert launcher.digests == {unbroken(*FSDP)}, launcher.log()
+    assert len(launcher.plans) == 2
+    said = [event[4] for event in launcher.said("report")]
+    assert any("gathered in two hops, 2 places of 2 ranks a group" in text for text in said), said
+    flat = run(tmp_path / "flat", *FSDP, "fsdp.hierarchical=false", *TWO_NODES, "steps=1")
+    assert not any("two hops" in event[4] for event in flat.said("report"))
+
+
+def test_two_hops_bring_the_rows_in_rank_order():
+    """Four ranks, two to a node; each hop is carried out as a group of these ranks would."""
+    class Hop:
+        def __init__(self, others):
+            self.others = others
+
+        def size(self):
+            return len(self.others)
+
+    rows = [torch.full((3,), float(rank)) for rank in range(4)]
+    into = torch.empty(12)
+
+    def gather(output, given, group):
+        torch.cat([of(given) for of in group.others], out=output)
+
+    # Rank 1 holds place 1 of node 0; rank 3 is its counterpart, rank 0 its neighbour.
+    across = Hop([lambda given: given, lambda _: rows[3]])
+    inside = Hop([lambda given: given - 1, lambda given: given])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.distributed, "all_gather_into_tensor", gather)
+        InTwoHops(across, inside)(into, rows[1], None)
+    assert torch.equal(into, torch.cat(rows))
 
 
 def test_a_rank_that_did_not_step_ends_the_step_at_the_next_join(tmp_path):
@@ -162,6 +202,20 @@ def test_near_ranks_share_a_group():
         topology.labels({"x": "left"}, nodes)
 
 
+@pytest.mark.parametrize(("labels", "groups", "ranks"), [
+    ("aabb", [(0, 1, 2, 3)], 2),
+    ("aaabbb", [(0, 1, 2, 3, 4, 5)], 3),
+    ("aabbccdd", [(0, 1, 2, 3), (4, 5, 6, 7)], 2),
+    ("aabb", [(0, 1), (2, 3)], 1),  # no group spans nodes
+    ("aaab", [(0, 1, 2, 3)], 1),
+    ("abab", [(0, 1, 2, 3)], 1),  # the rows of one node lie apart
+    ("aabbbb", [(0, 1, 2, 3), (4, 5)], 1),  # and not every group does
+    ("abcd", [(0, 1, 2, 3)], 1),
+])
+def test_hops_need_as_many_ranks_of_every_node_side_by_side(labels, groups, ranks):
+    assert topology.ranks_a_label(list(labels), groups) == ranks
+
+
 def test_bytes_over_slow_links_by_value():
     """4 ranks on 2 nodes, 4 micro-steps, 100 bytes of weights."""
     nodes = list("aabb")
@@ -169,6 +223,8 @@ def test_bytes_over_slow_links_by_value():
     assert near == 50  # one all-reduce of half of it with one other, whatever the micro-steps
     assert topology.slow_bytes(nodes, [(0, 1, 2, 3)], 100, 4) == 4 * (2 * 25) + 4 * 2 * 75
     assert topology.slow_bytes(list("aaaa"), [(0, 1), (2, 3)], 100, 4) == 0
+    in_two_hops = topology.slow_bytes(nodes, [(0, 1, 2, 3)], 100, 4, near=2)
+    assert in_two_hops == 4 * (2 * 25) + 4 * 2 * 25
 
 
 def test_need_shrinks_with_the_group_and_no_further_than_what_is_gathered():
