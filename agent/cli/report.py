@@ -335,7 +335,7 @@ def incident(one: Json) -> list[Line]:
         line(Span(f"{one['fault']}", SEVERITY_STYLE.get(one["severity"], STRONG)),
              f"  {one['id']}, {state}"),
         *field("reason", one["reason"]),
-        *field("culprit", one["culprit"] or "not known"),
+        *field("culprit", one["culprit"] or "none"),
         *field("run", f"{one['run'] or 'none'}, generation {one['generation']}"),
         *field("cost", cost(one)),
     ]

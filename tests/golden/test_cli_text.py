@@ -127,6 +127,15 @@ def test_a_reason_that_names_the_culprit_is_not_given_its_name_twice() -> None:
     node = said_of(fault="host_oom", severity="warn", culprit="n", subject="node/n",
                    reason="this node of n: the kernel ended a process")
     assert words(report.incident_line(node)) == "warn host_oom: n: the kernel ended a process"
+    lost = said_of(fault="node_lost", culprit="n2", subject="run/m5", reason="n2: not heard of")
+    assert words(report.incident_line(lost)) == "fatal node_lost: n2: not heard of"
+
+
+def test_an_incident_in_which_nothing_is_broken_blames_nobody() -> None:
+    grows = said_of(fault="world_grows", severity="warn", culprit="", subject="run/m5",
+                    reason="n2 can take ranks", run="m5", generation=3)
+    assert words(report.incident_line(grows)) == "warn world_grows: run/m5: n2 can take ranks"
+    assert " culprit none run m5, " in words(report.incident(grows))
 
 
 def test_open_incidents_stand_by_how_bad_they_are_with_what_is_asked_for() -> None:

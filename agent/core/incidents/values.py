@@ -21,19 +21,23 @@ def opened(
     cause: Cause, run: str, number: int, now: Now, acted: bool, node: str = ""
 ) -> Incident:
     """`node`: who opens it, where another node may open one of the same number."""
-    who = "culprit unknown"
-    if cause.rank >= 0:
-        who = rank_words(cause.rank, cause.pid, cause.node, cause.place)
     rank = f"r{cause.rank}" if cause.rank >= 0 else "r-"
     whose = f"-{node}" if node else ""
     return Incident(
         id=f"{run}-g{cause.generation}-{cause.fault}-{rank}-{number}{whose}", fault=cause.fault,
         subject=rank_subject(run, cause.rank), severity=cause.severity, run=run,
         generation=cause.generation, opened_wall_s=now.wall_s, opened_boot_s=now.boot_s,
-        reason=cause.reason, culprit=who, evidence=cause.evidence[:EVIDENCE_MAX],
+        reason=cause.reason, culprit=_culprit(cause), evidence=cause.evidence[:EVIDENCE_MAX],
         timeline=((now.wall_s, f"{'seen' if acted else 'suspected'}: {cause.reason}"),),
         state=ACTED if acted else OPEN,
     )
+
+
+def _culprit(cause: Cause) -> str:
+    """The rank, else the node; "" where the ranks are stopped though nothing is broken."""
+    if cause.rank >= 0:
+        return rank_words(cause.rank, cause.pid, cause.node, cause.place)
+    return cause.node or ("culprit unknown" if cause.charged else "")
 
 
 def noted(incident: Incident, now: Now, text: str) -> Incident:

@@ -38,7 +38,7 @@ class Incident(Value, frozen=True, omit_defaults=False):
     opened_wall_s: float
     opened_boot_s: float
     reason: str
-    culprit: str  # "rank 1 (pid 4711) on node-a"
+    culprit: str  # "rank 1 (pid 4711) on node-a", "node-a"; "" = nobody is to blame
     evidence: tuple[tuple[str, str], ...] = ()
     timeline: tuple[tuple[float, str], ...] = ()  # (wall_s, what happened)
     state: str = "open"  # open | acted | closed | taken_back

@@ -77,9 +77,6 @@ class RunIncidents:
         item = self.book.open.get(opened)
         if item is not None:
             item.is_note, item.detector = True, cause.detector
-            culprit = cause.node or item.incident.culprit
-            changed = msgspec.structs.replace(item.incident, culprit=culprit)
-            self.book.change(ctx, item, changed)
         return opened
 
     def close_note(self, ctx: Context, incident_id: str, text: str) -> None:

@@ -55,6 +55,8 @@ def test_a_drain_saves_moves_the_ranks_and_is_answered_when_nothing_is_left() ->
     stops = [e.body for e in cluster.labs["b"].log if e.kind == "stop"]
     assert stops[0].park and stops[0].save  # type: ignore[union-attr]
     assert doc(cluster, "b").excluded and not doc(cluster, "b").draining
+    (incident,) = cluster.labs["a"].incidents.values()
+    assert (incident.culprit, incident.reason) == ("b", "b: drained")
 
 
 def test_a_drain_that_nobody_can_follow_disturbs_nothing_and_is_given_up() -> None:

@@ -150,6 +150,11 @@ def lose(cluster: Cluster, name: str) -> None:
             lab.park(lab.view.ranks[0].rank, 3)
 
 
+def culprits(cluster: Cluster) -> dict[str, str]:
+    return {one.fault: one.culprit for lab in cluster.labs.values()
+            for one in lab.incidents.values()}
+
+
 def test_a_lost_node_without_a_spare_shrinks_the_world_to_what_is_left() -> None:
     cluster = elastic()
     lose(cluster, "b")
@@ -159,6 +164,7 @@ def test_a_lost_node_without_a_spare_shrinks_the_world_to_what_is_left() -> None
     assert (plan.resume.kind, plan.resume.step, plan.keep) == ("survivor", 3, (0,))
     assert plan.reason.startswith("b: not heard of for longer")
     assert dict(plan.spent)["restarts"] == 1
+    assert culprits(cluster) == {"node_lost": "b"}
 
 
 def test_a_world_grows_back_at_the_end_of_a_step_when_the_node_is_there_again() -> None:
@@ -178,6 +184,7 @@ def test_a_world_grows_back_at_the_end_of_a_step_when_the_node_is_there_again() 
     assert plan.spent == before  # it costs no restart
     stops = [e.body for e in cluster.labs["c"].log if e.kind == "stop"]
     assert stops and stops[-1].park  # type: ignore[union-attr]
+    assert culprits(cluster) == {"node_lost": "b", "world_grows": ""}
 
 
 def test_a_spare_goes_before_a_smaller_world() -> None:
