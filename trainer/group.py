@@ -13,6 +13,7 @@ import json
 import os
 import socket
 import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
@@ -74,6 +75,7 @@ class Group:
         self._lock, self._sockets = threading.Lock(), list[socket.socket]()
         self._joining, self._before = True, set(_open_sockets().values())
         self.process_group: Any = None
+        self._hooks: tuple[Any, Any] = (None, None)  # sys.excepthook without torch's, and torch's
 
     def join(
         self, assignment: Any, elastic: Any, lay_out: Callable[[Sequence[Member]], Layout],
@@ -108,9 +110,11 @@ class Group:
         # torch counts every attempt and puts the number into its keys in the store, but starts
         # anew only after a success: a rank whose last join failed would never meet the others.
         dist.distributed_c10d._world.group_count = 0
+        before = sys.excepthook
         dist.init_process_group(
             "nccl" if device.type == "cuda" else breakable.NAME, store=self.store, rank=self.rank,
             world_size=self.world, timeout=timeout)
+        self._hooks = before, sys.excepthook
         group: Any = dist.group.WORLD
         self.process_group = group
         self.layout = lay_out(self._members(assignment.node))
@@ -268,6 +272,11 @@ class Group:
         self._release()
         if dist.is_initialized():
             dist.destroy_process_group()
+        # torch puts "[rank0]: " before each line of a traceback, and never takes that back: behind
+        # 40 generations of one process the search of its log no longer found the error.
+        before, torchs = self._hooks
+        if torchs is not None and sys.excepthook is torchs:
+            sys.excepthook = before
         # gloo's destructor waits for its threads, and one of them may sleep in a collective for the
         # whole of its timeout: whoever comes to wait as its last connection fails is not woken.
         groups = {id(one): one for one in (self.process_group, *self.parts.values())}

@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import types
 from pathlib import Path
@@ -259,17 +260,40 @@ def test_a_wait_that_ends_behind_a_look_is_no_failure():
     assert Work(types.SimpleNamespace(check=lambda: None), work).wait() and work.looks == 2
 
 
-def test_ddp_of_a_users_own_strategy_runs_over_it():
+@contextlib.contextmanager
+def alone(generation):
+    """The group of this process and nobody else."""
     elastic = types.SimpleNamespace(phase=lambda _: None, register_group=lambda *_: None)
     store = dist.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    assignment = types.SimpleNamespace(
-        rank=0, world=1, store_host="127.0.0.1", store_port=store.port, generation=1, node="n")
+    assignment = types.SimpleNamespace(rank=0, world=1, store_host="127.0.0.1",
+                                       store_port=store.port, generation=generation, node="n")
     group = Group(assignment, torch.device("cpu"), elastic)
-    group.join(assignment, elastic, lambda _: Layout((Place(),)))
     try:
+        group.join(assignment, elastic, lambda _: Layout((Place(),)))
+        yield
+    finally:
+        group.leave()
+
+
+def test_ddp_of_a_users_own_strategy_runs_over_it():
+    with alone(1):
         model = torch.nn.Linear(2, 1)
         wrapped = DistributedDataParallel(model, find_unused_parameters=True)
         wrapped(torch.ones(3, 2)).sum().backward()
         assert model.weight.grad.tolist() == [[3.0, 3.0]]
-    finally:
-        group.leave()
+
+
+def test_a_traceback_names_its_rank_once_in_each_generation(capsys):
+    before = sys.excepthook
+    for generation in (1, 2, 3):
+        with alone(generation):
+            sys.excepthook(KeyError, KeyError("input_ids"), None)
+        assert capsys.readouterr().err == "[rank0]: KeyError: 'input_ids'\n"
+        assert sys.excepthook is before
+
+
+def test_a_hook_of_the_users_own_stays_when_the_group_is_left(monkeypatch):
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    with alone(1):
+        sys.excepthook = own = lambda *_: None
+    assert sys.excepthook is own
