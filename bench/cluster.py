@@ -5,7 +5,9 @@ Owns five cases on network namespaces with an etcd of three members among them. 
 `leader_and_etcd`: the same of the node that leads, and a member of the store with it.  `shrink`: a
 node of four goes, and no other is there.  Of each lost node a row says how many of the other agents
 knew by then.  Each world is started once and hurt again and again; who was lost comes back before
-the next.  Needs root, iproute2, nftables and etcd-server.
+the next.  A rank's kill and its exception take turns, for what else runs on the machine changes by
+the minute: each row has the load, and `ended_s`, when that rank's process had ended.  Needs root,
+iproute2, nftables and etcd-server.
 
     python -m bench.cluster [--cases rank_kill exception node_loss leader_and_etcd shrink]
                             [--runs 10] [--weight 16] [--seed 1]
@@ -14,13 +16,14 @@ the next.  Needs root, iproute2, nftables and etcd-server.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import random
 import signal
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,7 +38,8 @@ from nodes.worlds import World
 
 from holdfast.agent.cli.client import Agent, run_route
 
-CASES = ("rank_kill", "exception", "node_loss", "leader_and_etcd", "shrink")
+OF_A_RANK = ("rank_kill", "exception")
+CASES = (*OF_A_RANK, "node_loss", "leader_and_etcd", "shrink")
 RANKS, STEPS, MEMBERS = 4, 10_000_000, (0, 1, 2)
 SETTINGS = ("micro_batches=12", "batch=1")
 START_LIMIT_S, BACK_LIMIT_S = 300.0, 60.0
@@ -49,12 +53,15 @@ class Watched:
     def __init__(self, world: World, nnodes: str, draw: random.Random) -> None:
         self.world, self.nnodes, self.draw = world, nnodes, draw
         self.pages: dict[int, PageWatch] = {}  # node ->
+        self.victim, self.ended_ns = 0, 0  # the process that is hurt, and when it had ended
 
     def launch(self, number: int) -> None:
         self.world.train([number], self.nnodes, STEPS, *SETTINGS)
         self.pages[number] = PageWatch(self.world.processes[number].pid)
 
     def poll(self) -> list[tuple[int, Step]]:
+        if self.victim and is_over(self.victim):
+            self.victim, self.ended_ns = 0, time.monotonic_ns()
         return [(number, step) for number, watch in self.pages.items() for step in watch.poll()]
 
     def until(self, met: Callable[[list[tuple[int, Step]]], bool], limit_s: float) -> None:
@@ -129,6 +136,14 @@ class Watched:
         return number, end_ns
 
 
+def is_over(pid: int) -> bool:
+    """Ended, whether or not its launcher has seen it yet."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("Z", "X")
+    except OSError:
+        return True
+
+
 def took_ns(mapped: Any, step: int) -> int:
     """From the end of the step before to this one's, in one generation."""
     at = pages.F_STEP_NS + step % pages.RING
@@ -142,7 +157,7 @@ def hurt_rank(run: Watched, case: str) -> dict[str, Any]:
     before = run.quiet(RANKS)
     number = run.draw.choice(sorted(before))
     step = before[number]
-    begun_ns = time.monotonic_ns()
+    run.victim, run.ended_ns, begun_ns = step.pid, 0, time.monotonic_ns()
     if case == "rank_kill":
         os.kill(step.pid, signal.SIGKILL)
     else:
@@ -150,8 +165,9 @@ def hurt_rank(run: Watched, case: str) -> dict[str, Any]:
         Agent(socket).post(run_route(run.world.name, "inject"), {
             "fault": "exception", "rank": step.rank, "args": {}, "reason": "bench", "by": "bench"})
     seconds, redone = run.first_new(before, RANKS, begun_ns)
-    return {"recovery_s": seconds, "redone_steps": redone, "node": number,
-            "kept": kept(run, before, number)}
+    run.until(lambda _: run.ended_ns > 0, BACK_LIMIT_S)
+    return {"recovery_s": seconds, "ended_s": (run.ended_ns - begun_ns) / 1e9,
+            "redone_steps": redone, "node": number, "kept": kept(run, before, number)}
 
 
 def kept(run: Watched, before: dict[int, Step], lost: int) -> int:
@@ -214,11 +230,14 @@ def started(nodes: int, nnodes: str, weight: int, seed: int) -> Iterator[Watched
         yield run
 
 
-def series(run: Watched, case: str, runs: int, results: Results) -> list[dict[str, Any]]:
+def series(
+    run: Watched, cases: Sequence[str], runs: int, results: Results
+) -> list[dict[str, Any]]:
+    """The cases in turns."""
     rows = []
-    for number in range(runs):
-        hurt = hurt_rank if case in ("rank_kill", "exception") else hurt_node
-        row = {"case": case, "number": number, **hurt(run, case)}
+    for number, case in itertools.product(range(runs), cases):
+        hurt = hurt_rank if case in OF_A_RANK else hurt_node
+        row = {"case": case, "number": number, "load_1m": os.getloadavg()[0], **hurt(run, case)}
         row = {key: rounded(value) if isinstance(value, float) else value
                for key, value in row.items()}
         results.add(row)
@@ -242,9 +261,12 @@ def main() -> int:
         if not cases:
             continue
         with started(nodes, nnodes, options.weight, options.seed) as run:
+            of_a_rank = [case for case in cases if case in OF_A_RANK]
+            others = [[case] for case in cases if case not in OF_A_RANK]
+            rows = [row for turns in (of_a_rank, *others)
+                    for row in series(run, turns, options.runs, results)]
             for case in cases:
-                rows = series(run, case, options.runs, results)
-                took = [row["recovery_s"] for row in rows]
+                took = [row["recovery_s"] for row in rows if row["case"] == case]
                 print(f"{case}: p50 {percentile(took, 0.5):.2f} s, longest {max(took):.2f} s of "
                       f"{len(took)}", flush=True)
     return 0
