@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import time
 from pathlib import Path
 
 import pytest
@@ -89,6 +91,15 @@ def test_every_error_of_every_file_at_once(tmp_path: Path) -> None:
     assert "2.toml: signature: write [[signature]]" in said[0]
     assert "3.toml" in said[1] and "retryable" in said[1]
     assert "1.toml" in said[2] and "is also in" in said[2] and "0.toml" in said[2]
+
+
+def test_on_a_machine_without_time_for_us_good_ones_are_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ticks = itertools.count()
+    monkeypatch.setattr(time, "monotonic", lambda: 4.0 * next(ticks))
+    several = "".join(GOOD.replace("our_storage", f"our_{n}") for n in range(4))
+    assert len(loaded(tmp_path, several).signatures) == 4
 
 
 def test_too_many_are_refused(tmp_path: Path) -> None:
