@@ -13,7 +13,7 @@ import os
 import random
 import ssl
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any, NamedTuple
 
 import aiohttp
@@ -26,9 +26,7 @@ from .etcd_answers import Answer, Result, decode, error_of
 Json = dict[str, Any]
 OLDEST = (3, 4)  # its gateway is at /v3 and knows every call that is made here
 CONNECT_S = 1.0  # a member that takes longer is passed by
-TRY_S = 0.8  # of a question to one member, where there are others; more where all are slow
-SLOW_TIMES = 1.5  # so many times what the last answer took
-ROUND_S = 0.1  # before all of them are asked again
+TRY_S = 0.8  # of a question to one member, where there are others
 ANSWER_MAX = 16 << 20  # bytes; etcd takes 1.5 MB a document
 LINE_MAX = 16 << 20  # of a watch: what changed in one transaction
 HEADER_BYTES = 4  # ": " and the line's end
@@ -69,14 +67,6 @@ class Refused(StoreError):
 class Written(NamedTuple):
     answer: Answer
     is_repeated: bool  # an earlier try, whose answer was lost, may have been taken
-
-
-class Turn(NamedTuple):
-    """One member's in being asked."""
-
-    endpoint: str
-    pause_s: float  # before it
-    limit_s: float
 
 
 class NoAnswer(StoreError):
@@ -125,7 +115,6 @@ class Gateway:
         self._tls, self._login = tls, login or Login()
         self._token = ""
         self._first = 0  # whom the next question goes to
-        self._took_s = 0.0  # the last answer
         self._avoided: frozenset[str] = frozenset()  # hosts that are known to be lost
         self._streaming: tuple[str, aiohttp.ClientResponse] | None = None  # endpoint, its answer
         self._session: aiohttp.ClientSession | None = None
@@ -163,10 +152,16 @@ class Gateway:
         the next member is asked soon.  What that answers is told with `is_repeated`: a comparison
         that fails then may have failed for the first try's success.  Once each was asked, the next
         gets all the time that is left, for an etcd may be slow and right."""
+        deadline_s = time.monotonic() + limit_s
         failed: dict[str, str] = {}
         unsure = False
-        for endpoint, pause_s, alone_s in self._turns(limit_s):
-            await asyncio.sleep(pause_s)
+        for turn in range(2 * len(self.endpoints)):
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0.0:
+                break
+            endpoint = self.endpoints[self._first]
+            is_first_round = turn < len(self.endpoints) and len(self.endpoints) > 1
+            alone_s = min(left_s, TRY_S) if is_first_round else left_s
             try:
                 return Written(await self._authorised(endpoint, path, body, alone_s), unsure)
             except Refused as error:
@@ -180,26 +175,13 @@ class Gateway:
             except (TimeoutError, aiohttp.ClientError) as error:
                 failed[endpoint] = _why(error)
                 unsure = True
+            self._next()
+            if turn == len(self.endpoints) - 1:
+                await asyncio.sleep(min(0.1, max(0.0, deadline_s - time.monotonic())))
         lost = NoAnswer(failed, self.name)
         if unsure:
             raise TimeoutError(str(lost)) from lost
         raise lost
-
-    def _turns(self, limit_s: float) -> Iterator[Turn]:
-        """Each member a little, then the next one for all that is left.  Whoever takes another
-        turn had no answer in the one before."""
-        deadline_s = time.monotonic() + limit_s
-        little_s = min(max(TRY_S, SLOW_TIMES * self._took_s), limit_s / 2)
-        many = len(self.endpoints)
-        for number in range(2 * many):
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0.0:
-                return
-            pause_s = min(ROUND_S, left_s) if number == many else 0.0
-            is_first_round = number < many and many > 1
-            yield Turn(self.endpoints[self._first], pause_s,
-                       min(left_s, little_s) if is_first_round else left_s - pause_s)
-            self._next()
 
     def _next(self) -> None:
         for _ in self.endpoints:
@@ -251,8 +233,7 @@ class Gateway:
         except (TimeoutError, aiohttp.ClientError):
             self.traffic.count(path, "failed")
             raise
-        self._took_s = time.monotonic() - begun_s
-        self.traffic.answered(self._took_s)
+        self.traffic.answered(time.monotonic() - begun_s)
         answer = _decoded(endpoint, path, text)
         error = error_of(answer)
         if status != 200 or error is not None:
@@ -265,17 +246,16 @@ class Gateway:
         """(endpoint, version) of the member whom the next question goes to.  StoreError when it is
         older than this client, or none answers."""
         failed: dict[str, str] = {}
-        for endpoint, pause_s, alone_s in self._turns(limit_s):
-            await asyncio.sleep(pause_s)
-            begun_s = time.monotonic()
-            timeout = aiohttp.ClientTimeout(total=alone_s, sock_connect=CONNECT_S)
+        for _ in self.endpoints:
+            endpoint = self.endpoints[self._first]
+            timeout = aiohttp.ClientTimeout(total=min(limit_s, TRY_S), sock_connect=CONNECT_S)
             try:
                 async with self._open().get(endpoint + "/version", timeout=timeout) as response:
                     text = await self._read(response)
             except (TimeoutError, aiohttp.ClientError) as error:
                 failed[endpoint] = _why(error)
+                self._next()
                 continue
-            self._took_s = time.monotonic() - begun_s
             said = _decoded(endpoint, "/version", text).etcdserver
             parts = said.split(".")
             if len(parts) < 2 or not (parts[0] + parts[1]).isdecimal():
@@ -292,8 +272,7 @@ class Gateway:
         """Results as they come, from one member, until it ends.  Raises Refused for what etcd
         says is wrong, TimeoutError or aiohttp.ClientError where the connection is lost."""
         if self._login.user and not self._token:
-            await self._log_in(self.endpoints[self._first],
-                               max(TRY_S, SLOW_TIMES * self._took_s))
+            await self._log_in(self.endpoints[self._first], TRY_S)
         endpoint = self.endpoints[self._first]
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
         # A member that loses its leader would go on in silence: it shall say so and end.

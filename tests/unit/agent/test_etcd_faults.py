@@ -4,15 +4,12 @@ hangs, and each fault is said with what to do."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import functools
 import json
 import random
 import shutil
 import signal
 import time
 from contextlib import asynccontextmanager
-from types import SimpleNamespace
 
 import pytest
 from etcd_servers import etcd
@@ -55,62 +52,6 @@ async def following(*stores):
         await asyncio.gather(*tasks, return_exceptions=True)
         for one in stores:
             await one.close()
-
-
-@asynccontextmanager
-async def slowed(cluster, delay_s: float):
-    """The members behind ports of their own, where each answer comes so much later: store.url."""
-
-    async def late(source, into) -> None:
-        loop = asyncio.get_running_loop()
-        chunks: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
-
-        async def deliver() -> None:
-            while True:
-                due_s, data = await chunks.get()
-                await asyncio.sleep(due_s - loop.time())
-                into.write(data)
-
-        task = asyncio.create_task(deliver())
-        try:
-            while data := await source.read(65536):
-                chunks.put_nowait((loop.time() + delay_s, data))
-        finally:
-            task.cancel()
-
-    async def at_once(source, into) -> None:
-        while data := await source.read(65536):
-            into.write(data)
-
-    async def carry(port, reader, writer) -> None:
-        with contextlib.suppress(OSError):
-            to_reader, to_writer = await asyncio.open_connection("127.0.0.1", port)
-            ways = [asyncio.create_task(late(to_reader, writer)),
-                    asyncio.create_task(at_once(reader, to_writer))]
-            try:
-                await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for way in ways:
-                    way.cancel()
-                await asyncio.gather(*ways, return_exceptions=True)
-                to_writer.close()
-                writer.close()
-
-    def taken(port, *streams) -> None:
-        carried.add(asyncio.create_task(carry(port, *streams)))
-
-    carried: set[asyncio.Task[None]] = set()
-    servers = [await asyncio.start_server(functools.partial(taken, one.client), "127.0.0.1", 0)
-               for one in cluster.members]
-    ports = [server.sockets[0].getsockname()[1] for server in servers]
-    try:
-        yield "etcd://" + ",".join(f"127.0.0.1:{port}" for port in ports)
-    finally:
-        for server in servers:
-            server.close()
-        for task in carried:
-            task.cancel()
-        await asyncio.gather(*carried, return_exceptions=True)
 
 
 def version_of(store, key) -> int:
@@ -303,22 +244,6 @@ def test_without_a_majority_it_says_so_and_goes_on_when_it_is_back(tmp_path, thr
             assert body_of(store, "run/m") in (b"kept", b"lost")  # without an answer: not known
             version = version_of(store, "run/m")
             assert await store.put(StoreWrite("run/m", version, b"on")) == version + 1
-
-    asyncio.run(asyncio.wait_for(scenario(), 60.0))
-
-
-def test_an_etcd_that_answers_slowly_is_waited_for_and_loses_nothing(tmp_path, three):
-    """0.9 s an answer from each member: above what is waited for one while there are others."""
-    async def scenario():
-        async with slowed(three, 0.9) as url:
-            store = opened(tmp_path, SimpleNamespace(url=url), lease_s=30.0)
-            async with following(store):
-                await store.put(StoreWrite("lease/m", 0, b"a"))
-                for version in range(2):
-                    assert await store.put(
-                        StoreWrite("run/m", version, b"%d" % version, "m")) == version + 1
-                await until(lambda: body_of(store, "run/m") == b"1", 10.0)
-                assert store.view().up and not store.view().problem
 
     asyncio.run(asyncio.wait_for(scenario(), 60.0))
 
