@@ -67,9 +67,12 @@ def test_a_node_with_another_version_is_named_by_the_others_and_gets_no_ranks(
         fleet.launch(number, "run", "--nnodes", "2:3", "--nproc-per-node", "1", "--preload", "none",
                      LOOPING, str(fleet.shared))
 
-    for number in range(3):
-        fleet.furnish(number, OTHER if number == 2 else USUAL)
+    for number in range(2):
+        fleet.furnish(number, USUAL)
         launch(number)
+    fleet.wait(lambda: fleet.leader() in (0, 1))  # who leads and is refused himself, nobody names
+    fleet.furnish(2, OTHER)
+    launch(2)
     assert fleet.processes[2].wait(60) == 75, fleet.said()
     why = f"check drift: nccl is {OTHER}, and 2 of 3 nodes have {USUAL}"
     assert f"n2 starts no run: {why}" in output(fleet.nodes[2])
