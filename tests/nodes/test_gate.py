@@ -70,7 +70,7 @@ def test_a_node_with_another_version_is_named_by_the_others_and_gets_no_ranks(
     for number in range(2):
         fleet.furnish(number, USUAL)
         launch(number)
-    fleet.wait(lambda: fleet.leader() in (0, 1))  # who leads and is refused himself, nobody names
+    fleet.wait(lambda: fleet.leader() in (0, 1))  # nobody would name a refused leader
     fleet.furnish(2, OTHER)
     launch(2)
     assert fleet.processes[2].wait(60) == 75, fleet.said()
