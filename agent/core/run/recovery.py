@@ -308,9 +308,9 @@ class Recoveries:
         """
         cause, now_s = recovery.cause, ctx.now.boot_s
         grace_s, since_s = self._grace_s(ctx, cause), recovery.stop_boot_s
-        again = ranks == recovery.stop_ranks and since_s > 0
+        again = since_s > 0 and set(ranks) <= set(recovery.stop_ranks)
         if again and now_s - since_s < grace_s + STOP_WAIT_S:
-            return since_s  # said once; its ranks have their grace before it is said again
+            return since_s  # said once; those still there have their grace before it is said again
         draft = drafts.stop(ctx.view, ranks, grace_s, cause.reason, cause.fault)
         effect = ctx.emit(ctx.view.generation, draft)
         if effect is None:

@@ -200,6 +200,19 @@ def test_a_scripts_other_ranks_are_stopped_before_it_starts_again() -> None:
     assert lab.starts()[-1].resume.kind == "own"
 
 
+def test_ranks_that_end_one_by_one_are_told_to_stop_once() -> None:
+    lab = Lab(grade="script", nproc=3)
+    lab.begin()
+    lab.train(3)
+    lab._stop = lambda body: None  # the signals are sent; nobody has ended yet
+    lab.kill(1)
+    assert lab.kinds(lab.step()) == ["stop"]
+    lab.end(0, Ended(143, 15))
+    assert lab.kinds(lab.step(0.1)) == []
+    lab.end(2, Ended(143, 15))
+    assert lab.kinds(lab.settle()) == ["put", "start"]
+
+
 def test_an_outcome_written_before_teardown_counts_more_than_the_exit_code() -> None:
     lab = Lab()
     lab.begin()

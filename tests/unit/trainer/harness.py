@@ -314,8 +314,21 @@ class Launcher:
             except (EOFError, OSError):
                 self.died(rank)
                 return
+            if message[0] == "parked":
+                self.catch_up(pipes, pipe)
             self.events.append((self.generation, rank, *message))
             self.heard(rank, message)
+
+    def catch_up(self, pipes, of):
+        """Hear first what the others had said before: nothing orders one pipe against another."""
+        for pipe, rank in pipes.items():
+            while pipe is not of and rank is not None and pipe.poll():
+                try:
+                    message = pipe.recv()
+                except (EOFError, OSError):
+                    break  # of one that died: heard in the next turn
+                self.events.append((self.generation, rank, *message))
+                self.heard(rank, message)
 
     def heard(self, rank, message):
         if message[0] == "result":
