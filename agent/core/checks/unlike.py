@@ -8,7 +8,7 @@ the usual one; what a node does not tell is not held against it.  Pure.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from ..model import Settings
@@ -28,23 +28,49 @@ class Unlike(NamedTuple):
     common: str = ""
 
 
+class Split(NamedTuple):
+    """One version that a minority of the nodes does not share."""
+
+    key: str
+    most: str
+    agree: int
+    said: dict[str, str]  # node -> version, of those that tell it
+    others: tuple[str, ...]  # the minority, by name
+
+
 def unlike(node: str, members: Mapping[str, Identity], settings: Settings) -> Unlike:
     """`members`: what is known of this node and of those that it would train with."""
     own = members[node].sources.get(SOURCE, {}) if node in members else {}
     why, common = [], []
-    for key, value in sorted(own.items()):
-        if not key.startswith(KIND) or key in TOOLS or not value:
+    for key, most, agree, said, others in _splits(own, members):
+        is_open, counted = breaker.is_open({key: others}, key, len(said), settings)
+        if node not in said:
+            continue
+        if is_open:
+            common.append(counted)
+        elif node in others:
+            name = key.removeprefix(KIND)
+            why.append(f"{name} is {said[node]}, and {agree} of {len(said)} nodes have {most}")
+    return Unlike("; ".join(why), "; ".join(common))
+
+
+def unlike_nodes(members: Mapping[str, Identity], settings: Settings) -> frozenset[str]:
+    """Those of which `unlike` says a reason, at the cost of one look over all."""
+    keys = {key for one in members.values() for key in one.sources.get(SOURCE, {})}
+    return frozenset(
+        name for key, _, _, said, others in _splits(keys, members)
+        if not breaker.is_open({key: others}, key, len(said), settings)[0] for name in others)
+
+
+def _splits(keys: Iterable[str], members: Mapping[str, Identity]) -> Iterator[Split]:
+    for key in sorted(keys):
+        if not key.startswith(KIND) or key in TOOLS:
             continue
         said = {name: found for name, one in members.items()
                 if (found := one.sources.get(SOURCE, {}).get(key))}
-        most, agree = Counter(said.values()).most_common(1)[0]
-        if agree * 2 <= len(said) or agree == len(said):
+        if not said:
             continue
-        others = tuple(sorted(name for name, found in said.items() if found != most))
-        is_open, counted = breaker.is_open({key: others}, key, len(said), settings)
-        if is_open:
-            common.append(counted)
-        elif value != most:
-            name = key.removeprefix(KIND)
-            why.append(f"{name} is {value}, and {agree} of {len(said)} nodes have {most}")
-    return Unlike("; ".join(why), "; ".join(common))
+        most, agree = Counter(said.values()).most_common(1)[0]
+        if len(said) < agree * 2 and agree < len(said):
+            others = tuple(sorted(name for name, found in said.items() if found != most))
+            yield Split(key, most, agree, said, others)

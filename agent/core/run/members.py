@@ -29,6 +29,7 @@ from .plan import Member
 
 STALE_LEASES = 0.6  # three beats, one each fifth of a lease, are missing
 LOST_LEASES = 1.5  # the lease and its margin: an old leader and old permits have run out
+ASKING = "its checks are not through yet"  # of a node's gate: no refusal, who leads waits for it
 
 
 class NodeDoc(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -68,6 +69,11 @@ def read_node(doc: Doc) -> NodeDoc:
 
 def is_fresh(beat: Beat, now: Now, settings: Settings) -> bool:
     return not beat.lost and now.boot_s - beat.boot_s <= STALE_LEASES * settings.lease_s
+
+
+def is_refused(held: str) -> bool:
+    """Whether these are the words of a gate that lets no rank of the run begin on its node."""
+    return held not in ("", ASKING)
 
 
 def is_lost(last_boot_s: float, now: Now, settings: Settings) -> bool:

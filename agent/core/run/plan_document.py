@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ..detect.ranks.ended import Cause
 from ..effects import drafts
 from ..effects.in_flight import EffectResult
-from ..model import Doc, Effect, Plan, RankView, RunView
+from ..model import Beat, Doc, Effect, Plan, RankView, RunView
 from ..model.subject import LEASE, Subject, run_subject
 from . import members
 from . import plan as planning
@@ -88,8 +88,10 @@ class Document:
     def lead(self, ctx: Context) -> None:
         """Ask for the run's lease while nobody heard of holds it; renew it well before its end.
 
-        That of a node that two others know to be lost is not waited for: what is written below a
-        lease is compared with it, so that its old holder, should he live, writes nothing any more.
+        That of a node that two others know to be lost is not waited for, nor that of one whose own
+        gate gives the run no rank there: it leaves, and who leads must be there to write that down.
+        What is written below a lease is compared with it, so that its old holder, should he live,
+        writes nothing any more.
         """
         view, settings, known = ctx.view, ctx.settings, self.state.document.plan
         if settings.single_node or not view.connected:
@@ -101,15 +103,30 @@ class Document:
             view.node in (*known.members, *known.spares) or not known.members)
         lease = next((one for one in ctx.observed.store.leases if one.run == view.run), None)
         others = lease is not None and lease.holder != view.node
-        dead = lease.holder if lease is not None and others and any(
-            beat.lost and beat.node == lease.holder for beat in ctx.observed.beats) else ""
+        refused = view.generation == 0 and members.is_refused(self.state.gate.held)
+        yields = lease.holder if lease is not None and others and any(
+            (beat.lost or not refused and self._is_refused(beat)) and beat.node == lease.holder
+            for beat in ctx.observed.beats) else ""
         left_s = lease.until_boot_s - ctx.now.boot_s if lease is not None and not others else 0.0
-        if over or not named or (others and not dead) or left_s > settings.lease_s * 2 / 3:
+        if over or not named or (others and not yields) or left_s > settings.lease_s * 2 / 3:
+            return
+        if refused and self._somebody_passes(ctx):
             return
         subject = str(Subject(LEASE, view.run))
-        why = f"lead the run in the place of {dead}" if dead else "lead the run"
-        draft = drafts.put(subject, 0, view.node.encode(), why, view.run, dead)
+        why = f"lead the run in the place of {yields}" if yields else "lead the run"
+        draft = drafts.put(subject, 0, view.node.encode(), why, view.run, yields)
         ctx.emit(view.generation, replace(draft, deadline_s=settings.lease_s / 3))
+
+    def _is_refused(self, beat: Beat) -> bool:
+        return (beat.run == self.state.run and beat.generation == 0
+                and members.is_refused(beat.held))
+
+    def _somebody_passes(self, ctx: Context) -> bool:
+        """Whether another node may lead in this one's place.  Where every gate refuses, one of them
+        has to write down how the run ends."""
+        return any(
+            beat.run == ctx.view.run and beat.node != ctx.view.node and not self._is_refused(beat)
+            and members.is_fresh(beat, ctx.now, ctx.settings) for beat in ctx.observed.beats)
 
     def current(self, ctx: Context) -> Plan | None:
         """The newest plan; what the launcher runs, where the store knows nothing newer."""

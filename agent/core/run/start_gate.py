@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from ..actions import RUN_CHECK
 from ..checks.common_cause import NOT_A_ROUND, OF_SCOPE, is_common
-from ..checks.unlike import DRIFT, SOURCE, unlike
+from ..checks.unlike import DRIFT, SOURCE, unlike, unlike_nodes
 from ..checks.verdict import CRITICAL, OK, UNKNOWN, CheckVerdict
 from ..detect.devices import accelerator
 from ..detect.ranks.ended import Cause
@@ -45,7 +45,6 @@ LOOK_S = 0.2
 TOLD_S = 2.0  # a refused node stays so long, for who leads to hear of it and write it down
 REFUSED, IGNORED, DETECTOR = "start_refused", "check_ignored", "gate"
 FAILED = "check_failed"
-ASKING = "its checks are not through yet"  # no refusal: who leads waits for them
 LEFT_OUT_MAX = 64  # nodes of one run that are written down
 DRIFT_TODO = "bring this node to what the others have: `holdfast drift`"
 PATHS_TODO = "mount it, or repair the storage: a job would train and keep nothing"
@@ -75,7 +74,7 @@ class StartGate:
             self.state.gate = GateSeen(registered_s)
         names = self._names(ctx)
         if self._asks(ctx, names) or self._awaits_versions(ctx, names, joins):
-            self._says(ASKING)
+            self._says(members.ASKING)
             return True
         found = (*self._of_person(ctx), *self._refusals(ctx, names, joins))
         ignored = ctx.view.ignored_checks
@@ -86,8 +85,8 @@ class StartGate:
         elif kept:
             self._hold(ctx, kept, alone=joins)
         else:
-            self._pass(ctx, [one for one in found if one.check in ignored])
-        return bool(kept)
+            self._pass(ctx, [one for one in found if one.check in ignored], joins)
+        return bool(kept) or not joins and self._awaits_refusal(ctx, names)
 
     def stands(self, ctx: Context) -> None:
         """While the run goes on here: what is known says whether this node takes ranks again."""
@@ -99,14 +98,14 @@ class StartGate:
         """What other nodes are told of this one's gate."""
         gate = self.state.gate
         fresh = view.generation == 0 and gate.launcher_boot_s != view.registered_boot_s
-        return ASKING if fresh else gate.held
+        return members.ASKING if fresh else gate.held
 
     def leaves_out(self, ctx: Context) -> None:
         """Who leads writes down which nodes take no part, and why."""
         gate = self.state.gate
         for beat in ctx.observed.beats:
             other = beat.run == ctx.view.run and beat.node != ctx.view.node
-            if not other or beat.held in ("", ASKING) or beat.node in gate.left_out:
+            if not other or not members.is_refused(beat.held) or beat.node in gate.left_out:
                 continue
             if len(gate.left_out) < LEFT_OUT_MAX:
                 gate = replace(gate, left_out=(*gate.left_out, beat.node))
@@ -257,6 +256,26 @@ class StartGate:
         ctx.wake(LOOK_S)
         return True
 
+    def _awaits_refusal(self, ctx: Context, names: tuple[str, ...]) -> bool:
+        """Whether who leads waits for a node with other drivers to refuse the run: its agent may
+        not have heard of enough others yet to know.  One that was told to ignore it never does."""
+        gate, now_s = self.state.gate, ctx.now.boot_s
+        wanted = ctx.leader and DRIFT in names and DRIFT not in ctx.view.ignored_checks
+        told = self._told(ctx, joins=False) if wanted else {}
+        refused = {beat.node for beat in ctx.observed.beats
+                   if beat.run == ctx.view.run and members.is_refused(beat.held)}
+        owing = unlike_nodes({name: doc for name, doc in told.items() if doc is not None},
+                             ctx.settings) - refused
+        since_s = (gate.owing_boot_s or now_s) if owing else 0.0
+        if gate.owing_boot_s != since_s:
+            self.state.gate = replace(gate, owing_boot_s=since_s)
+        if not owing or now_s - since_s > VERSIONS_S:
+            return False
+        ctx.reason = (f"other drivers than most on {', '.join(sorted(owing)[:LEFT_OUT_MAX])}: "
+                      "waiting for the word of the gate there")
+        ctx.wake(LOOK_S)
+        return True
+
     def _of_versions(self, ctx: Context, joins: bool) -> Iterator[Refusal]:
         """This node's drivers beside those of the nodes that have a launcher of the run."""
         told = {name: doc for name, doc in self._told(ctx, joins).items() if doc is not None}
@@ -350,8 +369,9 @@ class StartGate:
             f"{why}. Do: {'; '.join((*remedies, ''))}`{flags} --reason TEXT` starts all the same",
             REFUSED, alone)
 
-    def _pass(self, ctx: Context, ignored: list[Refusal]) -> None:
-        self.state.gate = replace(self.state.gate, passed=True)
+    def _pass(self, ctx: Context, ignored: list[Refusal], joins: bool) -> None:
+        # What was judged before there was a plan may have been judged before others were heard of.
+        self.state.gate = replace(self.state.gate, passed=joins)
         gate, view = self.state.gate, ctx.view
         if gate.held_boot_s:
             self.incidents.close_note(ctx, gate.incident, "what refused the start is over")

@@ -280,6 +280,7 @@ class Cluster:
             lab.docs, lab.leases = self.docs, self.leases
         self.dead: set[str] = set()
         self.lost: set[str] = set()  # as the edge's failure detectors say
+        self.deaf: set[str] = set()  # their agents have heard of no other yet
         self.fatal: dict[str, str] = {}
         self.heard: dict[tuple[str, str], Beat] = {}  # as they were sent
         self.at_s: dict[tuple[str, str], float] = {}  # when, by the store's clock
@@ -298,7 +299,7 @@ class Cluster:
                 continue
             lab.beats = tuple(replace(beat, boot_s=self.at_s[key] + lab.ahead_s,
                                       lost=key[0] in self.lost)
-                              for key, beat in self.heard.items())
+                              for key, beat in self.heard.items() if name not in self.deaf)
             lab.events = self._kernel_log(name)
             lab.step(seconds)
             for effect in lab.elsewhere:

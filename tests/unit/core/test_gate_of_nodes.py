@@ -15,8 +15,10 @@ LOST = CheckVerdict("devices", "critical", "7 of 8", todo="reboot", confirmed=Tr
 
 
 def fleet(names: str, nnodes: int, least: int = 0, versions: dict[str, str] | None = None,
-          gate: tuple[str, ...] = ("incidents", "drift", "devices"), **view) -> Cluster:
-    settings = Settings(single_node=False, gather_s=2.0, gate=GateSettings(names=gate))
+          gate: tuple[str, ...] = ("incidents", "drift", "devices"), wait_s: float = 0.0,
+          **view) -> Cluster:
+    settings = Settings(single_node=False, gather_s=2.0,
+                        gate=GateSettings(names=gate, wait_s=wait_s))
     made = Cluster(names, nnodes, least=least, settings=settings, registered_boot_s=99.0, **view)
     for name, version in (dict.fromkeys(names, "2.2") if versions is None else versions).items():
         body = msgspec.json.encode(Identity({"node": {
@@ -50,6 +52,36 @@ def test_a_node_whose_check_fails_is_left_out_and_named() -> None:
     (why,) = left(made, "c")
     assert "c starts no run: check devices: 7 of 8" in why
     assert notes(made) == ["c takes no ranks of it: check devices: 7 of 8"]
+
+
+def test_a_leader_that_its_own_gate_refuses_hands_the_lead_over_and_is_named() -> None:
+    made = fleet("abcd", nnodes=4, least=3)
+    made.labs["a"].health["devices"] = LOST
+    made.step()
+    assert made.leader() == "a"
+    made.run(12)
+    assert made.leader() != "a" and sorted(made.plan().members) == ["b", "c", "d"]
+    assert "a starts no run: check devices: 7 of 8" in left(made, "a")[0]
+    assert notes(made) == ["a takes no ranks of it: check devices: 7 of 8"]
+    taken = [one.body.over for lab in made.labs.values() for one in lab.log if one.kind == "put"
+             and one.body.over]
+    assert taken == ["a"]
+
+
+def test_where_every_gate_refuses_one_node_leads_still_and_writes_down_the_end() -> None:
+    each = {"a": "devices", "b": "memory", "c": "disk"}  # a common one would open the breaker
+    made = fleet("abc", nnodes=3, gate=tuple(each.values()), wait_s=20.0)  # a lease lasts 10 s
+    made.run(8)
+    assert made.plan().generation == 1
+    for name, check in each.items():
+        lab = made.labs[name]
+        lab.health[check] = lab.checks[check] = replace(
+            LOST, check=check, wall_s=1e9 + lab.boot_s)
+        returns(made, name)
+    made.leases.clear()
+    made.run(40)
+    assert made.plan().finished == 75
+    assert all(left(made, name) for name in "abc")
 
 
 def test_ranks_wait_for_a_node_whose_checks_are_not_through() -> None:
@@ -105,6 +137,41 @@ def test_a_node_that_never_says_what_it_is_made_of_is_not_waited_for_long() -> N
     told = fleet("abcd", 4, versions={}, ignored_checks=("drift",), ignore_reason="x")
     told.run(4)
     assert sorted(told.plan().members) == list("abcd")
+
+
+@pytest.mark.parametrize("ignores", [False, True])
+def test_a_node_with_other_drivers_is_waited_for_until_it_has_heard_of_the_others(
+    ignores: bool,
+) -> None:
+    made = fleet("abc", 3, least=2, versions={"a": "2.2", "b": "2.2", "c": "2.1"})
+    made.deaf.add("c")
+    lab = made.labs["c"]
+    if ignores:
+        lab.view = replace(lab.view, ignored_checks=("drift",), ignore_reason="a trial")
+    made.run(5)
+    reasons = dict(made.labs[made.leader()].decision.reasons)
+    assert "run/r" not in made.docs and reasons["r"].startswith("other drivers than most on c: ")
+    made.deaf.clear()
+    made.run(8)
+    assert sorted(made.plan().members) == (["a", "b", "c"] if ignores else ["a", "b"])
+    assert len(left(made, "c")) == (0 if ignores else 1)
+
+
+def test_a_node_that_joins_is_judged_again_once_it_has_heard_of_the_others() -> None:
+    made = fleet("abcd", 4, least=3, versions={"a": "2.1", "b": "2.2", "c": "2.2", "d": "2.2"})
+    made.dead.add("a")
+    made.run(8)
+    assert sorted(made.plan().members) == ["b", "c", "d"]
+    lab = made.labs["a"]
+    returns(made, "a")
+    made.deaf.add("a")
+    lab.docs = {}  # nor has its agent read what the store holds
+    made.run(4)
+    lab.docs = made.docs
+    made.deaf.clear()
+    made.run(12)
+    assert "check drift: nccl is 2.1, and 3 of 4 nodes have 2.2" in left(made, "a")[0]
+    assert made.plan().finished < 0 and "a" not in made.plan().members
 
 
 def test_a_roll_out_opens_the_breaker_and_one_message_says_so() -> None:
