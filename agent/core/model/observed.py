@@ -90,6 +90,13 @@ class RankView(Value, frozen=True):
     start_boot_s: float = 0.0  # of its process; 0 unknown
     place: str = ""  # its part in the trainer's strategy: "stage 2 of 4, pipeline 1"
     gradients: GradientSum | None = None  # the newest that was measured
+    told_s: float = 0.0  # the receiver's: how long ago another node said all this; 0 of its own
+
+    @property
+    def stood_s(self) -> float:
+        """Since it last moved, unless it did so after this was said: `still_s` is known, this is
+        what tells when its last move was."""
+        return self.still_s + self.told_s
 
     @property
     def who(self) -> str:

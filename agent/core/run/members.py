@@ -192,21 +192,21 @@ def ranks_of(
             continue
         for rank in beat.ranks:
             if rank.generation == generation:
-                found.setdefault(rank.rank, here(rank, beat))
+                found.setdefault(rank.rank, here(rank, beat, now))
     return tuple(found[n] for n in sorted(found))
 
 
-def here(rank: RankView, beat: Beat) -> RankView:
+def here(rank: RankView, beat: Beat, now: Now) -> RankView:
     """Another machine's rank in this one's time.  What its clock shows means nothing here, and
     machines boot days apart: only how long ago a thing was, when the beat was sent, does."""
-    ended = rank.ended
+    ended, told_s = rank.ended, max(0.0, now.boot_s - beat.boot_s)
     if not beat.sent_boot_s or ended is None and not rank.start_boot_s:
-        return rank
+        return replace(rank, told_s=told_s)
     ahead_s = beat.sent_boot_s - beat.boot_s
     if ended is not None:
         ended = replace(ended, boot_s=ended.boot_s - ahead_s)
     start_s = rank.start_boot_s - ahead_s if rank.start_boot_s else 0.0
-    return replace(rank, ended=ended, start_boot_s=start_s)
+    return replace(rank, ended=ended, start_boot_s=start_s, told_s=told_s)
 
 
 def highest_generation(view: RunView, plan: Plan | None, beats: tuple[Beat, ...]) -> int:

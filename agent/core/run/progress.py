@@ -36,7 +36,7 @@ def learn(
     seen_step, last_s = now.seen_step, now.last_step_boot_s
     for rank in ranks:
         if rank.step > seen_step:
-            seen_step, last_s = rank.step, max(last_s, ctx.now.boot_s - rank.still_s)
+            seen_step, last_s = rank.step, max(last_s, ctx.now.boot_s - rank.stood_s)
     killed = ends.oom_pids(ctx.observed.events, tuple(rank.pid for rank in ctx.view.ranks))
     if not ctx.frozen:
         state.history.look(ranks, seen, ctx.now.boot_s)
@@ -103,6 +103,15 @@ def goes_on(ctx: Context, state: RunState, ranks: tuple[RankView, ...]) -> bool:
     if ctx.view.grade != TRAINER:
         return all(r.step >= 1 for r in ranks)
     return all(r.step > state.progress.base_step for r in ranks)
+
+
+def went_on_boot_s(ctx: Context, state: RunState, ranks: tuple[RankView, ...]) -> float:
+    """When the last rank had finished its first new step.  Another node's ranks are heard of some
+    steps later: each of those is taken to have lasted as long as the latest did."""
+    first = state.progress.base_step + 1 if ctx.view.grade == TRAINER else 1
+    found = max(ctx.now.boot_s - rank.stood_s - max(0, rank.step - first) * rank.step_time_s
+                for rank in ranks)
+    return max(found, state.progress.broken_boot_s)
 
 
 def restarted(state: RunState, first_boot_s: float) -> None:

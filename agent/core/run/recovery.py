@@ -72,7 +72,7 @@ class Recoveries:
             ctx, self.state, ranks
         ):
             return
-        first_s = max(ctx.now.boot_s - r.still_s for r in ranks)
+        first_s = progress.went_on_boot_s(ctx, self.state, ranks)
         self.state.recovery = None
         progress.restarted(self.state, first_s)
         self.incidents.recovered(ctx, min(r.step for r in ranks), first_s)

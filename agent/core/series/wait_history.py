@@ -18,6 +18,7 @@ from .gradient_pace import GradientPace
 WAITS_MAX = 256  # a phase's p99 needs a few hundred samples, not more
 RESTARTS_MAX = 16
 MOVED_S = 0.01  # stillness and time are of two clocks, read one after the other
+FAR_MOVED_S = 0.5  # ... and what another node says of its ranks is on its way for a while
 MULTI_MOVE_STEPS = 1  # more steps between two looks: the wait we saw is all we know
 
 
@@ -43,6 +44,7 @@ class Seen(msgspec.Struct, frozen=True):
     step: int
     phase: str
     still_s: float
+    stood_s: float
     boot_s: float
     live: bool
 
@@ -80,18 +82,19 @@ class History(msgspec.Struct):
             if before is not None:
                 self._learn(before, rank, boot_s)
             seen[rank.rank] = Seen(
-                rank.generation, rank.step, rank.phase, rank.still_s, boot_s,
+                rank.generation, rank.step, rank.phase, rank.still_s, rank.stood_s, boot_s,
                 rank.state in ("starting", "running"))
 
     def _learn(self, before: Seen, rank: RankView, boot_s: float) -> None:
         if not before.live or before.generation != rank.generation or rank.state != "running":
             return
         elapsed_s = boot_s - before.boot_s
-        if elapsed_s <= 0 or rank.still_s >= before.still_s + elapsed_s - MOVED_S:
+        moved_s = FAR_MOVED_S if rank.told_s else MOVED_S
+        if elapsed_s <= 0 or rank.stood_s >= before.stood_s + elapsed_s - moved_s:
             return  # a wait too short to be told from the clocks' difference teaches nothing
         # It moved.  Between two looks one step apart the wait lasted until it moved; over several
         # steps the moves in between are unknown, and only what was seen may count.
-        ended_s = before.still_s + elapsed_s - rank.still_s
+        ended_s = before.stood_s + elapsed_s - rank.stood_s
         many = rank.step - before.step > MULTI_MOVE_STEPS
         waited_s = before.still_s if many else ended_s
         if waited_s > 0:

@@ -5,8 +5,19 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from holdfast.agent.core.model import Beat, Doc, Documents, Ended, RankView, Settings, StoreView
+from holdfast.agent.core.detect.ranks.hang import name_culprits
+from holdfast.agent.core.model import (
+    Beat,
+    Doc,
+    Documents,
+    Ended,
+    Now,
+    RankView,
+    Settings,
+    StoreView,
+)
 from holdfast.agent.core.run import members
+from holdfast.agent.core.series.wait_history import History
 
 from .driver import Cluster, Lab
 
@@ -48,9 +59,39 @@ def test_anothers_times_are_moved_into_this_machines_clock() -> None:
     ended = Ended(1, boot_s=1_000_000.0)
     rank = RankView(0, "b", 7, 1, "ended", ended=ended, start_boot_s=999_000.0)
     beat = Beat("b", "r", 1, boot_s=50.0, ranks=(rank,), sent_boot_s=1_000_003.0)
-    moved = members.here(rank, beat)
+    moved = members.here(rank, beat, Now(51.5, 0.0))
     assert moved.ended is not None and (moved.ended.boot_s, moved.start_boot_s) == (47.0, -953.0)
-    assert members.here(rank, replace(beat, sent_boot_s=0.0)) is rank
+    assert moved.told_s == 1.5
+    assert members.here(rank, replace(beat, sent_boot_s=0.0), Now(50.0, 0.0)) == rank
+
+
+@pytest.mark.parametrize(("said_s", "named"), [(7.5, 0), (9.0, None), (14.5, 1)])
+def test_who_stood_still_first_does_not_depend_on_when_it_was_said(
+    said_s: float, named: int | None
+) -> None:
+    """Rank 0 is here and stands still for 12 s; another node said something of rank 1 2 s ago."""
+    here = RankView(0, "a", 7, 1, "running", step=5, phase="forward_backward", still_s=12.0)
+    there = replace(here, rank=1, node="b", still_s=said_s, told_s=2.0)
+    found, how = name_culprits((here, there), History(), None, "trainer")
+    assert [one.rank for one in found] == ([0, 1] if named is None else [named]), how
+
+
+def test_a_run_over_nodes_goes_on_from_its_first_new_step_not_from_when_that_was_said() -> None:
+    cluster = started()
+    lab = cluster.labs[cluster.leader()]
+    other = next(one for name, one in cluster.labs.items()
+                 if one is not lab and name in cluster.plan().members)
+    lab.kill(lab.view.ranks[0].rank)
+    other.park(other.view.ranks[0].rank, 0)
+    cluster.run(8)
+    state = lab.node.cases["r"].state
+    assert cluster.plan().generation == 2 and state.history.restarts_s == []
+    lab.all(step=1, still_s=5.0)
+    told = replace(cluster.heard[other.name, "r"], boot_s=lab.boot_s - 2.0, ranks=tuple(
+        replace(rank, step=4, still_s=0.25, step_time_s=0.5) for rank in other.view.ranks))
+    lab.beats = (told,)
+    lab.step()
+    assert state.history.restarts_s == [lab.boot_s - 3.75 - state.progress.broken_boot_s]
 
 
 # ---------------------------------------------------------------- beats

@@ -220,11 +220,11 @@ def test_an_outcome_of_something_not_asked_for_is_ignored() -> None:
 def test_a_wait_counts_when_it_ended_well_and_only_what_was_seen_of_it() -> None:
     lab = Lab()
     lab.begin()
-    history, seen = History(), {0: Seen(1, 5, "data", 3.0, 10.0, True)}
+    history, seen = History(), {0: Seen(1, 5, "data", 3.0, 3.0, 10.0, True)}
     rank = replace(lab.rank(0), step=5, still_s=0.25)
     history.look((rank,), seen, 11.0)
     assert history.longest_s("data") == pytest.approx(3.75)
-    seen = {0: Seen(1, 5, "data", 3.0, 10.0, True)}
+    seen = {0: Seen(1, 5, "data", 3.0, 3.0, 10.0, True)}
     history = History()
     history.look((replace(rank, step=9),), seen, 11.0)
     assert history.longest_s("data") == 3.0
@@ -242,6 +242,22 @@ def test_a_rank_that_stands_still_teaches_nothing_by_two_clocks() -> None:
     assert history.waits == {}
     history.look((replace(lab.rank(0), phase="train", still_s=0.2),), seen, 600.0)
     assert history.waits["eval"].recent_s == [pytest.approx(100.8, abs=0.02)]
+
+
+def test_what_another_node_said_a_while_ago_is_no_wait_that_ended() -> None:
+    """Its words come each two seconds, late by more or less, and are looked at in between."""
+    lab = Lab()
+    lab.begin()
+    history, seen, late_s = History(), dict[int, Seen](), (0.05, 0.3, 0.1)
+    for look in range(1, 200):
+        at_s = 0.5 * look
+        said_s = 2.0 * (at_s // 2.0)
+        rank = replace(lab.rank(0), phase="startup", still_s=said_s,
+                       told_s=at_s - said_s - late_s[int(said_s) % 3] + 0.5)
+        history.look((rank,), seen, 500.0 + at_s)
+    assert history.waits == {}
+    history.look((replace(rank, phase="train", still_s=0.2, told_s=0.3),), seen, 600.0)
+    assert history.waits["startup"].recent_s == [pytest.approx(100.0, abs=0.5)]
 
 
 def test_percentiles_of_nothing_are_zero() -> None:

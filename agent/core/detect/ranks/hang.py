@@ -168,11 +168,11 @@ def name_culprits(
     left = _not_waiting(left)
     if len(left) == 1:
         return left, f"it is in {left[0].phase} while the others wait"
-    longest = sorted(left, key=lambda r: (-r.still_s, r.rank))
+    longest = sorted(left, key=lambda r: (-r.stood_s, r.rank))
     margin_s = max(SAME_STILL_S, 0.25 * history.step_s)
     if len({rank.node for rank in left}) > 1:
         margin_s += FAR_S
-    if longest[0].still_s - longest[1].still_s > margin_s:
+    if longest[0].stood_s - longest[1].stood_s > margin_s:
         return (longest[0],), "it has stood still the longest"
     return left, "nothing tells these ranks apart"
 
