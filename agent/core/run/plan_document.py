@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ..detect.ranks.ended import Cause
 from ..effects import drafts
 from ..effects.in_flight import EffectResult
-from ..model import Beat, Doc, Effect, Plan, RankView, RunView
+from ..model import Doc, Effect, Lease, Plan, RankView, RunView
 from ..model.subject import LEASE, Subject, run_subject
 from . import members
 from . import plan as planning
@@ -88,10 +88,9 @@ class Document:
     def lead(self, ctx: Context) -> None:
         """Ask for the run's lease while nobody heard of holds it; renew it well before its end.
 
-        That of a node that two others know to be lost is not waited for, nor that of one whose own
-        gate gives the run no rank there: it leaves, and who leads must be there to write that down.
-        What is written below a lease is compared with it, so that its old holder, should he live,
-        writes nothing any more.
+        That of a node that two others know to be lost is not waited for: what is written below a
+        lease is compared with it, so that its old holder, should he live, writes nothing any more.
+        A node that its own gate refuses lets its lease run out for one that passes.
         """
         view, settings, known = ctx.view, ctx.settings, self.state.document.plan
         if settings.single_node or not view.connected:
@@ -99,34 +98,50 @@ class Document:
         if known and known.finished < 0 and members.is_anothers(known.owner, view.uid):
             return
         over = known is not None and known.finished >= 0 and view.generation > 0
-        named = known is None or known.finished >= 0 or (
-            view.node in (*known.members, *known.spares) or not known.members)
-        lease = next((one for one in ctx.observed.store.leases if one.run == view.run), None)
+        lease = self._lease(ctx)
         others = lease is not None and lease.holder != view.node
-        refused = view.generation == 0 and members.is_refused(self.state.gate.held)
-        yields = lease.holder if lease is not None and others and any(
-            (beat.lost or not refused and self._is_refused(beat)) and beat.node == lease.holder
-            for beat in ctx.observed.beats) else ""
+        dead = lease.holder if lease is not None and others and any(
+            beat.lost and beat.node == lease.holder for beat in ctx.observed.beats) else ""
         left_s = lease.until_boot_s - ctx.now.boot_s if lease is not None and not others else 0.0
-        if over or not named or (others and not yields) or left_s > settings.lease_s * 2 / 3:
+        if over or not self._may_lead(view.node) or self.stands_back(ctx):
             return
-        if refused and self._somebody_passes(ctx):
+        if (others and not dead) or left_s > settings.lease_s * 2 / 3:
             return
         subject = str(Subject(LEASE, view.run))
-        why = f"lead the run in the place of {yields}" if yields else "lead the run"
-        draft = drafts.put(subject, 0, view.node.encode(), why, view.run, yields)
+        why = f"lead the run in the place of {dead}" if dead else "lead the run"
+        draft = drafts.put(subject, 0, view.node.encode(), why, view.run, dead)
         ctx.emit(view.generation, replace(draft, deadline_s=settings.lease_s / 3))
 
-    def _is_refused(self, beat: Beat) -> bool:
-        return (beat.run == self.state.run and beat.generation == 0
-                and members.is_refused(beat.held))
-
-    def _somebody_passes(self, ctx: Context) -> bool:
-        """Whether another node may lead in this one's place.  Where every gate refuses, one of them
-        has to write down how the run ends."""
-        return any(
-            beat.run == ctx.view.run and beat.node != ctx.view.node and not self._is_refused(beat)
+    def is_anothers(self, ctx: Context) -> bool:
+        """Whether another node that is heard of leads the run."""
+        lease = self._lease(ctx)
+        return lease is not None and lease.holder != ctx.view.node and any(
+            beat.node == lease.holder and beat.run == ctx.view.run
             and members.is_fresh(beat, ctx.now, ctx.settings) for beat in ctx.observed.beats)
+
+    def stands_back(self, ctx: Context) -> bool:
+        """Whether this node is refused by its own gate and another may lead.  What a refused leader
+        decides is the end of the run for all; who takes its place names it and goes on.  It waits
+        for that no longer than for a lost node: who passes may not reach the store."""
+        gate, view = self.state.gate, ctx.view
+        refused = (view.generation == 0 and gate.launcher_boot_s == view.registered_boot_s
+                   and gate.held_boot_s > 0.0 and members.is_refused(gate.held))
+        if not refused or members.is_lost(gate.held_boot_s, ctx.now, ctx.settings):
+            return False
+        return any(
+            beat.run == view.run and beat.node != view.node and self._may_lead(beat.node)
+            and members.is_fresh(beat, ctx.now, ctx.settings)
+            and not members.is_anothers(beat.uid, view.uid)
+            and not (beat.generation == 0 and members.is_refused(beat.held))
+            for beat in ctx.observed.beats)
+
+    def _may_lead(self, node: str) -> bool:
+        known = self.state.document.plan
+        return known is None or known.finished >= 0 or (
+            node in (*known.members, *known.spares) or not known.members)
+
+    def _lease(self, ctx: Context) -> Lease | None:
+        return next((one for one in ctx.observed.store.leases if one.run == ctx.view.run), None)
 
     def current(self, ctx: Context) -> Plan | None:
         """The newest plan; what the launcher runs, where the store knows nothing newer."""

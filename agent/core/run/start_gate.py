@@ -266,9 +266,11 @@ class StartGate:
                    if beat.run == ctx.view.run and members.is_refused(beat.held)}
         owing = unlike_nodes({name: doc for name, doc in told.items() if doc is not None},
                              ctx.settings) - refused
-        since_s = (gate.owing_boot_s or now_s) if owing else 0.0
+        known = owing <= set(gate.owing)  # each has its own time
+        since_s = 0.0 if not owing else gate.owing_boot_s if known else now_s
         if gate.owing_boot_s != since_s:
-            self.state.gate = replace(gate, owing_boot_s=since_s)
+            self.state.gate = replace(
+                gate, owing_boot_s=since_s, owing=tuple(sorted(owing))[:LEFT_OUT_MAX])
         if not owing or now_s - since_s > VERSIONS_S:
             return False
         ctx.reason = (f"other drivers than most on {', '.join(sorted(owing)[:LEFT_OUT_MAX])}: "
@@ -358,7 +360,12 @@ class StartGate:
             self.state.gate = gate
         told_s = 0.0 if ctx.settings.single_node or view.nnodes_max == 1 else TOLD_S
         wait_s = max(told_s, min(one.wait_s for one in found))
+        document = self.ending.document
+        led = document.is_anothers(ctx)
         ctx.reason = why
+        if document.stands_back(ctx) and not led:
+            ctx.reason += "; waits until a node that passes leads the run"
+            return
         if now_s - gate.held_boot_s < wait_s:
             ctx.reason += f"; waits until it is over, {wait_s:g} s at most"
             return
@@ -367,7 +374,7 @@ class StartGate:
         self.ending.decide(
             policy.INFRASTRUCTURE,
             f"{why}. Do: {'; '.join((*remedies, ''))}`{flags} --reason TEXT` starts all the same",
-            REFUSED, alone)
+            REFUSED, alone or led)
 
     def _pass(self, ctx: Context, ignored: list[Refusal], joins: bool) -> None:
         # What was judged before there was a plan may have been judged before others were heard of.

@@ -309,6 +309,8 @@ class Launcher:
         pipes.update({entry[1]: None for entry in self.pool})
         for pipe in wait(list(pipes), max(0.0, deadline - time.monotonic())):
             rank = pipes[pipe]
+            if not pipe.poll():
+                continue  # heard already, while another's word was caught up with
             try:
                 message = pipe.recv()
             except (EOFError, OSError):
