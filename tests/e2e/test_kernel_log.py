@@ -121,7 +121,7 @@ def test_a_check_that_a_runbook_asks_for_clears_its_incident(tmp_path, kernel) -
         wait_for(lambda: agent.count() == 0.0)
         kernel(XID % 79)
         wait_for(lambda: [one for one in agent.incidents() if one["state"] == "closed"])
-        (incident,) = agent.incidents()
+        (incident,) = wait_for(agent.incidents)  # counted when read, an incident a step later
         told = [text for _, text in incident["timeline"]]
         assert "run_check: devices, clock" in told and told[-1].startswith("checked, and well")
         made = {one["check"] for one in json.loads(agent.get("/api/v1/checks"))["checks"]}
@@ -145,7 +145,7 @@ def test_equal_xids_are_one_incident_and_each_is_counted_across_a_kill(tmp_path,
         wait_for(lambda: agent.count() == 0.0)  # a series from the start, so that increase() works
         kernel(XID % 79)
         wait_for(lambda: agent.count() == 1.0)
-        (incident,) = agent.incidents()
+        (incident,) = wait_for(agent.incidents)  # counted when read, an incident a step later
         assert incident["subject"].endswith("/gpu/0000:4e:00") and incident["severity"] == "fatal"
         assert "reboot_node" in incident["would_have"]
         kernel(XID % 79)  # a gauge of the last value would not move
@@ -250,7 +250,8 @@ def test_the_name_of_a_program_that_crashes_is_not_the_kernels_word(tmp_path, ke
         assert said.startswith(b"6,") and b"segfault at 0 " in said
         kernel((XID % 79).replace("4e", "5e"))  # read behind it
         wait_for(lambda: agent.count() >= 1.0)
-        assert [one["subject"].rpartition("/")[2] for one in agent.incidents()] == ["0000:5e:00"]
+        found = wait_for(agent.incidents)
+        assert [one["subject"].rpartition("/")[2] for one in found] == ["0000:5e:00"]
         assert agent.count() == 1.0
     finally:
         os.close(log)

@@ -27,14 +27,14 @@ def lasts(begun_s: float) -> bool:
 
 
 def test_every_second_of_node_and_run_is_in_one_category_while_ranks_are_lost(runs: Runs) -> None:
-    run = runs.script("plain.py", "100000", flags=("--nproc-per-node", "2", "--hang-limit", "2"))
+    run = runs.script("plain.py", "100000", flags=("--nproc-per-node", "2", "--hang-limit", "10"))
     run.at_step(3)
     begin = read(run)
     run.inject("kill", 1)
-    wait_for(lambda: run.status()["generation"] == 2, 60, "a new generation")
+    wait_for(lambda: run.status()["generation"] >= 2, 60, "a new generation")
     run.at_step(5)
     run.inject("stop", 0)
-    wait_for(lambda: run.status()["generation"] == 3, 60, "another one")
+    wait_for(lambda: run.status()["generation"] >= 3, 60, "another one")
     run.at_step(5)
     wait_for(lambda: lasts(begin.at_s))
     spent = ledgers.between(begin, read(run))

@@ -84,9 +84,9 @@ def test_agents_killed_behind_their_ranks_lose_and_count_nothing_twice(runs: Run
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_script_that_saves_itself_survives(runs: Runs, number: signal.Signals) -> None:
-    clean = runs.script("saving.py", "24", str(runs.home / "clean.pt"), name="clean")
+    clean = runs.script("saving.py", "80", str(runs.home / "clean.pt"), name="clean")
     assert clean.wait() == 0, clean.output
-    run = runs.script("saving.py", "24", str(runs.home / "state.pt"), name="faulty")
+    run = runs.script("saving.py", "80", str(runs.home / "state.pt"), name="faulty")
     pid = run.at_step(8)
     os.kill(pid, number)
     wait_for(run.incidents, 10, "an incident")
@@ -120,14 +120,14 @@ def pids(run: Run) -> set[int]:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_the_agents_end_touches_no_rank(runs: Runs, number: signal.Signals) -> None:
-    run = runs.script("plain.py", "120")
+    run = runs.script("plain.py", "300")
     run.at_step(5)
     ranks, old = pids(run), agent_pid(runs)
     os.kill(old, number)
     new = wait_for(lambda: [p for p, c in runs.left().items()
-                            if "holdfast.agent --private" in c and p != old], 10)
+                            if "holdfast.agent --private" in c and p != old], 30)
     assert new
-    wait_for(lambda: run.ranks().get(1, {}).get("step", 0) > 8, 15, "steps seen by the new agent")
+    wait_for(lambda: run.ranks().get(1, {}).get("step", 0) > 8, 30, "steps seen by the new agent")
     assert pids(run) == ranks
     os.kill(max(ranks), signal.SIGKILL)  # and it acts
     assert run.wait() == 0, run.output
@@ -136,7 +136,7 @@ def test_the_agents_end_touches_no_rank(runs: Runs, number: signal.Signals) -> N
 
 
 def test_a_frozen_agent_touches_no_rank(runs: Runs) -> None:
-    run = runs.script("plain.py", "60")
+    run = runs.script("plain.py", "150")
     run.at_step(5)
     os.kill(agent_pid(runs), signal.SIGSTOP)
     run.wait_output("step 40 rank 1")

@@ -13,7 +13,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from running import SCRIPTS, Run, Runs, wait_for
+from running import LIMIT_S, SCRIPTS, Run, Runs, wait_for
 
 pytest.importorskip("torch", reason="the trainer's extra is not installed")
 
@@ -21,7 +21,7 @@ TRAINER = (
     "steps=400", "micro_batches=4", "batch=2", "model_options.width=32", "model_options.layers=1",
     "model_options.heads=2", "data_options.vocabulary=512", "checkpoint.every=10000",
 )
-SHORT = (*TRAINER, "steps=30")
+SHORT = (*TRAINER, "steps=300")
 ENDLESS = (*TRAINER, "steps=100000")  # never at its end before it is told, however busy the machine
 
 
@@ -62,6 +62,11 @@ class OnTerminal(Run):
         self.closing.set()
         self.reader.join()
 
+    def wait(self, limit_s: float = LIMIT_S) -> int:
+        code = super().wait(limit_s)
+        self.reader.join(10.0)  # it ends when nobody has the terminal open: all is read then
+        return code
+
     @property
     def output(self) -> str:
         return self.shown.decode(errors="replace")
@@ -98,7 +103,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_ctrl_c_saves_says_so_and_the_same_command_goes_on(runs: Runs, work: Path) -> None:
-    run = train(runs, work)
+    run = train(runs, work, settings=ENDLESS)
     run.at_step(13)
     run.press_ctrl_c()
     assert run.wait(40) == 130, run.output
@@ -171,7 +176,7 @@ def test_under_nohup_it_goes_on_without_its_terminal(runs: Runs, work: Path) -> 
     run.at_step(5)
     run.close()
     assert run.wait(60) == 0
-    assert saved(runs) == 30
+    assert saved(runs) == 300
 
 
 @pytest.mark.parametrize("full", [False, True])

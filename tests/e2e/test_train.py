@@ -20,6 +20,9 @@ SMALL = (
 )
 
 
+LONG = ("steps=120",)  # a step that is looked for is not over before it is seen
+
+
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Corpus and tokenizer are made once; checkpoints go elsewhere."""
@@ -67,9 +70,9 @@ def test_a_rank_lost_while_the_others_join_leaves_no_trace(runs: Runs, work: Pat
 
 
 def test_all_ranks_killed_at_once_come_back_from_memory_or_disk(runs: Runs, work: Path) -> None:
-    clean = train(runs, work, "clean")
+    clean = train(runs, work, "clean", 2, *LONG)
     assert clean.wait() == 0, clean.output
-    run = train(runs, work, "faulty")
+    run = train(runs, work, "faulty", 2, *LONG)
     run.at_step(22)
     for rank in run.ranks().values():
         os.kill(rank["pid"], signal.SIGKILL)
@@ -103,22 +106,22 @@ def test_an_injected_fault_is_named_and_survived(
 def test_preempted_it_checkpoints_within_the_grace_and_goes_on_later(
     runs: Runs, work: Path
 ) -> None:
-    clean = train(runs, work, "clean")
+    clean = train(runs, work, "clean", 2, *LONG)
     assert clean.wait() == 0, clean.output
-    run = train(runs, work, "job")
+    run = train(runs, work, "job", 2, *LONG)
     run.at_step(13)
     run.process.terminate()
     assert run.wait(40) == 75, run.output
-    again = train(runs, work, "job")
+    again = train(runs, work, "job", 2, *LONG)
     assert again.wait() == 0, again.output
-    assert again.result()["step"] == 40
+    assert again.result()["step"] == 120
     assert again.result()["digest"] == clean.result()["digest"]
 
 
 def test_drained_it_checkpoints_within_the_grace_and_says_retry_elsewhere(
     runs: Runs, work: Path
 ) -> None:
-    run = train(runs, work, "job", 2, "checkpoint.every=1000")
+    run = train(runs, work, "job", 2, "checkpoint.every=1000", "steps=100000")
     run.at_step(13)
     run.post("/api/v1/runs/job/drain", reason="maintenance")
     assert run.wait(40) == 75, run.output
@@ -130,9 +133,9 @@ def test_drained_it_checkpoints_within_the_grace_and_says_retry_elsewhere(
 def test_a_flipped_byte_on_disk_is_put_aside_and_the_older_one_used(
     runs: Runs, work: Path
 ) -> None:
-    clean = train(runs, work, "clean")
+    clean = train(runs, work, "clean", 2, *LONG)
     assert clean.wait() == 0, clean.output
-    run = train(runs, work, "job")
+    run = train(runs, work, "job", 2, *LONG)
     run.at_step(23)
     run.process.terminate()
     assert run.wait(40) == 75, run.output
@@ -141,7 +144,7 @@ def test_a_flipped_byte_on_disk_is_put_aside_and_the_older_one_used(
     data = bytearray(shard.read_bytes())
     data[len(data) // 2] ^= 1
     shard.write_bytes(data)
-    again = train(runs, work, "job")
+    again = train(runs, work, "job", 2, *LONG)
     assert again.wait() == 0, again.output
     assert "checkpoint put aside" in again.output and newest.name in again.output
     assert f"the checkpoint of step {int(older.name[5:14])}" in again.output, again.output

@@ -11,7 +11,7 @@ import socket
 import sys
 import time
 
-PORT, BYTES, WAIT_S, QUIET_S = 4711, 6 << 20, 10.0, 0.3
+PORT, BYTES, WAIT_S, QUIET_S = 4711, 6 << 20, 10.0, 1.0
 
 
 def sink() -> int:

@@ -58,10 +58,11 @@ def test_it_holds_back_both_nodes_and_the_next_leader_and_ends_by_itself(world: 
     asked = world.ask(other, "pause", "--fleet", "--for", f"{PAUSE_S:.0f}s", "--reason", "switch")
     assert asked.returncode == 0, asked.stderr + world.said()
     for number in (0, 1):
-        world.wait(lambda number=number: world.get(number, "/api/v1/status")["fleet_paused"], 5.0)
-        said = world.get(number, "/api/v1/status")
+        said = world.wait(lambda number=number: (
+            one := world.get(number, "/api/v1/status")) and one["fleet_paused"] and one, 20.0)
         left_s = said["fleet_paused_until_wall_s"] - time.time() - (OFF_S if number else 0.0)
-        assert left_s == pytest.approx(PAUSE_S - (time.monotonic() - begun_s), abs=3.0)
+        least_s = PAUSE_S - (time.monotonic() - begun_s)  # had it begun before it was asked for
+        assert least_s - 1.0 < left_s < PAUSE_S + 1.0
 
     # A rank dies: the leader, whom nobody told but the store, does nothing about it.
     (rank,) = world.ranks(other).values()
@@ -83,7 +84,7 @@ def test_it_holds_back_both_nodes_and_the_next_leader_and_ends_by_itself(world: 
 
     world.wait(is_over, PAUSE_S + 60.0)
     took_s = time.monotonic() - begun_s
-    assert PAUSE_S - 1.0 < took_s < PAUSE_S + 15.0, world.said()
+    assert PAUSE_S - 1.0 < took_s < PAUSE_S + 45.0, world.said()
     world.wait(lambda: not any(world.get(number, "/api/v1/status")["fleet_paused"]
                                for number in (0, 1)))
     (world.shared / "end").write_text("")

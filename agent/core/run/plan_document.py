@@ -112,7 +112,7 @@ class Document:
         draft = drafts.put(subject, 0, view.node.encode(), why, view.run, dead)
         ctx.emit(view.generation, replace(draft, deadline_s=settings.lease_s / 3))
 
-    def is_anothers(self, ctx: Context) -> bool:
+    def is_led_elsewhere(self, ctx: Context) -> bool:
         """Whether another node that is heard of leads the run."""
         lease = self._lease(ctx)
         return lease is not None and lease.holder != ctx.view.node and any(

@@ -270,7 +270,7 @@ class StartGate:
         since_s = 0.0 if not owing else gate.owing_boot_s if known else now_s
         if gate.owing_boot_s != since_s:
             self.state.gate = replace(
-                gate, owing_boot_s=since_s, owing=tuple(sorted(owing))[:LEFT_OUT_MAX])
+                gate, owing_boot_s=since_s, owing=tuple(sorted(owing)))
         if not owing or now_s - since_s > VERSIONS_S:
             return False
         ctx.reason = (f"other drivers than most on {', '.join(sorted(owing)[:LEFT_OUT_MAX])}: "
@@ -361,7 +361,7 @@ class StartGate:
         told_s = 0.0 if ctx.settings.single_node or view.nnodes_max == 1 else TOLD_S
         wait_s = max(told_s, min(one.wait_s for one in found))
         document = self.ending.document
-        led = document.is_anothers(ctx)
+        led = document.is_led_elsewhere(ctx)
         ctx.reason = why
         if document.stands_back(ctx) and not led:
             ctx.reason += "; waits until a node that passes leads the run"

@@ -52,7 +52,7 @@ def agent(tmp_path):
         task = asyncio.create_task(daemon.run())
         try:
             loop = asyncio.get_running_loop()
-            deadline_s = loop.time() + 5.0
+            deadline_s = loop.time() + 30.0
             while not (tmp_path / "run" / "agent.sock").exists() and not task.done():
                 assert loop.time() < deadline_s
                 await asyncio.sleep(0.005)
@@ -62,6 +62,6 @@ def agent(tmp_path):
         finally:
             if not task.done():
                 daemon.stop.set()
-            await asyncio.wait_for(task, 10.0)
+            await asyncio.wait_for(task, 60.0)
 
     return start

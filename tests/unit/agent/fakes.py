@@ -109,7 +109,7 @@ class FakeLauncher:
         self.pages[rank] = fields
         return fields
 
-    async def receive(self, kind: str, timeout_s: float = 5.0) -> dict:
+    async def receive(self, kind: str, timeout_s: float = 30.0) -> dict:
         """The next packet of this type; others are kept for later."""
         loop = asyncio.get_running_loop()
         deadline_s = loop.time() + timeout_s

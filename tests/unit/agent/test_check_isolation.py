@@ -111,7 +111,7 @@ def nothing_stays() -> Any:
     files = len(os.listdir("/proc/self/fd"))
     yield
     assert isolate.descendants(os.getpid()) <= before
-    assert len(os.listdir("/proc/self/fd")) == files
+    assert len(os.listdir("/proc/self/fd")) <= files
 
 
 @pytest.mark.parametrize(("name", "function", "problem"), BAD, ids=[one[0] for one in BAD])

@@ -46,7 +46,7 @@ async def ended(sock: socket.socket) -> bool:
     """Whether the agent has ended this connection; it waits until that is so."""
     loop = asyncio.get_running_loop()
     try:
-        while await asyncio.wait_for(loop.sock_recv(sock, 65536), 5.0):
+        while await asyncio.wait_for(loop.sock_recv(sock, 65536), 30.0):
             pass
     except ConnectionError:
         pass
@@ -65,7 +65,7 @@ def test_whoever_is_quiet_longest_makes_room_and_whoever_asks_is_answered(
         idle = [dial(kind) for _ in range(3)]
         for _ in range(5):  # one that asks again and again stays, whoever else comes
             await loop.sock_sendall(regular, ASK)
-            assert b"200 OK" in await asyncio.wait_for(loop.sock_recv(regular, 4096), 5.0)
+            assert b"200 OK" in await asyncio.wait_for(loop.sock_recv(regular, 4096), 30.0)
             crowd = [dial(kind) for _ in range(2)]
             assert await ended(idle.pop(0)) and await ended(idle.pop(0))
             idle += crowd
@@ -104,7 +104,7 @@ def test_a_long_body_in_many_pieces_is_no_head(agent, tmp_path):
         for begin in range(0, len(body), 1000):
             await loop.sock_sendall(sock, body[begin : begin + 1000])
             await asyncio.sleep(0)
-        assert b"202 Accepted" in await asyncio.wait_for(loop.sock_recv(sock, 100), 5.0)
+        assert b"202 Accepted" in await asyncio.wait_for(loop.sock_recv(sock, 100), 30.0)
 
     knock(scenario, agent, tmp_path)
 

