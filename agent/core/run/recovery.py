@@ -24,6 +24,8 @@ from .incidents import RunIncidents
 from .state import Budgets, Context, Recovery, RunState
 
 EVIDENCE_WAIT_S = 0.2  # at a verdict, for evidence that is still missing
+# ... on another node, of which nothing was asked before: who stands still is known by beats alone.
+FAR_EVIDENCE_WAIT_S = 1.0
 SAVE_LIMIT_S = 120.0  # ... with a checkpoint
 PARK_LIMIT_S, PARK_STEPS = 10.0, 4.0  # for ranks to come to the end of a step
 PARK_NOTICE_S = 0.5  # until every node has heard of it: a write, its watch, a step of each agent
@@ -211,7 +213,9 @@ class Recoveries:
             return False
         subject = rank_subject(self.state.run, cause.rank)
         waited_s = ctx.now.boot_s - self.state.progress.broken_boot_s
-        return ctx.in_flight.busy(subject, "evidence") and waited_s < EVIDENCE_WAIT_S - 1e-6
+        far = cause.node not in ("", ctx.view.node)
+        limit_s = FAR_EVIDENCE_WAIT_S if far else EVIDENCE_WAIT_S
+        return ctx.in_flight.busy(subject, "evidence") and waited_s < limit_s - 1e-6
 
     def _gathered(
         self, ctx: Context, recovery: Recovery, ranks: tuple[RankView, ...]

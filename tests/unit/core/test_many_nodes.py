@@ -361,6 +361,32 @@ def test_a_suspect_on_another_node_is_looked_at_and_stopped_there() -> None:
     assert ("where", "train.py:12 in step") in one.evidence and name in one.culprit
 
 
+@pytest.mark.parametrize("answers", [True, False])
+def test_a_suspect_on_another_node_is_not_stopped_before_it_was_looked_at(answers: bool) -> None:
+    """Of a rank that a signal has ended nobody can say where it stood.  A node that does not answer
+    is waited for no longer than a second."""
+    cluster = started(names="ab", nnodes=2)
+    name, _ = hurt(cluster, proc_state="T", stopped_s=3.0, beat_age_s=3.0, still_s=3.0)
+    other, leader = cluster.labs[name], cluster.labs[cluster.leader()]
+    other.hold = {"evidence"}
+    while not orders(cluster, "evidence"):
+        cluster.step(0.1)
+        assert leader.boot_s < 200.0
+    asked_s, stopped = leader.boot_s, orders(cluster, "stop")
+    while leader.boot_s < asked_s + 0.75:
+        cluster.step(0.1)
+        stopped += orders(cluster, "stop")
+    assert stopped == []
+    if answers:
+        (effect,) = [one for one in leader.log if one.kind == "evidence"]
+        other.hold = set()
+        cluster._ask(leader, effect)
+    for _ in range(1 if answers else 5):
+        cluster.step(0.1)
+        stopped += orders(cluster, "stop")
+    assert [node for _, node in stopped if node] == [name]
+
+
 def test_a_scripts_ranks_on_every_node_are_stopped_at_once() -> None:
     cluster = started(names="abc", nnodes=3, grade="script")
     leader = cluster.leader()
