@@ -43,9 +43,9 @@ def unlike(node: str, members: Mapping[str, Identity], settings: Settings) -> Un
     own = members[node].sources.get(SOURCE, {}) if node in members else {}
     why, common = [], []
     for key, most, agree, said, others in _splits(own, members):
-        is_open, counted = breaker.is_open({key: others}, key, len(said), settings)
         if node not in said:
             continue
+        is_open, counted = breaker.is_open({key: others}, key, len(said), settings)
         if is_open:
             common.append(counted)
         elif node in others:

@@ -266,7 +266,7 @@ class StartGate:
                    if beat.run == ctx.view.run and members.is_refused(beat.held)}
         owing = unlike_nodes({name: doc for name, doc in told.items() if doc is not None},
                              ctx.settings) - refused
-        known = owing <= set(gate.owing)  # each has its own time
+        known = owing <= set(gate.owing)  # with each that comes the time begins anew
         since_s = 0.0 if not owing else gate.owing_boot_s if known else now_s
         if gate.owing_boot_s != since_s:
             self.state.gate = replace(
