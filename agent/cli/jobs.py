@@ -14,7 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ..history.job_log import job_row
+from ..history.job_log import as_found, job_row
+from ..system import procfs
 from . import report
 from .client import RUNS_MAX, asking, reach, states
 from .ended import ended_run
@@ -45,14 +46,14 @@ def all_jobs(environ: Mapping[str, str] = os.environ) -> list[dict[str, Any]]:
         living = []
     rows = [one for agent, _ in living for one in agent.get("/api/v1/jobs")]
     here = {(one["run"], one["begun_wall_s"]) for one in rows}
-    now_s = time.time()
+    now_s, boot = time.time(), procfs.boot_id()
     for folder in _folders(environ):
         try:
             found = ended_run(folder.name.partition("@")[0], environ, folder)
         except Failure:
             continue  # of another's, or of no release that this one can read
         for job in found[0].past.jobs if found is not None else ():
-            row = job_row(job, now_s)
+            row = job_row(as_found(job, boot), now_s)
             if (job.run, job.begun_wall_s) not in here:
                 rows.append(row)
     return rows

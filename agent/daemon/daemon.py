@@ -288,6 +288,9 @@ class Daemon:
             one.connection is not None for one in self.launchers.sessions())
         self.launchers.close(self._socket_path)
         self.state.audit.settle(time.monotonic(), all_of_it=True)
+        if self.private_life.is_over:
+            for record in self.state.jobs.lose(time.time() - self.private_life.left_for_s()):
+                self.journal.append(record)
         self.journal.append(Memory(self._remembered()))
         closing = SideThread("journal's end")  # whatever hangs elsewhere does not hold this up
         await closing.do("journal", self.journal.close)

@@ -16,6 +16,7 @@ from holdfast.worker import exits
 
 from ..core.ledger import CATEGORIES, WORKING
 from ..core.model import RunView
+from ..system.procfs import process_alive
 from .journal import Count, JobRecord
 
 JOBS_MAX = 1000
@@ -25,6 +26,7 @@ LOST_S = 60.0  # without its launcher: an agent that was restarted waits for it 
 KEEP_EVERY_S = 60.0  # what an agent that is killed forgets of a job at most
 START_BUCKETS_S = (0.5, 1, 2, 5, 10, 30, 60, 120, 300, 600, 1800, 3600, 14400)
 RUNNING, LOST = "running", "lost"
+GONE = "its launcher is gone"
 OUTCOMES = {exits.DONE: "done", exits.RETRY: "retry", exits.BUDGET_SPENT: "budget_spent",
             exits.CONFIGURATION: "configuration"}
 
@@ -104,10 +106,15 @@ class JobLog:
                 self._absent.pop(job.key, None)
             elif now_wall_s - self._absent.setdefault(job.key, now_wall_s) > LOST_S:
                 records.append(self._end(job, self._absent.pop(job.key), LOST, -1,
-                                         "its launcher is gone"))
+                                         GONE))
         while len(self.jobs) > JOBS_MAX:
             self.jobs.popitem(last=False)
         return records
+
+    def lose(self, wall_s: float) -> list[JobRecord]:
+        """Ends all that go on: their launchers were gone by then, and nobody looks again."""
+        return [self._end(job, wall_s, LOST, -1, GONE)
+                for job in self.jobs.values() if not job.ended()]
 
     def _here(
         self, now_wall_s: float, seen: Seen, spent: dict[str, float],
@@ -187,6 +194,16 @@ def read_jobs(bodies: Iterable[bytes]) -> list[Job]:
         except (msgspec.DecodeError, RecursionError):
             continue
     return found
+
+
+def as_found(job: Job, boot_id: str) -> Job:
+    """As it stands in a journal whose agent was killed with its launcher, so that no end was
+    written: lost then, and over when its last counted second was."""
+    pid, boot = job.key.partition(" ")[0], job.key.rpartition(" ")[2]
+    if job.ended() or (boot == boot_id and pid.isdecimal() and process_alive(int(pid))):
+        return job
+    return msgspec.structs.replace(job, outcome=LOST, reason=GONE, ended_wall_s=(
+        job.begun_wall_s + sum(job.seconds.values())))
 
 
 def money(node_hour: float, currency: str, seconds: dict[str, float]) -> dict[str, Any] | None:

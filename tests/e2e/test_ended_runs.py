@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import shutil
 import socket
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
 from test_state_of_runs import run
 
 from holdfast.agent.cli import main
+from holdfast.agent.history import past_runs
 
 Captured = pytest.CaptureFixture[str]
 
@@ -45,6 +49,23 @@ def test_an_ended_run_is_told_from_its_files(at: Path, capsys: Captured) -> None
     for name in ("other", "../m5", ".", "x" * 300):
         assert main(["incidents", "--run", name]) == 1
         assert "nothing runs here" in capsys.readouterr().err
+
+
+def test_a_run_whose_launcher_was_killed_is_lost_and_not_running(
+    at: Path, capsys: Captured
+) -> None:
+    command = [sys.executable, "-P", "-m", "holdfast.agent.cli", "run", "--run", "m5",
+               "--no-python", "sh", "-c", "echo up; exec sleep 60"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as launcher:
+        assert launcher.stdout is not None and launcher.stdout.readline() == b"up\n"
+        launcher.kill()
+    folder, limit_s = at / "state/runs/m5", time.monotonic() + 30.0
+    while not (ended := [one for one in past_runs.read(folder).jobs if one.ended()]):
+        assert time.monotonic() < limit_s, "its agent ended it in its journal"
+        time.sleep(0.1)
+    assert (ended[0].outcome, ended[0].reason) == ("lost", "its launcher is gone")
+    assert main(["jobs", "--json"]) == 0
+    assert [one["outcome"] for one in json.loads(capsys.readouterr().out)] == ["lost"]
 
 
 def test_a_node_that_shares_its_home_tells_its_own_side_of_a_run(

@@ -43,6 +43,10 @@ class PrivateLife:
         self._left_s, self._said_bye = time.monotonic(), said_bye
         self.is_over = said_bye
 
+    def left_for_s(self) -> float:
+        """How long the last launcher has been gone; 0 while one is here."""
+        return time.monotonic() - self._left_s if self._left_s else 0.0
+
     async def run(self) -> None:
         if not self._state.is_private:
             return
@@ -57,13 +61,12 @@ class PrivateLife:
         sessions = self._launchers.sessions()
         if any(session.connection is not None for session in sessions):
             return False
-        now_s = time.monotonic()
         if self._left_s == 0.0:
             # Nobody came yet; the process that started this one may be dead already.
-            waited_s = now_s - self._state.started_s
+            waited_s = time.monotonic() - self._state.started_s
             self.is_unserved = os.getppid() != parent or waited_s > FIRST_HELLO_S
             return self.is_unserved
-        left_for_s = now_s - self._left_s
+        left_for_s = self.left_for_s()
         if self._said_bye and left_for_s > AFTER_BYE_S:
             return not self._lingers(left_for_s)
         is_alive = any(procfs.process_alive(session.pid) for session in sessions)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import msgspec
 import pytest
 
@@ -70,6 +72,17 @@ def test_a_launcher_that_is_gone_is_lost_after_a_while_and_not_by_an_agents_rest
     assert counts(again.follow(1161.0, [], [], {}))["jobs", ("lost",)] == 1.0
     (job,) = again.jobs.values()
     assert job.ended_wall_s == 1100.0, "when it was seen last"
+
+
+def test_a_job_that_nobody_ended_runs_only_while_its_launcher_lives() -> None:
+    own = Job(f"{os.getpid()} 2.000 b", "m5", 1, begun_wall_s=100.0, seconds={"training": 7.0})
+    assert job_log.as_found(own, "b") is own
+    for gone, boot in ((own, "another boot"), (msgspec.structs.replace(own, key="junk"), "b"),
+                       (msgspec.structs.replace(own, key=f"{2**22 + 1} 2.000 b"), "b")):
+        found = job_log.as_found(gone, boot)
+        assert (found.outcome, found.ended_wall_s) == ("lost", 107.0)
+    done = msgspec.structs.replace(own, outcome="done", key="junk")
+    assert job_log.as_found(done, "b") is done
 
 
 def test_attempts_are_counted_by_run_and_bounded() -> None:
