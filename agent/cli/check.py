@@ -73,6 +73,8 @@ def check(options: argparse.Namespace) -> int:
             raise
         print(f"holdfast: unknown: {failure}", file=sys.stderr)
         return 0
+    except BrokenPipeError:  # `holdfast check | head`: the checks were made
+        raise
     except OSError as error:
         said = f"not checked: {error}"
         if not options.convention:

@@ -6,6 +6,7 @@ is said when nothing answers.  The socket's permissions are the credential: no t
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import http.client
 import json
@@ -239,8 +240,18 @@ def state_folder(environ: Mapping[str, str], run: str) -> Path:
     """Where a run's own agent kept its state here: of a run over nodes each has its own, for
     they may share a home.  The newer one where a name was both."""
     folders = [states(environ) / name for name in (run, f"{run}@{socket.gethostname()}")]
-    known = [(folder.stat().st_mtime, folder) for folder in folders if folder.is_dir()]
+    known = [(_written_s(folder), folder) for folder in folders if folder.is_dir()]
     return max(known)[1] if known else folders[0]
+
+
+def _written_s(folder: Path) -> float:
+    """When its agent began or last wrote.  Whoever reads the journal changes the folder as well:
+    SQLite puts files of its own beside it."""
+    times = [0.0]
+    for name in ("lock", "journal.db"):
+        with contextlib.suppress(OSError):
+            times.append((folder / name).stat().st_mtime)
+    return max(times)
 
 
 def _left_behind(environ: Mapping[str, str]) -> str:
@@ -248,7 +259,7 @@ def _left_behind(environ: Mapping[str, str]) -> str:
     runs = states(environ)
     try:
         with os.scandir(runs) as listing:
-            known = [(one.stat().st_mtime, one.name) for one in islice(listing, RUNS_MAX)
+            known = [(_written_s(Path(one.path)), one.name) for one in islice(listing, RUNS_MAX)
                      if one.name.partition("@")[2] in ("", socket.gethostname())]
     except OSError:
         return ""

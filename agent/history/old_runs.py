@@ -73,12 +73,14 @@ def _ended(runs: Path, own: Path) -> Iterator[Old]:
 
 
 def _measured(path: Path) -> tuple[float, int]:
-    """(when anything in it was last written, its bytes); of a huge one, of its first files."""
-    touched_s, nbytes = path.stat().st_mtime, 0
+    """(when anything in it was last written, its bytes); of a huge one, of its first files.  What
+    SQLite puts beside a journal that is only read makes no run younger, nor does the folder."""
+    touched_s, nbytes = 0.0, 0
     files = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
     for file in islice(files, FILES_MAX):
         status = file.lstat()
-        touched_s = max(touched_s, status.st_mtime)
+        if not file.name.endswith(("-shm", "-wal")):
+            touched_s = max(touched_s, status.st_mtime)
         nbytes += status.st_blocks * 512
     return touched_s, nbytes
 

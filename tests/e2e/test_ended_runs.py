@@ -68,6 +68,18 @@ def test_a_run_whose_launcher_was_killed_is_lost_and_not_running(
     assert [one["outcome"] for one in json.loads(capsys.readouterr().out)] == ["lost"]
 
 
+def test_the_last_run_is_the_one_that_ran_last_whoever_reads_another(
+    at: Path, capsys: Captured
+) -> None:
+    run(at, "first")
+    run(at, "second")
+    assert main(["ledger", "--run", "first"]) == 0
+    (at / "state/runs/first/read").touch()  # the folder is the younger one now
+    capsys.readouterr()
+    assert main(["status"]) == 1
+    assert "`holdfast ledger --run second`" in capsys.readouterr().err
+
+
 def test_a_node_that_shares_its_home_tells_its_own_side_of_a_run(
     at: Path, capsys: Captured
 ) -> None:

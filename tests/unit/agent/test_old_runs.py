@@ -33,6 +33,8 @@ def left(runs: Path) -> set[str]:
 def test_what_is_old_goes(tmp_path: Path) -> None:
     for name, days in (("new", 0.0), ("month", 29.0), ("old", 31.0), ("own", 90.0)):
         ended(tmp_path, name, days)
+    read = ended(tmp_path, "read", 90.0)  # by `holdfast jobs`, again and again
+    (read / "journal.db-shm").touch()
     written = ended(tmp_path, "written", 90.0) / "logs/rank-0/stdout.log"
     os.utime(written, (NOW_S, NOW_S))  # a run that goes on without its agent
     (tmp_path / "foreign").mkdir()
@@ -42,7 +44,7 @@ def test_what_is_old_goes(tmp_path: Path) -> None:
     os.utime(tmp_path / "living/lock", (NOW_S - 90 * DAY_S,) * 2)
     gone = old_runs.clean(tmp_path, tmp_path / "own", 30 * DAY_S, 0, NOW_S)
     lock.release()
-    assert {one.name for one in gone} == {"old"}
+    assert {one.name for one in gone} == {"old", "read"}
     assert left(tmp_path) == {"new", "month", "own", "written", "foreign", "link", "living"}
     assert old_runs.clean(tmp_path, tmp_path / "own", 0.0, 0, NOW_S) == []  # no limit at all
 

@@ -61,6 +61,16 @@ def test_the_exit_code_is_that_of_nagios(
     assert max(map(len, text.splitlines())) <= 80
 
 
+def test_an_answer_that_nobody_reads_to_its_end_is_no_failure() -> None:
+    command = [sys.executable, "-P", "-m", "holdfast.agent.cli", "check", "clock", "--json"]
+    reading, writing = os.pipe()
+    os.close(reading)  # `holdfast check --json | head -c 0`
+    done = subprocess.run(
+        command, stdout=writing, stderr=subprocess.PIPE, timeout=60.0, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 def test_a_scheduler_is_told_one_line_and_only_a_confirmed_critical(
     monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
