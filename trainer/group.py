@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import xxhash
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
@@ -179,14 +178,18 @@ class Group:
         return gathered
 
     def digest(self, state: Any) -> str:
-        """Of the whole state, equal on all ranks: that of its one shard, or of all digests."""
-        mine = state.digest()
+        """Of the whole state, equal on all ranks: that of its one shard, or of the digests of all
+        that is held of each tensor, whichever shard it is in."""
         if self.layout.shards == 1:
-            return str(mine)
-        self.store.set(f"final/{self.rank}", mine)
+            return str(state.digest())
+        data = state.bytes()
+        mine = [(e.name, e.begin, files.digest(data[e.offset : e.offset + e.nbytes]))
+                for e in state.entries if e.nbytes]
+        self.store.set(f"final/{self.rank}", json.dumps(mine))
         ranks = (self.layout.holders(shard)[0] for shard in range(self.layout.shards))
         found = self.store.multi_get([f"final/{rank}" for rank in ranks])
-        return str(xxhash.xxh3_128_hexdigest(b" ".join(found)))
+        parts = sorted({tuple(part) for one in found for part in json.loads(one)})
+        return files.digest(json.dumps(parts).encode())
 
     def weights_digest(self, state: Any) -> str:
         """Of the whole model, as format.weights_digest; all ranks call it, rank 0 is answered.

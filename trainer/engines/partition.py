@@ -41,6 +41,7 @@ class Terms(NamedTuple):
     goal: str = "speed"
     link_bytes_s: float = math.inf  # between two stages
     memory_bytes: float = math.inf  # of one rank
+    speeds: tuple[float, ...] = ()  # by stage, of what the pieces' times are for; () = all 1
 
 
 class Stage(NamedTuple):
@@ -119,11 +120,18 @@ class Costs:
         receive = pieces[first - 1].cut_bytes if first else 0
         memory = (self.state[end] - self.state[first]
                   + flight * (self.activations[end] - self.activations[first] + receive))
+        speed = terms.speeds[number] if terms.speeds else 1.0
         return Stage(
             first, end,
-            self.forward[end] - self.forward[first] + send / terms.link_bytes_s,
-            self.backward[end] - self.backward[first] + receive / terms.link_bytes_s,
+            (self.forward[end] - self.forward[first]) / speed + send / terms.link_bytes_s,
+            (self.backward[end] - self.backward[first]) / speed + receive / terms.link_bytes_s,
             memory, send)
+
+    def stages(self, cuts: Sequence[int]) -> tuple[Stage, ...]:
+        """What these cuts come to."""
+        firsts = [0, *cuts, len(self.pieces)]
+        return tuple(self.stage(first, end, number)
+                     for number, (first, end) in enumerate(zip(firsts, firsts[1:])))
 
     def rank(self, stage: Stage) -> tuple[float, float]:
         """What is to be small: the goal, then the other; infinite where it does not fit."""
@@ -162,10 +170,7 @@ def plan(pieces: Sequence[Piece], terms: Terms) -> Plan:
         best = found
     if count not in best or math.isinf(best[count][0][0]):
         raise NoPlan(_why_not(costs))
-    firsts = [*best[count][1], count]
-    stages = tuple(costs.stage(first, end, number)
-                   for number, (first, end) in enumerate(zip(firsts, firsts[1:])))
-    return judged(stages, terms)
+    return judged(costs.stages(best[count][1][1:]), terms)
 
 
 def judged(stages: Sequence[Stage], terms: Terms) -> Plan:

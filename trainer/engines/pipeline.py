@@ -64,6 +64,8 @@ class Pipeline:
                 f"strategy = 'pipeline': {class_of(model)} has the buffer {next(iter(found))!r}, "
                 "which a stage cannot keep equal: set strategy = 'ddp', or a model without"])
         self.specs, self.model_class = specs_of(model), class_of(model)
+        self.places = {f"{INSIDE}.{name}": place
+                       for place, (name, _) in enumerate(model.named_parameters())}
         self.pipe: Any = None
         self.plan: Plan | None = None
         self.shapes: dict[str, tuple[int, ...]] = {}
@@ -115,6 +117,7 @@ class Pipeline:
         for number in self.plan.cuts:
             with graph_module.graph.inserting_before(found.begins[number]):
                 graph_module.graph.call_function(torch.ops.pippy._pipe_split.default, (), {})
+        trace.seeded(graph_module)
         trace.relay(graph_module, [found.begins[number] for number in self.plan.cuts])
         graph_module.recompile()
         return graph_module
@@ -238,8 +241,7 @@ class Pipeline:
             forward, backward = stage.forward_one_chunk, stage.backward_one_chunk
 
             def seeded(number: int, *given: Any, **named: Any) -> Any:
-                # A stage's own: no other one draws the same numbers.
-                torch.manual_seed((self.step[number].seed + self.stage) % 2**63)
+                trace.seed(self.step[number].seed)
                 return computed(forward, number, *given, **named)
 
             def computed(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
@@ -305,14 +307,21 @@ class Pipeline:
             gradient.copy_(part.view_as(gradient))
 
     def norm(self) -> float:
-        """From one holder of each shard, in their order: the same number on every rank."""
-        gradients = self.shards.counted() if self.shards is not None else [
-            p.grad for p in self.rows.values() if p.grad is not None]
-        mine = torch.nn.utils.get_total_norm(gradients).double().reshape(1).to(self.device)
+        """From each tensor's own norm, told by one rank that holds it: the same number on every
+        rank, and wherever the model is cut."""
+        size, gradients = self.options.group, dict[str, Tensor]()
+        if self.group.rank == self.group.copies[0]:
+            gradients = self.shards.counted() if self.shards is not None else {
+                name: p.grad for name, p in self.rows.items() if p.grad is not None}
+        table = torch.zeros(len(self.places) * size, dtype=torch.float64)
+        if gradients:
+            norms = torch._foreach_norm(list(gradients.values()))
+            places = [self.places[name] * size + self.held[0] % size for name in gradients]
+            table[places] = torch.stack([norm.double() for norm in norms]).cpu()
+        table = table.to(self.device)
         # Over all ranks: none goes on before every one has its sums.
-        every, layout = torch.cat(self.group.gather(mine)), self.group.layout
-        parts = every[[layout.holders(shard)[0] for shard in range(layout.shards)]]
-        return math.sqrt(float((parts * parts).sum()))
+        dist.all_reduce(table)
+        return math.sqrt(math.fsum(norm * norm for norm in table.tolist()))
 
     def update(self, rate: float, norm: float) -> None:
         limit = self.optimizer_options.clip_norm or math.inf

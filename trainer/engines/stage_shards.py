@@ -112,10 +112,10 @@ class StageShards:
                 self.rows[name].grad = gradient.view_as(self.rows[name]).to(self.rows[name].dtype)
                 self.parameters[name].grad = None
 
-    def counted(self) -> list[Tensor]:
+    def counted(self) -> dict[str, Tensor]:
         """Gradients whose norms are this rank's to tell: what all hold alike is the first's."""
-        return [rows.grad for rows in self.rows.values()
-                if rows.grad is not None and (rows.ndim or not self.part)]
+        return {name: rows.grad for name, rows in self.rows.items()
+                if rows.grad is not None and (rows.ndim or not self.part)}
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

@@ -19,6 +19,7 @@ from .partition import Piece
 OPERATIONS_S, BYTES_S = 5e10, 1e10
 FINE_MAX = 200  # pieces; a model of more is cut between its larger modules alone
 BACKWARD = 2.0  # as often as the forward pass: by inputs and by weights
+_DRAWING = [0]  # the seed of the micro-batch that this process computes
 VIEWS = frozenset({
     "view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "expand", "expand_as",
     "slice", "select", "t", "numpy_T", "unbind", "split", "chunk", "alias", "detach", "flatten"})
@@ -55,6 +56,26 @@ def read(graph_module: Any, model: nn.Module, prefix: str, group: int = 1) -> Tr
     pieces = [_piece(name, nodes, cuts[number], shared, used_by, number, prefix, factor)
               for number, (name, nodes) in enumerate(groups)]
     return Traced(pieces, [nodes[0] for _, nodes in groups])
+
+
+def seeded(graph_module: Any) -> None:
+    """Has each operation that draws random numbers draw its own, by its place in the whole graph
+    and `seed()`: the same ones whichever stage it is in."""
+    number = 0
+    for node in graph_module.graph.nodes:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            node.args, node.target = (node.target, number, *node.args), drawn
+            number += 1
+
+
+def seed(value: int) -> None:
+    """What all that is drawn for a micro-batch follows from."""
+    _DRAWING[0] = value
+
+
+def drawn(operation: Any, number: int, *args: Any, **named: Any) -> Any:
+    torch.manual_seed((_DRAWING[0] + number) % 2**63)
+    return operation(*args, **named)
 
 
 def relay(graph_module: Any, begins: list[Any]) -> None:
