@@ -16,14 +16,16 @@ from ..core.model import Alert, Answer, Plan, StoreWrite
 from ..store.base import Conflict, Store, StoreError
 
 KEY = "alerts"
-KEPT_MAX = 256  # of all; settled ones go first
+KEPT_MAX = 256  # with their words; of older ones the fact: a second delivery is no new alert
+ALL_MAX = KEPT_MAX + 1024  # more than one delivery holds
+SETTLED = "settled before; its words are not kept so long"
 TRIES = 8  # of a compare-and-set, against other agents
 Merge = Callable[[dict[str, Alert]], None]  # changes what it is given
 RESOLVED = "resolved before anything was done"
 
 
 class Full(Exception):
-    """More alerts wait to be settled than are kept; whoever sent one sends it again."""
+    """More alerts wait to be settled than are kept; whoever sent them sends them again."""
 
 
 class Alerts:
@@ -50,6 +52,10 @@ class Alerts:
                 found = ()
             self._read = doc.version, found
         return self._read[1]
+
+    def told(self) -> tuple[Alert, ...]:
+        """Those of which more is known than that they are settled, oldest first."""
+        return tuple(one for one in self.kept() if one.waits() or one.has_words())
 
     async def take(self, delivered: Iterable[Alert]) -> int:
         """Keeps what is new of a delivery and returns how many that were.  Durable on return.
@@ -79,7 +85,7 @@ class Alerts:
 
     def pending(self, answers: Iterable[Answer]) -> tuple[Alert, ...]:
         """What fires and is not settled, by the core's last answers, which are kept as well."""
-        waiting = {one.id: one for one in self.kept() if one.firing and not one.outcome}
+        waiting = {one.id: one for one in self.kept() if one.waits()}
         done = {answer.id: answer.text for answer in answers if answer.id in waiting}
         if done and not self._settling:
             task = asyncio.get_running_loop().create_task(self._settle(done))
@@ -118,15 +124,19 @@ class Alerts:
         """By compare-and-set, and not at all where nothing changes.  Each of the batch learns what
         became of it; one for which there is no room leaves the others alone."""
         for attempt in range(TRIES):
-            before = after = self.kept()
+            before = self.kept()
+            kept = {one.id: one for one in before}
             refused: dict[asyncio.Future[None], Full] = {}
             for merge, written in batch:
-                kept = {one.id: one for one in after}
-                merge(kept)
+                changed = dict(kept)
+                merge(changed)
                 try:
-                    after = _bounded(tuple(kept.values()))
+                    _bound(changed)
                 except Full as full:
                     refused[written] = full
+                else:
+                    kept = changed
+            after = _bared(tuple(kept.values()))
             failed: Exception | None = None
             try:
                 if after != before:
@@ -154,13 +164,34 @@ def tell(written: asyncio.Future[None], error: Exception | None) -> None:
         written.set_exception(error)
 
 
-def _bounded(alerts: tuple[Alert, ...]) -> tuple[Alert, ...]:
-    """The newest; of those that go, none waits to be settled."""
-    excess = len(alerts) - KEPT_MAX
+def _bound(kept: dict[str, Alert]) -> None:
+    """Drops the oldest beyond ALL_MAX: ended ones, then settled ones; none that waits.  One that
+    fires is delivered again for as long as it fires: forgotten, it would be acted on anew."""
+    excess = len(kept) - ALL_MAX
     if excess <= 0:
+        return
+    ended = [id for id, one in kept.items() if not one.firing]
+    settled = [id for id, one in kept.items() if one.firing and one.outcome]
+    gone = (ended + settled)[:excess]
+    if len(gone) < excess:
+        raise Full(f"{len(kept)} alerts wait, and {ALL_MAX} are kept")
+    for id in gone:
+        del kept[id]
+
+
+def _bared(alerts: tuple[Alert, ...]) -> tuple[Alert, ...]:
+    """The newest KEPT_MAX with their words, of the others what they ask for or that they came."""
+    worded = [one for one in alerts if one.has_words()] if len(alerts) > KEPT_MAX else []
+    if len(worded) <= KEPT_MAX:
         return alerts
-    settled = [one.id for one in alerts if one.outcome or not one.firing]
-    if len(settled) < excess:
-        raise Full(f"{len(alerts)} alerts wait, and {KEPT_MAX} are kept")
-    gone = set(settled[:excess])
-    return tuple(one for one in alerts if one.id not in gone)
+    settled = [one.id for one in worded if not one.waits()]
+    waiting = [one.id for one in worded if one.waits()]  # the first of a storm becomes the reason
+    bare = set((settled + waiting[::-1])[: len(worded) - KEPT_MAX])
+    return tuple(_bare(one) if one.id in bare else one for one in alerts)
+
+
+def _bare(alert: Alert) -> Alert:
+    """Without what only people read; one that waits still says what it asks for."""
+    if alert.waits():
+        return replace(alert, name="", summary="", by="")
+    return replace(alert, name="", runbook="", run="", summary="", by="", outcome=SETTLED)

@@ -396,7 +396,7 @@ class WebServer:
     async def _alerts_kept(self, request: web.Request) -> web.Response:
         """Alerts that were sent here, with what became of each; others' runs are left out."""
         who = self._reader(request)
-        found = [one for one in self._operators.alerts.kept() if who.may(one.run)]
+        found = [one for one in self._operators.alerts.told() if who.may(one.run)]
         return _json(msgspec.json.encode(found))
 
     async def _checks(self, request: web.Request) -> web.Response:

@@ -22,3 +22,11 @@ class Alert(Value, frozen=True, omit_defaults=False):
     firing: bool = True
     outcome: str = ""  # what became of it, for people; "" = not settled yet
     by: str = ""  # who delivered it first
+
+    def waits(self) -> bool:
+        """Whether it asks for something and has no answer."""
+        return self.firing and not self.outcome
+
+    def has_words(self) -> bool:
+        """What an old one has lost."""
+        return bool(self.name or self.summary or self.by)

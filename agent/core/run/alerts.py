@@ -2,7 +2,8 @@
 
 Owns when an alert is settled and with which words, and which of them may still become the cause of
 a restart.  An alert is answered once, by the generation that is planned for it or by any later one,
-so that a storm of them is one restart; and it never ends a run that trains.
+or by one that was started for its runbook minutes ago, so that a storm of them is one restart; and
+it never ends a run that trains.
 """
 
 from __future__ import annotations
@@ -13,34 +14,44 @@ from ..actions import restarting
 from ..detect.ranks.ended import Cause
 from ..ladder import first
 from ..model import Alert, Answer, Plan
-from .policy import RESTART, Grant
+from .policy import CHARGED, RESTART, Grant
 from .state import Context, RunState
 
 DETECTOR = "alerts"
+# Alertmanager tells what joins a group it has told of only after `group_interval`, 5 minutes unless
+# set otherwise: the rest of a storm comes when the restart is long over.
+STORM_S = 600.0
 Outlook = Callable[[Cause], Grant | None]  # what a cause would be granted now
 
 
 def pending(
     ctx: Context, state: RunState, plan: Plan | None, outlook: Outlook
 ) -> tuple[Cause, ...]:
-    """What alerts ask of this run now; those that can be settled are, in `ctx.answers`."""
-    found: list[Cause] = []
+    """What alerts ask of this run now; those that can be settled are, in `ctx.answers`.  Of several
+    with one runbook the first asks for all: what is granted answers each of them."""
+    asking: dict[str, tuple[Cause, str]] = {}  # runbook -> the first's cause, why it is refused
     for alert in ctx.observed.alerts:
         if alert.run != ctx.view.run or plan is None or not ctx.leader:
             continue
-        cause = _cause(ctx, alert, plan)
-        answer = _answer(ctx, state, alert, plan) or _refusal(outlook(cause), alert)
+        answer = _answer(ctx, state, alert, plan)
+        if answer is None:
+            if alert.runbook not in asking:
+                cause = _cause(ctx, alert, plan)
+                asking[alert.runbook] = cause, _refusal(outlook(cause))
+            if refusal := asking[alert.runbook][1]:
+                answer = Answer(alert.id, False, refusal)
         if answer is not None:
             ctx.answers.append(answer)
-        elif state.cause is None and not state.held.rests and not plan.paused:
-            found.append(cause)
-    return tuple(found)
+    if plan is None or state.cause is not None or state.held.rests or plan.paused:
+        return ()
+    return tuple(cause for cause, refusal in asking.values() if not refusal)
 
 
 def _cause(ctx: Context, alert: Alert, plan: Plan) -> Cause:
     """The restart that an alert asks for; its runbook says what is done about it."""
     book = ctx.runbooks.get(alert.runbook)
-    said = f"{alert.name}: {alert.summary}" if alert.summary else alert.name
+    name = alert.name or alert.runbook  # one of many may have lost its words
+    said = f"{name}: {alert.summary}" if alert.summary else name
     return Cause(
         fault=alert.runbook, generation=plan.generation, reason=f"alert {said}", detector=DETECTOR,
         severity=book.severity if book else "", evidence=(("alert", alert.id),), request=alert.id)
@@ -56,6 +67,11 @@ def _answer(ctx: Context, state: RunState, alert: Alert, plan: Plan) -> Answer |
                       "more is done")
     if state.finish_code >= 0 or plan.finished >= 0:
         return Answer(alert.id, False, "the run is over")
+    age_s = ctx.now.boot_s - state.progress.began_boot_s
+    if age_s < STORM_S and any(
+            one.startswith(f"{CHARGED}{alert.runbook}/") for one in plan.granted):
+        return Answer(alert.id, False, f"generation {plan.generation} was started for "
+                      f"{alert.runbook} {age_s:.0f} s ago: one restart answers a storm")
     if book is None:
         return Answer(alert.id, False, f"no runbook is named {alert.runbook!r}: shown alone")
     if DETECTOR not in ctx.settings.act:
@@ -65,8 +81,7 @@ def _answer(ctx: Context, state: RunState, alert: Alert, plan: Plan) -> Answer |
     return None
 
 
-def _refusal(grant: Grant | None, alert: Alert) -> Answer | None:
-    """Anything but a restart would end a run that trains, for a word from outside."""
-    if grant is None or grant.action == RESTART:
-        return None
-    return Answer(alert.id, False, f"nothing is done: {grant.reason}")
+def _refusal(grant: Grant | None) -> str:
+    """Why nothing is done; "" for a restart.  Anything else would end a run that trains, for a word
+    from outside."""
+    return "" if grant is None or grant.action == RESTART else f"nothing is done: {grant.reason}"

@@ -18,6 +18,7 @@ from . import members
 from . import plan as planning
 from .incidents import RunIncidents
 from .layout import World
+from .policy import CHARGED
 from .state import Context, LauncherSeen, RunState
 
 QUARANTINE_MAX = 64
@@ -242,7 +243,7 @@ class Document:
             bad_from=cause.bad_from if cause else 0,
             quarantined=self._quarantined(ctx, plan, cause),
             spent=grant.spent if grant else (),
-            granted=(*(f"charged:{key}" for key in grant.charged),
+            granted=(*(f"{CHARGED}{key}" for key in grant.charged),
                      *((cause.request,) if cause and cause.request else ())) if grant else (),
             paused=state.held.rests and cause is not None,
             peak=max(state.progress.peak_step, plan.peak if plan and cause else 0),

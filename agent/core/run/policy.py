@@ -38,6 +38,7 @@ from ..model import (
 )
 
 RESTART, FINISH, OBSERVE = "restart", "finish", "observe"
+CHARGED = "charged:"  # before a budget key, among what a plan was granted
 RESTARTS = "restarts"  # budget key of the run's own --max-restarts
 PROGRESS_STEPS = 10  # new steps after which a generation gives its restart back
 SIGNATURES_MAX = 32
@@ -225,7 +226,7 @@ def made_progress(plan: Plan, new_steps: int, newest_commit: tuple[int, int] | N
 
 def give_back(spent: tuple[tuple[str, int], ...], plan: Plan) -> tuple[tuple[str, int], ...]:
     """Budgets after the plan's generation made progress: what it was charged is returned."""
-    keys = {g.removeprefix("charged:") for g in plan.granted if g.startswith("charged:")}
+    keys = {g.removeprefix(CHARGED) for g in plan.granted if g.startswith(CHARGED)}
     left = [(k, n - 1 if k in keys else n) for k, n in spent]
     return tuple((k, n) for k, n in left if n > 0)
 

@@ -8,10 +8,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
 from holdfast.agent.core.model import Alert, Doc, StoreView, StoreWrite
-from holdfast.agent.daemon.alerts import KEPT_MAX, KEY, Alerts, Full
+from holdfast.agent.daemon.alerts import ALL_MAX, KEPT_MAX, KEY, Alerts, Full
 from holdfast.agent.store.base import Conflict, StoreError
+
+from ..core.test_alerts import alert as core_alert
+from ..core.test_alerts import trained
 
 
 class SlowStore:
@@ -90,8 +94,8 @@ def test_every_sender_of_a_batch_that_was_not_written_is_told_so(error: Exceptio
 
 def test_one_for_which_there_is_no_room_leaves_the_others_alone() -> None:
     store = SlowStore()
-    many = [alert(f"m{number}") for number in range(KEPT_MAX - 1)]
-    assert taken(store, many) == [KEPT_MAX - 1]
+    many = [alert(f"m{number}") for number in range(ALL_MAX - 1)]
+    assert taken(store, many) == [ALL_MAX - 1]
     store.puts = 0
     said = taken(store, [alert("x"), alert("y")], [alert("z")])
     assert isinstance(said[0], Full) and said[1] == 1
@@ -112,3 +116,57 @@ def test_a_sender_that_hangs_up_stops_nobody() -> None:
         assert await alerts.take([alert("c")]) == 1
 
     asyncio.run(scenario())
+
+
+def test_an_old_alert_loses_its_words_and_is_still_known() -> None:
+    store = SlowStore()
+    settled = [replace(alert(f"s{number}"), outcome="done") for number in range(KEPT_MAX)]
+    waiting = [replace(alert(f"w{number}"), run="r", runbook="b") for number in range(KEPT_MAX)]
+    taken(store, settled)
+    taken(store, waiting)
+    kept = {one["id"]: one for one in msgspec.json.decode(store.doc.body)}
+    assert len(kept) == 2 * KEPT_MAX and all(kept[one.id]["name"] for one in waiting)
+    assert not any(kept[one.id]["name"] for one in settled)
+    assert all(kept[one.id]["outcome"] for one in settled)
+    assert taken(store, settled) == [0], "none is taken for a new one"
+    taken(store, [replace(alert("w-last"), run="r", runbook="b")])
+    last = msgspec.json.decode(store.doc.body, type=list[Alert])[-1]
+    assert (last.id, last.name, last.run, last.runbook) == ("w-last", "", "r", "b")
+
+
+def test_those_that_have_ended_go_first_and_those_that_wait_never() -> None:
+    store = SlowStore()
+    ended = [alert(f"e{number}", firing=False) for number in range(ALL_MAX // 2)]
+    settled = [replace(alert(f"s{number}"), outcome="done") for number in range(ALL_MAX // 2)]
+    taken(store, settled, ended)
+    taken(store, [alert(f"w{number}") for number in range(ALL_MAX // 2 + 1)])
+    assert len(store.ids()) == ALL_MAX
+    assert store.ids() & {one.id for one in ended + settled} == {
+        one.id for one in settled[1:]}
+
+
+@pytest.mark.parametrize("size", [250, 1000])
+def test_a_storm_is_one_restart_however_it_is_cut_and_however_often_it_comes(size: int) -> None:
+    """Through the store and the core: what the one forgets the other would act on again."""
+    storm = [core_alert(number, generation=0) for number in range(1000)]
+    lab = trained(max_restarts=9)
+
+    async def scenario() -> None:
+        store = SlowStore()
+        store.goes_on.set()
+        alerts = Alerts(store, lambda: lab.decision.plans, lambda why: None,
+                        lambda what, error: None)
+        for turn in range(3):
+            for begin in range(0, len(storm), size):
+                await alerts.take(storm[begin : begin + size])
+                for _ in range(200):
+                    lab.alerts = alerts.pending(lab.decision.answers)
+                    lab.step(0.1)
+                    await asyncio.sleep(0)
+                    if not alerts.pending(()):
+                        break
+                assert not alerts.pending(()), "each is answered"
+                lab.train(to=20 * (turn + 2))
+
+    asyncio.run(scenario())
+    assert lab.view.generation == 2

@@ -29,6 +29,7 @@ from holdfast.agent.core.model import (
     Verdict,
 )
 from holdfast.agent.core.node import Node
+from holdfast.agent.daemon.alerts import ALL_MAX
 from holdfast.agent.metrics.names import NAMES
 from holdfast.agent.metrics.selection import render_docs
 from holdfast.agent.web import auth
@@ -285,17 +286,18 @@ def test_alerts_are_taken_once_and_settled(agent, tmp_path):
 
 def test_more_alerts_than_are_kept_are_sent_again(agent, tmp_path):
     async def scenario(daemon, node, launcher, tcp, unix):
-        for start in range(0, 256, 64):
-            async with unix.post("/api/v1/alerts", data=delivery(*range(start, start + 64))) as one:
+        for start in range(0, ALL_MAX, 320):
+            body = delivery(*range(start, start + 320))
+            async with unix.post("/api/v1/alerts", data=body) as one:
                 assert one.status == 200
-        async with unix.post("/api/v1/alerts", data=delivery(900)) as answer:
+        async with unix.post("/api/v1/alerts", data=delivery(9000)) as answer:
             assert answer.status == 503
         async with unix.post("/api/v1/alerts", data=delivery(0, status="resolved")) as answer:
             assert answer.status == 200
-        async with unix.post("/api/v1/alerts", data=delivery(900)) as answer:
+        async with unix.post("/api/v1/alerts", data=delivery(9000)) as answer:
             assert answer.status == 200
         async with unix.get("/api/v1/alerts") as answer:
-            assert len(await answer.json()) == 256
+            assert len(await answer.json()) == ALL_MAX
 
     browse(scenario, agent, tmp_path)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.agent.core.model import Alert, Request, Runbook, Settings
+from holdfast.agent.core.run.alerts import STORM_S
 
 from .driver import Lab
 
@@ -63,6 +65,32 @@ def test_a_thousand_alerts_are_one_restart() -> None:
     assert "generation 2 was started since" in told(lab, 999)[1]
 
 
+def test_what_joins_a_storm_minutes_later_is_answered_by_its_restart() -> None:
+    lab = trained(max_restarts=9)
+    send(lab, alert())
+    lab.train(to=40)
+    lab.boot_s += STORM_S / 2
+    lab.step()
+    send(lab, alert(2, generation=2))
+    ok, text = told(lab, 2)
+    assert not ok and text.startswith("generation 2 was started for fabric_storm 30")
+    assert text.endswith(" s ago: one restart answers a storm")
+    lab.boot_s += STORM_S / 2
+    lab.step()
+    send(lab, alert(3, generation=2))
+    assert told(lab, 3) == (True, "generation 3 was started for it")
+
+
+def test_another_runbooks_alert_belongs_to_no_storm() -> None:
+    lab = trained(max_restarts=9)
+    slow = replace(BOOK, fault="slow_disks")
+    lab.node.configure(ACTING, {"fabric_storm": BOOK, "slow_disks": slow})
+    send(lab, alert())
+    lab.train(to=40)
+    send(lab, alert(2, generation=2, runbook="slow_disks"))
+    assert told(lab, 2) == (True, "generation 3 was started for it")
+
+
 def test_an_alert_that_was_answered_is_not_answered_again_by_a_new_agent() -> None:
     lab = trained()
     send(lab, alert())
@@ -79,6 +107,7 @@ def test_a_spent_budget_refuses_an_alert_and_leaves_the_run_alone() -> None:
     for generation in (1, 2):
         send(lab, alert(generation, generation))
         assert lab.view.generation == generation + 1
+        lab.boot_s += STORM_S
         lab.train(to=20 + generation)  # too few steps to give a restart back
     send(lab, alert(3, 3))
     ok, text = told(lab, 3)
