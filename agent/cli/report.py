@@ -29,6 +29,7 @@ from .text import (
 )
 
 Json = Mapping[str, Any]
+STORE_SLOW_S = 0.5  # and page.html's: a busy machine is not slow yet, and a lease stands seconds
 INDENT = 12  # of the text beside a severity
 HEALTH_STYLE = {"ok": GOOD, "suspect": CARE, "fault": BAD}
 # the worst first
@@ -178,7 +179,7 @@ def _node(answer: Json) -> list[Line]:
     said = [
         f"agent {answer['version']} (pid {agent['pid']}), up {seconds(agent['uptime_s'])}, "
         f"{size(agent['rss_bytes'])}",
-        "store up" if answer["store_up"] else "store down",
+        _store(answer),
     ]
     if answer.get("disk_problem"):
         said[-1] = f"nothing is kept: {answer['disk_problem']}"
@@ -189,6 +190,15 @@ def _node(answer: Json) -> list[Line]:
     lines = field(f"node {answer['node']}", "; ".join(said), indent=len(answer["node"]) + 7)
     lines += _devices(answer.get("devices", ()))
     return lines + _opened(answer.get("incidents", ()))
+
+
+def _store(answer: Json) -> str:
+    if not answer["store_up"]:
+        return "store down"
+    took_s = answer.get("store_answer_s", 0.0)
+    if took_s < STORE_SLOW_S:
+        return "store up"
+    return f"store slow: up to {took_s:.1f} s for an answer (holdfast store show)"
 
 
 def _pause(what: str, answer: Json, of: str) -> str:

@@ -6,6 +6,8 @@ tests and virtual clusters; tests/unit/agent/test_store_conformance.py holds all
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection
 from typing import Protocol
 
@@ -25,6 +27,10 @@ class Conflict(Exception):
     was changed."""
 
 
+RECENT_S = 10.0
+RECENT_MAX = 256
+
+
 class Traffic:
     """What went to a store elsewhere and came back, as HTTP; without TCP's own."""
 
@@ -34,6 +40,7 @@ class Traffic:
         self.received_bytes = 0
         self.latest_answer_s = 0.0
         self.answers_s = 0.0  # of all together
+        self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT_MAX)  # when, how long
 
     def count(self, path: str, outcome: str) -> None:
         key = path.rpartition("/")[2], outcome
@@ -42,6 +49,13 @@ class Traffic:
     def answered(self, seconds: float) -> None:
         self.latest_answer_s = seconds
         self.answers_s += seconds
+        self._recent.append((time.monotonic(), seconds))
+
+    def slowest_s(self) -> float:
+        """The longest that an answer of the last RECENT_S took; 0.0 where there was none.  Reads
+        may be fast where writes wait for a disk."""
+        since_s = time.monotonic() - RECENT_S
+        return max((took_s for at_s, took_s in self._recent if at_s >= since_s), default=0.0)
 
 
 class Store(Protocol):

@@ -14,7 +14,6 @@ import random
 import secrets
 import socket
 import time
-from base64 import b64encode
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -27,9 +26,9 @@ from ..core.model import Doc, Documents, Lease, StoreView, StoreWrite, subject_o
 from ..core.model.subject import LEASE, RUN
 from ..system import procfs
 from .base import Conflict, StoreError, Traffic
-from .etcd_answers import KeyValue, Result
+from .etcd_answers import KeyValue, Result, after, b64
 from .etcd_gateway import Gateway, Json, Login, Refused, Written
-from .etcd_leases import NAME, NAME_S, Held, Holder, holder_of
+from .etcd_leases import NAME, NAME_S, Held, Holder, boot_s, holder_of
 from .identity import CLUSTER, FILE, Known, id_of, new_mark, read_known, write_known
 
 BODY_MAX = 1 << 20  # etcd takes 1.5 MB a request, and base64 adds a third
@@ -49,8 +48,7 @@ class EtcdStore:
 
     def __init__(
         self, gateway: Gateway, cluster: str, node: str, directory: Path,
-        lease_s: Callable[[], float], writes: bool = True, run: str = "",
-        makes: bool = True,
+        lease_s: Callable[[], float], writes: bool = True, run: str = "", makes: bool = True,
     ) -> None:
         """`writes`: may remember which cluster it found.  `makes`: and make one of an empty store.
         `run`: the only one that is served; a node may have an agent for each."""
@@ -72,6 +70,7 @@ class EtcdStore:
         self._gone: dict[str, int] = {}  # key -> of its deletion, until the watch is past it
         self._holders: dict[str, bytes] = {}  # run -> value of its lease
         self._held: dict[str, Held] = {}
+        self._granted: dict[str, Held] = {}  # of runs that are not known to be led by it yet
         self._revision = 0  # everything up to it is known
         self._mark = b""  # body of the document `cluster`, once it was found to be the right one
         self._up = self._is_full = False
@@ -101,8 +100,7 @@ class EtcdStore:
             if run.startswith(NAME):
                 continue
             held = self._held.get(run)
-            mine = held is not None and held.value == value
-            until_boot_s = held.until_boot_s if held and mine else 0.0
+            until_boot_s = held.until_boot_s if held and held.value == value else 0.0
             found.append(Lease(run, holder_of(value).node, until_boot_s))
         return found
 
@@ -152,7 +150,7 @@ class EtcdStore:
                              f"may have {BODY_MAX}")
         self._refuse_unknown()
         compare = self._compare(write.key, write.expect_version, write.lease)
-        put = {"request_put": {"key": self._key(write.key), "value": _b64(write.body)}}
+        put = {"request_put": {"key": self._key(write.key), "value": b64(write.body)}}
         revision = await self._transact(compare, [put], [write.key], write.lease)
         version = write.expect_version + 1
         self._take(write.key, version, revision, write.body)
@@ -165,8 +163,7 @@ class EtcdStore:
         self._take(key, 0, revision, b"")
 
     def _compare(self, key: str, version: int, lease: str) -> list[Json]:
-        found: list[Json] = [
-            {"target": "VERSION", "key": self._key(key), "version": str(version)}]
+        found: list[Json] = [{"target": "VERSION", "key": self._key(key), "version": str(version)}]
         if version and self._doc(key).version == version:
             # Deleted and written anew it has the same version, and is another document.
             found.append({"target": "MOD", "key": self._key(key),
@@ -176,7 +173,7 @@ class EtcdStore:
             if held is None:
                 raise self._lease_conflict(lease)
             found.append({"target": "VALUE", "key": self._key(f"{LEASE}/{lease}"),
-                          "value": _b64(held.value)})
+                          "value": b64(held.value)})
         return found
 
     async def _transact(
@@ -187,7 +184,7 @@ class EtcdStore:
         keys = [*keys, *([f"{LEASE}/{lease}"] if lease else []), CLUSTER]
         if self._mark:
             compare = [*compare, {"target": "VALUE", "key": self._key(CLUSTER),
-                                  "value": _b64(self._mark)}]
+                                  "value": b64(self._mark)}]
         reads = [{"request_range": {"key": self._key(key)}} for key in keys]
         body = {"compare": compare, "success": then, "failure": reads}
         answer, is_repeated = await self._write("/v3/kv/txn", body)
@@ -212,8 +209,8 @@ class EtcdStore:
         raise Conflict(f"{keys[0]} is at version {doc.version}, or was written anew")
 
     def _lease_conflict(self, run: str) -> Conflict:
-        holder = holder_of(self._holders.get(run, b""))
-        return Conflict(f"lease: {holder.node or 'nobody'} holds that of {run}")
+        holder = holder_of(self._holders.get(run, b"")).node or "nobody"
+        return Conflict(f"lease: {holder} holds that of {run}")
 
     def _is_done(self, compared: Json, then: Json, key: str, lease: str) -> bool:
         """Whether an earlier try, whose answer was lost, came true.  Known only of a lease, whose
@@ -221,12 +218,12 @@ class EtcdStore:
         wanted = str(then.get("request_put", {}).get("value", ""))
         kind, run, _ = subject_of(key)
         if kind == LEASE:
-            return _b64(self._holders.get(run, b"")) == wanted
+            return b64(self._holders.get(run, b"")) == wanted
         doc = self._doc(key)
         if lease not in self._held:
             return False
         version = int(compared["version"]) + 1
-        return doc.version == version and _b64(doc.body) == wanted
+        return doc.version == version and b64(doc.body) == wanted
 
     async def _write(self, path: str, body: Json) -> Written:
         try:
@@ -256,9 +253,7 @@ class EtcdStore:
                 f"{NAME_S:.0f} s") from None
         self._named_s = now_s
 
-    async def _lead(
-        self, run: str, body: bytes, lease_s: float = 0.0, over: str = "",
-    ) -> None:
+    async def _lead(self, run: str, body: bytes, lease_s: float = 0.0, over: str = "") -> None:
         """Takes the run's lease, from `over` where he holds it, or renews it."""
         lease_s = lease_s or self._lease_s()
         if body.decode("utf-8", "replace") != self.node:
@@ -271,7 +266,7 @@ class EtcdStore:
         self._held.pop(run, None)
         value = self._holders.get(run, b"")
         if value and not self._is_own(value) and holder_of(value).node != over:
-            raise Conflict(f"lease: {holder_of(value).node} holds that of {run}")
+            raise self._lease_conflict(run)
         try:
             await self._acquire(run, value, lease_s)
         except Conflict:
@@ -280,18 +275,43 @@ class EtcdStore:
             await self._acquire(run, b"", lease_s)  # what was known of it ended in between
 
     async def _renew(self, held: Held, lease_s: float) -> bool:
-        sent_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        sent_boot_s = boot_s()
         answer = await self.gateway.ask("/v3/lease/keepalive", {"ID": held.id}, CALL_S)
         left_s = answer.result.TTL
-        if left_s <= 0:
-            return False
-        held.until_boot_s = sent_boot_s + min(lease_s, left_s)
-        return True
+        if left_s > 0:
+            held.until_boot_s = sent_boot_s + min(lease_s, left_s)
+        return left_s > 0
 
     async def _acquire(self, run: str, value: bytes, lease_s: float) -> None:
-        """By one transaction: nobody has it, or this agent had it before it started anew."""
-        id = str(secrets.randbits(62) + 1)
-        sent_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        """By one transaction: nobody has it, or this agent had it before it started anew.  Two
+        calls to a slow etcd may be more than is waited for: the next try begins with the second."""
+        granted = self._granted.get(run)
+        if granted is None or granted.until_boot_s - boot_s() < lease_s / 2:
+            granted = self._granted[run] = await self._grant(lease_s)
+        key, mine = f"{LEASE}/{run}", granted.value
+        compare = {"target": "VERSION", "key": self._key(key), "version": "0"}
+        if value:
+            compare = {"target": "VALUE", "key": self._key(key), "value": b64(value)}
+        put = {"request_put": {"key": self._key(key), "value": b64(mine), "lease": granted.id}}
+        try:
+            revision = await self._transact([compare], [put], [key], "")
+        except Conflict:
+            if self._holders.get(run) != mine:
+                self._granted.pop(run, None)
+                with contextlib.suppress(StoreError, TimeoutError):  # it would end by itself
+                    await self.gateway.ask("/v3/lease/revoke", {"ID": granted.id}, CALL_S)
+                raise self._lease_conflict(run) from None
+            revision = self._revisions[key]  # taken before, in a try that had no answer in time
+        except Refused:  # the granted one too, perhaps: restored from a backup, etcd has it not
+            self._granted.pop(run, None)
+            raise
+        self._held[run] = granted
+        self._granted.pop(run, None)
+        self._take(key, 1, revision, mine)
+        self._view = None
+
+    async def _grant(self, lease_s: float) -> Held:
+        id, sent_boot_s = str(secrets.randbits(62) + 1), boot_s()
         asked = {"TTL": str(max(LEASE_LEAST_S, math.ceil(lease_s))), "ID": id}
         try:
             left_s = (await self._write("/v3/lease/grant", asked)).answer.TTL
@@ -299,22 +319,8 @@ class EtcdStore:
             if not error.is_repeated or "already exists" not in error.message:
                 raise
             left_s = 0  # by the first try, whose answer was lost
-        key = f"{LEASE}/{run}"
         mine = msgspec.json.encode(Holder(self.node, self.agent_id, id, socket.gethostname()))
-        compare = {"target": "VERSION", "key": self._key(key), "version": "0"}
-        if value:
-            compare = {"target": "VALUE", "key": self._key(key), "value": _b64(value)}
-        put = {"request_put": {"key": self._key(key), "value": _b64(mine), "lease": id}}
-        try:
-            revision = await self._transact([compare], [put], [key], "")
-        except Conflict:
-            found = holder_of(self._holders.get(run, b""))
-            with contextlib.suppress(StoreError, TimeoutError):  # it would end by itself
-                await self.gateway.ask("/v3/lease/revoke", {"ID": id}, CALL_S)
-            raise Conflict(f"lease: {found.node or 'somebody'} holds that of {run}") from None
-        self._held[run] = Held(id, mine, sent_boot_s + min(lease_s, left_s or lease_s))
-        self._take(key, 1, revision, mine)
-        self._view = None
+        return Held(id, mine, sent_boot_s + min(lease_s, left_s or lease_s))
 
     def _is_own(self, value: bytes) -> bool:
         holder = holder_of(value)
@@ -332,8 +338,11 @@ class EtcdStore:
 
     async def refresh(self) -> None:
         try:
-            await self._list()
-        except (StoreError, TimeoutError) as error:
+            try:
+                await self._list()
+            except Conflict:  # another node made the cluster's document first
+                await self._list()
+        except (Conflict, StoreError, TimeoutError) as error:
             self._set_up(str(error) or "store: etcd does not answer")
 
     async def _list(self) -> None:
@@ -372,9 +381,9 @@ class EtcdStore:
     async def _range(self, prefix: str) -> tuple[list[KeyValue], int]:
         """Page by page, so that no answer is long; all of the first page's revision."""
         rows: list[KeyValue] = []
-        begin, end, revision = prefix.encode(), _after(prefix.encode()), 0
+        begin, end, revision = prefix.encode(), after(prefix.encode()), 0
         while True:
-            asked: Json = {"key": _b64(begin), "range_end": _b64(end), "limit": str(PAGE)}
+            asked: Json = {"key": b64(begin), "range_end": b64(end), "limit": str(PAGE)}
             if revision:
                 asked["revision"] = str(revision)
             answer = await self.gateway.ask("/v3/kv/range", asked, CALL_S)
@@ -416,7 +425,7 @@ class EtcdStore:
         """The document `cluster`, where there is none; of several nodes, one may."""
         body = new_mark(id, self.node)
         compare = {"target": "VERSION", "key": self._key(CLUSTER), "version": "0"}
-        put = {"request_put": {"key": self._key(CLUSTER), "value": _b64(body)}}
+        put = {"request_put": {"key": self._key(CLUSTER), "value": b64(body)}}
         await self._transact([compare], [put], [CLUSTER], "")
         return body
 
@@ -495,7 +504,7 @@ class EtcdStore:
             await asyncio.sleep(LOOK_S * random.uniform(0.9, 1.1))
             prefix, since = self.prefix.encode(), self._revision
             answer = await self.gateway.ask("/v3/kv/range", {
-                "key": _b64(prefix), "range_end": _b64(_after(prefix)), "limit": str(PAGE),
+                "key": b64(prefix), "range_end": b64(after(prefix)), "limit": str(PAGE),
                 "min_mod_revision": str(since + 1)}, CALL_S)
             revision = answer.header.revision
             if revision < since:
@@ -531,7 +540,7 @@ class EtcdStore:
     async def _follow(self, changed: Callable[[str], None]) -> None:
         """Changes from the first that is not known yet."""
         create = {"create_request": {
-            "key": _b64(self.prefix.encode()), "range_end": _b64(_after(self.prefix.encode())),
+            "key": b64(self.prefix.encode()), "range_end": b64(after(self.prefix.encode())),
             "start_revision": str(self._revision + 1), "fragment": True}}
         async with contextlib.aclosing(self.gateway.stream("/v3/watch", [create])) as results:
             async for result in results:
@@ -567,7 +576,7 @@ class EtcdStore:
     # ------------------------------------------------------------- keys
 
     def _key(self, key: str) -> str:
-        return _b64((self.prefix + key).encode())
+        return b64((self.prefix + key).encode())
 
     def _key_of(self, row: KeyValue) -> str:
         return row.key.decode("utf-8", "replace").removeprefix(self.prefix)
@@ -589,12 +598,3 @@ def open_etcd(
         raise StoreError(str(error)) from error
     gateway = Gateway(endpoints, tls, Login(settings.user, password))
     return EtcdStore(gateway, settings.cluster, node, directory, lease_s, writes, run, makes)
-
-
-def _b64(value: bytes) -> str:
-    return b64encode(value).decode()
-
-
-def _after(prefix: bytes) -> bytes:
-    """The first key behind all that begin with it; the prefix ends in "/"."""
-    return prefix[:-1] + bytes([prefix[-1] + 1])

@@ -1,11 +1,13 @@
 """What etcd's gateway says, as values: one struct for all answers, each with the fields it has.
 
-Owns their form.  The gateway leaves out what is false, 0 or empty, says 64-bit numbers as texts and
-bytes in base64; what has another form is no etcd's, and refused as a whole.
+Owns their form, and that of a key in a question.  The gateway leaves out what is false, 0 or empty,
+says 64-bit numbers as texts and bytes in base64; what has another form is no etcd's, and refused as
+a whole.
 """
 
 from __future__ import annotations
 
+from base64 import b64encode
 from typing import Any
 
 import msgspec
@@ -91,3 +93,12 @@ def error_of(answer: Answer) -> Answer | None:
         except msgspec.ValidationError:
             return Answer(message=str(answer.error)[:300])
     return answer if answer.error or answer.code and answer.message else None
+
+
+def b64(value: bytes) -> str:
+    return b64encode(value).decode()
+
+
+def after(prefix: bytes) -> bytes:
+    """The first key behind all that begin with it; the prefix ends in "/"."""
+    return prefix[:-1] + bytes([prefix[-1] + 1])

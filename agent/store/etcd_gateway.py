@@ -25,11 +25,14 @@ from .etcd_answers import Answer, Result, decode, error_of
 
 Json = dict[str, Any]
 OLDEST = (3, 4)  # its gateway is at /v3 and knows every call that is made here
-CONNECT_S = 1.0  # a member that takes longer is passed by
-TRY_S = 0.8  # of a question to one member, where there are others
+CONNECT_S = 0.7  # a member that takes longer is passed by; below TRY_S, to be told from a slow one
+TRY_S = 0.8  # of a question to one member, where there are others; longer where all are slow
+TRY_MOST_S = 3.0
+SLOW_TIMES = 1.5  # so many times what such a question took, or was waited for in vain
 ANSWER_MAX = 16 << 20  # bytes; etcd takes 1.5 MB a document
 LINE_MAX = 16 << 20  # of a watch: what changed in one transaction
 HEADER_BYTES = 4  # ": " and the line's end
+VERSION, LOG_IN = "/version", "/v3/auth/authenticate"
 # gRPC's codes, as etcd uses them.
 INVALID_ARGUMENT, PERMISSION_DENIED, EXHAUSTED = 3, 7, 8
 OUT_OF_RANGE, UNAVAILABLE, UNAUTHENTICATED = 11, 14, 16
@@ -115,6 +118,7 @@ class Gateway:
         self._tls, self._login = tls, login or Login()
         self._token = ""
         self._first = 0  # whom the next question goes to
+        self._took_s: dict[str, float] = {}  # call -> its last answer, or the wait for none
         self._avoided: frozenset[str] = frozenset()  # hosts that are known to be lost
         self._streaming: tuple[str, aiohttp.ClientResponse] | None = None  # endpoint, its answer
         self._session: aiohttp.ClientSession | None = None
@@ -149,9 +153,9 @@ class Gateway:
         StoreError when it was not.
 
         A member that lost its leader keeps a request for seconds, and its proposal may be lost:
-        the next member is asked soon.  What that answers is told with `is_repeated`: a comparison
-        that fails then may have failed for the first try's success.  Once each was asked, the next
-        gets all the time that is left, for an etcd may be slow and right."""
+        the next member is asked soon, or later where such calls take long.  What that answers is
+        told with `is_repeated`: a comparison that fails then may have failed for the first try's
+        success.  Once each was asked, the next gets all the time that is left."""
         deadline_s = time.monotonic() + limit_s
         failed: dict[str, str] = {}
         unsure = False
@@ -160,8 +164,7 @@ class Gateway:
             if left_s <= 0.0:
                 break
             endpoint = self.endpoints[self._first]
-            is_first_round = turn < len(self.endpoints) and len(self.endpoints) > 1
-            alone_s = min(left_s, TRY_S) if is_first_round else left_s
+            alone_s = self._patience_s(path, left_s) if turn < len(self.endpoints) else left_s
             try:
                 return Written(await self._authorised(endpoint, path, body, alone_s), unsure)
             except Refused as error:
@@ -182,6 +185,23 @@ class Gateway:
         if unsure:
             raise TimeoutError(str(lost)) from lost
         raise lost
+
+    def _patience_s(self, path: str, left_s: float) -> float:
+        """How long one member is waited for before the next one is asked, of the time that is left.
+
+        Where one alone is ill the next answers, and that is soon again.  Where all are slow each
+        wait in vain makes the next one longer, until it is as long as they need."""
+        if len(self.endpoints) == 1:
+            return left_s
+        known_s = self._took_s.get(path, max(self._took_s.values(), default=0.0))
+        return min(left_s, TRY_MOST_S, max(TRY_S, SLOW_TIMES * known_s))
+
+    def _waited(self, path: str, since_s: float, error: BaseException) -> None:
+        """Nobody answered.  Without a connection that says nothing of how long an answer takes."""
+        is_silent = isinstance(error, TimeoutError)
+        if is_silent and not isinstance(error, aiohttp.ConnectionTimeoutError):
+            took_s = time.monotonic() - since_s
+            self._took_s[path] = max(took_s, self._took_s.get(path, 0.0))
 
     def _next(self) -> None:
         for _ in self.endpoints:
@@ -217,23 +237,24 @@ class Gateway:
         self._token = ""
         user, password = self._login
         answer = await self._post(
-            endpoint, "/v3/auth/authenticate", {"name": user, "password": password}, limit_s)
+            endpoint, LOG_IN, {"name": user, "password": password}, limit_s)
         self._token = answer.token
 
     async def _post(self, endpoint: str, path: str, body: Json, limit_s: float) -> Answer:
         begun_s = time.monotonic()
-        timeout = aiohttp.ClientTimeout(total=max(0.01, limit_s), sock_connect=CONNECT_S)
         try:
             async with self._open().post(
                 endpoint + path, data=json.dumps(body).encode(), headers=self._headers(),
-                timeout=timeout,
+                timeout=_timeout(limit_s),
             ) as response:
                 text = await self._read(response)
                 status = response.status
-        except (TimeoutError, aiohttp.ClientError):
+        except (TimeoutError, aiohttp.ClientError) as why:
+            self._waited(path, begun_s, why)
             self.traffic.count(path, "failed")
             raise
-        self.traffic.answered(time.monotonic() - begun_s)
+        self._took_s[path] = time.monotonic() - begun_s
+        self.traffic.answered(self._took_s[path])
         answer = _decoded(endpoint, path, text)
         error = error_of(answer)
         if status != 200 or error is not None:
@@ -246,17 +267,23 @@ class Gateway:
         """(endpoint, version) of the member whom the next question goes to.  StoreError when it is
         older than this client, or none answers."""
         failed: dict[str, str] = {}
+        deadline_s = time.monotonic() + limit_s
         for _ in self.endpoints:
-            endpoint = self.endpoints[self._first]
-            timeout = aiohttp.ClientTimeout(total=min(limit_s, TRY_S), sock_connect=CONNECT_S)
+            endpoint, begun_s = self.endpoints[self._first], time.monotonic()
+            left_s = deadline_s - begun_s
+            if left_s <= 0.0:
+                break
+            timeout = _timeout(self._patience_s(VERSION, left_s))
             try:
-                async with self._open().get(endpoint + "/version", timeout=timeout) as response:
+                async with self._open().get(endpoint + VERSION, timeout=timeout) as response:
                     text = await self._read(response)
             except (TimeoutError, aiohttp.ClientError) as error:
+                self._waited(VERSION, begun_s, error)
                 failed[endpoint] = _why(error)
                 self._next()
                 continue
-            said = _decoded(endpoint, "/version", text).etcdserver
+            self._took_s[VERSION] = time.monotonic() - begun_s
+            said = _decoded(endpoint, VERSION, text).etcdserver
             parts = said.split(".")
             if len(parts) < 2 or not (parts[0] + parts[1]).isdecimal():
                 raise StoreError(f"store: {endpoint} is no etcd (/version says {text[:100]!r}): "
@@ -272,7 +299,7 @@ class Gateway:
         """Results as they come, from one member, until it ends.  Raises Refused for what etcd
         says is wrong, TimeoutError or aiohttp.ClientError where the connection is lost."""
         if self._login.user and not self._token:
-            await self._log_in(self.endpoints[self._first], TRY_S)
+            await self._log_in(self.endpoints[self._first], self._patience_s(LOG_IN, TRY_MOST_S))
         endpoint = self.endpoints[self._first]
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S)
         # A member that loses its leader would go on in silence: it shall say so and end.
@@ -364,6 +391,10 @@ class Gateway:
             return (": it has no space left: etcdctl compact and defrag, then etcdctl alarm "
                     "disarm; see docs/cluster.md")
         return ""
+
+
+def _timeout(limit_s: float) -> aiohttp.ClientTimeout:
+    return aiohttp.ClientTimeout(total=max(0.01, limit_s), sock_connect=CONNECT_S)
 
 
 def _host(endpoint: str) -> str:

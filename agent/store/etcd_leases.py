@@ -5,6 +5,8 @@ Owns the value of such a key, and what is remembered of a lease of one's own.
 
 from __future__ import annotations
 
+import time
+
 import msgspec
 
 NAME_S = 30.0  # a node's name is another's so long after its agent was heard of last
@@ -34,3 +36,7 @@ def holder_of(value: bytes) -> Holder:
         return msgspec.json.decode(value, type=Holder) if value else Holder()
     except (msgspec.DecodeError, RecursionError):
         return Holder()
+
+
+def boot_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -59,6 +59,7 @@ def status(state: AgentState) -> dict[str, Any]:
         "now_wall_s": time.time(),
         "store_up": snapshot.observed.store.up,
         "store_problem": snapshot.observed.store.problem,
+        "store_answer_s": round(state.store_traffic.slowest_s(), 3) if state.store_traffic else 0.0,
         "journal_stalled": snapshot.observed.journal_stalled,
         "disk_problem": state.disk_problem,
         "paused": node_paused(state),

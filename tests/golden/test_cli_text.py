@@ -156,6 +156,15 @@ def test_open_incidents_stand_by_how_bad_they_are_with_what_is_asked_for() -> No
         "fatal", "degraded", "warn", "ok"]
 
 
+def test_a_store_that_answers_slowly_is_told_with_how_slowly() -> None:
+    node = json.loads((HERE / "status.json").read_text())
+    for took_s, words in ((0.49, "; store up;"), (1.84, "; store slow: up to 1.8 s for an answer")):
+        text = " ".join(plain(report.status([node | {"store_answer_s": took_s}])).split())
+        assert words in text, text
+    down = plain(report.status([node | {"store_up": False, "store_answer_s": 9.0}]))
+    assert "store down" in down and "slow" not in down
+
+
 def test_an_id_is_never_cut() -> None:
     """It is what one asks for next, and those of a node all begin alike."""
     ids = [f"node-node-17-neuron_memory_uncorrected-neuron-{number}-1" for number in (3, 11)]

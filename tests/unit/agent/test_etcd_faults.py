@@ -4,15 +4,20 @@ hangs, and each fault is said with what to do."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import random
 import shutil
 import signal
+import subprocess
+import sys
 import time
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 import pytest
-from etcd_servers import etcd
+from etcd_servers import Etcd, etcd, free_ports
 from waiting import until
 
 from holdfast.agent.config import settings
@@ -22,6 +27,7 @@ from holdfast.agent.store.base import Conflict, StoreError
 from holdfast.agent.store.etcd import EtcdStore, open_etcd
 from holdfast.agent.store.memory import MemoryServer, MemoryStore, Network
 
+SLOW_SERVER = Path(__file__).parents[2] / "slow_server.py"
 LEASE_S = 2.0
 LONGEST_CALL_S = 6.0  # the store's own limit, and a busy machine
 
@@ -52,6 +58,35 @@ async def following(*stores):
         await asyncio.gather(*tasks, return_exceptions=True)
         for one in stores:
             await one.close()
+
+
+class Slowed:
+    """The same cluster, reached through ports where its answers come late.  `url` as Etcd's."""
+
+    def __init__(self, url: str, file: Path) -> None:
+        self.url, self._file = url, file
+
+    def by(self, least_s: float, most_s: float) -> None:
+        """From now on, for every answer."""
+        self._file.write_text(f"{least_s} {most_s}")
+
+
+@contextmanager
+def slowed(cluster: Etcd, folder: Path, least_s: float, most_s: float) -> Iterator[Slowed]:
+    ports = free_ports(len(cluster.members))
+    made = Slowed("etcd://" + ",".join(f"127.0.0.1:{port}" for port in ports), folder / "late")
+    made.by(least_s, most_s)
+    started = []
+    try:
+        for port, member in zip(ports, cluster.members, strict=True):
+            command = [sys.executable, str(SLOW_SERVER), str(port), member.address, folder / "late"]
+            started.append(subprocess.Popen(command, stdout=subprocess.PIPE))
+            assert started[-1].stdout.readline() == b"ready\n"
+        yield made
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
 
 
 def version_of(store, key) -> int:
@@ -246,6 +281,56 @@ def test_without_a_majority_it_says_so_and_goes_on_when_it_is_back(tmp_path, thr
             assert await store.put(StoreWrite("run/m", version, b"on")) == version + 1
 
     asyncio.run(asyncio.wait_for(scenario(), 60.0))
+
+
+@pytest.mark.parametrize("members", [3, 1])
+def test_an_etcd_that_is_slow_as_a_whole_is_used_and_loses_nothing(tmp_path, members):
+    """Slow before it is asked first, and then for each call: a question, a lease, a document."""
+    async def scenario(cluster):
+        store = opened(tmp_path, cluster, lease_s=10.0)
+        watching = asyncio.create_task(store.watch(lambda why: None))
+        try:
+            await until(lambda: store.view().up, 60.0)
+            lease = StoreWrite("lease/m", 0, b"a")
+            for _ in range(4):  # as the agent asks: a third of the lease is the limit of each try
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(store.put(lease), 10.0 / 3)
+            assert [(one.run, one.holder) for one in store.view().leases] == [("m", "a")]
+            took_s = []
+            for version in range(2):
+                begun_s = time.monotonic()
+                write = StoreWrite("run/m", version, b"%d" % version, "m")
+                assert await store.put(write) == version + 1
+                took_s.append(time.monotonic() - begun_s)
+                await asyncio.wait_for(store.put(lease), 10.0 / 3)
+            assert min(took_s) >= 1.8 and max(took_s[1:]) < 3.0, took_s  # one try each
+            assert store.view().up and 1.0 < store.traffic.slowest_s() < 3.0
+            assert body_of(store, "run/m") == b"1"
+            cluster.by(0.0, 0.0)
+            await store.put(lease)
+            begun_s = time.monotonic()
+            await store.put(StoreWrite("run/m", 2, b"2", "m"))
+            assert time.monotonic() - begun_s < 0.8
+        finally:
+            watching.cancel()
+            await asyncio.gather(watching, return_exceptions=True)
+            await store.close()
+
+    with etcd(tmp_path / "etcd", members) as cluster, slowed(cluster, tmp_path, 1.8, 2.0) as slow:
+        asyncio.run(asyncio.wait_for(scenario(slow), 120.0))
+
+
+def test_nodes_that_find_a_store_empty_at_once_all_join_the_cluster_that_one_made(tmp_path):
+    async def scenario(cluster):
+        stores = [opened(tmp_path, cluster, name) for name in "abc"]
+        await asyncio.gather(*(store.refresh() for store in stores))  # each reads before one writes
+        assert [store.view().problem for store in stores] == [""] * 3
+        assert len({store.known.cluster_id for store in stores}) == 1
+        for store in stores:
+            await store.close()
+
+    with etcd(tmp_path / "etcd", 1) as cluster, slowed(cluster, tmp_path, 0.3, 0.3) as slow:
+        asyncio.run(asyncio.wait_for(scenario(slow), 60.0))
 
 
 def test_an_etcd_that_came_back_empty_or_is_anothers_is_refused(tmp_path):
