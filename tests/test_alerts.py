@@ -32,8 +32,7 @@ def entries() -> list[faults.Entry]:
         table = tomllib.loads(toml)
         book = Runbook(fault=name, severity=table["severity"], scope=table["scope"],
                        ladder=tuple(table["ladder"]), alert=table["alert"])
-        texts = (prose.first_sentence(sections[one]) for one in ("Meaning", "Impact"))
-        found.append(faults.Entry(book, *texts))
+        found.append(faults.Entry(book, prose.first_sentence(sections["Meaning"])))
     return found
 
 
@@ -107,9 +106,11 @@ FLEET: dict[str, tuple[list[Case], list[Case]]] = {
         [Case({'holdfast_breaker_open{instance="n0"}': "0x120"})],
     ),
     "HoldfastAgentsAbsent": (
-        [Case(up(20, 4)), Case({'up{job="other",instance="x"}': "1x120"})],
+        # Of a small fleet more than half, or all there is.
+        [Case(up(20, 4)), Case({'up{job="other",instance="x"}': "1x120"}), Case(up(1, 1)),
+         Case(up(2, 2)), Case(up(3, 2))],
         # A dead node among few is a ticket; three among a hundred are.
-        [Case(up(4, 1)), Case(up(100, 3)), Case(up(20, 0))],
+        [Case(up(2, 1)), Case(up(4, 1)), Case(up(4, 2)), Case(up(100, 3)), Case(up(20, 0))],
     ),
     "HoldfastRunNodeLost": (
         [Case({RANKS: "8x50", 'up{job="holdfast",instance="n0"}': "1x50 0x70"}, "55m")],
@@ -231,6 +232,140 @@ def test_a_wrong_expectation_is_noticed(tmp_path: Path) -> None:
     good = FLEET["HoldfastStoreDown"][0][0]
     for name, fires in (("HoldfastStoreDown", False), ("HoldfastNoLeader", True)):
         assert name in judged([of_fleet(name, good, fires)], False, tmp_path)
+
+
+def asked_of_prometheus(test: dict[str, Any], kept: Iterable[str], folder: Path) -> str:
+    """What promtool says against a test of these groups as they are rendered; "" for nothing."""
+    groups = [one for one in yaml.safe_load(rendered())["groups"] if one["name"] in kept]
+    (folder / "alerts.yml").write_text(json.dumps({"groups": groups}))
+    file = folder / "test.yml"
+    file.write_text(json.dumps({"rule_files": ["alerts.yml"], "evaluation_interval": "15s",
+                                "tests": [test]}))
+    done = subprocess.run([promtool(), "test", "rules", str(file)], capture_output=True, text=True,
+                          timeout=120, check=False)
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def test_what_ec2_announces_is_told_before_the_node_is_gone(tmp_path: Path) -> None:
+    """A spot instance has two minutes: its ticket fires with the first scrape, another's waits."""
+    seen = {"ec2_spot_interruption": 1, "ec2_rebalance_recommended": 1, "ec2_scheduled_event": 1,
+            "host_memory_low": 0}
+    names = {one.runbook.fault: one.runbook.alert for one in entries()}
+    series = {name: "_ 1x20" for one in seen for name in fault(one, "warn")}
+    count = 'count by (alertname) (ALERTS{alertstate="firing"})'
+    samples = [{"labels": f'{{alertname="{names[one]}"}}', "value": 1}
+               for one, at_once in seen.items() if at_once]
+    test = {
+        "interval": "15s",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [
+            {"expr": count, "eval_time": "0s", "exp_samples": []},
+            {"expr": count, "eval_time": "30s", "exp_samples": samples},
+        ],
+    }
+    assert asked_of_prometheus(test, ["holdfast_faults"], tmp_path) == ""
+
+
+def worded(alert: str, labels: dict[str, str], series: dict[str, str], description: str,
+           folder: Path) -> str:
+    """What promtool says against an alert's description, labels and all."""
+    (rule,) = [one for one in alerts() if one["alert"] == alert]
+    (group,) = [one["name"] for one in yaml.safe_load(rendered())["groups"] if rule in one["rules"]]
+    texts = rule["annotations"] | {"description": description}
+    test = {
+        "interval": "15s",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "alert_rule_test": [{
+            "eval_time": "10m", "alertname": alert,
+            "exp_alerts": [{"exp_labels": rule["labels"] | labels, "exp_annotations": texts}],
+        }],
+    }
+    return asked_of_prometheus(test, [group], folder)
+
+
+def test_a_ticket_says_where_how_badly_in_how_many_places_and_what(tmp_path: Path) -> None:
+    seen = 'holdfast_fault_active{fault="host_memory_low",severity="%s",subject="%s",instance="%s"}'
+    # The first one's weight changes: it stays one alert, and says what holds now.
+    series = {seen % ("warn", "node/n0", "n0:9855"): "1x20 stale",
+              seen % ("degraded", "node/n0", "n0:9855"): "_x21 1x60"}
+    labels = {"instance": "n0:9855", "subject": "node/n0"}
+    meaning = next(one.summary for one in entries() if one.runbook.fault == "host_memory_low")
+    text = f"node/n0 on n0:9855 (degraded; places in the fleet: 1): {meaning}"
+    assert worded("HoldfastHostMemoryLow", labels, series, text, tmp_path) == ""
+    wrong = worded("HoldfastHostMemoryLow", labels, series, "node/n0: Nothing.", tmp_path)
+    assert text in wrong, "promtool compares descriptions"
+
+
+def test_the_breakers_page_counts_nodes_and_not_their_devices(tmp_path: Path) -> None:
+    series = {'holdfast_fault_active{fault="nic_error",severity="fatal",'
+              f'subject="node/n{node}/nic/{card}",instance="n{node}"}}': "1x60"
+              for node in range(3) for card in range(8)}
+    # More devices, on one node.
+    series |= {'holdfast_fault_active{fault="gpu_memory_error",severity="fatal",'
+               f'subject="node/n0/gpu/{card}",instance="n0"}}': "1x60" for card in range(30)}
+    series['holdfast_breaker_open{instance="n0"}'] = "1x60"
+    text = ("nic_error stands on 3 nodes. Exclusions, reboots and replacements wait for a "
+            "person.")
+    assert worded("HoldfastBreakerOpen", {}, series, text, tmp_path) == ""
+
+
+def test_recorded_series_have_the_values_that_their_names_promise(tmp_path: Path) -> None:
+    """Two nodes over 30 hours, in one-minute samples.  n0 trains 40 s of each minute, waits 5 s in
+    collectives, starts for 15 s; n1 starts for 20 s of a minute and is idle for 40."""
+    ledger = {("training", "n0"): 40, ("collective_wait", "n0"): 5, ("startup", "n0"): 15,
+              ("startup", "n1"): 20, ("idle", "n1"): 40}
+    series = {f'holdfast_node_seconds_total{{category="{category}",instance="{node}"}}':
+              f"0+{seconds}x1800" for (category, node), seconds in ledger.items()}
+    for phase, seconds in (("total", 12), ("after_verdict", 9)):
+        for end, value in (("sum", 2 * seconds), ("count", 2)):
+            series[f'holdfast_recovery_seconds_{end}{{phase="{phase}",instance="n0"}}'] = (
+                f"0+{value}x1800")
+    series |= {
+        'holdfast_restarts_total{run="m5",fault="rank_killed",instance="n0"}': "0+2x1800",
+        'holdfast_lost_steps_total{run="m5",instance="n0"}': "0+3x1800",
+        'holdfast_build_info{version="1",instance="n0"}': "1x1800",
+        'holdfast_build_info{version="1",instance="n1"}': "1x1800",
+        'holdfast_build_info{version="1",instance="n2"}': "1x1800",
+        'holdfast_build_info{version="1",instance="n3"}': "1x1800",
+        'holdfast_job_seconds_total{kind="training",instance="n0"}': "60x1800",
+        'holdfast_job_seconds_total{kind="wall",instance="n0"}': "80x1800",
+        'holdfast_job_seconds_total{kind="queued",instance="n0"}': "40x1800",
+    } | fault("gpu_memory_error", "fatal") | fault("nic_error", "fatal")
+    series = {name: "1x1800" if "fault_active" in name else values
+              for name, values in series.items()}
+    expected = {
+        "holdfast:goodput:ratio_rate5m": 45 / 80, "holdfast:goodput:ratio_rate30m": 45 / 80,
+        "holdfast:goodput:ratio_rate1h": 45 / 80, "holdfast:goodput:ratio_rate6h": 45 / 80,
+        "holdfast:ettr:ratio": 45 / 120, "holdfast:ettr:ratio_rate1h": 45 / 120,
+        "holdfast:mttr_seconds:rate1d": 12, "holdfast:mttd_seconds:rate1d": 3,
+        "holdfast:mtbf_seconds:rate1d": 80 / 2, "run:holdfast_lost_steps:increase1d": 3 * 1440,
+        "holdfast:nodes_well:ratio": 3 / 4,  # two fatal faults on one node of four
+        "holdfast:job_ettr:ratio": 60 / 80, "holdfast:job_ettr_queued:ratio": 60 / 120,
+    }
+    (recording,) = [one for one in yaml.safe_load(rendered())["groups"]
+                    if one["name"] == "holdfast_recording"]
+    recorded = {one["record"] for one in recording["rules"]}
+    # Precision has its cases at its alert.
+    assert recorded - set(expected) == {"detector:holdfast_precision:ratio7d"}
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [{
+            "expr": f"round({name}, 0.0001)", "eval_time": "30h",
+            "exp_samples": [{"labels": '{run="m5"}' if name.startswith("run:") else "{}",
+                             "value": round(value, 4)}],
+        } for name, value in expected.items()],
+    }
+    assert asked_of_prometheus(test, ["holdfast_recording"], tmp_path) == ""
+    # An hour's ETTR forgets what is older: n0 was lost for a day, and trains since two hours.
+    late = 'holdfast_node_seconds_total{category="%s",instance="n0"}'
+    test["input_series"] = [{"series": late % "training", "values": "0x1680 60+60x120"},
+                            {"series": late % "startup", "values": "0+60x1680 100800x120"}]
+    test["promql_expr_test"] = [
+        {"expr": f"round({name}, 0.001)", "eval_time": "30h",
+         "exp_samples": [{"labels": "{}", "value": value}]}
+        for name, value in (("holdfast:ettr:ratio_rate1h", 1), ("holdfast:ettr:ratio", 0.067))]
+    assert asked_of_prometheus(test, ["holdfast_recording"], tmp_path) == ""
 
 
 def test_few_names_wake_a_person() -> None:

@@ -46,8 +46,7 @@ def _render(options: argparse.Namespace) -> int:
     entries = []
     for name, book in runbooks().items():
         _, sections = prose.split(prose.text_of(name))
-        texts = (prose.first_sentence(sections[one]) for one in ("Meaning", "Impact"))
-        entries.append(faults.Entry(book, *texts))
+        entries.append(faults.Entry(book, prose.first_sentence(sections["Meaning"])))
     rules = files.rules(entries, options.runbook_base or files.SERVED)
     if options.to is None:
         sys.stdout.write(rules)

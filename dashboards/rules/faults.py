@@ -18,14 +18,18 @@ Rule = dict[str, Any]  # as Prometheus has it; `runbook` among the annotations i
 CRITICAL, WARNING, INFO = "critical", "warning", "info"
 # A fault is a fact at once; these give the agent the time to cure it before anybody reads of it.
 FOR = {CRITICAL: "1m", WARNING: "2m", INFO: "15m"}
+# EC2 says these ahead of time, a spot instance's end about two minutes ahead: after a wait the
+# node would be gone before anybody reads of it, and nothing that Holdfast does cures them.
+ANNOUNCED = frozenset({
+    "ec2_rebalance_recommended", "ec2_scheduled_event", "ec2_spot_interruption",
+})
 
 
 class Entry(NamedTuple):
-    """A runbook and the two texts of it that an alert carries, each on one line."""
+    """A runbook and what an alert says of it, on one line."""
 
     runbook: Runbook
-    summary: str
-    impact: str
+    summary: str  # the first sentence of its Meaning
 
 
 def needs_person(runbook: Runbook) -> bool:
@@ -39,17 +43,29 @@ def ticket(entry: Entry) -> Rule:
     runbook = entry.runbook
     severity = INFO if runbook.severity in (OK, UNKNOWN) else WARNING
     series = f'holdfast_fault_active{{fault="{runbook.fault}"}}'
+    places = f"max by (instance, subject) ({series} > 0)"
     return {
         "alert": runbook.alert,
-        "expr": f"max by (instance, subject) ({series}) > 0",
-        "for": FOR[severity],
+        # The value: in how many places of the fleet the fault is.
+        "expr": f"{places} * on () group_left () count({places})",
+        "for": "0m" if runbook.fault in ANNOUNCED else FOR[severity],
         "labels": {"severity": severity, "fault": runbook.fault, "scope": runbook.scope},
         "annotations": {
             "summary": entry.summary,
-            "description": f"{{{{ $labels.subject }}}}: {entry.impact}",
+            "description": f"{{{{ $labels.subject }}}} on {{{{ $labels.instance }}}} "
+                           f"({verdict_severity(runbook.fault)}; places in the fleet: "
+                           f"{{{{ $value }}}}): {entry.summary}",
             "runbook": runbook.fault,
         },
     }
+
+
+def verdict_severity(fault: str) -> str:
+    """A template for how bad the fault is at the alert's subject.  It is asked for when the alert
+    is worded: as a label of the alert it would make a new alert of each change."""
+    series = f'holdfast_fault_active{{fault=\\"{fault}\\",instance=%q,subject=%q}}'
+    return (f'{{{{ with printf "{series}" $labels.instance $labels.subject | query }}}}'
+            '{{ . | first | label "severity" }}{{ end }}')
 
 
 def page(name: str, what: str, faults: Iterable[str]) -> Rule:

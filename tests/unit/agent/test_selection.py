@@ -93,7 +93,7 @@ def test_a_word_that_hides_nothing_or_too_much_is_refused(tmp_path, hide, said):
 
 def test_what_alerts_are_made_of_cannot_be_hidden():
     runbook = Runbook(fault="x", severity="warn", scope="node", ladder=(), alert="HoldfastX")
-    made = files.rules([faults.Entry(runbook, "s", "i")])
+    made = files.rules([faults.Entry(runbook, "s")])
     own = re.findall(r"(?<![:\w])holdfast_([a-z_]+?)(?:_sum|_count)?(?=[\[{) ])", made)
     needed = set(own) & set(names.NAMES)
     assert needed == set(selection.ALERTED)

@@ -53,7 +53,7 @@ def test_the_alert_fires_after_the_run_has_gone_and_resolves(fault: str, tmp_pat
     series = ",".join(f'{name}="{value}"' for name, value in labels.items())
     severities = {one.severity for one in found if one}
     (tmp_path / "alerts.yml").write_text(
-        files.rules([faults.Entry(BOOKS[fault], "what", "and then")], "runbooks"))
+        files.rules([faults.Entry(BOOKS[fault], "what")], "runbooks"))
     test = {
         "interval": f"{SCRAPE_S}s",
         "input_series": [{
