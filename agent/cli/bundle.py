@@ -10,10 +10,13 @@ import argparse
 import os
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
+
+from holdfast.worker.peers import user_name
 
 from ..evidence import bundle as bundles
 from . import live
-from .client import Answering, asking, state_folder
+from .client import Agent, Answering, asking, state_folder
 from .ended import EndedRun
 from .text import Failure, field, line, print_json, show
 
@@ -37,14 +40,30 @@ def bundle(options: argparse.Namespace) -> int:
         bundles.write(to, content)
     except OSError as error:
         raise Failure(f"{to}: {error.strerror}: choose another file with --to") from error
+    unrecorded = _recorded(agent, incident["id"], options.reason)
     if options.json:
-        print_json({"file": str(to), "bytes": len(content), "logs": sorted(logs)})
+        print_json({"file": str(to), "bytes": len(content), "logs": sorted(logs),
+                    "unrecorded": unrecorded})
         return 0
     show([line(f"{to}: {len(content)} bytes, {len(parts)} documents, {len(logs)} logs"),
           *(row for why in left_out[:5] for row in field("left out", why)),
+          *(field("unrecorded", unrecorded) if unrecorded else ()),
           *field("", "passwords, tokens and keys are taken out as far as they can be told; look "
                  "through it before you send it")])
     return 0
+
+
+def _recorded(agent: Answering, id: str, reason: str) -> str:
+    """Has the agent keep in its journal who took the bundle and why; why not, where it does not.
+    Whoever may read an incident can take what he read with him: the bundle is his all the same."""
+    if not isinstance(agent, Agent):
+        return "its agent has ended"
+    body = {"reason": reason, "by": user_name(os.getuid())}
+    try:
+        agent.post(f"/api/v1/incidents/{quote(id, safe='')}/bundle", body)
+    except Failure as failure:
+        return str(failure)
+    return ""
 
 
 def _more(agent: Answering) -> dict[str, Any]:

@@ -174,7 +174,7 @@ def inject(options: argparse.Namespace) -> int:
         arguments["seconds"] = options.seconds
     body = {
         "fault": options.fault, "rank": options.rank, "args": arguments,
-        "reason": options.reason or "injected by hand", "by": user_name(os.getuid())}
+        "reason": options.reason, "by": user_name(os.getuid())}
     done = agent.post(run_route(run, "inject"), body)
     return _done(options, [done], f"run {run}: {options.fault} on rank {options.rank}")
 

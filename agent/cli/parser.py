@@ -78,6 +78,8 @@ def _bundle(parser: argparse.ArgumentParser) -> None:
     _run(parser)
     parser.add_argument("id", metavar="ID", help="of which incident (a prefix will do)")
     parser.add_argument("--to", metavar="FILE", help="default: holdfast-ID.tar.gz, here")
+    parser.add_argument("--reason", default="for somebody who helps",
+                        help="kept in the journal (default: %(default)s)")
 
 
 def _drift(parser: argparse.ArgumentParser) -> None:
@@ -186,7 +188,8 @@ def _inject(parser: argparse.ArgumentParser) -> None:
                         help="to which rank (default 0)")
     parser.add_argument("--seconds", type=number(float, 0, 86400),
                         help="how long a stall or a held GIL lasts")
-    parser.add_argument("--reason", default="", help="kept in the journal")
+    parser.add_argument("--reason", default="injected by hand",
+                        help="kept in the journal (default: %(default)s)")
 
 
 def _node(parser: argparse.ArgumentParser, nargs: str | None = None) -> None:

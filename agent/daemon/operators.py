@@ -43,14 +43,22 @@ class Operators:
         if len(self._requests) >= REQUESTS_MAX:
             return False
         self._requests[request.id] = request
+        self._record_asked(request)
+        self._on_request()
+        return True
+
+    def done(self, request: Request) -> None:
+        """Records what a person did that needed nobody's answer."""
+        self._record_asked(request)
+        self._settle(Answer(request.id, True, ""))
+
+    def _record_asked(self, request: Request) -> None:
         asked = Asked(request.id, request.action, request.subject, request.reason, request.by,
                       time.time(), request.until_wall_s)
         self._asked[request.id] = asked
         for old in list(self._asked)[:-ASKED_MAX]:
             del self._asked[old]
         self._record(asked)
-        self._on_request()
-        return True
 
     def pending(self, answers: Iterable[Answer]) -> tuple[Request, ...]:
         """What the core has not answered yet, by its last decision."""
@@ -82,9 +90,30 @@ class Operators:
             return None
         return {"id": id, "state": "done" if found.ok else "refused", "text": found.text}
 
-    async def direct(self, run: str, fields: dict[str, object], limit_s: float) -> protocol.Outcome:
-        """Sends an order that is no effect of the core (a fault on purpose) and waits for its
-        outcome.  TimeoutError when none comes, ConnectionError without a launcher."""
+    async def direct(
+        self, request: Request, fields: dict[str, object], limit_s: float
+    ) -> protocol.Outcome:
+        """Sends the order for a request that is no effect of the core (a fault on purpose) to its
+        run's launcher, and waits for its outcome.  It is in the journal before it is sent, and what
+        became of it after.  TimeoutError when none comes, ConnectionError without a launcher."""
+        self._record_asked(request)
+        answer = Answer(request.id, False, "whoever asked left before the answer")
+        try:
+            outcome = await self._ordered(request.run, fields, limit_s)
+            answer = Answer(request.id, outcome.ok, outcome.error)
+            return outcome
+        except ConnectionError as error:
+            answer = Answer(request.id, False, str(error))
+            raise
+        except TimeoutError:
+            answer = Answer(request.id, False, "the launcher did not answer")
+            raise
+        finally:
+            self._settle(answer)
+
+    async def _ordered(
+        self, run: str, fields: dict[str, object], limit_s: float
+    ) -> protocol.Outcome:
         key = str(fields["id"])
         answer: asyncio.Future[protocol.Outcome] = asyncio.get_running_loop().create_future()
         self._orders[key] = answer

@@ -93,13 +93,16 @@ def paths() -> Json:
             "parameters": [incident], "get": _get("One incident", "object", 404)},
         "/api/v1/incidents/{id}/close": {
             "parameters": [incident],
-            "post": _post("Say that it is repaired", "Action", 202, 404, 409)},
+            "post": _post("Say that it is repaired", "Reason", 202, 404, 409)},
         "/api/v1/incidents/{id}/ack": {
             "parameters": [incident],
             "post": _post("Say that a person has it", "Review", 200, 404, 409)},
         "/api/v1/incidents/{id}/label": {
             "parameters": [incident],
             "post": _post("Say whether it was right", "Review", 200, 404, 409)},
+        "/api/v1/incidents/{id}/bundle": {
+            "parameters": [incident],
+            "post": _post("Say that a person took its bundle", "Reason", 200, 404, 409)},
         "/api/v1/fleet/{what}": {
             "parameters": [_path("what", "what every node answers", list(WHOLE))],
             "get": _get("The same of every node, with the age of its word", "object", 404)},
@@ -143,12 +146,18 @@ SCHEMAS: Json = {
             "reason": {"type": "string", "minLength": 1, "description": "kept in the journal"},
             "by": {"type": "string", "description": "who asks; what the kernel or the token proves "
                                                     "is added"},
-            "fault": {"type": "string", "description": "of inject"},
+            "fault": {"type": "string", "description": "of inject; refused elsewhere"},
             "rank": {"type": "integer", "minimum": -1, "maximum": 1048576,
-                     "description": "-1: none in particular"},
+                     "description": "of restart and inject, refused elsewhere; -1: none in "
+                                    "particular"},
             "for_s": {"type": "number", "minimum": 0, "maximum": 2592000,
-                      "description": "of pause; 0: until resumed"},
-            "args": {"type": "object"}}},
+                      "description": "of pause, refused elsewhere; 0: until resumed"},
+            "args": {"type": "object", "description": "`checks` of check, `seconds` of inject's "
+                                                      "stall and hold-gil; refused elsewhere"}}},
+    "Reason": {
+        "type": "object", "required": ["reason"], "additionalProperties": False,
+        "properties": {
+            "reason": {"type": "string", "minLength": 1}, "by": {"type": "string"}}},
     "Review": {
         "type": "object", "additionalProperties": False,
         "properties": {

@@ -15,15 +15,11 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, Any
 
 import msgspec
 from aiohttp import web
-from aiohttp.http import HttpProcessingError
-from msgspec import Meta
 
 from holdfast.runbooks import prose
-from holdfast.worker.redact import redacted
 
 from ..config.load import ConfigError
 from ..config.tls import server_context
@@ -43,34 +39,20 @@ from ..metrics.families import CONTENT_TYPE, Exposition
 from ..store.base import Conflict, StoreError
 from ..system.errors import say
 from . import alerts, books, drift, fleet, node_places, openapi, status, visibility
-from .auth import RUNBOOKS, Authorizer, Roles, Tokens, peer_of, reader_of, refuse
+from .auth import RUNBOOKS, Authorizer, Roles, Tokens, reader_of, refuse
+from .body import ACK, BAD_BODY, BUNDLE, INJECT, LABEL, ActionBody, by, read_body
 from .connection_limit import ConnectionLimit, LimitedConnection
 from .page import load_page
 from .rate_limit import RateLimit
 
 PORTS_TRIED = 64
 REASON_MAX = 500
-PAUSE_MAX_S = 30 * 86400.0
 NAMED_MAX = 8  # nodes that a refusal names
-BY_MAX = 64
 INJECT_LIMIT_S = 10.0
 HANDSHAKE_S = 10.0  # of TLS
-# Packed wrongly, cut short, no UTF-8, no JSON, too deep.
-BAD_BODY = (web.RequestPayloadError, HttpProcessingError, ValueError, RecursionError)
 BY_LEADER = (actions.RESTART_RANKS, actions.PAUSE, actions.RESUME)  # no other node's core obeys
 STEP_AGE_MAX_S = 5.0  # healthy agents step every second
 FAULTS = ("kill", "stop", "stall", "exception", "hold-gil", "skip-collective")
-
-
-class ActionBody(msgspec.Struct, forbid_unknown_fields=True):
-    """The body of a POST."""
-
-    reason: str = ""
-    fault: str = ""
-    rank: int = -1  # -1: none in particular
-    args: dict[str, Any] = {}
-    by: str = ""
-    for_s: Annotated[float, Meta(ge=0, le=PAUSE_MAX_S)] = 0.0  # of pause; 0: until resumed
 
 
 async def serve(
@@ -232,7 +214,7 @@ class WebServer:
                 ("POST", "/api/v1/fleet/{verb}", self._ask_fleet),
                 *(("POST", f"/api/v1/incidents/{{id:.+}}/{verb}", handler)
                   for verb, handler in (("close", self._close), ("ack", self._ack),
-                                        ("label", self._label))),
+                                        ("label", self._label), ("bundle", self._bundled))),
             ]
         for method, path, handler in routes:
             application.router.add_route(method, path, self._guarded(handler))
@@ -424,17 +406,16 @@ class WebServer:
     async def _ask_run(self, request: web.Request) -> web.Response:
         run, verb = request.match_info["run"], request.match_info["verb"]
         leader, is_here = self._others.leader(run), self._state.launchers.session(run) is not None
-        if not is_here and (not leader or verb == "inject"):
+        if not is_here and (not leader or verb == INJECT):
             return refuse(404, f"no run {run!r} on this node", "a run that /api/v1/status lists")
-        body = await _body(request)
+        known = {**actions.of_run(), INJECT: INJECT}
+        if verb not in known:
+            return refuse(404, f"{verb!r} is no verb", f"one of {', '.join(known)}")
+        body = await read_body(request, known[verb])
         if isinstance(body, web.Response):
             return body
-        if verb == "inject":
-            return await self._inject(run, body)
-        known = actions.of_run()
-        if verb not in known:
-            verbs = ", ".join((*known, "inject"))
-            return refuse(404, f"{verb!r} is no verb", f"one of {verbs}")
+        if verb == INJECT:
+            return await self._inject(request, run, body)
         subject = rank_subject(run, body.rank)
         to = leader if not is_here or known[verb] in BY_LEADER else ""
         return await self._ask(request, known[verb], subject, run, body, to=to)
@@ -448,7 +429,7 @@ class WebServer:
             return refuse(404, f"no node {node!r} is known here", f"one of {_some(of_fleet)}")
         if verb not in known:
             return refuse(404, f"{verb!r} is no verb", f"one of {', '.join(known)}")
-        body = await _body(request)
+        body = await read_body(request, known[verb])
         if isinstance(body, web.Response):
             return body
         names: tuple[str, ...] = ()
@@ -463,7 +444,7 @@ class WebServer:
         verb, known = request.match_info["verb"], actions.of_fleet()
         if verb not in known:
             return refuse(404, f"{verb!r} is no verb", f"one of {', '.join(known)}")
-        body = await _body(request)
+        body = await read_body(request, known[verb])
         if isinstance(body, web.Response):
             return body
         return await self._ask(request, known[verb], FLEET, "", body)
@@ -478,14 +459,14 @@ class WebServer:
         if (incident.fault, incident.subject) not in of_kernel_log:
             return refuse(409, "it closes by itself, or has closed",
                           "an open incident of the kernel's log")
-        body = await _body(request)
+        body = await read_body(request, actions.CLOSE_INCIDENT)
         if isinstance(body, web.Response):
             return body
         subject = str(Subject(INCIDENT, incident.id))
         return await self._ask(request, actions.CLOSE_INCIDENT, subject, "", body)
 
     async def _ack(self, request: web.Request) -> web.Response:
-        return await self._reviewed(request, lambda log, id, body, by: log.acknowledge(
+        return await self._reviewed(request, ACK, lambda log, id, body, by: log.acknowledge(
             id, by, body.reason[:REASON_MAX], time.time()))
 
     async def _label(self, request: web.Request) -> web.Response:
@@ -495,21 +476,21 @@ class WebServer:
                 raise TypeError("args.label is true or false")
             return log.label(id, right, by, body.reason[:REASON_MAX], time.time())
 
-        return await self._reviewed(request, label)
+        return await self._reviewed(request, LABEL, label)
 
     async def _reviewed(
-        self, request: web.Request,
+        self, request: web.Request, action: str,
         review: Callable[[IncidentLog, str, ActionBody, str], Review],
     ) -> web.Response:
         """What a person says of an incident, kept in the journal; nothing follows from it."""
         id, log = request.match_info["id"], self._state.incident_log
-        body = await _body(request)
+        body = await read_body(request, action)
         if isinstance(body, web.Response):
             return body
         if id not in log.incidents:
             return await self._not_here(id)
         try:
-            made = review(log, id, body, _by(request, body))
+            made = review(log, id, body, by(request, body))
         except TypeError as error:
             return refuse(400, str(error), '"args": {"label": true}')
         except ValueError as error:
@@ -528,12 +509,7 @@ class WebServer:
         checks: tuple[str, ...] = (), to: str = "",
     ) -> web.Response:
         """`to`: the other node whose core it is for."""
-        if not body.reason.strip():
-            return refuse(400, "no reason given", '"reason": why, for the journal')
-        made = Request(
-            id=f"op-{uuid.uuid4().hex[:12]}", action=action, subject=subject,
-            reason=body.reason[:REASON_MAX], run=run, by=_by(request, body),
-            checks=checks, until_wall_s=time.time() + body.for_s if body.for_s else 0.0)
+        made = _request(request, action, subject, body, run, checks)
         if to:
             try:
                 await self._others.forward(to, made)
@@ -544,16 +520,16 @@ class WebServer:
         answer = {"id": made.id, "kind": action, "subject": subject}
         return web.json_response(answer | ({"node": to} if to else {}), status=202)
 
-    async def _inject(self, run: str, body: ActionBody) -> web.Response:
+    async def _inject(self, request: web.Request, run: str, body: ActionBody) -> web.Response:
         if not self._state.config.inject.enabled:
             return refuse(403, "faults on purpose are off here", "inject.enabled = true")
         if body.fault not in FAULTS:
             return refuse(400, f"{body.fault!r} is no fault", f"fault: one of {', '.join(FAULTS)}")
-        order = {
-            "t": "inject", "id": f"inject-{uuid.uuid4().hex[:12]}", "fault": body.fault,
-            "rank": max(0, body.rank), "args": body.args}
+        rank = max(0, body.rank)
+        made = _request(request, f"{INJECT} {body.fault}", rank_subject(run, rank), body, run)
+        order = {"t": INJECT, "id": made.id, "fault": body.fault, "rank": rank, "args": body.args}
         try:
-            outcome = await self._operators.direct(run, order, INJECT_LIMIT_S)
+            outcome = await self._operators.direct(made, order, INJECT_LIMIT_S)
         except ConnectionError as error:
             return refuse(503, str(error), "wait until the launcher is back")
         except TimeoutError:
@@ -562,34 +538,31 @@ class WebServer:
             return refuse(409, outcome.error, "")
         return web.json_response({"id": outcome.id, "detail": outcome.detail})
 
+    async def _bundled(self, request: web.Request) -> web.Response:
+        """A person took an incident's bundle, which the command line makes: for the journal."""
+        id = request.match_info["id"]
+        body = await read_body(request, BUNDLE)
+        if isinstance(body, web.Response):
+            return body
+        if id not in self._state.incident_log.incidents:
+            return await self._not_here(id)
+        self._operators.done(_request(request, BUNDLE, str(Subject(INCIDENT, id)), body))
+        return web.json_response({"id": id})
+
+
+def _request(
+    request: web.Request, action: str, subject: str, body: ActionBody, run: str = "",
+    checks: tuple[str, ...] = (),
+) -> Request:
+    return Request(
+        id=f"op-{uuid.uuid4().hex[:12]}", action=action, subject=subject,
+        reason=body.reason[:REASON_MAX], run=run, by=by(request, body), checks=checks,
+        until_wall_s=time.time() + body.for_s if body.for_s else 0.0)
+
 
 def _some(names: list[str]) -> str:
     more = f" and {len(names) - NAMED_MAX} more" if len(names) > NAMED_MAX else ""
     return ", ".join(names[:NAMED_MAX]) + more
-
-
-def _by(request: web.Request, body: ActionBody) -> str:
-    """Who asks: the name that was claimed, never without what the kernel or the token proves.
-
-    A name alone could be any person's, or a node's: nodes sign their own documents by name.
-    """
-    peer = peer_of(request)
-    proof = f"uid {peer[1]}" if peer is not None else "token"
-    claimed = "".join(one for one in body.by[:BY_MAX] if one.isprintable()).strip()
-    return f"{claimed} ({proof})" if claimed else proof
-
-
-async def _body(request: web.Request) -> ActionBody | web.Response:
-    """The body, checked; an answer of 400 that names what to set when it is bad."""
-    try:
-        raw = await request.read()
-        body = msgspec.json.decode(raw or b"{}", type=ActionBody)
-    except web.HTTPException:
-        raise
-    except BAD_BODY as error:
-        return refuse(400, f"body: {error}", 'JSON: {"reason": "...", "fault": "", "rank": 0}')
-    body.reason, body.by = redacted(body.reason), redacted(body.by)
-    return body
 
 
 def _json(body: bytes) -> web.Response:

@@ -6,29 +6,19 @@ import asyncio
 import json
 import os
 import shlex
-import time
 from types import SimpleNamespace
 
 import aiohttp
 import msgspec
 import pytest
-from fakes import FakeLauncher, rank_level, until
+from browsing import INCIDENT, browse
+from fakes import until
 from msgspec.structs import replace
 from pages import taken_by_prometheus
 
 from holdfast.agent.cli import parser
 from holdfast.agent.config.load import ConfigError
-from holdfast.agent.core.model import (
-    Answer,
-    Doc,
-    Documents,
-    Incident,
-    Plan,
-    Resume,
-    Settings,
-    Verdict,
-)
-from holdfast.agent.core.node import Node
+from holdfast.agent.core.model import Answer, Doc, Documents, Plan, Resume, Verdict
 from holdfast.agent.daemon.alerts import ALL_MAX
 from holdfast.agent.metrics.names import NAMES
 from holdfast.agent.metrics.selection import render_docs
@@ -36,37 +26,6 @@ from holdfast.agent.web import auth
 from holdfast.agent.web.auth import Tokens
 from holdfast.agent.web.page import load_page
 from holdfast.agent.web.server import WebServer
-
-INCIDENT = Incident(
-    id="demo/1", fault="rank_killed", subject="run/demo/rank/0", severity="fatal", run="demo",
-    generation=1, opened_wall_s=5.0, opened_boot_s=1.0, reason="killed", culprit="rank 0",
-)
-
-
-async def with_run(daemon, node, tmp_path):
-    """A launcher with one rank, and the web server up."""
-    await until(lambda: daemon.launchers.address)
-    launcher = FakeLauncher(tmp_path / "run" / "agent.sock")
-    launcher.hello()
-    launcher.page(0, os.getpid())
-    launcher.levels(generation=1, state="running", ranks=[rank_level(0, os.getpid())],
-                    commits=[{"generation": 1, "step": 20, "path": "/", "world": 2, "bad": "",
-                              "verified": True}])
-    await until(lambda: node.seen and node.seen[-1].runs)
-    return launcher
-
-
-def browse(scenario, agent, tmp_path, **settings):
-    async def run():
-        async with agent(**settings) as (daemon, node):
-            launcher = await with_run(daemon, node, tmp_path)
-            async with aiohttp.ClientSession(daemon.launchers.address) as tcp:
-                connector = aiohttp.UnixConnector(str(tmp_path / "run" / "api.sock"))
-                async with aiohttp.ClientSession("http://agent", connector=connector) as unix:
-                    await scenario(daemon, node, launcher, tcp, unix)
-            launcher.close()
-
-    asyncio.run(run())
 
 
 def test_reading(agent, tmp_path):
@@ -215,7 +174,7 @@ def test_bad_requests_say_what_to_set(agent, tmp_path):
               for node_name, body, status in (
                   ("elsewhere", b'{"reason": "x"}', 404), ("node-a", b"{}", 400))),
             ("/api/v1/runs/demo/pause", b"x" * 100_000, 413),
-            ("/api/v1/runs/demo/inject", b'{"fault": "kill"}', 403),
+            ("/api/v1/runs/demo/inject", b'{"fault": "kill", "reason": "x"}', 403),
         ):
             async with unix.post(path, data=data) as answer:
                 assert answer.status == status, (path, data[:20])
@@ -300,22 +259,6 @@ def test_more_alerts_than_are_kept_are_sent_again(agent, tmp_path):
             assert len(await answer.json()) == ALL_MAX
 
     browse(scenario, agent, tmp_path)
-
-
-def test_a_fault_on_purpose_goes_to_the_launcher(agent, tmp_path):
-    async def scenario(daemon, node, launcher, tcp, unix):
-        body = {"fault": "stop", "rank": 1, "args": {"seconds": 2}}
-        asked = asyncio.create_task(unix.post("/api/v1/runs/demo/inject", json=body))
-        order = await launcher.receive("inject")
-        assert (order["fault"], order["rank"], order["args"]) == ("stop", 1, {"seconds": 2})
-        launcher.send(t="outcome", id=order["id"], ok=False, error="rank 1 is not running")
-        answer = await asked
-        assert answer.status == 409
-        assert (await answer.json())["error"] == "rank 1 is not running"
-        async with unix.post("/api/v1/runs/demo/inject", json={"fault": "melt"}) as answer:
-            assert answer.status == 400
-
-    browse(scenario, agent, tmp_path, inject__enabled=True)
 
 
 def test_a_run_is_changed_by_its_own_user_alone():
@@ -494,21 +437,6 @@ def test_people_review_incidents(agent, tmp_path):
     browse(scenario, agent, tmp_path)
 
 
-def test_a_pause_may_have_an_end(agent, tmp_path):
-    async def scenario(daemon, node, launcher, tcp, unix):
-        path = "/api/v1/runs/demo/pause"
-        for seconds in (-1, 31 * 86400, "2h"):
-            async with unix.post(path, json={"reason": "r", "for_s": seconds}) as answer:
-                assert answer.status == 400
-        before = time.time()
-        async with unix.post(path, json={"reason": "r", "for_s": 7200}) as answer:
-            assert answer.status == 202
-        await until(lambda: node.seen[-1].requests)
-        assert before + 7200 <= node.seen[-1].requests[0].until_wall_s <= time.time() + 7200
-
-    browse(scenario, agent, tmp_path)
-
-
 def test_the_document_names_every_route_and_no_other(agent, tmp_path):
     async def scenario(daemon, node, launcher, tcp, unix):
         async with tcp.get("/api/v1/openapi.json") as answer:
@@ -524,39 +452,3 @@ def test_the_document_names_every_route_and_no_other(agent, tmp_path):
             assert named == {one.strip("{}") for one in path.split("/") if one.startswith("{")}
 
     browse(scenario, agent, tmp_path)
-
-
-def test_a_pause_of_the_fleet_and_who_asked_for_it_outlive_the_agent(agent, tmp_path):
-    """With the real core and the store of one node, over a restart."""
-    paths = ("/api/v1/requests", "/api/v1/status", "/metrics")
-
-    async def life(ask: bool) -> None:
-        core = Node("node-a", Settings(), {})  # it remembers nothing: the store has it
-        async with agent(node=core) as (daemon, _):
-            await until(lambda: daemon.launchers.address)
-            connector = aiohttp.UnixConnector(str(tmp_path / "run" / "api.sock"))
-            async with aiohttp.ClientSession("http://agent", connector=connector) as unix:
-                if ask:
-                    async with unix.post("/api/v1/fleet/stop", json={"reason": "x"}) as answer:
-                        assert answer.status == 404
-                    async with unix.post("/api/v1/fleet/pause", json={}) as answer:
-                        assert answer.status == 400, "no reason"
-                    body = {"reason": "switch upgrade", "by": "ann", "for_s": 600}
-                    async with unix.post("/api/v1/fleet/pause", json=body) as answer:
-                        id = (await answer.json())["id"]
-                    await until(lambda: daemon.operators.answer(id)["state"] == "done")
-                await until(lambda: daemon.state.snapshot.decision.fleet_paused)
-                (asked,), status, metrics = [
-                    json.loads(text) if path.startswith("/api") else text for path in paths
-                    for text in [await (await unix.get(path)).text()]]
-                assert (asked["action"], asked["subject"]) == ("pause", "fleet")
-                assert asked["by"] == f"ann (uid {os.getuid()})" and asked["state"] == "done"
-                assert asked["reason"] == "switch upgrade"
-                assert status["fleet_paused"] and not status["paused"]
-                until_s = status["fleet_paused_until_wall_s"]
-                assert until_s == pytest.approx(asked["until_wall_s"], abs=1.0)
-                assert until_s > time.time()
-                assert 'holdfast_paused{scope="fleet"} 1.0' in metrics
-
-    asyncio.run(life(ask=True))
-    asyncio.run(life(ask=False))

@@ -277,7 +277,8 @@ def test_of_a_run_that_is_over_its_logs_are_named(
     monkeypatch.setenv("HOLDFAST_STATE_DIR", str(tmp_path / "state"))
     for turn, run in enumerate(("new", "old")):
         (tmp_path / "state/runs" / run / "logs").mkdir(parents=True)
-        os.utime(tmp_path / "state/runs" / run, (1000 - turn, 1000 - turn))
+        (tmp_path / "state/runs" / run / "lock").touch()
+        os.utime(tmp_path / "state/runs" / run / "lock", (1000 - turn, 1000 - turn))
     assert main(["incidents"]) == 1
     logs = tmp_path / "state/runs/new/logs"
     assert capsys.readouterr().err.endswith(f"ended: `holdfast diagnose {logs}`\n")
@@ -354,11 +355,12 @@ SAME = {
     ("fleet", "pause"): "pause --fleet", ("fleet", "resume"): "resume --fleet",
     ("incidents/i-16", "close"): "close i-16", ("incidents/i-16", "ack"): "incidents i-16 --ack",
     ("incidents/i-16", "label"): "incidents i-16 --label true",
+    ("incidents/i-16", "bundle"): "bundle i-16",
 }
 
 
 def test_what_the_api_offers_and_the_command_line_offers_is_one_list(
-    agents: dict[str, StandIn]
+    agents: dict[str, StandIn], tmp_path: Path
 ) -> None:
     offered = set()
     for path, methods in openapi.paths().items():
@@ -376,10 +378,12 @@ def test_what_the_api_offers_and_the_command_line_offers_is_one_list(
     for one in agents.values():
         still = {**one.answers["/api/v1/incidents/i-16"], "state": "acted"}
         one.answers["/api/v1/incidents"] = [still]
+        one.answers |= {"/api/v1/checks": {}, "/api/v1/drift": {}}
     for (whose, verb), words in SAME.items():
         for one in agents.values():
             one.posted.clear()
-        assert main([*words.split(), "--reason", "why"]) == 0, words
+        to = ["--to", str(tmp_path / "i-16.tar.gz")] if verb == "bundle" else []
+        assert main([*words.split(), *to, "--reason", "why"]) == 0, words
         posted = [(path, body) for one in agents.values() for path, body in one.posted]
         assert {path for path, _ in posted} == {f"/api/v1/{whose}/{verb}"}, words
         assert all(body["reason"] == "why" and body["by"] for _, body in posted), words

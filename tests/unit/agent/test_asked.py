@@ -1,0 +1,154 @@
+"""What people ask for over the API: what is taken, what is refused, and what is kept of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+
+import aiohttp
+import pytest
+from browsing import INCIDENT, browse
+from fakes import until
+
+from holdfast.agent.core.model import Settings
+from holdfast.agent.core.node import Node
+
+
+def test_a_fault_on_purpose_goes_to_the_launcher(agent, tmp_path):
+    async def scenario(daemon, node, launcher, tcp, unix):
+        route = "/api/v1/runs/demo/inject"
+        body = {"fault": "stall", "rank": 1, "args": {"seconds": 2}, "reason": "game day",
+                "by": "ann"}
+        for ok, error in ((False, "rank 1 is not running"), (True, "")):
+            asked = asyncio.create_task(unix.post(route, json=body))
+            order = await launcher.receive("inject")
+            assert (order["fault"], order["rank"], order["args"]) == ("stall", 1, {"seconds": 2})
+            async with unix.get("/api/v1/requests") as answer:
+                (newest, *_) = await answer.json()
+            assert newest["state"] == "waiting" and newest["id"] == order["id"], "before it is done"
+            launcher.send(t="outcome", id=order["id"], ok=ok, error=error)
+            answer = await asked
+            assert answer.status == (200 if ok else 409)
+            assert ok or (await answer.json())["error"] == error
+        async with unix.get("/api/v1/requests") as answer:
+            done, refused = await answer.json()
+        for one in (done, refused):
+            assert (one["action"], one["subject"]) == ("inject stall", "run/demo/rank/1")
+            assert (one["reason"], one["by"]) == ("game day", f"ann (uid {os.getuid()})")
+        assert (refused["state"], refused["text"]) == ("refused", "rank 1 is not running")
+        assert done["state"] == "done"
+        for wrong in ({"fault": "melt", "reason": "x"}, {"fault": "kill"}):
+            async with unix.post(route, json=wrong) as answer:
+                assert answer.status == 400, wrong
+
+    browse(scenario, agent, tmp_path, inject__enabled=True)
+
+
+def test_nothing_is_accepted_that_is_not_done(agent, tmp_path):
+    """Each field of a body, asked of each verb: taken by those that read it, and named by the
+    others."""
+    fields = {"for_s": 3600, "rank": 1, "fault": "kill", "args.seconds": {"seconds": 2},
+              "args.checks": {"checks": []}, "args.label": {"label": True}}
+    readers = {
+        "runs/demo/pause": {"for_s"}, "runs/demo/resume": set(), "runs/demo/restart": {"rank"},
+        "runs/demo/drain": set(), "runs/demo/inject": {"rank", "fault"},  # a kill lasts no time
+        "nodes/node-a/pause": {"for_s"}, "nodes/node-a/resume": set(),
+        "nodes/node-a/exclude": set(), "nodes/node-a/release": set(),
+        "nodes/node-a/drain": set(), "nodes/node-a/check": {"args.checks"},
+        "fleet/pause": {"for_s"}, "fleet/resume": set(), "incidents/demo/1/ack": set(),
+        "incidents/demo/1/label": {"args.label"}, "incidents/demo/1/bundle": set(),
+    }
+
+    async def scenario(daemon, node, launcher, tcp, unix):
+        node.incidents = (INCIDENT,)
+        daemon.wake("test")
+        await until(lambda: INCIDENT.id in daemon.state.incident_log.incidents)
+        for place, read in readers.items():
+            for field, value in fields.items():
+                name = field.partition(".")[0]
+                body = {"reason": "why", name: value}
+                if place.endswith("inject") and field != "fault":
+                    body["fault"] = "melt"  # refused as well, and by another word
+                async with unix.post(f"/api/v1/{place}", json=body) as answer:
+                    said = await answer.json()
+                    named = answer.status == 400 and said["error"].startswith(f"{field} is not")
+                assert named == (field not in read), (place, field, said)
+        for fault, wanted in (("stop", 400), ("stall", 403)):
+            body = {"reason": "why", "fault": fault, "args": {"seconds": 2}}
+            async with unix.post("/api/v1/runs/demo/inject", json=body) as answer:
+                assert answer.status == wanted, fault
+
+    browse(scenario, agent, tmp_path)
+
+
+def test_who_took_a_bundle_is_kept(agent, tmp_path):
+    async def scenario(daemon, node, launcher, tcp, unix):
+        node.incidents = (INCIDENT,)
+        daemon.wake("test")
+        await until(lambda: INCIDENT.id in daemon.state.incident_log.incidents)
+        route = f"/api/v1/incidents/{INCIDENT.id}/bundle"
+        for body, status in (({}, 400), ({"reason": "for the vendor", "by": "ann"}, 200)):
+            async with unix.post(route, json=body) as answer:
+                assert answer.status == status, body
+        async with unix.post("/api/v1/incidents/demo/2/bundle", json=body) as answer:
+            assert answer.status == 404
+        async with unix.get("/api/v1/requests") as answer:
+            (one,) = await answer.json()
+        assert (one["action"], one["subject"]) == ("bundle", "incident/demo/1")
+        assert (one["reason"], one["state"]) == ("for the vendor", "done")
+        assert one["by"] == f"ann (uid {os.getuid()})"
+
+    browse(scenario, agent, tmp_path)
+
+
+def test_a_pause_may_have_an_end(agent, tmp_path):
+    async def scenario(daemon, node, launcher, tcp, unix):
+        path = "/api/v1/runs/demo/pause"
+        for seconds in (-1, 31 * 86400, "2h"):
+            async with unix.post(path, json={"reason": "r", "for_s": seconds}) as answer:
+                assert answer.status == 400
+        before = time.time()
+        async with unix.post(path, json={"reason": "r", "for_s": 7200}) as answer:
+            assert answer.status == 202
+        await until(lambda: node.seen[-1].requests)
+        assert before + 7200 <= node.seen[-1].requests[0].until_wall_s <= time.time() + 7200
+
+    browse(scenario, agent, tmp_path)
+
+
+def test_a_pause_of_the_fleet_and_who_asked_for_it_outlive_the_agent(agent, tmp_path):
+    """With the real core and the store of one node, over a restart."""
+    paths = ("/api/v1/requests", "/api/v1/status", "/metrics")
+
+    async def life(ask: bool) -> None:
+        core = Node("node-a", Settings(), {})  # it remembers nothing: the store has it
+        async with agent(node=core) as (daemon, _):
+            await until(lambda: daemon.launchers.address)
+            connector = aiohttp.UnixConnector(str(tmp_path / "run" / "api.sock"))
+            async with aiohttp.ClientSession("http://agent", connector=connector) as unix:
+                if ask:
+                    async with unix.post("/api/v1/fleet/stop", json={"reason": "x"}) as answer:
+                        assert answer.status == 404
+                    async with unix.post("/api/v1/fleet/pause", json={}) as answer:
+                        assert answer.status == 400, "no reason"
+                    body = {"reason": "switch upgrade", "by": "ann", "for_s": 600}
+                    async with unix.post("/api/v1/fleet/pause", json=body) as answer:
+                        id = (await answer.json())["id"]
+                    await until(lambda: daemon.operators.answer(id)["state"] == "done")
+                await until(lambda: daemon.state.snapshot.decision.fleet_paused)
+                (asked,), status, metrics = [
+                    json.loads(text) if path.startswith("/api") else text for path in paths
+                    for text in [await (await unix.get(path)).text()]]
+                assert (asked["action"], asked["subject"]) == ("pause", "fleet")
+                assert asked["by"] == f"ann (uid {os.getuid()})" and asked["state"] == "done"
+                assert asked["reason"] == "switch upgrade"
+                assert status["fleet_paused"] and not status["paused"]
+                until_s = status["fleet_paused_until_wall_s"]
+                assert until_s == pytest.approx(asked["until_wall_s"], abs=1.0)
+                assert until_s > time.time()
+                assert 'holdfast_paused{scope="fleet"} 1.0' in metrics
+
+    asyncio.run(life(ask=True))
+    asyncio.run(life(ask=False))
