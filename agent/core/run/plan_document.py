@@ -104,7 +104,7 @@ class Document:
         dead = lease.holder if lease is not None and others and any(
             beat.lost and beat.node == lease.holder for beat in ctx.observed.beats) else ""
         left_s = lease.until_boot_s - ctx.now.boot_s if lease is not None and not others else 0.0
-        if over or not self._may_lead(view.node) or self.stands_back(ctx):
+        if over or not self._may_lead(ctx, view.node) or self.stands_back(ctx):
             return
         if (others and not dead) or left_s > settings.lease_s * 2 / 3:
             return
@@ -130,16 +130,23 @@ class Document:
         if not refused or members.is_lost(gate.held_boot_s, ctx.now, ctx.settings):
             return False
         return any(
-            beat.run == view.run and beat.node != view.node and self._may_lead(beat.node)
+            beat.run == view.run and beat.node != view.node and self._may_lead(ctx, beat.node)
             and members.is_fresh(beat, ctx.now, ctx.settings)
             and not members.is_anothers(beat.uid, view.uid)
             and not (beat.generation == 0 and members.is_refused(beat.held))
             for beat in ctx.observed.beats)
 
-    def _may_lead(self, node: str) -> bool:
+    def _may_lead(self, ctx: Context, node: str) -> bool:
+        """A node of the plan, which knows the run; any where there is none of them any more, as
+        after a run is queued again on other nodes."""
         known = self.state.document.plan
-        return known is None or known.finished >= 0 or (
-            node in (*known.members, *known.spares) or not known.members)
+        if known is None or known.finished >= 0 or not known.members:
+            return True
+        named = {*known.members, *known.spares}
+        return node in named or all(
+            one.lost for one in members.members(
+                ctx.view, known, ctx.observed.beats, ctx.observed.store, ctx.now, ctx.settings,
+                ctx.since_boot_s) if one.node in named)
 
     def _lease(self, ctx: Context) -> Lease | None:
         return next((one for one in ctx.observed.store.leases if one.run == ctx.view.run), None)

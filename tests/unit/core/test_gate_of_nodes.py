@@ -385,3 +385,37 @@ def test_a_node_that_joins_is_judged_at_once_by_the_drivers_it_has_now(mended: b
         (why,) = left(made, "a")
         assert "check drift: nccl is 2.1, and 3 of 4 nodes have 2.2" in why
         assert made.plan().generation == 1
+
+
+def queued_elsewhere(names: str, alive: str = "") -> Cluster:
+    """A run of a and b, which are gone but for `alive`; its launchers are on other nodes now."""
+    made = fleet("ab" + names, nnodes=2, gang_limit_s=60.0)
+    made.dead |= set(names)
+    made.run(8)
+    assert sorted(made.plan().members) == ["a", "b"]
+    made.dead = set("ab") - set(alive)
+    made.heard.clear()
+    for name in names:
+        returns(made, name)
+    return made
+
+
+def test_a_run_that_is_queued_again_on_other_nodes_goes_on_there() -> None:
+    made = queued_elsewhere("cd")
+    made.run(40)
+    assert made.leader() in "cd" and sorted(made.plan().members) == ["c", "d"]
+    assert made.plan().generation == 2 and made.plan().finished < 0
+
+
+def test_nobody_of_the_other_nodes_leads_while_one_of_the_plan_is_there() -> None:
+    made = queued_elsewhere("cd", alive="b")
+    made.leases.clear()  # b takes it, however often the others ask
+    for _ in range(40):
+        made.step()
+        assert made.leases.get("r", ("b", 0.0))[0] == "b"
+
+
+def test_too_few_other_nodes_end_the_run_and_do_not_wait_for_ever() -> None:
+    made = queued_elsewhere("c")
+    made.run(100)
+    assert made.plan().finished == 75 and left(made, "c")
