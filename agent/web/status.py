@@ -374,7 +374,10 @@ def _doing(view: RunView, running: list[RankView], phase: str, faulty: bool) -> 
         return f"{DOING[phase]} at step {step}" if step else DOING[phase]
     if phase == "unknown" and view.grade != "trainer" and not step:
         return "running"
-    return f"training step {step + 1}" + f" ({phase})" * (phase != "unknown")
+    at = f"training step {step + 1}"
+    if view.grade != "trainer":  # a script counts anew at each start, wherever it resumed
+        at = f"training, step {step + 1} since its last start"
+    return at + f" ({phase})" * (phase != "unknown")
 
 
 def _suspicion(state: AgentState, view: RunView, verdicts: tuple[Verdict, ...]) -> str:

@@ -108,3 +108,17 @@ def test_it_says_no_once_something_is_done(tmp_path: Path) -> None:
     stand(lab, limit_s - 3.0 + TICK_S)
     assert [verdict.act for verdict in hang(lab)] == [True]
     assert screen.first_line() == "no"
+
+
+@pytest.mark.parametrize(("grade", "doing"), [
+    ("trainer", "training step 22"),
+    ("script", "training, step 22 since its last start"),  # its own may go on
+])
+def test_a_scripts_step_is_told_as_that_of_its_last_start(
+    grade: str, doing: str, tmp_path: Path
+) -> None:
+    lab = trained(grade)
+    lab.train(21)
+    screen = Screen(lab, tmp_path)
+    screen.first_line()
+    assert status(screen.state)["runs"][0]["doing"].partition(" (")[0] == doing
