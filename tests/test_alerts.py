@@ -98,7 +98,10 @@ FLEET: dict[str, tuple[list[Case], list[Case]]] = {
     ),
     "HoldfastNoVerifiedCheckpoint": (
         [Case({AGE: "0+60x120", INTERVAL: "600x120"})],
-        [Case({AGE: "0+60x120", INTERVAL: "3600x120"}), Case({AGE: "0+60x120"})],
+        # In time; a run that writes none; rank 0 is on another node now, and writes there.
+        [Case({AGE: "0+60x120", INTERVAL: "3600x120"}), Case({AGE: "0+60x120"}),
+         Case({INTERVAL: "600x120"}),
+         Case({AGE: "0+60x120", INTERVAL: "600x120", AGE.replace("n0", "n1"): "300x120"})],
     ),
     "HoldfastBreakerOpen": (
         [Case({'holdfast_breaker_open{instance="n0"}': "1x120",

@@ -232,10 +232,12 @@ class _Page:
                 rows["train_step_seconds"].append((label, times[len(times) // 2]))
             if checkpoint is not None:
                 rows["checkpoint_verified_step"].append((label, checkpoint["step"]))
-                rows["checkpoint_age_seconds"].append((label, checkpoint["age_s"]))
-            interval_s = status.checkpoint_interval_s(state, view)
-            if interval_s is not None:
-                rows["checkpoint_interval_seconds"].append((label, interval_s))
+            for name, value_s in (
+                ("checkpoint_age_seconds", status.checkpoint_age_s(state, view)),
+                ("checkpoint_interval_seconds", status.checkpoint_interval_s(state, view)),
+            ):
+                if value_s is not None:
+                    rows[name].append((label, value_s))
             rows["run_leading"].append((label, int(status.leads(state, view.run))))
         for name, values in rows.items():
             yield family(name, values)

@@ -11,6 +11,9 @@ from typing import NamedTuple
 from holdfast.collectors import ALL
 from holdfast.collectors.contract import Metric
 
+# The most series that /metrics may have, as docs/metrics.md states them.
+SERIES_OF_NODE, SERIES_OF_CORE, SERIES_OF_GPU, SERIES_OF_RANK = 1500, 8, 200, 2
+
 
 class Name(NamedTuple):
     """One metric of the agent's own; the fields are those of a collector's declaration."""
@@ -107,10 +110,13 @@ NAMES: dict[str, Name] = {
     "checkpoint_verified_step": Name(
         "gauge", "Step of the newest checkpoint whose every byte was read back.", ("run",)
     ),
-    "checkpoint_age_seconds": Name("gauge", "Age of that checkpoint.", ("run",)),
+    "checkpoint_age_seconds": Name(
+        "gauge", "Age of that checkpoint; of a run that wrote some and could verify none, the time "
+        "since its first step.", ("run",)
+    ),
     "checkpoint_interval_seconds": Name(
-        "gauge", "Median time between this run's verified checkpoints, of those that are kept.",
-        ("run",),
+        "gauge", "Median time between this run's verified checkpoints, of those that are kept; of "
+        "fewer than two, between all that it wrote.", ("run",)
     ),
     "run_leading": Name("gauge", "1 when this agent leads the run: it alone plans.", ("run",)),
     "collector_up": Name("gauge", "1 when the collector's last reading went well.", ("collector",)),

@@ -124,6 +124,10 @@ def wrong_with(hide: Iterable[str], known: Iterable[Metric]) -> list[str]:
     return wrong
 
 
+_BIG = (names.SERIES_OF_NODE + 192 * names.SERIES_OF_CORE
+        + 8 * (names.SERIES_OF_GPU + names.SERIES_OF_RANK))
+
+
 def render_docs() -> str:
     """docs/metrics.md, one row a family."""
     lines = [
@@ -137,6 +141,13 @@ def render_docs() -> str:
         "default settings tell the same; `agent.metrics_hide = [\"node_exporter\"]` leaves those",
         "families out, `[\"dcgm-exporter\"]` those series of NVIDIA's devices. Beginnings of names",
         "can be hidden as well: `agent.metrics_hide = [\"host_cpu_\", \"accelerator_link_\"]`.", "",
+        "## Cardinality", "",
+        f"A page has at most {names.SERIES_OF_NODE:,} series of the node, its cards and drives,",
+        f"and {names.SERIES_OF_CORE} of each core, {names.SERIES_OF_GPU} of each GPU and "
+        f"{names.SERIES_OF_RANK} of each rank: {_BIG:,} on a node of 8 GPUs and 192",
+        "cores. `tests/unit/agent/test_series_budget.py` counts them there, and with a GPU fewer.",
+        "A fault that is seen, an incident, an action and a restart add a series each, by its",
+        "name and never by a process, a file or a message.", "",
         "## Queries", "",
         "Series of devices carry no label of a run: thousands of short runs would make each anew.",
         "`holdfast_accelerator_run_info` says which ranks compute on a device, and stands on",

@@ -224,12 +224,37 @@ def checkpoint(state: AgentState, view: RunView) -> dict[str, Any] | None:
             "unread_step": -1 if good[-1].verified else good[-1].step}
 
 
+def checkpoint_age_s(state: AgentState, view: RunView) -> float | None:
+    """Seconds since the newest verified checkpoint; since the run's first step where none of those
+    that it wrote was verified, None where it wrote none."""
+    newest = checkpoint(state, view)
+    if newest is not None:
+        return float(newest["age_s"])
+    return _training_s(state, view) if _written_ages_s(state, view) else None
+
+
 def checkpoint_interval_s(state: AgentState, view: RunView) -> float | None:
-    """Median time between the verified checkpoints that are kept; None for fewer than two."""
-    ages_s = sorted(state.checkpoints.age_s(view.run, commit)
-                    for commit in view.commits if commit.verified and not commit.bad)
+    """Median time between the verified checkpoints that are kept; of fewer than two, between all
+    that this run wrote, verified or not; None for fewer than two of these."""
+    verified_s = sorted(state.checkpoints.age_s(view.run, commit)
+                        for commit in view.commits if commit.verified and not commit.bad)
+    ages_s = verified_s if len(verified_s) > 1 else _written_ages_s(state, view)
     gaps_s = [later - sooner for sooner, later in itertools.pairwise(ages_s)]
     return statistics.median(gaps_s) if gaps_s else None
+
+
+def _written_ages_s(state: AgentState, view: RunView) -> list[float]:
+    """Ages of the checkpoints that this run wrote itself, newest first.  Those that it found in
+    its directory may be days old, and of another interval."""
+    ages_s = sorted(state.checkpoints.age_s(view.run, commit) for commit in view.commits)
+    return [age_s for age_s in ages_s if age_s < _training_s(state, view)]
+
+
+def _training_s(state: AgentState, view: RunView) -> float:
+    """Seconds since the run's first step; since its launcher began before there is one."""
+    session = state.launchers.session(view.run)
+    began_s = session.hello.started_boot_s if session is not None else view.registered_boot_s
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - began_s - view.startup_s)
 
 
 def leads(state: AgentState, run: str) -> bool:
