@@ -186,6 +186,7 @@ def _node(answer: Json) -> list[Line]:
     said += [f"collector {one['name']} down: {one['error']}" for one in down]
     said += [_pause("paused", answer, "")] if answer.get("paused") else []
     said += [_pause("the fleet is paused", answer, "fleet_")] if answer.get("fleet_paused") else []
+    said += [f"refused: {why}" for _, why in sorted(answer.get("refused_nodes", {}).items())]
     said += ["breaker open: a common cause is suspected"] if answer.get("breaker_open") else []
     lines = field(f"node {answer['node']}", "; ".join(said), indent=len(answer["node"]) + 7)
     lines += _devices(answer.get("devices", ()))

@@ -195,6 +195,7 @@ class Daemon:
             state, self.peers.peers if self.peers else None, self.performer, self.operators)
         if self.peers is not None:
             self.peers.answer = self.others.asked
+            state.refused_nodes = self.peers.peers.refused
         self.reports = TrainerReports(self.journal, self.performer)
         self.node_order_gate = NodeOrderGate(state, self.evidence)
         self.rendezvous.joined(self.store, self.launchers, self.peers, self.stop)

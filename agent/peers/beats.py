@@ -88,6 +88,7 @@ class Line:
         self.acked_boot_s = 0.0  # when the newest ping left that the other has heard
         self.is_up = False
         self.problem = ""
+        self.refusal = ""  # why its release is not spoken with
         self.task = asyncio.get_running_loop().create_task(self._run())
 
     async def _run(self) -> None:
@@ -96,6 +97,9 @@ class Line:
                 await self._talk()
             except (OSError, TimeoutError, EOFError, ValueError, transport.Refused) as error:
                 self.problem = str(error) or type(error).__name__
+                if isinstance(error, transport.TooFar):
+                    self.refusal = f"{self.name} {error}"
+                    self.peers.on_error("peers", self.refusal)
             self.is_up = False
             await asyncio.sleep(RETRY_S)
 
@@ -106,7 +110,7 @@ class Line:
                 self.address.host, self.address.port, peers.token, peers.name)
         try:
             channel.patience(SEND_S)
-            self.is_up, self.problem = True, ""
+            self.is_up, self.problem, self.refusal = True, "", ""
             told_at_s, number = -1e9, -1
             while True:
                 now_s = time.monotonic()
@@ -249,6 +253,10 @@ class Peers:
         """The nodes that are known and not lost."""
         return tuple(name for name in self.lines if name not in self._lost)
 
+    def refused(self) -> dict[str, str]:
+        """The nodes whose release is too far from this one, and why."""
+        return {name: line.refusal for name, line in self.lines.items() if line.refusal}
+
     async def ask(self, name: str, question: Any, limit_s: float) -> dict[str, Any]:
         """Another agent's answer.  ConnectionError with the reason why there is none."""
         line = self.lines.get(name)
@@ -313,7 +321,7 @@ class Peers:
                 else:
                     self._take(channel.peer, message)
         except transport.Refused as error:
-            self.on_error("peers", error)
+            self.on_error("peers", str(error))
         except (OSError, TimeoutError, EOFError, ValueError, asyncio.LimitOverrunError):
             return  # it connects anew; until then it is silent, which is counted elsewhere
         finally:

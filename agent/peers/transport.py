@@ -14,7 +14,9 @@ import secrets
 import socket
 from typing import Any
 
-VERSION = 2
+VERSION = 2  # of the handshake
+PROTOCOL = 2  # of what is said behind it; one greater where an older release could not follow
+UNSAID = 1  # that of a release which does not say its own
 LINE_MAX = 4 << 20  # a report on 2,048 nodes
 PART_MAX, HANDSHAKE_S = 4096, 5.0  # what is kept of somebody who has proven nothing
 MAC_HEX = 64
@@ -29,6 +31,10 @@ class Still(EOFError):
 
 class Refused(Exception):
     """The other side holds another token, or speaks another version."""
+
+
+class TooFar(Refused):
+    """The other side's release is neither this one nor a neighbour of it."""
 
 
 class Channel:
@@ -111,6 +117,14 @@ def _mac(key: bytes, *parts: bytes) -> bytes:
     return hmac.new(key, b"\0".join(parts), hashlib.sha256).hexdigest().encode()
 
 
+def _refuse_far(said: dict[str, Any]) -> None:
+    """Raises TooFar.  Neighbours understand each other, so that nodes are upgraded one by one."""
+    theirs = said.get("protocol", UNSAID)
+    if not isinstance(theirs, int) or abs(theirs - PROTOCOL) > 1:
+        raise TooFar(f"speaks protocol {str(theirs)[:20]} of agents, and this node {PROTOCOL}: "
+                     "install the same release of holdfast on both, or the next one on one of them")
+
+
 async def connect(host: str, port: int, token: bytes, name: str) -> Channel:
     """Raises Refused, or OSError and TimeoutError where nobody is there yet."""
     reader, writer = await asyncio.open_connection(host, port, limit=PART_MAX)
@@ -121,12 +135,14 @@ async def connect(host: str, port: int, token: bytes, name: str) -> Channel:
                 raise Refused(f"{host}:{port} is no holdfast check of version {VERSION}")
             theirs, mine = str(first.get("nonce")), secrets.token_hex(16)
             said = [one.encode() for one in (theirs, mine, name)]
-            await _say(writer, {"nonce": mine, "node": name,
+            await _say(writer, {"nonce": mine, "node": name, "protocol": PROTOCOL,
                                 "mac": _mac(token, b"client", *said).decode()})
             answer = await _line(reader)
             if not hmac.compare_digest(str(answer.get("mac", "")).encode(),
                                        _mac(token, b"server", *said)):
+                _refuse_far(first)  # an older one than this says it in other words
                 raise Refused(str(answer.get("refused") or "it holds another token"))
+            _refuse_far(first)
     except (Refused, OSError, ValueError, EOFError, asyncio.LimitOverrunError) as error:
         writer.close()
         if isinstance(error, (Refused, OSError)):
@@ -140,7 +156,7 @@ async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
     """The other half.  Raises Refused with whose token is wrong, OSError or ValueError."""
     async with asyncio.timeout(HANDSHAKE_S):
         mine = secrets.token_hex(16)
-        await _say(writer, {"holdfast": VERSION, "nonce": mine})
+        await _say(writer, {"holdfast": VERSION, "nonce": mine, "protocol": PROTOCOL})
         answer = await _line(reader)
         name = str(answer.get("node", ""))[:256]
         said = [one.encode("utf-8", "replace") for one in (mine, str(answer.get("nonce")), name)]
@@ -148,6 +164,11 @@ async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
                                    _mac(token, b"client", *said)):
             await _say(writer, {"refused": "it holds another token"})
             raise Refused(f"somebody who calls itself {name!r} holds another token")
+        try:
+            _refuse_far(answer)
+        except TooFar as error:
+            await _say(writer, {"refused": str(error)})
+            raise TooFar(f"{name} {error}") from None
         await _say(writer, {"mac": _mac(token, b"server", *said).decode()})
     return Channel(reader, writer, _mac(token, b"key", *said), name, True)
 

@@ -70,6 +70,7 @@ def status(state: AgentState) -> dict[str, Any]:
         "fleet_paused_reason": decision.fleet_paused,
         "breaker_open": breaker_open(state),
         "nodes": node_places.rows(state),
+        "refused_nodes": dict(state.refused_nodes()),
         "elsewhere": fleet.elsewhere(state),
         "config_reload_ok": state.reload_ok,
         "agent": {

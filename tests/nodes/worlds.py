@@ -144,6 +144,16 @@ class World:
              f"/holdfast/main/lease/{self.name}"], {"ETCDCTL_API": "3"}).stdout
         return next((node.number for node in self.nodes if f'"node":"{node.name}"' in said), -1)
 
+    def documents(self) -> dict[str, str]:
+        """The plans and what is written of nodes, as the store has them."""
+        found = {}
+        for kind in ("run", "node"):
+            rows = self.nodes[self.members[0]].run(
+                ["etcdctl", "--endpoints", self.endpoints, "get", "--prefix",
+                 f"/holdfast/main/{kind}/"], {"ETCDCTL_API": "3"}).stdout.splitlines()
+            found |= dict(zip(rows[::2], rows[1::2], strict=True))
+        return found
+
     def spares(self, number: int) -> set[int]:
         """Of the run's document, as this node knows it."""
         return {int(one["node"][1:]) for one in self.status(number).get("nodes", ())

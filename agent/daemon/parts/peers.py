@@ -95,6 +95,7 @@ class PeerPart:
         self._endpoints: dict[str, Endpoint] = {}  # run -> the newest that another node told
         self._left: dict[str, int] = {}  # run -> generation that its launcher was told to leave
         self._docs: object = None
+        self._said: set[tuple[str, str]] = set()  # run, which node is refused and why
         self.answer: Callable[[str, Any], Awaitable[dict[str, Any]]] = _no_answer
 
     # ------------------------------------------------------------- life
@@ -118,8 +119,20 @@ class PeerPart:
             if time.monotonic() - published_s > PUBLISH_S:
                 published_s = time.monotonic()
                 await self._publish(place)
+            self._say_refused()
             await asyncio.sleep(self.peers.ping_s())
             self.peers.tick()
+
+    def _say_refused(self) -> None:
+        """To the terminals here: a launcher would wait for such a node, or for its own, in silence.
+        """
+        refused = self.peers.refused()
+        runs = self._launchers.runs()
+        for run, why in {(run, why) for run in runs for why in refused.values()} - self._said:
+            if not self._launchers.order(run, {"t": "say", "text": why, "level": "warn"}):
+                self._said.add((run, why))
+        self._said = {(run, why) for run, why in self._said
+                      if run in runs and why in refused.values()}
 
     async def _token(self) -> bytes:
         """The file's, else one that the store keeps: whoever may read the store is of the cluster.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import msgspec
+import pytest
 from waiting import until
 
 from holdfast.agent.core.model import Beat, Doc, Documents, Ended, RankView
@@ -96,6 +98,72 @@ def test_another_token_gets_nowhere_and_is_said() -> None:
             await until(lambda: a.heard.errors and b.heard.errors)
             assert "another token" in a.heard.errors[0]
             assert not a.peers.lines["b"].is_up and not b.peers.detector.lost()
+
+    asyncio.run(body())
+
+
+@asynccontextmanager
+async def greeting(agent: Agent, **more: object) -> AsyncIterator[dict[str, object]]:
+    """What an agent answers one of another release, which proves its token by hand."""
+    reader, writer = await asyncio.open_connection(*agent.address)
+    try:
+        first = json.loads(await reader.readuntil(b"\n"))
+        assert first["holdfast"] == 2 and first["protocol"] == transport.PROTOCOL
+        said = [str(one).encode() for one in (first["nonce"], "mine", "b")]
+        mac = transport._mac(agent.peers.token, b"client", *said).decode()
+        reply = {"nonce": "mine", "node": "b", "mac": mac, **more}
+        writer.write(json.dumps(reply).encode() + b"\n")
+        yield json.loads(await reader.readuntil(b"\n"))
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize("protocol, welcome", [
+    (None, True),  # one that does not say it speaks 1
+    (1, True), (2, True), (3, True), (0, False), (4, False), (-1, False), ("2", False),
+    (2e300, False), ([], False)])
+def test_a_neighbouring_release_is_spoken_with_and_any_other_is_refused_by_name(
+    protocol: object, welcome: bool,
+) -> None:
+    assert transport.PROTOCOL == 2  # or the table above is another
+
+    async def body() -> None:
+        a = Agent("a")
+        async with agents(a):
+            more = {} if protocol is None else {"protocol": protocol}
+            async with greeting(a, **more) as answer:
+                assert ("mac" in answer, "refused" in answer) == (welcome, not welcome)
+            if not welcome:
+                await until(lambda: a.heard.errors)
+                (said,) = a.heard.errors
+                assert said.startswith("b speaks protocol ") and "and this node 2: install" in said
+
+    asyncio.run(body())
+
+
+def test_whoever_calls_a_distant_release_names_it_and_forgets_that_once_it_is_mended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def body() -> None:
+        theirs = [4]
+        plain = transport._say
+
+        async def say(writer: asyncio.StreamWriter, message: dict[str, object]) -> None:
+            if "holdfast" in message:
+                message["protocol"] = theirs[0]
+            await plain(writer, message)
+
+        monkeypatch.setattr(transport, "_say", say)
+        a, b = Agent("a"), Agent("b")
+        async with agents(a, b):
+            await until(lambda: a.peers.refused())
+            assert a.peers.refused()["b"].startswith("b speaks protocol 4 of agents, and this node")
+            a.peers.tell(Told((beat("a"),)))
+            await asyncio.sleep(0)
+            assert not b.peers.heard() and not a.peers.lines["b"].is_up
+            theirs[0] = 2
+            await until(b.peers.heard)
+            assert a.peers.refused() == {}
 
     asyncio.run(body())
 
