@@ -16,7 +16,7 @@ export PIP_PROGRESS_BAR := off
 # Tests start hundreds of processes, and each would compile all of Holdfast anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo check types test sim storms e2e e2e-operators golden bench bench-engines telemetry mutants mutants-sim \
+.PHONY: help demo check types test sim storms e2e e2e-operators golden bench bench-engines telemetry mutants mutants-sim xla-python \
   audit docs pictures dist packages clean
 
 help:  ## this list
@@ -102,6 +102,9 @@ audit: $(VENV)/.test  ## pins, licences and known advisories of what is shipped;
 dist: $(VENV)/.test  ## wheel, sdist, Debian package and tarball, into dist/
 	$(BIN)/python deploy/build.py deb tarball
 
+xla-python: $(VENV)/.test  ## a Python with torch_xla 2.9 in .xla-venv, for its tests (7 GB, two minutes)
+	$(BIN)/python tests/xla_python.py
+
 pictures: $(VENV)/.test  ## the pictures of docs/pictures, from a real run (four minutes)
 	PYTHONPATH=tests:tests/e2e $(BIN)/python tests/pictures.py
 
@@ -109,7 +112,7 @@ packages:  # Debian packages that tests use; installs only as root, else names w
 	@tests/debian-packages
 
 clean:  ## remove .venv, builds and caches
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .xla-venv build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \

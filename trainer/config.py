@@ -57,7 +57,8 @@ ROWS = Limit("1 to 1000000", lambda value: 1 <= value <= 1_000_000)
 STAGES = Limit("1 to 64", lambda value: 1 <= value <= 64)
 SCHEDULE = Limit("interleaved or simple", lambda value: value in ("interleaved", "simple"))
 GOAL = Limit("speed or memory", lambda value: value in ("speed", "memory"))
-DEVICE = Limit("auto, cpu or cuda", lambda value: value in ("auto", "cpu", "cuda"))
+DEVICES = ("auto", "cpu", "cuda", "accelerator", "xla")
+DEVICE = Limit(f"one of {', '.join(DEVICES)}", lambda value: value in DEVICES)
 DIGEST = Limit(f"one of {', '.join(ALGORITHMS)}", lambda value: value in ALGORITHMS)
 
 
@@ -173,6 +174,16 @@ class MicsOptions(Options):
 
 
 @dataclasses.dataclass(frozen=True)
+class XlaOptions(Options):
+    """For device = "xla": graphs are compiled, and their shapes stay (docs/engines.md)."""
+
+    pad: bool = setting(
+        False, "fill a smaller batch with zeros to the first one's shape; else that is an error")
+    neuron_cc_flags: str = setting(
+        "", "$NEURON_CC_FLAGS of the ranks; empty: as the environment has it")
+
+
+@dataclasses.dataclass(frozen=True)
 class Config(Options):
     """Everything one run is told.  Steps are optimizer steps, batches are counted in pairs."""
 
@@ -186,7 +197,8 @@ class Config(Options):
     steps: int = setting(200, "how many; at least 1", FROM_1)
     batch: int = setting(4, "samples in a micro-batch; at least 1", FROM_1)
     micro_batches: int = setting(0, "in a step, over all ranks; 0 = one for each rank", FROM_0)
-    device: str = setting("auto", "auto, cpu or cuda", DEVICE)
+    device: str = setting(
+        "auto", "cpu, cuda, accelerator (what torch has), xla; auto = cuda where it is", DEVICE)
     work_dir: str = setting("holdfast-work", "corpus, tokenizer and checkpoints lie here")
     init_from: str = setting(
         "", "a new run from these weights: a checkpoint, *.safetensors or *.pt; empty: untrained")
@@ -200,6 +212,7 @@ class Config(Options):
     fsdp: FsdpOptions = FsdpOptions()
     mics: MicsOptions = MicsOptions()
     sdp: SdpOptions = SdpOptions()
+    xla: XlaOptions = XlaOptions()
     topology: dict[str, Any] = dataclasses.field(
         default_factory=dict,
         metadata={"text": "node's name, or rank = label; ranks of one label are near each other"})

@@ -24,14 +24,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.rendezvous import rendezvous
 
-from . import breakable
+from . import breakable, devices
 from .checkpoint import format as files
 from .engines.strategy import Layout, Member
 
 CONNECT_TIMEOUT_S = 30.0
 COLLECTIVE_TIMEOUT_S = 3600.0  # whoever is slow, the agent judges
 STAND_IN_S = 0.1  # to reach a listener of this very process
-MEMORY_SHARE = 0.8  # of a device; the rest is the allocator's and other people's
 # What gloo, nccl and the store say when a peer or the store is gone; gloo raises plain
 # RuntimeError, as a user's own shape error does, so its words must tell them apart.
 _BROKEN_WORDS = (
@@ -111,8 +110,8 @@ class Group:
         dist.distributed_c10d._world.group_count = 0
         before = sys.excepthook
         dist.init_process_group(
-            "nccl" if device.type == "cuda" else breakable.NAME, store=self.store, rank=self.rank,
-            world_size=self.world, timeout=timeout)
+            devices.backend(device), store=self.store, rank=self.rank, world_size=self.world,
+            timeout=timeout)
         self._hooks = before, sys.excepthook
         group: Any = dist.group.WORLD
         self.process_group = group
@@ -135,7 +134,7 @@ class Group:
 
     def _members(self, node: str) -> list[Member]:
         """Every rank, by what it says of itself."""
-        self.store.set(f"member/{self.rank}", json.dumps((node, total_memory(self.device))))
+        self.store.set(f"member/{self.rank}", json.dumps((node, devices.total_memory(self.device))))
         found = self.store.multi_get([f"member/{rank}" for rank in range(self.world)])
         members = [Member(*json.loads(one)) for one in found]
         if self.device.type != "cpu":
@@ -195,6 +194,7 @@ class Group:
         """Of the whole model, as format.weights_digest; all ranks call it, rank 0 is answered.
         Tensor by tensor, so that rank 0 never holds more than the largest one."""
         self._asked += 1
+        state.fetch()
         held = [(e.name, e.begin, e.nbytes, e.offset) for e in state.entries
                 if e.name.startswith(files.WEIGHTS) and e.nbytes]
         self.store.set(f"weights/{self._asked}/{self.rank}", json.dumps(held))
@@ -233,7 +233,7 @@ class Group:
     def cut(self) -> None:
         """Wakes whoever waits in a collective.  From any thread, any number of times."""
         with self._lock:
-            if self._joining and self.device.type != "cuda":
+            if self._joining and self.device.type == "cpu":
                 self._stand_in()
             # While we join, no code of the user's runs: every new connection is ours.
             found = self._opened() if self._joining else self._sockets
@@ -244,7 +244,7 @@ class Group:
                     connection.close()
         if self._joining:
             return
-        if self.device.type == "cuda":
+        if self.device.type != "cpu":
             for backend in self._backends():
                 backend.abort()
         self._release()
@@ -285,14 +285,6 @@ class Group:
         groups = {id(one): one for one in (self.process_group, *self.parts.values())}
         self.process_group, self.parts = None, {}
         threading.Thread(target=groups.clear, name="old group", daemon=True).start()
-
-
-def total_memory(device: torch.device) -> int:
-    """Bytes that may be planned with.  Of all memory and not of what is free now: a rank that
-    joins later must come to the same groups."""
-    if device.type == "cuda":
-        return int(MEMORY_SHARE * torch.cuda.mem_get_info(device)[1])
-    return int(MEMORY_SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def _open_sockets() -> dict[int, str]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from .checkpoint.snapshot import Snapshots
 from .checkpoint.write import Checkpoints
 from .config import Config, ConfigError, named_class
 from .data import Sampler, seed_for
+from .devices import open_device
 from .engines.strategy import MicroBatch, Setup, Strategy, build, told
 from .evaluate import Evaluated, evaluate
 from .group import BadCheckpoint, Group, RestoreFailed, is_broken_group
@@ -63,7 +64,7 @@ def train(config: Config, elastic: Any) -> Result:
     Raises what the user's own code raises, FloatingPointError when the loss is no number,
     ConfigError for settings; a lost peer is none of these: this rank parks and goes on.
     """
-    job = prepare(config)
+    job = prepare(config, elastic.phase)
     checkpoints = Checkpoints(
         config.checkpoint, config.checkpoint_dir, elastic, job.manifest)
     held = Held()
@@ -102,10 +103,10 @@ def _reason(error: BaseException) -> str:
 # ------------------------------------------------------------------------------------ prepare
 
 
-def prepare(config: Config) -> Job:
+def prepare(config: Config, phase: Callable[[str], None] = lambda _name: None) -> Job:
     """Model, data and strategy, warm: a rank that waits here joins at once and steps at once."""
     lineage.check(config)
-    device = _device(config)
+    home, engines, compiles = open_device(config)
     model_class, data_class = (named_class(config.model, "model"), named_class(config.data, "data"))
     data = data_class(config.data_options, Path(config.work_dir))
 
@@ -114,23 +115,17 @@ def prepare(config: Config) -> Job:
         model: nn.Module = model_class(config.model_options)
         return model
 
-    strategy = build(Setup(config, build_model, device))
+    strategy = build(Setup(config, build_model, home, engines))
     batch = data.batch(range(min(config.batch, len(data))))
+    if compiles:
+        phase("compile")
     with told(config.strategy):
-        strategy.warm_up({key: value.to(device) for key, value in batch.items()})
+        strategy.warm_up({key: value.to(home) for key, value in batch.items()})
+    if compiles:
+        phase("startup")
     # What lives now lives to the end: a collection in a recovery need not look at it (240 ms).
     gc.freeze()
-    return Job(config, strategy, data, device, Manifest(config, data.digest), [""], [])
-
-
-def _device(config: Config) -> torch.device:
-    name = config.device
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda":
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))  # checked in standalone.py
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device(name)
+    return Job(config, strategy, data, home, Manifest(config, data.digest), [""], [])
 
 
 # ------------------------------------------------------------------------------------ generation

@@ -92,6 +92,8 @@ class State:
                  for name, spec in sorted(specs.items())]
         self.fingerprint = xxhash.xxh3_128_hexdigest(json.dumps(table).encode())
         self.buffers = list[Tensor]()  # of the model, which the loop keeps equal
+        # Brings into `data` what a strategy keeps elsewhere in a generation; before every reading.
+        self.fetch: Callable[[], None] = lambda: None
 
     def room(self, entry: Entry, nbytes: int) -> Tensor:
         """The first `nbytes` of an entry's place, flat, in its own type."""
@@ -109,6 +111,7 @@ class State:
 
     def bytes(self, first: int = 0, end: int | None = None) -> memoryview:
         """The bytes in host memory; on an accelerator copied there first."""
+        self.fetch()
         if self.host is not self.data:
             self.host[first:end].copy_(self.data[first:end])
         return self.memory[first:end]

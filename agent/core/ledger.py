@@ -56,6 +56,7 @@ class Doing(Value, frozen=True):
     known: bool = False  # ... and a verdict has fallen
     live: bool = False  # ranks of the newest generation run
     phases: tuple[str, ...] = ()
+    compiling: bool = False  # some rank of it, be it one that has no place yet
     step: int = 0  # least over the ranks
     base_step: int = 0  # highest finished before the newest generation was planned
     resumed_step: int = 0
@@ -197,7 +198,7 @@ def category(case: Doing) -> str:
     if case.broken and not (stepping and case.step < case.base_step):
         return "recovery" if case.known else "detection"
     if begins:
-        return "startup"
+        return "compile" if case.compiling else "startup"
     for phase in ("compile", "checkpoint", "eval"):
         if phase in case.phases:
             return OF_PHASE[phase]

@@ -138,6 +138,10 @@ def _sdk(packages: Mapping[str, str]) -> dict[str, str]:
 
 
 def _machine(config: Config) -> dict[str, str]:
+    if config.device == "xla":
+        name = os.environ.get("PJRT_DEVICE", "")
+        return {"host": platform.node(), "kernel": platform.release(), "device": "xla",
+                "name": name}
     device = "cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu"
     name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
     return {"host": platform.node(), "kernel": platform.release(), "device": device, "name": name}

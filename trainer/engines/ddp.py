@@ -66,7 +66,7 @@ class DataParallel:
         self.world = group.world
         self.wrapped = DistributedDataParallel(
             self.model,
-            device_ids=[self.device.index] if self.device.type == "cuda" else None,
+            device_ids=[self.device.index] if self.device.type != "cpu" else None,
             # DDP rebuilds its buckets after its first backward, so the first steps after a
             # restart would sum in another order: with 3 and more ranks the weights would differ
             # in the last bit from a run that never failed.  This turns the rebuilding off.

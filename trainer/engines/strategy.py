@@ -35,6 +35,7 @@ class Setup(NamedTuple):
     config: Config
     build: Callable[[], nn.Module]  # the seeded, untrained model on the CPU, anew each time
     device: torch.device
+    engines: Mapping[str, str] | None = None  # classes that this device has in place of BUILT_IN
 
 
 class Member(NamedTuple):
@@ -145,7 +146,8 @@ def build(setup: Setup) -> Strategy:
     """The strategy that the settings name.  Raises ConfigError."""
     name = setup.config.strategy
     with told(name):
-        strategy: Strategy = named_class(BUILT_IN.get(name, name), "strategy")(setup)
+        known = BUILT_IN if setup.engines is None else setup.engines
+        strategy: Strategy = named_class(known.get(name, name), "strategy")(setup)
     return strategy
 
 

@@ -1,7 +1,8 @@
-"""Whether a rank that stands still waits for a compiler: its own child's, or another's lock.
+"""Whether a rank that stands still waits for a compiler: its own, its child's, or another's lock.
 
-Owns the names of compilers and of compile caches.  It looks as the job's user, which may read what
-the agent may not, and only at ranks that stand still: a run that moves costs nothing here.  Reads
+Owns the names of compilers and of compile caches.  A compiler in the rank's own process is seen by
+the phase on its page.  It looks as the job's user, which may read what the agent may not, and only
+at ranks that stand still: a run that moves costs nothing here.  Reads
 only; what it says delays an act by cost and is never a reason for one.
 """
 
@@ -14,6 +15,8 @@ from typing import Iterable, Iterator, List, Tuple
 from .. import page as pages
 from .process import RankProcess
 
+COMPILE = pages.PHASES.index("compile")
+STARTING = "ranks that start: their graphs"  # nobody trains yet, and so nobody waits for them
 STILL_NS = 1_000_000_000  # the agent suspects after 2 s and three steps: it must know by then
 LOOK_EVERY_S = 1.0
 HOLD_S = 3.0  # a build starts one compiler after another, and may be seen between two
@@ -63,11 +66,16 @@ class Watch:
 
     def look(self, processes: Iterable[RankProcess], now_s: float) -> str:
         """"rank 1: cc1plus", "rank 1 holds or awaits /path/x.lock", or "".  `now_s` monotonic."""
-        still = [p for p in processes if p.assigned and p.ended is None and stands_still(p)]
+        living = [p for p in processes if p.ended is None]
+        if not any(p.assigned for p in living):
+            self.found = STARTING if any(in_compile(p) for p in living) else ""
+            return self.found
+        still = [p for p in living if p.assigned and stands_still(p)]
         if still and now_s - self.looked_s < LOOK_EVERY_S:
             return self.found
         self.looked_s = now_s if still else self.looked_s
-        found = next((text for p in still for text in self.signs(p.rank, p.child.pid)), "")
+        found = next(("rank %d: its graphs" % p.rank for p in still if in_compile(p)), "") or next(
+            (text for p in still for text in self.signs(p.rank, p.child.pid)), "")
         if found:
             self.found, self.found_s = found, now_s
         elif not still or now_s - self.found_s > HOLD_S:
@@ -106,6 +114,11 @@ def stands_still(process: RankProcess) -> bool:
     """The page's own word, on its own clock; a page that says nothing yet does not count."""
     progress_ns = int(process.fields[pages.F_PROGRESS])
     return 0 < progress_ns < time.monotonic_ns() - STILL_NS
+
+
+def in_compile(process: RankProcess) -> bool:
+    """Whether its page says that it compiles."""
+    return bool(process.fields[pages.F_PHASE] == COMPILE)
 
 
 def descendants(pid: int, proc: str = "/proc") -> List[int]:

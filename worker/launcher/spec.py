@@ -27,6 +27,8 @@ IGNORED = ("--logs-specs", "--numa-binding", "--signals-to-handle", "--event-log
            "--duplicate-stdout-filters", "--duplicate-stderr-filters", "--shutdown-timeout")
 STREAMS = re.compile(r"[0-3]|[0-9]{1,4}:[0-3](,[0-9]{1,4}:[0-3])*")  # of --redirects and --tee
 RANKS = re.compile(r"[0-9]{1,4}(,[0-9]{1,4})*")
+DEVICE = re.compile(r"""^[ \t]*device[ \t]*=[ \t]*["'](\w+)["']""", re.MULTILINE)  # of train.toml
+CONFIG_BYTES_MAX = 1 << 20
 RUN_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 NNODES = re.compile(r"([0-9]{1,5})(?::([0-9]{1,5}))?")
 NNODES_MAX = 16384
@@ -410,7 +412,7 @@ def parse(command: str, argv: List[str], environ: Dict[str, str]) -> Spec:
         run=name, program=program, nproc=nproc, max_restarts=options.max_restarts,
         log_dir=options.log_dir, tee=options.tee not in ("", "0"), master_port=options.master_port,
         run_id=options.rdzv_id or name, role=options.role, preload=preload,
-        start_method="spawn" if options.start_method == "spawn" else "fork",
+        start_method=start_method(options, program),
         standby=standby if program.trainer else 0, grace_s=options.grace,
         log_limit_bytes=options.log_limit << 20, hang_limit_s=options.hang_limit, argv=argv,
         nproc_unset_threads=nproc > 1 and "OMP_NUM_THREADS" not in environ, shown=shown(options),
@@ -420,6 +422,25 @@ def parse(command: str, argv: List[str], environ: Dict[str, str]) -> Spec:
         goal=goal_of(options, environ, time.time()), unit=options.unit,
         mixed=options.allow_mixed, gang_limit_s=options.gang_limit,
     )
+
+
+def start_method(options: argparse.Namespace, program: Program) -> str:
+    """fork (warm), or spawn (cold): asked for, or because the trainer's device does not live
+    through a fork.  Which device that is stands in an override, else in the file of settings."""
+    if options.start_method == "spawn":
+        return "spawn"
+    device = ""
+    if program.trainer and options.config:
+        try:
+            with open(options.config, encoding="utf-8") as file:
+                found = DEVICE.search(file.read(CONFIG_BYTES_MAX))
+        except (OSError, UnicodeDecodeError):
+            found = None  # the trainer says what is wrong with it
+        device = found.group(1) if found else ""
+    if program.trainer:
+        named = [word.partition("=")[2] for word in program.argv if word.startswith("device=")]
+        device = named[-1].strip("\"'") if named else device
+    return "spawn" if device == "xla" else "fork"
 
 
 def node_counts(options: argparse.Namespace) -> Tuple[int, int]:

@@ -359,7 +359,7 @@ class RunCase:
             checked=not live and (ctx.in_flight.busy(node_subject(view.node, "checks"))
                                   or self.state.gate.held_boot_s > 0.0),
             no_spare=self._too_few(ctx, current),
-            phases=tuple(sorted({_phase(r, view) for r in live})),
+            phases=tuple(sorted({_phase(r, view) for r in live})), compiling=bool(view.compiling),
             step=min((r.step for r in live), default=0), base_step=state.progress.base_step,
             resumed_step=current.resume.step if current else 0, redoes=view.grade == "trainer",
             step_s=state.history.step_s, still_s=max((r.still_s for r in live), default=0.0),

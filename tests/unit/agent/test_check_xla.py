@@ -1,7 +1,7 @@
 """Checks of XLA devices: what was not compiled is not begun, and a compile is no slowness.
 
 By a stand-in for torch_xla that computes on the processor and whose compiles take a while; and by
-torch_xla itself where HOLDFAST_TEST_XLA_PYTHON names an interpreter that has it.
+torch_xla itself in an interpreter that has it (tests/xla_python.py).
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from typing import Any
 import pytest
 
 pytest.importorskip("torch")
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from xla_python import xla_python
 
 from holdfast.agent.checks import vendor, xla
 
@@ -93,10 +96,8 @@ def test_what_was_not_compiled_for_this_sdk_is_not_begun(tmp_path: Path, standin
     assert "torch-xla 2.10.0" in found("gemm")["gemm"]["reason"]
 
 
-@pytest.mark.skipif("HOLDFAST_TEST_XLA_PYTHON" not in os.environ, reason=(
-    "HOLDFAST_TEST_XLA_PYTHON names no Python of its own with torch_xla 2.9"))
 def test_torch_xla_itself_computes_what_it_must(tmp_path: Path) -> None:
-    python = os.environ["HOLDFAST_TEST_XLA_PYTHON"]
+    python = xla_python()
     names = ("tensor", "memory_bandwidth", "gemm", "host_copy")
     assert {one["status"] for one in checked(tmp_path, python, "--warm").values()} == {"ok"}
     found = checked(tmp_path, python, *names)

@@ -103,3 +103,9 @@ def test_a_run_that_too_few_nodes_can_take_is_idle_without_a_spare() -> None:
 
 def idle_s(cluster: Cluster, node: str) -> float:
     return cluster.labs[node].node.kept.ledger.node.get("idle_no_spare", 0.0)
+
+
+def test_ranks_that_compile_before_they_have_a_place_are_no_startup() -> None:
+    assert category(Doing(compiling=True)) == "compile"
+    assert category(Doing()) == "startup"
+    assert category(Doing(compiling=True, broken=True, known=True)) == "recovery"

@@ -42,7 +42,7 @@ def test_all_errors_at_once_with_key_and_remedy():
 @pytest.mark.parametrize("override, said", [
     ("seed=true", "type int"), ("checkpoint=3", "set a table [checkpoint]"),
     ("checkpoint.keep=0", "at least 1"), ("checkpoint.digest=md5", "xxh3_128, sha256"),
-    ("model=nothing", "module:Class"), ("device=tpu", "auto, cpu or cuda"),
+    ("model=nothing", "module:Class"), ("device=tpu", "one of auto, cpu"),
     ("model_options=3", "table"), ("steps.x=1", "type int"),
 ])
 def test_each_limit(override, said):

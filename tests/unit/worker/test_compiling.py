@@ -136,3 +136,24 @@ def test_a_process_that_is_gone_or_another_users_says_nothing():
     gone.wait()
     assert Watch({}).look([rank_of(gone.pid)], 10.0) == ""
     assert Watch({}, proc="/nonexistent").look([rank_of(1)], 10.0) == ""
+
+
+def test_a_rank_whose_page_says_so_compiles_by_itself():
+    rank = rank_of(os.getpid())
+    assert Watch({}).look([rank], 10.0) == ""
+    rank.fields[pages.F_PHASE] = compiling.COMPILE
+    assert Watch({}).look([rank], 10.0) == "rank 1: its graphs"
+    moving = rank_of(os.getpid(), still_s=0.2)
+    moving.fields[pages.F_PHASE] = compiling.COMPILE
+    assert Watch({}).look([moving], 10.0) == ""
+
+
+def test_ranks_that_compile_before_they_have_a_place_keep_nobody_waiting():
+    waiting, trains = rank_of(os.getpid(), still_s=0.1, rank=-1), rank_of(os.getpid(), still_s=0.1)
+    waiting.assigned = False
+    waiting.fields[pages.F_PHASE] = compiling.COMPILE
+    watch = Watch({})
+    assert watch.look([waiting], 10.0) == compiling.STARTING
+    assert watch.look([waiting, trains], 10.1) == ""  # a standby
+    waiting.fields[pages.F_PHASE] = pages.PHASES.index("startup")
+    assert watch.look([waiting], 10.2) == ""

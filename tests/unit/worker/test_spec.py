@@ -280,3 +280,23 @@ def test_a_bad_word_for_the_books_is_a_mistake(words, script, capsys):
     with pytest.raises(SystemExit) as ended:
         parse(*words, script)
     assert ended.value.code == 78 and words[0] in capsys.readouterr().err
+
+
+def test_a_trainer_on_an_xla_device_is_spawned(tmp_path):
+    """An override stands before the file; nothing else that is called device counts."""
+    def method(*words):
+        return spec.parse("train", ["--run", "r", *words], {}).start_method
+
+    assert method("device=cpu") == "fork" and method() == "fork"
+    assert method("device=xla") == method("device='xla'") == method("device=cpu", "device=xla")
+    assert method("device=xla") == "spawn" and method("model_options.device=xla") == "fork"
+    config = tmp_path / "train.toml"
+    for text, wanted in (("device = 'xla'\n", "spawn"),
+                         ('steps = 3\n  device="xla"  # trn1\n', "spawn"),
+                         ("# device = 'xla'\n", "fork"), ("device = 'cpu'\n", "fork"),
+                         ("device = 3\n", "fork")):
+        config.write_text(text)
+        assert method("--config", str(config)) == wanted, text
+    config.write_text("device = 'xla'\n")
+    assert method("--config", str(config), "device=cpu") == "fork"
+    assert method("--config", str(tmp_path / "none.toml")) == "fork"

@@ -1,0 +1,106 @@
+"""Ranks on XLA's processor device: spawned, compiled for in a phase of its own, killed, recovered.
+
+They run in a Python with torch_xla (tests/xla_python.py); the launcher's agent in this one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from running import SCRIPTS, Run, Runs, wait_for
+
+pytest.importorskip("torch", reason="the trainer's extra is not installed")
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from xla_python import xla_python
+
+LONG_S = 180.0  # three processes import torch and torch_xla, and compile, on a busy machine
+UNIT = Path(__file__).resolve().parents[1] / "unit/trainer"
+SMALL = ("device=xla", "model=tiny:Still", "data=paced:Data", "steps=40", "batch=4",
+         "micro_batches=2", "checkpoint.every=20")
+
+
+def train(runs: Runs, name: str, *more: str, nproc: int = 2, standby: int = 0) -> Run:
+    path = os.pathsep.join([runs.environ["PYTHONPATH"], str(UNIT), str(SCRIPTS)])
+    return runs.start(
+        "train", "--nproc-per-node", str(nproc), "--standby", str(standby), "--python",
+        xla_python(), f"work_dir={runs.home / name}", *SMALL, *more, name=name, PYTHONPATH=path,
+        PJRT_DEVICE="CPU")
+
+
+def closed(run: Run, fault: str) -> dict[str, Any] | None:
+    return next((one for one in run.incidents()
+                 if one["fault"] == fault and one.get("state") == "closed"), None)
+
+
+def of_run(run: Run) -> list[dict[str, Any]]:
+    """Without those of the node: the kernel's log is every test's."""
+    return [one for one in run.incidents() if one["run"] == run.name]
+
+
+def seconds(run: Run) -> dict[str, float]:
+    return dict(run.api("/api/v1/ledger")["runs"][run.name])
+
+
+def test_a_killed_rank_leaves_no_trace_in_the_weights(runs: Runs) -> None:
+    clean = train(runs, "clean", "xla.neuron_cc_flags=--model-type=transformer")
+    assert clean.wait(LONG_S) == 0, clean.output
+    (about,) = (runs.home / "clean/checkpoints/manifests").iterdir()
+    manifest = json.loads(about.read_bytes())
+    assert manifest["environment"]["NEURON_CC_FLAGS"] == "--model-type=transformer", manifest
+    assert manifest["machine"]["device"] == "xla" and manifest["sdk"]["torch-xla"] == "2.9.0"
+    run = train(runs, "faulty", standby=1)
+    pid = run.at_step(5, limit_s=LONG_S)
+    for one in run.ranks().values():  # an interpreter of its own, and no child of a fork server
+        words = Path(f"/proc/{one['pid']}/cmdline").read_bytes().split(b"\0")
+        assert words[1].endswith(b"bootstrap.py") and words[2] == b"rank", words
+    survivor = run.ranks()[0]["pid"]
+    before = seconds(run)
+    assert before["compile"] > 0.5, before
+    os.kill(pid, signal.SIGKILL)
+    wait_for(partial(closed, run, "rank_killed"), 60, f"rank_killed\n{run.output}")
+    assert run.ranks()[0]["pid"] == survivor
+    print(json.dumps({"ledger": seconds(run)}))
+    assert run.wait(LONG_S) == 0, run.output
+    assert run.result()["digest"] == clean.result()["digest"]
+    (killed,) = of_run(run)
+    assert killed["fault"] == "rank_killed", run.output
+    end = killed["timeline"][-1][1]
+    print(json.dumps({"end": end}))  # a row of bench/results, with -s
+    assert "from the survivors' memory" in run.output, run.output
+    assert "0 steps redone" in end, end
+
+
+def test_a_compile_in_mid_training_is_a_ticket_and_never_a_hang(runs: Runs) -> None:
+    run = train(runs, "t", "model=turning:Model")
+    doing = re.compile(r"compiling for \d+ s: rank \d: its graphs")
+    run.at_step(5, limit_s=LONG_S)
+    wait_for(lambda: doing.search(str(run.try_api("/api/v1/status"))), 60,
+             f"{doing.pattern!r} in status\n{run.output}")
+    run.at_step(14)
+    before = seconds(run)
+    assert run.wait(LONG_S) == 0, run.output
+    tickets = of_run(run)  # one, or one of each rank where the first is done long before the other
+    print(json.dumps({"tickets": [(one["reason"], one["lost_s"]) for one in tickets],
+                      "ledger": before}))
+    assert {one["fault"] for one in tickets} == {"graph_recompiled"}, tickets
+    assert len({one["subject"] for one in tickets}) == len(tickets), tickets
+    for ticket in tickets:
+        assert ticket["state"] == "closed" and ticket["lost_s"] > 1.0, ticket
+        assert re.search(r"rank \d .*at step 12", ticket["reason"]), ticket
+    assert "generation 2" not in run.output, run.output
+
+
+def test_a_batch_of_another_shape_ends_with_78_and_is_not_tried_again(runs: Runs) -> None:
+    run = train(runs, "t", "data=on_xla:Uneven", nproc=1)
+    assert run.wait(LONG_S) == 78, run.output
+    assert "'x' of a batch is torch.float32 (3, 8)" in run.output, run.output
+    assert "generation 2" not in run.output and "Traceback" not in run.output, run.output

@@ -1,0 +1,98 @@
+"""The trainer on XLA's own processor device: checkpoints both ways, shapes, and what the page says.
+
+Each case runs in a Python with torch_xla (tests/xla_python.py), once for all that is asked of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from xla_python import ROOT, xla_python
+
+from holdfast.trainer.config import ConfigError, load
+from holdfast.trainer.devices import open_device
+
+HERE = Path(__file__).parent
+TOLERANCE = 1e-5  # relative, of the losses of three steps
+LIMIT_S = 240.0
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory):
+    """`seen(case)`: what on_xla.py saw in it."""
+
+    @cache
+    def asked(case):
+        done = subprocess.run(
+            [xla_python(), str(HERE / "on_xla.py"), case, str(tmp_path_factory.mktemp(case))],
+            env={**os.environ, "PYTHONPATH": str(ROOT / ".types"), "PJRT_DEVICE": "CPU",
+                 "OMP_NUM_THREADS": "1"},
+            capture_output=True, text=True, timeout=LIMIT_S, check=False)
+        assert done.returncode == 0, done.stderr[-3000:]
+        return json.loads(done.stdout.splitlines()[-1])
+
+    return asked
+
+
+def close(some, others):
+    return all(abs(some[step] - others[step]) <= TOLERANCE * abs(others[step]) for step in others)
+
+
+def test_a_checkpoint_goes_from_one_to_the_other_and_back(seen):
+    found = seen("portability")
+    saved, loaded = found["saved"], found["loaded"]
+    assert len(saved["cpu"]["losses"]) == 4
+    assert close(saved["xla"]["losses"], saved["cpu"]["losses"])
+    assert saved["xla"]["digest"] != saved["cpu"]["digest"]  # the last bits: sums in another order
+    for source in ("xla", "cpu"):
+        for device in ("xla", "cpu"):
+            one = loaded[f"{source} to {device}"]
+            assert one["digest"] == saved[source]["digest"]
+            assert len(one["losses"]) == 3
+            assert close(one["losses"], loaded[f"{source} to cpu"]["losses"])
+
+
+def test_a_compile_has_a_phase_and_only_warm_up_and_new_graphs_have_one(seen):
+    usual = seen("portability")["saved"]["xla"]["seen"]
+    assert usual[:2] == ["compile", "startup"] and usual.count("compile") == 1
+    turned = seen("shapes")["turning"]["seen"]
+    assert turned.count("compile") == 2
+    at = turned.index("compile", 1)
+    assert turned[:at].count("end") == 5 and turned[at - 1 : at + 2] == [
+        "forward_backward", "compile", "forward_backward"]
+
+
+def test_a_batch_of_another_shape_is_named_or_padded(seen):
+    found = seen("shapes")
+    refused = found["refused"]
+    assert "'x' of a batch is torch.float32 (3, 8)" in refused, refused
+    assert "torch.float32 (4, 8)" in refused and "xla.pad = true" in refused
+    assert found["padded"]["seen"].count("compile") == 1 and len(found["padded"]["losses"]) == 4
+
+
+def test_a_device_that_hangs_ends_no_step_on_the_page(seen):
+    found = seen("hangs")["seen"]
+    assert found.count("end") == 2 and found.count("begin") == 3 and found[-1] == "begin"
+
+
+def test_what_cannot_be_is_a_sentence(monkeypatch):
+    with pytest.raises(ConfigError, match="this Python has no torch_xla: install torch_xla 2.9"):
+        open_device(load(None, ["device=xla"]))
+    monkeypatch.setattr("holdfast.trainer.devices.importlib.util.find_spec", lambda name: name)
+    with pytest.raises(ConfigError, match='strategy = "fsdp": set strategy = "ddp"'):
+        open_device(load(None, ["device=xla", "strategy=fsdp"]))
+    monkeypatch.setenv("NEURON_CC_FLAGS", "--model-type=unet")
+    assert open_device(load(None, ["device=xla", "xla.neuron_cc_flags=-O1"])).compiles
+    assert os.environ["NEURON_CC_FLAGS"] == "-O1"
+    with pytest.raises(ConfigError, match="device = 'tpu': set one of auto, cpu, cuda"):
+        load(None, ["device=tpu"])
