@@ -6,6 +6,7 @@ socket and no clock: ages come with the answer.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -473,19 +474,38 @@ HOW = {"done": GOOD, "running": STRONG}
 
 
 def jobs(rows: Sequence[Json]) -> list[Line]:
-    """A line an attempt, the newest first, and what they cost together."""
+    """A line an attempt, the newest first, and what they cost together.  Only the last column is
+    cut where a line is full: never a sum of money."""
+    currencies = {one["cost"]["currency"] for one in rows if one.get("cost")}
+    currency = currencies.pop() if len(currencies) == 1 else ""
     cells: list[list[Cell]] = []
     for one in rows:
         cost = one.get("cost")
         share = one["ettr"]
+        money = "-"
+        if cost:
+            money = f"{cost['all']:,.2f}" + ("" if currency else f" {cost['currency']}")
         cells.append([
-            one["run"], str(one["attempt"]), one["team"] or one["user"] or "-",
-            clock(one["begun_wall_s"]), seconds(one["wall_s"]),
+            one["run"], str(one["attempt"]),
             Span(one["outcome"].replace("_", " "), HOW.get(one["outcome"], BAD)),
-            str(one["step"]), "-" if share is None else f"{100 * share:.0f} %",
-            f"{cost['all']:,.2f} {cost['currency']}" if cost else "-"])
-    lines = table(("run", "try", "team", "began", "took", "outcome", "step", "ETTR", "cost"), cells)
+            _began(one["begun_wall_s"]), _took(one["wall_s"]), str(one["step"]),
+            "-" if share is None else f"{100 * share:.0f} %", money,
+            one["team"] or one["user"] or "-"])
+    lines = table(("run", "try", "outcome", "began", "took", "step", "ETTR",
+                   f"cost {currency}".strip(), "team"), cells)
     return [*lines, (), *_together(rows)]
+
+
+def _began(wall_s: float) -> str:
+    """Day and minute; of another year the day."""
+    then, now = time.localtime(wall_s), time.localtime()
+    return time.strftime("%m-%d %H:%M" if then.tm_year == now.tm_year else "%Y-%m-%d", then)
+
+
+def _took(wall_s: float) -> str:
+    """Hours, minutes and seconds, as schedulers write them."""
+    whole = round(wall_s)
+    return f"{whole // 3600}:{whole // 60 % 60:02d}:{whole % 60:02d}"
 
 
 def _together(rows: Sequence[Json]) -> list[Line]:

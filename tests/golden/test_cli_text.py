@@ -34,6 +34,7 @@ CASES: dict[str, tuple[str, Callable[[Any], list[Line]]]] = {
     "incidents": ("incident.json", lambda found: report.incidents([found])),
     "incident": ("incident.json", report.incident),
     "ledger": ("ledger.json", report.ledger),
+    "jobs": ("jobs.json", report.jobs),
     "drift": ("drift.json", drift.said),
     "drift-none": ("drift.json", lambda found: drift.said(
         {**found, "differences": [], "unread": [], "unknown": [], "changes": []})),
