@@ -1,12 +1,12 @@
 """docs/runbooks.md: the shipped runbooks by what a person sees, and how each can be rehearsed.
 
-Owns which symptom a page stands under, and what causes it on purpose.  tests/test_runbooks.py holds
-that every page is under one.
+Owns which symptom a page stands under; tests/test_runbooks.py holds that every page is under one.
+What causes it on purpose is rehearsals.py's.
 """
 
 from __future__ import annotations
 
-from . import prose
+from . import prose, rehearsals
 
 SYMPTOMS: dict[str, tuple[str, ...]] = {
     "A rank died, and the run came back or did not": (
@@ -43,22 +43,6 @@ SYMPTOMS: dict[str, tuple[str, ...]] = {
         "fleet/no_leader", "fleet/paused_long", "fleet/reload_failed", "fleet/store_down",
         "fleet/version_skew", "fleet/watchdog"),
 }
-# Page -> what causes it on a run of one's own, with inject.enabled = true, or on a test node.
-REHEARSALS: dict[str, str] = {
-    "rank_killed": "holdfast inject kill --rank 1",
-    "rank_stopped": "holdfast inject stop --rank 1",
-    "rank_hung": "holdfast inject stall --rank 1 --seconds 600",
-    "rank_gil_held": "holdfast inject hold-gil --rank 1 --seconds 600",
-    "rank_exited": "holdfast inject exception --rank 1",
-    "collective_skipped": "holdfast inject skip-collective --rank 1",
-    "launcher_lost": "kill -9 of the launcher's pid, which `holdfast status --json` has",
-    "fleet/agents_absent": "systemctl stop holdfast on three nodes: training goes on",
-    "fleet/paused_long": "holdfast pause --node NODE --for 5h --reason rehearsal",
-    "fleet/reload_failed": "a word too many in agent.toml, then systemctl reload holdfast",
-    "fleet/watchdog": "stop Prometheus: whoever watches the watchdog raises the alarm",
-    "checkpoint_bad": "flip a byte of the newest checkpoint, then start the run again",
-    "disk_space_low": "a file as large as the room that is left, on a test node",
-}
 
 
 def render_index() -> str:
@@ -77,9 +61,11 @@ def render_index() -> str:
     lines += [
         "## Rehearsals", "",
         "On a run of your own, or on a node that nobody needs: what a page says is worth what the "
-        "people who read it at night have seen before.", "", "| page | how it is caused |",
-        "|---|---|"]
-    lines += [f"| [{name}](../runbooks/{name}.md) | `{how}` |" if how.startswith("holdfast ")
-              else f"| [{name}](../runbooks/{name}.md) | {how} |"
-              for name, how in REHEARSALS.items()]
+        "people who read it at night have seen before. `holdfast inject` needs `enabled = true` "
+        "below `[inject]` on an agent of a node; a line for /dev/kmsg needs root and "
+        "`kmsg_users = true` below `[collectors]`, and whatever `actions.allow` names is done for "
+        "it.", "", "| page | how it is caused |", "|---|---|"]
+    for name in (name for found in SYMPTOMS.values() for name in found):
+        how = rehearsals.shown(rehearsals.REHEARSALS[name])
+        lines.append(f"| [{name}](../runbooks/{name}.md) | {how} |")
     return "\n".join(lines) + "\n"

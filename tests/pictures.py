@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import html
 import json
+import math
+import re
 import shutil
 import subprocess
 import sys
@@ -135,7 +137,7 @@ class Board:
             rows = [(name, points) for name, points in rows if any(v > 1e-4 for _, v in points)]
         base: dict[float, float] = {}
         tops = [v for _, points in rows for _, v in points]
-        top = 1.0 if stacked else max([*tops, 1e-9]) * 1.08
+        top = axis_top(1.0 if stacked else max(tops, default=0.0), unit)
         height -= 16 * (1 + len(rows) // 9)
         parts, legend_parts = [], []
         for number, (name, points) in enumerate(rows):
@@ -195,10 +197,22 @@ class Board:
         return found
 
 
+def axis_top(most: float, unit: str) -> float:
+    """Where an axis from 0 ends, in four steps of round numbers; a share ends at 1."""
+    if unit == "percentunit" and 0.5 < most <= 1.0:
+        return 1.0
+    if most <= 0.0:
+        return 1.0
+    size = next((size for _, size in UNITS.get(unit, ()) if most >= size), 1.0)
+    power = 10.0 ** math.floor(math.log10(most / size / 4))
+    step = next(one for one in (1, 2, 2.5, 5, 10, 20) if 4 * one * power * size >= most * 0.9999)
+    return 4 * step * power * size
+
+
 def named(legend: str, row: dict[str, Any]) -> str:
-    for name, value in row["metric"].items():
-        legend = legend.replace("{{" + name + "}}", value)
-    return legend or ", ".join(row["metric"].values())
+    """A label that the series lacks is nothing, as in Grafana."""
+    legend = re.sub(r"{{(\w+)}}", lambda found: row["metric"].get(found[1], ""), legend)
+    return legend.strip() or ", ".join(row["metric"].values())
 
 
 def screenshot(page: str, file: Path, width: int, height: int, *more: str) -> None:
@@ -226,7 +240,9 @@ def main() -> None:
     (home / "agent.toml").write_text(
         '[agent]\nfast_s = 1.0\nslow_s = 2.0\nnode = "gpu-node-17"\n[inject]\nenabled = true\n'
         '[cost]\nnode_hour = 98.32\n'
-        f'[collectors]\nnvml = "{library}"\nsys = "{tree.roots.sys}"\n')
+        f'[collectors]\nnvml = "{library}"\nsys = "{tree.roots.sys}"\nkmsg = "{home}/kmsg"\n')
+    (home / "kmsg").write_text("6,900,1000000,-;pcieport 0000:00:1b.2: AER: Correctable error "
+                               "received from 0000:03:04.0\n")
     shutil.copy(ROOT / "tests/nvml/states/healthy.txt", home / "gpus.txt")
     run = runs.start(
         "train", "--nproc-per-node", "2", "--deadline", "+2h", "--flops-per-step", "1e9",

@@ -48,7 +48,9 @@ def served() -> dict[str, str]:
             extra = ["".join(f',{name}="{LABELS.get(name, "0")}"' for name in one.labels)]
         values = "1x120" if one.kind == "gauge" else "0+1x120"
         found |= {f'{name}{{instance="n0"{more}}}': values for name in names for more in extra}
-    return found
+    # A library that was replaced half an hour ago.
+    library = 'holdfast_software_info{instance="n0",component="nccl",version="%s"}'
+    return found | {library % "2.18": "1x90 stale", library % "2.21": "_x90 1x30"}
 
 
 def judged(series: dict[str, str], folder: Path) -> str:
@@ -72,6 +74,38 @@ def test_every_query_finds_what_an_agent_serves(tmp_path: Path) -> None:
     assert judged(series, tmp_path) == ""
     kept = {one: values for one, values in series.items() if "train_loss" not in one}
     assert "train_loss" in judged(kept, tmp_path)
+
+
+def test_what_changed_is_what_was_replaced_and_not_what_is_new(tmp_path: Path) -> None:
+    """Not a node that joined, not a part that was always there in two versions."""
+    series = {"holdfast_run_generation{run=\"m5\",instance=\"n0\"}": "1x120",
+              "holdfast_run_generation{run=\"m5\",instance=\"n1\"}": "_x90 1x30",
+              "holdfast_run_generation{run=\"other\",instance=\"n2\"}": "1x120"}
+    for node in ("n0", "n2"):
+        made = f'{{instance="{node}",component="%s",version="%s"}}'
+        series |= {
+            "holdfast_software_info" + made % ("nccl", "2.18"): "1x90 stale",
+            "holdfast_software_info" + made % ("nccl", "2.21"): "_x91 1x30",
+            "holdfast_firmware_info" + made % ("nvme A", "1"): "1x120",
+            "holdfast_firmware_info" + made % ("nvme A", "2"): "1x120",
+            f'holdfast_host_info{{instance="{node}",kernel="6.1"}}': "1x100 stale",
+            f'holdfast_host_info{{instance="{node}",kernel="6.8"}}': "_x101 1x20",
+            f'holdfast_build_info{{instance="{node}",version="1",python="3.11"}}': "1x120"}
+    series['holdfast_software_info{instance="n1",component="nccl",version="2.21"}'] = "_x90 1x30"
+    expr = boards.CHANGED + boards._OF_RUN
+    for name, value in VALUES.items():
+        expr = expr.replace(name, value)
+    file = tmp_path / "test.yml"
+    found = [("nccl", "2.21", 91), ("kernel", "6.8", 101)]
+    file.write_text(json.dumps({"evaluation_interval": "1m", "tests": [{
+        "interval": "1m",
+        "input_series": [{"series": one, "values": values} for one, values in series.items()],
+        "promql_expr_test": [{"expr": expr, "eval_time": "2h", "exp_samples": [
+            {"labels": f'{{instance="n0",component="{component}",version="{version}"}}',
+             "value": 60_000 * minute} for component, version, minute in found]}]}]}))
+    done = subprocess.run([promtool(), "test", "rules", str(file)], capture_output=True, text=True,
+                          timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_every_family_that_a_panel_asks_for_is_served() -> None:

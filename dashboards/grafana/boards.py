@@ -98,6 +98,24 @@ FLEET = Board("fleet", "Holdfast: fleet", "Which nodes and runs are sick, why, s
           "short", ((_LOST_MONEY, "{{currency}}"),), "timeseries", quiet="no price"),
 ))
 _OF_RUN = f" and on (instance) holdfast_run_generation{{{RUN}}}"
+
+
+def _made_of(before: str = "") -> str:
+    """Versions of what a node is made of, by component; `before`: an offset."""
+    parts = (f"{name}{before}" for name in ("holdfast_software_info", "holdfast_firmware_info"))
+    others = (
+        f'label_replace(label_replace({name}{before}, "version", "$1", "{label}", "(.*)"), '
+        f'"component", "{component}", "", "")'
+        for name, label, component in (("holdfast_host_info", "kernel", "kernel"),
+                                       ("holdfast_build_info", "version", "holdfast")))
+    return f'group by (instance, component, version) ({" or ".join((*parts, *others))})'
+
+
+# A version that was not there when the time shown began, of a part that was; 1000 * since when.
+_SEEN = f"timestamp({_made_of()})"
+_BEFORE = _made_of(" offset $__range")
+CHANGED = (f"1000 * (min_over_time({_SEEN}[$__range:1m]) or {_SEEN}) and {_made_of()} "
+           f"unless {_BEFORE} and on (instance, component) {_BEFORE}")
 ONE_RUN = Board("run", "Holdfast: run", "Is it training, and where does its time go.", (
     Panel("Steps in two minutes", "0: it does not train.", "none", (
         (f"max(max_over_time(holdfast_train_step{{{RUN}}}[2m]) "
@@ -128,6 +146,10 @@ ONE_RUN = Board("run", "Holdfast: run", "Is it training, and where does its time
         (ledger(_OF_RUN), "{{category}}"),), stacked=True, colours=COLOURS),
     Panel("Stragglers", "A row a rank: how long its progress has stood still.", "s", (
         (f"max by (rank) (holdfast_rank_still_seconds{{{RUN}}})", "{{rank}}"),), "heatmap"),
+    Panel("What changed", "Drivers, libraries, firmware, kernel and agent of this run's nodes that "
+          "are newer than the begin of the time shown. `holdfast drift` compares nodes.",
+          "dateTimeFromNow", ((CHANGED + _OF_RUN, ""),), "table", 24, links=(_TO_NODE,),
+          quiet="nothing; holdfast drift says how the nodes differ"),
 ), (("run", "label_values(holdfast_run_generation, run)"),), (
     ("Restarts", began(f"holdfast_restarts_total{{{RUN}}}"), "restart: {{fault}}"),
     ("Incidents", began("holdfast_incidents_total") + _OF_RUN, "{{fault}} on {{instance}}"),

@@ -1,10 +1,13 @@
 """Every panel's query against a real Prometheus that scrapes a real agent with faults in it: a
-trainer of which one rank was killed and one stopped, GPUs (NVML's stand-in) of which one is lost,
-InfiniBand (a tree of /sys).  No query is empty but those that are listed."""
+trainer after an attempt that ended, of which one rank was killed, one stopped and then both
+killed, GPUs (NVML's stand-in) of which one is lost, InfiniBand (a tree of /sys), a kernel's log (a
+file).  No query is empty but those that are listed."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 import urllib.parse
 from collections.abc import Iterator
@@ -22,11 +25,9 @@ SMALL = ("model_options.width=32", "model_options.layers=1", "model_options.head
          "data_options.vocabulary=512", "checkpoint.every=10", "batch=2", "micro_batches=2")
 # Panel -> why it has nothing here.
 EMPTY: dict[str, str] = {
-    "ETTR of attempts": "the attempt goes on",
-    "Kernel events": "the kernel says nothing here; tests/e2e/test_kernel_log.py has it speak",
-    "Lost steps": "the survivor holds the state: no step is lost",
-    "Attempts that ended": "the attempt goes on",
+    "What changed": "versions are read every ten minutes; tests/test_dashboards.py changes some",
 }
+KERNEL = "6,900,1000000,-;pcieport 0000:00:1b.2: AER: Correctable error received from 0000:03:04.0"
 
 
 @pytest.fixture
@@ -41,7 +42,9 @@ def node(runs: Runs, tmp_path: Path) -> Iterator[dict[str, str]]:
     config.write_text(
         '[agent]\nfast_s = 1.0\nslow_s = 2.0\n[inject]\nenabled = true\n'
         '[cost]\nnode_hour = 98.32\n'
-        f'[collectors]\nnvml = "{library}"\nsys = "{tree.roots.sys}"\n')
+        f'[collectors]\nnvml = "{library}"\nsys = "{tree.roots.sys}"\n'
+        f'kmsg = "{runs.home}/kmsg"\n')
+    (runs.home / "kmsg").write_text(KERNEL + "\n")
     state = runs.home / "gpus.txt"
     state.write_text((ROOT / "tests/nvml/states/healthy.txt").read_text())
     yield {"HOLDFAST_CONFIG": str(config), "HOLDFAST_FAKE_NVML": str(state)}
@@ -76,9 +79,14 @@ def panels() -> dict[str, tuple[str, bool]]:
 def test_every_panel_shows_something_of_an_agent_with_faults(
     runs: Runs, node: dict[str, str], tmp_path: Path
 ) -> None:
+    # An attempt that is over: the next one's agent goes on with its journal.
+    before = runs.start("train", "--nproc-per-node", "2", "steps=20",
+                        f"work_dir={runs.home}/before", *SMALL, **node)
+    assert before.wait(240) == 0, before.output
     run = runs.start(
         "train", "--nproc-per-node", "2", "--deadline", "+1h", "--flops-per-step", "1e9",
-        "--peak-flops", "1e12", "steps=1000000", f"work_dir={runs.home}/work", *SMALL, **node)
+        "--peak-flops", "1e12", "--max-restarts", "9", "steps=1000000",
+        f"work_dir={runs.home}/work", "snapshot.enabled=false", *SMALL, **node)
     run.at_step(5, limit_s=240)
     address = (runs.home / "rt/t/address").read_text().strip().removeprefix("http://")
     begin_s = time.time()
@@ -105,10 +113,22 @@ def test_every_panel_shows_something_of_an_agent_with_faults(
 
 
 def broken(run: Run) -> None:
-    """A killed rank, then one that is stopped."""
+    """A killed rank, then one that is stopped, then no survivor: it goes on from the disk."""
     run.inject("kill", 1)
     wait_for(lambda: run.status()["generation"] >= 2, 60, "a restart")
     run.at_step(run.status()["step"] + 5)
     run.inject("stop", 0)
     wait_for(lambda: run.status()["generation"] >= 3, 60, "another restart")
+    run.at_step(run.status()["step"] + 5)
+
+    def behind() -> bool:
+        """Whether there is a verified checkpoint, and steps since."""
+        status = run.status()
+        newest = status["checkpoint"]
+        return newest is not None and status["step"] >= newest["step"] + 3
+
+    wait_for(behind, 60, "steps since a verified checkpoint")
+    for rank in run.ranks().values():
+        os.kill(rank["pid"], signal.SIGKILL)
+    wait_for(lambda: run.status()["generation"] >= 4, 60, "a restart from the disk")
     run.at_step(run.status()["step"] + 5)
