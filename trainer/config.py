@@ -56,6 +56,7 @@ STRATEGY = Limit(f'one of {", ".join(STRATEGIES)}, or "module:Class"',
 ROWS = Limit("1 to 1000000", lambda value: 1 <= value <= 1_000_000)
 STAGES = Limit("1 to 64", lambda value: 1 <= value <= 64)
 SCHEDULE = Limit("interleaved or simple", lambda value: value in ("interleaved", "simple"))
+REPARTITION = Limit("slow or never", lambda value: value in ("slow", "never"))
 GOAL = Limit("speed or memory", lambda value: value in ("speed", "memory"))
 DEVICES = ("auto", "cpu", "cuda", "accelerator", "xla")
 DEVICE = Limit(f"one of {', '.join(DEVICES)}", lambda value: value in DEVICES)
@@ -139,6 +140,8 @@ class PipelineOptions(Options):
     optimize: str = setting("speed", "what the cut makes even: speed or memory", GOAL)
     group: int = setting(
         1, "ranks that share one copy of a stage, each with its rows of it; at least 1", FROM_1)
+    repartition: str = setting(
+        "slow", "slow: cut anew when a rank has become slow, or fast again; or never", REPARTITION)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -77,9 +77,10 @@ class Group:
 
     def join(
         self, assignment: Any, elastic: Any, lay_out: Callable[[Sequence[Member]], Layout],
+        said: str = "",
     ) -> None:
-        """Connects with every other rank; `lay_out(members)` says who does what
-        (engines/strategy.py)."""
+        """Connects with every other rank; `lay_out(members)` says who does what, knowing what each
+        of them has `said` (engines/strategy.py)."""
         device = self.device
         # From here on: a peer may be lost while we wait for its address in the store.
         elastic.register_group(None, self.cut)
@@ -115,7 +116,7 @@ class Group:
         self._hooks = before, sys.excepthook
         group: Any = dist.group.WORLD
         self.process_group = group
-        self.layout = lay_out(self._members(assignment.node))
+        self.layout = lay_out(self._members(assignment.node, said))
         self.shard = self.layout.places[self.rank].shard
         self.copies = self.layout.holders(self.shard)  # ranks that hold what this one holds
         for name, groups in self.layout.groups.items():
@@ -132,9 +133,10 @@ class Group:
                  if self.parts[name] is not group]
         elastic.register_group(self.process_group, self.cut, alike)
 
-    def _members(self, node: str) -> list[Member]:
+    def _members(self, node: str, said: str) -> list[Member]:
         """Every rank, by what it says of itself."""
-        self.store.set(f"member/{self.rank}", json.dumps((node, devices.total_memory(self.device))))
+        self.store.set(f"member/{self.rank}",
+                       json.dumps((node, devices.total_memory(self.device), said)))
         found = self.store.multi_get([f"member/{rank}" for rank in range(self.world)])
         members = [Member(*json.loads(one)) for one in found]
         if self.device.type != "cpu":
@@ -167,6 +169,11 @@ class Group:
             return True
         return False
 
+    def asked(self) -> int:
+        """A number for keys in the store: the same on all ranks, which ask equally often."""
+        self._asked += 1
+        return self._asked
+
     def broadcast(self, tensor: Tensor, source: int = 0) -> None:
         dist.broadcast(tensor, source)
 
@@ -193,13 +200,13 @@ class Group:
     def weights_digest(self, state: Any) -> str:
         """Of the whole model, as format.weights_digest; all ranks call it, rank 0 is answered.
         Tensor by tensor, so that rank 0 never holds more than the largest one."""
-        self._asked += 1
+        number = self.asked()
         state.fetch()
         held = [(e.name, e.begin, e.nbytes, e.offset) for e in state.entries
                 if e.name.startswith(files.WEIGHTS) and e.nbytes]
-        self.store.set(f"weights/{self._asked}/{self.rank}", json.dumps(held))
+        self.store.set(f"weights/{number}/{self.rank}", json.dumps(held))
         sources = [self.layout.holders(shard)[0] for shard in range(self.layout.shards)]
-        found = self.store.multi_get([f"weights/{self._asked}/{rank}" for rank in sources])
+        found = self.store.multi_get([f"weights/{number}/{rank}" for rank in sources])
         pieces = sorted((name, begin, nbytes, offset, rank) for rank, one in zip(sources, found)
                         for name, begin, nbytes, offset in json.loads(one))
         return files.weights_digest(self._tensors(pieces, state)) if self.rank == 0 else self._send(

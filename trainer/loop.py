@@ -27,9 +27,10 @@ from .checkpoint.write import Checkpoints
 from .config import Config, ConfigError, named_class
 from .data import Sampler, seed_for
 from .devices import open_device
-from .engines.strategy import MicroBatch, Setup, Strategy, build, told
+from .engines.strategy import MicroBatch, Movable, Setup, Strategy, build, told
 from .evaluate import Evaluated, evaluate
 from .group import BadCheckpoint, Group, RestoreFailed, is_broken_group
+from .move import go_over
 from .quality import kept
 from .state import State
 
@@ -157,6 +158,7 @@ class Generation:
             self.after_step()
             self.step_times_s = [*self.step_times_s[1 - STEP_TIMES :], time.monotonic() - begin]
             self.tell(tokens / self.step_times_s[-1])
+            self.go_over_if_slow()
             self.park_if_asked()
             if 0 < elastic.stop_after() <= held.step:
                 break
@@ -168,7 +170,8 @@ class Generation:
         self.assignment = assignment
         with told(job.config.strategy):
             self.group = group = Group(assignment, job.device, elastic)
-            group.join(assignment, elastic, strategy.lay_out)
+            said = strategy.said() if isinstance(strategy, Movable) else ""
+            group.join(assignment, elastic, strategy.lay_out, said)
             layout = group.layout
             self.state = state = strategy.hold(layout, group.rank)
             began = restore(assignment, group, state, self.held, elastic, self.begin,
@@ -278,6 +281,33 @@ class Generation:
             if found and self.group is not None and self.group.rank == 0:
                 words = ", ".join(f"{key} {value:.4f}" for key, value in found.items())
                 elastic.report("", f"held out at step {step}: {words}")
+
+    def go_over_if_slow(self) -> None:
+        """Goes on under another layout where the strategy asks for one; no step is done twice."""
+        strategy, group, config = self.strategy, self.group, self.job.config
+        if not isinstance(strategy, Movable) or group is None:
+            return
+        asked = strategy.proposed(config.steps - self.held.step)
+        if asked is None:
+            return
+        said = f"step {self.held.step}: {asked.words}"
+        if asked.layout is not None:
+            before = group.layout
+            found = go_over(group, strategy, self.state, asked.layout, self.elastic)
+            if found.state is None:
+                strategy.hold(before, group.rank)
+                said += f": left as it is, {found.why}"
+            else:
+                group.layout, self.state = asked.layout, found.state
+                self.checkpoints.hold(group, self.state)
+                self.snapshots = Snapshots(
+                    config.snapshot, self.state, group, self.held, self.elastic)
+                self.job.manifest.strategy = {"name": config.strategy, **group.layout.about}
+                said += (f"; {found.sent_bytes / 1e6:.1f} MB sent, every byte proven, in "
+                         f"{found.seconds:.2f} s")
+            strategy.moved(group.layout, found.seconds)
+        if group.rank == 0:
+            self.elastic.report("", said)
 
     def park_if_asked(self) -> None:
         """Leaves behind the step that all ranks were told, with a proven checkpoint where one is

@@ -82,6 +82,7 @@ class State:
             self.entries.append(Entry(name, kind, shape, offset, nbytes, begin))
             offset += align(room)
         self._places = {entry.name: entry for entry in self.entries}
+        self.empty = True  # until what it holds is proven
         # Zeros, padding included: equal states must have equal digests.
         self.data = torch.zeros(offset, dtype=torch.uint8, device=device)
         self.views = {entry.name: self.room(entry, entry.nbytes).view(self.shapes[entry.name])
@@ -94,6 +95,10 @@ class State:
         self.buffers = list[Tensor]()  # of the model, which the loop keeps equal
         # Brings into `data` what a strategy keeps elsewhere in a generation; before every reading.
         self.fetch: Callable[[], None] = lambda: None
+
+    def place(self, name: str) -> Entry:
+        """Where a tensor that is held lies."""
+        return self._places[name]
 
     def room(self, entry: Entry, nbytes: int) -> Tensor:
         """The first `nbytes` of an entry's place, flat, in its own type."""

@@ -51,8 +51,11 @@ def restore(
     kind, step, path = assignment.resume_kind, assignment.resume_step, assignment.resume_path
     if kind == "newest":
         kind, step, path = _newest(group, Path(path) if path else None, elastic)
+    if state.empty:
+        held.torn = True  # what this process held was another part
     if kind == "survivor":
         _from_survivor(group, state, held, step, finish)
+        state.empty = False
         return {"from": kind, "step": held.step}
     # The cadence is chosen anew by all ranks together: one that is new knows none.
     held.torn, held.ready, held.snapshot_every = True, False, 0
@@ -69,7 +72,7 @@ def restore(
         raise RestoreFailed(f"resume_kind {kind!r} is not known to this trainer")
     if _differs(group, state.digest(), group.copies[0], "state"):
         raise RestoreFailed("ranks hold different bytes after the restore: same code and torch?")
-    held.step, held.torn = step, False
+    held.step, held.torn, state.empty = step, False, False
     held.shard, held.shards = group.shard, group.layout.shards
     return began
 

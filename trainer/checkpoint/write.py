@@ -60,13 +60,18 @@ class Checkpoints:
 
     def join(self, assignment: Any, group: Group, state: State) -> None:
         """A new generation: where this rank's share lies in it."""
-        self._place, self._over, self._state = assignment, threading.Event(), state
-        number, of = group.copies.index(group.rank), len(group.copies)
-        self._entries, self._begin, self._end = state.share(number, of)
+        self._place, self._over = assignment, threading.Event()
+        self.hold(group, state)
         if group.rank == 0 and self.options.every:
             # A rank 0 before this one may have ended with some of them unread.
             for found in reversed(files.listing(self.root)[: self.options.keep]):
                 self.read_back.ask(found.path)
+
+    def hold(self, group: Group, state: State) -> None:
+        """What is saved from now on."""
+        number, of = group.copies.index(group.rank), len(group.copies)
+        self._state = state
+        self._entries, self._begin, self._end = state.share(number, of)
 
     def generation_over(self) -> None:
         """Shards of lost ranks will not come any more."""

@@ -9,11 +9,13 @@ of steps, data or generations.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -25,9 +27,10 @@ from .. import optimizer as adamw
 from ..config import ConfigError
 from ..state import Rows, Spec, State, class_of, moments_in, persistent_buffers, rows_of, specs_of
 from . import topology, trace
-from .partition import NoPlan, Plan, Terms, judged, plan
+from .balance import SLOW, Balance, Measured
+from .partition import Costs, NoPlan, Piece, Terms, judged, plan
 from .stage_shards import BUCKET_BYTES, StageShards
-from .strategy import Layout, Member, MicroBatch, Place, Ranks, Setup
+from .strategy import Layout, Member, MicroBatch, Move, Place, Proposal, Ranks, Setup
 
 LINK_BYTES_S = 1e9  # between two stages, beside what engines/trace.py takes a device for
 INSIDE = "model"  # the user's model within what is traced: names begin as in State
@@ -47,8 +50,19 @@ class Inputs(nn.Module):
         return loss.reshape(1)
 
 
+class Holding(NamedTuple):
+    """What this process has of the state, as the model was cut once."""
+
+    held: tuple[int, int]  # shard, shards
+    state: State
+    parameters: dict[str, nn.Parameter]  # of its stage
+    rows: dict[str, nn.Parameter]  # what it steps: the parameters, or its part of them
+    optimizer: torch.optim.Optimizer
+    shards: StageShards | None
+
+
 class Pipeline:
-    """As engines/strategy.py's Strategy.
+    """As engines/strategy.py's Strategy and Movable.
 
     `rows` are what this rank keeps and steps: its stage's parameters, or its part of them.
     """
@@ -66,27 +80,45 @@ class Pipeline:
         self.specs, self.model_class = specs_of(model), class_of(model)
         self.places = {f"{INSIDE}.{name}": place
                        for place, (name, _) in enumerate(model.named_parameters())}
+        self.pipes: dict[tuple[int, ...], Any] = {}  # torch's, by cuts
         self.pipe: Any = None
-        self.plan: Plan | None = None
+        self.pieces: list[Piece] = []
+        self.home: tuple[int, ...] = ()  # the cuts of the plan
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.stage, self.held = -1, (-1, 0)  # shard, shards
+        self.holdings: dict[tuple[int, tuple[int, ...]], Holding] = {}  # by version and cuts
         self.state: State | None = None
         self.shards: StageShards | None = None
         self.schedules: dict[int, Any] = {}
-        self.total_norm = torch.zeros(())
+        self.group: Any = None
+        self.balance: Balance | None = None
+        self.measured: Measured | None = None
+        self.trace_s, self.computed_s, self.took = 0.0, 0.0, list[float]()
 
     # ------------------------------------------------------------------------------ the cut
 
     def warm_up(self, batch: dict[str, Tensor]) -> None:
         """Traces the model and cuts it.  Raises ConfigError for a model that cannot be."""
-        model = self.setup.build().to(self.device)
+        self.model = self.setup.build().to(self.device)
         self.shapes = {name: tuple(one.shape) for name, one in batch.items()}
-        _reject_tied(model, self.options.stages)
-        problems: list[ConfigError] = []
+        _reject_tied(self.model, self.options.stages)
+        self.batch = {name: torch.zeros_like(one) for name, one in batch.items()}
+        self._trace(None)
+        self._use(self.home)
+
+    def _use(self, cuts: tuple[int, ...]) -> None:
+        if cuts not in self.pipes:
+            self._trace(cuts)
+        self.pipe = self.pipes[cuts]
+
+    def _trace(self, cuts: tuple[int, ...] | None) -> None:
+        """Makes torch's pipe for these cuts, or for the plan's own.  The parameters are the same
+        objects in each."""
+        problems, began = list[ConfigError](), time.monotonic()
 
         def cut(graph_module: Any) -> Any:
             try:
-                return self._cut(graph_module, model)
+                return self._cut(graph_module, cuts)
             except ConfigError as error:
                 problems.append(error)
                 raise
@@ -94,8 +126,9 @@ class Pipeline:
         try:
             with warnings.catch_warnings():  # torch's own, about itself
                 warnings.simplefilter("ignore")
-                self.pipe = pipeline(Inputs(model, list(batch)), tuple(batch.values()),
-                                     split_policy=cut)
+                pipe = pipeline(Inputs(self.model, list(self.batch)), tuple(self.batch.values()),
+                                split_policy=cut)
+            self.pipes[self.home if cuts is None else cuts] = pipe
         except Exception as error:  # whatever torch meets in a user's model
             if problems:
                 raise problems[0] from None
@@ -103,22 +136,24 @@ class Pipeline:
                 f"strategy = 'pipeline': {self.model_class} cannot be traced: {_root_of(error)}; "
                 "take what depends on values out of its forward, or set strategy = 'ddp'"
             ]) from error
+        self.trace_s = time.monotonic() - began
 
-    def _cut(self, graph_module: Any, model: nn.Module) -> Any:
-        found = trace.read(graph_module, model, INSIDE, self.options.group)
+    def _cut(self, graph_module: Any, cuts: tuple[int, ...] | None) -> Any:
+        found = trace.read(graph_module, self.model, INSIDE, self.options.group)
         self.terms = terms = Terms(
             self.options.stages, max(self.setup.config.micro_batches, 1), self.options.schedule,
             self.options.optimize, LINK_BYTES_S)
-        try:
-            self.plan = plan(found.pieces, terms)
-        except NoPlan as error:
-            raise ConfigError([f"strategy = 'pipeline': {error}"]) from None
+        if cuts is None:
+            try:
+                cuts = self.home = plan(found.pieces, terms).cuts
+            except NoPlan as error:
+                raise ConfigError([f"strategy = 'pipeline': {error}"]) from None
         self.pieces = found.pieces
-        for number in self.plan.cuts:
+        for number in cuts:
             with graph_module.graph.inserting_before(found.begins[number]):
                 graph_module.graph.call_function(torch.ops.pippy._pipe_split.default, (), {})
         trace.seeded(graph_module)
-        trace.relay(graph_module, [found.begins[number] for number in self.plan.cuts])
+        trace.relay(graph_module, [found.begins[number] for number in cuts])
         graph_module.recompile()
         return graph_module
 
@@ -127,6 +162,18 @@ class Pipeline:
     def lay_out(self, members: Sequence[Member]) -> Layout:
         """Ranks side by side are the stages of one pipeline; ranks of one stage are copies, or
         share a copy in groups of near ones."""
+        self.members, told = list(members), [json.loads(one.said) for one in members if one.said]
+        held = [{(version, tuple(cuts)) for version, cuts in one["held"]}
+                for one in told if one["held"]]
+        # The newest cuts that all have who have any: nobody steps under newer ones before all do.
+        version, cuts = max(set.intersection(*held) or set.union(*held)) if held else (0, self.home)
+        self.cost_s = max((one["trace_s"] for one in told), default=0.0)
+        known = [one["measured"] for one in told if one["measured"] and one["held"]]
+        self.measured = Measured(*map(tuple, max(known))) if known else None
+        return self._laid_out(version, cuts)
+
+    def _laid_out(self, version: int, cuts: tuple[int, ...]) -> Layout:
+        members = self.members
         world, stages, size = len(members), self.options.stages, self.options.group
         if world % stages:
             raise ConfigError([
@@ -137,10 +184,9 @@ class Pipeline:
             raise ConfigError([
                 f"pipeline.group = {size} does not divide the {copies} ranks of a stage: set one "
                 f"of {', '.join(map(str, topology.divisors(copies)))}"])
-        assert self.plan is not None
-        # The cut is the model's; how many micro-batches are in flight is this world's.
-        many = max(1, (self.setup.config.micro_batches or copies) // copies)
-        chosen = judged(self.plan.stages, self.terms._replace(micro_batches=many))
+        self._use(cuts)
+        terms = self._terms(copies)
+        chosen = judged(Costs(self.pieces, terms).stages(cuts), terms)
         pipelines = [tuple(range(n * stages, (n + 1) * stages)) for n in range(copies)]
         of_stage = [tuple(range(stage, world, stages)) for stage in range(stages)]
         words = [f"stage {rank % stages + 1} of {stages}, pipeline {rank // stages + 1}"
@@ -150,7 +196,7 @@ class Pipeline:
             places = tuple(Place(rank % stages, rank // stages, words[rank])
                            for rank in range(world))
             return Layout(places, stages, copies, {"pipeline": pipelines, "copies": of_stage},
-                          words=chosen.words(), about=about)
+                          words=chosen.words(), about=about, cuts=cuts, version=version)
         groups, slow_bytes = self._near(of_stage, members)
         shards, more = dict[int, int](), dict[int, str]()
         for number, ranks in enumerate(groups):
@@ -169,7 +215,12 @@ class Pipeline:
             words=f"{chosen.words()}; each stage in {copies // size} group(s) of {size} of its "
                   f"{copies} ranks (pipeline.group); {slow_bytes / 1e6:.1f} MB a rank over slow "
                   "links a step beside what stages send on",
-            about={**about, "group": size})
+            about={**about, "group": size}, cuts=cuts, version=version)
+
+    def _terms(self, copies: int) -> Terms:
+        """The cut is the model's; how many micro-batches are in flight is this world's."""
+        many = max(1, (self.setup.config.micro_batches or copies) // copies)
+        return self.terms._replace(micro_batches=many)
 
     def _near(
         self, of_stage: Sequence[Ranks], members: Sequence[Member]
@@ -188,33 +239,35 @@ class Pipeline:
         return groups, most
 
     def hold(self, layout: Layout, rank: int) -> State:
-        shard, size = layout.places[rank].shard, self.options.group
-        if self.state is not None and self.held == (shard, layout.shards):
-            return self.state
-        self.held, self.stage = (shard, layout.shards), shard // size
-        module = self.pipe.get_stage_module(self.stage)
-        self.parameters = dict(module.named_parameters())
-        names = [name for parameter in self.parameters for name in (
-            parameter, *(f"adamw.{kind}.{parameter.removeprefix(f'{INSIDE}.')}"
-                         for kind in ("step", "exp_avg", "exp_avg_sq")))]
+        shard, key = layout.places[rank].shard, (layout.version, layout.cuts)
+        self._use(layout.cuts)
+        found = self.holdings.get(key)
+        if found is None or found.held != (shard, layout.shards):
+            found = self.holdings[key] = self._new(shard, layout.shards)
+        self.layout, self.stage = layout, shard // self.options.group
+        self.held, self.state, self.parameters, self.rows, self.optimizer, self.shards = found
+        if self.shards is None:
+            for name, parameter in self.parameters.items():
+                parameter.data = self.state.views[name]
+        return self.state
+
+    def _new(self, shard: int, count: int) -> Holding:
+        """A part of zeros."""
+        size = self.options.group
+        parameters = dict(self.pipe.get_stage_module(shard // size).named_parameters())
+        names = [name for parameter in parameters for name in _tensors(parameter)]
 
         def cut(name: str, spec: Spec) -> Rows | None:
             return rows_of(spec.shape, shard % size, size) if size > 1 else None
 
-        self.state = State(self.specs, self.device, self.model_class, cut, names)
-        if size > 1:
-            self.shards = StageShards(
-                self.state, self.parameters, shard % size, size, self.bucket_bytes)
-            self.rows = self.shards.rows
-        else:
-            self.rows = self.parameters
-            for name, parameter in self.parameters.items():
-                parameter.data = self.state.views[name]
-        self.optimizer = adamw.build(list(self.rows.values()), self.optimizer_options)
-        for name, rows in self.rows.items():
-            self.optimizer.state[rows] = moments_in(
-                self.state, name.removeprefix(f"{INSIDE}."))
-        return self.state
+        state = State(self.specs, self.device, self.model_class, cut, names)
+        shards = StageShards(
+            state, parameters, shard % size, size, self.bucket_bytes) if size > 1 else None
+        rows = parameters if shards is None else shards.rows
+        optimizer = adamw.build(list(rows.values()), self.optimizer_options)
+        for name, one in rows.items():
+            optimizer.state[one] = moments_in(state, name.removeprefix(f"{INSIDE}."))
+        return Holding((shard, count), state, parameters, rows, optimizer, shards)
 
     def initialise(self) -> None:
         assert self.state is not None
@@ -230,6 +283,8 @@ class Pipeline:
     # ------------------------------------------------------------------------------ a step
 
     def wrap(self, group: Any, _check: Callable[..., None]) -> None:
+        if group is not self.group:
+            self._watch(group)
         self.group = group
         self.schedules = {}
         self.step: list[MicroBatch] = []
@@ -247,7 +302,9 @@ class Pipeline:
             def computed(function: Callable[..., Any], *given: Any, **named: Any) -> Any:
                 """Between these a stage waits for others: what tells one that hangs from them."""
                 self.group.phase("forward_backward")  # raises when the generation is over
+                began = time.perf_counter()
                 made = function(*given, **named)
+                self.computed_s += time.perf_counter() - began
                 self.group.phase("collective")
                 return made
 
@@ -269,6 +326,7 @@ class Pipeline:
     ) -> float:
         many = len(micro_batches)
         self.step, self.look, self.total = list(micro_batches), look, 0.0
+        self.computed_s = 0.0
         schedule, last = self._schedule(many), self.options.stages - 1
         inputs = self._inputs(micro_batches) if self.stage == 0 else ()
         targets = torch.arange(many).reshape(many, 1) if self.stage == last else None
@@ -313,7 +371,9 @@ class Pipeline:
         if self.group.rank == self.group.copies[0]:
             gradients = self.shards.counted() if self.shards is not None else {
                 name: p.grad for name, p in self.rows.items() if p.grad is not None}
-        table = torch.zeros(len(self.places) * size, dtype=torch.float64)
+        tensors = len(self.places) * size
+        table = torch.zeros(tensors + self.group.world, dtype=torch.float64)
+        table[tensors + self.group.rank] = self.computed_s / len(self.step)
         if gradients:
             norms = torch._foreach_norm(list(gradients.values()))
             places = [self.places[name] * size + self.held[0] % size for name in gradients]
@@ -321,7 +381,10 @@ class Pipeline:
         table = table.to(self.device)
         # Over all ranks: none goes on before every one has its sums.
         dist.all_reduce(table)
-        return math.sqrt(math.fsum(norm * norm for norm in table.tolist()))
+        told = table.tolist()
+        self.took = told[tensors:]
+        self._forget_others()
+        return math.sqrt(math.fsum(norm * norm for norm in told[:tensors]))
 
     def update(self, rate: float, norm: float) -> None:
         limit = self.optimizer_options.clip_norm or math.inf
@@ -338,6 +401,73 @@ class Pipeline:
     def leave(self) -> None:
         self.schedules = {}
 
+    # ------------------------------------------------------------------------------ cut anew
+
+    def said(self) -> str:
+        held = [key for key, one in self.holdings.items() if not one.state.empty]
+        measured = self.balance.measured if self.balance is not None else None
+        return json.dumps({"held": held, "measured": measured, "trace_s": self.trace_s})
+
+    def _watch(self, group: Any) -> None:
+        """The ranks of a new generation.  Time on an accelerator is not measured."""
+        options, layout = self.options, group.layout
+        self.balance = None
+        if (options.repartition == "never" or options.optimize == "memory" or options.stages == 1
+                or self.device.type != "cpu"):
+            return
+        room = min(one.memory_bytes for one in self.members) or math.inf
+        self.balance = Balance(
+            self.pieces, self._terms(layout.data)._replace(memory_bytes=room),
+            [place.shard // options.group for place in layout.places], layout.cuts, self.home,
+            self.cost_s, self.measured, layout.version)
+
+    def proposed(self, left: int) -> Proposal | None:
+        found = self.balance.after_step(self.took, left) if self.balance is not None else None
+        if found is None:
+            return None
+        if found.speed < SLOW:
+            words = (f"rank {found.rank} ({self.layout.places[found.rank].words}) computes at "
+                     f"{100 * found.speed:.0f} % of the fastest stage's speed")
+        else:
+            words = "no rank is slow any more"
+        if found.cuts == self.layout.cuts:
+            return Proposal(None, f"{words}; no other cut of the model gains enough")
+        layout = self._laid_out(self.layout.version + 1, found.cuts)
+        return Proposal(layout, f"{words}: the pipeline is cut anew, {found.times:.2f} times the "
+                                "throughput expected")
+
+    def moves(self, before: Layout, after: Layout) -> list[Move]:
+        size, found = self.options.group, list[Move]()
+        stages = range(self.options.stages)
+        owner = {name: stage for stage in stages for name in self._names(stage, before.cuts)}
+        for rank, place in enumerate(after.places):
+            stage, part = divmod(place.shard, size)
+            for name in self._names(stage, after.cuts):
+                if owner[name] == stage:
+                    continue
+                holders = before.holders(owner[name] * size + part)
+                # Of its own pipeline where that one has it, so that all of them send at once.
+                near = [one for one in holders if before.places[one].data == place.data]
+                source = near[0] if near else holders[place.data % len(holders)]
+                found += [Move(one, source, rank) for one in _tensors(f"{INSIDE}.{name}")]
+        return found
+
+    def moved(self, layout: Layout, seconds: float) -> None:
+        assert self.balance is not None
+        self.balance.moved(layout.cuts, seconds)
+        self.schedules = {}
+        for key in [key for key in self.holdings if key[0] > layout.version]:
+            del self.holdings[key]  # it was left
+
+    def _forget_others(self) -> None:
+        """What was held under other cuts: every rank has now gone over to these."""
+        here = self.layout.version, self.layout.cuts
+        for key in [key for key in self.holdings if key != here]:
+            old = self.holdings.pop(key)
+            for name in old.parameters.keys() - self.parameters.keys():
+                old.parameters[name].data = torch.empty_like(old.parameters[name].data)
+        self.pipes = {self.layout.cuts: self.pipe}
+
     @contextlib.contextmanager
     def encoder(self) -> Iterator[Callable[..., Tensor] | None]:
         """The whole model on every rank, for as long as it is asked: stages do not embed."""
@@ -346,7 +476,7 @@ class Pipeline:
             yield None
             return
         owner = {f"{INSIDE}.{name}": stage for stage in range(self.options.stages)
-                 for name in self._names(stage)}
+                 for name in self._names(stage, self.layout.cuts)}
         first = self.group.rank - self.stage
         if self.shards is not None:
             self.shards.gather(self.group.parts["shard"])
@@ -363,9 +493,15 @@ class Pipeline:
         with torch.inference_mode():
             yield getattr(model, "embed", None)
 
-    def _names(self, stage: int) -> list[str]:
-        module = self.pipe.get_stage_module(stage)
+    def _names(self, stage: int, cuts: tuple[int, ...]) -> list[str]:
+        module = self.pipes[cuts].get_stage_module(stage)
         return [name.removeprefix(f"{INSIDE}.") for name, _ in module.named_parameters()]
+
+
+def _tensors(parameter: str) -> list[str]:
+    """What the state has of a parameter, by its name in a stage."""
+    name = parameter.removeprefix(f"{INSIDE}.")
+    return [parameter, *(f"adamw.{kind}.{name}" for kind in ("step", "exp_avg", "exp_avg_sq"))]
 
 
 def _reject_tied(model: nn.Module, stages: int) -> None:

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,7 @@ class Member(NamedTuple):
 
     node: str = ""
     memory_bytes: int = 0  # of its device, or its part of its node's
+    said: str = ""  # by its strategy: Movable.said
 
 
 class Place(NamedTuple):
@@ -63,6 +64,8 @@ class Layout(NamedTuple):
     alike: Sequence[str] = ()  # groups in which every rank enters equally many collectives
     words: str = ""  # what was chosen and why, said once at the start
     about: Mapping[str, Any] = {}  # the same for the run's manifest
+    cuts: tuple[int, ...] = ()  # of a pipeline: the first piece of each stage after the first
+    version: int = 0  # how often the model was cut anew
 
     def holders(self, shard: int) -> Ranks:
         """The ranks that hold this shard: copies of one another."""
@@ -139,6 +142,45 @@ class Strategy(Protocol):
 
     def encoder(self) -> AbstractContextManager[Callable[[Tensor], Tensor] | None]:
         """The model's `embed` in evaluation, or None; all ranks call it equally often."""
+        ...
+
+
+class Move(NamedTuple):
+    """A tensor of the state that a rank sends to one that has not held it."""
+
+    name: str
+    source: int
+    target: int
+
+
+class Proposal(NamedTuple):
+    """Another layout to go over to, or None; and a sentence for people that says why."""
+
+    layout: Layout | None
+    words: str
+
+
+@runtime_checkable
+class Movable(Protocol):
+    """What a strategy offers besides that may change who holds what between two steps.
+
+    Places keep their shards' numbers.  `hold` of the layout before gives what was held before,
+    until `norm` has returned under the new one: by then every rank has gone over."""
+
+    def said(self) -> str:
+        """What all ranks are to know of this one when a generation is laid out."""
+        ...
+
+    def proposed(self, left: int) -> Proposal | None:
+        """Behind each step, with `left` to follow: the same on every rank, without asking any."""
+        ...
+
+    def moves(self, before: Layout, after: Layout) -> Sequence[Move]:
+        """All that ranks have to send each other; what a rank holds under both is not in it."""
+        ...
+
+    def moved(self, layout: Layout, seconds: float) -> None:
+        """This one is in force: the new one, or the old one where the new was left."""
         ...
 
 

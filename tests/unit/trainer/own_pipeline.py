@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+
+from holdfast.trainer import move
 from holdfast.trainer.engines.pipeline import Pipeline
 
 
@@ -15,3 +20,69 @@ class SmallBuckets(Pipeline):
         if [len(one.names) for one in self.shards.buckets] != [1] * len(self.parameters):
             raise RuntimeError(f"other buckets: {self.shards.buckets}")
         return state
+
+
+class Told(Pipeline):
+    """Whose second rank says from its 13th step on that it computes five times as long as it would
+    by the cost table: what is made of such numbers does not hang on how busy the machine is."""
+
+    steps = 0
+
+    def norm(self):
+        self.steps += 1
+        edges = [0, *self.layout.cuts, len(self.pieces)]
+        table_s = sum(one.forward_s + one.backward_s
+                      for one in self.pieces[edges[self.stage] : edges[self.stage + 1]])
+        slow = self.group.rank == 1 and self.steps > 12
+        self.computed_s = 1e6 * table_s * len(self.step) * (5.0 if slow else 1.0)
+        return super().norm()
+
+
+class Killed(Told):
+    """One rank dies around the first going over to other cuts: `strategy_options` say which, and
+    before it calls what."""
+
+    def _die(self, at):
+        options = self.setup.config.strategy_options
+        if (options["at"], options["rank"]) == (at, self.group.rank):
+            with contextlib.suppress(FileExistsError):  # once, and not whoever takes its place
+                os.close(os.open(options["once"], os.O_CREAT | os.O_EXCL))
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def hold(self, layout, rank):
+        if self.balance is not None and layout.version == self.layout.version + 1:
+            self._die("hold")
+        return super().hold(layout, rank)
+
+    def moves(self, before, after):
+        self._die("moves")
+        return super().moves(before, after)
+
+    def moved(self, layout, seconds):
+        super().moved(layout, seconds)
+        self._die("moved")
+
+    def norm(self):
+        if self.layout.version:
+            self._die("norm")
+        return super().norm()
+
+    def update(self, rate, norm):
+        if self.layout.version:
+            self._die("update")
+        super().update(rate, norm)
+
+
+class Damaged(Told):
+    """What the first rank sends first is other than it says."""
+
+    def moves(self, before, after):
+        if self.group.rank == 0:
+            right = move._digest
+
+            def wrong(flat):
+                move._digest = right
+                return "xxh3_128:0"
+
+            move._digest = wrong
+        return super().moves(before, after)

@@ -52,12 +52,12 @@ def test_the_plan_is_the_same_everywhere_and_told(tmp_path):
     one.warm_up(batch())
     names = [piece.name for piece in one.pieces]
     assert names[:2] == ["inputs", "first"] and names[-1] == "last" and "blocks.2.0" in names
-    layout = one.lay_out(["a"] * 6)
+    layout = one.lay_out([Member("a")] * 6)
     assert [place.shard for place in layout.places] == [0, 1, 2, 0, 1, 2]
     assert [place.data for place in layout.places] == [0, 0, 0, 1, 1, 1]
     assert layout.groups["copies"] == [(0, 3), (1, 4), (2, 5)]
     assert "pipeline of 3 stages" in layout.words and "expected bubble" in layout.words
-    held = [one._names(stage) for stage in range(3)]
+    held = [one._names(stage, one.home) for stage in range(3)]
     whole = [name for name, _ in named_class("tiny:Chain", "")({}).named_parameters()]
     assert sorted(sum(held, [])) == sorted(whole) and all(held)
     assert len(layout.about["stages"]) == 3
@@ -79,7 +79,7 @@ def test_what_cannot_be_cut_is_a_sentence(more, said):
 def test_stages_that_do_not_divide_the_ranks_are_a_sentence():
     one = strategy()
     with pytest.raises(ConfigError, match="stages = 2 does not divide 3 ranks: set one of 1, 3"):
-        one.lay_out(["a"] * 3)
+        one.lay_out([Member("a")] * 3)
     with pytest.raises(ConfigError, match="pipeline.schedule = 'x': set interleaved or simple"):
         config("/nowhere", "pipeline.schedule=x")
 
