@@ -7,7 +7,9 @@ an error.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
+import datetime
 import difflib
 import importlib
 import json
@@ -19,6 +21,8 @@ try:
     import tomllib
 except ModuleNotFoundError:  # Python 3.10
     import tomli as tomllib  # type: ignore[no-redef,import-not-found]
+
+from holdfast.worker.launcher.spec import moment
 
 from .checkpoint.format import ALGORITHMS
 
@@ -60,7 +64,17 @@ REPARTITION = Limit("slow or never", lambda value: value in ("slow", "never"))
 GOAL = Limit("speed or memory", lambda value: value in ("speed", "memory"))
 DEVICES = ("auto", "cpu", "cuda", "accelerator", "xla")
 DEVICE = Limit(f"one of {', '.join(DEVICES)}", lambda value: value in DEVICES)
+MOMENT = Limit("2026-12-24T18:00+01:00, or +36h (m, h or d)",
+               lambda value: not value or _is_moment(value))
 DIGEST = Limit(f"one of {', '.join(ALGORITHMS)}", lambda value: value in ALGORITHMS)
+
+
+def _is_moment(text: str) -> bool:
+    try:
+        moment(text)
+    except argparse.ArgumentTypeError:
+        return False
+    return True
 
 
 def setting(default: Any, text: str, limit: Limit | None = None) -> Any:
@@ -203,6 +217,8 @@ class Config(Options):
     device: str = setting(
         "auto", "cpu, cuda, accelerator (what torch has), xla; auto = cuda where it is", DEVICE)
     work_dir: str = setting("holdfast-work", "corpus, tokenizer and checkpoints lie here")
+    deadline: str = setting(
+        "", "when it must be done, as `--deadline` of docs/jobs.md; empty: none", MOMENT)
     init_from: str = setting(
         "", "a new run from these weights: a checkpoint, *.safetensors or *.pt; empty: untrained")
     log_every: int = setting(10, "steps between two lines; at least 1", FROM_1)
@@ -310,6 +326,8 @@ def load(path: str | None, overrides: Sequence[str] = ()) -> Config:
     if isinstance(chosen := values.get("strategy"), dict):  # [strategy] name = "..."
         values.update({key: value for key, value in chosen.items() if key != "name"})
         values["strategy"] = chosen.get("name", Config.strategy)
+    if isinstance(when := values.get("deadline"), datetime.date):  # TOML's own, with a time or not
+        values["deadline"] = when.isoformat()
     config = _table(Config, values, "", problems)
     if problems:
         raise ConfigError([f"{path}: {p}" if path else p for p in problems])

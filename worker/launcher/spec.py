@@ -16,7 +16,18 @@ import os
 import re
 import sys
 import time
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    NamedTuple,
+    NoReturn,
+    Optional,
+    Tuple,
+)
 
 from .. import exits
 from ..rank.rank import Program
@@ -27,7 +38,8 @@ IGNORED = ("--logs-specs", "--numa-binding", "--signals-to-handle", "--event-log
            "--duplicate-stdout-filters", "--duplicate-stderr-filters", "--shutdown-timeout")
 STREAMS = re.compile(r"[0-3]|[0-9]{1,4}:[0-3](,[0-9]{1,4}:[0-3])*")  # of --redirects and --tee
 RANKS = re.compile(r"[0-9]{1,4}(,[0-9]{1,4})*")
-DEVICE = re.compile(r"""^[ \t]*device[ \t]*=[ \t]*["'](\w+)["']""", re.MULTILINE)  # of train.toml
+SETTING = r"""^[ \t]*%s[ \t]*=[ \t]*(?:"([^"\n]*)"|'([^'\n]*)'|([^#"'\n]*))"""
+TABLE = re.compile(r"^[ \t]*\[", re.M)
 CONFIG_BYTES_MAX = 1 << 20
 RUN_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 NNODES = re.compile(r"([0-9]{1,5})(?::([0-9]{1,5}))?")
@@ -156,7 +168,7 @@ def number(kind: Callable[[str], float], least: float, most: float) -> Callable[
     return convert
 
 
-def fail(message: str) -> None:
+def fail(message: str) -> NoReturn:
     print("holdfast: %s" % message, file=sys.stderr)
     raise SystemExit(exits.CONFIGURATION)
 
@@ -314,11 +326,38 @@ def for_the_books(parser: argparse.ArgumentParser) -> None:
          help="what all its devices can do a second: with --flops-per-step MFU is shown")
 
 
+def trainer_setting(options: argparse.Namespace, program: Program, name: str) -> str:
+    """A key of the trainer's own settings, "" where it is not set: key=value over the file.  Python
+    3.9 cannot read TOML, so that one line is looked for, ahead of the first table; what is wrong
+    with the file the trainer says."""
+    if not program.trainer:
+        return ""
+    named = [word.partition("=")[2] for word in program.argv if word.startswith(name + "=")]
+    if named:
+        return named[-1].strip("\"'")
+    if not options.config:
+        return ""
+    try:
+        with open(options.config, encoding="utf-8") as file:
+            text = file.read(CONFIG_BYTES_MAX)
+    except (OSError, UnicodeDecodeError):
+        return ""
+    found = re.search(SETTING % name, TABLE.split(text, maxsplit=1)[0], re.M)
+    return next((one.strip() for one in found.groups() if one), "") if found else ""
+
+
 def goal_of(
-    options: argparse.Namespace, environ: Mapping[str, str], now_s: float
+    options: argparse.Namespace, program: Program, environ: Mapping[str, str], now_s: float
 ) -> Dict[str, Any]:
     """As the launcher's hello says it.  A queue's time that is no number, or lies ahead, is not
     believed."""
+    deadline = options.deadline
+    if deadline is None:
+        text = trainer_setting(options, program, "deadline")
+        try:
+            deadline = moment(text) if text else None
+        except argparse.ArgumentTypeError as error:
+            fail("deadline = %s" % error)
     team = options.team or next((environ[name] for name in TEAM_FROM if environ.get(name)), "")
     try:
         queued_s = float(environ.get(QUEUED_FROM, "0"))
@@ -326,7 +365,7 @@ def goal_of(
         queued_s = 0.0
     return {
         "team": team[:TEAM_MAX], "queued_wall_s": queued_s if 0.0 < queued_s <= now_s else 0.0,
-        "deadline_wall_s": options.deadline(now_s) if options.deadline else 0.0,
+        "deadline_wall_s": deadline(now_s) if deadline else 0.0,
         "total_steps": int(min(options.total_steps, 1e15)),
         "samples_per_step": options.samples_per_step, "tokens_per_step": options.tokens_per_step,
         "flops_per_step": options.flops_per_step, "peak_flops": options.peak_flops,
@@ -419,7 +458,7 @@ def parse(command: str, argv: List[str], environ: Dict[str, str]) -> Spec:
         ignored_checks=options.ignore_check or [], ignore_reason=options.reason,
         wants_checks=options.check, nnodes=nnodes, nnodes_min=nnodes_min,
         node_rank=options.node_rank, local_addr=options.local_addr, rendezvous=rendezvous,
-        goal=goal_of(options, environ, time.time()), unit=options.unit,
+        goal=goal_of(options, program, environ, time.time()), unit=options.unit,
         mixed=options.allow_mixed, gang_limit_s=options.gang_limit,
     )
 
@@ -429,17 +468,7 @@ def start_method(options: argparse.Namespace, program: Program) -> str:
     through a fork.  Which device that is stands in an override, else in the file of settings."""
     if options.start_method == "spawn":
         return "spawn"
-    device = ""
-    if program.trainer and options.config:
-        try:
-            with open(options.config, encoding="utf-8") as file:
-                found = DEVICE.search(file.read(CONFIG_BYTES_MAX))
-        except (OSError, UnicodeDecodeError):
-            found = None  # the trainer says what is wrong with it
-        device = found.group(1) if found else ""
-    if program.trainer:
-        named = [word.partition("=")[2] for word in program.argv if word.startswith("device=")]
-        device = named[-1].strip("\"'") if named else device
+    device = trainer_setting(options, program, "device")
     return "spawn" if device == "xla" else "fork"
 
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from holdfast.trainer.config import ConfigError, load
 from holdfast.worker.launcher import spec
 
 
@@ -257,6 +260,37 @@ def test_every_flag_of_the_installed_torchrun_is_known():
     assert flags <= set(spec.build("run")._option_string_actions)
     judged = {flag for one in actions for flag in one.option_strings if flag in TORCHRUN}
     assert len(judged) == len(actions) - 1, "all but --help stand in TORCHRUN"
+
+
+def test_the_trainers_settings_may_have_the_deadline(tmp_path, capsys):
+    """train.toml has it as text or as a moment of TOML's own; key=value is above it, and the flag
+    above both."""
+    file = tmp_path / "train.toml"
+    config = ("--config", str(file))
+
+    def deadline(*argv: str, text: str = 'deadline = "2026-12-24T18:00+01:00"') -> float:
+        file.write_text(text)
+        found = parse(*argv, command="train").goal["deadline_wall_s"]
+        trainers = load(str(file) if "--config" in argv else None,
+                        [one for one in argv if one.startswith("deadline=")]).deadline
+        assert not trainers or spec.moment(trainers)(0.0) > 0, "the trainer takes it as well"
+        return found
+
+    assert deadline(*config) == 1798131600.0
+    assert deadline(*config, text="deadline = 2026-12-24T18:00:00+01:00") == 1798131600.0
+    assert deadline(*config, text="steps = 5") == 0.0 == deadline()
+    above = "deadline=2026-12-25T18:00:00+01:00"
+    assert deadline(*config, above) == deadline(above) == 1798131600.0 + 86400
+    flag = ("--deadline", "2026-12-26T18:00+01:00")
+    assert deadline(*config, *flag, above) == 1798131600.0 + 2 * 86400
+    before_s = time.time()
+    assert before_s + 5400 <= deadline("deadline=+1.5h") <= time.time() + 5400
+    with pytest.raises(SystemExit) as ended:
+        parse("deadline=soon", command="train")
+    assert ended.value.code == 78 and "deadline = 'soon': give 2026" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="deadline = 'soon': set 2026"):
+        load(None, ["deadline=soon"])
+    assert parse(str(file), "deadline=+1h").goal["deadline_wall_s"] == 0.0, "a script's own word"
 
 
 def test_what_a_run_says_for_the_books(script):
