@@ -50,6 +50,8 @@ UNITS = {"s": (("d", 86400), ("h", 3600), ("min", 60), ("s", 1), ("ms", 1e-3), (
          "Bps": (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3), ("B/s", 1)),
          "short": (("G", 1e9), ("M", 1e6), ("K", 1e3), ("", 1))}
 
+STEPS = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 15)  # of an axis, times a power of ten
+
 
 def shown(value: float, unit: str) -> str:
     if unit == "percentunit":
@@ -57,7 +59,9 @@ def shown(value: float, unit: str) -> str:
     if unit == "dateTimeFromNow":
         return f"{max(0.0, time.time() - value / 1000):.0f} s ago"
     if unit in UNITS:
-        name, size = next((one for one in UNITS[unit] if abs(value) >= one[1]), UNITS[unit][-1])
+        at_zero = next(one for one in UNITS[unit] if one[1] == 1)
+        name, size = next((one for one in UNITS[unit] if abs(value) >= one[1]),
+                          UNITS[unit][-1] if value else at_zero)
         return f"{value / size:.3g} {name}".strip()
     return f"{value:.4g} {dict(watt='W', celsius='°C').get(unit, '')}".strip()
 
@@ -148,14 +152,21 @@ class Board:
             base |= dict(points)
             line = " ".join(f"{self._x(at, width):.1f},{height - height * v / top:.1f}"
                             for at, v in points)
+            pieces: list[list[tuple[float, float]]] = []
+            for point in points:  # a gap is drawn as a gap
+                if not pieces or point[0] - pieces[-1][-1][0] > 1.5:
+                    pieces.append([])
+                pieces[-1].append(point)
             if stacked:
                 back = " ".join(f"{self._x(at, width):.1f},{height - height * v / top:.1f}"
                                 for at, v in reversed(low))
                 parts.append(f'<polygon points="{line} {back}" fill="{colour}" '
                              'fill-opacity=".75"/>')
-            else:
+            for piece in [] if stacked else pieces:
+                line = " ".join(f"{self._x(at, width):.1f},{height - height * v / top:.1f}"
+                                for at, v in (piece * 2 if len(piece) == 1 else piece))
                 parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" '
-                             'stroke-width="1.4"/>')
+                             'stroke-width="1.4" stroke-linecap="round"/>')
             legend_parts.append(f'<i style="background:{colour}"></i>{html.escape(name)}')
         grid = "".join(
             f'<line x1="44" x2="{width}" y1="{height * k / 4:.0f}" y2="{height * k / 4:.0f}" '
@@ -205,7 +216,7 @@ def axis_top(most: float, unit: str) -> float:
         return 1.0
     size = next((size for _, size in UNITS.get(unit, ()) if most >= size), 1.0)
     power = 10.0 ** math.floor(math.log10(most / size / 4))
-    step = next(one for one in (1, 2, 2.5, 5, 10, 20) if 4 * one * power * size >= most * 0.9999)
+    step = next(one for one in STEPS if 4 * one * power * size >= most * 0.9999)
     return 4 * step * power * size
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 from pages import promtool
+from pictures import axis_top, named, shown
 
 from holdfast.agent.metrics import families
 from holdfast.agent.metrics.names import known
@@ -108,6 +109,24 @@ def test_what_changed_is_what_was_replaced_and_not_what_is_new(tmp_path: Path) -
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_a_counter_that_was_away_for_a_scrape_does_not_begin_anew(tmp_path: Path) -> None:
+    series = {'holdfast_restarts_total{run="m5",fault="f",instance="n0"}':
+              "_x30 1x30 stale 1x30 2x30"}
+    expr = boards.began("holdfast_restarts_total").replace("$__rate_interval", "2m")
+    file = tmp_path / "test.yml"
+    file.write_text(json.dumps({"evaluation_interval": "1m", "tests": [{
+        "interval": "1m",
+        "input_series": [{"series": one, "values": values} for one, values in series.items()],
+        "promql_expr_test": [
+            {"expr": f"count({expr}) or vector(0)", "eval_time": f"{minute}m",
+             "exp_samples": [{"labels": "{}", "value": begins}]}
+            # Before, its first value, a standstill, back again, a second restart.
+            for minute, begins in ((29, 0), (31, 1), (45, 0), (63, 0), (64, 0), (94, 1))]}]}))
+    done = subprocess.run([promtool(), "test", "rules", str(file)], capture_output=True, text=True,
+                          timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_every_family_that_a_panel_asks_for_is_served() -> None:
     names = {re.sub(r"_(sum|count)$", "", one)
              for query in queries() for one in re.findall(r"holdfast_[a-z0-9_]+", query)}
@@ -153,3 +172,23 @@ def test_the_provisioning_files_name_the_folder_and_the_data_source() -> None:
     assert source["type"] == panels.SOURCE["type"]
     scraped = yaml.safe_load(files.text("prometheus.yml"))["global"]["scrape_interval"]
     assert source["jsonData"]["timeInterval"] == scraped, "$__rate_interval is made of it"
+
+
+@pytest.mark.parametrize(("most", "unit", "ticks"), [
+    (0.0, "Bps", "0 B/s 0.25 B/s 0.5 B/s 0.75 B/s 1 B/s"),  # nothing was received
+    (0.98, "percentunit", "0 % 25 % 50 % 75 % 100 %"),
+    (0.05, "percentunit", "0 % 1.5 % 3 % 4.5 % 6 %"),
+    (612.0, "watt", "0 W 200 W 400 W 600 W 800 W"),
+    (21.8 * 2**30, "bytes", "0 B 6 GiB 12 GiB 18 GiB 24 GiB"),
+    (0.7, "s", "0 s 200 ms 400 ms 600 ms 800 ms"),
+])
+def test_a_picture_has_round_numbers_at_its_axis(most: float, unit: str, ticks: str) -> None:
+    top = axis_top(most, unit)
+    assert top >= most
+    assert " ".join(shown(top * part / 4, unit) for part in range(5)) == ticks
+
+
+def test_a_label_that_a_series_lacks_is_not_in_the_pictures_legend() -> None:
+    legend = "{{device}} {{port}}"
+    assert named(legend, {"metric": {"device": "eth0"}}) == "eth0"
+    assert named(legend, {"metric": {"device": "mlx5_0", "port": "1"}}) == "mlx5_0 1"

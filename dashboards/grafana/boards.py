@@ -27,9 +27,10 @@ _TO_NODE = Link("Node", "/d/holdfast-node?var-node=${__data.fields.instance}&${_
 
 def began(series: str) -> str:
     """Where a counter grew; its first appearance counts, which increase() does not see.  One that
-    begins at 0, as those of all known kernel events do with the agent, tells of nothing."""
-    return (f"(increase({series}[$__rate_interval]) > 0 "
-            f"or ({series} > 0 unless {series} offset $__rate_interval))")
+    begins at 0, as those of all known kernel events do with the agent, tells of nothing.  One that
+    was away for a while, as after a scrape that failed, does not begin anew."""
+    return (f"(increase({series}[$__rate_interval]) > 0 or ({series} > 0 "
+            f"unless present_over_time({series}[1h] offset $__rate_interval)))")
 
 
 def gained(series: str) -> str:
@@ -178,7 +179,9 @@ ONE_NODE = Board("node", "Holdfast: node", "Devices, links, host and kernel on o
     _node("Memory available", "What programs can have without swapping.", "bytes",
           f"{_HOST}memory_available_bytes{{{NODE}}}", "available"),
     _node("Pressure", "Share of time in which some task waited.", "percentunit",
-          f'rate({_HOST}pressure_seconds_total{{{NODE},kind="some"}}[$__rate_interval])',
+          # Extrapolated, a rate over few samples may be more than all of the time.
+          f'clamp_max(rate({_HOST}pressure_seconds_total{{{NODE},kind="some"}}'
+          "[$__rate_interval]), 1)",
           "{{resource}}"),
 ), (("node", "label_values(holdfast_build_info, instance)"),), (
     ("Kernel events", began(f"holdfast_events_total{{{NODE}}}"), "{{source}} {{code}}"),))
