@@ -86,6 +86,7 @@ mutants: $(VENV)/.test  ## does a test notice? 320 seeded mutants of what decide
 
 mutants-sim: $(VENV)/.test  ## each guard of the core taken out: does a storm notice? (minutes)
 	$(BIN)/python tests/sim/mutants.py
+	$(BIN)/python tests/sim/guards.py
 
 docs: $(VENV)/.demo  ## write the generated pages of docs anew
 	@PYTHONPATH=tests $(BIN)/python -c 'import pathlib, pkgutil, sys; \

@@ -373,6 +373,8 @@ class Monitor:
                 self._common(edge, now, observed, write)
             if isinstance(body, StoreWrite) and subject_of(body.key).run:
                 plan = decode_plan(body.body)
+                self._below_a_lease(edge, now, observed, body)
+                self._placed_once(edge, observed, plan)
                 self._fit(edge, now, observed, plan)
                 self._whole(edge, observed, plan)
                 self._as_large(edge, now, observed, plan)
@@ -388,6 +390,26 @@ class Monitor:
         if many and len(have) > settings.breaker_fraction * len(self.edges):
             self.fail("breaker_holds", f"{write.key} is excluded for {fault}, and so many have it: "
                       f"{', '.join(sorted(have))}")
+
+    def _below_a_lease(
+        self, edge: Edge, now: Now, observed: Observed, write: StoreWrite
+    ) -> None:
+        """Whoever plans holds the lease by his own clock, and has the store compare it."""
+        run, name = subject_of(write.key).run, edge.machine.name
+        until_s = max((lease.until_boot_s for lease in observed.store.leases
+                       if (lease.run, lease.holder) == (run, name)), default=0.0)
+        if not self.single and (now.boot_s >= until_s or write.lease != run):
+            self.fail("plans_below_a_lease", f"{name} plans {run} below {write.lease!r} at "
+                      f"{now.boot_s:.3f}, and led until {until_s:.3f}")
+
+    def _placed_once(self, edge: Edge, observed: Observed, plan: Plan) -> None:
+        """Each node has one place: its nproc ranks, or those of a spare."""
+        nproc = next((view.nproc for view in observed.runs if view.run == plan.run), 0)
+        nodes = [node for _, node in plan.ranks]
+        wrong = {node for node in nodes if nodes.count(node) != nproc or node in plan.spares}
+        if plan.finished < 0 and nproc and (wrong or len({*plan.spares}) < len(plan.spares)):
+            self.fail("one_place_a_node", f"{edge.machine.name}: gen {plan.generation} of "
+                      f"{plan.run}: ranks {plan.ranks}, spares {plan.spares}")
 
     def _fit(self, edge: Edge, now: Now, observed: Observed, plan: Plan) -> None:
         """No rank on a node that is excluded, or whose fresh beat says that it is sick."""

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from holdfast.agent.core import node
 from holdfast.agent.core.detect.ranks import broken, ended, hang, known_causes, limits
-from holdfast.agent.core.effects import in_flight
+from holdfast.agent.core.effects import drafts, in_flight
 from holdfast.agent.core.incidents import book
 from holdfast.agent.core.model import Observed
 from holdfast.agent.core.nodes import breaker
@@ -117,6 +117,44 @@ def breaker_ends(patch: pytest.MonkeyPatch) -> None:
         granted, action=policy.FINISH, code=76, rung="", reason=why))
 
 
+def spare_twice(patch: pytest.MonkeyPatch) -> None:
+    """A spare takes the lost node's place, and that of another one besides."""
+    real = plan.arranged
+
+    def doubled(world, nodes, before):  # type: ignore[no-untyped-def]
+        slots, why = real(world, nodes, before)
+        new = [node for node in slots if before and node not in before]
+        return (tuple(new[:1] * len(slots)) if new else slots), why
+
+    patch.setattr(plan, "arranged", doubled)
+
+
+def excluded_is_fit(patch: pytest.MonkeyPatch) -> None:
+    """A node's exclusion is read and shown, and its ranks are planned there again."""
+    real = members.members
+    patch.setattr(members, "members", lambda *rest: tuple(
+        replace(one, excluded=False) for one in real(*rest)))
+
+
+# ---------------------------------------------------------------- leases
+
+
+def leads_on(patch: pytest.MonkeyPatch) -> None:
+    """A lease that has run out on its holder's clock counts until the store says otherwise."""
+    patch.setattr(plan, "is_leader", lambda run, node, leases, _: any(
+        (lease.run, lease.holder) == (run, node) for lease in leases))
+
+
+def lease_unsaid(patch: pytest.MonkeyPatch) -> None:
+    """A plan does not name the lease that the store is to compare."""
+    real = drafts.put
+
+    def silent(key, version, body, reason, lease="", over=""):  # type: ignore[no-untyped-def]
+        return real(key, version, body, reason, lease if key.startswith("lease/") else "", over)
+
+    patch.setattr(drafts, "put", silent)
+
+
 # ---------------------------------------------------------------- recovery
 
 
@@ -209,12 +247,20 @@ MUTANTS = (
            seed=4),
     Mutant("no lease check", "leases", ("only_the_leader_plans",), hook=no_lease_check,
            seed=4),
+    Mutant("leads behind its lease's end", "leases", ("plans_below_a_lease",), leads_on,
+           seed=26),
+    Mutant("orders without a lease", "leases", ("plans_below_a_lease",),
+           put(plan, "is_leader", lambda *_: True)),
+    Mutant("a plan names no lease", "leases", ("plans_below_a_lease",), lease_unsaid),
     Mutant("fatal verdict ignored", "nodes", ("no_rank_on_unfit",), hook=fatal_ignored,
            seed=30),
     Mutant("stale beat ignored", "nodes", ("all_goes_on",), stale_is_live,
            seed=16),
     Mutant("exclusion forgotten", "nodes", ("no_rank_on_unfit", "stepping_twice", "effect_once"),
            put(members, "read_node", lambda _: members.NodeDoc())),
+    Mutant("an excluded node planned again", "nodes", ("no_rank_on_unfit",), excluded_is_fit,
+           seed=18),
+    Mutant("a spare promoted twice", "nodes", ("one_place_a_node",), spare_twice),
     Mutant("spares never named", "nodes", ("all_goes_on",),
            put(case.RunCase, "_name_spares", lambda *_: None),
            seed=16),

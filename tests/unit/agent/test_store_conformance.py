@@ -281,6 +281,22 @@ def test_a_lease_is_taken_from_a_lost_holder_and_from_no_other(shared_stores):
     shared_stores(scenario)
 
 
+def test_a_holder_who_has_not_heard_of_his_successor_writes_nothing_below_his_lease(shared_stores):
+    """He follows nothing, as one whose network is cut: the store itself must compare."""
+    async def scenario(all_of_them):
+        first, second = all_of_them.nodes("a", "b")
+        await first.refresh()
+        await first.put(StoreWrite("lease/m", 0, b"a"))
+        await second.refresh()
+        await second.put(StoreWrite("lease/m", 0, b"b", over="a"))
+        assert [one.holder for one in first.view().leases] == ["a"]  # as far as he knows
+        with pytest.raises(Conflict):
+            await first.put(StoreWrite("run/m", 0, b"late", lease="m"))
+        assert (await second.read("run/m")).version == 0
+
+    shared_stores(scenario)
+
+
 def test_an_agent_that_starts_anew_takes_its_own_lease_over(shared_stores):
     async def scenario(all_of_them):
         (store,) = all_of_them.nodes("a")
