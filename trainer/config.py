@@ -196,6 +196,8 @@ class XlaOptions(Options):
 
     pad: bool = setting(
         False, "fill a smaller batch with zeros to the first one's shape; else that is an error")
+    precompile: bool = setting(
+        False, "compile ahead, on all processors, by neuron_parallel_compile where it is installed")
     neuron_cc_flags: str = setting(
         "", "$NEURON_CC_FLAGS of the ranks; empty: as the environment has it")
 
@@ -254,6 +256,11 @@ class Config(Options):
 
 
 Table = TypeVar("Table", bound=Options)
+
+
+def from_text(text: str) -> Config:
+    """What `Config.text` wrote.  Raises ConfigError."""
+    return read_options(Config, json.loads(text))
 
 
 def read_options(kind: type[Table], values: Mapping[str, Any], where: str = "") -> Table:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +26,7 @@ from .checkpoint.write import Checkpoints
 from .config import Config, ConfigError, named_class
 from .data import Sampler, seed_for
 from .devices import open_device
+from .engines.precompile import precompile
 from .engines.strategy import MicroBatch, Movable, Setup, Strategy, build, told
 from .evaluate import Evaluated, evaluate
 from .group import BadCheckpoint, Group, RestoreFailed, is_broken_group
@@ -65,7 +65,7 @@ def train(config: Config, elastic: Any) -> Result:
     Raises what the user's own code raises, FloatingPointError when the loss is no number,
     ConfigError for settings; a lost peer is none of these: this rank parks and goes on.
     """
-    job = prepare(config, elastic.phase)
+    job = prepare(config, elastic)
     checkpoints = Checkpoints(
         config.checkpoint, config.checkpoint_dir, elastic, job.manifest)
     held = Held()
@@ -104,10 +104,14 @@ def _reason(error: BaseException) -> str:
 # ------------------------------------------------------------------------------------ prepare
 
 
-def prepare(config: Config, phase: Callable[[str], None] = lambda _name: None) -> Job:
+def prepare(config: Config, elastic: Any = None) -> Job:
     """Model, data and strategy, warm: a rank that waits here joins at once and steps at once."""
     lineage.check(config)
     home, engines, compiles = open_device(config)
+    if compiles and elastic is not None:
+        elastic.phase("compile")
+    if compiles and config.xla.precompile and (said := precompile(config)) and elastic is not None:
+        elastic.report("", said)
     model_class, data_class = (named_class(config.model, "model"), named_class(config.data, "data"))
     data = data_class(config.data_options, Path(config.work_dir))
 
@@ -118,12 +122,10 @@ def prepare(config: Config, phase: Callable[[str], None] = lambda _name: None) -
 
     strategy = build(Setup(config, build_model, home, engines))
     batch = data.batch(range(min(config.batch, len(data))))
-    if compiles:
-        phase("compile")
     with told(config.strategy):
         strategy.warm_up({key: value.to(home) for key, value in batch.items()})
-    if compiles:
-        phase("startup")
+    if compiles and elastic is not None:
+        elastic.phase("startup")
     # What lives now lives to the end: a collection in a recovery need not look at it (240 ms).
     gc.freeze()
     return Job(config, strategy, data, home, Manifest(config, data.digest), [""], [])

@@ -36,9 +36,10 @@ def train(runs: Runs, name: str, *more: str, nproc: int = 2, standby: int = 0) -
         PJRT_DEVICE="CPU")
 
 
-def closed(run: Run, fault: str) -> dict[str, Any] | None:
-    return next((one for one in run.incidents()
-                 if one["fault"] == fault and one.get("state") == "closed"), None)
+def closed(run: Run, count: int) -> bool:
+    """Whether so many losses of a rank were recovered from."""
+    return count == sum(one["fault"] == "rank_killed" and one.get("state") == "closed"
+                        for one in run.incidents())
 
 
 def of_run(run: Run) -> list[dict[str, Any]]:
@@ -66,17 +67,20 @@ def test_a_killed_rank_leaves_no_trace_in_the_weights(runs: Runs) -> None:
     before = seconds(run)
     assert before["compile"] > 0.5, before
     os.kill(pid, signal.SIGKILL)
-    wait_for(partial(closed, run, "rank_killed"), 60, f"rank_killed\n{run.output}")
+    wait_for(partial(closed, run, 1), 60, f"rank_killed\n{run.output}")
+    # The next standby imports torch_xla and compiles for longer than these steps last.
+    os.kill(run.at_step(10), signal.SIGKILL)
+    wait_for(partial(closed, run, 2), LONG_S, f"rank_killed\n{run.output}")
     assert run.ranks()[0]["pid"] == survivor
-    print(json.dumps({"ledger": seconds(run)}))
+    after = seconds(run)
     assert run.wait(LONG_S) == 0, run.output
     assert run.result()["digest"] == clean.result()["digest"]
-    (killed,) = of_run(run)
-    assert killed["fault"] == "rank_killed", run.output
-    end = killed["timeline"][-1][1]
-    print(json.dumps({"end": end}))  # a row of bench/results, with -s
-    assert "from the survivors' memory" in run.output, run.output
-    assert "0 steps redone" in end, end
+    killed = sorted(of_run(run), key=lambda one: one["timeline"][0][0])
+    assert [one["fault"] for one in killed] == ["rank_killed"] * 2, run.output
+    ends = [one["timeline"][-1][1] for one in killed]
+    print(json.dumps({"standby, then none": ends, "ledger": after}))  # a row of bench/results
+    assert run.output.count("from the survivors' memory") == 2, run.output
+    assert all("0 steps redone" in end for end in ends), ends
 
 
 def test_a_compile_in_mid_training_is_a_ticket_and_never_a_hang(runs: Runs) -> None:

@@ -68,7 +68,7 @@ def prepared(device, folder, *more, steps=FIRST):
         f"device={device}", "model=tiny:Model", "model_options.width=16", "data=tiny:Data",
         f"steps={steps}", "batch=4", "micro_batches=2", f"checkpoint.every={FIRST}",
         f"work_dir={folder}", *more])
-    return prepare(config, elastic.phase), elastic
+    return prepare(config, elastic), elastic
 
 
 def generation(job, elastic):
@@ -125,7 +125,7 @@ def shapes(folder):
 
 def hangs(folder):
     """A device that does not answer in the third step's update: what the page was told by then."""
-    job, elastic = prepared("xla", folder, "checkpoint.every=0", steps=FIRST)
+    job, elastic = prepared("xla", folder, "checkpoint.every=0", "xla.precompile=true")
     run = job.strategy.graphs.run
 
     def stuck(asked, phase=""):

@@ -21,6 +21,7 @@ from xla_python import ROOT, xla_python
 
 from holdfast.trainer.config import ConfigError, load
 from holdfast.trainer.devices import open_device
+from holdfast.trainer.engines import precompile
 
 HERE = Path(__file__).parent
 TOLERANCE = 1e-5  # relative, of the losses of three steps
@@ -31,12 +32,16 @@ LIMIT_S = 240.0
 def seen(tmp_path_factory):
     """`seen(case)`: what on_xla.py saw in it."""
 
+    tools = tmp_path_factory.mktemp("tools")
+    (tools / precompile.TOOL).write_text('#!/bin/sh\nexec "$@"\n')
+    (tools / precompile.TOOL).chmod(0o755)
+
     @cache
     def asked(case):
         done = subprocess.run(
             [xla_python(), str(HERE / "on_xla.py"), case, str(tmp_path_factory.mktemp(case))],
-            env={**os.environ, "PYTHONPATH": str(ROOT / ".types"), "PJRT_DEVICE": "CPU",
-                 "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "PYTHONPATH": f"{ROOT / '.types'}:{HERE}", "PJRT_DEVICE": "CPU",
+                 "OMP_NUM_THREADS": "1", "PATH": f"{tools}:{os.environ['PATH']}"},
             capture_output=True, text=True, timeout=LIMIT_S, check=False)
         assert done.returncode == 0, done.stderr[-3000:]
         return json.loads(done.stdout.splitlines()[-1])
@@ -83,6 +88,8 @@ def test_a_batch_of_another_shape_is_named_or_padded(seen):
 def test_a_device_that_hangs_ends_no_step_on_the_page(seen):
     found = seen("hangs")["seen"]
     assert found.count("end") == 2 and found.count("begin") == 3 and found[-1] == "begin"
+    # Its graphs were compiled ahead by a stand-in, in the phase for that.
+    assert found[0] == "compile" and "graphs compiled ahead" in found[1]
 
 
 def test_what_cannot_be_is_a_sentence(monkeypatch):
@@ -96,3 +103,34 @@ def test_what_cannot_be_is_a_sentence(monkeypatch):
     assert os.environ["NEURON_CC_FLAGS"] == "-O1"
     with pytest.raises(ConfigError, match="device = 'tpu': set one of auto, cpu, cuda"):
         load(None, ["device=tpu"])
+
+
+TOOL = """#!/bin/sh
+echo "$@" >> {log}
+echo 'no such SDK'
+[ -e {broken} ] && exit 3
+exec "$@"
+"""
+
+
+def test_graphs_are_compiled_ahead_once_a_node(tmp_path, monkeypatch):
+    """By a stand-in that runs what it is given, as the real tool does first."""
+    log, broken, tool = tmp_path / "log", tmp_path / "broken", tmp_path / precompile.TOOL
+    config = load(None, ["device=cpu", "model=tiny:Still", "data=tiny:Data", "batch=4",
+                         "xla.precompile=true", f"work_dir={tmp_path / 'w'}"])
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / ".types"), str(HERE)]))
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert "is not installed" in precompile.precompile(config)
+    tool.write_text(TOOL.format(log=log, broken=broken))
+    tool.chmod(0o755)
+    broken.touch()
+    with pytest.raises(ConfigError, match="ended with code 3: no such SDK: mend that, or set"):
+        precompile.precompile(config)
+    broken.unlink()
+    assert "graphs compiled ahead" in precompile.precompile(config)
+    assert precompile.precompile(config) == ""
+    trial = log.read_text()
+    assert trial.count("loop.prepare(") == 2 and trial.count('"precompile": false') == 2
+    other = load(None, ["device=cpu", "model=tiny:Still", "data=tiny:Data", "batch=5",
+                        "xla.precompile=true", f"work_dir={tmp_path / 'w'}"])
+    assert "graphs compiled ahead" in precompile.precompile(other)
