@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import tarfile
 import urllib.request
 from collections.abc import Iterator
@@ -54,6 +55,19 @@ def agent(holdfast: Path, home: Path) -> Iterator[str]:
         process.communicate(timeout=30)
 
 
+def demonstrates(venv: Path, home: Path) -> None:
+    """The demo, trained by what the wheel installed; torch and what the trainer needs beside it are
+    lent by this Python, behind the venv's own packages."""
+    (packages,) = (venv / "lib").glob("python*/site-packages")
+    (packages / "lent.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    where = said([str(venv / "bin/python"), "-c",
+                  "import holdfast.trainer, holdfast.worker as w;"
+                  "print(holdfast.trainer.__path__[0], w.__path__[0])"], home)
+    assert all(one.startswith(str(venv)) for one in where.split()), where
+    shown = said([str(venv / "bin/holdfast"), "demo", "--steps", "60"], home)
+    assert "2 ranks, 60 steps, three faults" in shown, shown  # and it ended with 0: all held
+
+
 def test_the_wheel_serves_a_node_from_a_venv_of_its_own(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()
@@ -74,6 +88,7 @@ def test_the_wheel_serves_a_node_from_a_venv_of_its_own(tmp_path: Path) -> None:
     assert len(list((home / "rules").rglob("*.json"))) >= 4
     assert (home / "rules/holdfast-alerts.yml").stat().st_size > 10_000
     assert "rank_hung" in said([holdfast, "explain"], home, (0, 1))
+    demonstrates(venv, home)
     with agent(Path(holdfast), home) as address:
         for route in ("/runbooks/rank_hung.md", "/", "/metrics"):
             with urllib.request.urlopen(address + route, timeout=10) as answer:
