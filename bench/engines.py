@@ -1,14 +1,14 @@
 """The engines beside what they are measured against, over nodes whose links are shaped.
 
-    python -m bench.engines [--runs 2] [--cases mics hops sdp plans] [--quick]
+    python -m bench.engines [--runs 2] [--cases mics hops sdp slow plans] [--quick]
 
-Four cases.  `mics`: groups inside two nodes against sharding over all four ranks, taking turns,
-and once with one micro-step instead of four.  `hops`: sharding over all ranks of two nodes,
-gathered in two hops and in one.  `sdp`: balanced parts against torch's all-reduce, over four nodes
-of two ranks.  `plans`: bench/pipeline.py's partition and bubbles.  Nodes are
-network namespaces (root, iproute2); what crosses between them is counted at their interfaces, with
-headers.  All ranks share this machine's processors: what is computed is small, so that the links
-are what is waited for.
+Five cases.  `mics`: groups inside two nodes against sharding over all four ranks, taking turns, and
+once with one micro-step instead of four.  `hops`: sharding over all ranks of two nodes, gathered in
+two hops and in one.  `sdp`: balanced parts against torch's all-reduce, over four nodes of two
+ranks.  `slow`: bench/repartition.py's pipeline of which one rank becomes slow.  `plans`:
+bench/pipeline.py's partition and bubbles.  Nodes are network namespaces (root, iproute2); what
+crosses between them is counted at their interfaces, with headers.  All ranks share this machine's
+processors: what is computed is small, so that the links are what is waited for.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from . import common, pipeline
+from . import common, pipeline, repartition
 from .common import BENCH, ROOT, Failed, Results
 
 sys.path.insert(0, str(ROOT / "tests"))
@@ -177,6 +177,8 @@ def cases(names: Sequence[str], runs: int, quick: bool) -> Iterator[dict[str, An
         yield from hops(runs)
     if "sdp" in names:
         yield from sdp(runs)
+    if "slow" in names:
+        yield from repartition.repartition(1 if quick else max(runs, 3))
     if "plans" in names:
         yield pipeline.partition(5 if quick else 50)
         for stages, many in pipeline.CASES[:1] if quick else pipeline.CASES:
@@ -198,6 +200,11 @@ def table(rows: list[dict[str, Any]]) -> str:
             elif "highest_by_lowest" in row:
                 measured += f"; highest / lowest node {row['highest_by_lowest']}"
             runs = f"{row['runs']} of each"
+        elif row["case"] == "slow-stage":
+            measured = (f"one of {row['stages']} ranks {row['slower']:.0f} times slower: "
+                        f"{100 * row['back_median']:.0f} % of the lost throughput came back, "
+                        f"{100 * row['of_possible']:.0f} % of what the best cut could bring back")
+            runs = str(row["runs"])
         elif row["case"] == "bubble":
             measured = (f"{row['stages']} stages, {row['micro_batches']} micro-batches: "
                         f"{row['bubble']:.3f}, formula {row['formula']:.3f}")
@@ -212,7 +219,7 @@ def main(arguments: list[str] | None = None) -> int:
     """0 when every row is within its goal."""
     parser = argparse.ArgumentParser(prog="bench.engines", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = ["mics", "hops", "sdp", "plans"]
+    names = ["mics", "hops", "sdp", "slow", "plans"]
     parser.add_argument("--cases", nargs="+", choices=names, default=names)
     parser.add_argument("--runs", type=int, default=2, help="of each strategy over nodes")
     parser.add_argument("--quick", action="store_true", help="one run, few plans")

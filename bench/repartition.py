@@ -110,9 +110,9 @@ def run(slower: float, folder: Path) -> dict[str, Any]:
             rank.kill()
     steps_s = [b - a for a, b in zip(ends_s, ends_s[1:], strict=False)]  # [n] is step n + 2
     at, words = next(((at, text) for at, text in said if "cut anew" in text), (0, ""))
-    before_s, slowed_s, after_s = (
-        statistics.median(steps_s[a:b]) if b > a else float("nan")
-        for a, b in ((2, SLOW_AT - 1), (SLOW_AT, at - 1), (at + 1, None or len(steps_s))))
+    until = at or (SLOW_AT + STEPS) // 2  # never cut anew: then nothing comes back
+    before_s, slowed_s, after_s = (statistics.median(steps_s[a:b]) for a, b in (
+        (2, SLOW_AT - 1), (SLOW_AT, until - 1), (until + 1, len(steps_s))))
     return {"before_s": before_s, "slowed_s": slowed_s, "after_s": after_s, "step": at,
             "words": words, "steps_s": [round(one, 3) for one in steps_s]}
 

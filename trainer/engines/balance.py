@@ -111,16 +111,18 @@ class Balance:
         return [one / max(several) for one, several in zip(expected, self._by_stage(took))]
 
     def _was_slow(self, speeds: list[float]) -> bool:
-        """Whether a stage is faster than it was when it was measured first: for long enough, and
-        that is what its pieces cost from then on."""
+        """Whether a stage is faster than it was when it was measured first, and not all are, as on
+        a machine that was busy then.  After long enough that is what its pieces cost."""
         assert self.measured is not None
-        if self.cuts != self.measured.cuts or max(speeds) < 1 / SLOW:
+        usual = max(1.0, statistics.median(speeds))
+        if self.cuts != self.measured.cuts or max(speeds) * SLOW < usual:
             self.faster = 0
             return False
         self.faster += 1
         if self.faster == PATIENCE:
             self.measured = Measured(self.cuts, tuple(
-                scale / max(speed, 1.0) for scale, speed in zip(self.measured.scale, speeds)))
+                scale / (speed if speed * SLOW >= usual else 1.0)
+                for scale, speed in zip(self.measured.scale, speeds)))
             self.faster = 0
             self._calm()
         return True

@@ -161,6 +161,16 @@ def test_a_rank_that_was_slow_when_it_was_measured_first_is_not_taken_for_a_fast
     assert sizes(found.cuts) == [7, 3, 7, 7]
 
 
+def test_a_machine_that_was_busy_when_it_was_measured_hides_no_slow_rank():
+    world = World()
+    world.speeds = [0.6] * STAGES
+    world.steps(SKIPPED + WINDOW)
+    world.speeds = [1.0, 1.0, 0.5, 1.0]
+    ((step, found),) = world.steps(SOON)
+    assert found.rank == 2 and found.speed == pytest.approx(0.5) and step < SOON + WINDOW
+    assert sizes(found.cuts) == [7, 7, 3, 7]
+
+
 def test_beside_a_copy_it_is_seen_though_it_was_slow_from_the_start():
     world = World(pipelines=2)
     world.speeds[5] = 0.5  # stage 2 of the second pipeline
