@@ -59,7 +59,7 @@ def precompile(config: Config) -> str:
 
 
 def _run(tool: str, text: str) -> None:
-    command = [tool, sys.executable, "-c", TRIAL, text]
+    command = [tool, sys.executable, "-P", "-c", TRIAL, text]
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

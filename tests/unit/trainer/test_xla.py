@@ -130,7 +130,8 @@ def test_graphs_are_compiled_ahead_once_a_node(tmp_path, monkeypatch):
     assert "graphs compiled ahead" in precompile.precompile(config)
     assert precompile.precompile(config) == ""
     trial = log.read_text()
-    assert trial.count("loop.prepare(") == 2 and trial.count('"precompile": false') == 2
+    assert trial.count(" -P -c ") == trial.count("loop.prepare(") == 2
+    assert trial.count('"precompile": false') == 2
     other = load(None, ["device=cpu", "model=tiny:Still", "data=tiny:Data", "batch=5",
                         "xla.precompile=true", f"work_dir={tmp_path / 'w'}"])
     assert "graphs compiled ahead" in precompile.precompile(other)

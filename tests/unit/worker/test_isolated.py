@@ -55,6 +55,7 @@ STARTERS = {
     "collectors/sources/neuron_monitor.py": "",
     "collectors/units.py": "",
     "trainer/checkpoint/manifest.py": "",
+    "trainer/engines/precompile.py": "",  # behind a vendor's tool; -P, as test_xla.py looks
     "trainer/feed/fetch.py": "rank",  # in the job's Python, with the path that its rank has
     "worker/launcher/agent_link.py": "agent",
     "worker/launcher/child_tasks.py": "evidence",
