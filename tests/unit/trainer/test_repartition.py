@@ -149,3 +149,21 @@ def test_what_arrives_damaged_is_not_gone_over_to(tmp_path):
     first = launcher.told("is cut anew")[0]
     assert first.endswith(": left as it is, what was sent arrived damaged")
     assert launcher.plans == [("fresh", 0)]
+
+
+def test_the_newest_cuts_that_all_hold_are_taken():
+    """Some had proven their new part when a peer was lost, and some had not; one holds nothing."""
+    one = strategy("model=tiny:Chain")
+    one.warm_up({"x": torch.zeros(2, 8), "y": torch.zeros(2, 1)})
+    old, new = (0, one.home), (1, (one.home[0] - 1,))
+
+    def cuts(*held):
+        members = [Member(said=json.dumps({"held": each, "measured": None, "trace_s": 0.1}))
+                   for each in held]
+        layout = one.lay_out([*members, Member()])
+        return layout.version, layout.cuts
+
+    assert cuts([old, new], [old], [old, new]) == old
+    assert cuts([old, new], [new], []) == new
+    assert cuts([old, new], [old, new], [old, new]) == new
+    assert cuts([], [], []) == old
