@@ -6,6 +6,7 @@ Owns where they are looked for: agents that answer, and the journals that privat
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import socket
 import time
@@ -52,8 +53,9 @@ def all_jobs(environ: Mapping[str, str] = os.environ) -> list[dict[str, Any]]:
             found = ended_run(folder.name.partition("@")[0], environ, folder)
         except Failure:
             continue  # of another's, or of no release that this one can read
+        quiet_s = now_s - _written_s(folder)
         for job in found[0].past.jobs if found is not None else ():
-            row = job_row(as_found(job, boot), now_s)
+            row = job_row(as_found(job, boot, quiet_s), now_s)
             if (job.run, job.begun_wall_s) not in here:
                 rows.append(row)
     return rows
@@ -67,3 +69,12 @@ def _folders(environ: Mapping[str, str]) -> list[Path]:
                     if one.name.partition("@")[2] in ("", socket.gethostname())]
     except OSError:
         return []
+
+
+def _written_s(folder: Path) -> float:
+    """When its journal was last written, by the clock of who keeps the files."""
+    times = [0.0]
+    for name in ("journal.db", "journal.db-wal"):
+        with contextlib.suppress(OSError):
+            times.append((folder / name).stat().st_mtime)
+    return max(times)

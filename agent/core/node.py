@@ -370,8 +370,16 @@ class Node:
         known = {view.run for view in observed.runs}
         found += [Answer(alert.id, False, f"no launcher of run {alert.run!r} came")
                   for alert in observed.alerts if alert.run not in known
-                  and now.wall_s - alert.taken_wall_s > ALERT_WAITS_S]
+                  and now.wall_s - alert.taken_wall_s > ALERT_WAITS_S
+                  and not self._goes_on(observed, alert.run)]
         return tuple(found)
+
+    def _goes_on(self, observed: Observed, run: str) -> bool:
+        """Whether others answer for this run: over nodes its document is in force without it."""
+        if self.settings.single_node:
+            return False
+        plan = members.read_plan(observed.store.docs.get(str(run_subject(run))))
+        return plan is not None and plan.finished < 0
 
     def _request(self, request: Request) -> None:
         node = subject_of(request.subject).node

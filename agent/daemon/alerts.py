@@ -13,6 +13,8 @@ import msgspec
 from msgspec.structs import replace
 
 from ..core.model import Alert, Answer, Plan, StoreWrite
+from ..core.model.subject import run_subject
+from ..core.run.members import read_plan
 from ..store.base import Conflict, Store, StoreError
 
 KEY = "alerts"
@@ -63,7 +65,12 @@ class Alerts:
         Raises Full, StoreError, and Conflict where other agents were always faster.
         """
         generations = {plan.run: plan.generation for plan in self._plans()}
-        batch = [replace(one, generation=generations.get(one.run, 0)) for one in delivered]
+        batch = []
+        for one in delivered:
+            if one.run not in generations:  # of a run on other nodes
+                plan = read_plan(self._store.view().docs.get(str(run_subject(one.run))))
+                generations[one.run] = plan.generation if plan else 0
+            batch.append(replace(one, generation=generations[one.run]))
         new = 0
 
         def merged(kept: dict[str, Alert]) -> None:
@@ -165,14 +172,13 @@ def tell(written: asyncio.Future[None], error: Exception | None) -> None:
 
 
 def _bound(kept: dict[str, Alert]) -> None:
-    """Drops the oldest beyond ALL_MAX: ended ones, then settled ones; none that waits.  One that
-    fires is delivered again for as long as it fires: forgotten, it would be acted on anew."""
+    """Drops the oldest beyond ALL_MAX, and none that waits.  What fires is delivered again for as
+    long as it fires, and an end may come before its beginning: forgotten, either would be acted on
+    anew."""
     excess = len(kept) - ALL_MAX
     if excess <= 0:
         return
-    ended = [id for id, one in kept.items() if not one.firing]
-    settled = [id for id, one in kept.items() if one.firing and one.outcome]
-    gone = (ended + settled)[:excess]
+    gone = [id for id, one in kept.items() if not one.waits()][:excess]
     if len(gone) < excess:
         raise Full(f"{len(kept)} alerts wait, and {ALL_MAX} are kept")
     for id in gone:

@@ -196,11 +196,16 @@ def read_jobs(bodies: Iterable[bytes]) -> list[Job]:
     return found
 
 
-def as_found(job: Job, boot_id: str) -> Job:
+def as_found(job: Job, boot_id: str, quiet_s: float) -> Job:
     """As it stands in a journal whose agent was killed with its launcher, so that no end was
-    written: lost then, and over when its last counted second was."""
+    written: lost then, and over when its last counted second was.
+
+    quiet_s: since when nothing was written there.  A living agent writes each minute; it may be one
+    of another machine that shares this home, or of another pid namespace.
+    """
     pid, boot = job.key.partition(" ")[0], job.key.rpartition(" ")[2]
-    if job.ended() or (boot == boot_id and pid.isdecimal() and process_alive(int(pid))):
+    lives = boot == boot_id and pid.isdecimal() and process_alive(int(pid))
+    if job.ended() or lives or quiet_s < 2 * KEEP_EVERY_S:
         return job
     return msgspec.structs.replace(job, outcome=LOST, reason=GONE, ended_wall_s=(
         job.begun_wall_s + sum(job.seconds.values())))

@@ -208,16 +208,12 @@ def test_two_runs_whose_private_agents_share_nodes_speak_to_their_own(world: Wor
 
 @pytest.mark.parametrize("world", [4], indirect=True)
 def test_a_run_whose_nodes_all_lost_power_goes_on_where_it_is_queued_again(world: World) -> None:
-    def launch(*numbers: int) -> None:
-        for number in numbers:
-            world.launch(number, "run", "--nnodes", "2", "--nproc-per-node", "1", "--preload",
-                         "none", LOOPING, str(world.shared))
-
-    launch(0, 1)
-    world.wait(lambda: set(world.places(1).values()) == {0, 1})
+    pytest.importorskip("torch", reason="the trainer's extra is not installed")
+    world.train((0, 1), 2, STEPS)
+    world.wait(lambda: world.step(0) > 12)
     for number in (0, 1):
         world.power_off(number)
-    launch(2, 3)  # the plan names neither
-    world.wait(lambda: set(world.places(2).values()) == {2, 3})
-    (world.shared / "end").write_text("")
-    assert [world.processes[number].wait(60) for number in (2, 3)] == [0, 0], world.said()
+    world.train((2, 3), 2, STEPS)  # the plan names neither
+    assert [world.processes[number].wait(200) for number in (2, 3)] == [0, 0], world.said()
+    assert "planned generation 2 from" in "".join(
+        output(world.nodes[number]) for number in (2, 3)), world.said()

@@ -144,6 +144,19 @@ class RunCase:
         if waits and ctx.now.boot_s - since_s > limit_s:
             self.recovery.give_up(f"{ctx.reason}, for {limit_s:g} s")
 
+    def _strand(self, ctx: Context) -> None:
+        """A script that was queued again elsewhere is not started beside what may be left of it."""
+        if ctx.view.grade == TRAINER or not self.document.is_deserted(ctx):
+            return
+        plan = self.document.current(ctx)
+        gone = ", ".join(plan.members) if plan else ""
+        ctx.reason = (f"nothing is heard of {gone}, where ranks of this run may go on: a script is "
+                      "not started a second time under one name")
+        limit_s = ctx.view.gang_limit_s or ctx.settings.gang_limit_s
+        if ctx.now.boot_s - max(ctx.view.registered_boot_s, ctx.since_boot_s) > limit_s:
+            why = f"{ctx.reason}, for {limit_s:g} s: start it again with another --run"
+            self.ending.decide(policy.INFRASTRUCTURE, why, alone=True)
+
     def _without_store(self, ctx: Context) -> None:
         """A store on one node of the run does not come back without that node: whoever stands still
         meanwhile waits for it no longer than for nodes.  A script's ranks live by their permits,
@@ -273,6 +286,7 @@ class RunCase:
         if not wants_plan(self.state, seen):
             if not ctx.settings.single_node:
                 self.gate.holds(ctx, joins=True)
+                self._strand(ctx)
             self._keep_up(ctx, seen.plan)
         elif not self.gate.holds(ctx):
             self.document.propose(ctx, seen.plan, (), "the launcher is idle")

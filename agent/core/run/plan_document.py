@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ..detect.ranks.ended import Cause
 from ..effects import drafts
 from ..effects.in_flight import EffectResult
-from ..model import Doc, Effect, Lease, Plan, RankView, RunView
+from ..model import TRAINER, Doc, Effect, Lease, Plan, RankView, RunView
 from ..model.subject import LEASE, Subject, run_subject
 from . import members
 from . import plan as planning
@@ -37,6 +37,7 @@ class Document:
 
     def __init__(self, state: RunState, incidents: RunIncidents) -> None:
         self.state, self.incidents = state, incidents
+        self._free_boot_s = -1.0  # since when nobody is seen to lead; -1 = somebody is, or unknown
 
     def read(self, ctx: Context) -> bool:
         """Takes the launcher's levels and the store's document.  True where another launcher came
@@ -100,11 +101,17 @@ class Document:
             return
         over = known is not None and known.finished >= 0 and view.generation > 0
         lease = self._lease(ctx)
+        if lease is not None or not ctx.observed.store.up:
+            self._free_boot_s = -1.0
+        elif self._free_boot_s < 0.0:
+            self._free_boot_s = ctx.now.boot_s
         others = lease is not None and lease.holder != view.node
         dead = lease.holder if lease is not None and others and any(
             beat.lost and beat.node == lease.holder for beat in ctx.observed.beats) else ""
         left_s = lease.until_boot_s - ctx.now.boot_s if lease is not None and not others else 0.0
-        if over or not self._may_lead(ctx, view.node) or self.stands_back(ctx):
+        if over or self.stands_back(ctx):
+            return
+        if not self._may_lead(view.node) and not self._may_take_over(ctx, lease):
             return
         if (others and not dead) or left_s > settings.lease_s * 2 / 3:
             return
@@ -130,23 +137,39 @@ class Document:
         if not refused or members.is_lost(gate.held_boot_s, ctx.now, ctx.settings):
             return False
         return any(
-            beat.run == view.run and beat.node != view.node and self._may_lead(ctx, beat.node)
+            beat.run == view.run and beat.node != view.node and self._may_lead(beat.node)
             and members.is_fresh(beat, ctx.now, ctx.settings)
             and not members.is_anothers(beat.uid, view.uid)
             and not (beat.generation == 0 and members.is_refused(beat.held))
             for beat in ctx.observed.beats)
 
-    def _may_lead(self, ctx: Context, node: str) -> bool:
-        """A node of the plan, which knows the run; any where there is none of them any more, as
-        after a run is queued again on other nodes."""
+    def _may_lead(self, node: str) -> bool:
         known = self.state.document.plan
-        if known is None or known.finished >= 0 or not known.members:
+        return known is None or known.finished >= 0 or (
+            node in (*known.members, *known.spares) or not known.members)
+
+    def _may_take_over(self, ctx: Context, lease: Lease | None) -> bool:
+        """Whether a node that the plan does not name may lead, as after all of its nodes lost power
+        and the run was queued again elsewhere.
+
+        A named one that reaches the store has the lease long before.  Never of a script: its old
+        ranks may go on, cut off, while each node of the plan lets the others' train.
+        """
+        if lease is not None and lease.holder == ctx.view.node:
             return True
-        named = {*known.members, *known.spares}
-        return node in named or all(
-            one.lost for one in members.members(
-                ctx.view, known, ctx.observed.beats, ctx.observed.store, ctx.now, ctx.settings,
-                ctx.since_boot_s) if one.node in named)
+        if self._free_boot_s < 0.0 or ctx.view.grade != TRAINER:
+            return False
+        return members.is_lost(self._free_boot_s, ctx.now, ctx.settings) and self.is_deserted(ctx)
+
+    def is_deserted(self, ctx: Context) -> bool:
+        """Whether this node is no part of the plan in force, and nobody of it is heard of."""
+        plan = self.state.document.plan
+        if plan is None or self._may_lead(ctx.view.node):
+            return False
+        nodes = members.members(
+            ctx.view, plan, ctx.observed.beats, ctx.observed.store, ctx.now, ctx.settings,
+            ctx.since_boot_s)
+        return all(one.lost for one in nodes if one.node in (*plan.members, *plan.spares))
 
     def _lease(self, ctx: Context) -> Lease | None:
         return next((one for one in ctx.observed.store.leases if one.run == ctx.view.run), None)

@@ -134,15 +134,16 @@ def test_an_old_alert_loses_its_words_and_is_still_known() -> None:
     assert (last.id, last.name, last.run, last.runbook) == ("w-last", "", "r", "b")
 
 
-def test_those_that_have_ended_go_first_and_those_that_wait_never() -> None:
+def test_the_oldest_go_first_and_those_that_wait_never() -> None:
     store = SlowStore()
     ended = [alert(f"e{number}", firing=False) for number in range(ALL_MAX // 2)]
     settled = [replace(alert(f"s{number}"), outcome="done") for number in range(ALL_MAX // 2)]
-    taken(store, settled, ended)
+    waiting = [alert("first")]
+    taken(store, waiting, settled[1:], ended)
     taken(store, [alert(f"w{number}") for number in range(ALL_MAX // 2 + 1)])
     assert len(store.ids()) == ALL_MAX
-    assert store.ids() & {one.id for one in ended + settled} == {
-        one.id for one in settled[1:]}
+    assert store.ids() & {one.id for one in waiting + settled + ended} == {
+        one.id for one in waiting + ended[2:]}
 
 
 @pytest.mark.parametrize("size", [250, 1000])

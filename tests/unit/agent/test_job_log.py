@@ -76,13 +76,14 @@ def test_a_launcher_that_is_gone_is_lost_after_a_while_and_not_by_an_agents_rest
 
 def test_a_job_that_nobody_ended_runs_only_while_its_launcher_lives() -> None:
     own = Job(f"{os.getpid()} 2.000 b", "m5", 1, begun_wall_s=100.0, seconds={"training": 7.0})
-    assert job_log.as_found(own, "b") is own
+    assert job_log.as_found(own, "b", 9999.0) is own
     for gone, boot in ((own, "another boot"), (msgspec.structs.replace(own, key="junk"), "b"),
                        (msgspec.structs.replace(own, key=f"{2**22 + 1} 2.000 b"), "b")):
-        found = job_log.as_found(gone, boot)
+        assert job_log.as_found(gone, boot, 90.0) is gone, "an agent elsewhere writes each minute"
+        found = job_log.as_found(gone, boot, 130.0)
         assert (found.outcome, found.ended_wall_s) == ("lost", 107.0)
     done = msgspec.structs.replace(own, outcome="done", key="junk")
-    assert job_log.as_found(done, "b") is done
+    assert job_log.as_found(done, "b", 9999.0) is done
 
 
 def test_attempts_are_counted_by_run_and_bounded() -> None:

@@ -387,9 +387,28 @@ def test_a_node_that_joins_is_judged_at_once_by_the_drivers_it_has_now(mended: b
         assert made.plan().generation == 1
 
 
-def queued_elsewhere(names: str, alive: str = "") -> Cluster:
+class Parted(Cluster):
+    """Nodes hear those of their own side alone."""
+
+    sides: tuple[str, ...] = ()
+
+    def step(self, seconds: float = 1.0) -> None:
+        for name, lab in self.labs.items():
+            if name in self.dead:
+                lab.boot_s += seconds
+                continue
+            side = next((one for one in self.sides if name in one), "".join(self.labs))
+            lab.beats = tuple(replace(beat, boot_s=self.at_s[key])
+                              for key, beat in self.heard.items() if key[0] in side)
+            lab.step(seconds)
+            for beat in lab.decision.beats:
+                self.heard[name, beat.run] = beat
+                self.at_s[name, beat.run] = lab.boot_s
+
+
+def queued_elsewhere(names: str, alive: str = "", older_s: int = 0, **view: object) -> Cluster:
     """A run of a and b, which are gone but for `alive`; its launchers are on other nodes now."""
-    made = fleet("ab" + names, nnodes=2, gang_limit_s=60.0)
+    made = fleet("ab" + names, nnodes=2, **({"gang_limit_s": 60.0} | view))
     made.dead |= set(names)
     made.run(8)
     assert sorted(made.plan().members) == ["a", "b"]
@@ -397,14 +416,22 @@ def queued_elsewhere(names: str, alive: str = "") -> Cluster:
     made.heard.clear()
     for name in names:
         returns(made, name)
+        node = made.labs[name].node
+        node.since_boot_s = made.labs[name].boot_s - older_s if older_s else node.since_boot_s
     return made
 
 
-def test_a_run_that_is_queued_again_on_other_nodes_goes_on_there() -> None:
-    made = queued_elsewhere("cd")
-    made.run(40)
+@pytest.mark.parametrize("older_s", [0, 300])  # than the gang limit, for agents that outlive jobs
+def test_a_run_that_is_queued_again_on_other_nodes_goes_on_there(older_s: int) -> None:
+    made = queued_elsewhere("cd", older_s=older_s, max_restarts=0)
+    made.dead.add("d")
+    made.run(3)
+    made.dead.discard("d")  # the second comes a moment later
+    returns(made, "d")
+    made.run(45)
     assert made.leader() in "cd" and sorted(made.plan().members) == ["c", "d"]
     assert made.plan().generation == 2 and made.plan().finished < 0
+    assert not dict(made.plan().spent).get("restarts")
 
 
 def test_nobody_of_the_other_nodes_leads_while_one_of_the_plan_is_there() -> None:
@@ -415,7 +442,36 @@ def test_nobody_of_the_other_nodes_leads_while_one_of_the_plan_is_there() -> Non
         assert made.leases.get("r", ("b", 0.0))[0] == "b"
 
 
+@pytest.mark.parametrize("least", [1, 2])
+@pytest.mark.parametrize("dead", ["", "a"])
+def test_a_newcomer_that_hears_nobody_takes_no_run_that_goes_on(least: int, dead: str) -> None:
+    """It reaches the store, and asks for the lease before those do who train."""
+    made = fleet("cab", nnodes=2, least=least, gang_limit_s=60.0)
+    made.__class__ = Parted
+    made.sides = ("ab", "c")  # type: ignore[attr-defined]
+    made.dead.add("c")
+    made.run(8)
+    returns(made, "c")
+    made.run(30)
+    made.dead |= set(dead)
+    if not dead:
+        made.leases.clear()
+    made.run(40)
+    assert made.leader() in set("ab") - set(dead) and "c" not in made.plan().members
+
+
 def test_too_few_other_nodes_end_the_run_and_do_not_wait_for_ever() -> None:
     made = queued_elsewhere("c")
-    made.run(100)
+    made.run(120)
     assert made.plan().finished == 75 and left(made, "c")
+
+
+def test_a_script_is_not_started_beside_what_may_be_left_of_it() -> None:
+    """Its old nodes may be cut off, and each lets the others' ranks go on."""
+    made = queued_elsewhere("cd", grade="script")
+    made.run(50)
+    (why,) = [text for run, text in made.labs["c"].decision.reasons if run == "r"]
+    assert why.startswith("nothing is heard of a, b, where ranks of this run may go on")
+    made.run(30)
+    assert made.plan().generation == 1 and made.plan().finished < 0
+    assert "start it again with another --run" in left(made, "c")[0] and left(made, "d")

@@ -56,14 +56,18 @@ class Members(RunDetector):
                 reason = f"{member.node} is lost and no spare can take its ranks"
                 last = heard.get(member.node)
                 limit_s = run.gang_limit_s or view.settings.gang_limit_s
-                silent_s = view.now.boot_s - (last.boot_s if last else view.since_boot_s)
+                # Whoever waits for others waits since it came, however long they are gone.
+                silent_s = view.now.boot_s - max(
+                    run.registered_boot_s, last.boot_s if last else view.since_boot_s)
                 if silent_s > limit_s:
                     return Look(ends=f"{reason}: nobody came within {limit_s:g} s")
                 continue
+            # Queued again, this launcher has lost nothing: a start is no restart of its budget.
+            anew = run.generation == 0 and all(one.lost for one in nodes if one.node in placed)
             cause = Cause(
                 fault=fault, generation=plan.generation, reason=f"{member.node}: {why}",
                 node=member.node, boot_s=view.now.boot_s, charged=not (
-                    member.excluded or member.draining),
+                    member.excluded or member.draining or anew),
                 parks=member.excluded or member.draining, saves=member.draining)
             return Look(cause, verdicts=tuple(unknown), reason=reason)
         return Look(verdicts=tuple(unknown), reason=reason)
