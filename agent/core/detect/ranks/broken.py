@@ -62,8 +62,9 @@ class Members(RunDetector):
                 if silent_s > limit_s:
                     return Look(ends=f"{reason}: nobody came within {limit_s:g} s")
                 continue
-            # Queued again, this launcher has lost nothing: a start is no restart of its budget.
-            anew = run.generation == 0 and all(one.lost for one in nodes if one.node in placed)
+            # Queued again, it came when all were silent, and lost nothing: a start is no restart.
+            anew = all(one.lost and (one.node not in heard or heard[one.node].boot_s <
+                                     run.registered_boot_s) for one in nodes if one.node in placed)
             cause = Cause(
                 fault=fault, generation=plan.generation, reason=f"{member.node}: {why}",
                 node=member.node, boot_s=view.now.boot_s, charged=not (
