@@ -6,6 +6,8 @@ command's module is imported, so that `--help` and `run` start at once.
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -17,11 +19,14 @@ OWN_PARSERS = {"agent": "holdfast.agent.__main__", "simulate": "holdfast.agent.s
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; never raises for a wrong input."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    code = 0
     try:
-        return answered(arguments)
+        code = answered(arguments)
+        return _written(code)
     except BrokenPipeError:  # `holdfast incidents | head`
-        sys.stderr.close()
-        return 0
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return code
     except KeyboardInterrupt:  # also while modules are imported, so that only now this one is
         from holdfast.worker.exits import INTERRUPTED
 
@@ -29,6 +34,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"holdfast  ends with code {INTERRUPTED}: interrupted before anything was "
                   "started", file=sys.stderr)
         return INTERRUPTED
+
+
+def _written(code: int) -> int:
+    """The code, once what was printed is out: what is short leaves its buffer only now."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        print(f"holdfast: what was to be printed is lost: {error.strerror}", file=sys.stderr)
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return code or 1
+    return code
 
 
 def answered(arguments: list[str]) -> int:

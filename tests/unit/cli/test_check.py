@@ -61,14 +61,26 @@ def test_the_exit_code_is_that_of_nagios(
     assert max(map(len, text.splitlines())) <= 80
 
 
-def test_an_answer_that_nobody_reads_to_its_end_is_no_failure() -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_an_answer_that_nobody_reads_to_its_end_is_no_failure(unbuffered: str) -> None:
     command = [sys.executable, "-P", "-m", "holdfast.agent.cli", "check", "clock", "--json"]
     reading, writing = os.pipe()
     os.close(reading)  # `holdfast check --json | head -c 0`
     done = subprocess.run(
-        command, stdout=writing, stderr=subprocess.PIPE, timeout=60.0, check=False)
+        command, stdout=writing, stderr=subprocess.PIPE, timeout=60.0, check=False,
+        env={**os.environ, "PYTHONUNBUFFERED": unbuffered})
     os.close(writing)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_an_answer_that_finds_no_room_says_so() -> None:
+    command = [sys.executable, "-P", "-m", "holdfast.agent.cli", "check", "clock", "--json"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            command, stdout=full, stderr=subprocess.PIPE, timeout=60.0, check=False,
+            env={**os.environ, "PYTHONUNBUFFERED": ""})
+    assert done.returncode == 1
+    assert done.stderr == b"holdfast: what was to be printed is lost: No space left on device\n"
 
 
 def test_a_scheduler_is_told_one_line_and_only_a_confirmed_critical(

@@ -79,8 +79,10 @@ def survive(port, pipe, what):
         pipe.recv()
         group.cut()
 
-    threading.Thread(target=cut, daemon=True).start()
     pipe.send("joined")
+    pipe.recv()  # nothing is read here until then: the other's message cannot get through whole
+    threading.Thread(target=cut, daemon=True).start()
+    pipe.send("begins")
     try:
         what(group)
     except RuntimeError as error:
@@ -137,6 +139,11 @@ def transfers():
 
 def briefly_connecting():
     holdfast.trainer.group.CONNECT_TIMEOUT_S = CONNECT_S
+
+
+def state_of(process):
+    """Of its first thread: R, S, T, ..."""
+    return Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
 def said(pipe):
@@ -207,8 +214,10 @@ def test_whoever_waits_for_half_a_message_is_released(what, begun):
     with pair((survive, what), (die, begun)) as (processes, pipes):
         pipes[1].send("go")
         assert said(pipes[1]) == "began"
-        stat = Path(f"/proc/{processes[1].pid}/stat")
-        wait_for(lambda: stat.read_text().rpartition(")")[2].split()[0] == "T", LIMIT_S)
+        wait_for(lambda: state_of(processes[1]) == "T", LIMIT_S)
+        pipes[0].send("go")
+        assert said(pipes[0]) == "begins"
+        wait_for(lambda: state_of(processes[0]) == "S", LIMIT_S)
         processes[1].kill()
         pipes[0].send("cut")
         assert pipes[0].poll(SOON_S), "it still waits"

@@ -56,6 +56,9 @@ def on_all(body):
                 copies=(0, 1)))
         except RestoreFailed as error:
             found[rank] = str(error)
+        except Exception as error:  # a thread says it to nobody
+            found[rank] = repr(error)
+            met.abort()
 
     threads = [threading.Thread(target=one, args=(rank,)) for rank in range(WORLD)]
     for thread in threads:
@@ -77,7 +80,8 @@ def test_ranks_that_hold_different_bytes_after_a_restore_do_not_train(kind, equa
     held = [restoring.Held(step=3, torn=False) for _ in range(WORLD)]
 
     def body(rank, group):
-        state = SimpleNamespace(digest=lambda: "same" if equal else f"of rank {rank}")
+        state = SimpleNamespace(
+            digest=lambda: "same" if equal else f"of rank {rank}", empty=False)
         restoring.restore(assignment(rank, kind, 8), group, state, held[rank], None, lambda: None,
                            None)
 
@@ -105,8 +109,8 @@ def test_what_arrived_differently_is_sent_again_once_and_never_used(
     monkeypatch.setattr(restoring, "_transfer", transfer)
 
     def body(rank, group):
-        restoring.restore(assignment(rank, "survivor", 7), group, None, held[rank], None, None,
-                          None)
+        restoring.restore(assignment(rank, "survivor", 7), group, SimpleNamespace(empty=False),
+                          held[rank], None, None, None)
 
     said = on_all(body)
     assert sent == [min(damaged + 1, restoring.TRANSFERS)] * 2
@@ -123,8 +127,8 @@ def test_survivors_that_hold_another_step_than_was_planned_are_refused(planned, 
     held = [restoring.Held(step=7, torn=False), restoring.Held(step=9, torn=True)]
 
     def body(rank, group):
-        restoring.restore(assignment(rank, "survivor", planned), group, None, held[rank], None,
-                          None, None)
+        restoring.restore(assignment(rank, "survivor", planned), group,
+                          SimpleNamespace(empty=False), held[rank], None, None, None)
 
     said = on_all(body)
     assert all((one is None) == (planned == 7) for one in said), said
