@@ -134,11 +134,12 @@ class Group:
         elastic.register_group(self.process_group, self.cut, alike)
 
     def _members(self, node: str, said: str) -> list[Member]:
-        """Every rank, by what it says of itself."""
-        self.store.set(f"member/{self.rank}",
-                       json.dumps((node, devices.total_memory(self.device), said)))
+        """Every rank, by what it says of itself.  A rank of a neighbouring release may know fewer
+        of these fields than are said, or say fewer: what is new comes last, and only if it is so."""
+        told = (node, devices.total_memory(self.device), *([said] if said else []))
+        self.store.set(f"member/{self.rank}", json.dumps(told))
         found = self.store.multi_get([f"member/{rank}" for rank in range(self.world)])
-        members = [Member(*json.loads(one)) for one in found]
+        members = [Member(*json.loads(one)[:len(Member._fields)]) for one in found]
         if self.device.type != "cpu":
             return members
         return [m._replace(memory_bytes=m.memory_bytes // sum(o.node == m.node for o in members))

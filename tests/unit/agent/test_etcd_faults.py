@@ -410,7 +410,12 @@ def test_an_etcd_without_space_is_said_and_used_again_once_it_has_some(tmp_path)
             cluster.ctl("defrag")
             cluster.ctl("alarm", "disarm")
             await until(lambda: store.view().up)
-            assert await store.put(StoreWrite("run/m", version, b"small")) == version + 1
+            await store.refresh()
+            # etcd may say that its space is exceeded of a write that it has made: the member that
+            # applies it looks at the space again, behind the one that took it.
+            kept = version_of(store, "run/m")
+            assert kept in (version, version + 1)
+            assert await store.put(StoreWrite("run/m", kept, b"small")) == kept + 1
 
     with etcd(tmp_path / "etcd", 1, ("--quota-backend-bytes", "8000000")) as cluster:
         asyncio.run(asyncio.wait_for(scenario(cluster), 60.0))
