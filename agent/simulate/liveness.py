@@ -57,7 +57,8 @@ def _settled(cluster: Cluster, job: Job, mark: int) -> bool:
     how = standing(cluster, job)
     if how.startswith(("finished", "waiting")):
         return True
-    return how == "progress" and job.best >= mark + LIVE_STEPS and _as_large(cluster, job)
+    return how == "progress" and job.best >= mark + LIVE_STEPS and _as_large(cluster, job) \
+        and not _unnamed(cluster, job)
 
 
 def standing(cluster: Cluster, job: Job) -> str:
@@ -151,6 +152,21 @@ def _as_large(cluster: Cluster, job: Job) -> bool:
     return plan is None or len({node for _, node in plan.ranks}) >= most
 
 
+def _unnamed(cluster: Cluster, job: Job) -> list[str]:
+    """Nodes of the run, fit by their own word too, that its plan does not name: the next loss could
+    not use them at once."""
+    plan = newest_plan(cluster, job)
+    named = {*plan.members, *plan.spares} if plan is not None else set()
+    found = []
+    for each in cluster.launchers(job.name) if not cluster.single else ():
+        edge = cluster.edges[each.machine.name]
+        sick = any(beat.fatal or beat.held for beat in edge.decision.beats)
+        if edge.node is not None and _is_fit(cluster, each) and not sick \
+                and each.machine.name not in named:
+            found.append(each.machine.name)
+    return found
+
+
 def _still_there(cluster: Cluster, job: Job) -> bool:
     return any(rank.state != "ended" for launcher in cluster.launchers(job.name)
                for rank in launcher.ranks.values())
@@ -171,4 +187,6 @@ def _why(cluster: Cluster, job: Job) -> str:
                 said.append(f"{name} says: {reason}")
     states = [f"{rank.rank}@{launcher.machine.name}:{rank.state}"
               for launcher in cluster.launchers(job.name) for rank in launcher.ranks.values()]
+    if unnamed := _unnamed(cluster, job):
+        said.append(f"not in the plan: {', '.join(unnamed)}")
     return f"best step {job.best}; ranks {' '.join(states) or 'none'}; {'; '.join(said)}"

@@ -263,7 +263,7 @@ MUTANTS = (
     Mutant("a spare promoted twice", "nodes", ("one_place_a_node",), spare_twice),
     Mutant("spares never named", "nodes", ("all_goes_on",),
            put(case.RunCase, "_name_spares", lambda *_: None),
-           seed=16),
+           seed=18),
     Mutant("worlds never grow back", "sizes", ("all_goes_on",),
            put(broken.Growing, "look", lambda *_: broken.Look())),
     Mutant("worlds shrink beside a spare", "sizes", ("no_needless_shrink", "all_goes_on"),
