@@ -22,12 +22,12 @@ Where something goes ("new": the folder comes with the first of its kind):
 
 | what | where |
 |---|---|
-| a Slurm drain | `agent/actions/schedulers/slurm.py`, and its row in `agent/core/actions.py` |
+| a Slurm drain | `agent/actions/schedulers/slurm.py`; what may be: `agent/core/checks/fleet.py` |
 | a straggler detector | `agent/core/detect/ranks/`, its entry in `agent/core/detect/registry.py` |
-| an etcd store | `agent/store/etcd.py` (new), with what `agent/store/base.py` asks for |
+| an etcd store | `agent/store/etcd.py`, with what `agent/store/base.py` asks for |
 | an S3 tier of checkpoints | `trainer/checkpoint/tiers/s3.py` (new) |
 | a check | its row in `agent/checks/table.py`, its function in the module that the row names |
-| a webhook | `agent/web/alerts.py` (new), its route in `agent/web/server.py` |
+| a webhook | `agent/web/alerts.py`, its route in `agent/web/server.py` |
 | a new column of the page | its value in `agent/web/status.py`, its cell in `agent/web/page.html` |
 | an engine of the trainer | `trainer/engines/`, beside `ddp.py`; docs/engines.md has the contract |
 | a metric | of host or device: its collector; else `agent/metrics/names.py`, `families.py` |

@@ -336,18 +336,21 @@ def rule_action(source: Source) -> Iterator[Finding]:
 
 # Files of users and of Python's own, which comments and examples name.
 NOT_OURS = {"file.py", "json.py", "loader.py", "mine.py", "script.py", "train.py"}
-MENTION = re.compile(r"(?<![\w./-])((?:\w+/)*\w+\.py)\b")
-TO_COME = ("docs/map.md", "CONTRIBUTING.md")  # they also name rooms that are not there yet
+MENTION = re.compile(r"(?<![\w./-])((?:\w+/)*\w+\.py)\b(` \(new\))?")
 
 
 def rule_mention(source: Source, files: frozenset[str] | None = None) -> Iterator[Finding]:
-    """A file that a comment, a docstring or a page names is there: a move takes its names along."""
-    if source.path.startswith(("tests/", "docs/decisions/")) or source.path in TO_COME:
+    """A file that a comment, a docstring or a page names is there, for a move takes its names
+    along; one that is marked as new is not there yet."""
+    if source.path.startswith(("tests/", "docs/decisions/")):
         return
     files = endings() if files is None else files
     text = source.text if source.path.endswith(".md") else "\n".join(prose(source))
-    for name in sorted(set(MENTION.findall(text)) - NOT_OURS - files):
-        yield Finding("mention", source.path, f"there is no file {name}")
+    for name, new in sorted(set(MENTION.findall(text))):
+        if new and name in files:
+            yield Finding("mention", source.path, f"{name} is marked as new, and is there")
+        elif not new and name not in NOT_OURS | files:
+            yield Finding("mention", source.path, f"there is no file {name}")
 
 
 def prose(source: Source) -> Iterator[str]:
@@ -503,6 +506,7 @@ BAD: list[tuple[Rule, str, str]] = [
     (rule_words, "docs/guide.md", "XX" "X later"),
     (rule_words, "agent/daemon/daemon.py", "x = 1  # fm" "t: skip"),
     (rule_mention, "docs/guide.md", "see `agent/core/nowhere.py`"),
+    (rule_mention, "docs/map.md", "| a node | `agent/core/node.py` (new), and nothing else |"),
     (rule_mention, "agent/daemon/daemon.py", '"""Asked for in guard.py."""'),
     (rule_mention, "agent/daemon/daemon.py", "x = 1  # see detect/node.py"),
 ]
@@ -522,6 +526,7 @@ GOOD: list[tuple[Rule, str, str]] = [
     (rule_action, "agent/core/actions.py", "RESTART_RANKS = 'restart_ranks'"),
     (rule_action, "agent/core/run/policy.py", "paused = 'pause'"),
     (rule_mention, "agent/daemon/daemon.py", "x = 'nowhere.py'  # see core/node.py, train.py"),
+    (rule_mention, "docs/map.md", "| a moon | `agent/core/moon.py` (new) |"),
     (rule_except, "agent/daemon/daemon.py", "try: pass\nexcept BaseException:\n    f()\n    raise"),
 ]
 

@@ -135,7 +135,7 @@ class Group:
 
     def _members(self, node: str, said: str) -> list[Member]:
         """Every rank, by what it says of itself.  A rank of a neighbouring release may know fewer
-        of these fields than are said, or say fewer: what is new comes last, and only if it is so."""
+        fields than are said, or say fewer: what is new comes last, and only if it is so."""
         told = (node, devices.total_memory(self.device), *([said] if said else []))
         self.store.set(f"member/{self.rank}", json.dumps(told))
         found = self.store.multi_get([f"member/{rank}" for rank in range(self.world)])
