@@ -38,7 +38,7 @@ from .plan_document import Document
 from .recovery import LIVE, Recoveries
 from .stage import Stage, StageView, may_start, stage, wants_plan
 from .start_gate import StartGate
-from .state import Context, RunState, Upkeep
+from .state import Context, RunState
 
 STILL_S = 1.0  # a suspended run is idle; one whose launcher alone is stopped trains on
 START_ATTEMPTS = 3
@@ -58,9 +58,7 @@ class RunCase:
         self.recovery = Recoveries(state, self.incidents, self.ending)
         self.causes = Causes(state, self.incidents, self.recovery, self.operator)
         self.gate = StartGate(state, self.incidents, self.ending)
-        self.stage = Stage.UNKNOWN
-        self.suspended = False
-        self.stood_boot_s = -1.0  # since when it goes on without its store, and makes no step
+        self.stage = Stage.UNKNOWN  # as of the last step
         self.phases = ledger.Phases()  # of its living ranks, as of the last step
 
     def read(self, ctx: Context) -> None:
@@ -73,7 +71,7 @@ class RunCase:
     def new_boot(self, boot_s: float) -> None:
         """Another boot's seconds mean nothing here."""
         progress.new_boot(self.state, boot_s)
-        self.stood_boot_s = -1.0
+        self._storeless_since(-1.0)
         for part in (self.document, self.incidents, self.recovery, self.ending, self.causes):
             part.new_boot()
 
@@ -85,11 +83,12 @@ class RunCase:
         self.document.came_true(ctx)
         plan = self.document.current(ctx)
         if self._is_anothers(ctx, plan):
+            self._name(ctx, plan)
             return
         ranks = self._ranks(ctx, plan)
-        ends_now = bool(ctx.view.shutdown or self.state.held.drain) or self.state.finish_code >= 0
-        self.suspended = (ctx.view.connected and not ends_now and self.causes.suspended(ctx, ranks))
-        if self.suspended:
+        self.causes.see_suspension(ctx, ranks)
+        if self.state.suspects.suspended:
+            self._name(ctx, plan)
             return
         if ctx.view.connected:
             self.causes.learn(ctx, plan, ranks)
@@ -113,7 +112,6 @@ class RunCase:
         """Whether the run of this name is another user's, and goes on: this launcher leaves."""
         if plan is None or plan.finished >= 0 or not members.is_anothers(plan.owner, ctx.view.uid):
             return False
-        self.stage = Stage.ENDING
         ctx.reason = (f"run {self.state.run} is user {plan.owner}'s, and goes on: give yours "
                       "another name with --run")
         self.ending.decide(exits.CONFIGURATION, ctx.reason)
@@ -162,17 +160,22 @@ class RunCase:
         meanwhile waits for it no longer than for nodes.  A script's ranks live by their permits,
         which that node's agent renews."""
         where, view = ctx.settings.store_node, ctx.view
+        since_s = self.state.upkeep.storeless_boot_s
         limit_s = view.gang_limit_s or ctx.settings.gang_limit_s
         moves = any(rank.state in LIVE and (view.grade != TRAINER or rank.still_s < limit_s)
                     for rank in view.ranks)
         if not where or ctx.observed.store.up or moves:
-            self.stood_boot_s = -1.0
-        elif self.stood_boot_s < 0.0:
-            self.stood_boot_s = ctx.now.boot_s
-        elif ctx.now.boot_s - self.stood_boot_s > limit_s:
+            self._storeless_since(-1.0)
+        elif since_s < 0.0:
+            self._storeless_since(ctx.now.boot_s)
+        elif ctx.now.boot_s - since_s > limit_s:
             self.recovery.give_up(
                 f"the state of this run is kept by the node of --rdzv-endpoint {where}, which was "
                 f"out of reach for {limit_s:g} s: start the run again on all nodes")
+
+    def _storeless_since(self, boot_s: float) -> None:
+        if self.state.upkeep.storeless_boot_s != boot_s:
+            self.state.upkeep = replace(self.state.upkeep, storeless_boot_s=boot_s)
 
     def outlook(self, ctx: Context, cause: Cause) -> policy.Grant | None:
         """What would be done about such a cause if it came now; nothing is changed."""
@@ -225,8 +228,7 @@ class RunCase:
     # ------------------------------------------------------------ acting, one thing at a time
 
     def _act(self, ctx: Context, plan: Plan | None, ranks: tuple[RankView, ...]) -> None:
-        seen = StageView(ctx.view, plan, ctx.settings.single_node, self._elsewhere(ctx, plan))
-        self.stage = stage(self.state, seen)
+        seen = self._name(ctx, plan)
         match self.stage:
             case Stage.UNKNOWN:
                 self._unknown(ctx)
@@ -242,6 +244,12 @@ class RunCase:
                 self._recover(ctx, plan, ranks)
             case Stage.TRAINING:
                 self._keep_up(ctx, plan)
+
+    def _name(self, ctx: Context, plan: Plan | None) -> StageView:
+        """What the run does as of this step, and what decided that."""
+        seen = StageView(ctx.view, plan, ctx.settings.single_node, self._elsewhere(ctx, plan))
+        self.stage = stage(self.state, seen)
+        return seen
 
     def _elsewhere(self, ctx: Context, plan: Plan | None) -> bool:
         """Whether other nodes' beats show ranks of the newest plan."""
@@ -339,7 +347,8 @@ class RunCase:
             plan.quarantined)
         new = tuple(path for path in paths if path not in deleted)
         if new and ctx.emit(plan.generation, drafts.delete(plan, view, new)):
-            self.state.upkeep = Upkeep((*deleted, *new)[-DELETED_MAX:])
+            self.state.upkeep = replace(
+                self.state.upkeep, deleted=(*deleted, *new)[-DELETED_MAX:])
 
     def _name_spares(self, ctx: Context, plan: Plan) -> None:
         """Names a node that came, or came back: only a named node may follow a lost leader."""
@@ -364,7 +373,8 @@ class RunCase:
         live = [r for r in mine if r.state in LIVE]
         recovers = state.recovery is not None
         self.phases = _phases(live)
-        idle = self.suspended and all(r.proc_state == "T" or r.still_s > STILL_S for r in live)
+        idle = state.suspects.suspended and all(
+            r.proc_state == "T" or r.still_s > STILL_S for r in live)
         return ledger.category(ledger.Doing(
             connected=view.connected, live=bool(live), known=recovers,
             over=view.state == "done" or state.finish_code >= 0 or idle,

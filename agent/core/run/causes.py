@@ -23,7 +23,7 @@ from . import alerts, members, policy, progress
 from .incidents import RunIncidents, Where, read_where
 from .operator import Operator
 from .recovery import Recoveries
-from .state import Context, RunState
+from .state import Context, RunState, Suspects
 
 THAW_S = 1.5  # after a suspension, until pages prove anything again
 EXPLAINED_S = 30.0  # after a known cause of a wait is gone: a server's clients take their time
@@ -39,8 +39,9 @@ class Causes:
         self.state, self.incidents = state, incidents
         self.recovery, self.operator = recovery, operator
         self.detectors = registry.of_run()
+        # The look before this one.  No memory: written down with every step it would be a row for
+        # each of thousands of ranks, and without it one wait goes unmeasured.
         self.seen: dict[int, Seen] = {}
-        self.plan_since: tuple[int, float] = (0, 0.0)
 
     # ------------------------------------------------------------ learning
 
@@ -48,8 +49,6 @@ class Causes:
         """What the levels teach before anything is judged; a new plan ends the old cause."""
         if self.recovery.planned(plan):
             self._lonely_since(0.0)
-        if plan and self.plan_since[0] != plan.generation:
-            self.plan_since = (plan.generation, ctx.now.boot_s)
         progress.learn(ctx, self.state, plan, ranks, self.seen)
 
     def settled(self, ctx: Context, done: EffectResult) -> None:
@@ -76,7 +75,9 @@ class Causes:
         return members.ranks_of(ctx.view, body.generation, beats, ctx.now, ctx.settings)
 
     def new_boot(self) -> None:
-        self._lonely_since(0.0)
+        """Another boot's seconds mean nothing here: they may be far ahead of this one's."""
+        was = self.state.suspects
+        self.state.suspects = Suspects(waits=was.waits, where=was.where)
 
     def _lonely_since(self, boot_s: float) -> None:
         self.state.suspects = replace(self.state.suspects, lonely_boot_s=boot_s)
@@ -86,25 +87,32 @@ class Causes:
         kept = dict(list(kept.items())[-EVIDENCE_KEPT:])
         self.state.suspects = replace(self.state.suspects, where=kept)
 
-    def suspended(self, ctx: Context, ranks: tuple[RankView, ...]) -> bool:
+    def see_suspension(self, ctx: Context, ranks: tuple[RankView, ...]) -> None:
         """Whether the run was stopped from outside: that is shown, is no fault, and teaches
-        nothing."""
-        why = known_causes.suspended(ctx.view, ranks)
-        suspects = self.state.suspects
+        nothing.  Of a run that ends, or whose launcher is not here, it is not asked."""
+        suspects, ends_now = self.state.suspects, self._ends(ctx)
+        asked = ctx.view.connected and not ends_now
+        why = known_causes.suspended(ctx.view, ranks) if asked else ""
         if why:
-            self.state.suspects = replace(suspects, suspended_boot_s=ctx.now.boot_s)
+            self.state.suspects = replace(
+                suspects, suspended=True, suspended_boot_s=ctx.now.boot_s)
             self.seen.clear()
             ctx.reason = f"suspended: {why}; nothing is done until it goes on"
+        elif suspects.suspended:
+            self.state.suspects = replace(suspects, suspended=False)
         # For a moment after a suspension the pages still show ranks that stand still.
-        ctx.frozen = ctx.frozen or ctx.now.boot_s - self.state.suspects.suspended_boot_s < THAW_S
-        return bool(why)
+        if asked and ctx.now.boot_s - self.state.suspects.suspended_boot_s < THAW_S:
+            ctx.frozen = True
+
+    def _ends(self, ctx: Context) -> bool:
+        wanted = bool(ctx.view.shutdown or self.state.held.drain)
+        return wanted or self.state.finish_code >= 0
 
     # ------------------------------------------------------------ detecting
 
     def detect(self, ctx: Context, plan: Plan | None, ranks: tuple[RankView, ...]) -> None:
         state, cause = self.state, self.state.cause
         asked = alerts.pending(ctx, state, plan, partial(self.recovery.outlook, ctx, plan))
-        over = state.finish_code >= 0 or bool(ctx.view.shutdown) or bool(state.held.drain)
         if cause is not None:
             ctx.verdicts.append(ends.verdict_of(cause, state.run))
             return
@@ -112,10 +120,10 @@ class Causes:
             self.operator.restart = None  # now or never, and who leads was not asked
             for detector in self.detectors:
                 self.incidents.close_of(ctx, detector.name, "another node leads the run")
-        if plan is None or plan.finished >= 0 or over or not ctx.leader:
+        if plan is None or plan.finished >= 0 or self._ends(ctx) or not ctx.leader:
             return
         view = RanksView(
-            state, ctx.view, plan, self.plan_since[1],
+            state, ctx.view, plan, max(state.progress.began_boot_s, ctx.since_boot_s),
             tuple(self._with_where(rank) for rank in ranks), ctx.now, ctx.observed, ctx.settings,
             ctx.runbooks, ctx.since_boot_s, ctx.frozen, ctx.causes, self.operator.restart, asked,
         )

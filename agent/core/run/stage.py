@@ -16,6 +16,7 @@ class Stage(StrEnum):
     IDLE = "idle"  # nothing runs, or not yet
     STARTING = "starting"  # the newest plan is not what the launcher runs
     TRAINING = "training"
+    SUSPENDED = "suspended"  # stopped from outside: nothing is done until it goes on
     RECOVERING = "recovering"  # between a cause and the first new step
     ENDING = "ending"  # the caller wants the end, or it is decided
     OVER = "over"  # the launcher was ordered to leave, and said yes
@@ -39,6 +40,8 @@ def stage(state: RunState, seen: StageView) -> Stage:
         return Stage.ENDING
     if ending is not None and ending.code >= 0:
         return Stage.OVER if ending.left else Stage.ENDING
+    if state.suspects.suspended:
+        return Stage.SUSPENDED
     if may_start(state, seen):
         return Stage.STARTING
     if wants_plan(state, seen):

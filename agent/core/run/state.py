@@ -85,7 +85,8 @@ class Suspects(Value, frozen=True):
     """What is being looked into before anything is a cause."""
 
     lonely_boot_s: float = 0.0  # since only consequences were seen
-    suspended_boot_s: float = -1e9  # when the run was last seen to be suspended from outside
+    suspended: bool = False  # the run is stopped from outside, as of the last step
+    suspended_boot_s: float = -1e9  # when that was so last
     explained_boot_s: float = -1e9  # when a known cause last explained its stillness
     waits: dict[str, tuple[str, str]] = {}  # same key -> kernel function and path that it waits in
     where: dict[str, str] = {}  # "generation/rank/step" -> source line, "" until it is known
@@ -188,9 +189,10 @@ class GateSeen(Value, frozen=True):
 
 
 class Upkeep(Value, frozen=True):
-    """What was tidied up behind a generation that runs."""
+    """What was tidied up behind a generation that runs, and how long it does without its store."""
 
     deleted: tuple[str, ...] = ()
+    storeless_boot_s: float = -1.0  # since when it has none that can come back, and makes no step
 
 
 class RunState(msgspec.Struct):

@@ -138,6 +138,26 @@ def test_a_run_that_is_suspended_is_shown_and_left_alone(launcher: bool) -> None
     assert len(lab.starts()) == 1 and not [one for one in lab.decision.incidents if one.run == "r"]
 
 
+def test_a_suspension_of_an_earlier_boot_excuses_nothing() -> None:
+    """A machine that was up for days and boots anew counts from zero: whoever hangs there is not
+    believed suspended, nor waited out for a server of days ago, until the clock is there again."""
+    lab = trained()
+    lab.boot_s += 1e6
+    lab.view = replace(lab.view, suspended=True)
+    lab.step(1.0)
+    lab.view = replace(lab.view, suspended=False)
+    watch(lab, MOUNT)
+    wait(lab, 30, proc_state="D")
+    lab.boot_s, lab.boot_id = 50.0, "later"
+    lab.view = replace(lab.view, generation=0, state="idle", ranks=(), registered_boot_s=50.0)
+    lab.restart_agent()
+    lab.begin()
+    lab.train(20)
+    before = len(lab.starts())
+    wait(lab, 60, proc_state="S", phase="forward_backward")
+    assert len(lab.starts()) == before + 1
+
+
 def test_one_rank_that_is_stopped_is_a_fault_still() -> None:
     lab = Lab()
     lab.begin()

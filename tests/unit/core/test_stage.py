@@ -37,6 +37,40 @@ def test_a_run_is_named_by_what_it_does() -> None:
     assert seen(lab) == "ending"
 
 
+def test_a_suspended_run_is_named_so_and_by_another_agent_too() -> None:
+    lab = Lab(nproc=2)
+    lab.begin()
+    lab.train(3)
+    lab.view = replace(lab.view, suspended=True)
+    lab.step(1.0)
+    assert seen(lab) == "suspended"
+    lab.restart_agent()
+    lab.step(1.0)
+    assert seen(lab) == "suspended"
+    lab.view = replace(lab.view, connected=False)
+    lab.step(1.0)
+    assert seen(lab) == "unknown"
+    lab.view = replace(lab.view, connected=True, suspended=False)
+    lab.step(1.0)
+    assert seen(lab) == "training"
+    lab.view = replace(lab.view, suspended=True, shutdown="interrupted")
+    lab.step(1.0)
+    assert seen(lab) == "ending", "an end goes on below a stopped launcher"
+
+
+def test_the_run_of_another_user_is_over_once_its_launcher_is_told() -> None:
+    lab = Lab(nproc=2, uid=1000)
+    lab.begin()
+    lab.restart_agent()
+    lab.node.kept.runs.clear()
+    lab.node.cases.clear()
+    lab.view = replace(lab.view, uid=1001, generation=0, state="idle", ranks=())
+    lab.step(1.0)
+    assert seen(lab) == "ending" and lab.finishes() == [78]
+    lab.step(1.0)
+    assert seen(lab) == "over"
+
+
 def test_an_end_goes_before_everything_and_a_wanted_one_first() -> None:
     lab = Lab(nproc=2)
     lab.begin()
