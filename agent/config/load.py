@@ -7,6 +7,8 @@ and is named by file, key and what to set.
 from __future__ import annotations
 
 import importlib
+import ipaddress
+import itertools
 import os
 import tomllib
 from collections.abc import Mapping
@@ -22,16 +24,17 @@ from ..core.model import MAY_ACT
 from ..system.regular import read_regular
 from ..system.time_limit import TooSlow, at_most
 from . import store
-from .settings import Config
+from .settings import PEERS_PORT, Config
 from .tls import server_context
 from .tokens import check_listening, usual_file
 
 FILE_MAX_BYTES = 1 << 20
 CONF_D_MAX = 100
 PARSE_S = 2.0  # 1 MB of sensible keys takes a tenth of it
-ADDRESSES = ("agent.listen", "agent.metrics_listen", "collectors.ec2_metadata")
+LISTENERS = ("agent.listen", "agent.metrics_listen", "cluster.listen")
+ADDRESSES = (*LISTENERS, "collectors.ec2_metadata")
 PORT_MAX = 65535
-HOST_PORT, EXAMPLE_ADDRESS = "HOST:PORT", "127.0.0.1:9855"
+EXAMPLE_ADDRESS = "127.0.0.1:9855"  # for an address that is empty by default
 DEFAULT_FILE = Path("/etc/holdfast/agent.toml")
 
 # (shorter, longer, why): checked when the configuration is loaded
@@ -153,8 +156,9 @@ def describe(key: str) -> tuple[str, str]:
     choices = get_args(base) if get_origin(base) is Literal else ()
     if choices:
         return " or ".join(f"`{one}`" for one in choices), text
-    if any(meta.pattern for meta in metas):
-        return HOST_PORT, text
+    form = _form(metas)
+    if form:
+        return form, text
     kind = {float: "number", int: "whole number", str: "text", bool: "true or false"}.get(
         base, "list of texts")
     return " ".join([kind, " and ".join(bounds)]).strip(), text
@@ -207,6 +211,11 @@ def _metas(hint: Any) -> list[msgspec.Meta]:
         found = [one for one in hint.__metadata__ if isinstance(one, msgspec.Meta)] + found
         hint = hint.__origin__
     return found
+
+
+def _form(metas: list[msgspec.Meta]) -> str:
+    """What a value with a pattern looks like, in words; "" for any other."""
+    return next((meta.title or "" for meta in metas if meta.pattern), "")
 
 
 def _files(file: Path | None, errors: list[str]) -> list[Path]:
@@ -277,7 +286,7 @@ def _is_known(key: str, value: Any, origin: str, errors: list[str]) -> bool:
         kind, _ = describe(key)
         default = msgspec.json.encode(getattr(getattr(Config(), section), name)).decode()
         wrong, example = f"{error}: ", default
-        if kind == HOST_PORT:
+        if _form(_metas(hint)):
             wrong, example = f"{value!r}: "[:300], default.strip('"') or EXAMPLE_ADDRESS
         errors.append(f"{origin}: {key}: {wrong}set {kind}, for example {example}")
         return False
@@ -315,11 +324,39 @@ def _check_lattice(config: Config, values: Mapping[str, tuple[Any, str]]) -> lis
 
 
 def _check_ports(config: Config, values: Mapping[str, tuple[Any, str]]) -> list[str]:
-    """Addresses whose port no socket takes."""
-    return [
+    """Addresses whose port no socket takes, and listeners of which one would take the other's."""
+    found = {key: str(address) for key, address in flatten(config) if key in ADDRESSES and address}
+    errors = [
         f"{_origin(key, values)}: {key} = {address!r}: set a port of at most {PORT_MAX}"
-        for key, address in flatten(config)
-        if key in ADDRESSES and address and int(str(address).rpartition(":")[2]) > PORT_MAX]
+        for key, address in found.items() if _port(address) > PORT_MAX]
+    listeners = {key: found[key] for key in LISTENERS if key in found}
+    named = {key: f"{key} = {address!r}" for key, address in listeners.items()}
+    if config.store.url and not config.cluster.listen:
+        listeners["cluster.listen"] = f":{PEERS_PORT}"  # at the address that routes to the store
+        named["cluster.listen"] = f"the other agents where cluster.listen is empty ({PEERS_PORT})"
+    for first, second in itertools.combinations(listeners, 2):
+        if _meet(listeners[first], listeners[second]):
+            wrong, other = (second, first) if found.get(second) else (first, second)
+            errors.append(f"{_origin(wrong, values)}: {named[wrong]} is the port of "
+                          f"{named[other]}: set another port")
+    return errors
+
+
+def _port(address: str) -> int:
+    return int(address.rpartition(":")[2])
+
+
+def _meet(first: str, second: str) -> bool:
+    """Whether these cannot both be listened on: one port of one address, of all, or of a name."""
+    if _port(first) != _port(second) or not _port(first):
+        return False
+    try:
+        one, other = (ipaddress.ip_address(each.rpartition(":")[0].strip("[]"))
+                      for each in (first, second))
+    except ValueError:
+        return True
+    return one.version == other.version and (
+        one == other or one.is_unspecified or other.is_unspecified)
 
 
 def _check_hidden(config: Config, values: Mapping[str, tuple[Any, str]]) -> list[str]:

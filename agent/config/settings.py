@@ -17,7 +17,9 @@ from ..core.actions import ACTIONS, allowable
 
 Path = Annotated[str, Meta(max_length=4096)]
 Name = Annotated[str, Meta(min_length=1, max_length=253)]
-Address = Annotated[str, Meta(pattern=r"^(|\[?[^\s]+\]?:\d{1,5})$")]
+# What has a pattern has its form in words as well, its `title`: nobody is shown an expression.
+Address = Annotated[str, Meta(pattern=r"^(|\[?[^\s]+\]?:\d{1,5})$", title="HOST:PORT")]
+PEERS_PORT = 9856
 _SETTINGS = model.Settings()
 
 
@@ -168,7 +170,8 @@ class Cost(msgspec.Struct, frozen=True):
 
     node_hour: Annotated[float, Meta(ge=0, le=1e6, description=(
         "price of an hour of this node, used or not; 0: nothing is said in money"))] = 0.0
-    currency: Annotated[str, Meta(pattern=r"^[A-Z]{3}$", description="of that price")] = "USD"
+    currency: Annotated[str, Meta(
+        pattern=r"^[A-Z]{3}$", title="three capital letters", description="of that price")] = "USD"
 
 
 class Api(msgspec.Struct, frozen=True):
@@ -343,7 +346,8 @@ class Cluster(msgspec.Struct, frozen=True):
 
     listen: Annotated[Address, Meta(description=(
         "HOST:PORT where the other agents reach this one; empty: the address that routes to the "
-        "store, and port 9856 or, where that is taken, any free one"))] = ""
+        f"store, and port {PEERS_PORT}. Where the port is taken it is any free one, which the "
+        "agent says"))] = ""
     token_file: Annotated[Path, Meta(description=(
         "file, mode 0600, whose first line all agents of the cluster share; empty: a token that "
         "they keep in the store"))] = ""

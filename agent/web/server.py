@@ -113,9 +113,7 @@ class WebServer:
         if agent.listen:
             await self._listen(runner, host, int(port))
         if agent.metrics_listen:
-            host, _, port = agent.metrics_listen.rpartition(":")
-            metrics = await self._runner(self._application(True, full=False))
-            await self._open(metrics, host, int(port))
+            await self._listen_for_metrics(agent.metrics_listen)
 
     @property
     def _certified(self) -> bool:
@@ -166,6 +164,16 @@ class WebServer:
             self._announce(address)
             say(f"live page {address}")
             return
+
+    async def _listen_for_metrics(self, address: str) -> None:
+        """Takes the address or says why not: the API is there without it."""
+        host, _, port = address.rpartition(":")
+        runner = await self._runner(self._application(True, full=False))
+        try:
+            await self._open(runner, host, int(port))
+        except OSError as error:
+            self._state.errors("web", f"agent.metrics_listen = {address!r}: "
+                               f"{error.strerror}: set a free address")
 
     async def stop(self) -> None:
         for listener in self._listeners:

@@ -18,6 +18,7 @@ import msgspec
 from holdfast.worker import addresses
 
 from ...config import store as store_address
+from ...config.settings import PEERS_PORT
 from ...config.store import read_password
 from ...core.model import TRAINER, Beat, Decision, Doc, Documents, StoreWrite
 from ...launchers.server import LauncherServer
@@ -29,7 +30,6 @@ from ..state import AgentState
 ADDRESS = "address"  # kind of the documents that say where each agent listens
 TOKEN_FILE = "cluster.token_file"
 TOKEN = "cluster-token"
-PORT = 9856
 PUBLISH_S = 1.0  # between two tries
 RUNS_MAX = 32  # private agents of one node, the newest
 ENDED_WELL = 0
@@ -104,6 +104,10 @@ class PeerPart:
         self.peers.token = await self._token()
         bound = await self.peers.listen(self.host, self._port)
         say(f"node {self._state.name} listens for the other nodes at {self.host}:{bound}")
+        if bound != self._port and self._port and not self._state.is_private:
+            self._on_error("peers", f"{self.host}:{self._port} is taken: the others reach this "
+                           f"node at port {bound}, which a firewall may cut, and which is another "
+                           "one after each start: set cluster.listen to a free port")
         try:
             await self._stay(Place(self.host, bound, self.instance))
         finally:
@@ -286,5 +290,5 @@ def own_address(url: str, listen: str) -> Address:
               for one in store_address.parse(url).endpoints]
     routes = [one for one in routes if one]
     far = [one for one in routes if not one.startswith("127.")]
-    return Address((far or routes or [addresses.LOOPBACK])[0], PORT)
+    return Address((far or routes or [addresses.LOOPBACK])[0], PEERS_PORT)
 

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 from waiting import until
 
+from holdfast.agent.config.load import load
 from holdfast.agent.core.model import Beat, Doc, Documents, Ended, RankView
 from holdfast.agent.daemon.parts import peers as part
 from holdfast.agent.peers import beats, transport
 from holdfast.agent.peers.beats import Address, Endpoint, Peers, Told
 from holdfast.agent.peers.failure_detector import SILENT_TICKS
+from holdfast.agent.store.memory import MemoryServer, MemoryStore
 
 
 class Heard:
@@ -311,7 +316,42 @@ def test_a_private_agents_peers_are_those_of_its_run_and_agents_of_nodes() -> No
 
 def test_this_nodes_address_is_the_settings_or_the_one_that_routes_to_the_store() -> None:
     assert part.own_address("etcd://127.0.0.1:2379", "10.0.0.9:77") == Address("10.0.0.9", 77)
-    assert part.own_address("etcd://127.0.0.1:2379", "") == Address("127.0.0.1", part.PORT)
+    assert part.own_address("etcd://127.0.0.1:2379", "") == Address("127.0.0.1", part.PEERS_PORT)
+
+
+@pytest.mark.parametrize("private", [False, True])
+def test_a_node_whose_port_is_taken_says_so_and_how_it_is_reached(private: bool) -> None:
+    """A firewall lets the agreed port through; a run's private agent shares the node with others.
+    """
+    async def body() -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            overrides: dict[str, tuple[object, str]] = {
+                "store.url": ("etcd://127.0.0.1:2379", ""),
+                "cluster.listen": (f"127.0.0.1:{port}", "")}
+            state = SimpleNamespace(
+                name="a", is_private=private, config=load(None, overrides).config)
+            clock = time.monotonic
+            heard, store = Heard(), MemoryStore(MemoryServer(clock, 10.0), "a", clock)
+            await store.refresh()
+            launchers = SimpleNamespace(runs=tuple)
+            peers = part.PeerPart(state, store, launchers, lambda why: None, heard.on_error)
+            task = asyncio.create_task(peers.run())
+            try:
+                await until(lambda: store.view().docs.get("address/a").body)
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+            place = part.read_place(store.view().docs.get("address/a").body)
+        assert place is not None and place.port not in (0, port)
+        if private:
+            assert heard.errors == []
+        else:
+            (error,) = heard.errors
+            assert f"127.0.0.1:{port} is taken" in error and f"port {place.port}," in error
+            assert "set cluster.listen" in error
+
+    asyncio.run(body())
 
 
 def test_who_knows_a_higher_generation_answers_for_no_permit() -> None:

@@ -85,6 +85,8 @@ def test_all_errors_at_once(tmp_path):
     ('[agent]\nlisten = "127.0.0.1:99999"', "agent.listen = '127.0.0.1:99999': set a port of at "
      "most 65535"),
     ('[agent]\nmetrics_listen = "[::]:65536"', "agent.metrics_listen = '[::]:65536'"),
+    ('[cost]\ncurrency = "euro"', "cost.currency: 'euro': set three capital letters, for example "
+     "USD"),
     ('[collectors]\nec2_metadata = "127.0.0.1:70000"', "collectors.ec2_metadata = "),
     ("agent = 1", "agent is a section: write its keys below [agent]"),
 ])
@@ -95,6 +97,46 @@ def test_a_value_that_cannot_be_meant_is_refused(tmp_path, text, said):
         load(file)
     (error,) = caught.value.errors
     assert error.startswith(f"{file}: ") and said in error
+
+
+STORE = '[store]\nurl = "etcd://10.0.0.1:2379"\n'
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ('[agent]\nlisten = "127.0.0.1:9000"\nmetrics_listen = "0.0.0.0:9000"', "agent.metrics_listen "
+     "= '0.0.0.0:9000' is the port of agent.listen = '127.0.0.1:9000': set another port"),
+    ('[agent]\nmetrics_listen = "localhost:9855"', "agent.metrics_listen = 'localhost:9855' is the "
+     "port of agent.listen = '127.0.0.1:9855'"),
+    (f'[agent]\nmetrics_listen = "0.0.0.0:9856"\n{STORE}', "agent.metrics_listen = '0.0.0.0:9856' "
+     "is the port of the other agents where cluster.listen is empty (9856): set another port"),
+    (f'{STORE}[cluster]\nlisten = "10.0.0.7:9855"\n[agent]\nlisten = "10.0.0.7:9855"',
+     "cluster.listen = '10.0.0.7:9855' is the port of agent.listen = '10.0.0.7:9855'"),
+    (f'{STORE}[cluster]\nlisten = "node-7:9858"\n[agent]\nmetrics_listen = "10.0.0.7:9858"',
+     "cluster.listen = 'node-7:9858' is the port of agent.metrics_listen = '10.0.0.7:9858'"),
+    (f'{STORE}[cluster]\nlisten = "10.0.0.7:70000"', "cluster.listen = '10.0.0.7:70000': set a "
+     "port of at most 65535"),
+])
+def test_two_listeners_of_one_port_are_refused_by_name(tmp_path, text, said):
+    file = tmp_path / "agent.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load(file)
+    (error,) = caught.value.errors
+    assert error.startswith(f"{file}: ") and said in error
+
+
+@pytest.mark.parametrize("text", [
+    # Two addresses or families; no store, so that nobody is called; any free port; nothing.
+    '[agent]\nmetrics_listen = "10.0.0.7:9855"', '[agent]\nmetrics_listen = "[::]:9855"',
+    '[agent]\nmetrics_listen = "0.0.0.0:9856"',
+    '[agent]\nmetrics_listen = "0.0.0.0:0"\nlisten = "127.0.0.1:0"', '[agent]\nlisten = ""',
+    f'{STORE}[agent]\nmetrics_listen = "0.0.0.0:9858"',
+    f'{STORE}[agent]\nmetrics_listen = "0.0.0.0:9856"\n[cluster]\nlisten = "10.0.0.7:9859"',
+])
+def test_listeners_that_do_not_meet_are_taken(tmp_path, text):
+    file = tmp_path / "agent.toml"
+    file.write_text(text)
+    load(file)
 
 
 def test_collectors_are_switched_off_by_the_names_that_the_documentation_lists(tmp_path):

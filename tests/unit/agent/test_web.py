@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import shlex
+import socket
 from types import SimpleNamespace
 
 import aiohttp
@@ -340,8 +341,6 @@ def test_tokens_file_is_checked(tmp_path):
 
 def test_two_agents_take_two_ports(agent, tmp_path):
     async def scenario():
-        import socket
-
         with socket.socket() as taken:
             taken.bind(("127.0.0.1", 0))
             taken.listen()
@@ -359,6 +358,29 @@ def test_two_agents_take_two_ports(agent, tmp_path):
                 ) as unix:
                     async with unix.get("/healthz") as answer:
                         assert answer.status == 200
+
+    asyncio.run(scenario())
+
+
+def test_a_taken_port_of_metrics_takes_nothing_else_away(agent, tmp_path):
+    async def scenario():
+        with socket.socket() as taken:
+            taken.bind(("127.0.0.1", 0))
+            taken.listen()
+            address = f"127.0.0.1:{taken.getsockname()[1]}"
+            async with agent(agent__metrics_listen=address) as (daemon, _):
+                await until(lambda: "web" in daemon.state.errors.counts)
+                said = daemon.state.errors.latest["web"]
+                assert said.startswith(f"agent.metrics_listen = '{address}': ")
+                assert "already in use: set a free address" in said
+                connector = aiohttp.UnixConnector(str(tmp_path / "run" / "api.sock"))
+                async with aiohttp.ClientSession("http://agent", connector=connector) as unix:
+                    async with unix.get("/healthz") as answer:
+                        assert answer.status == 200
+                async with aiohttp.ClientSession(daemon.launchers.address) as tcp:
+                    async with tcp.get("/metrics") as answer:
+                        assert answer.status == 200
+                assert daemon.state.errors.counts["web"] == 1, "the part does not begin again"
 
     asyncio.run(scenario())
 
