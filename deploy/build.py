@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Builds what Holdfast is installed from: wheel, sdist, Debian package, relocatable tarball.
 
-Owns one tree that package and tarball share (docs/decisions/011-packages.md): `lib/pythonX.Y` for
+Owns one tree that package and tarball share (docs/decisions/016-packages.md): `lib/pythonX.Y` for
 each Python that it serves, filled from wheels alone, and a `bin/holdfast` that finds it wherever it
 lies.  Runs with pip and setuptools 77 or later and nothing else of Holdfast's; the network is used
 by pip alone, for wheels.  Writes below --to only.

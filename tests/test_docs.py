@@ -78,6 +78,11 @@ def test_every_decision_says_what_why_and_what_else() -> None:
         assert "**Decided.**" in text, path
 
 
+def test_a_number_means_one_decision() -> None:
+    names = sorted(path.name for path in (ROOT / "docs/decisions").glob("*.md"))
+    assert [name[:3] for name in names] == [f"{number:03d}" for number in range(1, len(names) + 1)]
+
+
 def test_faults_in_documents_have_runbooks() -> None:
     said = {
         name
