@@ -25,6 +25,7 @@ from .text import GOOD, STRONG, Failure, Span, clock, count, line, show
 
 FILE = "holdfast-alerts.yml"
 TOKEN_MAX_BYTES = 4096
+OVER_TLS = "https://"  # as --runbook-base
 
 
 def dashboards(options: argparse.Namespace) -> int:
@@ -47,14 +48,14 @@ def _render(options: argparse.Namespace) -> int:
     for name, book in runbooks().items():
         _, sections = prose.split(prose.text_of(name))
         entries.append(faults.Entry(book, prose.first_sentence(sections["Meaning"])))
-    rules = files.rules(entries, options.runbook_base or files.SERVED)
+    rules = files.rules(entries, _base(options, files.SERVED))
     if options.to is None:
         sys.stdout.write(rules)
         sys.stdout.flush()
         return 0
     texts_by_name = {FILE: rules} | {f"holdfast-{one}": files.text(one) for one in files.SAMPLES}
     folder = Path(options.to)
-    rendered = boards.files(options.runbook_base or boards.SERVED)
+    rendered = boards.files(_base(options, boards.SERVED))
     provisioning = boards.provisioning(str(folder.absolute()))
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -70,6 +71,12 @@ def _render(options: argparse.Namespace) -> int:
     return 0
 
 
+def _base(options: argparse.Namespace, served: str) -> str:
+    """Where the runbooks are: `served` by the agents, over TLS where that alone is said."""
+    base: str = options.runbook_base or served
+    return served.replace("http://", base, 1) if base == OVER_TLS else base
+
+
 def _push(options: argparse.Namespace) -> int:
     if not options.url or not options.token_file:
         raise Failure("`holdfast dashboards push` needs --url and --token-file", USAGE)
@@ -80,7 +87,7 @@ def _push(options: argparse.Namespace) -> int:
     try:
         server = grafana.Server(options.url, _token(Path(options.token_file)))
         uid, remark = grafana.source_uid(server, uid)
-        texts = boards.files(options.runbook_base or boards.SERVED).values()
+        texts = boards.files(_base(options, boards.SERVED)).values()
         for word in (remark, _in_clear(options.url)):
             if word:
                 print(f"holdfast: {word}", file=sys.stderr)

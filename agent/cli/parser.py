@@ -259,7 +259,7 @@ def _dashboards(parser: argparse.ArgumentParser) -> None:
                              "rules to standard output)")
     parser.add_argument("--runbook-base", metavar="URL",
                         help="address below which people read the runbooks (default: the first "
-                             "agent that answers)")
+                             "agent that answers, by http; `https://` alone: the same by TLS)")
     group = parser.add_argument_group("push (docs/dashboards.md)")
     group.add_argument("--url", metavar="URL", help="Grafana's address")
     group.add_argument("--token-file", metavar="FILE",

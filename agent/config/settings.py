@@ -42,7 +42,8 @@ class Agent(msgspec.Struct, frozen=True):
         "HOST:PORT of page, API and metrics; empty: none. A private agent takes the next free port"
     ))] = "127.0.0.1:9855"
     metrics_listen: Annotated[Address, Meta(description=(
-        "HOST:PORT that serves /metrics, /healthz and /readyz alone, without the API; empty: none"
+        "HOST:PORT that serves /metrics, /healthz, /readyz and /runbooks alone, without the API "
+        "and without TLS; empty: none"
     ))] = ""
     tick_s: Annotated[
         float, _seconds("a step of the state machine at least this often", 10.0, 0.05)] = 1.0

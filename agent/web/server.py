@@ -1,8 +1,8 @@
 """The agent's web server: routes, listeners, and what operators ask.
 
 Owns the server of aiohttp; its client is agent/store/etcd_gateway.py's.  Listens on TCP (loopback
-unless configured), on api.sock, and, when set, on a port for metrics alone.  A failing handler is
-an answer of 500 and a counted error, never more.
+unless configured), on api.sock, and, when set, on a port for metrics and runbooks alone.  A failing
+handler is an answer of 500 and a counted error, never more.
 """
 
 from __future__ import annotations
@@ -197,12 +197,13 @@ class WebServer:
         routes: list[tuple[str, str, Callable[[web.Request], Awaitable[web.Response]]]] = [
             ("GET", "/metrics", self._metrics),
             ("GET", "/healthz", self._healthz),
-            ("GET", "/readyz", self._readyz)]
+            ("GET", "/readyz", self._readyz),
+            # An alert's link leads to what Prometheus scrapes: its label `instance`.
+            ("GET", RUNBOOKS, self._runbooks), ("GET", RUNBOOKS + "/{page:.+}", self._runbook)]
         if full:
             routes += [
                 ("GET", "/", self._index), ("GET", openapi.ROUTE, self._openapi),
                 ("GET", "/api/v1/status", self._status),
-                ("GET", RUNBOOKS, self._runbooks), ("GET", RUNBOOKS + "/{page:.+}", self._runbook),
                 ("GET", "/api/v1/incidents", self._incidents),
                 ("GET", "/api/v1/incidents/{id:.+}", self._incident),
                 ("GET", "/api/v1/fleet/{what}", self._fleet),

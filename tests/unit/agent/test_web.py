@@ -12,7 +12,9 @@ from types import SimpleNamespace
 import aiohttp
 import msgspec
 import pytest
+import yaml
 from browsing import INCIDENT, browse
+from etcd_servers import free_ports
 from fakes import until
 from msgspec.structs import replace
 from pages import taken_by_prometheus
@@ -27,6 +29,7 @@ from holdfast.agent.web import auth
 from holdfast.agent.web.auth import Tokens
 from holdfast.agent.web.page import load_page
 from holdfast.agent.web.server import WebServer
+from holdfast.dashboards.rules import files
 
 
 def test_reading(agent, tmp_path):
@@ -383,6 +386,31 @@ def test_a_taken_port_of_metrics_takes_nothing_else_away(agent, tmp_path):
                 assert daemon.state.errors.counts["web"] == 1, "the part does not begin again"
 
     asyncio.run(scenario())
+
+
+def test_the_port_of_metrics_serves_the_runbooks_and_nothing_of_the_api(agent, tmp_path):
+    """Prometheus' `instance` is this port, and an alert's link leads to the instance."""
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+
+    async def scenario(daemon, node, launcher, tcp, unix):
+        links = {rule["annotations"]["runbook_url"]
+                 for group in yaml.safe_load(files.rules([], "/runbooks"))["groups"]
+                 for rule in group["rules"] if "alert" in rule}
+        links = {link for link in links if "{{" not in link}
+        assert "/runbooks/fleet/agents_absent.md" in links
+        # Whoever opens a link comes from another machine, under a name of this one.
+        headers = {"Host": "node-a.example:9858"}
+        async with aiohttp.ClientSession(f"http://{address}", headers=headers) as metrics:
+            for path in ("/runbooks", "/runbooks/rank_hung.md", *sorted(links)):
+                async with metrics.get(path) as answer:
+                    text = await answer.text()
+                    assert answer.status == 200 and answer.content_type == "text/plain", path
+                    assert "## Meaning" in text or path == "/runbooks", path
+            for path in ("/", "/api/v1/status", "/api/v1/incidents", "/api/v1/alerts"):
+                async with metrics.get(path) as answer:
+                    assert answer.status == 404, path
+
+    browse(scenario, agent, tmp_path, agent__metrics_listen=address)
 
 
 def test_the_documentation_names_every_metric():

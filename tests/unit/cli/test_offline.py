@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from holdfast.agent.cli import doctor, launch, main, policy
 from holdfast.agent.cli.doctor_node import HAVE, Finding
@@ -184,6 +185,16 @@ def test_alert_rules_are_written(tmp_path: Path) -> None:
     assert {one.name for one in tmp_path.iterdir()} == {"holdfast-alerts.yml", *samples, *boards}
     fleet = (tmp_path / "holdfast-fleet.json").read_text()
     assert "https://wiki/books/${__data.fields.fault}.md" in fleet and "}/runbooks" not in fleet
+
+
+def test_links_to_agents_that_speak_tls_are_https(tmp_path: Path) -> None:
+    assert main(["dashboards", "render", "--runbook-base", "https://", "--to", str(tmp_path)]) == 0
+    urls = {rule["annotations"]["runbook_url"] for group in
+            yaml.safe_load((tmp_path / "holdfast-alerts.yml").read_text())["groups"]
+            for rule in group["rules"] if "alert" in rule}
+    assert all(url.startswith('https://{{ with query "holdfast_build_info" }}') for url in urls)
+    fleet = (tmp_path / "holdfast-fleet.json").read_text()
+    assert "https://${__data.fields.instance}/runbooks/" in fleet and "http://${__d" not in fleet
 
 
 def test_alert_rules_go_to_standard_output_unless_told_where(
