@@ -61,6 +61,11 @@ def fault(name: str, severity: str, count: int = 1) -> dict[str, str]:
             f'instance="n{i}"}}': "1x120" for i in range(count)}
 
 
+def of_run(name: str, severity: str, run: str = "m5") -> dict[str, str]:
+    return {f'holdfast_fault_active{{fault="{name}",severity="{severity}",'
+            f'subject="run/{run}/rank/{i}",instance="n{i}"}}': "1x120" for i in range(2)}
+
+
 def goodput(training: int, lost: int) -> dict[str, str]:
     """Seconds a minute of training and of start-up, over eight hours."""
     return {f'holdfast_node_seconds_total{{category="{name}",instance="n0"}}': f"0+{value}x480"
@@ -79,8 +84,8 @@ VERDICTS = 'holdfast_detector_verdicts_total{detector="hang",instance="n0",outco
 # alert -> (cases in which it fires, cases in which it does not)
 FLEET: dict[str, tuple[list[Case], list[Case]]] = {
     "HoldfastRunStopped": (
-        [Case(fault("budget_spent", "fatal")), Case(fault("crash_loop", "fatal"))],
-        [Case(fault("rank_killed", "fatal")), Case(fault("gpu_needs_inspection", "fatal"))],
+        [Case(of_run("budget_spent", "fatal")), Case(of_run("crash_loop", "fatal"))],
+        [Case(of_run("rank_killed", "fatal")), Case(fault("gpu_needs_inspection", "fatal"))],
     ),
     "HoldfastNodeNeedsPerson": (
         [Case(fault("gpu_needs_inspection", "fatal")), Case(fault("cpu_machine_check", "fatal"))],
@@ -274,7 +279,8 @@ def worded(alert: str, labels: dict[str, str], series: dict[str, str], descripti
     """What promtool says against an alert's description, labels and all."""
     (rule,) = [one for one in alerts() if one["alert"] == alert]
     (group,) = [one["name"] for one in yaml.safe_load(rendered())["groups"] if rule in one["rules"]]
-    texts = rule["annotations"] | {"description": description}
+    url = rule["annotations"]["runbook_url"].replace("{{ $labels.fault }}", labels.get("fault", ""))
+    texts = rule["annotations"] | {"description": description, "runbook_url": url}
     test = {
         "interval": "15s",
         "input_series": [{"series": name, "values": values} for name, values in series.items()],
@@ -297,6 +303,71 @@ def test_a_ticket_says_where_how_badly_in_how_many_places_and_what(tmp_path: Pat
     assert worded("HoldfastHostMemoryLow", labels, series, text, tmp_path) == ""
     wrong = worded("HoldfastHostMemoryLow", labels, series, "node/n0: Nothing.", tmp_path)
     assert text in wrong, "promtool compares descriptions"
+
+
+def test_a_stopped_runs_page_is_one_and_names_the_run(tmp_path: Path) -> None:
+    """However many agents and ranks say it."""
+    labels = {"fault": "budget_spent", "run": "m5"}
+    text = ("Run m5 was given up (budget_spent): nothing that Holdfast may do brings training "
+            "back.")
+    assert worded("HoldfastRunStopped", labels, of_run("budget_spent", "fatal"), text,
+                  tmp_path) == ""
+
+
+def test_a_ticket_about_a_run_names_it_for_the_pages_that_stand_for_it(tmp_path: Path) -> None:
+    seen = 'holdfast_fault_active{fault="rank_killed",severity="fatal",%s}'
+    where = {"instance": "n0", "subject": "run/m5/rank/1"}
+    series = {seen % ",".join(f'{name}="{value}"' for name, value in where.items()): "1x60"}
+    meaning = next(one.summary for one in entries() if one.runbook.fault == "rank_killed")
+    text = f"run/m5/rank/1 on n0 (fatal; places in the fleet: 1): {meaning}"
+    assert worded("HoldfastRankKilled", where | {"run": "m5"}, series, text, tmp_path) == ""
+
+
+def fires_at(series: dict[str, str], moments: dict[str, list[str]], folder: Path) -> str:
+    """What promtool says against the pages that fire at each moment, each alert once."""
+    count = 'count by (alertname) (ALERTS{alertstate="firing",severity="critical"}) > bool 0'
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [{
+            "expr": count, "eval_time": at,
+            "exp_samples": [{"labels": f'{{alertname="{one}"}}', "value": 1} for one in names],
+        } for at, names in moments.items()],
+    }
+    return asked_of_prometheus(test, ["holdfast_pages"], folder)
+
+
+def of_fleet_with_ranks(count: int, dead: int) -> dict[str, str]:
+    """A run over all nodes, which n0 leads; the first ones die after 50 minutes."""
+    series = {}
+    for i in range(count):
+        here = f'instance="n{i}"'
+        end = "stale" if i < dead else "8x200"
+        series |= {
+            f'up{{job="holdfast",{here}}}': "1x50 0x200" if i < dead else "1x250",
+            f'holdfast_run_ranks{{run="m5",state="running",{here}}}': f"8x50 {end}",
+            f'holdfast_run_leading{{run="m5",{here}}}':
+                f"{int(not i)}x50 stale" if i < dead else "0x250",
+        }
+    return series
+
+
+def test_the_last_node_of_a_fleet_is_one_page(tmp_path: Path) -> None:
+    one = {"49m": [], "54m": ["HoldfastRunNodeLost"], "2h": ["HoldfastRunNodeLost"]}
+    assert fires_at(of_fleet_with_ranks(1, 1), one, tmp_path) == ""
+    # Without ranks it is missed all the same, and a run that was lost is not forgotten for it.
+    idle = {name: values for name, values in of_fleet_with_ranks(1, 1).items() if "up{" in name}
+    assert fires_at(idle, {"49m": [], "2h": ["HoldfastAgentsAbsent"]}, tmp_path) == ""
+
+
+@pytest.mark.parametrize(("count", "dead"), [(2, 1), (2, 2), (20, 4)])
+def test_pages_of_one_cause_begin_together(count: int, dead: int, tmp_path: Path) -> None:
+    """Else those for which another stands are sent before it is there."""
+    fires = ["HoldfastRunNodeLost"]
+    fires += ["HoldfastAgentsAbsent"] if dead > 1 else []
+    fires += ["HoldfastNoLeader"] if dead < count else []
+    moments = {"50m": [], "51m": [], "52m": [], "53m": sorted(fires), "1h": sorted(fires)}
+    assert fires_at(of_fleet_with_ranks(count, dead), moments, tmp_path) == ""
 
 
 def test_the_breakers_page_counts_nodes_and_not_their_devices(tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ def ticket(entry: Entry) -> Rule:
     runbook = entry.runbook
     severity = INFO if runbook.severity in (OK, UNKNOWN) else WARNING
     series = f'holdfast_fault_active{{fault="{runbook.fault}"}}'
-    places = f"max by (instance, subject) ({series} > 0)"
+    places = named(f"max by (instance, subject) ({series} > 0)")
     return {
         "alert": runbook.alert,
         # The value: in how many places of the fleet the fault is.
@@ -68,21 +68,39 @@ def verdict_severity(fault: str) -> str:
             '{{ . | first | label "severity" }}{{ end }}')
 
 
-def page(name: str, what: str, faults: Iterable[str]) -> Rule:
-    """One page for any of these faults in its fatal form, once an agent and fault."""
-    series = f'holdfast_fault_active{{severity="{FATAL}",fault=~"{"|".join(sorted(faults))}"}}'
+def named(series: str) -> str:
+    """With the run of a subject in a run as a label, by which a page stands for its tickets."""
+    return f'label_replace({series}, "run", "$1", "subject", "run/([^/]+).*")'
+
+
+def page(name: str, summary: str, expr: str, description: str) -> Rule:
     return {
         "alert": name,
-        "expr": f"sum by (instance, fault) ({series}) > 0",
+        "expr": f"{expr} > 0",
         "for": FOR[CRITICAL],
         "labels": {"severity": CRITICAL},
-        "annotations": {
-            "summary": what,
-            "description": "{{ $labels.fault }} stands on {{ $labels.instance }} ({{ $value }} "
-                           "places), and nothing that Holdfast may do brings training back.",
-            "runbook": "{{ $labels.fault }}",
-        },
+        "annotations": {"summary": summary, "description": description,
+                        "runbook": "{{ $labels.fault }}"},
     }
+
+
+def pages(hopeless: Iterable[Runbook]) -> list[Rule]:
+    """One for any of these faults in its fatal form: once a run or an agent, and fault."""
+    of_runs, of_nodes = (
+        f'holdfast_fault_active{{severity="{FATAL}",fault=~"'
+        + "|".join(sorted(one.fault for one in hopeless if (one.scope == "run") == is_run)) + '"}'
+        for is_run in (True, False))
+    return [
+        # However many agents say it of the run.
+        page("HoldfastRunStopped", "A run was given up, and waits for a person.",
+             f"count by (run, fault) ({named(of_runs)})",
+             "Run {{ $labels.run }} was given up ({{ $labels.fault }}): nothing that Holdfast may "
+             "do brings training back."),
+        page("HoldfastNodeNeedsPerson", "A node has a fault that only a person can cure.",
+             f"sum by (instance, fault) ({of_nodes})",
+             "{{ $labels.fault }} stands on {{ $labels.instance }} ({{ $value }} places), and "
+             "nothing that Holdfast may do brings training back."),
+    ]
 
 
 def groups(entries: Iterable[Entry]) -> list[dict[str, Any]]:
@@ -90,11 +108,5 @@ def groups(entries: Iterable[Entry]) -> list[dict[str, Any]]:
     listed = sorted((one for one in entries if one.runbook.alert),
                     key=lambda one: one.runbook.alert)
     hopeless = [one.runbook for one in listed if needs_person(one.runbook)]
-    pages = [
-        page("HoldfastRunStopped", "A run was given up, and waits for a person.",
-             (one.fault for one in hopeless if one.scope == "run")),
-        page("HoldfastNodeNeedsPerson", "A node has a fault that only a person can cure.",
-             (one.fault for one in hopeless if one.scope != "run")),
-    ]
     return [{"name": "holdfast_faults", "rules": [ticket(one) for one in listed]},
-            {"name": "holdfast_fault_pages", "rules": pages}]
+            {"name": "holdfast_fault_pages", "rules": pages(hopeless)}]

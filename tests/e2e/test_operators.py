@@ -10,6 +10,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+import pytest
 import yaml
 from monitoring import Server, alertmanager, get, prometheus, servers
 from running import Run, Runs, wait_for
@@ -195,10 +196,15 @@ class Fleet:
 
     def __init__(self, nodes: list[Server]) -> None:
         self.nodes, self.living = nodes, list(range(len(nodes)))
-        self.step, self.training, self.lost = 100, 1000.0, 0.0
+        self.step, self.training, self.lost, self.faults = 100, 1000.0, 0.0, ""
+
+    def begin_fault(self, fault: str, subject: str) -> None:
+        """Its fatal form, as every living agent says it from now on."""
+        self.faults += (f'holdfast_fault_active{{fault="{fault}",subject="{subject}",'
+                        'severity="fatal"} 1\n')
 
     def second(self) -> None:
-        if len(self.living) == len(self.nodes):
+        if len(self.living) == len(self.nodes) and not self.faults:
             self.step, self.training = self.step + 1, self.training + 1
         else:
             self.lost += 1
@@ -207,7 +213,7 @@ class Fleet:
             if number in self.living:
                 node.pages["/metrics"] = NODE.format(
                     node=number, leads=int(number == 0), step=self.step, training=self.training,
-                    lost=self.lost)
+                    lost=self.lost) + self.faults
 
 
 def told(server: Server, path: str) -> set[tuple[str, str]]:
@@ -225,43 +231,76 @@ def shipped(folder: Path, people: Server) -> tuple[str, dict[str, object]]:
     return rules, config
 
 
-def test_one_dead_node_is_one_page(tmp_path: Path) -> None:
+class Watched:
+    """A fleet under Prometheus and Alertmanager as they are shipped, and who is told."""
+
+    def __init__(self, stack: contextlib.ExitStack, folder: Path, count: int) -> None:
+        self.people, *nodes = stack.enter_context(servers(count + 1))
+        self.nodes, self.fleet = nodes, Fleet(nodes)
+        self.fleet.second()
+        rules, config = shipped(folder / "rendered", self.people)
+        manager = stack.enter_context(alertmanager(folder / "a", config))
+        self.asked = stack.enter_context(prometheus(
+            folder / "p", rules, [one.address for one in nodes], [manager], "1s"))
+
+    def firing(self) -> dict[str, dict[str, str]]:
+        found = get(f"http://{self.asked}/api/v1/alerts")["data"]["alerts"]
+        return {one["labels"]["alertname"]: one["annotations"] for one in found
+                if one["state"] == "firing"}
+
+    def pass_by(self, seconds: int, until: str = "") -> None:
+        for _ in range(seconds):
+            self.fleet.second()
+            time.sleep(1.0)
+            if until and until in self.firing():
+                return
+        assert not until, f"{until} did not fire within {seconds} s"
+
+    def pages(self) -> int:
+        return len({json.dumps(body["groupLabels"]) for path, body in self.people.posted
+                    if path == "/page"})
+
+
+@pytest.mark.parametrize(("count", "last"), [
+    (4, "HoldfastRunNotTraining"),  # of half an hour: thirty seconds here
+    (2, "HoldfastRunNotTraining"),
+    (1, "HoldfastAgentAbsent"),  # the last to come: nobody is left to say that its run stands
+])
+def test_one_dead_node_is_one_page(count: int, last: str, tmp_path: Path) -> None:
     with contextlib.ExitStack() as stack:
-        people, *nodes = stack.enter_context(servers(5))
-        fleet = Fleet(nodes)
-        fleet.second()
-        rules, config = shipped(tmp_path / "rendered", people)
-        manager = stack.enter_context(alertmanager(tmp_path / "a", config))
-        asked = stack.enter_context(prometheus(
-            tmp_path / "p", rules, [one.address for one in nodes], [manager], "1s"))
-
-        def firing() -> dict[str, dict[str, str]]:
-            found = get(f"http://{asked}/api/v1/alerts")["data"]["alerts"]
-            return {one["labels"]["alertname"]: one["annotations"] for one in found
-                    if one["state"] == "firing"}
-
-        def pass_by(seconds: int, until: str = "") -> None:
-            for _ in range(seconds):
-                fleet.second()
-                time.sleep(1.0)
-                if until and until in firing():
-                    return
-            assert not until, f"{until} did not fire within {seconds} s"
-
-        pass_by(8)
+        watched = Watched(stack, tmp_path, count)
+        people = watched.people
+        watched.pass_by(8)
         assert told(people, "/page") == set(), "a healthy fleet wakes nobody"
         assert ("HoldfastWatchdog", "") in told(people, "/watchdog")
-        fleet.living.remove(2)
-        pass_by(150, until="HoldfastRunNotTraining")  # of half an hour: thirty seconds here
-        pass_by(5)
-        dead = nodes[2].address
-        assert told(people, "/page") == {("HoldfastRunNodeLost", dead)}
-        assert len({json.dumps(body["groupLabels"]) for path, body in people.posted
-                    if path == "/page"}) == 1
-        broken = {name for name, texts in firing().items() if "error" in json.dumps(texts)}
+        lost = count // 2
+        watched.fleet.living.remove(lost)
+        watched.pass_by(150, until=last)
+        watched.pass_by(5)
+        assert told(people, "/page") == {("HoldfastRunNodeLost", watched.nodes[lost].address)}
+        assert watched.pages() == 1
+        broken = {name for name, texts in watched.firing().items() if "error" in json.dumps(texts)}
         assert not broken, "a text that Prometheus could not expand"
         (url,) = {one["annotations"]["runbook_url"] for one in people.alerts("/page")}
-        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/runbooks/fleet/run_node_lost\.md", url)
+        assert count == 1 or re.fullmatch(
+            r"http://127\.0\.0\.1:\d+/runbooks/fleet/run_node_lost\.md", url)
+
+
+def test_a_run_that_was_given_up_is_one_page_that_names_it(tmp_path: Path) -> None:
+    """The page stands for the run's standstill, which has the run's name as well."""
+    with contextlib.ExitStack() as stack:
+        watched = Watched(stack, tmp_path, 2)
+        watched.pass_by(5)
+        watched.fleet.begin_fault("budget_spent", "run/m5/rank/1")
+        watched.pass_by(150, until="HoldfastRunNotTraining")
+        watched.pass_by(5)
+        assert {(one["labels"]["alertname"], one["labels"]["run"], one["labels"]["fault"])
+                for one in watched.people.alerts("/page")} == {
+                    ("HoldfastRunStopped", "m5", "budget_spent")}
+        assert watched.pages() == 1
+        assert "HoldfastBudgetSpent" in watched.firing()
+        said = [one["labels"] for one in watched.people.alerts("/ticket")]
+        assert not [one for one in said if one.get("run") == "m5"], "a ticket says nothing more"
 
 
 def test_the_agent_serves_what_an_alert_links_to(runs: Runs) -> None:
