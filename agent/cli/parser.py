@@ -47,7 +47,8 @@ def _incidents(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--refused", action="store_true",
                         help="who asked for what they may not, instead of incidents")
     parser.add_argument("--asked", action="store_true",
-                        help="what people asked for (pause, drain ...) and why, instead")
+                        help="what people and alerts asked for (pause, drain ...) and why, "
+                             "instead")
     parser.add_argument("--ack", action="store_true",
                         help="say that you have seen it and see to it; with --reason for others")
     parser.add_argument("--label", choices=("true", "false"),

@@ -335,7 +335,8 @@ def alerts(found: Sequence[Json]) -> list[Line]:
         state = "firing" if one["firing"] else "resolved"
         lines += [
             line(f"{clock(one['taken_wall_s'])}  ", Span(one["name"] or "(no name)", STRONG),
-                 f", run {one['run'] or '(none)'}, {state}"),
+                 *(f", {what} {one[what]}" for what in ("run", "node") if one.get(what)),
+                 f", {state}"),
             *field("", one["outcome"] or "waits to be settled")]
     return lines
 

@@ -42,6 +42,7 @@ from .model import (
     subject_of,
 )
 from .nodes import check_reports, exclusions, fleet_baseline, kernel_incidents, stale_locks
+from .nodes.alert_actions import WAITS_S, AlertMemory, NodeAlerts
 from .nodes.check_runs import CheckMemory, CheckRuns
 from .nodes.condition_incidents import ConditionIncidents, ConditionMemory
 from .nodes.exclusions import Exclusions
@@ -50,6 +51,7 @@ from .nodes.identity import Identities
 from .nodes.kernel_incidents import KernelIncidents, KernelMemory
 from .nodes.repair import RepairMemory, Repairs
 from .run import members, outgoing, plan, start_gate
+from .run.alerts import is_of_run
 from .run.case import RunCase
 from .run.operator import born
 from .run.stage import Stage
@@ -61,7 +63,6 @@ FROZEN_S = 3.0  # between two steps: this agent stood still itself
 THAW_S = 1.5  # after that, until pages prove anything again
 RUNS_MAX = 32
 HANDLED_MAX = 256
-ALERT_WAITS_S = 60.0  # for the launcher of its run, which may be coming back to a new agent
 OF_FLEET = (actions.EXCLUDE_NODE, actions.RELEASE_NODE, actions.DRAIN)  # asked of a node
 NOBODY_NAMED = "shown: where the kernel's line names no rank's process, nobody is looked at"
 PAUSED = "paused by an operator: shown, and nothing done"
@@ -81,6 +82,7 @@ class NodeMemory(msgspec.Struct):
     fleet: IncidentBook[Entry] = msgspec.field(default_factory=IncidentBook)  # fault ->
     kernel: KernelMemory = msgspec.field(default_factory=KernelMemory)
     checks: CheckMemory = msgspec.field(default_factory=CheckMemory)
+    alerts: AlertMemory = msgspec.field(default_factory=AlertMemory)
     repairs: RepairMemory = msgspec.field(default_factory=RepairMemory)
     boot_id: str = ""
     detectors: registry.Memories = {}
@@ -122,6 +124,7 @@ class Node:
         self.conditions = ConditionIncidents(name, self.kept.conditions)
         self.checks = CheckRuns(name, self.kept.checks, self.kernel, self.conditions)
         self.repairs = Repairs(name, self.kept.repairs, self.kernel, self.checks)
+        self.alerts = NodeAlerts(name, self.kept.alerts, self.checks)
         self.identities = Identities(name)
         self.since_boot_s = -1.0
         self.last_boot_s = -1.0
@@ -164,15 +167,15 @@ class Node:
         settled = self.kept.in_flight.settle(observed.outcomes, now.boot_s)
         if 0.0 < self.kept.paused_until_wall_s <= now.wall_s:
             self.kept.paused, self.kept.paused_until_wall_s = "", 0.0
-        self._requests(now, observed)
-        of_fleet = self.fleet_pause.standing(now, observed.store, self.settings.single_node)
-        paused = self.kept.paused or of_fleet
         effects: list[Effect] = []
         verdicts = self._own_verdicts(observed)
         changed: dict[str, Incident] = {}
         contexts: list[Context] = []
         doing: dict[str, str] = {}
         whole = self._any(now, observed, settled, effects, verdicts, changed)
+        self._requests(whole)
+        of_fleet = self.fleet_pause.standing(now, observed.store, self.settings.single_node)
+        paused = self.kept.paused or of_fleet
         causes = self.kernel.step(whole, paused)
         conditions = self.watch.look(observed)
         verdicts.extend(conditions)
@@ -200,6 +203,9 @@ class Node:
         led = [c for c in contexts if c.leader]
         sick = bool(sent and sent[0].fatal)
         self.fleet_pause.step(whole)
+        asked = self.alerts.step(whole, self.cases, self.kept.exclusions, paused)
+        for request in asked:
+            self._request(whole, request)
         self.exclusions.step(
             self.kept.exclusions, self.kept.fleet, led, whole, sick, bool(of_fleet))
         self.checks.step(whole, paused)
@@ -210,10 +216,10 @@ class Node:
             now.boot_s, now.boot_id, doing, "health_check" if checking else "idle",
             {run: self.cases[run].phases for run in doing if run in self.cases})
         self._forget({v.run for v in observed.runs})
-        answers = self._answers(now, observed, contexts)
+        answers = self._answers(whole, contexts)
         decision = self._decision(now, contexts, effects, verdicts, changed, answers)
-        return msgspec.structs.replace(
-            decision, beats=self._gated(sent, observed), fleet_paused=of_fleet)
+        return msgspec.structs.replace(decision, beats=self._gated(sent, observed),
+                                       fleet_paused=of_fleet, asked=tuple(asked))
 
     def _beats(self, whole: Context, opened: tuple[Incident, ...]) -> tuple[Beat, ...]:
         """What is sent to the others; this node hears itself at once, and from nobody else."""
@@ -258,8 +264,9 @@ class Node:
         """What the ladder of a run came to beyond the run itself."""
         for cause, rung, why in context.climbed:
             if rung == actions.EXCLUDE_NODE:
-                self.kept.exclusions[cause.node] = exclusions.struck(
-                    whole, cause.node, cause.fault, why, self.name)
+                made = exclusions.struck(whole, cause.node, cause.fault, why, self.name)
+                self.kept.exclusions[cause.node] = msgspec.structs.replace(
+                    made, request=cause.request)
             else:
                 self.kernel.climb(whole, cause, rung, why)
 
@@ -330,49 +337,53 @@ class Node:
                 case.new_boot(now.boot_s)
             self.kept.boot_id = now.boot_id
 
-    def _requests(self, now: Now, observed: Observed) -> None:
-        for request in sorted(observed.requests, key=lambda r: r.id):
+    def _requests(self, whole: Context) -> None:
+        for request in sorted(whole.observed.requests, key=lambda r: r.id):
             if request.id in self.kept.handled:
                 continue
             self.kept.handled = [*self.kept.handled[-(HANDLED_MAX - 1) :], request.id]
             if request.subject == FLEET:
-                self.fleet_pause.ask(request, request.reason or ASKED, now)
+                self.fleet_pause.ask(request, request.reason or ASKED, whole.now)
             else:
-                self._request(request)
+                self._request(whole, request)
 
-    def _answers(
-        self, now: Now, observed: Observed, contexts: list[Context]
-    ) -> tuple[Answer, ...]:
+    def _answers(self, whole: Context, contexts: list[Context]) -> tuple[Answer, ...]:
         """To the requests and alerts that are settled.  A restart is one when a plan names it, or
         something else happened; all others are done or refused in the step that sees them."""
-        shown = {view.run for view in observed.runs if view.connected}
-        found: list[Answer] = []
-        for request in sorted(observed.requests, key=lambda r: r.id):
-            run = request.run or subject_of(request.subject).run
-            case = self.cases.get(run)
-            if run and (case is None or run not in shown):
-                found.append(Answer(request.id, False, f"no launcher of {run} is connected here"))
-            elif request.subject == FLEET:
-                made = self.fleet_pause.answer(request)
-                found += [made] if made is not None else []
-            elif self._is_of_fleet(request):
-                made = self._excluded(request, observed)
-                found += [made] if made is not None else []
-            elif request.action == actions.RUN_CHECK:
-                made = self.checks.answers.get(request.id)
-                found += [made] if made is not None else []
-            elif case is not None and request.action in (actions.RESTART_RANKS, "restart"):
-                answer = case.operator.answer(request.id, run in shown)
-                found += [answer] if answer is not None else []
-            else:
-                found.append(Answer(request.id, True, f"{request.action}: taken"))
+        now, observed = whole.now, whole.observed
+        found = [answer for request in sorted(observed.requests, key=lambda r: r.id)
+                 if (answer := self._answer(request, observed)) is not None]
+        for request in self.alerts.asked():
+            made = self._excluded(request, observed) if self._is_of_fleet(request) else (
+                self.alerts.answer(whole, request))
+            if made is not None:
+                self.alerts.answered(whole, made)
+        found += self.alerts.answers(whole)
         found += [answer for context in contexts for answer in context.answers]
         known = {view.run for view in observed.runs}
         found += [Answer(alert.id, False, f"no launcher of run {alert.run!r} came")
                   for alert in observed.alerts if alert.run not in known
-                  and now.wall_s - alert.taken_wall_s > ALERT_WAITS_S
+                  and is_of_run(alert, self.runbooks.get(alert.runbook))
+                  and now.wall_s - alert.taken_wall_s > WAITS_S
                   and not self._goes_on(observed, alert.run)]
         return tuple(found)
+
+    def _answer(self, request: Request, observed: Observed) -> Answer | None:
+        """To a person's request; None while it is under way."""
+        shown = {view.run for view in observed.runs if view.connected}
+        run = request.run or subject_of(request.subject).run
+        case = self.cases.get(run)
+        if run and (case is None or run not in shown):
+            return Answer(request.id, False, f"no launcher of {run} is connected here")
+        if request.subject == FLEET:
+            return self.fleet_pause.answer(request)
+        if self._is_of_fleet(request):
+            return self._excluded(request, observed)
+        if request.action == actions.RUN_CHECK:
+            return self.checks.answers.get(request.id)
+        if case is not None and request.action in (actions.RESTART_RANKS, "restart"):
+            return case.operator.answer(request.id, run in shown)
+        return Answer(request.id, True, f"{request.action}: taken")
 
     def _goes_on(self, observed: Observed, run: str) -> bool:
         """Whether others answer for this run: over nodes its document is in force without it."""
@@ -381,11 +392,11 @@ class Node:
         plan = members.read_plan(observed.store.docs.get(str(run_subject(run))))
         return plan is not None and plan.finished < 0
 
-    def _request(self, request: Request) -> None:
+    def _request(self, ctx: Context, request: Request) -> None:
         node = subject_of(request.subject).node
         reason = request.reason or ASKED
         if self._is_of_fleet(request):
-            self._mark(request, node, reason)
+            self._mark(ctx, request, node, reason)
             if not (self.settings.single_node and request.action == actions.DRAIN):
                 return None
         run = request.run or subject_of(request.subject).run
@@ -406,14 +417,18 @@ class Node:
         """Whether it is about a node's place among all runs."""
         return bool(subject_of(request.subject).node) and request.action in OF_FLEET
 
-    def _mark(self, request: Request, node: str, reason: str) -> None:
-        """The document that a person wants of a node; what it was excluded for before is kept."""
-        now, observed = self._seen or (Now(0.0, 0.0), Observed())
-        known = observed.store.docs.decoded(node_subject(node), members.read_node)
-        self.kept.exclusions[node] = members.NodeDoc(
-            excluded=request.action != actions.RELEASE_NODE, reason=reason, by=request.by,
-            fault=request.fault, draining=request.action == actions.DRAIN, request=request.id,
-            strikes=known.strikes, since_wall_s=now.wall_s)
+    def _mark(self, ctx: Context, request: Request, node: str, reason: str) -> None:
+        """The document that is wanted of a node.  What it was excluded for before is kept, and only
+        what is done for a fault counts among that."""
+        if request.fault:
+            made = exclusions.struck(ctx, node, request.fault, reason, request.by)
+        else:
+            known = ctx.observed.store.docs.decoded(node_subject(node), members.read_node)
+            made = members.NodeDoc(
+                excluded=request.action != actions.RELEASE_NODE, reason=reason, by=request.by,
+                strikes=known.strikes, since_wall_s=ctx.now.wall_s)
+        self.kept.exclusions[node] = msgspec.structs.replace(
+            made, draining=request.action == actions.DRAIN, request=request.id)
 
     def _excluded(self, request: Request, observed: Observed) -> Answer | None:
         """Once the node's document says what was asked, and a drain has come to its end."""
@@ -494,6 +509,7 @@ class Node:
     ) -> Decision:
         shown = {one.id: one for one in self.kept.fleet.incidents().values()}
         shown |= self.kernel.book.incidents() | self.conditions.book.incidents()
+        shown |= self.kept.alerts.book.incidents()
         for run in sorted(self.cases):
             shown |= self.kept.runs[run].incidents.book.incidents()
         shown.update(changed)

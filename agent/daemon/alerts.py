@@ -42,6 +42,7 @@ class Alerts:
         self._writer: asyncio.Task[None] | None = None
         self._read: tuple[int, tuple[Alert, ...]] = (0, ())
         self._settling: set[asyncio.Task[None]] = set()
+        self._fires: tuple[tuple[Alert, ...], tuple[str, ...]] = ((), ())
 
     def kept(self) -> tuple[Alert, ...]:
         """Every alert that the store holds, oldest first."""
@@ -59,6 +60,13 @@ class Alerts:
         """Those of which more is known than that they are settled, oldest first."""
         return tuple(one for one in self.kept() if one.waits() or one.has_words())
 
+    def firing(self) -> tuple[str, ...]:
+        """The ids of all that fire, settled or not."""
+        kept = self.kept()
+        if self._fires[0] is not kept:
+            self._fires = kept, tuple(one.id for one in kept if one.firing)
+        return self._fires[1]
+
     async def take(self, delivered: Iterable[Alert]) -> int:
         """Keeps what is new of a delivery and returns how many that were.  Durable on return.
 
@@ -67,10 +75,10 @@ class Alerts:
         generations = {plan.run: plan.generation for plan in self._plans()}
         batch = []
         for one in delivered:
-            if one.run not in generations:  # of a run on other nodes
+            if one.run and one.run not in generations:  # of a run on other nodes
                 plan = read_plan(self._store.view().docs.get(str(run_subject(one.run))))
                 generations[one.run] = plan.generation if plan else 0
-            batch.append(replace(one, generation=generations[one.run]))
+            batch.append(replace(one, generation=generations.get(one.run, 0)))
         new = 0
 
         def merged(kept: dict[str, Alert]) -> None:
@@ -200,4 +208,5 @@ def _bare(alert: Alert) -> Alert:
     """Without what only people read; one that waits still says what it asks for."""
     if alert.waits():
         return replace(alert, name="", summary="", by="")
-    return replace(alert, name="", runbook="", run="", summary="", by="", outcome=SETTLED)
+    return replace(
+        alert, name="", runbook="", run="", node="", summary="", by="", outcome=SETTLED)

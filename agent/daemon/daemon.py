@@ -370,6 +370,7 @@ class Daemon:
             outcomes=self.performer.outcomes(listed, now_s),
             requests=self.operators.pending(state.snapshot.decision.answers),
             alerts=self.operators.alerts.pending(state.snapshot.decision.answers),
+            firing=self.operators.alerts.firing(),
             journal_stalled=bool(self._disk_problem()) or self.journal.stalled,
             gate=self.node_order_gate.gate,
             checks=state.checks,
@@ -408,6 +409,7 @@ class Daemon:
         """Effects, incidents and memory of one decision, journal first."""
         if self.peers is not None:
             self.peers.tell(decision)
+        self.operators.made(decision.asked)
         changes = self.incident_log.follow(decision)
         fresh = [self.incident_log.with_fault(effect)
                  for effect in self.performer.fresh(decision.effects)]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..core.model import Answer, Request
-from ..history.journal import Answered, Asked
+from ..history.journal import WAITING, Answered, Asked
 from ..launchers import protocol
 from .alerts import Alerts
 
@@ -52,6 +52,11 @@ class Operators:
         self._record_asked(request)
         self._settle(Answer(request.id, True, ""))
 
+    def made(self, requests: Iterable[Request]) -> None:
+        """Records what alerts became: the core has it already."""
+        for request in requests:
+            self._record_asked(request)
+
     def _record_asked(self, request: Request) -> None:
         asked = Asked(request.id, request.action, request.subject, request.reason, request.by,
                       time.time(), request.until_wall_s)
@@ -66,6 +71,8 @@ class Operators:
             if self._requests.pop(answer.id, None) is not None:
                 self._answers[answer.id] = answer
                 self._settle(answer)
+            elif answer.id in self._asked and self._asked[answer.id].state == WAITING:
+                self._settle(answer)  # what an alert became; the alert itself is settled elsewhere
         for old in list(self._answers)[:-ANSWERS_MAX]:
             del self._answers[old]
         return tuple(self._requests.values())

@@ -36,6 +36,7 @@ FINISHED_READ = 256
 REFUSED_READ = 256
 ASKED_READ = 256
 JOBS_READ = 1000
+WAITING = "waiting"  # of a request
 UNFINISHED_ERROR = "the agent ended before it learned the outcome"
 
 SCHEMA = """
@@ -133,7 +134,7 @@ class Refused(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What a person asked for, and how it stands."""
+    """What a person or an alert asked for, and how it stands."""
 
     id: str
     action: str
@@ -142,7 +143,7 @@ class Asked(NamedTuple):
     by: str
     wall_s: float
     until_wall_s: float = 0.0  # of a pause
-    state: str = "waiting"  # waiting | done | refused
+    state: str = WAITING  # waiting | done | refused
     text: str = ""
 
 

@@ -17,7 +17,7 @@ from ..core.model import Alert
 ALERTS_MAX = 1000  # in one delivery
 BODY_MAX_BYTES = 4 << 20  # of so many: what is refused as too long is never sent again
 NAME_MAX, SUMMARY_MAX = 128, 300
-RUNBOOK_LABEL, RUN_LABEL = "holdfast_runbook", "run"
+RUNBOOK_LABEL, RUN_LABEL, NODE_LABEL = "holdfast_runbook", "run", "node"
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
@@ -61,6 +61,7 @@ def _alert(sent: Sent, by: str, now_wall_s: float) -> Alert:
         name=_text(sent.labels.get("alertname", ""), NAME_MAX),
         runbook=_text(sent.labels.get(RUNBOOK_LABEL, ""), NAME_MAX),
         run=_text(sent.labels.get(RUN_LABEL, ""), NAME_MAX),
+        node=_text(sent.labels.get(NODE_LABEL, ""), NAME_MAX),
         summary=_text(texts.get("summary", "") or texts.get("description", ""), SUMMARY_MAX),
         taken_wall_s=now_wall_s, firing=sent.status == "firing", by=by)
 

@@ -22,6 +22,7 @@ class Alert(Value, frozen=True, omit_defaults=False):
     firing: bool = True
     outcome: str = ""  # what became of it, for people; "" = not settled yet
     by: str = ""  # who delivered it first
+    node: str = ""  # label `node`: the agent's own name of its node
 
     def waits(self) -> bool:
         """Whether it asks for something and has no answer."""

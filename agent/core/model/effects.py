@@ -5,7 +5,7 @@ Owns the types that go out to launchers, the store and the node's root unit.
 
 from __future__ import annotations
 
-from .concluded import Answer, Incident, Verdict
+from .concluded import Answer, Incident, Request, Verdict
 from .observed import Beat
 from .plan import Plan, Resume
 from .time import Value
@@ -139,6 +139,7 @@ class Decision(Value, frozen=True):
     detector_counts: tuple[tuple[str, str, int], ...] = ()  # (detector, "true" | "false", so far)
     next_step_s: float = 1.0  # step again no later than this
     answers: tuple[Answer, ...] = ()  # to the requests that were looked at and are settled
+    asked: tuple[Request, ...] = ()  # what alerts became in this step
     paused: str = ""  # why an operator paused this node; "" = not paused
     fleet_paused: str = ""  # and the whole fleet
     beats: tuple[Beat, ...] = ()  # to be sent to the other nodes; none on a single one

@@ -246,6 +246,7 @@ class Observed(Value, frozen=True):
     journal_stalled: bool = False
     gate: Gate = Gate()
     alerts: tuple[Alert, ...] = ()  # from outside, firing, and not settled yet
+    firing: tuple[str, ...] = ()  # ids of all that fire, settled or not
     checks: tuple[CheckVerdict, ...] = ()  # what was checked last on this node, in this boot
     passes: tuple[tuple[str, tuple[float, ...]], ...] = ()  # what they measured here when well
     labels: Labels = ()  # of this node: LEVELS of the network, MODEL, and any of the operator's

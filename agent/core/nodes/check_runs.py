@@ -58,6 +58,11 @@ class CheckRuns:
         if len(self.requests) < KEPT_MAX:
             self.requests[request.id] = request
 
+    def is_asked(self, ctx: Context, request: str) -> bool:
+        """Whether this request waits, or is under way."""
+        return request in self.requests or any(
+            one.effect.request == request for one in ctx.in_flight.pending.values())
+
     def _open(self) -> list[Watched | Stood]:
         return [*self.kernel.book.entries(), *self.conditions.book.entries()]
 

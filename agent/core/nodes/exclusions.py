@@ -49,6 +49,8 @@ class Exclusions:
         version = ctx.observed.store.docs.get(node_subject(self.name)).version
         if self.own[0] != version:
             self.own = (version, wall_s)
+        doc = ctx.observed.store.docs.decoded(node_subject(self.name), members.read_node)
+        sick = sick or doc.request in ctx.observed.firing  # the alert that asked for it is not over
         if sick or not self.fit_wall_s:
             self.fit_wall_s = wall_s
         for node in [one for one in wanted if self._stands(wanted, one, ctx)]:
@@ -169,7 +171,8 @@ class Exclusions:
         doc = members.doc_of(ctx.observed.store, key)
         body = msgspec.json.encode(wanted[node])
         draft = drafts.put(key, doc.version, body, wanted[node].reason)
-        ctx.emit(doc.version, msgspec.structs.replace(draft, outlives_node=True))
+        ctx.emit(doc.version, msgspec.structs.replace(
+            draft, outlives_node=True, request=wanted[node].request))
 
 
 def strikes_of(doc: members.NodeDoc, ctx: Context) -> tuple[float, ...]:
@@ -207,6 +210,18 @@ def too_many(
         return False, ""
     return True, (f"{len(out)} of {fleet} nodes were excluded for faults within "
                   f"{settings.exclude_window_s / 60.0:g} min, {most} may be")
+
+
+def held_back(
+    ctx: Context, fault: str, node: str, wanted: Mapping[str, members.NodeDoc]
+) -> tuple[bool, str]:
+    """(True = this node is not excluded for this fault now, why): as many have it as no single
+    node's fault reaches, or the fleet has lost as many as it may."""
+    faults = faults_of(ctx)
+    faults[fault] = (*faults.get(fault, ()), node)
+    count = len(fleet_nodes(ctx.view.node, ctx))
+    is_open, why = breaker.is_open(faults, fault, count, ctx.settings)
+    return (is_open, why) if is_open else too_many(ctx, wanted, node)
 
 
 def faults_of(ctx: Context) -> dict[str, tuple[str, ...]]:

@@ -28,6 +28,7 @@ from ..model import (
     run_subject,
 )
 from . import members, policy, progress, reconcile
+from .alert_looks import AlertLooks
 from .causes import Causes
 from .ending import LOOK_AGAIN_S, Endings
 from .incidents import RunIncidents
@@ -57,6 +58,7 @@ class RunCase:
         self.ending = Endings(state, self.document, self.incidents, self.logs)
         self.recovery = Recoveries(state, self.incidents, self.ending)
         self.causes = Causes(state, self.incidents, self.recovery, self.operator)
+        self.looks = AlertLooks(state, self.incidents, self.document, self.recovery)
         self.gate = StartGate(state, self.incidents, self.ending)
         self.stage = Stage.UNKNOWN  # as of the last step
         self.phases = ledger.Phases()  # of its living ranks, as of the last step
@@ -94,6 +96,7 @@ class RunCase:
             self.causes.learn(ctx, plan, ranks)
             self.recovery.close(ctx, plan, ranks)
             self.causes.detect(ctx, plan, ranks)
+            self.looks.step(ctx, plan, ranks)
             self.logs.step(ctx, ranks)
             self.recovery.answer(ctx, plan)
             self._see_end(ctx, plan, ranks)

@@ -17,7 +17,7 @@ from ..detect.ranks.ended import Cause
 from ..effects import drafts
 from ..ladder import MAY, Leave
 from ..model import TRAINER, Plan, RankView, rank_subject
-from ..nodes import breaker, exclusions
+from ..nodes import exclusions
 from . import members, policy, progress
 from .ending import LOOK_AGAIN_S, STOP_WAIT_S, Endings
 from .incidents import RunIncidents
@@ -124,7 +124,7 @@ class Recoveries:
         beyond = partial(self._beyond, ctx, plan)
         grant = policy.grant(cause, account, ctx.runbooks, ctx.settings, beyond)
         if grant.rung == EXCLUDE_NODE and not ctx.settings.single_node:
-            is_open, why = self._breaker(ctx, cause)
+            is_open, why = exclusions.held_back(ctx, cause.fault, cause.node, {})
             return policy.unexcluded(grant, why) if is_open else grant
         return grant
 
@@ -136,14 +136,6 @@ class Recoveries:
             return 0, Leave(False, reason=f"{action}: no node is named")
         return 0, MAY
 
-    def _breaker(self, ctx: Context, cause: Cause) -> tuple[bool, str]:
-        """Whether as many nodes have this fault as no single node's fault reaches."""
-        faults = exclusions.faults_of(ctx)
-        faults[cause.fault] = (*faults.get(cause.fault, ()), cause.node)
-        count = len(exclusions.fleet_nodes(ctx.view.node, ctx))
-        is_open, why = breaker.is_open(faults, cause.fault, count, ctx.settings)
-        return (is_open, why) if is_open else exclusions.too_many(ctx, {}, cause.node)
-
     def _spent(self, ctx: Context, plan: Plan) -> tuple[tuple[str, int], ...]:
         """Budgets, less what this generation earned back by making progress."""
         known = members.known(ctx.view, ctx.observed.beats, ctx.now, ctx.settings)
@@ -152,6 +144,13 @@ class Recoveries:
         if policy.made_progress(plan, earned, max(own, default=None)):
             return policy.cleared(policy.give_back(plan.spent, plan))
         return policy.cleared(plan.spent) if self.state.progress.moved else plan.spent
+
+    def unexpired(self, ctx: Context, plan: Plan) -> dict[str, int]:
+        """What is spent within its window, for what is charged beside a cause."""
+        since = self._since(ctx, plan)
+        self.state.budgets = Budgets(since)
+        return {key: n for key, n in plan.spent
+                if key not in since or not self._window_over(ctx, key, since[key])}
 
     def _since(self, ctx: Context, plan: Plan) -> dict[str, float]:
         """When each budget's window began; one never seen here begins now."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import sqlite3
 import time
 
 import aiohttp
@@ -12,7 +13,7 @@ import pytest
 from browsing import INCIDENT, browse
 from fakes import until
 
-from holdfast.agent.core.model import Settings
+from holdfast.agent.core.model import Runbook, Settings
 from holdfast.agent.core.node import Node
 
 
@@ -152,3 +153,57 @@ def test_a_pause_of_the_fleet_and_who_asked_for_it_outlive_the_agent(agent, tmp_
 
     asyncio.run(life(ask=True))
     asyncio.run(life(ask=False))
+
+
+def test_what_an_alert_had_done_with_a_node_is_in_the_journal_and_outlives_the_agent(
+    agent, tmp_path
+):
+    """With the real core and the store of one node, over a restart."""
+    settings = Settings(act=(*Settings().act, "alerts"))
+    books = {"hot_rack": Runbook("hot_rack", "degraded", "node", ("exclude_node",),
+                                 clears="operator")}
+    labels = {"alertname": "HotRack", "holdfast_runbook": "hot_rack", "node": "node-a",
+              "instance": "node-b:9855"}
+
+    async def send(unix, status: str) -> dict[str, int]:
+        one = {"status": status, "labels": labels, "fingerprint": "f1", "startsAt": "t",
+               "annotations": {"summary": "41 degrees"}}
+        async with unix.post("/api/v1/alerts", json={"alerts": [one]}) as answer:
+            assert answer.status == 200
+            return await answer.json()
+
+    async def life(scenario) -> None:
+        async with agent(node=Node("node-a", settings, books)) as (daemon, _):
+            await until(lambda: daemon.launchers.address)
+            connector = aiohttp.UnixConnector(str(tmp_path / "run" / "api.sock"))
+            async with aiohttp.ClientSession("http://agent", connector=connector) as unix:
+
+                async def get(route: str):
+                    async with unix.get(route) as answer:
+                        return await answer.json()
+
+                await scenario(daemon, unix, get)
+
+    async def excluded(daemon, unix, get) -> None:
+        assert await send(unix, "firing") == {"alerts": 1, "new": 1}
+        while not (await get("/api/v1/alerts"))[0]["outcome"]:
+            await asyncio.sleep(0.01)
+        assert await send(unix, "firing") == {"alerts": 1, "new": 0}
+
+    async def stands(daemon, unix, get) -> None:
+        await until(lambda: daemon.state.snapshot.number)
+        (alert,), (asked,) = await get("/api/v1/alerts"), await get("/api/v1/requests")
+        assert (alert["node"], alert["outcome"]) == ("node-a", "node-a is excluded from runs")
+        assert (asked["id"], asked["action"], asked["subject"], asked["state"]) == (
+            "f1/t", "exclude_node", "node/node-a", "done")
+        assert (asked["by"], asked["reason"]) == ("alert HotRack", "alert HotRack: 41 degrees")
+        database = sqlite3.connect(tmp_path / "state" / "journal.db")
+        rows = database.execute(
+            "SELECT subject, request, ok FROM intents WHERE request != ''").fetchall()
+        database.close()
+        assert rows == [("store/node/node-a", "f1/t", 1)]
+        assert await send(unix, "resolved") == {"alerts": 1, "new": 0}
+        await until(lambda: not daemon.state.snapshot.observed.firing)
+
+    asyncio.run(life(excluded))
+    asyncio.run(life(stands))

@@ -68,6 +68,7 @@ class Lab:
         self.elsewhere: list[Effect] = []  # orders for other nodes
         self.requests: tuple[Request, ...] = ()
         self.alerts: tuple[Alert, ...] = ()  # those that have an answer are settled by the edge
+        self.firing: tuple[str, ...] = ()  # of alerts, settled or not
         self.beats: tuple[Beat, ...] = ()
         self.events: tuple[Event, ...] = ()
         self.samples: tuple[tuple[str, str, float, float], ...] = ()
@@ -95,7 +96,7 @@ class Lab:
                 up=self.store_up, docs=tuple(self.docs.values()), leases=self._lease_views()
             ),
             outcomes=tuple(self.outcomes[-64:]), requests=self.requests, beats=self.beats,
-            alerts=self.alerts,
+            alerts=self.alerts, firing=self.firing,
             events=self.events, samples=readings_of(self.samples, self.silent),
             journal_stalled=self.journal_stalled, checks=tuple(self.checks.values()),
             passes=self.passes,
