@@ -24,6 +24,7 @@ ANSWER_MAX_BYTES = 4 << 20
 KILL_WAIT_S = 0.5  # what is still there after this hangs in the kernel
 POLL_S = 0.02
 ROUNDS_MAX = 20  # of killing what is started while others are killed
+HELD: list[int] = []  # descriptors of locks that this process holds for whoever called it
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -37,17 +38,21 @@ class Call(NamedTuple):
     memory_bytes: int = 0  # beyond what this process has now; 0: no limit
     output_bytes: int = 1 << 20
     lock: str = ""  # a file that is held while it runs, by whatever is left of it as well
+    # Asked when another one's run of it was waited for: what is left to be called.
+    left: Callable[[], Call | None] | None = None
 
 
 class Event(NamedTuple):
     """A line that a call wrote, or, with `ended`, what became of it: `problem` is "" when it ended
-    by itself, in time and in order."""
+    by itself, in time and in order, or when nothing of it was left to be called.  With a problem
+    and without `begun` it was never called."""
 
     name: str
     value: Any = None
     ended: bool = False
     problem: str = ""
     took_s: float = 0.0
+    begun: bool = True
 
 
 def answering(function: Callable[[], Any]) -> Callable[[int], None]:
@@ -80,12 +85,10 @@ def run_all(calls: Iterable[Call], at_once: int) -> Iterator[Event]:
                 if call is None:
                     waiting = None
                     break
-                child = _Child(call)
-                problem = child.start()
-                if problem:
-                    yield Event(call.name, None, True, problem)
-                else:
-                    running.append(child)
+                running.append(_Child(call))
+                yield from _started(running[-1], running)
+            for child in list(running):
+                yield from _started(child, running)
             watched = [one for child in running for one in child.open]
             if watched:
                 select.select(watched, (), (), POLL_S)
@@ -96,14 +99,30 @@ def run_all(calls: Iterable[Call], at_once: int) -> Iterator[Event]:
                     yield Event(child.call.name, value)
                 ended = child.ended(before | {one.pid for one in running})
                 if ended is not None:
-                    running.remove(child)
-                    for value in child.lines:
-                        yield Event(child.call.name, value)
-                    yield ended
+                    yield from _over(child, ended, running)
     finally:
         for child in running:
-            end_tree(child.pid)
+            if child.pid:
+                end_tree(child.pid)
             child.close()
+
+
+def _started(child: _Child, running: list[_Child]) -> Iterator[Event]:
+    """Starts it, unless it runs or has to wait."""
+    ended = child.start()
+    if ended is not None:
+        yield from _over(child, ended, running)
+
+
+def _over(child: _Child, ended: Event, running: list[_Child]) -> Iterator[Event]:
+    """Its last events; then whoever waits for its lock may find what the listener made of them."""
+    running.remove(child)
+    try:
+        for value in child.lines:
+            yield Event(child.call.name, value)
+        yield ended
+    finally:
+        child.close()
 
 
 class _Child:
@@ -120,21 +139,39 @@ class _Child:
         self._tail = b""
         self._problem = ""
         self._left = 0
-        self._begin_s = 0.0
+        self._begin_s = time.monotonic()
+        self._waited_s = 0.0
 
-    def start(self) -> str:
-        """Why it cannot be started; "" when it was."""
+    def start(self) -> Event | None:
+        """What became of it already, for instance that it cannot be started; None while it waits
+        or runs."""
+        if self.pid:
+            return None
         if self.call.lock:
             try:
                 self._lock = _locked(self.call.lock)
             except BlockingIOError:
-                return "another one of it runs already, or hangs (%s)" % self.call.lock
+                self._waited_s = time.monotonic() - self._begin_s
+                return None if self._waited_s <= self.call.deadline_s else self._not_begun(
+                    "another one of it runs already, or hangs (%s)" % self.call.lock)
             except OSError as error:
-                return "whether another one of it runs cannot be told: %s: %s" % (
-                    self.call.lock, error.strerror)
+                return self._not_begun("whether another one of it runs cannot be told: %s: %s" % (
+                    self.call.lock, error.strerror))
+        if self._waited_s and self.call.left is not None:
+            left = self.call.left()
+            if left is None:
+                return Event(self.call.name, None, True, "", self._waited_s)
+            self.call = left
+        problem = self._fork()
+        return self._not_begun(problem) if problem else None
+
+    def _not_begun(self, problem: str) -> Event:
+        return Event(self.call.name, None, True, problem, time.monotonic() - self._begin_s, False)
+
+    def _fork(self) -> str:
+        """Why it cannot be started; "" when it was."""
         answer = output = -1
         parent = os.getpid()
-        self._begin_s = time.monotonic()
         try:
             self._answer, answer = os.pipe()
             self._output, output = os.pipe()
@@ -143,7 +180,6 @@ class _Child:
             for descriptor in (answer, output):
                 if descriptor >= 0:
                     os.close(descriptor)
-            self.close()
             return "it cannot be started: %s" % error.strerror
         if self.pid == 0:
             try:
@@ -195,6 +231,8 @@ class _Child:
     def ended(self, known: set[int]) -> Event | None:
         """What became of it; None while it runs, within its limits.  `known`: children of this
         process that are no other call's leavings."""
+        if not self.pid:
+            return None
         late = time.monotonic() - self._begin_s > self.call.deadline_s
         status = _waited(self.pid)
         if status is None and not (late or self._read_bytes["output"] > self.call.output_bytes
@@ -203,6 +241,8 @@ class _Child:
         took_s = time.monotonic() - self._begin_s
         if status is None:
             problem = self._problem or "no answer within %g s" % self.call.deadline_s
+            if self._waited_s and not self._problem:
+                problem += ", %.1f of which another one of it ran" % self._waited_s
             problem += self._last_words()
             if not end_tree(self.pid):
                 problem += "; its process %d cannot be killed (it hangs in %s)" % (
@@ -219,7 +259,6 @@ class _Child:
         if self._left and not problem:
             problem = "it left %d process%s behind, which %s ended" % (
                 self._left, "es" if self._left > 1 else "", "were" if self._left > 1 else "was")
-        self.close()
         return Event(self.call.name, None, True, problem, took_s)
 
     def _last_words(self) -> str:
@@ -267,8 +306,11 @@ def _become(call: Call, answer: int, output: int, lock: int, parent: int) -> Non
     # The parent's own may hold what it has not printed yet.
     sys.stdout, sys.stderr = (open(one, "w", buffering=1, errors="replace", closefd=False)
                               for one in (1, 2))
+    if lock >= 0:
+        HELD.append(lock)
+        os.set_inheritable(lock, True)  # by the program that it may become
     for descriptor in map(int, os.listdir("/proc/self/fd")):
-        if descriptor > 2 and descriptor not in (answer, lock):
+        if descriptor > 2 and descriptor not in (answer, *HELD):
             try:
                 os.close(descriptor)
             except OSError:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
 
-from ..core.checks.verdict import OK, CheckVerdict, Measure
+from ..core.checks.verdict import CRITICAL, OK, UNKNOWN, CheckVerdict, Measure
 from ..system.regular import read_regular
 
 FILE = "results.json"
@@ -25,6 +26,7 @@ HISTORY_MAX = 32  # of one check
 PASSES_MAX = 64  # of one measure
 MEASURES_MAX = 2048
 TABLE_MAX = 400  # lines
+NOT_AGAIN = "; not proven since: "
 
 
 class Past(msgspec.Struct, frozen=True):
@@ -56,12 +58,15 @@ class Results(msgspec.Struct):
     def passes(self, machine: str, measure: Measure) -> Sequence[Sequence[float]]:
         return self.baseline.get(key_of(machine, measure), ())
 
-    def take(self, verdict: CheckVerdict) -> None:
-        self.verdicts[verdict.check] = msgspec.structs.replace(
-            verdict, table=verdict.table[:TABLE_MAX])
+    def take(self, verdict: CheckVerdict) -> CheckVerdict:
+        """What stands from now on."""
         past = self.history.setdefault(verdict.check, [])
         past.append(Past(verdict.wall_s, verdict.status, verdict.value))
         del past[:-HISTORY_MAX]
+        found = standing(self.verdicts.get(verdict.check), verdict, time.time())
+        self.verdicts[verdict.check] = msgspec.structs.replace(
+            found, table=found.table[:TABLE_MAX])
+        return found
 
     def learn(self, machine: str, verdict: CheckVerdict) -> None:
         """Only from what passed: a slow node must not teach that slow is usual."""
@@ -71,6 +76,21 @@ class Results(msgspec.Struct):
                 passes = self.baseline.setdefault(key, [])
                 passes.append(list(one.samples) or [one.value])
                 del passes[:-PASSES_MAX]
+
+
+def standing(last: CheckVerdict | None, new: CheckVerdict, now_s: float) -> CheckVerdict:
+    """Which of two verdicts on one check holds: the newer, except that an unknown takes no proof
+    away, and who is critical behind that is so twice in a row."""
+    if last is None or last.wall_s > now_s:  # the clock was set back
+        return new
+    if new.wall_s < last.wall_s:
+        return last
+    if last.proven and new.status == UNKNOWN:
+        said = last.reason.partition(NOT_AGAIN)[0]
+        return msgspec.structs.replace(
+            last, reason=f"{said}{NOT_AGAIN}{new.reason}", wall_s=new.wall_s)
+    return msgspec.structs.replace(new, confirmed=True) if (
+        last.proven and new.status == CRITICAL) else new
 
 
 def key_of(machine: str, measure: Measure) -> str:

@@ -30,7 +30,7 @@ from ..core.checks.verdict import (
     Measure,
     judged,
 )
-from . import profiles, results
+from . import isolate, profiles, results
 from .facts import Facts
 from .isolate import Call, Event, answering, run_all, write_line
 from .table import AGENT, PATHS, TORCH, TORCH_START_S, Check
@@ -51,6 +51,8 @@ class Wanted(NamedTuple):
     limits     the operator's: measure -> least value
     options    for the functions that run beside torch: sizes, ranks
     confirm    run what is critical a second time
+    special    what another round finds at the same time is no answer: it has another profile,
+               other sizes or ranks
     """
 
     checks: Sequence[Check]
@@ -65,6 +67,7 @@ class Wanted(NamedTuple):
     limits: Mapping[str, float] = {}
     options: Mapping[str, Any] = {}
     confirm: bool = False
+    special: bool = False
 
 
 class Runner:
@@ -80,6 +83,8 @@ class Runner:
         self._machine = "cpu"
         self.torch = ""  # "torch 2.9.0 of /opt/venv/bin/python", for people
         self.not_kept = ""  # why results are not written down
+        self._not_made: set[str] = set()  # nothing was found out, so nothing is to be kept
+        self._of_others: dict[str, CheckVerdict] = {}  # made while this round waited for them
 
     def run(self) -> Iterator[CheckVerdict]:
         """The verdicts, as they come in."""
@@ -90,18 +95,16 @@ class Runner:
                 yield known
             elif not self._left_out(check):
                 rest.append(check)
-        fresh: list[CheckVerdict] = []
         doubtful: dict[str, CheckVerdict] = {}
         for verdict in self._made(rest):
-            if verdict.status == CRITICAL and wanted.confirm:
+            doubted = verdict.status == CRITICAL and not self._standing(verdict).proven
+            if doubted and wanted.confirm:
                 doubtful[verdict.check] = verdict  # made again when the others are through
                 continue
-            fresh.append(verdict)
-            yield verdict
+            yield self._kept(verdict)
         for again in self._made([one for one in rest if one.name in doubtful]):
-            fresh.append(confirmed(doubtful[again.check], again))
-            yield fresh[-1]
-        self._keep(fresh)
+            self._not_made.discard(again.check)  # the first time it was
+            yield self._kept(confirmed(doubtful[again.check], again))
 
     def _left_out(self, check: Check) -> bool:
         facts = self._wanted.facts
@@ -117,8 +120,9 @@ class Runner:
         if cached is not None and not (wanted.confirm and doubtful):
             return cached
         if check.disturbs and wanted.busy and not wanted.force:
-            return _unknown(check, f"not made: {', '.join(wanted.busy)} trains here, and would be "
-                                   "disturbed", "wait for its end, or give --force")
+            return self._standing(_unknown(
+                check, f"not made: {', '.join(wanted.busy)} trains here, and would be disturbed",
+                "wait for its end, or give --force"))
         if PATHS in check.needs and not wanted.facts.paths and wanted.named:
             return _unknown(check, "no path is named", "give --path DIR, or `paths` below [checks]")
         return None
@@ -132,7 +136,11 @@ class Runner:
         for event in run_all(self._calls(beside_torch, gate), AT_ONCE):
             if event.name == TORCH_CALL:
                 yield from self._torch_event(event, by_name)
+            elif event.ended and event.name in self._of_others:
+                yield self._of_others.pop(event.name)
             elif event.ended:
+                if not event.begun:
+                    self._not_made.add(event.name)
                 yield self._verdict(by_name[event.name], answers.get(event.name), event.problem,
                                     event.took_s)
             else:
@@ -152,8 +160,25 @@ class Runner:
         def answer() -> Any:
             return msgspec.to_builtins(called(self._wanted.facts))
 
+        begun_s = time.time()
         return Call(check.name, answering(answer), check.deadline_s, check.memory_bytes,
-                    lock=self._lock(check.name))
+                    lock=self._lock(check.name),
+                    left=lambda: self._call(check) if self._left([check], begun_s) else None)
+
+    def _left(self, checks: Sequence[Check], since_s: float) -> list[Check]:
+        """Those that nobody else has made since; what another round found meanwhile is taken."""
+        found = self._known()
+        for one in () if self._wanted.special else checks:
+            verdict = found.get(one.name)
+            # Where to write is each round's own.
+            if verdict is not None and verdict.wall_s >= since_s and PATHS not in one.needs:
+                self._of_others[one.name] = verdict
+        return [one for one in checks if one.name not in self._of_others]
+
+    def _known(self) -> dict[str, CheckVerdict]:
+        """What stands now, whoever made it."""
+        kept = results.load(self._wanted.folder)
+        return kept.verdicts if kept.boot_id == self._wanted.boot_id else {}
 
     def _torch_call(self, checks: Sequence[Check]) -> Call:
         """All checks beside torch share one import of it, and have a child each below that."""
@@ -163,6 +188,11 @@ class Runner:
             "calls": [{"name": one.name, "place": one.place, "deadline_s": self._deadline_s(one),
                        "memory_bytes": one.memory_bytes} for one in checks],
         }
+        begun_s = time.time()
+
+        def left() -> Call | None:
+            rest = self._left(checks, begun_s)
+            return self._torch_call(rest) if rest else None
 
         def become(descriptor: int) -> None:
             # In whichever Python this ends, the current folder must not be on its path.
@@ -170,7 +200,7 @@ class Runner:
             os.set_inheritable(descriptor, True)
             tried: list[list[str]] = []
             for place, (python, origin) in enumerate(pythons):
-                spec = {"pythons": pythons[place:], "tried": tried, **asked}
+                spec = {"pythons": pythons[place:], "tried": tried, "held": isolate.HELD, **asked}
                 try:
                     os.execve(python, [python, str(ENTRY), str(descriptor), json.dumps(spec)],
                               environ)
@@ -179,7 +209,7 @@ class Runner:
             write_line(descriptor, {"no_torch": tried})
 
         deadline_s = TORCH_START_S + sum(map(self._deadline_s, checks))
-        return Call(TORCH_CALL, become, deadline_s, lock=self._lock(TORCH_CALL))
+        return Call(TORCH_CALL, become, deadline_s, lock=self._lock(TORCH_CALL), left=left)
 
     def _deadline_s(self, check: Check) -> float:
         return WARM_S if self._wanted.options.get("warm") else check.deadline_s
@@ -195,18 +225,22 @@ class Runner:
         elif "no_torch" in line:
             tried = "; ".join(f"{python} ({origin}): {why}" for python, origin, why
                               in line["no_torch"])
-            for check in self._torch_left(by_name):
-                yield _unknown(check, f"no Python here has torch; tried {tried}", NO_TORCH)
+            yield from self._torch_left(
+                by_name, f"no Python here has torch; tried {tried}", NO_TORCH)
         if event.ended:
-            for check in self._torch_left(by_name):
-                yield _unknown(check, event.problem or "it gave no answer", check.todo)
+            yield from self._torch_left(
+                by_name, event.problem or "it gave no answer", begun=event.begun)
 
-    @staticmethod
-    def _torch_left(by_name: dict[str, Check]) -> list[Check]:
-        left = [one for one in by_name.values() if TORCH in one.needs]
-        for one in left:
-            del by_name[one.name]
-        return left
+    def _torch_left(
+        self, by_name: dict[str, Check], why: str, todo: str = "", begun: bool = True
+    ) -> Iterator[CheckVerdict]:
+        """What another round found meanwhile, and `unknown` for the rest that needs torch."""
+        for check in [one for one in by_name.values() if TORCH in one.needs]:
+            del by_name[check.name]
+            others = self._of_others.pop(check.name, None)
+            if others is None and not begun:
+                self._not_made.add(check.name)
+            yield others or _unknown(check, why, todo or check.todo)
 
     def _torch_is(self, line: dict[str, Any]) -> None:
         models = [str(one) for one in line.get("models", ())]
@@ -249,20 +283,29 @@ class Runner:
         return str(self._wanted.folder / f"{name}.lock") if os.access(
             self._wanted.folder, os.W_OK) else ""
 
-    def _keep(self, verdicts: Sequence[CheckVerdict]) -> None:
-        if not verdicts or self._wanted.options.get("warm"):
-            return
+    def _kept(self, verdict: CheckVerdict) -> CheckVerdict:
+        """Written down before the next one of this check begins, here or elsewhere; what stands
+        from now on."""
+        if verdict.check in self._not_made:
+            return self._standing(verdict)
+        if self._wanted.options.get("warm"):
+            return verdict
         try:
             with results.changing(self._wanted.folder) as kept:
                 if kept.boot_id != self._wanted.boot_id:
                     kept.verdicts.clear()
                 kept.boot_id = self._wanted.boot_id
-                for one in verdicts:
-                    kept.take(one)
-                    if not self._wanted.busy:  # a disturbed measurement is nobody's usual
-                        kept.learn(self._machine, one)
+                if verdict == kept.verdicts.get(verdict.check):
+                    return verdict  # another round's, which wrote it down itself
+                if not self._wanted.busy:  # a disturbed measurement is nobody's usual
+                    kept.learn(self._machine, verdict)
+                return kept.take(verdict)
         except OSError as error:
             self.not_kept = f"{self._wanted.folder}: {error.strerror or error}"
+            return verdict
+
+    def _standing(self, verdict: CheckVerdict) -> CheckVerdict:
+        return results.standing(self._known().get(verdict.check), verdict, time.time())
 
 
 def confirmed(first: CheckVerdict, again: CheckVerdict) -> CheckVerdict:

@@ -30,6 +30,7 @@ def main(descriptor: int, spec: dict[str, Any]) -> None:
     package.__path__ = [HERE]
     sys.modules[PACKAGE] = package
     isolate: Any = importlib.import_module(PACKAGE + ".isolate")
+    isolate.HELD += spec.get("held", ())
     why = _why_not()
     if why:
         _next(descriptor, spec, why, isolate)

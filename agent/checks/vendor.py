@@ -21,6 +21,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from . import isolate
+
 Answer = dict[str, Any]  # the fields of agent/core/checks/verdict.py's Answer
 OUTPUT_MAX_BYTES = 8 << 20
 PLACES = ("/usr/local/bin", "/usr/bin", "/opt/nccl-tests/build", "/opt/aws/neuron/bin",
@@ -48,7 +50,8 @@ def _said(*command: str) -> tuple[str, str]:
         return "", "%s is not installed" % command[0]
     print(" ".join(command), flush=True)  # the last words of a check that hangs
     with subprocess.Popen([found, *command[1:]], stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as tool:
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                          pass_fds=isolate.HELD) as tool:
         assert tool.stdout is not None
         output = tool.stdout.read(OUTPUT_MAX_BYTES)
         if tool.stdout.read(1):
@@ -297,14 +300,16 @@ def _pingpong(name: str, fabric: list[str]) -> tuple[str, str]:
              "-S", str(EFA_BYTES)]
     print(" ".join(words), flush=True)
     server = subprocess.Popen([*words, "-B", port], env=environ, stdin=subprocess.DEVNULL,
-                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                              stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                              pass_fds=isolate.HELD)
     limit_s = time.monotonic() + EFA_S
     try:
         while True:
             left_s = max(0.1, limit_s - time.monotonic())
             done = subprocess.run([*words, "-P", port, "localhost"], env=environ, timeout=left_s,
                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                  stderr=subprocess.STDOUT, check=False)
+                                  stderr=subprocess.STDOUT, check=False,
+                                  pass_fds=isolate.HELD)
             text = done.stdout[:OUTPUT_MAX_BYTES].decode("utf-8", "replace")
             if done.returncode == 0:
                 return text, ""

@@ -177,6 +177,7 @@ def wanted_of(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[
         options.max_age if options.max_age is not None else FRESH_S if options.convention else 0.0,
         limits, {"sizes": sizes, "ranks": options.ranks, "warm": options.warm},
         bool(options.convention),
+        bool(options.profile or options.ranks or sizes or options.warm),
     )
     return wanted, any(one.get("breaker_open") is True for one in statuses)
 

@@ -168,6 +168,7 @@ def test_a_call_may_become_another_program() -> None:
 
 
 def test_two_of_one_kind_do_not_run_at_once(tmp_path: Path) -> None:
+    """The second waits for the first, no longer than its own deadline."""
     lock, begun, over = str(tmp_path / "gemm.lock"), tmp_path / "begun", tmp_path / "over"
 
     def slow() -> Any:
@@ -178,17 +179,65 @@ def test_two_of_one_kind_do_not_run_at_once(tmp_path: Path) -> None:
     def calls() -> Iterator[Call]:
         yield call("slow", answering(slow), lock=lock)
         wait_for(begun.exists)
-        yield call("second", answering(well), lock=lock)
+        yield call("impatient", answering(well), lock=lock, deadline_s=0.1)
+        yield call("second", answering(lambda: over.exists()), lock=lock)
 
-    ended = {}
-    for event in run_all(calls(), 2):
-        if event.ended:
-            ended[event.name] = event
-            over.touch()  # the second is told so while the first runs
-    assert list(ended) == ["second", "slow"]
-    assert "another one of it runs already" in ended["second"].problem
-    assert not ended["slow"].problem
+    events = []
+    for event in run_all(calls(), 3):
+        events.append(event)
+        if event.ended and event.name == "impatient":
+            over.touch()
+    ended = {one.name: one for one in events if one.ended}
+    assert list(ended) == ["impatient", "slow", "second"]
+    assert "another one of it runs already" in ended["impatient"].problem
+    assert not ended["impatient"].begun
+    assert not ended["slow"].problem and not ended["second"].problem and ended["second"].begun
+    assert [one.value for one in events if one.name == "second" and not one.ended] == [True]
     assert not run([call("third", answering(well), lock=lock)])["third"].problem
+
+
+def test_who_waited_is_asked_what_is_left_for_it(tmp_path: Path) -> None:
+    """By then the listener has made what it makes of the first one's answer."""
+    lock, begun, over = str(tmp_path / "gemm.lock"), tmp_path / "begun", tmp_path / "over"
+    heard: list[str] = []
+
+    def slow() -> Any:
+        begun.touch()
+        wait_for(over.exists)
+        return {"said": "well"}
+
+    def calls() -> Iterator[Call]:
+        yield call("slow", answering(slow), lock=lock)
+        wait_for(begun.exists)
+        yield call("none", answering(hang), lock=lock, left=lambda: None)
+        yield call("less", answering(hang), lock=lock, left=lambda: (
+            call("less", answering(lambda: 1)) if "slow" in heard else None))
+        yield call("free", answering(lambda: over.touch()), left=lambda: None)
+
+    for event in run_all(calls(), 4):
+        if event.ended:
+            heard.append(event.name)
+            assert not event.problem, event
+        elif event.name == "less":
+            heard.append(str(event.value))
+    assert sorted(heard) == ["1", "free", "less", "none", "slow"]
+
+
+def test_what_is_left_of_a_call_holds_its_lock(tmp_path: Path) -> None:
+    """Also behind an exec, where the process may hang in the kernel: that cannot be made here, so
+    the open files of the program are looked at."""
+    lock = str(tmp_path / "gemm.lock")
+    text = ("import os, sys; held = [os.readlink('/proc/self/fd/%d' % int(one))"
+            " for one in os.listdir('/proc/self/fd') if os.path.exists('/proc/self/fd/' + one)];"
+            "os.write(int(sys.argv[1]), b'%d\\n' % (sys.argv[2] in held))")
+
+    def become(descriptor: int) -> None:
+        os.set_inheritable(descriptor, True)
+        os.execv(sys.executable, [sys.executable, "-S", "-c", text, str(descriptor), lock])
+
+    events = list(run_all([call("a", become, memory_bytes=0, lock=lock)], 1))
+    assert [one.value for one in events if not one.ended] == [1]
+    assert not events[-1].problem
 
 
 @pytest.mark.parametrize(("mode", "problem"), [

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import fcntl
 import os
 import re
+import signal
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from waiting import wait_for
 
 from holdfast.agent.checks import gate, profiles, results, table
 from holdfast.agent.checks.facts import Facts
@@ -207,6 +210,128 @@ def test_a_critical_counts_for_a_scheduler_when_it_comes_twice(
     assert confirmed(bad, msgspec.structs.replace(bad, status=UNKNOWN)).status == WARNING
 
 
+BAD = CheckVerdict("clock", CRITICAL, "it stands still", wall_s=100.0, confirmed=True)
+
+
+def test_a_proof_stands_until_the_check_says_something_else() -> None:
+    def after(*verdicts: CheckVerdict) -> CheckVerdict:
+        kept = results.Results()
+        for one in verdicts:
+            stands = kept.take(one)
+        assert stands == kept.verdicts["clock"]
+        assert len(kept.history["clock"]) == len(verdicts)
+        return stands
+
+    mute = CheckVerdict("clock", UNKNOWN, "no answer", wall_s=200.0)
+    later = msgspec.structs.replace(mute, reason="it died", wall_s=300.0)
+    for found in (after(BAD, mute), after(BAD, later, mute)):
+        assert found.proven and found.reason.startswith("it stands still; not proven since: ")
+    assert after(BAD, mute, later).reason == "it stands still; not proven since: it died"
+    assert after(BAD, mute, later).wall_s == 300.0  # as young as the last attempt
+    well = CheckVerdict("clock", OK, "kept", wall_s=300.0)
+    assert after(BAD, mute, well) == well
+    assert after(well, mute) == well and after(well, BAD) == well  # the newer one
+    assert after(well, later) == later
+    once = CheckVerdict("clock", CRITICAL, "it stands", wall_s=300.0)
+    assert after(BAD, once).proven and not after(well, once).proven
+    ahead = CheckVerdict("clock", OK, "kept", wall_s=time.time() + 1000.0)
+    assert after(ahead, BAD) == BAD  # the clock was set back
+
+
+@pytest.fixture
+def held(tmp_path: Path) -> Iterator[None]:
+    """Somebody's check of the clock that does not end."""
+    (tmp_path / "checks").mkdir()
+    with open(tmp_path / "checks/clock.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def impatient(asked: Wanted) -> Wanted:
+    return asked._replace(checks=[one._replace(deadline_s=0.1) for one in asked.checks])
+
+
+def test_what_could_not_be_made_is_not_kept_and_hides_nothing(
+    tmp_path: Path, answers: Set, held: None
+) -> None:
+    asked = impatient(wanted(tmp_path, "clock", confirm=True, max_age_s=300.0))
+    assert made(asked)["clock"].status == UNKNOWN
+    assert "clock" not in results.load(tmp_path / "checks").verdicts
+    with results.changing(tmp_path / "checks") as kept:
+        kept.boot_id = "boot-1"
+        kept.take(BAD)
+    found = made(asked)["clock"]
+    assert found.proven and "another one of it runs already" in found.reason
+    assert results.load(tmp_path / "checks").verdicts["clock"] == BAD
+    trains = wanted(tmp_path, "tensor", busy=["m5"])
+    with results.changing(tmp_path / "checks") as kept:
+        kept.take(msgspec.structs.replace(BAD, check="tensor"))
+    assert made(trains)["tensor"].proven
+
+
+def test_a_check_that_fails_and_then_hangs_keeps_the_proof(tmp_path: Path, answers: Set) -> None:
+    answers("clock", Answer(critical=("it stands still",)))
+    asked = wanted(tmp_path, "clock", confirm=True)
+    assert made(asked)["clock"].proven
+    answers("clock", lambda _: signal.pause())
+    assert made(impatient(asked))["clock"].proven
+    mark = tmp_path / "once"
+
+    def once(_: Facts) -> Answer:
+        if mark.exists():
+            signal.pause()
+        mark.touch()
+        return Answer(critical=("it stands still",))
+
+    answers("clock", once)
+    assert made(impatient(asked))["clock"].proven
+    answers("clock", Answer("kept"))
+    assert made(asked)["clock"].status == OK
+
+
+def test_a_round_beside_another_waits_and_takes_its_verdict(
+    tmp_path: Path, answers: Set
+) -> None:
+    """Also of a critical that the other one makes a second time before it keeps anything."""
+    begun, over, calls = tmp_path / "begun", tmp_path / "over", tmp_path / "calls"
+
+    def clock(_: Facts) -> Answer:
+        with calls.open("a") as file:
+            file.write("x")
+        begun.touch()
+        wait_for(over.exists)
+        return Answer(critical=("it stands still",))
+
+    answers("clock", clock)
+    answers("disk", lambda _: over.touch() or Answer("well"))  # while the clock is waited for
+    asked = wanted(tmp_path, "clock", confirm=True, max_age_s=300.0)
+    first = os.fork()
+    if not first:
+        made(asked)
+        os._exit(0)
+    wait_for(begun.exists)
+    beside = made(wanted(tmp_path, "clock", "disk", confirm=True, max_age_s=300.0))
+    assert os.waitpid(first, 0)[1] == 0
+    assert beside["clock"].proven and beside["disk"].status == OK
+    assert results.load(tmp_path / "checks").verdicts["clock"].proven
+    # An ok is taken as it is, and the check is made once; what is special is made for itself.
+    for special, times in ((False, 1), (True, 2)):
+        for mark in (begun, over, calls):
+            mark.unlink()
+        answers("clock", lambda _: clock(_) and Answer("kept"))
+        asked = wanted(tmp_path, "clock")
+        first = os.fork()
+        if not first:
+            made(asked)
+            os._exit(0)
+        wait_for(begun.exists)
+        beside = made(wanted(tmp_path, "clock", "disk", special=special))
+        assert os.waitpid(first, 0)[1] == 0
+        assert beside["clock"].status == OK and len(calls.read_text()) == times
+        history = results.load(tmp_path / "checks").history["clock"]
+        assert len([one for one in history if one.status == OK]) == (1 if not special else 3)
+
+
 def test_a_baseline_is_learned_from_what_passed_and_then_speaks(
     tmp_path: Path, answers: Set
 ) -> None:
@@ -241,6 +366,37 @@ def without_torch(tmp_path: Path) -> str:
     file.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n')
     file.chmod(0o755)
     return str(file)
+
+
+def test_each_process_beside_torch_holds_the_lock(tmp_path: Path) -> None:
+    """The one that torch is imported in, and the child of each call: whichever of them hangs in
+    the kernel, the next round stacks no other call upon it."""
+    site, seen = tmp_path / "site/torch", tmp_path / "seen"
+    site.mkdir(parents=True)
+    (site / "distributed.py").write_text("")
+    (site / "__init__.py").write_text(textwrap.dedent(f"""
+        import os
+        __version__ = "0"
+        class Tensor: pass
+        class cuda:
+            @staticmethod
+            def device_count():
+                files = []
+                for one in os.listdir("/proc/self/fd"):
+                    try:
+                        files.append(os.readlink("/proc/self/fd/" + one))
+                    except OSError:
+                        pass
+                with open({str(seen)!r}, "a") as file:
+                    print(os.getpid(), {str(tmp_path / "checks/torch.lock")!r} in files, file=file)
+                return 0
+        """))
+    file = tmp_path / "python"
+    file.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path}/site exec {sys.executable} -S "$@"\n')
+    file.chmod(0o755)
+    made(wanted(tmp_path, "tensor", pythons=[("/nowhere", "a"), (str(file), "named")]))
+    held = dict(line.split() for line in seen.read_text().splitlines())
+    assert len(held) >= 2 and set(held.values()) == {"True"}, held
 
 
 def test_without_torch_is_unknown_and_says_what_was_tried(tmp_path: Path) -> None:
