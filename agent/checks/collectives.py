@@ -15,7 +15,7 @@ import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple
 
@@ -150,24 +150,27 @@ def collectives(options: dict[str, Any]) -> dict[str, Any]:
     if problems or len(rows) < n:
         return {"unknown": problems or ["not every rank answered"]}
     found = _answer(list(rows.values()), n, here, time.monotonic() - begun)
-    return _with_nccl_tests(found) if here == "cuda" and vendor.program(NCCL_TEST) else found
+    if here == "cuda" and vendor.program(NCCL_TEST):
+        return _with_nccl_tests(found, sizes, n)
+    return found
 
 
 def _by_nccom_test(options: dict[str, Any]) -> dict[str, Any]:
     """Between Neuron cores AWS' own test, which needs no graph of ours."""
     if devices.has_neuron() and vendor.program("nccom-test"):
-        return vendor.nccom_test(options)
+        return vendor.nccom_test(options, ("allr",), options.get("sizes") or vendor.SIZES)
     return {"unknown": ["nccom-test is not installed (aws-neuronx-tools), and XLA devices have no "
                         "other collective test here"]}
 
 
-def _with_nccl_tests(ours: dict[str, Any]) -> dict[str, Any]:
-    """The vendor's all-reduce in place of ours, where it has an answer: its numbers are those that
-    people compare."""
-    theirs = vendor.nccl_tests({}, (NCCL_TEST,))
-    if not theirs["measures"]:
+def _with_nccl_tests(ours: dict[str, Any], sizes: Sequence[int], ranks: int) -> dict[str, Any]:
+    """The vendor's all-reduce of the same sizes over as many devices in place of ours, where it has
+    an answer: its numbers are those that people compare."""
+    theirs = vendor.nccl_tests({}, (NCCL_TEST,), sizes, ranks)
+    if not theirs["measures"] and not theirs["critical"]:
         return ours
-    kept = [one for one in ours["measures"] if one["name"] != "all_reduce"]
+    named = {(one["name"], one["subject"]) for one in theirs["measures"]}
+    kept = [one for one in ours["measures"] if (one["name"], one["subject"]) not in named]
     return {**ours, "measures": kept + theirs["measures"], "table": ours["table"] + theirs["table"],
             "critical": ours["critical"] + theirs["critical"],
             "said": "%s; all_reduce by %s" % (ours["said"], NCCL_TEST)}

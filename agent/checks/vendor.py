@@ -10,6 +10,7 @@ alone: the collective tests beside torch use nccl-tests as well.
 from __future__ import annotations
 
 import glob
+import itertools
 import json
 import os
 import re
@@ -18,7 +19,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import isolate
@@ -31,6 +32,15 @@ PLACES = ("/usr/local/bin", "/usr/bin", "/opt/nccl-tests/build", "/opt/aws/neuro
 NCCL_TESTS = {"all_reduce_perf": "all_reduce", "all_gather_perf": "all_gather",
               "reduce_scatter_perf": "reduce_scatter", "alltoall_perf": "all_to_all",
               "broadcast_perf": "broadcast", "sendrecv_perf": "sendrecv"}
+SIZES = tuple(1 << power for power in range(20, 31, 2))  # 1 MB to 1 GB
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+NCCOM_TESTS = {"allr": "all_reduce", "allg": "all_gather", "redsct": "reduce_scatter",
+               "alltoall": "all_to_all", "sendrecv": "sendrecv"}
+NCCOM_FAILED = re.compile(r"\d+ errors? found - test failed.*")
+NCCOM_ROW = "%11s %12s %8s %9s %7s %7s"
+NCCOM_HEAD = ("#" + (NCCOM_ROW % ("size", "count", "type", "time", "algbw", "busbw"))[1:],
+              "#" + (NCCOM_ROW % ("(B)", "(elements)", "", "(us)", "(GB/s)", "(GB/s)"))[1:])
+GIB = 1 << 30
 VISIBLE_CORES, NUMBER_OF_CORES = "NEURON_RT_VISIBLE_CORES", "NEURON_RT_NUM_CORES"
 CORES_MAX = 1024
 EFA_BYTES, EFA_S = 1 << 20, 12.0
@@ -123,20 +133,43 @@ def _dcgm_words(name: str, result: dict[str, Any]) -> str:
 # -------------------------------------------------------------------------------- nccl-tests
 
 
-def nccl_tests(_: object, wanted: tuple[str, ...] = tuple(NCCL_TESTS)) -> Answer:
-    """Those of nccl-tests that are installed, over all of this node's GPUs."""
-    devices = len(glob.glob("/dev/nvidia[0-9]*"))
+def nccl_tests(_: object, wanted: Sequence[str] = tuple(NCCL_TESTS),
+               sizes: Sequence[int] = SIZES, devices: int = 0) -> Answer:
+    """Those of nccl-tests that are installed, over all of this node's GPUs that may be used."""
+    devices = devices or nvidia_devices(os.environ)
     named = [name for name in wanted if program(name)]
     if not named:
         return {"unknown": ["nccl-tests are not installed: no all_reduce_perf on the PATH"]}
     whole: Answer = {"critical": [], "unknown": [], "measures": [], "table": []}
-    for name in named:
-        text, problem = _said(name, "-b", "1M", "-e", "1G", "-f", "4", "-g", str(devices or 1))
+    for name, sweep in ((name, sweep) for name in named for sweep in sweeps(sizes)):
+        text, problem = _said(name, *sweep, "-g", str(devices))
         found = nccl_answer(NCCL_TESTS[name], text, problem)
         for key, value in found.items():
             whole[key] = whole.get(key, []) + value
-    whole["said"] = "%s over %d devices" % (", ".join(named), devices or 1)
+    whole["said"] = "%s over %d devices" % (", ".join(named), devices)
     return whole
+
+
+def nvidia_devices(environ: Mapping[str, str], files: str = "/dev/nvidia[0-9]*") -> int:
+    """How many GPUs a process with this environment may use; 1 where that cannot be told."""
+    count = len(glob.glob(files))
+    visible = environ.get(VISIBLE_GPUS)
+    if visible is not None:
+        named = [one.strip() for one in visible.split(",")]
+        # CUDA looks at none behind the first that is no device.
+        there = list(itertools.takewhile(lambda one: one and not one.startswith("-"), named))
+        count = min(len(there), count or len(there))
+    return count or 1
+
+
+def sweeps(sizes: Sequence[int]) -> list[list[str]]:
+    """The options of one run for sizes of which each is as many times the one before, else those
+    of a run for each size."""
+    first, *rest = sorted(set(sizes))
+    factor = rest[0] // first if rest else 2
+    if [first * factor ** power for power in range(len(rest) + 1)] == [first, *rest]:
+        return [["-b", str(first), "-e", str(rest[-1] if rest else first), "-f", str(factor)]]
+    return [["-b", str(size), "-e", str(size), "-f", "2"] for size in (first, *rest)]
 
 
 def nccl_answer(operation: str, text: str, problem: str = "") -> Answer:
@@ -166,23 +199,41 @@ def nccl_answer(operation: str, text: str, problem: str = "") -> Answer:
 # -------------------------------------------------------------------------------- nccom-test
 
 
-def nccom_test(_: object) -> Answer:
-    """All-reduce over this node's Neuron cores.  It compiles its graph first, which takes minutes
-    when cold and is no part of the times that it reports."""
+def nccom_test(_: object, wanted: Sequence[str] = tuple(NCCOM_TESTS),
+               sizes: Sequence[int] = SIZES) -> Answer:
+    """Collectives over this node's Neuron cores, every result compared.  It compiles its graphs
+    first, which takes minutes when cold and is no part of the times that it reports."""
     try:
         cores = len(neuron_cores(os.environ))
     except LookupError as error:
         return {"unknown": [str(error)]}
-    with tempfile.TemporaryDirectory(prefix="holdfast-check-") as folder:
-        report = os.path.join(folder, "report.json")
-        _, problem = _said("nccom-test", "-r", str(cores), "-b", "1M", "-e", "1G", "-f", "4",
-                              "-d", "fp32", "--check", "random", "--report-to-json-file", report,
-                              "allr")
-        try:
-            with open(report, "rb") as file:
-                return nccom_answer(file.read(OUTPUT_MAX_BYTES).decode("utf-8", "replace"))
-        except OSError:
-            return {"unknown": [problem or "nccom-test wrote no report"]}
+    whole: Answer = {"critical": [], "unknown": [], "measures": [], "table": []}
+    made: list[str] = []
+    older: list[str] = []
+    for name, sweep in ((name, sweep) for name in wanted for sweep in sweeps(sizes)):
+        with tempfile.TemporaryDirectory(prefix="holdfast-check-") as folder:
+            report = os.path.join(folder, "report.json")
+            text, problem = _said(
+                "nccom-test", "-r", str(cores), *sweep, "-d", "fp32", "--check", "random",
+                "--report-to-json-file", report, name)
+            if made and "invalid choice" in text:  # an older one, which has not all of them
+                older.append(name)
+                continue
+            try:
+                with open(report, "rb") as file:
+                    rows = file.read(OUTPUT_MAX_BYTES).decode("utf-8", "replace")
+            except OSError:
+                rows = ""
+        found = nccom_answer(NCCOM_TESTS[name], rows, text, problem)
+        for key, value in found.items():
+            whole[key] += value
+        made.append(name)
+        if found["unknown"] and not found["measures"]:
+            break  # whoever lacks the driver lacks it for the others as well
+    whole["said"] = "%s over %d Neuron cores%s" % (
+        ", ".join(dict.fromkeys(made)), cores,
+        "; this nccom-test has no %s" % ", ".join(dict.fromkeys(older)) if older else "")
+    return whole
 
 
 def neuron_cores(environ: Mapping[str, str]) -> list[int]:
@@ -219,16 +270,43 @@ def cores_of(text: str) -> list[int]:
     return list(dict.fromkeys(found))[:CORES_MAX]
 
 
-def nccom_answer(text: str) -> Answer:
+def nccom_answer(operation: str, report: str, text: str = "", problem: str = "") -> Answer:
+    """`report`: the JSON file, "" where there is none.  A test that failed says so in its last
+    line, whatever the report holds, and the line before it which size that was.  What the tool
+    calls GB are 2^30 bytes: its guide has 32 MiB in 768 us as 40.69."""
+    measures, lines, unknown = [], [], []
     try:
-        rows = json.loads(text)["results"]
-        measures = [{"name": "all_reduce", "value": float(row["busbw(GB/s)"]) * 1e9, "unit": "B/s",
-                     "subject": "%d bytes" % int(row["size(B)"])} for row in rows]
-    except (ValueError, LookupError, TypeError, RecursionError) as error:
-        return {"unknown": ["nccom-test's report cannot be read: %s" % error]}
-    if not measures:
-        return {"unknown": ["nccom-test's report has no result"]}
-    return {"said": "all-reduce over the node's Neuron cores", "measures": measures}
+        for row in json.loads(report)["results"] if report else ():
+            size, numbers = int(row["size(B)"]), (row.get("busbw(GB/s)"), row.get("algbw(GB/s)"))
+            busbw, algbw = (one * GIB if isinstance(one, (int, float)) else None for one in numbers)
+            took = next((row[key] for key in row if key.startswith("time")), None)
+            lines.append(NCCOM_ROW % (size, row.get("count(elems)", "-"), row.get("type", "-"), *(
+                "-" if one is None else "%.2f" % one for one in (
+                    took, algbw and algbw / 1e9, busbw and busbw / 1e9))))
+            if busbw is None:
+                unknown.append("%s: no result at %d bytes" % (operation, size))
+            else:
+                measures.append({"name": operation, "value": busbw, "unit": "B/s",
+                                 "subject": "%d bytes" % size})
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        unknown.append("%s: nccom-test's report cannot be read: %s" % (operation, error))
+    failed = NCCOM_FAILED.search(text)
+    if failed:
+        whys = [" ".join(line.split()) for line in text.split("\n") if "ailure" in line]
+        said = "; ".join([failed[0].strip(), *whys])[:300]
+        return {"measures": measures, "table": _nccom_table(operation, lines), "unknown": [],
+                "critical": ["%s: nccom-test: %s" % (operation, said)]}
+    if problem:
+        unknown.insert(0, problem)
+    if not measures and not unknown:
+        unknown.append("nccom-test's report has no result" if report
+                       else "nccom-test wrote no report")
+    return {"measures": measures, "table": _nccom_table(operation, lines), "unknown": unknown,
+            "critical": []}
+
+
+def _nccom_table(operation: str, lines: list[str]) -> list[str]:
+    return ["# %s" % operation, *NCCOM_HEAD, *lines] if lines else []
 
 
 # --------------------------------------------------------------------------------------- rvs

@@ -69,6 +69,13 @@ NCCOM = """for word; do
     [ "$last" = --report-to-json-file ] && echo '{}' > "$word"
     last=$word
 done"""
+# As the tool's guide has it, behind a report that it wrote all the same.
+NCCOM_BAD = NCCOM.format(REPORT) + """
+if [ "$last" = redsct ]; then
+    echo '    33554432    Failure running neuron-bench - log file /tmp/nccom_test_log_7pq.log'
+    echo '1 errors found - test failed'
+    exit {status}
+fi"""
 GOOD = {
     "dcgm_1": ("dcgmi", says(dcgm())), "nccl_tests": ("all_reduce_perf", says(
         NCCL.format(wrong=0, bounds="0 OK"))),
@@ -78,6 +85,8 @@ FAILING = {
     "dcgm_1": ("dcgmi", says(dcgm("Fail"), 226), "memory of GPU 3: uncorrectable error in bank 4"),
     "nccl_tests": ("all_reduce_perf", says(NCCL.format(wrong=7, bounds="7 FAILED"), 1),
                    "all_reduce: 7 elements are wrong"),
+    "nccom_test": ("nccom-test", NCCOM_BAD.replace("{status}", "1"),
+                   "reduce_scatter: nccom-test: 1 errors found - test failed; 33554432 Failure"),
     "rvs": ("rvs", says(RVS.format("FALSE")), "met: FALSE"),
 }
 
@@ -107,6 +116,7 @@ def test_what_fails_is_critical_and_says_what(
     name: str, tmp_path: Path, install: Install
 ) -> None:
     program, script, reason = FAILING[name]
+    install("neuron-ls", says('[{"neuron_device": 0, "nc_count": 2}]'))
     install(program, script)
     found = made(tmp_path, name)
     assert found.status == CRITICAL and reason in found.reason
@@ -130,21 +140,107 @@ def test_bandwidths_are_nccl_tests_out_of_place(tmp_path: Path, install: Install
     found = made(tmp_path, "nccl_tests")
     assert [(one.name, one.value, one.subject) for one in found.measures] == [
         ("all_reduce", 52.43e9, "1048576 bytes"), ("all_reduce", 104.86e9, "4194304 bytes")]
-    install("neuron-ls", says('[{"nc_count": 2}]'))
-    install("nccom-test", GOOD["nccom_test"][1])
-    assert [one.value for one in made(tmp_path, "nccom_test").measures] == [19.9e9, 121.8e9]
 
 
-def test_the_collective_tests_take_nccl_tests_all_reduce(install: Install) -> None:
+NODE = says('[{"nc_count": 2}]')
+
+
+def test_every_operation_of_nccom_test_is_made_and_its_table_is_shown(
+    tmp_path: Path, install: Install
+) -> None:
+    row = {"size(B)": 33554432, "count(elems)": 33554432, "type": "uint8", "time:avg(us)": 768.0,
+           "algbw(GB/s)": 40.69, "busbw(GB/s)": 40.69}
+    log = tmp_path / "words"
+    install("neuron-ls", NODE)
+    install("nccom-test", f'echo "$*" >> {log}\n' + NCCOM.format(json.dumps({"results": [row]})))
+    found = made(tmp_path, "nccom_test")
+    assert found.status == OK, found
+    assert {one.name for one in found.measures} == set(BY_NAME["nccom_test"].measures)
+    # 32 MiB in 768 us: what the tool calls GB are 2^30 bytes.
+    assert all(abs(one.value / (33554432 / 768e-6) - 1) < 1e-3 for one in found.measures)
+    assert found.table[0] == "# all_reduce" and found.table[1].split() == [
+        "#", "size", "count", "type", "time", "algbw", "busbw"]
+    assert found.table[3].split() == [
+        "33554432", "33554432", "uint8", "768.00", "43.69", "43.69"]
+    words = log.read_text().splitlines()
+    assert [one.split()[-1] for one in words] == ["allr", "allg", "redsct", "alltoall", "sendrecv"]
+    assert all("-r 2 -b 1048576 -e 1073741824 -f 4 -d fp32 --check random" in one for one in words)
+
+
+def test_an_older_nccom_test_has_fewer_operations(tmp_path: Path, install: Install) -> None:
+    install("neuron-ls", NODE)
+    install("nccom-test", NCCOM.format(REPORT) + """
+if [ "$last" = alltoall ]; then
+    echo "error: argument op: invalid choice: 'alltoall' (choose from 'allr', 'allg')"; exit 2
+fi""")
+    found = made(tmp_path, "nccom_test")
+    assert found.status == OK and "this nccom-test has no alltoall" in found.reason
+    assert "sendrecv" in found.reason
+
+
+@pytest.mark.parametrize(("script", "status", "reason"), [
+    (NCCOM_BAD.replace("{status}", "0"), CRITICAL, "test failed"),  # its words count, too
+    (NCCOM.format(REPORT) + "\nexit 3", UNKNOWN, "ended with status 3"),
+    (NCCOM.format(json.dumps({"results": [{"size(B)": 8}, *json.loads(REPORT)["results"]]})),
+     UNKNOWN, "all_reduce: no result at 8 bytes"),
+    (NCCOM.format("[3]"), UNKNOWN, "report cannot be read"),
+    (NCCOM.format('{"results": []}'), UNKNOWN, "has no result"),
+    (says("Neuron DKMS Driver is not running!", 1), UNKNOWN, "Driver is not running"),
+], ids=["failed", "status", "no number", "junk", "empty", "no driver"])
+def test_what_nccom_test_says_and_what_it_reports_must_both_be_well(
+    script: str, status: str, reason: str, tmp_path: Path, install: Install
+) -> None:
+    install("neuron-ls", NODE)
+    install("nccom-test", script)
+    found = made(tmp_path, "nccom_test")
+    assert (found.status, reason in found.reason) == (status, True), found
+
+
+def test_the_collective_tests_take_nccl_tests_all_reduce_of_the_same_sizes(
+    tmp_path: Path, install: Install
+) -> None:
     collectives = pytest.importorskip("holdfast.agent.checks.collectives")
     ours = {"said": "well", "critical": [], "table": [], "measures": [
-        {"name": "all_reduce", "value": 1.0}, {"name": "broadcast", "value": 2.0}]}
+        {"name": name, "value": 1.0, "subject": f"{size} bytes"}
+        for name, size in (("all_reduce", 1 << 20), ("all_reduce", 1 << 36), ("broadcast", 8))]}
+    sizes = [1 << 20, 1 << 22]
     install("all_reduce_perf", says("no GPU here", 1))
-    assert collectives._with_nccl_tests(ours) == ours
-    install("all_reduce_perf", GOOD["nccl_tests"][1])
-    found = collectives._with_nccl_tests(ours)
-    assert [one["name"] for one in found["measures"]] == ["broadcast", "all_reduce", "all_reduce"]
+    assert collectives._with_nccl_tests(ours, sizes, 2) == ours
+    log = tmp_path / "words"
+    install("all_reduce_perf", f'echo "$*" >> {log}\n' + GOOD["nccl_tests"][1])
+    found = collectives._with_nccl_tests(ours, sizes, 2)
+    assert log.read_text() == "-b 1048576 -e 4194304 -f 4 -g 2\n"
+    assert [(one["name"], one["subject"]) for one in found["measures"]] == [
+        ("all_reduce", f"{1 << 36} bytes"), ("broadcast", "8 bytes"),
+        ("all_reduce", "1048576 bytes"), ("all_reduce", "4194304 bytes")]
     assert found["said"].endswith("all_reduce by all_reduce_perf")
+
+
+@pytest.mark.parametrize(("sizes", "runs"), [
+    ((1 << 16, 1 << 20, 1 << 26), ["-b 65536 -e 65536 -f 2", "-b 1048576 -e 1048576 -f 2",
+                                   "-b 67108864 -e 67108864 -f 2"]),
+    ((1 << 28, 1 << 20, 1 << 24), ["-b 1048576 -e 268435456 -f 16"]),
+    ((1 << 34,), ["-b 17179869184 -e 17179869184 -f 2"]),
+    ((3, 3, 4), ["-b 3 -e 3 -f 2", "-b 4 -e 4 -f 2"]),
+])
+def test_sizes_that_are_asked_for_are_those_that_a_tool_is_given(
+    sizes: tuple[int, ...], runs: list[str]
+) -> None:
+    assert [" ".join(one) for one in vendor.sweeps(sizes)] == runs
+
+
+def test_only_devices_that_may_be_used_are_counted(tmp_path: Path) -> None:
+    for number in range(8):
+        (tmp_path / f"nvidia{number}").touch()
+    (tmp_path / "nvidiactl").touch()
+
+    def count(visible: str | None, files: str = "nvidia[0-9]*") -> int:
+        environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+        return vendor.nvidia_devices(environ, f"{tmp_path}/{files}")
+
+    assert [count(one) for one in (None, "0,1", "3", "GPU-8932f937, GPU-1", "0,1,-1,2")] == [
+        8, 2, 1, 2, 2]
+    assert (count("0,1", "none*"), count(None, "none*"), count("")) == (2, 1, 1)
 
 
 # --------------------------------------------------------------------------------------- EFA
