@@ -1,7 +1,8 @@
 """Profiles of machines: how many devices of which model, and limits that somebody published.
 
-Owns profiles.toml's way into types, and which profile is a machine's.  A number without a source
-is no limit; a shipped limit only warns (agent/core/checks/verdict.py).
+Owns profiles.toml's way into types, an operator's own profile in a file of the same form, and which
+profile is a machine's.  A shipped number without a source is no limit; a profile's limit only warns
+(agent/core/checks/verdict.py).
 """
 
 from __future__ import annotations
@@ -14,6 +15,12 @@ from importlib import resources
 import msgspec
 
 from ..core.checks.verdict import PROFILE, Limit, Measure
+from ..system.regular import read_regular
+
+FILE_MAX_BYTES = 1 << 20
+VENDORS = ("nvidia", "neuron", "amd")
+FORM = ('write one [profile] with name = "...", vendor = "nvidia", "neuron" or "amd", model = a part '
+        'of the device\'s name and devices = how many')
 
 
 class ProfileLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -30,12 +37,12 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One row; the file's head says what each key means."""
 
     name: str
-    product: tuple[str, ...]
     vendor: str
     model: str
     devices: int
     source: str
     date: str
+    product: tuple[str, ...] = ()
     limit: tuple[ProfileLimit, ...] = ()
 
     def limit_of(self, measure: Measure) -> Limit | None:
@@ -61,6 +68,32 @@ def named(name: str) -> Profile:
     if name not in found:
         raise ValueError(f"there is no profile {name!r}; there are {', '.join(found)}")
     return found[name]
+
+
+def chosen(text: str) -> Profile | None:
+    """`checks.profile` and `--profile`: a shipped one's name, or, where it has a slash, a file that
+    holds one; None for "".  Raises ValueError with what is wrong and what to write."""
+    if not text:
+        return None
+    return _of_file(text) if "/" in text else named(text)
+
+
+def _of_file(path: str) -> Profile:
+    try:
+        rows = tomllib.loads(read_regular(path, FILE_MAX_BYTES).decode("utf-8"))["profile"]
+        (row,) = rows if isinstance(rows, list) else [rows]
+        here = {"source": path, "date": "the operator's"}
+        row = {**here, **row, "limit": [{**here, **one} for one in row.get("limit", ())]}
+        found = msgspec.convert(row, Profile)
+    except OSError as error:
+        raise ValueError(f"the profile {path} cannot be read: {error.strerror or error}") from error
+    except (LookupError, ValueError, TypeError, msgspec.ValidationError, RecursionError) as error:
+        why = "it has no [profile]" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"the profile {path}: {why}; {FORM}") from error
+    if found.vendor not in VENDORS or found.devices < 1:
+        raise ValueError(f"the profile {path}: vendor {found.vendor!r}, {found.devices} devices: "
+                         f"{FORM}")
+    return found
 
 
 def of_product(product: str) -> Profile | None:

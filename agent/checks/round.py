@@ -15,13 +15,13 @@ from pathlib import Path
 import msgspec
 
 from ..config.settings import Collectors
-from . import table
+from . import profiles, table
 from .facts import Facts, profile_of, roots_of
 from .runner import Runner, Wanted
 
 
 class Round(msgspec.Struct):
-    """What an agent asks for; see Wanted in runner.py."""
+    """What an agent asks for; see Wanted in runner.py.  `profile`: as checks.profile has it."""
 
     node: str
     checks: tuple[str, ...]
@@ -31,12 +31,13 @@ class Round(msgspec.Struct):
     pythons: tuple[tuple[str, str], ...] = ()
     busy: tuple[str, ...] = ()
     limits: tuple[str, ...] = ()
+    profile: str = ""
     max_age_s: float = 0.0
 
 
 def wanted_of(asked: Round) -> Wanted:
     roots = roots_of(asked.collectors)
-    facts = Facts(asked.node, roots, profile=profile_of(roots))
+    facts = Facts(asked.node, roots, profile=profiles.chosen(asked.profile) or profile_of(roots))
     checks = [table.BY_NAME[name] for name in asked.checks if name in table.BY_NAME]
     return Wanted(
         checks, facts, Path(asked.folder), asked.boot_id, pythons=asked.pythons, busy=asked.busy,
@@ -61,5 +62,9 @@ def pythons(
 
 
 if __name__ == "__main__":
-    answers = list(Runner(wanted_of(msgspec.json.decode(sys.argv[1], type=Round))).run())
+    try:
+        wanted = wanted_of(msgspec.json.decode(sys.argv[1], type=Round))
+    except ValueError as wrong:  # the profile's file, which was well when the agent began
+        sys.exit(str(wrong))
+    answers = list(Runner(wanted).run())
     sys.stdout.write(msgspec.json.encode(answers).decode())

@@ -160,7 +160,7 @@ def wanted_of(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[
     try:
         checks = table.chosen(tuple(options.name))
         checks = table.compiled(checks) if options.warm else checks
-        profile = profiles.named(options.profile) if options.profile else None
+        profile = profiles.chosen(options.profile or settings.profile)
         limits = table.limits_of(settings.limits)
         sizes = [_size(word) for word in options.sizes.split(",")] if options.sizes else []
     except ValueError as error:

@@ -161,7 +161,7 @@ def _check(parser: argparse.ArgumentParser) -> None:
                         help="where checkpoints go: write there and read back")
     parser.add_argument("--python", default="", metavar="FILE",
                         help="the interpreter that has torch")
-    parser.add_argument("--profile", metavar="NAME", help="take the node for such a machine")
+    parser.add_argument("--profile", metavar="NAME|FILE", help="take the node for such a machine")
     parser.add_argument("--sizes", default="", metavar="LIST",
                         help="of the collective tests, as 64K,1M,1G")
     parser.add_argument("--ranks", type=number(int, 2, 256), metavar="N",

@@ -97,6 +97,13 @@ def load(
         table.limits_of(config.checks.limits)
     except ValueError as error:
         errors.append(f"{_origin('checks.limits', values)}: {error}")
+    if config.checks.profile:
+        from ..checks import profiles  # most have none, and every command reads a configuration
+
+        try:
+            profiles.chosen(config.checks.profile)
+        except ValueError as error:
+            errors.append(f"{_origin('checks.profile', values)}: checks.profile: {error}")
     named = [("actions.allow", "action", config.actions.allow, actions.allowable()),
              ("detect.act", "detector that may act", config.detect.act, MAY_ACT),
              ("checks.gate", "check", config.checks.gate, table.gate_words()),

@@ -229,6 +229,10 @@ class Checks(msgspec.Struct, frozen=True):
         tuple[str, ...],
         Meta(max_length=16, description="where checkpoints go: written to and read back"),
     ] = ()
+    profile: Annotated[str, Meta(max_length=4096, description=(
+        "which machine this node must be: the name of a shipped profile, or the path of a file with "
+        "one `[profile]` of your own; empty: by the machine's name, of which EC2's instance types "
+        "alone are known"))] = ""
     gate: Annotated[
         tuple[str, ...],
         Meta(max_length=32, description=(
@@ -273,7 +277,8 @@ class Checks(msgspec.Struct, frozen=True):
         "a node of Slurm with a critical is drained this long after it has said so to the others, "
         "unless they have the same: `--for slurm-health`; a Prolog waits 3 s at most")] = 90.0
     drain_share: Annotated[float, Meta(ge=0, le=1, description=(
-        "of a partition's nodes, and one at least, are drained for a check at a time"))] = 0.1
+        "of a partition's nodes, and one at least, are drained for checks at a time by "
+        "`--for slurm-health`; a Prolog asks only whether many fail the same check"))] = 0.1
 
 
     def core_settings(self) -> model.GateSettings:

@@ -74,7 +74,8 @@ class Machines:
         (self.folder / "quiet").unlink()
 
     def log(self, node: str, program: str) -> str:
-        return (self.folder / node / f"{program}.log").read_text()
+        file = self.folder / node / f"{program}.log"
+        return file.read_text() if file.exists() else ""
 
 
 @pytest.fixture()
@@ -93,6 +94,7 @@ def machines() -> Iterator[Callable[[str], Machines]]:
             pytest.skip(str(error))
         settings = {"prolog": {"Prolog": one.programs["prolog"], "PrologFlags": "Alloc",
                                "SchedulerParameters": "nohold_on_prolog_fail"},
+                    "first step": {"Prolog": one.programs["prolog"]},
                     "health": {"HealthCheckProgram": one.programs["health"],
                                "HealthCheckInterval": 1}}[program]
         one.cluster = Cluster(folder, settings)
@@ -173,3 +175,27 @@ def test_a_job_starts_on_the_nodes_that_passed(machines: Callable[[str], Machine
     assert drained.keys() == {"node0"}
     assert "devices critical: 7 nvidia devices, and p4d has 8" in drained["node0"]
     assert "accelerators warning" in all_of.log("node1", "prolog")
+
+
+def test_a_job_that_got_its_nodes_before_one_was_drained_does_not_begin_there(
+    machines: Callable[[str], Machines]
+) -> None:
+    """Without PrologFlags=Alloc a Prolog is run where a job's first step comes to, which may be
+    long after the node was allocated."""
+    all_of = machines("first step")
+    slurm = all_of.cluster
+    go, begun = all_of.folder / "go", all_of.folder / "begun"
+    slurm.say("sbatch", "-N2", "-wnode0,node1", "--output=/dev/null", "--wrap",
+              f"touch {begun}; while [ ! -e {go} ]; do sleep 0.1; done; "
+              f"srun -N2 sh -c 'touch {all_of.folder}/ran.$SLURMD_NODENAME'")
+    wait_for(begun.exists, what=slurm.logs)
+    all_of.becomes("node1", lost(0))
+    reason = "holdfast: devices critical: 7 nvidia devices"
+    slurm.say("scontrol", "update", "nodename=node1", "state=drain", f"reason={reason}")
+    go.touch()
+    wait_for(lambda: "drained already" in all_of.log("node1", "prolog"),
+             what=lambda: slurm.say("squeue") + slurm.logs())
+    wait_for(lambda: "RUNNING" not in slurm.say("squeue", "-h", "-o", "%T"), what=slurm.logs)
+    assert not (all_of.folder / "ran.node1").exists()
+    drained = slurm.drained()
+    assert drained.keys() == {"node1"} and drained["node1"].startswith(reason)  # as it was

@@ -56,8 +56,10 @@ class Slurm:
 
     def settle(self, verdicts: Sequence[CheckVerdict], prolog: bool) -> tuple[bool, str]:
         """Whether this node is refused, and what happened, in words.  A Prolog waits out a short
-        announcement: those of a job's other nodes run at the same moment."""
+        announcement: those of a job's other nodes run at the same moment.  Slurm drains a node
+        whose Prolog fails, whatever our share of drained ones: with our reason it comes back."""
         sick = next((one for one in verdicts if one.status == CRITICAL and one.confirmed), None)
+        self._share = 1.0 if prolog else self._share
         try:
             if sick is None:
                 return False, self._well(verdicts) if self._marks.stand else ""
@@ -65,7 +67,7 @@ class Slurm:
             if prolog and decision.act in (ANNOUNCE, WAIT):
                 time.sleep(self._wait_s)
                 decision = self._decided(sick)
-            return decision.act == DRAIN, decision.why
+            return decision.refuses, decision.why
         except (OSError, subprocess.TimeoutExpired) as error:
             return False, f"nothing is drained: Slurm does not answer: {error}"
 

@@ -1,7 +1,8 @@
 """Whether a node with a confirmed critical may be drained: what the others have, and how many are.
 
 Owns the marks that nodes leave each other in the scheduler, and the judgement over them.  A node is
-drained when the others do not have the same, and while few are drained by us.  Pure.
+drained when the others do not have the same, and while few are drained by us.  Where a job is about
+to start the number of those counts for nothing: the job goes elsewhere or fails here.  Pure.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Sequence
 from ..model import Settings, Value
 from ..nodes.breaker import is_open
 
-ANNOUNCE, WAIT, DRAIN, HOLD, LEAVE = "announce", "wait", "drain", "hold", "leave"
+ANNOUNCE, WAIT, DRAIN, HOLD, LEAVE, OUT = "announce", "wait", "drain", "hold", "leave", "out"
 REASON_MAX = 240
 COMMON = "a common cause, no node is drained for it"
 MARK = re.compile(r"holdfast: (\w+) critical(?: @(\d+))?")
@@ -30,11 +31,17 @@ class FleetNode(Value, frozen=True):
 
 
 class Decision(Value, frozen=True):
-    """What is to be done about a node that fails a check, and why."""
+    """What is to be done about a node that fails a check, and why.  OUT: it is drained already, by
+    whomever."""
 
     act: str
     why: str
     tells: bool = False  # of the nodes with a common cause, the one that says so
+
+    @property
+    def refuses(self) -> bool:
+        """Whether no job may begin there, also one that got the node before it was drained."""
+        return self.act in (DRAIN, OUT)
 
 
 def announcement(check: str, now_s: float) -> str:
@@ -59,13 +66,11 @@ def decide(name: str, check: str, why: str, nodes: Sequence[FleetNode], now_s: f
     here = next((one for one in nodes if one.name == name), None)
     if here is None:
         return Decision(LEAVE, f"the scheduler knows no node {name}")
-    if here.drained:
-        return Decision(LEAVE, f"drained already: {here.reason}")
     announced = MARK.match(here.comment)
-    if announced is None or announced[1] != check:
+    if not here.drained and (announced is None or announced[1] != check):
         return Decision(ANNOUNCE, f"{check} is critical")
-    age_s = now_s - float(announced[2] or 0)
-    if age_s < wait_s:
+    age_s = now_s - float(announced[2] or 0) if announced is not None else 0.0
+    if not here.drained and age_s < wait_s:
         left_s = wait_s - age_s
         return Decision(WAIT, f"drained in {left_s:.0f} s, unless other nodes have the same")
     same = [one for one in nodes if check in (
@@ -75,6 +80,8 @@ def decide(name: str, check: str, why: str, nodes: Sequence[FleetNode], now_s: f
         told = any(COMMON in one.comment for one in same)
         return Decision(HOLD, f"{counted}: {COMMON}",
                         not told and name == min(one.name for one in same))
+    if here.drained:
+        return Decision(OUT, f"drained already: {here.reason}")
     beside = [one for one in nodes if set(one.partitions) & set(here.partitions)] or [here]
     ours = sum(one.drained and bool(check_of(one.reason)) for one in beside)
     most = max(1, int(share * len(beside)))

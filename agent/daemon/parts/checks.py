@@ -146,7 +146,8 @@ class Checks:
         return Round(
             node=state.name, checks=tuple(names), folder=str(self._folder), boot_id=state.boot_id,
             collectors=state.config.collectors, pythons=pythons(checks.python, jobs, os.environ),
-            busy=tuple(training), limits=checks.limits, max_age_s=max_age_s)
+            busy=tuple(training), limits=checks.limits, profile=checks.profile,
+            max_age_s=max_age_s)
 
     def _show(self, verdicts: Collection[CheckVerdict]) -> None:
         found = known(verdicts)

@@ -24,7 +24,7 @@ from holdfast.agent.checks.facts import Facts
 from holdfast.agent.checks.readings import read
 from holdfast.agent.checks.runner import Runner, Wanted, confirmed
 from holdfast.agent.checks.table import BY_NAME, CHECKS, PATHS, TORCH, chosen
-from holdfast.agent.config.load import load
+from holdfast.agent.config.load import ConfigError, load
 from holdfast.agent.core.checks.verdict import (
     CRITICAL,
     OK,
@@ -456,6 +456,50 @@ def test_profiles_have_a_source_for_each_number() -> None:
         assert {each.measure for each in one.limit} <= measures
     with pytest.raises(ValueError, match="there are p3dn, p4d"):
         profiles.named("p5d")
+
+
+OWN = """[profile]
+name = "ours"
+vendor = "amd"
+model = "MI300X"
+devices = 8
+[[profile.limit]]
+measure = "host_copy"
+value = 4e10
+"""
+
+
+@pytest.mark.parametrize(("change", "why"), [
+    (lambda text: text.replace('"amd"', '"AMD"'), "vendor 'AMD'"),
+    (lambda text: text.replace("= 8", "= 0"), "0 devices"),
+    (lambda text: text.replace("devices", "device"), "device"),
+    (lambda text: text.replace("= 8", '= "8"'), "Expected `int`"),
+    (lambda text: "[limits]\n", "it has no [profile]"),
+    (lambda text: "profile = 3\n", ""), (lambda text: "[profile\n", "line 1"),
+    (lambda text: "[[profile]]\n[[profile]]\n", "too many values"),
+])
+def test_an_operators_own_profile_is_read_or_what_is_wrong_with_it_is_said(
+    change: Callable[[str], str], why: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "ours.toml"
+    file.write_text(OWN)
+    found = profiles.chosen(str(file))
+    assert found is not None and (found.name, found.devices) == ("ours", 8)
+    limit = found.limit_of(Measure("host_copy", 3e10, "B/s", "cuda:0"))
+    assert limit is not None and not limit.met and str(file) in limit.source
+    assert profiles.chosen("") is None and profiles.chosen("p5") == profiles.named("p5")
+    file.write_text(change(OWN))
+    with pytest.raises(ValueError) as raised:
+        profiles.chosen(str(file))
+    assert f"the profile {file}" in str(raised.value) and why in str(raised.value)
+    assert "write one [profile]" in str(raised.value)
+    for wrong, said in (("/nowhere/p.toml", "No such file"), (str(tmp_path), "Is a directory"),
+                        ("/dev/zero", "no regular file"), ("p5x", "there is no profile 'p5x'")):
+        with pytest.raises(ValueError, match=said):
+            profiles.chosen(wrong)
+        with pytest.raises(ConfigError) as refused:
+            load(None, {"checks.profile": (wrong, "a test")})
+        assert "a test: checks.profile: " in refused.value.errors[0]
 
 
 def test_a_limit_of_large_messages_says_nothing_of_small_ones() -> None:

@@ -29,6 +29,7 @@ else:
           f"BootTime=None"
           + (f" Reason={{node['reason']}} [root@2026-11-22T21:42:08]" if node["reason"] else "")
           + (f" Comment={{node['comment']}}" if node["comment"] else ""))
+    print(*node.get("others", ()), sep="\\n")
 file.write_text(json.dumps(node))
 """
 SICK = CheckVerdict("devices", CRITICAL, "7 nvidia devices, and p4d has 8", confirmed=True)
@@ -73,8 +74,9 @@ def test_it_announces_drains_and_is_given_back(tmp_path: Path) -> None:
     assert refused and node.now()["state"] == "drain"
     assert said == node.now()["reason"] == (
         "holdfast: devices critical: 7 nvidia devices, and p4d has 8")
-    refused, said = node.settle(SICK)
-    assert not refused and "drained already" in said
+    for prolog in (False, True):  # a job that got the node before it was drained
+        refused, said = node.settle(SICK, prolog=prolog)
+        assert refused and "drained already" in said
     assert node.settle(CheckVerdict("clock", OK, "kept")) == (False, "")  # another check
     assert node.settle(WELL) == (False, "devices passes again: given back")
     assert node.now()["state"] == "idle" and not node.now()["comment"]
@@ -101,7 +103,8 @@ def test_what_is_somebody_elses_stands(tmp_path: Path, state: dict[str, str]) ->
     node = Node(tmp_path, **state)
     for verdict in (SICK, SICK, WELL):
         refused, said = node.settle(verdict)
-        assert not refused and (verdict is WELL or next(reversed(state.values())) in said)
+        assert refused == (verdict is SICK and "state" in state)
+        assert verdict is WELL or next(reversed(state.values())) in said
     assert {name: node.now()[name] for name in state} == state
 
 
@@ -109,6 +112,18 @@ def test_a_prolog_waits_for_the_others_and_then_refuses(tmp_path: Path) -> None:
     node = Node(tmp_path)
     assert node.settle(SICK, prolog=True)[0]
     assert node.now()["state"] == "drain"
+
+
+def test_a_prolog_refuses_beyond_the_share_that_may_be_drained(tmp_path: Path) -> None:
+    """The job would begin on a sick node, and Slurm drains one whose Prolog fails anyway: with our
+    reason it is given back."""
+    node = Node(tmp_path, others=["NodeName=n1 State=IDLE+DRAIN Partitions=all "
+                                  "Reason=holdfast: clock critical: late [root@2026-11-22T21:42]"])
+    assert [node.settle(SICK)[0] for _ in range(2)] == [False, False]
+    assert "checks.drain_share" in node.settle(SICK)[1] and node.now()["state"] == "idle"
+    assert node.settle(SICK, prolog=True)[0]
+    assert node.now()["state"] == "drain" and "devices critical" in str(node.now()["reason"])
+    assert node.settle(WELL) == (False, "devices passes again: given back")
 
 
 def test_a_slurm_that_does_not_answer_drains_nothing(tmp_path: Path) -> None:

@@ -63,9 +63,21 @@ def test_no_more_than_a_share_of_the_partition_is_drained() -> None:
     assert asked(node(0, "devices"), *theirs, *elsewhere).act == fleet.DRAIN
 
 
-def test_somebody_elses_drain_stands_and_an_unknown_node_is_left() -> None:
-    found = asked(node(0, drained=True, reason="disk swap"))
-    assert found.act == fleet.LEAVE and "disk swap" in found.why
-    assert asked(node(1)).act == fleet.LEAVE
+def test_a_drained_node_gets_no_job_by_whomever_it_was_drained() -> None:
+    """One that was allocated before may come still."""
+    for here in (node(0, drained=True, reason="disk swap"), node(0, drained_for="devices"),
+                 node(0, "devices", drained_for="clock")):
+        found = asked(here, node(1))
+        assert found.act == fleet.OUT and found.refuses
+        assert found.why == f"drained already: {here.reason}"
+    assert asked(node(0, "devices"), node(1)).refuses
+    # What is common to many has not its fault in the node: it was drained before the others came.
+    sick = [node(0, drained_for="devices"), node(1, "devices"), node(2, "devices")]
+    found = asked(*sick)
+    assert found.act == fleet.HOLD and not found.refuses and found.tells
+
+
+def test_an_unknown_node_is_left() -> None:
+    assert asked(node(1)).act == fleet.LEAVE and not asked(node(1)).refuses
     assert fleet.check_of("Prolog error") == "" == fleet.check_of("")
     assert len(reason("devices", "x" * 900)) == fleet.REASON_MAX
