@@ -40,3 +40,4 @@ class Plan(Value, frozen=True):
     saves: bool = False  # ... and to write a checkpoint before
     park: str = ""  # why its ranks are to leave it at the end of a step; "" = they go on
     park_after: int = 0  # ... of this one: far enough ahead for every node to hear of it
+    unheard: tuple[str, ...] = ()  # its nodes of which who leads hears nothing, lost or cut off

@@ -106,6 +106,7 @@ class RunCase:
             self.gate.stands(ctx)
         self._act(ctx, plan, ranks)
         if ctx.leader and not ctx.settings.single_node:
+            self.document.tell_unheard(ctx)
             self.gate.leaves_out(ctx)
         self.gate.shown(ctx)
         if ctx.view.connected and self.state.recovery is not None:

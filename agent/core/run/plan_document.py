@@ -17,9 +17,10 @@ from ..model.subject import LEASE, Subject, run_subject
 from . import members
 from . import plan as planning
 from .incidents import RunIncidents
-from .layout import World
+from .layout import Member, World
 from .policy import CHARGED
 from .state import Context, LauncherSeen, RunState
+from .takeover import Signs, Takeover, unheard, words
 
 QUARANTINE_MAX = 64
 RESTORE_FAILED = "restore_failed"  # how a reason begins when what was read did not prove
@@ -37,6 +38,7 @@ class Document:
 
     def __init__(self, state: RunState, incidents: RunIncidents) -> None:
         self.state, self.incidents = state, incidents
+        self._signs = Signs()
         self._free_boot_s = -1.0  # since when nobody is seen to lead; -1 = somebody is, or unknown
 
     def read(self, ctx: Context) -> bool:
@@ -90,9 +92,10 @@ class Document:
     def lead(self, ctx: Context) -> None:
         """Ask for the run's lease while nobody heard of holds it; renew it well before its end.
 
-        That of a node that two others know to be lost is not waited for: what is written below a
-        lease is compared with it, so that its old holder, should he live, writes nothing any more.
-        A node that its own gate refuses lets its lease run out for one that passes.
+        That of a node that two others know to be lost, and that gives no sign of life, is not
+        waited for: what is written below a lease is compared with it, so that its old holder,
+        should he live, writes nothing any more.  A node that its own gate refuses lets its lease
+        run out for one that passes.
         """
         view, settings, known = ctx.view, ctx.settings, self.state.document.plan
         if settings.single_node or not view.connected:
@@ -101,24 +104,44 @@ class Document:
             return
         over = known is not None and known.finished >= 0 and view.generation > 0
         lease = self._lease(ctx)
+        self._signs.see(ctx, lease, self.state.document.version)
         if lease is not None or not ctx.observed.store.up:
             self._free_boot_s = -1.0
         elif self._free_boot_s < 0.0:
             self._free_boot_s = ctx.now.boot_s
         others = lease is not None and lease.holder != view.node
-        dead = lease.holder if lease is not None and others and any(
-            beat.lost and beat.node == lease.holder for beat in ctx.observed.beats) else ""
         left_s = lease.until_boot_s - ctx.now.boot_s if lease is not None and not others else 0.0
         if over or self.stands_back(ctx):
             return
         if not self._may_lead(view.node) and not self._may_take_over(ctx, lease):
             return
-        if (others and not dead) or left_s > settings.lease_s * 2 / 3:
+        found = self._takeover(ctx, lease) if lease is not None and others else Takeover()
+        ctx.reason = found.reason or ctx.reason
+        if (others and not found.over) or left_s > settings.lease_s * 2 / 3:
             return
         subject = str(Subject(LEASE, view.run))
-        why = f"lead the run in the place of {dead}" if dead else "lead the run"
-        draft = drafts.put(subject, 0, view.node.encode(), why, view.run, dead)
+        why = f"lead the run in the place of {found.over}" if found.over else "lead the run"
+        draft = drafts.put(subject, 0, view.node.encode(), why, view.run, found.over)
         ctx.emit(view.generation, replace(draft, deadline_s=settings.lease_s / 3))
+
+    def _takeover(self, ctx: Context, lease: Lease) -> Takeover:
+        plan = self.state.document.plan
+        nodes = self._nodes(ctx, plan)
+        return self._signs.of(ctx, lease, plan, world_of(ctx.view), nodes)
+
+    def tell_unheard(self, ctx: Context) -> None:
+        """Who leads writes down whom it misses: by that they know in the store that it lives."""
+        plan = self.state.document.plan
+        if plan is None or plan.finished >= 0 or not ctx.leader:
+            return
+        missed = unheard(ctx, plan)
+        if missed != plan.unheard:
+            self.put(ctx, replace(plan, unheard=missed), words(missed))
+
+    def _nodes(self, ctx: Context, plan: Plan | None) -> tuple[Member, ...]:
+        return members.members(
+            ctx.view, plan, ctx.observed.beats, ctx.observed.store, ctx.now, ctx.settings,
+            ctx.since_boot_s)
 
     def is_led_elsewhere(self, ctx: Context) -> bool:
         """Whether another node that is heard of leads the run."""
@@ -166,10 +189,8 @@ class Document:
         plan = self.state.document.plan
         if plan is None or self._may_lead(ctx.view.node):
             return False
-        nodes = members.members(
-            ctx.view, plan, ctx.observed.beats, ctx.observed.store, ctx.now, ctx.settings,
-            ctx.since_boot_s)
-        return all(one.lost for one in nodes if one.node in (*plan.members, *plan.spares))
+        named = (*plan.members, *plan.spares)
+        return all(one.lost for one in self._nodes(ctx, plan) if one.node in named)
 
     def _lease(self, ctx: Context) -> Lease | None:
         return next((one for one in ctx.observed.store.leases if one.run == ctx.view.run), None)
@@ -249,9 +270,7 @@ class Document:
         it goes on with the budgets of `plan`, also where nothing is seen of its ranks any more;
         without one it is another submission."""
         state, view = self.state, ctx.view
-        nodes = members.members(
-            view, plan, ctx.observed.beats, ctx.observed.store, ctx.now, ctx.settings,
-            ctx.since_boot_s)
+        nodes = self._nodes(ctx, plan)
         # Its own gate has just spoken, and its beat is of a step ago.
         nodes = tuple(replace(one, held=state.gate.held) if one.node == view.node else one
                       for one in nodes)
@@ -279,7 +298,8 @@ class Document:
             peak=max(state.progress.peak_step, plan.peak if plan and cause else 0),
         ))
         if made is not None:
-            self.put(ctx, made, ctx.reason)
+            missed = unheard(ctx, replace(made, unheard=plan.unheard if plan else ()))
+            self.put(ctx, replace(made, unheard=missed), ctx.reason)
 
     def _gathers(self, ctx: Context) -> bool:
         """Whether more nodes than the least may still come before the first start."""

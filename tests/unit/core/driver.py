@@ -7,6 +7,7 @@ state, and feeds the outcomes back.  Tests move the clock and change the launche
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -285,6 +286,8 @@ class Cluster:
         self.fatal: dict[str, str] = {}
         self.heard: dict[tuple[str, str], Beat] = {}  # as they were sent
         self.at_s: dict[tuple[str, str], float] = {}  # when, by the store's clock
+        self.sides: tuple[str, ...] = ()  # who hears whom; () = all hear all
+        self.before: dict[tuple[str, str], tuple[Beat, float]] = {}  # what was said before the cut
 
     def apart(self, **days: float) -> None:
         """The machines were booted that long before the store's clock began."""
@@ -298,9 +301,7 @@ class Cluster:
             if name in self.dead:
                 lab.boot_s += seconds
                 continue
-            lab.beats = tuple(replace(beat, boot_s=self.at_s[key] + lab.ahead_s,
-                                      lost=key[0] in self.lost)
-                              for key, beat in self.heard.items() if name not in self.deaf)
+            lab.beats = tuple(self._beats_at(lab)) if name not in self.deaf else ()
             lab.events = self._kernel_log(name)
             lab.step(seconds)
             for effect in lab.elsewhere:
@@ -309,6 +310,27 @@ class Cluster:
             for beat in lab.decision.beats:
                 self.heard[name, beat.run] = beat
                 self.at_s[name, beat.run] = lab.boot_s - lab.ahead_s
+
+    def cut(self, *sides: str) -> None:
+        """From now on nodes hear those of their own side alone; all of them reach the store."""
+        self.sides = sides
+        self.before = {key: (beat, self.at_s[key]) for key, beat in self.heard.items()}
+
+    def heal(self) -> None:
+        self.sides = ()
+
+    def _beats_at(self, lab: Lab) -> Iterator[Beat]:
+        """As one node hears the others.  Two of one side that hear nothing of a third make sure."""
+        side = next((one for one in self.sides if lab.name in one), "".join(self.labs))
+        observers = len(set(side) - self.dead)
+        for key, beat in self.heard.items():
+            at_s, inside = self.at_s[key], key[0] in side
+            if not inside and key not in self.before:
+                continue
+            if not inside:
+                beat, at_s = self.before[key]
+            yield replace(beat, boot_s=at_s + lab.ahead_s,
+                          lost=key[0] in self.lost or not inside and observers > 1)
 
     def _ask(self, lab: Lab, effect: Effect) -> None:
         """One node's order to another, whose agents are in touch unless one is dead."""
