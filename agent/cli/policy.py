@@ -223,8 +223,6 @@ def config(options: argparse.Namespace) -> int:
 
 def configured(values: dict[str, tuple[object, str]]) -> list[Line]:
     """TOML that could be loaded again, each value with its origin."""
-    import json
-
     lines: list[Line] = []
     section = ""
     for key, (value, origin) in values.items():
@@ -233,5 +231,13 @@ def configured(values: dict[str, tuple[object, str]]) -> list[Line]:
             lines += [*([()] if section else []), line(Span(f"[{here}]", STRONG))]
             section = here
         note = "" if origin == "default" else f"  # {origin}"
-        lines.append(line(f"{name} = {json.dumps(value)}", Span(note, FAINT)))
+        lines.append(line(f"{name} = {_toml(value)}", Span(note, FAINT)))
     return lines
+
+
+def _toml(value: object) -> str:
+    import json
+
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{key} = {_toml(one)}' for key, one in value.items())} }}"
+    return json.dumps(value)

@@ -35,6 +35,7 @@ LISTENERS = ("agent.listen", "agent.metrics_listen", "cluster.listen")
 ADDRESSES = (*LISTENERS, "collectors.ec2_metadata")
 PORT_MAX = 65535
 EXAMPLE_ADDRESS = "127.0.0.1:9855"  # for an address that is empty by default
+TABLE, EXAMPLE_TABLE = "table of short texts for any of", '{ rack = "r7" }'
 DEFAULT_FILE = Path("/etc/holdfast/agent.toml")
 
 # (shorter, longer, why): checked when the configuration is loaded
@@ -166,6 +167,8 @@ def describe(key: str) -> tuple[str, str]:
     form = _form(metas)
     if form:
         return form, text
+    if get_origin(base) is dict:
+        return f"{TABLE} {', '.join(get_args(get_args(base)[0]))}", text
     kind = {float: "number", int: "whole number", str: "text", bool: "true or false"}.get(
         base, "list of texts")
     return " ".join([kind, " and ".join(bounds)]).strip(), text
@@ -295,6 +298,8 @@ def _is_known(key: str, value: Any, origin: str, errors: list[str]) -> bool:
         wrong, example = f"{error}: ", default
         if _form(_metas(hint)):
             wrong, example = f"{value!r}: "[:300], default.strip('"') or EXAMPLE_ADDRESS
+        elif kind.startswith(TABLE):
+            example = EXAMPLE_TABLE
         errors.append(f"{origin}: {key}: {wrong}set {kind}, for example {example}")
         return False
     return True

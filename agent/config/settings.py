@@ -14,12 +14,15 @@ from msgspec import Meta
 from ..checks import table
 from ..core import model
 from ..core.actions import ACTIONS, allowable
+from ..core.nodes.labels import LABEL, LABEL_MAX
 
 Path = Annotated[str, Meta(max_length=4096)]
 Name = Annotated[str, Meta(min_length=1, max_length=253)]
 # What has a pattern has its form in words as well, its `title`: nobody is shown an expression.
 Address = Annotated[str, Meta(pattern=r"^(|\[?[^\s]+\]?:\d{1,5})$", title="HOST:PORT")]
 PEERS_PORT = 9856
+LabelName = Literal["efa_group", "rack", "rail", "nvlink_domain", "model"]
+Label = Annotated[str, Meta(pattern=rf"^{LABEL}\Z", max_length=LABEL_MAX)]
 _SETTINGS = model.Settings()
 
 
@@ -357,6 +360,11 @@ class Cluster(msgspec.Struct, frozen=True):
     token_file: Annotated[Path, Meta(description=(
         "file, mode 0600, whose first line all agents of the cluster share; empty: a token that "
         "they keep in the store"))] = ""
+    labels: Annotated[dict[LabelName, Label], Meta(description=(
+        "in which parts of the network this node is, the widest first: neighbours get ranks beside "
+        "each other; `model`: of its accelerators, of which a run takes one alone unless "
+        "`--allow-mixed`. What is not set comes from drivers (`model`) and EC2 (`efa_group`)"
+    ))] = {}
 
 
 class Config(msgspec.Struct, frozen=True):

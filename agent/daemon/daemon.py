@@ -29,6 +29,7 @@ from ..config import child as config_child
 from ..config.load import ConfigError, Loaded
 from ..config.runbooks import load_runbooks
 from ..core.model import Decision, Now, Observed, Readings, Runbook, Settings, run_subject
+from ..core.nodes.labels import NodeLabels
 from ..core.series.gradient_pace import GradientPace
 from ..history.audit import Audit
 from ..history.incident_log import NODE, IncidentLog
@@ -121,6 +122,7 @@ class Daemon:
         self._memory = b""
         self._memory_s = 0.0
         self._prober = Prober()
+        self._labels = NodeLabels()
         self._reloads = 0
         self._reloading: asyncio.Task[None] | None = None
 
@@ -362,9 +364,10 @@ class Daemon:
         now_s, boot_s = instant()
         now = Now(boot_s, time.time(), state.boot_id)
         listed = [effect.id for effect in state.snapshot.decision.effects]
+        samples = state.runner.known() if state.runner is not None else Readings()
         observed = Observed(
             runs=self.launchers.run_views(now_s, is_tick),
-            samples=state.runner.known() if state.runner is not None else Readings(),
+            samples=samples,
             events=state.kernel.events(now.boot_s),
             store=self.store.view(),
             outcomes=self.performer.outcomes(listed, now_s),
@@ -376,6 +379,7 @@ class Daemon:
             checks=state.checks,
             passes=state.passes,
             beats=self.peers.heard() if self.peers is not None else (),
+            labels=self._labels.of(state.config.cluster.labels.items(), samples),
         )
         decision = self.node.step(now, observed)
         state.steps += 1

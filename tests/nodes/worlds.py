@@ -43,6 +43,7 @@ class World:
         self.shared.mkdir(exist_ok=True)
         self.max_restarts, self.gate = 20, "[]"
         self.settings = ""  # more of each agent's [detect] and behind it; {home} is its node's
+        self.labels: dict[int, dict[str, str]] = {}  # node -> cluster.labels of its agent
         self.processes: dict[int, subprocess.Popen[bytes]] = {}
         self.etcd: dict[int, subprocess.Popen[bytes]] = {}  # node -> its member
 
@@ -75,8 +76,11 @@ class World:
         """Of every command of ours on this node."""
         node = self.nodes[number]
         config = node.home / "agent.toml"
+        labels = "".join(f'{key} = "{text}"\n'
+                         for key, text in self.labels.get(number, {}).items())
         config.write_text(
             f'[agent]\nnode = "{node.name}"\nlisten = ""\n[checks]\ngate = {self.gate}\n'
+            f'[cluster.labels]\n{labels}'
             f'[store]\nurl = "etcd://{self.endpoints}"\n[detect]\nlease_s = {self.lease_s}\n'
             + self.settings.format(home=node.home))
         return {"HOLDFAST_CONFIG": str(config), "PYTHONPATH": str(ROOT / ".types"),

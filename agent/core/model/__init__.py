@@ -37,6 +37,7 @@ from .effects import (
 )
 from .events import Escalation, Event
 from .observed import (
+    EFA_GROUP,
     LEVELS,
     MODEL,
     OPAQUE,
@@ -66,8 +67,9 @@ from .time import Now, Value
 
 __all__ = [
     "Alert", "Amount", "Answer", "Beat", "CheckVerdict", "Commit", "DEGRADED", "Decision", "Delete",
-    "Doc", "Documents", "Effect", "EffectOutcome", "Ended", "Escalation", "Event", "FATAL", "FLEET",
-    "Finish", "Gate", "GateSettings", "GradientSum", "Incident", "LEVELS", "Labels", "Lease",
+    "Doc", "Documents", "EFA_GROUP", "Effect", "EffectOutcome", "Ended", "Escalation", "Event",
+    "FATAL", "FLEET", "Finish", "Gate", "GateSettings", "GradientSum", "Incident", "LEVELS",
+    "Labels", "Lease",
     "MAY_ACT", "MODEL", "Named", "NodeOrder", "Now", "OK", "OPAQUE", "Observed", "Parked", "Plan",
     "RankView", "Reading", "Readings", "RemoveLock", "Request", "Resume", "Rows", "RunCheck",
     "RunView", "Runbook", "SCRIPT", "SEVERITIES", "STORE", "Seconds", "Selection", "Settings",

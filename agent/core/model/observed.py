@@ -23,7 +23,8 @@ from .time import Value
 TRAINER, SCRIPT, OPAQUE = "trainer", "script", "opaque"
 
 Labels = tuple[tuple[str, str], ...]
-LEVELS = ("efa_group", "rack", "rail", "nvlink_domain")  # of the network, the widest first
+EFA_GROUP = "efa_group"
+LEVELS = (EFA_GROUP, "rack", "rail", "nvlink_domain")  # of the network, the widest first
 MODEL = "model"  # label: what accelerators the node has
 
 
@@ -249,4 +250,4 @@ class Observed(Value, frozen=True):
     firing: tuple[str, ...] = ()  # ids of all that fire, settled or not
     checks: tuple[CheckVerdict, ...] = ()  # what was checked last on this node, in this boot
     passes: tuple[tuple[str, tuple[float, ...]], ...] = ()  # what they measured here when well
-    labels: Labels = ()  # of this node: LEVELS of the network, MODEL, and any of the operator's
+    labels: Labels = ()  # of this node: LEVELS of the network, and MODEL

@@ -14,7 +14,7 @@ from operator import eq
 from ..model import LEVELS, MODEL, Labels, Value
 
 WAITING = "waiting for nodes"  # how the reason begins where there are too few
-HELD_SHOWN = 4  # nodes that their own gates hold, in that reason
+HELD_SHOWN = 4  # nodes that their own gates or models keep out, in that reason
 WEIGHED_MAX = 100_000  # pairs of a slot and a free node: beyond, neighbours follow by their labels
 Place = tuple[str, ...]  # a node's label at each level of the network, the widest first
 
@@ -115,13 +115,15 @@ def _same_model(
     if world.mixed or not known:
         return places, ""
     most = max(sorted(known), key=lambda model: known[model])
-    other = sorted({model for model in models.values() if model not in ("", most)})
+    other = sorted(node for node, model in models.items() if model not in ("", most))
     if not other:
         return places, ""
-    count = sum(model not in ("", most) for model in models.values())
     same = {node: place for node, place in places.items() if models[node] in ("", most)}
-    return same, (f"; {count} more have {', '.join(other)} where the others have {most}, and a "
-                  "mixed world is not allowed (--allow-mixed)")
+    named = [f"{node} has {models[node]}" for node in other[:HELD_SHOWN]]
+    more = len(other) - len(named)
+    named += [f"{more} more have others"] if more else []
+    return same, (f"; {', '.join(named)} where the others have {most}, and a mixed world is not "
+                  "allowed (--allow-mixed)")
 
 
 def _place(labels: Labels) -> Place:

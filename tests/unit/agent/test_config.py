@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tomllib
 from pathlib import Path
 
 import msgspec
 import pytest
 from waiting import until
 
+from holdfast.agent.cli import policy
 from holdfast.agent.config.load import (
     LATTICE,
     ConfigError,
@@ -88,6 +90,11 @@ def test_all_errors_at_once(tmp_path):
     ('[cost]\ncurrency = "euro"', "cost.currency: 'euro': set three capital letters, for example "
      "USD"),
     ('[collectors]\nec2_metadata = "127.0.0.1:70000"', "collectors.ec2_metadata = "),
+    ('[cluster]\nlabels = { rak = "r7" }', "cluster.labels: Invalid enum value 'rak' - at `key` in "
+     "`$`: set table of short texts for any of efa_group, rack, rail, nvlink_domain, model, for "
+     'example { rack = "r7" }'),
+    ('[cluster.labels]\nrack = "r7\\n"', "cluster.labels: Expected `str` matching regex"),
+    (f'[cluster.labels]\nrack = "{"r" * 65}"', "cluster.labels: Expected `str` of length <= 64"),
     ("agent = 1", "agent is a section: write its keys below [agent]"),
 ])
 def test_a_value_that_cannot_be_meant_is_refused(tmp_path, text, said):
@@ -144,6 +151,22 @@ def test_collectors_are_switched_off_by_the_names_that_the_documentation_lists(t
     file.write_text('[collectors]\ndisable = ["nvidia", "units"]\n[agent]\nlisten = "[::1]:65535"')
     assert load(file).config.collectors.disable == ("nvidia", "units")
     assert "`nvidia`, `nvme`" in render_config_docs()
+
+
+def test_labels_are_taken_from_an_inline_table_or_a_section_and_shown_as_toml(tmp_path):
+    file = tmp_path / "agent.toml"
+    shown = []
+    for text in ('[cluster]\nlabels = { rack = "r7", rail = "2" }\n',
+                 '[cluster.labels]\nrack = "r7"\nrail = "2"\n'):
+        file.write_text(text)
+        loaded = load(file)
+        assert loaded.config.cluster.labels == {"rack": "r7", "rail": "2"}
+        values = {key: (value, "default") for key, value in flatten(loaded.config)}
+        shown.append("\n".join(
+            "".join(getattr(span, "text", str(span)) for span in line)
+            for line in policy.configured(values)))
+        assert tomllib.loads(shown[-1])["cluster"]["labels"] == {"rack": "r7", "rail": "2"}
+    assert shown[0] == shown[1]
 
 
 @pytest.mark.parametrize("short, long, why", LATTICE)

@@ -103,8 +103,8 @@ def test_a_world_is_of_one_model_unless_told_otherwise() -> None:
     assert slots(World(2, 4, mixed=True), "a b c d", **where) == "a b c d"
     made, why = arranged(World(4, 4), nodes("a b c d", **where), ())
     assert made == () and why == (
-        "waiting for nodes: 3 of 4 can take ranks; 1 more have A100 where the others have H100, "
-        "and a mixed world is not allowed (--allow-mixed)")
+        "waiting for nodes: 3 of 4 can take ranks; c has A100 where the others have H100, and a "
+        "mixed world is not allowed (--allow-mixed)")
 
 
 def test_who_is_in_the_world_says_which_model_it_is() -> None:
