@@ -198,6 +198,7 @@ class Daemon:
         if self.peers is not None:
             self.peers.answer = self.others.asked
             state.refused_nodes = self.peers.peers.refused
+            state.out_of_touch = self.peers.peers.out_of_touch
         self.reports = TrainerReports(self.journal, self.performer)
         self.node_order_gate = NodeOrderGate(state, self.evidence)
         self.rendezvous.joined(self.store, self.launchers, self.peers, self.stop)

@@ -123,6 +123,7 @@ class _Page:
         yield family("build_info", [((VERSION, platform.python_version()), 1)])
         yield family("store_up", [((), int(snapshot.observed.store.up))])
         yield from _store(state.store_traffic)
+        yield family("nodes_out_of_touch", [((), state.out_of_touch())])
         yield family("breaker_open", [((), int(status.breaker_open(state)))])
         paused = [((node_subject(state.name),), int(status.node_paused(state)))]
         paused += [

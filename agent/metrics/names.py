@@ -37,6 +37,9 @@ NAMES: dict[str, Name] = {
     "store_answer_seconds": Name("gauge", "How long the store's latest answer took."),
     "store_answer_seconds_total": Name(
         "counter", "How long all answers took; a quotient with those requests is the mean."),
+    "nodes_out_of_touch": Name(
+        "gauge", "Nodes that this agent exchanges no beats with: in a large cluster those that "
+        "share no run with it, beyond 256."),
     "breaker_open": Name(
         "gauge", "1 when one fault is on so many nodes that nothing is done to nodes."
     ),

@@ -13,22 +13,23 @@ import contextlib
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 
 from ..core.model import Beat
 from . import transport
+from .choice import LINES_MAX, Choice, choice
 from .failure_detector import FailureDetector
 
 PING_S = 0.1
 SEND_S = 2.0  # who takes nothing for this long is connected anew
 RETRY_S = 0.3
 PROBES, PROBE_GAP_S, PROBE_S = 3, 0.1, 0.3  # a lost packet must not pass for a dead kernel
-PEERS_MAX = 256
-INCOMING_MAX = 4 * PEERS_MAX  # those that have proven nothing among them
-BEATS_MAX = 4096
+INCOMING_MAX = 2 * LINES_MAX  # those that have proven nothing among them
+BEATS_MAX = 4 * LINES_MAX
+GONE_S = 600.0  # a node that was not heard of for so long, and is nowhere any more, is forgotten
 ASKING_MAX, ANSWERING_MAX = 32, 16  # questions at a time, our own and the others'
 ANSWER_MAX = 2 << 20  # of one answer
 PINGS_KEPT = 64  # whose answers may still come
@@ -157,7 +158,9 @@ class Peers:
         self.told = Told()
         self.news_number = 0
         self.instances: dict[str, str] = {}  # of the others, as they said last
-        self.lines: dict[str, Line] = {}
+        self.addresses: dict[str, Address] = {}  # of all others
+        self.lines: dict[str, Line] = {}  # to those that this one keeps in touch with
+        self.choice = Choice(frozenset())
         self._news: tuple[object, ...] = ()
         self._beats: dict[tuple[str, str], Beat] = {}
         self._known: dict[str, dict[str, int]] = {}  # node -> run -> generation
@@ -200,18 +203,27 @@ class Peers:
         await asyncio.gather(*tasks, return_exceptions=True)
         self.lines.clear()
 
-    def know(self, addresses: Mapping[str, Address]) -> None:
-        """Where the others are now, as the store says."""
-        wanted = dict(sorted(addresses.items())[:PEERS_MAX])
-        wanted.pop(self.name, None)
+    def know(
+        self, addresses: Mapping[str, Address], mates: Collection[str] = frozenset()
+    ) -> None:
+        """Where the others are now, as the store says, and which of them share a run with this one.
+        """
+        self.addresses = {name: one for name, one in addresses.items() if name != self.name}
+        self.choice = choice(self.name, self.addresses, mates)
         for name, line in list(self.lines.items()):
-            if wanted.get(name) != line.address:
+            if name not in self.choice.wanted or self.addresses[name] != line.address:
                 line.task.cancel()
                 del self.lines[name]
-        for name, address in wanted.items():
+        for name in self.choice.wanted:
             if name not in self.lines:
-                self.lines[name] = Line(self, name, address)
+                self.lines[name] = Line(self, name, self.addresses[name])
         self.detector.watch(self.lines)
+        old_s = time.clock_gettime(time.CLOCK_BOOTTIME) - GONE_S
+        for key, beat in list(self._beats.items()):
+            if key[0] not in self.addresses and beat.boot_s < old_s:
+                del self._beats[key]
+                self._known.pop(key[0], None)
+                self.instances.pop(key[0], None)
 
     def ping_s(self) -> float:
         """Among many, each is pinged less often: what one node sends stays bounded."""
@@ -224,6 +236,11 @@ class Peers:
                 task = asyncio.get_running_loop().create_task(self._probe(name))
                 self._probes[name] = task
         self._judge()
+
+    def long_silent(self) -> list[str]:
+        """Nodes without a word for GONE_S of this observer's own ticks."""
+        ticks = GONE_S / self.ping_s()
+        return [name for name, peer in self.detector.peers.items() if peer.missed > ticks]
 
     def hosts_lost(self) -> set[str]:
         """Where the nodes are that are lost now."""
@@ -251,22 +268,26 @@ class Peers:
 
     def others(self) -> tuple[str, ...]:
         """The nodes that are known and not lost."""
-        return tuple(name for name in self.lines if name not in self._lost)
+        return tuple(name for name in self.addresses if name not in self._lost)
 
     def refused(self) -> dict[str, str]:
         """The nodes whose release is too far from this one, and why."""
         return {name: line.refusal for name, line in self.lines.items() if line.refusal}
 
+    def out_of_touch(self) -> int:
+        """How many nodes of the cluster it keeps no connection to."""
+        return self.choice.left_out + self.choice.missing
+
     async def ask(self, name: str, question: Any, limit_s: float) -> dict[str, Any]:
         """Another agent's answer.  ConnectionError with the reason why there is none."""
-        line = self.lines.get(name)
-        if line is None or name in self._lost:
-            raise ConnectionError("it is lost" if line else "it is not known here")
+        address = self.addresses.get(name)
+        if address is None or name in self._lost:
+            raise ConnectionError("it is lost" if address else "it is not known here")
         channel: transport.Channel | None = None
         try:
             async with self._asking, asyncio.timeout(limit_s):
                 channel = await transport.connect(
-                    line.address.host, line.address.port, self.token, self.name)
+                    address.host, address.port, self.token, self.name)
                 await channel.send({"ask": question})
                 answer = await channel.take()
         except TimeoutError as error:
@@ -333,7 +354,7 @@ class Peers:
         try:
             number, ack = int(message["n"]), int(message["ack"])
             instance, to = str(message["from"]), str(message["to"])
-            silent = [str(one) for one in message["silent"][:PEERS_MAX]]
+            silent = [str(one) for one in message["silent"][:LINES_MAX]]
             text = message.get("told")
             told = msgspec.json.decode(text, type=Told) if text else None
         except (KeyError, TypeError, msgspec.DecodeError, RecursionError) as error:

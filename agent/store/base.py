@@ -74,6 +74,9 @@ class Store(Protocol):
     def view(self) -> StoreView:
         """What the store said last, and whether it answers."""
 
+    def present(self) -> frozenset[str]:
+        """The nodes whose agents hold their names in the store, as it said last."""
+
     async def put(self, write: StoreWrite) -> int:
         """Writes a document if its version is the expected one; returns the new version.  With
         `lease`, only while that run's lease is this node's, in the same transaction.

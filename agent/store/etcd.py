@@ -28,7 +28,7 @@ from ..system import procfs
 from .base import Conflict, StoreError, Traffic
 from .etcd_answers import KeyValue, Result, after, b64
 from .etcd_gateway import Gateway, Json, Login, Refused, Written
-from .etcd_leases import NAME, NAME_S, Held, Holder, boot_s, holder_of
+from .etcd_leases import NAME, NAME_S, Held, Holder, boot_s, holder_of, names_in
 from .identity import CLUSTER, FILE, Known, id_of, new_mark, read_known, write_known
 
 BODY_MAX = 1 << 20  # etcd takes 1.5 MB a request, and base64 adds a third
@@ -63,8 +63,7 @@ class EtcdStore:
         self._writes, self._makes = writes, writes and makes
         self.known = read_known(self._identity_file, writes)
         self.agent_id = f"{self.known.node_id}.{procfs.boot_id()}"
-        self._lease_s = lease_s
-        self._docs = Documents()
+        self._lease_s, self._docs = lease_s, Documents()
         self._changes: dict[str, Doc | None] = {}  # since then
         self._revisions: dict[str, int] = {}  # key -> of its last change
         self._gone: dict[str, int] = {}  # key -> of its deletion, until the watch is past it
@@ -83,8 +82,7 @@ class EtcdStore:
     def view(self) -> StoreView:
         if self._view is None:
             if self._changes:
-                self._docs = self._docs.changed(self._changes)
-                self._changes = {}
+                self._docs, self._changes = self._docs.changed(self._changes), {}
             self._view = StoreView(self._up, self._docs, tuple(self._leases()), self._why_down)
         return self._view
 
@@ -103,6 +101,9 @@ class EtcdStore:
             until_boot_s = held.until_boot_s if held and held.value == value else 0.0
             found.append(Lease(run, holder_of(value).node, until_boot_s))
         return found
+
+    def present(self) -> frozenset[str]:
+        return names_in(self._holders)
 
     def _set_up(self, problem: str = "") -> None:
         if (not problem) != self._up or problem != self._why_down:
@@ -323,8 +324,7 @@ class EtcdStore:
         return Held(id, mine, sent_boot_s + min(lease_s, left_s or lease_s))
 
     def _is_own(self, value: bytes) -> bool:
-        holder = holder_of(value)
-        return holder.node == self.node and holder.agent == self.agent_id
+        return (holder_of(value).node, holder_of(value).agent) == (self.node, self.agent_id)
 
     # ------------------------------------------------------------- reading
 

@@ -6,6 +6,7 @@ Owns the value of such a key, and what is remembered of a lease of one's own.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 import msgspec
 
@@ -36,6 +37,12 @@ def holder_of(value: bytes) -> Holder:
         return msgspec.json.decode(value, type=Holder) if value else Holder()
     except (msgspec.DecodeError, RecursionError):
         return Holder()
+
+
+def names_in(holders: Mapping[str, bytes]) -> frozenset[str]:
+    """The nodes whose names are held."""
+    return frozenset(holder_of(value).node for run, value in holders.items()
+                     if run.startswith(NAME))
 
 
 def boot_s() -> float:

@@ -112,6 +112,9 @@ class MemoryStore:
     def view(self) -> StoreView:
         return self._view
 
+    def present(self) -> frozenset[str]:
+        return frozenset()
+
     async def put(self, write: StoreWrite) -> int:
         sent_boot_s = self._boot_s()
         try:

@@ -142,6 +142,9 @@ class SqliteStore:
         self.living: Callable[[], Collection[str]] = tuple  # runs whose documents must stay
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
 
+    def present(self) -> frozenset[str]:
+        return frozenset()
+
     def view(self) -> StoreView:
         return self._view
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 import msgspec
@@ -20,9 +20,20 @@ from holdfast.worker import addresses
 from ...config import store as store_address
 from ...config.settings import PEERS_PORT
 from ...config.store import read_password
-from ...core.model import TRAINER, Beat, Decision, Doc, Documents, StoreWrite
+from ...core.model import (
+    TRAINER,
+    Beat,
+    Decision,
+    Doc,
+    Documents,
+    StoreView,
+    StoreWrite,
+    run_subject,
+)
+from ...core.run.members import read_plan
 from ...launchers.server import LauncherServer
 from ...peers.beats import Address, Endpoint, Peers, Told
+from ...peers.choice import LINES_MAX
 from ...store.base import Conflict, Store, StoreError
 from ...system.errors import say
 from ..state import AgentState
@@ -31,6 +42,8 @@ ADDRESS = "address"  # kind of the documents that say where each agent listens
 TOKEN_FILE = "cluster.token_file"
 TOKEN = "cluster-token"
 PUBLISH_S = 1.0  # between two tries
+LOOK_S = 10.0  # between two looks at who is gone
+FORGOTTEN_AT_ONCE = 16
 RUNS_MAX = 32  # private agents of one node, the newest
 ENDED_WELL = 0
 
@@ -95,6 +108,7 @@ class PeerPart:
         self._endpoints: dict[str, Endpoint] = {}  # run -> the newest that another node told
         self._left: dict[str, int] = {}  # run -> generation that its launcher was told to leave
         self._docs: object = None
+        self._places: dict[str, Address] = {}
         self._said: set[tuple[str, str]] = set()  # run, which node is refused and why
         self.answer: Callable[[str, Any], Awaitable[dict[str, Any]]] = _no_answer
 
@@ -114,18 +128,51 @@ class PeerPart:
             await self.peers.close()
 
     async def _stay(self, place: Place) -> None:
-        published_s = 0.0
+        published_s = looked_s = 0.0
         while True:
-            docs = self._store.view().docs
-            if docs is not self._docs:
-                self._docs = docs
-                self.peers.know(places(docs, self._run))
-            if time.monotonic() - published_s > PUBLISH_S:
-                published_s = time.monotonic()
+            view, now_s = self._store.view(), time.monotonic()
+            is_due = now_s - published_s > PUBLISH_S
+            if view.docs is not self._docs or is_due:
+                self._know(view)
+            if is_due:
+                published_s = now_s
                 await self._publish(place)
+            if now_s - looked_s > LOOK_S:
+                looked_s = now_s
+                await self._forget_gone()
             self._say_refused()
             await asyncio.sleep(self.peers.ping_s())
             self.peers.tick()
+
+    def _know(self, view: StoreView) -> None:
+        """Where the others are, and which of them this node keeps in touch with."""
+        if view.docs is not self._docs:
+            self._docs, self._places = view.docs, places(view.docs, self._run)
+        heard = [(beat.node, beat.run) for beat in self.peers.heard()]
+        before = self.peers.choice
+        self.peers.know(self._places, mates(self._launchers.runs(), view, heard))
+        now = self.peers.choice
+        if bool(now.left_out) != bool(before.left_out):
+            say(f"node {self._state.name} is in touch with {len(now.wanted)} of "
+                f"{len(self.peers.addresses)} other nodes"
+                + (": none of its runs is on the others" if now.left_out else ""))
+        if now.missing and not before.missing:
+            self._on_error("peers", f"{now.missing} nodes that share a run with this one are one "
+                           f"too many: {LINES_MAX} are the most, and of the others no word comes. "
+                           "Run over fewer nodes")
+
+    async def _forget_gone(self) -> None:
+        """Takes away the addresses of nodes that are long gone, or a cluster whose nodes come and
+        go would dial the dead for ever.  One that holds its name in the store is cut off from this
+        node alone; and one that comes back says anew where it is."""
+        if not self._store.view().up:
+            return
+        present = self._store.present()
+        gone = [name for name in self.peers.long_silent() if name not in present]
+        for name in gone[:FORGOTTEN_AT_ONCE]:
+            doc = self._doc(f"{ADDRESS}/{name}")
+            if doc.body:
+                await self._do(self._store.delete(doc.key, doc.version))
 
     def _say_refused(self) -> None:
         """To the terminals here: a launcher would wait for such a node, or for its own, in silence.
@@ -164,8 +211,11 @@ class PeerPart:
         return self._store.view().docs.get(key)
 
     async def _put(self, write: StoreWrite) -> None:
+        await self._do(self._store.put(write))
+
+    async def _do(self, change: Awaitable[object]) -> None:
         try:
-            await self._store.put(write)
+            await change
         except Conflict:
             return  # somebody was first: the watch brings what is there
         except (StoreError, TimeoutError) as error:
@@ -269,7 +319,7 @@ def places(docs: Documents, run: str = "") -> dict[str, Address]:
     node in the other's place."""
     found = {}
     for node, doc in docs.of(ADDRESS):
-        place = read_place(doc.body)
+        place = docs.decoded(doc.key, _place_of)
         if place is None:
             continue
         newest = (place.host, place.port)
@@ -280,6 +330,28 @@ def places(docs: Documents, run: str = "") -> dict[str, Address]:
             continue
         found[node] = Address(place.host, place.port)
     return found
+
+
+def mates(
+    runs: Collection[str], view: StoreView, heard: Collection[tuple[str, str]]
+) -> frozenset[str]:
+    """The nodes that share one of these runs: those of its plan, those with an agent of their own
+    for it, those whose beats of it came (node, run), and who leads it.  A launcher that comes is
+    heard of by that one first, who answers it from then on and writes the plan that names all."""
+    found = {node for node, run in heard if run in runs}
+    found.update(lease.holder for lease in view.leases if lease.run in runs)
+    for run in runs:
+        plan = view.docs.decoded(run_subject(run), read_plan)
+        found.update((*plan.members, *plan.spares) if plan is not None else ())
+    for node, doc in view.docs.of(ADDRESS):
+        place = view.docs.decoded(doc.key, _place_of)
+        if place is not None and not place.runs.keys().isdisjoint(runs):
+            found.add(node)
+    return frozenset(found)
+
+
+def _place_of(doc: Doc) -> Place | None:
+    return read_place(doc.body)
 
 
 def own_address(url: str, listen: str) -> Address:

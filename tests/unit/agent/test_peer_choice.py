@@ -1,0 +1,189 @@
+"""Which of a thousand nodes an agent is in touch with, and which addresses are taken away."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.agent.core.model import Beat, Doc, Documents, Lease, Plan, Resume, StoreView
+from holdfast.agent.daemon.parts import peers as part
+from holdfast.agent.peers import beats
+from holdfast.agent.peers.choice import LINES_MAX, NEIGHBOURS_MAX, choice
+from holdfast.agent.store.memory import MemoryServer, MemoryStore
+
+
+def names(count: int) -> list[str]:
+    return [f"n{number:04}" for number in range(count)]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 256, 257])
+def test_in_a_small_cluster_everybody_is_in_touch_with_everybody(count: int) -> None:
+    for own in names(count)[:: max(1, count // 5)]:
+        found = choice(own, names(count), ())
+        assert found == (frozenset(names(count)) - {own}, 0, 0)
+
+
+@pytest.mark.parametrize("count", [258, 1000, 2000])
+def test_in_a_large_one_each_is_its_neighbours_neighbour_and_nobody_is_alone(count: int) -> None:
+    known = names(count)
+    chosen = {own: choice(own, known, ()) for own in known}
+    for own, found in chosen.items():
+        assert len(found.wanted) == NEIGHBOURS_MAX and own not in found.wanted
+        assert found.left_out == count - 1 - NEIGHBOURS_MAX and not found.missing
+        assert all(own in chosen[other].wanted for other in found.wanted)
+    # Whoever watches a node has many others who watch it too and whom it hears of.
+    for own in known[::97]:
+        watchers = [other for other in known if own in chosen[other].wanted]
+        for other in watchers:
+            assert len(chosen[other].wanted.intersection(watchers)) >= NEIGHBOURS_MAX // 2 - 1
+
+
+@pytest.mark.parametrize("count", [1000, 2000])
+def test_all_nodes_of_a_run_are_in_touch_however_late_their_names(count: int) -> None:
+    known = names(count)
+    run = frozenset(random.Random(count).sample(known, 300)) | {known[899], known[-1]}
+    for own in run:
+        found = choice(own, known, run)
+        assert run - {own} <= found.wanted and not found.missing
+        assert all(own in choice(other, known, run).wanted for other in list(run)[:5]
+                   if other != own)
+
+
+def test_a_run_of_too_many_nodes_is_told_how_many_are_missing() -> None:
+    known = names(LINES_MAX + 500)
+    found = choice(known[0], known, known)
+    assert found.missing == 499 and found.left_out == 0
+    assert len(found.wanted) == LINES_MAX
+
+
+def place(port: int, *runs: str) -> bytes:
+    return msgspec.json.encode(part.Place("10.0.0.1", port, "x", {
+        run: part.Place("10.0.0.1", port + 1, "y") for run in runs}))
+
+
+def test_who_shares_a_run_is_known_by_plan_leader_beats_and_private_agents() -> None:
+    plan = Plan("r", 1, ("a", "b"), ((0, "a"), (1, "b")), Resume("fresh"), "x", spares=("c",))
+    docs = Documents([
+        Doc("run/r", 1, msgspec.json.encode(plan)), Doc("run/s", 1, msgspec.json.encode(
+            msgspec.structs.replace(plan, run="s", members=("z",), spares=()))),
+        Doc("run/bad", 1, b"{"),
+        Doc("address/d", 1, place(1, "r")), Doc("address/y", 1, place(2, "s")),
+        Doc("address/bad", 1, b"{")])
+    view = StoreView(True, docs, (Lease("r", "e"), Lease("s", "x")))
+    heard = [("f", "r"), ("w", "s"), ("g", "")]
+    assert part.mates({"r"}, view, heard) == set("abcdef")
+    assert part.mates({"bad"}, view, heard) == part.mates((), view, heard) == frozenset()
+
+
+# ----------------------------------------------------------------- a launcher far away
+
+
+class Listener:
+    def beats_came(self, told: object, is_news: bool) -> None: ...
+    def nodes_lost(self, nodes: frozenset[str]) -> None: ...
+
+
+class OfStore(MemoryStore):
+    """With the names that agents hold."""
+
+    names: frozenset[str] = frozenset()
+
+    def present(self) -> frozenset[str]:
+        return self.names
+
+
+def agent_of(store: OfStore, name: str, *runs: str) -> part.PeerPart:
+    """Its part, with launchers of these runs, whose lines connect to nothing."""
+    config: Any = SimpleNamespace(
+        detect=SimpleNamespace(lease_s=10.0), store=SimpleNamespace(url="etcd://127.0.0.1:2379"),
+        cluster=SimpleNamespace(listen="127.0.0.1:0", token_file=""))
+    state: Any = SimpleNamespace(name=name, config=config)
+    launchers: Any = SimpleNamespace(runs=lambda: runs)
+    return part.PeerPart(state, store, launchers, lambda _: None, errors.append)
+
+
+errors: list[Any] = []
+
+
+@pytest.fixture(autouse=True)
+def _no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def rests(_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(beats.Line, "_run", rests)
+
+
+async def store_of(count: int) -> tuple[OfStore, MemoryServer]:
+    server = MemoryServer(lambda: 0.0, 10.0)
+    server.documents |= {f"address/{name}": Doc(f"address/{name}", 1, place(port))
+                         for port, name in enumerate(names(count), 1)}
+    store = OfStore(server, "n0000", lambda: 0.0)
+    await store.refresh()
+    return store, server
+
+
+def test_two_launchers_at_the_ends_of_a_thousand_names_find_each_other() -> None:
+    """Neither is the other's neighbour.  One takes the lease; the other then speaks to it, and is
+    answered from its first beat on."""
+    async def body() -> None:
+        store, server = await store_of(1000)
+        one, other = agent_of(store, "n0100", "r"), agent_of(store, "n0899", "r")
+        try:
+            for agent in (one, other):
+                agent._know(store.view())
+                assert len(agent.peers.lines) == NEIGHBOURS_MAX
+            server.leases["r"] = "n0100", 10.0
+            await store.refresh()
+            other._know(store.view())
+            assert "n0100" in other.peers.lines and "n0899" not in one.peers.lines
+            one.peers._keep("n0899", beats.Told((Beat("n0899", "r", 0, 0.0),)))
+            one._know(store.view())
+            assert "n0899" in one.peers.lines
+        finally:
+            await one.peers.close()
+            await other.peers.close()
+
+    asyncio.run(body())
+
+
+def test_addresses_of_nodes_that_are_long_gone_are_taken_away_and_no_others() -> None:
+    """Of 300 host names of an autoscaling group 60 are gone: silent for ten minutes of this
+    observer's ticks, and without a name in the store."""
+    async def body() -> None:
+        store, server = await store_of(300)
+        agent = agent_of(store, "n0150")
+        try:
+            agent._know(store.view())
+            gone = set(names(300)[120:145])
+            cut_off = set(names(300)[145:148])  # these reach the store, and not this node
+            store.names = frozenset(cut_off)
+            ticks = int(beats.GONE_S / agent.peers.ping_s())
+            silent = gone | cut_off
+            for _ in range(ticks + 2):
+                agent.peers.detector.tick()
+                for name in agent.peers.lines.keys() - silent:
+                    agent.peers.detector.heard(name)
+                if _ == ticks // 2:
+                    await agent._forget_gone()
+                    assert len(server.documents) == 300
+            server.available = False
+            await store.refresh()
+            await agent._forget_gone()
+            assert len(server.documents) == 300
+            server.available = True
+            for _ in range(3):
+                await store.refresh()
+                agent._know(store.view())
+                await agent._forget_gone()
+            left = {key.partition("/")[2] for key in server.documents}
+            assert left == set(names(300)) - gone
+            assert not gone & agent.peers.addresses.keys() and not errors
+        finally:
+            await agent.peers.close()
+
+    asyncio.run(body())
