@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.agent.core.actions import ACTIONS, needing_alone
+from holdfast.agent.core.actions import ACTIONS, needing_alone, root_verbs
 from holdfast.agent.core.model import Runbook
 from holdfast.runbooks import prose
 from holdfast.worker.exits import CONFIGURATION
@@ -212,10 +212,14 @@ def config(options: argparse.Namespace) -> int:
         changed = sum(origin != "default" for _, origin in values.values())
         own = len(loaded.signatures)
         more = f", {count(own, 'own signature')}" if own else ""
-        held = needing_alone(loaded.config.actions.allow, loaded.config.actions.alone)
+        allow, many = loaded.config.actions.allow, bool(loaded.config.store.url)
+        held = [f"{one}: {ALONE}" for one in needing_alone(allow, loaded.config.actions.alone)]
+        if many:
+            held = [ACTIONS[one].withheld(allow, many_nodes=True) for one in allow
+                    if one in root_verbs()]
         show([line(f"{_where(options.config)}: {count(changed, 'value')} set, "
                    f"{len(values) - changed} by default{more}"),
-              *(row for one in held for row in field("not done", f"{one}: {ALONE}"))])
+              *(row for one in held for row in field("not done", one))])
         return 0
     show(configured(values))
     return 0

@@ -303,8 +303,9 @@ class Actions(msgspec.Struct, frozen=True):
         Meta(
             description=(
                 f"do {' and '.join(one.name for one in ACTIONS.values() if one.needs_breaker)} "
-                "also on a node that sees no fleet: the breaker, which takes the same fault on "
-                "many nodes for a common cause, can never open there"
+                "although the breaker, which takes the same fault on many nodes for a common "
+                "cause, can never open on one that sees no fleet; with store.url no order for "
+                "the node is given yet, whatever is set here"
             )
         ),
     ] = _SETTINGS.alone

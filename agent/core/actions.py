@@ -72,16 +72,21 @@ class Action(Value, frozen=True):
         """What `explain` says."""
         return self.does + ", where actions.allow names it" * self.off_by_default
 
-    def withheld(self, allow: Collection[str], sees_fleet: bool = True) -> str:
+    def withheld(
+        self, allow: Collection[str], alone: bool = True, many_nodes: bool = False
+    ) -> str:
         """What a person reads where a ladder asks for it beyond a run and it is not done.
-        `sees_fleet`: the breaker can open, or actions.alone says that it need not."""
+        `alone`: actions.alone says that the breaker of one node need not be able to open.
+        `many_nodes`: there is a store of many, whose leader would have to grant it."""
         if self.granted_by == PERSON:
             return f"{self.name}: a person's part"
         if self.granted_by == NODE_DOCUMENT:
             return f"{self.name}: no run starts on this node while the incident is open"
+        if many_nodes and self.performed_by == ROOT_HELPER:
+            return f"{self.name}: left to a person: no leader's document grants it yet"
         if self.off_by_default and self.name not in allow:
             return f"{self.name}: not done, because actions.allow does not name it"
-        if self.needs_breaker and not sees_fleet:
+        if self.needs_breaker and not alone:
             return (f"{self.name}: not done, because this node sees no fleet, so that the breaker "
                     "cannot open: set actions.alone = true to have it done all the same")
         return ""

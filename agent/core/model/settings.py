@@ -71,8 +71,3 @@ class Settings(Value, frozen=True):
     single_node: bool = True
     store_node: str = ""  # HOST:PORT of the one node that has the store; "" = it outlives nodes
     gate: GateSettings = GateSettings()
-
-    @property
-    def sees_fleet(self) -> bool:
-        """The breaker can open here, or the operator says that it need not."""
-        return self.alone or not self.single_node

@@ -371,7 +371,9 @@ class KernelIncidents:
         wanted = action * (action in beyond) if action else ladder.first(book, beyond)
         if not wanted:
             return ""
-        withheld = actions.ACTIONS[wanted].withheld(ctx.settings.allow, ctx.settings.sees_fleet)
+        settings = ctx.settings
+        withheld = actions.ACTIONS[wanted].withheld(
+            settings.allow, settings.alone, not settings.single_node)
         if withheld:
             return withheld
         if actions.is_root_verb(wanted) and severity != FATAL:

@@ -56,7 +56,6 @@ RETRY_FOR_S = 600.0  # of such: runs were ended for it, and a file system that b
 PIDS_MAX = 256  # kept of the ranks that are ended for an incident
 NAMED_MAX = 4  # of those that are waited for
 KEPT_MAX = 128
-NO_LEADER = "left to a person: no leader's document grants it yet"
 REST = "the rest is a person's part"
 NOWHERE = "a person's part: no address on PCI is known of what failed"
 UNKNOWN_BOOK = Runbook("", FATAL, "node", budget_count=1)
@@ -145,7 +144,7 @@ class Repairs:
             return ladder.Leave(False, reason=f"{RESET_GPU}: {NOWHERE}")
         if action == RESET_GPU and (was_reset or not allowed):
             return ladder.PASS
-        why = ACTIONS[action].withheld(ctx.settings.allow, ctx.settings.sees_fleet)
+        why = _withheld(ctx, action)
         if why:
             return ladder.Leave(False, stops=True, reason=why if allowed
                                 else _was_done(why, was_reset))
@@ -187,14 +186,13 @@ class Repairs:
         item = self.kernel.of_cause(ctx, cause)
         leave = ladder.PASS
         if is_root_verb(action) and not ctx.settings.single_node:
-            leave = ladder.Leave(False, reason=f"{action}: {NO_LEADER}")
+            leave = ladder.Leave(False, reason=_withheld(ctx, action))
         elif action == RESET_GPU and action not in ctx.settings.allow:
             leave = ladder.Leave(False, reason=ACTIONS[action].withheld(ctx.settings.allow))
         elif is_root_verb(action):
             leave = self._leave(ctx, item, action, book)
             if not leave.may and not leave.reason:
-                why = ACTIONS[action].withheld(ctx.settings.allow, ctx.settings.sees_fleet)
-                leave = leave._replace(reason=why)
+                leave = leave._replace(reason=_withheld(ctx, action))
         elif is_persons(action):
             leave = ladder.Leave(False, stops=True, reason=ACTIONS[action].withheld(()))
         return self._spent(ctx, item, action, book), leave
@@ -210,8 +208,6 @@ class Repairs:
 
     def _held(self, ctx: Context, item: Watched, action: str, cases: Mapping[str, RunCase]) -> str:
         """What it waits for; "" when it may go."""
-        if not ctx.settings.single_node:
-            return NO_LEADER
         if ctx.observed.journal_stalled:
             return "waits for the journal"
         if ctx.in_flight.busy(self._subject()):
@@ -414,6 +410,11 @@ def _noted_once(incident: Incident, now: Now, text: str) -> Incident:
     if any(line == text for _, line in incident.timeline):
         return incident
     return values.noted(incident, now, text)
+
+
+def _withheld(ctx: Context, action: str) -> str:
+    settings = ctx.settings
+    return ACTIONS[action].withheld(settings.allow, settings.alone, not settings.single_node)
 
 
 def _bound(kept: dict[str, Any]) -> None:

@@ -243,6 +243,20 @@ def test_what_holds_an_order_back(held):
     assert bool(machine.orders) == (held != "many nodes")
 
 
+@pytest.mark.parametrize("alone", [True, False])
+def test_with_a_store_explain_promises_no_order_that_is_left_to_a_person(alone):
+    """The incident, the outlook and what is done say the same."""
+    machine = Repaired("reboot_node", single_node=False, alone=alone)
+    machine.step()
+    why = "reboot_node: left to a person: no leader's document grants it yet"
+    (said,) = [one for one in machine.node.outlook("gpu_fell_off_bus") if one.subject.startswith("node/")]
+    assert (said.rung, said.reason) == ("", why)
+    machine.say(FALLEN)
+    for _ in range(60):
+        machine.step(SETTLE_S)
+    assert not machine.orders and machine.only().would_have == why
+
+
 def test_an_order_that_never_left_is_tried_again_and_one_that_failed_is_not():
     machine = Repaired("reboot_node")
     machine.outcome = (False, "refused: the journal is stalled")
