@@ -69,6 +69,7 @@ class Group:
     def __init__(self, assignment: Any, device: torch.device, elastic: Any) -> None:
         self.rank, self.world = assignment.rank, assignment.world
         self.device, self.parts, self._asked = device, dict[str, Any](), 0
+        self.data = list[str]()  # digests of what each rank sees; "" of the release before
         self.phase: Callable[[str], None] = elastic.phase
         self._lock, self._sockets = threading.Lock(), list[socket.socket]()
         self._joining, self._before = True, set(_open_sockets().values())
@@ -77,10 +78,10 @@ class Group:
 
     def join(
         self, assignment: Any, elastic: Any, lay_out: Callable[[Sequence[Member]], Layout],
-        said: str = "",
+        said: str = "", data: str = "",
     ) -> None:
         """Connects with every other rank; `lay_out(members)` says who does what, knowing what each
-        of them has `said` (engines/strategy.py)."""
+        of them has `said` (engines/strategy.py).  `data` is the digest of what this one sees."""
         device = self.device
         # From here on: a peer may be lost while we wait for its address in the store.
         elastic.register_group(None, self.cut)
@@ -103,9 +104,10 @@ class Group:
             self.store = dist.HashStore()
         if self.world > 1:
             # A peer may prepare for minutes; from here on all that is waited for is connecting.
-            self.store.set(f"here/{self.rank}", "")
-            self.store.wait([f"here/{rank}" for rank in range(self.world)],
-                            timedelta(seconds=COLLECTIVE_TIMEOUT_S))
+            here = [f"here/{rank}" for rank in range(self.world)]
+            self.store.set(here[self.rank], data)
+            self.store.wait(here, timedelta(seconds=COLLECTIVE_TIMEOUT_S))
+            self.data = [one.decode() for one in self.store.multi_get(here)]
         # torch counts every attempt and puts the number into its keys in the store, but starts
         # anew only after a success: a rank whose last join failed would never meet the others.
         dist.distributed_c10d._world.group_count = 0

@@ -173,7 +173,8 @@ class Generation:
         with told(job.config.strategy):
             self.group = group = Group(assignment, job.device, elastic)
             said = strategy.said() if isinstance(strategy, Movable) else ""
-            group.join(assignment, elastic, strategy.lay_out, said)
+            group.join(assignment, elastic, strategy.lay_out, said, job.data.digest)
+            self.check_data(group)
             layout = group.layout
             self.state = state = strategy.hold(layout, group.rank)
             began = restore(assignment, group, state, self.held, elastic, self.begin,
@@ -197,8 +198,18 @@ class Generation:
         micro_batches = job.config.micro_batches or layout.data
         self.sampler = Sampler(len(job.data), job.config.seed, job.config.batch, micro_batches)
         self.mine = self.sampler.mine(layout.places[group.rank].data, layout.data)
+        self.soon = getattr(job.data, "soon", None)
         self.checkpoints.join(assignment, group, state)
         self.snapshots = Snapshots(job.config.snapshot, state, group, self.held, elastic)
+
+    def check_data(self, group: Group) -> None:
+        """An index that was changed as the run goes on would be seen by new ranks alone."""
+        own = self.job.data.digest
+        for rank, other in enumerate(group.data):
+            if other not in ("", own):
+                raise ConfigError([
+                    f"data: rank {rank} sees data of digest {other}, rank {group.rank} of {own}: "
+                    "it was changed as the run went on; put it back, or start all ranks anew"])
 
     def begin(self) -> dict[str, Any]:
         """The state of step 0, and what the run begins from.  Raises ConfigError."""
@@ -213,6 +224,9 @@ class Generation:
             {key: value.to(job.device) for key, value in
              job.data.batch(self.sampler.indices(held.step, number)).items()}
             for number in self.mine]
+        if self.soon is not None and held.step + 1 < job.config.steps:
+            self.soon([index for number in self.mine
+                       for index in self.sampler.indices(held.step + 1, number)])
         elastic.phase("forward_backward")
         self.buffers_before = [buffer.clone() for buffer in self.buffers]
         with told(job.config.strategy):

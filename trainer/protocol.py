@@ -36,6 +36,9 @@ class Data(Protocol):
     It may also have `heldout() -> (queries, documents)`, two token tensors with equal row counts,
     or one such pair for each task by its name; where the second is one number a row, it is the
     number of the right class, and `embed` returns a score for each.
+
+    It may also have `soon(indices)`, which is told in each step what this rank will ask for in the
+    next one: it begins to bring that in the background, returns at once and raises nothing.
     """
 
     digest: str  # names the content: a checkpoint says which data it was trained on

@@ -12,6 +12,7 @@ import bisect
 import dataclasses
 import io
 import json
+import os
 from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 
 from ..checkpoint import format as files
-from ..config import FROM_1, ConfigError, Limit, Options, read_options, setting
+from ..config import FROM_0, FROM_1, ConfigError, Limit, Options, read_options, setting
 from ..protocol import Batch
 from .fetch import Fetcher, NotThere, TooSlow
 
@@ -41,6 +42,8 @@ class ShardOptions(Options):
     deadline_s: float = setting(
         300.0, "for one shard to come, every wait for a slow store in it; at most 3600",
         Limit("above 0 and at most 3600", lambda value: 0.0 < value <= 3600.0))
+    local_gb: float = setting(
+        0.0, "of copies from S3 in `work_dir`; 0 = half of what its disk has free", FROM_0)
 
 
 class Shard(NamedTuple):
@@ -50,6 +53,11 @@ class Shard(NamedTuple):
     rows: int
     nbytes: int
     digest: str
+
+    @property
+    def copy(self) -> str:
+        """Its name on local disk, by what is in it: another data set's shard has another one."""
+        return f"{self.digest}-{self.name}"
 
 
 def write(root: Path, arrays: Sequence[dict[str, np.ndarray]]) -> None:
@@ -75,8 +83,9 @@ class Shards:
         chosen = read_options(ShardOptions, options, "data_options")
         self.root = chosen.root.rstrip("/")
         self._keep = chosen.in_memory
-        self._fetcher = Fetcher(self.root, work_dir / "shards", chosen.deadline_s)
-        data = self._get(INDEX, None)
+        self._fetcher = Fetcher(
+            self.root, work_dir / "shards", chosen.deadline_s, int(chosen.local_gb * 1e9))
+        data = self._read_index()
         self.shards = _index(f"{self.root}/{INDEX}", data)
         self.digest = files.digest(data)
         self._ends = [0]
@@ -88,14 +97,16 @@ class Shards:
         return self._ends[-1]
 
     def batch(self, indices: Sequence[int]) -> Batch:
-        places = [self.place(index) for index in indices]
-        needed = list(dict.fromkeys(shard for shard, _ in places))
-        for shard in needed[:PREFETCH_MAX]:
-            if shard not in self._open:
-                self._fetcher.ask(self.shards[shard].name)
-        rows = [(self._arrays(shard), row) for shard, row in places]
+        self.soon(indices)
+        rows = [(self._arrays(shard), row) for shard, row in map(self.place, indices)]
         return {key: torch.from_numpy(np.stack([arrays[key][row] for arrays, row in rows]))
                 for key in rows[0][0]}
+
+    def soon(self, indices: Sequence[int]) -> None:
+        """Begins to bring the first PREFETCH_MAX shards that these need, in the background."""
+        needed = dict.fromkeys(self.place(index)[0] for index in indices)
+        absent = [self.shards[number] for number in needed if number not in self._open]
+        self._fetcher.ask({shard.copy: shard.name for shard in absent[:PREFETCH_MAX]})
 
     def place(self, index: int) -> tuple[int, int]:
         """Which shard, and which of its rows."""
@@ -105,7 +116,13 @@ class Shards:
     def _arrays(self, number: int) -> dict[str, np.ndarray]:
         if number not in self._open:
             shard = self.shards[number]
-            data = self._get(shard.name, shard)
+            data = self._read(shard.name, shard.copy)
+            if files.digest(data) != shard.digest:  # the copy may be damaged, and not the shard
+                self._fetcher.forget(shard.copy)
+                data = self._read(shard.name, shard.copy)
+            if files.digest(data) != shard.digest:
+                self._fetcher.forget(shard.copy)
+                raise self._bad(shard.name, "has other bytes than the index says")
             try:
                 with np.load(io.BytesIO(data), allow_pickle=False) as loaded:
                     arrays = {key: loaded[key] for key in loaded.files}
@@ -119,20 +136,24 @@ class Shards:
         self._open.move_to_end(number)
         return self._open[number]
 
-    def _get(self, name: str, shard: Shard | None) -> bytes:
+    def _read_index(self) -> bytes:
+        """From the root, whatever was read there before."""
+        own = f"index-{os.uname().nodename}-{os.getpid()}.json"
+        self._fetcher.forget(own)
+        data = self._read(INDEX, own)
+        self._fetcher.forget(own)
+        return data
+
+    def _read(self, name: str, copy: str) -> bytes:
         try:
-            path = self._fetcher.get(name)
-            data = path.read_bytes()
+            return self._fetcher.read(name, copy)
         except NotThere as error:
-            raise self._bad(name, f"has vanished ({error})" if shard else str(error)) from None
+            raise self._bad(name, f"has vanished ({error})" if name != INDEX else str(
+                error)) from None
         except TooSlow as error:
-            raise self._bad(name, str(error)) from None
+            raise ConfigError([f"data: {self.root}/{name} {error}"]) from None
         except OSError as error:
             raise self._bad(name, f"cannot be read: {error.strerror}") from None
-        if shard is not None and files.digest(data) != shard.digest:
-            self._fetcher.forget(name)
-            raise self._bad(name, "has other bytes than the index says")
-        return data
 
     def _bad(self, name: str, what: str) -> ConfigError:
         return ConfigError([f"data: {self.root}/{name} {what}: put it back, or set "
@@ -150,6 +171,7 @@ def _index(name: str, data: bytes) -> list[Shard]:
         raise ConfigError([f"data: {name} is no index of shards: write it with "
                            "holdfast.trainer.feed.shards.write"]) from None
     if not 0 < len(shards) <= SHARDS_MAX or any(
-            one.rows < 1 or Path(one.name).name != one.name for one in shards):
+            one.rows < 1 or Path(one.name).name != one.name or Path(one.copy).name != one.copy
+            for one in shards):
         raise ConfigError([f"data: {name} lists no shards, or one that is empty or elsewhere"])
     return shards

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import http.server
 import os
 import random
+import resource
 import shutil
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -101,41 +104,71 @@ def test_a_vanished_shard_ends_the_run_as_data_and_nobody_starts_it_again(root, 
         Launcher(config, 2, tmp_path).run(timeout_s=300.0)
 
 
+def test_ranks_that_see_other_data_do_not_train_together(tmp_path) -> None:
+    config = load(None, [
+        "model=tiny:Model", "data=tiny:Own", "steps=3", "batch=2", f"work_dir={tmp_path}",
+        "checkpoint.every=0"])
+    with pytest.raises(Lost, match="ConfigError: data: rank . sees data of digest .*changed as"):
+        Launcher(config, 2, tmp_path).run(timeout_s=300.0)
+
+
+def test_a_step_asks_ahead_for_the_next_one_and_never_past_the_last(tmp_path) -> None:
+    config = load(None, [
+        "model=tiny:Model", "data=tiny:Ahead", "steps=4", "batch=2", "micro_batches=4",
+        f"work_dir={tmp_path}", f"data_options.log={tmp_path / 'ahead'}", "checkpoint.every=0"])
+    Launcher(config, 2, tmp_path).run(timeout_s=300.0)
+    sampler, wanted = Sampler(40, 0, 2, 4), []
+    for rank in range(2):
+        for step in range(1, 4):
+            wanted.append(str([index for number in sampler.mine(rank, 2)
+                               for index in sampler.indices(step, number)]))
+    assert sorted((tmp_path / "ahead").read_text().splitlines()) == sorted(wanted)
+
+
 # ------------------------------------------------------------------------------------- slow stores
 
 
-class Error(Exception):
-    pass
-
-
-def brought(answers: list[object], within_s: float = 1e6) -> tuple[dict, list[float]]:
-    waits: list[float] = []
+def brought(answers: list[object], within_s: float = 1e6) -> tuple[dict, list[float], dict]:
+    waits, kept = list[float](), dict[str, bytes]()
 
     def get(_name: str) -> bytes:
         answer = answers.pop(0)
-        if isinstance(answer, str):
-            raise Error(answer)
-        return bytes(answer)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
-    to = Path(os.environ["TMPDIR_OF_TEST"]) / "x"
-    return fetch.bring(get, str, "x", to, within_s, waits.append), waits
-
-
-@pytest.fixture(autouse=True)
-def place(tmp_path, monkeypatch) -> None:
-    monkeypatch.setenv("TMPDIR_OF_TEST", str(tmp_path))
+    return fetch.bring(get, kept.__setitem__, "x", "c", within_s, waits.append), waits, kept
 
 
-def test_a_slow_store_is_asked_again_each_time_later(tmp_path) -> None:
-    answer, waits = brought(["SlowDown"] * 9 + [b"data"])
-    assert answer == {"name": "x"} and (tmp_path / "x").read_bytes() == b"data"
+def test_a_slow_store_is_asked_again_each_time_later() -> None:
+    answer, waits, kept = brought([fetch.Slow("SlowDown")] * 9 + [b"data"])
+    assert answer == {"copy": "c"} and kept == {"c": b"data"}
     limits = [min(fetch.FIRST_WAIT_S * 2 ** n, fetch.LONGEST_WAIT_S) for n in range(9)]
     assert all(limit / 2 <= wait <= limit for wait, limit in zip(waits, limits, strict=True))
-    answer, waits = brought(["503"] * 99, within_s=3.0)
-    assert answer["failed"] == "cannot be fetched: 503" and len(waits) < 99
-    assert brought(["NoSuchKey"])[0] == {"name": "x", "absent": "NoSuchKey"}
-    assert brought(["AccessDenied"]) == ({"name": "x", "failed": "cannot be fetched: AccessDenied"},
-                                         [])
+    answer, waits, _ = brought([fetch.Slow("503")] * 99, within_s=3.0)
+    assert "within 3 s (503): look at the network" in answer["failed"] and len(waits) < 99
+    assert brought([fetch.Absent("NoSuchKey")])[0] == {"copy": "c", "absent": "NoSuchKey"}
+    answer, waits, _ = brought([ValueError("AccessDenied")])
+    assert "cannot be fetched: AccessDenied: set data_options.root" in answer["failed"]
+    assert waits == []
+
+
+def test_the_copy_read_longest_ago_goes_first_and_none_that_is_wanted(tmp_path) -> None:
+    copies = fetch.Copies(tmp_path, 40)
+    for age, name in enumerate("abcd"):
+        copies.keep(name, bytes(10))
+        os.utime(tmp_path / name, (1000 + age, 1000 + age))
+    (tmp_path / ".e.1.tmp").write_bytes(bytes(10))  # which another rank writes
+    os.utime(tmp_path / "a")  # it was read just now
+    copies.wanted = frozenset("b")
+    copies.keep("e", bytes(20))
+    assert {one.name for one in tmp_path.iterdir()} == {"a", "b", "e", ".e.1.tmp"}
+    copies.wanted = frozenset("abe")
+    copies.keep("f", bytes(20))  # the bound gives way to what is needed
+    assert {one.name for one in tmp_path.iterdir()} == {"a", "b", "e", "f", ".e.1.tmp"}
+    os.utime(tmp_path / ".e.1.tmp", (1000, 1000))  # whoever wrote it was ended
+    fetch.Copies(tmp_path, 20).evict(0)
+    assert {one.name for one in tmp_path.iterdir()} == {"f"}
 
 
 # ------------------------------------------------------------------------------------- S3
@@ -179,7 +212,7 @@ def test_shards_come_from_s3_and_a_vanished_one_is_named(s3, root, tmp_path) -> 
         assert found.digest == local.digest
         assert found.batch(range(25))["number"].tolist() == list(range(25))
         assert {one.name for one in (tmp_path / "work/shards").iterdir()} == {
-            one.name for one in root.iterdir()}
+            one.copy for one in found.shards}
         shutil.rmtree(tmp_path / "work")
         s3.delete_object(Bucket="m5-data", Key="train/shard-000001.npz")
         again = data("s3://m5-data/train", tmp_path)
@@ -190,10 +223,158 @@ def test_shards_come_from_s3_and_a_vanished_one_is_named(s3, root, tmp_path) -> 
         found._fetcher.close()
 
 
+def test_old_copies_stand_in_for_no_other_data_set(s3, root, tmp_path) -> None:
+    """Nor for the same one, once it was written anew; a damaged copy is brought again."""
+    def numbers(where: str) -> list[int]:
+        found = data(where, tmp_path)
+        try:
+            return found.batch(range(len(found)))["number"].tolist()
+        finally:
+            found._fetcher.close()
+
+    def put(bucket: str, rows: range) -> None:
+        shutil.rmtree(root)
+        shards.write(root, [{"number": np.asarray(rows)}])
+        for path in root.iterdir():
+            s3.upload_file(str(path), bucket, f"train/{path.name}")
+
+    assert numbers("s3://m5-data/train") == list(range(25))
+    s3.create_bucket(Bucket="other")
+    put("other", range(100, 103))
+    assert numbers("s3://other/train") == [100, 101, 102]
+    put("m5-data", range(200, 206))
+    assert numbers("s3://m5-data/train") == list(range(200, 206))
+    for path in (tmp_path / "work/shards").iterdir():
+        path.write_bytes(b"damaged")
+    assert numbers("s3://m5-data/train") == list(range(200, 206))
+
+
+def test_copies_stay_below_their_bound(s3, root, tmp_path) -> None:
+    largest = max(path.stat().st_size for path in root.iterdir())
+    found = data("s3://m5-data/train", tmp_path, in_memory=1, local_gb=2 * largest / 1e9)
+    try:
+        for _ in range(2):
+            for first in (0, 7, 8, 20):
+                assert found.batch([first])["number"].tolist() == [first]
+                kept = list((tmp_path / "work/shards").iterdir())
+                assert sum(one.stat().st_size for one in kept) <= 2 * largest
+    finally:
+        found._fetcher.close()
+
+
+# ------------------------------------------------------------------------ networks and full disks
+
+
+class Hurt(http.server.BaseHTTPRequestHandler):
+    """Serves a folder as a bucket `b`; the first answers to each key are hurt, one by one."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self) -> None:
+        server, name = self.server, self.path.removeprefix("/b/").split("?")[0]
+        server.asked.append(name)
+        hurt = server.hurts.get(name, [])
+        how = hurt.pop(0) if hurt else ""
+        if how == "hang":
+            server.ended.wait(60)
+        if how in ("hang", "close"):
+            self.close_connection = True
+            return
+        path = server.folder / name
+        body = path.read_bytes() if path.exists() else b""
+        self.send_response({"503": 503}.get(how, 200 if body else 404))
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[: len(body) // 2] if how == "half" else body)
+        self.close_connection = how == "half"
+
+    def log_message(self, *_words: object) -> None: ...
+
+
+@pytest.fixture
+def hurt(root, monkeypatch):
+    pytest.importorskip("boto3", reason="boto3 is not installed")
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hurt)
+    server.folder, server.hurts, server.asked = root, {}, []
+    server.ended = threading.Event()
+    for name, value in (("AWS_ACCESS_KEY_ID", "a"), ("AWS_SECRET_ACCESS_KEY", "b"),
+                        ("AWS_DEFAULT_REGION", "us-east-1"),
+                        ("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")):
+        monkeypatch.setenv(name, value)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield server
+    server.ended.set()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_network_that_fails_for_a_while_is_waited_for(hurt, tmp_path) -> None:
+    """A connection that is closed, half an answer, a server that has no time."""
+    hurt.hurts = {"index.json": ["close", "503"], "shard-000002.npz": ["half", "close"]}
+    found = data("s3://b", tmp_path)
+    try:
+        assert found.batch(range(25))["number"].tolist() == list(range(25))
+        assert hurt.asked.count("index.json") >= 3 and hurt.asked.count("shard-000002.npz") >= 3
+    finally:
+        found._fetcher.close()
+
+
+def test_what_a_network_does_is_told_by_its_type(hurt, monkeypatch) -> None:
+    hurt.hurts = {"index.json": ["hang", "hang"], "shard-000000.npz": ["half"]}
+    get = fetch.s3_get("s3://b", read_s=0.2)
+    for name, word in (("index.json", "ReadTimeout"), ("shard-000000.npz", "Incomplete|Streaming")):
+        with pytest.raises(fetch.Slow, match=word):
+            get(name)
+    with pytest.raises(fetch.Absent):
+        get("nothing")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    with pytest.raises(fetch.Slow, match="EndpointConnectionError"):
+        fetch.s3_get("s3://b")("x")
+
+
+def test_shards_asked_ahead_come_while_nobody_reads_them(hurt, tmp_path) -> None:
+    found = data("s3://b", tmp_path)
+    try:
+        found.batch([0])
+        found.soon([7, 20])
+        here = {found.shards[1].copy, found.shards[3].copy}
+        folder = tmp_path / "work/shards"
+        waiting.wait_for(lambda: here <= {one.name for one in folder.iterdir()}, 60.0)
+        assert "shard-000002.npz" not in hurt.asked
+        before = len(hurt.asked)
+        assert found.batch([7, 20])["number"].tolist() == [7, 20] and len(hurt.asked) == before
+        # What failed ahead is asked for again by who needs it, and is no error before.
+        (hurt.folder / "shard-000002.npz").rename(tmp_path / "away")
+        found.soon([8])
+        waiting.wait_for(lambda: "shard-000002.npz" in hurt.asked, 60.0)
+        waiting.wait_for(lambda: not found._fetcher._answers.empty(), 60.0)
+        (tmp_path / "away").rename(hurt.folder / "shard-000002.npz")
+        assert found.batch([8])["number"].tolist() == [8]
+    finally:
+        found._fetcher.close()
+
+
+def test_a_disk_that_takes_no_more_is_named(hurt, tmp_path) -> None:
+    found = data("s3://b", tmp_path)
+    found._fetcher.close()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+    try:
+        text = said(lambda: found.batch([0]))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        found._fetcher.close()
+    folder = tmp_path / "work/shards"
+    assert f"shard-000000.npz cannot be kept in {folder}: File too large: make room" in text
+
+
 def test_an_s3_that_is_not_there_is_said(tmp_path, monkeypatch) -> None:
     pytest.importorskip("boto3", reason="boto3 is not installed")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    assert "s3://m5/x/index.json cannot be fetched" in said(lambda: data("s3://m5/x", tmp_path))
+    text = said(lambda: data("s3://m5/x", tmp_path, deadline_s=2.0))
+    assert "s3://m5/x/index.json " in text and "look at the network" in text

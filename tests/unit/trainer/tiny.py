@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 from torch import nn
 
@@ -21,6 +23,26 @@ class Data:
     def batch(self, indices):
         rows = self.rows[list(indices)]
         return {"x": rows, "y": rows.sum(1, keepdim=True)}
+
+
+class Own(Data):
+    """Another content in every process."""
+
+    def __init__(self, options, work_dir):
+        super().__init__(options, work_dir)
+        self.digest = f"of {os.getpid()}"
+
+
+class Ahead(Data):
+    """Writes down what it is asked for ahead."""
+
+    def __init__(self, options, work_dir):
+        super().__init__(options, work_dir)
+        self.log = options["log"]
+
+    def soon(self, indices):
+        with open(self.log, "a") as file:
+            file.write(f"{indices}\n")
 
 
 class Model(nn.Module):
