@@ -142,6 +142,13 @@ def _machine(config: Config) -> dict[str, str]:
         name = os.environ.get("PJRT_DEVICE", "")
         return {"host": platform.node(), "kernel": platform.release(), "device": "xla",
                 "name": name}
-    device = "cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu"
-    name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    if config.device == "accelerator" and (found := torch.accelerator.current_accelerator()):
+        device = found.type  # whatever this build of torch computes on
+    if config.device == "cpu":
+        device = "cpu"
+    name = platform.machine()
+    if device != "cpu":
+        tell = getattr(torch.get_device_module(device), "get_device_name", None)
+        name = str(tell()) if tell is not None else device
     return {"host": platform.node(), "kernel": platform.release(), "device": device, "name": name}

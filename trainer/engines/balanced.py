@@ -9,18 +9,19 @@ process groups of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..breakable import LEFT
 from ..config import ConfigError
 from . import topology
 from .ddp import DataParallel, Hook
-from .strategy import Layout, Member
+from .strategy import Layout, Member, MicroBatch
 
 INSIDE, ACROSS = "inside", "across"
 
@@ -30,8 +31,9 @@ class Balanced(DataParallel):
 
     def __init__(self, setup: Any) -> None:
         super().__init__(setup)
-        self.in_flight, self.topology = setup.config.sdp.lanes, setup.config.topology
+        self.in_flight = setup.config.sdp.lanes
         self.lanes: list[ThreadPoolExecutor] = []
+        self.errors: list[BaseException] = []
 
     def lay_out(self, members: Sequence[Member]) -> Layout:
         """Ranks of one label are a node; the k-th ranks of all nodes meet across."""
@@ -49,30 +51,57 @@ class Balanced(DataParallel):
         across = [tuple(sorted(ranks)) for ranks in zip(*nodes)]
         groups = {f"{name}{lane}": made for lane in range(self.in_flight)
                   for name, made in ((INSIDE, inside), (ACROSS, across))}
+        places = list(plain.places)
+        for number, ranks in enumerate(nodes):
+            for place, rank in enumerate(ranks):
+                places[rank] = places[rank]._replace(
+                    words=f"node {number + 1} of {len(nodes)}, rank {place + 1} of {len(ranks)}")
+        # Each rank sends its part of every bucket to the other nodes, and their sums of it back.
+        slow = 2 * (len(nodes) - 1) / len(members) * self.gradient_bytes
         words = (f"sdp: gradients in {len(nodes)} equal part(s), one for each node of "
-                 f"{len(nodes[0])} ranks, {self.in_flight} bucket(s) in flight")
-        return plain._replace(groups=groups, alike=tuple(groups), words=words)
+                 f"{len(nodes[0])} ranks, {self.in_flight} bucket(s) in flight; "
+                 f"{slow / 1e6:.1f} MB a rank over slow links a step")
+        return plain._replace(places=tuple(places), groups=groups, alike=tuple(groups), words=words)
 
     def sum_hook(self, group: Any) -> Hook | None:
         # A thread each: DDP hands the buckets over in one order on all ranks, and a lane keeps it.
         self.lanes = [ThreadPoolExecutor(1, f"sdp-{lane}")
                       for lane in range(self.in_flight)]
+        self.errors = []
         return lambda _, bucket: self._sum(group, bucket)
+
+    def run(
+        self, micro_batches: Sequence[MicroBatch], look: Callable[[int, float], None],
+        skip: Callable[[], bool],
+    ) -> float:
+        try:
+            return super().run(micro_batches, look, skip)
+        except RuntimeError:
+            if self.errors:  # of which DDP says that it is no tensor
+                raise self.errors[0] from None
+            raise
 
     def _sum(self, group: Any, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
         lane = bucket.index() % len(self.lanes)
         future: torch.futures.Future[Tensor] = torch.futures.Future()
 
-        def work() -> None:
-            try:
-                flat = bucket.buffer()
-                summed = sum_balanced(
-                    flat, group.parts[f"{INSIDE}{lane}"], group.parts[f"{ACROSS}{lane}"])
-                future.set_result(flat.copy_(summed).div_(group.world))
-            except RuntimeError as error:  # a lost peer: whoever waits for the bucket raises it
+        def work() -> Tensor:
+            flat = bucket.buffer()
+            summed = sum_balanced(
+                flat, group.parts[f"{INSIDE}{lane}"], group.parts[f"{ACROSS}{lane}"])
+            return flat.copy_(summed).div_(group.world)
+
+        def done(of: Future[Tensor]) -> None:
+            """Whoever waits for the bucket is woken, whatever came of it: a lost peer is the
+            group's matter, and anything else this rank's end."""
+            error = RuntimeError(LEFT) if of.cancelled() else of.exception()
+            if error is None:
+                future.set_result(of.result())
+            else:
+                self.errors.append(error)
                 future.set_exception(error)  # type: ignore[arg-type]  # torch: "of type T"
 
-        self.lanes[lane].submit(work)
+        self.lanes[lane].submit(work).add_done_callback(done)
         return future
 
     def leave(self) -> None:

@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from .. import optimizer as adamw
 from ..breakable import Breakable
 from ..state import State, whole_state
+from . import topology
 from .strategy import Layout, Member, MicroBatch, Place, Setup
 
 # torch 2.13 renamed it.
@@ -35,6 +36,7 @@ class DataParallel:
 
     def __init__(self, setup: Setup) -> None:
         self.options, self.device = setup.config.optimizer, setup.device
+        self.topology = setup.config.topology
         self.model = setup.build().to(setup.device)
         self.parameters = list(self.model.parameters())
         self.optimizer = adamw.build(self.parameters, self.options)
@@ -53,7 +55,18 @@ class DataParallel:
 
     def lay_out(self, members: Sequence[Member]) -> Layout:
         world = len(members)
-        return Layout(tuple(Place(data=rank) for rank in range(world)), data=world)
+        if world == 1:
+            return Layout((Place(),))
+        slow = topology.slow_bytes(
+            topology.labels(self.topology, members), [(rank,) for rank in range(world)],
+            self.gradient_bytes, 1)
+        words = (f"ddp: all of it on each of {world} ranks, {self.state.nbytes / 1e6:.1f} MB of "
+                 f"state; {slow / 1e6:.1f} MB a rank over slow links a step")
+        return Layout(tuple(Place(data=rank) for rank in range(world)), data=world, words=words)
+
+    @property
+    def gradient_bytes(self) -> int:
+        return sum(p.numel() * p.itemsize for p in self.parameters if p.requires_grad)
 
     def hold(self, _layout: Layout, _rank: int) -> State:
         return self.state

@@ -30,6 +30,7 @@ class Piece(NamedTuple):
     activation_bytes: int  # kept from the forward to the backward pass
     cut_bytes: int  # that a cut behind this piece would send on: every value that is used later
     shared: tuple[str, ...] = ()  # parameters that other pieces have as well
+    weight_bytes: int = 0  # of its parameters alone
 
 
 class Terms(NamedTuple):

@@ -28,7 +28,7 @@ from ..config import ConfigError
 from ..state import Rows, Spec, State, class_of, moments_in, persistent_buffers, rows_of, specs_of
 from . import topology, trace
 from .balance import SLOW, Balance, Measured
-from .partition import Costs, NoPlan, Piece, Terms, judged, plan
+from .partition import Costs, NoPlan, Piece, Stage, Terms, judged, plan
 from .stage_shards import BUCKET_BYTES, StageShards
 from .strategy import Layout, Member, MicroBatch, Move, Place, Proposal, Ranks, Setup
 
@@ -173,6 +173,7 @@ class Pipeline:
         return self._laid_out(version, cuts)
 
     def _laid_out(self, version: int, cuts: tuple[int, ...]) -> Layout:
+        """Traces nothing: `hold` does, where a going over has a phase for it and may be left."""
         members = self.members
         world, stages, size = len(members), self.options.stages, self.options.group
         if world % stages:
@@ -184,7 +185,6 @@ class Pipeline:
             raise ConfigError([
                 f"pipeline.group = {size} does not divide the {copies} ranks of a stage: set one "
                 f"of {', '.join(map(str, topology.divisors(copies)))}"])
-        self._use(cuts)
         terms = self._terms(copies)
         chosen = judged(Costs(self.pieces, terms).stages(cuts), terms)
         pipelines = [tuple(range(n * stages, (n + 1) * stages)) for n in range(copies)]
@@ -192,12 +192,14 @@ class Pipeline:
         words = [f"stage {rank % stages + 1} of {stages}, pipeline {rank // stages + 1}"
                  for rank in range(world)]
         about = chosen.describe(self.pieces)
+        groups, slow_bytes = self._near(of_stage, chosen.stages, terms.micro_batches)
+        slow = f"{slow_bytes / 1e6:.1f} MB a rank over slow links a step"
         if size == 1:
             places = tuple(Place(rank % stages, rank // stages, words[rank])
                            for rank in range(world))
             return Layout(places, stages, copies, {"pipeline": pipelines, "copies": of_stage},
-                          words=chosen.words(), about=about, cuts=cuts, version=version)
-        groups, slow_bytes = self._near(of_stage, members)
+                          words=f"{chosen.words()}; {slow}", about=about, cuts=cuts,
+                          version=version)
         shards, more = dict[int, int](), dict[int, str]()
         for number, ranks in enumerate(groups):
             stage, group = divmod(number, copies // size)
@@ -213,8 +215,7 @@ class Pipeline:
             places, stages * size, copies,
             {"pipeline": pipelines, "shard": groups, "copies": same},
             words=f"{chosen.words()}; each stage in {copies // size} group(s) of {size} of its "
-                  f"{copies} ranks (pipeline.group); {slow_bytes / 1e6:.1f} MB a rank over slow "
-                  "links a step beside what stages send on",
+                  f"{copies} ranks (pipeline.group); {slow}",
             about={**about, "group": size}, cuts=cuts, version=version)
 
     def _terms(self, copies: int) -> Terms:
@@ -223,20 +224,25 @@ class Pipeline:
         return self.terms._replace(micro_batches=many)
 
     def _near(
-        self, of_stage: Sequence[Ranks], members: Sequence[Member]
+        self, of_stage: Sequence[Ranks], cut: Sequence[Stage], many: int
     ) -> tuple[list[Ranks], int]:
         """The partition groups, stage by stage, and the bytes that the busiest rank sends to far
-        ones in a step."""
-        labels = topology.labels(self.setup.config.topology, members)
-        groups, most = list[Ranks](), 0
-        for stage, ranks in enumerate(of_stage):
+        ones in a step of `many` micro-batches: for its stage's copies, and to the stages beside."""
+        labels = topology.labels(self.setup.config.topology, self.members)
+        groups, most, size = list[Ranks](), 0.0, self.options.group
+        for number, (ranks, stage) in enumerate(zip(of_stage, cut)):
             own = [labels[rank] for rank in ranks]
-            near = topology.near_first(own, self.options.group)
-            weights = sum(p.numel() * p.element_size()
-                          for p in self.pipe.get_stage_module(stage).parameters())
-            most = max(most, topology.slow_bytes(own, near, weights, 1, gathers=1))
+            near = topology.near_first(own, size)
+            weights = sum(piece.weight_bytes for piece in self.pieces[stage.first : stage.end])
+            sent = topology.sent_far(own, near, weights, 1, gathers=1)
+            for rank, far in zip(ranks, sent):
+                if stage.end < len(self.pieces) and labels[rank + 1] != labels[rank]:
+                    far += many * stage.send_bytes
+                if number and labels[rank - 1] != labels[rank]:
+                    far += many * cut[number - 1].send_bytes  # gradients, as large as what came
+                most = max(most, far)
             groups += [tuple(ranks[place] for place in group) for group in near]
-        return groups, most
+        return groups, int(most)
 
     def hold(self, layout: Layout, rank: int) -> State:
         shard, key = layout.places[rank].shard, (layout.version, layout.cuts)

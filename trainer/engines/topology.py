@@ -70,8 +70,16 @@ def slow_bytes(
     labels: Sequence[str], groups: Sequence[Ranks], weights: int, micro_steps: int,
     gathers: int = 2, near: int = 1,
 ) -> int:
-    """Bytes that the busiest rank sends to ranks of another label in one step, as counted from
-    the algorithms: a ring for all-gather (`gathers` a micro-step: for the forward pass and for the
+    """Bytes that the busiest rank sends to ranks of another label in one step."""
+    return int(max(sent_far(labels, groups, weights, micro_steps, gathers, near)))
+
+
+def sent_far(
+    labels: Sequence[str], groups: Sequence[Ranks], weights: int, micro_steps: int,
+    gathers: int = 2, near: int = 1,
+) -> list[float]:
+    """By rank: bytes that it sends to ranks of another label in one step, as counted from the
+    algorithms: a ring for all-gather (`gathers` a micro-step: for the forward pass and for the
     backward pass) and all-reduce (once a step), direct sends for reduce-scatter (once a
     micro-step).  An all-gather in two hops is a ring of every `near`-th rank."""
     size, sent = len(groups[0]), [0.0] * len(labels)
@@ -89,4 +97,4 @@ def slow_bytes(
         for place, rank in enumerate(ranks):
             if labels[ranks[(place + 1) % copies]] != labels[rank]:
                 sent[rank] += 2 * (copies - 1) / copies * part
-    return int(max(sent))
+    return sent

@@ -166,7 +166,8 @@ def _piece(
     return Piece(
         name, forward_s, BACKWARD * forward_s, int(factor * sum(map(_bytes, own))), moved,
         cut,
-        tuple(sorted(one.removeprefix(f"{prefix}.") for one in shared & held.keys())))
+        tuple(sorted(one.removeprefix(f"{prefix}.") for one in shared & held.keys())),
+        sum(map(_bytes, own)))
 
 
 def _is_view(node: Any) -> bool:

@@ -38,3 +38,12 @@ class FailsAtOnce(DataParallel):
 class FailsInAStep(DataParallel):
     def run(self, micro_batches, look, skip):
         raise RuntimeError("my mistake")
+
+
+class Breaks(Balanced):
+    """Its sums meet a mistake of the process's own, in a lane, on one rank."""
+
+    def sum_hook(self, group):
+        if group.rank == 1:
+            group.parts["inside0"] = None  # AttributeError, and not what a lost peer raises
+        return super().sum_hook(group)

@@ -7,6 +7,7 @@ import os
 import signal
 
 from holdfast.trainer import move
+from holdfast.trainer.config import ConfigError
 from holdfast.trainer.engines.pipeline import Pipeline
 
 
@@ -86,3 +87,12 @@ class Damaged(Told):
 
             move._digest = wrong
         return super().moves(before, after)
+
+
+class TracedOnce(Told):
+    """One rank's model can be traced no second time."""
+
+    def _trace(self, cuts):
+        if cuts is not None and self.group.rank == 1:
+            raise ConfigError(["not a second time"])
+        super()._trace(cuts)

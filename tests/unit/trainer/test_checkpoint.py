@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import errno
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from holdfast.trainer.checkpoint import format as files
+from holdfast.trainer.checkpoint import manifest
 from holdfast.trainer.checkpoint.write import Checkpoints
 from holdfast.trainer.config import load
 from holdfast.trainer.loop import train
@@ -207,3 +210,13 @@ def test_plain_torchrun(tmp_path, monkeypatch):
         launcher=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"))
     assert done.returncode == 0, done.stderr[-2000:]
     assert files.listing(tmp_path / "checkpoints")[0].world == 2
+
+
+def test_the_manifest_names_whatever_device_torch_computes_on(monkeypatch):
+    """An accelerator that is no GPU of CUDA's is no processor."""
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("xpu"))
+    monkeypatch.setattr(torch.xpu, "get_device_name", lambda: "a card")
+    found = manifest.run_manifest(load(None, ["device=accelerator"]), "")["machine"]
+    assert (found["device"], found["name"]) == ("xpu", "a card")
+    found = manifest.run_manifest(load(None, ["device=cpu"]), "")["machine"]
+    assert (found["device"], found["name"]) == ("cpu", platform.machine())

@@ -115,6 +115,20 @@ def test_a_lost_stage_comes_from_its_copy_and_no_step_is_redone(tmp_path):
     assert len(steps) == len(set(steps))
 
 
+def test_the_first_line_counts_what_crosses_slow_links():
+    """Activations on, gradients back, for each micro-batch; and the sums over a stage's copies."""
+    one = strategy()
+    one.warm_up({"x": torch.zeros(300, 8), "y": torch.zeros(300, 1)})
+    layout = one.lay_out([Member("a"), Member("b")])
+    (sent, _) = (stage["send_bytes"] for stage in layout.about["stages"])
+    assert sent > 20_000 and layout.words.endswith(
+        f"; {6 * sent / 1e6:.1f} MB a rank over slow links a step")
+    layout = one.lay_out([Member("a")] * 2 + [Member("b")] * 2)
+    most = max(sum(p.numel() for p in one.pipes[one.home].get_stage_module(n).parameters())
+               for n in (0, 1))
+    assert layout.words.endswith(f"; {4 * most / 1e6:.1f} MB a rank over slow links a step")
+
+
 GROUPS = ("pipeline.group=2",)
 
 

@@ -167,3 +167,22 @@ def test_the_newest_cuts_that_all_hold_are_taken():
     assert cuts([old, new], [new], []) == new
     assert cuts([old, new], [old, new], [old, new]) == new
     assert cuts([], [], []) == old
+
+
+def test_a_proposal_traces_nothing_since_no_phase_is_there_for_it():
+    one = strategy("model=tiny:Chain")
+    one.warm_up({"x": torch.zeros(2, 8), "y": torch.zeros(2, 1)})
+    one.lay_out([Member()] * 2)
+    other = (one.home[0] - 1,)
+    assert one._laid_out(1, other).cuts == other and list(one.pipes) == [one.home]
+    one.hold(one._laid_out(1, other), 0)
+    assert other in one.pipes
+
+
+def test_a_model_that_cannot_be_traced_again_is_left_as_it_is(tmp_path):
+    """On one rank alone: the others are not left waiting, and a healthy run goes on."""
+    launcher = Slowing(config(tmp_path, *TOLD, "strategy=own_pipeline:TracedOnce"), 2, tmp_path,
+                       slow={})
+    check_whole(launcher, launcher.run(timeout_s=LIMIT_S))
+    first = launcher.told("is cut anew")[0]
+    assert "left as it is, another rank cannot hold its part" in first

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -135,3 +136,31 @@ def test_graphs_are_compiled_ahead_once_a_node(tmp_path, monkeypatch):
     other = load(None, ["device=cpu", "model=tiny:Still", "data=tiny:Data", "batch=5",
                         "xla.precompile=true", f"work_dir={tmp_path / 'w'}"])
     assert "graphs compiled ahead" in precompile.precompile(other)
+
+
+def test_graphs_are_compiled_ahead_again_where_they_would_be_others_or_are_gone(
+        tmp_path, monkeypatch):
+    """Another compiler, other code of the model, a cache that was wiped."""
+    cache, code, tool = tmp_path / "cache", tmp_path / "code", tmp_path / precompile.TOOL
+    graph = cache / "neuronxcc-2/MODULE_1"
+    code.mkdir()
+    (code / "modelcode.py").write_text("import tiny\n\n\nclass Model(tiny.Still): ...")
+    monkeypatch.syspath_prepend(str(code))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT / ".types"), str(HERE), str(code)]))
+    monkeypatch.setenv("NEURON_COMPILE_CACHE_URL", str(cache))
+    tool.write_text(f"#!/bin/sh\nmkdir -p {graph}\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    config = load(None, ["device=cpu", "model=modelcode:Model", "data=tiny:Data",
+                         "xla.precompile=true", f"work_dir={tmp_path / 'w'}"])
+
+    def again():
+        return "graphs compiled ahead" in precompile.precompile(config)
+
+    assert again() and not again()
+    shutil.rmtree(graph)
+    assert again() and not again()
+    tool.write_text(tool.read_text() + "# another release\n")
+    assert again() and not again()
+    (code / "modelcode.py").write_text("import tiny\n\n\nclass Model(tiny.Still): 'another'")
+    assert again() and not again()
