@@ -15,6 +15,7 @@ from . import actions
 from .detect import registry
 from .detect.cloud import ec2
 from .detect.ranks import ended as ends
+from .detect.ranks import known_causes
 from .effects.in_flight import EffectResult, InFlight
 from .incidents.book import Entry, IncidentBook
 from .ledger import Ledger
@@ -25,6 +26,7 @@ from .model import (
     WARN,
     Answer,
     Beat,
+    Condition,
     Decision,
     Effect,
     Incident,
@@ -187,11 +189,13 @@ class Node:
         verdicts[:] = ec2.acted(verdicts) if leaving else verdicts
         opened = (*self.kernel.book.incidents().values(),
                   *self.conditions.book.incidents().values())
-        sent = self._beats(whole, opened)
+        explaining = known_causes.conditions(conditions, observed.samples)
+        sent = self._beats(whole, opened, explaining)
         observed = whole.observed
         for view in sorted(observed.runs, key=lambda v: v.run):
             context = self._context(now, observed, view, settled, effects, verdicts, changed)
-            context.conditions = tuple(conditions)
+            context.conditions = members.conditions(
+                view, explaining, observed.beats, now, self.settings)
             context.causes, context.beyond = causes, partial(self.repairs.rung, whole)
             context.opened = opened
             doing[view.run] = self._judge(context, leaving, bool(of_fleet))
@@ -221,11 +225,14 @@ class Node:
         return msgspec.structs.replace(decision, beats=self._gated(sent, observed),
                                        fleet_paused=of_fleet, asked=tuple(asked))
 
-    def _beats(self, whole: Context, opened: tuple[Incident, ...]) -> tuple[Beat, ...]:
+    def _beats(
+        self, whole: Context, opened: tuple[Incident, ...], explaining: tuple[Condition, ...]
+    ) -> tuple[Beat, ...]:
         """What is sent to the others; this node hears itself at once, and from nobody else."""
         if self.settings.single_node:
             return ()
-        sent = outgoing.beats(whole, self.name, opened, start_gate.names_of_devices(whole))
+        names = start_gate.names_of_devices(whole)
+        sent = outgoing.beats(whole, self.name, opened, names, explaining)
         own = [msgspec.structs.replace(one, boot_s=whole.now.boot_s)
                for one in self._gated(sent, whole.observed)]
         others = [one for one in whole.observed.beats if one.node != self.name]

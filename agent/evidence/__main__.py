@@ -28,6 +28,8 @@ ANSWER_MAX_CHARS = 16_000
 STACK_MAX = 64  # frames of a thread
 THREADS_MAX = 64
 TEXT_MAX = 200
+FILES_MAX, FOLDERS_MAX = 1024, 16  # descriptors looked at, and folders named
+NO_FILES = ("/dev/", "/proc/", "/sys/", "/memfd:")
 # Frames of these are how a program waits or is started, not where its author would look.
 NOT_USER = ("/torch/", "/threading.py", "/holdfast/worker/", "/selectors.py", "<frozen ",
             "/site-packages/", "/dist-packages/", "/lib/python3")
@@ -45,6 +47,7 @@ def look(pid: int, limit_s: float = LIMIT_S) -> dict[str, Any]:
     found["wchan"] = procfs.read_small(f"/proc/{pid}/wchan").decode("ascii", "replace").strip("0\n")
     found["syscall"] = procfs.read_small(f"/proc/{pid}/syscall").decode("ascii", "replace")[:80]
     found["path"] = _path(pid, str(found["syscall"]))
+    found["open"] = _open(pid)
     threads, error = _python_stacks(pid, limit_s - (time.monotonic() - begin_s))
     found["error"] = error
     main = next((one for one in threads if one["main"]), threads[0] if threads else None)
@@ -68,6 +71,26 @@ def _path(pid: int, syscall: str) -> str:
     except (OSError, ValueError):
         return ""
     return path[:TEXT_MAX] if path.startswith("/") else ""
+
+
+def _open(pid: int) -> list[str]:
+    """Folders in which it has files open, those of the newest descriptors first.  The kernel says
+    them out of its memory: no server is asked."""
+    folders: dict[str, None] = {}
+    try:
+        numbers = sorted((int(one) for one in os.listdir(f"/proc/{pid}/fd")), reverse=True)
+    except (OSError, ValueError):
+        return []
+    for number in numbers[:FILES_MAX]:
+        try:
+            path = os.readlink(f"/proc/{pid}/fd/{number}")
+        except OSError:
+            continue  # closed since
+        if path.startswith("/") and not path.startswith(NO_FILES):
+            folders[os.path.dirname(path)[:TEXT_MAX]] = None
+        if len(folders) >= FOLDERS_MAX:
+            break
+    return list(folders)
 
 
 def _bounded(found: dict[str, Any]) -> dict[str, Any]:

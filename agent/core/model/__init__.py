@@ -45,6 +45,7 @@ from .observed import (
     TRAINER,
     Beat,
     Commit,
+    Condition,
     EffectOutcome,
     Ended,
     Gate,
@@ -66,14 +67,14 @@ from .subject import FLEET, STORE, Subject, node_subject, rank_subject, run_subj
 from .time import Now, Value
 
 __all__ = [
-    "Alert", "Amount", "Answer", "Beat", "CheckVerdict", "Commit", "DEGRADED", "Decision", "Delete",
-    "Doc", "Documents", "EFA_GROUP", "Effect", "EffectOutcome", "Ended", "Escalation", "Event",
-    "FATAL", "FLEET", "Finish", "Gate", "GateSettings", "GradientSum", "Incident", "LEVELS",
-    "Labels", "Lease",
-    "MAY_ACT", "MODEL", "Named", "NodeOrder", "Now", "OK", "OPAQUE", "Observed", "Parked", "Plan",
-    "RankView", "Reading", "Readings", "RemoveLock", "Request", "Resume", "Rows", "RunCheck",
-    "RunView", "Runbook", "SCRIPT", "SEVERITIES", "STORE", "Seconds", "Selection", "Settings",
-    "SnapshotView", "Start", "Stop", "StoreView", "StoreWrite", "Subject", "TRAINER",
-    "TakeEvidence", "UNKNOWN", "Value", "Verdict", "WARN", "Whole", "by_name", "labels_of",
-    "node_subject", "rank_subject", "rank_words", "readings_of", "run_subject", "subject_of",
+    "Alert", "Amount", "Answer", "Beat", "CheckVerdict", "Commit", "Condition", "DEGRADED",
+    "Decision", "Delete", "Doc", "Documents", "EFA_GROUP", "Effect", "EffectOutcome", "Ended",
+    "Escalation", "Event", "FATAL", "FLEET", "Finish", "Gate", "GateSettings", "GradientSum",
+    "Incident", "LEVELS", "Labels", "Lease", "MAY_ACT", "MODEL", "Named", "NodeOrder", "Now", "OK",
+    "OPAQUE", "Observed", "Parked", "Plan", "RankView", "Reading", "Readings", "RemoveLock",
+    "Request", "Resume", "Rows", "RunCheck", "RunView", "Runbook", "SCRIPT", "SEVERITIES", "STORE",
+    "Seconds", "Selection", "Settings", "SnapshotView", "Start", "Stop", "StoreView", "StoreWrite",
+    "Subject", "TRAINER", "TakeEvidence", "UNKNOWN", "Value", "Verdict", "WARN", "Whole", "by_name",
+    "labels_of", "node_subject", "rank_subject", "rank_words", "readings_of", "run_subject",
+    "subject_of",
 ]

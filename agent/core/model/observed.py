@@ -197,6 +197,19 @@ class EffectOutcome(Value, frozen=True):
     detail: str = ""  # JSON where the kind says so (evidence: {"where": ..., "stacks": ...})
 
 
+class Condition(Value, frozen=True):
+    """What is so on a node and may be what its ranks wait for (detect/ranks/known_causes.py)."""
+
+    node: str
+    fault: str
+    reason: str  # one sentence for a person
+    mount: str = ""  # of a file system ...
+    within: tuple[str, ...] = ()  # ... the mounts inside it, whose files are not its own
+    fstype: str = ""
+    card: str = ""  # of a network card: its kind
+    path: str = ""  # of a compiler's lock
+
+
 class Beat(Value, frozen=True):
     """What another node says of itself and of one run, through the store or directly.  With run ""
     it speaks of the node alone: each agent sends one such, whether it has runs or not."""
@@ -221,6 +234,8 @@ class Beat(Value, frozen=True):
     shutdown: str = ""
     held: str = ""  # why that node's own gate gives this run no rank there now; "" = it passed
     node_rank: int = -1
+    compiling: str = ""  # a release that does not say it is taken to compile nothing ...
+    conditions: tuple[Condition, ...] = ()  # ... and to be well: then its ranks' limits are usual
 
 
 class Gate(Value, frozen=True):

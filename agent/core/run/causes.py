@@ -63,7 +63,8 @@ class Causes:
         if key not in self.state.suspects.where:
             return  # it was looked at while it moved, or for somebody else: not where it stands
         self._stands(key, found.where)
-        waits = {**self.state.suspects.waits, key: (found.wchan, found.path)}
+        wait = known_causes.Wait(found.wchan, found.path, found.open)
+        waits = {**self.state.suspects.waits, key: wait}
         self.state.suspects = replace(
             self.state.suspects, waits=dict(list(waits.items())[-EVIDENCE_KEPT:]))
 
@@ -151,7 +152,8 @@ class Causes:
                 return self._begin(ctx, view.ranks, look.cause, look.by_cost)
             if look.suspicion is not None or look.moves:
                 doubt = look
-        told = compiling.compiling(ctx.view, view.ranks, view.plan.resume.step, ctx.conditions)
+        told = compiling.compiling(
+            self._compiling(ctx), view.ranks, view.plan.resume.step, ctx.conditions)
         if told is not None:
             doubt = Look(suspicion=told[0], would_have=told[1])
         if doubt.suspicion is not None:
@@ -159,6 +161,9 @@ class Causes:
             self.incidents.suspect(ctx, doubt.suspicion, doubt.would_have)
         elif doubt.moves:
             self.incidents.take_back(ctx, "it moves again")
+
+    def _compiling(self, ctx: Context) -> tuple[str, ...]:
+        return members.compiling(ctx.view, ctx.observed.beats, ctx.now, ctx.settings)
 
     def _ticket(self, ctx: Context, detector: str, look: Look) -> None:
         """Kept as a note while the detector says so, once for a fault."""
@@ -169,20 +174,23 @@ class Causes:
 
     def _waited_out(self, ctx: Context, ranks: tuple[RankView, ...], look: Look) -> Look:
         """The look without its cause where a known condition explains the stillness, or did a
-        moment ago: such a wait is waited out."""
+        moment ago: such a wait is waited out.  A limit of the user's own is no cost to weigh."""
         blamed = look.cause if look.by_cost else look.suspicion
         if blamed is None:
             return look
         suspects = self.state.suspects
         them = [rank for rank in ranks if blamed.rank in (-1, rank.rank)]
-        waits = [suspects.waits.get(f"{r.generation}/{r.rank}/{r.step}", ("", "")) for r in them]
-        verdict = (compiling.lock_left(ctx.conditions, ctx.view.compiling)
-                   or known_causes.explains(ctx.conditions, them, waits))
-        if verdict is not None:
+        waiting = [(r, suspects.waits.get(f"{r.generation}/{r.rank}/{r.step}", known_causes.Wait()))
+                   for r in them]
+        found = compiling.lock_left(ctx.conditions, self._compiling(ctx)) or known_causes.explains(
+            ctx.conditions, waiting, ctx.view.checkpoint_dir, len({rank.node for rank in ranks}))
+        if found is not None:
             self.state.suspects = replace(suspects, explained_boot_s=ctx.now.boot_s)
         elif ctx.now.boot_s - suspects.explained_boot_s >= EXPLAINED_S:
             return look
-        known = verdict.reason if verdict is not None else "what it waited for was mended just now"
+        known = found.reason if found is not None else "what it waited for was mended just now"
+        if ctx.view.hang_limit_s > 0:
+            known += f"; the run's own limit of {ctx.view.hang_limit_s:g} s holds all the same"
         return look._replace(cause=None, suspicion=replace(blamed, severity=WARN),
                              would_have=f"waits, and no restart is spent: {known}")
 

@@ -30,6 +30,7 @@ class Where(msgspec.Struct):
     state: str = ""
     wchan: str = ""
     path: str = ""
+    open: tuple[str, ...] = ()
 
 
 class RunIncidents:

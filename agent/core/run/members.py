@@ -13,6 +13,7 @@ from ..model import (
     TRAINER,
     Beat,
     Commit,
+    Condition,
     Doc,
     Now,
     Plan,
@@ -160,9 +161,7 @@ def known(
     """Own first hand, the others' from fresh beats.  Bad on one node is bad; read back on one is
     read back."""
     own = ((view.node, view.snapshot),) if view.snapshot else ()
-    others = () if settings.single_node else [
-        b for b in beats if b.run == view.run and b.node != view.node
-        and is_fresh(b, now, settings) and not is_anothers(b.uid, view.uid)]
+    others = _others(view, beats, now, settings)
     folder = view.checkpoint_dir or next((b.checkpoint_dir for b in others if b.checkpoint_dir), "")
     commits = {c.path: c for c in view.commits}
     listed = [(view.node, frozenset(commits))] if view.commits else []
@@ -180,6 +179,33 @@ def known(
                 mine, bad=mine.bad or one.bad, verified=mine.verified or one.verified)
     more_snapshots = [(b.node, b.snapshot) for b in others if b.snapshot]
     return Known(folder, tuple(commits.values()), tuple(listed), (*own, *more_snapshots))
+
+
+def _others(
+    view: RunView, beats: tuple[Beat, ...], now: Now, settings: Settings
+) -> list[Beat]:
+    """What the other nodes of a run say of it now."""
+    return [] if settings.single_node else [
+        b for b in beats if b.run == view.run and b.node != view.node
+        and is_fresh(b, now, settings) and not is_anothers(b.uid, view.uid)]
+
+
+def compiling(
+    view: RunView, beats: tuple[Beat, ...], now: Now, settings: Settings
+) -> tuple[str, ...]:
+    """What each node says of a compiler below its ranks, or of a lock that they wait for."""
+    said = (view.compiling, *(b.compiling for b in _others(view, beats, now, settings)))
+    return tuple(one for one in said if one)
+
+
+def conditions(
+    view: RunView, own: tuple[Condition, ...], beats: tuple[Beat, ...], now: Now,
+    settings: Settings,
+) -> tuple[Condition, ...]:
+    """What is so on any node of the run, and its ranks may wait for.  A node speaks for itself
+    alone."""
+    return (*own, *(replace(one, node=b.node) for b in _others(view, beats, now, settings)
+                    for one in b.conditions))
 
 
 def ranks_of(

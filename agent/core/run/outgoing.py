@@ -9,24 +9,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ..model import FATAL, TRAINER, Beat, Incident, Now, Observed, RunView, subject_of
+from ..model import FATAL, TRAINER, Beat, Condition, Incident, Now, Observed, RunView, subject_of
 from ..nodes import kernel_incidents
 from .start_gate import OWN_SCOPES, Names, uses
 from .state import Context
 
 COMMITS_MAX = 16  # of one run's folder, the newest
+COMPILING_MAX = 300  # characters: a lock's path, and who waits for it
 
 
-def beats(ctx: Context, name: str, opened: Iterable[Incident], names: Names) -> tuple[Beat, ...]:
-    """One of the node alone, and one of each run whose launcher is here."""
+def beats(
+    ctx: Context, name: str, opened: Iterable[Incident], names: Names,
+    conditions: tuple[Condition, ...],
+) -> tuple[Beat, ...]:
+    """One of the node alone, and one of each run whose launcher is here; `conditions`: what is so
+    on the node and its ranks may wait for."""
     bad = tuple(_breaking(ctx, opened))
     own = Beat(node=name, run="", generation=0, boot_s=0.0, sent_boot_s=ctx.now.boot_s,
                fatal=bad[0].fault if bad else "", labels=ctx.observed.labels)
-    return (own, *(of_run(view, ctx.now, ctx.observed, _fatal(view, bad, names))
+    return (own, *(of_run(view, ctx.now, ctx.observed, _fatal(view, bad, names), conditions)
                    for view in ctx.observed.runs if view.connected))
 
 
-def of_run(view: RunView, now: Now, observed: Observed, fatal: str) -> Beat:
+def of_run(
+    view: RunView, now: Now, observed: Observed, fatal: str,
+    conditions: tuple[Condition, ...],
+) -> Beat:
     """One run, as its launcher here shows it."""
     commits = sorted(view.commits, key=lambda one: (one.step, one.generation))
     return Beat(
@@ -35,7 +43,7 @@ def of_run(view: RunView, now: Now, observed: Observed, fatal: str) -> Beat:
         nproc=view.nproc, nnodes_min=view.nnodes_min, nnodes_max=view.nnodes_max, uid=view.uid,
         commits=tuple(commits[-COMMITS_MAX:]) if view.grade == TRAINER else (),
         snapshot=view.snapshot, checkpoint_dir=view.checkpoint_dir, shutdown=view.shutdown,
-        node_rank=view.node_rank,
+        node_rank=view.node_rank, compiling=view.compiling[:COMPILING_MAX], conditions=conditions,
     )
 
 

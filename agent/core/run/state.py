@@ -13,12 +13,14 @@ from collections.abc import Mapping
 import msgspec
 
 from ..detect.ranks.ended import Cause
+from ..detect.ranks.known_causes import Wait
 from ..detect.ranks.live_logs import LogLook
 from ..effects.in_flight import EffectResult, InFlight
 from ..incidents.book import Entry, IncidentBook
 from ..model import (
     Answer,
     CheckVerdict,
+    Condition,
     Effect,
     Incident,
     Now,
@@ -88,7 +90,7 @@ class Suspects(Value, frozen=True):
     suspended: bool = False  # the run is stopped from outside, as of the last step
     suspended_boot_s: float = -1e9  # when that was so last
     explained_boot_s: float = -1e9  # when a known cause last explained its stillness
-    waits: dict[str, tuple[str, str]] = {}  # same key -> kernel function and path that it waits in
+    waits: dict[str, Wait] = {}  # same key -> what it waits in
     where: dict[str, str] = {}  # "generation/rank/step" -> source line, "" until it is known
 
 
@@ -249,7 +251,7 @@ class Context(msgspec.Struct):
     reason: str = "nothing to plan"
     wake_s: float = 1.0
     causes: list[tuple[int, Cause]] = []  # (pid, cause) of what the kernel said of processes
-    conditions: tuple[Verdict, ...] = ()  # what is so on this node
+    conditions: tuple[Condition, ...] = ()  # what is so and may be what its ranks wait for
     beyond: Beyond = nothing_beyond  # what may be done beyond this run
     opened: tuple[Incident, ...] = ()  # of this node, of whatever run
     climbed: list[tuple[Cause, str, str]] = []  # what this run asks for there, and why

@@ -15,7 +15,7 @@ import pytest
 from waiting import until
 
 from holdfast.agent.config.load import load
-from holdfast.agent.core.model import Beat, Doc, Documents, Ended, RankView
+from holdfast.agent.core.model import Beat, Condition, Doc, Documents, Ended, RankView
 from holdfast.agent.daemon.parts import peers as part
 from holdfast.agent.peers import beats, transport
 from holdfast.agent.peers.beats import Address, Endpoint, Peers, Told
@@ -94,6 +94,31 @@ def test_steps_are_no_news_and_ranks_states_are() -> None:
     first = beats.news_of(told(state="running", step=1))
     assert first == beats.news_of(told(state="running", step=2))
     assert first != beats.news_of(told(state="parked", step=1))
+
+
+class Older(msgspec.Struct):
+    """What the release before reads of a beat."""
+
+    node: str
+    run: str
+    generation: int
+    boot_s: float
+    node_rank: int = -1
+
+
+class Ears(msgspec.Struct):
+    beats: tuple[Older, ...] = ()
+
+
+def test_a_release_that_knows_no_conditions_is_heard_and_hears() -> None:
+    said = Told((beat("a", compiling="rank 0: neuronx-cc", conditions=(
+        Condition("a", "mount_hung", "/data has not answered", "/data"),)),))
+    text = msgspec.json.encode(said)
+    assert msgspec.json.decode(text, type=Told) == said
+
+    assert msgspec.json.decode(text, type=Ears) == Ears((Older("a", "r", 1, 0.0),))
+    heard = msgspec.json.decode(msgspec.json.encode(Ears((Older("b", "r", 3, 0.0),))), type=Told)
+    assert heard.beats == (beat("b", 3),)
 
 
 def test_another_token_gets_nowhere_and_is_said() -> None:

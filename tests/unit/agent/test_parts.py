@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -311,6 +312,23 @@ def test_evidence_of_nobody_and_without_the_tool(monkeypatch):
     monkeypatch.setattr(evidence.Path, "exists", lambda self: False)
     found = evidence.look(os.getpid())
     assert "py-spy is not installed" in found["error"] and found["state"]
+
+
+def test_evidence_names_the_folders_in_which_files_are_open(tmp_path):
+    child = subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                             stderr=subprocess.DEVNULL)
+    try:
+        assert evidence.look(child.pid)["open"] == []  # what it reads from and writes to is no file
+    finally:
+        child.kill()
+        child.wait()
+    folders = [tmp_path / str(number) for number in range(evidence.FOLDERS_MAX + 4)]
+    with contextlib.ExitStack() as kept:
+        for folder in folders:
+            folder.mkdir()
+            kept.enter_context(open(folder / "shard", "w"))
+        found = evidence.look(os.getpid())["open"]
+    assert len(found) == evidence.FOLDERS_MAX and str(folders[-1]) in found
 
 
 def test_where_prefers_the_users_own_code():

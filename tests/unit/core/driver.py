@@ -78,6 +78,7 @@ class Lab:
         self.passes: tuple[tuple[str, tuple[float, ...]], ...] = ()
         self.health: dict[str, CheckVerdict] = {}  # what a check would find; else it is well
         self.unwritable: dict[str, str] = {}  # path -> why
+        self.evidence: dict[str, Any] = {}  # what is seen of a rank that is looked at, else usual
         self.store_up = True
         self.journal_stalled = False
         self.hold: set[str] = set()  # kinds of effects that get no outcome
@@ -152,7 +153,8 @@ class Lab:
                 found = self.health.get(name, CheckVerdict(name, "ok", "well"))
                 self.checks[name] = replace(found, wall_s=1e9 + self.boot_s)
         elif effect.kind == "evidence":
-            detail = '{"where": "train.py:12 in step", "stack": [], "state": "S", "wchan": "x"}'
+            seen = {"where": "train.py:12 in step", "stack": [], "state": "S", "wchan": "x"}
+            detail = json.dumps(seen | self.evidence)
         self.outcomes.append(EffectOutcome(effect.id, ok, error, detail))
 
     def _lease_views(self) -> tuple[Lease, ...]:

@@ -3,20 +3,39 @@
 from __future__ import annotations
 
 import pytest
+from pytest import MonkeyPatch
 
-from holdfast.agent.core.model import DEGRADED, Verdict
+from holdfast.agent.core.detect.ranks import known_causes
+from holdfast.agent.core.detect.ranks.known_causes import Wait
+from holdfast.agent.core.model import (
+    DEGRADED,
+    WARN,
+    Beat,
+    Condition,
+    Incident,
+    RankView,
+    Readings,
+    Settings,
+    Verdict,
+    readings_of,
+)
+from holdfast.agent.core.run import outgoing
 
-from .driver import Lab, replace
+from .driver import Cluster, Lab, replace
 
 MOUNT = Verdict("mount_hung", "node/a/mount/data", DEGRADED, 1.0, "/data has not answered",
                 (("mount", "/data"), ("fstype", "nfs4")), detector="reach")
 FULL = Verdict("disk_space_low", "node/a/mount/ckpt", DEGRADED, 1.0, "/ckpt is full",
                (("mount", "/ckpt"),), detector="storage")
-LINK = Verdict("nic_link_down", "node/a/nic/ib0", DEGRADED, 1.0, "ib0 is down", detector="network")
+LINK = Verdict("nic_link_down", "node/a/nic/mlx5_0", DEGRADED, 1.0, "mlx5_0 is down",
+               (("kind", "infiniband"),), detector="network")
+SWITCH = Verdict("fabric_manager_down", "node/a/fabric", DEGRADED, 1.0, "no fabric manager",
+                 detector="fabric")
+ON_DATA = {"wchan": "rpc_wait_bit_killable", "path": "/data/shard-1"}
 
 
-def trained() -> Lab:
-    lab = Lab(grade="script", hang_limit_s=3.0)
+def trained(**view: object) -> Lab:
+    lab = Lab(grade="script", settings=Settings(quiet_limit_s=100.0), **view)
     lab.begin()
     lab.train(8)
     return lab
@@ -34,13 +53,17 @@ def watch(lab: Lab, *verdicts: Verdict) -> None:
     lab.node.watch.look = lambda observed: list(verdicts)  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize(("verdict", "rank"), [
-    (MOUNT, {"proc_state": "D"}), (FULL, {"phase": "checkpoint"}), (LINK, {"phase": "collective"}),
+@pytest.mark.parametrize(("verdict", "rank", "seen"), [
+    (MOUNT, {"proc_state": "D"}, ON_DATA), (FULL, {"phase": "checkpoint"}, {}),
+    (SWITCH, {"phase": "collective"}, {}),
 ])
-def test_a_known_cause_is_not_restarted_against(verdict: Verdict, rank: dict[str, str]) -> None:
-    lab = trained()
+def test_a_known_cause_is_not_restarted_against(
+    verdict: Verdict, rank: dict[str, str], seen: dict[str, str],
+) -> None:
+    lab = trained(checkpoint_dir="/ckpt/run")
+    lab.evidence = seen
     watch(lab, verdict)
-    wait(lab, 300, **rank)
+    wait(lab, 150, **rank)
     assert len(lab.starts()) == 1 and not lab.finishes()
     (said,) = [one for one in lab.decision.incidents if one.run == "r"]
     assert said.state == "open" and verdict.reason in said.would_have
@@ -51,8 +74,9 @@ def test_a_known_cause_is_not_restarted_against(verdict: Verdict, rank: dict[str
 
 def test_a_cause_that_is_gone_explains_nothing_for_long() -> None:
     lab = trained()
+    lab.evidence = ON_DATA
     watch(lab, MOUNT)
-    wait(lab, 60, proc_state="D")
+    wait(lab, 120, proc_state="D")
     watch(lab)
     wait(lab, 20, proc_state="S")
     assert len(lab.starts()) == 1
@@ -91,7 +115,7 @@ def test_the_first_compile_of_a_start_is_no_ticket() -> None:
 
 @pytest.mark.parametrize("steps", [0, 8])
 def test_a_lock_that_a_killed_compile_left_is_named_and_not_restarted_against(steps: int) -> None:
-    lab = Lab(grade="script", hang_limit_s=3.0)
+    lab = Lab(grade="script", settings=Settings(compile_limit_s=100.0))
     lab.begin()
     lab.train(steps)
     path = "/cache/MODULE_1/model.pb.lock"
@@ -99,19 +123,107 @@ def test_a_lock_that_a_killed_compile_left_is_named_and_not_restarted_against(st
                    f"{path} is 3 min old", (("path", path), ("uid", "0")))
     watch(lab, left)
     lab.view = replace(lab.view, compiling=f"rank 1 holds or awaits {path}")
-    wait(lab, 3 * 3600)
+    wait(lab, 300)
     (said,) = [one for one in lab.decision.verdicts if one.run == "r"]
     assert "stands still for" in said.reason and f"before a lock: {path} is 3 min" in said.reason
     (open_one,) = [one for one in lab.incidents.values() if one.run == "r" and one.state == "open"]
     assert f"rm {path}" in open_one.would_have and len(lab.starts()) == 1
 
 
-@pytest.mark.parametrize("verdict", [MOUNT, FULL])
-def test_a_condition_that_the_rank_does_not_wait_for_excuses_nobody(verdict: Verdict) -> None:
-    lab = trained()
+BY_HAND = replace(LINK, severity=WARN, reason="mlx5_0 was switched off")
+ETHERNET = replace(LINK, evidence=(("kind", "ethernet"),))
+ON_VAR = replace(FULL, subject="node/a/mount/var", evidence=(("mount", "/var"),))
+ON_ROOT = replace(FULL, subject="node/a/mount", evidence=(("mount", "/"),))
+MOUNTS = (("host_filesystem_size_bytes", "mount=/", 1e12, 0.0),
+          ("host_filesystem_size_bytes", "mount=/ckpt", 1e12, 0.0))
+
+
+@pytest.mark.parametrize(("verdict", "rank", "seen"), [
+    (MOUNT, {"proc_state": "S", "phase": "forward_backward"}, {}),
+    (FULL, {"proc_state": "S", "phase": "forward_backward"}, {}),
+    (MOUNT, {"proc_state": "D"}, {"wchan": "folio_wait_bit_common", "path": "/local/x"}),
+    (MOUNT, {"proc_state": "D"}, {"wchan": "io_schedule", "open": ["/local"]}),
+    (BY_HAND, {"phase": "collective"}, {}), (ETHERNET, {"phase": "collective"}, {}),
+    (LINK, {"phase": "collective"}, {}),  # nothing of this run leaves the node
+    (ON_VAR, {"phase": "checkpoint"}, {}), (ON_ROOT, {"phase": "checkpoint"}, {}),
+])
+def test_a_condition_that_the_rank_does_not_wait_for_excuses_nobody(
+    verdict: Verdict, rank: dict[str, str], seen: dict[str, object],
+) -> None:
+    lab = trained(checkpoint_dir="/ckpt/run")
+    lab.samples, lab.evidence = MOUNTS, seen
     watch(lab, verdict)
-    wait(lab, 20, proc_state="S", phase="forward_backward")
+    patient = trained(checkpoint_dir="/ckpt/run")
+    patient.evidence = seen
+    for _ in range(150):  # it is answered when it would be without that condition
+        wait(lab, 1, **rank)
+        wait(patient, 1, **rank)
+        assert len(lab.starts()) == len(patient.starts())
+        if len(lab.starts()) > 1:
+            return
+    raise AssertionError("it was never answered")
+
+
+@pytest.mark.parametrize(("verdict", "rank", "seen"), [
+    (MOUNT, {"proc_state": "D"}, ON_DATA), (SWITCH, {"phase": "collective"}, {})])
+def test_a_limit_of_the_users_own_holds_whatever_explains_the_wait(
+    verdict: Verdict, rank: dict[str, str], seen: dict[str, str],
+) -> None:
+    lab = trained(hang_limit_s=90.0)
+    lab.evidence = seen
+    watch(lab, verdict)
+    wait(lab, 85, **rank)
+    (said,) = [one for one in lab.decision.incidents if one.run == "r"]
+    assert len(lab.starts()) == 1 and "own limit of 90 s holds all the same" in said.would_have
+    wait(lab, 10, **rank)
     assert len(lab.starts()) == 2
+
+
+HUNG = Condition("a", "mount_hung", "hung", "/data", ("/data/local",), "nfs4")
+SPACE = Condition("a", "disk_space_low", "full", "/", ("/ckpt",))
+CARD = Condition("a", "nic_link_down", "down", card="roce")
+
+
+@pytest.mark.parametrize(("found", "rank", "seen", "folder", "nodes", "tied"), [
+    (HUNG, {}, Wait("nfs_wait_on_request"), "", 1, True),
+    (HUNG, {}, Wait("rpc_wait_bit_killable", "/data/a"), "", 1, True),
+    (HUNG, {}, Wait("rpc_wait_bit_killable", "/other/a"), "", 1, False),
+    (HUNG, {}, Wait("rpc_wait_bit_killable", "/data/local/a"), "", 1, False),
+    (HUNG, {}, Wait("ceph_mdsc_wait_request"), "", 1, False),
+    (HUNG, {"node": "b"}, Wait("nfs_wait_on_request"), "", 1, False),
+    (HUNG, {"proc_state": "D"}, Wait("folio_wait_bit", open=("/data/set",)), "", 1, True),
+    (HUNG, {"proc_state": "S"}, Wait("futex_wait", open=("/data/set",)), "", 1, False),
+    (HUNG, {"proc_state": "D"}, Wait(), "", 1, False),
+    (HUNG, {"phase": "checkpoint"}, Wait("futex_wait"), "/data/ckpt", 1, True),
+    (HUNG, {"phase": "collective"}, Wait("futex_wait"), "/data/ckpt", 1, False),
+    (SPACE, {"phase": "checkpoint"}, Wait(), "/home/u/ckpt", 1, True),
+    (SPACE, {"phase": "checkpoint"}, Wait(), "/ckpt", 1, False),
+    (SPACE, {"phase": "checkpoint"}, Wait(open=("/home/u",)), "", 1, True),
+    (SPACE, {"phase": "checkpoint"}, Wait(open=("/ckpt/u",)), "", 1, False),
+    (CARD, {"phase": "collective"}, Wait(), "", 2, True),
+    (CARD, {"phase": "collective", "node": "b"}, Wait(), "", 2, True),
+    (CARD, {"phase": "collective"}, Wait(), "", 1, False),
+    (CARD, {"phase": "data"}, Wait(), "", 2, False),
+    (replace(CARD, card="ethernet"), {"phase": "collective"}, Wait(), "", 2, False),
+])
+def test_a_condition_explains_the_wait_of_a_rank_that_is_tied_to_it(
+    found: Condition, rank: dict[str, str], seen: Wait, folder: str, nodes: int, tied: bool,
+) -> None:
+    view = RankView(**{"rank": 0, "node": "a", "pid": 7, "generation": 1, "state": "running"}
+                    | rank)  # type: ignore[arg-type]
+    said = known_causes.explains((found,), ((view, seen),), folder, nodes)
+    assert said == (found if tied else None)
+
+
+def test_a_warning_is_no_condition_and_a_mount_knows_those_inside_it() -> None:
+    found = known_causes.conditions((BY_HAND, LINK, ON_ROOT, MOUNT), readings_of(MOUNTS))
+    assert found == (
+        Condition("a", "nic_link_down", "mlx5_0 is down", card="infiniband"),
+        Condition("a", "disk_space_low", "/ckpt is full", "/", ("/ckpt",)),
+        Condition("a", "mount_hung", "/data has not answered", "/data", (), "nfs4"))
+    many = tuple(replace(MOUNT, reason="x" * 1000) for _ in range(100))
+    bounded = known_causes.conditions(many, Readings())
+    assert len(bounded) == 8 and len(bounded[0].reason) == 300
 
 
 def stop(lab: Lab, seconds: float, ranks: tuple[int, ...] = (0, 1)) -> None:
@@ -166,3 +278,99 @@ def test_one_rank_that_is_stopped_is_a_fault_still() -> None:
         stop(lab, tenth / 10, (1,))
         lab.step(0.1)
     assert "rank_stopped" in {one.fault for one in lab.decision.incidents}
+
+
+# ---------------------------------------------------------------- over nodes
+
+
+class Far:
+    """A script over nodes; the rank on the node that does not lead stands still, and the leader's
+    waits for it."""
+
+    def __init__(self) -> None:
+        settings = Settings(single_node=False, compile_limit_s=400.0)
+        self.cluster = Cluster(grade="script", settings=settings, startup_s=2.0)
+        self.cluster.run(6)
+        self.leader = self.cluster.labs[self.cluster.leader()]
+        self.far = next(lab for name, lab in self.cluster.labs.items()
+                        if lab is not self.leader and name in self.cluster.plan().members)
+        for step in range(1, 9):
+            for lab in (self.leader, self.far):
+                lab.all(step=step, step_time_s=1.0, still_s=0.0, phase="forward_backward")
+            self.cluster.step()
+
+    def wait(self, seconds: int, far: str = "forward_backward", **of_the_far: object) -> None:
+        """Until the far rank is ended, or so long."""
+        for still in range(1, seconds + 1):
+            self.leader.all(phase="collective", still_s=float(still))
+            self.far.all(phase=far, still_s=still + 4.0, **of_the_far)
+            self.cluster.step()
+            if self.cluster.plan().generation > 1:
+                return
+
+    def incident(self) -> Incident:
+        (said,) = [one for one in self.leader.incidents.values()
+                   if one.run == "r" and one.state == "open"]
+        return said
+
+
+def no_longer_said(beat: Beat) -> Beat:
+    """As a release sends it that knows neither."""
+    return replace(beat, compiling="", conditions=())
+
+
+def test_a_rank_that_nothing_explains_is_answered_on_whichever_node_it_is() -> None:
+    made = Far()
+    made.wait(200)
+    assert made.cluster.plan().generation == 2
+
+
+def test_a_compile_on_another_node_is_a_compile() -> None:
+    made = Far()
+    rank = made.far.view.ranks[0].rank
+    made.far.view = replace(made.far.view, compiling=f"rank {rank}: neuronx-cc")
+    made.wait(200)
+    assert made.cluster.plan().generation == 1
+    said = made.incident()
+    assert said.fault == "graph_recompiled" and f"on {made.far.name}" in said.reason
+    made.wait(600)  # patience has an end there as here
+    assert made.cluster.plan().generation == 2
+
+
+@pytest.mark.parametrize(("verdict", "phase", "rank", "seen"), [
+    (MOUNT, "data", {"proc_state": "D"}, ON_DATA), (LINK, "collective", {}, {})])
+def test_a_condition_of_another_node_explains_the_wait_there(
+    verdict: Verdict, phase: str, rank: dict[str, object], seen: dict[str, object],
+) -> None:
+    made = Far()
+    made.far.evidence = seen
+    watch(made.far, replace(verdict, subject=verdict.subject.replace("/a/", f"/{made.far.name}/")))
+    made.wait(300, phase, **rank)
+    assert made.cluster.plan().generation == 1 and verdict.reason in made.incident().would_have
+    made = Far()
+    made.far.evidence = seen
+    watch(made.leader, replace(MOUNT, subject=f"node/{made.leader.name}/mount/data"))
+    made.wait(300, phase, **rank)  # a mount of the leader's is no mount of that node's
+    assert made.cluster.plan().generation == 2
+
+
+def test_a_lock_before_which_a_rank_waits_elsewhere_is_named() -> None:
+    made = Far()
+    rank, path = made.far.view.ranks[0].rank, "/cache/MODULE_1/model.pb.lock"
+    watch(made.far, Verdict("compile_lock_stale", f"node/{made.far.name}/lock{path}", DEGRADED, 1.0,
+                            f"{path} is 3 min old", (("path", path),)))
+    made.far.view = replace(made.far.view, compiling=f"rank {rank} holds or awaits {path}")
+    made.wait(900)
+    assert made.cluster.plan().generation == 1 and f"rm {path}" in made.incident().would_have
+
+
+def test_a_release_that_says_neither_gets_the_usual_limits(monkeypatch: MonkeyPatch) -> None:
+    plain = outgoing.beats
+    monkeypatch.setattr(outgoing, "beats", lambda *given: tuple(
+        no_longer_said(beat) for beat in plain(*given)))
+    made = Far()
+    made.far.evidence = ON_DATA
+    made.far.view = replace(made.far.view, compiling=f"rank {made.far.view.ranks[0].rank}: cc1plus")
+    watch(made.far, replace(MOUNT, subject=f"node/{made.far.name}/mount/data"))
+    made.wait(300, proc_state="D")
+    assert made.cluster.plan().generation == 2

@@ -7,8 +7,10 @@ output is Findings.  It orders nothing and remembers nothing.
 
 from __future__ import annotations
 
+import msgspec
+
 from ...model import FATAL, OPAQUE, TRAINER, WARN, RankView, Settings, Value
-from ...run import policy
+from ...run import members, policy
 from ...series.wait_history import History
 from .. import detector
 from . import limits
@@ -25,11 +27,12 @@ NOT_LIVE = ("T", "t", "Z", "X", "x")
 
 
 class Finding(Value, frozen=True):
-    """One suspicion; `act` says that proof or cost allows acting on it."""
+    """One suspicion; `act` says that proof, a limit or cost allows acting on it."""
 
     cause: Cause
     act: bool
     proof: bool = False
+    limit: bool = False  # that was the user's own limit, which overrides both ways
 
 
 class HangView(Value, frozen=True):
@@ -72,7 +75,8 @@ class Hang(detector.RunDetector):
         said = detector.Look(evidence=evidence, wake_s=found.wake_s)
         observe = "hang" not in view.settings.act
         if acting and not (observe or state.held.rests or plan.paused):
-            return said._replace(cause=acting[0].cause, by_cost=not acting[0].proof)
+            by_cost = not (acting[0].proof or acting[0].limit)
+            return said._replace(cause=acting[0].cause, by_cost=by_cost)
         if first is None:
             return said._replace(moves=True)
         would = "ended the rank and gone on without it" if first.act and observe else ""
@@ -84,10 +88,11 @@ class Hang(detector.RunDetector):
         held += [commit.step for commit in run.commits if not commit.bad]
         held += [run.snapshot.step] if run.snapshot else []
         alone = run.grade != TRAINER or len(view.ranks) < 2
+        compiles = members.compiling(run, view.observed.beats, view.now, view.settings)
         return limits.Costs(
             grade=run.grade, startup_s=run.startup_s, hang_limit_s=run.hang_limit_s,
             steps_to_redo=max(0, now.peak_step - max(held)) if alone else 0,
-            compiling=run.compiling, started=now.peak_step > 0,
+            compiling=compiles[0] if compiles else "", started=now.peak_step > 0,
             backoff=now.backoff if now.peak_step <= now.backoff_step + 1 else 1.0,
         )
 
@@ -150,6 +155,9 @@ def _still(
     finding = (
         _finding(culprits[0], fault, f"{culprits[0].who} holds the run up: {how}; {tail}", act)
         if len(culprits) == 1 else _unnamed(culprits, fault, tail, act))
+    if view.costs.hang_limit_s > 0:
+        own = all(limits.user_limit_applies(rank, view.costs) for rank in culprits)
+        finding = msgspec.structs.replace(finding, limit=own)
     return Look((finding,), tuple(r.rank for r in culprits), wake_s)
 
 

@@ -1,22 +1,52 @@
 """What explains that ranks stand still, so that nobody is to blame and no restart would help.
 
-Owns two questions: whether the run was suspended from outside, and whether a condition of the node
+Owns two questions: whether the run was suspended from outside, and whether a condition of a node
 that is known (a mount whose server is gone, a full disk, a lost fabric) is what a rank waits for.
-Pure; it names nobody and orders nothing.
+A condition explains the wait of a rank that is tied to it by what it waits in, and of no other: an
+excuse holds for as long as the condition stands.  Pure; it names nobody and orders nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
-from ...model import RankView, RunView, Verdict
+from ...model import (
+    DEGRADED,
+    FATAL,
+    Condition,
+    RankView,
+    Readings,
+    RunView,
+    Verdict,
+    labels_of,
+    subject_of,
+)
 
 SAME_STOP_S = 1.0  # ranks that were stopped this close together were stopped by one hand
 MOUNT = ("mount_hung", "mount_failed")
 FULL = ("disk_space_low", "filesystem_readonly")
-FABRIC = ("fabric_manager_down", "nic_link_down", "nic_lost", "nic_unresponsive")
-# Where the kernel waits for a server of files.
-SERVERS = ("nfs", "rpc_", "fuse", "request_wait_answer", "cifs", "smb", "ceph", "ldlm", "osc_")
+CARD = ("nic_link_down", "nic_lost", "nic_unresponsive")
+SWITCH = "fabric_manager_down"  # of the node's own accelerators
+LOCK = "compile_lock_stale"
+RDMA = ("efa", "infiniband", "roce")  # collectives over other cards are heard of by their errors
+# Beginning of a file system's type -> where the kernel's client of it waits for the server.
+CLIENTS: Mapping[str, tuple[str, ...]] = {
+    "nfs": ("nfs", "rpc_"), "fuse": ("fuse", "request_wait_answer"), "cifs": ("cifs", "smb"),
+    "smb": ("cifs", "smb"), "ceph": ("ceph",), "lustre": ("ldlm", "osc_", "cl_", "ll_"),
+}
+# Names of readings whose subject is a mount.
+OF_MOUNTS = ("host_filesystem_size_bytes", "host_mount_response_seconds",
+             "host_mount_waiting_seconds", "host_mount_failed")
+CONDITIONS_MAX, WITHIN_MAX, REASON_MAX = 8, 32, 300  # other nodes are told of them, too
+
+
+class Wait(NamedTuple):
+    """What a rank waits in, as the evidence child saw it; all empty where it could not look."""
+
+    wchan: str = ""  # kernel function
+    path: str = ""  # file that the call is about
+    open: tuple[str, ...] = ()  # folders in which it has files open
 
 
 def suspended(view: RunView, ranks: Iterable[RankView]) -> str:
@@ -31,26 +61,65 @@ def suspended(view: RunView, ranks: Iterable[RankView]) -> str:
     return "all its ranks were stopped from outside"
 
 
+def conditions(verdicts: Iterable[Verdict], samples: Readings) -> tuple[Condition, ...]:
+    """Those of a node's verdicts that can be what a rank waits for; a warning is none."""
+    found = [one for one in verdicts if one.severity in (DEGRADED, FATAL)
+             and one.fault in (*MOUNT, *FULL, *CARD, SWITCH, LOCK)][:CONDITIONS_MAX]
+    mounts = {labels_of(row[1]).get("mount", "") for name in OF_MOUNTS
+              for row in samples.of(name)} if found else set()
+    return tuple(_condition(one, mounts) for one in found)
+
+
+def _condition(verdict: Verdict, mounts: set[str]) -> Condition:
+    about = dict(verdict.evidence)
+    mount = about.get("mount", "")
+    within = sorted((one for one in mounts if one != mount and _below(one, mount)),
+                    key=lambda one: (len(one), one))
+    return Condition(
+        subject_of(verdict.subject).node, verdict.fault, verdict.reason[:REASON_MAX], mount,
+        tuple(within[:WITHIN_MAX]), about.get("fstype", ""),
+        about.get("kind", "") if verdict.fault in CARD else "",
+        about.get("path", "") if verdict.fault == LOCK else "")
+
+
 def explains(
-    verdicts: Iterable[Verdict], ranks: Iterable[RankView], waits: Iterable[tuple[str, str]]
-) -> Verdict | None:
-    """The condition that these ranks wait for; `waits`: (kernel function, path) of each where it
-    was looked at."""
-    ranks, waits = tuple(ranks), tuple(waits)
-    blocked = any(rank.proc_state == "D" for rank in ranks) or any(
-        wchan.startswith(SERVERS) for wchan, _ in waits)
-    for verdict in verdicts:
-        mount = dict(verdict.evidence).get("mount", "")
-        below = any(_below(path, mount) for _, path in waits)
-        if verdict.fault in MOUNT and (blocked or below):
-            return verdict
-        if verdict.fault in FULL and verdict.severity in ("degraded", "fatal") and (
-            below or any(rank.phase == "checkpoint" for rank in ranks)
-        ):
-            return verdict
-        if verdict.fault in FABRIC and any(rank.phase == "collective" for rank in ranks):
-            return verdict
-    return None
+    found: Iterable[Condition], waiting: Iterable[tuple[RankView, Wait]], checkpoint_dir: str,
+    nodes: int,
+) -> Condition | None:
+    """The condition that one of these ranks waits for; `nodes`: over how many the run goes."""
+    waiting = tuple(waiting)
+    return next((one for one in found for rank, wait in waiting
+                 if _fabric(one, rank, nodes) or _storage(one, rank, wait, checkpoint_dir)), None)
+
+
+def _fabric(one: Condition, rank: RankView, nodes: int) -> bool:
+    """Whoever is in a collective waits for the fabric of each node; what leaves no node needs no
+    card."""
+    if rank.phase != "collective":
+        return False
+    return one.fault == SWITCH or one.fault in CARD and one.card in RDMA and nodes > 1
+
+
+def _storage(one: Condition, rank: RankView, wait: Wait, checkpoint_dir: str) -> bool:
+    """The file that it waits for tells; else the kernel's client that it waits in, or what it has
+    to do with files there."""
+    if one.fault not in (*MOUNT, *FULL) or one.node != rank.node:
+        return False
+    if wait.path:
+        return _on(one, wait.path)
+    served = next((names for kind, names in CLIENTS.items() if one.fstype.startswith(kind)), ())
+    if one.fault in MOUNT and served and wait.wchan.startswith(served):
+        return True
+    saves = rank.phase == "checkpoint"
+    if saves and _on(one, checkpoint_dir):
+        return True
+    stuck = saves if one.fault in FULL else rank.proc_state == "D"
+    return stuck and any(_on(one, path) for path in wait.open)
+
+
+def _on(one: Condition, path: str) -> bool:
+    """Whether the path lies on this mount itself."""
+    return _below(path, one.mount) and not any(_below(path, inner) for inner in one.within)
 
 
 def _below(path: str, mount: str) -> bool:
