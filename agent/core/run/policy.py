@@ -97,7 +97,9 @@ def grant(
                      would=_would(would))
     if not cause.charged:
         return Grant(RESTART, cause.reason, spent=account.spent)
-    if cause.final and not account.trained:
+    # An opaque job shows no steps: it has trained if it lasted.
+    begun = account.trained or account.grade == OPAQUE and not account.quick
+    if cause.final and not begun:
         why = f"{cause.reason}; before anything was trained: another start would end the same way"
         return _finish(cause, why, "", spent)
     if account.grade == TRAINER and cause.user and cause.code == exits.CONFIGURATION:

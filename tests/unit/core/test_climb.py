@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from holdfast.agent.config.runbooks import RunbookError, load_runbooks
 from holdfast.agent.config.runbooks import parse as runbook
 from holdfast.agent.core import actions
-from holdfast.agent.core.model import FATAL, Incident, Request, Runbook, Settings
+from holdfast.agent.core.model import FATAL, Ended, Incident, Request, Runbook, Settings
 from holdfast.agent.core.node import Node
 from holdfast.agent.core.nodes.condition_incidents import Stood
 from holdfast.agent.core.run import policy
@@ -112,7 +112,20 @@ def test_evidence_is_taken_where_the_ladder_names_it(ladder: tuple[str, ...]) ->
 
 @pytest.mark.parametrize(("error", "starts"), [
     ("ModuleNotFoundError: No module named 'x'", 1), ("SyntaxError: bad", 1),
-    ("FileNotFoundError: [Errno 2] data", 1), ("RuntimeError: x", 3),
+    ("FileNotFoundError: [Errno 2] data", 1), ("NameError: name 'x' is not defined", 1),
+    ("UnboundLocalError: cannot access local variable 'x'", 1),
+    ("TypeError: main() got an unexpected keyword argument 'lr'", 1),
+    ("TypeError: Net.__init__() missing 1 required positional argument: 'width'", 1),
+    ("TypeError: f() takes from 1 to 2 positional arguments but 3 were given", 1),
+    ("KeyError: 'DATA_DIR'", 1), ("ConfigAttributeError: Key 'lr' is not in struct", 1),
+    # What a rendezvous, a store, a mount or a server may be the reason of.
+    ("RuntimeError: x", 3), ("OSError: [Errno 5] Input/output error", 3),
+    ("ConnectionError: HTTPConnectionPool", 3), ("TimeoutError: x", 3),
+    ("ConnectionRefusedError: [Errno 111] Connection refused", 3),
+    ("DistBackendError: NCCL error in: x", 3), ("DistNetworkError: The client socket", 3),
+    ("KeyError: 'shards'", 3), ("KeyError: 'a NAME'", 3), ("ValueError: x", 3),
+    ("TypeError: 'NoneType' object is not iterable", 3), ("AttributeError: x", 3),
+    ("AcceleratorError: CUDA error: NameError: x", 3),
 ])
 def test_a_users_error_known_as_such_is_not_tried_again(error: str, starts: int) -> None:
     made = Lab(grade="script", max_restarts=2)
@@ -124,6 +137,46 @@ def test_a_users_error_known_as_such_is_not_tried_again(error: str, starts: int)
             made.raises(0, error, code=1)
         made.step(0.1)
     assert (made.finishes(), len(made.starts())) == ([1], starts)
+
+
+@pytest.mark.parametrize(("grade", "ended", "starts"), [
+    ("script", Ended(2, 0, "exit"), 1), ("script", Ended(1, 0, "exit"), 3),
+    ("script", Ended(3, 0, "exit"), 3),
+    ("opaque", Ended(126), 1), ("opaque", Ended(127), 1),
+    ("opaque", Ended(2), 3), ("opaque", Ended(1), 3), ("opaque", Ended(135, 7), 3),
+])
+def test_a_code_that_says_what_the_user_must_mend_is_not_tried_again(
+    grade: str, ended: Ended, starts: int,
+) -> None:
+    made = Lab(grade=grade, max_restarts=2)
+    made.begin()
+    for _ in range(200):
+        if made.finishes():
+            break
+        if made.rank(0).ended is None:
+            made.end(0, replace(ended, boot_s=made.boot_s))
+        made.step(0.1)
+    assert (made.finishes(), len(made.starts())) == ([ended.code], starts)
+
+
+def test_an_opaque_job_that_lasted_may_have_trained() -> None:
+    made = Lab(grade="opaque", max_restarts=2)
+    made.begin()
+    for _ in range(60):
+        made.step(1.0)
+    made.end(0, Ended(127, boot_s=made.boot_s))
+    made.settle()
+    assert not made.finishes() and len(made.starts()) == 2
+
+
+@pytest.mark.parametrize("error", ["NameError: name 'x' is not defined", "KeyError: 'LR'"])
+def test_an_error_of_the_program_behind_its_first_step_is_tried_again(error: str) -> None:
+    made = Lab(grade="script", max_restarts=2)
+    made.begin()
+    made.train(PROGRESS_STEPS)
+    made.raises(0, error)
+    made.settle()
+    assert not made.finishes() and len(made.starts()) == 2
 
 
 def test_the_same_error_after_training_is_another_matter() -> None:

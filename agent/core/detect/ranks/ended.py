@@ -6,6 +6,8 @@ one Cause or none.  It does not weigh budgets and orders nothing.
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from ...model import DEGRADED, FATAL, Ended, Event, RankView, Value, Verdict, rank_subject
@@ -34,11 +36,19 @@ MISMATCH = "collective mismatch"
 
 OUT_OF_MEMORY = "host_oom"  # the fault of the kernel's lines that say so
 
-# Errors of a script that cannot have begun, by the worker's own word; and a shell's codes for a
-# command that is missing or no program.  They count only before anything was trained.
-FINAL = ("ImportError:", "ModuleNotFoundError:", "SyntaxError:", "IndentationError:", "TabError:",
-         "FileNotFoundError:")
-NO_COMMAND = (126, 127)
+# Errors of a script that another start meets again, by the worker's own word, and only before
+# anything was trained.  Those that an interpreter raises about the program or its settings alone:
+# a rendezvous or a store that fails raises a RuntimeError, an OSError or one of their kinds then.
+# A key counts where it is spelt like a variable of the environment; an answer of a server may lack
+# any other.
+FINAL = re.compile(
+    r"(?:Import|ModuleNotFound|Syntax|Indentation|Tab|FileNotFound|Name|UnboundLocal|Argument"
+    r"|ConfigAttribute|ConfigKey)Error:|MissingMandatoryValue:"
+    r"|TypeError: .{1,200}\(\) (?:got an unexpected keyword argument|got multiple values for"
+    r"|missing \d+ required|takes .{1,80} positional arguments? but)"
+    r"|KeyError: '[A-Z][A-Z0-9_]*'$")
+USAGE = 2  # sys.exit of argparse and click, for flags that they do not know
+NO_COMMAND = (126, 127)  # of a shell: the command is no program, or is missing
 
 # Signals that a process earns by itself (SIGILL SIGTRAP SIGABRT SIGBUS SIGFPE SIGSEGV SIGSYS).
 OWN_SIGNALS = {4: "SIGILL", 5: "SIGTRAP", 6: "SIGABRT", 7: "SIGBUS", 8: "SIGFPE", 11: "SIGSEGV",
@@ -137,7 +147,8 @@ def cause_of(rank: RankView, cascades: int, oom_pids: tuple[int, ...]) -> Cause:
         return replace(base, fault="checkpoint_bad", severity=DEGRADED, reason=reason)
     if ended.outcome in ("exception", "exit"):
         what = ended.error or f"exit code {ended.code}"
-        final = ended.outcome == "exception" and ended.error.startswith(FINAL)
+        final = bool(FINAL.match(ended.error)) if ended.outcome == "exception" \
+            else ended.code == USAGE
         return replace(base, user=True, final=final, reason=f"{who} ended by itself: {what}")
     if ended.signal and rank.pid in oom_pids:
         reason = f"{who} was killed by the kernel: out of memory"
