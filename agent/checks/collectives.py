@@ -158,7 +158,7 @@ def collectives(options: dict[str, Any]) -> dict[str, Any]:
 def _by_nccom_test(options: dict[str, Any]) -> dict[str, Any]:
     """Between Neuron cores AWS' own test, which needs no graph of ours."""
     if devices.has_neuron() and vendor.program("nccom-test"):
-        return vendor.nccom_test(options, ("allr",), options.get("sizes") or vendor.SIZES)
+        return vendor.nccom_test(options, ("allr",), options.get("sizes") or ())
     return {"unknown": ["nccom-test is not installed (aws-neuronx-tools), and XLA devices have no "
                         "other collective test here"]}
 

@@ -28,6 +28,7 @@ class Facts(NamedTuple):
     profile: Profile | None = None
     paths: tuple[str, ...] = ()
     drift: dict[str, Any] | None = None  # what the agent knows of this node beside the others
+    sizes: tuple[int, ...] = ()  # of the vendors' collective tests; () = their usual ones
 
 
 def profile_of(roots: Roots) -> Profile | None:

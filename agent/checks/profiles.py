@@ -47,12 +47,34 @@ class Profile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def limit_of(self, measure: Measure) -> Limit | None:
         """What it says of a measure; None for nothing."""
-        size = int(measure.subject.split()[0]) if measure.subject.endswith(" bytes") else 0
-        for one in self.limit:
+        size = _bytes_of(measure)
+        for one in sorted(self.limit, key=lambda one: one.at_bytes, reverse=True):
             if one.measure == measure.name and size >= one.at_bytes:
                 return Limit(PROFILE, one.value, measure.value >= one.value,
                              f"{self.name}, {one.source}, {one.date}")
         return None
+
+    def beyond(self, measures: Sequence[Measure]) -> str:
+        """Which limits hold from larger sizes on than these are, and how to have them asked for."""
+        largest: dict[str, int] = {}
+        for each in measures:
+            largest[each.name] = max(largest.get(each.name, 0), _bytes_of(each))
+        found = [(one.measure, _size_word(one.at_bytes)) for one in self.limit
+                 if one.at_bytes > largest.get(one.measure, one.at_bytes)]
+        return "; ".join(f"{self.name} has a limit of {name} at {size}: `holdfast check nccl_tests "
+                         f"--sizes {size}`" for name, size in found)
+
+
+def _bytes_of(measure: Measure) -> int:
+    return int(measure.subject.split()[0]) if measure.subject.endswith(" bytes") else 0
+
+
+def _size_word(size: int) -> str:
+    """As --sizes takes it."""
+    for shift, unit in ((30, "G"), (20, "M"), (10, "K")):
+        if size and size % (1 << shift) == 0:
+            return f"{size >> shift}{unit}"
+    return str(size)
 
 
 @lru_cache(maxsize=1)

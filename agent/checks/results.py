@@ -35,6 +35,7 @@ class Past(msgspec.Struct, frozen=True):
     wall_s: float
     status: str
     value: float | None = None
+    unit: str = ""
 
 
 Fleet = dict[str, list[tuple[float, ...]]]  # as Results.baseline, one row a node
@@ -61,7 +62,7 @@ class Results(msgspec.Struct):
     def take(self, verdict: CheckVerdict) -> CheckVerdict:
         """What stands from now on."""
         past = self.history.setdefault(verdict.check, [])
-        past.append(Past(verdict.wall_s, verdict.status, verdict.value))
+        past.append(Past(verdict.wall_s, verdict.status, verdict.value, verdict.unit))
         del past[:-HISTORY_MAX]
         found = standing(self.verdicts.get(verdict.check), verdict, time.time())
         self.verdicts[verdict.check] = msgspec.structs.replace(

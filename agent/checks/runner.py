@@ -260,6 +260,9 @@ class Runner:
             return _unknown(check, problem, check.todo, took_s)
         limits = {one: self._limits(one) for one in found.measures}
         verdict = judged(check.name, found, limits, check.todo)
+        beyond = self._profile.beyond(found.measures) if self._profile is not None else ""
+        if beyond:
+            verdict = msgspec.structs.replace(verdict, reason=f"{verdict.reason}; {beyond}")
         return msgspec.structs.replace(verdict, took_s=took_s, wall_s=time.time())
 
     def _limits(self, measure: Measure) -> list[Limit]:

@@ -133,9 +133,10 @@ def _dcgm_words(name: str, result: dict[str, Any]) -> str:
 # -------------------------------------------------------------------------------- nccl-tests
 
 
-def nccl_tests(_: object, wanted: Sequence[str] = tuple(NCCL_TESTS),
-               sizes: Sequence[int] = SIZES, devices: int = 0) -> Answer:
+def nccl_tests(facts: object, wanted: Sequence[str] = tuple(NCCL_TESTS),
+               sizes: Sequence[int] = (), devices: int = 0) -> Answer:
     """Those of nccl-tests that are installed, over all of this node's GPUs that may be used."""
+    sizes = sizes or _sizes(facts)
     devices = devices or nvidia_devices(os.environ)
     named = [name for name in wanted if program(name)]
     if not named:
@@ -148,6 +149,11 @@ def nccl_tests(_: object, wanted: Sequence[str] = tuple(NCCL_TESTS),
             whole[key] = whole.get(key, []) + value
     whole["said"] = "%s over %d devices" % (", ".join(named), devices)
     return whole
+
+
+def _sizes(facts: object) -> Sequence[int]:
+    """Those that were asked for, else the usual ones."""
+    return tuple(getattr(facts, "sizes", ())) or SIZES
 
 
 def nvidia_devices(environ: Mapping[str, str], files: str = "/dev/nvidia[0-9]*") -> int:
@@ -199,10 +205,11 @@ def nccl_answer(operation: str, text: str, problem: str = "") -> Answer:
 # -------------------------------------------------------------------------------- nccom-test
 
 
-def nccom_test(_: object, wanted: Sequence[str] = tuple(NCCOM_TESTS),
-               sizes: Sequence[int] = SIZES) -> Answer:
+def nccom_test(facts: object, wanted: Sequence[str] = tuple(NCCOM_TESTS),
+               sizes: Sequence[int] = ()) -> Answer:
     """Collectives over this node's Neuron cores, every result compared.  It compiles its graphs
     first, which takes minutes when cold and is no part of the times that it reports."""
+    sizes = sizes or _sizes(facts)
     try:
         cores = len(neuron_cores(os.environ))
     except LookupError as error:

@@ -60,6 +60,8 @@ LIKE = {BASELINE: "its passes baseline", FLEET: "other nodes fleet"}
 def check(options: argparse.Namespace) -> int:
     if options.list:
         return _list(options.json)
+    if options.history:
+        return _history(options)
     if options.peers or options.hostfile:
         return _peers(options)
     if options.agent:
@@ -170,7 +172,8 @@ def wanted_of(options: argparse.Namespace, environ: Mapping[str, str]) -> tuple[
     roots = roots_of(places)
     facts = Facts(node, roots, statuses[0] if statuses else None, no_agent,
                   profile or profile_of(roots), (*settings.paths, *options.path),
-                  _drift() if statuses and table.BY_NAME["drift"] in checks else None)
+                  _drift() if statuses and table.BY_NAME["drift"] in checks else None,
+                  tuple(sizes))
     wanted = Wanted(
         checks, facts, results.directory(environ), procfs.boot_id(), bool(options.name),
         pythons(options.python or settings.python, environ), _training(statuses), options.force,
@@ -244,8 +247,10 @@ def _health(options: argparse.Namespace) -> int:
     now_s = time.time()
     here = [one for one in known.verdicts.values() if known.boot_id == procfs.boot_id()
             and 0 <= now_s - one.wall_s <= STALE_S]
-    if not here or max(now_s - one.wall_s for one in here) > FRESH_S:
-        _refresh(options)
+    quiet = [one.name for one in table.CHECKS if not one.disturbs and not one.needs]
+    ages_s = [now_s - one.wall_s for one in here if one.check in quiet]
+    if not ages_s or max(ages_s) > FRESH_S:
+        _refresh(options, quiet)
     if options.json:
         _print_json({"status": worst(one.status for one in here) if here else UNKNOWN,
                      "checks": [msgspec.to_builtins(one) for one in here]})
@@ -277,9 +282,8 @@ def _in_slurm(options: argparse.Namespace, verdicts: Sequence[CheckVerdict],
     return int(refused)
 
 
-def _refresh(options: argparse.Namespace) -> None:
+def _refresh(options: argparse.Namespace, quiet: Sequence[str]) -> None:
     """The checks that disturb nobody, later, by nobody's child."""
-    quiet = [one.name for one in table.CHECKS if not one.disturbs and not one.needs]
     words = [sys.executable, "-P", "-m", "holdfast.agent.cli", "check", *quiet, "--for", "batch",
              "--max-age", "0"]
     words += ["--config", options.config] if options.config else []
@@ -345,3 +349,30 @@ def _list(json: bool) -> int:
                      4)])
     return 0
 
+
+
+def _history(options: argparse.Namespace) -> int:
+    """What checks said before, oldest first."""
+    try:
+        names = [one.name for one in table.chosen(tuple(options.name))] if options.name else []
+    except ValueError as error:
+        raise Failure(str(error), NOT_KNOWN) from error
+    known = results.load(results.directory(os.environ)).history
+    found = {name: known[name] for name in names or table.BY_NAME if known.get(name)}
+    if options.json:
+        _print_json({name: [msgspec.to_builtins(one) for one in past]
+                     for name, past in found.items()})
+        return 0
+    for name, past in found.items():
+        show([line(Span(name)), *(
+            line("    ", Span(one.status.ljust(INDENT), STYLES[one.status]),
+                 amount(one.value, one.unit).rjust(12) if one.value is not None else " " * 12,
+                 "  ", Span(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(one.wall_s))}, "
+                            f"{seconds(max(0.0, time.time() - one.wall_s))} ago", FAINT))
+            for one in past)])
+    for name in names:
+        if name not in found:
+            print(f"{name} was never made here")
+    if not names and not found:
+        print("no check was made here yet")
+    return 0

@@ -150,6 +150,8 @@ def _check(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="*", metavar="NAME",
                         help="which checks (default: those that are made before a job)")
     parser.add_argument("--list", action="store_true", help="what can be checked, and how long")
+    parser.add_argument("--history", action="store_true",
+                        help="what these checks, or all, said before; makes none")
     parser.add_argument("--for", dest="convention", choices=CONVENTIONS,
                         help="speak this scheduler's exit status, and say one line")
     parser.add_argument("--max-age", type=number(float, 0, 86400), metavar="SECONDS",

@@ -229,6 +229,17 @@ def test_sizes_that_are_asked_for_are_those_that_a_tool_is_given(
     assert [" ".join(one) for one in vendor.sweeps(sizes)] == runs
 
 
+def test_the_vendors_checks_take_the_sizes_of_the_command(tmp_path: Path, install: Install) -> None:
+    log = tmp_path / "words"
+    for name, script in (("all_reduce_perf", GOOD["nccl_tests"][1]), ("neuron-ls", NODE),
+                         ("nccom-test", NCCOM.format(REPORT))):
+        install(name, f'echo "$*" >> {log}\n{script}')
+    facts = Facts("a", sizes=(16 << 30,))
+    vendor.nccl_tests(facts)
+    vendor.nccom_test(facts, ("allr",))
+    assert log.read_text().count("-b 17179869184 -e 17179869184") == 2
+
+
 def test_only_devices_that_may_be_used_are_counted(tmp_path: Path) -> None:
     for number in range(8):
         (tmp_path / f"nvidia{number}").touch()

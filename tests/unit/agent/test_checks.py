@@ -511,7 +511,31 @@ def test_a_limit_of_large_messages_says_nothing_of_small_ones() -> None:
         limit = profile.limit_of(Measure("all_reduce", 1e9, "B/s", f"{size} bytes"))
         return limit.met if limit else None
 
-    assert (told(1 << 20), told(1 << 34)) == (None, False)
+    assert (told(1 << 20), told(1 << 28), told(1 << 34)) == (None, False, False)
+
+
+@pytest.mark.parametrize(("name", "size", "least"), [
+    ("p3dn", 8 << 30, 110e9), ("p4d", 1 << 28, 150e9), ("p4d", 8 << 30, 228e9),
+    ("p5", 1 << 30, 150e9), ("p5", 16 << 30, 460e9), ("p5en", 16 << 30, 431e9),
+    ("hgx-a100", 8 << 30, 228e9), ("hgx-h100", 1 << 28, 150e9)])
+def test_the_limit_of_the_next_smaller_size_speaks(name: str, size: int, least: float) -> None:
+    found = profiles.named(name).limit_of(Measure("all_reduce", least, "B/s", f"{size} bytes"))
+    assert found is not None and found.value == least and found.met and found.source
+
+
+def test_a_limit_that_no_size_reached_is_named_with_what_to_ask_for(
+    tmp_path: Path, answers: Set
+) -> None:
+    def said(name: str, *sizes: int) -> str:
+        answers("clock", Answer("well", measures=tuple(
+            Measure("all_reduce", 500e9, "B/s", f"{size} bytes") for size in sizes)))
+        facts = FACTS._replace(profile=profiles.named(name))
+        return made(wanted(tmp_path, "clock")._replace(facts=facts))["clock"].reason
+
+    assert said("p5", 1 << 20, 1 << 28) == (
+        "well; p5 has a limit of all_reduce at 16G: `holdfast check nccl_tests --sizes 16G`")
+    assert said("p3dn", 1 << 28).endswith("--sizes 8G`")
+    assert said("p5", 16 << 30) == said("g6-8", 1 << 20) == said("p5") == "well"
 
 
 # -------------------------------------------------------------------------------------- gate

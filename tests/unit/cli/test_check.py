@@ -159,6 +159,41 @@ def test_a_health_program_is_answered_from_the_cache(
     assert main(ask) == 1 and len(asked) == 2  # known still, and made anew
     kept(tmp_path, CRITICAL, check.STALE_S + 10)
     assert main(ask) == 0 and len(asked) == 3
+    kept(tmp_path, OK, 10)  # what is never made in the background asks for nothing
+    with results.changing(tmp_path / "state/checks") as all_of_it:
+        all_of_it.take(CheckVerdict("gemm", OK, "why", wall_s=time.time() - check.FRESH_S - 10))
+    assert main(ask) == 0 and len(asked) == 3
+    with results.changing(tmp_path / "state/checks") as all_of_it:
+        del all_of_it.verdicts["clock"]
+    assert main(ask) == 0 and len(asked) == 4
+
+
+def test_what_checks_said_before_is_shown_and_none_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    monkeypatch.setattr(gate, "clock", lambda _: pytest.fail("a check was made"))
+    assert main(["check", "--history"]) == 0
+    assert capsys.readouterr().out == "no check was made here yet\n"
+    kept(tmp_path, OK, 120)
+    kept(tmp_path, WARNING, 60)
+    with results.changing(tmp_path / "state/checks") as all_of_it:
+        for number in range(results.HISTORY_MAX + 3):
+            all_of_it.take(CheckVerdict("gemm", OK, "", 1e9 + number * 1e8, "FLOP/s",
+                                        wall_s=time.time()))
+    assert main(["check", "--history", "clock", "disk"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "clock" and lines[-1] == "disk was never made here"
+    assert [one.split()[0] for one in lines[1:-1]] == [OK, WARNING]
+    assert lines[1].endswith("2 min 0 s ago") and max(map(len, lines)) <= 80
+    assert main(["check", "--history"]) == 0
+    text = capsys.readouterr().out
+    assert text.count(" GFLOP/s ") == results.HISTORY_MAX and "4.4 GFLOP/s" in text
+    assert main(["check", "--history", "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said.keys() == {"clock", "gemm"}
+    assert said["clock"][-1]["status"] == WARNING and said["gemm"][-1]["value"] == 4.4e9
+    assert main(["check", "--history", "clok"]) == 3
+    assert "did you mean clock?" in capsys.readouterr().err
 
 
 def test_an_answer_from_the_cache_loads_no_collector(tmp_path: Path) -> None:
