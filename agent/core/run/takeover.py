@@ -60,13 +60,15 @@ class Signs:
         if not arranged(world, nodes, slots_of(plan) if plan else [])[0]:
             return Takeover(reason=f"{holder} leads the run and is lost; too few nodes are left "
                             "here to go on without it before its lease ends")
-        # Of two equal sides one leads already.
-        most = 2 * sum(one.fresh for one in nodes) > len(nodes)
+        # Of two equal sides one leads already.  Who was heard of before may be cut off as well.
+        heard = {beat.node for beat in ctx.observed.beats if beat.run == ctx.view.run
+                 and not beat.lost and beat.boot_s >= lost_s} | {node}
+        most = 2 * sum(one.node in heard for one in nodes) > len(nodes)
         left_s = lost_s + SIGN_S - ctx.now.boot_s
         if not most and left_s > 0.0:
             ctx.wake(left_s)
-            return Takeover(reason=f"{holder} leads the run and is lost, with no fewer nodes than "
-                            "are left here: waiting for a sign of it in the store")
+            return Takeover(reason=f"{holder} leads the run and is lost, and no more than half of "
+                            "the nodes are heard of: waiting for a sign of it in the store")
         return Takeover(over=holder)
 
 

@@ -161,3 +161,15 @@ def test_one_lost_node_is_written_down_for_nobody() -> None:
     cluster.labs["a"].park(0, 3)
     cluster.run(6)
     assert cluster.plan().generation == 2 and cluster.plan().unheard == ()
+
+
+def test_who_was_heard_of_before_the_loss_does_not_make_a_majority() -> None:
+    """The loss of one node is known a moment before that of the next."""
+    cluster = started("abcd", 4, least=2)
+    cluster.dead |= {"a", "b"}
+    cluster.lost |= {"a"}
+    cluster.run(2)
+    assert cluster.leader() == "a"
+    cluster.lost |= {"b"}
+    cluster.run(2)
+    assert cluster.leader() in "cd"
