@@ -105,6 +105,11 @@ CORE_FORBIDS = {"time", "random", "os", "logging", "asyncio", "threading", "sock
 CLOCK_CALLS = {"now", "today", "utcnow", "astimezone"}
 NEWER_THAN_39 = {"tomllib"}
 DAEMONS = ("agent/daemon/", "agent/__main__.py")
+# Class that knows everything around it -> the only places that may name it.
+WHOLES = {
+    "Daemon": DAEMONS,
+    "Launcher": ("worker/launcher/", "agent/simulate/"),  # the simulator's stands for the process
+}
 
 
 def layer_of(module: str) -> str:
@@ -201,16 +206,17 @@ def rule_worker(source: Source) -> Iterator[Finding]:
             yield Finding("worker", source.path, f"line {node.lineno}: imports {name}")
 
 
-def rule_daemon(source: Source) -> Iterator[Finding]:
-    """Parts, web, metrics and actions take AgentState or what they work with: only who builds the
-    daemon names it."""
-    if source.folder not in PACKAGES or source.path.startswith(DAEMONS):
+def rule_whole(source: Source) -> Iterator[Finding]:
+    """Parts, web, metrics and actions take AgentState or what they work with, and the launcher's
+    parts one another: only who builds the whole names it."""
+    if source.folder not in PACKAGES:
         return
     for node in source.nodes:
-        name = node.id if isinstance(node, ast.Name) else getattr(node, "name", "")
-        if name == "Daemon" or isinstance(node, ast.Attribute) and node.attr == "Daemon":
+        name = node.attr if isinstance(node, ast.Attribute) else (
+            getattr(node, "id", "") or getattr(node, "name", ""))
+        if name in WHOLES and not source.path.startswith(WHOLES[name]):
             line = getattr(node, "lineno", 0)
-            yield Finding("daemon", source.path, f"line {line}: Daemon outside {DAEMONS}")
+            yield Finding("whole", source.path, f"line {line}: {name} outside {WHOLES[name]}")
 
 
 def rule_state(source: Source) -> Iterator[Finding]:
@@ -318,8 +324,11 @@ def rule_words(source: Source) -> Iterator[Finding]:
             yield Finding("words", source.path, f"line {number}: {match.group()!r}")
 
 
-# `pause`, `resume` and `drain` are words of much else.
+# `pause`, `resume` and `drain` are words of much else: as actions they are what `.action` is
+# compared with, and no word of the API's is.
 ACTION_NAMES = {name for name in ACTIONS if "_" in name}
+ACTION_WORDS = ACTIONS.keys() | {
+    word for row in ACTIONS.values() for word in (row.run_word, row.node_word, row.fleet_word)}
 ACTION_HOMES = ("agent/core/actions.py",
                 # These import nothing of ours.
                 "agent/actions/root_helper.py", "worker/launcher/commands.py")
@@ -332,6 +341,11 @@ def rule_action(source: Source) -> Iterator[Finding]:
     for node in source.nodes:
         if isinstance(node, ast.Constant) and node.value in ACTION_NAMES:
             yield Finding("action", source.path, f"line {node.lineno}: {node.value!r}")
+        if isinstance(node, ast.Compare) and getattr(node.left, "attr", "") == "action":
+            words = {getattr(one, "value", None) for other in node.comparators
+                     for one in ast.walk(other)} & (ACTION_WORDS - ACTION_NAMES)
+            yield from (Finding("action", source.path, f"line {node.lineno}: {word!r}")
+                        for word in sorted(words))
 
 
 # Files of users and of Python's own, which comments and examples name.
@@ -380,7 +394,7 @@ def folder_findings(paths: list[str]) -> Iterator[Finding]:
 
 
 PYTHON_RULES: tuple[Rule, ...] = (
-    rule_import, rule_home, rule_core_pure, rule_worker, rule_daemon, rule_state, rule_opening,
+    rule_import, rule_home, rule_core_pure, rule_worker, rule_whole, rule_state, rule_opening,
     rule_size, rule_except, rule_action,
 )
 
@@ -488,9 +502,9 @@ BAD: list[tuple[Rule, str, str]] = [
     (rule_worker, "worker/page.py", "import torch"),
     (rule_worker, "worker/page.py", "import tomllib"),
     (rule_worker, "worker/page.py", "match 1:\n    case 1: pass"),
-    (rule_daemon, "agent/web/status.py", "if TYPE_CHECKING:\n    from ..daemon import Daemon"),
-    (rule_daemon, "agent/web/status.py", "def f(daemon: Daemon): pass"),
-    (rule_daemon, "agent/web/status.py", "def f(): return daemon.Daemon()"),
+    (rule_whole, "agent/web/status.py", "if TYPE_CHECKING:\n    from ..daemon import Daemon"),
+    (rule_whole, "agent/web/status.py", "def f(daemon: Daemon): pass"),
+    (rule_whole, "agent/web/status.py", "def f(): return daemon.Daemon()"),
     (rule_state, "agent/web/server.py", "def f(state): state.steps += 1"),
     (rule_state, "agent/web/server.py", "def f(self): self._state.steps, x = 1, 2"),
     (rule_opening, "agent/daemon/daemon.py", "import os"),
@@ -501,7 +515,11 @@ BAD: list[tuple[Rule, str, str]] = [
     (rule_except, "agent/daemon/daemon.py", "try: pass\nexcept Exception: pass"),
     (rule_except, "agent/daemon/daemon.py", "try: pass\nexcept (OSError, BaseException): pass"),
     (rule_except, "agent/daemon/daemon.py", "try: pass\nexcept: pass"),
+    (rule_whole, "agent/actions/performer.py", "Launcher = tuple[int, float]"),
+    (rule_whole, "worker/elastic.py", "from .launcher.launcher import Launcher"),
     (rule_action, "agent/core/run/policy.py", "LADDER = ('restart_ranks',)"),
+    (rule_action, "agent/core/node.py", "if request.action == 'pause': pass"),
+    (rule_action, "agent/core/node.py", "if request.action in (RESTART_RANKS, 'restart'): pass"),
     (rule_words, "docs/guide.md", "see /ro" "ot/notes"),
     (rule_words, "docs/guide.md", "XX" "X later"),
     (rule_words, "agent/daemon/daemon.py", "x = 1  # fm" "t: skip"),
@@ -518,13 +536,15 @@ GOOD: list[tuple[Rule, str, str]] = [
     (rule_core_pure, "agent/core/node.py",
      "from datetime import UTC, datetime\nimport statistics\nx = datetime.fromtimestamp(1, UTC)"),
     (rule_worker, "worker/rank/hooks.py", "def f():\n    import torch"),
-    (rule_daemon, "agent/daemon/daemon.py", "class Daemon: pass"),
+    (rule_whole, "agent/daemon/daemon.py", "class Daemon: pass"),
     (rule_state, "agent/daemon/daemon.py", "def f(state): state.steps += 1"),
     (rule_state, "agent/web/server.py", "def f(state): return state.steps"),
     (rule_opening, "agent/daemon/daemon.py", HEAD),
     (rule_except, "agent/daemon/daemon.py", "try: pass\nexcept OSError: pass"),
     (rule_action, "agent/core/actions.py", "RESTART_RANKS = 'restart_ranks'"),
     (rule_action, "agent/core/run/policy.py", "paused = 'pause'"),
+    (rule_action, "agent/core/run/policy.py", "if grant.action == 'finish': pass"),
+    (rule_whole, "worker/launcher/__main__.py", "from .launcher import Launcher"),
     (rule_mention, "agent/daemon/daemon.py", "x = 'nowhere.py'  # see core/node.py, train.py"),
     (rule_mention, "docs/map.md", "| a moon | `agent/core/moon.py` (new) |"),
     (rule_except, "agent/daemon/daemon.py", "try: pass\nexcept BaseException:\n    f()\n    raise"),

@@ -48,14 +48,14 @@ DETAIL_MAX = 32_768
 GRACE_FOR_RESEND_S = 5.0  # after a restart: launchers repeat their last outcomes by then
 
 
-Launcher = tuple[int, float]  # pid and registration: a later one of the same run is another
+LauncherId = tuple[int, float]  # pid and registration: a later one of the same run is another
 OTHER_LAUNCHER = "another launcher serves the run now"
 
 
 class EffectInFlight:
     """An effect that has begun and has no outcome yet, and the launcher that it was decided for."""
 
-    def __init__(self, effect: Effect, launcher: Launcher) -> None:
+    def __init__(self, effect: Effect, launcher: LauncherId) -> None:
         self.effect = effect
         self.run = run_of(effect)
         self.launcher = launcher
@@ -83,7 +83,8 @@ class Performer:
     def __init__(
         self, journal: Journal, store: Store, order: Callable[[str, dict[str, object]], str],
         wake: Callable[[str], None], on_error: Callable[[str, BaseException | str], None],
-        launcher_of: Callable[[str], Launcher], node: Callable[[Effect, NodeOrder], Awaitable[str]],
+        launcher_of: Callable[[str], LauncherId],
+        node: Callable[[Effect, NodeOrder], Awaitable[str]],
         check: Callable[[Effect, RunCheck], Awaitable[str]],
     ) -> None:
         self._check = check

@@ -9,13 +9,13 @@ imports nothing of ours; tests/test_house.py holds the two equal.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from .model.time import Value
 
 RUN, DEVICE, NODE, PERSON = "run", "device", "node", "person"  # scopes
 HERE, PLAN, NODE_DOCUMENT = "here", "plan", "node document"  # who grants; or PERSON
-LAUNCHER, STORE, ROOT_HELPER, SCHEDULER = "launcher", "store", "root helper", "scheduler"
+LAUNCHER, STORE, ROOT_HELPER = "launcher", "store", "root helper"
 AGENT, NOBODY = "agent", "nobody"  # the agent's own memory; nobody yet
 
 TAKE_EVIDENCE = "take_evidence"
@@ -47,16 +47,19 @@ class Action(Value, frozen=True):
     name: str
     scope: str  # run | device | node | person
     granted_by: str  # here | plan | node document | person
-    performed_by: str  # launcher | store | root helper | scheduler | agent | nobody
+    performed_by: str  # launcher | store | root helper | agent | nobody
     does: str = OFF  # what `explain` says of it
     deadline_s: float = 0.0  # of its effect; 0 = its effect has one of its own, or it has none
     in_ladder: bool = True  # whether a runbook may name it; else only a person asks for it
+    beside: bool = False  # it is done beside what the ladder is climbed to
     restarts: bool = False  # it answers a cause of a run with a new generation
     brings_back: bool = False  # training goes on after it, and no person need get up
     outlives_node: bool = False  # its intent must survive a loss of power
     off_by_default: bool = False  # until actions.allow names it
     needs_breaker: bool = False  # where the breaker cannot open, actions.alone must be set too
     ends_boot: bool = False
+    by_leader: bool = False  # asked of a run, no other node's core than its leader's obeys
+    marks_node: bool = False  # it changes a node's document, whichever agent is asked
     verb: str = ""  # the root helper's word for it
     run_word: str = ""  # the API's word, of a run
     node_word: str = ""  # and of a node
@@ -94,11 +97,11 @@ class Action(Value, frozen=True):
 
 ACTIONS: dict[str, Action] = {one.name: one for one in (
     Action(TAKE_EVIDENCE, RUN, HERE, LAUNCHER,
-           "reads the rank's stack and state, without stopping it", 5.0),
+           "reads the rank's stack and state, without stopping it", 5.0, beside=True),
     Action(STOP_OWN_RANKS, RUN, HERE, NOBODY),
     Action(RESTART_RANKS, RUN, PLAN, LAUNCHER,
            "ends the faulty ranks and starts a new generation of the run", 30.0,
-           restarts=True, brings_back=True, run_word="restart"),
+           restarts=True, brings_back=True, by_leader=True, run_word="restart"),
     Action(REPLACE_RANK, RUN, PLAN, NOBODY),
     Action(RESUME_OLDER, RUN, PLAN, LAUNCHER,
            "sets the state aside and resumes from the next older verified one", 30.0,
@@ -118,44 +121,58 @@ ACTIONS: dict[str, Action] = {one.name: one for one in (
            outlives_node=True, off_by_default=True, verb=RESET_GPU),
     # A cache often lies on a network mount.
     Action(REMOVE_LOCK, RUN, HERE, LAUNCHER, "the run's launcher removes the file", 15.0,
-           off_by_default=True),
+           beside=True, off_by_default=True),
     Action(RUN_CHECK, NODE, HERE, AGENT,
            "makes checks of this node, those that take its devices when no run goes on",
            node_word="check"),
     Action(STOP_RUN, RUN, PLAN, LAUNCHER,
            "ends the run with the exit code that says whose fault it was", 30.0),
     Action(ASK_PERSON, PERSON, PERSON, NOBODY),
-    Action(PAUSE, RUN, PERSON, AGENT, in_ladder=False, run_word=PAUSE, node_word=PAUSE,
-           fleet_word=PAUSE),
-    Action(RESUME, RUN, PERSON, AGENT, in_ladder=False, run_word=RESUME, node_word=RESUME,
-           fleet_word=RESUME),
+    Action(PAUSE, RUN, PERSON, AGENT, in_ladder=False, by_leader=True, run_word=PAUSE,
+           node_word=PAUSE, fleet_word=PAUSE),
+    Action(RESUME, RUN, PERSON, AGENT, in_ladder=False, by_leader=True, run_word=RESUME,
+           node_word=RESUME, fleet_word=RESUME),
     Action(EXCLUDE_NODE, NODE, NODE_DOCUMENT, STORE, deadline_s=5.0, outlives_node=True,
-           node_word="exclude"),
+           marks_node=True, node_word="exclude"),
     Action(RELEASE_NODE, NODE, PERSON, STORE, deadline_s=5.0, in_ladder=False,
-           node_word="release"),
-    Action(DRAIN, RUN, PERSON, LAUNCHER, in_ladder=False, run_word=DRAIN, node_word=DRAIN),
+           marks_node=True, node_word="release"),
+    Action(DRAIN, RUN, PERSON, LAUNCHER, in_ladder=False, marks_node=True, run_word=DRAIN,
+           node_word=DRAIN),
     Action(CLOSE_INCIDENT, PERSON, PERSON, AGENT, in_ladder=False),
 )}
 
 
+def _names(has: Callable[[Action], object]) -> tuple[str, ...]:
+    return tuple(name for name, row in ACTIONS.items() if has(row))
+
+
+def _asked(word: Callable[[Action], str]) -> dict[str, str]:
+    return {word(row): name for name, row in ACTIONS.items() if word(row)}
+
+
 def rungs() -> tuple[str, ...]:
     """What a runbook's ladder may name."""
-    return tuple(one.name for one in ACTIONS.values() if one.is_rung)
+    return _names(lambda row: row.is_rung)
 
 
 def restarting() -> tuple[str, ...]:
     """What answers a cause of a run with a new generation."""
-    return tuple(one.name for one in ACTIONS.values() if one.restarts)
+    return _names(lambda row: row.restarts)
 
 
 def bringing_back() -> tuple[str, ...]:
     """Where a ladder has one of these, training comes back by itself."""
-    return tuple(one.name for one in ACTIONS.values() if one.brings_back)
+    return _names(lambda row: row.brings_back)
 
 
 def beyond_run() -> tuple[str, ...]:
     """Rungs that concern more than a run."""
-    return tuple(one.name for one in ACTIONS.values() if one.is_rung and one.scope != RUN)
+    return _names(lambda row: row.is_rung and row.scope != RUN)
+
+
+def beside() -> tuple[str, ...]:
+    """Rungs that are done beside the one that is climbed to."""
+    return _names(lambda row: row.beside)
 
 
 def is_persons(name: str) -> bool:
@@ -169,34 +186,41 @@ def is_root_verb(name: str) -> bool:
     return row is not None and row.performed_by == ROOT_HELPER
 
 
-def allowable() -> tuple[str, ...]:
-    """What actions.allow may name."""
-    return tuple(one.name for one in ACTIONS.values() if one.off_by_default)
+def is_by_leader(name: str) -> bool:
+    return name in ACTIONS and ACTIONS[name].by_leader
 
 
-def needing_alone(allow: Collection[str], alone: bool) -> tuple[str, ...]:
-    """What is allowed, and is not done all the same on a node that sees no fleet."""
-    named = [one.name for one in ACTIONS.values() if one.needs_breaker and one.name in allow]
-    return () if alone else tuple(named)
-
-
-def root_verbs() -> dict[str, str]:
-    """Action -> the root helper's word for it."""
-    return {one.name: one.verb for one in ACTIONS.values() if one.performed_by == ROOT_HELPER}
+def marks_node(name: str) -> bool:
+    return name in ACTIONS and ACTIONS[name].marks_node
 
 
 def outlives_node(name: str) -> bool:
     return name in ACTIONS and ACTIONS[name].outlives_node
 
 
+def allowable() -> tuple[str, ...]:
+    """What actions.allow may name."""
+    return _names(lambda row: row.off_by_default)
+
+
+def needing_alone(allow: Collection[str], alone: bool) -> tuple[str, ...]:
+    """What is allowed, and is not done all the same on a node that sees no fleet."""
+    return () if alone else _names(lambda row: row.needs_breaker and row.name in allow)
+
+
+def root_verbs() -> dict[str, str]:
+    """Action -> the root helper's word for it."""
+    return {name: row.verb for name, row in ACTIONS.items() if row.performed_by == ROOT_HELPER}
+
+
 def of_run() -> dict[str, str]:
     """The API's word for what may be asked of a run -> action."""
-    return {one.run_word: one.name for one in ACTIONS.values() if one.run_word}
+    return _asked(lambda row: row.run_word)
 
 
 def of_node() -> dict[str, str]:
-    return {one.node_word: one.name for one in ACTIONS.values() if one.node_word}
+    return _asked(lambda row: row.node_word)
 
 
 def of_fleet() -> dict[str, str]:
-    return {one.fleet_word: one.name for one in ACTIONS.values() if one.fleet_word}
+    return _asked(lambda row: row.fleet_word)

@@ -46,7 +46,18 @@ def first(runbook: Runbook | None, wanted: Collection[str]) -> str:
     return next((one for one in runbook.ladder if one in wanted), "") if runbook else ""
 
 
+def holds(runbook: Runbook, action: str) -> bool:
+    return action in runbook.ladder
+
+
+def before(runbook: Runbook, action: str, since: str) -> tuple[str, ...]:
+    """What the ladder has before that action, back to the last `since` where it holds one."""
+    ahead = runbook.ladder[: runbook.ladder.index(action)]
+    at = max((number for number, one in enumerate(ahead, 1) if one == since), default=0)
+    return ahead[at:]
+
+
 def behind(runbook: Runbook, action: str) -> tuple[str, ...]:
     """What the ladder has behind that action; the whole ladder where it does not hold it."""
-    at = runbook.ladder.index(action) + 1 if action in runbook.ladder else 0
+    at = runbook.ladder.index(action) + 1 if holds(runbook, action) else 0
     return runbook.ladder[at:]

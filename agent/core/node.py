@@ -11,7 +11,7 @@ from functools import partial
 
 import msgspec
 
-from . import actions
+from . import actions, ladder
 from .detect import registry
 from .detect.cloud import ec2
 from .detect.ranks import ended as ends
@@ -65,7 +65,6 @@ FROZEN_S = 3.0  # between two steps: this agent stood still itself
 THAW_S = 1.5  # after that, until pages prove anything again
 RUNS_MAX = 32
 HANDLED_MAX = 256
-OF_FLEET = (actions.EXCLUDE_NODE, actions.RELEASE_NODE, actions.DRAIN)  # asked of a node
 NOBODY_NAMED = "shown: where the kernel's line names no rank's process, nobody is looked at"
 PAUSED = "paused by an operator: shown, and nothing done"
 ASKED = "asked for by an operator"
@@ -308,9 +307,10 @@ class Node:
         if book is not None and of_node:
             cause = ends.Cause(fault=fault, generation=0, reason=fault, severity=book.severity)
             rung, why = self.repairs.outlook(whole, cause)
-            if actions.REMOVE_LOCK in book.ladder and actions.REMOVE_LOCK in self.settings.allow:
+            unlocks = ladder.holds(book, actions.REMOVE_LOCK)
+            if unlocks and actions.REMOVE_LOCK in self.settings.allow:
                 rung, why = actions.REMOVE_LOCK, ""
-            if not rung and actions.RUN_CHECK in book.ladder:
+            if not rung and ladder.holds(book, actions.RUN_CHECK):
                 rung, why = actions.RUN_CHECK, ""
             if not rung and kernel_incidents.looks_at(book):
                 why = NOBODY_NAMED
@@ -388,7 +388,7 @@ class Node:
             return self._excluded(request, observed)
         if request.action == actions.RUN_CHECK:
             return self.checks.answers.get(request.id)
-        if case is not None and request.action in (actions.RESTART_RANKS, "restart"):
+        if case is not None and request.action == actions.RESTART_RANKS:
             return case.operator.answer(request.id, run in shown)
         return Answer(request.id, True, f"{request.action}: taken")
 
@@ -422,7 +422,7 @@ class Node:
 
     def _is_of_fleet(self, request: Request) -> bool:
         """Whether it is about a node's place among all runs."""
-        return bool(subject_of(request.subject).node) and request.action in OF_FLEET
+        return bool(subject_of(request.subject).node) and actions.marks_node(request.action)
 
     def _mark(self, ctx: Context, request: Request, node: str, reason: str) -> None:
         """The document that is wanted of a node.  What it was excluded for before is kept, and only

@@ -27,7 +27,6 @@ from ..config.tokens import is_loopback
 from ..core import actions
 from ..core.model import FLEET, Request, Subject, node_subject, rank_subject, subject_of
 from ..core.model.subject import INCIDENT
-from ..core.node import OF_FLEET
 from ..core.nodes.kernel_incidents import DETECTOR
 from ..daemon.alerts import Full
 from ..daemon.operators import Operators
@@ -50,7 +49,6 @@ REASON_MAX = 500
 NAMED_MAX = 8  # nodes that a refusal names
 INJECT_LIMIT_S = 10.0
 HANDSHAKE_S = 10.0  # of TLS
-BY_LEADER = (actions.RESTART_RANKS, actions.PAUSE, actions.RESUME)  # no other node's core obeys
 STEP_AGE_MAX_S = 5.0  # healthy agents step every second
 FAULTS = ("kill", "stop", "stall", "exception", "hold-gil", "skip-collective")
 
@@ -426,13 +424,13 @@ class WebServer:
         if verb == INJECT:
             return await self._inject(request, run, body)
         subject = rank_subject(run, body.rank)
-        to = leader if not is_here or known[verb] in BY_LEADER else ""
+        to = leader if not is_here or actions.is_by_leader(known[verb]) else ""
         return await self._ask(request, known[verb], subject, run, body, to=to)
 
     async def _ask_node(self, request: web.Request) -> web.Response:
         node, verb = request.match_info["node"], request.match_info["verb"]
         known, of_fleet = actions.of_node(), node_places.names(self._state)
-        if node != self._state.name and known.get(verb) not in OF_FLEET:
+        if node != self._state.name and not actions.marks_node(known.get(verb, "")):
             return refuse(404, f"this is node {self._state.name}", "ask that node's own agent")
         if node not in of_fleet:
             return refuse(404, f"no node {node!r} is known here", f"one of {_some(of_fleet)}")

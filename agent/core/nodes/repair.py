@@ -154,9 +154,7 @@ class Repairs:
     def _unreset(self, ctx: Context, item: Watched, book: Runbook, was_reset: bool) -> bool:
         """Whether a reset stands before the replacement that was passed over, with no reboot
         after it that would have brought it."""
-        before = book.ladder[: book.ladder.index(REPLACE_NODE)]
-        if REBOOT_NODE in before:
-            before = before[len(before) - before[::-1].index(REBOOT_NODE):]
+        before = ladder.before(book, REPLACE_NODE, since=REBOOT_NODE)
         done = bool(_address(item)) and self._reset_lately(ctx, item, book)
         return RESET_GPU in before and not was_reset and not done
 

@@ -29,7 +29,7 @@ class Operator:
         self.restart: OperatorRequest | None = None
 
     def ask(self, request: Request, reason: str) -> None:
-        if request.action in (actions.RESTART_RANKS, "restart"):
+        if request.action == actions.RESTART_RANKS:
             self.restart = OperatorRequest(reason, subject_of(request.subject).rank, request.id)
         elif request.action == actions.PAUSE:
             self.pause(True, request.until_wall_s)

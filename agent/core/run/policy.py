@@ -17,11 +17,11 @@ from .. import ladder
 from ..actions import (
     ACTIONS,
     EXCLUDE_NODE,
-    REMOVE_LOCK,
     RESTART_RANKS,
     RUN,
     STOP_RUN,
     TAKE_EVIDENCE,
+    beside,
     restarting,
 )
 from ..detect.ranks.ended import Cause
@@ -46,7 +46,6 @@ ERROR_MAX = 120  # of a signature's error line
 INFRASTRUCTURE = exits.RETRY
 
 UNKNOWN_BOOK = Runbook("", FATAL, "run", (TAKE_EVIDENCE, RESTART_RANKS))
-BESIDE = (TAKE_EVIDENCE, REMOVE_LOCK)  # rungs that are done beside the one that is climbed to
 
 
 class Grant(Value, frozen=True):
@@ -125,7 +124,7 @@ def grant(
         return own if ACTIONS[action].scope == RUN else max(own, beyond(cause, action)[0])
 
     def leave(action: str) -> ladder.Leave:
-        if action in BESIDE:
+        if action in beside():
             return ladder.PASS
         if action in restarting():
             return ladder.PASS if out else ladder.MAY
@@ -193,7 +192,7 @@ def subject_of(cause: Cause, account: Account) -> str:
 
 def wants_evidence(runbooks: Mapping[str, Runbook], fault: str) -> bool:
     """Whether the runbook has the rank looked at."""
-    return TAKE_EVIDENCE in runbooks.get(fault, UNKNOWN_BOOK).ladder
+    return ladder.holds(runbooks.get(fault, UNKNOWN_BOOK), TAKE_EVIDENCE)
 
 
 def finish_code(cause: Cause) -> int:

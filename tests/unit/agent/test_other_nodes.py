@@ -215,7 +215,7 @@ def test_words_of_anothers_run_stay_with_its_owner() -> None:
 def test_a_request_goes_to_the_node_that_leads_and_its_answer_comes_back() -> None:
     async def body() -> None:
         a, b = Agent("a"), Agent("b")
-        asked = Request("op-1", "restart", "run/r", reason="try", run="r", by="eva (uid 0)")
+        asked = Request("op-1", "restart_ranks", "run/r", reason="try", run="r", by="eva (uid 0)")
         async with agents(a, b):
             assert (a.others.leader("r"), b.others.leader("r"), b.others.leader("s")) == (
                 "", "a", "")
