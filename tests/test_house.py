@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 from hypothesis import settings
+from unit.core.driver import Lab
 from waiting import LIMIT_S, until
 
 from holdfast.agent.actions import root_helper
@@ -28,7 +29,11 @@ from holdfast.agent.core.detect.detector import Detector, Look, NodeView, RanksV
 from holdfast.agent.core.detect.ranks.ended import Cause
 from holdfast.agent.core.model import (
     WARN,
+    Decision,
     Doc,
+    Effect,
+    Event,
+    NodeOrder,
     Now,
     Observed,
     Plan,
@@ -94,6 +99,39 @@ def test_each_package_that_a_skip_names_is_installed_by_make() -> None:
     assert named - {"libc6-dev"} <= listed  # build-essential brings the headers of C
 
 
+async def is_on_page(row: str, folder: Path, samples: Readings, *effects: Effect) -> None:
+    """Waits until the page of a whole agent has the row; its collectors read these samples, and its
+    core orders these effects once."""
+    todo, stepped = list(effects), asyncio.Event()
+
+    def make(name: str, *more: Any) -> Node:
+        node = Node(name, *more)
+        step = node.step
+        fed: Any = node
+
+        def fed_step(now: Now, observed: Observed) -> Decision:
+            decision = step(now, msgspec.structs.replace(observed, samples=samples))
+            ordered, todo[:] = tuple(todo), []
+            stepped.set()
+            return msgspec.structs.replace(decision, effects=(*decision.effects, *ordered))
+
+        fed.step = fed_step
+        return node
+
+    overrides: dict[str, tuple[object, str]] = {
+        f"agent.{name}": (value, "test") for name, value in
+        (("state_dir", str(folder)), ("runtime_dir", str(folder)), ("listen", ""), ("node", "a"))}
+    daemon = Daemon(configuration.load(None, overrides), Options(overrides=overrides), make)
+    task = asyncio.create_task(daemon.run())
+    try:
+        await until(lambda: task.done() or stepped.is_set()
+                    and row in Exposition(daemon.state).text().decode().splitlines())
+        assert not task.done()
+    finally:
+        daemon.stop.set()
+        await asyncio.wait_for(task, LIMIT_S)
+
+
 # ------------------------------------------------------------------------------ actions
 
 TOY = actions.Action(
@@ -130,6 +168,31 @@ def test_an_action_is_one_entry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert ladder.next_rung(book, lambda action: 0, leave) == (TOY.name, "")
     why = "ask_person: a person's part"
     assert ladder.next_rung(book, lambda action: book.budget_count, leave) == (None, why)
+
+
+def test_what_an_action_does_is_one_entry(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A fault whose runbook names it has it ordered, with the row's deadline and verb; what came of
+    it is a line of the incident and a row of the page."""
+    monkeypatch.setitem(actions.ACTIONS, TOY.name, TOY)
+    lab = Lab(settings=Settings(allow=("wave_flag",)))
+    lab.runbooks = {"toy": parse("toy", TOY_BOOK, "toy.md").runbook}
+    lab.node = Node("a", lab.settings, lab.runbooks)
+    lab.view = msgspec.structs.replace(lab.view, state="done")
+    lab.events = (Event("host", "toy", "hardware", "watch", "fatal", "it flaps", fault="toy",
+                        cursor=1),)
+    given = [effect for _ in range(20) for effect in lab.step(1.0) if effect.kind == TOY.name]
+    (effect,), (incident,) = given, [one for one in lab.incidents.values() if one.fault == "toy"]
+    assert isinstance(effect.body, NodeOrder) and effect.body.verb == "wave"
+    assert effect.deadline_s == 7.0 and effect.outlives_node
+    said = [text for _, text in incident.timeline]
+    assert said[-2:] == ["wave_flag is ordered from the node's unit",
+                         "wave_flag: the node's unit took it"]
+    assert effect.id in incident.actions
+    # No root unit is there, and that is an outcome as well.
+    row = 'holdfast_actions_total{action="wave_flag",fault="toy",outcome="failed"} 1.0'
+    asyncio.run(is_on_page(row, tmp_path, readings_of([]), effect))
 
 
 def test_the_root_helper_knows_the_verbs_of_the_table_and_no_other() -> None:
@@ -177,30 +240,6 @@ class Damp(Detector):
                         f"{view.memory[0]:g} m of water", detector=self.name)]
 
 
-async def page_of(folder: Path, samples: Readings) -> str:
-    """The page of a whole agent whose collectors read these."""
-
-    def make(name: str, *more: Any) -> Node:
-        node = Node(name, *more)
-        step = node.step
-        fed: Any = node
-        fed.step = lambda now, observed: step(
-            now, msgspec.structs.replace(observed, samples=samples))
-        return node
-
-    overrides: dict[str, tuple[object, str]] = {
-        f"agent.{name}": (value, "test") for name, value in
-        (("state_dir", str(folder)), ("runtime_dir", str(folder)), ("listen", ""), ("node", "a"))}
-    daemon = Daemon(configuration.load(None, overrides), Options(overrides=overrides), make)
-    task = asyncio.create_task(daemon.run())
-    try:
-        await until(lambda: task.done() or daemon.state.snapshot.decision.verdicts)
-        return Exposition(daemon.state).text().decode()
-    finally:
-        daemon.stop.set()
-        await asyncio.wait_for(task, LIMIT_S)
-
-
 def test_a_detector_is_one_entry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A class in the tuple gets its readings and its memory; its verdict reaches the decision, an
     incident, the page and, with a runbook beside it, `explain`."""
@@ -222,7 +261,7 @@ def test_a_detector_is_one_entry(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     assert not again.step(Now(9.0, 1e9, "b2"), dry).verdicts, "and not over a boot"
 
     row = 'holdfast_fault_active{fault="node_wet",severity="warn",subject="node/a/floor"} 1.0'
-    assert row in asyncio.run(page_of(tmp_path, observed.samples)).splitlines()
+    asyncio.run(is_on_page(row, tmp_path, observed.samples))
 
     sections = parse("node_wet", WET, "node_wet.md").prose
     lines = policy.explained(books["node_wet"], {"Meaning": sections}, [])
