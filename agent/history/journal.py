@@ -17,7 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -242,7 +242,7 @@ class Journal:
     ) -> None:
         """Opens DIR/journal.db.  Raises StoreError when it is foreign or damaged.  `hook` is called
         at every point where a kill could hurt, so that tests can kill there; the thread calls
-        `trouble` with each record that it could not write as it was."""
+        `on_error` with each record that it could not write as it was."""
         self.path = directory / "journal.db"
         self.dropped = 0
         self.error = ""
@@ -487,31 +487,28 @@ def incidents_in(database: sqlite3.Connection) -> tuple[Incident, ...]:
 
 def jobs_in(database: sqlite3.Connection) -> tuple[bytes, ...]:
     """The newest last; nothing in a journal of a release that kept none."""
-    try:
-        rows = database.execute(
-            "SELECT body FROM jobs ORDER BY begun_wall_s DESC LIMIT ?", (JOBS_READ,)).fetchall()
-    except sqlite3.OperationalError:
-        return ()
-    return tuple(bytes(body) for (body,) in reversed(rows))
+    rows = _newest(database, "body FROM jobs ORDER BY begun_wall_s", JOBS_READ)
+    return tuple(bytes(body) for (body,) in rows)
 
 
 def asked_in(database: sqlite3.Connection) -> tuple[Asked, ...]:
     """What people asked for, newest last; nothing in a journal of a release that kept none."""
-    try:
-        rows = database.execute(
-            "SELECT id, action, subject, reason, by, wall_s, until_wall_s, state, text "
-            "FROM requests ORDER BY wall_s DESC LIMIT ?", (ASKED_READ,)).fetchall()
-    except sqlite3.OperationalError:
-        return ()
-    return tuple(Asked(*row) for row in reversed(rows))
+    return tuple(Asked(*row) for row in _newest(
+        database, "id, action, subject, reason, by, wall_s, until_wall_s, state, text "
+        "FROM requests ORDER BY wall_s", ASKED_READ))
 
 
 def refused_in(database: sqlite3.Connection) -> tuple[Refused, ...]:
     """What was refused, newest last; nothing in a journal of a release that kept none."""
+    return tuple(Refused(*row) for row in _newest(
+        database, "uid, what, why, example, last_wall_s, times FROM refusals ORDER BY last_wall_s",
+        REFUSED_READ))
+
+
+def _newest(database: sqlite3.Connection, what: str, most: int) -> list[Any]:
+    """Rows, newest last; none of a table that the journal's release did not have."""
     try:
-        rows = database.execute(
-            "SELECT uid, what, why, example, last_wall_s, times FROM refusals "
-            "ORDER BY last_wall_s DESC LIMIT ?", (REFUSED_READ,)).fetchall()
+        rows = database.execute(f"SELECT {what} DESC LIMIT ?", (most,)).fetchall()
     except sqlite3.OperationalError:
-        return ()
-    return tuple(Refused(*row) for row in reversed(rows))
+        return []
+    return rows[::-1]

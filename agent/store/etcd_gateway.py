@@ -34,7 +34,7 @@ LINE_MAX = 16 << 20  # of a watch: what changed in one transaction
 HEADER_BYTES = 4  # ": " and the line's end
 VERSION, LOG_IN = "/version", "/v3/auth/authenticate"
 # gRPC's codes, as etcd uses them.
-INVALID_ARGUMENT, PERMISSION_DENIED, EXHAUSTED = 3, 7, 8
+PERMISSION_DENIED, EXHAUSTED = 7, 8
 OUT_OF_RANGE, UNAVAILABLE, UNAUTHENTICATED = 11, 14, 16
 LOGIN_AGAIN = ("invalid auth token", "revision of auth store is old", "auth token is not provided")
 # The request was not proposed: another member may take it.

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from typing import Any
 
 WAITING_MAX = 256
 CRASHED = "it ended in an error of ours: see the agent's log"
@@ -43,7 +44,7 @@ class SideThread:
             _, done = self._waiting.get(key, (None, None))
             if done is None or done.done():
                 done = asyncio.get_running_loop().create_future()
-                done.add_done_callback(_heard)
+                done.add_done_callback(take_error)
             self._waiting[key] = (work, done)
             if len(self._waiting) > WAITING_MAX:
                 self._waiting.popitem(last=False)[1][1].cancel()
@@ -102,7 +103,7 @@ def tell(done: asyncio.Future[None], error: Exception | None = None) -> None:
         pass  # the loop has ended; nobody waits any more
 
 
-def _heard(done: asyncio.Future[None]) -> None:
-    """Whoever waited may have given up: its error is no surprise then."""
+def take_error(done: asyncio.Future[Any]) -> None:
+    """Whoever waited may have given up: the error is no surprise then, for asyncio to warn of."""
     if not done.cancelled():
         done.exception()

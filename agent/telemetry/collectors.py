@@ -33,6 +33,7 @@ from holdfast.collectors.contract import (
 from ..config.settings import Config
 from ..core.model import Named, Readings, by_name
 from ..system.child_probe import Helper, Prober, StuckChild
+from ..system.side_thread import take_error
 
 SAMPLES_MAX = 10_000  # of one collector and reading
 FIRST_FACTOR = 10.0  # a child's first answer: a driver without persistence takes seconds to wake
@@ -302,7 +303,7 @@ class Runner:
             self._say_dropped(name, max(0, min(len(read), SAMPLES_MAX) - len(samples)))
         except TimeoutError:
             error, entry.stuck = f"no answer within {deadline_s:g} s", reading
-            reading.add_done_callback(_take_exception)
+            reading.add_done_callback(take_error)
         except NoData as reason:
             error, absent = legible(str(reason)) or "not on this machine", True
         except Exception as failure:  # border of a collector: promise 1
@@ -337,9 +338,3 @@ def _timed(
     """In the collector's thread: the loop sees the whole set's time, and its own."""
     begin_s = time.monotonic()
     return collect(roots, boot_s), time.monotonic() - begin_s
-
-
-def _take_exception(reading: asyncio.Future[tuple[list[Sample], float]]) -> None:
-    """Retrieves the exception of a late reading, so that asyncio does not warn about it at exit."""
-    if not reading.cancelled():
-        reading.exception()

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 IN_CLOSE_NOWRITE, IN_OPEN = 0x10, 0x20
 IN_ONLYDIR = 0x01000000
 IN_NONBLOCK, IN_CLOEXEC = os.O_NONBLOCK, os.O_CLOEXEC
-IN_IGNORED, IN_ISDIR = 0x8000, 0x40000000
+IN_ISDIR = 0x40000000
 HEAD = struct.Struct("iIII")  # watch, mask, cookie, length of the name
 WATCHES_MAX = 4096  # a user may have 8192 by default, and is not Holdfast alone
 READS_MAX = 64  # of 64 KB a reading; the kernel keeps 16,384 events by default

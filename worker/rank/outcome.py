@@ -15,15 +15,12 @@ import sys
 import threading
 import time
 import traceback
-from types import TracebackType
-from typing import Any, Dict, Optional, Tuple, Type
+from typing import Any, Dict, Tuple
 
 from .. import exits
 from .. import page as pages
 
 ERROR_LIMIT = 16_000  # characters of traceback kept in the error file
-
-ExcInfo = Tuple[Type[BaseException], BaseException, Optional[TracebackType]]
 
 
 def of_exception(error: BaseException) -> Tuple[str, int]:

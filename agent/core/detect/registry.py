@@ -1,4 +1,4 @@
-"""The detectors of a run and of a node: the one table of them, and the border around each.
+"""The detectors of a run and of a node: the one table of them, and the border around a node's.
 
 Owns the table, and what a step asks of a detector of a node: it gets the readings that it declares
 and its own memory, is asked again when one of those readings is newer, and costs its news alone
@@ -34,8 +34,7 @@ from .host.host import Host
 from .host.reach import Reach
 from .host.storage import Storage
 from .network.network import Networks
-from .ranks.alerted import Alerted
-from .ranks.broken import Ended, Growing, Members, Requested, UnderRanks
+from .ranks.broken import Alerted, Ended, Growing, Members, Requested, UnderRanks
 from .ranks.hang import Hang
 from .ranks.slow_collectives import SlowCollectives
 

@@ -123,8 +123,5 @@ class FleetPause:
 
 
 def read(doc: Doc) -> PauseDoc:
-    """No pause for an absent or unreadable body: content of the store is input from outside."""
-    try:
-        return msgspec.json.decode(doc.body, type=PauseDoc) if doc.body else PauseDoc()
-    except (msgspec.DecodeError, RecursionError):
-        return PauseDoc()
+    """No pause for an absent or unreadable body."""
+    return members.body_of(doc, PauseDoc) or PauseDoc()

@@ -6,6 +6,8 @@ generation that runs.  Pure; a stale beat is unknown, never evidence.
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 from msgspec.structs import replace
 
@@ -28,6 +30,7 @@ from ..model import (
 )
 from .plan import Member
 
+Body = TypeVar("Body")
 STALE_LEASES = 0.6  # three beats, one each fifth of a lease, are missing
 LOST_LEASES = 1.5  # the lease and its margin: an old leader and old permits have run out
 ASKING = "its checks are not through yet"  # of a node's gate: no refusal, who leads waits for it
@@ -51,21 +54,20 @@ def doc_of(store: StoreView, key: str) -> Doc:
     return store.docs.get(key)
 
 
-def read_plan(doc: Doc) -> Plan | None:
+def body_of(doc: Doc, kind: type[Body]) -> Body | None:
     """None for an absent or unreadable body: content of the store is input from outside."""
-    if not doc.body:
-        return None
     try:
-        return msgspec.json.decode(doc.body, type=Plan)
+        return msgspec.json.decode(doc.body, type=kind) if doc.body else None
     except (msgspec.DecodeError, RecursionError):
         return None
+
+
+def read_plan(doc: Doc) -> Plan | None:
+    return body_of(doc, Plan)
 
 
 def read_node(doc: Doc) -> NodeDoc:
-    try:
-        return msgspec.json.decode(doc.body, type=NodeDoc) if doc.body else NodeDoc()
-    except (msgspec.DecodeError, RecursionError):
-        return NodeDoc()
+    return body_of(doc, NodeDoc) or NodeDoc()
 
 
 def is_fresh(beat: Beat, now: Now, settings: Settings) -> bool:

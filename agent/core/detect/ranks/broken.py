@@ -1,7 +1,8 @@
-"""What broke a generation: a member, an operator's wish, an end of ranks, or hardware under them.
+"""What ends a generation: a member, somebody's wish, an end of ranks, or hardware under them.
 
-Owns these four detectors of a run: how long to wait for the root of which only consequences are
-seen, and when a node may not or cannot carry its ranks any more.  Pure.
+Owns these detectors of a run: how long to wait for the root of which only consequences are seen,
+and when a node may not or cannot carry its ranks any more.  Which alerts still ask is decided in
+run/alerts.py.  Pure.
 """
 
 from __future__ import annotations
@@ -232,3 +233,12 @@ class UnderRanks(RunDetector):
             return Look()
         ranks, generation = view.run.ranks, view.plan.generation
         return Look(kernel_incidents.cause_of(view.of_kernel, ranks, generation))
+
+
+class Alerted(RunDetector):
+    """The first alert that nothing has answered yet: one restart answers all of them."""
+
+    name = "alerts"
+
+    def look(self, view: RanksView) -> Look:
+        return Look(view.alerts[0]) if view.alerts and view.ranks else Look()
