@@ -23,7 +23,7 @@ ONE = "/api/v1/incidents/"
 
 
 class EndedRun(NamedTuple):
-    """See the module."""
+    """A run of this machine that has ended, and what its journal holds."""
 
     name: str
     past: past_runs.Past

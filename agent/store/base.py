@@ -1,7 +1,7 @@
 """What a store is: documents with versions, written by compare-and-set, and leases.
 
 Owns the interface alone.  sqlite.py implements it for one node, etcd.py for many, memory.py for
-tests and virtual clusters; tests/unit/agent/test_store_conformance.py holds all three to it.
+tests; tests/unit/agent/test_store_conformance.py holds all three to it.
 """
 
 from __future__ import annotations

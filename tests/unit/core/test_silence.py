@@ -23,7 +23,7 @@ from holdfast.agent.core.parse.kernel_line import parse
 
 from .driver import Lab
 from .test_repair import FALLEN, SETTLE_S, Repaired, process
-from .test_unlock import LOCK, lab, orders
+from .test_stale_locks import LOCK, lab, orders
 
 GPU = "vendor=nvidia,device=3"
 INFO = ("accelerator_info", f"{GPU},name=H100,uuid=GPU-1,pci=00000000:9B:00.0", 1.0, 1.0)
