@@ -99,7 +99,7 @@ class Outlook(Value, frozen=True):
     """What would be done about a fault of one subject."""
 
     subject: str
-    rung: str  # of the runbook; "" = none would be taken
+    action: str = msgspec.field(name="rung")  # of the runbook; "" = none would be taken
     reason: str
     code: int = -1  # that the run would end with; -1 = it goes on
 
@@ -268,13 +268,13 @@ class Node:
 
     def _climb(self, whole: Context, context: Context) -> None:
         """What the ladder of a run came to beyond the run itself."""
-        for cause, rung, why in context.climbed:
-            if rung == actions.EXCLUDE_NODE:
+        for cause, action, why in context.climbed:
+            if action == actions.EXCLUDE_NODE:
                 made = exclusions.struck(whole, cause.node, cause.fault, why, self.name)
                 self.kept.exclusions[cause.node] = msgspec.structs.replace(
                     made, request=cause.request)
             else:
-                self.kernel.climb(whole, cause, rung, why)
+                self.kernel.climb(whole, cause, action, why)
 
     def outlook(self, fault: str) -> tuple[Outlook, ...]:
         """What would be done about this fault if it came now, for each rank of each run that goes
@@ -306,17 +306,17 @@ class Node:
                         granted.code if granted.action == "finish" and not paused else -1))
         if book is not None and of_node:
             cause = ends.Cause(fault=fault, generation=0, reason=fault, severity=book.severity)
-            rung, why = self.repairs.outlook(whole, cause)
+            action, why = self.repairs.outlook(whole, cause)
             unlocks = ladder.holds(book, actions.REMOVE_LOCK)
             if unlocks and actions.REMOVE_LOCK in self.settings.allow:
-                rung, why = actions.REMOVE_LOCK, ""
-            if not rung and ladder.holds(book, actions.RUN_CHECK):
-                rung, why = actions.RUN_CHECK, ""
-            if not rung and kernel_incidents.looks_at(book):
+                action, why = actions.REMOVE_LOCK, ""
+            if not action and ladder.holds(book, actions.RUN_CHECK):
+                action, why = actions.RUN_CHECK, ""
+            if not action and kernel_incidents.looks_at(book):
                 why = NOBODY_NAMED
             if self.kept.paused or self.kept.fleet_pause.in_force.paused:
-                rung, why = "", PAUSED
-            found.append(Outlook(node_subject(self.name), rung, why))
+                action, why = "", PAUSED
+            found.append(Outlook(node_subject(self.name), action, why))
         return tuple(found)
 
     def _looks(self, book: Runbook, view: RunView) -> list[Outlook]:

@@ -23,6 +23,12 @@ STOP = Effect("1/run/demo/stop/1", "stop", "run/demo", "test", 5.0,
               Stop("demo", 1, (), 1.0, "test"))
 
 
+def intents(folder):
+    """Id of each effect in the journal that an agent left -> whether it was done."""
+    database = sqlite3.connect(folder / "state" / "journal.db")
+    return dict(database.execute("SELECT id, ok FROM intents").fetchall())
+
+
 def test_a_stalled_journal_lets_ordinary_effects_go_on_and_refuses_lasting_ones(agent, tmp_path):
     async def scenario():
         async with (
@@ -46,9 +52,7 @@ def test_a_stalled_journal_lets_ordinary_effects_go_on_and_refuses_lasting_ones(
             await until(lambda: len(node.seen[-1].outcomes) == 2)
 
     asyncio.run(scenario())
-    database = sqlite3.connect(tmp_path / "state" / "journal.db")
-    rows = dict(database.execute("SELECT id, ok FROM intents").fetchall())
-    assert rows == {STOP.id: 1, "2": 0}
+    assert intents(tmp_path) == {STOP.id: 1, "2": 0}
 
 
 def test_what_another_node_orders_is_journalled_and_carried_out_once(agent, tmp_path):
@@ -68,9 +72,7 @@ def test_what_another_node_orders_is_journalled_and_carried_out_once(agent, tmp_
             assert "no other node" in daemon.performer._levels["2"][0].error
 
     asyncio.run(scenario())
-    database = sqlite3.connect(tmp_path / "state" / "journal.db")
-    rows = dict(database.execute("SELECT id, ok FROM intents").fetchall())
-    assert rows == {STOP.id: 1, "2": 0}
+    assert intents(tmp_path) == {STOP.id: 1, "2": 0}
 
 
 def test_an_order_in_flight_is_sent_again_when_its_launcher_comes_back(agent, tmp_path):

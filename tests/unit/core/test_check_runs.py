@@ -101,7 +101,7 @@ def test_a_runbook_names_its_own_checks() -> None:
 
 def test_explain_says_that_it_would_be_made() -> None:
     made = later(lab(), 2.0)
-    assert [one.rung for one in made.node.outlook(BOOK.fault)][-1] == "run_check"
+    assert [one.action for one in made.node.outlook(BOOK.fault)][-1] == "run_check"
 
 
 def test_a_person_is_answered_with_what_was_found() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -206,14 +207,14 @@ def test_explain_says_what_happens(ladder, count, spent, allow, alone, used, mos
     die(made)
     outlook = said[SUBJECT]
     if outlook.code < 0:
-        assert outlook.rung == "restart_ranks" and made.view.generation == 2
+        assert outlook.action == "restart_ranks" and made.view.generation == 2
     else:
         assert made.finishes() == [outlook.code] and made.view.generation == 1
         assert ended(made).split(": ")[0] == outlook.reason.split(": ")[0]
     made.view = replace(made.view, state="done", ranks=())
     for _ in range(30):
         made.step(1.0)
-    beyond = outlook.rung if outlook.rung in actions.root_verbs() else ""
+    beyond = outlook.action if outlook.action in actions.root_verbs() else ""
     assert orders(made)[:1] == ([beyond] if beyond else [])
 
 
@@ -228,7 +229,9 @@ def test_new_settings_take_nothing_from_what_is_remembered_or_in_flight() -> Non
     allowed = Settings(allow=("reboot_node",), alone=True)
     made.node.configure(allowed, made.runbooks)
     assert made.node.kept.in_flight.pending == pending and made.node.cases is cases
-    assert [one.rung for one in made.node.outlook("gpu_fell_off_bus")][-1] == "reboot_node"
+    last = made.node.outlook("gpu_fell_off_bus")[-1]
+    assert last.action == "reboot_node"
+    assert msgspec.to_builtins(last)["rung"] == "reboot_node", "the API's key"
 
 
 @pytest.mark.parametrize("line", [FALLEN, "EXT4-fs error (device sda1): __ext4_find_entry:1: x"])

@@ -87,7 +87,7 @@ def test_a_look_that_fails_is_a_line() -> None:
 def test_explain_says_who_would_be_looked_at_and_no_end_that_never_comes() -> None:
     made = lab()
     said = {one.subject: one for one in made.node.outlook("host_hung_task")}
-    assert {one.rung for subject, one in said.items() if "rank" in subject} == {TAKE_EVIDENCE}
+    assert {one.action for subject, one in said.items() if "rank" in subject} == {TAKE_EVIDENCE}
     assert said["node/a"].reason == NOBODY_NAMED and len(said) == 9
     assert all(one.code < 0 for one in said.values())
     # A condition of the node that no ladder answers ends no run either.
@@ -100,4 +100,4 @@ def test_a_paused_node_looks_at_nobody_and_explain_says_so() -> None:
     made.requests = (Request("q1", PAUSE, "node/a", "looking", by="eva"),)
     made.step(0.1)
     assert say(made, HUNG % made.rank(0).pid) == []
-    assert [one.rung for one in made.node.outlook("host_hung_task")] == [""]
+    assert [one.action for one in made.node.outlook("host_hung_task")] == [""]
