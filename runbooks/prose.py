@@ -42,11 +42,16 @@ def split(text: str) -> tuple[str, dict[str, str]]:
     _, toml, prose = (text.split(FENCE, 2) + ["", ""])[:3]
     if not toml.strip():
         raise ValueError(f"no machine part between {FENCE} and {FENCE}")
-    sections: dict[str, str] = {}
-    for part in prose.split("\n## ")[1:]:
+    return toml, sections(prose)
+
+
+def sections(prose: str) -> dict[str, str]:
+    """{title: its text} of what stands below the machine part."""
+    found: dict[str, str] = {}
+    for part in f"\n{prose}".split("\n## ")[1:]:
         title, _, body = part.partition("\n")
-        sections[title.strip()] = body.strip("\n")
-    return toml, sections
+        found[title.strip()] = body.strip("\n")
+    return found
 
 
 def first_sentence(text: str) -> str:

@@ -45,9 +45,9 @@ PUSHED = ("url", "token_file", "folder", "datasource", "dry_run", "diff")
 def _render(options: argparse.Namespace) -> int:
     """Writes rules, samples and dashboards into --to; the rules alone to standard output."""
     entries = []
-    for name, book in runbooks().items():
-        _, sections = prose.split(prose.text_of(name))
-        entries.append(faults.Entry(book, prose.first_sentence(sections["Meaning"])))
+    for name, (book, text) in runbooks().items():
+        meaning = prose.sections(text).get("Meaning", f"The fault {name}.")
+        entries.append(faults.Entry(book, prose.first_sentence(meaning)))
     rules = files.rules(entries, _base(options, files.SERVED))
     if options.to is None:
         sys.stdout.write(rules)

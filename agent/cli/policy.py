@@ -35,6 +35,7 @@ from .text import (
 )
 
 if TYPE_CHECKING:
+    from ..config.runbooks import Document
     from .client import Agent
 
 ALONE = "this node sees no fleet that would open the breaker; actions.alone = true allows it"
@@ -47,16 +48,16 @@ CLEARS = {
 }
 
 
-def runbooks() -> dict[str, Runbook]:
-    """The runbooks in force, shadows included.  Raises Failure for a bad one."""
+def runbooks() -> dict[str, Document]:
+    """The runbooks in force with their prose, shadows included.  Raises Failure for a bad one."""
     return _runbooks(_load(None).config)
 
 
-def _runbooks(configuration: Any) -> dict[str, Runbook]:
-    from holdfast.agent.config.runbooks import load_runbooks
+def _runbooks(configuration: Any) -> dict[str, Document]:
+    from holdfast.agent.config.runbooks import load_documents
 
     try:
-        return load_runbooks(Path(configuration.runbooks.directory))
+        return load_documents(Path(configuration.runbooks.directory))
     except (OSError, ValueError) as error:
         raise Failure(str(error), CONFIGURATION) from error
 
@@ -67,15 +68,15 @@ def _runbooks(configuration: Any) -> dict[str, Runbook]:
 def explain(options: argparse.Namespace) -> int:
     books = runbooks()
     if not options.fault:
-        return _list(books, options.json)
-    book = books.get(options.fault)
-    if book is None:
+        return _list({fault: one.runbook for fault, one in books.items()}, options.json)
+    found = books.get(options.fault)
+    if found is None:
         import difflib
 
         near = difflib.get_close_matches(options.fault, books, 1)
         hint = f"did you mean {near[0]}?" if near else "`holdfast explain` lists all"
         raise Failure(f"no fault {options.fault!r}: {hint}")
-    _, sections = prose.split(prose.text_of(book.fault))
+    book, sections = found.runbook, prose.sections(found.prose)
     now = _now(book)
     if options.json:
         print_json({**_as_json(book), "now": now, "text": sections})

@@ -197,6 +197,33 @@ def test_links_to_agents_that_speak_tls_are_https(tmp_path: Path) -> None:
     assert "https://${__data.fields.instance}/runbooks/" in fleet and "http://${__d" not in fleet
 
 
+def test_a_fault_of_the_operators_own_is_explained_and_has_its_alert(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    """Its runbook stands in one file, with prose or without."""
+    head = '+++\nseverity = "warn"\nscope = "run"\nladder = ["restart_ranks"]\n%s+++\n'
+    (tmp_path / "books").mkdir()
+    (tmp_path / "books/fabric_storm.md").write_text(head % "")
+    (tmp_path / "books/own_alert.md").write_text(
+        head % 'alert = "HoldfastOwnAlert"\n' + "## Meaning\n\nTwo switches drop. All of it.\n")
+    (tmp_path / "books/rank_hung.md").write_text(head % 'alert = "HoldfastRankHung"\n')
+    (tmp_path / "agent.toml").write_text(f'[runbooks]\ndirectory = "{tmp_path}/books"\n')
+    monkeypatch.setattr("holdfast.agent.config.load.DEFAULT_FILE", tmp_path / "agent.toml")
+    monkeypatch.setenv("HOLDFAST_RUNTIME_DIR", str(tmp_path / "none"))
+    assert main(["explain", "fabric_storm"]) == 0
+    assert "restart_ranks" in capsys.readouterr().out
+    assert main(["explain", "own_alert"]) == 0
+    assert "Two switches drop." in capsys.readouterr().out
+    assert main(["explain", "rank_hung"]) == 0
+    said = capsys.readouterr().out
+    assert "books/rank_hung.md" in "".join(said.split()) and "Mitigation" in said
+    assert main(["dashboards", "render"]) == 0
+    rules = yaml.safe_load(capsys.readouterr().out)["groups"]
+    (ticket,) = [one for group in rules for one in group["rules"]
+                 if one.get("alert") == "HoldfastOwnAlert"]
+    assert ticket["annotations"]["summary"] == "Two switches drop."
+
+
 def test_alert_rules_go_to_standard_output_unless_told_where(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
 ) -> None:
