@@ -114,10 +114,13 @@ class Board:
             value = float(row["value"][1])
             colour = [s["color"] for s in steps if s["value"] is None or value >= s["value"]][-1]
             name = f'<div class="l">{html.escape(named(legend, row))}</div>' * (len(series) > 1)
+            said = shown(value, unit)
+            if one["options"]["textMode"] == "name":
+                name, said = "", named(legend, row)
             size = 30 if len(series) == 1 else 19
             parts.append(f'<div style="display:inline-block;margin-right:26px">{name}<span '
                          f'class="big" style="font-size:{size}px;color:{NAMED[colour]}">'
-                         f"{html.escape(shown(value, unit))}</span></div>")
+                         f"{html.escape(said)}</span></div>")
         return "".join(parts)
 
     def _table(self, one: dict[str, Any], series: list[Any], unit: str, *_: int) -> str:

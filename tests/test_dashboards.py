@@ -127,6 +127,28 @@ def test_a_counter_that_was_away_for_a_scrape_does_not_begin_anew(tmp_path: Path
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_precision_on_the_board_is_what_is_recorded_and_alerted(tmp_path: Path) -> None:
+    """What a person labelled false had counted as true when it was acted upon."""
+    verdicts = 'holdfast_detector_verdicts_total{detector="hang",outcome="%s",instance="n0"}'
+    false = 'holdfast_incident_labels_total{detector="hang",label="false",instance="n0"}'
+    file, rules = tmp_path / "test.yml", tmp_path / "rules.yml"
+    rules.write_text(files.rules([], "x"))
+    for labelled, share in (({}, 0.9), ({false: "0+4x120"}, 0.5)):
+        series = {verdicts % "true": "0+9x120", verdicts % "false": "0+1x120"} | labelled
+        file.write_text(json.dumps({"evaluation_interval": "1m", "rule_files": ["rules.yml"],
+                                    "tests": [{
+            "interval": "1m",
+            "input_series": [{"series": one, "values": values} for one, values in series.items()],
+            "promql_expr_test": [
+                {"expr": f"round({expr}, 0.001)", "eval_time": "2h",
+                 "exp_samples": [{"labels": '{detector="hang"}', "value": share}]}
+                for expr in ("detector:holdfast_precision:ratio7d",
+                             boards.PRECISION.replace("$__range", "1h"))]}]}))
+        done = subprocess.run([promtool(), "test", "rules", str(file)], capture_output=True,
+                              text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_every_family_that_a_panel_asks_for_is_served() -> None:
     names = {re.sub(r"_(sum|count)$", "", one)
              for query in queries() for one in re.findall(r"holdfast_[a-z0-9_]+", query)}

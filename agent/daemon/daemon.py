@@ -166,7 +166,7 @@ class Daemon:
         )
         state.audit = Audit(self.journal.append, functools.partial(self.on_error, "audit"),
                             self.journal.seed.refused)
-        self.runbooks = load_runbooks(Path(state.config.runbooks.directory))
+        state.runbooks = load_runbooks(Path(state.config.runbooks.directory))
         seed = self.journal.seed
         state.incident_log = self.incident_log = IncidentLog(
             seed.incidents, seed.owners, self._owner_of, seed.reviews
@@ -257,10 +257,10 @@ class Daemon:
     def _new_node(self, memory: bytes) -> Node:
         settings = self._core_settings(self.state.loaded)
         try:
-            return self._make_node(self.state.name, settings, self.runbooks, memory)
+            return self._make_node(self.state.name, settings, self.state.runbooks, memory)
         except Exception as error:  # border: memory of another release must not stop the agent
             self.on_error("memory", error)
-            return self._make_node(self.state.name, settings, self.runbooks, b"")
+            return self._make_node(self.state.name, settings, self.state.runbooks, b"")
 
     def _core_settings(self, loaded: Loaded) -> Settings:
         place = self.options.place
@@ -500,7 +500,7 @@ class Daemon:
             say(f"reload refused, the old configuration stays:\n{error}")
             self.wake("reload")
             return
-        state.loaded, self.runbooks = loaded, runbooks
+        state.loaded, state.runbooks = loaded, runbooks
         self.node.configure(self._core_settings(loaded), runbooks)
         log_child.tell(self.launchers.sessions(), loaded)
         state.reload_ok, state.reload_error = True, ""

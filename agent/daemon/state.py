@@ -18,7 +18,7 @@ from holdfast.collectors.contract import legible
 from ..config.load import Loaded
 from ..config.settings import Config
 from ..core.checks.verdict import CheckVerdict
-from ..core.model import Commit, Decision, Now, Observed
+from ..core.model import Commit, Decision, Now, Observed, Runbook
 from ..core.series.gradient_pace import GradientPace
 from ..history.audit import Audit
 from ..history.incident_log import IncidentLog
@@ -60,6 +60,7 @@ class AgentState:
     counters: dict[tuple[str, Labels], float]
     launchers: LauncherServer
     keep: Callable[[Review], object]  # writes it into the journal, and counts it
+    runbooks: Mapping[str, Runbook]  # in force, by fault
     outlook: Callable[[str], Sequence[object]]  # what the core would do about a fault now
 
     def __init__(self, loaded: Loaded, is_private: bool) -> None:

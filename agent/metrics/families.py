@@ -29,6 +29,7 @@ from ..core.checks.verdict import CODES, UNKNOWN
 from ..core.detect.devices import accelerator
 from ..core.ledger import CATEGORIES
 from ..core.model import FLEET, SEVERITIES, Readings, node_subject, run_subject
+from ..core.run.stage import Stage
 from ..daemon.state import AgentState
 from ..history.incident_log import RECOVERY_BUCKETS_S
 from ..history.job_log import START_BUCKETS_S
@@ -211,6 +212,7 @@ class _Page:
             "train_step": [], "train_loss": [], "train_step_seconds": [], "run_generation": [],
             "run_ranks": [], "rank_still_seconds": [], "checkpoint_verified_step": [],
             "checkpoint_age_seconds": [], "checkpoint_interval_seconds": [], "run_leading": [],
+            "run_stage": [], "run_budget_left": [],
         }
         for view in state.snapshot.observed.runs:
             label = (view.run,)
@@ -240,6 +242,11 @@ class _Page:
                 if value_s is not None:
                     rows[name].append((label, value_s))
             rows["run_leading"].append((label, int(status.leads(state, view.run))))
+            doing = state.snapshot.stages.get(view.run, Stage.UNKNOWN)
+            rows["run_stage"].append(((view.run, str(doing)), 1))
+            rows["run_budget_left"] += [
+                ((view.run, *key), left)
+                for key, left in sorted(books.budgets_left(state, view.run).items())]
         for name, values in rows.items():
             yield family(name, values)
 

@@ -11,6 +11,8 @@ from typing import NamedTuple
 from holdfast.collectors import ALL
 from holdfast.collectors.contract import Metric
 
+from ..core.run.stage import Stage
+
 # The most series that /metrics may have, as docs/metrics.md states them.
 SERIES_OF_NODE, SERIES_OF_CORE, SERIES_OF_GPU, SERIES_OF_RANK = 1500, 8, 200, 2
 
@@ -88,6 +90,10 @@ NAMES: dict[str, Name] = {
     "node_price_per_hour": Name("gauge", "What an hour of this node costs.", ("currency",)),
     "run_total_steps": Name("gauge", "Steps that the run is to make.", ("run",)),
     "run_restarts_left": Name("gauge", "Restarts before the run is given up.", ("run",)),
+    "run_budget_left": Name(
+        "gauge", "How often a runbook still allows an action before the next one is taken, where "
+        "it was done most; only of budgets that the newest plan has charged. One whose window is "
+        "over is full again with the next fault.", ("run", "fault", "action")),
     "run_eta_seconds": Name(
         "gauge", "Until its last step, at the pace of this run so far, losses included.", ("run",)
     ),
@@ -107,6 +113,10 @@ NAMES: dict[str, Name] = {
     "train_step_seconds": Name("gauge", "Median duration of the latest steps.", ("run",)),
     "run_generation": Name("gauge", "Generation that runs now.", ("run",)),
     "run_ranks": Name("gauge", "Ranks by state.", ("run", "state")),
+    "run_stage": Name(
+        "gauge", f"1 for what the run is doing here, of {len(Stage)} words ({', '.join(Stage)}); "
+        "the others have no series.", ("run", "stage")
+    ),
     "rank_still_seconds": Name(
         "gauge", "How long a rank's progress has stood still.", ("run", "rank"), False
     ),

@@ -89,6 +89,20 @@ def _restarts_left(state: AgentState, view: RunView) -> int | None:
     return None
 
 
+def budgets_left(state: AgentState, run: str) -> dict[tuple[str, str], int]:
+    """(fault, action) -> how often its runbook still allows it there where it was done most, of
+    what the newest plan has charged."""
+    left: dict[tuple[str, str], int] = {}
+    for plan in state.snapshot.decision.plans:
+        for key, spent in plan.spent if plan.run == run else ():
+            fault, _, rest = key.partition("/")
+            action, book = rest.partition("/")[0], state.runbooks.get(fault)
+            if book is not None and action:  # neither the run's own budget nor a signature
+                here = max(0, book.budget_count - spent)
+                left[fault, action] = min(here, left.get((fault, action), here))
+    return left
+
+
 def share(state: AgentState, run: str) -> float:
     """Which part of this run's time was training so far; 1 while too little has gone by."""
     rows = {category: seconds for name, category, seconds in state.snapshot.decision.run_ledger

@@ -118,16 +118,19 @@ _BEFORE = _made_of(" offset $__range")
 CHANGED = (f"1000 * (min_over_time({_SEEN}[$__range:1m]) or {_SEEN}) and {_made_of()} "
            f"unless {_BEFORE} and on (instance, component) {_BEFORE}")
 ONE_RUN = Board("run", "Holdfast: run", "Is it training, and where does its time go.", (
+    Panel("Doing", "As `holdfast status` has it on the node that leads the run.", "none", (
+        (f"max by (stage) (holdfast_run_stage{{{RUN}}} "
+         f"and on (instance) holdfast_run_leading{{{RUN}}} == 1)", "{{stage}}"),), "word", 6),
     Panel("Steps in two minutes", "0: it does not train.", "none", (
         (f"max(max_over_time(holdfast_train_step{{{RUN}}}[2m]) "
          f"- min_over_time(holdfast_train_step{{{RUN}}}[2m]))", ""),),
         "stat", 6, ((None, "red"), (1.0, "green"))),
     Panel("Ranks that run", "Ranks of the newest generation.", "none", (
-        (f'sum(holdfast_run_ranks{{{RUN},state="running"}})', ""),), "stat", 6),
+        (f'sum(holdfast_run_ranks{{{RUN},state="running"}})', ""),), "stat", 4),
     Panel("Verified checkpoint's age", "What a fault now would cost at most.", "s", (
-        (f"min(holdfast_checkpoint_age_seconds{{{RUN}}})", ""),), "stat", 6),
+        (f"min(holdfast_checkpoint_age_seconds{{{RUN}}})", ""),), "stat", 4),
     Panel("Generation", "Grows by one with each restart.", "none", (
-        (f"max(holdfast_run_generation{{{RUN}}})", ""),), "stat", 6),
+        (f"max(holdfast_run_generation{{{RUN}}})", ""),), "stat", 4),
     Panel("Done in", "At the pace of this run so far, losses included.", "s", (
         (f"max(holdfast_run_eta_seconds{{{RUN}}})", ""),), "stat", 6, quiet="no number of steps"),
     Panel("Spare time", "Between that and its deadline; below 0 it will be late.", "s", (
@@ -185,6 +188,13 @@ ONE_NODE = Board("node", "Holdfast: node", "Devices, links, host and kernel on o
           "{{resource}}"),
 ), (("node", "label_values(holdfast_build_info, instance)"),), (
     ("Kernel events", began(f"holdfast_events_total{{{NODE}}}"), "{{source}} {{code}}"),))
+_VERDICTS = f'sum by (detector) ({gained("holdfast_detector_verdicts_total")})'
+# As the recorded detector:holdfast_precision:ratio7d, over the time that is looked at.
+PRECISION = (
+    "clamp_min(sum by (detector) ("
+    + gained('holdfast_detector_verdicts_total{outcome="true"}')
+    + ") - (sum by (detector) (" + gained('holdfast_incident_labels_total{label="false"}')
+    + f") or {_VERDICTS} * 0), 0) / ({_VERDICTS} > 0)")
 RECOVERY = Board("recovery", "Holdfast: recovery", "How fast faults are found and cured.", (
     Panel("MTTD", "From the last step to the verdict.", "s", (
         (f'{mean_recovery("total")} - {mean_recovery("after_verdict")}', ""),), "stat", 6,
@@ -205,10 +215,12 @@ RECOVERY = Board("recovery", "Holdfast: recovery", "How fast faults are found an
     Panel("Start", "From a launcher's begin to ranks, and on to a finished step: means.", "s", (
         (_mean_start("ranks"), "ranks"), (_mean_start("first_step"), "first step")), "stat",
         quiet="none began"),
-    Panel("Detector precision", "Verdicts that turned out true.", "percentunit", (
-        ("sum by (detector) (" + gained('holdfast_detector_verdicts_total{outcome="true"}')
-         + ") / (sum by (detector) (" + gained("holdfast_detector_verdicts_total") + ") > 0)",
-         ""),), "table", quiet="no verdict yet"),
+    Panel("Detector precision", "Verdicts that turned out true, less those that a person "
+          "labelled false.", "percentunit", ((PRECISION, ""),), "table", quiet="no verdict yet"),
+    Panel("Budgets left", "Of each runbook that was spent from; at 0 the next such fault climbs "
+          "its ladder.", "none", (
+              ("min by (run, fault, action) (holdfast_run_budget_left)", ""),), "table", 24,
+          steps=((None, "red"), (1.0, "green")), links=(_TO_RUN,), quiet="none was spent from"),
 ))
 BOARDS = (FLEET, ONE_RUN, ONE_NODE, RECOVERY)
 PROVISIONING = ("dashboards.yml", "datasource.yml")

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 COLUMNS = 24
 UNITS = {"none", "short", "s", "percentunit", "bytes", "Bps", "watt", "celsius", "dateTimeFromNow"}
-KINDS = {"stat": 4, "timeseries": 8, "heatmap": 8, "table": 8}  # and how high each is
+KINDS = {"stat": 4, "word": 4, "timeseries": 8, "heatmap": 8, "table": 8}  # and how high each is
 SOURCE_VARIABLE = "datasource"
 SOURCE = {"type": "prometheus", "uid": f"${{{SOURCE_VARIABLE}}}"}
 
@@ -54,12 +54,13 @@ def check(panel: Panel) -> None:
 # What each kind of panel shows and how: Grafana fills in what is missing by its release, so that a
 # panel would look otherwise in the next one.
 _QUIET_LEGEND = {"calcs": [], "displayMode": "list", "placement": "bottom", "showLegend": True}
+_STAT = {
+    "colorMode": "value", "graphMode": "none", "justifyMode": "auto", "orientation": "auto",
+    "percentChangeColorMode": "standard", "showPercentChange": False, "textMode": "auto",
+    "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False}, "wideLayout": True}
 OPTIONS: dict[str, dict[str, Any]] = {
-    "stat": {
-        "colorMode": "value", "graphMode": "none", "justifyMode": "auto", "orientation": "auto",
-        "percentChangeColorMode": "standard", "showPercentChange": False, "textMode": "auto",
-        "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
-        "wideLayout": True},
+    "stat": _STAT,
+    "word": _STAT | {"textMode": "name"},  # a stat of which the legend is read, not the number
     "timeseries": {"legend": _QUIET_LEGEND,
                    "tooltip": {"hideZeros": True, "mode": "multi", "sort": "desc"}},
     "heatmap": {
@@ -86,9 +87,11 @@ def _panel(panel: Panel, number: int, x: int, y: int) -> dict[str, Any]:
     custom = dict(CUSTOM.get(panel.kind, {}))
     if panel.stacked:
         custom |= {"stacking": {"mode": "normal", "group": "A"}, "fillOpacity": 60}
-    instant = panel.kind in ("stat", "table")
+    stat = panel.kind in ("stat", "word")
+    instant = stat or table
     return {
-        "id": number, "type": panel.kind, "title": panel.title, "description": panel.text,
+        "id": number, "type": "stat" if stat else panel.kind, "title": panel.title,
+        "description": panel.text,
         "datasource": SOURCE, "options": OPTIONS[panel.kind],
         "gridPos": {"h": KINDS[panel.kind], "w": panel.width, "x": x, "y": y},
         "fieldConfig": {"overrides": [_coloured(*one) for one in panel.colours], "defaults": {

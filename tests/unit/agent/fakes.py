@@ -32,6 +32,7 @@ class FakeNode:
         self.fail = False
         self.next_step_s = 1.0
         self.extra: dict = {}
+        self.doing: dict[str, str] = {}  # run -> stage
 
     def step(self, now: Now, observed: Observed) -> Decision:
         self.steps += 1
@@ -44,7 +45,7 @@ class FakeNode:
         )
 
     def stages(self) -> dict[str, str]:
-        return {}
+        return self.doing
 
     def paces(self) -> dict[str, GradientPace]:
         return {}

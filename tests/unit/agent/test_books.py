@@ -6,8 +6,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from holdfast.agent.core.model import Plan, RankView, Resume, RunView
+from holdfast.agent.core.model import Plan, RankView, Resume, Runbook, RunView
 from holdfast.agent.core.run import policy
 from holdfast.agent.launchers.protocol import Goal
 from holdfast.agent.web import books
@@ -45,6 +46,22 @@ def test_what_a_run_brings_is_its_step_by_the_median_of_its_ranks() -> None:
     assert (found.total_steps, found.team, found.deadline_wall_s) == (1000, "search", 1234.0)
     assert found.eta_s == (1000 - 398) * 0.25  # from the last rank's step
     assert found.restarts_left == 3
+
+
+def test_a_budgets_rest_is_that_of_the_place_where_it_was_spent_most() -> None:
+    spent = (("rank_killed/restart_ranks/run/m5/rank/0", 1), ("rank_killed/exclude_node/node/a", 1),
+             ("rank_killed/restart_ranks/run/m5/rank/1", 2), ("rank_hung/restart_ranks/run/m5", 9),
+             (policy.RESTARTS, 2), ("signature/rank_killed/rank 0/ValueError", 1),
+             ("taken_away/restart_ranks/run/m5", 1))
+    state = state_of()
+    state.runbooks = {name: Runbook(name, "fatal", "rank", budget_count=3)
+                      for name in ("rank_killed", "rank_hung")}
+    (plan,) = state.snapshot.decision.plans
+    state.snapshot.decision.plans = (replace(plan, spent=spent), replace(plan, run="other"))
+    assert books.budgets_left(state, "m5") == {
+        ("rank_killed", "restart_ranks"): 1, ("rank_killed", "exclude_node"): 2,
+        ("rank_hung", "restart_ranks"): 0}
+    assert books.budgets_left(state, "none") == {}
 
 
 def test_what_it_lost_so_far_it_goes_on_losing() -> None:

@@ -306,6 +306,28 @@ def test_metrics_are_complete_and_clean(agent, tmp_path):
     taken_by_prometheus(texts[0])
 
 
+def test_what_a_run_is_doing_and_may_still_spend_is_a_series_each(agent, tmp_path):
+    """One word at a time, and no series of a budget that nothing was taken from."""
+    async def scenario(daemon, node, launcher, tcp, unix):
+        plan = Plan("demo", 2, ("node-a",), ((0, "node-a"),), Resume("fresh"), "r", spent=(
+            ("rank_killed/restart_ranks/run/demo/rank/0", 1), ("restarts", 1)))
+        count = daemon.state.runbooks["rank_killed"].budget_count
+        for stage in ("recovering", "training"):
+            node.doing, node.extra = {"demo": stage}, {"plans": (plan,)}
+            steps = daemon.state.steps
+            daemon.wake("test")
+            await until(lambda before=steps: daemon.state.steps > before + 1)
+            async with tcp.get("/metrics") as answer:
+                lines = (await answer.text()).splitlines()
+            assert [one for one in lines if one.startswith("holdfast_run_stage{")] == [
+                f'holdfast_run_stage{{run="demo",stage="{stage}"}} 1.0']
+            assert [one for one in lines if one.startswith("holdfast_run_budget_left{")] == [
+                'holdfast_run_budget_left{action="restart_ranks",fault="rank_killed",run="demo"} '
+                f"{count - 1:.1f}"]
+
+    browse(scenario, agent, tmp_path)
+
+
 def test_the_text_is_rendered_once_a_snapshot(agent, tmp_path):
     from holdfast.agent.metrics.families import Exposition
 
