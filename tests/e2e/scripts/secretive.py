@@ -1,4 +1,5 @@
-"""Holds secrets everywhere a job has them, says them in every form, and dies by one."""
+"""Holds secrets everywhere a job has them, says them in every form, and dies by one; in its second
+life not before the file `enough` is there."""
 
 import os
 import sys
@@ -16,4 +17,6 @@ for form in FORMS:
     print(form)
     print(form, file=sys.stderr)
 time.sleep(1.0)
+while os.environ["TORCHELASTIC_RESTART_COUNT"] != "0" and not os.path.exists("enough"):
+    time.sleep(0.02)
 raise RuntimeError("; ".join(FORMS))
