@@ -68,9 +68,12 @@ def versions() -> str:
 
 
 def _key() -> str:
-    """Another version of this file may have other graphs."""
-    with open(__file__, "rb") as file:
-        return "%s; %08x" % (versions(), zlib.crc32(file.read()))
+    """Another version of this file, or of device.py with its sizes, may have other graphs."""
+    seen = 0
+    for path in (__file__, devices.__file__):
+        with open(path, "rb") as file:
+            seen = zlib.crc32(file.read(), seen)
+    return "%s; %08x" % (versions(), seen)
 
 
 def _marked(folder: str) -> dict[str, dict[str, float]]:

@@ -9,10 +9,12 @@ torch = pytest.importorskip("torch")
 from holdfast.agent.checks import collectives, device  # noqa: E402
 
 
+@pytest.mark.parametrize("copies", [1, 5])
 def test_a_flipped_bit_is_caught_a_hundred_times_of_a_hundred(
-    monkeypatch: pytest.MonkeyPatch
+    copies: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In small products, which are the dear part; test_check.py flips one in whole ones."""
+    monkeypatch.setattr(device, "_multiprocessors", lambda _: copies)
     monkeypatch.setattr(device, "INTEGER_SIZE", 64)
     monkeypatch.setattr(device, "FLOAT_SIZE", 64)
     caught = [device.known_answers("cpu", device.flipped(seed)) for seed in range(100)]
@@ -34,6 +36,29 @@ def test_the_same_error_twice_is_caught_against_the_host(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(torch.Tensor, "__matmul__", wrong)
     assert device.known_answers("cpu") == ["cpu: a product of integers is not the host's"]
+
+
+def test_each_multiprocessor_gets_a_product_and_none_may_be_wrong(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of them is wrong in the same way each time, which a single product would not meet."""
+    right, sick, shapes = torch.Tensor.__matmul__, 3, set()
+    assert device._multiprocessors("cpu") == 1
+    monkeypatch.setattr(device, "_multiprocessors", lambda _: 8)
+
+    def wrong(a: object, b: object) -> object:
+        found = right(a, b)
+        shapes.add((str(found.dtype), tuple(found.shape)))
+        if found.dtype == torch.float32:
+            found[sick, 7, 9] += 1
+        return found
+
+    monkeypatch.setattr(torch.Tensor, "__matmul__", wrong)
+    assert device.known_answers("cpu") == ["cpu: a product of integers is not the host's"]
+    assert shapes == {
+        ("torch.int64", (device.INTEGER_SIZE,) * 2),  # the host's own, made once
+        ("torch.float32", (8, *(device.INTEGER_SIZE,) * 2)),
+        *((f"torch.{of}", (8, *(device.FLOAT_SIZE,) * 2)) for of in ("float32", "bfloat16"))}
 
 
 def test_as_many_repeats_as_it_takes_until_they_are_alike(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -166,3 +166,15 @@ def test_a_damaged_marker_counts_as_none(tmp_path: Path, text: str) -> None:
     assert xla._marked(str(tmp_path))[xla._key()] == {"gemm": 3.0}
     xla._mark(str(tmp_path), "gemm", None)
     assert xla._marked(str(tmp_path))[xla._key()] == {}
+
+
+def test_graphs_are_those_of_both_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The sizes of a known product stand in device.py: changed there, it is compiled anew."""
+    before = xla._key()
+    assert xla._key() == before
+    for module in (xla, xla.devices):
+        changed = tmp_path / Path(module.__file__).name
+        changed.write_bytes(Path(module.__file__).read_bytes() + b"\n")
+        with monkeypatch.context() as patched:
+            patched.setattr(module, "__file__", str(changed))
+            assert xla._key() != before
