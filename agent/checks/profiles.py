@@ -19,8 +19,8 @@ from ..system.regular import read_regular
 
 FILE_MAX_BYTES = 1 << 20
 VENDORS = ("nvidia", "neuron", "amd")
-FORM = ('write one [profile] with name = "...", vendor = "nvidia", "neuron" or "amd", model = a part '
-        'of the device\'s name and devices = how many')
+FORM = ('write one [profile] with name = "...", vendor = "nvidia", "neuron" or "amd", model = a '
+        "part of the device's name and devices = how many")
 
 
 class ProfileLimit(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -233,9 +233,9 @@ class Checks(msgspec.Struct, frozen=True):
         Meta(max_length=16, description="where checkpoints go: written to and read back"),
     ] = ()
     profile: Annotated[str, Meta(max_length=4096, description=(
-        "which machine this node must be: the name of a shipped profile, or the path of a file with "
-        "one `[profile]` of your own; empty: by the machine's name, of which EC2's instance types "
-        "alone are known"))] = ""
+        "which machine this node must be: the name of a shipped profile, or the path of a file "
+        "with one `[profile]` of your own; empty: by the machine's name, of which EC2's instance "
+        "types alone are known"))] = ""
     gate: Annotated[
         tuple[str, ...],
         Meta(max_length=32, description=(
