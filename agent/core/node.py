@@ -93,6 +93,7 @@ class NodeMemory(msgspec.Struct):
     paused_until_wall_s: float = 0.0  # when that ends by itself; 0 = a person ends it
     paused: str = ""  # why an operator paused this node, whatever runs here; "" = not paused
     fleet_pause: PauseMemory = msgspec.field(default_factory=PauseMemory)
+    left_for: str = ""  # the announced end of this node for which it drained itself last
 
 
 class Outlook(Value, frozen=True):
@@ -197,7 +198,8 @@ class Node:
                 view, explaining, observed.beats, now, self.settings)
             context.causes, context.beyond = causes, partial(self.repairs.rung, whole)
             context.opened = opened
-            doing[view.run] = self._judge(context, leaving, bool(of_fleet))
+            doing[view.run] = self._judge(
+                context, leaving if self.settings.single_node else "", bool(of_fleet))
             contexts.append(context)
         for _, case in sorted(self.cases.items()):
             verdicts.extend(case.incidents.stopped(now))
@@ -209,6 +211,9 @@ class Node:
         asked = self.alerts.step(whole, self.cases, self.kept.exclusions, paused)
         for request in asked:
             self._request(whole, request)
+        if not (self.settings.single_node or paused):
+            self.kept.left_for = self.exclusions.leave(
+                self.kept.exclusions, whole, leaving, self.kept.left_for)
         self.exclusions.step(
             self.kept.exclusions, self.kept.fleet, led, whole, sick, bool(of_fleet))
         self.checks.step(whole, paused)

@@ -12,6 +12,7 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 from detectors import of_node
 from hypothesis import given
@@ -20,7 +21,8 @@ from pages import page, same_as_golden
 
 from holdfast.agent.config.load import load
 from holdfast.agent.core.detect.cloud.ec2 import at, leaving
-from holdfast.agent.core.model import Settings
+from holdfast.agent.core.model import Now, Observed, Settings, StoreView, readings_of
+from holdfast.agent.core.node import Node
 from holdfast.agent.telemetry.collectors import Runner
 from holdfast.collectors import ALL, ec2
 from holdfast.collectors.contract import NoData, Roots, Sample
@@ -221,9 +223,21 @@ def test_runs_end_only_where_the_operator_allows_it(service):
     samples = tuple(Ec2Collector().collect(service.roots, 1.0))
     found = of_node(samples)
     assert leaving(found, Settings()) == ""
-    assert leaving(found, Settings(allow=("drain_node",), single_node=False)) == ""
+    assert "terminate" in leaving(found, Settings(allow=("drain_node",), single_node=False))
     assert "terminate" in leaving(found, Settings(allow=("drain_node",)))
     assert leaving(found[1:], Settings(allow=("drain_node",))) == ""
+
+
+def test_with_a_store_the_announced_end_drains_the_node_itself(service):
+    announce(service)
+    samples = tuple(Ec2Collector().collect(service.roots, 1.0))
+    node = Node("a", Settings(allow=("drain_node",), single_node=False), {})
+    decision = node.step(Now(100.0, 1e9, "b"), Observed(
+        samples=readings_of(samples), store=StoreView(up=True)))
+    (body,) = [one.body.body for one in decision.effects
+                if getattr(one.body, "key", "") == "node/a"]
+    drained = msgspec.json.decode(body)
+    assert drained["excluded"] and drained["draining"] and "terminate" in drained["reason"]
 
 
 @given(st.integers(1, 253402300799))

@@ -13,6 +13,7 @@ import msgspec
 from ..actions import EXCLUDE_NODE, RUN_CHECK
 from ..checks.common_cause import OF_SCOPE
 from ..checks.verdict import CRITICAL, OK
+from ..detect.cloud.ec2 import SPOT_FAULT
 from ..effects import drafts
 from ..incidents.book import Entry, IncidentBook
 from ..ladder import first
@@ -58,6 +59,26 @@ class Exclusions:
         self._own(wanted, ctx, sick)
         for node in sorted(wanted):
             self._write(wanted, node, ctx)
+
+    def leave(
+        self, wanted: dict[str, members.NodeDoc], ctx: Context, why: str, left_for: str
+    ) -> str:
+        """Drains this node, as a person would, because its end is announced: `why`, "" = it is not.
+        Returns for which announcement it did so last: once for each, for a person may release it.
+        In another boot, and without another announcement, it is released."""
+        doc = ctx.observed.store.docs.decoded(node_subject(self.name), members.read_node)
+        booted_wall_s = ctx.now.wall_s - ctx.now.boot_s
+        if why and why != left_for:
+            if not doc.excluded:
+                wanted[self.name] = members.NodeDoc(
+                    excluded=True, draining=True, reason=why, by=self.name, fault=SPOT_FAULT,
+                    strikes=doc.strikes, since_wall_s=ctx.now.wall_s)
+            return why
+        if not why and doc.excluded and _left(doc) and doc.since_wall_s < booted_wall_s:
+            wanted.setdefault(self.name, members.NodeDoc(
+                reason="its end was announced, and it is back", by=self.name, strikes=doc.strikes,
+                since_wall_s=ctx.now.wall_s))
+        return left_for
 
     def _fatal_nodes(
         self, wanted: dict[str, members.NodeDoc], incidents: IncidentBook[Entry],
@@ -107,7 +128,7 @@ class Exclusions:
                        f"took the ranks of {', '.join(sorted(works))}")
                 wanted[self.name] = replace(
                     doc, excluded=False, draining=False, reason=why, since_wall_s=wall_s)
-        elif doc.fault and not sick:
+        elif doc.fault and not sick and not _left(doc):
             passed = self._passed(doc, ctx)
             if passed:
                 wanted[self.name] = members.NodeDoc(
@@ -173,6 +194,11 @@ class Exclusions:
         draft = drafts.put(key, doc.version, body, wanted[node].reason)
         ctx.emit(doc.version, msgspec.structs.replace(
             draft, outlives_node=True, request=wanted[node].request))
+
+
+def _left(doc: members.NodeDoc) -> bool:
+    """Whether it was taken out because its end was announced, which no check can take back."""
+    return doc.fault == SPOT_FAULT
 
 
 def strikes_of(doc: members.NodeDoc, ctx: Context) -> tuple[float, ...]:

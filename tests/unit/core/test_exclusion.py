@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from holdfast.agent.core.model import CheckVerdict, Request, Runbook, Settings, node_subject
 from holdfast.agent.core.run.members import NodeDoc, read_node
@@ -81,6 +82,60 @@ def test_a_fault_meanwhile_goes_on_with_the_node_that_nobody_can_follow() -> Non
     cluster.labs["a"].park(0, 5)
     cluster.run(6)
     assert (cluster.plan().generation, cluster.plan().members) == (2, ("a", "b"))
+
+
+SPOT = ("ec2_spot_action_timestamp_seconds", "action=terminate", 1e9 + 600.0, 0.0)
+
+
+def test_a_node_whose_end_is_announced_drains_itself_and_the_run_saves_and_moves() -> None:
+    cluster = started(settings=replace(MANY, allow=("drain_node",)))
+    cluster.labs["b"].samples = (SPOT,)
+    cluster.run(3)
+    assert doc(cluster, "b").fault == "ec2_spot_interruption"
+    cluster.run(9)
+    left = doc(cluster, "b")
+    assert (left.excluded, left.draining, left.by) == (True, False, "b")
+    assert left.reason.startswith("EC2 takes this spot instance back (terminate) at 2001-09-09")
+    plan = cluster.plan()
+    assert (plan.generation, plan.members, plan.spent) == (2, ("a", "c"), ())
+    assert (plan.resume.kind, plan.resume.step) == ("survivor", 5)
+    stops = [e.body for e in cluster.labs["b"].log if e.kind == "stop"]
+    assert stops[0].park and stops[0].save  # type: ignore[union-attr]
+    assert not cluster.labs["b"].finishes()
+
+    # A person's word stands against the same announcement, and no check takes the drain back.
+    ask(cluster, "a", "release_node", "b")
+    cluster.run(20)
+    assert not doc(cluster, "b").excluded
+    cluster.labs["b"].samples = (replace_time(SPOT, 1e9 + 900.0),)  # and not against another
+    cluster.run(20)
+    assert doc(cluster, "b").excluded
+
+    # It was stopped, and is started again under its name.
+    lab = cluster.labs["b"]
+    lab.samples, lab.boot_id = (), "another"
+    lab.wall_ahead_s += 7200.0
+    cluster.run(3)
+    assert not doc(cluster, "b").excluded
+    assert doc(cluster, "b").reason == "its end was announced, and it is back"
+
+
+def replace_time(row: tuple[str, str, float, float], unix_s: float
+                 ) -> tuple[str, str, float, float]:
+    return (*row[:2], unix_s, row[3])
+
+
+@pytest.mark.parametrize("how", ["not allowed", "not understood", "paused", "withdrawn"])
+def test_what_keeps_an_announced_node_in_the_run(how: str) -> None:
+    allow = () if how == "not allowed" else ("drain_node",)
+    cluster = started(settings=replace(MANY, allow=allow))
+    row = (SPOT[0], "action=unknown", *SPOT[2:]) if how == "not understood" else SPOT
+    if how == "paused":
+        cluster.labs["b"].requests = (Request("q1", "pause", node_subject("b"), "mine", by="ann"),)
+        cluster.run(1)
+    cluster.labs["b"].samples = () if how == "withdrawn" else (row,)
+    cluster.run(12)
+    assert "node/b" not in cluster.docs and cluster.plan().generation == 1
 
 
 def test_a_single_nodes_drain_ends_its_runs_and_refuses_the_next_until_release() -> None:

@@ -65,10 +65,9 @@ class Ec2(Detector):
 
 
 def leaving(found: list[Verdict], settings: Settings) -> str:
-    """Why the runs of this node are to end before it does; "" when they are not, or when the
-    operator does not let that happen.  With several nodes the others go on without this one; a
-    notice that could not be understood ends nothing."""
-    if DRAIN_NODE not in settings.allow or not settings.single_node:
+    """Why the runs of this node are to leave it before its end; "" when they are not, or when the
+    operator does not let that happen.  A notice that could not be understood ends nothing."""
+    if DRAIN_NODE not in settings.allow:
         return ""
     known = (one for one in found if one.fault == SPOT_FAULT and one.severity == DEGRADED)
     return next((one.reason for one in known), "")
