@@ -54,7 +54,7 @@ class Request(Value, frozen=True):
     """An action that a ladder, an operator or an alert asks for (agent/core/actions.py)."""
 
     id: str
-    action: str  # restart_ranks | stop_own_ranks | take_evidence | run_check | exclude_node | ...
+    action: str  # restart_ranks | take_evidence | run_check | exclude_node | ...
     subject: str
     reason: str
     run: str = ""
