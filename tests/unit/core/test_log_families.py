@@ -308,6 +308,9 @@ HEALTHY = (
     "[W socket.cpp:9] [c10d] The IPv4 network addresses of (n1, 81) cannot be retrieved (gai "
     "error: -2 - Name or service not known).",
     '{"severity": "INFO", "message": "connection timed out, next endpoint"}',
+    "libfabric:81:1732000000::core:core:fi_getinfo():9<warn> No data available",
+    "libfabric:81:1732000000::efa:fabric:x():9<warn> Function not implemented",
+    "libfabric:81:1732000000::efa:fabric:x():9<info> Connection timed out, trying the next",
     "Lower the batch size to avoid CUDA out of memory errors on small devices",
     "I1120 10:00:00.1 7 request.go:9] Waited for 1.0s due to client-side throttling, not priority",
     "slurmstepd: error: xcgroup_instantiate: unable to create cgroup '/a/uid_7' : Cannot allocate "
