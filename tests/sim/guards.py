@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 from base64 import b64decode
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -21,6 +21,9 @@ from typing import NamedTuple
 import pytest
 from msgspec.structs import replace
 
+from holdfast.agent.actions import performer
+from holdfast.agent.actions.performer import EffectInFlight, Performer
+from holdfast.agent.core.model import Effect, Stop
 from holdfast.agent.core.nodes import exclusions
 from holdfast.agent.daemon.parts.permits import Permits
 from holdfast.agent.peers import transport
@@ -76,7 +79,51 @@ def put(target: object, name: str, to: object) -> Callable[[pytest.MonkeyPatch],
     return lambda patch: patch.setattr(target, name, to)
 
 
+def ordered_before_its_intent(patch: pytest.MonkeyPatch) -> None:
+    real = Performer._begin
+
+    async def begin(self: Performer, effects: list[Effect], memory: bytes | None) -> None:
+        for effect in effects:
+            if isinstance(effect.body, Stop):
+                self._send(self._flights[effect.id])
+        await real(self, effects, memory)
+
+    patch.setattr(Performer, "_begin", begin)
+
+
+def lasting_as_any_other(patch: pytest.MonkeyPatch) -> None:
+    """What outlives the node goes on without a journal."""
+    real = Performer._begin
+
+    async def begin(self: Performer, effects: list[Effect], memory: bytes | None) -> None:
+        await real(self, [replace(one, outlives_node=False) for one in effects], memory)
+
+    patch.setattr(Performer, "_begin", begin)
+    patch.setattr(performer, "needs_sync", lambda _: False)
+
+
+def replayed(self: Performer, effects: Iterable[Effect]) -> list[Effect]:
+    """An intent that an earlier life left is no reason against doing it again."""
+    self._orphans.clear()
+    return [one for one in effects if one.id not in self._flights and one.id not in self._finished]
+
+
+def sent_to_a_later_launcher(patch: pytest.MonkeyPatch) -> None:
+    real = Performer._send
+
+    def send(self: Performer, flight: EffectInFlight) -> None:
+        flight.launcher = self._launcher_of(flight.run)
+        real(self, flight)
+
+    patch.setattr(Performer, "_send", send)
+
+
 AGENT, STORES = "tests/unit/agent", "tests/unit/agent/test_store_conformance.py"
+STORM = (f"{AGENT}/test_performer_storm.py::"
+         "test_every_effect_is_settled_once_whatever_goes_wrong[0]")
+PERFORMER = f"{AGENT}/test_performer.py"
+STALLED = (f"{PERFORMER}::"
+           "test_a_stalled_journal_lets_ordinary_effects_go_on_and_refuses_lasting_ones")
 GUARDS = (
     Guard("no second observer",
           f"{AGENT}/test_failure_detector.py::"
@@ -109,6 +156,15 @@ GUARDS = (
           f"{AGENT}/test_beats.py::"
           "test_a_neighbouring_release_is_spoken_with_and_any_other_is_refused_by_name",
           put(transport, "_refuse_far", lambda _: None)),
+    Guard("an order goes out before its intent is kept", STORM, ordered_before_its_intent),
+    Guard("what an earlier life left is done again", STORM,
+          put(Performer, "fresh", replayed)),
+    Guard("an order for one launcher reaches the next",
+          f"{PERFORMER}::test_an_order_never_reaches_a_later_launcher_of_the_same_name",
+          sent_to_a_later_launcher),
+    Guard("a restart waits for a disk that does not answer", STALLED,
+          put(performer, "JOURNAL_WAIT_S", 1e9)),
+    Guard("what outlives the node goes on without a journal", STALLED, lasting_as_any_other),
 )
 
 
