@@ -60,6 +60,7 @@ class Action(Value, frozen=True):
     ends_boot: bool = False
     by_leader: bool = False  # asked of a run, no other node's core than its leader's obeys
     marks_node: bool = False  # it changes a node's document, whichever agent is asked
+    alert_label: str = ""  # run | node: what an alert must name to have it done; "" = none may
     verb: str = ""  # the root helper's word for it
     run_word: str = ""  # the API's word, of a run
     node_word: str = ""  # and of a node
@@ -101,14 +102,15 @@ ACTIONS: dict[str, Action] = {one.name: one for one in (
     Action(STOP_OWN_RANKS, RUN, HERE, NOBODY),
     Action(RESTART_RANKS, RUN, PLAN, LAUNCHER,
            "ends the faulty ranks and starts a new generation of the run", 30.0,
-           restarts=True, brings_back=True, by_leader=True, run_word="restart"),
+           restarts=True, brings_back=True, by_leader=True, alert_label=RUN, run_word="restart"),
     Action(REPLACE_RANK, RUN, PLAN, NOBODY),
     Action(RESUME_OLDER, RUN, PLAN, LAUNCHER,
            "sets the state aside and resumes from the next older verified one", 30.0,
-           restarts=True, brings_back=True),
+           restarts=True, brings_back=True, alert_label=RUN),
     Action(DRAIN_NODE, NODE, HERE, ROOT_HELPER,
            "ends this node's runs with 75, and for a kernel fault runs your program by the node's "
-           "root unit", 30.0, outlives_node=True, off_by_default=True, verb="drain"),
+           "root unit", 30.0, outlives_node=True, off_by_default=True, alert_label=NODE,
+           verb="drain"),
     Action(REBOOT_NODE, NODE, HERE, ROOT_HELPER, "by the node's root unit", 30.0,
            outlives_node=True, off_by_default=True, needs_breaker=True, ends_boot=True,
            verb="reboot"),
@@ -124,7 +126,7 @@ ACTIONS: dict[str, Action] = {one.name: one for one in (
            beside=True, off_by_default=True),
     Action(RUN_CHECK, NODE, HERE, AGENT,
            "makes checks of this node, those that take its devices when no run goes on",
-           node_word="check"),
+           alert_label=NODE, node_word="check"),
     Action(STOP_RUN, RUN, PLAN, LAUNCHER,
            "ends the run with the exit code that says whose fault it was", 30.0),
     Action(ASK_PERSON, PERSON, PERSON, NOBODY),
@@ -133,7 +135,7 @@ ACTIONS: dict[str, Action] = {one.name: one for one in (
     Action(RESUME, RUN, PERSON, AGENT, in_ladder=False, by_leader=True, run_word=RESUME,
            node_word=RESUME, fleet_word=RESUME),
     Action(EXCLUDE_NODE, NODE, NODE_DOCUMENT, STORE, deadline_s=5.0, outlives_node=True,
-           marks_node=True, node_word="exclude"),
+           marks_node=True, alert_label=NODE, node_word="exclude"),
     Action(RELEASE_NODE, NODE, PERSON, STORE, deadline_s=5.0, in_ladder=False,
            marks_node=True, node_word="release"),
     Action(DRAIN, RUN, PERSON, LAUNCHER, in_ladder=False, marks_node=True, run_word=DRAIN,
@@ -173,6 +175,11 @@ def beyond_run() -> tuple[str, ...]:
 def beside() -> tuple[str, ...]:
     """Rungs that are done beside the one that is climbed to."""
     return _names(lambda row: row.beside)
+
+
+def by_alert(label: str) -> tuple[str, ...]:
+    """What an alert may have done with what this label names, but for a look at ranks."""
+    return _names(lambda row: row.alert_label == label)
 
 
 def is_persons(name: str) -> bool:

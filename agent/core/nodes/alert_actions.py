@@ -17,11 +17,11 @@ from ..actions import (
     DRAIN,
     DRAIN_NODE,
     EXCLUDE_NODE,
+    NODE,
     REMOVE_LOCK,
     RUN_CHECK,
     TAKE_EVIDENCE,
     is_persons,
-    restarting,
 )
 from ..effects import drafts
 from ..incidents import values
@@ -114,7 +114,9 @@ class NodeAlerts:
         if request.action == TAKE_EVIDENCE:
             if request.id in self.memory.looks.values():
                 return None
-            return Answer(request.id, True, "the ranks here were looked at")
+            item = self.memory.book.open.get(request.fault)
+            where = item.incident.id if item is not None else "its incident"
+            return Answer(request.id, True, f"what was seen of the ranks here stands in {where}")
         made = self.checks.answers.get(request.id)
         if made is None and not self.checks.is_asked(ctx, request.id):
             return Answer(request.id, False, LOST)
@@ -308,7 +310,10 @@ class NodeAlerts:
             noted = values.noted(item.incident, ctx.now, text)
             self.memory.book.change(ctx, item, values.with_evidence(noted, rows))
         for lost in [id for id in looks if id not in ctx.in_flight.pending]:
-            del looks[lost]  # asked for in an earlier life of the agent
+            alert = looks.pop(lost)  # asked for in an earlier life of the agent
+            request = self.memory.asked.get(alert)
+            if request is not None and request.action == TAKE_EVIDENCE:
+                self.answered(ctx, Answer(alert, False, LOST))
 
     def _settle(self, answer: Answer) -> None:
         answers = self.memory.answers
@@ -365,16 +370,13 @@ def _leave(ctx: Context, alert: Alert, book: Runbook, action: str) -> ladder.Lea
     """How an action of the ladder stands for an alert about a node."""
     if action in (TAKE_EVIDENCE, REMOVE_LOCK):
         return ladder.PASS
-    if action in (EXCLUDE_NODE, RUN_CHECK):
+    row = ACTIONS[action]
+    if row.alert_label == NODE and (not row.off_by_default or action in ctx.settings.allow):
         return ladder.MAY
-    why = f"{action}: no alert has it done"
-    if action == DRAIN_NODE:
-        why = ACTIONS[action].withheld(ctx.settings.allow)
-    elif action in restarting():
-        why = label_missing(alert, msgspec.structs.replace(book, ladder=(action,)))
-    elif is_persons(action):
-        why = ACTIONS[action].withheld(())
-    return ladder.Leave(False, stops=True, reason=why) if why else ladder.MAY
+    why = label_missing(alert, msgspec.structs.replace(book, ladder=(action,)))
+    if row.alert_label == NODE or is_persons(action):
+        why = row.withheld(ctx.settings.allow)
+    return ladder.Leave(False, stops=True, reason=why or f"{action}: no alert has it done")
 
 
 def _is_paused(case: RunCase) -> bool:

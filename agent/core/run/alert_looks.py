@@ -20,6 +20,7 @@ from .recovery import LIVE, Recoveries
 from .state import Context, RunState
 
 LOOKS_MAX = 16  # ranks that are looked at for one alert
+CHARGED_MAX = 16
 
 
 class AlertLooks:
@@ -29,7 +30,8 @@ class AlertLooks:
                  recovery: Recoveries) -> None:
         self.state, self.incidents = state, incidents
         self.document, self.recovery = document, recovery
-        self.charged: dict[str, Alert] = {}  # written by this agent, and not seen in force yet
+        # Written by this agent and not seen in force yet; of a write that was refused, never.
+        self.charged: dict[str, Alert] = {}
         self.looked_boot_s: dict[str, float] = {}  # runbook -> when ranks were looked at for it
 
     def step(self, ctx: Context, plan: Plan | None, ranks: tuple[RankView, ...]) -> None:
@@ -56,8 +58,6 @@ class AlertLooks:
         if 0.0 <= since_s < STORM_S:
             return (f"ranks were looked at for {book.fault} {since_s:.0f} s ago: one action "
                     "answers a storm")
-        if any(one.runbook == book.fault for one in self.charged.values()):
-            return ""
         if not _named(alert, ranks):
             return "nothing is done: no rank of it runs" + f" on {alert.node}" * bool(alert.node)
         key = f"{book.fault}/{TAKE_EVIDENCE}/{run_subject(self.state.run)}"
@@ -69,7 +69,9 @@ class AlertLooks:
         changed = replace(plan, spent=policy.bounded(spent),
                           granted=(*plan.granted, f"{LOOKED}{alert.id}"))
         if self.document.put(ctx, changed, f"alert {said(alert)}") is not None:
-            self.charged = {alert.id: alert}
+            self.charged[alert.id] = alert
+            for old in list(self.charged)[:-CHARGED_MAX]:
+                del self.charged[old]
         return ""
 
     def _look(self, ctx: Context, alert: Alert, plan: Plan, ranks: tuple[RankView, ...]) -> None:

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..actions import DRAIN_NODE, EXCLUDE_NODE, RUN_CHECK, TAKE_EVIDENCE, restarting
+from ..actions import ACTIONS, NODE, RUN, TAKE_EVIDENCE, by_alert, restarting
 from ..detect.ranks.ended import Cause
 from ..ladder import first
 from ..model import Alert, Answer, Plan, Runbook
-from ..model.subject import NODE, RUN
 from .policy import CHARGED, RESTART, Grant
 from .state import Context, RunState
 
@@ -23,7 +22,6 @@ DETECTOR = "alerts"
 # set otherwise: the rest of a storm comes when the restart is long over.
 STORM_S = 600.0
 Outlook = Callable[[Cause], Grant | None]  # what a cause would be granted now
-OF_NODE = (RUN_CHECK, EXCLUDE_NODE, DRAIN_NODE)  # what an alert has done with a node
 LOOKED = "looked:"  # before an alert, among what a plan was granted: its ranks are looked at
 ACT_OFF = f"shown alone: detect.act does not name {DETECTOR!r}"
 
@@ -32,7 +30,7 @@ def is_of_run(alert: Alert, book: Runbook | None) -> bool:
     """Whether the leader of the run answers it; else the agent of the node that it names."""
     if not alert.run or book is None:
         return bool(alert.run)
-    return bool(first(book, restarting())) or not first(book, OF_NODE)
+    return bool(first(book, restarting())) or not first(book, by_alert(NODE))
 
 
 def wants_look(book: Runbook) -> bool:
@@ -44,11 +42,10 @@ def label_missing(alert: Alert, book: Runbook | None) -> str:
     """Which label it lacks for what its runbook asks for first; "" = none."""
     if not alert.run and not alert.node:
         return f"nothing is done: the alert has neither label `{RUN}` nor `{NODE}`"
-    wanted = first(book, (*restarting(), *OF_NODE))
-    label = RUN if wanted in restarting() else NODE
-    if not wanted or (alert.run if label == RUN else alert.node):
-        return ""
-    return f"{wanted}: the alert has no label `{label}`"
+    wanted = first(book, (*by_alert(RUN), *by_alert(NODE)))
+    label = ACTIONS[wanted].alert_label if wanted else ""
+    lacks = label == RUN and not alert.run or label == NODE and not alert.node
+    return f"{wanted}: the alert has no label `{label}`" if lacks else ""
 
 
 def said(alert: Alert) -> str:

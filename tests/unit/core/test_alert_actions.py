@@ -322,13 +322,25 @@ def test_the_ranks_of_the_node_are_looked_at() -> None:
     room = alone(book("take_evidence"))
     room.send(alert())
     room.run(4)
-    assert room.told() == (True, "the ranks here were looked at")
     (incident,) = room.incidents("b")
+    assert room.told() == (True, f"what was seen of the ranks here stands in {incident.id}")
     assert {what for what, _ in incident.evidence} >= {
         "rank 0 of run r where", "rank 1 of run r where"}
     looks = [one for one in room.labs["b"].log if one.kind == "evidence"]
     assert len(looks) == 2 and {one.request for one in looks} == {"1/t"}
     assert room.labs["b"].view.generation == 1
+
+
+def test_a_look_that_an_ended_agent_forgot_is_not_made_again() -> None:
+    room = alone(book("take_evidence"))
+    room.labs["b"].hold.add("evidence")
+    room.send(alert())
+    room.run(2)
+    room.labs["b"].restart_agent()
+    room.run(3)
+    assert room.told() == (False, "the agent ended before it learned the outcome")
+    looks = [one for one in room.labs["b"].log if one.kind == "evidence"]
+    assert len(looks) == 2 and not room.labs["b"].node.kept.alerts.looks
 
 
 def test_evidence_is_taken_beside_an_exclusion() -> None:
@@ -381,6 +393,18 @@ def test_the_next_leader_inherits_that_budget_and_looks_at_nobody_twice() -> Non
     room.run(6)
     ok, text = room.told(2)
     assert not ok and text.startswith("nothing is done: hot_rack/take_evidence/run/r used up")
+
+
+def test_a_charge_that_the_store_refused_is_written_again() -> None:
+    room = fleet(book("take_evidence"))
+    leader = room.labs[room.cluster.leader()]
+    leader.refuse_puts = 1
+    room.send(alert(run="r", node="", generation=1))
+    room.run(20)
+    assert leader.refuse_puts == 0 and room.told()[0]
+    assert dict(room.cluster.plan().spent) == {"hot_rack/take_evidence/run/r": 1}
+    looks = [one for one in leader.log if one.kind == "evidence"]
+    assert len(looks) == 2
 
 
 def test_a_storm_about_a_run_looks_once() -> None:
