@@ -343,6 +343,18 @@ def test_what_was_asked_for_is_told(agents: dict[str, StandIn], capsys: Captured
     assert "nobody asked for anything" in capsys.readouterr().out
 
 
+def test_an_alert_is_told_with_what_it_names(agents: dict[str, StandIn], capsys: Captured) -> None:
+    row = {"id": "f/t", "name": "HotRack", "runbook": "hot_rack", "run": "", "node": "node-a",
+           "summary": "", "taken_wall_s": 1e9, "firing": True, "outcome": "node-a is excluded"}
+    before = {what: value for what, value in row.items() if what != "node"}  # of an older agent
+    agents["m5"].answers["/api/v1/alerts"] = [
+        row, before | {"run": "m5", "firing": False, "outcome": ""}]
+    assert main(["incidents", "--alerts", "--run", "m5"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "HotRack, node node-a, firing node-a is excluded" in said
+    assert "HotRack, run m5, resolved waits to be settled" in said
+
+
 # The API's word -> the command line that asks for it: what one offers, the other does.
 SAME = {
     ("runs/m5", "pause"): "pause --run m5", ("runs/m5", "resume"): "resume --run m5",
