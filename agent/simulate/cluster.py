@@ -21,7 +21,7 @@ from .launcher import Launcher
 from .loop import Loop, Trace
 from .machine import Machine
 from .monitor import Monitor
-from .store import MemoryStore
+from .store import VirtualStore
 
 UP_DAYS_MAX = 30.0  # machines were booted at any time within this
 
@@ -47,7 +47,7 @@ class Cluster:
 
     loop: Loop
     shape: Shape
-    store: MemoryStore
+    store: VirtualStore
     network: Network
     monitor: Monitor
     settings: Settings
@@ -141,7 +141,7 @@ def build(seed: int, shape: Shape, settings: Settings, runbooks: dict[str, Runbo
     """A world with its agents started and its runs registered."""
     rng = random.Random(seed * 7919 + 13)
     loop = Loop(Trace(sink))
-    store = MemoryStore(loop, settings.lease_s, 1.0 + rng.uniform(-0.01, 0.01))
+    store = VirtualStore(loop, settings.lease_s, 1.0 + rng.uniform(-0.01, 0.01))
     cluster = Cluster(loop, shape, store, Network(), Monitor(loop, store, settings.single_node),
                       settings, Weather(), rng)
     names = [f"node-{number}" for number in range(shape.members + shape.spares)]
@@ -157,7 +157,8 @@ def build(seed: int, shape: Shape, settings: Settings, runbooks: dict[str, Runbo
     for edge in edges:
         edge.peers = [each for each in edges if each is not edge]
     cluster.monitor.edges = cluster.edges
-    store.on_change = cluster.changed
+    cluster.monitor.network = cluster.network
+    store.watchers.append(cluster.changed)
     for number in range(shape.runs):
         _add_run(cluster, f"run-{number}", names, shape)
     for edge in edges:

@@ -44,15 +44,17 @@ from ..core.model import (
 from ..core.model.checked import CRITICAL, OK
 from ..core.model.subject import INCIDENT, LEASE, Subject, run_subject, subject_of
 from ..core.node import Node
+from ..store.base import Conflict, StoreError
 from .launcher import Launcher
 from .loop import Loop
 from .machine import Machine
-from .store import MemoryStore
+from .store import VirtualStore
 
 decode_plan = msgspec.json.Decoder(Plan).decode
 LEAST_GAP_S = 0.01  # at most one step in 10 ms
 OUTCOMES_KEPT = 64
 CHECK_S = 1.0  # a round of checks
+SILENT_S = 0.6  # without a word, nor an answer of its kernel: a node is not reached
 RESENT_S = 20.0  # a request into a cut connection may still arrive this late
 
 
@@ -62,6 +64,7 @@ class Weather:
 
     lost_ack: float = 0.0  # chance that a performed write's answer is lost
     lost_request: float = 0.0
+    lost_beats: float = 0.0
     slow_s: float = 0.0  # extra delay of every message, up to
     stale_s: float = 0.0  # reads may be this far behind
     twice: float = 0.0  # chance that an outcome comes a second time
@@ -80,6 +83,7 @@ class Network:
 
     def __init__(self) -> None:
         self.cut: set[tuple[str, str]] = set()
+        self.changes = 0  # of ways, and of machines at their ends
 
     def open(self, source: str, target: str) -> bool:
         """Does a message from `source` arrive at `target`?"""
@@ -89,7 +93,7 @@ class Network:
 class Edge:
     """One node's agent process, its journal and its connections."""
 
-    def __init__(self, loop: Loop, machine: Machine, store: MemoryStore, network: Network,
+    def __init__(self, loop: Loop, machine: Machine, store: VirtualStore, network: Network,
                  settings: Settings, runbooks: Mapping[str, Runbook], seed: int) -> None:
         self.loop, self.machine, self.store, self.network = loop, machine, store, network
         self.settings, self.runbooks = settings, runbooks
@@ -117,6 +121,8 @@ class Edge:
     def _forget(self) -> None:
         """What lives in the process' memory alone."""
         self.beats: dict[tuple[str, str], Beat] = {}
+        self.silent_s: dict[str, float] = {}  # peer -> since when it does not reach this node
+        self.lost: frozenset[str] = frozenset()
         self.outcomes: dict[str, EffectOutcome] = {}
         self.checks: dict[str, CheckVerdict] = {}
         self.performed: set[str] = set()
@@ -172,6 +178,7 @@ class Edge:
         for launcher in self.launchers.values():
             launcher.check_permit()
         self._poll()
+        self._look_around()
         self.step()
         self._tell_peers(False)
         if self.node is not None:
@@ -201,7 +208,9 @@ class Edge:
             Lease(run, who, self.own_leases.get(run, 0.0) if who == self.machine.name else 0.0)
             for run, who in self.holders)
         return Observed(
-            runs=runs, beats=tuple(self.beats.values()), events=self._kernel_log(),
+            runs=runs, events=self._kernel_log(),
+            beats=tuple(replace(beat, lost=True) if beat.node in self.lost else beat
+                        for beat in self.beats.values()),
             store=StoreView(self.store_up, self.docs, leases),
             outcomes=tuple(self.outcomes.values()), requests=self.requests,
             journal_stalled=self.journal_stalled, samples=self._samples(),
@@ -383,9 +392,15 @@ class Edge:
                 if held and self.loop.now_s < sent_s + RESENT_S:  # TCP sends it again, and again
                     self.loop.after(0.5, arrive)
                 return
-            answer = self.store.write(name, write)
+            error = ""
+            try:
+                self.store.put(name, write)
+            except Conflict as refused:
+                error = str(refused)
+            except StoreError:
+                error = "unavailable: the store has no leader"
             if not ack_lost and self.network.open("store", name):
-                self.machine.after(self._delay_s(0.002), lambda: back(answer.ok, answer.error))
+                self.machine.after(self._delay_s(0.002), lambda: back(not error, error))
 
         def back(ok: bool, error: str) -> None:
             if answered or self.life != life or self.node is None:
@@ -457,12 +472,38 @@ class Edge:
             self._said[beat.run] = news
             self.loop.after(self._delay_s(0.001), partial(self._send, beat, urgent))
 
+    def _look_around(self) -> None:
+        """Who is lost, as agent/peers/failure_detector.py finds it: silent, its kernel does not
+        answer either, and a second node that is heard says the same."""
+        now_s, name = self.loop.now_s, self.machine.name
+        gone = [peer.machine.name for peer in self.peers if not self._reaches(peer)]
+        self.silent_s = {peer: self.silent_s.get(peer, now_s) for peer in gone}
+        others = [peer for peer in self.peers if peer.node is not None and not peer.machine.frozen
+                  and self.network.open(peer.machine.name, name)]
+        self.lost = frozenset(
+            peer for peer in self.unreached()
+            if any(peer in other.unreached() for other in others if other.machine.name != peer))
+
+    def _reaches(self, peer: Edge) -> bool:
+        """Whether its words arrive, or its kernel answers."""
+        here, there = self.machine.name, peer.machine
+        if not there.up or there.frozen or not self.network.open(there.name, here):
+            return False
+        return peer.node is not None or self.network.open(here, there.name)
+
+    def unreached(self) -> list[str]:
+        """Whom this node tells the others that it does not reach."""
+        return [peer for peer, since_s in self.silent_s.items()
+                if self.loop.now_s - since_s >= SILENT_S]
+
     def _send(self, beat: Beat, urgent: bool) -> None:
         name = self.machine.name
         for peer in self.peers:
             if peer.node is None or not peer.machine.up:
                 continue
             if not self.network.open(name, peer.machine.name):
+                continue
+            if self.weather.lost_beats and self.rng.random() < self.weather.lost_beats:
                 continue
             peer.machine.after(0.0, partial(peer.hear, beat, urgent))
 

@@ -269,6 +269,7 @@ def node_crashed(cluster: Cluster, u: float, v: float) -> None:
         return
     _say(cluster, machine.name, "loses power")
     _disturb(cluster, 15.0)
+    cluster.network.changes += 1
     edge.kill("power")
     dead = [each for each in edge.launchers.values() if each.alive]
     for launcher in dead:
@@ -286,10 +287,38 @@ def _reboot(cluster: Cluster, edge: Edge, jobs: list[Job]) -> None:
     if edge.machine.gone:
         return
     _say(cluster, edge.machine.name, "boots")
+    cluster.network.changes += 1
     edge.machine.boot()
     edge.start()
     for job in jobs:
         edge.machine.after(1.0, partial(_relaunch, cluster, job, edge))
+
+
+def leader_and_another(cluster: Cluster, u: float, v: float) -> None:
+    """Two nodes lose power within a second, and who leads a run is one of them."""
+    leader = cluster.store.holder(_job(cluster, u).name)
+    names = list(cluster.machines)
+    if len(names) < 3 or leader not in names:
+        return
+    other = (names.index(leader) + 1 + int(v * (len(names) - 1))) % len(names)
+    node_crashed(cluster, (names.index(leader) + 0.5) / len(names), 0.7 * v)
+    cluster.loop.after(u, partial(node_crashed, cluster, (other + 0.5) / len(names), 0.7 * u))
+
+
+def joins(cluster: Cluster, u: float, v: float) -> None:
+    """The launchers of a run on most nodes die, and their callers start them within one second."""
+    job, names = _job(cluster, u), list(cluster.machines)
+    if cluster.single:
+        return
+    _disturb(cluster, 15.0)
+    for name in names[int(v * 2):]:
+        edge = cluster.edges[name]
+        launcher = edge.launchers.get(job.name)
+        if launcher is not None and launcher.alive and launcher.exit_code is None:
+            launcher.alive = False
+            launcher.drop_ranks()
+            edge.machine.after(2.0 + cluster.rng.random(), partial(_relaunch, cluster, job, edge))
+    _say(cluster, job.name, "is started again on %s", names[int(v * 2):])
 
 
 def node_gone(cluster: Cluster, u: float, _v: float) -> None:
@@ -316,6 +345,7 @@ def node_frozen(cluster: Cluster, u: float, v: float) -> None:
         return
     _say(cluster, edge.machine.name, "freezes%s", " with its clock" if v < 0.4 else "")
     _disturb(cluster, 13.0)
+    cluster.network.changes += 1
     edge.machine.freeze(v < 0.4 and not cluster.scripts_over_nodes())
     cluster.loop.after(1.0 + 12.0 * v, lambda: _thaw(cluster, edge))
 
@@ -323,6 +353,7 @@ def node_frozen(cluster: Cluster, u: float, v: float) -> None:
 def _thaw(cluster: Cluster, edge: Edge) -> None:
     if edge.machine.frozen:
         _say(cluster, edge.machine.name, "thaws")
+        cluster.network.changes += 1
         edge.machine.thaw()
 
 
@@ -391,11 +422,30 @@ def isolate(cluster: Cluster, u: float, v: float) -> None:
     _cut(cluster, ways, 4.0 + 16.0 * v)
 
 
+def peers_cut(cluster: Cluster, u: float, v: float) -> None:
+    """The nodes in two parts that hear nothing of one another, in halves or one and the others,
+    while all of them reach the store."""
+    names = list(cluster.machines)
+    if len(names) < 3:
+        return
+    first = int(u * len(names))
+    turned = names[first:] + names[:first]
+    count = 1 if v < 0.3 else len(names) // 2
+    ways = {pair for a in turned[:count] for b in turned[count:] for pair in ((a, b), (b, a))}
+    _cut(cluster, ways, 3.0 + 25.0 * u)
+
+
 def _cut(cluster: Cluster, ways: set[tuple[str, str]], for_s: float) -> None:
     _say(cluster, "network", "cut %s", sorted(ways)[:4])
     _disturb(cluster, for_s)
     cluster.network.cut |= ways
-    cluster.loop.after(for_s, lambda: cluster.network.cut.difference_update(ways))
+    cluster.network.changes += 1
+
+    def mend() -> None:
+        cluster.network.cut.difference_update(ways)
+        cluster.network.changes += 1
+
+    cluster.loop.after(for_s, mend)
 
 
 def weather(name: str, value: float) -> Fault:
@@ -513,7 +563,8 @@ FAULTS: dict[str, Fault] = {
     "collective_left_out": collective_left_out, "generation_killed": generation_killed,
     "node_frozen": node_frozen, "node_fatal": node_fatal,
     "common_cause": common_cause, "store_down": store_down, "cut_from_store": cut_from_store,
-    "isolate": isolate, "lost_ack": weather("lost_ack", 0.6),
+    "isolate": isolate, "peers_cut": peers_cut, "leader_and_another": leader_and_another,
+    "joins": joins, "lost_beats": weather("lost_beats", 0.9), "lost_ack": weather("lost_ack", 0.6),
     "lost_request": weather("lost_request", 0.4), "slow": weather("slow_s", 1.5),
     "stale_reads": weather("stale_s", 4.0), "twice": weather("twice", 1.0),
     "wall_jump": wall_jump, "journal_stall": journal_stall, "preempted": preempted,

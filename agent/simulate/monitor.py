@@ -12,17 +12,17 @@ import msgspec
 
 from ..core import model
 from ..core.model import TRAINER, Decision, Doc, Effect, Now, Observed, Plan, StoreWrite
-from ..core.model.subject import NODE, RUN, subject_of
+from ..core.model.subject import LEASE, NODE, RUN, subject_of
 from ..core.run import policy, validity
 from ..core.run.stage import check_invariants
 from ..core.run.state import RunState
 from . import account
 from .disk import Origin, void_by
-from .edge import Edge
+from .edge import Edge, Network
 from .job import Gang, Job
 from .launcher import Launcher
 from .loop import InvariantBroken, Loop
-from .store import MemoryStore
+from .store import VirtualStore
 
 decode_plan = msgspec.json.Decoder(Plan).decode
 CALM_S = 20.0  # after a disturbance, until every false step that it excuses is taken
@@ -47,11 +47,13 @@ class RunTruth:
 class Monitor:
     """All invariants of one simulated world."""
 
-    def __init__(self, loop: Loop, store: MemoryStore, single: bool) -> None:
+    def __init__(self, loop: Loop, store: VirtualStore, single: bool) -> None:
         self.loop, self.store, self.single = loop, store, single
         self.jobs: dict[str, Job] = {}
         self.runs: dict[str, RunTruth] = {}
         self.edges: dict[str, Edge] = {}
+        self.network: Network | None = None
+        self.taken: dict[tuple[str, int], int] = {}  # (run, changes of the network) -> how often
         self.excluded_by: dict[str, list[tuple[float, str]]] = {}  # fault -> (time, node)
         self.restarts: dict[str, int] = {}
         self.paused_s: dict[str, float] = {}  # run -> since when an operator has it paused
@@ -69,6 +71,8 @@ class Monitor:
 
     def accepted(self, node: str, write: StoreWrite, old: Doc | None) -> None:
         """A write is about to take effect."""
+        if subject_of(write.key).kind == LEASE:
+            return self._led_anew(node, write)
         version = old.version if old is not None else 0
         if version != write.expect_version:
             self.fail("compare_and_set", f"{node} overwrote version {version} of {write.key}, "
@@ -78,6 +82,28 @@ class Monitor:
             self._plan_accepted(node, write, old)
         elif kind == NODE:
             self.node_accepted(node, write)
+
+    def _led_anew(self, node: str, write: StoreWrite) -> None:
+        """Another node leads.  From one that lives, and reaches the store, a run is taken no more
+        than once between two changes of who reaches whom: he might be at work."""
+        run = subject_of(write.key).name
+        holder = self.store.holder(run)
+        self.loop.note("store", "%s leads %s%s", node, run, f" over {holder}" if holder else "")
+        if not holder or not self._leads_on(holder):
+            return
+        changes = self.network.changes if self.network is not None else 0
+        key = (run, changes)
+        self.taken[key] = self.taken.get(key, 0) + 1
+        if self.taken[key] > 1:
+            self.fail("leader_left_alone", f"{run}: {node} takes it from {holder}, who lives, the "
+                      f"{self.taken[key]}. time since who reaches whom has changed")
+
+    def _leads_on(self, node: str) -> bool:
+        edge = self.edges.get(node)
+        ways = self.network
+        return edge is not None and ways is not None and edge.node is not None \
+            and edge.machine.up and not edge.machine.frozen \
+            and ways.open(node, "store") and ways.open("store", node)
 
     def _plan_accepted(self, node: str, write: StoreWrite, old: Doc | None) -> None:
         plan = decode_plan(write.body)
@@ -434,7 +460,8 @@ class Monitor:
             return
         out = {node for node, doc in observed.store.docs.of(NODE) if excluded(doc.body)}
         fresh = {beat.node for beat in edge.raw_beats.values() if beat.run == plan.run
-                 and not beat.fatal and now.boot_s - beat.boot_s < edge.settings.lease_s / 2} - out
+                 and not beat.fatal and now.boot_s - beat.boot_s < edge.settings.lease_s / 2}
+        fresh -= out | edge.lost
         placed = {node for _, node in plan.ranks}
         if len(placed) < min(views[0].nnodes_max, len(fresh)):
             self.fail("no_needless_shrink", f"{edge.machine.name}: gen {plan.generation} of "

@@ -92,6 +92,13 @@ STORMS: dict[str, Storm] = {
     "folders": Storm("folders", {"folder_moved": 3.0, "rank_killed": 3.0, "commit_spoilt": 2.0,
                                  "collective_left_out": 2.0, "slow_commits": 1.0, "operator": 1.0},
                      faults=(3, 8), single_share=0.8),
+    # Peers hear nothing of one another, and the store hears all; two nodes die at once; all come.
+    "cuts": Storm("cuts", {"peers_cut": 5.0, "leader_and_another": 2.0, "joins": 1.0,
+                           "lost_beats": 1.5, "rank_killed": 2.0, "cut_from_store": 1.0,
+                           "agent_killed": 1.0, "slow_commits": 1.0},
+                  faults=(2, 6), single_share=0.0,
+                  shapes=(Shape(4, 0, 1, 1, 2), Shape(4, 1, 1, 1, 2), Shape(3, 1, 1, 1, 2),
+                          Shape(2, 2, 1, 1), Shape(6, 0, 1, 1, 3))),
     "network": Storm("network", STORE | DISK | {"rank_killed": 2.0, "node_frozen": 2.0},
                      single_share=0.0),
     "nodes": Storm("nodes", NODES | DISK | {"rank_killed": 1.0}, single_share=0.0),

@@ -27,9 +27,12 @@ class MemoryServer:
     def __init__(self, clock_s: Callable[[], float], lease_s: float) -> None:
         self.clock_s, self.lease_s = clock_s, lease_s
         self.available = True
-        self.documents: dict[str, Doc] = {}
+        self.docs: dict[str, Doc] = {}
         self.leases: dict[str, tuple[str, float]] = {}  # run -> (holder, end on the store's clock)
         self.watchers: list[Callable[[], None]] = []
+        # Sees each write that is about to take effect (of leases those that change the holder), and
+        # the document before.
+        self.on_accept: Callable[[str, StoreWrite, Doc | None], None] = lambda *_: None
 
     def holder(self, run: str) -> str:
         """Who holds the run's lease now, "" for nobody."""
@@ -45,35 +48,42 @@ class MemoryServer:
             raise StoreError(AWAY)
         kind, run, _ = subject_of(write.key)
         if kind == LEASE:
-            return self._grant(node, run, write.body.decode("utf-8", "replace"), write.over)
+            return self._grant(node, run, write)
         self._compare(write.key, write.expect_version)
-        if write.lease and self.holder(write.lease) != node:
-            raise Conflict(f"lease: {self.holder(write.lease) or 'nobody'} holds that of "
-                           f"{write.lease}")
-        version = write.expect_version + 1
-        self.documents[write.key] = Doc(write.key, version, write.body)
+        self._check_lease(node, write.lease)
+        old = self.docs.get(write.key)
+        self.on_accept(node, write, old)
+        version = (old.version if old is not None else 0) + 1
+        self.docs[write.key] = Doc(write.key, version, write.body)
         self._changed()
         return version
 
     def delete(self, key: str, expect_version: int) -> None:
         if not self.available:
             raise StoreError(AWAY)
-        if not expect_version or key not in self.documents:
+        if not expect_version or key not in self.docs:
             raise Conflict(f"{key} is absent")
         self._compare(key, expect_version)
-        del self.documents[key]
+        del self.docs[key]
         self._changed()
 
     def _compare(self, key: str, expect_version: int) -> None:
-        old = self.documents.get(key)
+        old = self.docs.get(key)
         version = old.version if old is not None else 0
         if version != expect_version:
-            raise Conflict(f"{key} is at version {version}, not {expect_version}")
+            raise Conflict(f"conflict: version {version}, expected {expect_version}")
 
-    def _grant(self, node: str, run: str, wanted: str, over: str) -> int:
+    def _check_lease(self, node: str, run: str) -> None:
+        if run and self.holder(run) != node:
+            raise Conflict(f"lease: {self.holder(run) or 'nobody'} holds that of {run}")
+
+    def _grant(self, node: str, run: str, write: StoreWrite) -> int:
         holder = self.holder(run)
-        if wanted != node or holder not in ("", node, over):
+        wanted = write.body.decode("utf-8", "replace")
+        if wanted != node or holder not in ("", node, write.over):
             raise Conflict(f"lease: {holder or 'nobody'} holds that of {run}")
+        if holder != node:
+            self.on_accept(node, write, None)
         self.leases[run] = node, self.clock_s() + self.lease_s
         if holder != node:
             self._changed()
@@ -136,7 +146,7 @@ class MemoryStore:
         def look() -> Doc:
             if not self.server.available:
                 raise StoreError(AWAY)
-            return self.server.documents.get(key, Doc(key, 0))
+            return self.server.docs.get(key, Doc(key, 0))
 
         return await self._call(look)
 
@@ -185,7 +195,7 @@ class MemoryStore:
         """At the whole of one moment; an agent that starts anew does not know its lease's end."""
         if not self.server.available:
             raise StoreError(AWAY)
-        docs = sorted(self.server.documents.values(), key=lambda doc: doc.key)
+        docs = sorted(self.server.docs.values(), key=lambda doc: doc.key)
         leases = tuple(
             Lease(run, who, self._until_boot_s.get(run, 0.0) if who == self.node else 0.0)
             for run, who in self.server.holders().items())

@@ -70,8 +70,8 @@ def known() -> dict[str, list[str]]:
 
 
 def changed(storm: str, digests: list[str]) -> list[int]:
-    """Seeds whose digest is not the kept one."""
-    kept = known()[storm]
+    """Seeds whose digest is not the kept one; all of a storm that has none yet."""
+    kept = known().get(storm, [""] * len(digests))
     return [seed for seed, digest in enumerate(digests[: len(kept)]) if digest != kept[seed]]
 
 

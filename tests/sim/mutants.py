@@ -37,6 +37,7 @@ from holdfast.agent.core.run import (
     reconcile,
     recovery,
     state,
+    takeover,
     validity,
 )
 from holdfast.agent.simulate import run_storm
@@ -67,6 +68,11 @@ def put(target: object, name: str, to: object) -> Patch:
 
 
 # ---------------------------------------------------------------- the store
+
+
+def robbed(self, ctx, lease, *_):  # type: ignore[no-untyped-def]
+    """Whoever two nodes do not hear is followed at once, whatever the store shows."""
+    return takeover.Takeover(lease.holder if lease.holder in self._lost_s else "")
 
 
 def no_compare(cluster: Cluster) -> None:
@@ -298,6 +304,8 @@ MUTANTS = (
     Mutant("scripts without a permit", "network", ("one_generation_computes",),
            lambda patch: patch.setattr(case.reconcile, "start", without_permit),
            seed=253),
+    Mutant("a leader who lives is robbed", "cuts", ("leader_left_alone",),
+           put(takeover.Signs, "of", robbed)),
     Mutant("hangs unseen", "ranks", ("all_goes_on",),
            put(hang.Hang, "look", lambda *_: broken.Look())),
     Mutant("acts at the first stillness", "ranks", ("acts_have_cause", "ends_deserved"),

@@ -16,13 +16,23 @@ from holdfast.agent.simulate.disk import Disk, void_by
 from holdfast.agent.simulate.loop import InvariantBroken, Loop, Trace
 from holdfast.agent.simulate.machine import Machine
 from holdfast.agent.simulate.monitor import Monitor
-from holdfast.agent.simulate.store import MemoryStore
+from holdfast.agent.simulate.store import VirtualStore
 from holdfast.agent.simulate.storms import MANY, SINGLE, STORMS, shipped
+from holdfast.agent.store.base import Conflict, StoreError
 
 
-def new_store(rate: float = 1.0) -> tuple[Loop, MemoryStore]:
+def new_store(rate: float = 1.0) -> tuple[Loop, VirtualStore]:
     loop = Loop(Trace())
-    return loop, MemoryStore(loop, 3.0, rate)
+    return loop, VirtualStore(loop, 3.0, rate)
+
+
+def refused(store: VirtualStore, node: str, write: StoreWrite) -> str:
+    """Why a write is not performed; "" where it is."""
+    try:
+        store.put(node, write)
+    except (Conflict, StoreError) as error:
+        return str(error)
+    return ""
 
 
 def put(key: str, expect: int, body: bytes = b"x", lease: str = "") -> StoreWrite:
@@ -38,58 +48,67 @@ def lease(run: str, who: str) -> StoreWrite:
 
 def test_a_write_compares_the_version_and_changes_nothing_when_it_differs() -> None:
     _, store = new_store()
-    assert store.write("a", put("run/r", 0, b"one")).ok
+    assert not refused(store, "a", put("run/r", 0, b"one"))
     assert store.docs["run/r"].version == 1
-    answer = store.write("b", put("run/r", 0, b"two"))
-    assert not answer.ok and answer.error == "conflict: version 1, expected 0"
+    assert refused(store, "b", put("run/r", 0, b"two")) == "conflict: version 1, expected 0"
     assert store.docs["run/r"].body == b"one"
-    assert store.write("b", put("run/r", 1, b"two")).ok
+    assert not refused(store, "b", put("run/r", 1, b"two"))
     assert (store.docs["run/r"].version, store.docs["run/r"].body) == (2, b"two")
 
 
 def test_a_lease_is_granted_when_absent_own_or_expired_on_the_stores_clock() -> None:
     loop, store = new_store(rate=2.0)  # the store's clock runs twice as fast
-    assert store.write("a", lease("r", "a")).ok
-    assert not store.write("b", lease("r", "b")).ok
+    assert not refused(store, "a", lease("r", "a"))
+    assert refused(store, "b", lease("r", "b"))
     assert store.holder("r") == "a"
     loop.run_until(1.0)  # 2 s of 3 on the store's clock
-    assert store.write("a", lease("r", "a")).ok  # renewed: to 5 s
+    assert not refused(store, "a", lease("r", "a"))  # renewed: to 5 s
     loop.run_until(2.4)
     assert store.holder("r") == "a"
     loop.run_until(2.6)
     assert store.holder("r") == ""
-    assert store.write("b", lease("r", "b")).ok
-    assert not store.write("a", lease("r", "a")).ok
+    assert not refused(store, "b", lease("r", "b"))
+    assert refused(store, "a", lease("r", "a"))
+
+
+def test_a_lease_is_taken_over_from_its_holder_alone_and_whoever_judges_sees_it() -> None:
+    _, store = new_store()
+    store.put("a", lease("r", "a"))
+    seen: list[tuple[str, str]] = []
+    store.on_accept = lambda node, write, _: seen.append((node, store.holder(write.lease)))
+    over = msgspec.structs.replace(lease("r", "b"), lease="r", over="c")
+    assert refused(store, "b", over)
+    assert not refused(store, "b", msgspec.structs.replace(over, over="a"))
+    assert (seen, store.holder("r")) == ([("b", "a")], "b")
 
 
 def test_nobody_takes_a_lease_in_anothers_name() -> None:
     _, store = new_store()
-    assert not store.write("b", lease("r", "a")).ok
+    assert refused(store, "b", lease("r", "a"))
 
 
 def test_lease_and_version_are_one_transaction() -> None:
     loop, store = new_store()
-    store.write("a", lease("r", "a"))
-    assert not store.write("b", put("run/r", 0, lease="r")).ok
-    assert store.write("a", put("run/r", 0, lease="r")).ok
+    store.put("a", lease("r", "a"))
+    assert refused(store, "b", put("run/r", 0, lease="r"))
+    assert not refused(store, "a", put("run/r", 0, lease="r"))
     loop.run_until(3.5)
-    answer = store.write("a", put("run/r", 1, lease="r"))
-    assert not answer.ok and answer.error.startswith("lease: nobody")
+    assert refused(store, "a", put("run/r", 1, lease="r")).startswith("lease: nobody")
 
 
 def test_an_unavailable_store_performs_nothing() -> None:
     _, store = new_store()
     store.available = False
-    assert store.write("a", put("run/r", 0)).error.startswith("unavailable")
+    assert "no member answers" in refused(store, "a", put("run/r", 0))
     assert store.docs == {}
 
 
 def test_a_stale_read_is_one_whole_older_moment() -> None:
     loop, store = new_store()
-    store.write("a", put("run/r", 0, b"one"))
+    store.put("a", put("run/r", 0, b"one"))
     loop.run_until(1.0)
-    store.write("a", put("run/r", 1, b"two"))
-    store.write("a", put("run/q", 0, b"q"))
+    store.put("a", put("run/r", 1, b"two"))
+    store.put("a", put("run/q", 0, b"q"))
     loop.run_until(2.0)
     assert [doc.body for doc in store.read()[0]] == [b"two", b"q"]
     assert [doc.body for doc in store.read(1.5)[0]] == [b"one"]
@@ -288,9 +307,9 @@ def test_the_monitor_raises_by_name() -> None:
     loop, store = new_store()
     Monitor(loop, store, single=True)
     store.compare = False
-    store.write("a", put("other", 0))
+    store.put("a", put("other", 0))
     with pytest.raises(InvariantBroken, match="compare_and_set"):
-        store.write("b", put("other", 0))
+        store.put("b", put("other", 0))
 
 
 def test_the_same_seed_is_the_same_world() -> None:
@@ -314,3 +333,43 @@ def test_worlds_of_many_nodes_have_a_first_document_and_single_ones_none() -> No
     assert build(1, Shape(1, 0, 1, 2), SINGLE, shipped()).store.docs == {}
     many = build(1, Shape(2, 1, 2, 1), MANY, shipped())
     assert list(many.store.docs) == ["run/run-0", "run/run-1"]
+
+
+def cut_in_two() -> Cluster:
+    """Four nodes of which two hear nothing of the other two."""
+    world = build(3, Shape(4, 0, 1, 1, 2), MANY, shipped())
+    world.loop.run_until(8.0)
+    names = list(world.machines)
+    for a in names[:2]:
+        for b in names[2:]:
+            world.network.cut |= {(a, b), (b, a)}
+    return world
+
+
+def lost(world: Cluster) -> list[list[str]]:
+    """Whom each node holds lost, with the others' word for it."""
+    return [sorted(edge.lost) for edge in world.edges.values()]
+
+
+def test_two_nodes_that_reach_a_third_no_more_hold_it_lost_until_they_do() -> None:
+    world = cut_in_two()
+    world.loop.run_until(8.5)
+    assert lost(world) == [[]] * 4
+    world.loop.run_until(11.0)
+    names = list(world.machines)
+    assert lost(world) == [names[2:]] * 2 + [names[:2]] * 2
+    shown = {beat.node: beat.lost for beat in world.edges[names[0]].observe().beats}
+    assert shown[names[1]] is False and shown[names[2]] is True
+    world.network.cut.clear()
+    world.loop.run_until(12.5)
+    assert lost(world) == [[]] * 4
+
+
+def test_nobody_is_lost_on_one_nodes_word_nor_while_his_kernel_answers() -> None:
+    world = build(3, Shape(3, 0, 1, 1), MANY, shipped())
+    world.loop.run_until(8.0)
+    first, second, third = world.machines
+    world.network.cut |= {(first, second), (second, first)}
+    world.edges[third].kill("test")
+    world.loop.run_until(9.5)
+    assert lost(world)[:2] == [[], []]

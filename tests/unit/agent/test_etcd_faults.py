@@ -194,7 +194,7 @@ def test_the_store_in_memory_fails_so_as_well_and_keeps_the_same_word(seed):
         for number in range(60):
             await asyncio.gather(*(one.refresh() for one in stores))
             await asyncio.gather(*(one.write(number) for one in writers))
-        doc = server.documents["run/log"]
+        doc = server.docs["run/log"]
         judge(json.loads(doc.body), doc.version, writers)
         assert any(one.taken for one in writers)
 
