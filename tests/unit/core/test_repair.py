@@ -249,8 +249,9 @@ def test_with_a_store_explain_promises_no_order_that_is_left_to_a_person(alone):
     machine = Repaired("reboot_node", single_node=False, alone=alone)
     machine.step()
     why = "reboot_node: left to a person: no leader's document grants it yet"
-    (said,) = [one for one in machine.node.outlook("gpu_fell_off_bus") if one.subject.startswith("node/")]
-    assert (said.rung, said.reason) == ("", why)
+    (said,) = [one for one in machine.node.outlook("gpu_fell_off_bus")
+               if one.subject.startswith("node/")]
+    assert (said.action, said.reason) == ("", why)
     machine.say(FALLEN)
     for _ in range(60):
         machine.step(SETTLE_S)
