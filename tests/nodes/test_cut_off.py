@@ -1,0 +1,59 @@
+"""Four nodes whose peers are cut 2|2 while a store beside them is in everybody's reach."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+
+from .harness import Nodes
+from .worlds import World
+
+STORE = 4  # the node that carries the store, and no rank
+GOES_ON_S = 30.0  # on two processors that a dozen processes share; alone it takes about two
+QUIET_S = 15.0  # five leases: nobody takes the run meanwhile
+
+
+def moves(world: World, numbers: set[int], generation: int, behind: int = 0) -> bool:
+    """Whether ranks on these nodes alone are in this generation, and all beyond a step."""
+    for process in world.processes.values():
+        assert process.poll() is None, world.said()
+    ranks = {number: tuple(world.ranks(number).values()) for number in world.processes}
+    mine = [rank for number in numbers for rank in ranks[number]]
+    return (len(mine) == len(numbers) and {rank["generation"] for rank in mine} == {generation}
+            and min(rank["step"] for rank in mine) > behind
+            and not any(ranks[number] for number in set(ranks) - numbers))
+
+
+def test_one_half_trains_on_the_other_waits_and_comes_back() -> None:
+    pytest.importorskip("torch", reason="the trainer's extra is not installed")
+    with Nodes(5) as nodes:
+        world = World(nodes, members=(STORE,))
+        world.start_store()
+        world.train(range(4), "2:4", 4000, "micro_batches=12", "batch=1")
+        world.wait(lambda: moves(world, {0, 1, 2, 3}, 1, 5))
+        leader = world.leader()
+        mine = {leader, (leader + 1) % 4}
+        theirs = {0, 1, 2, 3} - mine
+
+        for a, b in itertools.product(mine, theirs):
+            nodes.partition(a, b)
+        begun_s = time.monotonic()
+        world.wait(lambda: moves(world, mine, 2), GOES_ON_S)
+        print(f"half of the nodes trained {time.monotonic() - begun_s:.2f} s after the cut")
+        step = world.step(leader)
+        quiet_s = time.monotonic() + QUIET_S
+        while time.monotonic() < quiet_s:
+            assert world.leader() == leader, world.said()
+            time.sleep(0.2)
+        world.wait(lambda: moves(world, mine, 2, step))
+        for number in theirs:
+            reason = str(world.status(number).get("reason"))
+            assert reason.startswith(f"n{leader} leads the run, as the store shows"), world.said()
+
+        for a, b in itertools.product(mine, theirs):
+            nodes.partition(a, b, on=False)
+        world.wait(lambda: moves(world, {0, 1, 2, 3}, 3, step))
+        assert world.leader() == leader
+        assert all(process.poll() is None for process in world.processes.values())
