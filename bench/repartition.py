@@ -2,8 +2,8 @@
 
     python -m bench.repartition [--runs 3]
 
-The trainer's own loop on four ranks.  Blocks of the model wait instead of computing, and the slow
-rank waits longer (tests/unit/trainer/slowed.py), so that two processors can show four ranks: what
+The trainer's own loop on eight ranks.  Blocks of the model wait instead of computing, and the slow
+rank waits longer (tests/unit/trainer/slowed.py), so that two processors can show eight ranks: what
 is slow is so by waiting and never by competing for processors.  What is possible at all is what the
 schedule's simulation says of the best cut for the true speeds.
 """
@@ -24,10 +24,11 @@ from typing import Any
 from .common import BENCH, ROOT, Results, become_subreaper
 
 TESTS = ROOT / "tests/unit/trainer"
-STAGES, MANY, BLOCKS, SECONDS = 4, 16, 24, 0.002
-SLOW_RANK, SLOW_AT, STEPS, LIMIT_S = 2, 14, 48, 400.0
+# One slow rank of n leaves less than n of them: of four no cut brings 80 % back, of eight 82 %.
+STAGES, MANY, BLOCKS, SECONDS = 8, 24, 96, 0.002
+SLOW_RANK, SLOW_AT, STEPS, LIMIT_S = 2, 14, 48, 900.0
 CASES = (2.0, 4.0)  # times as long as the others
-GOAL = 0.8  # of what was lost, and of what is possible
+GOAL = 0.8  # of what was lost
 
 
 def _rank(rank: int, port: int, folder: Path, slower: float, told: Any) -> None:
@@ -135,7 +136,7 @@ def repartition(runs: int) -> Iterator[dict[str, Any]]:
                "possible": round(best, 3), "of_possible": round(middle / best, 3),
                "load": os.getloadavg()[0], "words": [one["words"] for one in found],
                "steps_s": [one["steps_s"] for one in found],
-               "ok": middle >= GOAL * best, "why": ""}
+               "ok": middle >= GOAL, "why": ""}
 
 
 def main(arguments: list[str] | None = None) -> int:

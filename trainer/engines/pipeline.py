@@ -13,7 +13,7 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -84,6 +84,7 @@ class Pipeline:
         self.pipe: Any = None
         self.pieces: list[Piece] = []
         self.home: tuple[int, ...] = ()  # the cuts of the plan
+        self.traced: tuple[int, ...] = ()  # those of the plan for ranks of any memory
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.stage, self.held = -1, (-1, 0)  # shard, shards
         self.holdings: dict[tuple[int, tuple[int, ...]], Holding] = {}  # by version and cuts
@@ -104,7 +105,9 @@ class Pipeline:
         _reject_tied(self.model, self.options.stages)
         self.batch = {name: torch.zeros_like(one) for name, one in batch.items()}
         self._trace(None)
+        self.traced = self.home
         self._use(self.home)
+        hollow(self.model.parameters())
 
     def _use(self, cuts: tuple[int, ...]) -> None:
         if cuts not in self.pipes:
@@ -115,6 +118,7 @@ class Pipeline:
         """Makes torch's pipe for these cuts, or for the plan's own.  The parameters are the same
         objects in each."""
         problems, began = list[ConfigError](), time.monotonic()
+        fill(self.model.parameters())  # that has none: tracing looks at shapes, and reads nothing
 
         def cut(graph_module: Any) -> Any:
             try:
@@ -165,6 +169,8 @@ class Pipeline:
         self.members, told = list(members), [json.loads(one.said) for one in members if one.said]
         held = [{(version, tuple(cuts)) for version, cuts in one["held"]}
                 for one in told if one["held"]]
+        copies = self._copies(len(members))
+        self.home = self._home(copies, not held)
         # The newest cuts that all have who have any: nobody steps under newer ones before all do.
         version, cuts = max(set.intersection(*held) or set.union(*held)) if held else (0, self.home)
         self.cost_s = max((one["trace_s"] for one in told), default=0.0)
@@ -172,10 +178,9 @@ class Pipeline:
         self.measured = Measured(*map(tuple, max(known))) if known else None
         return self._laid_out(version, cuts)
 
-    def _laid_out(self, version: int, cuts: tuple[int, ...]) -> Layout:
-        """Traces nothing: `hold` does, where a going over has a phase for it and may be left."""
-        members = self.members
-        world, stages, size = len(members), self.options.stages, self.options.group
+    def _copies(self, world: int) -> int:
+        """Ranks of a stage.  Raises ConfigError for a world that cannot be laid out."""
+        stages, size = self.options.stages, self.options.group
         if world % stages:
             raise ConfigError([
                 f"pipeline.stages = {stages} does not divide {world} ranks: set one of "
@@ -185,6 +190,33 @@ class Pipeline:
             raise ConfigError([
                 f"pipeline.group = {size} does not divide the {copies} ranks of a stage: set one "
                 f"of {', '.join(map(str, topology.divisors(copies)))}"])
+        return copies
+
+    def _home(self, copies: int, begins: bool) -> tuple[int, ...]:
+        """The plan's cuts for the memory of these ranks.  Where a run `begins`, raises ConfigError
+        if there are none."""
+        room = min(one.memory_bytes for one in self.members) or math.inf
+        terms = self._terms(copies)
+        stages = Costs(self.pieces, terms).stages(self.traced)
+        most = max(stages, key=lambda stage: stage.memory_bytes)
+        if most.memory_bytes <= room:
+            return self.traced
+        try:
+            return plan(self.pieces, terms._replace(memory_bytes=room)).cuts
+        except NoPlan as error:
+            if not begins:
+                return self.traced
+            names = (self.pieces[most.first].name, self.pieces[most.end - 1].name)
+            raise ConfigError([
+                f"strategy = 'pipeline': stage {stages.index(most) + 1} of {len(stages)} "
+                f"({names[0]} to {names[1]}) needs {most.memory_bytes / 1e6:.0f} MB a rank, and "
+                f"there are {room / 1e6:.0f}: {error}"]) from None
+
+    def _laid_out(self, version: int, cuts: tuple[int, ...]) -> Layout:
+        """Traces nothing: `hold` does, where a going over has a phase for it and may be left."""
+        members = self.members
+        world, stages, size = len(members), self.options.stages, self.options.group
+        copies = world // stages
         terms = self._terms(copies)
         chosen = judged(Costs(self.pieces, terms).stages(cuts), terms)
         pipelines = [tuple(range(n * stages, (n + 1) * stages)) for n in range(copies)]
@@ -255,6 +287,10 @@ class Pipeline:
         if self.shards is None:
             for name, parameter in self.parameters.items():
                 parameter.data = self.state.views[name]
+        else:
+            fill(self.parameters.values())
+        own = {id(parameter) for parameter in self.parameters.values()}
+        hollow(one for one in self.model.parameters() if id(one) not in own)
         return self.state
 
     def _new(self, shard: int, count: int) -> Holding:
@@ -469,9 +505,7 @@ class Pipeline:
         """What was held under other cuts: every rank has now gone over to these."""
         here = self.layout.version, self.layout.cuts
         for key in [key for key in self.holdings if key != here]:
-            old = self.holdings.pop(key)
-            for name in old.parameters.keys() - self.parameters.keys():
-                old.parameters[name].data = torch.empty_like(old.parameters[name].data)
+            del self.holdings[key]
         self.pipes = {self.layout.cuts: self.pipe}
 
     @contextlib.contextmanager
@@ -502,6 +536,21 @@ class Pipeline:
     def _names(self, stage: int, cuts: tuple[int, ...]) -> list[str]:
         module = self.pipes[cuts].get_stage_module(stage)
         return [name.removeprefix(f"{INSIDE}.") for name, _ in module.named_parameters()]
+
+
+def hollow(parameters: Iterable[nn.Parameter]) -> None:
+    """Lets go of their memory; shapes stay.  Nobody may read them before `fill`, or before they
+    are given other data.  What they were a view of is left as it is."""
+    for one in parameters:
+        one.data = torch.empty_like(one.data)
+        one.data.untyped_storage().resize_(0)
+
+
+def fill(parameters: Iterable[nn.Parameter]) -> None:
+    """Gives memory to those that have none, of no certain content."""
+    for one in parameters:
+        if one.numel() and not one.untyped_storage().nbytes():
+            one.data.untyped_storage().resize_(one.numel() * one.element_size())
 
 
 def _tensors(parameter: str) -> list[str]:

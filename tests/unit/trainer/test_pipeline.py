@@ -115,6 +115,55 @@ def test_a_lost_stage_comes_from_its_copy_and_no_step_is_redone(tmp_path):
     assert len(steps) == len(set(steps))
 
 
+def resident(one):
+    """Bytes of the model's parameters that lie outside of the state, each storage once."""
+    state = one.state.data.untyped_storage().data_ptr() if one.state is not None else 0
+    found = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes()
+             for p in one.model.parameters()}
+    found.pop(state, None)
+    return sum(found.values())
+
+
+def test_a_rank_keeps_its_stage_alone_before_and_behind_a_cut_made_anew():
+    one = strategy()
+    one.warm_up(batch())
+    assert resident(one) == 0
+    layout = one.lay_out([Member("a")] * 2)
+    one.hold(layout, 1)
+    assert resident(one) == 0
+    one.initialise()
+    whole = dict(one.setup.build().named_parameters())
+    assert all(torch.equal(p, whole[name.removeprefix("model.")])
+               for name, p in one.parameters.items())
+    one.hold(one._laid_out(1, (one.home[0] - 1,)), 1)
+    one.initialise()
+    assert resident(one) < sum(p.numel() * 4 for p in one.parameters.values())  # the old cuts'
+    assert all(torch.equal(p, whole[name.removeprefix("model.")])
+               for name, p in one.parameters.items())
+    shared = strategy("pipeline.group=2")
+    shared.warm_up(batch())
+    shared.hold(shared.lay_out([Member("a")] * 4), 0)
+    assert resident(shared) == sum(p.numel() * 4 for p in shared.parameters.values())
+
+
+def test_a_stage_that_fits_nowhere_is_named_and_what_fits_is_cut_so():
+    def most(layout):
+        return max(stage["memory_bytes"] for stage in layout.about["stages"])
+
+    def laid_out(memory_bytes, *more):
+        one = strategy("pipeline.stages=3", *more)
+        one.warm_up({"x": torch.zeros(300, 8), "y": torch.zeros(300, 1)})
+        return one.lay_out([Member("a", memory_bytes)] * 3)
+
+    quick, small = laid_out(0), laid_out(0, "pipeline.optimize=memory")
+    assert most(small) < most(quick)
+    chosen = laid_out(most(small))
+    assert chosen.cuts != quick.cuts and most(chosen) == most(small)
+    with pytest.raises(ConfigError, match=r"stage \d of 3 \(.* to .*\) needs 1 MB a rank, and "
+                                          r"there are 1: no cut into 3 stages keeps every one"):
+        laid_out(most(small) - 1)
+
+
 def test_the_first_line_counts_what_crosses_slow_links():
     """Activations on, gradients back, for each micro-batch; and the sums over a stage's copies."""
     one = strategy()
