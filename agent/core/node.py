@@ -44,7 +44,7 @@ from .model import (
     subject_of,
 )
 from .nodes import check_reports, exclusions, fleet_baseline, kernel_incidents, stale_locks
-from .nodes.alert_actions import WAITS_S, AlertMemory, NodeAlerts
+from .nodes.alert_actions import AlertMemory, NodeAlerts
 from .nodes.check_runs import CheckMemory, CheckRuns
 from .nodes.condition_incidents import ConditionIncidents, ConditionMemory
 from .nodes.exclusions import Exclusions
@@ -362,7 +362,7 @@ class Node:
     def _answers(self, whole: Context, contexts: list[Context]) -> tuple[Answer, ...]:
         """To the requests and alerts that are settled.  A restart is one when a plan names it, or
         something else happened; all others are done or refused in the step that sees them."""
-        now, observed = whole.now, whole.observed
+        observed = whole.observed
         found = [answer for request in sorted(observed.requests, key=lambda r: r.id)
                  if (answer := self._answer(request, observed)) is not None]
         for request in self.alerts.asked():
@@ -376,7 +376,7 @@ class Node:
         found += [Answer(alert.id, False, f"no launcher of run {alert.run!r} came")
                   for alert in observed.alerts if alert.run not in known
                   and is_of_run(alert, self.runbooks.get(alert.runbook))
-                  and now.wall_s - alert.taken_wall_s > WAITS_S
+                  and self.alerts.waited(whole, alert)
                   and not self._goes_on(observed, alert.run)]
         return tuple(found)
 

@@ -66,7 +66,7 @@ class NodeAlerts:
 
     def __init__(self, name: str, memory: AlertMemory, checks: CheckRuns) -> None:
         self.name, self.memory, self.checks = name, memory, checks
-        self.seen_boot_s: dict[str, float] = {}  # alert about another node -> since when
+        self.seen_boot_s: dict[str, float] = {}  # alert -> since when: no two clocks are one
 
     def step(
         self, ctx: Context, cases: Mapping[str, RunCase], wanted: Mapping[str, members.NodeDoc],
@@ -75,13 +75,13 @@ class NodeAlerts:
         """What is to be done now.  `wanted`: the node documents that are still to be written."""
         self._looked(ctx)
         self._close(ctx)
-        alerts = [one for one in ctx.observed.alerts
-                  if not is_of_run(one, ctx.runbooks.get(one.runbook))]
-        waiting = {one.id for one in alerts}
-        self.seen_boot_s = {id: at for id, at in self.seen_boot_s.items() if id in waiting}
+        self.seen_boot_s = {one.id: self.seen_boot_s.get(one.id, ctx.now.boot_s)
+                            for one in ctx.observed.alerts}
         made: list[Request] = []
-        for alert in alerts:
+        for alert in ctx.observed.alerts:
             if alert.id in self.memory.answers or alert.id in self.memory.asked:
+                continue
+            if is_of_run(alert, ctx.runbooks.get(alert.runbook)):
                 continue
             answer, request = self._judge(ctx, alert, cases, wanted, paused)
             if answer:
@@ -94,6 +94,10 @@ class NodeAlerts:
         """To every alert that is settled, as often as it is shown."""
         known = self.memory.answers
         return [known[one.id] for one in ctx.observed.alerts if one.id in known]
+
+    def waited(self, ctx: Context, alert: Alert) -> bool:
+        """Whether whom it concerns had the time to come back."""
+        return ctx.now.boot_s - self.seen_boot_s.get(alert.id, ctx.now.boot_s) > WAITS_S
 
     def asked(self) -> list[Request]:
         """What is under way."""
@@ -237,9 +241,8 @@ class NodeAlerts:
 
     def _unheard(self, ctx: Context, alert: Alert) -> str:
         """Why an alert about another node comes to nothing; "" while that node may still answer."""
-        since_s = self.seen_boot_s.setdefault(alert.id, ctx.now.boot_s)
         alone = ctx.settings.single_node
-        if not alone and (ctx.now.boot_s - since_s < WAITS_S or any(
+        if not alone and (not self.waited(ctx, alert) or any(
                 one.node == alert.node and members.is_fresh(one, ctx.now, ctx.settings)
                 for one in ctx.observed.beats)):
             return ""

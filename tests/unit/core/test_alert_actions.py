@@ -490,6 +490,16 @@ def test_nobodys_clock_decides_how_long_another_node_is_waited_for() -> None:
     assert room.outcomes == {}
 
 
+def test_nor_how_long_the_launcher_of_a_run_is_waited_for() -> None:
+    room = fleet(book("restart_ranks"))
+    room.labs["a"].wall_ahead_s = 7200.0
+    room.send(alert(run="later", node=""))
+    room.run(30)
+    assert room.outcomes == {}
+    room.run(WAITS_S)
+    assert room.told() == (False, "no launcher of run 'later' came")
+
+
 # ---------------------------------------------------------------- the agent's own end
 
 

@@ -131,8 +131,9 @@ def test_what_is_not_acted_on_is_said(
     settings: Settings, fields: dict[str, object], text: str
 ) -> None:
     lab = trained(settings)
-    lab.boot_s += 61.0  # nobody waits longer for a launcher
+    lab.alerts = (alert(**fields),)
     lab.step()
+    lab.boot_s += 61.0  # nobody waits longer for a launcher
     send(lab, alert(**fields))
     assert told(lab) == (False, text)
     assert lab.view.generation == 1
