@@ -20,6 +20,7 @@ from holdfast.agent.core.model import (
     readings_of,
 )
 from holdfast.agent.core.run import outgoing
+from holdfast.agent.core.run.causes import EXPLAINED_S
 
 from .driver import Cluster, Lab, replace
 
@@ -155,13 +156,17 @@ def test_a_condition_that_the_rank_does_not_wait_for_excuses_nobody(
     watch(lab, verdict)
     patient = trained(checkpoint_dir="/ckpt/run")
     patient.evidence = seen
-    for _ in range(150):  # it is answered when it would be without that condition
-        wait(lab, 1, **rank)
-        wait(patient, 1, **rank)
-        assert len(lab.starts()) == len(patient.starts())
-        if len(lab.starts()) > 1:
-            return
-    raise AssertionError("it was never answered")
+    answered_s: list[int] = []  # without that condition, and with it
+    for one in (patient, lab):
+        second = 0
+        while len(one.starts()) < 2:
+            wait(one, 1, **rank)
+            second += 1
+            assert second < 200, "it was never answered"
+        answered_s.append(second)
+    # Where a rank was not looked at yet it may wait for the mount: that is over with the look.
+    late_s = answered_s[1] - answered_s[0]
+    assert late_s == 0 or rank.get("proc_state") == "D" and late_s <= EXPLAINED_S + 5.0, answered_s
 
 
 @pytest.mark.parametrize(("verdict", "rank", "seen"), [
@@ -193,7 +198,10 @@ CARD = Condition("a", "nic_link_down", "down", card="roce")
     (HUNG, {"node": "b"}, Wait("nfs_wait_on_request"), "", 1, False),
     (HUNG, {"proc_state": "D"}, Wait("folio_wait_bit", open=("/data/set",)), "", 1, True),
     (HUNG, {"proc_state": "S"}, Wait("futex_wait", open=("/data/set",)), "", 1, False),
-    (HUNG, {"proc_state": "D"}, Wait(), "", 1, False),
+    (HUNG, {"proc_state": "D"}, Wait(), "", 1, True),
+    (HUNG, {"proc_state": "D", "node": "b"}, Wait(), "", 1, False),
+    (HUNG, {"proc_state": "D"}, Wait("io_schedule"), "", 1, False),
+    (SPACE, {"proc_state": "D"}, Wait(), "", 1, False),
     (HUNG, {"phase": "checkpoint"}, Wait("futex_wait"), "/data/ckpt", 1, True),
     (HUNG, {"phase": "collective"}, Wait("futex_wait"), "/data/ckpt", 1, False),
     (SPACE, {"phase": "checkpoint"}, Wait(), "/home/u/ckpt", 1, True),

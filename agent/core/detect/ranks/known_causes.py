@@ -105,6 +105,8 @@ def _storage(one: Condition, rank: RankView, wait: Wait, checkpoint_dir: str) ->
     to do with files there."""
     if one.fault not in (*MOUNT, *FULL) or one.node != rank.node:
         return False
+    if not any(wait) and one.fault in MOUNT and rank.proc_state == "D":
+        return True  # nobody could look, and nothing says that it is another wait
     if wait.path:
         return _on(one, wait.path)
     served = next((names for kind, names in CLIENTS.items() if one.fstype.startswith(kind)), ())
