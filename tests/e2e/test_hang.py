@@ -94,7 +94,10 @@ def test_a_size_that_differs_is_a_mismatch_and_not_a_dead_node(runs: Runs) -> No
 
 
 def test_slow_first_steps_are_nobodys_fault(runs: Runs) -> None:
-    run = runs.script("plain.py", "12", "slow-first", "6")
+    """However short a limit the user set for steps: before the first one there is none."""
+    run = runs.script("plain.py", "12", "slow-first", "6",
+                      flags=("--nproc-per-node", "2", "--hang-limit", "2"))
     assert run.wait() == 0, run.output
+    assert "finished rank 1 restarts 0" in run.output
     assert "holds the run up" not in run.output and "restarts 1" not in run.output, run.output
     assert run.incidents() == []
