@@ -274,7 +274,7 @@ def test_a_suspension_of_an_earlier_boot_excuses_nothing() -> None:
     lab.begin()
     lab.train(20)
     before = len(lab.starts())
-    wait(lab, 60, proc_state="S", phase="forward_backward")
+    wait(lab, 75, proc_state="S", phase="forward_backward")
     assert len(lab.starts()) == before + 1
 
 
