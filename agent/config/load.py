@@ -341,6 +341,10 @@ def _check_ports(config: Config, values: Mapping[str, tuple[Any, str]]) -> list[
     errors = [
         f"{_origin(key, values)}: {key} = {address!r}: set a port of at most {PORT_MAX}"
         for key, address in found.items() if _port(address) > PORT_MAX]
+    if _is_unspecified(config.cluster.listen):
+        errors.append(
+            f"{_origin('cluster.listen', values)}: cluster.listen = {config.cluster.listen!r} is "
+            "no address at which the other agents reach this one: set this node's own address")
     listeners = {key: found[key] for key in LISTENERS if key in found}
     named = {key: f"{key} = {address!r}" for key, address in listeners.items()}
     if config.store.url and not config.cluster.listen:
@@ -358,14 +362,25 @@ def _port(address: str) -> int:
     return int(address.rpartition(":")[2])
 
 
+def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """None where it is a name, or only a port."""
+    try:
+        return ipaddress.ip_address(address.rpartition(":")[0].strip("[]"))
+    except ValueError:
+        return None
+
+
+def _is_unspecified(address: str) -> bool:
+    found = _ip(address)
+    return found is not None and found.is_unspecified
+
+
 def _meet(first: str, second: str) -> bool:
     """Whether these cannot both be listened on: one port of one address, of all, or of a name."""
     if _port(first) != _port(second) or not _port(first):
         return False
-    try:
-        one, other = (ipaddress.ip_address(each.rpartition(":")[0].strip("[]"))
-                      for each in (first, second))
-    except ValueError:
+    one, other = _ip(first), _ip(second)
+    if one is None or other is None:
         return True
     return one.version == other.version and (
         one == other or one.is_unspecified or other.is_unspecified)

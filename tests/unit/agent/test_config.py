@@ -120,10 +120,13 @@ STORE = '[store]\nurl = "etcd://10.0.0.1:2379"\n'
      "cluster.listen = '10.0.0.7:9855' is the port of agent.listen = '10.0.0.7:9855'"),
     (f'{STORE}[cluster]\nlisten = "node-7:9858"\n[agent]\nmetrics_listen = "10.0.0.7:9858"',
      "cluster.listen = 'node-7:9858' is the port of agent.metrics_listen = '10.0.0.7:9858'"),
+    (f'{STORE}[cluster]\nlisten = "0.0.0.0:9859"', "cluster.listen = '0.0.0.0:9859' is no address "
+     "at which the other agents reach this one: set this node's own address"),
+    (f'{STORE}[cluster]\nlisten = "[::]:9859"', "cluster.listen = '[::]:9859' is no address"),
     (f'{STORE}[cluster]\nlisten = "10.0.0.7:70000"', "cluster.listen = '10.0.0.7:70000': set a "
      "port of at most 65535"),
 ])
-def test_two_listeners_of_one_port_are_refused_by_name(tmp_path, text, said):
+def test_a_listener_that_cannot_serve_is_refused_by_name(tmp_path, text, said):
     file = tmp_path / "agent.toml"
     file.write_text(text)
     with pytest.raises(ConfigError) as caught:
