@@ -120,7 +120,7 @@ def _no_lines(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def store_of(count: int) -> tuple[OfStore, MemoryServer]:
     server = MemoryServer(lambda: 0.0, 10.0)
-    server.documents |= {f"address/{name}": Doc(f"address/{name}", 1, place(port))
+    server.docs |= {f"address/{name}": Doc(f"address/{name}", 1, place(port))
                          for port, name in enumerate(names(count), 1)}
     store = OfStore(server, "n0000", lambda: 0.0)
     await store.refresh()
@@ -170,17 +170,17 @@ def test_addresses_of_nodes_that_are_long_gone_are_taken_away_and_no_others() ->
                     agent.peers.detector.heard(name)
                 if _ == ticks // 2:
                     await agent._forget_gone()
-                    assert len(server.documents) == 300
+                    assert len(server.docs) == 300
             server.available = False
             await store.refresh()
             await agent._forget_gone()
-            assert len(server.documents) == 300
+            assert len(server.docs) == 300
             server.available = True
             for _ in range(3):
                 await store.refresh()
                 agent._know(store.view())
                 await agent._forget_gone()
-            left = {key.partition("/")[2] for key in server.documents}
+            left = {key.partition("/")[2] for key in server.docs}
             assert left == set(names(300)) - gone
             assert not gone & agent.peers.addresses.keys() and not errors
         finally:
