@@ -76,12 +76,12 @@ class World:
         """Of every command of ours on this node."""
         node = self.nodes[number]
         config = node.home / "agent.toml"
-        labels = "".join(f'{key} = "{text}"\n'
-                         for key, text in self.labels.get(number, {}).items())
+        given = self.labels.get(number, {})  # which a release before this one would not know
+        labels = "\n".join(["[cluster.labels]", *(f'{key} = "{text}"' for key, text in
+                                                   given.items()), ""]) if given else ""
         config.write_text(
             f'[agent]\nnode = "{node.name}"\nlisten = ""\n[checks]\ngate = {self.gate}\n'
-            f'[cluster.labels]\n{labels}'
-            f'[store]\nurl = "etcd://{self.endpoints}"\n[detect]\nlease_s = {self.lease_s}\n'
+            f'{labels}[store]\nurl = "etcd://{self.endpoints}"\n[detect]\nlease_s = {self.lease_s}\n'
             + self.settings.format(home=node.home))
         return {"HOLDFAST_CONFIG": str(config), "PYTHONPATH": str(ROOT / ".types"),
                 "OMP_NUM_THREADS": "1"}
