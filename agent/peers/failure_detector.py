@@ -2,26 +2,19 @@
 
 Owns the counting.  Time is this observer's own ticks: one that was starved or frozen itself counts
 none meanwhile, and so accuses nobody.  A silent peer is asked by way of its kernel, which answers
-while an agent is dead or stopped; what answers is not lost.  It is asked as often as the loss of
-packets on the way there makes needful.  What does not answer is lost once a second observer, heard
-of just now, says the same.  Pure: no clock, no sockets.
+while an agent is dead or stopped; what answers is not lost.  What does not is lost once a second
+observer, heard of just now, says the same.  Pure: no clock, no sockets.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 
 import msgspec
 
 SILENT_TICKS = 3  # without a word; a tick is PING_S of beats.py, and a question costs nothing
 FRESH_TICKS = 3  # a second observer must have been heard within these
-PROBE_AGAIN_TICKS = 5  # for one that does not answer
-ALIVE_TICKS = 1  # for one that did, and stays silent: it may have died right behind its answer
-PROBES_LEAST, PROBES_MOST = 6, 24  # questions to one kernel at a time
-CHANCE = 1e-6  # that a living one answers none of them
-PRIOR_LOST, PRIOR = 1.0, 10.0  # where nothing is known: one question in ten gets no answer
-REMEMBERED = 100.0  # questions: loss of long ago says little of now
+PROBE_AGAIN_TICKS = 5
 
 
 class Peer(msgspec.Struct):
@@ -31,8 +24,6 @@ class Peer(msgspec.Struct):
     unreachable: bool = False  # silent, and its kernel does not answer
     probe_at: int = SILENT_TICKS
     silent: frozenset[str] = frozenset()  # whom it does not reach, as it said last
-    asked: float = 0.0  # questions to its kernel while that lived, and those without an answer
-    unanswered: float = 0.0
 
 
 class FailureDetector:
@@ -47,10 +38,8 @@ class FailureDetector:
 
     def heard(self, name: str, silent: Iterable[str] = ()) -> None:
         """Its word came, and whom it does not reach itself."""
-        peer = self.peers.get(name)
-        if peer is not None:
-            self.peers[name] = Peer(
-                silent=frozenset(silent), asked=peer.asked, unanswered=peer.unanswered)
+        if name in self.peers:
+            self.peers[name] = Peer(silent=frozenset(silent))
 
     def tick(self) -> list[str]:
         """A tick of ours has passed; returns whose kernel is to be asked now."""
@@ -62,28 +51,11 @@ class FailureDetector:
                 asked.append(name)
         return asked
 
-    def probes(self, name: str) -> int:
-        """How often its kernel is to be asked at a time: so that one that lives is not taken for
-        dead, and no oftener, for each question takes its time."""
-        peer = self.peers.get(name) or Peer()
-        lost = (peer.unanswered + PRIOR_LOST) / (peer.asked + PRIOR)
-        wanted = math.ceil(math.log(CHANCE) / math.log(lost)) if lost < 1.0 else PROBES_MOST
-        return min(PROBES_MOST, max(PROBES_LEAST, wanted))
-
-    def probed(self, name: str, answers: int, asked: int = 1) -> None:
-        """How many of the questions to its kernel were answered; one heard of meanwhile is not
-        silent.  What gets no answer at all says nothing of the way there."""
+    def probed(self, name: str, answers: bool) -> None:
+        """What became of the question to its kernel; one heard of meanwhile is not silent."""
         peer = self.peers.get(name)
-        if peer is None:
-            return
-        if answers:
-            kept = min(1.0, REMEMBERED / (peer.asked + asked))
-            peer.asked = kept * (peer.asked + asked)
-            peer.unanswered = kept * (peer.unanswered + asked - answers)
-        if peer.missed >= SILENT_TICKS:
+        if peer is not None and peer.missed >= SILENT_TICKS:
             peer.unreachable = not answers
-            if answers:
-                peer.probe_at = min(peer.probe_at, peer.missed + ALIVE_TICKS)
 
     def unreachable(self) -> list[str]:
         """Whom this node does not reach: its word for others, and no verdict."""

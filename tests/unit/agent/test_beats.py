@@ -228,9 +228,9 @@ def test_a_dead_agent_on_a_living_machine_is_silent_and_not_lost() -> None:
             for one in (a, b):
                 found, probed = answers.setdefault(one.peers.name, []), one.peers.detector.probed
 
-                def note(name: str, answers: int, asked: int, found=found, probed=probed) -> None:
-                    found += [answers == asked] if name == "c" else []
-                    probed(name, answers, asked)
+                def note(name: str, answer: bool, found=found, probed=probed) -> None:
+                    found += [answer] if name == "c" else []
+                    probed(name, answer)
 
                 one.peers.detector.probed = note  # type: ignore[method-assign]
 
