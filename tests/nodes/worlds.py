@@ -81,7 +81,8 @@ class World:
                                                    given.items()), ""]) if given else ""
         config.write_text(
             f'[agent]\nnode = "{node.name}"\nlisten = ""\n[checks]\ngate = {self.gate}\n'
-            f'{labels}[store]\nurl = "etcd://{self.endpoints}"\n[detect]\nlease_s = {self.lease_s}\n'
+            f'{labels}'
+            f'[store]\nurl = "etcd://{self.endpoints}"\n[detect]\nlease_s = {self.lease_s}\n'
             + self.settings.format(home=node.home))
         return {"HOLDFAST_CONFIG": str(config), "PYTHONPATH": str(ROOT / ".types"),
                 "OMP_NUM_THREADS": "1"}
