@@ -38,8 +38,8 @@ WITHOUT = ("ReplaceBinaryOperator_BitOr", "RemoveDecorator", "Eq_Is", "NotEq_Is"
 # The cores' tests without those of logs, kernel lines, network and host, the quick ones first: the
 # first that fails ends a mutant.
 CORE = tuple(f"tests/unit/core/test_{name}.py" for name in (
-    "borders", "recovery", "stage", "ladder", "rungs", "patience", "victims", "places", "cost",
-    "stopped", "rules", "resets", "repair", "unlock", "standing", "silence", "known_causes",
+    "borders", "recovery", "stage", "ladder", "rungs", "patience", "victims", "device_ranks", "cost",
+    "stopped", "rules", "resets", "repair", "stale_locks", "condition_incidents", "silence", "known_causes",
     "cluster", "small_parts", "edges", "loops", "hang", "climb"))
 # A mutant in a module of this table must be noticed by the tests behind it.
 MODULES: dict[str, tuple[str, ...]] = {
