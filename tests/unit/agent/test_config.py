@@ -26,6 +26,16 @@ from holdfast.agent.core.model import Settings
 ROOT = Path(__file__).resolve().parents[3]
 
 
+def the_only_error(file: Path, text: str) -> str:
+    """What is wrong with a file that holds this text; the file itself is named before it."""
+    file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        load(file)
+    (error,) = caught.value.errors
+    assert error.startswith(f"{file}: ")
+    return error
+
+
 def test_defaults_are_valid_and_are_the_cores_defaults():
     loaded = load(None)
     assert loaded.config == Config()
@@ -98,12 +108,7 @@ def test_all_errors_at_once(tmp_path):
     ("agent = 1", "agent is a section: write its keys below [agent]"),
 ])
 def test_a_value_that_cannot_be_meant_is_refused(tmp_path, text, said):
-    file = tmp_path / "agent.toml"
-    file.write_text(text)
-    with pytest.raises(ConfigError) as caught:
-        load(file)
-    (error,) = caught.value.errors
-    assert error.startswith(f"{file}: ") and said in error
+    assert said in the_only_error(tmp_path / "agent.toml", text)
 
 
 STORE = '[store]\nurl = "etcd://10.0.0.1:2379"\n'
@@ -127,12 +132,7 @@ STORE = '[store]\nurl = "etcd://10.0.0.1:2379"\n'
      "port of at most 65535"),
 ])
 def test_a_listener_that_cannot_serve_is_refused_by_name(tmp_path, text, said):
-    file = tmp_path / "agent.toml"
-    file.write_text(text)
-    with pytest.raises(ConfigError) as caught:
-        load(file)
-    (error,) = caught.value.errors
-    assert error.startswith(f"{file}: ") and said in error
+    assert said in the_only_error(tmp_path / "agent.toml", text)
 
 
 @pytest.mark.parametrize("text", [
