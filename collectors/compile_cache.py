@@ -48,6 +48,7 @@ class CompileCacheCollector(Probed):
     """
 
     name = "compile_cache"
+    follows_jobs = True
     pace = SLOW
     metrics = (
         Metric("compile_cache_locks", "gauge", "Lock files in the compile cache."),

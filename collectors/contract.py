@@ -138,6 +138,8 @@ class Collector(Protocol):
 class Probed:
     """Base of a collector whose source may never answer, so that it is read in a child."""
 
+    follows_jobs = False  # its source comes and goes with the jobs of the node
+
     def here(self, roots: Roots) -> str:
         """"" when the source may be here, else why not; cheap, and read by the agent itself."""
         raise NotImplementedError

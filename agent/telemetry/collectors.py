@@ -18,7 +18,6 @@ from typing import NamedTuple
 import msgspec
 
 from holdfast.collectors import ALL
-from holdfast.collectors.compile_cache import CompileCacheCollector
 from holdfast.collectors.contract import (
     Collector,
     Metric,
@@ -210,7 +209,8 @@ class Runner:
             if not entry.rests:
                 await self._ask(entry, collector)
             self._gather()
-            pause_s = ABSENT_S if entry.health.absent else self._interval_s(entry)
+            rare = entry.health.absent and not collector.follows_jobs
+            pause_s = ABSENT_S if rare else self._interval_s(entry)
             await asyncio.sleep(max(0.05, begin_s + pause_s - time.monotonic()))
 
     def _interval_s(self, entry: _Entry) -> float:
@@ -229,7 +229,7 @@ class Runner:
         """One reading in the collector's child.  A late child is killed, and the next reading
         starts another; a child that reports an error is ended as well, to load drivers anew."""
         name, begin_s = entry.collector.name, time.monotonic()
-        if name == CompileCacheCollector.name and self._roots.job_caches != self._job_caches():
+        if collector.follows_jobs and self._roots.job_caches != self._job_caches():
             self._roots = self._roots._replace(job_caches=self._job_caches())
             if entry.helper is not None:  # it was told where to look when it began
                 await entry.helper.close()

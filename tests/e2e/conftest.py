@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -17,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from running import Runs
 
 
-@pytest.fixture()
-def runs() -> Iterator[Runs]:
+@contextlib.contextmanager
+def own_directories() -> Iterator[Runs]:
     """Directories with short names (a unix socket's path has 108 characters), and a final look."""
     home = Path(tempfile.mkdtemp(prefix="hf-", dir="/tmp"))
     before = set(os.listdir("/dev/shm"))
@@ -34,3 +35,16 @@ def runs() -> Iterator[Runs]:
     shutil.rmtree(home, ignore_errors=True)
     assert not left, f"processes left behind: {left}\n{output}"
     assert set(os.listdir("/dev/shm")) <= before
+
+
+@pytest.fixture()
+def runs() -> Iterator[Runs]:
+    with own_directories() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared_runs() -> Iterator[Runs]:
+    """Of a whole file: for what is made once, and read by several tests."""
+    with own_directories() as made:
+        yield made

@@ -171,6 +171,15 @@ def test_a_terminal_that_closes_ends_a_trainer_with_its_checkpoint(runs: Runs, w
     assert saved(runs) >= 13
 
 
+def test_a_terminal_that_closes_ends_a_script_as_it_asks_to_be(runs: Runs) -> None:
+    run = on_terminal(runs, "run", str(SCRIPTS / "talks_back.py"), "slow", "600")
+    run.wait_output("line 3")
+    run.close()
+    assert run.wait(40) == 75, run.output
+    log = runs.home / "st" / "runs" / "t" / "logs" / "rank-0" / "stdout.log"
+    assert "leaves" not in log.read_text()
+
+
 def test_under_nohup_it_goes_on_without_its_terminal(runs: Runs, work: Path) -> None:
     run = train(runs, work, settings=SHORT, nohup=True)
     run.at_step(5)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
 import pytest
 from running import SCRIPTS, Run, Runs, wait_for
 
 from holdfast.agent.cli import main
+from holdfast.worker.rank import snapshot
 
 pytest.importorskip("torch", reason="the trainer's extra is not installed")
 
@@ -36,26 +40,48 @@ def train(runs: Runs, work: Path, name: str, nproc: int = 2, *more: str,
                       checkpoints, *more, name=name, **environ)
 
 
+class Clean:
+    """Runs without a fault, each made once: their weights are what a fault must not change."""
+
+    def __init__(self, runs: Runs, work: Path) -> None:
+        self.runs, self.work = runs, work
+        self.made: dict[tuple[int, tuple[str, ...]], Run] = {}
+
+    def __call__(self, nproc: int = 2, *more: str) -> Run:
+        if (nproc, more) not in self.made:
+            run = train(self.runs, self.work, f"clean-{len(self.made)}", nproc, *more)
+            assert run.wait() == 0, run.output
+            self.made[nproc, more] = run
+        return self.made[nproc, more]
+
+
+@pytest.fixture(scope="module")
+def clean(shared_runs: Runs, work: Path) -> Clean:
+    return Clean(shared_runs, work)
+
+
 @pytest.mark.parametrize("nproc", [2, 3, 4])
-def test_a_killed_rank_leaves_no_trace_in_the_weights(runs: Runs, work: Path, nproc: int) -> None:
-    clean = train(runs, work, "clean", nproc)
-    assert clean.wait() == 0, clean.output
+def test_a_killed_rank_leaves_no_trace_in_the_weights(
+    runs: Runs, work: Path, clean: Clean, nproc: int
+) -> None:
+    without_fault = clean(nproc)
     run = train(runs, work, "faulty", nproc)
     os.kill(run.at_step(5), signal.SIGKILL)
     wait_for(lambda: run.status()["generation"] == 2, 20)
     os.kill(run.at_step(15, rank=0), signal.SIGKILL)
     assert run.wait() == 0, run.output
-    assert run.result()["digest"] == clean.result()["digest"]
-    runs_of = [str(runs.home / name / "ckpt") for name in ("clean", "faulty")]
+    assert run.result()["digest"] == without_fault.result()["digest"]
+    runs_of = [str(one.home / one.name / "ckpt") for one in (without_fault, run)]
     assert main(["parity", *runs_of, "--metric", "mrr@10", "--within", "0.1%"]) == 0
     # The rank that dies may have finished the step that the others are still in.
     lost = [int(steps) for steps in re.findall(r"(\d+) steps? lost", run.output)]
     assert len(lost) == 2 and max(lost) <= 1, run.output
 
 
-def test_a_rank_lost_while_the_others_join_leaves_no_trace(runs: Runs, work: Path) -> None:
-    clean = train(runs, work, "clean", 3)
-    assert clean.wait() == 0, clean.output
+def test_a_rank_lost_while_the_others_join_leaves_no_trace(
+    runs: Runs, work: Path, clean: Clean
+) -> None:
+    digest = clean(3).result()["digest"]
     for when in ("before", "after"):  # of its group's connections
         dies = runs.home / "dies"
         run = train(runs, work, when, 3, "data=dies_joining:Data", DIES_JOINING=f"{dies}-",
@@ -64,21 +90,22 @@ def test_a_rank_lost_while_the_others_join_leaves_no_trace(runs: Runs, work: Pat
         Path(f"{dies}-{when}").touch()
         os.kill(rank, signal.SIGKILL)
         assert run.wait() == 0, run.output
-        assert run.result()["digest"] == clean.result()["digest"]
+        assert run.result()["digest"] == digest
         killed = [one["generation"] for one in run.incidents() if one["fault"] == "rank_killed"]
         assert sorted(killed) == [1, 2], run.output
 
 
-def test_all_ranks_killed_at_once_come_back_from_memory_or_disk(runs: Runs, work: Path) -> None:
-    clean = train(runs, work, "clean", 2, *LONG)
-    assert clean.wait() == 0, clean.output
+def test_all_ranks_killed_at_once_come_back_from_memory_or_disk(
+    runs: Runs, work: Path, clean: Clean
+) -> None:
+    digest = clean(2, *LONG).result()["digest"]
     run = train(runs, work, "faulty", 2, *LONG)
     run.at_step(22)
     for rank in run.ranks().values():
         os.kill(rank["pid"], signal.SIGKILL)
     assert run.wait() == 0, run.output
     assert "from the snapshot of step" in run.output or "from the checkpoint of step" in run.output
-    assert run.result()["digest"] == clean.result()["digest"]
+    assert run.result()["digest"] == digest
 
 
 @pytest.mark.parametrize(
@@ -87,10 +114,9 @@ def test_all_ranks_killed_at_once_come_back_from_memory_or_disk(runs: Runs, work
      ("exception", "rank_exited"), ("skip-collective", "collective_skipped")],
 )
 def test_an_injected_fault_is_named_and_survived(
-    runs: Runs, work: Path, fault: str, expected: str
+    runs: Runs, work: Path, clean: Clean, fault: str, expected: str
 ) -> None:
-    clean = train(runs, work, "clean", 2, "steps=60")
-    assert clean.wait() == 0, clean.output
+    digest = clean(2, "steps=60").result()["digest"]
     run = train(runs, work, "faulty", 2, "steps=60")
     run.at_step(12)
     run.inject(fault, 1)
@@ -100,14 +126,13 @@ def test_an_injected_fault_is_named_and_survived(
     )
     assert "rank 1" in found[0]["culprit"], found
     assert run.wait() == 0, run.output
-    assert run.result()["digest"] == clean.result()["digest"]
+    assert run.result()["digest"] == digest
 
 
 def test_preempted_it_checkpoints_within_the_grace_and_goes_on_later(
-    runs: Runs, work: Path
+    runs: Runs, work: Path, clean: Clean
 ) -> None:
-    clean = train(runs, work, "clean", 2, *LONG)
-    assert clean.wait() == 0, clean.output
+    digest = clean(2, *LONG).result()["digest"]
     run = train(runs, work, "job", 2, *LONG)
     run.at_step(13)
     run.process.terminate()
@@ -115,7 +140,7 @@ def test_preempted_it_checkpoints_within_the_grace_and_goes_on_later(
     again = train(runs, work, "job", 2, *LONG)
     assert again.wait() == 0, again.output
     assert again.result()["step"] == 120
-    assert again.result()["digest"] == clean.result()["digest"]
+    assert again.result()["digest"] == digest
 
 
 def test_drained_it_checkpoints_within_the_grace_and_says_retry_elsewhere(
@@ -131,10 +156,9 @@ def test_drained_it_checkpoints_within_the_grace_and_says_retry_elsewhere(
 
 
 def test_a_flipped_byte_on_disk_is_put_aside_and_the_older_one_used(
-    runs: Runs, work: Path
+    runs: Runs, work: Path, clean: Clean
 ) -> None:
-    clean = train(runs, work, "clean", 2, *LONG)
-    assert clean.wait() == 0, clean.output
+    digest = clean(2, *LONG).result()["digest"]
     run = train(runs, work, "job", 2, *LONG)
     run.at_step(23)
     run.process.terminate()
@@ -149,7 +173,79 @@ def test_a_flipped_byte_on_disk_is_put_aside_and_the_older_one_used(
     assert "checkpoint put aside" in again.output and newest.name in again.output
     assert f"the checkpoint of step {int(older.name[5:14])}" in again.output, again.output
     assert not newest.exists() and list((runs.home / "job" / "ckpt" / "quarantine").iterdir())
-    assert again.result()["digest"] == clean.result()["digest"]
+    assert again.result()["digest"] == digest
+
+
+@pytest.mark.parametrize("nproc", [3, 2])
+def test_a_state_torn_in_the_optimizer_is_not_used(
+    runs: Runs, work: Path, clean: Clean, nproc: int
+) -> None:
+    """One rank is half through its optimizer step while another is lost: the third one's state is
+    taken, and where there is no third, what was kept of an earlier step."""
+    order = runs.home / "order"
+    run = train(runs, work, "faulty", nproc, *LONG, "data=tears:Data", TEARS=str(order),
+                PYTHONPATH=os.pathsep.join([runs.environ["PYTHONPATH"], str(SCRIPTS)]))
+    run.at_step(12)
+    order.touch()
+    torn = int(wait_for(partial(said, order.with_suffix(".torn")), 30, run.output))
+    os.kill(run.ranks()[(torn + 1) % nproc]["pid"], signal.SIGKILL)
+    assert run.wait() == 0, run.output
+    sources = ("the survivors' memory",) if nproc == 3 else (
+        "the snapshot of step", "the checkpoint of step")
+    assert any(f"from {source}" in run.output for source in sources), run.output
+    assert run.result()["digest"] == clean(nproc, *LONG).result()["digest"]
+
+
+def said(file: Path) -> str:
+    return file.read_text() if file.exists() else ""
+
+
+def damage_snapshots(pids: Iterable[int]) -> int:
+    """One byte of each half of every snapshot that these processes hold; how many there were."""
+    files = {}
+    for link in [link for pid in pids for link in Path(f"/proc/{pid}/fd").iterdir()]:
+        with contextlib.suppress(OSError):
+            if "holdfast-snapshot" in os.readlink(link):
+                files[link.stat().st_ino] = link
+    for file in files.values():
+        with open(file, "r+b") as shard:
+            half = (shard.seek(0, os.SEEK_END) - snapshot.HEADER_BYTES) // 2
+            for at in (snapshot.HEADER_BYTES + 100, snapshot.HEADER_BYTES + half + 100):
+                shard.seek(at)
+                (byte,) = shard.read(1)
+                shard.seek(at)
+                shard.write(bytes([byte ^ 1]))
+    return len(files)
+
+
+def test_damaged_snapshots_are_not_used(runs: Runs, work: Path, clean: Clean) -> None:
+    run = train(runs, work, "faulty", 2, *LONG, "snapshot.every=5")
+    run.at_step(22)
+    ranks = [rank["pid"] for rank in run.ranks().values()]
+    for pid in ranks:
+        os.kill(pid, signal.SIGSTOP)  # none writes a newer one
+    assert damage_snapshots(runs.left()) == 2
+    for pid in ranks:
+        os.kill(pid, signal.SIGKILL)
+    assert run.wait() == 0, run.output
+    assert "from the checkpoint of step" in run.output, run.output
+    assert run.result()["digest"] == clean(2, *LONG).result()["digest"]
+
+
+def test_another_number_of_ranks_goes_on_with_the_same_batches(
+    runs: Runs, work: Path, clean: Clean
+) -> None:
+    """Sums of floats are made in another order, so that the last bits may differ."""
+    run = train(runs, work, "job", 2, *LONG)
+    run.at_step(13)
+    run.process.terminate()
+    assert run.wait(40) == 75, run.output
+    again = train(runs, work, "job", 4, *LONG)
+    assert again.wait() == 0, again.output
+    assert "from the checkpoint of step" in again.output, again.output
+    expected = clean(2, *LONG).result()
+    assert again.result()["step"] == expected["step"] == 120
+    assert again.result()["loss"] == pytest.approx(expected["loss"], rel=1e-4)
 
 
 def test_an_interrupted_trainer_leaves_nothing(runs: Runs, work: Path) -> None:

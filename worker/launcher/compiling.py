@@ -9,6 +9,7 @@ only; what it says delays an act by cost and is never a reason for one.
 from __future__ import annotations
 
 import os
+import re
 import time
 from typing import Iterable, Iterator, List, Tuple
 
@@ -36,6 +37,10 @@ CACHES = ("/torchinductor_", "/.triton/", "/torch_extensions/", "/neuron-compile
           "/neuronxcc-", "/ComputeCache/")
 VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DIR",
              "CUDA_CACHE_PATH")
+# Neuron's runtime says once a minute for which program it waits, and does not hold that lock open.
+NEURON_WAITS = re.compile(rb"Another process must be compiling (/[^\s,]+)")
+STREAMS = ("stdout.log", "stderr.log")
+TAIL_BYTES = 8192
 NEURON_URL, NEURON_FLAGS, NEURON_FLAG = (
     "NEURON_COMPILE_CACHE_URL", "NEURON_CC_FLAGS", "--cache_dir")
 
@@ -55,8 +60,10 @@ def neuron_caches(environ: "dict[str, str]") -> List[str]:
 class Watch:
     """What is being compiled, remembered between two looks."""
 
-    def __init__(self, environ: "dict[str, str]", proc: str = "/proc") -> None:
-        self.proc = proc
+    def __init__(
+        self, environ: "dict[str, str]", log_dir: str = "", proc: str = "/proc"
+    ) -> None:
+        self.log_dir, self.proc = log_dir, proc
         own = [environ.get(name, "").rstrip("/") for name in VARIABLES] + neuron_caches(environ)
         places = {one for path in own if len(path) > 1 for one in (path, os.path.realpath(path))}
         self.caches = CACHES + tuple(sorted(places))
@@ -108,6 +115,17 @@ class Watch:
         for path in open_files(pid, self.proc):
             if self.is_lock(path):
                 yield "rank %d holds or awaits %s" % (rank, path[:200])
+        yield from ("rank %d awaits %s" % (rank, lock[:200]) for lock in self.awaited(rank))
+
+    def awaited(self, rank: int) -> List[str]:
+        """Locks that are there and for whose programs this rank says that it waits, the last that
+        it named first."""
+        named: List[str] = []
+        for stream in STREAMS if self.log_dir else ():
+            tail = _tail(os.path.join(self.log_dir, "rank-%d" % rank, stream))
+            named += ["%s.lock" % os.fsdecode(path) for path in NEURON_WAITS.findall(tail)[::-1]]
+        return [lock for lock in dict.fromkeys(named)
+                if self.is_lock(lock) and os.path.lexists(lock)]
 
 
 def stands_still(process: RankProcess) -> bool:
@@ -159,6 +177,16 @@ def open_files(pid: int, proc: str = "/proc") -> Iterator[str]:
             yield os.readlink("%s/%s" % (folder, number))
         except OSError:
             continue
+
+
+def _tail(path: str) -> bytes:
+    """The end of a rank's log; empty where there is none."""
+    try:
+        with open(path, "rb", buffering=0) as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+            return file.read(TAIL_BYTES) or b""
+    except OSError:
+        return b""
 
 
 def _read(proc: str, pid: int, name: str) -> bytes:

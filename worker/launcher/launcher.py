@@ -53,7 +53,7 @@ class Launcher:
         self.selector = selectors.DefaultSelector()
         self.logs = LogWatch(self.ranks, log_dir, self.link.environ, self.selector)
         self.log_limit = LogLimit(options.log_limit_bytes, self.terminal.say)
-        self.compiling = compiling.Watch(environ)
+        self.compiling = compiling.Watch(environ, log_dir)
         self.commands = Commands(self.state, self.ranks, self.tasks, self.link, self.logs,
                                  self.compiling, self.terminal)
         self.without_agent = WithoutAgent(self.state, self.ranks, self.link, self.terminal)

@@ -33,6 +33,12 @@ for step in range(STEPS):
             dist.all_reduce(torch.ones(4096))
         if FAULT == "compile":  # a program of a compiler's name, as a build would start it
             subprocess.run([sys.argv[4], sys.argv[3]], check=True)
+        if FAULT == "lock":  # as Neuron's runtime waits for another's compile
+            while os.path.exists(sys.argv[3]):
+                program = sys.argv[3].removesuffix(".lock")
+                print(f"[INFO]: Another process must be compiling {program}, been waiting for: 0.1 "
+                      "minutes", flush=True)
+                time.sleep(1.0)
     if rank == 0 and step == AT and FAULT == "size" and restarts == 0:
         dist.all_reduce(torch.ones(1))
     loss = model(torch.randn(8, 32)).pow(2).mean()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import time
 
 import pytest
 from detectors import of_node
+from waiting import until
 
+from holdfast.agent.config.load import load
+from holdfast.agent.telemetry.collectors import ALL, Runner
 from holdfast.collectors import compile_cache
 from holdfast.collectors.compile_cache import CompileCacheCollector
 from holdfast.collectors.contract import NoData, Roots
@@ -104,6 +108,31 @@ def test_a_jobs_own_cache_is_looked_at_beside_the_nodes(roots, tmp_path):
     (verdict,) = verdicts(roots._replace(job_caches=caches, compile_cache=str(tmp_path / "no")))
     assert str(own) in verdict.reason
     assert CompileCacheCollector().here(Roots(sys=str(tmp_path), job_caches=caches)) == ""
+
+
+def test_the_cache_of_a_job_that_comes_later_is_looked_at_with_the_next_reading(tmp_path):
+    own = tmp_path / "job" / LOCK
+    own.parent.mkdir(parents=True)
+    own.touch()
+    os.utime(own, (time.time() - 600, time.time() - 600))
+    caches: tuple[str, ...] = ()
+
+    async def scenario():
+        nonlocal caches
+        others = [one.name for one in ALL if one is not CompileCacheCollector]
+        config = load(None, {
+            "agent.slow_s": (0.5, "t"), "collectors.deadline_s": (0.5, "t"),
+            "agent.tick_s": (0.05, "t"), "agent.fast_s": (0.1, "t"),
+            "collectors.sys": (str(tmp_path), "t"), "collectors.disable": (others, "t")}).config
+        runner = Runner(config, lambda part, error: None, lambda: caches)
+        task = asyncio.create_task(runner.run())
+        await until(lambda: runner.health()[0].absent)
+        caches = (str(tmp_path / "job"),)
+        await until(lambda: runner.samples().of("compile_cache_lock_age_seconds"))
+        task.cancel()
+        runner.close()
+
+    asyncio.run(scenario())
 
 
 def test_a_lock_whose_holder_is_seen_to_be_dead_is_named_at_once(roots, tmp_path):

@@ -157,3 +157,25 @@ def test_ranks_that_compile_before_they_have_a_place_keep_nobody_waiting():
     assert watch.look([waiting, trains], 10.1) == ""  # a standby
     waiting.fields[pages.F_PHASE] = pages.PHASES.index("startup")
     assert watch.look([waiting], 10.2) == ""
+
+
+def test_a_rank_that_says_for_which_program_it_waits_awaits_the_lock_beside_it(tmp_path):
+    """As Neuron's runtime does, which does not hold that lock open; once a minute, in a log that
+    may say much else."""
+    program = tmp_path / "cache/neuronxcc-2.21/MODULE_1/model.hlo_module.pb"
+    program.parent.mkdir(parents=True)
+    log = tmp_path / "logs/rank-1/stdout.log"
+    log.parent.mkdir(parents=True)
+    watch = Watch({"NEURON_COMPILE_CACHE_URL": str(tmp_path / "cache")}, str(tmp_path / "logs"))
+    rank = rank_of(os.getpid())
+    assert watch.look([rank], 10.0) == ""
+    log.write_text("x" * 100_000 + f"\n[INFO]: Another process must be compiling {program}, been "
+                   "waiting for: 3.0 minutes\nepoch 1\n")
+    assert watch.look([rank], 20.0) == ""  # that compile is over: its lock is gone
+    lock = program.with_name(f"{program.name}.lock")
+    lock.touch()
+    assert watch.look([rank], 30.0) == f"rank 1 awaits {lock}"
+    moving = rank_of(os.getpid(), still_s=0.1)
+    assert watch.look([moving], 40.0) == ""
+    log.write_text("Another process must be compiling /etc/passwd, been waiting for: 1 minutes\n")
+    assert watch.look([rank], 50.0) == ""
