@@ -32,11 +32,14 @@ check: $(VENV)/.test  ## ruff, and the rules of the house: imports, homes, sizes
 types: $(VENV)/.test  ## mypy --strict over every package
 	$(BIN)/mypy $(foreach folder,$(SOURCES),-p holdfast.$(folder))
 
-# One test a core where tests wait for nothing but themselves; one at a time where seconds are judged.
+# Where seconds are judged tests run one at a time, and one a core where they wait for nothing but
+# themselves.
+TIMED := $(addprefix tests/,host machine e2e nodes systemd)
+
 test: packages check types  ## everything that CI runs
 	@failed=0; \
-	$(PYTEST) -n auto --dist worksteal tests/unit tests/golden || failed=1; \
-	$(PYTEST) tests --ignore tests/unit --ignore tests/golden || failed=1; \
+	$(PYTEST) -n auto --dist worksteal tests $(addprefix --ignore ,$(TIMED)) || failed=1; \
+	$(PYTEST) $(TIMED) || failed=1; \
 	exit $$failed
 
 sim: $(VENV)/.test  ## the core in storms on a virtual cluster
