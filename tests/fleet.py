@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from collections.abc import Sequence
 from itertools import combinations
 from typing import NamedTuple
 
@@ -39,14 +40,15 @@ def names(count: int) -> list[str]:
 class Flight:
     def __init__(self, count: int, world: World, seed: int = 0, size: int = 0,
                  absent: dict[str, str] | None = None, machine: str = "", cores: int = 1,
-                 expected_rate: float = 0.0, rails: int = 0) -> None:
+                 expected_rate: float = 0.0, rails: int = 0,
+                 nodes: Sequence[str] = ()) -> None:
         self.world, self.noise = world, random.Random(seed)
         self.done: Counter[str] = Counter()
         self.batches: list[tuple[Trial, ...]] = []
-        absent = absent or {}
+        absent, all_of_them = absent or {}, list(nodes) or names(count)
         members = [Member(name, machine or name, cores, "cpu", devices=max(1, rails))
-                   for name in names(count) if name not in absent]
-        steps = preflight.preflight(names(count), members, absent, size, names(count)[0],
+                   for name in all_of_them if name not in absent]
+        steps = preflight.preflight(all_of_them, members, absent, size, all_of_them[0],
                                     expected_rate=expected_rate, rails=bool(rails))
         outcomes = None
         while True:

@@ -18,6 +18,7 @@ from ..core.model import (
     Effect,
     EffectOutcome,
     NodeOrder,
+    NodeTests,
     RunCheck,
     Stop,
     StoreWrite,
@@ -73,12 +74,13 @@ def is_elsewhere(effect: Effect) -> bool:
     return isinstance(effect.body, (Stop, TakeEvidence)) and bool(effect.body.node)
 
 
-async def _no_others(effect: Effect) -> EffectOutcome:
+async def _no_others(effect: Effect, _: object = None) -> EffectOutcome:
     return EffectOutcome(effect.id, False, "this agent is in touch with no other node")
 
 
 class Performer:
-    """The one place where effects happen.  `elsewhere` has another node carry one out."""
+    """The one place where effects happen.  `elsewhere` has another node carry one out, `tests`
+    several nodes be tested with each other."""
 
     def __init__(
         self, journal: Journal, store: Store, order: Callable[[str, dict[str, object]], str],
@@ -89,6 +91,7 @@ class Performer:
     ) -> None:
         self._check = check
         self.elsewhere: Callable[[Effect], Awaitable[EffectOutcome]] = _no_others
+        self.tests: Callable[[Effect, NodeTests], Awaitable[EffectOutcome]] = _no_others
         self._awaited: dict[str, asyncio.Future[EffectOutcome]] = {}  # see obey
         self._journal, self._node, self._store, self._order = journal, node, store, order
         self._wake, self._on_error, self._launcher_of = wake, on_error, launcher_of
@@ -217,8 +220,10 @@ class Performer:
                 self._end(effect, not error, error)
             elif isinstance(effect.body, RunCheck) and not effect.body.run:
                 self._start(self._checked(effect, effect.body))  # takes seconds
+            elif isinstance(effect.body, NodeTests):
+                self._start(self._come(effect, self.tests(effect, effect.body)))
             elif is_elsewhere(effect):
-                self._start(self._asked(effect))
+                self._start(self._come(effect, self.elsewhere(effect)))
             else:
                 self._send(flight)
 
@@ -226,8 +231,8 @@ class Performer:
         error = await self._check(effect, body)
         self._end(effect, not error, error)
 
-    async def _asked(self, effect: Effect) -> None:
-        outcome = await self.elsewhere(effect)
+    async def _come(self, effect: Effect, coming: Awaitable[EffectOutcome]) -> None:
+        outcome = await coming
         self._end(effect, outcome.ok, outcome.error[:500], outcome.detail[:DETAIL_MAX])
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:

@@ -16,12 +16,13 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from holdfast.agent.checks import results
-from holdfast.agent.core.checks.judge import BROKEN, GOOD, SLOW, UNKNOWN
+from holdfast.agent.core.checks.judge import BROKEN, GOOD, SLOW
 from holdfast.agent.core.checks.preflight import Group, Member, Report, Row
-from holdfast.agent.core.checks.verdict import CODES, CRITICAL, OK, WARNING, amount
+from holdfast.agent.core.checks.verdict import CODES, OK, WARNING, amount
 from holdfast.agent.core.checks.verdict import UNKNOWN as NOT_TOLD
 from holdfast.agent.peers import hosts, kept
 from holdfast.agent.peers.coordinator import Plan
+from holdfast.agent.peers.kept import status_of
 from holdfast.agent.peers.member import Heard, attend
 from holdfast.agent.peers.transport import Refused
 from holdfast.agent.system import procfs
@@ -33,7 +34,6 @@ from .text import FAINT, STYLES, Failure, Line, Span, count, field, line, second
 
 TOKEN_VARIABLE = "HOLDFAST_CHECK_TOKEN"
 TOKEN_LEAST, TOKEN_MOST = 16, 4096
-STATUS = {GOOD: OK, SLOW: WARNING, BROKEN: CRITICAL, UNKNOWN: NOT_TOLD}
 INDENT = 9
 
 
@@ -123,16 +123,6 @@ def _said(heard: Heard, own: str, json: bool, tables: bool) -> int:
         show([line(Span(status.ljust(INDENT), STYLES[status]),
                    f"{own}: {mine.reason} (the table is {heard.coordinator}'s)")])
     return CODES[status]
-
-
-def status_of(report: Report, node: str) -> str:
-    """A node's own verdict; its links and groups warn, since they may be another's fault, and so do
-    versions unlike the others'."""
-    mine = next(one for one in report.rows if one.node == node)
-    touched = any(node in link.nodes for link in report.links) or any(
-        node in group.nodes and group.state in (SLOW, BROKEN) for group in report.groups) or any(
-        node in dict(one.nodes) for one in report.drift)
-    return WARNING if mine.state == GOOD and touched else STATUS[mine.state]
 
 
 def lines(report: Report, took_s: float, tables: bool) -> list[Line]:

@@ -20,7 +20,7 @@ import msgspec
 
 from ..checks import table
 from ..core import actions
-from ..core.model import MAY_ACT
+from ..core.model import MAY_ACT, PEER_TESTS
 from ..system.regular import read_regular
 from ..system.time_limit import TooSlow, at_most
 from . import store
@@ -108,7 +108,8 @@ def load(
     named = [("actions.allow", "action", config.actions.allow, actions.allowable()),
              ("detect.act", "detector that may act", config.detect.act, MAY_ACT),
              ("checks.gate", "check", config.checks.gate, table.gate_words()),
-             ("checks.between", "check of a gap", config.checks.between, table.gap_words())]
+             ("checks.between", "check of a gap", config.checks.between, table.gap_words()),
+             ("checks.peers", "test between nodes", config.checks.peers, PEER_TESTS)]
     if config.collectors.disable:
         named.append(("collectors.disable", "collector", config.collectors.disable, collectors()))
     for key, what, words, known in named:

@@ -269,6 +269,22 @@ class Checks(msgspec.Struct, frozen=True):
             "since no rank computes then. For no longer than the run's start took"
         )),
     ] = ()
+    peers: Annotated[
+        tuple[str, ...],
+        Meta(max_length=2, description=(
+            "what the nodes of a run over several test with each other before its first start, "
+            "arranged by the agent that leads it: `links` (each computes, pairs exchange, and who "
+            "failed is tried again with nodes that passed), `groups` (the same, then all of them "
+            "together make every operation); empty: nothing. It takes torch and some seconds"
+        )),
+    ] = ()
+    peers_limit_s: Annotated[
+        float,
+        Meta(ge=20, le=3600, description=(
+            "how long such a start waits for these tests; what is not known then is unknown, and "
+            "it starts"
+        )),
+    ] = 120.0
     limits: Annotated[
         tuple[str, ...],
         Meta(max_length=64, description=(
@@ -290,7 +306,8 @@ class Checks(msgspec.Struct, frozen=True):
             max_age_s=self.max_age_s, limit_s=table.limit_s(self.gate),
             full_limit_s=table.limit_s((table.FULL,)), wait_s=self.wait_s,
             disturbing=tuple(one.name for one in table.CHECKS if one.disturbs), after=self.after,
-            between=table.of_gate(self.between))
+            between=table.of_gate(self.between), peers=self.peers,
+            peers_limit_s=self.peers_limit_s)
 
 
 class Actions(msgspec.Struct, frozen=True):

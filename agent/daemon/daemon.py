@@ -67,6 +67,7 @@ from .parts.rendezvous import Rendezvous
 from .parts.store_watch import StoreWatch
 from .parts.watchdog import Watchdog
 from .parts.web import Web
+from .peer_rounds import PeerRounds
 from .state import AgentState, Snapshot
 from .trainer_reports import TrainerReports
 
@@ -193,8 +194,12 @@ class Daemon:
         alerts = Alerts(self.store, lambda: state.snapshot.decision.plans, self.wake, self.on_error)
         self.operators = Operators(
             self._order, self._requested, alerts, self.journal.append, seed.asked)
-        self.others = OtherNodes(
-            state, self.peers.peers if self.peers else None, self.performer, self.operators)
+        rounds = PeerRounds(state, self.peers, self.checks.folder) if self.peers else None
+        self.others = OtherNodes(state, self.peers.peers if self.peers else None,
+                                 self.performer, self.operators, rounds)
+        if rounds is not None:
+            self.performer.tests = rounds.arrange
+        self.rounds = rounds
         if self.peers is not None:
             self.peers.answer = self.others.asked
             state.refused_nodes = self.peers.peers.refused
@@ -287,6 +292,8 @@ class Daemon:
             if handle is not None:
                 handle.cancel()
         await self.performer.close()
+        if self.rounds is not None:
+            await self.rounds.close()
         # A launcher that ends an agent which it has lost says nothing before.
         is_over = self.private_life.is_over or not any(
             one.connection is not None for one in self.launchers.sessions())

@@ -21,6 +21,7 @@ from ..peers.beats import ANSWER_MAX, Peers
 from ..web import node_places, status
 from ..web.fleet import Word
 from .operators import Operators
+from .peer_rounds import ATTEND, PeerRounds
 from .state import AgentState
 
 STATUS, INCIDENTS, INCIDENT, LEDGER = "status", "incidents", "incident", "ledger"
@@ -39,10 +40,11 @@ class OtherNodes:
     """Both directions, for one agent; without `peers` there are no other nodes."""
 
     def __init__(
-        self, state: AgentState, peers: Peers | None, performer: Performer, operators: Operators
+        self, state: AgentState, peers: Peers | None, performer: Performer, operators: Operators,
+        rounds: PeerRounds | None = None,
     ) -> None:
         self._state, self._peers = state, peers
-        self._performer, self._operators = performer, operators
+        self._performer, self._operators, self._rounds = performer, operators, rounds
         self._kept: OrderedDict[tuple[str, str], tuple[float, bytes]] = OrderedDict()
         self._asked: dict[str, tuple[float, asyncio.Future[list[Word]]]] = {}
         self._forwarded: OrderedDict[str, str] = OrderedDict()  # request -> node that has it
@@ -165,6 +167,8 @@ class OtherNodes:
             return await self._obey(node, question["effect"])
         if what == "request":
             return self._take(node, question["request"], question.get("for_s"))
+        if what == ATTEND and self._rounds is not None:
+            return self._rounds.attend(node, question)
         if what == "answered":
             return {"answer": self._operators.answer(str(question["id"])) or {}}
         raise ValueError(f"{str(what)[:40]!r} is nothing that this release answers")

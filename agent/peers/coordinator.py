@@ -29,7 +29,8 @@ REACH_S = 2.0
 
 class Plan(NamedTuple):
     """What is asked for.  `exchange_s`: the deadline of a test between nodes; `bytes`: its size, 0
-    for the usual one."""
+    for the usual one; `ready_s`: until who came has torch; `groups`: all together at last;
+    `candidates`: how many of the first may coordinate."""
 
     peers: Sequence[Peer]
     token: bytes
@@ -40,6 +41,9 @@ class Plan(NamedTuple):
     group_size: int = 0
     rails: bool = False
     usual: Callable[[str], float] = lambda model: 0.0  # of a pair of such nodes; 0: not known
+    ready_s: float = START_S + GRACE_S
+    groups: bool = True
+    candidates: int = 2
 
 
 class Seat:
@@ -194,7 +198,7 @@ class Coordinator:
         self._begun = True
         here = [self._seats[name] for name in names if name in self._seats]
         try:
-            async with asyncio.timeout(START_S + GRACE_S):
+            async with asyncio.timeout(self._plan.ready_s):
                 for seat in here:
                     await seat.ready.wait()
         except TimeoutError:
@@ -221,7 +225,7 @@ class Coordinator:
         models = {one.model for one in members if not one.error}
         expected_rate = self._plan.usual(models.pop()) if len(models) == 1 else 0.0
         steps = preflight.preflight(names, members, absent, self._plan.group_size, coordinator,
-                                    still, expected_rate, self._plan.rails)
+                                    still, expected_rate, self._plan.rails, self._plan.groups)
         outcomes: list[Outcome] | None = None
         while True:
             try:

@@ -13,11 +13,23 @@ from pathlib import Path
 
 from ..checks import results
 from ..core.checks import baseline
-from ..core.checks.judge import GOOD, SLOW_SHARE
+from ..core.checks.judge import BROKEN, GOOD, SLOW, SLOW_SHARE
+from ..core.checks.judge import UNKNOWN as NOT_PROVEN
 from ..core.checks.preflight import Report
-from ..core.checks.verdict import CRITICAL, NO_LIMIT, OK, CheckVerdict, Measure
+from ..core.checks.verdict import CRITICAL, NO_LIMIT, OK, UNKNOWN, WARNING, CheckVerdict, Measure
 
 CHECK, PAIR, ALL_REDUCE = "peers", "pair", "all_reduce"
+STATUS = {GOOD: OK, SLOW: WARNING, BROKEN: CRITICAL, NOT_PROVEN: UNKNOWN}
+
+
+def status_of(report: Report, node: str) -> str:
+    """A node's own verdict; its links and groups warn, since they may be another's fault, and so do
+    versions unlike the others'."""
+    mine = next(one for one in report.rows if one.node == node)
+    touched = any(node in link.nodes for link in report.links) or any(
+        node in group.nodes and group.state in (SLOW, BROKEN) for group in report.groups) or any(
+        node in dict(one.nodes) for one in report.drift)
+    return WARNING if mine.state == GOOD and touched else STATUS[mine.state]
 
 
 def verdict(report: Report, own: str, status: str, took_s: float) -> CheckVerdict:

@@ -23,7 +23,6 @@ from .coordinator import Coordinator, Plan
 from .tester import Tester
 from .transport import Channel
 
-CANDIDATES = 2
 RETRY_S = 0.1
 MODULES = ("nvidia", "neuron", "amdgpu", "efa", "mlx5_core")
 
@@ -48,7 +47,7 @@ async def attend(plan: Plan, own: int, itself: Member, pythons: Sequence[tuple[s
     tried: list[str] = []
     name = plan.peers[own].name
     try:
-        for at, candidate in enumerate(plan.peers[:CANDIDATES]):
+        for at, candidate in enumerate(plan.peers[:plan.candidates]):
             if at == own:
                 return await _coordinate(plan, own, itself, tester, starting, tell)
             try:

@@ -27,6 +27,7 @@ from ..core.model import (
     Event,
     Lease,
     NodeOrder,
+    NodeTests,
     Now,
     Observed,
     Plan,
@@ -297,6 +298,9 @@ class Edge:
             return
         if isinstance(effect.body, NodeOrder):  # virtual nodes have no root
             self._outcome(self.life, EffectOutcome(effect.id, False, "no unit takes it"))
+            return
+        if isinstance(effect.body, NodeTests):  # nor links of their own
+            self._outcome(self.life, EffectOutcome(effect.id, False, "virtual links carry nothing"))
             return
         if isinstance(effect.body, RunCheck) and not effect.body.run:
             self._check(effect, effect.body)

@@ -54,9 +54,10 @@ class Prober:
                 del self._stuck[pid]
         return tuple(self._stuck.values())
 
-    async def ask(self, name: str, command: Sequence[str], timeout_s: float) -> Answer:
+    async def ask(self, name: str, command: Sequence[str], timeout_s: float,
+                  environ: Mapping[str, str] | None = None) -> Answer:
         """Runs one command without a shell and returns its output.  Never raises for what the
-        command does; an answer says what was wrong."""
+        command does; an answer says what was wrong.  `environ`: beside this process's own."""
         begin_s = time.monotonic()
         if name in self._running:
             return Answer(False, b"", f"{name} is still being asked", 0.0)
@@ -65,7 +66,7 @@ class Prober:
             return refused
         self._running.add(name)
         try:
-            return await self._ask(name, command, timeout_s, begin_s)
+            return await self._ask(name, command, timeout_s, begin_s, environ or {})
         finally:
             self._running.discard(name)
 
@@ -80,12 +81,14 @@ class Prober:
         return None
 
     async def _ask(
-        self, name: str, command: Sequence[str], timeout_s: float, begin_s: float
+        self, name: str, command: Sequence[str], timeout_s: float, begin_s: float,
+        environ: Mapping[str, str],
     ) -> Answer:
         try:
             child = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL, start_new_session=True, limit=OUTPUT_MAX_BYTES)
+                stderr=asyncio.subprocess.DEVNULL, start_new_session=True, limit=OUTPUT_MAX_BYTES,
+                env={**os.environ, **environ})
         except OSError as error:
             return Answer(False, b"", f"{command[0]}: {error.strerror}", 0.0)
         assert child.stdout is not None

@@ -132,11 +132,12 @@ Steps = Generator[tuple[Trial, ...], Outcomes, Report]
 def preflight(names: Sequence[str], members: Iterable[Member], absent: Mapping[str, str],
               group_size: int = 0, coordinator: str = "",
               still: Iterable[str] = (), expected_rate: float = 0.0,
-              rails: bool = False) -> Steps:
+              rails: bool = False, groups: bool = True) -> Steps:
     """`names`: all of them, in the job's order; `absent`: who did not come, and why; `still`: those
     among them that came and then said nothing to `coordinator`; `expected_rate`: of a pair, by
     tests that passed before, 0 where nothing is known; `rails`: of all nodes the first
-    accelerators among each other, then the second, ..."""
+    accelerators among each other, then the second, ...; `groups`: whether all that are well make
+    every operation together at last."""
     here = {one.name: one for one in members}
     able = [name for name in names if name in here and not here[name].error]
     state = _State(names, here, dict(absent), coordinator, still, expected_rate)
@@ -154,8 +155,9 @@ def preflight(names: Sequence[str], members: Iterable[Member], absent: Mapping[s
     yield from state.reached(sorted(good, key=lambda name: name != coordinator))
     rows = {one.node: one for one in state.rows(found)}
     usable = [name for name in names if rows[name].state == GOOD]
-    yield from state.grouped(usable, group_size, [
-        each for each, finding in found.links if finding.state == BROKEN], rails)
+    if groups:
+        yield from state.grouped(usable, group_size, [
+            each for each, finding in found.links if finding.state == BROKEN], rails)
     links = tuple(Link(each, finding.state, finding.reason, dict(finding.evidence).get(
         " - ".join(each), ""), LINK_TODO) for each, finding in found.links)
     links += tuple(state.cut_ways())

@@ -11,6 +11,7 @@ from ..model import (
     Delete,
     Effect,
     Finish,
+    NodeTests,
     Plan,
     RankView,
     RunCheck,
@@ -120,6 +121,18 @@ def check_node(
     return Effect(
         id="", kind=RUN_CHECK, subject=node_subject(node, "checks"), reason=reason,
         deadline_s=deadline_s, fault=fault, body=RunCheck(node, checks, max_age_s))
+
+
+def peers_subject(run: str) -> str:
+    return run_subject(run, "peers")
+
+
+def test_nodes(view: RunView, nodes: tuple[str, ...], groups: bool, deadline_s: float) -> Effect:
+    """This node is the first of them."""
+    return Effect(
+        id="", kind=RUN_CHECK, subject=peers_subject(view.run), deadline_s=deadline_s,
+        reason=f"tests between {len(nodes)} nodes before run {view.run} starts",
+        body=NodeTests(view.run, nodes, groups))
 
 
 def delete(plan: Plan, view: RunView, paths: tuple[str, ...]) -> Effect:

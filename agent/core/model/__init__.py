@@ -28,6 +28,7 @@ from .effects import (
     Effect,
     Finish,
     NodeOrder,
+    NodeTests,
     RemoveLock,
     RunCheck,
     Start,
@@ -62,19 +63,19 @@ from .observed import (
 )
 from .plan import Plan, Resume
 from .readings import Named, Reading, Readings, Rows, Selection, by_name, labels_of, readings_of
-from .settings import MAY_ACT, GateSettings, Runbook, Settings
+from .settings import GROUPS, MAY_ACT, PEER_TESTS, GateSettings, Runbook, Settings
 from .subject import FLEET, STORE, Subject, node_subject, rank_subject, run_subject, subject_of
 from .time import Now, Value
 
 __all__ = [
     "Alert", "Amount", "Answer", "Beat", "CheckVerdict", "Commit", "Condition", "DEGRADED",
     "Decision", "Delete", "Doc", "Documents", "EFA_GROUP", "Effect", "EffectOutcome", "Ended",
-    "Escalation", "Event", "FATAL", "FLEET", "Finish", "Gate", "GateSettings", "GradientSum",
-    "Incident", "LEVELS", "Labels", "Lease", "MAY_ACT", "MODEL", "Named", "NodeOrder", "Now", "OK",
-    "OPAQUE", "Observed", "Parked", "Plan", "RankView", "Reading", "Readings", "RemoveLock",
-    "Request", "Resume", "Rows", "RunCheck", "RunView", "Runbook", "SCRIPT", "SEVERITIES", "STORE",
-    "Seconds", "Selection", "Settings", "SnapshotView", "Start", "Stop", "StoreView", "StoreWrite",
-    "Subject", "TRAINER", "TakeEvidence", "UNKNOWN", "Value", "Verdict", "WARN", "Whole", "by_name",
-    "labels_of", "node_subject", "rank_subject", "rank_words", "readings_of", "run_subject",
-    "subject_of",
+    "Escalation", "Event", "FATAL", "FLEET", "Finish", "GROUPS", "Gate", "GateSettings",
+    "GradientSum", "Incident", "LEVELS", "Labels", "Lease", "MAY_ACT", "MODEL", "Named",
+    "NodeOrder", "NodeTests", "Now", "OK", "OPAQUE", "Observed", "PEER_TESTS", "Parked", "Plan",
+    "RankView", "Reading", "Readings", "RemoveLock", "Request", "Resume", "Rows", "RunCheck",
+    "RunView", "Runbook", "SCRIPT", "SEVERITIES", "STORE", "Seconds", "Selection", "Settings",
+    "SnapshotView", "Start", "Stop", "StoreView", "StoreWrite", "Subject", "TRAINER",
+    "TakeEvidence", "UNKNOWN", "Value", "Verdict", "WARN", "Whole", "by_name", "labels_of",
+    "node_subject", "rank_subject", "rank_words", "readings_of", "run_subject", "subject_of",
 ]

@@ -25,6 +25,7 @@ class Effect(Value, frozen=True):
       drain_node, reboot_node, replace_node, reset_gpu: NodeOrder, a verb for the root unit
       remove_lock  RemoveLock      launcher: a lock in a compile cache that nobody holds
       run_check    RunCheck        the agent: these checks; a launcher: paths, as the run's user
+      run_check    NodeTests       the agents of these nodes, by the one of who leads their run
     """
 
     id: str
@@ -33,7 +34,7 @@ class Effect(Value, frozen=True):
     reason: str
     deadline_s: float
     body: (StoreWrite | Start | Stop | Finish | TakeEvidence | Delete | NodeOrder | RemoveLock
-           | RunCheck)
+           | RunCheck | NodeTests)
     outlives_node: bool = False  # refused while the journal is stalled
     fault: str = ""
     request: str = ""
@@ -123,6 +124,15 @@ class RunCheck(Value, frozen=True, tag="check"):
     run: str = ""
     paths: tuple[str, ...] = ()
     incident: str = ""  # that it is made for
+
+
+class NodeTests(Value, frozen=True, tag="tests"):
+    """Tests between the nodes of a run, this one first; detail is JSON, Found of
+    agent/core/checks/node_tests.py.  `groups`: also every operation of all of them together."""
+
+    run: str
+    nodes: tuple[str, ...]
+    groups: bool = False
 
 
 class Decision(Value, frozen=True):

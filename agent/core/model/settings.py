@@ -34,8 +34,11 @@ class GateSettings(Value, frozen=True):
     disturbing: tuple[str, ...] = ()  # checks that are not made while ranks run
     after: bool = False  # made again when the node's last run has ended
     between: tuple[str, ...] = ()  # before a restart, on a node that hardware puts under suspicion
+    peers: tuple[str, ...] = ()  # what the nodes of a run test with each other before its start
+    peers_limit_s: float = 120.0  # how long it waits for that
 
 
+PEER_TESTS = LINKS, GROUPS = ("links", "groups")  # what `checks.peers` may name
 MAY_ACT = ("ended", "hang", "kernel", "alerts")  # what `detect.act` may name
 
 

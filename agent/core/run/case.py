@@ -35,6 +35,7 @@ from .incidents import RunIncidents
 from .layout import WAITING
 from .log_questions import LogQuestions
 from .operator import Operator
+from .peer_gate import PeerGate
 from .plan_document import Document
 from .recovery import LIVE, Recoveries
 from .stage import Stage, StageView, may_start, stage, wants_plan
@@ -60,6 +61,7 @@ class RunCase:
         self.causes = Causes(state, self.incidents, self.recovery, self.operator)
         self.looks = AlertLooks(state, self.incidents, self.document, self.recovery)
         self.gate = StartGate(state, self.incidents, self.ending)
+        self.peers = PeerGate(state, self.incidents, self.document)
         self.stage = Stage.UNKNOWN  # as of the last step
         self.phases = ledger.Phases()  # of its living ranks, as of the last step
 
@@ -107,7 +109,7 @@ class RunCase:
         self._act(ctx, plan, ranks)
         if ctx.leader and not ctx.settings.single_node:
             self.document.tell_unheard(ctx)
-            self.gate.leaves_out(ctx)
+            self.gate.leaves_out(ctx, self.peers.names(ctx))
         self.gate.shown(ctx)
         if ctx.view.connected and self.state.recovery is not None:
             ctx.wake(LOOK_AGAIN_S)
@@ -206,6 +208,7 @@ class RunCase:
             else:
                 self.ending.settled(done)
                 self.gate.settled(done)
+                self.peers.settled(ctx, done)
                 self.causes.settled(ctx, done)
                 self.incidents.settled(ctx, done)
 
@@ -300,8 +303,9 @@ class RunCase:
                 self.gate.holds(ctx, joins=True)
                 self._strand(ctx)
             self._keep_up(ctx, seen.plan)
-        elif not self.gate.holds(ctx):
-            self.document.propose(ctx, seen.plan, (), "the launcher is idle")
+        elif not self.gate.holds(ctx) and not self.peers.holds(ctx, seen.plan):
+            self.document.propose(ctx, seen.plan, (), "the launcher is idle",
+                                  left_out=self.peers.left_out(ctx, seen.plan))
             self._gang(ctx, max(ctx.view.registered_boot_s, ctx.since_boot_s))
 
     def _recover(self, ctx: Context, plan: Plan | None, ranks: tuple[RankView, ...]) -> None:
@@ -317,7 +321,8 @@ class RunCase:
                 self.ending.finish(ctx, plan)
         elif self.recovery.ready(ctx, ranks) and not self.gate.holds_restart(ctx, cause):
             cause = self.recovery.doubted(ctx, plan, ranks, cause)
-            self.document.propose(ctx, plan, ranks, cause.reason, cause)
+            self.document.propose(ctx, plan, ranks, cause.reason, cause,
+                                  self.peers.left_out(ctx, plan))
             self._gang(ctx, self.state.progress.broken_boot_s)
 
     # ------------------------------------------------------------ while it trains
@@ -385,6 +390,7 @@ class RunCase:
             fault_paused=state.held.rests and state.cause is not None,
             broken=recovers or any(r.ended for r in mine),
             checked=not live and (ctx.in_flight.busy(node_subject(view.node, "checks"))
+                                  or ctx.in_flight.busy(drafts.peers_subject(view.run))
                                   or self.state.gate.held_boot_s > 0.0),
             no_spare=self._too_few(ctx, current),
             phases=tuple(sorted({_phase(r, view) for r in live})), compiling=bool(view.compiling),

@@ -6,6 +6,8 @@ means.  What a plan contains is agent/core/run/plan.py's.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 from msgspec.structs import replace
 
@@ -24,6 +26,7 @@ from .takeover import Signs, Takeover, unheard, words
 
 QUARANTINE_MAX = 64
 RESTORE_FAILED = "restore_failed"  # how a reason begins when what was read did not prove
+NOBODY: Mapping[str, str] = {}
 REFUSED_S = 10.0  # a refused write is not repeated against the same version before this
 
 
@@ -142,6 +145,16 @@ class Document:
         return members.members(
             ctx.view, plan, ctx.observed.beats, ctx.observed.store, ctx.now, ctx.settings,
             ctx.since_boot_s)
+
+    def nodes(self, ctx: Context, plan: Plan | None) -> tuple[Member, ...]:
+        """With what this node's own gate has just said: its beat is of a step ago."""
+        return tuple(replace(one, held=self.state.gate.held) if one.node == ctx.view.node else one
+                     for one in self._nodes(ctx, plan))
+
+    def world(self, ctx: Context, first: bool) -> World:
+        """How many nodes the next generation takes; the first one waits a while for the most."""
+        found = world_of(ctx.view)
+        return replace(found, least=found.most) if first and self._gathers(ctx) else found
 
     def is_led_elsewhere(self, ctx: Context) -> bool:
         """Whether another node that is heard of leads the run."""
@@ -264,25 +277,21 @@ class Document:
 
     def propose(
         self, ctx: Context, plan: Plan | None, ranks: tuple[RankView, ...], reason: str,
-        cause: Cause | None = None,
+        cause: Cause | None = None, left_out: Mapping[str, str] = NOBODY,
     ) -> None:
         """Plan the next generation, from the state that `ranks` hold, and write it.  With a cause
         it goes on with the budgets of `plan`, also where nothing is seen of its ranks any more;
-        without one it is another submission."""
+        without one it is another submission.  `left_out`: node -> why it gets no ranks now."""
         state, view = self.state, ctx.view
-        nodes = self._nodes(ctx, plan)
-        # Its own gate has just spoken, and its beat is of a step ago.
-        nodes = tuple(replace(one, held=state.gate.held) if one.node == view.node else one
-                      for one in nodes)
+        nodes = tuple(replace(one, held=one.held or left_out.get(one.node, ""))
+                      for one in self.nodes(ctx, plan))
         # A source that was read and did not prove is not read again: the next one follows.
         distrust = bool(cause and cause.error.startswith(RESTORE_FAILED))
         sources = tuple(replace(r, parked=None) for r in ranks) if distrust else ranks
         grant = state.grant if cause else None
         highest = members.highest_generation(view, state.document.plan, ctx.observed.beats)
         known = members.known(view, ctx.observed.beats, ctx.now, ctx.settings)
-        world = world_of(view)
-        if cause is None and self._gathers(ctx):
-            world = replace(world, least=world.most)
+        world = self.world(ctx, first=cause is None)
         made, ctx.reason = planning.plan_run(planning.PlanView(
             run=state.run, grade=view.grade, leader=ctx.leader, reason=reason, members=nodes,
             highest=max(highest, state.launcher.top), world=world,

@@ -10,13 +10,14 @@ verdicts come back as levels.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from ..actions import RUN_CHECK
+from ..checks import node_tests
 from ..checks.common_cause import NOT_A_ROUND, OF_SCOPE, is_common
 from ..checks.unlike import DRIFT, SOURCE, unlike, unlike_nodes
 from ..checks.verdict import CRITICAL, OK, UNKNOWN, CheckVerdict
@@ -100,12 +101,14 @@ class StartGate:
         fresh = view.generation == 0 and gate.launcher_boot_s != view.registered_boot_s
         return members.ASKING if fresh else gate.held
 
-    def leaves_out(self, ctx: Context) -> None:
-        """Who leads writes down which nodes take no part, and why."""
+    def leaves_out(self, ctx: Context, known: Mapping[str, str]) -> None:
+        """Who leads writes down which nodes take no part, and why, but for what is `known`."""
         gate = self.state.gate
         for beat in ctx.observed.beats:
             other = beat.run == ctx.view.run and beat.node != ctx.view.node
             if not other or not members.is_refused(beat.held) or beat.node in gate.left_out:
+                continue
+            if beat.held == known.get(beat.node):
                 continue
             if len(gate.left_out) < LEFT_OUT_MAX:
                 gate = replace(gate, left_out=(*gate.left_out, beat.node))
@@ -223,6 +226,8 @@ class StartGate:
         yield from self._of_checks(ctx, names)
         if DRIFT in names:
             yield from self._of_versions(ctx, joins)
+        if tests_peers(ctx):
+            yield from self._of_peers(ctx, joins)
 
     def _told(self, ctx: Context, joins: bool) -> dict[str, identity.Identity | None]:
         """What the nodes that have a launcher of the run are made of, None where one has not said
@@ -288,6 +293,16 @@ class StartGate:
             yield Refusal(DRIFT, f"check {DRIFT}: {found.why}", DRIFT_TODO,
                           ctx.settings.gate.wait_s)
 
+    def _of_peers(self, ctx: Context, joins: bool) -> Iterator[Refusal]:
+        """What the run's nodes found of this one, when they were tested with each other."""
+        out, common = node_tests.left_out(tests_in_force(ctx, joins), ctx.settings)
+        if common:
+            self._common(ctx, common)
+        hurt = out.get(ctx.view.node)
+        if hurt is not None:
+            yield Refusal(node_tests.PEERS, node_tests.words(hurt), hurt.todo,
+                          ctx.settings.gate.wait_s)
+
     def _of_checks(self, ctx: Context, names: tuple[str, ...]) -> Iterator[Refusal]:
         """What the node's checks say, as they are known."""
         failing = check_reports.failing(ctx, ctx.view.node) if names else {}
@@ -297,6 +312,8 @@ class StartGate:
             asked = one.check in names and _is_young(one, ctx) or bool(names) and lasts
             if not asked or not one.proven or not uses_any(ctx, one.devices):
                 continue
+            if one.check == node_tests.PEERS and tests_peers(ctx):
+                continue  # made anew for this start
             common, why = is_common(failing, one.check, fleet, ctx.now.wall_s, ctx.settings)
             if common:
                 self._common(ctx, why)
@@ -392,6 +409,21 @@ class StartGate:
                 detector=DETECTOR, evidence=(("reason given", view.ignore_reason),),
                 reason=f"{view.node} starts it though {said}; {who} asked for that: "
                        f"{view.ignore_reason}"))
+
+
+def tests_peers(ctx: Context) -> bool:
+    """Whether the nodes of this run are tested with each other before it starts."""
+    return (bool(ctx.settings.gate.peers) and not ctx.settings.single_node
+            and ctx.view.nnodes_max > 1)
+
+
+def tests_in_force(ctx: Context, goes_on: bool) -> list[node_tests.Found]:
+    """What was found since this launcher came; of a run that goes on also what is young: nobody is
+    tested while ranks compute."""
+    came_s = ctx.now.wall_s - (ctx.now.boot_s - ctx.view.registered_boot_s)
+    max_age_s = ctx.settings.gate.max_age_s
+    return [one for one in node_tests.reports(ctx.observed.store.docs) if one.wall_s >= came_s
+            or goes_on and node_tests.is_fresh(one, ctx.now.wall_s, max_age_s)]
 
 
 def _words(found: list[Refusal]) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 import msgspec
 
+from ..checks.node_tests import Found
 from ..detect.ranks.ended import Cause
 from ..detect.ranks.known_causes import Wait
 from ..detect.ranks.live_logs import LogLook
@@ -39,7 +40,7 @@ RECORDS = {  # field of RunState -> the module that writes it
     "launcher": "plan_document", "document": "plan_document", "progress": "progress",
     "suspects": "causes", "recovery": "recovery", "budgets": "recovery", "ending": "ending",
     "incidents": "incidents", "held": "operator", "logs": "log_questions", "upkeep": "case",
-    "gate": "start_gate",
+    "gate": "start_gate", "peers": "peer_gate",
 }
 
 
@@ -190,6 +191,17 @@ class GateSeen(Value, frozen=True):
     common: str = ""  # for what no node is refused, once it is written down
 
 
+class PeersSeen(Value, frozen=True):
+    """What became of the tests between the nodes of this run, where this node led it."""
+
+    launcher_boot_s: float = -1.0  # the registration of whom they were asked for
+    ended_boot_s: float = 0.0  # when the last of them ended, with a result or without
+    found: Found | None = None  # what it was
+    said: str = ""  # the incident that tells it
+    named: tuple[tuple[str, str], ...] = ()  # (node that is left out, the incident of that)
+    ignored: bool = False  # that they were left out is written down
+
+
 class Upkeep(Value, frozen=True):
     """What was tidied up behind a generation that runs, and how long it does without its store."""
 
@@ -214,6 +226,7 @@ class RunState(msgspec.Struct):
     logs: LogLook = LogLook()
     upkeep: Upkeep = Upkeep()
     gate: GateSeen = GateSeen()
+    peers: PeersSeen = PeersSeen()
 
     @property
     def cause(self) -> Cause | None:

@@ -41,7 +41,7 @@ class Checks:
         self._state, self._wake = state, wake
         agent = state.config.agent
         # What `holdfast check` of this user keeps, too: a private agent's own folder is its run's.
-        self._folder = (results.directory(os.environ) if state.is_private
+        self.folder = (results.directory(os.environ) if state.is_private
                         else Path(agent.state_dir) / "checks")
         self._seen: tuple[int, int, int] | None = None
         self._docs: Documents | None = None  # that fleet.json was written from
@@ -95,10 +95,10 @@ class Checks:
         if found == self._fleet:
             return
         try:
-            await asyncio.to_thread(results.keep_fleet, self._folder, found)
+            await asyncio.to_thread(results.keep_fleet, self.folder, found)
             self._fleet = found
         except OSError as error:
-            self._state.errors("checks", f"{self._folder}: {error.strerror or error}")
+            self._state.errors("checks", f"{self.folder}: {error.strerror or error}")
 
     def _passive(self) -> list[str]:
         gate = self._state.config.checks.core_settings().names
@@ -144,7 +144,7 @@ class Checks:
         jobs = [session.hello.python for session in state.launchers.sessions()
                 ] if state.is_private else []  # another user's interpreter is not ours to start
         return Round(
-            node=state.name, checks=tuple(names), folder=str(self._folder), boot_id=state.boot_id,
+            node=state.name, checks=tuple(names), folder=str(self.folder), boot_id=state.boot_id,
             collectors=state.config.collectors, pythons=pythons(checks.python, jobs, os.environ),
             busy=tuple(training), limits=checks.limits, profile=checks.profile,
             max_age_s=max_age_s)
@@ -158,14 +158,14 @@ class Checks:
     def _changed(self) -> results.Results | None:
         """The results; None where they are the same as before."""
         try:
-            stat = os.stat(self._folder / results.FILE, follow_symlinks=False)
+            stat = os.stat(self.folder / results.FILE, follow_symlinks=False)
             seen = stat.st_ino, stat.st_mtime_ns, stat.st_size
         except OSError:
             seen = (0, 0, 0)
         if seen == self._seen:
             return None
         self._seen = seen
-        return results.load(self._folder)
+        return results.load(self.folder)
 
 
 def passes(found: results.Results) -> tuple[tuple[str, tuple[float, ...]], ...]:

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+from fleet import Flight, World
 
+from holdfast.agent.core.checks.node_tests import found_of
 from holdfast.agent.core.model import (
     Alert,
     Beat,
@@ -25,6 +27,7 @@ from holdfast.agent.core.model import (
     Event,
     Incident,
     Lease,
+    NodeTests,
     Now,
     Observed,
     Parked,
@@ -77,6 +80,7 @@ class Lab:
         self.checks: dict[str, CheckVerdict] = {}  # as made last
         self.passes: tuple[tuple[str, tuple[float, ...]], ...] = ()
         self.health: dict[str, CheckVerdict] = {}  # what a check would find; else it is well
+        self.world = World()  # what tests between nodes find
         self.unwritable: dict[str, str] = {}  # path -> why
         self.evidence: dict[str, Any] = {}  # what is seen of a rank that is looked at, else usual
         self.store_up = True
@@ -148,6 +152,9 @@ class Lab:
             self._stop(body)
         elif isinstance(body, RunCheck) and body.run:
             detail = json.dumps([[one, self.unwritable.get(one, "")] for one in body.paths])
+        elif isinstance(body, NodeTests):
+            report = Flight(0, self.world, nodes=body.nodes).report
+            detail = msgspec.json.encode(found_of(report)).decode()
         elif isinstance(body, RunCheck):
             for name in body.checks:
                 found = self.health.get(name, CheckVerdict(name, "ok", "well"))
