@@ -77,8 +77,8 @@ class CheckRuns:
     def _ask(self, ctx: Context, item: Watched | Stood, book: Runbook) -> None:
         one, names = item.incident, checks_of(book)
         instructed = item.action if isinstance(item, Watched) else ""
-        if not names:
-            return
+        if not names or instructed == RUN_CHECK and self._is_well(ctx, item, names):
+            return  # it was asked for by repeats, and nothing stands behind it
         wanted = replace(book, ladder=(instructed,)) if instructed else book
         action, _ = ladder.next_rung(
             wanted, lambda action: self._spent(ctx, one.fault, one.subject, book),
@@ -144,15 +144,19 @@ class CheckRuns:
         """Closes what a check clears, when all of them passed that began after it was said last.
         What is a condition closes when it is not so any more."""
         names = checks_of(book)
-        if book.clears != "check" or not names or not isinstance(item, Watched):
+        if book.clears != "check" or not self._is_well(ctx, item, names):
+            return False
+        self.kernel.well(ctx, (item.incident.id,), f"checked, and well: {', '.join(names)}")
+        return True
+
+    def _is_well(self, ctx: Context, item: Watched | Stood, names: tuple[str, ...]) -> bool:
+        """Whether all of these passed in a round that began after the kernel's last line of it."""
+        if not names or not isinstance(item, Watched):
             return False
         last_wall_s = ctx.now.wall_s - (ctx.now.boot_s - item.last_boot_s)
         passed = {one.check for one in ctx.observed.checks
                   if one.status in (OK, WARNING) and one.wall_s - one.took_s > last_wall_s}
-        if not passed.issuperset(names):
-            return False
-        self.kernel.well(ctx, (item.incident.id,), f"checked, and well: {', '.join(names)}")
-        return True
+        return passed.issuperset(names)
 
     def _note(self, ctx: Context, item: Watched | Stood, text: str) -> None:
         changed = values.noted(replace(item.incident, would_have=""), ctx.now, text)

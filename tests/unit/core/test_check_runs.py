@@ -20,6 +20,9 @@ from .test_repair import FALLEN
 GATE = GateSettings(names=("incidents", "devices", "accelerators"), disturbing=("tensor",))
 BOOK = Runbook("gpu_fell_off_bus", "fatal", "gpu", ("run_check", "reboot_node"), budget_count=1,
                clears="check")
+FAULT = ("NVRM: Xid (PCI:0000:4e:00): 31, pid=4711, name=python3, Ch 00000008, intr 10000000. MMU "
+         "Fault: ENGINE GRAPHICS GPCCLIENT_T1_1 faulted @ 0x7f00_00000000. Fault is of type "
+         "FAULT_PDE ACCESS_TYPE_VIRT_READ")
 BAD = CheckVerdict("tensor", "critical", "a bit flipped", confirmed=True)
 
 
@@ -63,6 +66,26 @@ def test_a_check_that_fails_or_is_unknown_clears_nothing_and_is_not_repeated_wit
         (incident,) = of(made)
         assert len(rounds(made)) == 1  # the budget
         assert any("tensor " + bad.status in text for _, text in incident.timeline)
+
+
+def test_a_gpu_that_repeats_a_page_fault_has_the_gpus_checked_once_no_run_goes_on() -> None:
+    """By the shipped catalogue and runbook; the first one is the job's own, most likely."""
+    fault = FAULT.replace("00000000", "{address}")
+    made = lab()
+    made.view = replace(made.view, state="running")
+    for number in (1, 2):
+        line = fault.format(address=f"{number:08d}")
+        made.events = (*made.events, parse(CATALOGUE, line, number, made.boot_s))
+        later(made, 20.0)
+        assert rounds(made) == []
+        (incident,) = [one for one in made.decision.incidents
+                       if one.fault == "gpu_application_error"]
+        assert ("waits while r goes on" in incident.would_have) == (number == 2)
+    made.view = replace(made.view, state="done")
+    later(made, 5.0)
+    assert rounds(made) == [("devices", "accelerators", "tensor")]
+    (incident,) = [one for one in made.incidents.values() if one.fault == "gpu_application_error"]
+    assert any("tensor ok" in text for _, text in incident.timeline)
 
 
 def test_a_verdict_from_before_the_fault_clears_nothing() -> None:
