@@ -45,6 +45,7 @@ from ..core.model import (
 from ..core.model.checked import CRITICAL, OK
 from ..core.model.subject import INCIDENT, LEASE, Subject, run_subject, subject_of
 from ..core.node import Node
+from ..core.run import fences
 from ..store.base import Conflict, StoreError
 from .launcher import Launcher
 from .loop import Loop
@@ -176,8 +177,6 @@ class Edge:
     def _tick(self, life: int) -> None:
         if self.life != life or self.node is None:
             return
-        for launcher in self.launchers.values():
-            launcher.check_permit()
         self._poll()
         self._look_around()
         self.step()
@@ -452,7 +451,9 @@ class Edge:
 
     def _stands(self, launcher: Launcher) -> bool:
         doc = self.docs.get(run_subject(launcher.job.name))
-        return bool(doc.body) and decode_plan(doc.body).generation == launcher.generation
+        plan = decode_plan(doc.body) if doc.body else None
+        return plan is not None and plan.generation == launcher.generation \
+            and fences.may_renew(plan, self.machine.name)
 
     def changed(self) -> None:
         """The store's watch: something was written."""

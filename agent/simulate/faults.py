@@ -14,7 +14,7 @@ from functools import partial
 from ..core.actions import DRAIN, PAUSE, RELEASE_NODE, RESTART_RANKS, RESUME
 from ..core.model import TRAINER, Ended, Request, node_subject, run_subject
 from .cluster import Cluster
-from .edge import Edge
+from .edge import Edge, decode_plan
 from .job import RUN, Job, Rank
 from .launcher import Launcher
 
@@ -435,6 +435,32 @@ def peers_cut(cluster: Cluster, u: float, v: float) -> None:
     _cut(cluster, ways, 3.0 + 25.0 * u)
 
 
+def replaced_unseen(cluster: Cluster, u: float, v: float) -> None:
+    """The nodes of a run are cut off from all others, and from the store as well in the moment in
+    which the next generation is written.  The leader may go, so that another misses them late."""
+    job, names = _job(cluster, u), list(cluster.machines)
+    cut = {rank.machine.name for which, rank in cluster.ranks()
+           if which is job and rank.state == RUN}
+    rest, leader = set(names) - cut, cluster.store.holder(job.name)
+    if not cut or not rest:
+        return
+    until_s = cluster.loop.now_s + 12.0 + 12.0 * v
+
+    def generation() -> int:
+        return decode_plan(cluster.store.docs[str(run_subject(job.name))].body).generation
+
+    def written(before: int = generation()) -> None:
+        if generation() > before:
+            cluster.store.watchers.remove(written)
+            _cut(cluster, {pair for a in cut for pair in ((a, "store"), ("store", a))},
+                 max(0.0, until_s - cluster.loop.now_s))
+
+    _cut(cluster, {pair for a in cut for b in rest for pair in ((a, b), (b, a))}, 12.0 + 12.0 * v)
+    cluster.store.watchers.insert(0, written)
+    if v > 0.5 and leader in rest:
+        node_crashed(cluster, (names.index(leader) + 0.5) / len(names), 0.7 * v)
+
+
 def _cut(cluster: Cluster, ways: set[tuple[str, str]], for_s: float) -> None:
     _say(cluster, "network", "cut %s", sorted(ways)[:4])
     _disturb(cluster, for_s)
@@ -563,7 +589,8 @@ FAULTS: dict[str, Fault] = {
     "collective_left_out": collective_left_out, "generation_killed": generation_killed,
     "node_frozen": node_frozen, "node_fatal": node_fatal,
     "common_cause": common_cause, "store_down": store_down, "cut_from_store": cut_from_store,
-    "isolate": isolate, "peers_cut": peers_cut, "leader_and_another": leader_and_another,
+    "isolate": isolate, "peers_cut": peers_cut,
+    "replaced_unseen": replaced_unseen, "leader_and_another": leader_and_another,
     "joins": joins, "lost_beats": weather("lost_beats", 0.9), "lost_ack": weather("lost_ack", 0.6),
     "lost_request": weather("lost_request", 0.4), "slow": weather("slow_s", 1.5),
     "stale_reads": weather("stale_s", 4.0), "twice": weather("twice", 1.0),

@@ -17,6 +17,7 @@ from .job import END, PARK, RUN, START, Gang, Job, Rank
 from .machine import Machine
 
 OUTCOMES_KEPT = 64
+PERMIT_LOOK_S = 0.1  # between two looks at a permit, as each rank's ticker has them
 STEPS_SHOWN = 4  # whose ends a page remembers
 Reply = Callable[[EffectOutcome], None]
 
@@ -152,6 +153,7 @@ class Launcher:
         self.generation = start.generation
         self.permit_s = start.permit_s
         self.permit_end_boot_s = self.machine.boot_s() + start.permit_s
+        self._watch_permit(start.generation)
         self.started_s = self.job.loop.now_s
         survivors: dict[int, Rank] = {}
         for number, rank in list(self.ranks.items()):
@@ -279,6 +281,12 @@ class Launcher:
         """The agent heard from the store that this generation still stands."""
         if self.permit_s:
             self.permit_end_boot_s = sent_boot_s + self.permit_s
+
+    def _watch_permit(self, generation: int) -> None:
+        """Launcher and ranks look at it by themselves, whether an agent is there or not."""
+        if self.alive and self.permit_s and self.generation == generation:
+            self.check_permit()
+            self.machine.after(PERMIT_LOOK_S, partial(self._watch_permit, generation))
 
     def check_permit(self) -> None:
         """A permit that ran out ends the ranks, whoever else is there or not."""

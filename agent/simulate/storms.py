@@ -99,6 +99,12 @@ STORMS: dict[str, Storm] = {
                   faults=(2, 6), single_share=0.0,
                   shapes=(Shape(4, 0, 1, 1, 2), Shape(4, 1, 1, 1, 2), Shape(3, 1, 1, 1, 2),
                           Shape(2, 2, 1, 1), Shape(6, 0, 1, 1, 3))),
+    # A node is given up while it computes, and does not come to read of it.
+    "fences": Storm("fences", {"replaced_unseen": 4.0, "isolate": 1.0, "agent_killed": 1.0,
+                               "rank_killed": 1.0, "lost_ack": 0.5},
+                    faults=(2, 5), single_share=0.0,
+                    shapes=(Shape(1, 1, 1, 2), Shape(1, 2, 1, 2), Shape(1, 3, 1, 1),
+                            Shape(2, 2, 1, 1, 1))),
     "network": Storm("network", STORE | DISK | {"rank_killed": 2.0, "node_frozen": 2.0},
                      single_share=0.0),
     "nodes": Storm("nodes", NODES | DISK | {"rank_killed": 1.0}, single_share=0.0),

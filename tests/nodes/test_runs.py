@@ -84,6 +84,34 @@ def test_a_script_over_three_nodes_is_one_world_and_outlives_its_store(world: Wo
     assert [world.processes[number].wait(60) for number in range(3)] == [0, 0, 0], world.said()
 
 
+@pytest.mark.parametrize("world", [3], indirect=True)
+def test_no_two_generations_of_a_script_compute_at_once(world: World) -> None:
+    """A node that hears no other, but the store, would renew its permits until the next plan, and
+    compute for one more lease where it loses the store just then."""
+    folder = world.shared
+    for number in range(3):
+        world.launch(number, "run", "--nnodes", "2", "--nproc-per-node", "1", "--preload", "none",
+                     LOOPING, str(folder))
+    world.wait(lambda: len(world.places(1)) == 2 and world.leader() >= 0)
+    places = world.places(1)
+    (spare,) = {0, 1, 2} - set(places.values())
+    cut = next(number for number in places.values() if number != world.leader())
+    (pid,) = (seen["pid"] for seen in world.ranks(cut).values())
+    for other in {0, 1, 2} - {cut}:
+        world.nodes.partition(cut, other)
+    begun_s = time.monotonic()
+    world.wait(lambda: not alive(pid), 30.0)
+    ended_s = time.monotonic() - begun_s
+    assert world.generation(spare) == 0, world.said()  # the next one has not begun
+    world.nodes.blackhole(cut)
+    world.wait(lambda: len(world.places(2)) == 2 and world.ranks(spare), 60.0)
+    print(f"its rank ended {ended_s:.2f} s after the cut, the spare's was there after "
+          f"{time.monotonic() - begun_s:.2f} s")
+    world.nodes.heal()
+    (folder / "end").write_text("")
+    assert [world.processes[number].wait(60) for number in range(3)] == [0, 0, 0], world.said()
+
+
 def cut_off(world: World, node: int, generation: int, one_way: bool) -> None:
     """The spare takes the node's place; once it is heard of again it has no ranks."""
     (spare,) = {0, 1, 2, 3} - set(world.places(generation - 1).values())

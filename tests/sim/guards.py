@@ -25,6 +25,7 @@ from holdfast.agent.actions import performer
 from holdfast.agent.actions.performer import EffectInFlight, Performer
 from holdfast.agent.core.model import Effect, Stop
 from holdfast.agent.core.nodes import exclusions
+from holdfast.agent.core.run import fences
 from holdfast.agent.daemon.parts.permits import Permits
 from holdfast.agent.peers import transport
 from holdfast.agent.peers.failure_detector import FailureDetector
@@ -147,6 +148,9 @@ GUARDS = (
           f"{AGENT}/test_permits.py::"
           "test_without_the_store_all_of_the_plan_must_have_answered",
           put(Permits, "failsafe_s", lambda *_: 1e12)),
+    Guard("a node that is missed renews its permits",
+          f"{AGENT}/test_permits.py::test_a_node_that_reads_that_it_is_missed_renews_nothing",
+          put(fences, "may_renew", lambda *_: True)),
     Guard("no permit check", "tests/unit/worker/test_rank_processes.py::"
           "test_ranks_end_with_a_permit_that_nobody_renews",
           put(RankProcesses, "end_with_permit", lambda _: None)),

@@ -18,8 +18,9 @@ from ..model import TRAINER, Doc, Effect, Lease, Plan, RankView, RunView
 from ..model.subject import LEASE, Subject, run_subject
 from . import members
 from . import plan as planning
+from .fences import Fences
 from .incidents import RunIncidents
-from .layout import Member, World
+from .layout import Member, World, arranged
 from .policy import CHARGED
 from .state import Context, LauncherSeen, RunState
 from .takeover import Signs, Takeover, unheard, words
@@ -41,7 +42,7 @@ class Document:
 
     def __init__(self, state: RunState, incidents: RunIncidents) -> None:
         self.state, self.incidents = state, incidents
-        self._signs = Signs()
+        self._signs, self._fences = Signs(), Fences()
         self._free_boot_s = -1.0  # since when nobody is seen to lead; -1 = somebody is, or unknown
 
     def read(self, ctx: Context) -> bool:
@@ -58,6 +59,7 @@ class Document:
         if anew:
             state.document = replace(state.document, wrote=0, meant=0)
         self._take(ctx)
+        self._fences.see(ctx, self.state.document.plan, self.state.document.version)
         return anew
 
     def _take(self, ctx: Context) -> None:
@@ -137,9 +139,18 @@ class Document:
         plan = self.state.document.plan
         if plan is None or plan.finished >= 0 or not ctx.leader:
             return
-        missed = unheard(ctx, plan)
+        missed = self._missed(ctx, plan)
         if missed != plan.unheard:
             self.put(ctx, replace(plan, unheard=missed), words(missed))
+
+    def _missed(self, ctx: Context, plan: Plan) -> tuple[str, ...]:
+        """Who is to read that the leader hears nothing of it.  A script's node only where the
+        others can go on without: its ranks end by that."""
+        silent = self._fences.missed(ctx, plan)
+        if silent:
+            nodes, slots = self._nodes(ctx, plan), planning.slots_of(plan)
+            silent = silent if arranged(world_of(ctx.view), nodes, slots)[0] else set()
+        return tuple(sorted({*unheard(ctx, plan), *silent}))
 
     def _nodes(self, ctx: Context, plan: Plan | None) -> tuple[Member, ...]:
         return members.members(
@@ -238,7 +249,7 @@ class Document:
 
     def new_boot(self) -> None:
         """Another boot's seconds mean nothing here."""
-        document = self.state.document
+        document, self._fences = self.state.document, Fences()
         self.state.document = replace(document, refused_version=-1, refused_boot_s=0.0)
 
     def _adopt(self, plan: Plan, version: int) -> None:
@@ -306,8 +317,10 @@ class Document:
             paused=state.held.rests and cause is not None,
             peak=max(state.progress.peak_step, plan.peak if plan and cause else 0),
         ))
-        if made is not None:
-            missed = unheard(ctx, replace(made, unheard=plan.unheard if plan else ()))
+        waits = self._fences.waits(ctx, state.document.plan, nodes) if made is not None else ""
+        ctx.reason = waits or ctx.reason
+        if made is not None and not waits:
+            missed = self._missed(ctx, replace(made, unheard=plan.unheard if plan else ()))
             self.put(ctx, replace(made, unheard=missed), ctx.reason)
 
     def _gathers(self, ctx: Context) -> bool:

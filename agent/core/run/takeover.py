@@ -79,6 +79,7 @@ def unheard(ctx: Context, plan: Plan) -> tuple[str, ...]:
     beats = [beat for beat in ctx.observed.beats if beat.run == ctx.view.run]
     lost = {beat.node for beat in beats if beat.lost}
     back = {beat.node for beat in beats if members.is_fresh(beat, ctx.now, ctx.settings)}
+    back.add(ctx.view.node)  # it leads now, whoever missed it before
     missed = sorted({*plan.members, *plan.spares} & (lost | (set(plan.unheard) - back)))
     return tuple(missed) if len(missed) > 1 else ()
 

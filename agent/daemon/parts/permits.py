@@ -15,6 +15,7 @@ import asyncio
 import time
 
 from ...core.model import SCRIPT, Doc, Plan, run_subject
+from ...core.run import fences
 from ...core.run.members import read_plan
 from ...launchers.run_session import RunSession
 from ...launchers.server import LauncherServer
@@ -57,6 +58,8 @@ class Permits:
         # Of an older generation that still runs here the launcher hears nothing any more.
         plan = read_plan(doc) if doc is not None else self._plan(run)
         if plan is None or plan.generation < session.levels.generation:
+            return
+        if not fences.may_renew(plan, self._state.name):
             return
         since_s = sent_s if doc is not None else self.failsafe_s(plan)
         if since_s:

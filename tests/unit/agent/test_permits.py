@@ -80,6 +80,15 @@ def test_without_the_store_all_of_the_plan_must_have_answered() -> None:
     assert renewed(None, 3, both, plan(3, finished=0)) is None
 
 
+def test_a_node_that_reads_that_it_is_missed_renews_nothing() -> None:
+    """Whoever leads counts from there when its permits have run out."""
+    both = {"b": 1.0, "c": 2.5}
+    missed = plan(3, unheard=("a",))
+    assert renewed(missed, 3) is None
+    assert renewed(None, 3, both, missed) is None
+    assert renewed(plan(3, unheard=("b",)), 3) is not None
+
+
 def test_all_runs_are_renewed_at_once() -> None:
     """A store that is away takes seconds to say so: in a row the last permits would run out."""
     runs, orders = ("p", "q", "r"), []

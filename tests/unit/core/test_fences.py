@@ -1,0 +1,147 @@
+"""A script's next generation waits for permits that a node that hears nothing may still hold."""
+
+from __future__ import annotations
+
+from holdfast.agent.core.model import Now, Plan, Resume, Settings
+from holdfast.agent.core.run import fences
+from holdfast.agent.core.run.fences import FENCE_LEASES, Fences
+from holdfast.agent.core.run.layout import Member
+
+from .driver import Cluster, Lab
+
+LEASE_S = Settings().lease_s
+FENCE_S = FENCE_LEASES * LEASE_S
+
+
+def started(names: str = "abc", nnodes: int = 2, grade: str = "script") -> Cluster:
+    cluster = Cluster(names, nnodes, grade)
+    cluster.run(8)
+    assert cluster.plan().generation == 1 and cluster.leader() == "a"
+    assert [node for _, node in cluster.plan().ranks] == ["a", "b"]
+    return cluster
+
+
+def until(cluster: Cluster, holds, most: int = 60) -> int:  # type: ignore[no-untyped-def]
+    """Seconds until a condition on the plan holds."""
+    for second in range(most):
+        if holds(cluster.plan()):
+            return second
+        cluster.step()
+    raise AssertionError(f"not within {most} s: {cluster.plan()}")
+
+
+def said(cluster: Cluster) -> str:
+    return dict(cluster.labs[cluster.leader()].decision.reasons)["r"]
+
+
+def test_a_node_that_may_compute_on_reads_that_it_is_missed_and_its_permit_is_waited_for() -> None:
+    cluster = started()
+    cluster.dead.add("b")
+    named_s = until(cluster, lambda plan: plan.unheard == ("b",))
+    planned_s = named_s + until(cluster, lambda plan: plan.generation == 2)
+    assert planned_s >= named_s + FENCE_S
+    assert planned_s <= named_s + FENCE_S + 3
+    assert cluster.plan().ranks == ((0, "a"), (1, "c"))
+
+
+def test_the_wait_says_for_whom() -> None:
+    cluster = started()
+    cluster.dead.add("b")
+    until(cluster, lambda plan: plan.unheard == ("b",))
+    cluster.run(FENCE_S - 2)
+    assert "permits of this script's ranks on b have run out" in said(cluster)
+
+
+def test_a_node_known_to_be_lost_costs_no_more_than_its_lease_and_margin() -> None:
+    cluster = started()
+    cluster.dead.add("b")
+    cluster.lost.add("b")
+    assert until(cluster, lambda plan: plan.unheard == ("b",)) <= 3
+    assert until(cluster, lambda plan: plan.generation == 2) <= 1.5 * LEASE_S + 2
+
+
+def test_who_leads_anew_counts_from_its_own_word() -> None:
+    """The nodes that are missed read the document, whoever wrote it, and not each other's thoughts.
+    """
+    cluster = started("abcd", 2)
+    cluster.dead |= {"a", "b"}
+    cluster.run(LEASE_S * 0.6)
+    assert cluster.plan().unheard == ()
+    named_s = until(cluster, lambda plan: "b" in plan.unheard)
+    assert cluster.leader() in ("c", "d")
+    planned_s = until(cluster, lambda plan: plan.generation == 2)
+    assert named_s and planned_s >= FENCE_S
+    assert {node for _, node in cluster.plan().ranks} == {"c", "d"}
+
+
+def test_a_node_that_is_heard_of_again_goes_on() -> None:
+    cluster = started()
+    cluster.dead.add("b")
+    until(cluster, lambda plan: plan.unheard == ("b",))
+    cluster.dead.clear()
+    until(cluster, lambda plan: plan.unheard == ())
+    cluster.run(30)
+    assert cluster.plan().generation == 1
+
+
+def test_nobody_is_told_to_end_where_no_other_can_take_its_ranks() -> None:
+    cluster = started("ab")
+    cluster.dead.add("b")
+    cluster.run(40)
+    assert cluster.plan().generation == 1 and cluster.plan().unheard == ()
+
+
+def test_ranks_that_were_seen_to_end_hold_no_permit() -> None:
+    cluster = started()
+    cluster.labs["b"].kill(1)
+    cluster.step()
+    cluster.step(0.1)  # the leader has seen it, and plans nothing yet
+    assert cluster.plan().generation == 1
+    cluster.dead.add("b")
+    del cluster.heard["b", "r"]
+    assert until(cluster, lambda plan: plan.generation == 2) < LEASE_S
+    assert cluster.plan().unheard == ()
+
+
+def test_a_trainers_node_is_replaced_without_any_such_wait() -> None:
+    """What its old ranks commit is void."""
+    cluster = started(grade="trainer")
+    cluster.dead.add("b")
+    cluster.lost.add("b")
+    assert until(cluster, lambda plan: plan.generation == 2) <= 4
+    assert cluster.plan().unheard == ()
+
+
+def test_who_leads_does_not_miss_itself() -> None:
+    cluster = Cluster("abcde", 5, "trainer", 2, settings=Settings(single_node=False, gather_s=2.0))
+    cluster.run(12)
+    cluster.cut("ab", "cde")
+    until(cluster, lambda plan: plan.unheard == ("c", "d", "e"))
+    cluster.dead |= {"a", "b", "d"}
+    cluster.heal()
+    cluster.run(12)
+    assert cluster.leader() in ("c", "e")
+    assert {"c", "e"}.isdisjoint(cluster.plan().unheard)
+
+
+def test_only_a_node_that_is_not_missed_renews_its_permits() -> None:
+    plan = Plan("r", 1, ("a", "b"), ((0, "a"), (1, "b")), Resume("fresh"), "test", unheard=("b",))
+    assert fences.may_renew(plan, "a") and not fences.may_renew(plan, "b")
+
+
+def test_a_version_that_was_not_read_begins_the_count_anew() -> None:
+    """It may have said that the node is heard of, and so renewed its permits."""
+    named = Plan("r", 1, ("a", "b"), ((0, "a"), (1, "b")), Resume("fresh"), "test", unheard=("b",))
+    member = Member("b", fresh=False, lost=True)
+
+    def waits(*versions: int) -> bool:
+        """Whether it is still waited for, when these versions were read in turn for that long."""
+        lab, kept = Lab(grade="script", name="a", settings=Settings(single_node=False)), Fences()
+        for number, version in enumerate(versions):
+            now = Now(100.0 + number * FENCE_S / (len(versions) - 1), 1e9, "b")
+            ctx = lab.node._context(now, lab.observed(), lab.view, [], [], [], {})
+            kept.see(ctx, named, version)
+        return bool(kept.waits(ctx, named, (member,)))
+
+    assert not waits(5, 5) and not waits(5, 6)
+    assert waits(5, 7)
