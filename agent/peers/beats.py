@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
@@ -22,11 +21,12 @@ from ..core.model import Beat
 from . import transport
 from .choice import LINES_MAX, Choice, choice
 from .failure_detector import FailureDetector
+from .kernel_questions import KernelQuestions
 
 PING_S = 0.1
 SEND_S = 2.0  # who takes nothing for this long is connected anew
 RETRY_S = 0.3
-PROBES, PROBE_GAP_S, PROBE_S = 3, 0.1, 0.3  # a lost packet must not pass for a dead kernel
+WAITING_MAX = 4096  # connections that it has yet to take; the kernel may allow fewer
 INCOMING_MAX = 2 * LINES_MAX  # those that have proven nothing among them
 BEATS_MAX = 4 * LINES_MAX
 GONE_S = 600.0  # a node that was not heard of for so long, and is nowhere any more, is forgotten
@@ -168,6 +168,7 @@ class Peers:
         self._server: asyncio.Server | None = None
         self._incoming: set[asyncio.Task[None]] = set()
         self._probes: dict[str, asyncio.Task[None]] = {}
+        self._questions = KernelQuestions()
         self._asking = asyncio.Semaphore(ASKING_MAX)
         self._answering = 0
 
@@ -177,12 +178,12 @@ class Peers:
         """Serves the others; the port, which is another where the wanted one is taken."""
         try:
             self._server = await asyncio.start_server(
-                self._accept, host, port, limit=transport.PART_MAX)
+                self._accept, host, port, limit=transport.PART_MAX, backlog=WAITING_MAX)
         except OSError:
             if not port:
                 raise
             self._server = await asyncio.start_server(
-                self._accept, host, 0, limit=transport.PART_MAX)
+                self._accept, host, 0, limit=transport.PART_MAX, backlog=WAITING_MAX)
         return int(self._server.sockets[0].getsockname()[1])
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -218,6 +219,7 @@ class Peers:
             if name not in self.lines:
                 self.lines[name] = Line(self, name, self.addresses[name])
         self.detector.watch(self.lines)
+        self._questions.keep(self.lines)
         old_s = time.clock_gettime(time.CLOCK_BOOTTIME) - GONE_S
         for key, beat in list(self._beats.items()):
             if key[0] not in self.addresses and beat.boot_s < old_s:
@@ -361,6 +363,7 @@ class Peers:
             raise ValueError(f"no message of an agent's: {error}") from error
         self.instances[name] = instance
         self.detector.heard(name, silent)
+        self._questions.heard(name)
         if told is not None:
             self._keep(name, told)  # before its answer counts: it may know of something newer
         if line is not None:
@@ -384,31 +387,13 @@ class Peers:
     # ------------------------------------------------------------- asking a kernel
 
     async def _probe(self, name: str) -> None:
-        """Whether anything answers at its address: a connection or its refusal is a kernel's."""
-        line = self.lines[name]
+        address = self.lines[name].address
         try:
-            tries = [asyncio.ensure_future(_answers(line.address, number * PROBE_GAP_S))
-                     for number in range(PROBES)]
-            answers = any(await asyncio.gather(*tries))
-            self.detector.probed(name, answers)
+            answers = await self._questions.ask(name, address.host, address.port)
+            if answers is not None:
+                self.detector.probed(name, answers)
             self._judge()
             for other in self.lines.values():
                 other.wake.set()  # a second observer waits for this node's word
         finally:
             del self._probes[name]
-
-
-async def _answers(address: Address, delay_s: float) -> bool:
-    await asyncio.sleep(delay_s)
-    loop = asyncio.get_running_loop()
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as sock:
-        sock.setblocking(False)
-        try:
-            async with asyncio.timeout(PROBE_S):
-                await loop.sock_connect(sock, (address.host, address.port))
-        except ConnectionRefusedError:
-            return True
-        except (OSError, TimeoutError):
-            return False
-    return True

@@ -17,7 +17,7 @@ from waiting import until
 from holdfast.agent.config.load import load
 from holdfast.agent.core.model import Beat, Condition, Doc, Documents, Ended, RankView
 from holdfast.agent.daemon.parts import peers as part
-from holdfast.agent.peers import beats, transport
+from holdfast.agent.peers import beats, kernel_questions, transport
 from holdfast.agent.peers.beats import Address, Endpoint, Peers, Told
 from holdfast.agent.peers.failure_detector import SILENT_TICKS
 from holdfast.agent.store.memory import MemoryServer, MemoryStore
@@ -255,7 +255,7 @@ def test_a_machine_that_does_not_answer_is_lost_to_both_and_comes_back(monkeypat
             await until(lambda: a.peers.heard() and b.peers.heard())
             port = c.address.port
             await c.peers.close()
-            monkeypatch.setattr(beats, "_answers", no_answer)
+            monkeypatch.setattr(kernel_questions, "answer", no_answer)
 
             async def ticks(condition) -> None:
                 while not condition():
@@ -269,8 +269,8 @@ def test_a_machine_that_does_not_answer_is_lost_to_both_and_comes_back(monkeypat
             c.peers.know({"a": a.address, "b": b.address})
             await asyncio.wait_for(ticks(lambda: not a.peers.heard()[0].lost), 20.0)
 
-    async def no_answer(*_: object) -> bool:
-        return False
+    async def no_answer(*_: object) -> kernel_questions.Answer:
+        return kernel_questions.Answer.NONE
 
     asyncio.run(body())
 

@@ -1,0 +1,151 @@
+"""A silent node's kernel is asked: a stopped agent's queue stays as it was, firewalls prove nothing.
+
+On loopback, with real queues: who listens and takes nothing is a stopped agent, and a listener
+whose queue is full drops what comes as a firewall does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+from waiting import until
+
+from holdfast.agent.peers import kernel_questions
+from holdfast.agent.peers.beats import Address, Peers
+from holdfast.agent.peers.kernel_questions import PROBE_GAP_S, PROBE_S, PROBES, KernelQuestions
+
+HOST = "127.0.0.1"
+BACKLOG = 8
+
+
+@contextlib.contextmanager
+def listening(backlog: int) -> Iterator[tuple[socket.socket, int]]:
+    """One who listens and takes nothing."""
+    with socket.create_server((HOST, 0), backlog=backlog) as server:
+        yield server, server.getsockname()[1]
+
+
+@contextlib.contextmanager
+def swallowing() -> Iterator[int]:
+    """A port whose every question is dropped."""
+    with listening(0) as (_, port), contextlib.ExitStack() as held:
+        for _ in range(8):
+            one = held.enter_context(socket.socket())
+            one.settimeout(0.05)
+            try:
+                one.connect((HOST, port))
+            except OSError:  # full
+                yield port
+                return
+        raise AssertionError("its queue never fills")
+
+
+def waiting(server: socket.socket) -> int:
+    """How many connections nobody has taken."""
+    server.settimeout(0.2)
+    count = 0
+    with contextlib.suppress(TimeoutError):
+        while True:
+            server.accept()[0].close()
+            count += 1
+    return count
+
+
+def asked(questions: KernelQuestions, port: int, times: int) -> list[bool | None]:
+    async def rounds() -> list[bool | None]:
+        return [await questions.ask("c", HOST, port) for _ in range(times)]
+
+    return asyncio.run(rounds())
+
+
+def test_however_often_a_stopped_agents_kernel_is_asked_it_answers() -> None:
+    with listening(BACKLOG) as (server, port):
+        assert asked(KernelQuestions(), port, 10) == [True] * 10
+        assert waiting(server) == PROBES  # of the first time, when nothing was known
+
+
+def test_where_a_firewall_swallows_the_closed_port_nothing_is_told_from_its_silence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with swallowing() as closed, listening(BACKLOG) as (server, port):
+        monkeypatch.setattr(kernel_questions, "CLOSED_PORT", closed)
+        questions = KernelQuestions()
+        assert asked(questions, port, 6) == [True, None, None, None, None, None]
+        assert waiting(server) == PROBES
+        questions.heard("c")  # and then silent again
+        assert asked(questions, port, 2) == [True, None]
+
+
+def test_a_refusal_by_the_agents_own_port_costs_nothing_and_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An agent that ended, behind such a firewall."""
+    with swallowing() as closed:
+        monkeypatch.setattr(kernel_questions, "CLOSED_PORT", closed)
+        with listening(1) as (_, port):
+            pass
+        assert asked(KernelQuestions(), port, 3) == [True, True, True]
+
+
+def test_who_answers_nowhere_is_told_of_as_fast_as_by_one_port_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with swallowing() as closed, swallowing() as port:
+        monkeypatch.setattr(kernel_questions, "CLOSED_PORT", closed)
+        begun_s = time.monotonic()
+        assert asked(KernelQuestions(), port, 1) == [False]
+        assert time.monotonic() - begun_s < (PROBES - 1) * PROBE_GAP_S + 2 * PROBE_S
+        assert asked(KernelQuestions(), port, 2) == [False, False]
+
+
+def test_a_node_that_dies_behind_its_stopped_agent_is_told_of_by_the_next_question(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with swallowing() as silent:
+        questions = KernelQuestions()
+        assert asked(questions, silent, 1) == [True]  # refused at the closed port
+        monkeypatch.setattr(kernel_questions, "CLOSED_PORT", silent)
+        assert asked(questions, silent, 3) == [None, False, False]
+
+
+def test_an_agent_that_stands_still_is_silent_and_not_lost_for_however_long() -> None:
+    """Its observers connect anew, and ask: neither fills its queue so that its kernel is missed."""
+
+    class Deaf:
+        lost: frozenset[str] = frozenset()
+
+        def nodes_lost(self, nodes: frozenset[str]) -> None:
+            self.lost |= nodes
+
+    async def body(port: int) -> None:
+        observer, deaf = "a", Deaf()
+        peers = Peers(observer, "life", deaf, lambda: 10.0,  # type: ignore[arg-type]
+                      lambda *_: None)
+        peers.token = b"t" * 16
+        peers.know({"c": Address(HOST, port)})
+        answers: list[bool] = []
+        probed = peers.detector.probed
+
+        def note(name: str, answer: bool) -> None:
+            answers.append(answer)
+            probed(name, answer)
+
+        peers.detector.probed = note  # type: ignore[method-assign]
+
+        def enough() -> bool:
+            peers.tick()
+            return len(answers) >= 8
+
+        try:
+            await until(enough)
+        finally:
+            await peers.close()
+        assert answers == [True] * len(answers)
+
+    with listening(BACKLOG) as (_, port):
+        asyncio.run(body(port))
