@@ -16,7 +16,7 @@ import msgspec
 from ..core.model import Runbook
 from ..system.child_probe import Prober
 from .load import ConfigError, Loaded, load
-from .runbooks import load_runbooks
+from .runbooks import InForce, load_in_force
 from .settings import Config
 
 LIMIT_S = 30.0
@@ -31,11 +31,12 @@ class Answer(msgspec.Struct):
     origins: dict[str, str] = {}
     signatures: tuple[dict[str, object], ...] = ()
     runbooks: dict[str, Runbook] = {}
+    site_pages: dict[str, str] = {}
 
 
 async def read(
     prober: Prober, file: Path | None, overrides: Overrides
-) -> tuple[Loaded, dict[str, Runbook]]:
+) -> tuple[Loaded, InForce]:
     """Raises ConfigError, also where the child does not answer in time."""
     given = msgspec.json.encode((str(file) if file else "", overrides)).decode()
     # -P: a private agent stands in the user's directory
@@ -46,21 +47,22 @@ async def read(
     said = msgspec.json.decode(answer.output, type=Answer)
     if said.errors:
         raise ConfigError(said.errors)
-    return Loaded(said.config, said.origins, said.signatures), said.runbooks
+    loaded = Loaded(said.config, said.origins, said.signatures)
+    return loaded, InForce(said.runbooks, said.site_pages)
 
 
 def answer(file: str, overrides: Overrides) -> Answer:
     """In the child."""
     try:
         loaded = load(Path(file) if file else None, overrides, serves=True)
-        runbooks = load_runbooks(Path(loaded.config.runbooks.directory))
+        books = load_in_force(Path(loaded.config.runbooks.directory))
     except OSError as error:
         return Answer([str(error)])
     except ValueError as error:
         return Answer(str(error).split("\n"))
     except ConfigError as error:
         return Answer(error.errors)
-    return Answer([], loaded.config, loaded.origins, loaded.signatures, runbooks)
+    return Answer([], loaded.config, loaded.origins, loaded.signatures, *books)
 
 
 def main() -> None:

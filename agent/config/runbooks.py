@@ -1,7 +1,8 @@
 """Reads runbooks/*.md: TOML between two +++ lines for the machine, prose for the person.
 
-Owns finding, parsing and checking them, and the rule that a file of the operator's shadows the
-machine part of a shipped one.  An error names file, line and key.
+Owns finding, parsing and checking them, the rule that a file of the operator's shadows the machine
+part of a shipped one, and the site's own words as the agent serves them: within bounds, without
+control characters and secrets.  An error names file, line and key.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from holdfast.worker.redact import redacted
 
 from ..checks.table import BY_NAME, NOT_A_ROUND
 from ..core.actions import ACTIONS, rungs
@@ -22,6 +25,10 @@ FENCE = "+++"
 FILE_MAX_BYTES = 256 * 1024
 FILES_MAX = 1000
 PARSE_S = 2.0
+# Of words that are kept to be served: a page of a person's is a few thousand characters.  What a
+# reading child may answer has room for all of them, quotes and line ends escaped.
+PAGE_MAX_CHARS = 32 * 1024
+PAGES_MAX_CHARS = 256 * 1024
 LADDER_MAX = 12
 SCOPES = ("gpu", "neuron", "nic", "rank", "node", "run", "store")
 CLEARS = ("reboot", "quiet_10m", "check", "operator")
@@ -41,6 +48,49 @@ class Document(NamedTuple):
 
     runbook: Runbook
     prose: str
+
+
+class InForce(NamedTuple):
+    """What an agent keeps of them all: the machine parts, and a page for each file of the site's
+    own that is no shipped one's or has words, both by fault."""
+
+    runbooks: dict[str, Runbook]
+    site_pages: dict[str, str]
+
+
+def load_in_force(directory: Path) -> InForce:
+    """Reads the shipped ones and those of the site.  RunbookError names every error."""
+    shipped, documents = load_documents(), load_documents(directory)
+    pages: dict[str, str] = {}
+    room = PAGES_MAX_CHARS
+    for fault, (runbook, prose) in documents.items():
+        before = shipped.get(fault)
+        if before is not None and prose == before.prose:
+            continue
+        page = _page(runbook, prose, min(room, PAGE_MAX_CHARS))
+        room -= len(page) if prose.strip() else 0
+        pages[fault] = page
+    return InForce({fault: one.runbook for fault, one in documents.items()}, pages)
+
+
+def _page(runbook: Runbook, prose: str, most: int) -> str:
+    """The site's own words, or what to do where there are none to be served."""
+    there = f"Read it on the node: `holdfast explain {runbook.fault}`.\n"
+    if not prose.strip():
+        return (f"{runbook.fault} is a runbook of this site's own, and has no words for a person "
+                f"so far.\nWrite them below the second {FENCE} of {runbook.path}, then "
+                f"`systemctl reload holdfast`.\nWhat Holdfast does about it says "
+                f"`holdfast explain {runbook.fault}` on the node.\n")
+    if len(prose) > most:
+        return (f"{runbook.fault} is a runbook of this site's own, and is too long to be served: "
+                f"{PAGE_MAX_CHARS} characters are, and {PAGES_MAX_CHARS} of all files in its "
+                f"directory.\n{there}")
+    return redacted(shown(prose))
+
+
+def shown(prose: str) -> str:
+    """The same without control characters: a terminal would act on them."""
+    return "".join(one for one in prose if one.isprintable() or one in "\n\t")
 
 
 def load_runbooks(shadows: Path | None = None) -> dict[str, Runbook]:

@@ -343,8 +343,14 @@ class Runbooks(msgspec.Struct, frozen=True):
     """The policy for each fault."""
 
     directory: Annotated[Path, Meta(description=(
-        "*.md here shadow the machine part of a shipped runbook of the same name"
+        "*.md here shadow the machine part of a shipped runbook of the same name, or are the site's"
+        " own"
     ))] = "/etc/holdfast/runbooks"
+    serve: Annotated[bool, Meta(description=(
+        "whether the words of files there are served at /runbooks like the shipped ones: to "
+        "whoever reaches agent.listen or agent.metrics_listen, without a token. Secrets are taken "
+        "out as far as they can be told; `false` where strangers reach the metrics"
+    ))] = True
 
 
 class Store(msgspec.Struct, frozen=True):

@@ -27,7 +27,7 @@ from ..actions.evidence_store import EvidenceStore
 from ..actions.performer import Performer
 from ..config import child as config_child
 from ..config.load import ConfigError, Loaded
-from ..config.runbooks import load_runbooks
+from ..config.runbooks import load_in_force
 from ..core.model import Decision, Now, Observed, Readings, Runbook, Settings, run_subject
 from ..core.nodes.labels import NodeLabels
 from ..core.series.gradient_pace import GradientPace
@@ -167,7 +167,7 @@ class Daemon:
         )
         state.audit = Audit(self.journal.append, functools.partial(self.on_error, "audit"),
                             self.journal.seed.refused)
-        state.runbooks = load_runbooks(Path(state.config.runbooks.directory))
+        state.runbooks, state.site_pages = load_in_force(Path(state.config.runbooks.directory))
         seed = self.journal.seed
         state.incident_log = self.incident_log = IncidentLog(
             seed.incidents, seed.owners, self._owner_of, seed.reviews
@@ -500,15 +500,15 @@ class Daemon:
         """Reads configuration and runbooks again; what is bad keeps the old ones."""
         state = self.state
         try:
-            loaded, runbooks = await config_child.read(
+            loaded, books = await config_child.read(
                 self._prober, self.options.config_file, self.options.overrides)
         except (ConfigError, ValueError) as error:
             state.reload_ok, state.reload_error = False, str(error)
             say(f"reload refused, the old configuration stays:\n{error}")
             self.wake("reload")
             return
-        state.loaded, state.runbooks = loaded, runbooks
-        self.node.configure(self._core_settings(loaded), runbooks)
+        state.loaded, (state.runbooks, state.site_pages) = loaded, books
+        self.node.configure(self._core_settings(loaded), books.runbooks)
         log_child.tell(self.launchers.sessions(), loaded)
         state.reload_ok, state.reload_error = True, ""
         say("configuration reloaded; listen and directories change at the next start")

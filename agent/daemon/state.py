@@ -61,6 +61,7 @@ class AgentState:
     launchers: LauncherServer
     keep: Callable[[Review], object]  # writes it into the journal, and counts it
     runbooks: Mapping[str, Runbook]  # in force, by fault
+    site_pages: Mapping[str, str]  # words of the site's own runbooks, by fault
     outlook: Callable[[str], Sequence[object]]  # what the core would do about a fault now
 
     def __init__(self, loaded: Loaded, is_private: bool) -> None:

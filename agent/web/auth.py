@@ -1,4 +1,4 @@
-"""Who may ask for what: roles, tokens, and the headers that every answer carries.
+"""Who may ask for what: roles and tokens.
 
 Owns the check of each request before its handler runs.  Reading is free on loopback and on the unix
 socket, except for the words of other people's jobs (visibility.py); changing something needs a
@@ -115,14 +115,14 @@ class Authorizer:
 
     def __init__(
         self, roles: Roles, loopback_only: bool, run_owner: Callable[[str], int | None],
-        headers: dict[str, str], audit: Audit, rates: RateLimit,
+        audit: Audit, rates: RateLimit,
     ) -> None:
         self._roles, self._loopback_only, self._run_owner = roles, loopback_only, run_owner
-        self._headers, self._audit, self._rates = headers, audit, rates
+        self._audit, self._rates = audit, rates
 
     @web.middleware
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Refuses or passes on; every answer gets the headers."""
+        """Refuses or passes on."""
         answer: web.StreamResponse
         wait_s, why_not = self._wait_s(request), self._refusal(request)
         # What is refused for who asks costs nothing, and is counted; a token could be guessed.
@@ -139,8 +139,6 @@ class Authorizer:
                 answer = await handler(request)
             except web.HTTPException as error:
                 answer = refuse(error.status, error.reason or "refused", "")
-        for name, value in self._headers.items():
-            answer.headers.setdefault(name, value)
         return answer
 
     def _note(self, request: web.Request, why: str) -> None:

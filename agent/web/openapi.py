@@ -84,7 +84,7 @@ def paths() -> Json:
         "/metrics": {"get": _get("Metrics for Prometheus", "string", kind=TEXT)},
         "/runbooks": {"get": _get("The runbooks", "string", kind=TEXT)},
         "/runbooks/{page}": {
-            "parameters": [page], "get": _get("One runbook", "string", 404, kind=TEXT)},
+            "parameters": [page], "get": _get("One runbook", "string", 403, 404, kind=TEXT)},
         ROUTE: {"get": _get("This document")},
         "/api/v1/status": {"get": _get("The node, its runs, open incidents and faults")},
         "/api/v1/incidents": {"get": _get(

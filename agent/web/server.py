@@ -19,6 +19,7 @@ from pathlib import Path
 import msgspec
 from aiohttp import web
 
+from holdfast.collectors.contract import legible
 from holdfast.runbooks import prose
 
 from ..config.load import ConfigError
@@ -186,12 +187,18 @@ class WebServer:
             "X-Frame-Options": "DENY", "Referrer-Policy": "no-referrer",
             "Cache-Control": "no-store",
         }
+
+        async def add_headers(request: web.Request, answer: web.StreamResponse) -> None:
+            for name, value in headers.items():
+                answer.headers.setdefault(name, value)
+
         # The metrics listener serves no data of the API; its readers come from other machines.
-        authorizer = Authorizer(self._roles, loopback and full, self._run_owner, headers,
-                                self._state.audit, self._rates)
+        authorizer = Authorizer(
+            self._roles, loopback and full, self._run_owner, self._state.audit, self._rates)
         application = web.Application(
             middlewares=[authorizer.check] if full else [],
             client_max_size=self._state.config.api.max_body_bytes)
+        application.on_response_prepare.append(add_headers)
         routes: list[tuple[str, str, Callable[[web.Request], Awaitable[web.Response]]]] = [
             ("GET", "/metrics", self._metrics),
             ("GET", "/healthz", self._healthz),
@@ -263,16 +270,28 @@ class WebServer:
 
     async def _runbooks(self, request: web.Request) -> web.Response:
         """The index: each page's name with the first sentence of what it means."""
+        pages = self._runbook_pages
+        if self._state.config.runbooks.serve:
+            pages = pages | {legible(name): text for name, text in self._state.site_pages.items()}
         rows = [f"{name + '.md':32} {prose.first_sentence(text.partition('## Meaning')[2].strip())}"
-                for name, text in self._runbook_pages.items()]
+                for name, text in pages.items()]
         return web.Response(text="\n".join([*rows, ""]))
 
     async def _runbook(self, request: web.Request) -> web.Response:
-        """A runbook as text: what an alert's runbook_url opens."""
-        text = self._runbook_pages.get(request.match_info["page"].removesuffix(".md"))
-        if text is None:
-            return refuse(404, "no such runbook", f"a page that {RUNBOOKS} lists")
-        return web.Response(text=text)
+        """A runbook as text: what an alert's runbook_url opens.  The site's own go before the
+        shipped ones, where they may be served."""
+        name = request.match_info["page"].removesuffix(".md")
+        own = self._state.site_pages.get(name)
+        if own is not None and self._state.config.runbooks.serve:
+            return web.Response(text=own)
+        text = self._runbook_pages.get(name)
+        if text is not None:
+            return web.Response(text=text)
+        if own is not None:
+            return refuse(403, f"{name} is this site's own, and not served by this agent: read it "
+                          f"on the node by `holdfast explain {name}`", "runbooks.serve = true")
+        return refuse(404, "no such runbook", f"a page that {RUNBOOKS} lists; one of the site's "
+                      "own is NAME.md in runbooks.directory here, and is there after a reload")
 
     async def _openapi(self, request: web.Request) -> web.Response:
         return _json(msgspec.json.encode(openapi.document()))

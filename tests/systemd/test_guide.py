@@ -111,6 +111,8 @@ def test_the_guide_leads_from_the_package_to_a_restart_by_alert(
     guide.write(RUNBOOK, guide.block("+++").partition("\nsystemctl")[0] + "\n")
     reload(own)
     assert "restart_ranks" in own.must("holdfast", "explain", "fabric_storm")
+    page = own.must(SYSTEM_PYTHON, "-c", scraped % "runbooks/fabric_storm.md")
+    assert "Two switches of one row" in page and "ladder" not in page
     own.wait(lambda: "holdfast.token" in own.inside("amtool", f"--alertmanager.url={ALERTMANAGER}",
                                                     "config", "show"), READY_S, "it answers")
     guide.run("amtool --alertmanager", "long")

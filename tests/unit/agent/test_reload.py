@@ -13,6 +13,7 @@ from fakes import FakeLauncher, rank_level, until
 
 from holdfast.agent.config import child
 from holdfast.agent.config.load import Loaded
+from holdfast.agent.config.runbooks import InForce
 from holdfast.agent.core.actions import PAUSE
 from holdfast.agent.core.model import Request
 from holdfast.agent.core.node import Node
@@ -104,7 +105,8 @@ def test_a_write_that_the_store_has_not_answered_yet_is_settled_once(agent, tmp_
     async def read(prober, file, overrides):  # in here: a write has seconds, a child takes one
         await asyncio.sleep(0)
         found = child.answer(str(file), overrides)
-        return Loaded(found.config, found.origins, found.signatures), found.runbooks
+        loaded = Loaded(found.config, found.origins, found.signatures)
+        return loaded, InForce(found.runbooks, found.site_pages)
 
     monkeypatch.setattr(child, "read", read)
 

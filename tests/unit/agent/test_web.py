@@ -268,7 +268,7 @@ def test_more_alerts_than_are_kept_are_sent_again(agent, tmp_path):
 def test_a_run_is_changed_by_its_own_user_alone():
     """The kernel says who asks; a number above or below the owner's is another's."""
     owners = {"own": 70_007, "nobody's": None}
-    door = auth.Authorizer(None, True, owners.get, {}, None, None)
+    door = auth.Authorizer(None, True, owners.get, None, None)
     for uid, run, may in ((70_007, "own", True), (70_006, "own", False), (70_008, "own", False),
                           (70_007, "nobody's", False), (70_007, "", False), (0, "own", True),
                           (os.getuid(), "nobody's", True)):
