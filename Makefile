@@ -84,7 +84,7 @@ PAGES := config=holdfast.agent.config.load:render_config_docs \
   runbooks=holdfast.runbooks.index:render_index \
   train=holdfast.trainer.settings_page:render_train_docs
 
-mutants: $(VENV)/.test  ## does a test notice? 320 seeded mutants of what decides (40 minutes)
+mutants: $(VENV)/.test  ## does a test notice? ten seeded mutants of each module that decides (an hour)
 	$(BIN)/python -m bench.mutants
 
 mutants-sim: $(VENV)/.test  ## each guard of the core taken out: does a storm notice? (minutes)

@@ -50,7 +50,8 @@ class IncidentBook(msgspec.Struct, Generic[Item]):
     def number(self, fault: str) -> int:
         """The last part of the next id of this fault."""
         number = self.numbers.get(fault, 0) + 1
-        self.numbers = {**dict(list(self.numbers.items())[-NUMBERS_MAX:]), fault: number}
+        others = [row for row in self.numbers.items() if row[0] != fault]
+        self.numbers = {**dict(others[-NUMBERS_MAX:]), fault: number}  # the last use goes last
         return number
 
     def add(self, step: Step, key: str, item: Item) -> Item:

@@ -48,3 +48,33 @@ def test_a_budget_of_none_ends_the_run_with_its_reason() -> None:
     assert (over.action, over.fault, over.reason) == (
         policy.FINISH, "budget_spent", "f of run/r used up its 0 restarts within 24 h, all that "
         "its runbook allows (0 of the run's 3)")
+
+
+LONG = Runbook("f", FATAL, "node", ("b", "reset", "a", "z", "replace"), budget_count=1)
+
+
+@pytest.mark.parametrize(("action", "rest"), [
+    ("b", ("reset", "a", "z", "replace")), ("reset", ("a", "z", "replace")),
+    ("a", ("z", "replace")), ("z", ("replace",)), ("replace", ()),
+    ("elsewhere", LONG.ladder),
+])
+def test_what_is_left_behind_an_action(action: str, rest: tuple[str, ...]) -> None:
+    assert ladder.behind(LONG, action) == rest
+    assert ladder.holds(LONG, action) is (action != "elsewhere")
+
+
+@pytest.mark.parametrize(("action", "since", "ahead"), [
+    ("replace", "reset", ("a", "z")), ("replace", "b", ("reset", "a", "z")),
+    ("replace", "z", ()), ("replace", "elsewhere", ("b", "reset", "a", "z")),
+    ("a", "replace", ("b", "reset")),  # a `since` that comes later does not count
+    ("b", "reset", ()),
+])
+def test_what_has_to_be_tried_before_an_action(
+    action: str, since: str, ahead: tuple[str, ...]
+) -> None:
+    assert ladder.before(LONG, action, since) == ahead
+
+
+def test_the_last_of_several_counts() -> None:
+    twice = Runbook("f", FATAL, "node", ("reset", "a", "reset", "b", "replace"), budget_count=1)
+    assert ladder.before(twice, "replace", "reset") == ("b",)
