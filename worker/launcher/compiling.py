@@ -24,6 +24,7 @@ HOLD_S = 3.0  # a build starts one compiler after another, and may be seen betwe
 PROCESSES_MAX = 512
 THREADS_MAX = 256
 FILES_MAX = 4096
+NAMED_MAX = 200  # characters of a lock's path that are told
 # As /proc/PID/comm shows them, which holds 15 characters.
 COMPILERS = frozenset((
     "nvcc", "cudafe++", "cicc", "ptxas", "nvlink", "fatbinary", "hipcc", "amdclang", "amdclang++",
@@ -114,8 +115,8 @@ class Watch:
         yield from self.compilers(rank, pid)
         for path in open_files(pid, self.proc):
             if self.is_lock(path):
-                yield "rank %d holds or awaits %s" % (rank, path[:200])
-        yield from ("rank %d awaits %s" % (rank, lock[:200]) for lock in self.awaited(rank))
+                yield "rank %d holds or awaits %s" % (rank, path[:NAMED_MAX])
+        yield from ("rank %d awaits %s" % (rank, lock[:NAMED_MAX]) for lock in self.awaited(rank))
 
     def awaited(self, rank: int) -> List[str]:
         """Locks that are there and for whose programs this rank says that it waits, the last that

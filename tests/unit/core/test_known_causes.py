@@ -234,6 +234,34 @@ def test_a_warning_is_no_condition_and_a_mount_knows_those_inside_it() -> None:
     assert len(bounded) == 8 and len(bounded[0].reason) == 300
 
 
+def test_what_other_nodes_are_told_of_a_condition_is_bounded() -> None:
+    mount = Verdict("mount_hung", "node/a/mount/m", DEGRADED, 1.0, "x" * 999, (("mount", "/m"),))
+    inner = [f"/m/{number:03}" for number in range(40)]
+    rows = [("host_filesystem_size_bytes", f"mount={one}", 1.0, 0.0) for one in (*inner, "/n/x")]
+    (found,) = known_causes.conditions((mount,), readings_of(rows))
+    assert (found.mount, found.within, len(found.reason)) == ("/m", tuple(inner[:32]), 300)
+
+
+@pytest.mark.parametrize(("states", "stopped_s", "traced", "said"), [
+    ("TT", (5.0, 5.9), (), True), ("TT", (5.0, 6.1), (), False),  # not by one hand
+    ("TS", (5.0, 5.0), (), False), ("TZ", (5.0, 5.0), (), False), ("tt", (5.0, 5.0), (), False),
+    ("TT", (5.0, 5.0), (1,), False),  # somebody debugs it
+    ("T", (5.0,), (), False),  # one alone is a fault
+    ("", (), (), False),
+])
+def test_ranks_that_one_hand_stopped_are_suspended(
+    states: str, stopped_s: tuple[float, ...], traced: tuple[int, ...], said: bool
+) -> None:
+    ranks = [RankView(rank, "a", 7, 1, "running", proc_state=state, stopped_s=stopped_s[rank],
+                      traced=rank in traced) for rank, state in enumerate(states)]
+    words = "all its ranks were stopped from outside" if said else ""
+    assert known_causes.suspended(Lab().view, ranks) == words
+    gone = RankView(9, "a", 7, 1, "ended", proc_state="Z")  # only who lives counts
+    assert known_causes.suspended(Lab().view, [*ranks, gone, replace(gone, state="parked")]) == words
+    starts = [replace(one, state="starting") for one in ranks]
+    assert known_causes.suspended(Lab().view, starts) == words
+
+
 def stop(lab: Lab, seconds: float, ranks: tuple[int, ...] = (0, 1)) -> None:
     for number in ranks:
         lab.change(number, proc_state="T", stopped_s=seconds, still_s=seconds, beat_age_s=seconds)

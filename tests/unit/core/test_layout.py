@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from holdfast.agent.core.model import Labels
+from holdfast.agent.core.model import LEVELS, Labels
 from holdfast.agent.core.run.layout import Member, World, arranged
 
 
@@ -119,3 +121,79 @@ def test_ranks_follow_how_many_each_node_starts() -> None:
     view = plan.PlanView("r", "trainer", True, 0, 4, "x", members, World(2, 2))
     made, _ = plan.plan_run(view)
     assert made is not None and made.ranks == ((0, "a"), (1, "a"), (2, "b"))
+
+
+def test_a_unit_that_no_part_of_the_network_holds_lies_across_them() -> None:
+    where = {name: ((LEVELS[0], f"x{at}"),) for at, name in enumerate("abcd")}
+    assert slots(World(4, 4, unit=2), "a b c d", **where) == "a b c d"
+    assert slots(World(2, 3), "a b", **where) == "a b"
+
+
+# ---------------------------------------------------------------- what holds for every world
+
+
+NAMES = [f"n{number:02}" for number in range(14)]
+
+
+@settings(max_examples=80)
+@given(
+    least=st.integers(1, 6), most=st.integers(1, 12), unit=st.integers(1, 4),
+    fit=st.sets(st.sampled_from(NAMES)), before=st.lists(st.sampled_from(NAMES), unique=True),
+    racks=st.lists(st.sampled_from("123"), min_size=14, max_size=14),
+)
+@example(least=1, most=11, unit=4, fit=set(NAMES[:8]), before=NAMES[:4], racks=["1"] * 14)
+@example(least=2, most=2, unit=2, fit={"n00", "n01"}, before=[], racks=list("12" * 7))
+def test_a_world_is_as_large_as_may_be_and_moves_nobody_without_need(
+    least: int, most: int, unit: int, fit: set[str], before: list[str], racks: list[str]
+) -> None:
+    world = World(least, most, unit)
+    members = [Member(name, name in fit, labels=(("rack", at),))
+               for name, at in zip(NAMES, racks, strict=True)]
+    made, why = arranged(world, members, before)
+    size = min(most, len(fit)) // unit * unit
+    need = (least + unit - 1) // unit * unit
+    if size < need:
+        assert made == () and why == f"waiting for nodes: {len(fit)} of {need} can take ranks"
+        return
+    assert len(made) == size == len(set(made)) and set(made) <= fit and why
+    units = [before[at:at + unit] for at in range(0, len(before), unit)]
+    missing = sorted(unit - len(set(one) & fit) for one in units)
+    survivors = len(set(made) & set(before))
+    assert survivors >= sum(unit - count for count in missing[:size // unit]), (
+        "the units that lost the fewest stay")
+    stay = [(at, node) for at, node in enumerate(before[:size]) if node in made]
+    if len(before) <= size:
+        assert all(made[at] == node for at, node in stay), "there is room for every survivor"
+
+
+def test_of_many_other_models_four_are_named_and_the_rest_is_counted() -> None:
+    where = {f"m{number}": model("H100") for number in range(8)} | {
+        f"o{number}": model("A100") for number in range(6)}
+    said = arranged(World(9, 9), nodes(" ".join(where), **where), ())[1]
+    assert said.endswith(
+        "o3 has A100, 2 more have others where the others have H100, and a mixed world is not "
+        "allowed (--allow-mixed)")
+    where = {one: where[one] for one in list(where)[:12]}
+    assert " more have" not in arranged(World(9, 9), nodes(" ".join(where), **where), ())[1]
+
+
+def test_the_gates_of_four_nodes_are_told() -> None:
+    held = [Member(name, True, held=f"{name} fails") for name in "abcdef"]
+    said = arranged(World(2, 2), [*held, Member("g", True), Member("h", False, held="old")], ())[1]
+    assert said == ("waiting for nodes: 1 of 2 can take ranks; a: a fails; b: b fails; c: c fails; "
+                    "d: d fails")
+
+
+def test_whoever_is_to_be_drained_carries_ranks_only_where_there_is_no_other_way() -> None:
+    members = [Member("a", True, draining=True), Member("b", True), Member("c", True)]
+    assert arranged(World(2, 2), members, ("a", "b"))[0] == ("c", "b")
+    assert arranged(World(3, 3), members, ("a", "b", "c"))[0] == ("a", "b", "c")
+    assert arranged(World(1, 3), members, ("a", "b", "c"))[0] == ("c", "b")
+    out = [replace(one, excluded=one.node == "a") for one in members]
+    assert arranged(World(3, 3), out, ())[0] == ()
+
+
+@pytest.mark.parametrize("why", [
+    {"fresh": False}, {"lost": True}, {"fatal": "x"}, {"excluded": True}, {"held": "x"}])
+def test_each_reason_alone_keeps_a_node_out(why: dict[str, object]) -> None:
+    assert Member("a", True).is_fit and not replace(Member("a", True), **why).is_fit

@@ -109,6 +109,9 @@ def test_an_ignored_check_starts_and_is_written_down_until_the_run_ends() -> Non
     (one,) = [one for one in made.decision.incidents if one.fault == "check_ignored"]
     assert "7 of 8" in one.reason and "uid 7" in one.reason and "spare part" in one.reason
     assert one.state == "open"
+    shown = [said for said in made.decision.verdicts if said.fault == "check_ignored"]
+    assert [(said.subject, said.severity, said.run, said.reason) for said in shown] == [
+        (one.subject, "warn", "r", one.reason)], "it is shown as long as it stands"
     made.train(2)
     made.kill(1)
     begun(made)
@@ -262,6 +265,26 @@ def test_the_node_itself_is_everybodys() -> None:
     view = Lab(visible=(("nvidia", "0"),)).view
     assert uses(view, "", {}) and uses(view, "disk/sda", {}) and not uses(view, "gpu/1", {})
     assert uses(view, "gpu/0000:4e:00", {})  # which number it has is not known
+
+
+@pytest.mark.parametrize(("device", "visible", "used"), [
+    ("gpu/3", (("nvidia", "3"),), True), ("gpu/3", (("nvidia", "4"),), False),
+    ("gpu/0000:4e:00", (("nvidia", "3"),), True), ("gpu/0000:4e:00", (("nvidia", "4"),), False),
+    ("gpu/3", (("nvidia", "GPU-3"),), True), ("gpu/3", (("nvidia", "GPU-4"),), False),
+    ("gpu/3", (("nvidia", "4,GPU-"),), True),  # may be short for its uuid
+    ("gpu/0000:9a:00", (("nvidia", "0"),), True),  # AMD's: this list says nothing of it
+    ("gpu/0000:9a:00", (("amd", "0"),), False), ("gpu/0000:9a:00", (("amd", "5"),), True),
+    ("gpu/0000:9a:00", (("nvidia", "0"), ("amd", "0")), False),
+    ("gpu/7", (("nvidia", "0"),), False),  # unknown, but a number of NVIDIA's
+    ("gpu/7", (("nvidia", "4,-1,7"),), False),
+    ("neuron/7", (("nvidia", "0"),), True), ("gpu", (("nvidia", "0"),), True),
+])
+def test_which_devices_a_run_may_use_is_said_by_the_list_of_their_vendor(
+    device: str, visible: tuple[tuple[str, str], ...], used: bool
+) -> None:
+    known = {("nvidia", "3"): ("0000:4e:00", "GPU-3"), ("nvidia", "4"): ("0000:5e:00", "GPU-4"),
+             ("amd", "5"): ("0000:9a:00", "")}
+    assert uses(Lab(visible=visible).view, device, known) is used
 
 
 # ----------------------------------------------------------------------- the common cause

@@ -13,7 +13,12 @@ from holdfast.worker import exits
 from holdfast.worker import page as pages
 from holdfast.worker.launcher import run_state, spec
 from holdfast.worker.launcher.ending import AGREE_S, FORCED_END_S, SIGNALS, Ending
-from holdfast.worker.launcher.without_agent import DONE_WAIT_S, WITHOUT_AGENT_S, WithoutAgent
+from holdfast.worker.launcher.without_agent import (
+    DONE_WAIT_S,
+    NODES_WAIT_S,
+    WITHOUT_AGENT_S,
+    WithoutAgent,
+)
 
 TRAIN, SCRIPT = ("train", "--nproc-per-node", "2"), ("run", "--nproc-per-node", "2", __file__)
 COMMAND = ("run", "--no-python", "sh")
@@ -420,3 +425,38 @@ def test_a_run_over_nodes_whose_generation_runs_is_not_ended_for_want_of_an_agen
     run.alone.watch(500.0)
     run.alone.watch(900.0)
     assert run.state.exit_code is None and "train on unwatched" in run.terminal.lines[0]
+
+
+def test_over_nodes_it_waits_for_an_agent_a_minute_and_then_says_why_it_leaves() -> None:
+    run = Run(MANY, Ranks(generation=0))
+    for after_s in (0.0, WITHOUT_AGENT_S - 0.1, WITHOUT_AGENT_S, NODES_WAIT_S - 0.1):
+        run.alone.watch(500.0 + after_s)
+        assert len(run.terminal.lines) == (after_s >= WITHOUT_AGENT_S)
+    assert run.terminal.lines == [
+        "no agent (none answers): waiting for one, as this run is over 2 nodes"]
+    assert run.state.exit_code is None and not run.ranks.begun
+    run.link.problem = "it crashed"
+    run.alone.watch(500.0 + NODES_WAIT_S)
+    assert run.state.exit_code == exits.RETRY and not run.ranks.begun
+    assert run.state.end_reason == (
+        "no agent for 60 s (it crashed), and a run over nodes starts with one alone")
+
+
+def test_one_nodes_run_starts_by_itself_though_its_agents_configuration_is_wrong() -> None:
+    run = Run(SCRIPT, Ranks(generation=0))
+    run.link.code, run.link.problem = exits.CONFIGURATION, "bad config"
+    run.alone.watch(500.0)
+    run.alone.watch(500.0 + WITHOUT_AGENT_S)
+    assert run.state.exit_code is None and len(run.ranks.begun) == 1
+    over = Run(MANY, Ranks(generation=0))
+    over.link.code, over.link.problem = exits.CONFIGURATION, "bad config"
+    over.alone.watch(500.0)
+    assert (over.state.exit_code, over.state.end_reason) == (exits.CONFIGURATION, "bad config")
+
+
+def test_a_run_that_waits_to_start_is_not_begun_a_second_time() -> None:
+    run = Run(SCRIPT, Ranks(generation=0))
+    run.ranks.waiting = "its agent's start, until older ranks are gone"
+    run.alone.watch(500.0)
+    run.alone.watch(600.0)
+    assert not run.ranks.begun and run.state.exit_code is None
