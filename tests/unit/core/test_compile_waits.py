@@ -53,7 +53,8 @@ def test_a_lock_that_a_killed_compile_left_is_named_with_what_to_do() -> None:
         told = compiling((said,), RANKS, resumed, (LEFT,))
         assert told is not None and told[0].fault == "rank_hung"
         assert told[0].reason.startswith("rank 1 (pid 101) on a stands still for 30 s before a lo")
-        assert told[1] == f"waits, and no restart is spent: rm {PATH}, and the run goes on by itself"
+        assert told[1] == (
+            f"waits, and no restart is spent: rm {PATH}, and the run goes on by itself")
 
 
 def test_only_a_lock_that_it_waits_for_is_the_reason() -> None:

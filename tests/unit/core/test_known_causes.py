@@ -257,7 +257,8 @@ def test_ranks_that_one_hand_stopped_are_suspended(
     words = "all its ranks were stopped from outside" if said else ""
     assert known_causes.suspended(Lab().view, ranks) == words
     gone = RankView(9, "a", 7, 1, "ended", proc_state="Z")  # only who lives counts
-    assert known_causes.suspended(Lab().view, [*ranks, gone, replace(gone, state="parked")]) == words
+    others = (gone, replace(gone, state="parked"))
+    assert known_causes.suspended(Lab().view, [*ranks, *others]) == words
     starts = [replace(one, state="starting") for one in ranks]
     assert known_causes.suspended(Lab().view, starts) == words
 
