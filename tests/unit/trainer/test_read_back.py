@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from holdfast.trainer.checkpoint import format as files
+from holdfast.trainer.checkpoint import read_back
 from holdfast.trainer.checkpoint.read_back import WAITING_MAX, ReadBack
 from holdfast.trainer.state import Entry
 
@@ -105,7 +108,40 @@ def test_the_pace_is_kept_and_the_end_of_the_run_lifts_it(
     assert elastic.verified_paths
 
 
+def test_the_pace_is_of_all_that_was_read_and_no_moment_is_slept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a clock that only a sleep moves: half a mebibyte a second, in pieces of any size."""
+    clock_s, slept_s = [0.25], list[float]()
+    reader = ReadBack(Elastic(), len(SHARD) / 2e6)
+
+    def sleep(seconds: float) -> bool:
+        slept_s.append(seconds)
+        clock_s[0] += seconds
+        return False
+
+    def in_pieces(path: Path, pace: Callable[[int], None]) -> list[files.Problem]:
+        for size in (len(SHARD) // 2, 10, len(SHARD) - 20, len(SHARD) // 2, 10):
+            pace(size)
+        return []
+
+    monkeypatch.setattr(read_back, "time", SimpleNamespace(monotonic=lambda: clock_s[0]))
+    monkeypatch.setattr(files, "verify", in_pieces)
+    monkeypatch.setattr(reader._hurry, "wait", sleep)
+    folder = committed(tmp_path, 5)
+    reader._prove(folder)
+    assert slept_s == pytest.approx([1.0, 2.0, 1.0], abs=1e-3), "10 bytes are not worth a sleep"
+    assert reader.verified == [str(folder)]
+    clock_s[0] += 9.0  # a slow disk is not waited for as well
+    slept_s.clear()
+    monkeypatch.setattr(files, "verify", lambda path, pace: [
+        pace(10), clock_s.__setitem__(0, clock_s[0] + 9.0), pace(len(SHARD))][:0])
+    reader._prove(folder)
+    assert slept_s == []
+
+
 def test_what_waits_is_bounded_and_the_newest_stays(tmp_path: Path) -> None:
+    assert WAITING_MAX == 16
     reader = ReadBack(Elastic(), 1e6)
     reader._thread = threading.current_thread()  # nobody reads
     for step in range(WAITING_MAX + 3):
