@@ -196,12 +196,13 @@ def copy_of_the_tree(folder: Path) -> Path:
 
 def calls_of(tests: tuple[str, ...], tree: Path, file: Path) -> Calls | None:
     """What these tests call, from `file` where it is there already; None where one fails without
-    any mutant, for behind a red one nothing could survive."""
-    if file.exists():
-        return read_calls(file)
-    done = subprocess.run([*PYTEST, "-p", "bench.mutants_calls", *tests], cwd=tree, check=False,
+    any mutant, for behind a red one nothing could survive.  The bytecode of all modules is written
+    on the way: cosmic-ray lets no mutant write its own, and reads theirs."""
+    known = file.exists()
+    how = ("--collect-only",) if known else ("-p", "bench.mutants_calls")
+    done = subprocess.run([*PYTEST, *how, *tests], cwd=tree, check=False,
                           capture_output=True, text=True, timeout=CALLS_LIMIT_S,
-                          env={**os.environ, "HOLDFAST_CALLS": str(file)})
+                          env={**os.environ, **({} if known else {"HOLDFAST_CALLS": str(file)})})
     if done.returncode:
         print(f"red without any mutant:\n{done.stdout[-4000:]}{done.stderr}", file=sys.stderr)
         return None
@@ -300,8 +301,8 @@ def campaign(chosen: list[Mutant], results: Results, options: argparse.Namespace
         tree = copy_of_the_tree(Path(folder))
         stack.enter_context(contextlib.chdir(tree))
         # Without the plugins of others, which take three seconds a start to import.
-        os.environ.update(PYTHONPATH=str(tree / ".types"), PYTHONDONTWRITEBYTECODE="1",
-                          PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+        os.environ.update(PYTHONPATH=str(tree / ".types"), PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+        os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
         calls: dict[tuple[str, ...], Calls] = {}
         for tests in sorted({MODULES[mutant.module] for mutant in chosen}):
             name = f"calls-{hashlib.sha256(' '.join(tests).encode()).hexdigest()[:8]}.json"

@@ -56,7 +56,7 @@ def test_tests_that_notice_nothing_or_are_red_before_are_told(
     test.write_text(f"def test_nothing():\n    {line}\n")
     monkeypatch.setattr(mutants, "MODULES", {"worker/exits.py": (str(test),)})
     for name in ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTEST_DISABLE_PLUGIN_AUTOLOAD"):
-        monkeypatch.setenv(name, "")  # the campaign sets them for its process
+        monkeypatch.setenv(name, "")  # the campaign changes them for its process
     code = mutants.main(["--mutants", "2", "--out", str(tmp_path)])
     said = capsys.readouterr()
     if line == "assert True":

@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.agent.core.actions import RESTART_RANKS
 from holdfast.agent.core.detect.ranks.ended import Cause
 from holdfast.agent.core.model import (
+    FATAL,
     Beat,
     Commit,
     Ended,
@@ -18,6 +20,7 @@ from holdfast.agent.core.model import (
     Parked,
     Plan,
     Resume,
+    Runbook,
     Settings,
     SnapshotView,
     Stop,
@@ -388,6 +391,31 @@ def test_while_the_breaker_is_open_no_node_is_taken_out_or_paid_for() -> None:
     (0, False, 76)])
 def test_a_script_never_speaks_with_a_code_of_ours(code: int, user: bool, told: int) -> None:
     assert policy.finish_code(Cause("f", 1, "x", code=code, user=user)) == told
+
+
+@pytest.mark.parametrize(("spent", "count", "restarts", "reason"), [
+    (2, 2, 9, "f of run/r used up its 2 restarts within 24 h, all that its runbook allows (9 of "
+              "the run's 9)"),
+    (5, 2, 9, "f of run/r used up its 5 restarts within 24 h, all that its runbook allows (9 of "
+              "the run's 9)"),  # its budget was made smaller meanwhile
+    (1, 2, 9, "all 9 restarts are used up"), (1, 2, 0, "no restart is allowed (--max-restarts 0)"),
+])
+def test_why_no_restart_is_left_is_said_by_what_was_spent(
+    spent: int, count: int, restarts: int, reason: str
+) -> None:
+    book = Runbook("f", FATAL, "rank", (RESTART_RANKS,), budget_count=count)
+    account = policy.Account(
+        "r", restarts, spent=((f"f/{RESTART_RANKS}/run/r", spent), ("restarts", restarts)))
+    over = policy.grant(Cause("f", 1, "x", step=-1), account, {"f": book}, Settings())
+    assert (over.action, over.fault, over.reason, over.code) == (
+        policy.FINISH, "budget_spent", reason, 76)
+
+
+def test_ten_new_steps_are_progress_and_thirty_two_failures_are_remembered() -> None:
+    assert [policy.made_progress(plan(), steps, None) for steps in (9, 10)] == [False, True]
+    signs = {f"signature/f/{step:02}/e": 1 for step in range(40)} | {"restarts": 3}
+    kept = dict(policy.bounded(signs | {"signature/f/39/e": 2}))
+    assert len(kept) == 33 and kept["restarts"] == 3 and kept["signature/f/39/e"] == 2
 
 
 def test_what_is_done_again_after_progress_forgets_where_it_failed() -> None:
