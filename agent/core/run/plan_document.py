@@ -233,7 +233,8 @@ class Document:
                 return made_up
             return replace(
                 made_up, history=plan.history, checkpoint_dir=plan.checkpoint_dir,
-                other_histories=plan.other_histories, spent=plan.spent)
+                other_histories=plan.other_histories, spent=plan.spent, peak=plan.peak,
+                quarantined=plan.quarantined)
         return plan
 
     def settled(self, ctx: Context, done: EffectResult) -> None:

@@ -19,6 +19,7 @@ from holdfast.agent.core.model import (
     SnapshotView,
     Stop,
 )
+from holdfast.agent.core.node import Node
 
 from .driver import Lab, replace
 from .test_kernel import CATALOGUE, parse
@@ -311,6 +312,22 @@ def test_steps_of_an_older_generation_give_no_restart_back() -> None:
     lab.park(0, 2)
     lab.settle()
     assert lab.plan().generation == 3 and dict(lab.plan().spent)["restarts"] == 2
+
+
+def test_what_was_planned_and_never_begun_counts_for_an_agent_that_forgot_it() -> None:
+    """Its memory did not reach the disk: how far training came, and what is bad, says the plan."""
+    lab = Lab()
+    lab.begin()
+    lab.train(5)
+    plan = replace(lab.plan(), generation=2, peak=30, quarantined=("step-30.gen-1",))
+    lab.docs["run/r"] = Doc("run/r", lab.docs["run/r"].version + 1, msgspec.json.encode(plan))
+    lab.node = Node("a", lab.settings, lab.runbooks)
+    lab.kill(1)
+    lab.step()
+    lab.park(0, 5)
+    lab.settle()
+    made = lab.plan()
+    assert (made.generation, made.peak, made.quarantined) == (3, 30, ("step-30.gen-1",))
 
 
 def test_a_runbooks_own_budget_stops_before_max_restarts() -> None:
