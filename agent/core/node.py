@@ -342,8 +342,7 @@ class Node:
             self.thaw_boot_s = now.boot_s + THAW_S
         self.last_boot_s = now.boot_s
         if now.boot_id != self.kept.boot_id:
-            # Another boot's seconds mean nothing here.
-            self.kept.in_flight.attempts = {}
+            self.kept.in_flight.new_boot()
             self.watch.other_boot()
             for case in self.cases.values():
                 case.new_boot(now.boot_s)

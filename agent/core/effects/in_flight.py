@@ -44,6 +44,9 @@ class InFlight(msgspec.Struct):
 
     pending: dict[str, Pending] = {}
     attempts: dict[str, Attempt] = {}
+    # The highest number that is not among them any more: no id is given twice, or the performer
+    # would take a new effect for an old one that is over.
+    given: int = 0
 
     def settle(self, outcomes: tuple[EffectOutcome, ...], boot_s: float) -> list[EffectResult]:
         """Take outcomes of what is pending, and give up on what passed its deadline."""
@@ -89,13 +92,17 @@ class InFlight(msgspec.Struct):
         waits += [p.since_boot_s + p.effect.deadline_s - boot_s for p in self.pending.values()]
         return min([w for w in waits if w > 0], default=3600.0)
 
+    def new_boot(self) -> None:
+        """Another boot's seconds mean nothing here."""
+        self._forget(list(self.attempts))
+
     def add(self, generation: int, draft: Effect, boot_s: float) -> Effect | None:
         """Give the draft its id and keep it, or None when its subject is busy or must wait."""
         overtakes = draft.kind == "stop" and not self.busy(draft.subject, "stop")
         if self.busy(draft.subject) and not overtakes:
             return None
         key = f"{generation}/{draft.subject}/{draft.kind}"
-        attempt = self.attempts.setdefault(key, Attempt())
+        attempt = self.attempts.setdefault(key, Attempt(self.given))
         if boot_s < attempt.not_before_s:
             return None
         attempt.count += 1
@@ -106,7 +113,8 @@ class InFlight(msgspec.Struct):
 
     def _close(self, effect_id: str, ok: bool, boot_s: float) -> None:
         del self.pending[effect_id]
-        attempt = self.attempts.setdefault(effect_id.rpartition("/")[0], Attempt(count=1))
+        attempt = self.attempts.setdefault(
+            effect_id.rpartition("/")[0], Attempt(self.given))
         attempt.failures = 0 if ok else attempt.failures + 1
         pause_s = 0.0 if ok else min(RETRY_MAX_S, RETRY_S * 2 ** (attempt.failures - 1))
         attempt.not_before_s = boot_s + pause_s if pause_s else 0.0
@@ -116,5 +124,8 @@ class InFlight(msgspec.Struct):
         if extra <= 0:
             return
         oldest = sorted(self.attempts, key=lambda k: int(k.split("/", 1)[0]))
-        for key in oldest[:extra]:
-            del self.attempts[key]
+        self._forget(oldest[:extra])
+
+    def _forget(self, keys: list[str]) -> None:
+        for key in keys:
+            self.given = max(self.given, self.attempts.pop(key).count)

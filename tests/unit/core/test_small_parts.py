@@ -212,6 +212,27 @@ def test_a_deadline_is_a_failure_and_failures_wait_longer_each_time() -> None:
     assert box.add(1, draft(), 8.2) is None and box.add(1, draft(), 8.4) is not None
 
 
+def test_an_id_is_given_once_over_boots_and_however_much_was_asked_for_since() -> None:
+    """What is over under its id would be taken for the new one: it would never be performed."""
+    box = in_flight.InFlight()
+    ids: list[str] = []
+
+    def ask(generation: int) -> None:
+        effect = box.add(generation, draft("start"), 0.0)
+        assert effect is not None
+        ids.append(effect.id)
+        box.settle((EffectOutcome(effect.id, True),), 0.0)
+
+    ask(2)
+    ask(2)
+    box.new_boot()
+    ask(2)
+    for generation in range(3, 3 + in_flight.ATTEMPTS_MAX):
+        ask(generation)
+    ask(2)
+    assert len(ids) == len(set(ids))
+
+
 def test_an_outcome_of_something_not_asked_for_is_ignored() -> None:
     box = in_flight.InFlight()
     assert box.settle((EffectOutcome("9/x/y/1", True),), 0.0) == []
