@@ -42,7 +42,7 @@ test: packages check types  ## everything that CI runs
 	$(PYTEST) $(TIMED) || failed=1; \
 	exit $$failed
 
-sim: $(VENV)/.test  ## the core in storms on a virtual cluster
+sim: $(VENV)/.test  ## core and performer in storms on a virtual cluster
 	$(PYTEST) tests/sim
 
 storms: $(VENV)/.test  ## 2,000 seeds of the default storm and 200 of each other (minutes)
@@ -87,7 +87,7 @@ PAGES := config=holdfast.agent.config.load:render_config_docs \
 mutants: $(VENV)/.test  ## does a test notice? ten seeded mutants of each module that decides (an hour)
 	$(BIN)/python -m bench.mutants
 
-mutants-sim: $(VENV)/.test  ## each guard of the core taken out: does a storm notice? (minutes)
+mutants-sim: $(VENV)/.test  ## each guard of core and performer taken out: does a storm notice? (minutes)
 	$(BIN)/python tests/sim/mutants.py
 	$(BIN)/python tests/sim/guards.py
 

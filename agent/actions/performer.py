@@ -1,7 +1,8 @@
 """Performs what the core decided: intent first, then the effect, then its outcome as a level.
 
 Owns which effects are in flight and what became of the latest.  Decides nothing and retries
-nothing: an effect that failed or ran out of time is an outcome, and the core plans on.
+nothing: an effect that failed or ran out of time is an outcome, and the core plans on.  Its clock,
+timers and tasks are those of the event loop that runs: the simulator runs this file too.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import asyncio
 import time
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
@@ -31,14 +32,15 @@ from ..history.journal import (
     Count,
     Finished,
     Intent,
-    Journal,
     Memory,
+    Record,
+    Seed,
     intent_of,
     needs_sync,
 )
 from ..history.retention import BY_RUN, RUNS_MAX
 from ..launchers import protocol
-from ..store.base import Conflict, Store, StoreError
+from ..store.base import Conflict, StoreError
 
 OUTCOMES_MAX = 256  # kept as levels
 FINISHED_MAX = 4096  # ids remembered, so that a launcher's repetition is no second outcome
@@ -51,6 +53,25 @@ GRACE_FOR_RESEND_S = 5.0  # after a restart: launchers repeat their last outcome
 
 LauncherId = tuple[int, float]  # pid and registration: a later one of the same run is another
 OTHER_LAUNCHER = "another launcher serves the run now"
+
+
+class Journal(Protocol):
+    """What is needed of agent/history/journal.py."""
+
+    seed: Seed
+
+    @property
+    def stalled(self) -> bool: ...
+
+    def append(
+        self, *records: Record, synced: bool = False, wait: bool = False
+    ) -> asyncio.Future[None] | None: ...
+
+
+class Writes(Protocol):
+    """What is needed of a store, see agent/store/base.py."""
+
+    async def put(self, write: StoreWrite) -> int: ...
 
 
 class EffectInFlight:
@@ -83,13 +104,15 @@ class Performer:
     several nodes be tested with each other."""
 
     def __init__(
-        self, journal: Journal, store: Store, order: Callable[[str, dict[str, object]], str],
+        self, journal: Journal, store: Writes, order: Callable[[str, dict[str, object]], str],
         wake: Callable[[str], None], on_error: Callable[[str, BaseException | str], None],
         launcher_of: Callable[[str], LauncherId],
         node: Callable[[Effect, NodeOrder], Awaitable[str]],
         check: Callable[[Effect, RunCheck], Awaitable[str]],
+        wall_s: Callable[[], float] = time.time,
     ) -> None:
-        self._check = check
+        self._check, self._wall_s = check, wall_s
+        self._loop = asyncio.get_running_loop()
         self.elsewhere: Callable[[Effect], Awaitable[EffectOutcome]] = _no_others
         self.tests: Callable[[Effect, NodeTests], Awaitable[EffectOutcome]] = _no_others
         self._awaited: dict[str, asyncio.Future[EffectOutcome]] = {}  # see obey
@@ -105,7 +128,7 @@ class Performer:
         # Least lately counted first.
         self._by_run = dict.fromkeys(key for key in self.counters if key[0] in BY_RUN)
         self.where: dict[tuple[str, int, int], str] = {}  # (run, generation, rank) -> source line
-        now_s = time.monotonic()
+        now_s = self._loop.time()
         for done in journal.seed.finished:
             # The core's memory may be older than the outcome: it is told again.
             self._finished[done.id] = None
@@ -113,7 +136,7 @@ class Performer:
         for intent in journal.seed.unfinished:
             self._orphans[intent.id] = intent
         if self._orphans:
-            asyncio.get_running_loop().call_later(GRACE_FOR_RESEND_S, self._end_orphans)
+            self._loop.call_later(GRACE_FOR_RESEND_S, self._end_orphans)
 
     # ------------------------------------------------------------- the core's side
 
@@ -168,7 +191,7 @@ class Performer:
         if awaited is None:
             if effect.id in self._finished:
                 return EffectOutcome(effect.id, False, UNFINISHED_ERROR)
-            awaited = self._awaited[effect.id] = asyncio.get_running_loop().create_future()
+            awaited = self._awaited[effect.id] = self._loop.create_future()
             self.perform([effect], None)
         return await asyncio.shield(awaited)
 
@@ -188,8 +211,7 @@ class Performer:
     # ------------------------------------------------------------- beginning
 
     async def _begin(self, effects: list[Effect], memory: bytes | None) -> None:
-        wall_s = time.time()
-        records = [intent_of(effect, wall_s) for effect in effects]
+        records = [intent_of(effect, self._wall_s()) for effect in effects]
         lasting = all(needs_sync(effect) for effect in effects)
         wait_s = SYNC_WAIT_S if lasting else JOURNAL_WAIT_S
         committed = self._journal.append(
@@ -236,7 +258,7 @@ class Performer:
         self._end(effect, outcome.ok, outcome.error[:500], outcome.detail[:DETAIL_MAX])
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.get_running_loop().create_task(work)
+        task = self._loop.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._task_done)
 
@@ -255,9 +277,9 @@ class Performer:
         if self._launcher_of(flight.run) != flight.launcher:
             self._end(effect, False, OTHER_LAUNCHER)
             return
-        loop = asyncio.get_running_loop()
         if flight.timer is None:
-            flight.timer = loop.call_later(max(0.05, effect.deadline_s), self._too_late, effect)
+            flight.timer = self._loop.call_later(
+                max(0.05, effect.deadline_s), self._too_late, effect)
         body = msgspec.to_builtins(effect.body)
         body.pop("type", None)
         fields = {"t": "do", "id": effect.id, "kind": effect.kind, "body": body}
@@ -336,14 +358,14 @@ class Performer:
         while len(self._finished) > FINISHED_MAX:
             self._finished.popitem(last=False)
         outcome = EffectOutcome(of.id, ok, error, detail)
-        self._levels[of.id] = (outcome, time.monotonic())
+        self._levels[of.id] = (outcome, self._loop.time())
         awaited = self._awaited.pop(of.id, None)
         if awaited is not None and not awaited.done():
             awaited.set_result(outcome)
         if not _is_lease(of):
             counts = [Count("actions", (of.kind, of.fault, "ok" if ok else "failed"))]
             counts += self._restarted(of) if ok else []
-            self._journal.append(Finished(of.id, ok, error, time.time(), tuple(counts)))
+            self._journal.append(Finished(of.id, ok, error, self._wall_s(), tuple(counts)))
             self.count(*counts)
         if isinstance(of, Effect) and of.kind == "evidence" and ok:
             self._remember_where(of, detail)

@@ -1,4 +1,4 @@
-"""The simulator: the real core on a virtual cluster, under storms, with invariants.
+"""The simulator: the real core and performer on a virtual cluster, in storms, with invariants.
 
 `run_storm(seed, storm) -> Report` is what `holdfast simulate` and the tests use.
 """

@@ -15,12 +15,13 @@ from functools import partial
 import msgspec
 
 from ..core.model import SCRIPT, TRAINER, Plan, Resume, Runbook, Settings, run_subject
-from .edge import Edge, Network, Weather
+from .edge import Edge
 from .job import Gang, Job, Rank
 from .launcher import Launcher
 from .loop import Loop, Trace
 from .machine import Machine
 from .monitor import Monitor
+from .outgoing import Network, Weather
 from .store import VirtualStore
 
 UP_DAYS_MAX = 30.0  # machines were booted at any time within this
@@ -90,11 +91,9 @@ class Cluster:
             self.left.append(old)
         launcher = Launcher(job, edge.machine, self.shape.nproc, self.rng, self.shape.members,
                             self.shape.need)
-        launcher.wake = edge.wake
         launcher.on_start = self.monitor.starting
         launcher.on_delete = self.monitor.deleted
-        edge.launchers[job.name] = launcher
-        edge.wake()
+        edge.joined(launcher)
         return launcher
 
     def changed(self) -> None:

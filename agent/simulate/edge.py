@@ -1,20 +1,20 @@
-"""The agent's shell on a virtual node: observes, steps the real core, performs what it asks.
+"""The agent's shell on a virtual node: observes, steps the real core, hands on what it asks.
 
-Owns what daemon, journal, performer and the store's client own in the real agent, with their
-faults: killed between any two of them, wake-ups dropped, requests and acknowledgements lost,
-outcomes late or twice.  Must not decide anything: every decision is the core's.
+Owns what the daemon owns in the real agent, and what it sees of the world: levels, the store, the
+beats of the others; wake-ups may get lost, and it may be killed at any moment.  What was asked is
+performed by agent/actions/performer.py itself.  Must not decide anything: that is the core's.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 
 import msgspec
 from msgspec.structs import replace
 
+from ..actions.performer import LauncherId, Performer
 from ..core.actions import CLOSE_INCIDENT
 from ..core.model import (
     FATAL,
@@ -26,70 +26,32 @@ from ..core.model import (
     EffectOutcome,
     Event,
     Lease,
-    NodeOrder,
-    NodeTests,
     Now,
     Observed,
     Plan,
     Readings,
     Request,
     Runbook,
-    RunCheck,
     Settings,
-    Stop,
     StoreView,
     StoreWrite,
-    TakeEvidence,
     readings_of,
 )
-from ..core.model.checked import CRITICAL, OK
 from ..core.model.subject import INCIDENT, LEASE, Subject, run_subject, subject_of
 from ..core.node import Node
 from ..core.run import fences
-from ..store.base import Conflict, StoreError
+from ..history.journal import Answered, Memory
+from .journal import Kept, VirtualJournal
 from .launcher import Launcher
-from .loop import Loop
-from .machine import Machine
+from .loop import InvariantBroken, Loop
+from .machine import Machine, Process
+from .outgoing import BEFORE_INTENT, SAFE, Network, Outgoing, Weather
 from .store import VirtualStore
 
 decode_plan = msgspec.json.Decoder(Plan).decode
+COMMIT_S = 0.006  # of a record to the disk, at most
 LEAST_GAP_S = 0.01  # at most one step in 10 ms
-OUTCOMES_KEPT = 64
-CHECK_S = 1.0  # a round of checks
 SILENT_S = 0.6  # without a word, nor an answer of its kernel: a node is not reached
-RESENT_S = 20.0  # a request into a cut connection may still arrive this late
-
-
-@dataclass(slots=True)
-class Weather:
-    """What goes wrong between an edge and the rest, while it does; set by the storm."""
-
-    lost_ack: float = 0.0  # chance that a performed write's answer is lost
-    lost_request: float = 0.0
-    lost_beats: float = 0.0
-    slow_s: float = 0.0  # extra delay of every message, up to
-    stale_s: float = 0.0  # reads may be this far behind
-    twice: float = 0.0  # chance that an outcome comes a second time
-    dropped_wakes: float = 0.0
-    freeze_at_put_s: float = 0.0  # the next plan leaves its machine this late, and freezes it
-    kill_mid_effect: float = 0.0  # chance that a step with effects is the agent's last
-
-    def clear(self) -> None:
-        """Fair again."""
-        for name in self.__slots__:
-            setattr(self, name, 0.0)
-
-
-class Network:
-    """Who can reach whom; "store" is a place like any other."""
-
-    def __init__(self) -> None:
-        self.cut: set[tuple[str, str]] = set()
-        self.changes = 0  # of ways, and of machines at their ends
-
-    def open(self, source: str, target: str) -> bool:
-        """Does a message from `source` arrive at `target`?"""
-        return (source, target) not in self.cut
 
 
 class Edge:
@@ -104,11 +66,10 @@ class Edge:
         self.weather = Weather()
         self.launchers: dict[str, Launcher] = {}
         self.peers: list[Edge] = []
-        self.journal = b""
-        self.journal_stalled = False
+        self.kept = Kept()
+        self.journal_stalled = False  # its disk takes no writes
         self.was_late = False  # its machine froze with a plan in its hand
         self.mount_dead_s: float | None = None  # since when a mount does not answer; None: it does
-        self.requests: tuple[Request, ...] = ()
         self.asked_s: dict[str, float] = {}  # request without an answer -> when it came
         self.born_s = 0.0  # of this life of the agent
         self.life = 0
@@ -125,7 +86,6 @@ class Edge:
         self.beats: dict[tuple[str, str], Beat] = {}
         self.silent_s: dict[str, float] = {}  # peer -> since when it does not reach this node
         self.lost: frozenset[str] = frozenset()
-        self.outcomes: dict[str, EffectOutcome] = {}
         self.checks: dict[str, CheckVerdict] = {}
         self.performed: set[str] = set()
         self.raw_beats: dict[tuple[str, str], Beat] = {}
@@ -134,6 +94,7 @@ class Edge:
         self.own_leases: dict[str, float] = {}
         self.store_up = False
         self._due_s = -1.0
+        self._settled: set[str] = set()  # requests that this life answered
         self._said: dict[str, tuple[object, ...]] = {}
 
     # ------------------------------------------------------------ life
@@ -144,46 +105,51 @@ class Edge:
             return
         self.life += 1
         self.born_s = self.loop.now_s
-        self._forget()
-        self.node = Node(self.machine.name, self.settings, self.runbooks, self.journal)
-        for launcher in self.launchers.values():
-            launcher.wake = self.wake
-            if launcher.alive:
-                self.outcomes.update(launcher.outcomes)
         self.loop.note(self.machine.name, "agent starts, life %d", self.life)
+        self.process = Process(self.machine)
+        self.process.run(self._begin)
+
+    def _begin(self) -> None:
+        self._forget()
+        self.outgoing = out = Outgoing(self)
+        self.journal = VirtualJournal(
+            self.kept, self.process, lambda: self.rng.uniform(0.001, COMMIT_S),
+            lambda: self.journal_stalled, out.committed)
+        self.performer = Performer(
+            self.journal, out, out.order, lambda _: self.wake(), self._wrong, self._launcher_of,
+            out.node_order, out.check, lambda: self.machine.now().wall_s)
+        self.performer.elsewhere = out.elsewhere
+        self.node = Node(self.machine.name, self.settings, self.runbooks, self.kept.memory)
+        for run, launcher in self.launchers.items():
+            launcher.wake = self.wake
+            for outcome in launcher.outcomes.values() if launcher.alive else ():
+                out.hear(run, outcome)  # it says its last ones again
+        out.reborn()
         self._poll()
-        self._tick(self.life)
+        self._tick()
 
     def kill(self, why: str) -> None:
         """kill -9: nothing in memory stays, what was sent goes its way."""
         if self.node is None:
             return
-        self.node = None
+        self.node, self.process.alive = None, False
         self.loop.note(self.machine.name, "agent dies: %s", why)
         self.machine.after(0.3 + 2.0 * self.rng.random(), self.start)  # systemd, or the launcher
 
-    def later(self, delay_s: float, action: Callable[[], None]) -> None:
-        """Run `action` in this life of the agent, on this machine."""
-        life = self.life
-
-        def fire() -> None:
-            if self.life == life and self.node is not None:
-                action()
-
-        self.machine.after(delay_s, fire)
+    def lose_disk(self) -> None:
+        """Nothing is left for the next life."""
+        self.kept, self.asked_s = Kept(), {}
 
     # ------------------------------------------------------------ stepping
 
-    def _tick(self, life: int) -> None:
-        if self.life != life or self.node is None:
-            return
+    def _tick(self) -> None:
         self._poll()
         self._look_around()
         self.step()
         self._tell_peers(False)
         if self.node is not None:
             delay_s = min(1.0, max(0.1, self.decision.next_step_s))
-            self.later(delay_s, lambda: self._tick(life))
+            self.process.later(delay_s, self._tick)
 
     def wake(self) -> None:
         """Something urgent arrived: step soon, unless this wake-up is one that gets lost."""
@@ -193,7 +159,7 @@ class Edge:
         if drop and self.wake_rng.random() < drop:
             return
         self._due_s = self.loop.now_s + LEAST_GAP_S
-        self.later(LEAST_GAP_S, self._woken)
+        self.process.later(LEAST_GAP_S, self._woken)
 
     def _woken(self) -> None:
         self._due_s = -1.0
@@ -212,8 +178,11 @@ class Edge:
             beats=tuple(replace(beat, lost=True) if beat.node in self.lost else beat
                         for beat in self.beats.values()),
             store=StoreView(self.store_up, self.docs, leases),
-            outcomes=tuple(self.outcomes.values()), requests=self.requests,
-            journal_stalled=self.journal_stalled, samples=self._samples(),
+            outcomes=self.performer.outcomes(
+                (effect.id for effect in self.decision.effects), self.process.time()),
+            requests=tuple(self.kept.requests[one] for one in self.kept.requests
+                           if one not in self._settled),
+            journal_stalled=self.journal.stalled, samples=self._samples(),
             checks=tuple(self.checks.values()),
         )
 
@@ -242,7 +211,7 @@ class Edge:
 
     def ask(self, request: Request) -> None:
         """A person asks this agent for something; it stays a level until it is answered."""
-        self.requests = (*self.requests, request)
+        self.kept.requests[request.id] = request
         self.asked_s[request.id] = self.loop.now_s
         self.wake()
 
@@ -263,173 +232,106 @@ class Edge:
                 raise RuntimeError(verdict.reason)  # a simulation is there to find these
         self.steps += 1
         self.on_step(self, now, observed, decision)
+        self._told()
         doomed = bool(decision.effects) and self.rng.random() < self.weather.kill_mid_effect
-        point = self.rng.randrange(3) if doomed else 3
-        if point == 0:
+        self.outgoing.doom = self.rng.randrange(SAFE) if doomed else SAFE
+        if self.outgoing.doom == BEFORE_INTENT:
             self.kill("before the intent was journalled")
-            return
-        settled = {answer.id for answer in decision.answers}
-        # As the daemon does: whoever asked is told that it is taken once no restart forgets it.
-        if (decision.effects or settled) and not self.journal_stalled:
-            self.journal = self.node.memory()
-        self.requests = tuple(each for each in self.requests if each.id not in settled)
-        for each in settled:
-            self.asked_s.pop(each, None)
-        if point == 1:
-            self.kill("after the intent, before the effect")
-            return
-        for effect in decision.effects:
-            if effect.id not in self.performed:
-                self.performed.add(effect.id)
-                self._perform(effect)
-        if point == 2:
-            self.kill("in mid effect")
+        else:
+            self._follow(now, decision)
+
+    def _told(self) -> None:
+        """What the disk knows to be over is over for the core."""
+        pending = self.node.kept.in_flight.pending if self.node is not None else ()
+        for one in pending:
+            if one in self.kept.finished:
+                raise InvariantBroken("outcomes_told", f"{self.machine.name}: {one}")
+
+    def _follow(self, now: Now, decision: Decision) -> None:
+        """As the daemon does: effects with the memory that knows them, then answers; whoever asked
+        is told that it is taken once no restart forgets it."""
+        assert self.node is not None
+        fresh = self.performer.fresh(decision.effects)
+        for effect in fresh:
+            self.performed.add(effect.id)
+            if subject_of(effect.subject).kind != LEASE:  # renewals would fill the trace
+                self.loop.note(self.machine.name, "effect %s %s: %s", effect.kind, effect.subject,
+                               effect.reason)
+            self.on_effect(self, effect)
+        self.outgoing.decided(fresh)
+        memory = self.node.memory() if fresh or decision.answers else None
+        self.performer.perform(fresh, memory)
+        if memory is not None and decision.answers:
+            answered = (Answered(one.id, one.ok, one.text, now.wall_s) for one in decision.answers)
+            self.journal.append(*(() if fresh else (Memory(memory),)), *answered)
+            for answer in decision.answers:
+                self._settled.add(answer.id)
+                self.asked_s.pop(answer.id, None)
 
     # ------------------------------------------------------------ performing
 
-    def _perform(self, effect: Effect) -> None:
-        if subject_of(effect.subject).kind != LEASE:  # renewals would fill the trace
-            self.loop.note(self.machine.name, "effect %s %s: %s", effect.kind, effect.subject,
-                           effect.reason)
-        self.on_effect(self, effect)
-        if isinstance(effect.body, StoreWrite):
-            self._put(effect, effect.body)
-            return
-        if isinstance(effect.body, NodeOrder):  # virtual nodes have no root
-            self._outcome(self.life, EffectOutcome(effect.id, False, "no unit takes it"))
-            return
-        if isinstance(effect.body, NodeTests):  # nor links of their own
-            self._outcome(self.life, EffectOutcome(effect.id, False, "virtual links carry nothing"))
-            return
-        if isinstance(effect.body, RunCheck) and not effect.body.run:
-            self._check(effect, effect.body)
-            return
-        run = effect.body.run
-        node = effect.body.node if isinstance(effect.body, (Stop, TakeEvidence)) else ""
-        life = self.life
-        if node:
-            self._ask_elsewhere(effect, run, node)
-            return
-        launcher = self.launchers.get(run)
+    @property
+    def alone(self) -> bool:
+        return not self.peers
 
-        def deliver() -> None:
-            if launcher is None or not launcher.alive:
-                self._outcome(life, EffectOutcome(effect.id, False, "launcher is gone"))
-                return
-            launcher.perform(effect, lambda outcome: self._come_back(life, outcome))
+    def carry(self, effect: Effect, node: str, back: Callable[[EffectOutcome], None]) -> None:
+        """To another node's agent and back, as agent/daemon/other_nodes.py does; either way may be
+        cut."""
+        name = self.machine.name
 
-        self.machine.after(self._delay_s(0.002), deliver)
+        def arrive(asked: Edge) -> None:
+            if asked.node is not None and self.network.open(name, node):
+                there = replace(effect, id=f"{effect.id}@{name}",
+                                body=replace(effect.body, node=""))
+                asked.obey(there, name, answered)
 
-    def _check(self, effect: Effect, body: RunCheck) -> None:
-        """A round of checks finds the truth, and takes a moment."""
-        life = self.life
-
-        def over() -> None:
-            broken, now = self.machine.fatal, self.machine.now()
-            for name in body.checks:
-                self.checks[name] = CheckVerdict(
-                    check=name, status=CRITICAL if broken else OK, confirmed=bool(broken),
-                    reason=f"virtual: {broken or 'fit'}", wall_s=now.wall_s)
-            self._outcome(life, EffectOutcome(effect.id, True))
-
-        self.machine.after(self._delay_s(CHECK_S), over)
-
-    def _ask_elsewhere(self, effect: Effect, run: str, node: str) -> None:
-        """An order for another node's launcher, by way of its agent; either way may be cut."""
-        life, name = self.life, self.machine.name
-        asked = next((one for one in self.peers if one.machine.name == node), None)
-
-        def back(outcome: EffectOutcome) -> None:
+        def answered(outcome: EffectOutcome) -> None:
             if self.network.open(node, name):
-                self._come_back(life, outcome)
+                back(outcome)
 
-        def arrive() -> None:
-            if asked is None or asked.node is None or not self.network.open(name, node):
-                return
-            launcher = asked.launchers.get(run)
-            if (run, name) not in asked.holders or launcher is None or not launcher.alive:
-                back(EffectOutcome(effect.id, False, "refused there"))
-                return
-            there = replace(effect, id=f"{effect.id}@{name}")
-            launcher.perform(there, lambda said: back(replace(said, id=effect.id)))
+        for peer in self.peers:
+            if peer.machine.name == node:
+                peer.machine.after(self.delay_s(0.004), partial(arrive, peer))
 
-        def deliver() -> None:
-            if asked is not None:
-                asked.machine.after(self._delay_s(0.002), arrive)
+    def obey(self, effect: Effect, node: str, back: Callable[[EffectOutcome], None]) -> None:
+        """Another node asks for this: who leads the run may."""
+        async def obeyed() -> None:
+            back(await self.performer.obey(effect))
 
-        self.machine.after(self._delay_s(0.002), deliver)
-
-    def _come_back(self, life: int, outcome: EffectOutcome) -> None:
-        self.machine.after(self._delay_s(0.002), lambda: self._outcome(life, outcome))
-        if self.rng.random() < self.weather.twice:
-            self.machine.after(self.rng.uniform(0.5, 5.0), lambda: self._outcome(life, outcome))
-
-    def _outcome(self, life: int, outcome: EffectOutcome) -> None:
-        if self.life != life or self.node is None:
+        if (subject_of(effect.subject).run, node) not in self.holders:
+            back(EffectOutcome(effect.id, False, f"{node} does not lead the run"))
             return
-        if not outcome.ok:
-            self.loop.note(self.machine.name, "outcome %s: %s", outcome.id, outcome.error)
-        self.outcomes.pop(outcome.id, None)
-        self.outcomes[outcome.id] = outcome
-        while len(self.outcomes) > OUTCOMES_KEPT:
-            del self.outcomes[next(iter(self.outcomes))]
+        self.outgoing.decided([effect])
+        self.process.start(obeyed())
+
+    def joined(self, launcher: Launcher) -> None:
+        """A launcher connects."""
+        launcher.wake = self.wake
+        self.launchers[launcher.job.name] = launcher
+        if self.node is not None:
+            self.process.run(lambda: self.performer.launcher_came(launcher.job.name))
         self.wake()
 
-    def _delay_s(self, least_s: float) -> float:
-        return least_s + self.rng.random() * (0.01 + self.weather.slow_s)
+    def _launcher_of(self, run: str) -> LauncherId:
+        launcher = self.launchers.get(run)
+        return (0, 0.0) if launcher is None else (1, launcher.registered_boot_s)
 
-    def _put(self, effect: Effect, write: StoreWrite) -> None:
-        """A write over the network: the request, the answer or both may get lost."""
-        name, life = self.machine.name, self.life
-        sent_boot_s = self.machine.boot_s()
-        lost = self.rng.random() < self.weather.lost_request
-        held = self.rng.random() < 0.5
-        sent_s = self.loop.now_s
-        ack_lost = self.rng.random() < self.weather.lost_ack
-        answered: list[bool] = []
+    def _wrong(self, part: str, error: BaseException | str) -> None:
+        if isinstance(error, BaseException):
+            raise error
 
-        def arrive() -> None:
-            if lost:
-                return
-            if not self.network.open(name, "store"):
-                if held and self.loop.now_s < sent_s + RESENT_S:  # TCP sends it again, and again
-                    self.loop.after(0.5, arrive)
-                return
-            error = ""
-            try:
-                self.store.put(name, write)
-            except Conflict as refused:
-                error = str(refused)
-            except StoreError:
-                error = "unavailable: the store has no leader"
-            if not ack_lost and self.network.open("store", name):
-                self.machine.after(self._delay_s(0.002), lambda: back(not error, error))
-
-        def back(ok: bool, error: str) -> None:
-            if answered or self.life != life or self.node is None:
-                return
-            answered.append(True)
-            kind, run, _ = subject_of(write.key)
-            if ok and kind == LEASE:
-                self.own_leases[run] = sent_boot_s + self.settings.lease_s
-                mine = tuple(each for each in self.holders if each[0] != run)
-                self.holders = (*mine, (run, name))
-            elif ok:
-                self._poll()
-            self._outcome(life, EffectOutcome(effect.id, ok, error))
-
-        frozen_s, stalls = self.weather.freeze_at_put_s, bool(subject_of(write.key).run)
-        if frozen_s and stalls:
-            self.weather.freeze_at_put_s, self.was_late = 0.0, True
-            self.loop.note("STORM", "%s: its plan arrives %.1f s late", name, frozen_s)
-            if self.peers and held:
-                self.machine.freeze(False)
-                self.loop.after(frozen_s, self.machine.thaw)
-            self.loop.after(frozen_s, arrive)
+    def written(self, write: StoreWrite, sent_boot_s: float) -> None:
+        """The store took it, and its answer arrived."""
+        name, (kind, run, _) = self.machine.name, subject_of(write.key)
+        if kind == LEASE:
+            self.own_leases[run] = sent_boot_s + self.settings.lease_s
+            self.holders = (*(each for each in self.holders if each[0] != run), (run, name))
         else:
-            self.loop.after(self._delay_s(0.001), arrive)
-        timeout_s = min(2.0, effect.deadline_s) if effect.deadline_s > 0 else 2.0
-        self.machine.after(timeout_s, lambda: back(False, "timeout: it may have been performed"))
+            self._poll()
+
+    def delay_s(self, least_s: float) -> float:
+        """How long a message takes."""
+        return least_s + self.rng.random() * (0.01 + self.weather.slow_s)
 
     # ------------------------------------------------------------ the store and the peers
 
@@ -458,7 +360,7 @@ class Edge:
     def changed(self) -> None:
         """The store's watch: something was written."""
         if self.node is not None:
-            self.later(self._delay_s(0.005), self._watched)
+            self.process.later(self.delay_s(0.005), self._watched)
 
     def _watched(self) -> None:
         before = self.docs
@@ -475,7 +377,7 @@ class Edge:
                 continue
             urgent = self._said.get(beat.run) != news
             self._said[beat.run] = news
-            self.loop.after(self._delay_s(0.001), partial(self._send, beat, urgent))
+            self.loop.after(self.delay_s(0.001), partial(self._send, beat, urgent))
 
     def _look_around(self) -> None:
         """Who is lost, as agent/peers/failure_detector.py finds it: silent, its kernel does not

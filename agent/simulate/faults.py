@@ -278,7 +278,7 @@ def node_crashed(cluster: Cluster, u: float, v: float) -> None:
     for launcher in dead:
         launcher.drop_ranks()
     if v > 0.75:
-        edge.journal = b""
+        edge.lose_disk()
     jobs = [each.job for each in edge.launchers.values() if each.exit_code is None]
     cluster.loop.after(3.0 + 10.0 * v, lambda: _reboot(cluster, edge, jobs))
 

@@ -11,8 +11,11 @@ import random
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
+
 from ..core import model
-from ..core.model import TRAINER, Effect, EffectOutcome, Ended, RankView, RunView
+from ..core.actions import REMOVE_LOCK, RUN_CHECK
+from ..core.model import TRAINER, Effect, EffectOutcome, Ended, RankView, RunView, run_subject
 from .job import END, PARK, RUN, START, Gang, Job, Rank
 from .machine import Machine
 
@@ -20,6 +23,16 @@ OUTCOMES_KEPT = 64
 PERMIT_LOOK_S = 0.1  # between two looks at a permit, as each rank's ticker has them
 STEPS_SHOWN = 4  # whose ends a page remembers
 Reply = Callable[[EffectOutcome], None]
+BODIES = {"start": model.Start, "stop": model.Stop, "finish": model.Finish,
+          "evidence": model.TakeEvidence, "logs": model.TakeEvidence, "delete": model.Delete,
+          RUN_CHECK: model.RunCheck, REMOVE_LOCK: model.RemoveLock}
+
+
+def order_of(run: str, fields: dict[str, object]) -> Effect:
+    """An order, as it stands in an agent's packet."""
+    kind = str(fields["kind"])
+    body = msgspec.convert(fields["body"], BODIES[kind])
+    return Effect(str(fields["id"]), kind, run_subject(run), "", 0.0, body)
 
 
 class Launcher:

@@ -104,8 +104,10 @@ def undeserved(cluster: Cluster, job: Job, code: int) -> str:
     lost = any(edge.was_late for edge in cluster.edges.values())  # to the others its node was gone
     if code == exits.BUDGET_SPENT and ends == {"raised"} and not lost:
         return "a code of ours, and its script raised"
+    # A node that was late with an end of its own says that, and another's holds.
     why = " ".join(each.exit_reason for each in everyone(cluster, job)
-                   if each.exit_reason not in ("", ECHO))
+                   if each.exit_reason not in ("", ECHO)
+                   and not (cluster.edges[each.machine.name].was_late and not cluster.single))
     looped = truth.fruitless >= cluster.settings.crash_loop_count - 1 \
         and job.best <= truth.best_at_plan
     spent = _spent(cluster, job, plan)

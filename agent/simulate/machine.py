@@ -1,4 +1,4 @@
-"""A virtual machine: its clocks, its freezing, its death.
+"""A virtual machine: its clocks, its freezing, its death; and a process on it.
 
 Owns what is common to everything that runs on one machine.  Work scheduled through `after` is
 lost when the machine dies and waits while it is frozen, as a process's would; nothing on a
@@ -7,8 +7,16 @@ machine may schedule itself in any other way.
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import Any, TypeVarTuple, Unpack
+
 from ..core.model import Now
 from .loop import Action, Loop
+
+Ts = TypeVarTuple("Ts")
 
 
 class Machine:
@@ -93,3 +101,67 @@ class Machine:
         self.up = True
         self.boots += 1
         self._zero_s = self.loop.now_s
+
+
+class Process(asyncio.BaseEventLoop):
+    """A process of asyncio's on a machine: its loop, in virtual time.  Nobody waits in it: each
+    event of the simulator enters by `run`, and what became ready runs before it leaves."""
+
+    def __init__(self, machine: Machine) -> None:
+        super().__init__()
+        self.machine = machine
+        self.alive = True  # a kill ends it between two callbacks, and nothing is tidied
+        self._due: deque[asyncio.Handle] = deque()
+
+    def __del__(self) -> None:
+        """It has nothing to close."""
+
+    def time(self) -> float:
+        return self.machine.loop.now_s
+
+    def later(self, delay_s: float, action: Action) -> None:
+        """Run `action` in this process, which may be gone by then."""
+        self.machine.after(delay_s, lambda: self.run(action))
+
+    def run(self, action: Action) -> None:
+        """Run `action`, and what it makes ready."""
+        if not self.alive:
+            return
+        outer = asyncio._get_running_loop()
+        asyncio._set_running_loop(self)
+        try:
+            action()
+            while self._due and self.alive and outer is not self:
+                handle = self._due.popleft()
+                if not handle.cancelled():
+                    handle._run()
+        finally:
+            asyncio._set_running_loop(outer)
+
+    def start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Begin a task that nobody waits for."""
+        def begin() -> None:
+            self.create_task(work)
+
+        self.run(begin)
+
+    def call_soon(self, callback: Callable[[Unpack[Ts]], object], *args: *Ts,
+                  context: Context | None = None) -> asyncio.Handle:
+        handle = asyncio.Handle(callback, args, self, context)
+        self._due.append(handle)
+        return handle
+
+    def call_at(self, when: float, callback: Callable[[Unpack[Ts]], object], *args: *Ts,
+                context: Context | None = None) -> asyncio.TimerHandle:
+        handle = asyncio.TimerHandle(when, callback, args, self, context)
+        self.later(when - self.time(), lambda: None if handle.cancelled() else handle._run())
+        return handle
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        """It stays among the machine's events, and does nothing."""
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """What a callback raises ends the simulation; a task that dies with its process does not.
+        """
+        if "handle" in context:
+            raise context["exception"]

@@ -18,10 +18,11 @@ from ..core.run.stage import check_invariants
 from ..core.run.state import RunState
 from . import account
 from .disk import Origin, void_by
-from .edge import Edge, Network
+from .edge import Edge
 from .job import Gang, Job
 from .launcher import Launcher
 from .loop import InvariantBroken, Loop
+from .outgoing import Network
 from .store import VirtualStore
 
 decode_plan = msgspec.json.Decoder(Plan).decode

@@ -2,7 +2,7 @@
 
 Owns how far behind a serializable read may be, and what mutants take out.  Documents, versions and
 leases are agent/store/memory.py's, which the stores' conformance suite holds; the network between a
-node and the store (delays, lost requests, lost acknowledgements) is the edge's.
+node and the store (delays, lost requests, lost acknowledgements) is in outgoing.py.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from holdfast.agent.actions import performer
 from holdfast.agent.actions.performer import EffectInFlight, Performer
-from holdfast.agent.core.model import Effect, Stop
+from holdfast.agent.core.model import Effect
 from holdfast.agent.core.nodes import exclusions
 from holdfast.agent.core.run import fences
 from holdfast.agent.daemon.parts.permits import Permits
@@ -80,18 +80,6 @@ def put(target: object, name: str, to: object) -> Callable[[pytest.MonkeyPatch],
     return lambda patch: patch.setattr(target, name, to)
 
 
-def ordered_before_its_intent(patch: pytest.MonkeyPatch) -> None:
-    real = Performer._begin
-
-    async def begin(self: Performer, effects: list[Effect], memory: bytes | None) -> None:
-        for effect in effects:
-            if isinstance(effect.body, Stop):
-                self._send(self._flights[effect.id])
-        await real(self, effects, memory)
-
-    patch.setattr(Performer, "_begin", begin)
-
-
 def lasting_as_any_other(patch: pytest.MonkeyPatch) -> None:
     """What outlives the node goes on without a journal."""
     real = Performer._begin
@@ -110,6 +98,7 @@ def replayed(self: Performer, effects: Iterable[Effect]) -> list[Effect]:
 
 
 def sent_to_a_later_launcher(patch: pytest.MonkeyPatch) -> None:
+    """What was decided for one launcher reaches the next of its name."""
     real = Performer._send
 
     def send(self: Performer, flight: EffectInFlight) -> None:
@@ -120,8 +109,6 @@ def sent_to_a_later_launcher(patch: pytest.MonkeyPatch) -> None:
 
 
 AGENT, STORES = "tests/unit/agent", "tests/unit/agent/test_store_conformance.py"
-STORM = (f"{AGENT}/test_performer_storm.py::"
-         "test_every_effect_is_settled_once_whatever_goes_wrong[0]")
 PERFORMER = f"{AGENT}/test_performer.py"
 STALLED = (f"{PERFORMER}::"
            "test_a_stalled_journal_lets_ordinary_effects_go_on_and_refuses_lasting_ones")
@@ -160,8 +147,8 @@ GUARDS = (
           f"{AGENT}/test_beats.py::"
           "test_a_neighbouring_release_is_spoken_with_and_any_other_is_refused_by_name",
           put(transport, "_refuse_far", lambda _: None)),
-    Guard("an order goes out before its intent is kept", STORM, ordered_before_its_intent),
-    Guard("what an earlier life left is done again", STORM,
+    Guard("what an earlier life left is done again",
+          f"{AGENT}/test_performing.py::test_what_an_earlier_life_left_is_never_done_again",
           put(Performer, "fresh", replayed)),
     Guard("an order for one launcher reaches the next",
           f"{PERFORMER}::test_an_order_never_reaches_a_later_launcher_of_the_same_name",

@@ -1,6 +1,7 @@
-"""Each guard of the core taken out of the real code, one at a time: does a storm notice?
+"""Each guard of core and performer taken out of the real code, one at a time: does a storm notice?
 
-A mutant replaces one function of the core, or one check of the store, by one that does not care.
+A mutant replaces one function of the core or of the performer, or one check of the store, by one
+that does not care.
 A guard without which every storm stays calm is either of no use, or the storms are too weak.
 
     python tests/sim/mutants.py [NAME ...]      # all of them, from seed 0 on; `make mutants-sim`
@@ -16,13 +17,16 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 
 import pytest
+from guards import lasting_as_any_other
 from msgspec.structs import replace
 
+from holdfast.agent.actions import performer
+from holdfast.agent.actions.performer import Performer
 from holdfast.agent.core import node
 from holdfast.agent.core.detect.ranks import broken, ended, hang, known_causes, limits
 from holdfast.agent.core.effects import drafts, in_flight
 from holdfast.agent.core.incidents import book
-from holdfast.agent.core.model import Observed
+from holdfast.agent.core.model import Observed, StoreWrite
 from holdfast.agent.core.nodes import breaker
 from holdfast.agent.core.run import (
     case,
@@ -45,6 +49,7 @@ from holdfast.agent.simulate import run_storm
 from holdfast.agent.simulate.cluster import Cluster, Shape
 from holdfast.agent.simulate.edge import Edge
 from holdfast.agent.simulate.storms import Storm
+from holdfast.agent.store.base import Conflict
 
 SEEDS = 100
 
@@ -242,6 +247,84 @@ def unverified_count(patch: pytest.MonkeyPatch) -> None:
         tuple(replace(one, verified=True) for one in commits), *rest))
 
 
+# ---------------------------------------------------------------- the performer
+
+
+def effect_before_intent(patch: pytest.MonkeyPatch) -> None:
+    """Orders leave at once, and the journal hears of it."""
+    real = Performer._begin
+
+    async def begin(self, effects, memory):  # type: ignore[no-untyped-def]
+        for effect in effects:
+            if not isinstance(effect.body, StoreWrite):
+                self._send(self._flights[effect.id])
+        await real(self, effects, memory)
+
+    patch.setattr(Performer, "_begin", begin)
+
+
+def written_before_intent(patch: pytest.MonkeyPatch) -> None:
+    """So do writes."""
+    async def begin(self, effects, memory):  # type: ignore[no-untyped-def]
+        for effect in effects:
+            if isinstance(effect.body, StoreWrite):
+                self._start(self._put(effect, effect.body))
+            else:
+                self._send(self._flights[effect.id])
+
+    patch.setattr(Performer, "_begin", begin)
+
+
+def performed_twice(patch: pytest.MonkeyPatch) -> None:
+    """A write whose answer is lost is written again, by the performer itself."""
+    real = Performer._put
+
+    async def put(self, effect, write):  # type: ignore[no-untyped-def]
+        try:
+            await self._store.put(write)
+        except TimeoutError:
+            await real(self, effect, write)
+        except Conflict as error:
+            self._end(effect, False, f"conflict: {error}")
+        else:
+            self._end(effect, True)
+
+    patch.setattr(Performer, "_put", put)
+
+
+def sent_twice(patch: pytest.MonkeyPatch) -> None:
+    """To be on the safe side."""
+    real = Performer._send
+
+    def send(self, flight):  # type: ignore[no-untyped-def]
+        real(self, flight)
+        real(self, flight)
+
+    patch.setattr(Performer, "_send", send)
+
+
+def born_without(patch: pytest.MonkeyPatch, what: str) -> None:
+    """A life begins without this part of what its journal holds."""
+    real = Performer.__init__
+
+    def begin(self, journal, *rest):  # type: ignore[no-untyped-def]
+        journal.seed = journal.seed._replace(**{what: type(getattr(journal.seed, what))()})
+        real(self, journal, *rest)
+
+    patch.setattr(Performer, "__init__", begin)
+
+
+def uncounted_mark(patch: pytest.MonkeyPatch) -> None:
+    """Each outcome of a start is another restart, also one that is said again."""
+    real = Performer._restarted
+
+    def restarted(self, of):  # type: ignore[no-untyped-def]
+        self.counters.pop(("restarted_to", (of.subject.split("/")[1],)), None)
+        return real(self, of)
+
+    patch.setattr(Performer, "_restarted", restarted)
+
+
 ROT = Storm("rot", {"commit_spoilt": 1.0}, faults=(25, 35))
 STALLED = Storm("stalled", {"journal_stall": 2.0, "node_fatal": 2.0}, faults=(8, 12),
                 single_share=0.0, shapes=(Shape(2, 2, 1, 1),))
@@ -361,6 +444,23 @@ MUTANTS = (
     Mutant("a new cause keeps the old progress", "ranks", ("budgets_true", "ends_deserved"),
            put(progress, "broken_off", lambda *_: None),
            seed=3),
+    Mutant("an order before its intent", "agents", ("intent_first",), effect_before_intent),
+    Mutant("no intents", "agents", ("intent_first",), written_before_intent),
+    Mutant("an order twice", "agents", ("effect_twice",), sent_twice),
+    Mutant("a write twice", "writes", ("effect_twice",), performed_twice),
+    Mutant("outcomes forgotten after a restart", "agents", ("outcomes_kept",),
+           lambda patch: born_without(patch, "finished")),
+    Mutant("intents forgotten after a restart", "agents", ("outcomes_kept",),
+           lambda patch: born_without(patch, "unfinished")),
+    Mutant("counters forgotten after a restart", "agents", ("restarts_counted",),
+           lambda patch: born_without(patch, "counters")),
+    Mutant("a restart counted again", "agents", ("restarts_counted",), uncounted_mark),
+    Mutant("outcomes are told to nobody", "agents", ("outcomes_kept",),
+           put(Performer, "outcomes", lambda *_: ())),
+    Mutant("leases behind other writes", "leases", ("leases_first",),
+           put(performer, "_is_lease", lambda _: False)),
+    Mutant("lasting effects without an intent", STALLED, ("intent_first",), lasting_as_any_other,
+           seed=8),
 )
 
 

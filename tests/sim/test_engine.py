@@ -6,16 +6,22 @@ cannot be; so what each part does under each fault is fixed here.
 
 from __future__ import annotations
 
+import asyncio
+import random
+
 import msgspec
 import pytest
 
 from holdfast.agent.core.model import Delete, Effect, Finish, Resume, Start, Stop, StoreWrite
+from holdfast.agent.history.journal import Count, Finished, Intent, Memory
 from holdfast.agent.simulate import run_storm
 from holdfast.agent.simulate.cluster import Cluster, Shape, build
 from holdfast.agent.simulate.disk import Disk, void_by
+from holdfast.agent.simulate.journal import Kept, VirtualJournal
 from holdfast.agent.simulate.loop import InvariantBroken, Loop, Trace
-from holdfast.agent.simulate.machine import Machine
+from holdfast.agent.simulate.machine import Machine, Process
 from holdfast.agent.simulate.monitor import Monitor
+from holdfast.agent.simulate.outgoing import BEFORE_EFFECT, BEFORE_INTENT, MID_EFFECT
 from holdfast.agent.simulate.store import VirtualStore
 from holdfast.agent.simulate.storms import MANY, SINGLE, STORMS, shipped
 from holdfast.agent.store.base import Conflict, StoreError
@@ -373,3 +379,119 @@ def test_nobody_is_lost_on_one_nodes_word_nor_while_his_kernel_answers() -> None
     world.edges[third].kill("test")
     world.loop.run_until(9.5)
     assert lost(world)[:2] == [[], []]
+
+
+# ---------------------------------------------------------------- the agent's process and journal
+
+
+@pytest.fixture
+def process() -> Process:
+    return Process(Machine(Loop(Trace()), "a", 0.0, 0.0))
+
+
+def test_tasks_and_timers_run_in_virtual_time_wait_in_a_freeze_and_end_with_a_kill(
+    process: Process,
+) -> None:
+    loop, done = process.machine.loop, []
+
+    async def work() -> None:
+        for number in range(9):
+            done.append((number, loop.now_s))
+            await asyncio.sleep(1.0)
+
+    process.start(work())
+    loop.run_until(1.5)
+    assert done == [(0, 0.0), (1, 1.0)]
+    process.machine.freeze(clock_stops=False)
+    loop.run_until(3.25)
+    process.machine.thaw()
+    loop.run_until(3.5)
+    assert done[2:] == [(2, 3.25)]
+    process.run(lambda: setattr(process, "alive", False))
+    loop.run_until(9.0)
+    assert len(done) == 3
+
+
+def test_a_kill_ends_a_process_between_two_callbacks(process: Process) -> None:
+    done: list[str] = []
+
+    def begin() -> None:
+        for number in "123":
+            process.call_soon(done.append, number)
+            process.call_soon(setattr, process, "alive", number != "2")
+
+    process.run(begin)
+    assert done == ["1", "2"]
+
+
+def test_what_a_callback_or_a_cancelled_timer_does_is_not_lost_and_not_done(
+    process: Process,
+) -> None:
+    def fail() -> None:
+        raise InvariantBroken("told", "by its name")
+
+    def begin() -> None:
+        process.call_later(1.0, fail).cancel()
+        process.call_later(2.0, fail)
+
+    process.run(begin)
+    process.machine.loop.run_until(1.5)
+    with pytest.raises(InvariantBroken, match="told"):
+        process.machine.loop.run_until(3.0)
+
+
+def test_a_record_lasts_from_its_commit_and_never_when_the_agent_dies_before(
+    process: Process,
+) -> None:
+    loop, kept, stuck = process.machine.loop, Kept(), [False]
+
+    def queue() -> VirtualJournal:
+        return VirtualJournal(kept, process, lambda: 0.005, lambda: stuck[0], lambda: None)
+
+    journal = queue()
+    done = journal.append(Intent("1/run/r/stop/1", "stop", "run/r", "", "", "", 0.0),
+                          Memory(b"first"), wait=True)
+    loop.run_until(0.004)
+    assert done is not None and not done.done() and kept.seed().memory == b""
+    loop.run_until(0.006)
+    assert done.done() and not journal.stalled
+    assert [one.id for one in queue().seed.unfinished] == ["1/run/r/stop/1"]
+    stuck[0] = True
+    journal.append(Finished("1/run/r/stop/1", True, "", 0.0, (Count("actions", ("stop",)),)))
+    loop.run_until(1.5)
+    assert journal.stalled and kept.seed().unfinished
+    stuck[0] = False
+    loop.run_until(2.0)
+    seed = queue().seed
+    assert not seed.unfinished and [one.ok for one in seed.finished] == [True]
+    assert seed.counters == {("actions", ("stop",)): 1.0} and not journal.stalled
+    journal.append(Memory(b"second"))
+    process.alive = False
+    loop.run_until(3.0)
+    assert kept.seed().memory == b"first"
+
+
+@pytest.mark.parametrize(("point", "kept", "written"), [
+    (BEFORE_INTENT, False, False), (BEFORE_EFFECT, True, False), (MID_EFFECT, True, True)])
+def test_an_agent_is_killed_before_intent_and_effect_and_behind_them(
+    world: Cluster, point: int, kept: bool, written: bool,
+) -> None:
+    (edge,) = world.edges.values()
+    world.weather.kill_mid_effect = 1.0
+    edge.rng = OnePoint(point)
+    edge.start()
+    world.loop.run_until(0.2)
+    assert edge.node is None
+    assert list(edge.kept.intents) == ["1/store/run/run-0/put/1"] * kept
+    assert list(world.store.docs) == ["run/run-0"] * written
+
+
+class OnePoint(random.Random):
+    """Always this one."""
+
+    def __init__(self, point: int) -> None:
+        super().__init__(1)
+        self.point = point
+
+    def randrange(self, *_: object) -> int:  # type: ignore[override]
+        return self.point

@@ -9,7 +9,7 @@ from fakes import until
 
 from holdfast.agent.actions import performer as performing
 from holdfast.agent.core.model import Effect, Resume, Start, StoreView, StoreWrite, TakeEvidence
-from holdfast.agent.history.journal import Intent, Journal
+from holdfast.agent.history.journal import Intent, Journal, intent_of
 from holdfast.agent.launchers import protocol
 from holdfast.agent.store.base import Conflict, StoreError
 
@@ -80,6 +80,27 @@ def test_what_an_earlier_life_left_is_told_as_failed_when_nobody_answers(tmp_pat
         for _ in range(2):
             one.launcher_outcome("r", protocol.Outcome(id=left.id, ok=True))
         assert one.counters["restarts", ("r", "rank_killed")] == 1.0
+        await one.close()
+
+    asyncio.run(scenario())
+
+
+def test_what_an_earlier_life_left_is_never_done_again(tmp_path):
+    """Neither when the core asks for it under the same id, nor when its launcher is there again."""
+    body = Start("r", 2, (0,), (), 1, Resume("own"), "x")
+    left = Effect("2/run/r/start/1", "start", "run/r", "x", 5.0, body)
+
+    async def scenario():
+        journal, orders = Journal(tmp_path), []
+        await journal.append(intent_of(left, 1.0), wait=True)
+        journal.close()
+        one, said = made(tmp_path, orders=orders)
+        one.launcher_came("r")
+        fresh = one.fresh([left, PUT])
+        one.perform(fresh, None)
+        outcomes = await until(lambda: len(one.outcomes([], 0.0)) == 2 and one.outcomes([], 0.0))
+        assert {each.id: each.ok for each in outcomes} == {left.id: False, PUT.id: True}
+        assert (fresh, orders, said) == ([PUT], [], [])
         await one.close()
 
     asyncio.run(scenario())
