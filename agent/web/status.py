@@ -21,6 +21,8 @@ from ..core.detect.ranks.hang import DETECTOR as HANG
 from ..core.detect.ranks.live_logs import FAULT as LOG_ROOT
 from ..core.model import FLEET, Incident, RankView, RunView, Verdict, node_subject, run_subject
 from ..core.run.plan import is_leader
+from ..core.run.stage import Stage
+from ..core.run.state import NOTHING
 from ..core.series import gradient_pace
 from ..daemon.state import AgentState
 from ..history.job_log import money
@@ -284,6 +286,8 @@ def _run(state: AgentState, view: RunView, verdicts: tuple[Verdict, ...]) -> dic
         view.state == "running" and view.connected and len(running) == view.nproc
         and not faulty and phase not in ("startup", "compile", "exit")
     )
+    stage = state.snapshot.stages.get(view.run, Stage.UNKNOWN)
+    reason = dict(state.snapshot.decision.reasons).get(view.run, "")
     rows = fleet.nodes(state, view)
     if rows:
         whole = fleet.trains(rows, fleet.plan_of(state, view.run)) and not faulty
@@ -298,10 +302,11 @@ def _run(state: AgentState, view: RunView, verdicts: tuple[Verdict, ...]) -> dic
         "paused_until_wall_s": paused_until(state, _paused_by(state, view)),
         "training": is_training,
         "suspicion": _suspicion(state, view, verdicts),
-        "stage": state.snapshot.stages.get(view.run, "unknown"),
-        "doing": _doing(view, running, phase, faulty),
+        "stage": str(stage),
+        "doing": waiting(view, reason, state.snapshot.now.boot_s) if stage == Stage.WAITING
+        else _doing(view, running, phase, faulty),
         "need": _need(state, view, paused),
-        "reason": dict(state.snapshot.decision.reasons).get(view.run, ""),
+        "reason": reason,
         "step": min(steps) if steps else _last_step(view),
         "loss": books.loss(session, running),
         "step_time_s": round(times[len(times) // 2], 6) if times else 0.0,
@@ -373,6 +378,14 @@ def _rank(rank: RankView, verdict: Verdict | None) -> dict[str, Any]:
 def _common_phase(running: list[RankView]) -> str:
     phases = [rank.phase for rank in running]
     return max(sorted(set(phases)), key=phases.count) if phases else ""
+
+
+def waiting(view: RunView, reason: str, now_s: float) -> str:
+    """The same of a node whose ranks have ended while others have the run: since when, and why."""
+    ended_s = max((rank.ended.boot_s for rank in view.ranks if rank.ended is not None), default=0.0)
+    since = f" for {max(0.0, now_s - ended_s):.0f} s" if ended_s > 0.0 else ""
+    why = reason if reason not in ("", NOTHING) else "other nodes have its ranks"
+    return f"waiting for the cluster{since}: {why}"
 
 
 def _doing(view: RunView, running: list[RankView], phase: str, faulty: bool) -> str:

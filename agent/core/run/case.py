@@ -249,12 +249,13 @@ class RunCase:
                 self._idle(ctx, seen)
             case Stage.RECOVERING:
                 self._recover(ctx, plan, ranks)
-            case Stage.TRAINING:
+            case Stage.TRAINING | Stage.WAITING:
                 self._keep_up(ctx, plan)
 
     def _name(self, ctx: Context, plan: Plan | None) -> StageView:
         """What the run does as of this step, and what decided that."""
-        seen = StageView(ctx.view, plan, ctx.settings.single_node, self._elsewhere(ctx, plan))
+        seen = StageView(ctx.view, plan, ctx.settings.single_node, self._elsewhere(ctx, plan),
+                         ctx.leader)
         self.stage = stage(self.state, seen)
         return seen
 

@@ -16,6 +16,7 @@ class Stage(StrEnum):
     IDLE = "idle"  # nothing runs, or not yet
     STARTING = "starting"  # the newest plan is not what the launcher runs
     TRAINING = "training"
+    WAITING = "waiting"  # its ranks here have ended, and other nodes have the run
     SUSPENDED = "suspended"  # stopped from outside: nothing is done until it goes on
     RECOVERING = "recovering"  # between a cause and the first new step
     ENDING = "ending"  # the caller wants the end, or it is decided
@@ -29,6 +30,7 @@ class StageView(Value, frozen=True):
     plan: Plan | None = None
     single_node: bool = True
     elsewhere: bool = False  # another node runs the newest plan, as far as its beats say
+    leader: bool = True
 
 
 def stage(state: RunState, seen: StageView) -> Stage:
@@ -50,8 +52,15 @@ def stage(state: RunState, seen: StageView) -> Stage:
         return Stage.RECOVERING
     if view.generation == 0:
         return Stage.IDLE
-    beginning = any(rank.state == "starting" for rank in view.ranks)
-    return Stage.STARTING if beginning else Stage.TRAINING
+    if any(rank.state == "starting" for rank in view.ranks):
+        return Stage.STARTING
+    return Stage.WAITING if _is_left_out(seen) else Stage.TRAINING
+
+
+def _is_left_out(seen: StageView) -> bool:
+    """Whether nothing of the run lives here any more, and others decide what becomes of it."""
+    lives = any(rank.state != "ended" for rank in seen.view.ranks)
+    return not (seen.single_node or seen.leader or lives)
 
 
 def may_start(state: RunState, seen: StageView) -> bool:

@@ -36,6 +36,7 @@ from ..model import (
 from ..series.wait_history import History
 from .policy import Beyond, Grant, nothing_beyond
 
+NOTHING = "nothing to plan"  # the reason of a step that had none
 RECORDS = {  # field of RunState -> the module that writes it
     "launcher": "plan_document", "document": "plan_document", "progress": "progress",
     "suspects": "causes", "recovery": "recovery", "budgets": "recovery", "ending": "ending",
@@ -261,7 +262,7 @@ class Context(msgspec.Struct):
     verdicts: list[Verdict]
     changed: dict[str, Incident]
     leader: bool = True
-    reason: str = "nothing to plan"
+    reason: str = NOTHING
     wake_s: float = 1.0
     causes: list[tuple[int, Cause]] = []  # (pid, cause) of what the kernel said of processes
     conditions: tuple[Condition, ...] = ()  # what is so and may be what its ranks wait for

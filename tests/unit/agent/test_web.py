@@ -21,7 +21,18 @@ from pages import taken_by_prometheus
 
 from holdfast.agent.cli import parser
 from holdfast.agent.config.load import ConfigError
-from holdfast.agent.core.model import Answer, Doc, Documents, Plan, Resume, Verdict
+from holdfast.agent.core.model import (
+    Answer,
+    Doc,
+    Documents,
+    Ended,
+    Plan,
+    RankView,
+    Resume,
+    RunView,
+    Verdict,
+)
+from holdfast.agent.core.run.state import NOTHING
 from holdfast.agent.daemon.alerts import ALL_MAX
 from holdfast.agent.metrics.names import NAMES
 from holdfast.agent.metrics.selection import render_docs
@@ -29,6 +40,7 @@ from holdfast.agent.web import auth
 from holdfast.agent.web.auth import Tokens
 from holdfast.agent.web.page import load_page
 from holdfast.agent.web.server import WebServer
+from holdfast.agent.web.status import waiting
 from holdfast.dashboards.rules import files
 
 
@@ -306,13 +318,25 @@ def test_metrics_are_complete_and_clean(agent, tmp_path):
     taken_by_prometheus(texts[0])
 
 
+def test_a_node_whose_ranks_ended_while_others_train_says_since_when_it_waits_and_why() -> None:
+    left = (RankView(rank=0, node="node-a", pid=7, generation=1, state="ended", step=4,
+                     ended=Ended(137, 9, by_us=True, boot_s=100.0)),)
+    view = RunView(run="demo", node="node-a", grade="trainer", nproc=1, generation=1, ranks=left)
+    assert waiting(view, "n1 leads the run", 135.4) == (
+        "waiting for the cluster for 35 s: n1 leads the run")
+    assert waiting(view, NOTHING, 135.4) == (
+        "waiting for the cluster for 35 s: other nodes have its ranks")
+    assert waiting(msgspec.structs.replace(view, ranks=()), NOTHING, 135.4) == (
+        "waiting for the cluster: other nodes have its ranks")
+
+
 def test_what_a_run_is_doing_and_may_still_spend_is_a_series_each(agent, tmp_path):
     """One word at a time, and no series of a budget that nothing was taken from."""
     async def scenario(daemon, node, launcher, tcp, unix):
         plan = Plan("demo", 2, ("node-a",), ((0, "node-a"),), Resume("fresh"), "r", spent=(
             ("rank_killed/restart_ranks/run/demo/rank/0", 1), ("restarts", 1)))
         count = daemon.state.runbooks["rank_killed"].budget_count
-        for stage in ("recovering", "training"):
+        for stage in ("recovering", "training", "waiting"):
             node.doing, node.extra = {"demo": stage}, {"plans": (plan,)}
             steps = daemon.state.steps
             daemon.wake("test")
@@ -321,6 +345,10 @@ def test_what_a_run_is_doing_and_may_still_spend_is_a_series_each(agent, tmp_pat
                 lines = (await answer.text()).splitlines()
             assert [one for one in lines if one.startswith("holdfast_run_stage{")] == [
                 f'holdfast_run_stage{{run="demo",stage="{stage}"}} 1.0']
+            async with tcp.get("/api/v1/status") as answer:
+                (run,) = (await answer.json())["runs"]
+            assert run["stage"] == stage
+            assert run["doing"].startswith("waiting for the cluster") == (stage == "waiting")
             assert [one for one in lines if one.startswith("holdfast_run_budget_left{")] == [
                 'holdfast_run_budget_left{action="restart_ranks",fault="rank_killed",run="demo"} '
                 f"{count - 1:.1f}"]

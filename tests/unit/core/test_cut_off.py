@@ -62,6 +62,8 @@ def test_the_other_half_waits_and_says_why() -> None:
         assert "cut off" in said(cluster, name)
         assert [r.state for r in cluster.labs[name].view.ranks] == ["ended"]
         assert cluster.labs[name].finishes() == []
+    stages = {name: lab.node.stages()["r"] for name, lab in cluster.labs.items()}
+    assert stages == {"a": "training", "b": "training", "c": "waiting", "d": "waiting"}
 
 
 def test_the_others_come_back_when_peers_hear_one_another() -> None:
@@ -73,6 +75,7 @@ def test_the_others_come_back_when_peers_hear_one_another() -> None:
     cluster.run(25)
     assert sorted(nodes(cluster)) == ["a", "b", "c", "d"]
     assert cluster.plan().unheard == () and cluster.leader() == "a"
+    assert "waiting" not in {lab.node.stages()["r"] for lab in cluster.labs.values()}
 
 
 def test_spares_that_are_cut_off_leave_a_run_alone_that_trains() -> None:
