@@ -41,7 +41,7 @@ class Flight:
     def __init__(self, count: int, world: World, seed: int = 0, size: int = 0,
                  absent: dict[str, str] | None = None, machine: str = "", cores: int = 1,
                  expected_rate: float = 0.0, rails: int = 0,
-                 nodes: Sequence[str] = ()) -> None:
+                 nodes: Sequence[str] = (), groups: bool = True) -> None:
         self.world, self.noise = world, random.Random(seed)
         self.done: Counter[str] = Counter()
         self.batches: list[tuple[Trial, ...]] = []
@@ -49,7 +49,8 @@ class Flight:
         members = [Member(name, machine or name, cores, "cpu", devices=max(1, rails))
                    for name in all_of_them if name not in absent]
         steps = preflight.preflight(all_of_them, members, absent, size, all_of_them[0],
-                                    expected_rate=expected_rate, rails=bool(rails))
+                                    expected_rate=expected_rate, rails=bool(rails),
+                                    groups=groups)
         outcomes = None
         while True:
             try:

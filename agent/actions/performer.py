@@ -48,6 +48,7 @@ OUTCOME_KEPT_S = 30.0
 JOURNAL_WAIT_S = 0.25  # an ordinary restart waits no longer for a disk that does not answer
 SYNC_WAIT_S = 2.0  # what outlives the node may wait for a busy one
 DETAIL_MAX = 32_768
+REPORT_MAX = 1 << 20  # on 2,048 nodes
 GRACE_FOR_RESEND_S = 5.0  # after a restart: launchers repeat their last outcomes by then
 
 
@@ -243,7 +244,7 @@ class Performer:
             elif isinstance(effect.body, RunCheck) and not effect.body.run:
                 self._start(self._checked(effect, effect.body))  # takes seconds
             elif isinstance(effect.body, NodeTests):
-                self._start(self._come(effect, self.tests(effect, effect.body)))
+                self._start(self._come(effect, self.tests(effect, effect.body), REPORT_MAX))
             elif is_elsewhere(effect):
                 self._start(self._come(effect, self.elsewhere(effect)))
             else:
@@ -253,9 +254,10 @@ class Performer:
         error = await self._check(effect, body)
         self._end(effect, not error, error)
 
-    async def _come(self, effect: Effect, coming: Awaitable[EffectOutcome]) -> None:
+    async def _come(self, effect: Effect, coming: Awaitable[EffectOutcome],
+                    most: int = DETAIL_MAX) -> None:
         outcome = await coming
-        self._end(effect, outcome.ok, outcome.error[:500], outcome.detail[:DETAIL_MAX])
+        self._end(effect, outcome.ok, outcome.error[:500], outcome.detail[:most])
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(work)

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from ..checks.round import pythons
-from ..core.checks.node_tests import read_found
+from ..core.checks.node_tests import NAMED_MAX, read_found
 from ..core.model import Effect, EffectOutcome, NodeTests
 from ..peers.attend import TOKEN_VARIABLE, Asked
 from ..system.child_probe import Answer, Prober
@@ -31,6 +31,7 @@ ASK_S = 3.0  # for an agent's word that it takes part; 32 are asked at a time
 MARGIN_S = 2.0  # the child is ended before the effect's deadline, and says why
 LIMIT_MAX_S = 3600.0
 NAME = "tests between nodes"
+NOT_KNOWN = "it is not known here"
 
 
 class PeerRounds:
@@ -50,11 +51,16 @@ class PeerRounds:
         limit_s = effect.deadline_s - ASK_S - MARGIN_S
         addresses = {name: one.host for name, one in self._part.peers.addresses.items()}
         others = [name for name in body.nodes if name != self._state.name]
-        port = _free_port(self._part.host)
+        away = dict.fromkeys((name for name in others if name not in addresses), NOT_KNOWN)
+        others = [name for name in others if name in addresses]
+        try:
+            port = _free_port(self._part.host)
+        except OSError as error:
+            return EffectOutcome(effect.id, False, f"{self._part.host}: {error}")
         question = {"what": ATTEND, "run": body.run, "id": effect.id, "limit_s": limit_s,
                     "leader": [self._state.name, self._part.host], "port": port}
         answers = await asyncio.gather(*(self._ask(name, question) for name in others))
-        away = {name: why for name, why in zip(others, answers, strict=True) if why}
+        away |= {name: why for name, why in zip(others, answers, strict=True) if why}
         names = [name for name in others if name not in away]
         if not names:
             return EffectOutcome(effect.id, False, _words(away))
@@ -66,7 +72,8 @@ class PeerRounds:
             return EffectOutcome(effect.id, False, answer.error or "no report that can be read")
         if found.problem:
             return EffectOutcome(effect.id, False, found.problem)
-        found = msgspec.structs.replace(found, unknown=(*found.unknown, *away.items()))
+        found = msgspec.structs.replace(
+            found, unknown=(*found.unknown, *away.items())[:NAMED_MAX])
         return EffectOutcome(effect.id, True, "", msgspec.json.encode(found).decode())
 
     def attend(self, node: str, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -139,8 +146,8 @@ class PeerRounds:
 
 
 def _free_port(host: str) -> int:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as tried:
+    """OSError also where the address is none of IPv4: the tests speak no other."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tried:
         tried.bind((host, 0))
         return int(tried.getsockname()[1])
 

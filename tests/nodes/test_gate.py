@@ -85,6 +85,29 @@ def test_a_node_with_another_version_is_named_by_the_others_and_gets_no_ranks(
     assert [fleet.processes[number].wait(60) for number in range(2)] == [0, 0], fleet.said()
 
 
+def test_a_check_that_fails_on_every_node_refuses_none_and_one_message_says_so(
+    fleet: Fleet,
+) -> None:
+    """As after a profile with a mistake was rolled out."""
+    # Who knows of its own failure first waits for what the others say.
+    fleet.gate = '["devices"]\nprofile = "hgx-h100"\nwait_s = 120'
+    for number in range(3):
+        fleet.launch(number, "run", "--nnodes", "3", "--nproc-per-node", "1", "--preload", "none",
+                     LOOPING, str(fleet.shared))
+    fleet.wait(lambda: len(list(fleet.shared.glob("*.json"))) == 3)
+    said = fleet.wait(lambda: [
+        one for number in range(3) for one in fleet.incidents(number)
+        if "the breaker is open" in one["reason"]], 30.0)
+    (told,) = said
+    assert told["fault"] == "check_failed" and told["run"] == "job", told
+    assert "no node is refused: devices on 3 of 3 nodes (n0, n1, n2)" in told["reason"]
+    for number in range(3):  # each of them did fail
+        failed = {one["check"]: one for one in fleet.get(number, "/api/v1/checks")["checks"]}
+        assert failed["devices"]["status"] == "critical" and failed["devices"]["confirmed"]
+    (fleet.shared / "end").write_text("")
+    assert [fleet.processes[number].wait(60) for number in range(3)] == [0, 0, 0], fleet.said()
+
+
 def test_a_node_that_never_measured_anything_is_held_against_what_others_told_the_store(
     fleet: Fleet,
 ) -> None:

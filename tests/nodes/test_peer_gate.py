@@ -49,7 +49,7 @@ def reports(world: World) -> list[dict[str, Any]]:
     rows = world.nodes[STORE].run(
         ["etcdctl", "--endpoints", world.endpoints, "get", "--prefix", "--print-value-only",
          "/holdfast/main/tested/"], {"ETCDCTL_API": "3"}).stdout.splitlines()
-    return sorted((one for row in rows if row for one in json.loads(json.loads(row)["body"])),
+    return sorted((one for row in rows if row for one in json.loads(row)),
                   key=lambda one: one["wall_s"])
 
 

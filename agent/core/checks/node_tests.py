@@ -22,9 +22,9 @@ from .verdict import amount
 KIND = "tested"
 PREFIX = f"{KIND}/"
 PEERS = "peers"  # the check that all of this is, as people and --ignore-check name it
-KEPT_MAX = 8  # reports of one leader: it may lead several runs
+KEPT_MAX = 4  # reports of one leader: it may lead several runs
 NAMED_MAX = 64  # nodes, links and sentences that are kept of one report
-TEXT_MAX = 400
+TEXT_MAX = 300
 EVIDENCE_SHOWN = 3
 
 
@@ -64,8 +64,9 @@ def found_of(report: Report, took_s: float = 0.0) -> Found:
     if report.common:
         silent = [(node, why) for node, why in silent if why != report.common[:TEXT_MAX]]
     return Found(
-        hurt=tuple(Hurt(row.node, row.state, _reason(row), row.todo,
-                        row.evidence[:EVIDENCE_SHOWN]) for row in bad[:NAMED_MAX]),
+        hurt=tuple(Hurt(row.node, row.state, _reason(row), row.todo[:TEXT_MAX], tuple(
+            (what, gave[:TEXT_MAX]) for what, gave in row.evidence[:EVIDENCE_SHOWN]))
+            for row in bad[:NAMED_MAX]),
         links=tuple(BadLink(one.nodes, one.state, f"{one.reason} ({one.evidence})"[:TEXT_MAX])
                     for one in report.links[:NAMED_MAX]),
         unknown=tuple(silent[:NAMED_MAX]), notes=tuple(_notes(report))[:NAMED_MAX], took_s=took_s)

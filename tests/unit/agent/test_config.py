@@ -92,6 +92,8 @@ def test_all_errors_at_once(tmp_path):
     ('[collectors]\ndisable = ["nvidai"]', "collectors.disable: 'nvidai' is no collector: did you "
      "mean nvidia?"),
     ('[collectors]\ndisable = ["xyz"]', "'xyz' is no collector: set one of amd, cgroups, clock"),
+    ('[checks]\npeers = ["link"]', "checks.peers: 'link' is no test between nodes: did you mean "
+     "links?"),
     ('[detect]\nact = ["ended", "hagn"]', "detect.act: 'hagn' is no detector that may act: did "
      "you mean hang?"),
     ('[agent]\nlisten = "127.0.0.1:99999"', "agent.listen = '127.0.0.1:99999': set a port of at "

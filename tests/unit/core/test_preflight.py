@@ -26,6 +26,12 @@ def test_all_well_is_one_round_and_every_node_passes() -> None:
     assert not set(within) & set(across)  # measured apart from each other
 
 
+def test_links_alone_are_tested_without_the_groups() -> None:
+    flight = Flight(4, World({"n002": 0.5}), groups=False)
+    assert not flight.report.groups and flight.named() == {"n002": SLOW}
+    assert GROUP not in {test.kind for batch in flight.batches for test in batch}
+
+
 @pytest.mark.parametrize("left", [0.0, 0.5, 0.7])
 def test_every_single_network_fault_is_named_and_no_good_node_excluded(left: float) -> None:
     for count in (4, 8, 11):
