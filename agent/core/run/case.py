@@ -109,7 +109,7 @@ class RunCase:
         self._act(ctx, plan, ranks)
         if ctx.leader and not ctx.settings.single_node:
             self.document.tell_unheard(ctx)
-            self.gate.leaves_out(ctx, self.peers.names(ctx))
+            self.gate.leaves_out(ctx, self.peers.names_hurt(ctx))
         self.gate.shown(ctx)
         if ctx.view.connected and self.state.recovery is not None:
             ctx.wake(LOOK_AGAIN_S)

@@ -63,7 +63,7 @@ class PeerGate:
         found = {node: node_tests.words(one) for node, one in hurt.items()}
         return found | self._ends(ctx, plan, known, found)
 
-    def names(self, ctx: Context) -> dict[str, str]:
+    def names_hurt(self, ctx: Context) -> dict[str, str]:
         """Who leads writes down who is hurt, once each, and what else was found; node -> why."""
         known = tests_in_force(ctx, ctx.view.generation > 0) if self._counts(ctx) else []
         hurt, _ = node_tests.left_out(known, ctx.settings)

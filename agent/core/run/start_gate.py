@@ -223,7 +223,9 @@ class StartGate:
         paths = self.state.gate.paths
         if PATHS in names and paths is not None and paths.status == CRITICAL:
             yield _refusal(paths, ctx)
-        yield from self._of_checks(ctx, names)
+        tested = tests_peers(ctx) and not joins
+        yield from (one for one in self._of_checks(ctx, names)
+                    if not (tested and one.check == node_tests.PEERS))  # which is made anew
         if DRIFT in names:
             yield from self._of_versions(ctx, joins)
         if tests_peers(ctx):
@@ -312,8 +314,6 @@ class StartGate:
             asked = one.check in names and _is_young(one, ctx) or bool(names) and lasts
             if not asked or not one.proven or not uses_any(ctx, one.devices):
                 continue
-            if one.check == node_tests.PEERS and tests_peers(ctx):
-                continue  # made anew for this start
             common, why = is_common(failing, one.check, fleet, ctx.now.wall_s, ctx.settings)
             if common:
                 self._common(ctx, why)

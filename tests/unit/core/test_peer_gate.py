@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from fleet import World
 
-from holdfast.agent.core.model import Doc, GateSettings, NodeTests, Settings
+from holdfast.agent.core.model import CheckVerdict, Doc, GateSettings, NodeTests, Settings
 from holdfast.agent.core.run.start_gate import AGAIN_S
 
 from .driver import Cluster, replace
@@ -224,6 +224,23 @@ def test_a_node_that_joins_a_run_that_goes_on_is_judged_by_what_is_young(age_s: 
     plan = made.plan()
     assert bool(left(made, "d")) == (age_s == 0)
     assert ("d" in (*plan.members, *plan.spares)) == (age_s > 0)
+
+
+def test_a_verdict_that_a_node_keeps_holds_it_up_only_where_no_test_is_made_anew() -> None:
+    """As `holdfast check --peers` left it, or the tests of an earlier start."""
+    made = fleet("abcd", 4, least=3)
+    broken = CheckVerdict("peers", "critical", "broken with a and b", confirmed=True)
+    for name, lab in made.labs.items():
+        lab.settings = lab.node.settings = replace(lab.settings, gate=replace(
+            lab.settings.gate, names=("devices",), disturbing=("peers",)))
+        if name in "cd":
+            lab.checks["peers"] = replace(broken, wall_s=1e9 + lab.boot_s)
+    made.dead.add("d")
+    made.run(10)
+    assert sorted(made.plan().members) == ["a", "b", "c"] and len(rounds(made)) == 1
+    returns(made, "d")
+    made.run(8)
+    assert "d starts no run: check peers: broken with a and b" in left(made, "d")[0]
 
 
 def test_who_leads_after_the_tester_believes_what_it_wrote() -> None:
