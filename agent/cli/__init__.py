@@ -52,13 +52,13 @@ def _written(code: int) -> int:
 
 
 def answered(arguments: list[str]) -> int:
-    from .text import Failure, harmless
+    from .text import Failure, failed
 
     try:
         return dispatch(arguments)
     except Failure as failure:
-        said = "\n".join(map(harmless, str(failure).split("\n")))
-        print(f"holdfast: {said}", file=sys.stderr)
+        is_tty = sys.stderr is not None and sys.stderr.isatty()
+        print("\n".join(failed(str(failure), is_tty)), file=sys.stderr)
         return failure.code
 
 

@@ -124,7 +124,8 @@ def _round(options: argparse.Namespace) -> int:
         verdicts.append(verdict)
         if not quiet:
             _progress(progress)
-            show(row(verdict, time.time(), bool(options.name or options.table)))
+            tables = bool(options.name or options.table)
+            show(row(verdict, time.time(), tables, said_before(verdict, verdicts[:-1])))
             _progress(progress, len(verdicts), len(wanted.checks))
     _progress(progress)
     notes = [runner.torch] if runner.torch else []
@@ -295,8 +296,17 @@ def _refresh(options: argparse.Namespace, quiet: Sequence[str]) -> None:
 # ------------------------------------------------------------------------------- how it reads
 
 
-def row(verdict: CheckVerdict, now_s: float, tables: bool) -> list[Line]:
-    """One check: status, name, value and limit, time; below it the reason and what to do."""
+def said_before(verdict: CheckVerdict, before: Sequence[CheckVerdict]) -> str:
+    """The check that had the same to say, and to do: five lack one torch."""
+    return next((one.check for one in before if verdict.todo
+                 and (one.reason, one.todo) == (verdict.reason, verdict.todo)), "")
+
+
+def row(
+    verdict: CheckVerdict, now_s: float, tables: bool, same_as: str = ""
+) -> list[Line]:
+    """One check: status, name, value and limit, time; below it the reason and what to do, or the
+    check that said the same."""
     value = amount(verdict.value, verdict.unit) if verdict.value is not None else ""
     limit = ""
     if verdict.value is not None:
@@ -308,6 +318,8 @@ def row(verdict: CheckVerdict, now_s: float, tables: bool) -> list[Line]:
     head = line(Span(verdict.status.ljust(INDENT), STYLES[verdict.status]),
                 verdict.check.ljust(18), f"{value:>12}  ", Span(f"{limit:25}", FAINT),
                 Span(f"{took:>13}", FAINT))
+    if same_as:
+        return [head, *field("", f"as {same_as}", INDENT)]
     found = [head, *field("", Span(verdict.reason, "" if verdict.status != OK else FAINT), INDENT)]
     if verdict.limit_from == PROFILE and verdict.status != OK:
         found += field("", Span(f"limit: {verdict.limit_source}", FAINT), INDENT)

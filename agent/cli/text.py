@@ -94,6 +94,17 @@ def wrapped(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
+def failed(text: str, is_tty: bool) -> list[str]:
+    """What a command that fails says.  A program reads one line of it; on a terminal a long one is
+    wrapped, so that no word is torn."""
+    first, *more = (harmless(one) for one in f"holdfast: {text}".split("\n"))
+    if not is_tty:
+        return [first, *more]
+    return [row for one in (first, *more)
+            for row in textwrap.wrap(one, WIDTH, subsequent_indent="  ", break_long_words=False,
+                                     break_on_hyphens=False, drop_whitespace=True) or [""]]
+
+
 def table(
     heads: Sequence[str], rows: Sequence[Sequence[Cell]], indent: int = 0, wrap: bool = False
 ) -> list[Line]:
@@ -126,16 +137,33 @@ def cut(text: str, width: int) -> str:
 
 
 def paragraphs(text: str, indent: int = 2) -> list[Line]:
-    """Prose wrapped anew; indented blocks (commands) stay as they are."""
+    """Prose wrapped anew; indented blocks (commands) stay, their comments within the page."""
     found: list[Line] = []
     for block in text.split("\n\n"):
         if block.startswith("    "):
-            found += [line(" " * indent, Span(row[2:])) for row in block.splitlines()]
+            found += [line(" " * indent, Span(row[2:])) for row in commented(block.splitlines())]
         else:
             rows = textwrap.wrap(" ".join(block.split()), WIDTH - indent)
             found += [line(" " * indent, row) for row in rows]
         found.append(())
     return found[:-1]
+
+
+def commented(rows: Sequence[str]) -> list[str]:
+    """Commands with what each is for, beside it; where the page ends, the words go on below."""
+    if all(len(row) <= WIDTH for row in rows):
+        return [*rows]
+    parts = [(command.rstrip(), comment.strip())
+             for command, _, comment in (row.partition("  # ") for row in rows)]
+    column = 2 + max((len(command) for command, comment in parts
+                      if comment and len(command) <= WIDTH // 2), default=8)
+    found = []
+    for command, comment in parts:
+        lines = wrapped(comment, WIDTH - column - 4)
+        if lines and len(command) + 2 <= column:
+            command = f"{command:{column}}# {lines.pop(0)}"
+        found += [command, *(f"{'':{column}}# {one}" for one in lines)]
+    return found
 
 
 def seconds(value: float | None) -> str:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from waiting import wait_for
 
 from holdfast.agent.checks import gate, results, table
@@ -218,6 +219,17 @@ def test_a_row_says_value_limit_and_whose_it_is() -> None:
     ]
     old = plain(check.row(verdict, 1200.0, False)).splitlines()[0]
     assert old.endswith("3 min 20 s ago") and len(old) <= 80
+
+
+def test_what_several_checks_lack_is_said_once() -> None:
+    first, second = (CheckVerdict(name, UNKNOWN, "no torch", todo="name a Python")
+                     for name in ("tensor", "gemm"))
+    well, also = (CheckVerdict(name, OK, "room") for name in ("memory", "disk"))
+    assert check.said_before(first, []) == "" and check.said_before(second, [first]) == "tensor"
+    assert check.said_before(also, [well]) == ""  # what is well has few words as it is
+    assert check.said_before(replace(second, todo="another"), [first]) == ""
+    assert plain(check.row(second, 0.0, False, "tensor")).splitlines()[1:] == [
+        "         as tensor"]
 
 
 def test_a_row_whose_baseline_warns_above_its_limit_explains_itself() -> None:

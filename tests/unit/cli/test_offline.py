@@ -14,7 +14,7 @@ import yaml
 from holdfast.agent.cli import doctor, launch, main, policy
 from holdfast.agent.cli.doctor_node import HAVE, Finding
 from holdfast.agent.cli.parser import COMMANDS
-from holdfast.agent.cli.text import Failure, paragraphs, plain, seconds, size, table
+from holdfast.agent.cli.text import Failure, failed, paragraphs, plain, seconds, size, table
 from holdfast.agent.config.runbooks import load_runbooks
 from holdfast.agent.simulate.__main__ import main as simulate
 from holdfast.runbooks import prose
@@ -274,6 +274,27 @@ def test_words_for_quantities() -> None:
     assert [size(value) for value in (12, 4500, 41_500_000, 7.6e10)] == [
         "12 bytes", "4 kB", "42 MB", "76.0 GB",
     ]
+
+
+def test_the_comments_of_commands_stay_within_the_page() -> None:
+    """A command itself is never broken: it is copied."""
+    for name, text in prose.pages().items():
+        for body in prose.sections(text).values():
+            for row in plain(paragraphs(body)).splitlines():
+                assert len(row) <= 80 or "  # " not in row, (name, row)
+    block = "    short       # " + "word " * 20 + "\n    a-longer command\n    two  # words"
+    assert plain(paragraphs(block)) == (
+        "    short  # word word word word word word word word word word word word word\n"
+        "           # word word word word word word word\n"
+        "    a-longer command\n    two    # words\n")
+
+
+def test_why_a_command_fails_is_wrapped_on_a_terminal_and_one_line_elsewhere() -> None:
+    text = "nothing runs here: " + "word " * 20 + "/a/path" * 15 + "\nsecond\x1b[31m"
+    assert failed(text, False) == [f"holdfast: {text.partition(chr(10))[0]}", "second?[31m"]
+    rows = failed(text, True)
+    assert rows[-1] == "second?[31m" and all(len(one) <= 80 or "/a/path" in one for one in rows)
+    assert " ".join(one.strip() for one in rows[:-1]) == f"holdfast: {text.partition(chr(10))[0]}"
 
 
 def test_commands_in_prose_keep_their_lines() -> None:
