@@ -275,6 +275,8 @@ def cost(incident: Json) -> str:
         parts.append(count(incident["lost_steps"], "step") + " redone")
     if incident.get("lost_s"):
         parts.append(seconds(incident["lost_s"]))
+    if not parts and incident.get("state") == "acted":
+        return "not over"  # what it costs is counted when training goes on
     return ", ".join(parts) or "nothing"
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from holdfast.agent.cli import doctor, launch, main, policy
+from holdfast.agent.cli import doctor, launch, main, policy, report
 from holdfast.agent.cli.doctor_node import HAVE, Finding
 from holdfast.agent.cli.parser import COMMANDS
 from holdfast.agent.cli.text import Failure, failed, paragraphs, plain, seconds, size, table
@@ -274,6 +274,12 @@ def test_words_for_quantities() -> None:
     assert [size(value) for value in (12, 4500, 41_500_000, 7.6e10)] == [
         "12 bytes", "4 kB", "42 MB", "76.0 GB",
     ]
+
+
+def test_an_incident_that_is_not_over_has_no_cost_yet() -> None:
+    assert report.cost({"state": "acted", "lost_s": 0.0}) == "not over"
+    assert report.cost({"state": "closed", "lost_s": 0.0}) == "nothing"
+    assert report.cost({"state": "acted", "lost_s": 2.0}) == "2.0 s"
 
 
 def test_the_comments_of_commands_stay_within_the_page() -> None:
