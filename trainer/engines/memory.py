@@ -1,16 +1,15 @@
 """What a rank needs in memory, by the size of its group: the model that chooses the group.
 
-Owns the arithmetic and the one traced step behind it.  A model of memory and not a promise: what
-the allocator loses to fragments is in the share of a device that is left alone.
+Owns the arithmetic.  A model of memory and not a promise: what the allocator loses to fragments is
+in the share of a device that is left alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 IN_FLIGHT = 2  # units that are gathered at once: the one that computes, and the next
 
@@ -50,25 +49,3 @@ class Need(NamedTuple):
         return (f"{self.bytes(size) / 1e6:.1f} MB a rank: weights, gradients and moments "
                 f"{state / 1e6:.1f}, gathered {gathered / 1e6:.1f}, "
                 f"activations {self.activations / 1e6:.1f}")
-
-
-def activations(model: nn.Module, batch: Mapping[str, Tensor], device: torch.device) -> int:
-    """Bytes that one forward pass keeps for its backward pass, each storage counted once.  The
-    step is whole, so that it warms the kernels too."""
-    parameters = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept = dict[int, int]()
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    home = next(model.parameters()).device
-    model.to(device)
-    parameters |= {p.untyped_storage().data_ptr() for p in model.parameters()}
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        loss = model(dict(batch))
-    loss.backward()
-    model.to(home)
-    return sum(kept.values())

@@ -24,6 +24,7 @@ from ..config import ConfigError, FsdpOptions, MicsOptions
 from ..state import Rows, Spec, State, class_of, moments_in, persistent_buffers, rows_of, specs_of
 from . import memory, topology
 from .hierarchical import InTwoHops
+from .outline import kept_for_backward, outlined
 from .reduce_scatter import InRankOrder
 from .strategy import Layout, Member, MicroBatch, Place, Setup
 
@@ -38,14 +39,12 @@ class Sharded:
 
     def __init__(self, setup: Setup) -> None:
         self.setup, self.config, self.device = setup, setup.config, setup.device
-        model = setup.build()
+        self.skeleton = model = outlined(setup.build)
         self.specs, self.model_class = specs_of(model), class_of(model)
         self.names = [name for name, _ in model.named_parameters()]
         self.units = units_of(model)
         check_shapes(model, self.units)
         self.need = memory.Need.of(model, self.units)
-        self.whole: nn.Module | None = model  # until the warm-up
-        self.skeleton = without_storage(model)
         self.state: State | None = None
         self.held = (-1, 0)  # shard, shards
         self.rows = dict[str, nn.Parameter]()
@@ -56,9 +55,8 @@ class Sharded:
         self.reduce_scatter = InRankOrder()
 
     def warm_up(self, batch: dict[str, Tensor]) -> None:
-        assert self.whole is not None
-        self.need = self.need.with_activations(memory.activations(self.whole, batch, self.device))
-        self.whole = None
+        self.need = self.need.with_activations(
+            kept_for_backward(self.skeleton, batch, self.device))
 
     # -------------------------------------------------------------------------- who holds what
 
@@ -336,11 +334,3 @@ def check_shapes(model: nn.Module, units: Sequence[str]) -> None:
                             "or put both into one member of a ModuleList")
     if problems:
         raise ConfigError(problems)
-
-
-def without_storage(model: nn.Module) -> nn.Module:
-    """The same modules with parameters that have no memory, shared ones still shared."""
-    memo: dict[int, Any] = {
-        id(p): nn.Parameter(torch.empty_like(p, device="meta"), p.requires_grad)
-        for p in model.parameters()}
-    return copy.deepcopy(model, memo)

@@ -53,3 +53,29 @@ class Scalar(Model):
     def __init__(self, options):
         super().__init__(options)
         self.scale = nn.Parameter(torch.ones(()))
+
+
+class Drawn(Model):
+    """Draws a tensor that is no parameter, behind its weights."""
+
+    def __init__(self, options):
+        super().__init__(options)
+        self.register_buffer("directions", torch.randn(8), persistent=False)
+
+
+class Computed(Model):
+    """Has a table of its own, the same whatever its weights are; and one weight twice in a unit."""
+
+    def __init__(self, options):
+        super().__init__(options)
+        self.table = torch.arange(8.0)
+        self.blocks[0].append(nn.Linear(33, 33))
+        self.blocks[0][3].weight = self.blocks[0][0].weight
+
+
+class Reading(Model):
+    """Begins with weights that follow from one another."""
+
+    def __init__(self, options):
+        super().__init__(options)
+        self.last.weight.data *= float(self.first.weight.detach().abs().max())

@@ -37,7 +37,7 @@ def run(tmp, *more, world=WORLD, faults=None, snapshots=False, **options):
     launcher = Launcher(config(tmp, *more), world, tmp, faults, snapshots)
     for name, value in options.items():
         setattr(launcher, name, value)
-    launcher.digests = {r.digest for r in launcher.run(timeout_s=30).values()}
+    launcher.digests = {r.digest for r in launcher.run(timeout_s=120).values()}
     steps = [(e[1], e[3]) for e in launcher.said("step")]
     launcher.redone = len(steps) - len(set(steps))
     return launcher

@@ -1,0 +1,111 @@
+"""A model as its modules and shapes, without memory for its parameters; and a pass through it.
+
+Owns what a sharded strategy knows of the whole model: a rank may have no room for it, and a standby
+has no use.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import ctypes
+from collections.abc import Callable, Iterator, Mapping
+
+import torch
+from torch import Tensor, nn
+
+STD = 0.02  # of what stands in for weights: a pass through it ends in finite numbers
+
+
+def outlined(build: Callable[[], nn.Module]) -> nn.Module:
+    """What `build` makes, with parameters on the meta device and all else as it is.
+
+    Initial weights are then not even drawn.  What else is drawn at random would come out otherwise
+    without them, and some models read their weights: these are built whole, and let go of it."""
+    with contextlib.suppress(RuntimeError, TypeError, ValueError):  # those say it once more below
+        with _without_memory():
+            model = build()
+        drawn = torch.get_rng_state()
+        torch.manual_seed(torch.initial_seed())  # as `build` began
+        if torch.equal(drawn, torch.get_rng_state()):
+            return model
+    return _with_parameters(build(), _hollow)
+
+
+@contextlib.contextmanager
+def _without_memory() -> Iterator[None]:
+    """Parameters lose their memory as a module takes them; one that two modules take stays one."""
+    register = nn.Module.register_parameter
+    taken = dict[int, tuple[nn.Parameter, nn.Parameter]]()
+
+    def hollowed(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
+        register(module, name, parameter)
+        if type(parameter) is not nn.Parameter or parameter.is_meta:
+            return
+        if id(parameter) not in taken:
+            taken[id(parameter)] = parameter, _hollow(parameter)
+            parameter.data = parameter.data.new_empty(0)
+        module._parameters[name] = taken[id(parameter)][1]
+
+    nn.Module.register_parameter = hollowed  # type: ignore[method-assign,assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def _hollow(parameter: nn.Parameter) -> nn.Parameter:
+    return nn.Parameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+
+
+def _with_parameters(
+    model: nn.Module, made: Callable[[nn.Parameter], nn.Parameter]
+) -> nn.Module:
+    """The same modules with other parameters, shared ones still shared."""
+    return copy.deepcopy(model, {id(one): made(one) for one in model.parameters()})
+
+
+def kept_for_backward(outline: nn.Module, batch: Mapping[str, Tensor], device: torch.device) -> int:
+    """Bytes that one forward pass keeps for its backward pass, each storage counted once.
+
+    The pass is a real one, so that it warms the kernels too.  All parameters are one memory, the
+    largest one's, and their gradients are dropped one by one: their values mean nothing here.  What
+    the pass took goes back to the kernel: a standby may wait for days."""
+    nbytes = _pass_through(outline, batch, device)
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc's
+        trim(0)
+    return nbytes
+
+
+def _pass_through(outline: nn.Module, batch: Mapping[str, Tensor], device: torch.device) -> int:
+    most = dict[torch.dtype, int]()
+    for one in outline.parameters():
+        most[one.dtype] = max(most.get(one.dtype, 0), one.numel())
+    rooms = {dtype: torch.randn(numbers).mul_(STD).to(device, dtype)
+             for dtype, numbers in most.items()}
+
+    def in_room(parameter: nn.Parameter) -> nn.Parameter:
+        room = rooms[parameter.dtype][: parameter.numel()].view(parameter.shape)
+        stand_in = nn.Parameter(room, parameter.requires_grad)
+        if parameter.requires_grad:
+            stand_in.register_post_accumulate_grad_hook(_drop)
+        return stand_in
+
+    model = _with_parameters(outline, in_room).to(device)
+    parameters = {room.untyped_storage().data_ptr() for room in rooms.values()}
+    kept = dict[int, int]()
+
+    def keep(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in parameters:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = model(dict(batch))
+    loss.backward()
+    return sum(kept.values())
+
+
+def _drop(parameter: Tensor) -> None:
+    parameter.grad = None
