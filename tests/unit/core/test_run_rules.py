@@ -339,6 +339,7 @@ def test_the_highest_untorn_step_is_resumed_from_and_who_parked_lives_on() -> No
     assert survivors((5, False))[0].step == 5
     assert survivors((7, False), (8, False), bad_from=8)[0].step == 7
     assert survivors((8, False), bad_from=8) is None
+    assert survivors((0, False), current=None)[0].step == 0, "of a run that no plan has yet"
     dead = rank(0, generation=2, state="parked", parked=Parked(9, False, "x"), ended=Ended(1))
     moved = rank(1, generation=2, state="parked", parked=Parked(9, False, "x"), node="z")
     assert survivors((7, False), (8, False), ranks=(dead, moved)) is None
@@ -362,6 +363,8 @@ def test_memory_is_resumed_from_where_all_nodes_hold_one_step_of_it(
     assert (found is not None) is usable
     assert plans.whole_snapshot(seen, dict(current.ranks) | {2: "a"}) is None, "a rank moved"
     assert plans.whole_snapshot(replace(seen, current=None), dict(current.ranks)) is None
+    nobody = replace(seen, current=replace(current, ranks=()))
+    assert plans.whole_snapshot(nobody, {}) is None
 
 
 def test_one_nodes_memory_may_be_of_the_generation_before() -> None:
