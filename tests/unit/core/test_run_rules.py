@@ -120,6 +120,54 @@ def test_two_users_are_two_only_where_both_are_known(uid: int, own: int, another
     assert members.is_anothers(uid, own) is anothers
 
 
+def commits_of(*steps: int, **marks: Any) -> tuple[Commit, ...]:
+    return tuple(Commit(1, step, f"p{step}", **marks) for step in steps)
+
+
+def test_what_is_known_of_checkpoints_is_known_on_any_node() -> None:
+    here = view(checkpoint_dir="m", commits=commits_of(1, 5, 6), snapshot=SnapshotView(1, 6, 2))
+    there = Beat("b", "r", 1, boot_s=1000.0, checkpoint_dir="m", snapshot=SnapshotView(1, 6, 1),
+                 commits=(*commits_of(5, verified=True), *commits_of(6, bad="digest"),
+                          *commits_of(7)))
+    found = members.known(here, (there,), NOW, MANY)
+    assert {c.path: (c.verified, c.bad) for c in found.commits} == {
+        "p1": (False, ""), "p5": (True, ""), "p6": (False, "digest"), "p7": (False, "")}
+    assert dict(found.listed) == {"a": {"p1", "p5", "p6"}, "b": {"p1", "p5", "p6", "p7"}}, (
+        "p1 is older than all that a beat has room for")
+    assert [node for node, _ in found.snapshots] == ["a", "b"] and found.checkpoint_dir == "m"
+
+
+@pytest.mark.parametrize("change", [
+    {"checkpoint_dir": "k"}, {"checkpoint_dir": "n"}, {"checkpoint_dir": ""}, {"run": "s"},
+    {"lost": True}, {"boot_s": 0.0}, {"node": "a"}, {"uid": 9}])
+def test_what_concerns_another_folder_run_or_user_is_not_believed(change: dict[str, Any]) -> None:
+    here = view(checkpoint_dir="m", commits=commits_of(5), uid=8)
+    told = Beat("b", "r", 1, boot_s=1000.0, checkpoint_dir="m", uid=8,
+                commits=commits_of(5, bad="digest"))
+    assert members.known(here, (told,), NOW, MANY).commits[0].bad
+    assert not members.known(here, (replace(told, **change),), NOW, MANY).commits[0].bad
+    assert not members.known(here, (told,), NOW, Settings()).commits[0].bad, "of one node"
+    spare = view(checkpoint_dir="", uid=8)  # it leads, and has nothing of its own
+    assert members.known(spare, (told,), NOW, MANY).checkpoint_dir == "m"
+
+
+@pytest.mark.parametrize(("generation", "seen"), [(1, False), (2, True), (3, False)])
+def test_ranks_are_those_of_one_generation(generation: int, seen: bool) -> None:
+    there = rank(1, node="b", generation=generation)
+    told = Beat("b", "r", generation, boot_s=1000.0, ranks=(there,))
+    found = members.ranks_of(view(ranks=(rank(0, generation=generation),)), 2, (told,), NOW, MANY)
+    assert [one.rank for one in found] == ([0, 1] if seen else [])
+
+
+def test_every_other_nodes_ranks_are_seen_and_this_ones_only_as_it_sees_them() -> None:
+    def told(node: str, number: int) -> Beat:
+        return Beat(node, "r", 1, boot_s=1000.0, ranks=(rank(number, node=node),))
+
+    here = view(node="m", ranks=(rank(0, node="m"),))
+    beats = (told("a", 1), told("z", 2), told("m", 3))  # its own beat of a while ago
+    assert [one.rank for one in members.ranks_of(here, 1, beats, NOW, MANY)] == [0, 1, 2]
+
+
 def test_generations_grow_over_everything_that_shows_one() -> None:
     here = view(generation=3, commits=(Commit(2, 5, "p"),))
     assert members.highest_generation(here, None, ()) == 3
