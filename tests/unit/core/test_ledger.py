@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from holdfast.agent.core import ledger
 from holdfast.agent.core.ledger import CATEGORIES, Doing, Ledger, Phases, category
 
-from .driver import Cluster
+from .driver import Cluster, Lab, replace
 
 SECONDS = st.floats(0.0, 1e6, allow_nan=False)
 ODD = st.floats(allow_nan=True, allow_infinity=True)
@@ -109,3 +109,50 @@ def test_ranks_that_compile_before_they_have_a_place_are_no_startup() -> None:
     assert category(Doing(compiling=True)) == "compile"
     assert category(Doing()) == "startup"
     assert category(Doing(compiling=True, broken=True, known=True)) == "recovery"
+
+
+# A run of one trainer that takes steps of 1 s, and what makes a second something else.
+STEPS = Doing(live=True, phases=("forward_backward",), step=9, step_s=1.0, redoes=True)
+
+
+@pytest.mark.parametrize(("change", "booked"), [
+    ({}, "training"), ({"connected": False, "over": True}, "unknown"), ({"over": True}, "idle"),
+    ({"fault_paused": True, "broken": True}, "paused"),
+    ({"live": False, "checked": True}, "health_check"), ({"checked": True}, "training"),
+    ({"live": False}, "startup"), ({"live": False, "compiling": True}, "compile"),
+    ({"phases": ("startup",)}, "startup"), ({"phases": ("startup", "data")}, "training"),
+    ({"phases": ("compile", "data")}, "compile"), ({"phases": ("eval",)}, "evaluation"),
+    ({"phases": ("checkpoint", "data")}, "checkpoint_stall"),
+    ({"broken": True}, "detection"), ({"broken": True, "known": True}, "recovery"),
+    ({"broken": True, "base_step": 12}, "recomputing"),  # it trains, behind where it was
+    ({"broken": True, "base_step": 9}, "detection"),
+    ({"broken": True, "base_step": 12, "resumed_step": 9}, "detection"),  # no step is done yet
+    ({"broken": True, "base_step": 12, "phases": ("startup", "data")}, "detection"),
+    ({"base_step": 9}, "training"), ({"base_step": 10}, "recomputing"),
+    ({"base_step": 10, "redoes": False}, "maybe_recomputing"),
+    ({"still_s": 2.9}, "training"), ({"still_s": 3.1}, ledger.WAITING),
+    ({"step_s": 0.0, "still_s": ledger.STILL_S}, "training"),
+    ({"step_s": 0.0, "still_s": ledger.STILL_S + 0.1}, ledger.WAITING),
+    ({"no_spare": True}, "training"), ({"no_spare": True, "broken": True}, "idle_no_spare"),
+    ({"no_spare": True, "still_s": 3.1}, "idle_no_spare"),
+    ({"no_spare": True, "live": False}, "idle_no_spare"),
+])
+def test_what_a_second_of_a_run_is_booked_as(change: dict[str, object], booked: str) -> None:
+    assert category(replace(STEPS, **change)) == booked
+
+
+def test_what_ranks_account_for_is_summed_over_those_that_live() -> None:
+    lab = Lab(nproc=3)
+    lab.begin()
+    lab.train(3)
+    lab.change(0, phase_s=(("data", 1.0), ("forward_backward", 2.0)))
+    lab.change(1, phase_s=(("data", 0.5),))
+    lab.change(2, phase_s=(("data", 99.0),))
+    lab.kill(2)
+    lab.step(0.01)
+    told = lab.node.cases["r"].phases
+    assert told == Phases(1, (0, 1), {"data": 1.5, "forward_backward": 2.0})
+    lab.kill(0)
+    lab.kill(1)
+    lab.step(0.01)
+    assert lab.node.cases["r"].phases == Phases()
