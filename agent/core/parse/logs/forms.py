@@ -31,8 +31,10 @@ _TRANSPORT = re.compile(
     r"\b(?:NCCL|RCCL|FLAGCX|MCCL) (?P<a>INFO|WARN|ERROR|TRACE|ABORT)\b"
     r"|^\S{1,120}:\d+:\d+ \[\d+\] (?:\S{1,200} )?(?P<b>INFO|WARN|ERROR|TRACE) "
 )
-_LEVEL = re.compile(
-    r"(?:^|[\s\[|:(<>-])(?:(?P<info>TRACE|DEBUG|INFO|NOTICE|NOTE)|(?P<warn>WARN|WARNING)"
+_LEVEL = re.compile(  # the kernel says INFO of what hangs: no level
+    r"(?:^|[\s\[|:(<>-])"
+    r"(?:(?P<info>TRACE|DEBUG|INFO(?!: (?:task \S{1,60} blocked|rcu_))|NOTICE|NOTE)"
+    r"|(?P<warn>WARN|WARNING)"
     r"|(?P<loud>ERROR|ERR|CRITICAL|FATAL|\*ERROR\*))(?=[\s\]|:)>,-]|$)"
 )
 _SMALL = re.compile(
@@ -45,8 +47,10 @@ _WARNED = re.compile(r"\b[A-Za-z]{0,40}Warning: |warnings\.warn\(|^Warning[:,!] 
 # Of Kubernetes, where Warning is the only error; a test's own result; a setting of a shell script.
 _CALM = re.compile(
     r"\bNormal {2,}[A-Z][A-Za-z]|\b(?:PASSED|SKIPPED|XFAIL)\b|\.\.\. ok$|\[ +(?:OK|RUN|PASSED) +\]"
-    r"|^ok \d+\b|^(?:export|setenv|set) \w+[= ]|^ACPI "
+    r"|^ok \d+\b|^(?:export|setenv|set) \w+[= ]|^(?:\[ *[\d.]{1,20}\] )?ACPI "
 )
+# An event of Kubernetes that a test or an operator quotes is as loud as it was.
+_EVENT = re.compile(r"\{[a-z][\w-]{1,40}(?: \S{1,60})?\} (?:Failed\w{0,30}|Evicted|Preempted): ")
 # `E   ` of pytest, `> ` and `- ` of quotations, Ray's daemons, and the class of what a task raised.
 _QUOTED = re.compile(r"(?:[>|#*`-] ?|E {2,8}|\((?:raylet|gcs_server|autoscaler)\) ){1,12}")
 _WRAPPED = re.compile(r"(?:[A-Za-z_]\w*\.){0,8}\w{1,80}\((?P<inner>[A-Za-z_]\w{1,80})\): ")
@@ -66,11 +70,16 @@ _ENDS = re.compile(
     r"|^Fatal Python error|\bcore dumped\b|^fatal(?: error)?: "
 )
 GOES_ON = re.compile(
-    r"(?i)\b(?:retry(?:ing)?|re-?trying|trying (?:to resume|again)|retries left|falling back|"
+    r"(?i)\b(?:retry(?:ing)?|re-?trying|trying (?:to resume|again)|falling back|"
+    r"(?<!\b0 )retries left(?!\W{0,3}0)|"
     r"fall(?:s)? ?back|fallback|ignor(?:ed|ing)|skipp(?:ed|ing)(?!:)|recovered|continuing|"
     r"using .{1,40} instead|using (?:the |a )?(?:default|slow|cpu)|not a failure|"
     r"not indicate an error|can (?:be )?(?:safely )?ignored?|defaulting to|starting from scratch|"
     r"will be (?:disabled|ignored|skipped|retried)|reconnect(?:ed|ing)|\d+ dropped|"
+    r"(?:won.t|will not|does not|doesn.t|should not) (?:affect|matter|harm)|backing off|"
+    r"will (?:try|retry)|next (?:attempt|try|retry)|(?:before|until) (?:the )?(?:next|retry)|"
+    r"(?!0)\d{1,6} (?:attempts?|retries|tries) (?:left|remaining)|non-?fatal|not fatal|harmless|"
+    r"(?:this )?is (?:to be )?expected (?:when|if|with|without|on|during|behaviou?r)|rebuilding|"
     r"(?:removed|dropp(?:ed|ing)|filter(?:ed|ing) out|exclud(?:ed|ing)|discard(?:ed|ing)) "
     r"(?:\d+|samples?|images?|rows?|records?|shards?)|succeeded after)\b"
 )
@@ -78,8 +87,11 @@ _GIVES_UP = re.compile(
     r"(?i)max(?:imum)? retries|retry (?:count |counter |timeout )?exceeded|retries exceeded|"
     r"exceeded error retry|after \d+ (?:retries|attempts|tries)|giving up|gave up|no more retries"
 )
-
-
+_ATTEMPT = re.compile(
+    r"(?i)\b(?:attempt|try|retry|retries)\b\W{0,3}"
+    r"(?P<at>\d{1,6}) ?(?:/|of|out of) ?(?P<most>\d{1,6})"
+)
+_SAID_FIRST = re.compile(r"(?i)^\W{0,5}(?:failed|cannot|could not|couldn.t|unable) ")
 _SUPPOSED = re.compile(
     r"(?i)\b(?:may be|might be|will not|would not|if (?:an?|the|any|you)|at any time|in case of"
     r"|(?:can|could|may|might) (?:cause|lead|result)|to (?:avoid|prevent)|when you|should you)\b"
@@ -103,10 +115,26 @@ def form(text: str) -> Form:
     text = bare(text)
     level = level_of(text)
     name = raised_name(text)
-    goes_on = GOES_ON.search(text) is not None and _GIVES_UP.search(text) is None
+    goes_on = says_it_goes_on(text)
     ends = level >= PLAIN and (name != "" or _ENDS.search(text) is not None)
-    supposed = level == PLAIN and not ends and _SUPPOSED.search(text) is not None
+    supposed = level == PLAIN and not ends and _is_supposed(text)
     return Form(level, name, ends, goes_on, supposed)
+
+
+def says_it_goes_on(text: str) -> bool:
+    """Whether a line says that the work goes on, or counts an attempt that is not the last one."""
+    if _GIVES_UP.search(text) is not None:
+        return False
+    if GOES_ON.search(text) is not None:
+        return True
+    counted = _ATTEMPT.search(text)
+    return counted is not None and int(counted["at"]) < int(counted["most"])
+
+
+def _is_supposed(text: str) -> bool:
+    """Advice below what failed takes nothing back: `Failed to mount. There might be ...`."""
+    first, _, _ = text.partition(". ")
+    return _SUPPOSED.search(first if _SAID_FIRST.match(first) else text) is not None
 
 
 def bare(text: str) -> str:
@@ -119,6 +147,8 @@ def bare(text: str) -> str:
 def level_of(text: str) -> int:
     """The level that the line itself gives, in any of the common ways to write one."""
     head = text[:HEAD]
+    if _EVENT.search(head):
+        return PLAIN
     if _CALM.search(head):
         return INFO
     if found := _LETTER.match(head):

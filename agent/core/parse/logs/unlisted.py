@@ -52,7 +52,9 @@ _SOUNDS_BAD = re.compile(
     r"(?i)(?<![a-z])(?:errors?|fail(?:ed|ure|s)?|fatal|abort(?:ed|ing|s)?|exception|killed|crashed|"
     r"cannot|could not|couldn.t|unable to|terminated|termination|timed out|panic|corrupt(?:ed)?|"
     r"denied|refused|not (?:found|enough)|no such|restricted|incompatib(?:le|ility)|WTERMSIG|"
-    r"unexpected eof)(?![a-z])"
+    r"unexpected eof|do(?:es)? not exist|invalid|unrecogni[sz]ed|unknown (?:flag|option|command)|"
+    r"not defined|rejected|forbidden|unauthorized|unreachable|unhealthy|evicted|exceed(?:ed|s)|"
+    r"was lost|lost (?:connection|contact))(?![a-z])"
 )
 _COUNTED = re.compile(r"(?i)\b(?:errors?|failed|failures?|aborted|killed)\W{0,3}[=: ]\W{0,3}0\b")
 ADVICE = re.compile(  # what frameworks add to an error of any kind
@@ -208,7 +210,7 @@ class Reader:
                 values = list(islice(pattern.finditer(read.text), VALUES_MAX))
                 bad = [one for one in values if one["bad"]]
                 if bad:
-                    wrong += 2 if any(one["mean"] for one in bad) else 1
+                    wrong += 2 if any(one.groupdict().get("mean") for one in bad) else 1
                     last = (start, read)
                 elif values:
                     break

@@ -1,0 +1,138 @@
+"""Whose an error is by one line: the words of schedulers, kernels, containers, stores and tools."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from holdfast.agent.core.parse.logs import forms
+from holdfast.agent.core.parse.logs import root as logroot
+from holdfast.agent.core.parse.logs.scan import Scanner
+from holdfast.agent.logs import files
+
+CATALOGUE, FAMILIES = files.load_catalogue(), files.load_families()
+LINES: dict[str, list[str]] = tomllib.loads(
+    Path(__file__).with_name("log_lines.toml").read_text())
+TOLD_ONLY = ("unknown", "consequence")
+
+
+def diagnose(text: str) -> logroot.Diagnosis:
+    scanner = Scanner(CATALOGUE, families=FAMILIES)
+    scanner.feed(text.encode())
+    scanner.close()
+    return logroot.diagnose(scanner.matches, CATALOGUE.exit_codes)
+
+
+def culprit(text: str) -> str:
+    root = diagnose(text).root
+    return root.culprit if root else ""
+
+
+@pytest.mark.parametrize("whose", [key for key in LINES if key not in (*TOLD_ONLY, "harmless")])
+def test_a_line_alone_says_whose_it_is(whose: str) -> None:
+    assert len(LINES[whose]) >= 10
+    assert [line for line in LINES[whose] if culprit(line + "\n") != whose] == []
+
+
+@pytest.mark.parametrize("kind", TOLD_ONLY)
+def test_what_names_nobody_is_told(kind: str) -> None:
+    for line in LINES[kind]:
+        found = diagnose(line + "\n")
+        assert found.root is None or found.root.culprit == "unknown", line
+        assert found.root is not None or not found.hint.startswith("nothing known"), line
+
+
+def test_what_is_no_error_is_never_blamed() -> None:
+    assert len(LINES["harmless"]) > 200
+    assert [line for line in LINES["harmless"] if culprit(line + "\n")] == []
+    assert culprit("\n".join(LINES["harmless"]) + "\n") == ""
+
+
+def test_a_consequence_beside_a_root_is_not_the_root() -> None:
+    for whose in ("infra", "storage", "user", "policy"):
+        for line in LINES["consequence"][:40]:
+            assert culprit(f"{line}\n{LINES[whose][0]}\n") == whose, line
+
+
+@pytest.mark.parametrize(
+    ("line", "goes_on"),
+    [
+        ("attempt 2 of 5 failed: read timed out", True), ("try 5/5 failed: timed out", False),
+        ("attempt 5 of 5 failed: read timed out", False), ("4 attempts remaining", True),
+        ("0 retries left", False), ("this won't affect the run", True),
+        ("failed; giving up before the next attempt", False), ("batch 2/5 failed", False),
+    ],
+)
+def test_whether_a_line_says_that_the_work_goes_on(line: str, goes_on: bool) -> None:
+    assert forms.says_it_goes_on(line) == goes_on
+
+
+def test_the_last_attempt_is_no_retry() -> None:
+    failed = "ERROR attempt {} of 5: https://store.local answers 503 Slow Down\n"
+    assert culprit(failed.format(2)) == ""
+    assert culprit(failed.format(5)) == "storage"
+
+
+def test_a_signature_in_a_line_that_goes_on_is_no_root() -> None:
+    assert culprit("WARNING upload failed (SlowDown), will retry in 3 s\n") == ""
+    assert culprit("botocore.errorfactory: upload failed (SlowDown)\n") == "storage"
+
+
+def test_advice_takes_back_nothing_that_was_said_before_it() -> None:
+    failed = "Failed to connect to the storage container."
+    assert culprit(failed + " There might be something wrong with its key.\n") == "storage"
+    assert culprit("This may be slow if it failed to connect to the storage container.\n") == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "level"),
+    [
+        ("INFO: task nfsd:81 blocked for more than 9 seconds.", forms.PLAIN),
+        ("rcu: INFO: rcu_sched self-detected stall on CPU", forms.PLAIN),
+        ("INFO: task 7 done", forms.INFO),
+        ("INFO: event for pod-7: {kubelet n1} Failed: Failed to pull image", forms.PLAIN),
+        ("INFO: event for pod-7: {kubelet n1} Pulling: Pulling image", forms.INFO),
+        ("[    8.15] ACPI BIOS Error (bug): Could not resolve symbol", forms.INFO),
+    ],
+)
+def test_levels_that_are_none_and_events_that_have_their_own(line: str, level: int) -> None:
+    assert forms.level_of(line) == level
+
+
+def test_a_limit_on_pulls_that_ended_well_was_none() -> None:
+    limited = "Failed to pull image \"a:7\": toomanyrequests: the limit is reached\n"
+    assert culprit(limited) == "storage"
+    pulled = "Normal  Pulled  9s  kubelet  Successfully pulled image \"a:7\"\n"
+    assert culprit(limited + pulled) == ""
+
+
+def test_what_a_part_of_the_plant_said_before_its_wrapper_counts() -> None:
+    wrapper = "slurmstepd: error: spank: required plugin spank_x.so: init() failed with rc=-1\n"
+    inner = "slurmstepd: error: pyxis: enroot-mount: failed to mount: /data: Permission denied\n"
+    assert culprit(wrapper) == "infra"
+    assert culprit(inner + wrapper) == "user"
+    assert culprit(wrapper + inner) == "user"
+
+
+def test_a_loss_scale_that_cannot_fall_further_is_the_datas() -> None:
+    skipped = "[INFO] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: {}, reducing to {}\n"
+    floor, falls = skipped.format(1, 1), skipped.format(65536, 32768)
+    assert culprit(falls * 3) == ""
+    assert culprit(floor) == ""  # once is no floor
+    assert culprit(falls + floor * 2) == "data"
+    assert culprit(floor * 2 + falls) == ""
+
+
+def test_shared_memory_that_is_full_is_not_the_storages() -> None:
+    full = "No space left on device"
+    assert culprit(f"OSError: [Errno 28] {full}: '/out/a'\n") == "storage"
+    assert culprit(f"OSError: [Errno 28] {full}: '/dev/shm/a'\n") == "user"
+    allocated = "n1:1:2 [0] shm.h:9 NCCL WARN Call to posix_fallocate failed"
+    assert culprit(f"{allocated} : {full}\n") == "user"
+
+
+def test_an_end_of_file_without_a_word_blames_no_data() -> None:
+    assert culprit("EOFError: Compressed file ended before the end-of-stream marker\n") == "data"
+    assert culprit("EOFError\n") == "unknown"
