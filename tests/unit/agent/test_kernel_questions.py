@@ -1,4 +1,4 @@
-"""A silent node's kernel is asked: a stopped agent's queue stays as it was, firewalls prove nothing.
+"""A silent node's kernel is asked: a stopped agent's queue stays as it was, firewalls prove nothing
 
 On loopback, with real queues: who listens and takes nothing is a stopped agent, and a listener
 whose queue is full drops what comes as a firewall does.
