@@ -1,11 +1,11 @@
 """`python -m holdfast.trainer [--config train.toml] [key=value ...]`: one rank of a run.
 
-Owns arguments and exit codes.  Run by `holdfast train` on every rank, by plain torchrun, or alone.
+Owns exit codes; config.py reads the arguments.  Run by `holdfast train` on every rank, by plain
+torchrun, or alone.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
@@ -15,20 +15,12 @@ from holdfast.worker import exits
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="holdfast train", description=__doc__)
-    parser.add_argument("--config", help="a TOML file", default=None)
-    parser.add_argument("--export", metavar="DIR", default="",
-                        help="write embeddings of all samples there instead of training")
-    parser.add_argument("overrides", nargs="*", metavar="key=value")
-    parsed = parser.parse_intermixed_args(arguments)
     # DDP would tell every user, on every rank, that no parameter was unused (see ddp.wrap).
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    from .config import ConfigError, load
+    from .config import ConfigError, from_arguments
 
     try:
-        # Quoted: a directory may be called 7, or true.
-        more = [f"export.dir={json.dumps(parsed.export)}"] if parsed.export else []
-        config = load(parsed.config, [*parsed.overrides, *more])
+        config = from_arguments(arguments)
         elastic = _elastic()
         from .loop import train
 

@@ -248,6 +248,18 @@ class Config(Options):
     def checkpoint_dir(self) -> Path:
         return Path(self.checkpoint.dir or Path(self.work_dir) / "checkpoints").absolute()
 
+    @property
+    def together(self) -> tuple[int, str]:
+        """A world is a multiple of so many ranks, and which settings want that; (1, "") for any."""
+        if self.strategy == "pipeline":
+            words = f"pipeline.stages = {self.pipeline.stages}"
+            more = f" and pipeline.group = {self.pipeline.group}" if self.pipeline.group > 1 else ""
+            return self.pipeline.stages * self.pipeline.group, words + more
+        group = {"fsdp": self.fsdp.group, "mics": self.mics.group}.get(self.strategy)
+        if isinstance(group, int) and group > 1:
+            return group, f"{self.strategy}.group = {group}"
+        return 1, ""
+
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
@@ -311,6 +323,19 @@ def _fit(wanted: Any, value: Any) -> tuple[bool, Any]:
     if wanted in (int, float, str, bool):
         return type(value) is wanted, value
     return isinstance(value, Mapping), dict(value) if isinstance(value, Mapping) else value
+
+
+def from_arguments(arguments: Sequence[str] | None = None) -> Config:
+    """The trainer's own command line; None for this process's.  Raises ConfigError."""
+    parser = argparse.ArgumentParser(prog="holdfast train", description="One rank of a run.")
+    parser.add_argument("--config", help="a TOML file", default=None)
+    parser.add_argument("--export", metavar="DIR", default="",
+                        help="write embeddings of all samples there instead of training")
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    parsed = parser.parse_intermixed_args(arguments)
+    # Quoted: a directory may be called 7, or true.
+    more = [f"export.dir={json.dumps(parsed.export)}"] if parsed.export else []
+    return load(parsed.config, [*parsed.overrides, *more])
 
 
 def load(path: str | None, overrides: Sequence[str] = ()) -> Config:

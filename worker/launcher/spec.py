@@ -11,6 +11,7 @@ import argparse
 import datetime
 import difflib
 import glob
+import importlib
 import math
 import os
 import re
@@ -38,9 +39,7 @@ IGNORED = ("--logs-specs", "--numa-binding", "--signals-to-handle", "--event-log
            "--duplicate-stdout-filters", "--duplicate-stderr-filters", "--shutdown-timeout")
 STREAMS = re.compile(r"[0-3]|[0-9]{1,4}:[0-3](,[0-9]{1,4}:[0-3])*")  # of --redirects and --tee
 RANKS = re.compile(r"[0-9]{1,4}(,[0-9]{1,4})*")
-SETTING = r"""^[ \t]*%s[ \t]*=[ \t]*(?:"([^"\n]*)"|'([^'\n]*)'|([^#"'\n]*))"""
-TABLE = re.compile(r"^[ \t]*\[", re.M)
-CONFIG_BYTES_MAX = 1 << 20
+TRAINERS_SETTINGS = "holdfast.trainer.config"  # by name, as the preload: no launcher needs it
 RUN_NAME = re.compile(r"[^A-Za-z0-9._-]+")
 NNODES = re.compile(r"([0-9]{1,5})(?::([0-9]{1,5}))?")
 NNODES_MAX = 16384
@@ -127,6 +126,7 @@ class Spec(NamedTuple):
     rendezvous: str = ""  # HOST or HOST:PORT that the caller named to all nodes
     goal: Dict[str, Any] = {}
     unit: int = 1
+    unit_why: str = ""  # where a trainer's strategy wants it
     mixed: bool = False
     gang_limit_s: float = 0.0  # 0 = as the agent's configuration says
 
@@ -300,8 +300,9 @@ def for_the_nodes(parser: argparse.ArgumentParser) -> None:
     flag(nodes, "--master-addr", default="", help="the same")
     flag(nodes, "--local-addr", default="",
          help="this node's address for the others (the one that routes to them)")
-    flag(nodes, "--unit", type=number(int, 1, NNODES_MAX), default=1, metavar="N",
-         help="so many nodes live and move together: a world is a multiple of it (1)")
+    flag(nodes, "--unit", type=number(int, 1, NNODES_MAX), default=0, metavar="N",
+         help="so many nodes live and move together: a world is a multiple of it (1; of the "
+         "trainer: what its strategy wants)")
     flag(nodes, "--allow-mixed", action="store_true",
          help="take nodes with different models of accelerators into one world")
     flag(nodes, "--gang-limit", type=number(float, 0, SECONDS_MAX), default=0.0, metavar="S",
@@ -326,38 +327,54 @@ def for_the_books(parser: argparse.ArgumentParser) -> None:
          help="what all its devices can do a second: with --flops-per-step MFU is shown")
 
 
-def trainer_setting(options: argparse.Namespace, program: Program, name: str) -> str:
-    """A key of the trainer's own settings, "" where it is not set: key=value over the file.  Python
-    3.9 cannot read TOML, so that one line is looked for, ahead of the first table; what is wrong
-    with the file the trainer says."""
+def trainers_settings(program: Program) -> Any:
+    """The trainer's settings by its own reader; None for a script, and where the job's Python has
+    no trainer, which the ranks say.  Leaves with a line for each that is wrong."""
     if not program.trainer:
-        return ""
-    named = [word.partition("=")[2] for word in program.argv if word.startswith(name + "=")]
-    if named:
-        return named[-1].strip("\"'")
-    if not options.config:
-        return ""
+        return None
     try:
-        with open(options.config, encoding="utf-8") as file:
-            text = file.read(CONFIG_BYTES_MAX)
-    except (OSError, UnicodeDecodeError):
-        return ""
-    found = re.search(SETTING % name, TABLE.split(text, maxsplit=1)[0], re.M)
-    return next((one.strip() for one in found.groups() if one), "") if found else ""
+        reader = importlib.import_module(TRAINERS_SETTINGS)
+    except ImportError:
+        return None
+    try:
+        return reader.from_arguments(program.argv)
+    except reader.ConfigError as error:
+        for problem in error.problems:
+            print("holdfast train: %s" % problem, file=sys.stderr)
+    except SystemExit as left:  # of an unknown flag, or of --help behind a key=value
+        if not left.code:
+            raise
+    raise SystemExit(exits.CONFIGURATION)
+
+
+def unit_of(
+    options: argparse.Namespace, settings: Any, nproc: int, few: int, many: int
+) -> Tuple[int, str]:
+    """So many nodes live and move together, and why where a trainer's strategy wants it.  Leaves
+    with one line where no world of the nodes asked for is a multiple of them."""
+    ranks, why = settings.together if settings is not None and many > 1 else (1, "")
+    needed = ranks // math.gcd(ranks, nproc)
+    if options.unit % needed:
+        fail("--unit %d: %s on nodes of %d rank(s) wants a multiple of %d: set that, or leave "
+             "--unit out" % (options.unit, why, nproc, needed))
+    unit = options.unit or needed
+    if few + -few % unit > many:
+        if options.unit:
+            fail("--unit %d of --nnodes %s: no world of so many nodes is a multiple of it" % (
+                unit, options.nnodes))
+        fail("--nnodes %s: %s on nodes of %d rank(s) wants a multiple of %d nodes" % (
+            options.nnodes, why, nproc, unit))
+    return unit, "%s, %d rank(s) a node" % (why, nproc) if needed > 1 else ""
 
 
 def goal_of(
-    options: argparse.Namespace, program: Program, environ: Mapping[str, str], now_s: float
+    options: argparse.Namespace, settings: Any, environ: Mapping[str, str], now_s: float
 ) -> Dict[str, Any]:
     """As the launcher's hello says it.  A queue's time that is no number, or lies ahead, is not
     believed."""
     deadline = options.deadline
-    if deadline is None:
-        text = trainer_setting(options, program, "deadline")
-        try:
-            deadline = moment(text) if text else None
-        except argparse.ArgumentTypeError as error:
-            fail("deadline = %s" % error)
+    if deadline is None and settings is not None and settings.deadline:
+        deadline = moment(settings.deadline)
     team = options.team or next((environ[name] for name in TEAM_FROM if environ.get(name)), "")
     try:
         queued_s = float(environ.get(QUEUED_FROM, "0"))
@@ -422,11 +439,10 @@ def parse(command: str, argv: List[str], environ: Dict[str, str]) -> Spec:
     if rest[:1] == ["--"]:
         rest = rest[1:]
     nnodes_min, nnodes = node_counts(options)
-    if options.unit > nnodes:
-        fail("--unit %d of --nnodes %s: no world has so many nodes" % (
-            options.unit, options.nnodes))
     program = program_of(command, options, rest)
+    settings = trainers_settings(program)
     nproc = processes(options.nproc_per_node, environ)
+    unit, unit_why = unit_of(options, settings, nproc, nnodes_min, nnodes)
     gpus = count_accelerators(environ)
     standby = options.standby if options.standby >= 0 else int(program.trainer and not gpus)
     if standby and not program.trainer:
@@ -451,25 +467,23 @@ def parse(command: str, argv: List[str], environ: Dict[str, str]) -> Spec:
         run=name, program=program, nproc=nproc, max_restarts=options.max_restarts,
         log_dir=options.log_dir, tee=options.tee not in ("", "0"), master_port=options.master_port,
         run_id=options.rdzv_id or name, role=options.role, preload=preload,
-        start_method=start_method(options, program),
+        start_method=start_method(options, settings),
         standby=standby if program.trainer else 0, grace_s=options.grace,
         log_limit_bytes=options.log_limit << 20, hang_limit_s=options.hang_limit, argv=argv,
         nproc_unset_threads=nproc > 1 and "OMP_NUM_THREADS" not in environ, shown=shown(options),
         ignored_checks=options.ignore_check or [], ignore_reason=options.reason,
         wants_checks=options.check, nnodes=nnodes, nnodes_min=nnodes_min,
         node_rank=options.node_rank, local_addr=options.local_addr, rendezvous=rendezvous,
-        goal=goal_of(options, program, environ, time.time()), unit=options.unit,
+        goal=goal_of(options, settings, environ, time.time()), unit=unit, unit_why=unit_why,
         mixed=options.allow_mixed, gang_limit_s=options.gang_limit,
     )
 
 
-def start_method(options: argparse.Namespace, program: Program) -> str:
+def start_method(options: argparse.Namespace, settings: Any) -> str:
     """fork (warm), or spawn (cold): asked for, or because the trainer's device does not live
-    through a fork.  Which device that is stands in an override, else in the file of settings."""
-    if options.start_method == "spawn":
-        return "spawn"
-    device = trainer_setting(options, program, "device")
-    return "spawn" if device == "xla" else "fork"
+    through a fork."""
+    on_xla = settings is not None and settings.device == "xla"
+    return "spawn" if on_xla or options.start_method == "spawn" else "fork"
 
 
 def node_counts(options: argparse.Namespace) -> Tuple[int, int]:

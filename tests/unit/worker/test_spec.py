@@ -46,9 +46,11 @@ def test_torchruns_environment_defaults_count(script, monkeypatch):
     assert parse("--nproc-per-node", "2", script).nproc == 2
 
 
-def test_the_trainer_takes_the_flags_and_the_rest_is_its_own():
-    options = parse("--nproc-per-node", "2", "--config", "t.toml", "steps=5", command="train")
-    assert options.program.trainer and options.program.argv == ["--config", "t.toml", "steps=5"]
+def test_the_trainer_takes_the_flags_and_the_rest_is_its_own(tmp_path):
+    file = tmp_path / "t.toml"
+    file.touch()
+    options = parse("--nproc-per-node", "2", "--config", str(file), "steps=5", command="train")
+    assert options.program.trainer and options.program.argv == ["--config", str(file), "steps=5"]
     assert options.standby == 1 and "torch" in options.preload
 
 
@@ -287,7 +289,7 @@ def test_the_trainers_settings_may_have_the_deadline(tmp_path, capsys):
     assert before_s + 5400 <= deadline("deadline=+1.5h") <= time.time() + 5400
     with pytest.raises(SystemExit) as ended:
         parse("deadline=soon", command="train")
-    assert ended.value.code == 78 and "deadline = 'soon': give 2026" in capsys.readouterr().err
+    assert ended.value.code == 78 and "deadline = 'soon': set 2026" in capsys.readouterr().err
     with pytest.raises(ConfigError, match="deadline = 'soon': set 2026"):
         load(None, ["deadline=soon"])
     assert parse(str(file), "deadline=+1h").goal["deadline_wall_s"] == 0.0, "a script's own word"
@@ -327,10 +329,72 @@ def test_a_trainer_on_an_xla_device_is_spawned(tmp_path):
     config = tmp_path / "train.toml"
     for text, wanted in (("device = 'xla'\n", "spawn"),
                          ('steps = 3\n  device="xla"  # trn1\n', "spawn"),
-                         ("# device = 'xla'\n", "fork"), ("device = 'cpu'\n", "fork"),
-                         ("device = 3\n", "fork")):
+                         ("# device = 'xla'\n", "fork"), ("device = 'cpu'\n", "fork")):
         config.write_text(text)
         assert method("--config", str(config)) == wanted, text
     config.write_text("device = 'xla'\n")
     assert method("--config", str(config), "device=cpu") == "fork"
-    assert method("--config", str(tmp_path / "none.toml")) == "fork"
+
+
+def test_settings_of_the_trainer_that_are_wrong_are_told_before_any_rank(tmp_path, capsys):
+    """All at once, a line each, in the trainer's own words."""
+    config, missing = tmp_path / "train.toml", str(tmp_path / "none.toml")
+    config.write_text("device = 3\nstepz = 4\n")
+    for words, said in (
+            (("--config", str(config)), ("device = 3: set a value of type", "stepz: unknown key")),
+            (("steps=3", "--config", str(config)), ("stepz: unknown key",)),
+            (("--config", missing), (f"{missing}: cannot be read: No such file",)),
+            (("steps=3", "--no-such", "x=1"), ("unrecognized arguments: --no-such",)),
+            (("steps=0", "strategy=zero3"), ("steps = 0: set", "strategy = 'zero3': set one of"))):
+        with pytest.raises(SystemExit) as ended:
+            spec.parse("train", ["--run", "r", *words], {})
+        told = capsys.readouterr().err
+        assert ended.value.code == 78 and all(one in told for one in said), told
+
+
+GROUPED = ("strategy=mics", "mics.group=4")
+
+
+@pytest.mark.parametrize(("words", "unit", "why"), [
+    (("strategy=ddp",), 1, ""), (("strategy=sdp",), 1, ""), (("strategy=fsdp",), 1, ""),
+    (("strategy=mics",), 1, ""), (("strategy=mics", "mics.group=2"), 1, ""),
+    (GROUPED, 2, "mics.group = 4, 2 rank(s) a node"),
+    (("strategy=fsdp", "fsdp.group=3"), 3, "fsdp.group = 3, 2 rank(s) a node"),
+    (("strategy=pipeline",), 1, ""),
+    (("strategy=pipeline", "pipeline.stages=6", "pipeline.group=2"), 6,
+     "pipeline.stages = 6 and pipeline.group = 2, 2 rank(s) a node"),
+    (("strategy=mine:Own", "mics.group=4"), 1, ""),
+])
+def test_nodes_of_a_group_of_ranks_live_and_move_together(tmp_path, words, unit, why):
+    """As the strategy wants it, from the command line and from the file."""
+    def units(*given):
+        found = spec.parse("train", ["--run", "r", "--nnodes", "2:12", "--nproc-per-node", "2",
+                                     *given], {})
+        return found.unit, found.unit_why
+
+    config = tmp_path / "train.toml"
+    name, *options = (word.partition("=")[::2] for word in words)
+    config.write_text(f"[strategy]\nname = '{name[1]}'\n" + "".join(
+        f"[{key.partition('.')[0]}]\n{key.partition('.')[2]} = {value}\n"
+        for key, value in options[:1]))
+    assert units(*words) == (unit, why)
+    assert units("--config", str(config), *words[2:]) == (unit, why)
+    assert units("--unit", str(2 * unit), *words) == (2 * unit, why), "a multiple is a person's"
+
+
+@pytest.mark.parametrize(("flags", "said"), [
+    (("--nnodes", "2:4", "--unit", "3"), "--unit 3: mics.group = 4 on nodes of 2 rank(s) wants a "
+     "multiple of 2: set that, or leave --unit out"),
+    (("--nnodes", "3"), "--nnodes 3: mics.group = 4 on nodes of 2 rank(s) wants a multiple of 2 "
+     "nodes"),
+    (("--nnodes", "5", "--unit", "2"), "--unit 2 of --nnodes 5: no world of so many nodes"),
+])
+def test_nodes_that_cannot_be_whole_groups_are_a_mistake(capsys, flags, said):
+    with pytest.raises(SystemExit) as ended:
+        spec.parse("train", ["--run", "r", *flags, "--nproc-per-node", "2", *GROUPED], {})
+    told = capsys.readouterr().err
+    assert ended.value.code == 78 and said in told and told.count("\n") == 1, told
+
+
+def test_of_one_node_the_trainer_itself_says_what_its_groups_lack():
+    assert spec.parse("train", ["--nproc-per-node", "2", *GROUPED], {}).unit == 1
