@@ -81,9 +81,7 @@ class Launcher:
         rank.prctl(PR_SET_CHILD_SUBREAPER, 1)
         self.ending.take_signals(self.wake_writer)
         self.selector.register(self.wake_reader, selectors.EVENT_READ, "wake")
-        together = "; %d nodes live and move together: %s" % (
-            self.spec.unit, self.spec.unit_why) if self.spec.unit_why else ""
-        self.terminal.say("run %s, logs in %s%s" % (self.spec.run, self.state.log_dir, together))
+        self.terminal.say(self.spec.first_line(self.state.log_dir))
         if self.link.tend():  # a private agent starts while this process imports
             # One that is there already is greeted after the imports: a hello has a deadline.
             self.link.drop()

@@ -135,6 +135,13 @@ class Spec(NamedTuple):
         few, many = self.nnodes_min, self.nnodes
         return str(many) if few == many else "%d:%d" % (few, many)
 
+    def first_line(self, log_dir: str) -> str:
+        """What a person reads before anything else of the run."""
+        line = "run %s, logs in %s" % (self.run, log_dir)
+        if not self.unit_why:
+            return line
+        return "%s; %d nodes live and move together: %s" % (line, self.unit, self.unit_why)
+
 
 class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:

@@ -396,5 +396,12 @@ def test_nodes_that_cannot_be_whole_groups_are_a_mistake(capsys, flags, said):
     assert ended.value.code == 78 and said in told and told.count("\n") == 1, told
 
 
+def test_the_first_line_says_which_nodes_live_and_move_together():
+    two = ("--run", "r", "--nnodes", "4", "--nproc-per-node", "2")
+    assert parse(*two, *GROUPED, command="train").first_line("/l") == (
+        "run r, logs in /l; 2 nodes live and move together: mics.group = 4, 2 rank(s) a node")
+    assert parse(*two, "strategy=ddp", command="train").first_line("/l") == "run r, logs in /l"
+
+
 def test_of_one_node_the_trainer_itself_says_what_its_groups_lack():
     assert spec.parse("train", ["--nproc-per-node", "2", *GROUPED], {}).unit == 1
