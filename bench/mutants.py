@@ -56,7 +56,7 @@ CORE = tuple(f"tests/unit/core/test_{name}.py" for name in (
     "silence", "ledger", "known_causes", "cluster", "small_parts", "edges", "loops", "hang",
     "climb", "layout", "start_gate", "exclusion", "gate_of_nodes", "cut_off", "pause",
     "many_nodes", "named_ranks", "incident_book", "compile_waits", "run_rules",
-    "way_back"))
+    "way_back", "waits_of_nodes"))
 DECIDING = (
     "ladder.py", "ledger.py", "incidents/book.py", "effects/in_flight.py",
     *(f"run/{name}.py" for name in (
