@@ -1,6 +1,6 @@
-"""The built-in data set in a process whose optimizer step may be broken in the middle: whoever takes
-the file that says so changes a weight, writes its rank beside it and stays until its generation
-is over."""
+"""The built-in data set in a process whose optimizer step may be broken in the middle: whoever
+takes the file that says so changes a weight, writes its rank beside it and stays until its
+generation is over."""
 
 from __future__ import annotations
 
