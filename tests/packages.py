@@ -17,8 +17,8 @@ SYSTEM_PYTHON = "/usr/bin/python3"  # what the Debian package runs on
 
 
 class Made(NamedTuple):
-    """`wheels` is a folder: ours with those that it needs.  `versions` are the one of this tree and
-    the next, and `debs` one package of each."""
+    """`wheels` is a folder: ours with those that it needs.  Of this tree's version and of the next
+    there is one package each in `debs` and one archive each in `tarballs`."""
 
     version: str
     next_version: str
@@ -26,7 +26,7 @@ class Made(NamedTuple):
     sdist: Path
     tree: Path
     debs: tuple[Path, Path]
-    tarball: Path
+    tarballs: tuple[Path, Path]
 
 
 @lru_cache(maxsize=1)
@@ -62,4 +62,6 @@ def made() -> Made:
                                                      f"Version: {next_version}\n", 1))
     known.rename(known.with_name(f"holdfast-{next_version}.dist-info"))
     next_deb = build.build_deb(following, next_version, [python], "x86_64", place, fast=True)
-    return Made(version, next_version, place / "wheels", sdist, tree, (deb, next_deb), tarball)
+    next_tarball = build.build_tarball(following, next_version, "x86_64", None, place)
+    return Made(version, next_version, place / "wheels", sdist, tree, (deb, next_deb),
+                (tarball, next_tarball))

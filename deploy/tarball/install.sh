@@ -30,45 +30,75 @@ done
 case "$prefix" in /*) ;; *) prefix=$PWD/$prefix ;; esac
 [ "$(id -u)" = 0 ] || units=no
 marker=.from-tarball
+unit_files="holdfast.service holdfast-node.socket holdfast-node@.service"
+command=/usr/local/bin/holdfast
 live() { [ -d /run/systemd/system ]; }
 # Never another's folder: only one that this script made.
 ours() { [ -f "$1/$marker" ]; }
+# Whether what stands in /etc belongs to the installation below --prefix.
+runs_here() { grep -q "^ExecStart=$prefix/bin/" /etc/systemd/system/holdfast.service 2>/dev/null; }
+of_another() {
+    for folder in /etc /lib /usr/lib; do
+        [ ! -e $folder/systemd/system/holdfast.service ] || return 0
+    done
+    return 1
+}
 
 if [ "$verb" != install ]; then
-    ours "$prefix" || die "$prefix was not installed by this script: nothing is removed"
-    if [ $units = yes ]; then
+    # What was removed before may still be purged.
+    ours "$prefix" || { [ $verb = purge ] && [ $units = yes ] && [ ! -e "$prefix" ]; } ||
+        die "$prefix was not installed by this script: nothing is removed"
+    if [ $units = yes ] && runs_here; then
         if live; then systemctl disable --now holdfast.service holdfast-node.socket || true; fi
-        for unit in holdfast.service holdfast-node.socket holdfast-node@.service; do
-            rm -f "/etc/systemd/system/$unit"
-        done
+        for unit in $unit_files; do rm -f "/etc/systemd/system/$unit"; done
         rm -f /etc/sysusers.d/holdfast.conf /etc/tmpfiles.d/holdfast.conf
-        [ "$(readlink /usr/local/bin/holdfast)" != "$prefix/bin/holdfast" ] ||
-            rm -f /usr/local/bin/holdfast
         if live; then systemctl daemon-reload; fi
+    fi
+    if [ $units = yes ] && [ "$(readlink $command)" = "$prefix/bin/holdfast" ]; then
+        rm -f $command
     fi
     rm -rf "$prefix"
     if [ $verb = purge ] && [ $units = yes ]; then
-        rm -rf /etc/holdfast /var/lib/holdfast /var/lib/holdfast-node /run/holdfast
+        ! of_another || die "another installation is here: its configuration and state stay"
+        rm -rf /etc/holdfast /var/lib/holdfast /var/lib/holdfast-node
+        rm -rf /run/holdfast /run/holdfast-node.sock
         userdel holdfast 2>/dev/null || true
         groupdel holdfast 2>/dev/null || true
     fi
     echo "removed $prefix"
     exit 0
 fi
+case "$units $prefix" in
+"yes "*[!A-Za-z0-9/._+-]*) die "units cannot name $prefix: choose a --prefix of letters, digits \
+and ._+-, or --no-units" 2 ;;
+esac
 
+# The unit runs it as a user of its own: one below root's home, as pyenv makes them, will not do.
+as_other() { "$@"; }
+if [ $units = yes ] && command -v setpriv >/dev/null; then
+    # By a shell: the first program that setpriv runs is still found with root's rights.
+    as_other() {
+        setpriv --reuid 65534 --regid 65534 --clear-groups -- sh -c 'exec "$@"' sh "$@"
+    }
+fi
 serves() { # whether a Python is there and this tarball has packages for it
-    version=$("$1" -I -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || return 1
+    version=$(cd / && as_other "$1" -I -c 'import sys; print("%d.%d" % sys.version_info[:2])' \
+        2>/dev/null) || return 1
     [ -d "$here/tree/lib/python$version" ]
 }
 if [ -n "$python" ]; then
-    serves "$python" || die "$python does not run, or is none of: $(ls "$here/tree/lib")"
+    case "$python" in */*) python=$(realpath -s "$python") ;; esac
+    serves "$python" ||
+        die "$python does not run (as root: for every user), or is none of: $(ls "$here/tree/lib")"
 elif [ -x "$here/tree/python/bin/python3" ]; then
     python=taken
+    as_other() { "$@"; } # it is copied to where all may read it
     serves "$here/tree/python/bin/python3" ||
         die "the interpreter that came along does not run on this machine: name one with --python"
 else
-    for name in python3.13 python3.12 python3.11 python3; do
-        found=$(command -v $name) || continue
+    known="python3.13 python3.12 python3.11 python3"
+    for name in $(printf '/usr/bin/%s ' $known) $known; do
+        found=$(command -v "$name") || continue
         if serves "$found"; then python=$found; break; fi
     done
     [ -n "$python" ] || die "no Python of $(ls "$here/tree/lib" | tr '\n' ' ')here: install one, or \
@@ -100,7 +130,7 @@ if command -v restorecon >/dev/null; then restorecon -R "$prefix" || true; fi
 
 if [ $units = yes ]; then
     mkdir -p /etc/systemd/system /etc/sysusers.d /etc/tmpfiles.d /etc/holdfast /usr/local/bin
-    for unit in holdfast.service holdfast-node.socket holdfast-node@.service; do
+    for unit in $unit_files; do
         sed "s#/opt/holdfast/#$prefix/#g" "$here/systemd/$unit" > "/etc/systemd/system/$unit.new"
         mv "/etc/systemd/system/$unit.new" "/etc/systemd/system/$unit"
     done
@@ -116,7 +146,13 @@ if [ $units = yes ]; then
         umask 022
     fi
     if command -v systemd-tmpfiles >/dev/null; then systemd-tmpfiles --create holdfast.conf || true; fi
-    ln -sfn "$prefix/bin/holdfast" /usr/local/bin/holdfast
+    # A command of that name that somebody else put there stays.
+    target=$(readlink -f $command || true)
+    if [ -e $command ] && ! ours "$(dirname "$(dirname "$target")")"; then
+        echo "install.sh: $command is not ours and stays; the command is $prefix/bin/holdfast" >&2
+    else
+        ln -sfn "$prefix/bin/holdfast" $command
+    fi
     if live; then
         systemctl daemon-reload
         systemctl try-restart holdfast.service || true

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from own_systemd import SHUTDOWN, TAKEN, Cannot, OwnSystemd, cgroups
+from packages import SYSTEM_PYTHON
 
 SETUP = r"""
 set -e
@@ -116,8 +117,13 @@ class PackagedSystemd(OwnSystemd):
         """What a command prints that must succeed."""
         done = subprocess.run([*self.enter(), *command], capture_output=True, text=True,
                               timeout=120, check=False)
-        assert done.returncode == 0, f"{command}: {done.returncode}\n{done.stdout}{done.stderr}"
+        assert done.returncode == 0, (
+            f"{command}: {done.returncode}\n{done.stdout}{done.stderr}{self.said()}")
         return done.stdout
+
+    def said(self) -> str:
+        """The journal's last lines, and what went wrong before there was one."""
+        return super().said() or self.inside("journalctl", "-n", "60", "--no-pager")
 
     def active(self) -> bool:
         return self.inside("systemctl", "is-active", "holdfast.service") == "active\n"
@@ -141,6 +147,27 @@ class PackagedSystemd(OwnSystemd):
 
     def watched(self) -> bool:
         return [one["run"] for one in self.status().get("runs", [])] == ["long"]
+
+    def start_job(self, holdfast: str) -> list[int]:
+        """The process ids of the ranks of a run of two."""
+        for old in self.shared.glob("rank-?"):
+            old.unlink()
+        (self.shared / "job.py").write_text(JOB)
+        self.must("systemd-run", "--unit=job", "--uid=nobody", "--setenv=HOME=/tmp", holdfast,
+                  "run", "--run", "long", "--python", SYSTEM_PYTHON, "--nproc-per-node", "2",
+                  "/shared/job.py")
+        self.wait(lambda: self.watched() and len(self.ranks()[0]) == 2, READY_S,
+                  "the run is watched")
+        return self.ranks()[0]
+
+    def goes_on(self, agent: int, pids: list[int]) -> None:
+        """Another agent than that, the same ranks, which go on."""
+        self.wait(lambda: self.active() and self.agent() not in (0, agent), READY_S,
+                  "another agent")
+        self.wait(self.watched, READY_S, "the run is watched again")
+        rounds = self.ranks()[1]
+        self.wait(lambda: self.ranks()[1] > rounds, READY_S, "the ranks go on")
+        assert self.ranks()[0] == pids
 
     def install(self, which: Path) -> None:
         self.must("dpkg", "--install", f"/mnt/{which.name}")

@@ -14,7 +14,7 @@ from packages import SYSTEM_PYTHON, Made
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from packaged_systemd import JOB, READY_S, PackagedSystemd
+from packaged_systemd import READY_S, PackagedSystemd
 
 GUIDE = (Path(__file__).resolve().parents[2] / "docs/operations.md").read_text()
 CONFIG, RUNBOOK = "/etc/holdfast/agent.toml", "/etc/holdfast/runbooks/fabric_storm.md"
@@ -78,7 +78,6 @@ def test_the_guide_leads_from_the_package_to_a_restart_by_alert(
         if shutil.which(tool) is None:
             pytest.skip(f"{tool} is missing: see `make packages`")
     own, guide = machine, Reader(machine)
-    (own.shared / "job.py").write_text(JOB)
     guide.upto("Week 1: watch")
     assert f"apt install ./dist/holdfast_{packages.version}_amd64.deb\n" in guide.rest
     own.install(packages.debs[0])
@@ -93,11 +92,7 @@ def test_the_guide_leads_from_the_package_to_a_restart_by_alert(
     guide.upto("Week 2: restarts on this node")
     own.must("sed", "-i", "/^act = \\[\\]/d", CONFIG)  # "Take `act = []` out again."
     guide.run("holdfast config check\n    systemctl reload")
-    own.must("systemd-run", "--unit=job", "--uid=nobody", "--setenv=HOME=/tmp", "/usr/bin/holdfast",
-             "run", "--run", "long", "--python", SYSTEM_PYTHON, "--nproc-per-node", "2",
-             "/shared/job.py")
-    own.wait(lambda: own.watched() and len(own.ranks()[0]) == 2, READY_S, "the run is watched")
-    pids = own.ranks()[0]
+    pids = own.start_job("/usr/bin/holdfast")
 
     guide.upto("Month 1: restarts by alert")
     guide.set("agent", guide.block("listen = ").strip())
