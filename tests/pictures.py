@@ -10,11 +10,15 @@ from __future__ import annotations
 import html
 import json
 import math
+import os
+import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import urllib.parse
 from pathlib import Path
@@ -26,6 +30,7 @@ from monitoring import get, prometheus  # noqa: E402
 from network.tree import ib_node  # noqa: E402
 from nvml import nvml_standin  # noqa: E402
 from running import ROOT, Run, Runs, wait_for  # noqa: E402
+from test_panels import SMALL  # noqa: E402
 
 from holdfast.dashboards.grafana import boards  # noqa: E402
 
@@ -43,13 +48,15 @@ border:1px solid #2c3235;border-radius:2px;padding:8px;overflow:hidden}
 table{width:100%;border-collapse:collapse;font-size:11px}th{text-align:left;color:#6e9fff;
 font-weight:500}td,th{padding:3px 6px;border-bottom:1px solid #2c3235}.l{font-size:11px;
 color:#ccccdc}.l i{display:inline-block;width:12px;height:4px;margin:0 5px 2px 10px}
-.none{color:#8e8e8e;padding-top:14px;text-align:center}h2{margin:10px 12px;font-weight:500;
+.none{color:#8e8e8e;padding-top:14px;text-align:center}.stats{display:flex;gap:34px;
+justify-content:center;align-items:center;text-align:center}h2{margin:10px 12px;font-weight:500;
 font-size:17px}"""
 UNITS = {"s": (("d", 86400), ("h", 3600), ("min", 60), ("s", 1), ("ms", 1e-3), ("µs", 1e-6)),
          "bytes": (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10), ("B", 1)),
          "Bps": (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3), ("B/s", 1)),
          "short": (("G", 1e9), ("M", 1e6), ("K", 1e3), ("", 1))}
 
+CLOCK = 15  # pixels below a graph
 STEPS = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 15)  # of an axis, times a power of ten
 
 
@@ -75,7 +82,7 @@ class Board:
         self.begin_s, self.now_s = begin_s, time.time()
 
     def ask(self, expr: str, moments: bool) -> list[dict[str, Any]]:
-        span = f"{int(self.now_s - self.begin_s) + 60}s"
+        span = f"{int(self.now_s - self.begin_s)}s"
         for name, value in (("$__rate_interval", "8s"), ("$__range", span), ("$run", "m5"),
                             ("$node", self.instance)):
             expr = expr.replace(name, value)
@@ -107,7 +114,7 @@ class Board:
                 f'width:{width}px;height:{height}px"><h4>{html.escape(one["title"])}</h4>'
                 f"{body}</div>")
 
-    def _stat(self, one: dict[str, Any], series: list[Any], unit: str, *_: int) -> str:
+    def _stat(self, one: dict[str, Any], series: list[Any], unit: str, _: int, height: int) -> str:
         steps = one["fieldConfig"]["defaults"]["thresholds"]["steps"]
         parts = []
         for row, legend in series[:4]:
@@ -117,11 +124,10 @@ class Board:
             said = shown(value, unit)
             if one["options"]["textMode"] == "name":
                 name, said = "", named(legend, row)
-            size = 30 if len(series) == 1 else 19
-            parts.append(f'<div style="display:inline-block;margin-right:26px">{name}<span '
-                         f'class="big" style="font-size:{size}px;color:{NAMED[colour]}">'
-                         f"{html.escape(said)}</span></div>")
-        return "".join(parts)
+            size = 42 if len(series) == 1 else 28
+            parts.append(f'<div>{name}<span class="big" style="font-size:{size}px;'
+                         f'color:{NAMED[colour]}">{html.escape(said)}</span></div>')
+        return f'<div class="stats" style="height:{height}px">{"".join(parts)}</div>'
 
     def _table(self, one: dict[str, Any], series: list[Any], unit: str, *_: int) -> str:
         names = [name for name in series[0][0]["metric"] if name not in ("job", "__name__")]
@@ -145,7 +151,7 @@ class Board:
         base: dict[float, float] = {}
         tops = [v for _, points in rows for _, v in points]
         top = axis_top(1.0 if stacked else max(tops, default=0.0), unit)
-        height -= 16 * (1 + len(rows) // 9)
+        height -= 16 * (1 + len(rows) // 9) + CLOCK
         parts, legend_parts = [], []
         for number, (name, points) in enumerate(rows):
             colour = fixed.get(name, PALETTE[number % len(PALETTE)])
@@ -179,14 +185,15 @@ class Board:
         marks = "".join(f'<line x1="{self._x(at, width):.1f}" x2="{self._x(at, width):.1f}" y1="0" '
                         f'y2="{height}" stroke="#f2495c" stroke-dasharray="3 3"/>'
                         for at in self._moments())
-        return (f'<svg width="{width}" height="{height + 2}">{grid}{"".join(parts)}{marks}</svg>'
-                f'<div class="l">{"".join(legend_parts)}</div>')
+        return (f'<svg width="{width}" height="{height + CLOCK}">{grid}{"".join(parts)}{marks}'
+                f'{self._clock(width, height)}</svg><div class="l">{"".join(legend_parts)}</div>')
 
     def _heatmap(self, one: dict[str, Any], series: list[Any], unit: str, width: int, height: int
                  ) -> str:
         rows = sorted((named(legend, row), row["values"]) for row, legend in series)
         most = max(float(v) for _, values in rows for _, v in values) or 1.0
         cell = max(2.0, (width - 44) / max(len(values) for _, values in rows))
+        height -= CLOCK
         tall, parts = height / len(rows), []
         for number, (name, values) in enumerate(rows):
             parts.append(f'<text x="0" y="{number * tall + tall / 2:.0f}" fill="#8e8e8e" '
@@ -195,7 +202,17 @@ class Board:
                       f'width="{cell:.1f}" height="{tall - 2:.1f}" fill="#ff780a" '
                       f'fill-opacity="{0.08 + 0.92 * (float(v) / most) ** 0.5:.2f}"/>'
                       for at, v in values]
-        return f'<svg width="{width}" height="{height}">{"".join(parts)}</svg>'
+        return (f'<svg width="{width}" height="{height + CLOCK}">{"".join(parts)}'
+                f"{self._clock(width, height)}</svg>")
+
+    def _clock(self, width: int, height: int) -> str:
+        """The times below a graph."""
+        whole = 30 if self.now_s - self.begin_s < 300 else 60
+        times = range(math.ceil(self.begin_s / whole) * whole, int(self.now_s), whole)
+        return "".join(
+            f'<text x="{self._x(at, width):.0f}" y="{height + CLOCK - 2}" fill="#8e8e8e" '
+            f'font-size="10" text-anchor="middle">{time.strftime("%H:%M:%S", time.gmtime(at))}'
+            "</text>" for at in times if self._x(at, width) < width - 24)
 
     def _x(self, at: float, width: int) -> float:
         return 44 + (width - 44) * (at - self.begin_s) / (self.now_s - self.begin_s)
@@ -237,44 +254,124 @@ def screenshot(page: str, file: Path, width: int, height: int, *more: str) -> No
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
-def broken(run: Run) -> None:
-    for fault, rank in (("kill", 1), ("stop", 0), ("kill", 0)):
+class Nodes:
+    """Two nodes on this machine, whose GPUs, cards and kernel's logs are files: one with the run
+    whose ranks are broken, one with a GPU that was lost.  `live` lets what they say move."""
+
+    NAMES = ("gpu-node-17", "gpu-node-18")
+
+    def __init__(self, home: Path) -> None:
+        library = home / "nvml"
+        library.mkdir()
+        nvml_standin.compile_library(library)
+        self.home, self.trees = home, {}
+        self.over, self.lost = threading.Event(), threading.Event()
+        for name in self.NAMES:
+            tree = self.trees[name] = ib_node(home / name, ports=2)
+            (home / f"{name}.toml").write_text(
+                f'[agent]\nfast_s = 1.0\nslow_s = 2.0\nnode = "{name}"\n[inject]\nenabled = true\n'
+                f'[cost]\nnode_hour = 98.32\n[collectors]\nnvml = "{library}"\n'
+                f'sys = "{tree.roots.sys}"\nkmsg = "{home}/{name}.kmsg"\n')
+            # Read once, as the agent starts.
+            (home / f"{name}.kmsg").write_text(
+                "6,900,1000000,-;pcieport 0000:00:1b.2: AER: Correctable error received from "
+                "0000:03:04.0\n")
+            self._gpus(name, "")
+        self.thread = threading.Thread(target=self._live)
+        self.thread.start()
+
+    def environ(self, name: str) -> dict[str, str]:
+        return {"HOLDFAST_CONFIG": str(self.home / f"{name}.toml"),
+                "HOLDFAST_FAKE_NVML": str(self.home / f"{name}.gpus")}
+
+    def link(self, name: str, state: str) -> None:
+        place = "class/infiniband/mlx5_1/ports/1"
+        self.trees[name].put(f"{place}/state", state)
+        self.trees[name].put(f"{place}/phys_state", "5: LinkUp" if state[0] == "4" else
+                             "3: Disabled")
+
+    def end(self) -> None:
+        self.over.set()
+        self.thread.join()
+
+    def _gpus(self, name: str, more: str) -> None:
+        file = self.home / f"{name}.gpus"
+        file.with_suffix(".new").write_text(f"driver 550.90.07\ngpus 8\n{more}")
+        file.with_suffix(".new").replace(file)
+
+    def _live(self) -> None:
+        chance = random.Random(17)
+        while not self.over.wait(1.0):
+            for name, tree in self.trees.items():
+                lines = []
+                for gpu in range(8):
+                    busy = chance.gauss(93 - gpu, 2.5)
+                    lines += [f"gpu {gpu} busy {min(100, int(busy))}",
+                              f"gpu {gpu} power_mw {int(4_000 * busy + 9_000 * gpu + 180_000)}",
+                              f"gpu {gpu} temp {int(45 + busy / 8 + gpu)}",
+                              f"gpu {gpu} memory_temp {int(55 + busy / 8 + gpu)}"]
+                if name == self.NAMES[1] and self.lost.is_set():
+                    lines.append("gpu 3 lost 1")
+                self._gpus(name, "\n".join(lines) + "\n")
+                for card in range(2):  # in words of four bytes
+                    tree.add(f"class/infiniband/mlx5_{card}/ports/1/counters/port_rcv_data",
+                             int(chance.gauss(2.6e9, 2e8)))
+                tree.add("class/net/eth0/statistics/rx_bytes", int(chance.gauss(4e8, 5e7)))
+
+
+def broken(run: Run, nodes: Nodes) -> None:
+    """A killed rank, one that is stopped, one that only waits, and then no survivor."""
+    def over(generation: int) -> None:
+        wait_for(lambda: run.status()["generation"] > generation, 90, "a restart")
+        begin_step = run.status()["step"]
+        time.sleep(16)  # so that the picture shows training, not a row of faults
+        run.at_step(begin_step + 5)
+
+    for fault, rank, more in (("kill", 1, {}), ("stop", 0, {}), ("stall", 1, {"seconds": 60})):
         generation = run.status()["generation"]
-        run.inject(fault, rank)
-        wait_for(lambda: run.status()["generation"] > generation, 90, "a restart")  # noqa: B023
-        time.sleep(22)  # so that the picture shows training, not a row of faults
+        run.inject(fault, rank, **more)
+        over(generation)
+        nodes.lost.set()
+    generation = run.status()["generation"]
+    wait_for(lambda: run.status()["step"] >= run.status()["checkpoint"]["step"] + 8, 60,
+             "steps since a checkpoint")
+    for one in run.ranks().values():
+        os.kill(one["pid"], signal.SIGKILL)
+    over(generation)
 
 
 def main() -> None:
     home = Path(tempfile.mkdtemp(prefix="hf-", dir="/tmp"))
-    runs, library = Runs(home), home / "nvml"
-    library.mkdir()
-    nvml_standin.compile_library(library)
-    tree = ib_node(home / "tree", ports=2)
-    (home / "agent.toml").write_text(
-        '[agent]\nfast_s = 1.0\nslow_s = 2.0\nnode = "gpu-node-17"\n[inject]\nenabled = true\n'
-        '[cost]\nnode_hour = 98.32\n'
-        f'[collectors]\nnvml = "{library}"\nsys = "{tree.roots.sys}"\nkmsg = "{home}/kmsg"\n')
-    (home / "kmsg").write_text("6,900,1000000,-;pcieport 0000:00:1b.2: AER: Correctable error "
-                               "received from 0000:03:04.0\n")
-    shutil.copy(ROOT / "tests/nvml/states/healthy.txt", home / "gpus.txt")
-    run = runs.start(
-        "train", "--nproc-per-node", "2", "--deadline", "+2h", "--flops-per-step", "1e9",
-        "--peak-flops", "1e11", "steps=40000", f"work_dir={home}/work", "checkpoint.every=50",
-        name="m5", HOLDFAST_CONFIG=str(home / "agent.toml"),
-        HOLDFAST_FAKE_NVML=str(home / "gpus.txt"))
+    runs, nodes = Runs(home), Nodes(home)
+    well, sick = nodes.NAMES
+    trainer = ("train", "--nproc-per-node", "2", "--deadline", "+1d", "--flops-per-step", "1e9",
+               "--peak-flops", "1e11", "--max-restarts", "12", f"work_dir={home}/work",
+               "snapshot.enabled=false", "checkpoint.every=25", *SMALL)
     try:
-        run.at_step(5, limit_s=240)
-        url = (home / "rt/m5/address").read_text().strip()
-        with prometheus(home / "p", "", [url.removeprefix("http://")], [], "500ms") as server:
+        before = runs.start(*trainer, "steps=150", name="m5", **nodes.environ(well))
+        if before.wait(240):
+            raise SystemExit(before.output)  # an attempt that is over: the next one goes on
+        run = runs.start(*trainer, "steps=40000", name="m5", **nodes.environ(well))
+        (home / "vision.py").write_text("import time\nwhile True:\n    time.sleep(1)\n")
+        other = runs.start("run", "--nproc-per-node", "2", str(home / "vision.py"),
+                           name="vision-8b", **nodes.environ(sick))
+        run.at_step(155, limit_s=240)
+        urls = {name: wait_for((home / f"rt/{of.name}/address").read_text).strip()
+                for name, of in ((well, run), (sick, other))}
+        named = {url.removeprefix("http://"): f"{name}:9858" for name, url in urls.items()}
+        with prometheus(home / "p", "", [*named], [], "500ms", named) as server:
             begin_s = time.time()
-            time.sleep(20)
-            broken(run)
-            screenshot(url, FOLDER / "live-page.png", 1100, 1250)
-            screenshot(url, FOLDER / "live-page-dark.png", 1100, 1250,
+            time.sleep(12)
+            broken(run, nodes)
+            screenshot(urls[well], FOLDER / "live-page.png", 1100, 1250)
+            screenshot(urls[well], FOLDER / "live-page-dark.png", 1100, 1250,
                        "--force-dark-mode", "--blink-settings=preferredColorScheme=0")
+            nodes.link(well, "1: DOWN")
+            time.sleep(6)
+            nodes.link(well, "4: ACTIVE")
+            time.sleep(12)
             for name, text in boards.files().items():
-                board = Board(text, server, url.removeprefix("http://"), begin_s)
+                board = Board(text, server, f"{well}:9858", begin_s)
                 file = home / f"{name}.html"
                 file.write_text(board.page())
                 high = max(one["gridPos"]["y"] + one["gridPos"]["h"]
@@ -282,7 +379,9 @@ def main() -> None:
                 screenshot(f"file://{file}", FOLDER / f"{name.removesuffix('.json')}.png",
                            24 * COLUMN, high * ROW + 44)
     finally:
-        run.kill_all()
+        nodes.end()
+        for one in runs.started[-1:]:
+            one.kill_all()
         shutil.rmtree(home, ignore_errors=True)
 
 

@@ -153,7 +153,7 @@ ONE_RUN = Board("run", "Holdfast: run", "Is it training, and where does its time
     Panel("What changed", "Drivers, libraries, firmware, kernel and agent of this run's nodes that "
           "are newer than the begin of the time shown. `holdfast drift` compares nodes.",
           "dateTimeFromNow", ((CHANGED + _OF_RUN, ""),), "table", 24, links=(_TO_NODE,),
-          quiet="nothing; holdfast drift says how the nodes differ"),
+          quiet="nothing; holdfast drift says how the nodes differ", high=5),
 ), (("run", "label_values(holdfast_run_generation, run)"),), (
     ("Restarts", began(f"holdfast_restarts_total{{{RUN}}}"), "restart: {{fault}}"),
     ("Incidents", began("holdfast_incidents_total") + _OF_RUN, "{{fault}} on {{instance}}"),
@@ -203,8 +203,11 @@ RECOVERY = Board("recovery", "Holdfast: recovery", "How fast faults are found an
           "s", ((mean_recovery("total"), "total"),
                 (mean_recovery("after_verdict"), "after the verdict")), "stat", 6,
           quiet="no recovery"),
+    Panel("Start", "From a launcher's begin to ranks, and on to a finished step: means.", "s", (
+        (_mean_start("ranks"), "ranks"), (_mean_start("first_step"), "first step")), "stat", 6,
+        quiet="none began"),
     Panel("Lost steps", "Steps that had to be done again.", "none", (
-        ("sum by (run) (" + gained("holdfast_lost_steps_total") + ")", "{{run}}"),), "stat",
+        ("sum by (run) (" + gained("holdfast_lost_steps_total") + ")", "{{run}}"),), "stat", 6,
         quiet="none"),
     Panel("Restarts by fault", "Generations that a fault made necessary.", "none", (
         ("sum by (fault) (" + gained("holdfast_restarts_total") + ")", ""),), "table",
@@ -212,14 +215,11 @@ RECOVERY = Board("recovery", "Holdfast: recovery", "How fast faults are found an
     Panel("Restarts left", "Of --max-restarts; at 0 the next fault ends the run.", "none", (
         ("min by (run) (holdfast_run_restarts_left)", ""),), "table",
         steps=((None, "red"), (1.0, "green")), links=(_TO_RUN,), quiet="no run"),
-    Panel("Start", "From a launcher's begin to ranks, and on to a finished step: means.", "s", (
-        (_mean_start("ranks"), "ranks"), (_mean_start("first_step"), "first step")), "stat",
-        quiet="none began"),
     Panel("Detector precision", "Verdicts that turned out true, less those that a person "
           "labelled false.", "percentunit", ((PRECISION, ""),), "table", quiet="no verdict yet"),
     Panel("Budgets left", "Of each runbook that was spent from; at 0 the next such fault climbs "
           "its ladder.", "none", (
-              ("min by (run, fault, action) (holdfast_run_budget_left)", ""),), "table", 24,
+              ("min by (run, fault, action) (holdfast_run_budget_left)", ""),), "table",
           steps=((None, "red"), (1.0, "green")), links=(_TO_RUN,), quiet="none was spent from"),
 ))
 BOARDS = (FLEET, ONE_RUN, ONE_NODE, RECOVERY)

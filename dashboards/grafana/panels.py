@@ -32,6 +32,11 @@ class Panel(NamedTuple):
     quiet: str = ""  # shown where there is nothing, which a healthy fleet may have
     links: tuple[Link, ...] = ()
     colours: tuple[tuple[str, str], ...] = ()  # of series, by name
+    high: int = 0  # 0: as its kind is
+
+    @property
+    def height(self) -> int:
+        return self.high or KINDS[self.kind]
 
 
 class Board(NamedTuple):
@@ -93,7 +98,7 @@ def _panel(panel: Panel, number: int, x: int, y: int) -> dict[str, Any]:
         "id": number, "type": "stat" if stat else panel.kind, "title": panel.title,
         "description": panel.text,
         "datasource": SOURCE, "options": OPTIONS[panel.kind],
-        "gridPos": {"h": KINDS[panel.kind], "w": panel.width, "x": x, "y": y},
+        "gridPos": {"h": panel.height, "w": panel.width, "x": x, "y": y},
         "fieldConfig": {"overrides": [_coloured(*one) for one in panel.colours], "defaults": {
             "unit": panel.unit, "noValue": panel.quiet or "no data", "custom": custom,
             "color": {"mode": "palette-classic" if panel.kind == "timeseries" else "thresholds"},
@@ -124,7 +129,7 @@ def render(board: Board, others: tuple[Board, ...]) -> str:
         if x + panel.width > COLUMNS:
             x, y, high = 0, y + high, 0
         panels.append(_panel(panel, number, x, y))
-        x, high = x + panel.width, max(high, KINDS[panel.kind])
+        x, high = x + panel.width, max(high, panel.height)
         for beside in panels:  # a row has one height, so that none leaves a hole
             if beside["gridPos"]["y"] == y:
                 beside["gridPos"]["h"] = high

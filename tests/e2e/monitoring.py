@@ -10,7 +10,7 @@ import socket
 import subprocess
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -127,16 +127,20 @@ def alertmanager(folder: Path, config: dict[str, Any]) -> Iterator[str]:
 
 @contextlib.contextmanager
 def prometheus(
-    folder: Path, rules: str, targets: list[str], managers: list[str], every: str = "500ms"
+    folder: Path, rules: str, targets: list[str], managers: list[str], every: str = "500ms",
+    names: Mapping[str, str] | None = None,
 ) -> Iterator[str]:
-    """Its address.  `targets` are scraped as the job `holdfast`, by address."""
+    """Its address.  `targets` are scraped as the job `holdfast`, by address, and shown by it or by
+    the instance that `names` has for it."""
+    named = names or {}
     folder.mkdir()
     (folder / "rules.yml").write_text(rules)
     (folder / "prometheus.yml").write_text(yaml.safe_dump({
         "global": {"scrape_interval": every, "scrape_timeout": every, "evaluation_interval": every},
         "rule_files": ["rules.yml"],
         "alerting": {"alertmanagers": [{"static_configs": [{"targets": managers}]}]},
-        "scrape_configs": [{"job_name": "holdfast", "static_configs": [{"targets": targets}]}],
+        "scrape_configs": [{"job_name": "holdfast", "static_configs": [
+            {"targets": [one], "labels": {"instance": named.get(one, one)}} for one in targets]}],
     }))
     address = f"127.0.0.1:{free_port()}"
     command = [PROMETHEUS, f"--config.file={folder / 'prometheus.yml'}",
