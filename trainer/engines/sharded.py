@@ -185,6 +185,7 @@ class Sharded:
         assert self.state is not None
         entries = {entry.name: entry for entry in self.state.entries}
         places = {id(module): name for name, module in self.model.named_modules()}
+        infos = []
         for module in self.model.modules():
             if not isinstance(module, FSDPModule):
                 continue
@@ -193,6 +194,7 @@ class Sharded:
                     # FSDP pads a short last shard by a copy, unless its flat tensor lies in the
                     # same storage: the state has room for the padding.
                     info = one._module_info
+                    infos.append(info)
                     prefix = places[id(info.module)]
                     name = f"{prefix}.{info.param_name}" if prefix else info.param_name
                     entry = entries[f"model.{name}"]
@@ -204,6 +206,9 @@ class Sharded:
                 self.rows[name].detach(), parameter.device_mesh, parameter.placements,
                 run_check=False, shape=parameter.shape, stride=parameter.stride())
         self.model.load_state_dict(shards, strict=False, assign=True)
+        for info in infos:  # a weight under two names in one unit stays one
+            for module, name in zip(info.shared_modules, info.shared_param_names):
+                setattr(module, name, getattr(info.module, info.param_name))
 
     def run(
         self, micro_batches: Sequence[MicroBatch], look: Callable[[int, float], None],

@@ -172,6 +172,14 @@ def test_gradients_are_those_of_ddp(tmp_path):
                 assert apart <= 1e-7, (name, tensor, apart)
 
 
+def test_a_weight_that_a_unit_has_twice_is_trained_as_one(tmp_path):
+    losses = {}
+    for name, way in {"ddp": (), "fsdp": FSDP}.items():
+        launcher = run(tmp_path / name, *way, "model=blocks:Computed", "steps=3", world=2)
+        losses[name] = sorted((e[1], e[3], e[4]) for e in launcher.said("step"))
+    assert len(losses["ddp"]) == 6 and losses["fsdp"] == losses["ddp"]
+
+
 @pytest.mark.parametrize(("settings", "said"), [
     (("strategy=mics", "mics.group=3"), "mics.group = 3 does not divide the world of 4 ranks"),
     (("strategy=fsdp", "fsdp.group=3"), "set one of 1, 2, 4"),
