@@ -123,7 +123,8 @@ def test_a_core_mutant_is_tried_by_the_tests_that_call_its_function_the_quickest
         assert mutants.tests_of(anywhere, calls) == (["other", "quick", "slow"], 2.6)
     elastic = mutant._replace(module="worker/elastic.py")  # its tests start processes
     assert mutants.tests_of(elastic, calls) == ([*mutants.MODULES[elastic.module]], 2.6)
-    slow = {f"t{number}": (10.0 + number, frozenset({f"{module}:f"})) for number in range(9)}
+    third_s = mutants.TESTS_S / 3
+    slow = {f"t{number}": (third_s + number, frozenset({f"{module}:f"})) for number in range(9)}
     assert mutants.tests_of(mutant, calls._replace(tests=slow))[0] == ["t0", "t1"]
 
 

@@ -129,6 +129,11 @@ def test_a_unit_that_no_part_of_the_network_holds_lies_across_them() -> None:
     assert slots(World(2, 3), "a b", **where) == "a b"
 
 
+def test_a_world_grows_by_whole_units_up_to_what_its_most_holds_of_them() -> None:
+    names = " ".join("abcdefghi")
+    assert slots(World(1, 11, unit=4), names, "a b c d") == "a b c d e f g h"
+
+
 # ---------------------------------------------------------------- what holds for every world
 
 
