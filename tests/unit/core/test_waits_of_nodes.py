@@ -19,13 +19,20 @@ def without_store(grade: str = "trainer", boot_s: float = 100.0, **view: float) 
     return lab
 
 
+def reasons(lab: Lab) -> list[str]:
+    """Why its launcher was ordered to leave."""
+    return [one.body.reason for one in lab.log  # type: ignore[union-attr]
+            if one.kind == "finish"]
+
+
 def ended(lab: Lab, seconds: int) -> int:
     """After how many of so many seconds the launcher was ordered to leave; -1 = it was not."""
     for second in range(seconds):
         lab.step(1.0)
         if lab.finishes():
-            assert lab.finishes() == [75] and "--rdzv-endpoint n1, which was out of reach" in next(
-                one.body.reason for one in lab.log if one.kind == "finish")  # type: ignore[union-attr]
+            (reason,) = reasons(lab)
+            assert lab.finishes() == [75]
+            assert "--rdzv-endpoint n1, which was out of reach" in reason
             return second
     return -1
 
@@ -104,8 +111,7 @@ def test_a_run_that_is_asked_to_end_gives_its_ranks_a_grace_and_says_who_asked(
     lab.step(1.0)
     lab.settle()
     assert lab.finishes() == [code]
-    assert [one.body.reason for one in lab.log if one.kind == "finish"] == [  # type: ignore[union-attr]
-        reason]
+    assert reasons(lab) == [reason]
     assert lab.plan().finished == code
 
 

@@ -22,6 +22,7 @@ from holdfast.agent.core.model import (
     RankView,
     Runbook,
     Settings,
+    Stop,
 )
 from holdfast.agent.core.run.ending import STOP_WAIT_S, Endings
 from holdfast.agent.core.run.incidents import RunIncidents
@@ -74,8 +75,8 @@ class Way:
         ready = self.recoveries.ready(ctx, ranks)
         for effect in ctx.effects:
             self.in_flight.came_true(effect.id)
-        return ready, [(one.body.node or "a", one.body.ranks, one.body.park)  # type: ignore[union-attr]
-                       for one in ctx.effects if one.kind == "stop"]
+        stops = [one.body for one in ctx.effects if isinstance(one.body, Stop)]
+        return ready, [(body.node or "a", body.ranks, body.park) for body in stops]
 
 
 DEAD = rank(0, state="ended", ended=Ended(137, 9))
