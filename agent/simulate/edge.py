@@ -132,7 +132,8 @@ class Edge:
         """kill -9: nothing in memory stays, what was sent goes its way."""
         if self.node is None:
             return
-        self.node, self.process.alive = None, False
+        self.node = None
+        self.process.kill()
         self.loop.note(self.machine.name, "agent dies: %s", why)
         self.machine.after(0.3 + 2.0 * self.rng.random(), self.start)  # systemd, or the launcher
 

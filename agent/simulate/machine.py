@@ -8,6 +8,7 @@ machine may schedule itself in any other way.
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
@@ -17,6 +18,7 @@ from ..core.model import Now
 from .loop import Action, Loop
 
 Ts = TypeVarTuple("Ts")
+UNBEGUN = inspect.CORO_CREATED
 
 
 class Machine:
@@ -110,11 +112,19 @@ class Process(asyncio.BaseEventLoop):
     def __init__(self, machine: Machine) -> None:
         super().__init__()
         self.machine = machine
-        self.alive = True  # a kill ends it between two callbacks, and nothing is tidied
+        self.alive = True
         self._due: deque[asyncio.Handle] = deque()
 
     def __del__(self) -> None:
         """It has nothing to close."""
+
+    def kill(self) -> None:
+        """It ends between two callbacks; nothing is told, nothing is tidied."""
+        self.alive = False
+        for task in asyncio.all_tasks(self):
+            work = task.get_coro()
+            if inspect.iscoroutine(work) and inspect.getcoroutinestate(work) == UNBEGUN:
+                work.close()  # Python would warn that nobody awaited it
 
     def time(self) -> float:
         return self.machine.loop.now_s

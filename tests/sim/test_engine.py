@@ -407,7 +407,7 @@ def test_tasks_and_timers_run_in_virtual_time_wait_in_a_freeze_and_end_with_a_ki
     process.machine.thaw()
     loop.run_until(3.5)
     assert done[2:] == [(2, 3.25)]
-    process.run(lambda: setattr(process, "alive", False))
+    process.kill()
     loop.run_until(9.0)
     assert len(done) == 3
 
@@ -418,7 +418,8 @@ def test_a_kill_ends_a_process_between_two_callbacks(process: Process) -> None:
     def begin() -> None:
         for number in "123":
             process.call_soon(done.append, number)
-            process.call_soon(setattr, process, "alive", number != "2")
+            if number == "2":
+                process.call_soon(process.kill)
 
     process.run(begin)
     assert done == ["1", "2"]
@@ -466,7 +467,7 @@ def test_a_record_lasts_from_its_commit_and_never_when_the_agent_dies_before(
     assert not seed.unfinished and [one.ok for one in seed.finished] == [True]
     assert seed.counters == {("actions", ("stop",)): 1.0} and not journal.stalled
     journal.append(Memory(b"second"))
-    process.alive = False
+    process.kill()
     loop.run_until(3.0)
     assert kept.seed().memory == b"first"
 
