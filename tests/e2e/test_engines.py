@@ -25,11 +25,13 @@ FAULTS = ((5, "kill", "rank_killed"), (13, "stop", "rank_stopped"), (22, "stall"
 # With copies a lost shard comes from its replica, and never from the disk, though a checkpoint is
 # there; without them from the launcher's memory.
 PARTS = {  # of rank 2
+    "sdp": "node 2 of 2, rank 1 of 2",
     "fsdp": "shard 3 of 4", "mics": "shard 1 of 2, partition group 2",
     "pipeline": "stage 1 of 2, pipeline 2",
     "pipeline in groups": "stage 1 of 2, pipeline 2, shard 2 of 2",
 }
 STRATEGIES = {
+    "sdp": ("strategy=sdp", "topology.0=a", "topology.1=a", "topology.2=b", "topology.3=b"),
     "fsdp": ("strategy=fsdp", "snapshot.every=2", "checkpoint.every=40"),
     "mics": ("strategy=mics", "mics.group=2"),
     "pipeline": ("strategy=pipeline", "pipeline.stages=2"),
