@@ -34,6 +34,7 @@ ASKING_MAX, ANSWERING_MAX = 32, 16  # questions at a time, our own and the other
 ANSWER_MAX = 2 << 20  # of one answer
 PINGS_KEPT = 64  # whose answers may still come
 SLOW_LEASES = 0.2  # of a lease between two beats without news
+BACK_LEASES = 2.0  # a new agent has its node's launchers again by then, or its node is lost by age
 
 
 class Address(NamedTuple):
@@ -164,6 +165,7 @@ class Peers:
         self._news: tuple[object, ...] = ()
         self._beats: dict[tuple[str, str], Beat] = {}
         self._known: dict[str, dict[str, int]] = {}  # node -> run -> generation
+        self._spoken: dict[str, tuple[str, frozenset[str]]] = {}  # node -> life, runs told of last
         self._lost: frozenset[str] = frozenset()
         self._server: asyncio.Server | None = None
         self._incoming: set[asyncio.Task[None]] = set()
@@ -224,8 +226,8 @@ class Peers:
         for key, beat in list(self._beats.items()):
             if key[0] not in self.addresses and beat.boot_s < old_s:
                 del self._beats[key]
-                self._known.pop(key[0], None)
-                self.instances.pop(key[0], None)
+                for kept in (self._known, self.instances, self._spoken):
+                    kept.pop(key[0], None)
 
     def ping_s(self) -> float:
         """Among many, each is pinged less often: what one node sends stays bounded."""
@@ -375,14 +377,21 @@ class Peers:
             self.listener.beats_came(told, bool(message.get("news")))
 
     def _keep(self, name: str, told: Told) -> None:
-        """A node speaks for itself alone, and what it does not say any more is over."""
+        """A node speaks for itself alone, and what it does not say any more is over.  An agent that
+        has just begun says nothing yet of runs whose launchers are about to come back to it: what
+        the one before it said of them stands, and ages."""
         now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        life = self.instances.get(name, "")
+        before, runs = self._spoken.get(name, ("", frozenset()))
         self._known[name] = dict(told.known[:BEATS_MAX])
-        for key in [key for key in self._beats if key[0] == name]:
-            del self._beats[key]
+        old_s = now_s - BACK_LEASES * self.lease_s()
+        for key, kept in list(self._beats.items()):
+            if key[0] == name and (kept.boot_s < old_s or life == before and key[1] in runs):
+                del self._beats[key]
         for beat in told.beats:
             if beat.node == name and len(self._beats) < BEATS_MAX:
                 self._beats[name, beat.run] = msgspec.structs.replace(beat, boot_s=now_s)
+        self._spoken[name] = life, frozenset(beat.run for beat in told.beats[:BEATS_MAX])
 
     # ------------------------------------------------------------- asking a kernel
 

@@ -87,6 +87,24 @@ def test_a_beat_arrives_at_once_and_with_the_receivers_time() -> None:
     asyncio.run(body())
 
 
+def test_an_agent_that_has_begun_anew_takes_back_no_beat_before_its_launchers_are_back() -> None:
+    """Without one its node counts as never heard of, and so as lost at once."""
+    def said(life: str, told: Told) -> tuple[Beat, ...]:
+        hears.peers.instances["b"] = life
+        hears.peers._keep("b", told)
+        return hears.peers.heard()
+
+    hears = Agent("a")
+    (before,) = said("first life", Told((beat("b", 3),)))
+    assert said("second life", Told()) == (before,)  # with its old time: it ages
+    (after,) = said("second life", Told((beat("b", 3),)))
+    assert after.boot_s > before.boot_s
+    assert said("second life", Told()) == ()  # that launcher is gone
+    said("second life", Told((beat("b", 3), beat("b", run="s"))))
+    hears.peers.lease_s = lambda: 0.0
+    assert said("third life", Told()) == ()  # nothing ages for ever
+
+
 def test_steps_are_no_news_and_ranks_states_are() -> None:
     def told(**more: object) -> Told:
         return Told((beat("a", ranks=(RankView(0, "a", 7, 1, **more),)),))  # type: ignore[arg-type]
