@@ -162,10 +162,12 @@ def ends(known: Iterable[Found], nodes: Sequence[str]) -> dict[str, str]:
 
 
 def answers(found: Found, nodes: Iterable[str]) -> bool:
-    """Whether nothing about these is hurt or unknown, so that a start needs no test of them."""
+    """Whether nothing about these is hurt or unknown, nor a link between two of them broken, so that
+    a start needs no test of them."""
     asked = set(nodes)
     named = {hurt.node for hurt in found.hurt} | {node for node, _ in found.unknown}
-    return asked <= set(found.nodes) and not asked & named
+    cut = any(link.state == BROKEN and asked.issuperset(link.nodes) for link in found.links)
+    return asked <= set(found.nodes) and not asked & named and not cut
 
 
 def sentence(found: Found, out: Mapping[str, str]) -> str:

@@ -66,7 +66,9 @@ class PeerGate:
     def names_hurt(self, ctx: Context) -> dict[str, str]:
         """Who leads writes down who is hurt, once each, and what else was found; node -> why."""
         known = tests_in_force(ctx, ctx.view.generation > 0) if self._counts(ctx) else []
-        hurt, _ = node_tests.left_out(known, ctx.settings)
+        found, _ = node_tests.left_out(known, ctx.settings)
+        own = {one.node for one in self.document.nodes(ctx, self.document.current(ctx))}
+        hurt = {node: one for node, one in found.items() if node in own}  # the store holds all runs'
         named = dict(self.state.peers.named)
         for node in named.keys() - hurt.keys():
             self.incidents.close_note(ctx, named.pop(node), "it is not known to be hurt any more")

@@ -297,7 +297,8 @@ class StartGate:
 
     def _of_peers(self, ctx: Context, joins: bool) -> Iterator[Refusal]:
         """What the run's nodes found of this one, when they were tested with each other."""
-        out, common = node_tests.left_out(tests_in_force(ctx, joins), ctx.settings)
+        own = [one for one in tests_in_force(ctx, joins) if ctx.view.node in one.nodes]
+        out, common = node_tests.left_out(own, ctx.settings)
         if common:
             self._common(ctx, common)
         hurt = out.get(ctx.view.node)

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from fleet import World
 
+from holdfast.agent.core.checks.node_tests import Found, Hurt, written
 from holdfast.agent.core.model import CheckVerdict, Doc, GateSettings, NodeTests, Settings
 from holdfast.agent.core.run.start_gate import AGAIN_S
 
@@ -150,6 +151,28 @@ def test_who_was_hurt_is_tested_again_at_once_by_the_next_start() -> None:
     requeued(made)
     made.run(10)
     assert len(rounds(made)) == 1 and sorted(made.plan().members) == list("abcd")
+
+
+def test_a_broken_link_is_tested_again_by_the_next_start() -> None:
+    made = fleet("abcd", 4, least=3, world=World({("b", "c"): 0.0}))
+    made.run(12)
+    requeued(made)
+    made.run(12)
+    assert len(rounds(made)) == 1 and sorted(made.plan().members) == ["a", "b", "d"]
+
+
+def test_what_another_run_found_of_its_own_nodes_is_not_told_of_this_one() -> None:
+    made = fleet("abc", 3)
+    others = tuple("uvwxyz")
+    hurt = tuple(Hurt(name, "slow", "slow", "look") for name in others)
+    wall_s = 1e9 + made.labs["a"].boot_s + 1.0
+    for number, found in enumerate((Found(others, wall_s, hurt[:1]), Found(others, wall_s, hurt))):
+        key = f"tested/{others[number]}"
+        made.docs[key] = Doc(key, 1, written((), found))
+    made.run(10)
+    assert sorted(made.plan().members) == list("abc") and not open_notes(made)
+    assert not any(one.detector == "peers" or "common" in one.reason
+                   for lab in made.labs.values() for one in lab.decision.incidents)
 
 
 def test_tests_that_never_return_hold_up_nobody_for_longer_than_their_limit() -> None:
