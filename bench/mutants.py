@@ -39,7 +39,7 @@ SEED = 20261122
 EACH = 10  # mutants of a module, unless told otherwise
 # Of one mutant's tests, and so many times what they took without it: an endless loop is noticed.
 LIMIT_S, LIMIT_TIMES = 30.0, 2.0
-TESTS_S = 60.0  # the quickest of the core's tests that take so long together, while calls are told
+TESTS_S = 60.0  # seconds of the quickest tests, together, that try one mutant of the core
 CALLS_LIMIT_S = 600.0  # of a module's tests without any mutant
 WANTED = 0.9
 # `X | None` in an annotation is never evaluated, and short texts and small numbers that are equal
@@ -56,12 +56,13 @@ CORE = tuple(f"tests/unit/core/test_{name}.py" for name in (
     "silence", "ledger", "known_causes", "cluster", "small_parts", "edges", "loops", "hang",
     "climb", "layout", "start_gate", "exclusion", "gate_of_nodes", "cut_off", "pause",
     "many_nodes", "named_ranks", "incident_book", "compile_waits", "run_rules",
-    "way_back", "waits_of_nodes"))
+    "way_back", "waits_of_nodes", "fences", "peer_gate", "node_tests"))
 DECIDING = (
     "ladder.py", "ledger.py", "incidents/book.py", "effects/in_flight.py",
     *(f"run/{name}.py" for name in (
         "policy", "plan", "validity", "reconcile", "members", "layout", "case", "stage", "recovery",
-        "start_gate", "ending", "progress", "operator", "causes")),
+        "start_gate", "ending", "progress", "operator", "causes", "fences", "peer_gate")),
+    "checks/node_tests.py",
     *(f"nodes/{name}.py" for name in ("repair", "breaker", "exclusions", "stale_locks")),
     *(f"detect/ranks/{name}.py" for name in (
         "ended", "hang", "limits", "collective", "known_causes", "compiling")))

@@ -1,4 +1,4 @@
-"""Whether a silent node's kernel answers: asked where no answer costs that node anything.
+"""Whether a silent node's kernel answers, asked without filling its agent's queue.
 
 Owns the questions to one node's address, and what became of them in one silence.  A connection to
 a port where nobody listens is refused by the kernel alone, as often as it is asked.  One to the

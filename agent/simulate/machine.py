@@ -1,4 +1,4 @@
-"""A virtual machine: its clocks, its freezing, its death; and a process on it.
+"""A simulated node: its clocks, its freezing, its death; and a process on it.
 
 Owns what is common to everything that runs on one machine.  Work scheduled through `after` is
 lost when the machine dies and waits while it is frozen, as a process's would; nothing on a

@@ -211,16 +211,18 @@ RECOVERY = Board("recovery", "Holdfast: recovery", "How fast faults are found an
         quiet="none"),
     Panel("Restarts by fault", "Generations that a fault made necessary.", "none", (
         ("sum by (fault) (" + gained("holdfast_restarts_total") + ")", ""),), "table",
-        quiet="none"),
+        quiet="none", high=6),
     Panel("Restarts left", "Of --max-restarts; at 0 the next fault ends the run.", "none", (
         ("min by (run) (holdfast_run_restarts_left)", ""),), "table",
-        steps=((None, "red"), (1.0, "green")), links=(_TO_RUN,), quiet="no run"),
+        steps=((None, "red"), (1.0, "green")), links=(_TO_RUN,), quiet="no run", high=6),
     Panel("Detector precision", "Verdicts that turned out true, less those that a person "
-          "labelled false.", "percentunit", ((PRECISION, ""),), "table", quiet="no verdict yet"),
+          "labelled false.", "percentunit", ((PRECISION, ""),), "table",
+          quiet="no verdict yet", high=6),
     Panel("Budgets left", "Of each runbook that was spent from; at 0 the next such fault climbs "
           "its ladder.", "none", (
               ("min by (run, fault, action) (holdfast_run_budget_left)", ""),), "table",
-          steps=((None, "red"), (1.0, "green")), links=(_TO_RUN,), quiet="none was spent from"),
+          steps=((None, "red"), (1.0, "green")), links=(_TO_RUN,), quiet="none was spent from",
+          high=6),
 ))
 BOARDS = (FLEET, ONE_RUN, ONE_NODE, RECOVERY)
 PROVISIONING = ("dashboards.yml", "datasource.yml")

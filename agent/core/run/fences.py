@@ -1,4 +1,4 @@
-"""Whether a script's ranks on a node that went silent have ended, for all that it may not know.
+"""Whether the ranks of a script on a silent node must have ended by now.
 
 Owns how long a script's next generation waits for the permits of the one before.  A node that hears
 nobody, but reads the store, has its ranks compute on with good reason until it reads that the
@@ -27,7 +27,7 @@ class Fences:
 
     def __init__(self) -> None:
         self._seen = (-1, -1)  # version and generation of the document
-        self._missed_s: dict[str, float] = {}  # node -> since when the document says that it is
+        self._missed_s: dict[str, float] = {}  # node -> since when the document lists it as unheard
         self._ended: set[str] = set()  # where all ranks of this generation were seen ended
 
     def see(self, ctx: Context, plan: Plan | None, version: int) -> None:
@@ -35,7 +35,7 @@ class Fences:
         if plan is None or ctx.view.grade != SCRIPT:
             return
         if version - self._seen[0] > 1:
-            self._missed_s = {}  # one between may have said that all is well
+            self._missed_s = {}  # a version that was skipped may have cleared it
         if plan.generation != self._seen[1]:
             self._ended = set()
         self._seen = (version, plan.generation)
