@@ -256,7 +256,7 @@ def screenshot(page: str, file: Path, width: int, height: int, *more: str) -> No
 
 class Nodes:
     """Two nodes on this machine, whose GPUs, cards and kernel's logs are files: one with the run
-    whose ranks are broken, one with a GPU that was lost.  A thread (`_live`) moves their readings."""
+    whose ranks are broken, one with a GPU that was lost.  A thread moves their readings."""
 
     NAMES = ("gpu-node-17", "gpu-node-18")
 

@@ -280,7 +280,7 @@ class Checks(msgspec.Struct, frozen=True):
     ] = ()
     peers_limit_s: Annotated[
         float,
-        Meta(ge=20, le=3600, description=(
+        Meta(ge=30, le=3600, description=(
             "how long such a start waits for these tests; what is not known then is unknown, and "
             "it starts"
         )),

@@ -28,6 +28,7 @@ from .state import AgentState
 
 ATTEND = "attend"  # the question
 ASK_S = 3.0  # for an agent's word that it takes part; 32 are asked at a time
+ASKING_S = 2 * ASK_S  # for all of them: many that are silent keep nobody else waiting for longer
 MARGIN_S = 2.0  # the child is ended before the effect's deadline, and says why
 LIMIT_MAX_S = 3600.0
 NAME = "tests between nodes"
@@ -48,7 +49,7 @@ class PeerRounds:
         """Has the nodes come to this one, which coordinates, and says what was found."""
         if self._is_busy(body.run):
             return EffectOutcome(effect.id, False, self._busy_words())
-        limit_s = effect.deadline_s - ASK_S - MARGIN_S
+        limit_s = effect.deadline_s - ASKING_S - MARGIN_S
         addresses = {name: one.host for name, one in self._part.peers.addresses.items()}
         others = [name for name in body.nodes if name != self._state.name]
         away = dict.fromkeys((name for name in others if name not in addresses), NOT_KNOWN)
@@ -59,7 +60,8 @@ class PeerRounds:
             return EffectOutcome(effect.id, False, f"{self._part.host}: {error}")
         question = {"what": ATTEND, "run": body.run, "id": effect.id, "limit_s": limit_s,
                     "leader": [self._state.name, self._part.host], "port": port}
-        answers = await asyncio.gather(*(self._ask(name, question) for name in others))
+        until_s = asyncio.get_running_loop().time() + ASKING_S
+        answers = await asyncio.gather(*(self._ask(name, question, until_s) for name in others))
         away |= {name: why for name, why in zip(others, answers, strict=True) if why}
         names = [name for name in others if name not in away]
         if not names:
@@ -72,8 +74,10 @@ class PeerRounds:
             return EffectOutcome(effect.id, False, answer.error or "no report that can be read")
         if found.problem:
             return EffectOutcome(effect.id, False, found.problem)
+        told = list(away.items())
+        rest = ((name, "") for name, _ in told[NAMED_MAX:])  # who is named nowhere is well
         found = msgspec.structs.replace(
-            found, unknown=(*found.unknown, *away.items())[:NAMED_MAX])
+            found, unknown=(*found.unknown, *told[:NAMED_MAX], *rest))
         return EffectOutcome(effect.id, True, "", msgspec.json.encode(found).decode())
 
     def attend(self, node: str, question: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,12 +105,15 @@ class PeerRounds:
 
     # ------------------------------------------------------------ within
 
-    async def _ask(self, name: str, question: dict[str, Any]) -> str:
+    async def _ask(self, name: str, question: dict[str, Any], until_s: float) -> str:
         """Why a node takes no part; "" = it does."""
         try:
-            await self._part.peers.ask(name, question, ASK_S)
+            async with asyncio.timeout_at(until_s):
+                await self._part.peers.ask(name, question, ASK_S)
         except ConnectionError as error:
             return str(error)
+        except TimeoutError:
+            return f"too many others did not answer within {ASKING_S:g} s"
         return ""
 
     async def _told(self, run: str, id: str, asked: Asked) -> None:

@@ -28,7 +28,8 @@ from .member import Heard, attend
 from .transport import Refused
 
 TOKEN_VARIABLE = "HOLDFAST_NODE_TESTS_TOKEN"
-JOIN_SHARE, JOIN_MAX_S = 0.125, 10.0  # of the limit: who was asked and took it comes at once
+JOIN_SHARE, JOIN_MAX_S = 0.125, 10.0  # of the limit: who was asked and took it comes at once,
+JOIN_LEAST_S = 9.0  # and whoever asks comes when it has asked all of them
 READY_SHARE = 0.375  # until torch is imported, which a cold disk makes the longest part
 EXCHANGE_SHARE, EXCHANGE_MAX_S = 0.125, 15.0
 PR_SET_PDEATHSIG = 1
@@ -53,7 +54,7 @@ def plan_of(asked: Asked, token: bytes) -> Plan:
     limit_s = asked.limit_s
     return Plan(
         [Peer(*one) for one in asked.peers], token, asked.port,
-        min(JOIN_MAX_S, JOIN_SHARE * limit_s), min(EXCHANGE_MAX_S, EXCHANGE_SHARE * limit_s),
+        min(JOIN_MAX_S, max(JOIN_LEAST_S, JOIN_SHARE * limit_s)), min(EXCHANGE_MAX_S, EXCHANGE_SHARE * limit_s),
         usual=lambda model: kept.usual(Path(asked.folder), model, 0),
         ready_s=READY_SHARE * limit_s, groups=asked.groups, candidates=1)
 

@@ -61,15 +61,17 @@ def found_of(report: Report, took_s: float = 0.0) -> Found:
     """What of a report concerns a start."""
     bad = [row for row in report.rows if row.state in (SLOW, BROKEN)]
     silent = [(row.node, row.reason[:TEXT_MAX]) for row in report.rows if row.state == UNKNOWN]
-    if report.common:
-        silent = [(node, why) for node, why in silent if why != report.common[:TEXT_MAX]]
+    # Who is named nowhere is well: beyond what is told of each, the name alone stays.
+    rest = [(row.node, "") for row in bad[NAMED_MAX:]] + [
+        (node, "") for node, _ in silent[NAMED_MAX:]]
     return Found(
         hurt=tuple(Hurt(row.node, row.state, _reason(row), row.todo[:TEXT_MAX], tuple(
             (what, gave[:TEXT_MAX]) for what, gave in row.evidence[:EVIDENCE_SHOWN]))
             for row in bad[:NAMED_MAX]),
         links=tuple(BadLink(one.nodes, one.state, f"{one.reason} ({one.evidence})"[:TEXT_MAX])
                     for one in report.links[:NAMED_MAX]),
-        unknown=tuple(silent[:NAMED_MAX]), notes=tuple(_notes(report))[:NAMED_MAX], took_s=took_s)
+        unknown=(*silent[:NAMED_MAX], *rest), notes=tuple(_notes(report))[:NAMED_MAX],
+        took_s=took_s)
 
 
 def _reason(row: Row) -> str:
@@ -81,7 +83,7 @@ def _reason(row: Row) -> str:
 
 def _notes(report: Report) -> Iterator[str]:
     if report.common:
-        yield report.common
+        yield report.common[:TEXT_MAX]
     for group in report.groups:
         if group.state != "good":
             yield f"{group.label} of {len(group.nodes)} nodes: {group.state}, {group.reason}"[
@@ -126,7 +128,7 @@ def left_out(known: Iterable[Found], settings: Settings) -> tuple[dict[str, Hurt
     out: dict[str, Hurt] = {}
     common = ""
     for one in known:
-        for node in out.keys() & set(one.nodes) if out else ():
+        for node in out.keys() & proven(one):
             del out[node]
         names = tuple(hurt.node for hurt in one.hurt)
         is_open, why = breaker.is_open({PEERS: names}, PEERS, len(one.nodes), settings)
@@ -134,6 +136,11 @@ def left_out(known: Iterable[Found], settings: Settings) -> tuple[dict[str, Hurt
         if not is_open:
             out |= {hurt.node: hurt for hurt in one.hurt}
     return out, common
+
+
+def proven(found: Found) -> set[str]:
+    """Of whom these tests say what they are: what was known of the others stands."""
+    return set(found.nodes) - {node for node, _ in found.unknown}
 
 
 def words(hurt: Hurt) -> str:
@@ -146,7 +153,7 @@ def ends(known: Iterable[Found], nodes: Sequence[str]) -> dict[str, str]:
     such a link are well: it goes who has more of them, and of two alike the later one."""
     newest: dict[Pair, str] = {}
     for one in known:
-        tested = set(one.nodes)
+        tested = proven(one)
         newest = {pair: why for pair, why in newest.items() if not tested.issuperset(pair)}
         newest |= {link.nodes: link.reason for link in one.links if link.state == BROKEN}
     cut = {pair: why for pair, why in newest.items() if set(pair) <= set(nodes)}
@@ -162,8 +169,8 @@ def ends(known: Iterable[Found], nodes: Sequence[str]) -> dict[str, str]:
 
 
 def answers(found: Found, nodes: Iterable[str]) -> bool:
-    """Whether nothing about these is hurt or unknown, nor a link between two of them broken, so that
-    a start needs no test of them."""
+    """Whether nothing about these is hurt or unknown, nor a link between two of them broken, so
+    that a start needs no test of them."""
     asked = set(nodes)
     named = {hurt.node for hurt in found.hurt} | {node for node, _ in found.unknown}
     cut = any(link.state == BROKEN and asked.issuperset(link.nodes) for link in found.links)
@@ -182,6 +189,7 @@ def sentence(found: Found, out: Mapping[str, str]) -> str:
             "both take part")
         then = f"{one} takes no ranks" if one else spared
         told.append(f"link {' - '.join(link.nodes)} is {link.state}, {then}: {link.reason}")
-    told += [f"{node} is unknown, and takes part: {why}" for node, why in found.unknown]
+    told += [f"{node} is unknown, and takes part: {why}" for node, why in found.unknown
+             if why and why not in found.notes]
     told += found.notes
     return f"tests between its nodes: {'; '.join(told)}" if told else ""

@@ -68,7 +68,7 @@ class PeerGate:
         known = tests_in_force(ctx, ctx.view.generation > 0) if self._counts(ctx) else []
         found, _ = node_tests.left_out(known, ctx.settings)
         own = {one.node for one in self.document.nodes(ctx, self.document.current(ctx))}
-        hurt = {node: one for node, one in found.items() if node in own}  # the store holds all runs'
+        hurt = {node: one for node, one in found.items() if node in own}  # of this run
         named = dict(self.state.peers.named)
         for node in named.keys() - hurt.keys():
             self.incidents.close_note(ctx, named.pop(node), "it is not known to be hurt any more")

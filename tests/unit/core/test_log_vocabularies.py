@@ -63,6 +63,12 @@ def test_a_consequence_beside_a_root_is_not_the_root() -> None:
         ("attempt 5 of 5 failed: read timed out", False), ("4 attempts remaining", True),
         ("0 retries left", False), ("this won't affect the run", True),
         ("failed; giving up before the next attempt", False), ("batch 2/5 failed", False),
+        ("this is expected on the first step", True),
+        ("connection reset, 4 s until the next attempt", True),
+        ("RuntimeError: weight is expected on cuda:0 but got cpu", False),
+        ("dataset shard 17 is corrupt: rebuilding failed", False),
+        ("error: GPU 3 fell off the bus, reboot before the next job", False),
+        ("[Errno 28] No space left on device, cannot write before next checkpoint", False),
     ],
 )
 def test_whether_a_line_says_that_the_work_goes_on(line: str, goes_on: bool) -> None:

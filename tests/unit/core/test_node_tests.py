@@ -11,6 +11,7 @@ from fleet import Flight, Place, World, names
 from holdfast.agent.core.checks import node_tests
 from holdfast.agent.core.checks.judge import BROKEN, SLOW
 from holdfast.agent.core.checks.node_tests import BadLink, Found, Hurt, found_of
+from holdfast.agent.core.checks.preflight import Report, Row
 from holdfast.agent.core.model import Doc, Documents, Settings
 
 ALWAYS = Settings(single_node=False)
@@ -78,6 +79,27 @@ def test_many_hurt_nodes_are_no_nodes_fault() -> None:
     assert node_tests.left_out([two], ALWAYS)[0].keys() == set(nodes[:2])
     whole = found(World(dict.fromkeys(names(8)[:6], 0.0)))
     assert not refused(whole) and "a cause in common" in node_tests.sentence(whole, {})
+    assert node_tests.sentence(whole, {}).count("a cause in common") == 1
+    assert not node_tests.answers(whole, nodes)  # the next start asks again
+
+
+def test_what_was_found_of_a_node_or_link_stands_until_tests_prove_the_contrary() -> None:
+    hurt, cut = found(World({"n002": 0.0})), found(World({("n002", "n003"): 0.0}))
+    silent = Found(tuple(names(COUNT)), 2.0, unknown=(("n002", "it trains for another run"),))
+    well = found(World(), wall_s=3.0)
+    assert node_tests.left_out([hurt, silent], ALWAYS)[0].keys() == {"n002"}
+    assert node_tests.left_out([hurt, silent, well], ALWAYS) == ({}, "")
+    assert node_tests.ends([cut, silent], names(COUNT)).keys() == {"n003"}
+    assert not node_tests.ends([cut, silent, well], names(COUNT))
+
+
+def test_of_many_hurt_nodes_none_passes_for_well_because_it_is_not_told_of() -> None:
+    many = names(2 * node_tests.NAMED_MAX)
+    rows = tuple(Row(node, BROKEN, "x", "y") for node in many)
+    made = msgspec.structs.replace(found_of(Report(rows, (), (), "", 1, 1)), nodes=(*many, "good"))
+    assert len(made.hurt) == node_tests.NAMED_MAX
+    assert not any(node_tests.answers(made, [node]) for node in many)
+    assert node_tests.answers(made, ["good"])
 
 
 def test_the_newest_tests_of_a_node_speak() -> None:

@@ -77,9 +77,10 @@ GOES_ON = re.compile(
     r"not indicate an error|can (?:be )?(?:safely )?ignored?|defaulting to|starting from scratch|"
     r"will be (?:disabled|ignored|skipped|retried)|reconnect(?:ed|ing)|\d+ dropped|"
     r"(?:won.t|will not|does not|doesn.t|should not) (?:affect|matter|harm)|backing off|"
-    r"will (?:try|retry)|next (?:attempt|try|retry)|(?:before|until) (?:the )?(?:next|retry)|"
+    r"will (?:try|retry)|next (?:attempt|try|retry)|(?:before|until) (?:the )?(?:next )?(?:retry|attempt|try)|"
     r"(?!0)\d{1,6} (?:attempts?|retries|tries) (?:left|remaining)|non-?fatal|not fatal|harmless|"
-    r"(?:this )?is (?:to be )?expected (?:when|if|with|without|on|during|behaviou?r)|rebuilding|"
+    r"(?:this|that|it|which) is (?:to be )?expected (?:when|if|with|without|on|during|behaviou?r)|"
+    r"rebuilding (?:it|the|from|cache|index)|"
     r"(?:removed|dropp(?:ed|ing)|filter(?:ed|ing) out|exclud(?:ed|ing)|discard(?:ed|ing)) "
     r"(?:\d+|samples?|images?|rows?|records?|shards?)|succeeded after)\b"
 )
