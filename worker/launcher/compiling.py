@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import time
 from typing import Iterable, Iterator, List, Tuple
 
@@ -41,7 +42,8 @@ VARIABLES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TORCH_EXTENSIONS_DI
 # Neuron's runtime says once a minute for which program it waits, and does not hold that lock open.
 NEURON_WAITS = re.compile(rb"Another process must be compiling (/[^\s,]+)")
 STREAMS = ("stdout.log", "stderr.log")
-TAIL_BYTES = 8192
+TAIL_BYTES = 2048
+SAID_S = 150.0  # two of its minutes, and some: a log that is older says nothing of now
 NEURON_URL, NEURON_FLAGS, NEURON_FLAG = (
     "NEURON_COMPILE_CACHE_URL", "NEURON_CC_FLAGS", "--cache_dir")
 
@@ -181,10 +183,13 @@ def open_files(pid: int, proc: str = "/proc") -> Iterator[str]:
 
 
 def _tail(path: str) -> bytes:
-    """The end of a rank's log; empty where there is none."""
+    """The end of a rank's log; empty where there is none, or nothing came in the last minutes."""
     try:
-        with open(path, "rb", buffering=0) as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb", 0) as file:
+            found = os.fstat(file.fileno())
+            if not stat.S_ISREG(found.st_mode) or time.time() - found.st_mtime > SAID_S:
+                return b""
+            file.seek(max(0, found.st_size - TAIL_BYTES))
             return file.read(TAIL_BYTES) or b""
     except OSError:
         return b""

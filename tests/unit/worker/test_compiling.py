@@ -177,5 +177,7 @@ def test_a_rank_that_says_for_which_program_it_waits_awaits_the_lock_beside_it(t
     assert watch.look([rank], 30.0) == f"rank 1 awaits {lock}"
     moving = rank_of(os.getpid(), still_s=0.1)
     assert watch.look([moving], 40.0) == ""
+    os.utime(log, (time.time() - 600.0,) * 2)  # it would have said so again
+    assert watch.look([rank], 45.0) == ""
     log.write_text("Another process must be compiling /etc/passwd, been waiting for: 1 minutes\n")
     assert watch.look([rank], 50.0) == ""
