@@ -21,6 +21,7 @@ from ..core.model import (
     NodeOrder,
     NodeTests,
     RunCheck,
+    Start,
     Stop,
     StoreWrite,
     TakeEvidence,
@@ -78,8 +79,8 @@ class Writes(Protocol):
 class EffectInFlight:
     """An effect that has begun and has no outcome yet, and the launcher that it was decided for."""
 
-    def __init__(self, effect: Effect, launcher: LauncherId) -> None:
-        self.effect = effect
+    def __init__(self, effect: Effect, launcher: LauncherId, begun_s: float) -> None:
+        self.effect, self.begun_s = effect, begun_s
         self.run = run_of(effect)
         self.launcher = launcher
         self.timer: asyncio.TimerHandle | None = None
@@ -170,7 +171,8 @@ class Performer:
             return
         for effect in fresh:
             # Bound here, in the step that decided it: pids and ranks are those of this launcher.
-            self._flights[effect.id] = EffectInFlight(effect, self._launcher_of(run_of(effect)))
+            self._flights[effect.id] = EffectInFlight(
+                effect, self._launcher_of(run_of(effect)), self._loop.time())
         for effect in fresh:
             if _is_lease(effect) and isinstance(effect.body, StoreWrite):
                 # Waits for no disk and no other write: a leader whose renewal is late leads no
@@ -284,6 +286,10 @@ class Performer:
                 max(0.05, effect.deadline_s), self._too_late, effect)
         body = msgspec.to_builtins(effect.body)
         body.pop("type", None)
+        if isinstance(effect.body, Start) and effect.body.permit_s:
+            # Counted from the decision: who decided may have stood still since, or who reads may.
+            left_s = effect.body.permit_s - (self._loop.time() - flight.begun_s)
+            body["permit_until_boot_s"] = time.clock_gettime(time.CLOCK_BOOTTIME) + left_s
         fields = {"t": "do", "id": effect.id, "kind": effect.kind, "body": body}
         try:
             why_not = self._order(flight.run, fields)

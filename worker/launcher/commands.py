@@ -182,7 +182,11 @@ class Commands:
         if int(body["world"]) != len(body["ranks"]) and "group" not in body:
             raise Refused("the agent names no place of this node among the others")
         permit_s = float(body.get("permit_s") or 0.0)
-        deadline = time.clock_gettime_ns(time.CLOCK_BOOTTIME) + int(permit_s * 1e9)
+        now_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        until_s = float(body.get("permit_until_boot_s") or 0.0)  # not said by the release before
+        deadline = int(until_s * 1e9) if until_s else now_ns + int(permit_s * 1e9)
+        if permit_s and deadline <= now_ns:
+            raise Refused("the permit of generation %d ran out before it was read" % generation)
         self.ranks.begin(StartCommand(
             generation=generation,
             ranks=tuple(int(r) for r in body["ranks"]),

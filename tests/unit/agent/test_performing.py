@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 from fakes import until
@@ -101,6 +102,26 @@ def test_what_an_earlier_life_left_is_never_done_again(tmp_path):
         outcomes = await until(lambda: len(one.outcomes([], 0.0)) == 2 and one.outcomes([], 0.0))
         assert {each.id: each.ok for each in outcomes} == {left.id: False, PUT.id: True}
         assert (fresh, orders, said) == ([PUT], [], [])
+        await one.close()
+
+    asyncio.run(scenario())
+
+
+def test_a_permit_counts_from_the_decision_however_late_its_order_leaves(tmp_path, monkeypatch):
+    async def scenario():
+        packets, loop = [], asyncio.get_running_loop()
+        one, _ = made(tmp_path)
+        one._order = lambda run, fields: packets.append(fields) or ""
+        body = Start("r", 2, (0,), (), 1, Resume("own"), "x", permit_s=10.0)
+        effect = Effect("2/run/r/start/1", "start", "run/r", "x", 5.0, body)
+        one.perform(one.fresh([effect]), None)
+        decided_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        time_of, late_s = loop.time, 4.0
+        loop.time = lambda: time_of() + late_s  # the agent stood still
+        await until(lambda: packets)
+        loop.time = time_of
+        until_s = packets[0]["body"]["permit_until_boot_s"]
+        assert until_s < decided_s + 10.0 - late_s + 1.0
         await one.close()
 
     asyncio.run(scenario())

@@ -420,6 +420,21 @@ def test_a_permit_reaches_each_page(launchers):
     assert [p.fields[pages.F_PERMIT] for p in one.ranks.living()] == [77, 77]
 
 
+def test_a_permit_ends_when_its_order_says_and_none_starts_what_is_over(launchers):
+    one = shell(launchers, "exec sleep 600", ranks="2")
+    told = commands.Commands(one.state, one.ranks, None, SimpleNamespace(channel=None), None, None,
+                             None)
+    now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    order = {"ranks": [0, 1], "world": 2, "resume": {"kind": "own"}, "permit_s": 10.0}
+    told.carry_out("start", "late", {**order, "generation": 1, "permit_until_boot_s": now_s - 1.0})
+    assert "permit of generation 1 ran out" in told.outcomes[-1]["error"]
+    assert not one.ranks.living()
+    told.carry_out("start", "soon", {**order, "generation": 2, "permit_until_boot_s": now_s + 7.0})
+    assert told.outcomes[-1]["ok"] and one.ranks.permit_ns == int((now_s + 7.0) * 1e9)
+    told.carry_out("start", "older", {**order, "generation": 3})  # an agent of the release before
+    assert one.ranks.waiting.permit_ns >= int((now_s + 10.0) * 1e9)
+
+
 def test_an_order_to_stop_ends_whom_it_names_of_its_generation(launchers):
     one = shell(launchers, "exec sleep 600", ranks="3")
     one.ranks.begin(command(2, ranks=(0, 1, 2)))
