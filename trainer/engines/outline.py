@@ -27,31 +27,34 @@ def outlined(build: Callable[[], nn.Module]) -> nn.Module:
             model = build()
         drawn = torch.get_rng_state()
         torch.manual_seed(torch.initial_seed())  # as `build` began
-        if torch.equal(drawn, torch.get_rng_state()):
+        if torch.equal(drawn, torch.get_rng_state()) and not _holds_meta(model):
             return model
     return _with_parameters(build(), _hollow)
 
 
 @contextlib.contextmanager
 def _without_memory() -> Iterator[None]:
-    """Parameters lose their memory as a module takes them; one that two modules take stays one."""
+    """A parameter is on the meta device from when the first module takes it, for whoever holds it:
+    its shape stays, and whoever reads a value fails or gets a tensor on meta."""
     register = nn.Module.register_parameter
-    taken = dict[int, tuple[nn.Parameter, nn.Parameter]]()
 
     def hollowed(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
         register(module, name, parameter)
-        if type(parameter) is not nn.Parameter or parameter.is_meta:
-            return
-        if id(parameter) not in taken:
-            taken[id(parameter)] = parameter, _hollow(parameter)
-            parameter.data = parameter.data.new_empty(0)
-        module._parameters[name] = taken[id(parameter)][1]
+        if type(parameter) is nn.Parameter and not parameter.is_meta:
+            torch.utils.swap_tensors(parameter, _hollow(parameter))
 
     nn.Module.register_parameter = hollowed  # type: ignore[method-assign,assignment]
     try:
         yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def _holds_meta(model: nn.Module) -> bool:
+    """Whether something was computed of weights: a buffer or an attribute that is on meta."""
+    held = (one for module in model.modules()
+            for one in (*module._buffers.values(), *vars(module).values()))
+    return any(isinstance(one, Tensor) and one.is_meta for one in held)
 
 
 def _hollow(parameter: nn.Parameter) -> nn.Parameter:

@@ -69,6 +69,24 @@ def test_an_outline_is_the_model_without_its_weights(monkeypatch, kind, options,
         assert torch.equal(made.table, whole.table)
 
 
+def test_what_a_model_computes_of_its_weights_is_as_in_the_whole_one():
+    """It holds the parameter as well as its module does, and asks it for its size or its values."""
+    class Asking(nn.Module):
+        def __init__(self, options):
+            super().__init__()
+            weight = nn.Parameter(torch.ones(4))
+            self.gain, self.numbers = weight, weight.numel()
+            if options["reads"] == "a buffer":
+                self.register_buffer("norm", weight.detach().norm(), persistent=False)
+            elif options["reads"] == "an attribute":
+                self.norm = weight.detach().norm()
+
+    for reads in ("nothing", "a buffer", "an attribute"):
+        made = outline.outlined(builder(Asking, {"reads": reads}))
+        assert made.gain.is_meta and made.gain.shape == (4,) and made.numbers == 4
+        assert reads == "nothing" or float(made.norm) == 2.0
+
+
 def test_what_a_model_has_against_its_settings_is_said(monkeypatch):
     class Refusing(nn.Module):
         def __init__(self, options):
@@ -110,13 +128,13 @@ def test_a_pass_is_counted_as_that_of_the_whole_model_and_leaves_nothing(kind, o
 
 
 def test_a_sharded_rank_prepares_in_less_memory_than_its_model_has():
-    """Of the kernel's word, in a model of many equal layers."""
-    layers, width = 24, 1024  # 96 MB
-
+    """Of the kernel's word, in a model of many equal layers; what torch loads with its first pass is
+    no model's."""
     class Wide(nn.Module):
-        def __init__(self, _options):
+        def __init__(self, options):
             super().__init__()
-            self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(layers))
+            width = options["width"]
+            self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(48))
 
         def forward(self, batch):
             hidden = batch["x"]
@@ -125,13 +143,13 @@ def test_a_sharded_rank_prepares_in_less_memory_than_its_model_has():
             return hidden.sum()
 
     config = load(None, ["strategy=mics", "mics.group=1", "device=cpu"])
-    batch = {"x": torch.ones(2, width)}
-    with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # the peak is counted from here on
-    before = peak_bytes()
-    rank = MiCS(Setup(config, builder(Wide), CPU))
-    rank.warm_up(batch)
-    assert rank.need.weights > 96e6 and rank.need.activations > 0
+    for width in (8, 1024):
+        with open("/proc/self/clear_refs", "w") as file:
+            file.write("5")  # the peak is counted from here on
+        before = peak_bytes()
+        rank = MiCS(Setup(config, builder(Wide, {"width": width}), CPU))
+        rank.warm_up({"x": torch.ones(2, width)})
+    assert rank.need.weights > 192e6 and rank.need.activations > 0
     assert peak_bytes() - before < rank.need.weights / 3
 
 
