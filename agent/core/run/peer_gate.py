@@ -59,8 +59,7 @@ class PeerGate:
         if not self._counts(ctx):
             return {}
         known = tests_in_force(ctx, ctx.view.generation > 0)
-        hurt, _ = node_tests.left_out(known, ctx.settings)
-        found = {node: node_tests.words(one) for node, one in hurt.items()}
+        found = _refused(ctx, known)
         return found | self._ends(ctx, plan, known, found)
 
     def names_hurt(self, ctx: Context) -> dict[str, str]:
@@ -91,9 +90,7 @@ class PeerGate:
         found = replace(found, wall_s=ctx.now.wall_s, nodes=body.nodes)
         self.incidents.close_note(ctx, self.state.peers.said, "tested again")
         self.state.peers = replace(self.state.peers, ended_boot_s=ctx.now.boot_s, found=found)
-        hurt, _ = node_tests.left_out([found], ctx.settings)
-        words = {node: node_tests.words(one) for node, one in hurt.items()}
-        ends = self._ends(ctx, self.document.current(ctx), [found], words)
+        ends = self._ends(ctx, self.document.current(ctx), [found], _refused(ctx, [found]))
         text = node_tests.sentence(found, ends)
         said = self._note(ctx, text) if text else ""
         self.state.peers = replace(self.state.peers, said=said)
@@ -106,8 +103,7 @@ class PeerGate:
     def _asks(self, ctx: Context, plan: Plan | None) -> bool:
         """Whether tests begin now: of all who could take ranks, once there are enough of them."""
         own = tests_in_force(ctx, goes_on=False)
-        hurt, _ = node_tests.left_out(own, ctx.settings)
-        words = {node: node_tests.words(one) for node, one in hurt.items()}
+        words = _refused(ctx, own)
         nodes = self._fit(ctx, plan, words)
         names = sorted((one.node for one in nodes), key=lambda name: name != ctx.view.node)
         if len(names) < 2 or not self._enough(ctx, plan, nodes, {}):
@@ -187,3 +183,9 @@ class PeerGate:
         seen = self.state.peers
         for incident in (seen.said, *(one for _, one in seen.named)):
             self.incidents.close_note(ctx, incident, "another launcher came")
+
+
+def _refused(ctx: Context, known: list[Found]) -> dict[str, str]:
+    """Node -> in which words it takes no ranks."""
+    hurt, _ = node_tests.left_out(known, ctx.settings)
+    return {node: node_tests.words(one) for node, one in hurt.items()}
