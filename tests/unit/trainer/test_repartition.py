@@ -48,23 +48,24 @@ class Slowing(Launcher):
 
 @functools.cache
 def unbroken(world, *more):
+    """Never cut anew, and nobody waits: neither changes a bit."""
     with tempfile.TemporaryDirectory() as tmp:
-        launcher = Slowing(config(tmp, *more), world, tmp, slow={})
-        results = launcher.run(timeout_s=LIMIT_S)
-        assert not launcher.told("cut anew")
+        Path(tmp, "slow").write_text(json.dumps(dict.fromkeys(range(world), 0.0)))
+        never = config(tmp, "pipeline.repartition=never", *more)
+        results = Launcher(never, world, Path(tmp)).run(timeout_s=LIMIT_S)
         (digest,) = {r.digest for r in results.values()}
     return digest
 
 
-def test_a_slow_rank_gets_less_and_all_of_it_back(tmp_path):
-    launcher = Slowing(config(tmp_path), 2, tmp_path, slow={12: {1: 3.0}, 34: {}})
+def test_a_slow_rank_gets_less(tmp_path):
+    """By seconds that are measured; a rank that waits is slow on any machine."""
+    launcher = Slowing(config(tmp_path), 2, tmp_path, slow={12: {1: 3.0}})
     results = launcher.run(timeout_s=LIMIT_S)
-    first, second = launcher.told("cut anew")
+    first = launcher.told("cut anew")[0]
     assert re.search(
-        r"rank 1 \(stage 2 of 2, pipeline 1\) computes at [34]\d % of the fastest stage's speed: "
-        r"the pipeline is cut anew, 1\.[3-9]\d times the throughput expected; 0\.0 MB sent, every "
+        r"rank 1 \(stage 2 of 2, pipeline 1\) computes at [2-4]\d % of the fastest stage's speed: "
+        r"the pipeline is cut anew, 1\.[2-9]\d times the throughput expected; 0\.0 MB sent, every "
         r"byte proven, in ", first), first
-    assert "no rank is slow any more" in second
     assert {r.digest for r in results.values()} == {unbroken(2)}
     assert launcher.plans == [("fresh", 0)]
     steps = [(e[1], e[3]) for e in launcher.said("step")]
@@ -81,6 +82,16 @@ def check_whole(launcher, results, *more):
         unbroken(launcher.world, *TOLD, "pipeline.repartition=never", *more)}, launcher.log()
     steps = [(e[1], e[3]) for e in launcher.said("step")]
     assert len(steps) == len(set(steps))
+
+
+def test_a_rank_that_was_slow_gets_all_of_it_back(tmp_path):
+    more = ("strategy=own_pipeline:ToldForAWhile", "steps=60")
+    launcher = Slowing(config(tmp_path, *TOLD, *more), 2, tmp_path, slow={})
+    check_whole(launcher, launcher.run(timeout_s=LIMIT_S), *more)
+    there, back = launcher.told("is cut anew")
+    assert "rank 1 (stage 2 of 2, pipeline 1) computes at 20 %" in there
+    assert "no rank is slow any more" in back
+    assert launcher.plans == [("fresh", 0)]
 
 
 # Before a rank makes its new part, sends, goes on, has the next step's gradients, enters that step:
