@@ -9,6 +9,7 @@ import signal
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from running import SCRIPTS, Run, Runs, wait_for
@@ -16,7 +17,7 @@ from running import SCRIPTS, Run, Runs, wait_for
 from holdfast.agent.cli import main
 from holdfast.worker.rank import snapshot
 
-pytest.importorskip("torch", reason="the trainer's extra is not installed")
+torch = pytest.importorskip("torch", reason="the trainer's extra is not installed")
 
 SMALL = (
     "steps=40", "micro_batches=12", "batch=2", "model_options.width=32", "model_options.layers=1",
@@ -232,10 +233,17 @@ def test_damaged_snapshots_are_not_used(runs: Runs, work: Path, clean: Clean) ->
     assert run.result()["digest"] == clean(2, *LONG).result()["digest"]
 
 
+def weights(run: Run) -> dict[str, Any]:
+    """At its end, by name."""
+    file, newest = run.home / f"{run.name}.pt", max((run.home / run.name / "ckpt").glob("step-*"))
+    assert main(["checkpoint", "export", str(newest), str(file)]) == 0
+    return dict(torch.load(file))
+
+
 def test_another_number_of_ranks_goes_on_with_the_same_batches(
     runs: Runs, work: Path, clean: Clean
 ) -> None:
-    """Sums of floats are made in another order, so that the last bits may differ."""
+    """Sums of floats are made in another order, so that the last bits differ, and nothing else."""
     run = train(runs, work, "job", 2, *LONG)
     run.at_step(13)
     run.process.terminate()
@@ -243,9 +251,10 @@ def test_another_number_of_ranks_goes_on_with_the_same_batches(
     again = train(runs, work, "job", 4, *LONG)
     assert again.wait() == 0, again.output
     assert "from the checkpoint of step" in again.output, again.output
-    expected = clean(2, *LONG).result()
-    assert again.result()["step"] == expected["step"] == 120
-    assert again.result()["loss"] == pytest.approx(expected["loss"], rel=1e-4)
+    without_fault = clean(2, *LONG)
+    assert again.result()["step"] == without_fault.result()["step"] == 120
+    torch.testing.assert_close(
+        weights(again), weights(without_fault), rtol=1e-3, atol=1e-4)
 
 
 def test_an_interrupted_trainer_leaves_nothing(runs: Runs, work: Path) -> None:
