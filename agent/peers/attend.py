@@ -54,7 +54,8 @@ def plan_of(asked: Asked, token: bytes) -> Plan:
     limit_s = asked.limit_s
     return Plan(
         [Peer(*one) for one in asked.peers], token, asked.port,
-        min(JOIN_MAX_S, max(JOIN_LEAST_S, JOIN_SHARE * limit_s)), min(EXCHANGE_MAX_S, EXCHANGE_SHARE * limit_s),
+        min(JOIN_MAX_S, max(JOIN_LEAST_S, JOIN_SHARE * limit_s)),
+        min(EXCHANGE_MAX_S, EXCHANGE_SHARE * limit_s),
         usual=lambda model: kept.usual(Path(asked.folder), model, 0),
         ready_s=READY_SHARE * limit_s, groups=asked.groups, candidates=1)
 

@@ -128,8 +128,8 @@ def test_a_pass_is_counted_as_that_of_the_whole_model_and_leaves_nothing(kind, o
 
 
 def test_a_sharded_rank_prepares_in_less_memory_than_its_model_has():
-    """Of the kernel's word, in a model of many equal layers; what torch loads with its first pass is
-    no model's."""
+    """Of the kernel's word, in a model of many equal layers; what torch loads with its first pass
+    is no model's."""
     class Wide(nn.Module):
         def __init__(self, options):
             super().__init__()
