@@ -22,7 +22,10 @@ from running import ROOT, Run, Runs, wait_for
 from holdfast.dashboards.grafana import boards
 
 SMALL = ("model_options.width=32", "model_options.layers=1", "model_options.heads=2",
-         "data_options.vocabulary=512", "checkpoint.every=10", "batch=2", "micro_batches=2")
+         "data_options.vocabulary=512", "batch=2", "micro_batches=2")
+# Steps from one checkpoint to the next: seconds of these small steps, so that ranks can be killed
+# while there is something to lose.
+EVERY = 200
 # Panel -> why it has nothing here.
 EMPTY: dict[str, str] = {
     "What changed": "versions are read every ten minutes; tests/test_dashboards.py changes some",
@@ -81,12 +84,13 @@ def test_every_panel_shows_something_of_an_agent_with_faults(
 ) -> None:
     # An attempt that is over: the next one's agent goes on with its journal.
     before = runs.start("train", "--nproc-per-node", "2", "steps=20",
-                        f"work_dir={runs.home}/before", *SMALL, **node)
+                        f"work_dir={runs.home}/before", "checkpoint.every=10", *SMALL, **node)
     assert before.wait(240) == 0, before.output
     run = runs.start(
         "train", "--nproc-per-node", "2", "--deadline", "+1h", "--flops-per-step", "1e9",
         "--peak-flops", "1e12", "--max-restarts", "9", "steps=1000000",
-        f"work_dir={runs.home}/work", "snapshot.enabled=false", *SMALL, **node)
+        f"work_dir={runs.home}/work", "snapshot.enabled=false", f"checkpoint.every={EVERY}",
+        *SMALL, **node)
     run.at_step(5, limit_s=240)
     address = (runs.home / "rt/t/address").read_text().strip().removeprefix("http://")
     begin_s = time.time()
@@ -122,10 +126,10 @@ def broken(run: Run) -> None:
     run.at_step(run.status()["step"] + 5)
 
     def behind() -> bool:
-        """Whether there is a verified checkpoint, and steps since."""
+        """Whether there is a verified checkpoint, and steps since, and the next one is far."""
         status = run.status()
         newest = status["checkpoint"]
-        return newest is not None and status["step"] >= newest["step"] + 3
+        return newest is not None and 3 <= status["step"] - newest["step"] <= EVERY // 2
 
     wait_for(behind, 60, "steps since a verified checkpoint")
     for rank in run.ranks().values():
