@@ -127,13 +127,8 @@ class PeerRounds:
             self._task.cancel()
             await asyncio.wait([self._task])
         self._run, checks = run, self._state.config.checks
-        sessions = self._state.launchers.sessions()
-        # Another user's interpreter is not ours to start.
-        jobs = [one.hello.python for one in sessions] if self._state.is_private else []
-        training = [view.run for view in self._state.snapshot.observed.runs
-                    if any(rank.state in ("starting", "running") for rank in view.ranks)]
-        asked.pythons = pythons(checks.python, jobs, os.environ)
-        if training:
+        asked.pythons = pythons(checks.python, self._state.job_pythons(), os.environ)
+        if training := self._state.training():
             asked.why_not = f"{training[0]} trains here, and would be disturbed"
         command = (sys.executable, "-P", "-m", "holdfast.agent.peers.attend",
                    msgspec.json.encode(asked).decode())

@@ -95,6 +95,16 @@ class AgentState:
     def config(self) -> Config:
         return self.loaded.config
 
+    def training(self) -> tuple[str, ...]:
+        """Runs whose ranks compute here; between two generations they are parked or ended."""
+        return tuple(view.run for view in self.snapshot.observed.runs
+                     if any(rank.state in ("starting", "running") for rank in view.ranks))
+
+    def job_pythons(self) -> tuple[str, ...]:
+        """Of a private agent alone: another user's interpreter is not ours to start."""
+        return tuple(session.hello.python for session in self.launchers.sessions()
+                     if self.is_private)
+
     def stuck_children(self) -> tuple[StuckChild, ...]:
         """Children that cannot be ended, whoever started them."""
         starters = (self.runner, self.kernel.journal)

@@ -15,10 +15,11 @@ from ..checks import results
 from ..core.checks import baseline
 from ..core.checks.judge import BROKEN, GOOD, SLOW, SLOW_SHARE
 from ..core.checks.judge import UNKNOWN as NOT_PROVEN
+from ..core.checks.node_tests import PEERS
 from ..core.checks.preflight import Report
 from ..core.checks.verdict import CRITICAL, NO_LIMIT, OK, UNKNOWN, WARNING, CheckVerdict, Measure
 
-CHECK, PAIR, ALL_REDUCE = "peers", "pair", "all_reduce"
+PAIR, ALL_REDUCE = "pair", "all_reduce"
 STATUS = {GOOD: OK, SLOW: WARNING, BROKEN: CRITICAL, NOT_PROVEN: UNKNOWN}
 
 
@@ -38,7 +39,7 @@ def verdict(report: Report, own: str, status: str, took_s: float) -> CheckVerdic
     mine = next(one for one in report.rows if one.node == own)
     measures = tuple(_measures(report, own))
     return CheckVerdict(
-        CHECK, status, mine.reason, mine.rate or None, "B/s" if mine.rate else "",
+        PEERS, status, mine.reason, mine.rate or None, "B/s" if mine.rate else "",
         mine.limit or None, report.limit_from if mine.limit else NO_LIMIT, "",
         "" if status == OK else f"{mine.todo}; then `holdfast check --peers` again", took_s,
         time.time(), confirmed=status == CRITICAL, measures=measures,

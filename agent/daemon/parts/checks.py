@@ -138,15 +138,11 @@ class Checks:
 
     def _asked(self, names: Collection[str], max_age_s: float) -> Round:
         state, checks = self._state, self._state.config.checks
-        # Between two generations ranks are parked or ended, and compute nothing.
-        training = [view.run for view in state.snapshot.observed.runs
-                    if any(rank.state in ("starting", "running") for rank in view.ranks)]
-        jobs = [session.hello.python for session in state.launchers.sessions()
-                ] if state.is_private else []  # another user's interpreter is not ours to start
         return Round(
             node=state.name, checks=tuple(names), folder=str(self.folder), boot_id=state.boot_id,
-            collectors=state.config.collectors, pythons=pythons(checks.python, jobs, os.environ),
-            busy=tuple(training), limits=checks.limits, profile=checks.profile,
+            collectors=state.config.collectors,
+            pythons=pythons(checks.python, state.job_pythons(), os.environ),
+            busy=state.training(), limits=checks.limits, profile=checks.profile,
             max_age_s=max_age_s)
 
     def _show(self, verdicts: Collection[CheckVerdict]) -> None:

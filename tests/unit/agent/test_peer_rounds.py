@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,6 +28,7 @@ from holdfast.agent.core.model import (
 )
 from holdfast.agent.daemon import peer_rounds
 from holdfast.agent.daemon.peer_rounds import PeerRounds
+from holdfast.agent.daemon.state import AgentState
 from holdfast.agent.peers.beats import Address, Peers
 
 LEADER, OTHER, THIRD = "a", "b", "c"
@@ -47,6 +49,8 @@ class Agent:
                 sessions=lambda: (), session=lambda run: run if run in self.launchers else None),
             snapshot=SimpleNamespace(observed=Observed(store=store)),
             config=SimpleNamespace(checks=SimpleNamespace(python=python)))
+        for known in ("training", "job_pythons"):
+            setattr(self.state, known, partial(getattr(AgentState, known), self.state))
         self.peers = Peers(name, f"life of {name}", self, lambda: 10.0, self.on_error)
         self.peers.token = b"t" * 16
         part: Any = self
