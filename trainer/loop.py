@@ -6,6 +6,7 @@ is in it: the agent plans, the launcher hands out assignments, `elastic` carries
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import math
 import time
@@ -124,6 +125,9 @@ def prepare(config: Config, elastic: Any = None) -> Job:
     batch = data.batch(range(min(config.batch, len(data))))
     with told(config.strategy):
         strategy.warm_up({key: value.to(home) for key, value in batch.items()})
+    # What that took goes back to the kernel: a standby may wait for days.
+    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc's
+        trim(0)
     if compiles and elastic is not None:
         elastic.phase("startup")
     # What lives now lives to the end: a collection in a recovery need not look at it (240 ms).

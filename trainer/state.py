@@ -96,6 +96,12 @@ class State:
         # Brings into `data` what a strategy keeps elsewhere in a generation; before every reading.
         self.fetch: Callable[[], None] = lambda: None
 
+    def begin(self, model: nn.Module) -> None:
+        """The state of step 0, of a whole model as it was built."""
+        self.data.zero_()
+        for name, tensor in model_tensors(model).items():
+            self.views[name].copy_(tensor.detach())
+
     def place(self, name: str) -> Entry:
         """Where a tensor that is held lies."""
         return self._places[name]
@@ -193,8 +199,8 @@ def whole_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
     """The state of a model that every rank holds whole; both live in it from now on."""
     device = next(model.parameters()).device
     state = State(specs_of(model), device, class_of(model))
+    state.begin(model)
     for name, tensor in model_tensors(model).items():
-        state.views[name].copy_(tensor.detach())
         tensor.data = state.views[name]
     for name, parameter in model.named_parameters():
         optimizer.state[parameter] = moments_in(state, name)

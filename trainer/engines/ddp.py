@@ -36,21 +36,23 @@ class DataParallel:
 
     def __init__(self, setup: Setup) -> None:
         self.options, self.device = setup.config.optimizer, setup.device
+        self.build = setup.build
         self.topology = setup.config.topology
         self.model = setup.build().to(setup.device)
         self.parameters = list(self.model.parameters())
         self.optimizer = adamw.build(self.parameters, self.options)
         self.state = whole_state(self.model, self.optimizer)
-        self.initial = self.state.data.clone()  # bytes of the seeded, untrained state
+        self.initial = self.state.digest()  # of the seeded, untrained state
         self.wrapped: DistributedDataParallel | None = None
         self.hooks, self.world = list[Any](), 1
         self.total_norm = torch.zeros(())
 
     def warm_up(self, batch: dict[str, Tensor]) -> None:
+        untrained = self.state.data.clone()
         self.model(batch).backward()
         self.update(self.options.learning_rate, self.norm())
         self.forget()
-        self.state.digest()
+        self.state.data.copy_(untrained)
         self.initialise()
 
     def lay_out(self, members: Sequence[Member]) -> Layout:
@@ -72,7 +74,8 @@ class DataParallel:
         return self.state
 
     def initialise(self) -> None:
-        self.state.data.copy_(self.initial)
+        if self.state.digest() != self.initial:
+            self.state.begin(self.build())
 
     def wrap(self, group: Any, check: Callable[..., None]) -> None:
         """DDP whose gradients sum in the same order in every step of every generation."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import ctypes
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
@@ -72,15 +71,7 @@ def kept_for_backward(outline: nn.Module, batch: Mapping[str, Tensor], device: t
     """Bytes that one forward pass keeps for its backward pass, each storage counted once.
 
     The pass is a real one, so that it warms the kernels too.  All parameters are one memory, the
-    largest one's, and their gradients are dropped one by one: their values mean nothing here.  What
-    the pass took goes back to the kernel: a standby may wait for days."""
-    nbytes = _pass_through(outline, batch, device)
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc's
-        trim(0)
-    return nbytes
-
-
-def _pass_through(outline: nn.Module, batch: Mapping[str, Tensor], device: torch.device) -> int:
+    largest one's, and their gradients are dropped one by one: their values mean nothing here."""
     most = dict[torch.dtype, int]()
     for one in outline.parameters():
         most[one.dtype] = max(most.get(one.dtype, 0), one.numel())

@@ -83,11 +83,11 @@ class DataParallel:
     def __init__(self, setup: Setup) -> None:
         self.options, self.pad = setup.config.optimizer, setup.config.xla.pad
         self.graphs = Graphs()
-        device = self.graphs.device
+        device, self.build = self.graphs.device, setup.build
         self.model = setup.build()
         self.state = whole_state(
             self.model, adamw.build(self.model.parameters(), self.options))
-        self.initial = self.state.data.clone()
+        self.initial = self.state.digest()
         self.state.fetch = self.fetch
         self.copy = copy.deepcopy(self.model).to(device)
         named = [(name, p) for name, p in self.copy.named_parameters() if p.requires_grad]
@@ -131,7 +131,6 @@ class DataParallel:
         for _ in range(2):  # the second one's weights are what an update has left on the device
             self.run([MicroBatch(0, 0, batch, 1)], lambda _number, _loss: None, lambda: False)
             self.update(self.options.learning_rate, self.norm())
-        self.state.digest()
         self.initialise()
 
     def lay_out(self, members: Sequence[Member]) -> Layout:
@@ -148,7 +147,8 @@ class DataParallel:
 
     def initialise(self) -> None:
         self.stale = False
-        self.state.data.copy_(self.initial)
+        if self.state.digest() != self.initial:
+            self.state.begin(self.build())
 
     def wrap(self, group: Any, _check: Callable[..., None]) -> None:
         self.group, self.graphs.phase = group, group.phase

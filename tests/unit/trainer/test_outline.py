@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import blocks
 import pytest
 import tiny
@@ -10,6 +12,7 @@ from torch import nn
 
 from holdfast.trainer.config import load
 from holdfast.trainer.engines import outline
+from holdfast.trainer.engines.ddp import DataParallel
 from holdfast.trainer.engines.sharded import MiCS
 from holdfast.trainer.engines.strategy import Setup
 from holdfast.trainer.example.model import Encoder
@@ -151,6 +154,34 @@ def test_a_sharded_rank_prepares_in_less_memory_than_its_model_has():
         rank.warm_up({"x": torch.ones(2, width)})
     assert rank.need.weights > 192e6 and rank.need.activations > 0
     assert peak_bytes() - before < rank.need.weights / 3
+
+
+def test_a_rank_that_holds_the_whole_state_holds_it_once_and_can_begin_anew():
+    builds = []
+
+    def build():
+        builds.append(1)
+        return builder(Encoder, ENCODER)()
+
+    tokens = torch.arange(24).view(4, 6) % 63 + 1
+    batch = {"query": tokens, "document": tokens.flip(0)}
+    rank = DataParallel(Setup(load(None, ["device=cpu"]), build, CPU))
+    untrained = bytes(rank.state.bytes())
+    rank.warm_up(batch)
+    rank.initialise()
+    assert bytes(rank.state.bytes()) == untrained and len(builds) == 1
+    for _ in range(2):
+        rank.model(batch).backward()
+        rank.update(0.1, rank.norm())
+        rank.forget()
+    assert bytes(rank.state.bytes()) != untrained
+    rank.initialise()
+    assert bytes(rank.state.bytes()) == untrained and len(builds) == 2
+    gc.collect()
+    kept = {one.untyped_storage().data_ptr(): one.untyped_storage().nbytes()
+            for one in gc.get_objects() if type(one) in (torch.Tensor, nn.Parameter)}
+    assert [nbytes for nbytes in kept.values() if nbytes == rank.state.nbytes] == [
+        rank.state.nbytes]
 
 
 def peak_bytes():
