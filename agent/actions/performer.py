@@ -186,7 +186,8 @@ class Performer:
 
     async def obey(self, effect: Effect) -> EffectOutcome:
         """Begins what another node's agent asks for, and its outcome: once for an id, however
-        often it is asked."""
+        often it is asked.  What an earlier life of this agent had begun is not begun again: its
+        outcome is the one that its launcher may still repeat."""
         known = self._levels.get(effect.id)
         if known is not None:
             return known[0]
@@ -195,7 +196,8 @@ class Performer:
             if effect.id in self._finished:
                 return EffectOutcome(effect.id, False, UNFINISHED_ERROR)
             awaited = self._awaited[effect.id] = self._loop.create_future()
-            self.perform([effect], None)
+            if effect.id not in self._orphans:
+                self.perform([effect], None)
         return await asyncio.shield(awaited)
 
     @property

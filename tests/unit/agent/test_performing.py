@@ -7,9 +7,18 @@ import time
 
 import pytest
 from fakes import until
+from msgspec.structs import replace
 
 from holdfast.agent.actions import performer as performing
-from holdfast.agent.core.model import Effect, Resume, Start, StoreView, StoreWrite, TakeEvidence
+from holdfast.agent.core.model import (
+    Effect,
+    Resume,
+    Start,
+    Stop,
+    StoreView,
+    StoreWrite,
+    TakeEvidence,
+)
 from holdfast.agent.history.journal import Intent, Journal, intent_of
 from holdfast.agent.launchers import protocol
 from holdfast.agent.store.base import Conflict, StoreError
@@ -102,6 +111,36 @@ def test_what_an_earlier_life_left_is_never_done_again(tmp_path):
         outcomes = await until(lambda: len(one.outcomes([], 0.0)) == 2 and one.outcomes([], 0.0))
         assert {each.id: each.ok for each in outcomes} == {left.id: False, PUT.id: True}
         assert (fresh, orders, said) == ([PUT], [], [])
+        await one.close()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("repeated", [True, False])
+def test_what_another_node_asks_for_again_is_what_an_earlier_life_has_begun(
+    repeated, tmp_path, monkeypatch
+):
+    """Else it would be carried out twice, and its outcome would be the earlier one's end."""
+    monkeypatch.setattr(performing, "GRACE_FOR_RESEND_S", 60.0 if repeated else 0.5)
+    stop = Effect("1/run/r/stop/1@a", "stop", "run/r", "x", 5.0, Stop("r", 1, (0,), 1.0, "x"))
+
+    async def scenario():
+        journal = Journal(tmp_path)
+        await journal.append(intent_of(stop, 1.0), wait=True)
+        journal.close()
+        orders = []
+        one, _ = made(tmp_path, orders=orders)
+        asked = asyncio.ensure_future(one.obey(stop))
+        later = replace(stop, id="1/run/r/stop/2@a")
+        one.perform([later], None)
+        await until(lambda: later.id in orders)
+        if repeated:
+            one.launcher_outcome("r", protocol.Outcome(stop.id, True, "", "done"))
+        outcome = await asked
+        assert (outcome.ok, outcome.detail) == ((True, "done") if repeated else (False, ""))
+        assert (await one.obey(stop)) == outcome
+        assert orders == [later.id] and one.in_flight == 1
+        assert one.counters["actions", ("stop", "", "ok" if repeated else "failed")] == 1
         await one.close()
 
     asyncio.run(scenario())
