@@ -138,7 +138,7 @@ class RunCase:
                 plan, park=why, saves=True,
                 park_after=self.recovery.park_after(ctx, ranks)), why)
         draft = reconcile.park(plan, ctx.view, ctx.settings.stop_grace_s)
-        if draft is not None:
+        if draft is not None and not self.recovery.park_is_over(ctx):
             ctx.emit(ctx.view.generation, draft)
 
     def _gang(self, ctx: Context, since_s: float) -> None:

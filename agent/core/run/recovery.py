@@ -277,10 +277,7 @@ class Recoveries:
         """Whether ranks that nothing ails are still on their way to the end of a step.  The
         document tells every node; ranks that do not come in time are stopped as any others."""
         plan = self.state.document.plan
-        waited_s = ctx.now.boot_s - self.state.progress.broken_boot_s
-        limit_s = max(SAVE_LIMIT_S if recovery.cause.saves else PARK_LIMIT_S,
-                      PARK_STEPS * self.state.history.step_s)
-        if waited_s > limit_s or not any(r.state in LIVE and r.ended is None for r in ranks):
+        if self.park_is_over(ctx) or not any(r.state in LIVE and r.ended is None for r in ranks):
             return False
         if plan is not None and not plan.park:
             why = recovery.cause.reason
@@ -289,6 +286,16 @@ class Recoveries:
                 park_after=self.park_after(ctx, ranks)), why)
         ctx.wake(LOOK_AGAIN_S)
         return True
+
+    def park_is_over(self, ctx: Context) -> bool:
+        """Whether the ranks had their time to leave at the end of a step: who is still there is
+        stopped, and the order to leave must not stand in the way of that."""
+        recovery = self.state.recovery
+        if recovery is None or recovery.planned or not recovery.cause.parks:
+            return False
+        limit_s = max(SAVE_LIMIT_S if recovery.cause.saves else PARK_LIMIT_S,
+                      PARK_STEPS * self.state.history.step_s)
+        return ctx.now.boot_s - self.state.progress.broken_boot_s > limit_s
 
     def park_after(self, ctx: Context, ranks: tuple[RankView, ...]) -> int:
         """The first step that no rank has ended when the last node hears of it: all ranks leave

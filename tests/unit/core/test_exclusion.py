@@ -60,6 +60,20 @@ def test_a_drain_saves_moves_the_ranks_and_is_answered_when_nothing_is_left() ->
     assert (incident.culprit, incident.reason) == ("b", "b: drained")
 
 
+@pytest.mark.parametrize("grade", ["trainer", "script"])
+def test_a_rank_of_who_leads_that_does_not_leave_by_itself_is_stopped(grade: str) -> None:
+    """The order to leave at the end of a step was repeated, and stood in the way of the other."""
+    cluster = Cluster("abc", 2, grade)
+    cluster.run(8)
+    lab = cluster.labs["a"]
+    carry_out = lab._stop
+    lab._stop = lambda body: None if body.park else carry_out(body)  # type: ignore[method-assign]
+    ask(cluster, "a", "exclude_node", "a")
+    cluster.run(30)
+    assert cluster.plan().generation == 2
+    assert {node for _, node in cluster.plan().ranks} == {"b", "c"}
+
+
 def test_a_drain_that_nobody_can_follow_disturbs_nothing_and_is_given_up() -> None:
     cluster = started("ab", settings=replace(MANY, drain_limit_s=30.0))
     ask(cluster, "a", "drain", "b")
