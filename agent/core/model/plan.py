@@ -40,4 +40,6 @@ class Plan(Value, frozen=True):
     saves: bool = False  # ... and to write a checkpoint before
     park: str = ""  # why its ranks are to leave it at the end of a step; "" = they go on
     park_after: int = 0  # ... of this one: far enough ahead for every node to hear of it
-    unheard: tuple[str, ...] = ()  # its nodes of which who leads hears nothing, lost or cut off
+    # Its nodes of which who leads hears nothing, lost or cut off; of a script's also those whose
+    # ranks are to end.  They renew no permit.
+    unheard: tuple[str, ...] = ()

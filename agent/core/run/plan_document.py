@@ -144,13 +144,13 @@ class Document:
             self.put(ctx, replace(plan, unheard=missed), words(missed))
 
     def _missed(self, ctx: Context, plan: Plan) -> tuple[str, ...]:
-        """Who is to read that the leader hears nothing of it.  A script's node only where the
-        others can go on without: its ranks end by that."""
-        silent = self._fences.missed(ctx, plan)
-        if silent:
+        """Who is to read that the leader hears nothing of it, or has no ranks for it.  A script's
+        node only where the others can go on without: its ranks end by that."""
+        missed = self._fences.missed(ctx, plan)
+        if missed:
             nodes, slots = self._nodes(ctx, plan), planning.slots_of(plan)
-            silent = silent if arranged(world_of(ctx.view), nodes, slots)[0] else set()
-        return tuple(sorted({*unheard(ctx, plan), *silent}))
+            missed = missed if arranged(world_of(ctx.view), nodes, slots)[0] else set()
+        return tuple(sorted({*unheard(ctx, plan), *missed}))
 
     def _nodes(self, ctx: Context, plan: Plan | None) -> tuple[Member, ...]:
         return members.members(
@@ -318,9 +318,11 @@ class Document:
             paused=state.held.rests and cause is not None,
             peak=max(state.progress.peak_step, plan.peak if plan and cause else 0),
         ))
-        waits = self._fences.waits(ctx, state.document.plan, nodes) if made is not None else ""
+        if made is None:
+            return
+        waits = self._fences.waits(ctx, state.document.plan, made, nodes)
         ctx.reason = waits or ctx.reason
-        if made is not None and not waits:
+        if not waits:
             missed = self._missed(ctx, replace(made, unheard=plan.unheard if plan else ()))
             self.put(ctx, replace(made, unheard=missed), ctx.reason)
 

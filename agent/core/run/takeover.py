@@ -89,4 +89,4 @@ def words(nodes: tuple[str, ...]) -> str:
     if not nodes:
         return "every node is heard of again"
     more = f" and {len(nodes) - NAMED_MAX} more" if len(nodes) > NAMED_MAX else ""
-    return f"nothing is heard of {', '.join(nodes[:NAMED_MAX])}{more}"
+    return f"nothing is heard of {', '.join(nodes[:NAMED_MAX])}{more}, or it gets no ranks next"

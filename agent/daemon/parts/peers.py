@@ -231,7 +231,9 @@ class PeerPart:
             if found is not None:
                 endpoints.append(Endpoint(
                     session.hello.run, found.generation, found.host, found.port))
-        known = tuple((plan.run, plan.generation) for plan in decision.plans)
+        # Where nodes are to renew no permit, the next generation is about to be planned: none that
+        # cannot read it in the store may renew its own by this node's answer.
+        known = tuple((plan.run, plan.generation + bool(plan.unheard)) for plan in decision.plans)
         self.peers.tell(Told(decision.beats, tuple(endpoints), known))
 
     def answered_s(self, node: str, run: str, generation: int) -> float:

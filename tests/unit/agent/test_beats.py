@@ -15,7 +15,17 @@ import pytest
 from waiting import until
 
 from holdfast.agent.config.load import load
-from holdfast.agent.core.model import Beat, Condition, Doc, Documents, Ended, RankView
+from holdfast.agent.core.model import (
+    Beat,
+    Condition,
+    Decision,
+    Doc,
+    Documents,
+    Ended,
+    Plan,
+    RankView,
+    Resume,
+)
 from holdfast.agent.daemon.parts import peers as part
 from holdfast.agent.peers import beats, kernel_questions, transport
 from holdfast.agent.peers.beats import Address, Endpoint, Peers, Told
@@ -408,6 +418,17 @@ def test_who_knows_a_higher_generation_answers_for_no_permit() -> None:
             await until(lambda: a.peers.answered_s("b", "r", 3) == 0.0)
 
     asyncio.run(body())
+
+
+def test_who_is_about_to_plan_without_a_node_answers_for_no_permit() -> None:
+    """The node may reach this one and not the store, where it is written that it renews none."""
+    told: list[Told] = []
+    here = SimpleNamespace(peers=SimpleNamespace(tell=told.append),
+                           _launchers=SimpleNamespace(sessions=tuple))
+    for unheard in ((), ("b",)):
+        plan = Plan("r", 3, ("a", "b"), ((0, "a"), (1, "b")), Resume("own"), "x", unheard=unheard)
+        part.PeerPart.tell(here, Decision(plans=(plan,)))  # type: ignore[arg-type]
+    assert [one.known for one in told] == [(("r", 3),), (("r", 4),)]
 
 
 def test_what_wakes_a_connection_as_it_ends_keeps_nobody_from_ending() -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from holdfast.agent.core.model import Now, Plan, Resume, Settings
+import pytest
+from msgspec.structs import replace
+
+from holdfast.agent.core.model import Doc, Now, Plan, Resume, RunView, Settings
 from holdfast.agent.core.run import fences
 from holdfast.agent.core.run.fences import FENCE_LEASES, Fences
 from holdfast.agent.core.run.layout import Member
+from holdfast.agent.core.run.stage import StageView, may_start
+from holdfast.agent.core.run.state import RunState
 
 from .driver import Cluster, Lab
 
@@ -132,7 +137,8 @@ def test_only_a_node_that_is_not_missed_renews_its_permits() -> None:
 def test_a_version_that_was_not_read_begins_the_count_anew() -> None:
     """It may have said that the node is heard of, and so renewed its permits."""
     named = Plan("r", 1, ("a", "b"), ((0, "a"), (1, "b")), Resume("fresh"), "test", unheard=("b",))
-    member = Member("b", fresh=False, lost=True)
+    member, made = Member("b", fresh=False, lost=True), Plan(
+        "r", 2, ("a", "c"), ((0, "a"), (1, "c")), Resume("fresh"), "test")
 
     def waits(*versions: int) -> bool:
         """Whether it is still waited for, when these versions were read in turn for that long."""
@@ -141,7 +147,66 @@ def test_a_version_that_was_not_read_begins_the_count_anew() -> None:
             now = Now(100.0 + number * FENCE_S / (len(versions) - 1), 1e9, "b")
             ctx = lab.node._context(now, lab.observed(), lab.view, [], [], [], {})
             kept.see(ctx, named, version)
-        return bool(kept.waits(ctx, named, (member,)))
+        return bool(kept.waits(ctx, named, made, (member,)))
 
     assert not waits(5, 5) and not waits(5, 6)
     assert waits(5, 7)
+
+
+def unfit(cluster: Cluster) -> None:
+    """Who leads hears of b's fault with its next beat."""
+    cluster.fatal["b"] = "host_disk_error"
+    cluster.step()
+
+
+def test_a_node_that_is_found_unfit_and_cut_off_in_the_same_moment_is_waited_for() -> None:
+    """It was heard of just now, and yet the order to stop does not reach it."""
+    cluster = started()
+    unfit(cluster)
+    cluster.dead.add("b")
+    named_s = until(cluster, lambda plan: plan.unheard == ("b",))
+    assert named_s <= 2
+    assert until(cluster, lambda plan: plan.generation == 2) >= FENCE_S
+    assert cluster.plan().ranks == ((0, "a"), (1, "c"))
+
+
+@pytest.mark.parametrize("how", ["fatal", "excluded", "drained"])
+def test_ranks_of_an_unfit_node_that_do_not_end_are_waited_for_until_their_permits_have(
+    how: str,
+) -> None:
+    """It reads that it renews none, though all hear of it; what it is told changes nothing."""
+    cluster = started()
+    cluster.labs["b"]._stop = lambda _: None  # type: ignore[method-assign]
+    if how == "fatal":
+        unfit(cluster)
+    else:
+        mark = b'"draining":true' if how == "drained" else b'"strikes":[]'
+        cluster.docs["node/b"] = Doc("node/b", 1, b'{"excluded":true,' + mark + b"}")
+    until(cluster, lambda plan: plan.unheard == ("b",), 150)  # a drain has them save first
+    assert until(cluster, lambda plan: plan.generation == 2) >= FENCE_S
+    assert "b" in {rank.node for rank in cluster.labs["b"].view.ranks if rank.ended is None}
+
+
+def test_an_unfit_node_whose_ranks_end_is_followed_as_soon_as_it_says_so() -> None:
+    cluster = started()
+    unfit(cluster)
+    assert until(cluster, lambda plan: plan.generation == 2) <= 2
+    assert cluster.plan().unheard == ()
+
+
+def test_ranks_of_its_own_are_waited_for_by_who_leads() -> None:
+    cluster = started()
+    cluster.labs["a"]._stop = lambda _: None  # type: ignore[method-assign]
+    cluster.docs["node/a"] = Doc("node/a", 1, b'{"excluded":true}')
+    assert until(cluster, lambda plan: plan.generation == 2) >= FENCE_S
+    assert cluster.plan().ranks == ((0, "c"), (1, "b"))
+
+
+def test_a_node_that_is_missed_begins_no_ranks_of_a_script() -> None:
+    """They would have a permit of a whole lease, from whenever it came to that."""
+    plan = Plan("r", 1, ("a", "b"), ((0, "a"), (1, "b")), Resume("fresh"), "test", unheard=("b",))
+    for grade, starts in (("script", False), ("trainer", True)):
+        view = RunView("r", "b", grade, 1)
+        assert may_start(RunState("r"), StageView(view, plan, single_node=False)) is starts
+        heard = replace(plan, unheard=())
+        assert may_start(RunState("r"), StageView(view, heard, single_node=False))
