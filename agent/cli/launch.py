@@ -105,9 +105,10 @@ def check_names(argv: Sequence[str]) -> None:
     if not names:
         return
     from holdfast.agent.checks import table
+    from holdfast.agent.core.run.start_gate import UNLISTED
 
     try:
-        table.chosen(tuple(names))
+        table.chosen(tuple(name for name in names if name not in UNLISTED))
     except ValueError as error:
         raise Failure(f"--ignore-check: {error}", CONFIGURATION) from error
 

@@ -65,6 +65,7 @@ class Hello(msgspec.Struct, tag_field="t", tag="hello"):
     started_boot_s: Seconds = 0.0
     compile_caches: tuple[str, ...] = ()  # where the job keeps what Neuron compiled
     visible: tuple[tuple[str, str], ...] = ()  # (vendor, value) of CUDA_VISIBLE_DEVICES, its like
+    devices: tuple[str, ...] = ()  # the GPUs that its ranks would take, by their addresses on PCI
     ignored_checks: tuple[str, ...] = ()
     ignore_reason: str = ""
     wants_checks: str = ""

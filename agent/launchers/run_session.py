@@ -16,6 +16,7 @@ from . import protocol
 from .connection import Connection
 from .rank_monitor import RankMonitor, bare_level
 
+DEVICES_MAX = 64  # of one node
 COMMITS_MAX = 128  # newest last; a launcher sends 100 at most, and each costs in every step
 Where = dict[tuple[str, int, int], str]  # (run, generation, rank) -> source line, from evidence
 
@@ -71,6 +72,7 @@ class RunSession:
             checkpoint_dir=levels.checkpoint_dir or hello.checkpoint_dir,
             logs=levels.logs is not None, registered_boot_s=self.registered_boot_s,
             uid=self.uid, suspended=self._suspended(), visible=hello.visible,
+            devices=hello.devices[:DEVICES_MAX],
             ignored_checks=hello.ignored_checks, ignore_reason=hello.ignore_reason,
             wants_checks=hello.wants_checks, nnodes_min=hello.nnodes_min, nnodes_max=hello.nnodes,
             unit=hello.unit, mixed=hello.mixed, gang_limit_s=hello.gang_limit_s,

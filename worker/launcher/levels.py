@@ -10,6 +10,7 @@ import socket
 import sys
 from typing import Any, Dict, List, Mapping, Optional
 
+from .. import devices
 from ..elastic import COMMITS_SENT
 from ..peers import user_name
 from ..wire import LIMIT_BYTES, PROTOCOL, Packet, cut, size_of
@@ -17,7 +18,6 @@ from .compiling import neuron_caches
 from .rank_processes import RankProcesses
 from .run_state import RunState
 
-NVIDIA_VISIBLE = "CUDA_VISIBLE_DEVICES"
 AMD_VISIBLE = ("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 
 
@@ -36,7 +36,7 @@ def hello_of(state: RunState, generation: int, environ: Dict[str, str]) -> Packe
         "log_dir": state.log_dir, "checkpoint_dir": state.checkpoint_dir,
         "hang_limit_s": options.hang_limit_s, "generation": generation,
         "started_boot_s": state.started_boot_s, "compile_caches": neuron_caches(environ)[:4],
-        "visible": visible_devices(environ),
+        "visible": visible_devices(environ), "devices": devices.taken(environ, options.nproc),
         "ignored_checks": options.ignored_checks[:32],
         "ignore_reason": cut(options.ignore_reason, 500), "wants_checks": options.wants_checks,
         "goal": options.goal, "unit": options.unit, "mixed": options.mixed,
@@ -47,7 +47,7 @@ def hello_of(state: RunState, generation: int, environ: Dict[str, str]) -> Packe
 def visible_devices(environ: Mapping[str, str]) -> List[List[str]]:
     """[vendor, list] where the environment says which devices the job may use.  AMD's runtime takes
     several such lists one after the other: with two of them nothing is said."""
-    found = [["nvidia", environ[NVIDIA_VISIBLE]]] if NVIDIA_VISIBLE in environ else []
+    found = [["nvidia", environ[devices.VISIBLE]]] if devices.VISIBLE in environ else []
     amd = [environ[name] for name in AMD_VISIBLE if name in environ]
     found += [["amd", amd[0]]] if len(amd) == 1 else []
     return [[vendor, cut(text, 1000)] for vendor, text in found]

@@ -159,6 +159,7 @@ class RunView(Value, frozen=True):
     registered_boot_s: float = 0.0
     uid: int = -1  # the launcher's user, as the kernel says; -1 unknown
     visible: tuple[tuple[str, str], ...] = ()  # (vendor, CUDA_VISIBLE_DEVICES or its like)
+    devices: tuple[str, ...] = ()  # the GPUs that its ranks take, by their addresses on PCI
     ignored_checks: tuple[str, ...] = ()  # --ignore-check: they stop no start of this run
     ignore_reason: str = ""
     wants_checks: str = ""  # --check: "passive" | "full"; "" = as the configuration says

@@ -39,7 +39,7 @@ from .peer_gate import PeerGate
 from .plan_document import Document
 from .recovery import LIVE, Recoveries
 from .stage import Stage, StageView, may_start, stage, wants_plan
-from .start_gate import StartGate
+from .start_gate import REFUSED, StartGate
 from .state import Context, RunState
 
 STILL_S = 1.0  # a suspended run is idle; one whose launcher alone is stopped trains on
@@ -287,6 +287,10 @@ class RunCase:
         permit_s = 0.0 if ctx.settings.single_node else ctx.settings.lease_s
         draft = reconcile.start(plan, ctx.view, permit_s)
         if draft is None:
+            return
+        taken = self.gate.taken(ctx)
+        if taken:
+            self.ending.decide(policy.INFRASTRUCTURE, taken, REFUSED, alone=True)
             return
         failures = ctx.in_flight.failures(plan.generation, draft.subject, "start")
         if failures >= START_ATTEMPTS:

@@ -27,7 +27,7 @@ from ..detect.ranks.slow_collectives import SlowCollectives
 from ..effects import drafts
 from ..effects.in_flight import EffectResult
 from ..model import FATAL, WARN, RunCheck, RunView, Verdict, labels_of, node_subject, subject_of
-from ..nodes import check_reports, exclusions, identity, kernel_incidents
+from ..nodes import check_reports, device_holders, exclusions, identity, kernel_incidents
 from ..parse.kernel_line import pci_of
 from . import members, policy
 from .ending import Endings
@@ -36,6 +36,8 @@ from .state import Context, GateSeen, RunState
 
 # Checks that are no child's of the agent.
 EXCLUDED, INCIDENTS, PATHS = "excluded", "incidents", "paths"
+EXCLUSIVE = "exclusive"  # a GPU is one run's at a time
+UNLISTED = (EXCLUDED, EXCLUSIVE)  # that `holdfast check` does not make, and --ignore-check may name
 FULL = "full"  # --check
 OWN_SCOPES = ("node", "gpu", "neuron")  # faults that concern every run of a node
 START_HOLD_S = 600.0  # a run waits this long for a node whose fault may be over by itself
@@ -48,6 +50,8 @@ REFUSED, IGNORED, DETECTOR = "start_refused", "check_ignored", "gate"
 FAILED = "check_failed"
 LEFT_OUT_MAX = 64  # nodes of one run that are written down
 DRIFT_TODO = "bring this node to what the others have: `holdfast drift`"
+DEVICES_TODO = ("wait for its end, or take others: CUDA_VISIBLE_DEVICES says which, and an empty "
+                "one that the job takes none")
 PATHS_TODO = "mount it, or repair the storage: a job would train and keep nothing"
 
 
@@ -74,10 +78,11 @@ class StartGate:
         if self.state.gate.launcher_boot_s != registered_s:
             self.state.gate = GateSeen(registered_s)
         names = self._names(ctx)
-        if self._asks(ctx, names) or self._awaits_versions(ctx, names, joins):
+        if (self._asks(ctx, names) or self._awaits_versions(ctx, names, joins)
+                or self._awaits_launchers(ctx)):
             self._says(members.ASKING)
             return True
-        found = (*self._of_person(ctx), *self._refusals(ctx, names, joins))
+        found = (*self._of_person(ctx), *self._of_devices(ctx), *self._refusals(ctx, names, joins))
         ignored = ctx.view.ignored_checks
         kept = [one for one in found if one.check not in ignored]
         self._says(_words(kept))
@@ -92,7 +97,8 @@ class StartGate:
     def stands(self, ctx: Context) -> None:
         """While the run goes on here: what is known says whether this node takes ranks again."""
         failing = any(one.proven for one in ctx.observed.checks)
-        found = self._of_checks(ctx, self._names(ctx)) if failing else ()
+        found = (*self._of_devices(ctx),
+                 *(self._of_checks(ctx, self._names(ctx)) if failing else ()))
         self._says(_words([one for one in found if one.check not in ctx.view.ignored_checks]))
 
     def held(self, view: RunView) -> str:
@@ -329,6 +335,27 @@ class StartGate:
             by = f" by {doc.by}" if doc.by else ""
             yield Refusal(EXCLUDED, f"the node was excluded from runs{by}: {doc.reason}",
                           f"start it elsewhere, or `holdfast release {ctx.view.node}`", 0.0)
+
+    def _of_devices(self, ctx: Context) -> Iterator[Refusal]:
+        """A GPU that another run of this node has: it may end at any time."""
+        other = device_holders.holder(ctx)
+        if other is not None:
+            yield Refusal(EXCLUSIVE, other.words, DEVICES_TODO,
+                          ctx.view.gang_limit_s or ctx.settings.gang_limit_s)
+
+    def _awaits_launchers(self, ctx: Context) -> bool:
+        other = device_holders.awaited(ctx)
+        if other:
+            ctx.reason = f"which GPUs run {other} has is not known until its launcher is back"
+        return bool(other)
+
+    def taken(self, ctx: Context) -> str:
+        """Why the first ranks of this launcher may not begin, though they are planned: in the same
+        moment another run was given their devices; "" = they may."""
+        other = device_holders.holder(ctx)
+        if other is None or EXCLUSIVE in ctx.view.ignored_checks or ctx.view.generation:
+            return ""
+        return f"{ctx.view.node} starts no run: {other.words}. Do: {DEVICES_TODO}"
 
     def _of_incidents(self, ctx: Context) -> Iterator[Refusal]:
         """The open incidents with which no run starts here; network cards concern runs over several

@@ -38,3 +38,16 @@ def test_a_user_without_a_name_is_said_by_number(tmp_path, monkeypatch):
     """In many containers a job runs under any uid."""
     monkeypatch.setattr(os, "getuid", lambda: 3_999_999_999)
     assert hello(tmp_path, "--run", "r").user == "uid 3999999999"
+
+
+def test_the_gpus_that_its_ranks_take_reach_the_core(tmp_path, monkeypatch):
+    asked = []
+
+    def taken(environ, nproc):
+        asked.append(nproc)
+        return ["0000:%02x:00.0" % number for number in range(90)]
+
+    monkeypatch.setattr(levels.devices, "taken", taken)
+    view = RunSession(hello(tmp_path, "--nproc-per-node", "3"), 1, 0, 0.0).view("n", 1.0, {})
+    assert view.devices[:2] == ("0000:00:00.0", "0000:01:00.0") and len(view.devices) == 64
+    assert asked == [3]

@@ -150,3 +150,11 @@ def test_a_private_agent_to_which_nobody_came_has_failed(
 
     daemon = Daemon(load(None, overrides), Options(True, "m5", None, overrides), _make_node)
     assert asyncio.run(asyncio.wait_for(daemon.run(), 30.0)) == 1
+
+
+@pytest.mark.parametrize("name", ["excluded", "exclusive", "devices", "peers"])
+def test_whatever_a_refusal_names_may_be_ignored(name: str) -> None:
+    """It says with which words the run starts all the same."""
+    launch.check_names(["--ignore-check", name, "--reason", "x", "train.py"])
+    with pytest.raises(launch.Failure, match=f"no check '{name}s'"):
+        launch.check_names(["--ignore-check", f"{name}s", "train.py"])
