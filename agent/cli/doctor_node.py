@@ -148,13 +148,8 @@ class Lacking(NamedTuple):
 
 
 def _alone(config: Config) -> Sequence[Lacking]:
-    """What keeps an allowed order from being given: nobody grants it where there are many nodes,
-    and on one no breaker can open."""
-    wanted = [one for one in config.actions.allow if one in root_verbs()]
-    if config.store.url and wanted:
-        return (Lacking("store.url is set", f"{' and '.join(wanted)} are left to a person there: "
-                        "no leader's document grants them yet"),)
-    named = needing_alone(config.actions.allow, config.actions.alone)
+    """What keeps an allowed order from being given: on one node no breaker can open."""
+    named = needing_alone(config.actions.allow, config.actions.alone or bool(config.store.url))
     return (Lacking("actions.alone is not set", "set actions.alone = true: this node sees no "
                     f"fleet, and {' and '.join(named)} wait for a breaker that cannot open"),
             ) if named else ()

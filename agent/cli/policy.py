@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from holdfast.agent.core.actions import ACTIONS, needing_alone, root_verbs
+from holdfast.agent.core.actions import ACTIONS, needing_alone
 from holdfast.agent.core.model import Runbook
 from holdfast.runbooks import prose
 from holdfast.worker.exits import CONFIGURATION
@@ -214,10 +214,8 @@ def config(options: argparse.Namespace) -> int:
         own = len(loaded.signatures)
         more = f", {count(own, 'own signature')}" if own else ""
         allow, many = loaded.config.actions.allow, bool(loaded.config.store.url)
-        held = [f"{one}: {ALONE}" for one in needing_alone(allow, loaded.config.actions.alone)]
-        if many:
-            held = [ACTIONS[one].withheld(allow, many_nodes=True) for one in allow
-                    if one in root_verbs()]
+        held = [f"{one}: {ALONE}"
+                for one in needing_alone(allow, loaded.config.actions.alone or many)]
         show([line(f"{_where(options.config)}: {count(changed, 'value')} set, "
                    f"{len(values) - changed} by default{more}"),
               *(row for one in held for row in field("not done", one))])

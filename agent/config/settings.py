@@ -321,8 +321,7 @@ class Actions(msgspec.Struct, frozen=True):
             description=(
                 f"do {' and '.join(one.name for one in ACTIONS.values() if one.needs_breaker)} "
                 "although the breaker, which takes the same fault on many nodes for a common "
-                "cause, can never open on one that sees no fleet; with store.url no order for "
-                "the node is given yet, whatever is set here"
+                "cause, can never open on one that sees no fleet"
             )
         ),
     ] = _SETTINGS.alone

@@ -76,18 +76,13 @@ class Action(Value, frozen=True):
         """What `explain` says."""
         return self.does + ", where actions.allow names it" * self.off_by_default
 
-    def withheld(
-        self, allow: Collection[str], alone: bool = True, many_nodes: bool = False
-    ) -> str:
+    def withheld(self, allow: Collection[str], alone: bool = True) -> str:
         """What a person reads where a ladder asks for it beyond a run and it is not done.
-        `alone`: actions.alone says that the breaker of one node need not be able to open.
-        `many_nodes`: there is a store of many, whose leader would have to grant it."""
+        `alone`: the breaker can open, or actions.alone says that it need not be able to."""
         if self.granted_by == PERSON:
             return f"{self.name}: a person's part"
         if self.granted_by == NODE_DOCUMENT:
             return f"{self.name}: no run starts on this node while the incident is open"
-        if many_nodes and self.performed_by == ROOT_HELPER:
-            return f"{self.name}: left to a person: no leader's document grants it yet"
         if self.off_by_default and self.name not in allow:
             return f"{self.name}: not done, because actions.allow does not name it"
         if self.needs_breaker and not alone:

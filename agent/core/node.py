@@ -217,7 +217,7 @@ class Node:
         self.exclusions.step(
             self.kept.exclusions, self.kept.fleet, led, whole, sick, bool(of_fleet))
         self.checks.step(whole, paused)
-        self.repairs.step(whole, self.cases, paused)
+        self.repairs.step(whole, self.cases, paused, self.kept.exclusions)
         stale_locks.step(whole, conditions, self.kept.unlocked, paused)
         checking = self.kept.in_flight.busy(node_subject(self.name, "checks"))
         self.kept.ledger.settle(

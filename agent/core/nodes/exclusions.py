@@ -120,7 +120,7 @@ class Exclusions:
             return
         replace, wall_s = msgspec.structs.replace, ctx.now.wall_s
         if doc.draining:
-            works = [view.run for view in ctx.observed.runs if self._works(view, ctx)]
+            works = [view.run for view in ctx.observed.runs if works_on(self.name, view, ctx)]
             if not works:
                 wanted[self.name] = replace(doc, draining=False, since_wall_s=wall_s)
             elif wall_s - self.own[1] > ctx.settings.drain_limit_s:
@@ -134,14 +134,6 @@ class Exclusions:
                 wanted[self.name] = members.NodeDoc(
                     reason=f"checks passed after the exclusion: {passed}", by=self.name,
                     strikes=doc.strikes, since_wall_s=wall_s)
-
-    def _works(self, view: RunView, ctx: Context) -> bool:
-        """Whether ranks of this run live here, or its plan has places for them here."""
-        if any(rank.state != "ended" for rank in view.ranks):
-            return True
-        plan = ctx.observed.store.docs.decoded(run_subject(view.run), members.read_plan)
-        goes_on = plan is not None and plan.finished < 0
-        return goes_on and plan is not None and any(node == self.name for _, node in plan.ranks)
 
     def _passed(self, doc: members.NodeDoc, ctx: Context) -> str:
         """Which checks of what was broken passed since it was excluded and its fault was over; asks
@@ -199,6 +191,15 @@ class Exclusions:
 def _left(doc: members.NodeDoc) -> bool:
     """Whether it was taken out because its end was announced, which no check can take back."""
     return doc.fault == SPOT_FAULT
+
+
+def works_on(node: str, view: RunView, ctx: Context) -> bool:
+    """Whether ranks of this run live on this node, or its plan has places for them here."""
+    if any(rank.state != "ended" for rank in view.ranks):
+        return True
+    plan = ctx.observed.store.docs.decoded(run_subject(view.run), members.read_plan)
+    goes_on = plan is not None and plan.finished < 0
+    return goes_on and plan is not None and any(place == node for _, place in plan.ranks)
 
 
 def strikes_of(doc: members.NodeDoc, ctx: Context) -> tuple[float, ...]:

@@ -1,9 +1,10 @@
 """When this node is drained, rebooted or replaced, or its GPU reset, for a fault of its own.
 
 Owns the way from an open incident of the kernel's to one order: what the operator allowed, what is
-left of the budget, the breaker, and everything that goes on here, whoever's it is.  An order leaves
-through the node's root unit (agent/actions/root_helper.py); none that may have left is asked for
-twice.
+left of the budget, the breaker, and everything that goes on here, whoever's it is.  Among many
+nodes this one is taken out of service first, in its own document, and its runs go elsewhere.  An
+order leaves through the node's root unit (agent/actions/root_helper.py); none that may have left is
+asked for twice.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from ..model import (
     node_subject,
     subject_of,
 )
+from ..run import members, policy
 from ..run.case import RunCase
 from ..run.state import Context
 from . import breaker, exclusions
@@ -88,8 +90,12 @@ class Repairs:
     ) -> None:
         self.name, self.memory, self.kernel, self.checks = name, memory, kernel, checks
 
-    def step(self, ctx: Context, cases: Mapping[str, RunCase], paused: str) -> None:
-        """At most one order a step, and none while this node is `paused`, for that reason."""
+    def step(
+        self, ctx: Context, cases: Mapping[str, RunCase], paused: str,
+        wanted: dict[str, members.NodeDoc],
+    ) -> None:
+        """At most one order a step, and none while this node is `paused`, for that reason.
+        `wanted`: the documents of nodes that this one is about to write, its own among them."""
         for done in ctx.settled:
             if isinstance(done.effect.body, NodeOrder):
                 self._settle(ctx, done, done.effect.body)
@@ -100,7 +106,7 @@ class Repairs:
             if not action:
                 continue
             held = f"held: paused by an operator: {paused}" if paused else ""
-            held = held or self._held(ctx, item, action, cases)
+            held = held or self._held(ctx, item, action, cases, wanted)
             if held:
                 self.kernel.tell(ctx, item, f"{action}: allowed, {held}")
             elif self._order(ctx, item, action):
@@ -184,7 +190,8 @@ class Repairs:
         item = self.kernel.of_cause(ctx, cause)
         leave = ladder.PASS
         if is_root_verb(action) and not ctx.settings.single_node:
-            leave = ladder.Leave(False, reason=_withheld(ctx, action))
+            # Who leads speaks for the run: the node's own agent orders it, for what it has seen.
+            leave = ladder.Leave(False, reason=f"{action}: for faults that the node itself sees")
         elif action == RESET_GPU and action not in ctx.settings.allow:
             leave = ladder.Leave(False, reason=ACTIONS[action].withheld(ctx.settings.allow))
         elif is_root_verb(action):
@@ -204,7 +211,10 @@ class Repairs:
 
     # ------------------------------------------------------------ whether it may be
 
-    def _held(self, ctx: Context, item: Watched, action: str, cases: Mapping[str, RunCase]) -> str:
+    def _held(
+        self, ctx: Context, item: Watched, action: str, cases: Mapping[str, RunCase],
+        wanted: dict[str, members.NodeDoc],
+    ) -> str:
         """What it waits for; "" when it may go."""
         if ctx.observed.journal_stalled:
             return "waits for the journal"
@@ -224,6 +234,9 @@ class Repairs:
             return f"held: the breaker is open: {tripped}"
         if ctx.observed.gate.closed:
             return f"waits, for no order can leave: {ctx.observed.gate.closed}"
+        if not ctx.settings.single_node:
+            return (self._foreign_words(ctx, item) or self._out_of_service(ctx, item, wanted)
+                    or self._left(ctx, item, action, cases))
         return self._running(ctx, item, action, cases)
 
     def _breaker(self, ctx: Context, item: Watched) -> str:
@@ -243,10 +256,9 @@ class Repairs:
     ) -> str:
         """Runs end before the node goes.  An action of the ladder alone interrupts none that goes
         on: only what the driver instructs, or repeats ask for, does, and our own runs alone."""
-        foreign = self._foreign(ctx, item.incident.id)
+        foreign = self._foreign_words(ctx, item)
         if foreign:
-            # First of all: our runs are not ended for an order that then waits for somebody else.
-            return f"waits while {_some(foreign)} goes on: this agent may not end it"
+            return foreign
         views = [view for view in ctx.observed.runs if view.state != "done"]
         going = sorted(view.run for view in views)
         if not going:
@@ -259,18 +271,66 @@ class Repairs:
             return f"waits while {named} goes on: the driver lets it come to its end"
         if not ends:
             return f"waits while {named} goes on: nothing but the runbook asks for it"
+        late = self._is_late(ctx, item)
+        for run in going:
+            case = cases.get(run)
+            if case is not None and not case.state.held.drain:
+                case.operator.drain(self._drained(item))
+        return "" if late else f"waits until {named} has ended"
+
+    def _is_late(self, ctx: Context, item: Watched) -> bool:
+        """Whether the runs here had their time to end; it begins when this is asked first."""
         m, incident = self.memory, item.incident
         since_s = m.drains.setdefault(incident.id, ctx.now.boot_s)
         pids = {*m.ending.get(incident.id, ()), *ctx.observed.gate.ours}
         m.ending[incident.id] = sorted(pids)[-PIDS_MAX:]
         _bound(m.drains)
         _bound(m.ending)
-        for run in going:
-            case = cases.get(run)
-            if case is not None and not case.state.held.drain:
-                case.operator.drain(self._drained(item))
-        late = not since_s <= ctx.now.boot_s <= since_s + DRAIN_S
-        return "" if late else f"waits until {named} has ended"
+        return not since_s <= ctx.now.boot_s <= since_s + DRAIN_S
+
+    def _out_of_service(
+        self, ctx: Context, item: Watched, wanted: dict[str, members.NodeDoc]
+    ) -> str:
+        """Among many nodes the document of this one grants the order: it is taken out of service
+        first, behind the breaker of the fleet, by who leads its runs or by itself."""
+        store, fault = ctx.observed.store, item.incident.fault
+        if not store.up:
+            return "waits for the store, in which this node is taken out of service first"
+        doc = store.docs.decoded(self._subject(), members.read_node)
+        if doc.excluded:
+            return "waits until this node is drained" if doc.draining else ""
+        works = sorted(view.run for view in ctx.observed.runs
+                       if exclusions.works_on(self.name, view, ctx))
+        if item.patient and works:
+            return f"waits while {_some(works)} goes on: the driver lets it come to its end"
+        if self.name not in wanted:
+            is_open, why = exclusions.held_back(ctx, fault, self.name, wanted)
+            if is_open:
+                return f"held: {why}"
+            wanted[self.name] = exclusions.struck(
+                ctx, self.name, fault, item.incident.reason, self.name)
+        return "waits until this node is out of service"
+
+    def _left(
+        self, ctx: Context, item: Watched, action: str, cases: Mapping[str, RunCase]
+    ) -> str:
+        """Ranks move to other nodes, for this one is out of service; a launcher that has none left
+        here leaves, and its run goes on without it."""
+        views = [view for view in ctx.observed.runs if view.state != "done"]
+        if not views:
+            return ""
+        late = self._is_late(ctx, item)
+        works = sorted(view.run for view in views if exclusions.works_on(self.name, view, ctx))
+        if works:
+            hangs = late and action == item.action
+            return "" if hangs else f"waits until the ranks of {_some(works)} are elsewhere"
+        for view in views:
+            case = cases.get(view.run)
+            if case is not None:
+                why = f"{action} of {self.name}: {item.incident.reason}"
+                case.ending.decide(policy.INFRASTRUCTURE, why, alone=True)
+        named = _some(sorted(view.run for view in views))
+        return "" if late else f"waits until the launcher of {named} has left"
 
     def _hangs(self, ctx: Context, item: Watched, going: list[RunCase | None]) -> bool:
         """Whether all of these were ended for this incident, as long ago as an end may take."""
@@ -281,6 +341,11 @@ class Repairs:
     def _drained(self, item: Watched) -> str:
         """Why a run is ended for this incident."""
         return f"{item.action} of {self.name}: {item.incident.reason}"
+
+    def _foreign_words(self, ctx: Context, item: Watched) -> str:
+        """First of all: our runs are not ended for an order that then waits for somebody else."""
+        foreign = self._foreign(ctx, item.incident.id)
+        return f"waits while {_some(foreign)} goes on: this agent may not end it" * bool(foreign)
 
     def _foreign(self, ctx: Context, incident: str) -> list[str]:
         """Who works here and is served by no agent of ours: processes that a driver lists on any
@@ -412,7 +477,9 @@ def _noted_once(incident: Incident, now: Now, text: str) -> Incident:
 
 def _withheld(ctx: Context, action: str) -> str:
     settings = ctx.settings
-    return ACTIONS[action].withheld(settings.allow, settings.alone, not settings.single_node)
+    fleet = not settings.single_node and len(
+        exclusions.fleet_nodes(ctx.view.node, ctx)) >= settings.breaker_nodes
+    return ACTIONS[action].withheld(settings.allow, settings.alone or fleet)
 
 
 def _bound(kept: dict[str, Any]) -> None:

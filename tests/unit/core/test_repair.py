@@ -212,9 +212,9 @@ def test_a_drain_on_instruction_ends_the_ranks_by_their_launcher():
     assert finish.body.code == 75  # the scheduler starts the job elsewhere
 
 
-@pytest.mark.parametrize("held", ["breaker", "paused", "fleet", "journal", "many nodes"])
+@pytest.mark.parametrize("held", ["breaker", "paused", "fleet", "journal"])
 def test_what_holds_an_order_back(held):
-    machine = Repaired("reboot_node", single_node=held != "many nodes")
+    machine = Repaired("reboot_node", single_node=True)
     if held == "breaker":
         body = msgspec.json.encode(NodeDoc(True, "x", "b", "gpu_fell_off_bus"))
         machine.docs = tuple(Doc(f"node/{name}", 1, body) for name in "bcd")
@@ -231,8 +231,7 @@ def test_what_holds_an_order_back(held):
     decision = machine.step(SETTLE_S)
     assert not machine.orders
     assert {"breaker": "breaker is open", "paused": "paused", "journal": "waits for the journal",
-            "fleet": "paused everywhere",
-            "many nodes": "left to a person"}[held] in machine.only().would_have
+            "fleet": "paused everywhere"}[held] in machine.only().would_have
     tripped = [one for one in decision.verdicts if one.detector == "breaker"]
     assert bool(tripped) == (held == "breaker")
     machine.docs, machine.stalled = (), False
@@ -240,22 +239,7 @@ def test_what_holds_an_order_back(held):
         case.operator.pause(False)
     machine.requests = (Request("q2", "resume", "fleet", "done"),) if held == "fleet" else ()
     machine.step(1.0)
-    assert bool(machine.orders) == (held != "many nodes")
-
-
-@pytest.mark.parametrize("alone", [True, False])
-def test_with_a_store_explain_promises_no_order_that_is_left_to_a_person(alone):
-    """The incident, the outlook and what is done say the same."""
-    machine = Repaired("reboot_node", single_node=False, alone=alone)
-    machine.step()
-    why = "reboot_node: left to a person: no leader's document grants it yet"
-    (said,) = [one for one in machine.node.outlook("gpu_fell_off_bus")
-               if one.subject.startswith("node/")]
-    assert (said.action, said.reason) == ("", why)
-    machine.say(FALLEN)
-    for _ in range(60):
-        machine.step(SETTLE_S)
-    assert not machine.orders and machine.only().would_have == why
+    assert machine.orders
 
 
 def test_an_order_that_never_left_is_tried_again_and_one_that_failed_is_not():
