@@ -308,7 +308,8 @@ class RunCase:
                 self.gate.holds(ctx, joins=True)
                 self._strand(ctx)
             self._keep_up(ctx, seen.plan)
-        elif not self.gate.holds(ctx) and not self.peers.holds(ctx, seen.plan):
+        elif (not self.gate.holds(ctx) or self.gate.leads_on(ctx)) and not self.peers.holds(
+                ctx, seen.plan):
             self.document.propose(ctx, seen.plan, (), "the launcher is idle",
                                   left_out=self.peers.left_out(ctx, seen.plan))
             self._gang(ctx, max(ctx.view.registered_boot_s, ctx.since_boot_s))

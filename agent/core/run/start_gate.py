@@ -349,6 +349,14 @@ class StartGate:
             ctx.reason = f"which GPUs run {other} has is not known until its launcher is back"
         return bool(other)
 
+    def leads_on(self, ctx: Context) -> bool:
+        """Whether this node plans for the others though it gets no ranks: another run may have its
+        devices for long, and nobody else may be there who leads."""
+        return (not ctx.settings.single_node and self.state.finish_code < 0
+                and members.is_refused(self.state.gate.held)
+                and EXCLUSIVE not in ctx.view.ignored_checks
+                and device_holders.holder(ctx) is not None)
+
     def taken(self, ctx: Context) -> str:
         """Why the first ranks of this launcher may not begin, though they are planned: in the same
         moment another run was given their devices; "" = they may."""

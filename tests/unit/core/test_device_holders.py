@@ -182,6 +182,19 @@ def test_who_leads_places_no_rank_where_another_run_has_the_devices() -> None:
     assert cluster.plan().spares == ("b",)
 
 
+def test_who_leads_and_has_no_devices_itself_plans_for_the_others() -> None:
+    cluster = Cluster("abc", 2, "script", devices=GPUS)
+    shared(cluster, "a", computing())
+    cluster.dead |= {"b", "c"}  # nobody else is there to lead ...
+    cluster.run(20)
+    assert cluster.leader() == "a" and "run/r" not in cluster.docs
+    cluster.dead.clear()  # ... until long after
+    cluster.run(12)
+    assert {node for _, node in cluster.plan().ranks} == {"b", "c"}
+    cluster.run(60)
+    assert cluster.plan().generation == 1 and cluster.plan().finished == -1
+
+
 def test_a_run_that_needs_the_node_waits_for_it_and_starts_when_it_is_free() -> None:
     cluster = Cluster("ab", 2, "script", devices=GPUS)
     shared(cluster, "b", computing(node="b"))
