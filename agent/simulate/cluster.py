@@ -15,8 +15,8 @@ from functools import partial
 import msgspec
 
 from ..core.model import SCRIPT, TRAINER, Plan, Resume, Runbook, Settings, run_subject
-from .edge import Edge
-from .job import Gang, Job, Rank
+from .edge import Edge, decode_plan
+from .job import RUN, Gang, Job, Rank
 from .launcher import Launcher
 from .loop import Loop, Trace
 from .machine import Machine
@@ -36,6 +36,7 @@ class Shape:
     runs: int = 1
     nproc: int = 2
     least: int = 0  # nodes with which a run goes on; 0 = all its members
+    gpus: bool = False  # each node has as many as one run takes there
 
     @property
     def need(self) -> int:
@@ -80,6 +81,11 @@ class Cluster:
         return [(launcher.job, rank) for name in self.jobs for launcher in self.launchers(name)
                 for rank in launcher.ranks.values() if rank.state != "ended"]
 
+    def computing(self, job: Job) -> set[str]:
+        """The nodes on which ranks of a run are running."""
+        return {rank.machine.name for which, rank in self.ranks()
+                if which is job and rank.state == RUN}
+
     def scripts_over_nodes(self) -> bool:
         """Scripts over several nodes are fenced by permits, which need a clock that runs."""
         return not self.single and any(job.grade != TRAINER for job in self.jobs.values())
@@ -91,10 +97,42 @@ class Cluster:
             self.left.append(old)
         launcher = Launcher(job, edge.machine, self.shape.nproc, self.rng, self.shape.members,
                             self.shape.need)
+        launcher.devices = tuple(
+            f"gpu-{number}" for number in range(self.shape.nproc) if self.shape.gpus)
         launcher.on_start = self.monitor.starting
         launcher.on_delete = self.monitor.deleted
         edge.joined(launcher)
         return launcher
+
+    def cut(self, ways: set[tuple[str, str]], for_s: float) -> None:
+        """Nothing passes these ways, each from one to the other, for so long."""
+        self.loop.note("STORM", f"network: cut {sorted(ways)[:4]}")
+        self.monitor.disturbed_s = max(self.monitor.disturbed_s, self.loop.now_s + for_s)
+        self.network.cut |= ways
+        self.network.changes += 1
+
+        def mend() -> None:
+            self.network.cut.difference_update(ways)
+            self.network.changes += 1
+
+        self.loop.after(for_s, mend)
+
+    def cut_at_write(self, job: Job, nodes: set[str], for_s: float, more: int) -> None:
+        """Cuts these nodes off from the store and all others in the moment in which a document of
+        the run is written whose generation is at least that much higher: they do not read it."""
+        until_s, key = self.loop.now_s + for_s, str(run_subject(job.name))
+        before = self.store.docs[key]
+        wanted = decode_plan(before.body).generation + more
+
+        def written() -> None:
+            doc = self.store.docs[key]
+            if doc.version > before.version and decode_plan(doc.body).generation >= wanted:
+                self.store.watchers.remove(written)
+                rest = ("store", *(one for one in self.machines if one not in nodes))
+                self.cut({pair for a in nodes for b in rest for pair in ((a, b), (b, a))},
+                         max(0.0, until_s - self.loop.now_s))
+
+        self.store.watchers.insert(0, written)
 
     def changed(self) -> None:
         """The store tells whoever watches that something was written."""

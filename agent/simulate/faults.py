@@ -14,7 +14,7 @@ from functools import partial
 from ..core.actions import DRAIN, PAUSE, RELEASE_NODE, RESTART_RANKS, RESUME
 from ..core.model import TRAINER, Ended, Request, node_subject, run_subject
 from .cluster import Cluster
-from .edge import Edge, decode_plan
+from .edge import Edge
 from .job import RUN, Job, Rank
 from .launcher import Launcher
 
@@ -407,7 +407,7 @@ def cut_from_store(cluster: Cluster, u: float, v: float) -> None:
     ways = {(name, "store"), ("store", name)}
     if v < 0.6:
         ways = {(name, "store")} if v < 0.3 else {("store", name)}
-    _cut(cluster, ways, 2.0 + 14.0 * v)
+    cluster.cut(ways, 2.0 + 14.0 * v)
 
 
 def isolate(cluster: Cluster, u: float, v: float) -> None:
@@ -419,7 +419,7 @@ def isolate(cluster: Cluster, u: float, v: float) -> None:
         chosen = set(names[:cluster.shape.members])
     rest = [name for name in (*names, "store") if name not in chosen]
     ways = {pair for a in chosen for b in rest for pair in ((a, b), (b, a))}
-    _cut(cluster, ways, 4.0 + 16.0 * v)
+    cluster.cut(ways, 4.0 + 16.0 * v)
 
 
 def peers_cut(cluster: Cluster, u: float, v: float) -> None:
@@ -432,46 +432,35 @@ def peers_cut(cluster: Cluster, u: float, v: float) -> None:
     turned = names[first:] + names[:first]
     count = 1 if v < 0.3 else len(names) // 2
     ways = {pair for a in turned[:count] for b in turned[count:] for pair in ((a, b), (b, a))}
-    _cut(cluster, ways, 3.0 + 25.0 * u)
+    cluster.cut(ways, 3.0 + 25.0 * u)
 
 
 def replaced_unseen(cluster: Cluster, u: float, v: float) -> None:
     """The nodes of a run are cut off from all others, and from the store as well in the moment in
     which the next generation is written.  The leader may go, so that another misses them late."""
     job, names = _job(cluster, u), list(cluster.machines)
-    cut = {rank.machine.name for which, rank in cluster.ranks()
-           if which is job and rank.state == RUN}
+    cut = cluster.computing(job)
     rest, leader = set(names) - cut, cluster.store.holder(job.name)
     if not cut or not rest:
         return
-    until_s = cluster.loop.now_s + 12.0 + 12.0 * v
-
-    def generation() -> int:
-        return decode_plan(cluster.store.docs[str(run_subject(job.name))].body).generation
-
-    def written(before: int = generation()) -> None:
-        if generation() > before:
-            cluster.store.watchers.remove(written)
-            _cut(cluster, {pair for a in cut for pair in ((a, "store"), ("store", a))},
-                 max(0.0, until_s - cluster.loop.now_s))
-
-    _cut(cluster, {pair for a in cut for b in rest for pair in ((a, b), (b, a))}, 12.0 + 12.0 * v)
-    cluster.store.watchers.insert(0, written)
+    for_s = 12.0 + 12.0 * v
+    cluster.cut({pair for a in cut for b in rest for pair in ((a, b), (b, a))}, for_s)
+    cluster.cut_at_write(job, cut, for_s, 1)
     if v > 0.5 and leader in rest:
         node_crashed(cluster, (names.index(leader) + 0.5) / len(names), 0.7 * v)
 
 
-def _cut(cluster: Cluster, ways: set[tuple[str, str]], for_s: float) -> None:
-    _say(cluster, "network", "cut %s", sorted(ways)[:4])
-    _disturb(cluster, for_s)
-    cluster.network.cut |= ways
-    cluster.network.changes += 1
-
-    def mend() -> None:
-        cluster.network.cut.difference_update(ways)
-        cluster.network.changes += 1
-
-    cluster.loop.after(for_s, mend)
+def unfit_unseen(cluster: Cluster, u: float, v: float) -> None:
+    """A node of a run breaks while it hears nobody, and is cut off from all in the moment in which
+    something of the run is written, or its next generation."""
+    job, sick = _job(cluster, u), [one for one in cluster.machines.values() if one.fatal]
+    found = sorted(cluster.computing(job) - {cluster.store.holder(job.name)})
+    if not found or len(sick) >= cluster.shape.spares:
+        return
+    name, for_s = found[int(v * len(found))], 12.0 + 12.0 * v
+    cluster.cut({(other, name) for other in cluster.machines if other != name}, for_s)
+    _break_node(cluster, cluster.edges[name], FATAL_FAULTS[0], 1.0)
+    cluster.cut_at_write(job, {name}, for_s, int(u * 100) % 2)
 
 
 def weather(name: str, value: float) -> Fault:
@@ -590,7 +579,8 @@ FAULTS: dict[str, Fault] = {
     "node_frozen": node_frozen, "node_fatal": node_fatal,
     "common_cause": common_cause, "store_down": store_down, "cut_from_store": cut_from_store,
     "isolate": isolate, "peers_cut": peers_cut,
-    "replaced_unseen": replaced_unseen, "leader_and_another": leader_and_another,
+    "replaced_unseen": replaced_unseen, "unfit_unseen": unfit_unseen,
+    "leader_and_another": leader_and_another,
     "joins": joins, "lost_beats": weather("lost_beats", 0.9), "lost_ack": weather("lost_ack", 0.6),
     "lost_request": weather("lost_request", 0.4), "slow": weather("slow_s", 1.5),
     "stale_reads": weather("stale_s", 4.0), "twice": weather("twice", 1.0),

@@ -49,6 +49,7 @@ class Launcher:
         self.max_restarts = 3
         self.hang_limit_s = 0.0
         self.shutdown = ""
+        self.devices: tuple[str, ...] = ()  # that its ranks take
         self.suspended = False  # stopped from outside, with its ranks
         self.ranks: dict[int, Rank] = {}
         self.snapshot: tuple[int, int] | None = None
@@ -84,7 +85,7 @@ class Launcher:
             commits=self.job.disk.listing() if trainer else (),
             checkpoint_dir=self.job.folder if trainer else "",
             snapshot=snapshot, shutdown=self.shutdown,
-            suspended=self.suspended,
+            suspended=self.suspended, devices=self.devices,
             startup_s=self.startup_s, registered_boot_s=self.registered_boot_s,
         )
 

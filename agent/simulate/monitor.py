@@ -19,7 +19,7 @@ from ..core.run.state import RunState
 from . import account
 from .disk import Origin, void_by
 from .edge import Edge
-from .job import Gang, Job
+from .job import END, Gang, Job
 from .launcher import Launcher
 from .loop import InvariantBroken, Loop
 from .outgoing import Network
@@ -337,10 +337,21 @@ class Monitor:
         if plan is None:
             self.fail("started_by_plan", f"{job.name}: gen {start.generation} without a plan")
             return
+        self._device_once(launcher)
         planned = tuple(sorted(rank for rank, node in plan.ranks if node == name))
         if tuple(sorted(start.ranks)) != planned:
             self.fail("started_by_plan", f"{job.name} on {name}: ranks {start.ranks}, "
                       f"planned {planned}")
+
+    def _device_once(self, launcher: Launcher) -> None:
+        """No device is in two live generations of two runs."""
+        edge = self.edges[launcher.machine.name]
+        for other in edge.launchers.values():
+            shared = {*other.devices} & {*launcher.devices}
+            if shared and other.job is not launcher.job and any(
+                    rank.state != END for rank in other.ranks.values()):
+                self.fail("device_once", f"{sorted(shared)} of {edge.machine.name} are in gen "
+                          f"{other.generation} of {other.job.name}, and {launcher.job.name} starts")
 
     def stepped(self, job: Job, gang: Gang) -> None:
         """A generation finished a step."""

@@ -22,7 +22,7 @@ SPOILT = 2  # checkpoints may be refused as bad: that costs no restart
 # Faults that are answered by a new generation without charging the run's restarts.
 UNCHARGED = ("operator", "launcher_killed", "node_crashed", "node_gone", "node_fatal",
              "common_cause", "commit_spoilt", "folder_moved", "drained", "peers_cut",
-             "leader_and_another", "joins", "replaced_unseen")
+             "leader_and_another", "joins", "replaced_unseen", "unfit_unseen")
 
 Hook = Callable[[Cluster], None]
 

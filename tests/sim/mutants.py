@@ -27,7 +27,7 @@ from holdfast.agent.core.detect.ranks import broken, ended, hang, known_causes, 
 from holdfast.agent.core.effects import drafts, in_flight
 from holdfast.agent.core.incidents import book
 from holdfast.agent.core.model import Observed, StoreWrite
-from holdfast.agent.core.nodes import breaker
+from holdfast.agent.core.nodes import breaker, device_holders
 from holdfast.agent.core.run import (
     case,
     causes,
@@ -79,6 +79,13 @@ def put(target: object, name: str, to: object) -> Patch:
 def robbed(self, ctx, lease, *_):  # type: ignore[no-untyped-def]
     """Whoever two nodes do not hear is followed at once, whatever the store shows."""
     return takeover.Takeover(lease.holder if lease.holder in self._lost_s else "")
+
+
+def fresh_nodes_have_stopped(patch: pytest.MonkeyPatch) -> None:
+    """What a node is told that was heard of just now, it has done."""
+    real = fences.Fences.waits
+    patch.setattr(fences.Fences, "waits", lambda self, ctx, plan, made, nodes: real(
+        self, ctx, plan, made, tuple(one for one in nodes if not one.fresh)))
 
 
 def no_compare(cluster: Cluster) -> None:
@@ -394,7 +401,12 @@ MUTANTS = (
            seed=5),
     Mutant("permits of a silent node are not waited for", "fences", ("one_generation_computes",),
            put(fences.Fences, "waits", lambda *_: ""),
-           seed=46),
+           seed=29),
+    Mutant("a node that is unfit is taken to have stopped", "fences", ("one_generation_computes",),
+           fresh_nodes_have_stopped,
+           seed=11),
+    Mutant("a GPU for two runs", "devices", ("device_once",),
+           put(device_holders, "holder", lambda *_: None)),
     Mutant("a leader who lives is robbed", "cuts", ("leader_left_alone",),
            put(takeover.Signs, "of", robbed)),
     Mutant("hangs unseen", "ranks", ("all_goes_on",),
