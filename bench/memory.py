@@ -20,7 +20,8 @@ from . import cases, common
 from .cases import Case, Run
 from .common import BENCH, Failed, Results
 
-SETTLED_S = 6.0  # after the first step: a standby is built 3 s after a start, in 1-2 s
+SETTLED_S = 6.0  # after the first step: a standby is begun 3 s after a start
+STILL_S = 1.0  # in which a standby that has been built takes no processor time
 KEYS = ("Rss", "Pss", "Private_Clean", "Private_Dirty")
 WATCHED = {
     "torchrun": Case("memory_torchrun", "torchrun", "none"),
@@ -94,7 +95,7 @@ def measure(which: str, shared: Path) -> dict[str, Any]:
         with common.running(command, where) as process:
             run = Run(case, where, process, "bench")
             try:
-                run.until(lambda: settled(run), cases.START_LIMIT_S, "a settled run")
+                run.until(Settled(run), cases.START_LIMIT_S, "a settled run")
                 found = census(run)
                 row["ranks_pss_mb"] = round(sum(
                     rollup(pid)["Pss"] for pid in {step.pid for step in run.steps}), 1)
@@ -106,9 +107,22 @@ def measure(which: str, shared: Path) -> dict[str, Any]:
     return {**row, "ok": True, "processes": found, **totals, "job_pss_mb": job}
 
 
-def settled(run: Run) -> bool:
-    steps = run.steps
-    return bool(steps) and time.monotonic() - steps[0].end_ns / 1e9 > SETTLED_S
+class Settled:
+    """Whether a run has trained for a while and its standbys have been built."""
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+        self.busy: object = None  # the processor times of the standbys, when they changed last
+        self.since_s = 0.0
+
+    def __call__(self) -> bool:
+        steps, now_s = self.run.steps, time.monotonic()
+        views = self.run.watch.views() if self.run.watch is not None else []
+        busy = [common.stat_fields(view.pid)[11:13] for view in views if view.rank < 0]
+        if busy != self.busy:
+            self.busy, self.since_s = busy, now_s
+        return bool(steps) and now_s - steps[0].end_ns / 1e9 > SETTLED_S and (
+            now_s - self.since_s > STILL_S)
 
 
 def main(arguments: list[str] | None = None) -> int:
