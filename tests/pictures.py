@@ -35,6 +35,7 @@ from test_panels import SMALL  # noqa: E402
 from holdfast.dashboards.grafana import boards  # noqa: E402
 
 FOLDER = ROOT / "docs/pictures"
+HIGH = 1640  # pixels of the live page, down to the ledger
 COLUMN, ROW = 52, 34  # pixels of one cell of Grafana's grid
 NAMED = {"green": "#73bf69", "dark-green": "#37872d", "light-blue": "#8ab8ff", "blue": "#5794f2",
          "purple": "#b877d9", "dark-purple": "#8f3bb8", "light-yellow": "#ffee52",
@@ -56,6 +57,7 @@ UNITS = {"s": (("d", 86400), ("h", 3600), ("min", 60), ("s", 1), ("ms", 1e-3), (
          "Bps": (("GB/s", 1e9), ("MB/s", 1e6), ("kB/s", 1e3), ("B/s", 1)),
          "short": (("G", 1e9), ("M", 1e6), ("K", 1e3), ("", 1))}
 
+SIGNS = {"currencyUSD": "$", "currencyEUR": "€", "currencyGBP": "£"}
 CLOCK = 15  # pixels below a graph
 STEPS = (1, 1.5, 2, 2.5, 3, 4, 5, 6, 8, 10, 15)  # of an axis, times a power of ten
 
@@ -65,6 +67,8 @@ def shown(value: float, unit: str) -> str:
         return f"{100 * value:.3g} %"
     if unit == "dateTimeFromNow":
         return f"{max(0.0, time.time() - value / 1000):.0f} s ago"
+    if unit in SIGNS:
+        return f"{SIGNS[unit]}{value:.4g}"
     if unit in UNITS:
         at_zero = next(one for one in UNITS[unit] if one[1] == 1)
         name, size = next((one for one in UNITS[unit] if abs(value) >= one[1]),
@@ -131,7 +135,8 @@ class Board:
 
     def _table(self, one: dict[str, Any], series: list[Any], unit: str, *_: int) -> str:
         names = [name for name in series[0][0]["metric"] if name not in ("job", "__name__")]
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in [*names, one["title"]])
+        (word,) = one["transformations"][0]["options"]["renameByName"].values()
+        head = "".join(f"<th>{html.escape(name)}</th>" for name in [*names, word])
         rows = "".join(
             "<tr>" + "".join(f"<td>{html.escape(row['metric'].get(name, ''))}</td>"
                              for name in names)
@@ -141,20 +146,21 @@ class Board:
 
     def _lines(self, one: dict[str, Any], series: list[Any], unit: str, width: int, height: int
                ) -> str:
-        fixed = {rule["matcher"]["options"]: rule["properties"][0]["value"]["fixedColor"]
-                 for rule in one["fieldConfig"]["overrides"]}
+        own = {(rule["matcher"]["options"], what["id"]): what["value"]
+               for rule in one["fieldConfig"]["overrides"] for what in rule["properties"]}
         stacked = "stacking" in one["fieldConfig"]["defaults"]["custom"]
         rows = [(named(legend, row), [(at, float(v)) for at, v in row["values"] if v != "NaN"])
                 for row, legend in series[:24]]
         if stacked:
             rows = [(name, points) for name, points in rows if any(v > 1e-4 for _, v in points)]
+        unit = own.get((rows[0][0], "unit"), unit) if rows else unit
         base: dict[float, float] = {}
         tops = [v for _, points in rows for _, v in points]
         top = axis_top(1.0 if stacked else max(tops, default=0.0), unit)
         height -= 16 * (1 + len(rows) // 9) + CLOCK
         parts, legend_parts = [], []
         for number, (name, points) in enumerate(rows):
-            colour = fixed.get(name, PALETTE[number % len(PALETTE)])
+            colour = own.get((name, "color"), {}).get("fixedColor", PALETTE[number % len(PALETTE)])
             colour = NAMED.get(colour, colour)
             low = [(at, base.get(at, 0.0)) for at, _ in points] if stacked else []
             points = [(at, v + base.get(at, 0.0) * stacked) for at, v in points]
@@ -264,18 +270,20 @@ class Nodes:
         library = home / "nvml"
         library.mkdir()
         nvml_standin.compile_library(library)
-        self.home, self.trees = home, {}
+        self.home, self.trees, self.entries = home, {}, 0
         self.over, self.lost = threading.Event(), threading.Event()
         for name in self.NAMES:
             tree = self.trees[name] = ib_node(home / name, ports=2)
             (home / f"{name}.toml").write_text(
                 f'[agent]\nfast_s = 1.0\nslow_s = 2.0\nnode = "{name}"\n[inject]\nenabled = true\n'
                 f'[cost]\nnode_hour = 98.32\n[collectors]\nnvml = "{library}"\n'
-                f'sys = "{tree.roots.sys}"\nkmsg = "{home}/{name}.kmsg"\n')
-            # Read once, as the agent starts.
-            (home / f"{name}.kmsg").write_text(
-                "6,900,1000000,-;pcieport 0000:00:1b.2: AER: Correctable error received from "
-                "0000:03:04.0\n")
+                f'sys = "{tree.roots.sys}"\nkmsg = "{home}/none"\n'
+                f'journalctl = "{home}/{name}.journalctl"\n')
+            # As journalctl --follow: the last entry, and then what comes.
+            tool = home / f"{name}.journalctl"
+            tool.write_text(f"#!/bin/sh\nexec tail -n 1 -f {home}/{name}.journal\n")
+            tool.chmod(0o755)
+            self.kernel(name, "Linux version 6.8.0-1021-aws")
             self._gpus(name, "")
         self.thread = threading.Thread(target=self._live)
         self.thread.start()
@@ -283,6 +291,15 @@ class Nodes:
     def environ(self, name: str) -> dict[str, str]:
         return {"HOLDFAST_CONFIG": str(self.home / f"{name}.toml"),
                 "HOLDFAST_FAKE_NVML": str(self.home / f"{name}.gpus")}
+
+    def kernel(self, name: str, *texts: str) -> None:
+        """What the kernel says now."""
+        with (self.home / f"{name}.journal").open("a") as journal:
+            for text in texts:
+                self.entries += 1
+                journal.write(json.dumps({
+                    "__CURSOR": f"s=1;i={self.entries:x}", "SYSLOG_FACILITY": "0", "MESSAGE": text,
+                    "__MONOTONIC_TIMESTAMP": str(time.monotonic_ns() // 1000)}) + "\n")
 
     def link(self, name: str, state: str) -> None:
         place = "class/infiniband/mlx5_1/ports/1"
@@ -319,6 +336,28 @@ class Nodes:
                 tree.add("class/net/eth0/statistics/rx_bytes", int(chance.gauss(4e8, 5e7)))
 
 
+# A script that trains, and leaves the processors to the run whose ranks are broken.
+VISION = """import time
+import torch
+weights = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(weights.parameters(), lr=0.01)
+while True:
+    weights(torch.ones(8)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(0.2)
+"""
+# Of the kernel, while the run's ranks are broken.
+SAID = {
+    "kill": ("pcieport 0000:00:1b.2: AER: Correctable error received from 0000:03:04.0",),
+    "stop": ("EDAC MC0: 1 CE memory read error on CPU_SrcID#0_Ha#0_Chan#1_DIMM#0 (channel:1 "
+             "slot:0 page:0x4a0d75 offset:0x900 grain:32 syndrome:0x0)",
+             "pcieport 0000:00:1b.2: AER: Correctable error received from 0000:03:04.0"),
+    "stall": ()}
+LOST = ("NVRM: Xid (PCI:0000:4e:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the "
+        "bus.")
+
+
 def broken(run: Run, nodes: Nodes) -> None:
     """A killed rank, one that is stopped, one that only waits, and then no survivor."""
     def over(generation: int) -> None:
@@ -329,9 +368,12 @@ def broken(run: Run, nodes: Nodes) -> None:
 
     for fault, rank, more in (("kill", 1, {}), ("stop", 0, {}), ("stall", 1, {"seconds": 60})):
         generation = run.status()["generation"]
+        nodes.kernel(nodes.NAMES[0], *SAID[fault])
         run.inject(fault, rank, **more)
         over(generation)
-        nodes.lost.set()
+        if not nodes.lost.is_set():
+            nodes.lost.set()
+            nodes.kernel(nodes.NAMES[1], LOST)
     generation = run.status()["generation"]
     wait_for(lambda: run.status()["step"] >= run.status()["checkpoint"]["step"] + 8, 60,
              "steps since a checkpoint")
@@ -352,7 +394,7 @@ def main() -> None:
         if before.wait(240):
             raise SystemExit(before.output)  # an attempt that is over: the next one goes on
         run = runs.start(*trainer, "steps=40000", name="m5", **nodes.environ(well))
-        (home / "vision.py").write_text("import time\nwhile True:\n    time.sleep(1)\n")
+        (home / "vision.py").write_text(VISION)
         other = runs.start("run", "--nproc-per-node", "2", str(home / "vision.py"),
                            name="vision-8b", **nodes.environ(sick))
         run.at_step(155, limit_s=240)
@@ -363,10 +405,11 @@ def main() -> None:
             begin_s = time.time()
             time.sleep(12)
             broken(run, nodes)
-            screenshot(urls[well], FOLDER / "live-page.png", 1100, 1250)
-            screenshot(urls[well], FOLDER / "live-page-dark.png", 1100, 1250,
+            screenshot(urls[well], FOLDER / "live-page.png", 1100, HIGH)
+            screenshot(urls[well], FOLDER / "live-page-dark.png", 1100, HIGH,
                        "--force-dark-mode", "--blink-settings=preferredColorScheme=0")
             nodes.link(well, "1: DOWN")
+            nodes.kernel(well, "mlx5_core 0000:53:00.0 mlx5_1: Port: 1 Link DOWN")
             time.sleep(6)
             nodes.link(well, "4: ACTIVE")
             time.sleep(12)

@@ -168,6 +168,21 @@ def test_the_files_are_what_grafana_reads() -> None:
         panels.check(boards.FAULTS._replace(unit="parsec"))
 
 
+def test_a_number_says_what_it_is() -> None:
+    """In a table by a word of its own instead of the title again; in money by its currency."""
+    found = [one for text in boards.files().values() for one in json.loads(text)["panels"]]
+    for one in found:
+        if one["type"] == "table":
+            (word,) = one["transformations"][0]["options"]["renameByName"].values()
+            assert 2 < len(word) < 12 and word != one["title"]
+    (money,) = (one for one in found if "holdfast_node_price" in one["targets"][0]["expr"])
+    units = {rule["matcher"]["options"]: rule["properties"] for rule in
+             money["fieldConfig"]["overrides"]}
+    assert units["EUR"] == [{"id": "unit", "value": "currencyEUR"}]
+    with pytest.raises(ValueError, match="a word of their own"):
+        panels.check(boards.FAULTS._replace(column=""))
+
+
 @pytest.mark.parametrize("name", boards.files())
 def test_panels_fill_their_rows(name: str) -> None:
     """Without a hole, and without one above another."""
@@ -203,6 +218,7 @@ def test_the_provisioning_files_name_the_folder_and_the_data_source() -> None:
     (612.0, "watt", "0 W 200 W 400 W 600 W 800 W"),
     (21.8 * 2**30, "bytes", "0 B 6 GiB 12 GiB 18 GiB 24 GiB"),
     (0.7, "s", "0 s 200 ms 400 ms 600 ms 800 ms"),
+    (134.0, "currencyUSD", "$0 $40 $80 $120 $160"),
 ])
 def test_a_picture_has_round_numbers_at_its_axis(most: float, unit: str, ticks: str) -> None:
     top = axis_top(most, unit)

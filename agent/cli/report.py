@@ -73,11 +73,24 @@ def _run(run: Json) -> list[Line]:
         *field("you", need if need == "nothing" else Span(need, CARE)),
         *field("run", f"{run['run']} ({run['grade']}): {run['state']}{stage}, generation "
                f"{run['generation']}, step {run['step']}{pace}{loss}{restarts}"),
+        *_goal(run),
         *_logs(run),
         (),
         *_ranks(run.get("ranks", ())),
         *_nodes(run.get("nodes", ())),
     ]
+
+
+def _goal(run: Json) -> list[Line]:
+    """When it will be done, where its number of steps is known, and whether that is in time."""
+    books = run.get("books") or {}
+    if not books.get("total_steps") or books.get("eta_s") is None:
+        return []
+    late_s = books.get("late_s")
+    when = "" if late_s is None else (
+        f"; {seconds(abs(late_s))} {'after' if late_s > 0 else 'before'} its deadline")
+    said = f"in {seconds(books['eta_s'])}, at step {books['total_steps']}{when}"
+    return field("done", Span(said, CARE) if late_s and late_s > 0 else said)
 
 
 def is_elsewhere(found: Sequence[tuple[object, Json]], run: str) -> bool:

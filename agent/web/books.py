@@ -29,6 +29,7 @@ class Rates(NamedTuple):
     total_steps: int = 0
     eta_s: float | None = None  # until the last step, at the pace of this run so far
     deadline_wall_s: float = 0.0  # 0: none was given
+    late_s: float | None = None  # at that pace, after its deadline; below 0 there is time to spare
     team: str = ""
     restarts_left: int | None = None
 
@@ -49,11 +50,24 @@ def rates(state: AgentState, view: RunView) -> Rates:
     eta_s = None
     if total and step_s and running:
         eta_s = max(0, total - step) * step_s / share(state, view.run)
+    late_s = None
+    if eta_s is not None and goal.deadline_wall_s:
+        late_s = state.snapshot.now.wall_s + eta_s - goal.deadline_wall_s
     return Rates(
         goal.samples_per_step / step_s if step_s and goal.samples_per_step else None, tokens_s,
         goal.flops_per_step / step_s / goal.peak_flops
         if step_s and goal.flops_per_step and goal.peak_flops else None,
-        total, eta_s, goal.deadline_wall_s, goal.team, _restarts_left(state, view))
+        total, eta_s, goal.deadline_wall_s, late_s, goal.team, _restarts_left(state, view))
+
+
+def lateness(found: Rates) -> str:
+    """What a person has to decide of a run that will be late; "" for any other."""
+    late_s = found.late_s or 0.0
+    if late_s <= 0.0:
+        return ""
+    late = f"{late_s / 3600:.1f} h" if late_s >= 7200 else f"{max(1, round(late_s / 60))} min"
+    return (f"see to its deadline: at its pace so far it is done {late} after it; holdfast ledger "
+            "says what it lost")
 
 
 def draw(state: AgentState) -> None:

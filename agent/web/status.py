@@ -288,7 +288,7 @@ def _run(state: AgentState, view: RunView, verdicts: tuple[Verdict, ...]) -> dic
     )
     stage = state.snapshot.stages.get(view.run, Stage.UNKNOWN)
     reason = dict(state.snapshot.decision.reasons).get(view.run, "")
-    rows = fleet.nodes(state, view)
+    rows, rates = fleet.nodes(state, view), books.rates(state, view)
     if rows:
         whole = fleet.trains(rows, fleet.plan_of(state, view.run)) and not faulty
         is_training = whole and (is_training or not running)
@@ -305,14 +305,14 @@ def _run(state: AgentState, view: RunView, verdicts: tuple[Verdict, ...]) -> dic
         "stage": str(stage),
         "doing": waiting(view, reason, state.snapshot.now.boot_s) if stage == Stage.WAITING
         else _doing(view, running, phase, faulty),
-        "need": _need(state, view, paused),
+        "need": _need(state, view, paused) or books.lateness(rates) or "nothing",
         "reason": reason,
         "step": min(steps) if steps else _last_step(view),
         "loss": books.loss(session, running),
         "step_time_s": round(times[len(times) // 2], 6) if times else 0.0,
         "collectives": _collectives(state, view),
         "checkpoint": checkpoint(state, view),
-        "books": books.rates(state, view)._asdict(),
+        "books": rates._asdict(),
         "snapshot_step": view.snapshot.step if view.snapshot is not None else None,
         "restarts": restarts(state, view.run),
         "root": next((v.reason for v in verdicts if (v.fault, v.run) == (LOG_ROOT, view.run)), ""),
@@ -452,7 +452,7 @@ def _seen_of_ranks(incident: Incident) -> list[str]:
 
 
 def _need(state: AgentState, view: RunView, paused: bool) -> str:
-    """What a person has to do, or "nothing"."""
+    """What a person has to do, so that it trains and goes on to train; "" for nothing."""
     if paused:
         until = paused_until(state, _paused_by(state, view))
         when = f" until {time.strftime('%H:%M', time.localtime(until))}" if until else ""
@@ -469,7 +469,7 @@ def _need(state: AgentState, view: RunView, paused: bool) -> str:
     if not state.snapshot.observed.store.up:
         why = state.snapshot.observed.store.problem or "the store does not answer"
         return f"{why}: training goes on, no plan is made"
-    return "nothing"
+    return ""
 
 
 def _paused_by(state: AgentState, view: RunView) -> str:

@@ -68,7 +68,7 @@ ACTIVE = "holdfast_fault_active > 0"
 SINCE = (f"1000 * min by (instance, fault, subject, severity) ((min_over_time(timestamp({ACTIVE})"
          f"[$__range:1m]) or timestamp({ACTIVE})) and {ACTIVE})")
 FAULTS = Panel("Faults that stand", "Which node has what, and since when in the time shown.",
-               "dateTimeFromNow", ((SINCE, ""),), "table", 24, quiet="no fault",
+               "dateTimeFromNow", ((SINCE, ""),), "table", 24, quiet="no fault", column="since",
                links=(RUNBOOK, _TO_NODE))
 FLEET = Board("fleet", "Holdfast: fleet", "Which nodes and runs are sick, why, since when.", (
     Panel("Agents that answer", "Share of the agents that Prometheus reaches.", "percentunit",
@@ -85,18 +85,18 @@ FLEET = Board("fleet", "Holdfast: fleet", "Which nodes and runs are sick, why, s
     FAULTS,
     Panel("Ranks that run", "Of each run, now; follow the link for why.", "none", (
         ('sum by (run) (holdfast_run_ranks{state="running"})', ""),), "table",
-        links=(_TO_RUN,), quiet="no run"),
+        links=(_TO_RUN,), quiet="no run", column="ranks"),
     Panel("Ledger of the fleet", "Where the nodes' time goes; training is what counts.",
           "percentunit", ((ledger(), "{{category}}"),), stacked=True, colours=COLOURS),
     Panel("Attempts that ended", "Of runs, by how, in the time shown.", "none", (
         ("sum by (outcome) (" + gained("holdfast_jobs_total") + ")", ""),), "table", 6,
-        quiet="none"),
+        quiet="none", column="attempts"),
     Panel("ETTR of attempts", "Training by wall time, and with the time in the queue.",
           "percentunit", (
               (_ettr("wall"), "without the queue"), (_ettr("wall|queued"), "with it")),
           "stat", 6, quiet="none ended"),
-    Panel("Money that brought no training", "An hour, at the price that each node was given.",
-          "short", ((_LOST_MONEY, "{{currency}}"),), "timeseries", quiet="no price"),
+    Panel("Money an hour that brought no training", "At the price that each node was given.",
+          "short", ((_LOST_MONEY, "{{currency}}"),), quiet="no price", money=True),
 ))
 _OF_RUN = f" and on (instance) holdfast_run_generation{{{RUN}}}"
 
@@ -153,7 +153,7 @@ ONE_RUN = Board("run", "Holdfast: run", "Is it training, and where does its time
     Panel("What changed", "Drivers, libraries, firmware, kernel and agent of this run's nodes that "
           "are newer than the begin of the time shown. `holdfast drift` compares nodes.",
           "dateTimeFromNow", ((CHANGED + _OF_RUN, ""),), "table", 24, links=(_TO_NODE,),
-          quiet="nothing; holdfast drift says how the nodes differ", high=5),
+          quiet="nothing; holdfast drift says how the nodes differ", high=5, column="since"),
 ), (("run", "label_values(holdfast_run_generation, run)"),), (
     ("Restarts", began(f"holdfast_restarts_total{{{RUN}}}"), "restart: {{fault}}"),
     ("Incidents", began("holdfast_incidents_total") + _OF_RUN, "{{fault}} on {{instance}}"),
@@ -173,8 +173,8 @@ ONE_NODE = Board("node", "Holdfast: node", "Devices, links, host and kernel on o
           f"{_ACC}utilization_ratio{{{NODE}}}", "{{device}}", "no device"),
     _node("Power", "Of each device.", "watt", f"{_ACC}power_watts{{{NODE}}}", "{{device}}",
           "no device"),
-    _node("Temperature", "Of each device, by sensor.", "celsius",
-          f"{_ACC}temperature_celsius{{{NODE}}}", "{{device}} {{sensor}}", "no device"),
+    _node("Temperature", "Of each device, where it is hottest.", "celsius",
+          f"max by (device) ({_ACC}temperature_celsius{{{NODE}}})", "{{device}}", "no device"),
     _node("Links up", "1 when the link is up.", "none", f"{_NET}link_up{{{NODE}}}",
           "{{device}} {{port}}", "no link"),
     _node("Received", "Bytes a second by card.", "Bps",
@@ -211,18 +211,19 @@ RECOVERY = Board("recovery", "Holdfast: recovery", "How fast faults are found an
         quiet="none"),
     Panel("Restarts by fault", "Generations that a fault made necessary.", "none", (
         ("sum by (fault) (" + gained("holdfast_restarts_total") + ")", ""),), "table",
-        quiet="none", high=6),
+        quiet="none", high=6, column="restarts"),
     Panel("Restarts left", "Of --max-restarts; at 0 the next fault ends the run.", "none", (
         ("min by (run) (holdfast_run_restarts_left)", ""),), "table",
-        steps=((None, "red"), (1.0, "green")), links=(_TO_RUN,), quiet="no run", high=6),
+        steps=((None, "red"), (1.0, "green")), links=(_TO_RUN,), quiet="no run", high=6,
+        column="left"),
     Panel("Detector precision", "Verdicts that turned out true, less those that a person "
           "labelled false.", "percentunit", ((PRECISION, ""),), "table",
-          quiet="no verdict yet", high=6),
+          quiet="no verdict yet", high=6, column="precision"),
     Panel("Budgets left", "Of each runbook that was spent from; at 0 the next such fault climbs "
           "its ladder.", "none", (
               ("min by (run, fault, action) (holdfast_run_budget_left)", ""),), "table",
           steps=((None, "red"), (1.0, "green")), links=(_TO_RUN,), quiet="none was spent from",
-          high=6),
+          high=6, column="left"),
 ))
 BOARDS = (FLEET, ONE_RUN, ONE_NODE, RECOVERY)
 PROVISIONING = ("dashboards.yml", "datasource.yml")

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 COLUMNS = 24
 UNITS = {"none", "short", "s", "percentunit", "bytes", "Bps", "watt", "celsius", "dateTimeFromNow"}
+CURRENCIES = ("USD", "EUR", "GBP", "JPY", "CHF", "INR", "KRW")  # of which Grafana knows the sign
 KINDS = {"stat": 4, "word": 4, "timeseries": 8, "heatmap": 8, "table": 8}  # and how high each is
 SOURCE_VARIABLE = "datasource"
 SOURCE = {"type": "prometheus", "uid": f"${{{SOURCE_VARIABLE}}}"}
@@ -32,6 +33,8 @@ class Panel(NamedTuple):
     quiet: str = ""  # shown where there is nothing, which a healthy fleet may have
     links: tuple[Link, ...] = ()
     colours: tuple[tuple[str, str], ...] = ()  # of series, by name
+    column: str = ""  # of a table: what its numbers are, in a word
+    money: bool = False  # series are named by their currencies
     high: int = 0  # 0: as its kind is
 
     @property
@@ -54,6 +57,8 @@ def check(panel: Panel) -> None:
         raise ValueError(f"{panel.title}: no such unit or kind: {panel.unit}, {panel.kind}")
     if not (panel.title and panel.text.endswith(".") and panel.queries and panel.steps):
         raise ValueError(f"{panel.title}: title, sentence, query and a first colour are needed")
+    if bool(panel.column) != (panel.kind == "table"):
+        raise ValueError(f"{panel.title}: a table's numbers have a word of their own, and no other")
 
 
 # What each kind of panel shows and how: Grafana fills in what is missing by its release, so that a
@@ -99,7 +104,7 @@ def _panel(panel: Panel, number: int, x: int, y: int) -> dict[str, Any]:
         "description": panel.text,
         "datasource": SOURCE, "options": OPTIONS[panel.kind],
         "gridPos": {"h": panel.height, "w": panel.width, "x": x, "y": y},
-        "fieldConfig": {"overrides": [_coloured(*one) for one in panel.colours], "defaults": {
+        "fieldConfig": {"overrides": _overrides(panel), "defaults": {
             "unit": panel.unit, "noValue": panel.quiet or "no data", "custom": custom,
             "color": {"mode": "palette-classic" if panel.kind == "timeseries" else "thresholds"},
             "thresholds": {"mode": "absolute", "steps": [
@@ -108,7 +113,7 @@ def _panel(panel: Panel, number: int, x: int, y: int) -> dict[str, Any]:
         }},
         "transformations": [{"id": "organize", "options": {
             "excludeByName": dict.fromkeys(HIDDEN, True),
-            "renameByName": {"Value": panel.title}}}] if table else [],
+            "renameByName": {"Value": panel.column}}}] if table else [],
         "targets": [
             {"refId": chr(ord("A") + i), "datasource": SOURCE, "expr": expr,
              "legendFormat": legend, "instant": instant, "range": not instant,
@@ -117,9 +122,14 @@ def _panel(panel: Panel, number: int, x: int, y: int) -> dict[str, Any]:
     }
 
 
-def _coloured(name: str, colour: str) -> dict[str, Any]:
-    return {"matcher": {"id": "byName", "options": name}, "properties": [
-        {"id": "color", "value": {"mode": "fixed", "fixedColor": colour}}]}
+def _overrides(panel: Panel) -> list[dict[str, Any]]:
+    """What single series have of their own, by their names."""
+    found: list[tuple[str, str, Any]] = [
+        (name, "color", {"mode": "fixed", "fixedColor": colour}) for name, colour in panel.colours]
+    if panel.money:
+        found += [(name, "unit", f"currency{name}") for name in CURRENCIES]
+    return [{"matcher": {"id": "byName", "options": name},
+             "properties": [{"id": what, "value": value}]} for name, what, value in found]
 
 
 def render(board: Board, others: tuple[Board, ...]) -> str:

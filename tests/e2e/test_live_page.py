@@ -54,7 +54,7 @@ RUN = {
     "suspicion": "", "step": 60, "loss": 2.0, "step_time_s": 0.5,
     "checkpoint": {"step": 50, "age_s": 5.0}, "snapshot_step": 59, "restarts": 1, "root": "",
     "logs": None, "books": {"total_steps": 100, "eta_s": 20.0, "tokens_s": 16384.0,
-                            "samples_s": 128.0, "mfu": 0.48, "deadline_wall_s": 0.0},
+                            "samples_s": 128.0, "mfu": 0.48, "late_s": 7200.0},
     "ranks": [{**RANK, "rank": 0}, {**RANK, "rank": 1, "health": "suspect", "why": "behind"}]}
 FIRST_S = 1_750_000_000.0
 # A step a second; generation 2 begins again at step 20, 30 s on.
@@ -192,7 +192,8 @@ def test_curves_show_loss_and_step_time_and_each_restart(view: View) -> None:
         assert curve["strokes"] == 2, "a line is drawn through the restart"
         assert curve["marks"] == [["500.0", "generation 2 at step 20"]]
     facts = view.say("[...document.querySelectorAll('.fact')].map(one => one.textContent).join()")
-    for fact in ("done in20 sof 100 steps", "tokens/s16 k", "samples/s128", "MFU48.0 %"):
+    for fact in ("done in20 sof 100 steps", "deadlinelateby 2.0 h",
+                 "tokens/s16 k", "samples/s128", "MFU48.0 %"):
         assert fact in facts
 
 

@@ -15,6 +15,7 @@ from holdfast.agent.web import books
 
 GOAL = Goal(team="search", deadline_wall_s=1234.0, total_steps=1000, samples_per_step=4096.0,
             tokens_per_step=8192.0, flops_per_step=3e12, peak_flops=2.5e13)
+NOW_S = 1000.0
 LEDGER = (("m5", "training", 60.0), ("m5", "collective_wait", 15.0), ("m5", "recovery", 25.0),
           ("other", "idle", 900.0))
 
@@ -30,7 +31,8 @@ def state_of(goal: Goal = GOAL, ledger: Any = (), page: Any = None) -> Any:
                 spent=((policy.RESTARTS, 2),))
     return SimpleNamespace(
         launchers=SimpleNamespace(session=lambda run: session if run == "m5" else None),
-        snapshot=SimpleNamespace(decision=SimpleNamespace(plans=(plan,), run_ledger=ledger)))
+        snapshot=SimpleNamespace(now=SimpleNamespace(wall_s=NOW_S),
+                                 decision=SimpleNamespace(plans=(plan,), run_ledger=ledger)))
 
 
 def view(*ranks: RankView, run: str = "m5") -> RunView:
@@ -46,6 +48,21 @@ def test_what_a_run_brings_is_its_step_by_the_median_of_its_ranks() -> None:
     assert (found.total_steps, found.team, found.deadline_wall_s) == (1000, "search", 1234.0)
     assert found.eta_s == (1000 - 398) * 0.25  # from the last rank's step
     assert found.restarts_left == 3
+
+
+def test_a_run_that_will_be_late_says_so_and_that_somebody_must_decide() -> None:
+    late = books.rates(state_of(), view(rank(0, 400, 7.0)))  # 600 steps, and 234 s until then
+    assert late.late_s == 600 * 7.0 - 234.0
+    assert books.lateness(late) == (
+        "see to its deadline: at its pace so far it is done 66 min after it; "
+        "holdfast ledger says what it lost")
+    far = books.rates(state_of(), view(rank(0, 400, 70.0)))
+    assert "11.6 h after it" in books.lateness(far)
+    in_time = books.rates(state_of(), view(rank(0, 400, 0.1)))
+    assert in_time.late_s == 60.0 - 234.0 and books.lateness(in_time) == ""
+    for goal, steps in ((Goal(total_steps=1000), 400), (replace(GOAL, total_steps=0), 400)):
+        unknown = books.rates(state_of(goal), view(rank(0, steps, 7.0)))
+        assert unknown.late_s is None and books.lateness(unknown) == ""
 
 
 def test_a_budgets_rest_is_that_of_the_place_where_it_was_spent_most() -> None:

@@ -424,6 +424,7 @@ def test_an_operators_restart_costs_no_budget() -> None:
     lab.park(0, 4)
     lab.settle()
     assert lab.starts()[-1].keep == (0,) and lab.finishes() == []
+    assert lab.plan().reason == "an operator asked for a restart: try"
 
 
 def test_a_restart_of_the_agent_asks_for_nothing_twice() -> None:

@@ -147,7 +147,8 @@ class Requested(RunDetector):
             return Look(heard=True)
         rank = next((r for r in view.ranks if r.rank == request.rank), None)
         cause = Cause(
-            fault=OPERATOR, generation=view.plan.generation, reason=request.reason, charged=False,
+            fault=OPERATOR, generation=view.plan.generation, charged=False,
+            reason=f"an operator asked for a restart: {request.reason}",
             rank=rank.rank if rank else -1, node=rank.node if rank else "",
             pid=rank.pid if rank else 0, severity="warn", detector=self.name, request=request.id)
         return Look(cause, heard=True)
