@@ -90,7 +90,9 @@ def build_wheel(version: str, to: Path) -> tuple[Path, Path]:
         sdist = to / _backend(copy, "sdist", to)
         unpacked = Path(name) / "unpacked"
         with tarfile.open(sdist) as archive:
-            archive.extractall(unpacked, filter="data")
+            # Debian 12's Python has no such filter, and does not look at this.
+            archive.extraction_filter = getattr(tarfile, "data_filter", None)
+            archive.extractall(unpacked)
         (inside,) = unpacked.iterdir()
         return to / _backend(inside, "wheel", to), sdist
 
