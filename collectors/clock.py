@@ -82,8 +82,8 @@ class ClockCollector:
                ("source",), False, NODE_EXPORTER),
     )
 
-    def __init__(self, ask: Callable[[], State] = ask_kernel) -> None:
-        self._ask = ask
+    def __init__(self, ask: Callable[[], State] | None = None) -> None:
+        self._ask = ask or ask_kernel
 
     def collect(self, roots: Roots, boot_s: float) -> list[Sample]:
         """One reading.  Raises NoData when the kernel does not tell: the remaining metrics alone

@@ -8,6 +8,7 @@ queries, units and colours that their JSON says: no Grafana has a part in it.
 from __future__ import annotations
 
 import html
+import itertools
 import json
 import math
 import os
@@ -21,6 +22,7 @@ import tempfile
 import threading
 import time
 import urllib.parse
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ from test_panels import SMALL  # noqa: E402
 from holdfast.dashboards.grafana import boards  # noqa: E402
 
 FOLDER = ROOT / "docs/pictures"
-HIGH = 1640  # pixels of the live page, down to the ledger
+HIGH = 1750  # pixels of the live page, down to the ledger
 COLUMN, ROW = 52, 34  # pixels of one cell of Grafana's grid
 NAMED = {"green": "#73bf69", "dark-green": "#37872d", "light-blue": "#8ab8ff", "blue": "#5794f2",
          "purple": "#b877d9", "dark-purple": "#8f3bb8", "light-yellow": "#ffee52",
@@ -148,15 +150,20 @@ class Board:
                ) -> str:
         own = {(rule["matcher"]["options"], what["id"]): what["value"]
                for rule in one["fieldConfig"]["overrides"] for what in rule["properties"]}
-        stacked = "stacking" in one["fieldConfig"]["defaults"]["custom"]
+        custom = one["fieldConfig"]["defaults"]["custom"]
+        stacked, bars = "stacking" in custom, custom["drawStyle"] == "bars"
         rows = [(named(legend, row), [(at, float(v)) for at, v in row["values"] if v != "NaN"])
                 for row, legend in series[:24]]
         if stacked:
             rows = [(name, points) for name, points in rows if any(v > 1e-4 for _, v in points)]
         unit = own.get((rows[0][0], "unit"), unit) if rows else unit
         base: dict[float, float] = {}
-        tops = [v for _, points in rows for _, v in points]
-        top = axis_top(1.0 if stacked else max(tops, default=0.0), unit)
+        heights = Counter(dict.fromkeys((at for _, points in rows for at, _ in points), 0.0))
+        for _, points in rows:
+            for at, v in points:
+                heights[at] = heights[at] + v if stacked else max(heights[at], v)
+        most = min(max(heights.values(), default=0.0), 1.0 if unit == "percentunit" else math.inf)
+        top = axis_top(most, unit)
         height -= 16 * (1 + len(rows) // 9) + CLOCK
         parts, legend_parts = [], []
         for number, (name, points) in enumerate(rows):
@@ -165,23 +172,10 @@ class Board:
             low = [(at, base.get(at, 0.0)) for at, _ in points] if stacked else []
             points = [(at, v + base.get(at, 0.0) * stacked) for at, v in points]
             base |= dict(points)
-            line = " ".join(f"{self._x(at, width):.1f},{height - height * v / top:.1f}"
-                            for at, v in points)
-            pieces: list[list[tuple[float, float]]] = []
-            for point in points:  # a gap is drawn as a gap
-                if not pieces or point[0] - pieces[-1][-1][0] > 1.5:
-                    pieces.append([])
-                pieces[-1].append(point)
-            if stacked:
-                back = " ".join(f"{self._x(at, width):.1f},{height - height * v / top:.1f}"
-                                for at, v in reversed(low))
-                parts.append(f'<polygon points="{line} {back}" fill="{colour}" '
-                             'fill-opacity=".75"/>')
-            for piece in [] if stacked else pieces:
-                line = " ".join(f"{self._x(at, width):.1f},{height - height * v / top:.1f}"
-                                for at, v in (piece * 2 if len(piece) == 1 else piece))
-                parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" '
-                             'stroke-width="1.4" stroke-linecap="round"/>')
+            tall = [(self._x(at, width), height - height * v / top) for at, v in points]
+            foot = [height - height * v / top for _, v in low]
+            draw = self._bars if bars else self._band if stacked else self._line
+            parts.append(draw(tall, foot, colour))
             legend_parts.append(f'<i style="background:{colour}"></i>{html.escape(name)}')
         grid = "".join(
             f'<line x1="44" x2="{width}" y1="{height * k / 4:.0f}" y2="{height * k / 4:.0f}" '
@@ -193,6 +187,31 @@ class Board:
                         for at in self._moments())
         return (f'<svg width="{width}" height="{height + CLOCK}">{grid}{"".join(parts)}{marks}'
                 f'{self._clock(width, height)}</svg><div class="l">{"".join(legend_parts)}</div>')
+
+    def _bars(self, tops: list[tuple[float, float]], foot: list[float], colour: str) -> str:
+        """One wide enough to be seen; the next moment's lies beside or upon it."""
+        return "".join(
+            f'<rect x="{x:.1f}" y="{y:.1f}" width="5" height="{low - y:.1f}" fill="{colour}"/>'
+            for (x, y), low in zip(tops, foot, strict=True))
+
+    def _band(self, tops: list[tuple[float, float]], foot: list[float], colour: str) -> str:
+        back = [(x, low) for (x, _), low in zip(tops, foot, strict=True)]
+        line = " ".join(f"{x:.1f},{y:.1f}" for x, y in [*tops, *reversed(back)])
+        return f'<polygon points="{line}" fill="{colour}" fill-opacity=".75"/>'
+
+    def _line(self, tops: list[tuple[float, float]], _: list[float], colour: str) -> str:
+        """A gap of a moment or more is drawn as a gap."""
+        widest = 1.5 * min((b[0] - a[0] for a, b in itertools.pairwise(tops)), default=1.0)
+        pieces: list[list[tuple[float, float]]] = []
+        for point in tops:
+            if not pieces or point[0] - pieces[-1][-1][0] > widest:
+                pieces.append([])
+            pieces[-1].append(point)
+        lines = (" ".join(f"{x:.1f},{y:.1f}" for x, y in (one * 2 if len(one) == 1 else one))
+                 for one in pieces)
+        return "".join(
+            f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-width="1.4" '
+            'stroke-linecap="round"/>' for line in lines)
 
     def _heatmap(self, one: dict[str, Any], series: list[Any], unit: str, width: int, height: int
                  ) -> str:

@@ -74,7 +74,7 @@ FLEET = Board("fleet", "Holdfast: fleet", "Which nodes and runs are sick, why, s
     Panel("Agents that answer", "Share of the agents that Prometheus reaches.", "percentunit",
           (('sum(up{job="holdfast"}) / count(up{job="holdfast"})', ""),), "stat", 6,
           ((None, "red"), (0.95, "green"))),
-    Panel("Nodes with a fatal fault", "They cannot train until it is gone.", "none", (
+    Panel("Nodes with a fatal fault", "No run starts there until it is gone.", "none", (
         ('count(max by (instance) (holdfast_fault_active{severity="fatal"}) > 0) or vector(0)',
          ""),), "stat", 6, RED_ABOVE_0),
     Panel("Breaker open", "1: one fault is on so many nodes that nothing is done to nodes.",
@@ -166,9 +166,10 @@ def _node(title: str, text: str, unit: str, expr: str, legend: str, quiet: str =
 
 _ACC, _NET, _HOST = "holdfast_accelerator_", "holdfast_network_", "holdfast_host_"
 ONE_NODE = Board("node", "Holdfast: node", "Devices, links, host and kernel on one time line.", (
-    _node("Kernel events", "What the kernel told, each once.", "none",
-          "sum by (source, code) (" + began(f"holdfast_events_total{{{NODE}}}") + ")",
-          "{{source}} {{code}}", "no event"),
+    Panel("Kernel events", "What the kernel told, and how often.", "none", (
+        # Extrapolated, one event may be a little more or less than one.
+        ("round(sum by (source, code) (" + began(f"holdfast_events_total{{{NODE}}}") + ")) > 0",
+         "{{source}} {{code}}"),), quiet="no event", bars=True),
     _node("Devices busy", "Share of time in which a kernel ran.", "percentunit",
           f"{_ACC}utilization_ratio{{{NODE}}}", "{{device}}", "no device"),
     _node("Power", "Of each device.", "watt", f"{_ACC}power_watts{{{NODE}}}", "{{device}}",

@@ -30,6 +30,7 @@ class Panel(NamedTuple):
     width: int = 12
     steps: tuple[tuple[float | None, str], ...] = ((None, "green"),)  # from here on, this colour
     stacked: bool = False
+    bars: bool = False  # of what is there for a moment; stacked
     quiet: str = ""  # shown where there is nothing, which a healthy fleet may have
     links: tuple[Link, ...] = ()
     colours: tuple[tuple[str, str], ...] = ()  # of series, by name
@@ -97,6 +98,9 @@ def _panel(panel: Panel, number: int, x: int, y: int) -> dict[str, Any]:
     custom = dict(CUSTOM.get(panel.kind, {}))
     if panel.stacked:
         custom |= {"stacking": {"mode": "normal", "group": "A"}, "fillOpacity": 60}
+    if panel.bars:
+        custom |= {"stacking": {"mode": "normal", "group": "A"}, "fillOpacity": 100,
+                   "drawStyle": "bars", "lineWidth": 0}
     stat = panel.kind in ("stat", "word")
     instant = stat or table
     return {

@@ -15,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pages import page, same_as_golden
 
+from holdfast.agent.checks import gate
+from holdfast.agent.checks.facts import Facts
 from holdfast.agent.cli import doctor
 from holdfast.agent.core.detect.registry import of_node
 from holdfast.collectors import ALL, PROBED, clock, disk, hardware_errors, mounts, nvme_smart
@@ -332,6 +334,16 @@ def test_doctor_names_what_smart_and_the_clock_lack(roots, tool, tmp_path, monke
     for synchronized, state in ((True, doctor.HAVE), (False, doctor.LACK)):
         monkeypatch.setattr(clock, "ask_kernel", lambda kept=synchronized: State(kept, 0, 0.01, 0))
         assert doctor.time_service({}).state == state
+
+
+@pytest.mark.parametrize(("kept", "said"), [
+    (True, "the clock is kept"), (False, "no time service keeps it now: after a boot that takes "
+                                         "minutes, and later the agent warns")])
+def test_the_check_of_the_clock_says_what_doctor_says(roots, monkeypatch, kept, said):
+    """One look cannot tell a boot from a service that is missing: it is no warning yet."""
+    monkeypatch.setattr(clock, "ask_kernel", lambda: State(kept, 0, 0.01, 0))
+    found = gate.clock(Facts("node-a", roots))
+    assert (found.said, found.warning, found.unknown) == (said, (), ())
 
 
 # ------------------------------------------------------------- all of them
