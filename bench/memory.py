@@ -118,7 +118,8 @@ class Settled:
     def __call__(self) -> bool:
         steps, now_s = self.run.steps, time.monotonic()
         views = self.run.watch.views() if self.run.watch is not None else []
-        busy = [common.stat_fields(view.pid)[11:13] for view in views if view.rank < 0]
+        busy = [common.stat_fields(view.pid)[11:13] for view in views
+                if view.rank < 0 < view.pid]  # the page of one that is being forked says 0
         if busy != self.busy:
             self.busy, self.since_s = busy, now_s
         return bool(steps) and now_s - steps[0].end_ns / 1e9 > SETTLED_S and (
