@@ -169,28 +169,28 @@ class Launcher:
         self.permit_end_boot_s = self.machine.boot_s() + start.permit_s
         self._watch_permit(start.generation)
         self.started_s = self.job.loop.now_s
-        survivors: dict[int, Rank] = {}
-        for number, rank in list(self.ranks.items()):
-            kept = number in start.keep and number in start.ranks
-            if kept and rank.state in (RUN, PARK, START) and rank.held != (0, 0):
+        survivors, places = dict[int, Rank](), sorted(start.ranks)
+        for rank in list(self.ranks.values()):
+            number = places[rank.local] if rank.local < len(places) else -1
+            if number in start.keep and rank.state in (RUN, PARK, START) and rank.held != (0, 0):
                 survivors[number] = rank
             else:
                 self.job.end(rank, Ended(137, 9, by_us=True))
         self.ranks = {}
         for local, number in enumerate(sorted(start.ranks)):
             if number in survivors:
-                self._take_along(survivors[number], start)
+                self._take_along(survivors[number], number, start)
             else:
                 self._fork(number, local, start)
         return ""
 
-    def _take_along(self, rank: Rank, start: model.Start) -> None:
+    def _take_along(self, rank: Rank, number: int, start: model.Start) -> None:
         if rank.state == RUN:
             self.job.park(rank, "told to leave")
-        self.ranks[rank.rank] = rank
+        self.ranks[number] = rank
         if rank.state == RUN:  # it cannot move: it stays behind, and the gang never forms
             return
-        rank.generation = start.generation
+        rank.rank, rank.generation = number, start.generation
         rank.state, rank.moved_s, rank.gang = START, self.job.loop.now_s, None
         self.machine.after(self.rng.uniform(0.02, 0.1), lambda: self._ready(rank, start))
 

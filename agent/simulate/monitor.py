@@ -484,10 +484,11 @@ class Monitor:
         known = [each for each in self._plans_in(observed) if each.generation == plan.generation]
         if plan.resume.kind != "survivor" or plan.finished >= 0 or known:
             return
+        kept = {node for number, node in plan.ranks if number in plan.keep}
         told = [rank for view in observed.runs if view.run == plan.run for rank in view.ranks]
         told += [rank for beat in observed.beats if beat.run == plan.run for rank in beat.ranks]
         if not any(rank.parked is not None and not rank.parked.torn and rank.ended is None
-                   and rank.parked.step == plan.resume.step and rank.rank in plan.keep
+                   and rank.parked.step == plan.resume.step and rank.node in kept
                    for rank in told):
             self.fail("torn_never_used", f"{edge.machine.name}: gen {plan.generation} of "
                       f"{plan.run} takes step {plan.resume.step}, which no untorn survivor holds")

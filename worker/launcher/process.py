@@ -26,13 +26,17 @@ class StartCommand(NamedTuple):
 
     generation: int
     ranks: Tuple[int, ...]
-    keep: Tuple[int, ...]
+    keep: Tuple[int, ...]  # of these ranks, those that the same places here go on as
     world: int
     resume: Dict[str, Any]
     history: List[Any]
     permit_ns: int
     group: int = 0  # this node's place among the generation's; the first hosts its store
     groups: int = 1
+
+    def keeps(self, local_rank: int) -> bool:
+        """Whether the process at this place on this node lives on, as whichever rank."""
+        return local_rank < len(self.ranks) and self.ranks[local_rank] in self.keep
 
     def local(self, rank: int) -> int:
         """The rank's place on this node."""

@@ -248,7 +248,7 @@ class RankProcesses:
         """Begins a generation: at once, or as soon as those it replaces are gone."""
         for process in self.living():
             stays = process.rank < 0 or (
-                process.rank in command.keep and process.parked is not None)
+                process.parked is not None and command.keeps(process.local_rank))
             if not stays:
                 self.kill(process, 0.0)
         self.waiting, self.waiting_s = command, time.monotonic()
@@ -273,7 +273,8 @@ class RankProcesses:
         self.started, self.generation = command, command.generation
         self.permit_ns = command.permit_ns
         self.store = self.fetch_store(command)
-        present = {p.rank: p for p in self.living() if p.rank >= 0}
+        present = {command.ranks[p.local_rank]: p for p in self.living() if p.rank >= 0}
+        self.carry_snapshots({p.rank: number for number, p in present.items()})
         for number in command.ranks:
             self.seat_rank(number, present.get(number), command)
         if old_store is not None:
@@ -281,6 +282,14 @@ class RankProcesses:
         self.forget_ended()
         self.standby_at_s = time.monotonic() + STANDBY_DELAY_S
         return True
+
+    def carry_snapshots(self, became: Dict[int, int]) -> None:
+        """Of a node whose ranks have other numbers now: each process goes on writing to its own."""
+        if all(old == new for old, new in became.items()):
+            return
+        for number in [number for number in self.snapshots if number not in became]:
+            os.close(self.snapshots.pop(number))
+        self.snapshots = {became[number]: fd for number, fd in self.snapshots.items()}
 
     def seat_rank(self, number: int, kept: Optional[RankProcess], command: StartCommand) -> None:
         """Gives rank `number` a process: the survivor, a standby, or a new one."""

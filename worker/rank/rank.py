@@ -147,7 +147,7 @@ def run(program: Program, seat: Seat) -> None:
         worker.ticker.each_beat.append(worker.each_beat)
         worker.switch_phase(pages.PHASES.index("startup"))
         files = (seat.stdout, seat.stderr)
-        worker.assigned_hooks.append(lambda a: own_files(seat, a, files))
+        worker.assigned_hooks.append(lambda a: own_files(a, files))
     elif program.hooks:
         hooks.install(worker)
     worker.ticker.start()
@@ -160,10 +160,9 @@ def run(program: Program, seat: Seat) -> None:
     outcome.leave(worker.fields, word, code)
 
 
-def own_files(seat: Seat, assignment: elastic.Assignment, files: "tuple[str, str]") -> None:
-    """A standby that becomes a rank goes on in that rank's files."""
-    if seat.rank >= 0:
-        return
+def own_files(assignment: elastic.Assignment, files: "tuple[str, str]") -> None:
+    """A standby that becomes a rank, or a rank that becomes another, goes on in that one's files.
+    """
     folder = os.path.dirname(os.path.dirname(files[0]))
     home = os.path.join(folder, "rank-%d" % assignment.rank)
     make_home(home)

@@ -52,7 +52,7 @@ class Start(Value, frozen=True, tag="start"):
     run: str
     generation: int
     ranks: tuple[int, ...]  # this node's
-    keep: tuple[int, ...]
+    keep: tuple[int, ...]  # of them, those whose processes the same places here have already
     world: int
     resume: Resume
     reason: str

@@ -23,7 +23,7 @@ class Plan(Value, frozen=True):
     ranks: tuple[tuple[int, str], ...]  # (rank, node)
     resume: Resume
     reason: str
-    keep: tuple[int, ...] = ()  # ranks whose process lives on
+    keep: tuple[int, ...] = ()  # ranks of processes that live on, at the place on their node
     spares: tuple[str, ...] = ()
     granted: tuple[str, ...] = ()  # request ids
     spent: tuple[tuple[str, int], ...] = ()  # (budget key, count): inherited by a new leader

@@ -6,6 +6,9 @@ agent/core/run/case.py's question; whether it may be written is the store's comp
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
+
 from ..model import (
     OPAQUE,
     TRAINER,
@@ -152,8 +155,9 @@ def survivor_resume(
 ) -> tuple[Resume, tuple[int, ...]] | None:
     """The highest step of which parked ranks hold every shard untorn; the others live on to
     receive it."""
-    parked = [r for r in view.ranks if r.parked and r.ended is None]
-    parked = [r for r in parked if places.get(r.rank) == r.node]
+    moved = heirs(view.current.ranks if view.current else tuple(places.items()), places)
+    parked = [r for r in view.ranks
+              if r.parked and r.ended is None and (r.rank, r.node) in moved]
     # A rank that never took over its generation's state holds nothing to resume from.
     floor = view.current.resume.step if view.current else 0
     steps = [
@@ -167,8 +171,27 @@ def survivor_resume(
     if step is None:
         return None
     generation = max(r.generation for r in parked)
-    keep = tuple(sorted(r.rank for r in parked))
+    keep = tuple(sorted(moved[r.rank, r.node] for r in parked))
     return Resume(kind="survivor", step=step, generation=generation), keep
+
+
+def heirs(
+    before: tuple[tuple[int, str], ...], places: dict[int, str]
+) -> dict[tuple[int, str], int]:
+    """(rank, node) -> the rank that its process lives on as.  A node may have other ranks than
+    before, where a smaller world moved it: its processes keep their order."""
+    after = seats(places.items())
+    return {(rank, seat[0]): after[seat] for seat, rank in seats(before).items() if seat in after}
+
+
+def seats(ranks: Iterable[tuple[int, str]]) -> dict[tuple[str, int], int]:
+    """(node, place among its ranks) -> rank."""
+    found: dict[tuple[str, int], int] = {}
+    count = Counter[str]()
+    for rank, node in sorted(ranks):
+        found[node, count[node]] = rank
+        count[node] += 1
+    return found
 
 
 def is_whole(held: list[Parked], step: int) -> bool:

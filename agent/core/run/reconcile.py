@@ -20,10 +20,12 @@ def start(plan: Plan, view: RunView, permit_s: float) -> Effect | None:
     mine = tuple(sorted(rank for rank, node in plan.ranks if node == view.node))
     if plan.finished >= 0 or plan.generation <= view.generation or not mine:
         return None
-    parked = {r.rank for r in view.ranks if r.state == "parked" and r.ended is None}
+    known = sorted(view.ranks, key=lambda r: r.rank)
+    parked = {place for place, r in enumerate(known) if r.state == "parked" and r.ended is None}
     body = Start(
         run=view.run, generation=plan.generation, ranks=mine,
-        keep=tuple(r for r in plan.keep if r in mine and r in parked), world=len(plan.ranks),
+        keep=tuple(rank for place, rank in enumerate(mine)
+                   if rank in plan.keep and place in parked), world=len(plan.ranks),
         resume=plan.resume, reason=plan.reason, history=plan.history,
         permit_s=permit_s if view.grade == SCRIPT else 0.0,
     )

@@ -202,7 +202,11 @@ def test_a_lost_node_without_a_spare_shrinks_the_world_to_what_is_left() -> None
     cluster.run(20)
     plan = cluster.plan()
     assert (plan.generation, plan.ranks) == (2, ((0, "a"), (1, "c")))
-    assert (plan.resume.kind, plan.resume.step, plan.keep) == ("survivor", 3, (0,))
+    # c's process lives on as rank 1: its node has another slot, and holds what it held.
+    assert (plan.resume.kind, plan.resume.step, plan.keep) == ("survivor", 3, (0, 1))
+    (start,) = [e.body for e in cluster.labs["c"].log if e.kind == "start" and
+                e.body.generation == 2]
+    assert (start.ranks, start.keep) == ((1,), (1,))
     assert plan.reason.startswith("b: not heard of for longer")
     assert dict(plan.spent)["restarts"] == 1
     assert culprits(cluster) == {"node_lost": "b"}

@@ -104,6 +104,10 @@ def test_who_is_kept_is_of_this_node_and_parked() -> None:
     effect = reconcile.start(plan(keep=(0, 1, 2)), view(ranks=(*parked, dead)), 5.0)
     assert effect is not None and effect.body.keep == (0,) and effect.body.ranks == (0, 1)
     assert effect.body.world == 3
+    # Its processes go on as the ranks that their places have now.
+    moved = replace(plan(keep=(1, 2)), ranks=((0, "x"), (1, "a"), (2, "a")))
+    effect = reconcile.start(moved, view(ranks=(rank(4, state="parked"), rank(5))), 5.0)
+    assert effect is not None and effect.body.ranks == (1, 2) and effect.body.keep == (1,)
 
 
 @pytest.mark.parametrize(("grade", "permit_s"), [("trainer", 0.0), ("opaque", 0.0),

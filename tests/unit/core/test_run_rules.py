@@ -27,8 +27,9 @@ from holdfast.agent.core.model import (
 )
 from holdfast.agent.core.run import members, policy, progress, reconcile
 from holdfast.agent.core.run import plan as plans
+from holdfast.agent.core.run.layout import World
 from holdfast.agent.core.run.operator import Operator, born
-from holdfast.agent.core.run.plan import PlanView
+from holdfast.agent.core.run.plan import Member, PlanView
 from holdfast.agent.core.run.state import DocumentSeen, Held, Progress, RunState
 
 from .driver import replace
@@ -368,7 +369,9 @@ def test_a_step_is_whole_where_every_shard_of_it_is_held(
         assert not plans.is_whole([replace(one, ready=False) for one in ready], step)
 
 
-def survivors(*parked: tuple[int, bool], **more: Any) -> Any:
+def survivors(
+    *parked: tuple[int, bool], places: dict[int, str] | None = None, **more: Any
+) -> Any:
     """Ranks 0, 1, ... of this node, parked at (step, torn); the resume that a plan makes of it."""
     current = replace(plan(generation=2), ranks=tuple((at, "a") for at in range(len(parked))),
                       resume=Resume("disk", step=5))
@@ -376,7 +379,7 @@ def survivors(*parked: tuple[int, bool], **more: Any) -> Any:
                   for at, (step, torn) in enumerate(parked))
     seen = PlanView(**{"run": "r", "grade": "trainer", "leader": True, "highest": 2, "nproc": 2,
                        "reason": "x", "members": (), "current": current, "ranks": ranks} | more)
-    return plans.survivor_resume(seen, dict(current.ranks))
+    return plans.survivor_resume(seen, dict(current.ranks) if places is None else places)
 
 
 def test_the_highest_untorn_step_is_resumed_from_and_who_parked_lives_on() -> None:
@@ -391,6 +394,33 @@ def test_the_highest_untorn_step_is_resumed_from_and_who_parked_lives_on() -> No
     dead = rank(0, generation=2, state="parked", parked=Parked(9, False, "x"), ended=Ended(1))
     moved = rank(1, generation=2, state="parked", parked=Parked(9, False, "x"), node="z")
     assert survivors((7, False), (8, False), ranks=(dead, moved)) is None
+
+
+def test_a_process_lives_on_as_the_rank_that_its_place_on_its_node_has_now() -> None:
+    """A smaller world moves nodes to other slots: who is there keeps the state, not the number."""
+    both = survivors((7, False), (8, False), places={4: "a", 5: "a", 0: "b"})
+    assert both == (Resume("survivor", step=8, generation=2), (4, 5))
+    assert survivors((7, False), (8, False), places={3: "a"}) == (
+        Resume("survivor", step=7, generation=2), (3,)), "there is a place for one of them"
+    assert survivors((7, False), (8, False), places={0: "b", 1: "b"}) is None
+
+
+def test_a_replica_that_a_smaller_world_moves_is_resumed_from() -> None:
+    """Two groups of two nodes; one of the first is lost, and the others' ranks become 0 and 1."""
+    nodes = ("a", "b", "c", "d")
+    current = replace(plan(generation=2), ranks=tuple(enumerate(nodes)), members=nodes,
+                      resume=Resume("fresh"))
+    ranks = tuple(rank(at, generation=2, node=node, state="parked",
+                       parked=Parked(6, False, "x", shard=at % 2, shards=2))
+                  for at, node in enumerate(nodes) if node != "b")
+    seen = PlanView(
+        run="r", grade="trainer", leader=True, highest=2, nproc=1, reason="x", current=current,
+        ranks=ranks, world=World(2, 4, unit=2),
+        members=tuple(Member(node, fresh=node != "b", lost=node == "b") for node in nodes))
+    made, why = plans.plan_run(seen)
+    assert made is not None, why
+    assert made.ranks == ((0, "c"), (1, "d")) and made.keep == (0, 1)
+    assert made.resume == Resume("survivor", step=6, generation=2)
 
 
 @pytest.mark.parametrize(("snapshots", "usable"), [

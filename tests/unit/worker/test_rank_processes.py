@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import time
 from collections import Counter
@@ -16,21 +15,18 @@ from waiting import wait_for
 
 from holdfast.worker import exits
 from holdfast.worker import page as pages
-from holdfast.worker.launcher import (
-    commands,
-    forking,
-    rank_processes,
-    run_state,
-    spec,
-    without_agent,
-)
+from holdfast.worker.launcher import commands, forking, rank_processes, without_agent
 from holdfast.worker.launcher.process import StartCommand
-from holdfast.worker.wire import Channel
 
 
 def command(generation, ranks=(0, 1), keep=(), **resume):
     return StartCommand(generation, tuple(ranks), tuple(keep), len(ranks),
                         {"kind": "fresh", **resume}, [], 0)
+
+
+def orders(one):
+    return commands.Commands(one.state, one.ranks, None, SimpleNamespace(channel=None), None, None,
+                             None)
 
 
 def gone(pid):
@@ -41,66 +37,14 @@ def gone(pid):
         return True
 
 
+def park(trainer, *processes, step=4):
+    for process in processes:
+        trainer.ranks.on_packet(process, {"t": "parked", "generation": 1, "step": step,
+                                          "torn": False, "reason": "peer lost"})
+
+
 def exists(pid):
     return Path(f"/proc/{pid}").exists()
-
-
-class Launcher:
-    """The real processes of a launcher, and the ranks' ends of their channels."""
-
-    def __init__(self, folder, options):
-        self.said, self.peers = [], {}
-        self.state = run_state.RunState(options, str(folder))
-        self.ranks = rank_processes.RankProcesses(
-            self.state, dict(os.environ), lambda text, *_: self.said.append(text))
-
-    def fork(self, program, seat):
-        """What stands in for a fork of torch: another program in a session of its own."""
-        process = subprocess.Popen(["sleep", "600"], start_new_session=True)
-        process.returncode = 0  # the launcher reaps it
-        peer = socket.socket(fileno=os.dup(seat.control_fd))
-        self.peers[process.pid] = Channel(peer)
-        return forking.Child(process.pid, -1)
-
-    def heard(self, process):
-        """The packets that a rank was sent, oldest first, without their descriptors."""
-        peer, found = self.peers[process.child.pid], []
-        while peer.readable():
-            packet, fds = peer.receive(16)
-            found.append({**packet, "fds": len(fds)})
-            for fd in fds:
-                os.close(fd)
-        return found
-
-    def all_ready(self):
-        for process in self.ranks.living():
-            self.ranks.on_packet(process, {"t": "ready"})
-
-    def lose(self, process, number=signal.SIGKILL):
-        """A rank dies; what the launcher notices of it."""
-        os.kill(process.child.pid, number)
-        return wait_for(self.ranks.reap)
-
-
-@pytest.fixture()
-def launchers(tmp_path, monkeypatch):
-    """Makes launchers; whatever they started is gone at the end."""
-    made = []
-    monkeypatch.setattr(forking, "has_torch", lambda: False)
-
-    def make(word, *argv):
-        one = Launcher(tmp_path, spec.parse(word, list(argv), {}))
-        monkeypatch.setattr(forking, "why_not_fork", lambda: "")
-        monkeypatch.setattr(forking, "fork_rank", one.fork)
-        made.append(one)
-        return one
-
-    yield make
-    for one in made:
-        one.ranks.end_all()
-        for channel in [*one.peers.values(), *(p.channel for p in one.ranks.processes)]:
-            channel.sock.close()
-    assert not [p for one in made for p in one.ranks.living()]
 
 
 @pytest.fixture()
@@ -221,8 +165,7 @@ def test_a_survivor_keeps_its_process_and_a_standby_takes_the_lost_ones_place(tr
     trainer.ranks.on_packet(first, {"t": "parked", "generation": 0, "step": 3, "torn": False,
                                     "reason": "of another generation"})
     assert first.parked is None
-    trainer.ranks.on_packet(first, {"t": "parked", "generation": 1, "step": 4, "torn": False,
-                                    "reason": "peer lost"})
+    park(trainer, first)
     assert first.parked["step"] == 4 and first.state == "parked"
     trainer.heard(first)
     trainer.ranks.begin(command(2, keep=(0,), kind="survivor", step=4))
@@ -234,9 +177,22 @@ def test_a_survivor_keeps_its_process_and_a_standby_takes_the_lost_ones_place(tr
     assert first.parked is None and second not in trainer.ranks.processes
 
 
+def test_a_node_whose_ranks_have_other_numbers_keeps_its_processes(trainer):
+    """The one at a place lives on as the rank of that place, with its files and its snapshot."""
+    first, second = (trainer.ranks.by_rank()[rank] for rank in (0, 1))
+    trainer.ranks.on_packet(second, {"t": "snapshot", "nbytes": 64})
+    park(trainer, second)
+    trainer.lose(first)
+    trainer.heard(second)
+    held = trainer.ranks.snapshots[1]
+    trainer.ranks.begin(command(2, ranks=(6, 7), keep=(7,), kind="survivor", step=4))
+    assert trainer.ranks.by_rank()[7] is second and trainer.ranks.snapshots == {7: held}
+    assert [(p["rank"], p["local_rank"]) for p in trainer.heard(second)] == [(7, 1)]
+    assert second.folder.endswith("/rank-7")
+
+
 def test_an_order_to_park_ends_nobody_and_is_answered_once_all_have(trainer):
-    told = commands.Commands(trainer.state, trainer.ranks, None, SimpleNamespace(channel=None),
-                             None, None, None)
+    told = orders(trainer)
     ranks = [trainer.ranks.by_rank()[rank] for rank in (0, 1)]
     for one in ranks:
         trainer.heard(one)
@@ -247,8 +203,7 @@ def test_an_order_to_park_ends_nobody_and_is_answered_once_all_have(trainer):
         assert first == {"t": "park", "generation": 1, "after": 9, "save": True, "fds": 0}
         told.parked()
         assert told.outcomes == [] and not one.by_us
-        trainer.ranks.on_packet(one, {"t": "parked", "generation": 1, "step": 9, "torn": False,
-                                      "reason": "asked to"})
+        park(trainer, one, step=9)
     told.parked()
     assert [(packet["id"], packet["ok"]) for packet in told.outcomes] == [("id", True)]
 
@@ -258,9 +213,7 @@ def test_collectives_of_a_generation_before_are_no_evidence(trainer):
     told = {"t": "flight", "entries": [[2, "gloo:broadcast", "[[4]]"]]}
     trainer.ranks.on_packet(first, dict(told, generation=1))
     assert first.flight == told["entries"]
-    for process in (first, second):
-        trainer.ranks.on_packet(process, {"t": "parked", "generation": 1, "step": 4,
-                                          "torn": False, "reason": "x"})
+    park(trainer, first, second)
     trainer.ranks.begin(command(2, keep=(0, 1)))
     assert first.generation == 2 and first.flight == []
     trainer.ranks.on_packet(first, dict(told, generation=1))  # on its way when it was assigned
@@ -270,9 +223,7 @@ def test_collectives_of_a_generation_before_are_no_evidence(trainer):
 @pytest.mark.parametrize("parked", [True, False])
 def test_only_who_parked_and_is_kept_stays(trainer, parked):
     first, second = (trainer.ranks.by_rank()[rank] for rank in (0, 1))
-    for process in (first, second) if parked else ():
-        trainer.ranks.on_packet(process, {"t": "parked", "generation": 1, "step": 4,
-                                          "torn": False, "reason": "x"})
+    park(trainer, *((first, second) if parked else ()))
     trainer.ranks.begin(command(2, keep=(0,)))
     assert (first.by_us, second.by_us) == (not parked, True)
     assert trainer.ranks.generation == 1  # until they are gone
@@ -422,8 +373,7 @@ def test_a_permit_reaches_each_page(launchers):
 
 def test_a_permit_ends_when_its_order_says_and_none_starts_what_is_over(launchers):
     one = shell(launchers, "exec sleep 600", ranks="2")
-    told = commands.Commands(one.state, one.ranks, None, SimpleNamespace(channel=None), None, None,
-                             None)
+    told = orders(one)
     now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
     order = {"ranks": [0, 1], "world": 2, "resume": {"kind": "own"}, "permit_s": 10.0}
     told.carry_out("start", "late", {**order, "generation": 1, "permit_until_boot_s": now_s - 1.0})
@@ -438,8 +388,7 @@ def test_a_permit_ends_when_its_order_says_and_none_starts_what_is_over(launcher
 def test_an_order_to_stop_ends_whom_it_names_of_its_generation(launchers):
     one = shell(launchers, "exec sleep 600", ranks="3")
     one.ranks.begin(command(2, ranks=(0, 1, 2)))
-    told = commands.Commands(one.state, one.ranks, None, SimpleNamespace(channel=None), None, None,
-                             None)
+    told = orders(one)
     told.stop("old", {"generation": 1, "ranks": []})
     assert not any(p.by_us for p in one.ranks.living())
     told.stop("one", {"generation": 2, "ranks": [1]})
