@@ -30,6 +30,7 @@ from .engines.strategy import Layout, Member
 
 CONNECT_TIMEOUT_S = 30.0
 COLLECTIVE_TIMEOUT_S = 3600.0  # whoever is slow, the agent judges
+APART = "apart"  # among a group's parts
 STAND_IN_S = 0.1  # to reach a listener of this very process
 # What gloo, nccl and the store say when a peer or the store is gone; gloo raises plain
 # RuntimeError, as a user's own shape error does, so its words must tell them apart.
@@ -121,11 +122,7 @@ class Group:
         self.layout = lay_out(self._members(assignment.node, said))
         self.shard = self.layout.places[self.rank].shard
         self.copies = self.layout.holders(self.shard)  # ranks that hold what this one holds
-        for name, groups in self.layout.groups.items():
-            ranks = next(ranks for ranks in groups if self.rank in ranks)
-            whole = len(ranks) == self.world
-            self.parts[name] = group if whole else dist.new_group(
-                ranks, timeout=timeout, use_local_synchronization=True)
+        self._make_parts(timeout)
         with self._lock:
             self._joining, self._sockets = False, self._opened()
         # A step may be slow for reasons of the user's own: how long is too long, the agent judges.
@@ -134,6 +131,27 @@ class Group:
         alike = [self.parts[name] for name in self.layout.alike
                  if self.parts[name] is not group]
         elastic.register_group(self.process_group, self.cut, alike)
+
+    def _make_parts(self, timeout: timedelta) -> None:
+        """The layout's groups.  How often a rank has entered the group of all is what tells the one
+        that left a collective out, and gloo counts a message between two ranks as well: what not
+        all ranks do equally often goes through a second group of all, which nobody watches."""
+        layout = self.layout
+        if self.world > 1 and (layout.shards > 1 or {*layout.groups} - {*layout.alike}):
+            self.parts[APART] = dist.new_group(
+                list(range(self.world)), timeout=timeout, use_local_synchronization=True)
+        for name, groups in layout.groups.items():
+            ranks = next(ranks for ranks in groups if self.rank in ranks)
+            if len(ranks) == self.world:
+                self.parts[name] = self.process_group if name in layout.alike else self.apart
+            else:
+                self.parts[name] = dist.new_group(
+                    ranks, timeout=timeout, use_local_synchronization=True)
+
+    @property
+    def apart(self) -> Any:
+        """The group for messages between two ranks."""
+        return self.parts.get(APART, self.process_group)
 
     def _members(self, node: str, said: str) -> list[Member]:
         """Every rank, by what it says of itself.  A rank of a neighbouring release may know fewer
@@ -223,7 +241,7 @@ class Group:
                     continue  # what every shard has
                 place = torch.empty(nbytes, dtype=torch.uint8, device=self.device)
                 if rank:
-                    dist.recv(place, rank)
+                    dist.recv(place, rank, group=self.apart)
                 else:
                     place.copy_(state.data[offset : offset + nbytes])
                 tensor += place.cpu().numpy().tobytes()
@@ -237,7 +255,7 @@ class Group:
                     continue
                 reached = begin + nbytes
                 if rank == self.rank:
-                    dist.send(state.data[offset : offset + nbytes], 0)
+                    dist.send(state.data[offset : offset + nbytes], 0, group=self.apart)
         return ""
 
     def cut(self) -> None:

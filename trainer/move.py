@@ -73,11 +73,11 @@ def _carry(
         if source == rank:
             flat = torch.cat([_bytes(before, name) for name in names])
             group.store.set(f"{key}/{source}/{target}", _digest(flat))
-            sends.append((dist.isend(flat, target), flat))
+            sends.append((dist.isend(flat, target, group=group.apart), flat))
             sent += flat.numel()
         elif target == rank:
             flat = torch.cat([_bytes(after, name) for name in names])
-            receives.append((source, names, flat, dist.irecv(flat, source)))
+            receives.append((source, names, flat, dist.irecv(flat, source, group=group.apart)))
     arrived, good = here, True
     for source, names, flat, work in receives:
         work.wait()

@@ -81,6 +81,16 @@ class Killed(Told):
         super().update(rate, norm)
 
 
+class Counted(Told):
+    """Says how often each rank had entered the group of all at the end of each step."""
+
+    def update(self, rate, norm):
+        super().update(rate, norm)
+        group = self.group.process_group
+        with open(f"{self.setup.config.work_dir}/counted", "a") as file:
+            file.write(f"{self.steps} {group._get_sequence_number_for_group()}\n")
+
+
 class Damaged(Told):
     """What the first rank sends first is other than it says."""
 

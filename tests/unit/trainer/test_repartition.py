@@ -84,6 +84,19 @@ def check_whole(launcher, results, *more):
     assert len(steps) == len(set(steps))
 
 
+def test_every_rank_enters_the_group_of_all_equally_often(tmp_path):
+    """By that number the agent tells who left a collective out.  Stages in the middle send twice
+    as much as those at the ends, and who gets pieces of a slow rank's is sent them."""
+    launcher = Slowing(config(tmp_path, *TOLD, "strategy=own_pipeline:Counted", "steps=30",
+                              "pipeline.stages=3"), 3, tmp_path, slow={})
+    launcher.run(timeout_s=LIMIT_S)
+    assert launcher.told("is cut anew")
+    lines = (tmp_path / "counted").read_text().splitlines()
+    counted = [tuple(map(int, line.split())) for line in lines]
+    assert len(counted) == 3 * 30
+    assert len({step for step, _ in counted}) == len(set(counted)) == 30, counted
+
+
 def test_a_rank_that_was_slow_gets_all_of_it_back(tmp_path):
     more = ("strategy=own_pipeline:ToldForAWhile", "steps=60")
     launcher = Slowing(config(tmp_path, *TOLD, *more), 2, tmp_path, slow={})
