@@ -149,6 +149,9 @@ class PipelineOptions(Options):
     """For strategy = "pipeline": the model cut into stages (docs/engines.md)."""
 
     stages: int = setting(2, "ranks that share one model; divides the ranks; 1 to 64", STAGES)
+    fewest: int = setting(
+        0, "with fewer ranks than `stages` want, so many stages will do; 0 = `stages`, and the run "
+        "waits for ranks", FROM_0)
     schedule: str = setting(
         "interleaved", "interleaved (1F1B, less memory) or simple (GPipe)", SCHEDULE)
     optimize: str = setting("speed", "what the cut makes even: speed or memory", GOAL)
@@ -156,6 +159,17 @@ class PipelineOptions(Options):
         1, "ranks that share one copy of a stage, each with its rows of it; at least 1", FROM_1)
     repartition: str = setting(
         "slow", "slow: cut anew when a rank has become slow, or fast again; or never", REPARTITION)
+
+    def problems(self) -> list[str]:
+        found = super().problems()
+        if self.fewest > self.stages:
+            found.append(f"fewest = {self.fewest}: set at most stages = {self.stages}, or 0")
+        return found
+
+    def stages_of(self, ranks: int) -> int:
+        """The most stages that a world of so many ranks can have; 0 = it cannot be laid out."""
+        some = range(self.stages, (self.fewest or self.stages) - 1, -1)
+        return next((one for one in some if ranks and ranks % (one * self.group) == 0), 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -253,12 +267,24 @@ class Config(Options):
         """A world is a multiple of so many ranks, and which settings want that; (1, "") for any."""
         if self.strategy == "pipeline":
             words = f"pipeline.stages = {self.pipeline.stages}"
+            if self.pipeline.fewest:
+                words += f", pipeline.fewest = {self.pipeline.fewest}"
             more = f" and pipeline.group = {self.pipeline.group}" if self.pipeline.group > 1 else ""
             return self.pipeline.stages * self.pipeline.group, words + more
         group = {"fsdp": self.fsdp.group, "mics": self.mics.group}.get(self.strategy)
         if isinstance(group, int) and group > 1:
             return group, f"{self.strategy}.group = {group}"
         return 1, ""
+
+    @property
+    def fewer(self) -> bool:
+        """Whether a smaller world is laid out otherwise, and need not be a multiple of `together`.
+        """
+        return self.strategy == "pipeline" and 0 < self.pipeline.fewest < self.pipeline.stages
+
+    def fits(self, ranks: int) -> bool:
+        """Where `fewer`: whether a world of so many can be laid out."""
+        return self.pipeline.stages_of(ranks) > 0
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -181,8 +181,9 @@ class Generation:
             self.check_data(group)
             layout = group.layout
             self.state = state = strategy.hold(layout, group.rank)
+            kept = strategy.kept() if isinstance(strategy, Movable) else None
             began = restore(assignment, group, state, self.held, elastic, self.begin,
-                            self.end_step)
+                            self.end_step, kept)
             strategy.forget()
             job.buffers_after.clear()
             strategy.wrap(group, self.check)

@@ -1,12 +1,15 @@
 """Parts of the state that change ranks between two steps, and the proof that all of them arrived.
 
-Owns the going over from one layout to another within a generation.  Must not decide that one is
-due: the strategy does (engines/strategy.py's Movable).  Until every rank has said that it holds its
-new part whole, nobody has left the old one; a rank that is lost before leaves the others with it.
+Owns the going over from one layout to another within a generation, and the exchange for it, which
+checkpoint/restore.py also asks for where a world became smaller or larger.  Must not decide that
+one is due: the strategy does (engines/strategy.py's Movable).  Until every rank has said that it
+holds its new part whole, nobody has left the old one; a rank that is lost before leaves the others
+with it.
 """
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from itertools import groupby
@@ -21,6 +24,8 @@ from .config import ConfigError
 from .engines.strategy import Layout, Move
 from .group import Group
 from .state import State
+
+Piece = tuple[str, int, int]  # of a tensor: its name, the first byte that is held, and how many
 
 
 class Moved(NamedTuple):
@@ -46,7 +51,7 @@ def go_over(group: Group, strategy: Any, before: State, layout: Layout, elastic:
     if group.any(bool(why)):
         why = why or "another rank cannot hold its part"
     else:
-        sent, good = _carry(group, before, after, strategy.moves(group.layout, layout))
+        sent, good = carry(group, before, after, strategy.moves(group.layout, layout))
         after.empty = not good
         if group.any(not good):
             why = "what was sent arrived damaged"
@@ -56,15 +61,37 @@ def go_over(group: Group, strategy: Any, before: State, layout: Layout, elastic:
                  max(one[1] for one in every), why)
 
 
-def _carry(
-    group: Group, before: State, after: State, moves: Sequence[Move]
+def missing(group: Group, before: State | None, after: State) -> list[Move] | None:
+    """What ranks have to send each other so that each has its `after`, where each of them knows of
+    its own `before` alone.  None where a part of it is with nobody.  All ranks call it."""
+    number, mine = group.asked(), [_pieces(before) if before else [], _pieces(after)]
+    group.store.set(f"held/{number}/{group.rank}", json.dumps(mine))
+    told = [json.loads(text) for text in group.store.multi_get(
+        [f"held/{number}/{rank}" for rank in range(group.world)])]
+    holders = dict[Piece, list[int]]()
+    for rank, (held, _) in enumerate(told):
+        for piece in held:
+            holders.setdefault(tuple(piece), []).append(rank)
+    moves = list[Move]()
+    for rank, (_, pieces) in enumerate(told):
+        for piece in map(tuple, pieces):
+            ranks = holders.get(piece)
+            if ranks is None:
+                return None
+            if rank not in ranks:
+                moves.append(Move(piece[0], ranks[rank % len(ranks)], rank))
+    return moves
+
+
+def carry(
+    group: Group, before: State | None, after: State, moves: Sequence[Move]
 ) -> tuple[int, bool]:
     """Fills `after` from what this rank holds and what others send; returns the bytes that this
     rank sent, and whether what it holds now is whole and as it was."""
-    here = {entry.name for entry in before.entries}
-    for entry in after.entries:
-        if entry.name in here:
-            after.views[entry.name].copy_(before.views[entry.name])
+    before = before or State({}, after.data.device)  # of a rank that has nothing
+    here = {name for name, _, _ in {*_pieces(before)} & {*_pieces(after)}}
+    for name in here:
+        after.views[name].copy_(before.views[name])
     key, rank = f"moved/{group.asked()}", group.rank
     pairs = {pair: [move.name for move in several] for pair, several in groupby(
         sorted(moves, key=_pair), key=_pair)}
@@ -93,6 +120,10 @@ def _carry(
     if rank == group.copies[0]:
         group.store.set(f"{key}/shard/{group.shard}", after.digest())
     return sent, good and group.store.get(f"{key}/shard/{group.shard}").decode() == after.digest()
+
+
+def _pieces(state: State) -> list[Piece]:
+    return [(entry.name, entry.begin, entry.nbytes) for entry in state.entries]
 
 
 def _pair(move: Move) -> tuple[int, int]:

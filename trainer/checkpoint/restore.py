@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from ..config import ConfigError
 from ..group import BadCheckpoint, Group, RestoreFailed
+from ..move import carry, missing
 from ..state import Covered, State
 from . import format as files
 
@@ -40,10 +41,11 @@ class Held:
 def restore(
     assignment: Any, group: Group, state: State, held: Held, elastic: Any,
     begin: Callable[[], dict[str, Any]], finish: Callable[[int, float], None],
+    kept: State | None = None,
 ) -> dict[str, Any]:
     """Brings `state` and `held` to where the generation starts; returns what it goes on from.
     `begin()` makes the state of step 0, `finish(step, norm)` ends step number `step` with the
-    gradients that this rank has kept.
+    gradients that this rank has kept.  `kept`: what it held, where that is cut otherwise now.
 
     Raises RestoreFailed (BadCheckpoint) on every rank alike, ConfigError if the state on disk
     belongs to another model, RuntimeError when a peer is lost.
@@ -51,10 +53,10 @@ def restore(
     kind, step, path = assignment.resume_kind, assignment.resume_step, assignment.resume_path
     if kind == "newest":
         kind, step, path = _newest(group, Path(path) if path else None, elastic)
-    if state.empty:
+    if state.empty and kept is None:
         held.torn = True  # what this process held was another part
     if kind == "survivor":
-        _from_survivor(group, state, held, step, finish)
+        _from_survivor(group, state, held, step, finish, kept)
         state.empty = False
         return {"from": kind, "step": held.step}
     # The cadence is chosen anew by all ranks together: one that is new knows none.
@@ -102,7 +104,8 @@ def _differs(group: Group, mine: str, source: int, key: str) -> bool:
 
 
 def _from_survivor(
-    group: Group, state: State, held: Held, step: int, finish: Callable[[int, float], None]
+    group: Group, state: State, held: Held, step: int, finish: Callable[[int, float], None],
+    kept: State | None,
 ) -> None:
     """Resumes from the newest step of which every shard is held untorn: the ranks that hold it
     send it to those that hold the same shard in this generation."""
@@ -110,6 +113,9 @@ def _from_survivor(
     keys = [f"held/{rank}" for rank in range(group.world)]
     ranks = [Held(**json.loads(value)) for value in group.store.multi_get(keys)]
     agreed = agreed_step(ranks, group.layout)
+    if agreed is None and group.any(kept is not None):
+        _from_other_cuts(group, state, held, ranks, step, kept)
+        return
     if agreed is None:
         raise RestoreFailed("no step is held untorn by ranks that have all of it")
     if step >= 0 and agreed != step:
@@ -133,6 +139,23 @@ def _from_survivor(
             held.shard, held.shards = group.shard, group.layout.shards
             return
     raise RestoreFailed(f"state of step {agreed} arrived damaged {TRANSFERS} times")
+
+
+def _from_other_cuts(
+    group: Group, state: State, held: Held, ranks: Sequence[Held], step: int, kept: State | None
+) -> None:
+    """Resumes from ranks that hold all of `step` between them, cut into other shards: each sends
+    what it held to those whose part it has become, and only what these have not held."""
+    mine = kept if not held.torn and held.step == step else None
+    moves = missing(group, mine, state)
+    if moves is None:
+        raise RestoreFailed(f"not all of step {step} is held by survivors, whatever its cut")
+    _, good = carry(group, mine, state, moves)
+    if group.any(not good):
+        raise RestoreFailed(f"state of step {step}, cut anew, arrived damaged")
+    held.snapshot_every = max(r.snapshot_every for r in ranks if not r.torn)
+    held.step, held.torn, held.ready = step, False, False
+    held.shard, held.shards = group.shard, group.layout.shards
 
 
 def agreed_step(ranks: Sequence[Held], layout: Any) -> int | None:

@@ -1,14 +1,14 @@
 """A model as its modules and shapes, without memory for its parameters; and a pass through it.
 
-Owns what a sharded strategy knows of the whole model: a rank may have no room for it, and a standby
-has no use.
+Owns what a sharded strategy, and a pipeline, know of the whole model: a rank may have no room for
+it, and a standby has no use.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -103,3 +103,18 @@ def kept_for_backward(outline: nn.Module, batch: Mapping[str, Tensor], device: t
 
 def _drop(parameter: Tensor) -> None:
     parameter.grad = None
+
+
+def hollow(parameters: Iterable[nn.Parameter]) -> None:
+    """Lets go of their memory; shapes stay.  Nobody may read them before `fill`, or before they
+    are given other data.  What they were a view of is left as it is."""
+    for one in parameters:
+        one.data = torch.empty_like(one.data)
+        one.data.untyped_storage().resize_(0)
+
+
+def fill(parameters: Iterable[nn.Parameter]) -> None:
+    """Gives memory to those that have none, of no certain content."""
+    for one in parameters:
+        if one.numel() and not one.untyped_storage().nbytes():
+            one.data.untyped_storage().resize_(one.numel() * one.element_size())

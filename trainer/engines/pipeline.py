@@ -13,7 +13,7 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -28,6 +28,7 @@ from ..config import ConfigError
 from ..state import Rows, Spec, State, class_of, moments_in, persistent_buffers, rows_of, specs_of
 from . import topology, trace
 from .balance import SLOW, Balance, Measured
+from .outline import fill, hollow
 from .partition import Costs, NoPlan, Piece, Stage, Terms, judged, plan
 from .stage_shards import BUCKET_BYTES, StageShards
 from .strategy import Layout, Member, MicroBatch, Move, Place, Proposal, Ranks, Setup
@@ -84,7 +85,8 @@ class Pipeline:
         self.pipe: Any = None
         self.pieces: list[Piece] = []
         self.home: tuple[int, ...] = ()  # the cuts of the plan
-        self.traced: tuple[int, ...] = ()  # those of the plan for ranks of any memory
+        self.plans: dict[int, tuple[int, ...]] = {}  # those for ranks of any memory, by stages
+        self.source: tuple[int, tuple[int, ...]] | None = None  # version and cuts before others
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.stage, self.held = -1, (-1, 0)  # shard, shards
         self.holdings: dict[tuple[int, tuple[int, ...]], Holding] = {}  # by version and cuts
@@ -105,7 +107,7 @@ class Pipeline:
         _reject_tied(self.model, self.options.stages)
         self.batch = {name: torch.zeros_like(one) for name, one in batch.items()}
         self._trace(None)
-        self.traced = self.home
+        self.plans[self.options.stages] = self.home
         self._use(self.home)
         hollow(self.model.parameters())
 
@@ -169,43 +171,62 @@ class Pipeline:
         self.members, told = list(members), [json.loads(one.said) for one in members if one.said]
         held = [{(version, tuple(cuts)) for version, cuts in one["held"]}
                 for one in told if one["held"]]
-        copies = self._copies(len(members))
-        self.home = self._home(copies, not held)
+        stages = self._stages(len(members))
+        if not held:
+            self._reject_too_few()
+        self.home = self._home(stages, len(members) // stages, begins=not held)
         # The newest cuts that all have who have any: nobody steps under newer ones before all do.
         version, cuts = max(set.intersection(*held) or set.union(*held)) if held else (0, self.home)
+        self.source = None
+        if len(cuts) + 1 != stages:  # another world than the one before
+            self.source, version, cuts = (version, cuts), version + 1, self.home
         self.cost_s = max((one["trace_s"] for one in told), default=0.0)
         known = [one["measured"] for one in told if one["measured"] and one["held"]]
         self.measured = Measured(*map(tuple, max(known))) if known else None
         return self._laid_out(version, cuts)
 
-    def _copies(self, world: int) -> int:
-        """Ranks of a stage.  Raises ConfigError for a world that cannot be laid out."""
-        stages, size = self.options.stages, self.options.group
-        if world % stages:
+    def _stages(self, world: int) -> int:
+        """In this world.  Raises ConfigError for one that cannot be laid out."""
+        options = self.options
+        if found := options.stages_of(world):
+            return found
+        copies, left = divmod(world, options.stages)
+        if left:
+            fewer = f", nor does any down to pipeline.fewest = {options.fewest}" * (
+                0 < options.fewest < options.stages)
             raise ConfigError([
-                f"pipeline.stages = {stages} does not divide {world} ranks: set one of "
-                f"{', '.join(map(str, topology.divisors(world)))}"])
-        copies = world // stages
-        if copies % size:
-            raise ConfigError([
-                f"pipeline.group = {size} does not divide the {copies} ranks of a stage: set one "
-                f"of {', '.join(map(str, topology.divisors(copies)))}"])
-        return copies
+                f"pipeline.stages = {options.stages} does not divide {world} ranks{fewer}: set one "
+                f"of {', '.join(map(str, topology.divisors(world)))}"])
+        raise ConfigError([
+            f"pipeline.group = {options.group} does not divide the {copies} ranks of a stage: set "
+            f"one of {', '.join(map(str, topology.divisors(copies)))}"])
 
-    def _home(self, copies: int, begins: bool) -> tuple[int, ...]:
-        """The plan's cuts for the memory of these ranks.  Where a run `begins`, raises ConfigError
-        if there are none."""
+    def _reject_too_few(self) -> None:
+        """Raises ConfigError where the fewest stages need more memory than there is."""
+        options = self.options
+        try:
+            if options.fewest:
+                self._home(options.fewest, options.group, begins=True)
+        except ConfigError as error:
+            raise ConfigError([f"pipeline.fewest = {options.fewest}: {error}"]) from None
+
+    def _home(self, count: int, copies: int, begins: bool) -> tuple[int, ...]:
+        """The plan's cuts into so many stages for the memory of these ranks.  Where a run `begins`,
+        raises ConfigError if there are none."""
         room = min(one.memory_bytes for one in self.members) or math.inf
-        terms = self._terms(copies)
-        stages = Costs(self.pieces, terms).stages(self.traced)
+        terms = self._terms(count, copies)
+        if count not in self.plans:
+            self.plans[count] = plan(self.pieces, self.terms._replace(stages=count)).cuts
+        traced = self.plans[count]
+        stages = Costs(self.pieces, terms).stages(traced)
         most = max(stages, key=lambda stage: stage.memory_bytes)
         if most.memory_bytes <= room:
-            return self.traced
+            return traced
         try:
             return plan(self.pieces, terms._replace(memory_bytes=room)).cuts
         except NoPlan as error:
             if not begins:
-                return self.traced
+                return traced
             names = (self.pieces[most.first].name, self.pieces[most.end - 1].name)
             raise ConfigError([
                 f"strategy = 'pipeline': stage {stages.index(most) + 1} of {len(stages)} "
@@ -215,22 +236,24 @@ class Pipeline:
     def _laid_out(self, version: int, cuts: tuple[int, ...]) -> Layout:
         """Traces nothing: `hold` does, where a going over has a phase for it and may be left."""
         members = self.members
-        world, stages, size = len(members), self.options.stages, self.options.group
+        world, stages, size = len(members), len(cuts) + 1, self.options.group
         copies = world // stages
-        terms = self._terms(copies)
+        terms = self._terms(stages, copies)
         chosen = judged(Costs(self.pieces, terms).stages(cuts), terms)
         pipelines = [tuple(range(n * stages, (n + 1) * stages)) for n in range(copies)]
         of_stage = [tuple(range(stage, world, stages)) for stage in range(stages)]
         words = [f"stage {rank % stages + 1} of {stages}, pipeline {rank // stages + 1}"
                  for rank in range(world)]
         about = chosen.describe(self.pieces)
+        fewer = "" if stages == self.options.stages else (
+            f"; pipeline.stages = {self.options.stages} does not divide {world} ranks")
         groups, slow_bytes = self._near(of_stage, chosen.stages, terms.micro_batches)
         slow = f"{slow_bytes / 1e6:.1f} MB a rank over slow links a step"
         if size == 1:
             places = tuple(Place(rank % stages, rank // stages, words[rank])
                            for rank in range(world))
             return Layout(places, stages, copies, {"pipeline": pipelines, "copies": of_stage},
-                          words=f"{chosen.words()}; {slow}", about=about, cuts=cuts,
+                          words=f"{chosen.words()}{fewer}; {slow}", about=about, cuts=cuts,
                           version=version)
         shards, more = dict[int, int](), dict[int, str]()
         for number, ranks in enumerate(groups):
@@ -246,14 +269,14 @@ class Pipeline:
         return Layout(
             places, stages * size, copies,
             {"pipeline": pipelines, "shard": groups, "copies": same},
-            words=f"{chosen.words()}; each stage in {copies // size} group(s) of {size} of its "
-                  f"{copies} ranks (pipeline.group); {slow}",
+            words=f"{chosen.words()}{fewer}; each stage in {copies // size} group(s) of {size} of "
+                  f"its {copies} ranks (pipeline.group); {slow}",
             about={**about, "group": size}, cuts=cuts, version=version)
 
-    def _terms(self, copies: int) -> Terms:
-        """The cut is the model's; how many micro-batches are in flight is this world's."""
+    def _terms(self, stages: int, copies: int) -> Terms:
+        """The cost table is the model's; stages and micro-batches in flight are this world's."""
         many = max(1, (self.setup.config.micro_batches or copies) // copies)
-        return self.terms._replace(micro_batches=many)
+        return self.terms._replace(stages=stages, micro_batches=many)
 
     def _near(
         self, of_stage: Sequence[Ranks], cut: Sequence[Stage], many: int
@@ -290,7 +313,10 @@ class Pipeline:
         else:
             fill(self.parameters.values())
         own = {id(parameter) for parameter in self.parameters.values()}
-        hollow(one for one in self.model.parameters() if id(one) not in own)
+        others = [one for one in self.model.parameters() if id(one) not in own]
+        for one in others:
+            one.grad = None  # of a half step, in a world that had this parameter here
+        hollow(others)
         return self.state
 
     def _new(self, shard: int, count: int) -> Holding:
@@ -369,7 +395,7 @@ class Pipeline:
         many = len(micro_batches)
         self.step, self.look, self.total = list(micro_batches), look, 0.0
         self.computed_s = 0.0
-        schedule, last = self._schedule(many), self.options.stages - 1
+        schedule, last = self._schedule(many), len(self.layout.cuts)
         inputs = self._inputs(micro_batches) if self.stage == 0 else ()
         targets = torch.arange(many).reshape(many, 1) if self.stage == last else None
         self.group.phase("collective")
@@ -450,16 +476,21 @@ class Pipeline:
         measured = self.balance.measured if self.balance is not None else None
         return json.dumps({"held": held, "measured": measured, "trace_s": self.trace_s})
 
+    def kept(self) -> State | None:
+        found = self.holdings.get(self.source) if self.source is not None else None
+        return found.state if found is not None and not found.state.empty else None
+
     def _watch(self, group: Any) -> None:
         """The ranks of a new generation.  Time on an accelerator is not measured."""
         options, layout = self.options, group.layout
         self.balance = None
-        if (options.repartition == "never" or options.optimize == "memory" or options.stages == 1
+        if (options.repartition == "never" or options.optimize == "memory" or not layout.cuts
                 or self.device.type != "cpu"):
             return
         room = min(one.memory_bytes for one in self.members) or math.inf
         self.balance = Balance(
-            self.pieces, self._terms(layout.data)._replace(memory_bytes=room),
+            self.pieces,
+            self._terms(len(layout.cuts) + 1, layout.data)._replace(memory_bytes=room),
             [place.shard // options.group for place in layout.places], layout.cuts, self.home,
             self.cost_s, self.measured, layout.version)
 
@@ -480,7 +511,7 @@ class Pipeline:
 
     def moves(self, before: Layout, after: Layout) -> list[Move]:
         size, found = self.options.group, list[Move]()
-        stages = range(self.options.stages)
+        stages = range(len(before.cuts) + 1)
         owner = {name: stage for stage in stages for name in self._names(stage, before.cuts)}
         for rank, place in enumerate(after.places):
             stage, part = divmod(place.shard, size)
@@ -515,7 +546,7 @@ class Pipeline:
         if not hasattr(model, "embed"):
             yield None
             return
-        owner = {f"{INSIDE}.{name}": stage for stage in range(self.options.stages)
+        owner = {f"{INSIDE}.{name}": stage for stage in range(len(self.layout.cuts) + 1)
                  for name in self._names(stage, self.layout.cuts)}
         first = self.group.rank - self.stage
         if self.shards is not None:
@@ -536,21 +567,6 @@ class Pipeline:
     def _names(self, stage: int, cuts: tuple[int, ...]) -> list[str]:
         module = self.pipes[cuts].get_stage_module(stage)
         return [name.removeprefix(f"{INSIDE}.") for name, _ in module.named_parameters()]
-
-
-def hollow(parameters: Iterable[nn.Parameter]) -> None:
-    """Lets go of their memory; shapes stay.  Nobody may read them before `fill`, or before they
-    are given other data.  What they were a view of is left as it is."""
-    for one in parameters:
-        one.data = torch.empty_like(one.data)
-        one.data.untyped_storage().resize_(0)
-
-
-def fill(parameters: Iterable[nn.Parameter]) -> None:
-    """Gives memory to those that have none, of no certain content."""
-    for one in parameters:
-        if one.numel() and not one.untyped_storage().nbytes():
-            one.data.untyped_storage().resize_(one.numel() * one.element_size())
 
 
 def _tensors(parameter: str) -> list[str]:

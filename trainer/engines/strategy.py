@@ -171,6 +171,11 @@ class Movable(Protocol):
         """What all ranks are to know of this one when a generation is laid out."""
         ...
 
+    def kept(self) -> State | None:
+        """What this rank held before the newest layout, where that cuts the state into another
+        number of shards: as it was until `norm` has returned.  None where nothing of it is here."""
+        ...
+
     def proposed(self, left: int) -> Proposal | None:
         """Behind each step, with `left` to follow: the same on every rank, without asking any."""
         ...

@@ -354,6 +354,16 @@ def trainers_settings(program: Program) -> Any:
     raise SystemExit(exits.CONFIGURATION)
 
 
+def least_unit(fits: Callable[[int], bool], needed: int, few: int, many: int) -> int:
+    """The smallest number of nodes of which every multiple from `few` to `many` fits; `needed`
+    does."""
+    for unit in range(1, needed):
+        worlds = range(few + -few % unit, many + 1, unit)
+        if len(worlds) > 1 and all(fits(nodes) for nodes in worlds):
+            return unit
+    return needed
+
+
 def unit_of(
     options: argparse.Namespace, settings: Any, nproc: int, few: int, many: int
 ) -> Tuple[int, str]:
@@ -361,6 +371,8 @@ def unit_of(
     with one line where no world of the nodes asked for is a multiple of them."""
     ranks, why = settings.together if settings is not None and many > 1 else (1, "")
     needed = ranks // math.gcd(ranks, nproc)
+    if needed > 1 and settings.fewer:
+        needed = least_unit(lambda nodes: settings.fits(nodes * nproc), needed, few, many)
     if options.unit % needed:
         fail("--unit %d: %s on nodes of %d rank(s) wants a multiple of %d: set that, or leave "
              "--unit out" % (options.unit, why, nproc, needed))

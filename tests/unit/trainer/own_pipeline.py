@@ -91,6 +91,22 @@ class Counted(Told):
             file.write(f"{self.steps} {group._get_sequence_number_for_group()}\n")
 
 
+class LostAsItComes(Pipeline):
+    """A newcomer dies as the others are about to send it its part."""
+
+    def kept(self):
+        options = self.setup.config.strategy_options
+        if self.source is not None and self.group_rank == options["rank"]:
+            with contextlib.suppress(FileExistsError):
+                os.close(os.open(options["once"], os.O_CREAT | os.O_EXCL))
+                os.kill(os.getpid(), signal.SIGKILL)
+        return super().kept()
+
+    def hold(self, layout, rank):
+        self.group_rank = rank
+        return super().hold(layout, rank)
+
+
 class Damaged(Told):
     """What the first rank sends first is other than it says."""
 

@@ -382,6 +382,27 @@ def test_nodes_of_a_group_of_ranks_live_and_move_together(tmp_path, words, unit,
     assert units("--unit", str(2 * unit), *words) == (2 * unit, why), "a multiple is a person's"
 
 
+@pytest.mark.parametrize(("nodes", "fewest", "unit"), [
+    ("3:4", 3, 1),  # four stages, or three
+    ("3:4", 0, 4), ("3:4", 4, 4), ("4", 3, 4), ("2:4", 3, 4), ("2:4", 2, 1), ("1:4", 1, 1),
+    ("4:8", 3, 2),  # of 5 and 7 nodes neither three nor four stages are made: 8, 6, 4
+    ("3:8", 2, 2), ("4:8", 1, 1), ("7:8", 3, 4),
+])
+def test_a_pipeline_that_may_have_fewer_stages_shrinks_by_fewer_nodes(capsys, nodes, fewest, unit):
+    words = ("strategy=pipeline", "pipeline.stages=4", f"pipeline.fewest={fewest}")
+    found = spec.parse("train", ["--run", "r", "--nnodes", nodes, "--nproc-per-node", "1", *words],
+                       {})
+    assert found.unit == unit
+    # A multiple of it is a person's to ask for; four nodes at most are needed in any case.
+    assert spec.parse("train", ["--run", "r", "--nnodes", nodes, "--nproc-per-node", "1",
+                                "--unit", "4", *words], {}).unit == 4
+    if unit == 2:
+        with pytest.raises(SystemExit):
+            spec.parse("train", ["--run", "r", "--nnodes", nodes, "--nproc-per-node", "1",
+                                 "--unit", "3", *words], {})
+        assert "pipeline.stages = 4, pipeline.fewest = 3" in capsys.readouterr().err or fewest == 2
+
+
 @pytest.mark.parametrize(("flags", "said"), [
     (("--nnodes", "2:4", "--unit", "3"), "--unit 3: mics.group = 4 on nodes of 2 rank(s) wants a "
      "multiple of 2: set that, or leave --unit out"),
