@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
+from typing import NamedTuple
 
 import pytest
 
@@ -10,43 +13,67 @@ from .harness import Nodes
 from .test_runs import digest_of
 from .worlds import CLI, ROOT, SMALL, World, output
 
-NODES, STEPS = 5, 60  # of one rank each; one of them is a spare
-MICS = ("strategy=mics", "mics.group=2", "micro_batches=4", "checkpoint.every=0",
-        "snapshot.enabled=false")
+NODES = 5  # of one rank each; one of them is a spare
+MEMORY_ALONE = ("micro_batches=4", "checkpoint.every=0", "snapshot.enabled=false")
 
 
-def test_a_lost_node_of_a_partition_group_leaves_no_trace() -> None:
-    """Its shard comes from the copy in the other group: there is no snapshot and no checkpoint."""
+class Case(NamedTuple):
+    """A strategy in which two nodes hold one copy of the state, and four hold two."""
+
+    words: tuple[str, ...]
+    steps: int
+    place: str  # of rank 3
+    together: str  # why two nodes live and move together
+
+
+CASES = {
+    "mics": Case(("strategy=mics", "mics.group=2"), 60, "shard 2 of 2, partition group 2",
+                 "mics.group = 2"),
+    "pipeline": Case(("strategy=pipeline", "pipeline.stages=2"), 90, "stage 2 of 2, pipeline 2",
+                     "pipeline.stages = 2"),
+}
+
+
+def redone(world: World, living: list[int]) -> list[str]:
+    """Steps done twice, by incident that is over."""
+    ends = [one["timeline"][-1][1] for number in living for one in world.incidents(number)
+            if one.get("state") == "closed"]
+    return re.findall(r"(\d+) steps? redone", " ".join(ends))
+
+
+@pytest.mark.parametrize("strategy", CASES)
+def test_a_lost_rank_and_a_lost_node_leave_no_trace(strategy: str) -> None:
+    """What they held comes from its copy on another node: there is no snapshot and no checkpoint.
+
+    First a rank is killed, then a node loses power and the spare takes its place."""
     pytest.importorskip("torch", reason="the trainer's extra is not installed")
+    case = CASES[strategy]
+    words = (f"steps={case.steps}", *SMALL, *MEMORY_ALONE, *case.words)
     with Nodes(NODES + 1, weight=16) as nodes:
         world = World(nodes)
         world.start_store()
         for number in range(NODES):
             world.launch(number, "train", "--nnodes", "4", "--standby", "0",
-                         f"work_dir={world.shared}/work", f"steps={STEPS}", *SMALL, *MICS)
+                         f"work_dir={world.shared}/work", *words)
         world.wait(lambda: max(map(world.step, range(NODES))) >= 5)
         places = world.places(1)
         (spare,) = set(range(NODES)) - set(places.values())
-        lost = places[3]
-        assert world.ranks(lost)[3]["place"] == "shard 2 of 2, partition group 2"
-        world.power_off(lost)
+        living = [number for number in range(NODES) if number != places[3]]
+        os.kill(world.ranks(places[0])[0]["pid"], signal.SIGKILL)
+        assert world.wait(lambda: redone(world, living)) == ["0"], world.said()
+        assert world.ranks(places[3])[3]["place"] == case.place
+        world.power_off(places[3])
         world.wait(lambda: 3 in world.ranks(spare))
-        living = [number for number in range(NODES) if number != lost]
-
-        def redone() -> list[str]:
-            ends = [one["timeline"][-1][1] for number in living for one in world.incidents(number)
-                    if one.get("state") == "closed"]
-            return re.findall(r"(\d+) steps? redone", " ".join(ends))
-
-        assert world.wait(redone) == ["0"], world.said()
+        assert world.wait(lambda: len(found := redone(world, living)) > 1 and found) == ["0", "0"]
         assert [world.processes[number].wait(200) for number in living] == [0] * 4, world.said()
         told = "".join(output(world.nodes[number]) for number in living)
-        assert "planned generation 2 from the survivors' memory" in told, world.said()
+        for generation in (2, 3):
+            assert f"planned generation {generation} from the survivors' memory" in told, told
         # The launchers of a strategy's groups say by how many nodes they live and move.
-        assert told.count("2 nodes live and move together: mics.group = 2, 1 rank(s) a node") == 4
+        assert told.count(f"2 nodes live and move together: {case.together}, 1 rank(s) a node") == 4
         clean = world.nodes[spare].run(
             [*CLI, "train", "--run", "clean", "--nproc-per-node", "4", "--standby", "0",
-             f"work_dir={world.shared}/work", f"steps={STEPS}", *SMALL, *MICS],
+             f"work_dir={world.shared}/work", *words],
             {"PYTHONPATH": str(ROOT / ".types"), "OMP_NUM_THREADS": "1"}, timeout_s=240.0)
         assert clean.returncode == 0, clean.stderr
         assert digest_of(told) == digest_of(clean.stdout + clean.stderr)
