@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..core.ledger import WORKING
+from ..core.model import WISHES
 from .text import (
     BAD,
     CARE,
@@ -163,10 +164,17 @@ def _ranks(ranks: Sequence[Json]) -> list[Line]:
         ])
     said = [
         row for one in ranks
-        for text in (one.get("place"), one.get("why") and Span(one["why"], CARE)) if text
+        for text in (one.get("place"), one.get("why") and Span(_of_rank(one), CARE)) if text
         for row in field(f"  rank {one['rank']}", text)
     ]
     return [*(table(heads, rows, indent=2) if rows else []), *said]
+
+
+def _of_rank(one: Json) -> str:
+    """Why it is not well, without its name where the reason begins with that."""
+    named = f"rank {one['rank']} (pid {one['pid']}) on "
+    why: str = one["why"]
+    return why.removeprefix(named).partition(" ")[2] if why.startswith(named) else why
 
 
 def _nodes(nodes: Sequence[Json]) -> list[Line]:
@@ -377,7 +385,9 @@ def incident(one: Json) -> list[Line]:
         lines += [(), line(Span(f"timeline, from {clock(start)}", FAINT))]
         for wall_s, text in one["timeline"]:
             lines += field(f"{wall_s - start:+9.2f} s", text)
-    return [*lines, (), line(f"what to do: holdfast explain {one['fault']}")]
+    todo = "nothing: this was no fault" if one["fault"] in WISHES else (
+        f"holdfast explain {one['fault']}")
+    return [*lines, (), line(f"what to do: {todo}")]
 
 
 def evidence(what: str, value: str) -> list[Line]:

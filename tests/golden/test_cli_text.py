@@ -20,6 +20,8 @@ from pages import same_as_golden
 from holdfast.agent import cli
 from holdfast.agent.cli import drift, report
 from holdfast.agent.cli.text import WIDTH, Failure, Line, harmless, plain, show
+from holdfast.agent.core.model import WISHES
+from holdfast.agent.web.page import load_page
 
 HERE = Path(__file__).resolve().parent / "cli"
 ALONE = {
@@ -49,6 +51,21 @@ def utc(monkeypatch: pytest.MonkeyPatch) -> Any:
     yield
     monkeypatch.undo()
     time.tzset()
+
+
+def test_what_somebody_wished_leads_to_no_runbook() -> None:
+    found = json.loads((HERE / "incident.json").read_text())
+    assert plain(report.incident(found)).rstrip().endswith(f"holdfast explain {found['fault']}")
+    for fault in WISHES:
+        text = plain(report.incident({**found, "fault": fault}))
+        assert text.rstrip().endswith("what to do: nothing: this was no fault")
+        assert f'"{fault}"' in load_page()[0].decode(), "nor does the page"
+
+
+def test_a_rank_is_named_once() -> None:
+    found = json.loads((HERE / "status.json").read_text())
+    found["runs"][0]["ranks"][1]["why"] = "rank 1 (pid 4890) on node-a holds the run up"
+    assert "  rank 1     holds the run up\n" in plain(report.status([found]))
 
 
 @pytest.mark.parametrize("name", CASES)

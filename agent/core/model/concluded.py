@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from .time import Value
 
+# What an incident tells of without a fault behind it: there is no runbook.
+WISHES = OPERATOR_REQUEST, WORLD_GROWS = "operator_request", "world_grows"
 SEVERITIES = OK, UNKNOWN, WARN, DEGRADED, FATAL = "ok", "unknown", "warn", "degraded", "fatal"
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from ...model import DEGRADED, UNKNOWN, Beat, Verdict, node_subject
+from ...model import DEGRADED, OPERATOR_REQUEST, UNKNOWN, WORLD_GROWS, Beat, Verdict, node_subject
 from ...nodes import kernel_incidents
 from ...run import members
 from ...run import plan as planning
@@ -22,8 +22,6 @@ from .ended import Cause
 
 LONELY_S = 0.5  # only consequences ended: the root may be a moment late on one node
 LONELY_FAR_S = 3.0  # ... and a few beats late on another
-OPERATOR = "operator_request"
-GROWS = "world_grows"
 NAMED_MAX = 4  # nodes that a reason names
 BAD_CHECKPOINT = "bad_checkpoint"  # how a trainer's reason begins when it refused one
 
@@ -83,7 +81,7 @@ class Members(RunDetector):
         if view.settings.single_node:
             return "", ""
         if member.excluded or member.draining:
-            return OPERATOR, "drained" if member.draining else "excluded from runs"
+            return OPERATOR_REQUEST, "drained" if member.draining else "excluded from runs"
         if member.lost:
             return "node_lost", "not heard of for longer than the lease and its margin"
         if member.node == view.run.node:
@@ -113,8 +111,8 @@ class Growing(RunDetector):
         plan, world = view.plan, world_of(view.run)
         if view.settings.single_node or plan.paused or view.state.held.fleet:
             return Look()
-        base = Cause(fault=GROWS, generation=plan.generation, reason=plan.park, severity="warn",
-                     saves=plan.saves,
+        base = Cause(fault=WORLD_GROWS, generation=plan.generation, reason=plan.park,
+                     severity="warn", saves=plan.saves,
                      boot_s=view.now.boot_s, charged=False, parks=True, detector=self.name)
         if plan.park:
             return Look(base)
@@ -147,7 +145,7 @@ class Requested(RunDetector):
             return Look(heard=True)
         rank = next((r for r in view.ranks if r.rank == request.rank), None)
         cause = Cause(
-            fault=OPERATOR, generation=view.plan.generation, charged=False,
+            fault=OPERATOR_REQUEST, generation=view.plan.generation, charged=False,
             reason=f"an operator asked for a restart: {request.reason}",
             rank=rank.rank if rank else -1, node=rank.node if rank else "",
             pid=rank.pid if rank else 0, severity="warn", detector=self.name, request=request.id)
