@@ -76,11 +76,15 @@ class Action(Value, frozen=True):
         """What `explain` says."""
         return self.does + ", where actions.allow names it" * self.off_by_default
 
-    def withheld(self, allow: Collection[str], alone: bool = True) -> str:
+    def withheld(
+        self, allow: Collection[str], alone: bool = True, fatal: bool = True
+    ) -> str:
         """What a person reads where a ladder asks for it beyond a run and it is not done.
         `alone`: the breaker can open, or actions.alone says that it need not be able to."""
         if self.granted_by == PERSON:
             return f"{self.name}: a person's part"
+        if self.granted_by == NODE_DOCUMENT and not fatal:
+            return f"{self.name}: only where it is fatal: runs go on, and start here"
         if self.granted_by == NODE_DOCUMENT:
             return f"{self.name}: no run starts on this node while the incident is open"
         if self.off_by_default and self.name not in allow:

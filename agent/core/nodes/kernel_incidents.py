@@ -373,7 +373,7 @@ class KernelIncidents:
             return ""
         settings = ctx.settings
         withheld = actions.ACTIONS[wanted].withheld(
-            settings.allow, settings.alone or not settings.single_node)
+            settings.allow, settings.alone or not settings.single_node, severity == FATAL)
         if withheld:
             return withheld
         if actions.is_root_verb(wanted) and severity != FATAL:

@@ -323,6 +323,18 @@ def test_five_fatal_ones_in_a_day_are_for_the_vendor():
     assert machine.open()[0].would_have == "ask_person: a person's part"
 
 
+def test_what_is_not_fatal_keeps_no_run_off_and_says_so():
+    line = ("EDAC MC0: 1 %s memory read error on CPU_SrcID#0_Ha#0_Chan#1_DIMM#0 (channel:1 slot:0 "
+            "page:0x4a0d75 offset:0x900 grain:32 syndrome:0x0)")
+    machine = Machine()
+    machine.say(line % "CE")
+    assert [(one.severity, one.would_have) for one in machine.open()] == [
+        (WARN, "exclude_node: only where it is fatal: runs go on, and start here")]
+    machine.say(line % "UE")
+    assert "exclude_node: no run starts on this node while the incident is open" in {
+        one.would_have for one in machine.open()}
+
+
 def test_only_repeats_at_the_same_place_count():
     line = "NVRM: Xid (PCI:0000:4e:00): 13, pid=5, Graphics Exception on (GPC %d, TPC 2, SM 1)"
     machine = Machine()
