@@ -9,18 +9,14 @@ of the node; other nodes read its word in its beats.  Pure.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ..model import RunView, Value, run_subject
 from ..model.subject import RUN
 from ..run import members
-
-if TYPE_CHECKING:
-    from ..run.state import Context
+from ..run.state import Context
 
 COMPUTES, PLANNED, ASKS, SPARE = range(4)  # how a run stands to the devices of this node
-# Two runs that wait for each other on two nodes are told apart by name, once neither can have only
-# come too late: a first world waits this long for the most.
+# Of two that have both waited so long the name decides: each may have come first on one of the
+# nodes that both need.  A run that has its nodes is planned within this.
 TURN_S = 30.0
 BACK_S = 5.0  # in which the launchers of an agent that has just begun are back
 NAMED_MAX = 4  # devices that a reason names
