@@ -1,6 +1,6 @@
-"""What test_xla.py runs in a Python with torch_xla: one rank, and a JSON line of what it saw.
+"""What tests run in a Python with torch_xla: one rank, and a JSON line of what it saw.
 
-Not with pytest, which that Python has not.
+Not with pytest, which that Python has not.  Started by tests/xla_python.py.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import tiny
+from ways import Way
 
 from holdfast.trainer.checkpoint import format as files
 from holdfast.trainer.checkpoint.restore import Held
@@ -141,8 +142,34 @@ def hangs(folder):
     return {"seen": elastic.seen}
 
 
+def matrix(_folder, *settings):
+    """Saves; then takes the files of everybody, as a line says them, and goes on from each."""
+    way = Way([*settings, "device=xla"])
+    say({"evaluated": way.save(Assignment(1, 0, 0, 1)), "path": way.saved()})
+    loaded = {}
+    for name, path in json.loads(sys.stdin.readline()).items():
+        wrong, evaluated, losses = way.load(Assignment(2, 0, 0, 1, "", 0, "disk", FIRST, 1, path))
+        loaded[name] = wrong, evaluated, [[*at, loss] for at, loss in losses.items()]
+    return loaded
+
+
+def quality(folder, *settings):
+    """A training to its end, and a short one with few pairs held out: their evaluations stay."""
+    places = {}
+    for name, more in {"whole": (), "few": ("steps=5", "data_options.held_out=20")}.items():
+        way = Way([*settings, f"work_dir={folder / name}", "device=xla", *more])
+        way.save(Assignment(1, 0, 0, 1))
+        places[name] = str(way.job.config.checkpoint_dir)
+    return places
+
+
+def say(found):
+    print(json.dumps(found), file=ANSWERS, flush=True)
+
+
 if __name__ == "__main__":
     sys.modules["on_xla"] = sys.modules["__main__"]
-    print(json.dumps(globals()[sys.argv[1]](Path(sys.argv[2]))))
-    sys.stdout.flush()
+    ANSWERS = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what the trainer prints is no answer
+    say(globals()[sys.argv[1]](Path(sys.argv[2]), *sys.argv[3:]))
     os._exit(0)  # XLA's threads and gloo's need not end in order

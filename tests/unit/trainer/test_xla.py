@@ -5,11 +5,8 @@ Each case runs in a Python with torch_xla (tests/xla_python.py), once for all th
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -17,8 +14,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from xla_python import ROOT, xla_python
+from xla_python import ROOT, OnXla
 
 from holdfast.trainer.config import ConfigError, load
 from holdfast.trainer.devices import open_device
@@ -39,13 +35,9 @@ def seen(tmp_path_factory):
 
     @cache
     def asked(case):
-        done = subprocess.run(
-            [xla_python(), str(HERE / "on_xla.py"), case, str(tmp_path_factory.mktemp(case))],
-            env={**os.environ, "PYTHONPATH": f"{ROOT / '.types'}:{HERE}", "PJRT_DEVICE": "CPU",
-                 "OMP_NUM_THREADS": "1", "PATH": f"{tools}:{os.environ['PATH']}"},
-            capture_output=True, text=True, timeout=LIMIT_S, check=False)
-        assert done.returncode == 0, done.stderr[-3000:]
-        return json.loads(done.stdout.splitlines()[-1])
+        with OnXla(case, tmp_path_factory.mktemp(case),
+                    PATH=f"{tools}:{os.environ['PATH']}") as run:
+            return run.answer(LIMIT_S)
 
     return asked
 
