@@ -56,4 +56,4 @@ class Encoder(nn.Module):
 
     def forward(self, batch):
         scores = self.embed(batch["query"]) @ self.embed(batch["document"]).T / 0.1
-        return nn.functional.cross_entropy(scores, torch.arange(len(scores)))
+        return nn.functional.cross_entropy(scores, torch.arange(len(scores), device=scores.device))

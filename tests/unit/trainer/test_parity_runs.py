@@ -6,12 +6,17 @@ from functools import partial
 
 import pytest
 from harness import Launcher
+from xla_python import OnXla
 
 from holdfast.agent.cli import main
 from holdfast.trainer.config import load
 
 STEPS, MICRO_BATCHES, LIMIT_S = 60, 12, 120.0
 METRIC = ("--metric", "mrr@10")
+SETTINGS = ("model=paired:Encoder", "data=paired:Data", f"steps={STEPS}", "batch=16",
+            f"micro_batches={MICRO_BATCHES}", "checkpoint.every=0",
+            "optimizer.learning_rate=0.02", "optimizer.warmup_steps=5")
+FEW = ("steps=5", "data_options.held_out=20")
 
 
 class Shrinks(Launcher):
@@ -31,10 +36,7 @@ def trained(tmp_path_factory):
     def run(name, *more, world=1, launcher=Launcher, **given):
         if name not in made:
             folder = tmp_path_factory.mktemp(name)
-            config = load(None, [
-                "model=paired:Encoder", "data=paired:Data", f"steps={STEPS}", "batch=16",
-                f"micro_batches={MICRO_BATCHES}", f"work_dir={folder}", "checkpoint.every=0",
-                "optimizer.learning_rate=0.02", "optimizer.warmup_steps=5", *more])
+            config = load(None, [*SETTINGS, f"work_dir={folder}", *more])
             started = launcher(config, world, folder, **given)
             (found,) = {result.evaluation["mrr_at_10"] for result in started.run(
                 timeout_s=LIMIT_S).values()}
@@ -65,7 +67,21 @@ def test_bf16_is_as_good_as_fp32_and_half_a_training_is_not(trained, capsys):
 
 def test_twenty_pairs_are_too_few_to_tell(trained, capsys):
     run = partial(trained, world=1)
-    few = [run(f"few{seed}", "steps=5", f"seed={seed}", "data_options.held_out=20")[0]
-           for seed in (0, 1)]
+    few = [run(f"few{seed}", f"seed={seed}", *FEW)[0] for seed in (0, 1)]
     assert main(["parity", *few, *METRIC, "--within", "50%"]) == 3, capsys.readouterr()
+    assert "20 pairs, and 30 are the least" in capsys.readouterr().out
+
+
+def test_xla_is_as_good_as_the_processor(trained, capsys, tmp_path):
+    """With one rank on XLA's processor device, whose kernels are others."""
+    with OnXla("quality", tmp_path, *SETTINGS) as run:
+        xla = run.answer(2 * LIMIT_S)
+    plain, _, _ = trained("four", world=4)
+    assert main(["parity", plain, xla["whole"], *METRIC, "--within", "1%"]) == 0, \
+        capsys.readouterr()
+    assert "within (2000 pairs" in capsys.readouterr().out
+    short, _, _ = trained("short", "steps=5")
+    assert main(["parity", short, xla["whole"], *METRIC, "--within", "5%"]) == 1
+    few, _, _ = trained("few1", "seed=1", *FEW)
+    assert main(["parity", few, xla["few"], *METRIC, "--within", "50%"]) == 3
     assert "20 pairs, and 30 are the least" in capsys.readouterr().out
