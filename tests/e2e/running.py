@@ -22,6 +22,7 @@ from holdfast.agent.history.journal import Journal
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPTS = Path(__file__).parent / "scripts"
 LIMIT_S = 90.0
+LOOK_S = 0.05  # each look is a question to an agent, on two processors that carry it and its ranks
 
 
 def wait_for(holds: Callable[[], Any], limit_s: float = LIMIT_S, what: str = "") -> Any:
@@ -31,7 +32,7 @@ def wait_for(holds: Callable[[], Any], limit_s: float = LIMIT_S, what: str = "")
         value = holds()
         if value:
             return value
-        time.sleep(0.02)
+        time.sleep(LOOK_S)
     raise AssertionError(f"not within {limit_s} s: {what or holds}")
 
 

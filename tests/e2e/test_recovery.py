@@ -82,10 +82,18 @@ def test_agents_killed_behind_their_ranks_lose_and_count_nothing_twice(runs: Run
     assert run.process.poll() is None, run.output
 
 
+@pytest.fixture(scope="module")
+def clean(shared_runs: Runs) -> Run:
+    """The same training without a fault."""
+    run = shared_runs.script("saving.py", "80", str(shared_runs.home / "clean.pt"), name="clean")
+    assert run.wait() == 0, run.output
+    return run
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_script_that_saves_itself_survives(runs: Runs, number: signal.Signals) -> None:
-    clean = runs.script("saving.py", "80", str(runs.home / "clean.pt"), name="clean")
-    assert clean.wait() == 0, clean.output
+def test_a_script_that_saves_itself_survives(
+    runs: Runs, clean: Run, number: signal.Signals
+) -> None:
     run = runs.script("saving.py", "80", str(runs.home / "state.pt"), name="faulty")
     pid = run.at_step(8)
     os.kill(pid, number)
@@ -101,8 +109,11 @@ def test_a_script_that_saves_itself_survives(runs: Runs, number: signal.Signals)
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_script_without_state_survives(runs: Runs, number: signal.Signals) -> None:
-    run = runs.script("plain.py", "40")  # on a busy machine a look comes many steps late
+    end = runs.home / "end"
+    run = runs.script("plain.py", str(end))
     os.kill(run.at_step(6), number)
+    run.wait_output("step 6 rank 0 restarts 1")
+    end.touch()
     assert run.wait() == 0, run.output
     assert "finished rank 0 restarts 1" in run.output
 
@@ -120,7 +131,8 @@ def pids(run: Run) -> set[int]:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_the_agents_end_touches_no_rank(runs: Runs, number: signal.Signals) -> None:
-    run = runs.script("plain.py", "300")
+    end = runs.home / "end"
+    run = runs.script("plain.py", str(end))
     run.at_step(5)
     ranks, old = pids(run), agent_pid(runs)
     os.kill(old, number)
@@ -130,8 +142,10 @@ def test_the_agents_end_touches_no_rank(runs: Runs, number: signal.Signals) -> N
     wait_for(lambda: run.ranks().get(1, {}).get("step", 0) > 8, 30, "steps seen by the new agent")
     assert pids(run) == ranks
     os.kill(max(ranks), signal.SIGKILL)  # and it acts
+    run.wait_output("step 6 rank 1 restarts 1")
+    end.touch()
     assert run.wait() == 0, run.output
-    assert "restarts 1" in run.output
+    assert "restarts 2" not in run.output
     assert [incident["fault"] for incident in run.incidents()] == ["rank_killed"]
 
 

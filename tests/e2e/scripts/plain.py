@@ -1,6 +1,8 @@
-"""A plain torchrun script that keeps no state: DDP over gloo, nothing of Holdfast."""
+"""A plain torchrun script that keeps no state: DDP over gloo, nothing of Holdfast.  It takes so
+many steps, or steps until a file is there."""
 
 import atexit
+import itertools
 import os
 import subprocess
 import sys
@@ -10,13 +12,13 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-STEPS, FAULT, AT = int(sys.argv[1]), (sys.argv[2:] or [""])[0], 6
+LAST, FAULT, AT = sys.argv[1], (sys.argv[2:] or [""])[0], 6
 dist.init_process_group("gloo")
 rank, restarts = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
 torch.manual_seed(0)
 model = DistributedDataParallel(torch.nn.Linear(32, 32))
 optimizer = torch.optim.AdamW(model.parameters())
-for step in range(STEPS):
+for step in range(int(LAST)) if LAST.isdecimal() else itertools.count():
     if FAULT == "slow-first" and rank == 1 and step == 0:
         time.sleep(float(sys.argv[3]))
     if rank == 1 and FAULT == "die-first":
@@ -49,9 +51,12 @@ for step in range(STEPS):
         if rank == 0:
             time.sleep(float(sys.argv[3]))
         dist.barrier()
-    dist.all_reduce(torch.ones(8))
+    ended = torch.full((8,), float(os.path.exists(LAST)))
+    dist.all_reduce(ended)  # all ranks end behind the same step
     time.sleep(0.05)
     print(f"step {step} rank {rank} restarts {restarts} pid {os.getpid()}", flush=True)
+    if ended.any():
+        break
 if FAULT == "upload" and rank == 1:
     atexit.register(time.sleep, float(sys.argv[3]))
 dist.destroy_process_group()
