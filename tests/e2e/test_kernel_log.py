@@ -189,9 +189,9 @@ def test_a_line_about_a_rank_restarts_it(tmp_path, kernel, runs: Runs) -> None:
         wait_for(lambda: {r["state"] for r in run.ranks().values()} == {"running"}, 30.0)
         assert run.ranks()[1]["pid"] != before[1]["pid"]
         of_run, of_node = sorted(
-            (one for one in run.incidents() if one["fault"] == "gpu_memory_error"),
-            key=lambda one: one["run"], reverse=True,
-        )
+            wait_for(lambda: len(found := [
+                one for one in run.incidents() if one["fault"] == "gpu_memory_error"]) == 2
+                and found), key=lambda one: one["run"], reverse=True)
         assert of_run["subject"] == "run/t/rank/1" and of_run["actions"]
         assert "XID 95 on GPU 0000:4e:00" in of_run["reason"]
         assert of_node["culprit"].endswith("; rank 1 of run t lived there")
