@@ -65,11 +65,13 @@ def test_exit_handlers_take_their_time_whatever_limit_steps_have(runs: Runs) -> 
 
 
 def test_an_evaluation_on_rank_0_is_suspected_and_taken_back(runs: Runs) -> None:
-    run = runs.script("plain.py", "40", "eval", "5")
+    end = runs.home / "end"
+    run = runs.script("plain.py", str(end), "eval", "5")
     run.at_step(6)
     suspicion(run)
     run.at_step(12)
     wait_for(lambda: [i for i in run.incidents() if i["state"] == "taken_back"], 10)
+    end.touch()
     assert run.wait() == 0, run.output
     assert "restarts 1" not in run.output
 
