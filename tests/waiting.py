@@ -29,13 +29,15 @@ async def until(
 
 
 def wait_for(
-    condition: Callable[[], Found], timeout_s: float = LIMIT_S, what: object = ""
+    condition: Callable[[], Found], timeout_s: float = LIMIT_S, what: object = "",
+    look_s: float = LOOK_S,
 ) -> Found:
-    """The same, for a test without a loop."""
+    """The same, for a test without a loop.  `look_s`: for a condition that costs what is waited
+    for the processor, as a question to a process that is starting does."""
     deadline_s = time.monotonic() + timeout_s
     while not (found := condition()):
         _look_at(deadline_s, what or repr(condition))
-        time.sleep(LOOK_S)
+        time.sleep(look_s)
     return found
 
 

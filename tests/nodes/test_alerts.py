@@ -90,8 +90,8 @@ def run(world: Alerted, count: int, nnodes: str) -> None:
 @pytest.mark.parametrize("world", [2], indirect=True)
 def test_an_alert_is_one_restart_whoever_of_two_nodes_receives_it(world: Alerted) -> None:
     run(world, 2, "2")
-    world.wait(lambda: len(world.places(1)) == 2 and world.leader() in (0, 1))
-    leader = world.leader()
+    world.all_places(1, 2)
+    leader = world.led_by()
     other = 1 - leader
     labels = {"run": world.name, "holdfast_runbook": "fabric_storm"}
 
@@ -120,9 +120,8 @@ def test_an_alert_is_one_restart_whoever_of_two_nodes_receives_it(world: Alerted
 def test_an_alert_about_a_node_is_acted_on_once_by_that_node(world: Alerted) -> None:
     """A storm of it, to two other nodes at once; then a drain without leave."""
     run(world, 3, "2")
-    world.wait(lambda: len(world.places(1)) == 2 and world.leader() >= 0)
-    there = set(world.places(1).values())
-    sick = min(there - {world.leader()})
+    there = set(world.all_places(1, 2).values())
+    sick = min(there - {world.led_by()})
     others = [number for number in range(3) if number != sick]
     name = world.nodes[sick].name
     labels = {"node": name, "instance": f"{world.nodes[others[0]].name}:9855",

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from .harness import Nodes
-from .worlds import World
+from .worlds import ANSWER_S, World
 
 STORE = 4  # the node that carries the store, and no rank
 GOES_ON_S = 30.0  # on two processors that a dozen processes share; alone it takes about two
@@ -33,7 +33,7 @@ def test_one_half_trains_on_the_other_waits_and_comes_back() -> None:
         world.start_store()
         world.train(range(4), "2:4", 4000, "micro_batches=12", "batch=1")
         world.wait(lambda: moves(world, {0, 1, 2, 3}, 1, 5))
-        leader = world.leader()
+        leader = world.led_by()
         mine = {leader, (leader + 1) % 4}
         theirs = {0, 1, 2, 3} - mine
 
@@ -49,8 +49,8 @@ def test_one_half_trains_on_the_other_waits_and_comes_back() -> None:
             time.sleep(0.2)
         world.wait(lambda: moves(world, mine, 2, step))
         for number in theirs:
-            reason = str(world.status(number).get("reason"))
-            assert reason.startswith(f"n{leader} leads the run, as the store shows"), world.said()
+            world.wait(lambda number=number: str(world.status(number).get("reason")).startswith(
+                f"n{leader} leads the run, as the store shows"), ANSWER_S)
 
         for a, b in itertools.product(mine, theirs):
             nodes.partition(a, b, on=False)

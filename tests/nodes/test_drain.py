@@ -31,10 +31,11 @@ def test_a_drained_nodes_ranks_go_to_the_spare_behind_a_proven_checkpoint() -> N
         world = World(nodes)
         world.start_store()
         world.train(range(3), 2, 100_000, "checkpoint.every=90000")
-        places = world.wait(lambda: len(places := world.places(1)) == 2 and places)
+        places = world.all_places(1, 2)
         world.wait(lambda: moves(world, set(places.values()), 1, 3))
         (spare,) = {0, 1, 2} - set(places.values())
-        gone = world.leader() if world.leader() in places.values() else places[1]
+        leader = world.led_by()
+        gone = leader if leader in places.values() else places[1]
         (stays,) = set(places.values()) - {gone}
         (pid,) = (rank["pid"] for rank in world.ranks(stays).values())
 

@@ -47,9 +47,9 @@ def test_it_holds_back_both_nodes_and_the_next_leader_and_ends_by_itself(world: 
     for number in (0, 1):
         world.launch(number, "run", "--nnodes", "2", "--nproc-per-node", "1", "--max-restarts",
                      "3", "--preload", "none", LOOPING, str(world.shared))
-    world.wait(lambda: len(world.places(1)) == 2 and world.leader() in (0, 1)
-               and len(list(world.shared.glob("*.json"))) == 2)
-    leader = world.leader()
+    world.all_places(1, 2)
+    world.wait(lambda: len(list(world.shared.glob("*.json"))) == 2)
+    leader = world.led_by()
     other = 1 - leader
     status = world.get(1, "/api/v1/status")
     assert status["now_wall_s"] - time.time() > OFF_S / 2, "its clock is not off"
@@ -85,7 +85,8 @@ def test_it_holds_back_both_nodes_and_the_next_leader_and_ends_by_itself(world: 
     world.wait(is_over, PAUSE_S + 60.0)
     took_s = time.monotonic() - begun_s
     assert PAUSE_S - 1.0 < took_s < PAUSE_S + 45.0, world.said()
-    world.wait(lambda: not any(world.get(number, "/api/v1/status")["fleet_paused"]
-                               for number in (0, 1)))
+    for number in (0, 1):
+        world.wait(lambda number=number: (
+            one := world.get(number, "/api/v1/status")) and not one["fleet_paused"])
     (world.shared / "end").write_text("")
     assert [world.processes[number].wait(60) for number in (0, 1)] == [0, 0], world.said()

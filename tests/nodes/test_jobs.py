@@ -16,7 +16,7 @@ from holdfast.agent.cli.client import Agent
 from holdfast.agent.cli.text import Failure
 
 from .harness import Nodes
-from .worlds import CLI, World
+from .worlds import ANSWER_S, CLI, World
 
 LOOPING = str(Path(__file__).with_name("looping.py"))
 USERS = {"alpha": 64101, "beta": 64102}
@@ -128,7 +128,7 @@ def story(cluster: Cluster) -> None:
     node, (_, pid) = sorted(alpha.items())[0]
     os.kill(pid, signal.SIGKILL)
     alpha = cluster.wait(lambda: cluster.whole("alpha", 2))
-    assert cluster.pids("beta") == beta
+    cluster.wait(lambda: cluster.pids("beta") == beta, ANSWER_S)  # once every agent answers
 
     # A member of the store dies that carries no lease of its own: nobody feels it, and a rank that
     # is lost then comes back.
@@ -136,7 +136,7 @@ def story(cluster: Cluster) -> None:
     cluster.etcd[2].wait()
     os.kill(sorted(beta.values())[0][1], signal.SIGKILL)
     beta = cluster.wait(lambda: cluster.whole("beta", 2))
-    assert cluster.pids("alpha") == alpha
+    cluster.wait(lambda: cluster.pids("alpha") == alpha, ANSWER_S)
 
     # The agent of a node with ranks of both or one of them dies: they train on, and are its again.
     number = int(node[1:])

@@ -40,10 +40,10 @@ def test_a_suspect_elsewhere_is_looked_at_and_every_agent_tells_of_it(world: Wor
     for number in range(3):
         world.launch(number, "run", "--nnodes", "2", "--nproc-per-node", "1", "--preload", "none",
                      LOOPING, str(world.shared))
-    world.wait(lambda: len(list(world.shared.glob("*.json"))) == 2 and world.leader() >= 0)
-    places = world.wait(lambda: len(places := world.places(1)) == 2 and places)
+    world.wait(lambda: len(list(world.shared.glob("*.json"))) == 2)
+    places = world.all_places(1, 2)
     (spare,) = {0, 1, 2} - set(places.values())
-    leader = world.leader()
+    leader = world.led_by()
     rank, there = next((r, n) for r, n in sorted(places.items()) if n != leader)
     os.kill(world.ranks(there)[rank]["pid"], signal.SIGSTOP)
 

@@ -94,9 +94,9 @@ def test_a_run_over_two_neighbouring_releases_goes_on_whoever_of_them_leads(node
     world.wait(lambda: min(world.step(number) for number in range(2)) >= 3)
     led = []
     for generation in (2, 3):
-        leader = world.leader()
+        leader = world.led_by()
         led.append(leader)
-        places = {number: rank for rank, number in world.places(generation - 1).items()}
+        places = {number: rank for rank, number in world.all_places(generation - 1, 2).items()}
         victim = world.ranks(1 - leader)[places[1 - leader]]["pid"]
         os.kill(victim, signal.SIGKILL)
         world.wait(lambda g=generation: [world.generation(n) for n in range(2)] == [g, g])
@@ -136,7 +136,7 @@ def test_a_release_that_is_no_neighbour_is_refused_by_name_and_nothing_is_done(
         log = next((nodes[number].home / "state").rglob("agent.log")).read_text()
         assert f"n2 {sentence}" in log and "Traceback" not in log, log
     far = f"speaks protocol {own} of agents, and this node {own + 2}: install the same release"
-    word = world.wait(lambda: world.get(2, "/api/v1/status")["refused_nodes"])
+    word = world.wait(lambda: (world.get(2, "/api/v1/status") or {}).get("refused_nodes"))
     assert all(f"{name} {far}" in word[name] for name in word) and set(word) <= {"n0", "n1"}, word
     # Nobody did anything to anybody: the same ranks, the same plan, nothing said of the node.
     begun_s = time.monotonic()

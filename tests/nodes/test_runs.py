@@ -92,10 +92,10 @@ def test_no_two_generations_of_a_script_compute_at_once(world: World) -> None:
     for number in range(3):
         world.launch(number, "run", "--nnodes", "2", "--nproc-per-node", "1", "--preload", "none",
                      LOOPING, str(folder))
-    world.wait(lambda: len(world.places(1)) == 2 and world.leader() >= 0)
-    places = world.places(1)
+    places = world.all_places(1, 2)
     (spare,) = {0, 1, 2} - set(places.values())
-    cut = next(number for number in places.values() if number != world.leader())
+    leader = world.led_by()
+    cut = next(number for number in places.values() if number != leader)
     (pid,) = (seen["pid"] for seen in world.ranks(cut).values())
     for other in {0, 1, 2} - {cut}:
         world.nodes.partition(cut, other)
@@ -114,7 +114,7 @@ def test_no_two_generations_of_a_script_compute_at_once(world: World) -> None:
 
 def cut_off(world: World, node: int, generation: int, one_way: bool) -> None:
     """The spare takes the node's place; once it is heard of again it has no ranks."""
-    (spare,) = {0, 1, 2, 3} - set(world.places(generation - 1).values())
+    (spare,) = {0, 1, 2, 3} - set(world.all_places(generation - 1, 3).values())
     if one_way:
         world.nodes.loss(node, 100)
     else:
@@ -137,7 +137,7 @@ def test_a_trainer_outlives_a_rank_a_frozen_leader_and_a_node(world: World) -> N
     pytest.importorskip("torch", reason="the trainer's extra is not installed")
     world.train(range(4), 3, STEPS)
     world.wait(lambda: max(world.step(number) for number in range(4)) >= 3)
-    places = world.places(1)
+    places = world.all_places(1, 3)
     assert sorted(places) == [0, 1, 2]
     pids = {rank: world.ranks(number)[rank]["pid"] for rank, number in places.items()}
 
@@ -150,7 +150,7 @@ def test_a_trainer_outlives_a_rank_a_frozen_leader_and_a_node(world: World) -> N
     assert now[0] == pids[0] and now[2] == pids[2] and now[1] != pids[1]
 
     # The leader's agent stands still: another leads, and he is fenced when he wakes up.
-    leader = world.leader()
+    leader = world.led_by()
     agent = world.agent_pid(leader)
     os.kill(agent, signal.SIGSTOP)
     world.wait(lambda: world.leader() not in (-1, leader), 30.0)
@@ -166,11 +166,11 @@ def test_a_trainer_outlives_a_rank_a_frozen_leader_and_a_node(world: World) -> N
     world.wait(lambda: not world.places(2))
 
     # Nothing that a node sends arrives; then nothing in either direction.
-    cut_off(world, world.places(3)[1], 4, one_way=True)
-    cut_off(world, world.places(4)[0], 5, one_way=False)
+    cut_off(world, world.all_places(3, 3)[1], 4, one_way=True)
+    cut_off(world, world.all_places(4, 3)[0], 5, one_way=False)
 
     # A node goes: known, named, and whoever is spare by now takes its place.
-    places = world.places(5)
+    places = world.all_places(5, 3)
     lost = places[2]
     (spare,) = {0, 1, 2, 3} - set(places.values())
     begun_s = time.monotonic()
@@ -186,7 +186,7 @@ def test_a_trainer_outlives_a_rank_a_frozen_leader_and_a_node(world: World) -> N
 
     # The same world on one node, and no fault: the same weights to the last bit.
     clean = world.nodes[spare].run(
-        [*CLI, "train", "--run", "clean",
+        [*CLI, "train", "--run", "clean", "--standby", "0",
          "--nproc-per-node", "3", f"work_dir={world.shared}/work",
          f"checkpoint.dir={world.shared}/clean", f"steps={STEPS}", *SMALL],
         {"PYTHONPATH": str(ROOT / ".types"), "OMP_NUM_THREADS": "1"}, timeout_s=240.0)

@@ -42,8 +42,9 @@ def test_a_stopped_agents_node_is_not_lost_and_one_that_is_cut_off_soon_is(world
     for number in range(4):
         world.launch(number, "run", "--nnodes", "4", "--nproc-per-node", "1", "--preload", "none",
                      LOOPING, str(world.shared))
-    world.wait(lambda: len(world.places(1)) == 4 and world.leader() >= 0)
-    stopped, cut = [number for number in range(4) if number != world.leader()][:2]
+    world.all_places(1, 4)
+    leader = world.led_by()
+    stopped, cut = [number for number in range(4) if number != leader][:2]
     os.kill(world.agent_pid(stopped), signal.SIGSTOP)
     still_s = time.monotonic() + STILL_S
 

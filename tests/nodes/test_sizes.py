@@ -73,7 +73,7 @@ def story(world: World) -> None:
     world.wait(lambda: moves(world, 4, 5))
 
     # Whoever leads loses power, and a member of the store with it.
-    leader = world.leader()
+    leader = world.led_by()
     assert leader in world.members
     begun_s = time.monotonic()
     world.power_off(leader)

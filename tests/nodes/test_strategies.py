@@ -56,7 +56,7 @@ def test_a_lost_rank_and_a_lost_node_leave_no_trace(strategy: str) -> None:
             world.launch(number, "train", "--nnodes", "4", "--standby", "0",
                          f"work_dir={world.shared}/work", *words)
         world.wait(lambda: max(map(world.step, range(NODES))) >= 5)
-        places = world.places(1)
+        places = world.all_places(1, 4)
         (spare,) = set(range(NODES)) - set(places.values())
         living = [number for number in range(NODES) if number != places[3]]
         os.kill(world.ranks(places[0])[0]["pid"], signal.SIGKILL)

@@ -24,6 +24,8 @@ from .harness import Node, Nodes
 ROOT = Path(__file__).resolve().parents[2]
 LEASE_S = 3.0
 CLI = (sys.executable, "-P", "-m", "holdfast.agent.cli")
+LOOK_S = 0.1  # from one round of questions to the next: two processors carry agents and ranks
+ANSWER_S = 30.0  # of a store or an agent that lives, on a machine that is busy
 LIMIT_S = 240.0  # of a start; CI's two processors import torch for every launcher one by one
 SMALL = (
     "batch=2", "micro_batches=3", "model_options.width=32", "model_options.layers=1",
@@ -130,6 +132,12 @@ class World:
         return {rank["rank"]: rank for rank in self.status(number).get("ranks", ())
                 if rank["state"] != "ended"}
 
+    def all_places(self, generation: int, world: int) -> dict[int, int]:
+        """`places` once every rank is heard of: an agent may be too busy to answer one question."""
+        found: dict[int, int] = self.wait(
+            lambda: len(found := self.places(generation)) == world and found)
+        return found
+
     def places(self, generation: int) -> dict[int, int]:
         """Rank -> node, of those that run this generation."""
         return {rank: number for number in self.processes
@@ -142,12 +150,19 @@ class World:
         return int(self.status(number).get("generation", 0))
 
     def leader(self) -> int:
-        """Whose lease it is, by the store; -1 for nobody's."""
+        """Whose lease it is, by the store; -1 for nobody's, and never because it was late."""
         asked = next(number for number in self.members if self.etcd[number].poll() is None)
-        said = self.nodes[asked].run(
-            ["etcdctl", "--endpoints", f"{self.nodes[asked].address}:2379", "get",
-             f"/holdfast/main/lease/{self.name}"], {"ETCDCTL_API": "3"}).stdout
-        return next((node.number for node in self.nodes if f'"node":"{node.name}"' in said), -1)
+        words = ["etcdctl", "--endpoints", f"{self.nodes[asked].address}:2379", "get",
+                 f"/holdfast/main/lease/{self.name}"]
+        done = self.wait(lambda: (one := self.nodes[asked].run(words, {"ETCDCTL_API": "3"}))
+                         and not one.returncode and one, ANSWER_S)
+        return next((node.number for node in self.nodes
+                     if f'"node":"{node.name}"' in done.stdout), -1)
+
+    def led_by(self) -> int:
+        """`leader`, once there is one."""
+        (found,) = self.wait(lambda: [one for one in [self.leader()] if one >= 0])
+        return int(found)
 
     def documents(self) -> dict[str, str]:
         """The plans and what is written of nodes, as the store has them."""
@@ -174,7 +189,7 @@ class World:
         return "\n".join(texts)
 
     def wait(self, condition: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
-        return wait_for(condition, limit_s, self.said)
+        return wait_for(condition, limit_s, self.said, LOOK_S)
 
     def agent_pid(self, number: int) -> int:
         """Of the agent that this node's launcher has started."""
