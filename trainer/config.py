@@ -166,10 +166,14 @@ class PipelineOptions(Options):
             found.append(f"fewest = {self.fewest}: set at most stages = {self.stages}, or 0")
         return found
 
-    def stages_of(self, ranks: int) -> int:
-        """The most stages that a world of so many ranks can have; 0 = it cannot be laid out."""
+    def stages_of(self, ranks: int, micro_batches: int) -> int:
+        """The most stages that a world of so many ranks can have; 0 = it cannot be laid out.  With
+        fewer of them there are more pipelines, and each wants a micro-batch (0 = as many as there
+        are ranks)."""
         some = range(self.stages, (self.fewest or self.stages) - 1, -1)
-        return next((one for one in some if ranks and ranks % (one * self.group) == 0), 0)
+        most = micro_batches or ranks
+        return next((one for one in some if ranks and ranks % (one * self.group) == 0
+                     and (one == self.stages or ranks // one <= most)), 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,7 +288,7 @@ class Config(Options):
 
     def fits(self, ranks: int) -> bool:
         """Where `fewer`: whether a world of so many can be laid out."""
-        return self.pipeline.stages_of(ranks) > 0
+        return self.pipeline.stages_of(ranks, self.micro_batches) > 0
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -188,7 +188,7 @@ class Pipeline:
     def _stages(self, world: int) -> int:
         """In this world.  Raises ConfigError for one that cannot be laid out."""
         options = self.options
-        if found := options.stages_of(world):
+        if found := options.stages_of(world, self.setup.config.micro_batches):
             return found
         copies, left = divmod(world, options.stages)
         if left:

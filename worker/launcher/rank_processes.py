@@ -274,7 +274,7 @@ class RankProcesses:
         self.permit_ns = command.permit_ns
         self.store = self.fetch_store(command)
         present = {command.ranks[p.local_rank]: p for p in self.living() if p.rank >= 0}
-        self.carry_snapshots({p.rank: number for number, p in present.items()})
+        self.carry_snapshots({p.rank: number for number, p in present.items()}, command.ranks)
         for number in command.ranks:
             self.seat_rank(number, present.get(number), command)
         if old_store is not None:
@@ -283,10 +283,11 @@ class RankProcesses:
         self.standby_at_s = time.monotonic() + STANDBY_DELAY_S
         return True
 
-    def carry_snapshots(self, became: Dict[int, int]) -> None:
-        """Of a node whose ranks have other numbers now: each process goes on writing to its own."""
+    def carry_snapshots(self, became: Dict[int, int], ranks: Tuple[int, ...]) -> None:
+        """Of a node whose ranks have other numbers now: each process goes on writing to its own,
+        and what nobody here writes to any more is let go."""
         if all(old == new for old, new in became.items()):
-            return
+            became = {number: number for number in ranks}
         for number in [number for number in self.snapshots if number not in became]:
             os.close(self.snapshots.pop(number))
         self.snapshots = {became[number]: fd for number, fd in self.snapshots.items()}

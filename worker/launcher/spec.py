@@ -372,7 +372,12 @@ def unit_of(
     ranks, why = settings.together if settings is not None and many > 1 else (1, "")
     needed = ranks // math.gcd(ranks, nproc)
     if needed > 1 and settings.fewer:
+        whole = needed
         needed = least_unit(lambda nodes: settings.fits(nodes * nproc), needed, few, many)
+        if needed == whole and few < many:
+            print("holdfast train: fewer stages have no effect with --nnodes %s and %d rank(s) a "
+                  "node: worlds in between cannot be laid out; %d nodes live and move together" % (
+                      options.nnodes, nproc, needed), file=sys.stderr)
     if options.unit % needed:
         fail("--unit %d: %s on nodes of %d rank(s) wants a multiple of %d: set that, or leave "
              "--unit out" % (options.unit, why, nproc, needed))

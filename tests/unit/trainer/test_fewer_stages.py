@@ -94,7 +94,15 @@ def check_steps(launcher):
 def test_a_world_has_as_many_stages_as_it_can_be_cut_into(settings, ranks, stages):
     words = (f"pipeline.{key}={value}"
              for key, value in zip(("stages", "fewest", "group"), settings))
-    assert config("/nowhere", *words).pipeline.stages_of(ranks) == stages
+    assert config("/nowhere", *words).pipeline.stages_of(ranks, 0) == stages
+
+
+@pytest.mark.parametrize(("ranks", "micro_batches", "stages"), [
+    (4, 2, 2), (3, 2, 0), (3, 3, 1), (2, 1, 2), (1, 1, 1), (6, 2, 2)])
+def test_fewer_stages_make_no_more_pipelines_than_there_are_micro_batches(
+        ranks, micro_batches, stages):
+    options = config("/nowhere", "pipeline.stages=2", "pipeline.fewest=1").pipeline
+    assert options.stages_of(ranks, micro_batches) == stages
 
 
 def test_fewer_stages_are_the_same_tables_best_cut_and_told():

@@ -191,6 +191,18 @@ def test_a_node_whose_ranks_have_other_numbers_keeps_its_processes(trainer):
     assert second.folder.endswith("/rank-7")
 
 
+def test_a_node_whose_ranks_are_all_new_ones_lets_the_old_ones_memory_go(trainer):
+    for one in (trainer.ranks.by_rank()[rank] for rank in (0, 1)):
+        trainer.ranks.on_packet(one, {"t": "snapshot", "nbytes": 64})
+        trainer.lose(one)
+    held = list(trainer.ranks.snapshots.values())
+    trainer.ranks.begin(command(2, ranks=(6, 7)))
+    assert trainer.ranks.snapshots == {} and len(held) == 2
+    places = [f"/proc/self/fd/{file}" for file in held]
+    assert not any(os.path.lexists(place) and "holdfast-snapshot" in os.readlink(place)
+                   for place in places)
+
+
 def test_an_order_to_park_ends_nobody_and_is_answered_once_all_have(trainer):
     told = orders(trainer)
     ranks = [trainer.ranks.by_rank()[rank] for rank in (0, 1)]

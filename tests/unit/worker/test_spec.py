@@ -393,6 +393,8 @@ def test_a_pipeline_that_may_have_fewer_stages_shrinks_by_fewer_nodes(capsys, no
     found = spec.parse("train", ["--run", "r", "--nnodes", nodes, "--nproc-per-node", "1", *words],
                        {})
     assert found.unit == unit
+    told = "fewer stages have no effect with --nnodes" in capsys.readouterr().err
+    assert told == (unit == 4 and nodes != "4" and fewest == 3)
     # A multiple of it is a person's to ask for; four nodes at most are needed in any case.
     assert spec.parse("train", ["--run", "r", "--nnodes", nodes, "--nproc-per-node", "1",
                                 "--unit", "4", *words], {}).unit == 4
