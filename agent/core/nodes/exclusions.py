@@ -6,7 +6,7 @@ leads a run there; an operator's request by any member that was asked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import msgspec
 
@@ -225,18 +225,39 @@ def too_many(
 ) -> tuple[bool, str]:
     """(True = no further node is excluded for a fault now, why): whatever the faults, a fleet that
     loses nodes that fast has one cause, or a detector that errs."""
-    settings, docs = ctx.settings, ctx.observed.store.docs
-    since_s = ctx.now.wall_s - settings.exclude_window_s
-    out = {name for name, _ in docs.of(NODE)
-           if any(at_s > since_s for at_s in docs.decoded(
-               node_subject(name), members.read_node).strikes)}
+    since_s = ctx.now.wall_s - ctx.settings.exclude_window_s
+    out = {name for at_s, name in _strikes(ctx) if at_s > since_s}
     out |= {name for name, doc in wanted.items() if doc.excluded and doc.fault}
-    fleet = len(fleet_nodes(ctx.view.node, ctx))
+    why = "" if node in out else _beyond_share(ctx, len(out))
+    return bool(why), why
+
+
+def surplus(ctx: Context, node: str) -> str:
+    """Why this node, whose exclusion stands in the store, is one too many; "" when it is not.
+    Each node finds the same order in the documents, whatever its own clock says."""
+    strikes = sorted(_strikes(ctx))
+    own = max((one for one in strikes if one[1] == node), default=(0.0, node))
+    since_s = own[0] - ctx.settings.exclude_window_s
+    before = {one[1] for one in strikes if one[0] > since_s and one < own} - {node}
+    return _beyond_share(ctx, len(before))
+
+
+def _strikes(ctx: Context) -> Iterator[tuple[float, str]]:
+    """(wall_s, node) of the exclusions for faults that the store knows of."""
+    docs = ctx.observed.store.docs
+    for name, _ in docs.of(NODE):
+        for at_s in docs.decoded(node_subject(name), members.read_node).strikes:
+            yield at_s, name
+
+
+def _beyond_share(ctx: Context, out: int) -> str:
+    """Why none may follow so many nodes that were excluded; "" when one may."""
+    settings, fleet = ctx.settings, len(fleet_nodes(ctx.view.node, ctx))
     most = max(settings.breaker_nodes - 1, int(settings.exclude_fraction * fleet))
-    if node in out or len(out) < most:
-        return False, ""
-    return True, (f"{len(out)} of {fleet} nodes were excluded for faults within "
-                  f"{settings.exclude_window_s / 60.0:g} min, {most} may be")
+    if out < most:
+        return ""
+    return (f"{out} of {fleet} nodes were excluded for faults within "
+            f"{settings.exclude_window_s / 60.0:g} min, {most} may be")
 
 
 def held_back(

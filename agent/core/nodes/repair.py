@@ -51,6 +51,7 @@ from .kernel_incidents import KernelIncidents, Watched
 
 GPU = re.compile(r"gpu/([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2})")  # of a line's subject
 SETTLE_S = 15.0  # after an incident opened: the driver's own instruction follows its fault
+SEEN_S = 3.0  # a step and the store's delay: who did not see this node's document wrote its own
 DRAIN_S = 120.0  # in which runs end by themselves; a rank that hangs in its device never does
 REFUSED = "refused:"  # how the error of an order begins that never left the agent
 RAN = "carried out:"  # and of one whose program was run, and did not do it
@@ -89,6 +90,7 @@ class Repairs:
         self, name: str, memory: RepairMemory, kernel: KernelIncidents, checks: CheckRuns
     ) -> None:
         self.name, self.memory, self.kernel, self.checks = name, memory, kernel, checks
+        self.stands: tuple[int, float] = (0, 0.0)  # version of this node's document, seen since
 
     def step(
         self, ctx: Context, cases: Mapping[str, RunCase], paused: str,
@@ -235,7 +237,8 @@ class Repairs:
         if ctx.observed.gate.closed:
             return f"waits, for no order can leave: {ctx.observed.gate.closed}"
         if not ctx.settings.single_node:
-            return (self._foreign_words(ctx, item) or self._out_of_service(ctx, item, wanted)
+            return (self._foreign_words(ctx, item)
+                    or self._out_of_service(ctx, item, action, wanted)
                     or self._left(ctx, item, action, cases))
         return self._running(ctx, item, action, cases)
 
@@ -263,20 +266,17 @@ class Repairs:
         going = sorted(view.run for view in views)
         if not going:
             return ""
-        named = _some(going)
-        ends = action == item.action and not item.patient
-        if not ends and self._hangs(ctx, item, [cases.get(run) for run in going]):
+        waits = _spared(item, action, going)
+        if waits and self._hangs(ctx, item, [cases.get(run) for run in going]):
             return ""  # a reset fails for it, and no other end of it is to be had
-        if action == item.action and item.patient:
-            return f"waits while {named} goes on: the driver lets it come to its end"
-        if not ends:
-            return f"waits while {named} goes on: nothing but the runbook asks for it"
+        if waits:
+            return waits
         late = self._is_late(ctx, item)
         for run in going:
             case = cases.get(run)
             if case is not None and not case.state.held.drain:
                 case.operator.drain(self._drained(item))
-        return "" if late else f"waits until {named} has ended"
+        return "" if late else f"waits until {_some(going)} has ended"
 
     def _is_late(self, ctx: Context, item: Watched) -> bool:
         """Whether the runs here had their time to end; it begins when this is asked first."""
@@ -289,7 +289,7 @@ class Repairs:
         return not since_s <= ctx.now.boot_s <= since_s + DRAIN_S
 
     def _out_of_service(
-        self, ctx: Context, item: Watched, wanted: dict[str, members.NodeDoc]
+        self, ctx: Context, item: Watched, action: str, wanted: dict[str, members.NodeDoc]
     ) -> str:
         """Among many nodes the document of this one grants the order: it is taken out of service
         first, behind the breaker of the fleet, by who leads its runs or by itself."""
@@ -298,11 +298,12 @@ class Repairs:
             return "waits for the store, in which this node is taken out of service first"
         doc = store.docs.decoded(self._subject(), members.read_node)
         if doc.excluded:
-            return "waits until this node is drained" if doc.draining else ""
+            return "waits until this node is drained" if doc.draining else self._granted(ctx, doc)
         works = sorted(view.run for view in ctx.observed.runs
                        if exclusions.works_on(self.name, view, ctx))
-        if item.patient and works:
-            return f"waits while {_some(works)} goes on: the driver lets it come to its end"
+        waits = _spared(item, action, works)
+        if waits:
+            return waits
         if self.name not in wanted:
             is_open, why = exclusions.held_back(ctx, fault, self.name, wanted)
             if is_open:
@@ -310,6 +311,19 @@ class Repairs:
             wanted[self.name] = exclusions.struck(
                 ctx, self.name, fault, item.incident.reason, self.name)
         return "waits until this node is out of service"
+
+    def _granted(self, ctx: Context, doc: members.NodeDoc) -> str:
+        """Of nodes that were excluded in one moment none saw the others in time.  An exclusion can
+        be taken back and a reboot cannot: so they are counted once more, when all are seen."""
+        version = ctx.observed.store.docs.get(self._subject()).version
+        if self.stands[0] != version:
+            self.stands = (version, ctx.now.boot_s)
+        if not doc.fault:
+            return ""
+        if ctx.now.boot_s - self.stands[1] < SEEN_S:
+            return "waits for the documents of other nodes"
+        why = exclusions.surplus(ctx, self.name)
+        return f"held: {why}: a person releases it" if why else ""
 
     def _left(
         self, ctx: Context, item: Watched, action: str, cases: Mapping[str, RunCase]
@@ -446,6 +460,15 @@ def _wanted(instructed: str, book: Runbook, was_reset: bool) -> tuple[str, ...]:
     if instructed != RESET_GPU or not was_reset:
         return (instructed,)
     return ladder.behind(book, RESET_GPU)
+
+
+def _spared(item: Watched, action: str, going: list[str]) -> str:
+    """Why these runs are waited for; "" where the driver's instruction ends them, or none is."""
+    if not going or (action == item.action and not item.patient):
+        return ""
+    why = ("the driver lets it come to its end" if action == item.action
+           else "nothing but the runbook asks for it")
+    return f"waits while {_some(going)} goes on: {why}"
 
 
 def _address(item: Watched) -> str:

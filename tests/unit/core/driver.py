@@ -293,6 +293,8 @@ class Cluster:
         self.lost: set[str] = set()  # as the edge's failure detectors say
         self.deaf: set[str] = set()  # their agents have heard of no other yet
         self.fatal: dict[str, str] = {}
+        self.part: dict[str, str] = {}  # of a node, of which its fault is; else the node itself
+        self.wants: dict[str, str] = {}  # node -> what the driver instructs
         self.heard: dict[tuple[str, str], Beat] = {}  # as they were sent
         self.at_s: dict[tuple[str, str], float] = {}  # when, by the store's clock
         self.sides: tuple[str, ...] = ()  # who hears whom; () = all hear all
@@ -355,6 +357,7 @@ class Cluster:
     def _kernel_log(self, name: str) -> tuple[Event, ...]:
         fault = self.fatal.get(name, "")
         return (Event("host", fault, "hardware", "watch", "fatal", fault, fault=fault,
+                      subject=self.part.get(name, ""), action=self.wants.get(name, ""),
                       cursor=1),) if fault else ()
 
     def run(self, seconds: float) -> None:

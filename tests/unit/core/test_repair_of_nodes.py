@@ -12,7 +12,8 @@ from holdfast.agent.core.run.members import read_node
 from .driver import Cluster, Lab
 from .test_kernel import BOOKS
 
-FAULT = "gpu_fell_off_bus"  # its runbook: excluded, then rebooted
+FAULT = "gpu_fell_off_bus"  # its runbook: its ranks begin anew, then it is rebooted
+WAITS = "reboot_node: allowed, waits while r goes on: nothing but the runbook asks for it"
 
 
 def fleet(names: str = "abcd", nnodes: int = 2, grade: str = "trainer", **settings: object
@@ -83,9 +84,72 @@ def test_ranks_that_stay_are_waited_for() -> None:
     lab = cluster.labs["b"]
     cluster.fatal["b"] = FAULT
     cluster.run(SETTLE_S + DRAIN_S + 60)
-    assert read_node(cluster.docs["node/b"]).excluded
     assert not orders(lab)
-    assert said(lab) == "reboot_node: allowed, waits until the ranks of r are elsewhere"
+    assert said(lab) == WAITS
+
+
+def of_another_gpu(names: str, wants: str) -> Cluster:
+    """A run uses GPU 0 of each node alone, and GPU 1 of b fails."""
+    cluster = fleet(names, alone=len(names) == 2)
+    for lab in cluster.labs.values():
+        lab.view = replace(lab.view, visible=(("nvidia", "0"),))
+        lab.samples = tuple(
+            ("accelerator_info", f"vendor=nvidia,device={n},pci=00000000:{n}E:00.0,uuid=GPU-{n}",
+             1.0, 0.0) for n in range(2))
+    cluster.part["b"], cluster.wants["b"] = "gpu/0000:1e:00", wants
+    cluster.fatal["b"] = FAULT
+    return cluster
+
+
+@pytest.mark.parametrize("names", ["abc", "ab"])
+def test_a_run_that_the_fault_does_not_touch_is_neither_moved_nor_ended_for_a_rung(
+    names: str
+) -> None:
+    cluster = of_another_gpu(names, "")
+    lab, before = cluster.labs["b"], cluster.plan()
+    cluster.run(SETTLE_S + DRAIN_S + 30)
+    assert said(lab) == WAITS
+    assert "node/b" not in cluster.docs and cluster.plan() == before
+    assert not any(one.finishes() for one in cluster.labs.values())
+    for one in cluster.labs.values():
+        one.view = replace(one.view, state="done", ranks=())
+    del cluster.docs["run/r"]
+    cluster.run(SETTLE_S)
+    assert orders(lab) == ["reboot"], "once the run is over"
+
+
+def test_on_the_drivers_instruction_such_a_run_goes_elsewhere() -> None:
+    cluster = of_another_gpu("abc", "reboot_node")
+    lab = cluster.labs["b"]
+    for _ in range(60):
+        leaves(cluster, "b")
+        cluster.step()
+    assert {node for _, node in cluster.plan().ranks} == {"a", "c"}
+    assert orders(lab) == ["reboot"]
+
+
+@pytest.mark.parametrize("late", ["", "ef"])
+def test_nodes_that_exclude_themselves_in_one_moment_do_not_all_reboot(late: str) -> None:
+    """None of them sees the others' documents before it has decided on its own; `late`: whose is
+    refused at first, and written again."""
+    cluster = fleet("abcdefgh", exclude_window_s=120.0)
+    sick = {name: cluster.labs[name] for name in "efgh"}
+    for name, lab in sick.items():
+        lab.view = replace(lab.view, state="done")
+        cluster.fatal[name] = FAULT if name in "ef" else "host_kernel_crash"
+        lab.refuse_puts = int(name in late)
+    cluster.run(SETTLE_S + 20)
+    assert all(read_node(cluster.docs[f"node/{name}"]).excluded for name in sick)
+    assert [name for name, lab in sick.items() if orders(lab)] == ["e", "f"]
+    (last,) = sick["h"].decision.incidents
+    assert last.would_have == (
+        "reboot_node: allowed, held: 3 of 8 nodes were excluded for faults within 2 min, 2 may be: "
+        "a person releases it")
+    cluster.run(150)
+    assert not orders(sick["g"]) and not orders(sick["h"]), "not all together later on"
+    sick["g"].requests = (Request("q", "release_node", "node/g", "looked at"),)
+    cluster.run(10)
+    assert orders(sick["g"]) == ["reboot"] and not orders(sick["h"])
 
 
 @pytest.mark.parametrize("held", ["breaker", "too many", "store", "paused", "few"])
