@@ -68,6 +68,7 @@ class RunSession:
             state=levels.state, max_restarts=hello.max_restarts, hang_limit_s=hello.hang_limit_s,
             ranks=tuple(ranks), commits=levels.commits[-COMMITS_MAX:], snapshot=levels.snapshot,
             shutdown=levels.shutdown, connected=self.connection is not None,
+            gone=self._gone(),
             startup_s=levels.startup_s, compiling=levels.compiling, keep=max(0, levels.keep),
             checkpoint_dir=levels.checkpoint_dir or hello.checkpoint_dir,
             logs=levels.logs is not None, registered_boot_s=self.registered_boot_s,
@@ -78,6 +79,12 @@ class RunSession:
             unit=hello.unit, mixed=hello.mixed, gang_limit_s=hello.gang_limit_s,
             node_rank=hello.node_rank,
         )
+
+    def _gone(self) -> bool:
+        """Whether nothing of it lives here any more; ranks may outlive their launcher."""
+        pids = (self.pid, *(rank.pid for rank in self.levels.ranks if rank.state != "ended"))
+        return self.connection is None and not any(
+            procfs.process_alive(pid, self._proc) for pid in pids)
 
     def _suspended(self) -> bool:
         """Whether the launcher itself stands still: stopped by a signal, or frozen with its cgroup.

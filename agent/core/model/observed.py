@@ -152,6 +152,7 @@ class RunView(Value, frozen=True):
     keep: int = 0  # valid checkpoints the job wants kept; 0 = the configuration's number
     shutdown: str = ""  # "" | preempted | interrupted | drained: the launcher was asked to end
     connected: bool = True
+    gone: bool = False  # its launcher and its ranks are dead: it is only kept to be seen
     startup_s: float = 0.0  # first start -> first finished step, 0 unknown
     logs: bool = False  # its launcher has a child that reads the ranks' logs
     suspended: bool = False  # its launcher stands still: stopped, or its cgroup is frozen

@@ -43,7 +43,8 @@ def holder(ctx: Context) -> Holder | None:
     view, asked = ctx.view, set(ctx.view.devices)
     if not asked:
         return None
-    here = [one for one in ctx.observed.runs if one.run != view.run and one.state != "done"]
+    here = [one for one in ctx.observed.runs
+            if one.run != view.run and one.state != "done" and not one.gone]
     for other in sorted(here, key=lambda one: one.run):
         shared = tuple(one for one in other.devices if one in asked)
         if shared and _goes_before(ctx, other, view):

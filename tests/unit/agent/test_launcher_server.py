@@ -152,6 +152,45 @@ def test_a_second_launcher_of_a_run_is_refused_while_the_first_lives(agent, tmp_
     serve(scenario, agent, tmp_path)
 
 
+@contextlib.contextmanager
+def ended_with_us(command):
+    with subprocess.Popen(command) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def test_a_killed_launchers_run_is_gone_once_its_ranks_are_too(agent, tmp_path):
+    code = (
+        "import socket,sys;s=socket.socket(socket.AF_UNIX,socket.SOCK_SEQPACKET);"
+        "s.connect(sys.argv[1])\n"
+        "for one in sys.argv[2:]: s.send(one.encode())\n"
+        "while s.recv(65536): pass"
+    )
+
+    async def scenario(daemon, node, launch):
+        def shown():
+            return node.seen[-1].runs[0] if node.seen and node.seen[-1].runs else None
+
+        with ended_with_us(["sleep", "600"]) as rank:
+            hello = {"t": "hello", "run": "demo", "protocol": 1, "nproc": 2}
+            levels = {"t": "levels", "n": 1, "generation": 1, "state": "running",
+                      "ranks": [rank_level(0, rank.pid), rank_level(1, 0, state="ended")]}
+            with ended_with_us([
+                    sys.executable, "-c", code, str(tmp_path / "run" / "agent.sock"),
+                    json.dumps(hello), json.dumps(levels)]) as launcher:
+                await until(lambda: shown() and shown().connected)
+                assert not shown().gone
+                launcher.kill()
+            await until(lambda: not shown().connected)
+            assert not shown().gone and shown().ranks[0].state == "running"
+            rank.kill()
+        await until(lambda: shown().gone)
+
+    serve(scenario, agent, tmp_path)
+
+
 def test_a_private_agent_serves_its_run_alone_and_ends_with_it(agent, tmp_path):
     async def scenario(daemon, node, launch):
         other = launch(run="other")

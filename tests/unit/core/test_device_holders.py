@@ -153,6 +153,23 @@ def test_behind_an_agents_restart_the_launchers_that_are_on_their_way_back_are_w
     assert one.view.state == "running"
 
 
+def test_a_run_of_which_nothing_lives_any_more_keeps_nobody_waiting() -> None:
+    """Its launcher was killed, and its last levels say that it computes."""
+    dead = replace(computing(), connected=False, gone=True)
+    one = lab(dead)
+    plan = Plan("q", 1, ("a",), ((0, "a"),), Resume("own"), "test")
+    one.docs["run/q"] = Doc("run/q", 1, msgspec.json.encode(plan))
+    one.settle()
+    assert one.view.state == "running" and one.incidents == {}
+
+
+def test_ranks_that_outlive_their_launcher_keep_their_devices() -> None:
+    one = lab(replace(computing(), connected=False))
+    one.step(1.0)
+    one.settle()
+    assert one.view.state == "idle" and "run q (uid 1001) has it" in said(one)
+
+
 def test_a_node_that_is_spare_for_another_run_is_free() -> None:
     one = lab(replace(waiting("q", 99.0)))
     plan = Plan("q", 1, ("z",), ((0, "z"),), Resume("own"), "test", spares=("a",))
