@@ -9,34 +9,41 @@ from __future__ import annotations
 
 import glob
 import os
-from typing import List, Mapping, Tuple
+from typing import List, Mapping, NamedTuple
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 DEVICES_MAX = 64
 READ_MAX = 4096
 
 
+class Gpu(NamedTuple):
+    address: str
+    uuid: str
+    whole: bool  # not cut into parts (MIG), of which each may be another job's
+
+
 def taken(environ: Mapping[str, str], nproc: int, root: str = "") -> List[str]:
-    """Of the first `nproc` that the environment lets be seen, one a rank.  What is no whole GPU, as
-    a part of one, is nobody's."""
+    """Of the first `nproc` that the environment lets be seen, one a rank.  Where it names none, and
+    there are more than ranks, the job may choose any by an argument: none is claimed.  What is no
+    whole GPU, as a part of one, is nobody's."""
     known = openable(root)
     listed = environ.get(VISIBLE)
     if listed is None:
-        return [address for address, _ in known][:nproc]
-    found = []
+        return [one.address for one in known if one.whole] if nproc >= len(known) else []
+    found: List[Gpu] = []
     for word in (one.strip() for one in listed.split(",")):
         if word.isdigit():
-            same = [address for address, _ in known[int(word):int(word) + 1]]
+            same = known[int(word):int(word) + 1]
         else:
-            same = [address for address, uuid in known if len(word) > 4 and uuid.startswith(word)]
+            same = [one for one in known if len(word) > 4 and one.uuid.startswith(word)]
         if word == "-1" or word.isdigit() and not same:
             break  # CUDA sees none behind one that is not there
         found += same[:1]
-    return found[:nproc]
+    return [one.address for one in found[:nproc] if one.whole]
 
 
-def openable(root: str = "") -> List[Tuple[str, str]]:
-    """(address, uuid) of each GPU that this process may open, in the order of their addresses."""
+def openable(root: str = "") -> List[Gpu]:
+    """Each GPU that this process may open, in the order of their addresses."""
     found = []
     for path in sorted(glob.glob(root + "/proc/driver/nvidia/gpus/*/information"))[:DEVICES_MAX]:
         try:
@@ -50,5 +57,6 @@ def openable(root: str = "") -> List[Tuple[str, str]]:
         # A cgroup's list of devices, and a container's, counts for this question as for opening.
         if minor.isdigit() and os.access("%s/dev/nvidia%s" % (root, minor), os.R_OK | os.W_OK):
             address = os.path.basename(os.path.dirname(path))
-            found.append((address, fields.get("GPU UUID", "")))
+            parts = "%s/proc/driver/nvidia/capabilities/gpu%s/mig/gi*" % (root, minor)
+            found.append(Gpu(address, fields.get("GPU UUID", ""), not glob.glob(parts)))
     return found

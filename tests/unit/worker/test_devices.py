@@ -25,7 +25,8 @@ def root(tmp_path):
 
 
 @pytest.mark.parametrize(("listed", "nproc", "numbers"), [
-    (None, 8, (0, 1, 2, 3)), (None, 2, (0, 1)), ("", 4, ()), ("-1", 4, ()),
+    (None, 8, (0, 1, 2, 3)), (None, 4, (0, 1, 2, 3)), ("", 4, ()), ("-1", 4, ()),
+    (None, 3, ()), (None, 1, ()),  # any of them, as the job may choose by an argument
     ("2,3", 4, (2, 3)), ("3, 0", 4, (3, 0)), ("2,3", 1, (2,)), ("1,-1,2", 4, (1,)),
     ("1,7,2", 4, (1,)), ("GPU-25f3a1c2-0d7b,GPU-0", 4, (2, 0)),
     ("MIG-25f3a1c2-0d7b", 1, ()), ("GPU-", 1, ()), ("none", 4, ()),
@@ -49,3 +50,13 @@ def test_a_node_without_a_driver_or_with_one_that_tells_nothing_has_none(tmp_pat
         path = tmp_path / "proc/driver/nvidia/gpus" / address / "information"
         path.write_bytes(b"\xff\x00Device Minor: x\n" * 1000)
     assert devices.taken({}, 8, root) == []
+
+
+def test_a_gpu_that_is_cut_in_parts_is_nobodys_whoever_was_given_one(root, tmp_path):
+    """A container's runtime hands over a part with its GPU, and names neither in CUDA's list."""
+    parts = tmp_path / "proc/driver/nvidia/capabilities/gpu0/mig"  # of 0000:4e:00.0
+    parts.mkdir(parents=True)
+    assert devices.taken({}, 8, root) == ADDRESSES  # as where no part was made of it
+    (parts / "gi3").mkdir()
+    assert devices.taken({}, 4, root) == [ADDRESSES[number] for number in (0, 2, 3)]
+    assert devices.taken({"CUDA_VISIBLE_DEVICES": "1,2"}, 2, root) == [ADDRESSES[2]]
