@@ -16,7 +16,8 @@ from ..run.state import Context
 
 COMPUTES, PLANNED, ASKS, SPARE = range(4)  # how a run stands to the devices of this node
 # Of two that have both waited so long the name decides: each may have come first on one of the
-# nodes that both need.  A run that has its nodes is planned within this.
+# nodes that both need.  A run that has begun is not one of them: it keeps the nodes of its plan,
+# also while it waits for another.
 TURN_S = 30.0
 BACK_S = 5.0  # in which the launchers of an agent that has just begun are back
 NAMED_MAX = 4  # devices that a reason names
@@ -73,7 +74,7 @@ def _goes_before(ctx: Context, other: RunView, view: RunView) -> bool:
     if theirs != own or own in (COMPUTES, SPARE):
         return theirs < own
     waited_s = ctx.now.boot_s - max(other.registered_boot_s, view.registered_boot_s)
-    if own == PLANNED or waited_s >= TURN_S:
+    if own == PLANNED or waited_s >= TURN_S and not ctx.settings.single_node:
         return other.run < view.run
     return (other.registered_boot_s, other.run) < (view.registered_boot_s, view.run)
 

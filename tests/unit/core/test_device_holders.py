@@ -52,9 +52,9 @@ def waiting(run: str, came_s: float) -> RunView:
     return RunView(run, "a", "script", 1, registered_boot_s=came_s, devices=GPUS)
 
 
-def lab(*others: RunView, **view: object) -> Shared:
+def lab(*others: RunView, settings: Settings | None = None, **view: object) -> Shared:
     view = {"devices": GPUS[1:], "registered_boot_s": 100.0, **view}
-    made = Shared("script", 1, **view)  # type: ignore[arg-type]
+    made = Shared("script", 1, settings, **view)  # type: ignore[arg-type]
     made.others = others
     return made
 
@@ -122,10 +122,19 @@ def test_of_two_that_wait_the_first_is_first(run: str, came_s: float, starts: bo
 @pytest.mark.parametrize(("run", "starts"), [("q", False), ("z", True)])
 def test_of_two_that_have_waited_long_the_one_of_the_lower_name_is(run: str, starts: bool) -> None:
     """Each may have come first on one of the nodes that both need: all nodes decide alike."""
-    one = lab(waiting(run, 99.0))
+    one = lab(waiting(run, 99.0), settings=Settings(single_node=False))
     for _ in range(int(TURN_S) + 6):
         one.step(1.0)
     assert (one.view.state == "running") is starts
+
+
+def test_on_one_node_alone_who_came_first_stays_first_however_long_both_wait() -> None:
+    one = lab(waiting("q", 101.0), computing("z"))
+    for _ in range(int(TURN_S) + 6):
+        one.step(1.0)
+    one.others = one.others[:1]
+    one.settle()
+    assert one.view.state == "running"
 
 
 def test_a_run_whose_ranks_ended_a_moment_ago_keeps_its_devices() -> None:
