@@ -288,7 +288,12 @@ class RunCase:
         draft = reconcile.start(plan, ctx.view, permit_s)
         if draft is None:
             return
-        taken = self.gate.taken(ctx)
+        taken = self.gate.taken(ctx, plan)
+        if taken and not (ctx.leader or ctx.settings.single_node):
+            # It stays a spare: who leads misses its ranks soon, and plans without it.
+            self.gate.stands(ctx)
+            ctx.reason = taken
+            return
         if taken:
             self.ending.decide(policy.INFRASTRUCTURE, taken, REFUSED, alone=True)
             return

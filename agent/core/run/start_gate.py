@@ -26,7 +26,17 @@ from ..detect.ranks.ended import Cause
 from ..detect.ranks.slow_collectives import SlowCollectives
 from ..effects import drafts
 from ..effects.in_flight import EffectResult
-from ..model import FATAL, WARN, RunCheck, RunView, Verdict, labels_of, node_subject, subject_of
+from ..model import (
+    FATAL,
+    WARN,
+    Plan,
+    RunCheck,
+    RunView,
+    Verdict,
+    labels_of,
+    node_subject,
+    subject_of,
+)
 from ..nodes import check_reports, device_holders, exclusions, identity, kernel_incidents
 from ..parse.kernel_line import pci_of
 from . import members, policy
@@ -357,11 +367,12 @@ class StartGate:
                 and EXCLUSIVE not in ctx.view.ignored_checks
                 and device_holders.holder(ctx) is not None)
 
-    def taken(self, ctx: Context) -> str:
-        """Why the first ranks of this launcher may not begin, though they are planned: in the same
-        moment another run was given their devices; "" = they may."""
+    def taken(self, ctx: Context, plan: Plan) -> str:
+        """Why ranks that are new here may not begin, though they are planned: in the same moment
+        another run was given their devices; "" = they may.  A restart in place always may."""
         other = device_holders.holder(ctx)
-        if other is None or EXCLUSIVE in ctx.view.ignored_checks or ctx.view.generation:
+        restarts = 0 < ctx.view.generation >= plan.generation - 1
+        if other is None or EXCLUSIVE in ctx.view.ignored_checks or restarts:
             return ""
         return f"{ctx.view.node} starts no run: {other.words}. Do: {DEVICES_TODO}"
 

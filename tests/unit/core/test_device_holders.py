@@ -260,5 +260,55 @@ def test_two_plans_of_one_moment_do_not_both_begin() -> None:
     lab_b.hold.clear()
     lab_b.node.kept.in_flight.pending.clear()
     cluster.run(5)
-    assert not lab_b.view.ranks and lab_b.finishes() == [75]
+    assert not lab_b.view.ranks and lab_b.finishes() == [] and lab_b.name != cluster.leader()
+    assert is_refused(cluster.heard["b", "r"].held)
+    shared(cluster, "b", computing(node="b"))
+    cluster.run(60)
+    assert not lab_b.view.ranks and cluster.plan().finished == -1
+    assert not any(rank.state == "running" for rank in cluster.labs["a"].view.ranks)
+    shared(cluster, "b")
+    cluster.run(10)
+    assert lab_b.view.ranks and lab_b.view.generation == cluster.plan().generation
+
+
+def test_who_leads_leaves_a_node_that_another_run_was_given_as_well() -> None:
+    """Nobody else would plan without it."""
+    cluster = Cluster("ab", 2, "script", devices=GPUS)
+    lead = cluster.labs["a"]
+    lead.hold.add("start")
+    while "run/r" not in cluster.docs:
+        cluster.step()
+    assert cluster.leader() == "a"
+    plan = Plan("q", 1, ("a",), ((0, "a"),), Resume("fresh"), "test")
+    cluster.docs["run/q"] = Doc("run/q", 1, msgspec.json.encode(plan))
+    shared(cluster, "a", replace(computing(), ranks=(), generation=0, state="idle"))
+    lead.hold.clear()
+    lead.node.kept.in_flight.pending.clear()
+    cluster.run(5)
+    assert not lead.view.ranks and lead.finishes() == [75]
     assert cluster.plan().finished == -1, "the others go on without it"
+
+
+def test_a_shared_spare_that_has_served_before_serves_one_of_two_that_need_it() -> None:
+    cluster = Cluster("abc", 2, "script", devices=GPUS)
+    cluster.run(8)
+    for dies, serves in (("b", "c"), ("c", "b")):
+        cluster.dead = {dies}
+        while serves not in {node for _, node in cluster.plan().ranks}:
+            cluster.step()
+        cluster.dead = set()
+        cluster.run(10)
+    spare = cluster.labs["c"]
+    assert 0 < spare.view.generation < cluster.plan().generation
+    spare.hold.add("start")
+    cluster.dead = {"b"}
+    while "c" not in {node for _, node in cluster.plan().ranks}:
+        cluster.step()
+    plan = Plan("q", 1, ("c",), ((0, "c"),), Resume("fresh"), "test")
+    cluster.docs["run/q"] = Doc("run/q", 1, msgspec.json.encode(plan))
+    shared(cluster, "c", replace(computing(node="c"), ranks=(), generation=0, state="idle"))
+    spare.hold.clear()
+    spare.node.kept.in_flight.pending.clear()
+    cluster.run(8)
+    assert spare.view.generation == 2 and spare.finishes() == []
+    assert cluster.plan().finished == -1
