@@ -88,7 +88,9 @@ class Fences:
 
     def _carrying(self, ctx: Context, plan: Plan) -> set[str]:
         """The nodes on which ranks of this plan may live; of its own this one knows it first hand.
-        """
+        Before the first generation there are none."""
+        if plan.generation == 0:
+            return set()
         nodes, own = {node for _, node in plan.ranks} - self._ended, ctx.view.node
         lives = any(rank.generation == plan.generation and rank.ended is None
                     for rank in ctx.view.ranks)
