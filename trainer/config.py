@@ -150,8 +150,8 @@ class PipelineOptions(Options):
 
     stages: int = setting(2, "ranks that share one model; divides the ranks; 1 to 64", STAGES)
     fewest: int = setting(
-        0, "with fewer ranks than `stages` want, so many stages will do; 0 = `stages`, and the run "
-        "waits for ranks", FROM_0)
+        0, "the fewest stages that a world may be cut into; 0 = always `stages`, and the run waits "
+        "for ranks", FROM_0)
     schedule: str = setting(
         "interleaved", "interleaved (1F1B, less memory) or simple (GPipe)", SCHEDULE)
     optimize: str = setting("speed", "what the cut makes even: speed or memory", GOAL)

@@ -246,7 +246,9 @@ class Pipeline:
                  for rank in range(world)]
         about = chosen.describe(self.pieces)
         fewer = "" if stages == self.options.stages else (
-            f"; pipeline.stages = {self.options.stages} does not divide {world} ranks")
+            f"; pipeline.stages = {self.options.stages}"
+            + f" times pipeline.group = {self.options.group}" * (self.options.group > 1)
+            + f" does not divide {world} ranks")
         groups, slow_bytes = self._near(of_stage, chosen.stages, terms.micro_batches)
         slow = f"{slow_bytes / 1e6:.1f} MB a rank over slow links a step"
         if size == 1:

@@ -85,4 +85,7 @@ def _standing(ctx: Context, view: RunView) -> int:
     plan = ctx.observed.store.docs.decoded(run_subject(view.run), members.read_plan)
     if plan is None or plan.finished >= 0 or plan.generation == 0:
         return ASKS
-    return PLANNED if any(node == view.node for _, node in plan.ranks) else SPARE
+    if not any(node == view.node for _, node in plan.ranks):
+        return SPARE
+    # Between two generations its ranks have ended, and it goes on in place (StartGate.taken).
+    return COMPUTES if 0 < view.generation >= plan.generation - 1 else PLANNED

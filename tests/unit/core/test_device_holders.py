@@ -151,6 +151,18 @@ def test_a_run_whose_ranks_ended_a_moment_ago_keeps_its_devices() -> None:
     assert one.view.state == "running"
 
 
+def test_a_run_that_was_killed_and_is_back_overtakes_none_between_two_generations() -> None:
+    """Its old plan still has ranks here, and its name comes first."""
+    ended = RankView(0, "a", 77, 1, "ended", ended=Ended(1))
+    one = lab(replace(computing("z"), ranks=(ended,), registered_boot_s=100.5))
+    for run, generation in (("z", 1), ("r", 3)):
+        plan = Plan(run, generation, ("a",), ((0, "a"),), Resume("own"), "test")
+        one.docs[f"run/{run}"] = Doc(f"run/{run}", 1, msgspec.json.encode(plan))
+    for _ in range(10):
+        one.step(1.0)
+    assert one.view.state == "idle" and "run z (uid 1001) has it" in said(one)
+
+
 def test_behind_an_agents_restart_the_launchers_that_are_on_their_way_back_are_waited_for() -> None:
     one = lab()
     plan = Plan("q", 1, ("a",), ((0, "a"),), Resume("own"), "test")

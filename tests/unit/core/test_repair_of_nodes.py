@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.agent.core.model import Doc, NodeOrder, Request, Settings
-from holdfast.agent.core.nodes.repair import DRAIN_S, SETTLE_S
+from holdfast.agent.core.nodes.repair import DRAIN_S, SEEN_S, SETTLE_S
 from holdfast.agent.core.run.members import read_node
 
 from .driver import Cluster, Lab
@@ -54,7 +54,7 @@ def test_it_is_excluded_its_run_goes_on_elsewhere_its_launcher_leaves_and_then_i
         leaves(cluster, "b")
         cluster.step()
         took_s += 1
-    assert orders(lab) == ["reboot"] and SETTLE_S <= took_s < SETTLE_S + 10
+    assert orders(lab) == ["reboot"] and SETTLE_S <= took_s < SETTLE_S + SEEN_S + 10
     doc = read_node(cluster.docs["node/b"])
     assert doc.excluded and doc.fault == FAULT and len(doc.strikes) == 1
     assert {node for _, node in cluster.plan().ranks} == {"a", "c"}
@@ -138,7 +138,7 @@ def test_nodes_that_exclude_themselves_in_one_moment_do_not_all_reboot(late: str
         lab.view = replace(lab.view, state="done")
         cluster.fatal[name] = FAULT if name in "ef" else "host_kernel_crash"
         lab.refuse_puts = int(name in late)
-    cluster.run(SETTLE_S + 20)
+    cluster.run(SETTLE_S + SEEN_S + 20)
     assert all(read_node(cluster.docs[f"node/{name}"]).excluded for name in sick)
     assert [name for name, lab in sick.items() if orders(lab)] == ["e", "f"]
     (last,) = sick["h"].decision.incidents
@@ -148,8 +148,23 @@ def test_nodes_that_exclude_themselves_in_one_moment_do_not_all_reboot(late: str
     cluster.run(150)
     assert not orders(sick["g"]) and not orders(sick["h"]), "not all together later on"
     sick["g"].requests = (Request("q", "release_node", "node/g", "looked at"),)
-    cluster.run(10)
+    cluster.run(SEEN_S + 10)
     assert orders(sick["g"]) == ["reboot"] and not orders(sick["h"])
+
+
+@pytest.mark.parametrize("puts", [4, 5, 12])
+def test_an_exclusion_that_the_store_does_not_take_for_long_is_judged_anew(puts: int) -> None:
+    """By then others are out of service, and have orders."""
+    cluster = fleet("abcdefgh", exclude_window_s=120.0)
+    sick = {name: cluster.labs[name] for name in "efgh"}
+    for name, lab in sick.items():
+        lab.view = replace(lab.view, state="done")
+        cluster.fatal[name] = FAULT if name in "ef" else "host_kernel_crash"
+        lab.refuse_puts = puts if name in "ef" else 0
+    cluster.run(SETTLE_S + 40)
+    assert [name for name, lab in sick.items() if orders(lab)] == ["g", "h"]
+    assert not any(read_node(cluster.docs[f"node/{name}"]).excluded for name in "ef"
+                   if f"node/{name}" in cluster.docs)
 
 
 @pytest.mark.parametrize("held", ["breaker", "too many", "store", "paused", "few"])
