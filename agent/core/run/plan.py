@@ -6,7 +6,7 @@ agent/core/run/case.py's question; whether it may be written is the store's comp
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable
 
 from ..model import (
@@ -187,7 +187,7 @@ def heirs(
 def seats(ranks: Iterable[tuple[int, str]]) -> dict[tuple[str, int], int]:
     """(node, place among its ranks) -> rank."""
     found: dict[tuple[str, int], int] = {}
-    count = Counter[str]()
+    count = defaultdict[str, int](int)
     for rank, node in sorted(ranks):
         found[node, count[node]] = rank
         count[node] += 1

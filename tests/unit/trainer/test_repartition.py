@@ -63,7 +63,7 @@ def test_a_slow_rank_gets_less(tmp_path):
     results = launcher.run(timeout_s=LIMIT_S)
     first = launcher.told("cut anew")[0]
     assert re.search(
-        r"rank 1 \(stage 2 of 2, pipeline 1\) computes at [2-4]\d % of the fastest stage's speed: "
+        r"rank 1 \(stage 2 of 2, pipeline 1\) computes at [2-7]\d % of the fastest stage's speed: "
         r"the pipeline is cut anew, 1\.[2-9]\d times the throughput expected; 0\.0 MB sent, every "
         r"byte proven, in ", first), first
     assert {r.digest for r in results.values()} == {unbroken(2)}
