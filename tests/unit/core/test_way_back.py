@@ -207,7 +207,7 @@ def test_ranks_that_nothing_ails_come_to_the_end_of_their_step(
 
 
 @pytest.mark.parametrize(("step_s", "heard_s", "after"), [
-    (0.0, 0.0, 11), (1.0, 0.0, 12), (0.1, 0.0, 16), (1.0, 3.0, 15), (1.0, 99.0, 22)])
+    (0.0, 0.0, 11), (1.0, 0.0, 13), (0.1, 0.0, 26), (1.0, 3.0, 16), (1.0, 99.0, 23)])
 def test_all_leave_behind_a_step_that_is_still_ahead_when_the_last_node_hears_of_it(
     step_s: float, heard_s: float, after: int
 ) -> None:
