@@ -52,7 +52,8 @@ from .kernel_incidents import KernelIncidents, Watched
 GPU = re.compile(r"gpu/([0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2})")  # of a line's subject
 SETTLE_S = 15.0  # after an incident opened: the driver's own instruction follows its fault
 JUDGED_S = 3.0  # an exclusion that is not written by then is judged anew
-SEEN_S = 10.0  # longer than that and a slow write: who did not see this node's document wrote its own
+# Longer than that and a slow write: who did not see this node's document wrote its own.
+SEEN_S = 10.0
 DRAIN_S = 120.0  # in which runs end by themselves; a rank that hangs in its device never does
 REFUSED = "refused:"  # how the error of an order begins that never left the agent
 RAN = "carried out:"  # and of one whose program was run, and did not do it

@@ -28,8 +28,8 @@ EVIDENCE_WAIT_S = 0.2  # at a verdict, for evidence that is still missing
 FAR_EVIDENCE_WAIT_S = 1.0
 SAVE_LIMIT_S = 120.0  # ... with a checkpoint
 PARK_LIMIT_S, PARK_STEPS = 10.0, 4.0  # for ranks to come to the end of a step
-# Until every node has heard of it: a write, its watch, a step of each agent; and how old the word of a
-# launcher may be on where its ranks are.
+# Until every node has heard of it: a write, its watch, a step of each agent; and how old the word
+# of a launcher may be on where its ranks are.
 PARK_NOTICE_S = 1.5
 FAULT_GRACE_S = 1.0  # for the rest of a script's ranks when one of them failed
 LIVE = ("starting", "running")
