@@ -260,6 +260,12 @@ def _beyond_share(ctx: Context, out: int) -> str:
             f"{settings.exclude_window_s / 60.0:g} min, {most} may be")
 
 
+def sees_fleet(name: str, ctx: Context) -> bool:
+    """Whether so many nodes are seen that the breaker could open."""
+    return not ctx.settings.single_node and (
+        len(fleet_nodes(name, ctx)) >= ctx.settings.breaker_nodes)
+
+
 def held_back(
     ctx: Context, fault: str, node: str, wanted: Mapping[str, members.NodeDoc]
 ) -> tuple[bool, str]:

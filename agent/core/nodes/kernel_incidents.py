@@ -36,7 +36,7 @@ from ..parse.kernel_line import pci_of
 from ..run.incidents import evidence_rows
 from ..run.state import Context
 from ..series.streak import strike
-from . import escalations
+from . import escalations, exclusions
 from .device_ranks import Place, Places, plain_name, rank_of
 from .escalations import wall_s_of
 
@@ -373,7 +373,8 @@ class KernelIncidents:
             return ""
         settings = ctx.settings
         withheld = actions.ACTIONS[wanted].withheld(
-            settings.allow, settings.alone or not settings.single_node, severity == FATAL)
+            settings.allow, settings.alone or exclusions.sees_fleet(self.name, ctx),
+            severity == FATAL)
         if withheld:
             return withheld
         if actions.is_root_verb(wanted) and severity != FATAL:

@@ -341,7 +341,7 @@ class Repairs:
         late = self._is_late(ctx, item)
         works = sorted(view.run for view in views if exclusions.works_on(self.name, view, ctx))
         if works:
-            hangs = late and action == item.action
+            hangs = late and action == item.action and not item.patient
             return "" if hangs else f"waits until the ranks of {_some(works)} are elsewhere"
         for view in views:
             case = cases.get(view.run)
@@ -504,10 +504,8 @@ def _noted_once(incident: Incident, now: Now, text: str) -> Incident:
 
 
 def _withheld(ctx: Context, action: str) -> str:
-    settings = ctx.settings
-    fleet = not settings.single_node and len(
-        exclusions.fleet_nodes(ctx.view.node, ctx)) >= settings.breaker_nodes
-    return ACTIONS[action].withheld(settings.allow, settings.alone or fleet)
+    allow, alone = ctx.settings.allow, ctx.settings.alone
+    return ACTIONS[action].withheld(allow, alone or exclusions.sees_fleet(ctx.view.node, ctx))
 
 
 def _bound(kept: dict[str, Any]) -> None:

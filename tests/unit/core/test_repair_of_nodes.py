@@ -128,6 +128,19 @@ def test_on_the_drivers_instruction_such_a_run_goes_elsewhere() -> None:
     assert orders(lab) == ["reboot"]
 
 
+def test_a_drain_and_reset_waits_for_ranks_without_limit_on_a_node_that_is_out_already() -> None:
+    """Somebody had excluded it, and its run has no other place to go."""
+    cluster = of_another_gpu("ab", "reboot_node")
+    lab = cluster.labs["b"]
+    cluster.step()
+    (item,) = lab.node.kernel.book.open.values()
+    item.patient = True
+    cluster.docs["node/b"] = Doc("node/b", 1, b'{"excluded":true}')
+    lab._stop = lambda _: None  # type: ignore[method-assign]
+    cluster.run(SETTLE_S + 3 * DRAIN_S)
+    assert not orders(lab) and "elsewhere" in said(lab)
+
+
 @pytest.mark.parametrize("late", ["", "ef"])
 def test_nodes_that_exclude_themselves_in_one_moment_do_not_all_reboot(late: str) -> None:
     """None of them sees the others' documents before it has decided on its own; `late`: whose is
