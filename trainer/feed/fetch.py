@@ -109,7 +109,8 @@ class Fetcher:
                 child.stdin.close()
 
     def _wait(self, name: str, copy: str) -> None:
-        # What was asked ahead may have had its time while nobody waited: then it is asked again.
+        # What was asked ahead may have been missing, or had its time, while nobody waited: then it
+        # is asked again.
         ahead, deadline_s = copy in self._asked, time.monotonic() + self._deadline_s
         if not ahead:
             self._tell(name, copy)
@@ -122,10 +123,10 @@ class Fetcher:
             if answer.get("ended"):
                 self.close()
                 raise TooSlow(f"is not to be had: {answer['ended']}")
-            if answer.get("absent"):
-                raise NotThere(answer["absent"])
-            if not answer.get("failed"):
+            if not answer.get("absent") and not answer.get("failed"):
                 return
+            if not ahead and answer.get("absent"):
+                raise NotThere(answer["absent"])
             if not ahead:
                 raise TooSlow(answer["failed"])
             ahead = False

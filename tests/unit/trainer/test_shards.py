@@ -356,6 +356,24 @@ def test_shards_asked_ahead_come_while_nobody_reads_them(hurt, tmp_path) -> None
         found._fetcher.close()
 
 
+def test_a_shard_put_back_while_it_was_asked_ahead_is_found(tmp_path, monkeypatch) -> None:
+    """The answer that it is missing is on its way when it is needed: it is asked for once more."""
+    found, told = fetch.Fetcher("s3://b", tmp_path, 5.0), []
+
+    def tell(name, copy):
+        told.append(name)
+        found._asked.add(copy)
+        found._answers.put(answers.pop(0) | {"copy": copy})
+
+    monkeypatch.setattr(found, "_tell", tell)
+    answers = [{"absent": "404"}, {}, {"absent": "404"}, {"absent": "404"}]
+    for again in (contextlib.nullcontext(), pytest.raises(fetch.NotThere, match="404")):
+        tell("shard", "copy")
+        with again:
+            found._wait("shard", "copy")
+    assert told == ["shard"] * 4 and not answers
+
+
 def test_a_disk_that_takes_no_more_is_named(hurt, tmp_path) -> None:
     found = data("s3://b", tmp_path)
     found._fetcher.close()
